@@ -1,0 +1,139 @@
+// Plain configuration structs: how a model runs (RuntimeConfig) and what a request asks
+// for (GenerationConfig). Every member is listed once in Fields(); range checks, unknown-key
+// rejection, printing, equality and the Python binding derive from that list.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "allspark/status.h"
+
+namespace allspark {
+
+// One member of a config struct: its public name, where it is, and the inclusive range of
+// its values (numbers only).
+template <typename Struct, typename T>
+struct Field {
+  const char* name;
+  T Struct::*member;
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+};
+template <typename Struct, typename T>
+Field(const char*, T Struct::*) -> Field<Struct, T>;
+template <typename Struct, typename T>
+Field(const char*, T Struct::*, double, double) -> Field<Struct, T>;
+
+// How keys and values are kept in the cache (ancestor's AsCacheMode).
+enum class CacheMode : int { kDefault = 0, kQuantI8 = 1, kQuantU4 = 2 };
+
+// How an installed model runs. The ancestor's AsModelConfig, field names kept.
+struct RuntimeConfig {
+  // Unique within an engine.
+  std::string model_name;
+  // Path of NAME.asgraph; empty: the memory image registered under model_name.
+  std::string model_path;
+  // Path of NAME.asparam; empty: model_path with that ending.
+  std::string weights_path;
+  // "CPU:0"; "CUDA:0" where a device is built in.
+  std::string compute_unit = "CPU:0";
+  // Most tokens (prompt + output) of one request.
+  int64_t engine_max_length = 2048;
+  // Most requests decoded in one step.
+  int64_t engine_max_batch = 32;
+  // Most prompt tokens prefilled in one step (the chunk); 0: 512.
+  int64_t engine_max_prefill_length = 0;
+  // Compute threads; 0: one per core this process may run on.
+  int64_t num_threads = 0;
+  // "", "float32" or "bfloat16": refuses a file serialised for another compute type.
+  std::string matmul_precision;
+  // Tokens per KV block: 16, 32, 64 or 128.
+  int64_t cache_span_size = 32;
+  // KV blocks in the pool; 0: sized from max_batch x max_length, at most half the memory available.
+  int64_t cache_span_num_init = 0;
+  bool enable_prefix_cache = true;
+  // Seconds an unused prefix stays in the cache.
+  int64_t prefix_cache_ttl = 300;
+  CacheMode cache_mode = CacheMode::kDefault;
+  // Requests that may wait beyond the running batch; more are denied. 0: no bound.
+  int64_t max_waiting_requests = 0;
+  int64_t lora_max_rank = 64;
+  int64_t lora_max_num = 5;
+
+  static constexpr auto Fields() {
+    using C = RuntimeConfig;
+    return std::make_tuple(
+        Field{"model_name", &C::model_name}, Field{"model_path", &C::model_path},
+        Field{"weights_path", &C::weights_path}, Field{"compute_unit", &C::compute_unit},
+        Field{"engine_max_length", &C::engine_max_length, 2, 1 << 24},
+        Field{"engine_max_batch", &C::engine_max_batch, 1, 65536},
+        Field{"engine_max_prefill_length", &C::engine_max_prefill_length, 0, 1 << 20},
+        Field{"num_threads", &C::num_threads, 0, 4096},
+        Field{"matmul_precision", &C::matmul_precision},
+        Field{"cache_span_size", &C::cache_span_size, 16, 128},
+        Field{"cache_span_num_init", &C::cache_span_num_init, 0, 1 << 30},
+        Field{"enable_prefix_cache", &C::enable_prefix_cache},
+        Field{"prefix_cache_ttl", &C::prefix_cache_ttl, 0, 1e9},
+        Field{"cache_mode", &C::cache_mode},
+        Field{"max_waiting_requests", &C::max_waiting_requests, 0, 1e9},
+        Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
+        Field{"lora_max_num", &C::lora_max_num, 0, 4096});
+  }
+  bool operator==(const RuntimeConfig&) const = default;
+};
+
+// What one request asks for. Lengths are in tokens; max_length and min_length count prompt + output.
+struct GenerationConfig {
+  // False: greedy, the highest logit (lowest id among equals).
+  bool do_sample = true;
+  // Divides the logits; below 1e-5 means greedy.
+  double temperature = 1.0;
+  // Keeps the k highest logits; 0: all.
+  int64_t top_k = 50;
+  // Keeps the smallest set of tokens whose probability reaches top_p.
+  double top_p = 1.0;
+  // Two requests with the same prompt, config and seed give the same tokens under any load;
+  // -1: the engine draws one.
+  int64_t seed = -1;
+  // Prompt + output; 0: engine_max_length.
+  int64_t max_length = 0;
+  // Output tokens; 0: bounded by max_length alone.
+  int64_t max_new_tokens = 0;
+  // No EOS or stop word ends the request before prompt + output reach this; 0: no constraint.
+  int64_t min_length = 0;
+  // True: generation ends at the EOS token. False: it goes on (stop words still end it).
+  bool early_stopping = true;
+  // -1: none.
+  int64_t eos_token_id = -1;
+  // Generation ends after any of these id sequences, which stay in the output.
+  std::vector<std::vector<int64_t>> stop_words_ids;
+  // Larger runs earlier; FIFO within one priority.
+  int64_t priority = 0;
+
+  static constexpr auto Fields() {
+    using C = GenerationConfig;
+    return std::make_tuple(
+        Field{"do_sample", &C::do_sample}, Field{"temperature", &C::temperature, 0, 1e6},
+        Field{"top_k", &C::top_k, 0, 1 << 30}, Field{"top_p", &C::top_p, 0, 1},
+        Field{"seed", &C::seed, -1, 9.2e18}, Field{"max_length", &C::max_length, 0, 1 << 24},
+        Field{"max_new_tokens", &C::max_new_tokens, 0, 1 << 24},
+        Field{"min_length", &C::min_length, 0, 1 << 24},
+        Field{"early_stopping", &C::early_stopping},
+        Field{"eos_token_id", &C::eos_token_id, -1, 2147483647},
+        Field{"stop_words_ids", &C::stop_words_ids},
+        Field{"priority", &C::priority, -1000000, 1000000});
+  }
+  bool operator==(const GenerationConfig&) const = default;
+};
+
+// Checks each field against its range; the message names field, value and bound.
+Status Validate(const RuntimeConfig& config);
+Status Validate(const GenerationConfig& config);
+// "name=value" per field, in the order of Fields().
+std::string ToString(const RuntimeConfig& config);
+std::string ToString(const GenerationConfig& config);
+
+}  // namespace allspark

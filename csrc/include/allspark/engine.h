@@ -1,0 +1,131 @@
+// Engine: installs, starts, stops and releases models, and starts requests on them.
+//
+// Requests are asynchronous: StartRequest checks the input, copies the tokens, and returns a
+// handle and a queue at once; the model's step thread does the rest. Every call is
+// thread-safe; none waits for a step except where it says so. Contract: engine/README.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allspark/config.h"
+#include "allspark/result_queue.h"
+#include "allspark/status.h"
+
+namespace allspark {
+
+// A request's identity within one engine; copyable, never dangling.
+struct RequestHandle {
+  uint64_t id = 0;
+  bool operator==(const RequestHandle&) const = default;
+};
+
+struct StartedRequest {
+  RequestHandle handle;
+  std::shared_ptr<ResultQueue> queue;
+};
+
+enum class ModelState : int { kInitial = 0, kRunning = 1, kStop = 2, kReleased = 3 };
+std::string_view ModelStateName(ModelState state);
+
+// What StopModel does with requests that have not ended.
+enum class StopMode : int {
+  kCancel = 0,  // end them after the running step, reason kCancelled
+  kDrain = 1,   // deny new ones, finish these first
+};
+
+// A snapshot of one model's counters (ancestor's AsEngineStat; a span is a KV block).
+struct EngineStat {
+  std::string model_name;
+  int64_t total_span = 0, used_span = 0, free_span = 0, span_size = 0;
+  int64_t total_token = 0, free_token = 0;
+  int64_t pending_request = 0, running_request = 0;
+  int64_t total_device_memory_pool_size = 0, used_device_memory_pool_size = 0;  // bytes
+  int64_t total_generated_token = 0, total_prefill_token = 0;
+  double generate_token_persec = 0, process_token_persec = 0;  // over the last second
+  double token_usage_percentage = 0;
+  int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;
+  double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
+  int64_t num_preemptions = 0, num_steps = 0;
+
+  static constexpr auto Fields() {
+    using C = EngineStat;
+    return std::make_tuple(
+        Field{"model_name", &C::model_name}, Field{"total_span", &C::total_span},
+        Field{"used_span", &C::used_span}, Field{"free_span", &C::free_span},
+        Field{"span_size", &C::span_size}, Field{"total_token", &C::total_token},
+        Field{"free_token", &C::free_token}, Field{"pending_request", &C::pending_request},
+        Field{"running_request", &C::running_request},
+        Field{"total_device_memory_pool_size", &C::total_device_memory_pool_size},
+        Field{"used_device_memory_pool_size", &C::used_device_memory_pool_size},
+        Field{"total_generated_token", &C::total_generated_token},
+        Field{"total_prefill_token", &C::total_prefill_token},
+        Field{"generate_token_persec", &C::generate_token_persec},
+        Field{"process_token_persec", &C::process_token_persec},
+        Field{"token_usage_percentage", &C::token_usage_percentage},
+        Field{"prefix_cache_hit_token", &C::prefix_cache_hit_token},
+        Field{"prefix_cache_miss_token", &C::prefix_cache_miss_token},
+        Field{"prefix_cache_hit_rate", &C::prefix_cache_hit_rate},
+        Field{"prefix_cache_miss_rate", &C::prefix_cache_miss_rate},
+        Field{"num_preemptions", &C::num_preemptions}, Field{"num_steps", &C::num_steps});
+  }
+};
+
+// A serialised model held in memory instead of in files. Opaque; made by the model writer.
+class ModelImage;
+
+class Engine {
+ public:
+  Engine();
+  // Ends every request (reason kCancelled), stops and releases every model. Queues stay readable.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Makes an in-memory model available to InstallModel under `model_name`. The engine holds it
+  // until the model is released; after that it can be installed again while the caller does.
+  Status RegisterImage(const std::string& model_name, std::shared_ptr<const ModelImage> image);
+
+  // Opens and verifies the model; state Initial. Fails when the name is taken, a file is
+  // damaged, or the KV pool could not hold one request of engine_max_length.
+  Status InstallModel(const RuntimeConfig& config);
+  // Initial | Stop -> Running. Takes memory, starts the step thread, warms up. Blocks for that.
+  Status StartModel(const std::string& model_name);
+  // Running -> Stop. Blocks until the step thread has ended; timeout_ms < 0 waits for ever, otherwise a
+  // drain that takes longer turns into kCancel.
+  Status StopModel(const std::string& model_name, StopMode mode = StopMode::kCancel,
+                   int64_t timeout_ms = -1);
+  // Initial | Stop -> Released, and the name is free again.
+  Status ReleaseModel(const std::string& model_name);
+  Result<ModelState> GetModelState(const std::string& model_name) const;
+  // Installed models, in the order of installation.
+  std::vector<std::string> ListModels() const;
+
+  // Returns at once. A failure is here or never: what is accepted reaches a terminal status.
+  Result<StartedRequest> StartRequest(const std::string& model_name,
+                                      std::span<const int64_t> prompt_ids,
+                                      const GenerationConfig& config);
+  // Ends the request after the running step at the latest; stopping a finished one is OK.
+  Status StopRequest(const std::string& model_name, RequestHandle handle);
+  // Stops it if it runs and forgets the handle; the queue stays readable.
+  Status ReleaseRequest(const std::string& model_name, RequestHandle handle);
+  // Blocks until the request is terminal; timeout_ms < 0 waits for ever.
+  Status SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms = -1);
+  Status SyncAllRequests(const std::string& model_name, int64_t timeout_ms = -1);
+
+  Result<EngineStat> GetEngineStat(const std::string& model_name) const;
+  // Every change of every queue of this engine is signalled here.
+  const std::shared_ptr<CompletionSet>& completions() const;
+
+  // "M.m.p/(GitSha1:xxxxxxxx)".
+  static std::string Version();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace allspark

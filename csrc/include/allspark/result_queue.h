@@ -1,0 +1,96 @@
+// ResultQueue: what a request gives back, readable from any thread at any time.
+//
+// A queue is owned by whoever holds the shared_ptr: it stays readable after
+// release_request, after stop_model and after the Engine is gone. The engine's step thread
+// appends; any number of threads may read, and each token is delivered once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "allspark/status.h"
+
+namespace allspark {
+
+// Values are the ancestor's.
+enum class GenerateRequestStatus : int {
+  kInit = 0,
+  kContextFinished = 1,
+  kGenerating = 2,
+  kGenerateFinished = 3,
+  kGenerateInterrupted = 4,
+  kInternalError = 5,
+};
+inline bool IsTerminal(GenerateRequestStatus s) {
+  return s >= GenerateRequestStatus::kGenerateFinished;
+}
+
+enum class FinishReason : int {
+  kNone = 0,         // still running
+  kStop = 1,         // EOS or a stop word
+  kLength = 2,       // max_length, max_new_tokens or engine_max_length
+  kCancelled = 3,    // stop_request, release_request or stop_model
+  kInterrupted = 4,  // can never fit the KV cache
+  kError = 5,        // a failure inside a step; see ResultQueue::error()
+};
+// "", "stop", "length", "cancelled", "interrupted", "error".
+std::string_view FinishReasonName(FinishReason reason);
+
+// Everything that came since the last getter call.
+struct GeneratedElements {
+  std::vector<int64_t> ids_from_generate;
+  // [token][top_logprobs] of (token id, log-probability); empty unless asked for.
+  std::vector<std::vector<std::pair<int64_t, float>>> log_probs_list;
+  std::vector<float> token_logprobs_list;
+  int64_t prefix_cache_len = 0;
+  int64_t prefix_len_gpu = 0;
+  int64_t prefix_len_cpu = 0;
+};
+
+class ResultQueue {
+ public:
+  virtual ~ResultQueue() = default;
+
+  // Never block.
+  virtual GenerateRequestStatus GenerateStatus() const = 0;
+  virtual FinishReason finish_reason() const = 0;
+  virtual size_t GeneratedLength() const = 0;  // Output tokens so far, delivered or not.
+  // The reason of kInternalError, or empty.
+  virtual std::string error() const = 0;
+  // Keys and units as documented for RequestStatInfo: times in ms, lengths in tokens.
+  virtual std::map<std::string, int64_t> RequestStatInfo() const = 0;
+  virtual uint64_t request_id() const = 0;
+
+  // Blocks until new tokens or a terminal status. Returns nullopt once the request is terminal
+  // and every token has been delivered.
+  virtual std::optional<GeneratedElements> Get() = 0;
+  // As Get, but gives up after timeout_ms and returns nullopt; <= 0 polls once.
+  virtual std::optional<GeneratedElements> Get(int64_t timeout_ms) = 0;
+  // Returns nullopt when nothing new is there.
+  virtual std::optional<GeneratedElements> GetNoWait() = 0;
+};
+
+// A set of queues that changed, behind one pollable descriptor. Each engine has one; an event
+// loop may make its own and attach queues to it. Any thread may call.
+class CompletionSet {
+ public:
+  static std::shared_ptr<CompletionSet> Create();
+  virtual ~CompletionSet() = default;
+
+  // An eventfd, readable while a changed queue waits to be drained. Owned by this object.
+  virtual int fd() const = 0;
+  // Returns each queue that got a token or a terminal status since the last drain, once, and
+  // makes fd() unreadable. Queues nobody holds any more are left out.
+  virtual std::vector<std::shared_ptr<ResultQueue>> Drain() = 0;
+  // From now on changes of `queue` are signalled here too; signalled at once if it already has
+  // something to read. A queue has at most one attached set; a second call replaces the first.
+  virtual void Attach(const std::shared_ptr<ResultQueue>& queue) = 0;
+};
+
+}  // namespace allspark

@@ -1,0 +1,26 @@
+// One step's work as the decoder sees it: a ragged list of (sequence, token range, block table).
+// Plain pointers into memory that the step loop owns; a decode is a range of one token.
+#pragma once
+
+#include <cstdint>
+
+namespace allspark {
+
+struct BatchSequence {
+  int64_t token_begin = 0;   // in Batch::tokens
+  int64_t num_tokens = 0;
+  int64_t position = 0;      // of its first token
+  const int32_t* block_table = nullptr;
+  int32_t logits_row = -1;   // row of Batch's logits for its last token; -1: not wanted
+};
+
+struct Batch {
+  const int32_t* tokens = nullptr;     // [num_tokens]
+  const int32_t* positions = nullptr;  // [num_tokens]
+  int64_t num_tokens = 0;
+  const BatchSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+  int64_t num_logits_rows = 0;
+};
+
+}  // namespace allspark

@@ -1,0 +1,53 @@
+// Decoder: executes a DecoderSpec over a batch. One class for every architecture. It owns views of the weights
+// and tables derived from them (rope), not the weights. One Forward at a time; after construction Forward allocates
+// nothing but arena scratch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "allspark/status.h"
+#include "base/dtype.h"
+#include "kernels/kernel_table.h"
+#include "memory/allocator.h"
+#include "memory/step_arena.h"
+#include "model/batch.h"
+#include "platform/thread_pool.h"
+
+namespace allspark {
+
+class ModelReader;  // weights/model_reader.h
+
+struct DecoderOptions {
+  int64_t max_length = 0;        // positions the rope table must cover
+  int64_t max_tokens = 0;        // most tokens in one batch
+  int64_t max_logits_rows = 0;   // most logits rows in one batch
+  int64_t block_size = 32;       // KV tokens per block
+};
+
+// The KV pool as the decoder sees it; block ids index it.
+struct KvPool {
+  unsigned char* data = nullptr;
+  int64_t num_blocks = 0;
+};
+
+class Decoder {
+ public:
+  // `weights`, `kernels`, `pool` and `allocator` outlive the decoder. Unimplemented when the table lacks a kernel
+  // the spec needs (names op and dtype); DataLoss when a tensor is missing or misshapen.
+  static Result<std::unique_ptr<Decoder>> Create(const ModelReader& weights,
+                                                 const DecoderOptions& options,
+                                                 const kernels::KernelTable& kernels,
+                                                 ThreadPool* pool, Allocator* allocator);
+  virtual ~Decoder() = default;
+
+  virtual int64_t vocab_size() const = 0;
+  // Bytes one KV block takes, all layers, K and V.
+  virtual int64_t block_bytes() const = 0;
+  // Arena bytes the largest batch needs (logits not included).
+  virtual int64_t arena_bytes() const = 0;
+  // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the sequences that want it.
+  virtual void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) = 0;
+};
+
+}  // namespace allspark

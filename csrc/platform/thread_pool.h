@@ -1,0 +1,60 @@
+// A pinned compute pool and ParallelFor. One pool per device, shared by the step threads of its
+// models: regions of different callers run one after the other. The caller is worker 0.
+// Workers spin briefly between regions of one step and sleep when idle; an idle pool uses no CPU.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace allspark {
+
+// A non-owning reference to a callable; costs two pointers and never allocates.
+template <typename Signature>
+class FunctionRef;
+template <typename R, typename... Args>
+class FunctionRef<R(Args...)> {
+ public:
+  template <typename F>
+    requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
+  FunctionRef(F&& f)  // NOLINT: implicit by design.
+      : object_(const_cast<void*>(static_cast<const void*>(&f))),
+        call_([](void* object, Args... args) -> R {
+          return (*static_cast<std::remove_reference_t<F>*>(object))(static_cast<Args>(args)...);
+        }) {}
+  R operator()(Args... args) const { return call_(object_, static_cast<Args>(args)...); }
+
+ private:
+  void* object_;
+  R (*call_)(void*, Args...);
+};
+
+class ThreadPool {
+ public:
+  // num_threads includes the caller of ParallelFor; 0: CpuCount(). `pin` gives each worker one core of
+  // this process's affinity mask.
+  explicit ThreadPool(int num_threads, bool pin = true);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const;
+
+  // Splits [0, n) into num_threads() contiguous parts, the same every time for the same n, and runs
+  // fn(begin, end, thread_id) for each non-empty part; returns when all have. n <= grain runs on the caller
+  // alone. Allocates nothing. An exception in fn is rethrown here after all parts have ended.
+  void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> fn);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Cores this process may run on: the affinity mask, bounded by the cgroup's cpu quota; at least 1.
+int CpuCount();
+// Bytes this process may still take: MemAvailable, bounded by the cgroup's limit.
+int64_t AvailableMemoryBytes();
+// Bytes of memory this process may use at all (machine or cgroup limit).
+int64_t TotalMemoryBytes();
+
+}  // namespace allspark

@@ -1,0 +1,58 @@
+// Opens a serialised model (two files, or an image in memory), checks it, and gives out views of its
+// tensors in place: the files are mapped, never copied. Immutable after Open; any thread may read.
+// Format: weights/README.md.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "allspark/status.h"
+#include "base/dtype.h"
+#include "platform/thread_pool.h"
+#include "proto/allspark.pb.h"
+
+namespace allspark {
+
+class ModelImage;
+
+struct WeightView {
+  const void* data = nullptr;
+  DType dtype = DType::kUndefined;
+  proto::Layout layout = proto::ROW_MAJOR;
+  int64_t rank = 0;
+  int64_t shape[4] = {};
+  int64_t bytes = 0;
+};
+
+class ModelReader {
+ public:
+  // Errors name the file, the tensor and the offset. `pool` (may be null) shares out the checksum work; verify = false
+  // leaves the checksums unread (structure is always checked).
+  static Result<std::unique_ptr<ModelReader>> OpenFiles(const std::string& graph_path,
+                                                        const std::string& param_path,
+                                                        ThreadPool* pool, bool verify = true);
+  static Result<std::unique_ptr<ModelReader>> OpenImage(std::shared_ptr<const ModelImage> image,
+                                                        ThreadPool* pool, bool verify = true);
+  virtual ~ModelReader() = default;
+
+  virtual const proto::ModelFile& file() const = 0;
+  const proto::DecoderSpec& spec() const { return file().spec(); }
+  // Where it came from, for messages.
+  virtual const std::string& source() const = 0;
+  // NotFound naming tensor and file.
+  virtual Result<WeightView> Find(std::string_view name) const = 0;
+};
+
+// Which tensors a spec requires, with dtype, shape and layout: the one list that writer, reader and decoder
+// share. Optional ones are left out unless the spec asks for them.
+struct RequiredTensor {
+  std::string name;
+  DType dtype;
+  proto::Layout layout;
+  std::vector<int64_t> shape;
+};
+// InvalidArgument when the spec itself is inconsistent (names the field, the value and the bound).
+Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& spec);
+
+}  // namespace allspark

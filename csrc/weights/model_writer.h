@@ -1,0 +1,45 @@
+// Writes a serialised model tensor by tensor, to files or to an image in memory. Offsets are planned from the
+// spec before the first tensor arrives, so peak memory is the model once plus the tensor being added,
+// and no temporary files are made. One thread at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "allspark/status.h"
+#include "platform/thread_pool.h"
+#include "proto/allspark.pb.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark {
+
+// A whole model in anonymous memory: the bytes of both files.
+class ModelImage {
+ public:
+  virtual ~ModelImage() = default;
+  virtual std::string_view graph() const = 0;   // serialised ModelFile with its header
+  virtual const unsigned char* param() const = 0;
+  virtual int64_t param_bytes() const = 0;
+};
+
+class ModelWriter {
+ public:
+  // `graph_path` empty: writes an image. Files appear under their final names only in Finish.
+  static Result<std::unique_ptr<ModelWriter>> Create(const proto::DecoderSpec& spec,
+                                                     const proto::BuildRecord& build,
+                                                     const std::string& graph_path,
+                                                     const std::string& param_path,
+                                                     ThreadPool* pool);
+  // An unfinished writer removes what it wrote.
+  virtual ~ModelWriter() = default;
+
+  // Adds rows [row_begin, row_begin + value.dims[0]) of tensor `name` (a fused tensor such as qkv comes in parts),
+  // converted to its stored dtype and packed to its layout. `value` is row-major [rows, cols] or [rows], float32, float16
+  // or bfloat16. Errors name the tensor: unknown, wrong shape, rows added twice, not finite where it must be.
+  virtual Status AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) = 0;
+  // Fails naming every row range not added. Returns the image when writing one, else null.
+  virtual Result<std::shared_ptr<const ModelImage>> Finish() = 0;
+};
+
+}  // namespace allspark
