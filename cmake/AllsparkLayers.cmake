@@ -1,0 +1,67 @@
+# as_add_layer(NAME DEPENDENCY...): csrc/NAME/*.cc becomes the static library as_NAME. A folder without
+# sources becomes an interface library, so that the layers above need not know.
+
+set(ALLSPARK_LAYERS "")   # in order, lowest first
+
+# Layers where a lost bit corrupts state silently.
+set(ALLSPARK_CONVERSION_LAYERS weights kv_cache scheduler)
+
+function(as_add_library name sources dependencies)
+  list(TRANSFORM dependencies PREPEND "as_")
+  if(sources)
+    add_library(as_${name} STATIC ${sources})
+    target_link_libraries(as_${name} PUBLIC as_flags Threads::Threads ${dependencies})
+    if(name IN_LIST ALLSPARK_CONVERSION_LAYERS)
+      target_compile_options(as_${name} PRIVATE -Wconversion)
+    endif()
+  else()
+    add_library(as_${name} INTERFACE)
+    target_link_libraries(as_${name} INTERFACE as_flags Threads::Threads ${dependencies})
+  endif()
+  list(APPEND ALLSPARK_LAYERS "${name}")
+  set(ALLSPARK_LAYERS "${ALLSPARK_LAYERS}" PARENT_SCOPE)
+endfunction()
+
+macro(as_add_layer name)
+  file(GLOB as_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/csrc/${name}/*.cc")
+  as_add_library("${name}" "${as_sources}" "${ARGN}")
+endmacro()
+
+# Flags of one instruction set, by the suffix of the file name. No exceptions and no RTTI, because they
+# bring inline library code, which must not be compiled for a newer CPU (scripts/check_isa_symbols.py).
+set(ALLSPARK_ISA_COMMON -O3 -fno-exceptions -fno-rtti -ffp-contract=off)
+set(ALLSPARK_ISA_avx2 -mavx2 -mfma -mf16c)
+set(ALLSPARK_ISA_avx512
+    -mavx512f -mavx512bw -mavx512vl -mavx512dq ${ALLSPARK_ISA_avx2})
+set(ALLSPARK_ISA_avx512_bf16 ${ALLSPARK_ISA_avx512} -mavx512bf16)
+
+# kernels/, kernels/ref/ and kernels/cpu/. Only files named after an instruction set get its flags; on
+# other processors they are left out.
+macro(as_add_kernels_layer)
+  set(as_root "${CMAKE_CURRENT_SOURCE_DIR}/csrc/kernels")
+  file(GLOB as_sources CONFIGURE_DEPENDS
+       "${as_root}/*.cc" "${as_root}/ref/*.cc" "${as_root}/cpu/*.cc")
+  string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" as_processor)
+  set(as_isa_sources ${as_sources})
+  list(FILTER as_isa_sources INCLUDE REGEX "/cpu/[^/]*_avx(2|512|512_bf16)\\.cc$")
+  foreach(as_source IN LISTS as_isa_sources)
+    if(NOT as_processor MATCHES "^(x86_64|amd64)$")
+      list(REMOVE_ITEM as_sources "${as_source}")
+      continue()
+    endif()
+    string(REGEX REPLACE ".*_(avx2|avx512|avx512_bf16)\\.cc$" "\\1" as_isa "${as_source}")
+    set(as_isa_flags ${ALLSPARK_ISA_COMMON} ${ALLSPARK_ISA_${as_isa}})
+    if("undefined" IN_LIST ALLSPARK_SANITIZE)
+      list(APPEND as_isa_flags -fno-sanitize=vptr)  # needs RTTI
+    endif()
+    set_source_files_properties("${as_source}" PROPERTIES COMPILE_OPTIONS "${as_isa_flags}")
+  endforeach()
+  if(ALLSPARK_CUDA)
+    file(GLOB as_cuda_sources CONFIGURE_DEPENDS "${as_root}/cuda/*.cu" "${as_root}/cuda/*.cc")
+    if(as_cuda_sources)
+      enable_language(CUDA)
+      list(APPEND as_sources ${as_cuda_sources})
+    endif()
+  endif()
+  as_add_library(kernels "${as_sources}" base)
+endmacro()

@@ -1,0 +1,67 @@
+# tests/cpp/FOLDER/**/*_test.cc becomes the executable test_FOLDER, *_slow_test.cc test_FOLDER_slow, each with
+# one CTest entry per test and the label unit or slow. A test links its own layer and those below it, so a
+# layer's tests build while the layers above it do not.
+
+find_package(GTest REQUIRED)
+include(GoogleTest)
+
+set(as_tests_root "${CMAKE_CURRENT_SOURCE_DIR}/tests")
+file(GLOB as_support_sources CONFIGURE_DEPENDS "${as_tests_root}/support/*.cc")
+if(as_support_sources)
+  add_library(as_test_support STATIC ${as_support_sources})
+  # Headers only: which layers a test links is the test's own matter.
+  target_link_libraries(as_test_support PUBLIC as_flags GTest::gtest)
+  target_include_directories(as_test_support SYSTEM PRIVATE "${as_generated}")
+  add_dependencies(as_test_support as_proto)
+else()
+  add_library(as_test_support INTERFACE)
+  target_link_libraries(as_test_support INTERFACE as_flags GTest::gtest)
+endif()
+
+function(as_add_test name label layers)
+  add_executable(${name} ${ARGN})
+  list(TRANSFORM layers PREPEND "as_")
+  list(REVERSE layers)
+  target_include_directories(${name} PRIVATE "${as_tests_root}" "${as_generated}")
+  target_link_libraries(${name} PRIVATE as_test_support ${layers} as_proto GTest::gtest GTest::gtest_main)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
+    PROPERTIES LABELS ${label} TIMEOUT 600)
+endfunction()
+
+# A folder named as no layer tests the whole.
+function(as_layers_up_to folder result)
+  set(up_to "")
+  foreach(layer IN LISTS ALLSPARK_LAYERS)
+    list(APPEND up_to "${layer}")
+    if(layer STREQUAL folder)
+      break()
+    endif()
+  endforeach()
+  set(${result} "${up_to}" PARENT_SCOPE)
+endfunction()
+
+file(GLOB_RECURSE as_test_sources CONFIGURE_DEPENDS RELATIVE "${as_tests_root}/cpp"
+     "${as_tests_root}/cpp/*_test.cc")
+set(as_folders "")
+foreach(as_source IN LISTS as_test_sources)
+  string(REGEX REPLACE "/.*" "" as_folder "${as_source}")
+  list(APPEND as_folders "${as_folder}")
+endforeach()
+list(REMOVE_DUPLICATES as_folders)
+
+foreach(as_folder IN LISTS as_folders)
+  set(as_sources ${as_test_sources})
+  list(FILTER as_sources INCLUDE REGEX "^${as_folder}/")
+  list(TRANSFORM as_sources PREPEND "${as_tests_root}/cpp/")
+  set(as_slow_sources ${as_sources})
+  list(FILTER as_slow_sources INCLUDE REGEX "_slow_test\\.cc$")
+  list(FILTER as_sources EXCLUDE REGEX "_slow_test\\.cc$")
+  as_layers_up_to("${as_folder}" as_test_layers)
+  if(as_sources)
+    as_add_test(test_${as_folder} unit "${as_test_layers}" ${as_sources})
+  endif()
+  if(as_slow_sources)
+    as_add_test(test_${as_folder}_slow slow "${as_test_layers}" ${as_slow_sources})
+  endif()
+endforeach()
