@@ -11,6 +11,7 @@ if(as_support_sources)
   add_library(as_test_support STATIC ${as_support_sources})
   # Headers only: which layers a test links is the test's own matter.
   target_link_libraries(as_test_support PUBLIC as_flags GTest::gtest)
+  target_include_directories(as_test_support PRIVATE "${as_tests_root}")
   target_include_directories(as_test_support SYSTEM PRIVATE "${as_generated}")
   add_dependencies(as_test_support as_proto)
 else()
