@@ -1,0 +1,7 @@
+#include "kernels/kernel_slots.h"
+
+namespace allspark::kernels {
+
+void FillAvx2(KernelTable&) noexcept {}
+
+}  // namespace allspark::kernels

@@ -1,0 +1,33 @@
+// The kernel table's layout and the functions that fill it. Apart from kernel_table.h, which adds the
+// look-up on top, so that ISA files see it without any of the standard library: they must not
+// compile an inline library function for a newer CPU than the program's.
+#pragma once
+
+#include "kernels/args.h"
+
+namespace allspark::kernels {
+
+struct KernelTable {
+  const char* name = "";
+  // Indexed by DType (static_cast<int>): weight dtype x activation dtype.
+  void (*gemm[kNumDTypes][kNumDTypes])(const GemmArgs&, Stream) noexcept = {};
+  // Output dtype.
+  void (*rms_norm[kNumDTypes])(const RmsNormArgs&, Stream) noexcept = {};
+  void (*gated_act[kNumDTypes])(const GatedActArgs&, Stream) noexcept = {};
+  // Table dtype.
+  void (*embedding[kNumDTypes])(const EmbeddingArgs&, Stream) noexcept = {};
+  // Cache dtype.
+  void (*kv_write[kNumDTypes])(const KvWriteArgs&, Stream) noexcept = {};
+  // Cache dtype x output dtype.
+  void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&, Stream) noexcept = {};
+  void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
+  void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
+};
+
+// Each fills what its instruction set improves over what is there; one exported function per ISA file.
+void FillReference(KernelTable& table) noexcept;   // double precision, portable
+void FillAvx2(KernelTable& table) noexcept;        // AVX2 + FMA + F16C
+void FillAvx512(KernelTable& table) noexcept;      // AVX-512 F, BW, VL, DQ
+void FillAvx512Bf16(KernelTable& table) noexcept;  // + BF16
+
+}  // namespace allspark::kernels

@@ -1,0 +1,80 @@
+#include "kernels/kernel_table.h"
+
+#include <cstdlib>
+
+#include "kernels/cpu/attention_scratch.h"
+
+namespace allspark::kernels {
+namespace {
+
+struct Candidate {
+  const char* name;
+  void (*fill)(KernelTable&) noexcept;
+  bool available;
+};
+
+// Weakest first; each builds on the ones before it.
+std::vector<Candidate> Candidates() {
+  std::vector<Candidate> candidates = {{"reference", FillReference, true}};
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  candidates.push_back({"avx2", FillAvx2, avx2});
+  candidates.push_back({"avx512", FillAvx512, avx512});
+  candidates.push_back({"avx512_bf16", FillAvx512Bf16, avx512_bf16});
+#endif
+  return candidates;
+}
+
+struct TableSet {
+  std::vector<KernelTable> tables;
+  std::vector<const KernelTable*> pointers;
+
+  TableSet() {
+    KernelTable table;
+    for (const Candidate& candidate : Candidates()) {
+      if (!candidate.available) break;
+      candidate.fill(table);
+      table.name = candidate.name;
+      tables.push_back(table);
+    }
+    for (const KernelTable& t : tables) pointers.push_back(&t);
+  }
+};
+
+}  // namespace
+
+int64_t AttentionScratchFloats(int64_t group, int64_t head_dim) {
+  (void)group;  // Rows are (token, head) pairs and are taken a fixed number at a time.
+  return kAttentionScratchBase + kAttentionScratchPerDim * head_dim;
+}
+
+int64_t AttentionTileTokens(int64_t group) {
+  const int64_t tokens = kAttentionRows / (group > 0 ? group : 1);
+  return tokens > 0 ? tokens : 1;
+}
+
+const std::vector<const KernelTable*>& AvailableTables() {
+  // Leaked on purpose: worker threads may still run kernels while statics are destroyed.
+  static const TableSet* const set = new TableSet;
+  return set->pointers;
+}
+
+const KernelTable* FindTable(std::string_view name) {
+  for (const KernelTable* table : AvailableTables()) {
+    if (name == table->name) return table;
+  }
+  return nullptr;
+}
+
+const KernelTable* DefaultTable() {
+  const char* isa = std::getenv("ALLSPARK_CPU_ISA");
+  if (isa != nullptr && isa[0] != '\0') return FindTable(isa);
+  return AvailableTables().back();
+}
+
+}  // namespace allspark::kernels

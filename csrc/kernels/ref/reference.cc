@@ -1,0 +1,240 @@
+// The oracle: every operation in plain C++, computed in double and rounded once at the end. Also the
+// fallback on processors without kernels of their own. Written for clarity; speed is no aim.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/kernel_slots.h"
+
+namespace allspark::kernels {
+namespace {
+
+AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
+AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
+
+// Through float32, as every kernel does: a double is first rounded to float, then to the stored type.
+AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
+AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
+
+template <typename T>
+constexpr int64_t kGroup = 4 / static_cast<int64_t>(sizeof(T));
+
+// Element (k, n) of a packed weight with k_total rows.
+template <typename T>
+const T* PackedAt(const T* w, int64_t k_total, int64_t k, int64_t n) {
+  const int64_t group = kGroup<T>;
+  const int64_t panel = n / kPanelColumns;
+  const int64_t column = n % kPanelColumns;
+  return w + panel * kPanelColumns * k_total + (k / group) * kPanelColumns * group +
+         column * group + k % group;
+}
+
+template <typename T>
+void Gemm(const GemmArgs& args, Stream) noexcept {
+  const T* a = static_cast<const T*>(args.a);
+  const T* w = static_cast<const T*>(args.w);
+  const int64_t n_begin = args.panel_begin * kPanelColumns;
+  const int64_t n_limit = args.panel_end * kPanelColumns;
+  const int64_t n_end = n_limit < args.n ? n_limit : args.n;
+  for (int64_t m = 0; m < args.m; ++m) {
+    for (int64_t n = n_begin; n < n_end; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < args.k; ++k) {
+        sum += Load(a + m * args.lda + k) * Load(PackedAt(w, args.k, k, n));
+      }
+      if (args.bias != nullptr) sum += Load(args.bias + n);
+      float* c = args.c + m * args.ldc + n;
+      if (args.accumulate) sum += Load(c);
+      Store(c, sum);
+    }
+  }
+}
+
+template <typename T>
+void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    T* y = static_cast<T*>(args.y) + r * args.ldy;
+    double squares = 0;
+    for (int64_t i = 0; i < args.cols; ++i) squares += Load(x + i) * Load(x + i);
+    const double mean = squares / static_cast<double>(args.cols);
+    const double scale = 1.0 / std::sqrt(mean + static_cast<double>(args.eps));
+    for (int64_t i = 0; i < args.cols; ++i) Store(y + i, Load(x + i) * scale * Load(args.weight + i));
+  }
+}
+
+double Activate(Activation act, double x) {
+  switch (act) {
+    case Activation::kSilu:
+      return x / (1.0 + std::exp(-x));
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1.0 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    case Activation::kGeluErf:
+      return 0.5 * x * std::erfc(-x * 0.7071067811865476);
+    case Activation::kRelu:
+      return x < 0 ? 0.0 : x;
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+template <typename T>
+void GatedAct(const GatedActArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    T* out = static_cast<T*>(args.out) + r * args.ldo;
+    for (int64_t i = 0; i < args.cols; ++i) {
+      Store(out + i, Activate(args.act, Load(x + i)) * Load(x + args.cols + i));
+    }
+  }
+}
+
+template <typename T>
+void Embedding(const EmbeddingArgs& args, Stream) noexcept {
+  const T* table = static_cast<const T*>(args.table);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const int64_t id = args.ids[r];
+    for (int64_t i = 0; i < args.cols; ++i) {
+      const T* p = args.packed ? PackedAt(table, args.cols, i, id) : table + id * args.cols + i;
+      Store(args.out + r * args.ldo + i, Load(p));
+    }
+  }
+}
+
+void Rope(const RopeArgs& args, Stream) noexcept {
+  const int64_t half = args.rotary_dim / 2;
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* cos_sin = args.cos_sin + static_cast<int64_t>(args.positions[r]) * args.rotary_dim;
+    for (int64_t h = 0; h < args.heads; ++h) {
+      float* x = args.x + r * args.ldx + h * args.head_dim;
+      for (int64_t i = 0; i < half; ++i) {
+        float* first = args.interleaved ? x + 2 * i : x + i;
+        float* second = args.interleaved ? x + 2 * i + 1 : x + half + i;
+        const double c = Load(cos_sin + 2 * i), s = Load(cos_sin + 2 * i + 1);
+        const double u = Load(first), v = Load(second);
+        Store(first, u * c - v * s);
+        Store(second, v * c + u * s);
+      }
+    }
+  }
+}
+
+template <typename T>
+struct HeadOfCache {
+  const PagedKv& kv;
+  const int32_t* block_table;
+  int64_t kv_head, head_dim;
+
+  T* Base(int64_t position, int64_t offset) const {
+    unsigned char* block = kv.pool + block_table[position / kv.block_size] * kv.block_stride;
+    return reinterpret_cast<T*>(block + offset + kv_head * kv.head_stride);
+  }
+  T* Key(int64_t position, int64_t d) const {
+    const int64_t group = kGroup<T>, token = position % kv.block_size;
+    return Base(position, kv.k_offset) + (d / group * kv.block_size + token) * group + d % group;
+  }
+  T* Value(int64_t position, int64_t d) const {
+    const int64_t group = kGroup<T>, token = position % kv.block_size;
+    return Base(position, kv.v_offset) + (token / group * head_dim + d) * group + token % group;
+  }
+};
+
+template <typename T>
+void KvWrite(const KvWriteArgs& args, Stream) noexcept {
+  for (int64_t h = 0; h < args.kv_heads; ++h) {
+    const HeadOfCache<T> cache{args.kv, args.block_table, h, args.head_dim};
+    for (int64_t t = 0; t < args.num_tokens; ++t) {
+      const int64_t position = args.begin_position + t;
+      for (int64_t d = 0; d < args.head_dim; ++d) {
+        const int64_t from = t * args.ld + h * args.head_dim + d;
+        Store(cache.Key(position, d), Load(args.k + from));
+        Store(cache.Value(position, d), Load(args.v + from));
+      }
+    }
+  }
+}
+
+// Softmax over one row's visible keys in two passes, the sums in the scratch memory.
+template <typename T>
+struct AttentionRow {
+  const AttentionArgs& args;
+  const HeadOfCache<T> cache;
+  const float* q;
+  int64_t begin, end;  // visible positions
+
+  double Score(int64_t position) const {
+    double dot = 0;
+    for (int64_t d = 0; d < args.head_dim; ++d) dot += Load(q + d) * Load(cache.Key(position, d));
+    dot *= static_cast<double>(args.scale);
+    const double cap = static_cast<double>(args.soft_cap);
+    return cap > 0 ? cap * std::tanh(dot / cap) : dot;
+  }
+
+  // sums: [head_dim]. Returns the denominator.
+  double Run(double* sums) const {
+    double highest = -std::numeric_limits<double>::infinity();
+    for (int64_t p = begin; p < end; ++p) highest = std::fmax(highest, Score(p));
+    double denominator = 0;
+    for (int64_t d = 0; d < args.head_dim; ++d) sums[d] = 0;
+    for (int64_t p = begin; p < end; ++p) {
+      const double weight = std::exp(Score(p) - highest);
+      denominator += weight;
+      for (int64_t d = 0; d < args.head_dim; ++d) sums[d] += weight * Load(cache.Value(p, d));
+    }
+    return denominator;
+  }
+};
+
+template <typename T, typename Out>
+void Attention(const AttentionArgs& args, Stream) noexcept {
+  double* sums = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(args.scratch) + 7) / 8 * 8);
+  for (int64_t t = args.token_begin; t < args.token_end; ++t) {
+    const int64_t end = args.begin_position + t + 1;
+    const int64_t begin = args.window > 0 && end > args.window ? end - args.window : 0;
+    for (int64_t g = 0; g < args.group; ++g) {
+      const int64_t head = (args.kv_head * args.group + g) * args.head_dim;
+      const AttentionRow<T> row{args,
+                                {args.kv, args.block_table, args.kv_head, args.head_dim},
+                                args.q + t * args.ldq + head,
+                                begin,
+                                end};
+      const double denominator = row.Run(sums);
+      Out* out = static_cast<Out*>(args.out) + t * args.ldo + head;
+      for (int64_t d = 0; d < args.head_dim; ++d) Store(out + d, sums[d] / denominator);
+    }
+  }
+}
+
+void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    int64_t best = -1;
+    for (int64_t i = 0; i < args.cols; ++i) {
+      if (std::isnan(x[i])) continue;
+      if (best < 0 || x[i] > x[best]) best = i;
+    }
+    args.index[r] = static_cast<int32_t>(best < 0 ? 0 : best);
+  }
+}
+
+template <typename T>
+void FillType(KernelTable& table, DType dtype) {
+  const int i = static_cast<int>(dtype);
+  table.gemm[i][i] = Gemm<T>;
+  table.rms_norm[i] = RmsNorm<T>;
+  table.gated_act[i] = GatedAct<T>;
+  table.embedding[i] = Embedding<T>;
+  table.kv_write[i] = KvWrite<T>;
+  table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<T, float>;
+  table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<T, BFloat16>;
+}
+
+}  // namespace
+
+void FillReference(KernelTable& table) noexcept {
+  FillType<float>(table, DType::kFloat32);
+  FillType<BFloat16>(table, DType::kBFloat16);
+  table.rope = Rope;
+  table.argmax = ArgMax;
+}
+
+}  // namespace allspark::kernels
