@@ -3,9 +3,11 @@
 // Format: weights/README.md.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "allspark/status.h"
 #include "base/dtype.h"

@@ -1,0 +1,231 @@
+#include "weights/format.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "weights/checksum.h"
+
+namespace allspark::weights {
+namespace {
+
+void PutU32(unsigned char* at, uint32_t value) { std::memcpy(at, &value, sizeof(value)); }
+void PutU64(unsigned char* at, uint64_t value) { std::memcpy(at, &value, sizeof(value)); }
+uint32_t GetU32(const void* at) {
+  uint32_t value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+}
+uint64_t GetU64(const void* at) {
+  uint64_t value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+}
+
+std::string Hex(uint64_t value) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = "0x";
+  for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[(value >> shift) & 15];
+  return text;
+}
+
+Status CheckMagicAndVersion(const void* bytes, const char* magic, const char* kind) {
+  const auto* at = static_cast<const char*>(bytes);
+  if (std::memcmp(at, magic, kMagicBytes) != 0) {
+    return Status::DataLoss(std::string("not a ") + kind + " file: wrong magic at offset 0");
+  }
+  const uint32_t version = GetU32(at + 8);
+  if (version == 0) return Status::DataLoss("format version 0 at offset 8; the first is 1");
+  if (version > kFormatVersion) {
+    return Status::Unimplemented("written by a newer version (format " + std::to_string(version) +
+                                 "); this build reads up to " + std::to_string(kFormatVersion));
+  }
+  const uint32_t flags = GetU32(at + 12);
+  if (flags != 0) {
+    return Status::DataLoss("unknown flags " + Hex(flags) + " at offset 12; format " +
+                            std::to_string(version) + " has none");
+  }
+  return Status::Ok();
+}
+
+// Counts tensor records on the wire before the parser makes an object of each: two bytes on disk can
+// become a hundred in memory.
+Status CheckRecordCount(const char* data, int size) {
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(data), size);
+  int64_t records = 0;
+  while (const uint32_t tag = in.ReadTag()) {
+    uint64_t skipped;
+    uint32_t length;
+    bool ok = false;
+    switch (tag & 7u) {
+      case 0: ok = in.ReadVarint64(&skipped); break;
+      case 1: ok = in.Skip(8); break;
+      case 2: ok = in.ReadVarint32(&length) && in.Skip(static_cast<int>(length)); break;
+      case 5: ok = in.Skip(4); break;
+      default: break;  // Groups are not used by any version.
+    }
+    if (!ok) {
+      return Status::DataLoss("the message is malformed near offset " +
+                              std::to_string(kGraphHeaderBytes + in.CurrentPosition()));
+    }
+    if (tag == ((proto::ModelFile::kTensorsFieldNumber << 3) | 2u) &&
+        ++records > kMaxTensorRecords) {
+      return Status::DataLoss("more than " + std::to_string(kMaxTensorRecords) +
+                              " tensor records");
+    }
+  }
+  return Status::Ok();
+}
+
+std::string SerializeDeterministic(const google::protobuf::MessageLite& message) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream out(&stream);
+  out.SetSerializationDeterministic(true);  // Map order must not differ between two runs.
+  message.SerializeToCodedStream(&out);
+  out.Trim();
+  return bytes;
+}
+
+}  // namespace
+
+int64_t StoredElementBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return 4;
+    case DType::kBFloat16: return 2;
+    default: return 0;
+  }
+}
+
+std::string StoredDTypeName(int32_t dtype) {
+  switch (static_cast<DType>(dtype)) {
+    case DType::kFloat32: return "float32";
+    case DType::kBFloat16: return "bfloat16";
+    case DType::kFloat16: return "float16";
+    default: return "dtype " + std::to_string(dtype);
+  }
+}
+
+Result<int64_t> StoredBytes(const RequiredTensor& tensor) {
+  int64_t bytes = StoredElementBytes(tensor.dtype);
+  bool overflow = bytes == 0 || tensor.shape.empty();
+  for (size_t i = 0; i < tensor.shape.size(); ++i) {
+    int64_t dim = tensor.shape[i];
+    if (i == 0 && tensor.layout == proto::PANEL64) {
+      overflow |= dim > INT64_MAX - kPanelColumns;
+      if (!overflow) dim = AlignUp(dim, kPanelColumns);
+    }
+    overflow |= dim <= 0 || __builtin_mul_overflow(bytes, dim, &bytes);
+  }
+  if (overflow) {
+    return Status::InvalidArgument("tensor \"" + tensor.name + "\" of shape " +
+                                   ShapeString(tensor.shape) + " is too large to store");
+  }
+  return bytes;
+}
+
+Result<FilePlan> PlanFile(const std::vector<RequiredTensor>& tensors) {
+  FilePlan plan;
+  plan.offsets.reserve(tensors.size());
+  plan.bytes.reserve(tensors.size());
+  int64_t end = kParamHeaderBytes;
+  for (const RequiredTensor& tensor : tensors) {
+    const Result<int64_t> bytes = StoredBytes(tensor);
+    if (!bytes.ok()) return bytes.status();
+    plan.offsets.push_back(end);
+    plan.bytes.push_back(bytes.value());
+    if (__builtin_add_overflow(end, bytes.value(), &end) || end > INT64_MAX - kTensorAlignment) {
+      return Status::InvalidArgument("the tensors up to \"" + tensor.name +
+                                     "\" take more than 2^63 bytes together");
+    }
+    end = AlignUp(end, kTensorAlignment);
+  }
+  plan.param_bytes = end;
+  return plan;
+}
+
+std::array<unsigned char, kParamHeaderContentBytes> EncodeParamHeader(const ParamHeader& header) {
+  std::array<unsigned char, kParamHeaderContentBytes> bytes{};
+  std::memcpy(bytes.data(), kParamMagic, kMagicBytes);
+  PutU32(bytes.data() + 8, header.version);
+  PutU32(bytes.data() + 12, header.flags);
+  PutU64(bytes.data() + 16, header.file_id);
+  PutU64(bytes.data() + 24, header.param_bytes);
+  PutU64(bytes.data() + 56, Hash64(bytes.data(), 56));
+  return bytes;
+}
+
+Result<ParamHeader> DecodeParamHeader(const unsigned char* bytes) {
+  AS_RETURN_IF_ERROR(CheckMagicAndVersion(bytes, kParamMagic, "parameter (.asparam)"));
+  if (GetU64(bytes + 56) != Hash64(bytes, 56)) {
+    return Status::DataLoss("the header's checksum at offset 56 is wrong: the file is damaged");
+  }
+  for (int64_t i = 32; i < kParamHeaderBytes; ++i) {
+    if (bytes[i] != 0 && (i < 56 || i >= kParamHeaderContentBytes)) {
+      return Status::DataLoss("the header's padding is not zero at offset " + std::to_string(i));
+    }
+  }
+  ParamHeader header;
+  header.version = GetU32(bytes + 8);
+  header.flags = GetU32(bytes + 12);
+  header.file_id = GetU64(bytes + 16);
+  header.param_bytes = GetU64(bytes + 24);
+  return header;
+}
+
+std::string EncodeGraph(const proto::ModelFile& file) {
+  std::string bytes(static_cast<size_t>(kGraphHeaderBytes), '\0');
+  std::memcpy(bytes.data(), kGraphMagic, kMagicBytes);
+  PutU32(reinterpret_cast<unsigned char*>(bytes.data()) + 8, file.format_version());
+  bytes += SerializeDeterministic(file);
+  const uint64_t checksum = Hash64(bytes.data(), static_cast<int64_t>(bytes.size()));
+  bytes.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+  return bytes;
+}
+
+Result<proto::ModelFile> DecodeGraph(std::string_view bytes) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  if (size < kGraphHeaderBytes + kGraphChecksumBytes) {
+    return Status::DataLoss("the file ends at offset " + std::to_string(size) +
+                            ", inside its header and checksum");
+  }
+  if (size > kMaxGraphBytes) {
+    return Status::DataLoss("the file has " + std::to_string(size) + " bytes; a graph has at most " +
+                            std::to_string(kMaxGraphBytes));
+  }
+  AS_RETURN_IF_ERROR(CheckMagicAndVersion(bytes.data(), kGraphMagic, "graph (.asgraph)"));
+  const int64_t body_end = size - kGraphChecksumBytes;
+  if (GetU64(bytes.data() + body_end) != Hash64(bytes.data(), body_end)) {
+    return Status::DataLoss("the checksum at offset " + std::to_string(body_end) +
+                            " is wrong: the file is damaged or cut off");
+  }
+  const char* message = bytes.data() + kGraphHeaderBytes;
+  const int message_bytes = static_cast<int>(body_end - kGraphHeaderBytes);
+  AS_RETURN_IF_ERROR(CheckRecordCount(message, message_bytes));
+  proto::ModelFile file;
+  if (!file.ParseFromArray(message, message_bytes)) {
+    return Status::DataLoss("the message at offset " + std::to_string(kGraphHeaderBytes) +
+                            " does not parse");
+  }
+  if (file.format_version() != GetU32(bytes.data() + 8)) {
+    return Status::DataLoss("format_version is " + std::to_string(file.format_version()) +
+                            "; the header at offset 8 says " +
+                            std::to_string(GetU32(bytes.data() + 8)));
+  }
+  return file;
+}
+
+uint64_t ComputeFileId(const proto::ModelFile& file) {
+  std::string key = SerializeDeterministic(file.spec());
+  for (const proto::TensorRecord& record : file.tensors()) {
+    const uint64_t checksum = record.checksum();
+    key += record.name();
+    key += '\0';
+    key.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+  }
+  return Hash64(key.data(), static_cast<int64_t>(key.size()));
+}
+
+}  // namespace allspark::weights

@@ -1,0 +1,94 @@
+// The constants and the arithmetic of the serialised model's layout, shared by reader and writer: headers,
+// alignment, and where each tensor of a spec lies. Private to weights/. Format: weights/README.md.
+// Pure functions of their arguments; any thread.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "allspark/status.h"
+#include "weights/model_reader.h"
+
+namespace allspark::weights {
+
+static_assert(std::endian::native == std::endian::little,
+              "The format is little-endian and tensors are mapped in place.");
+
+inline constexpr uint32_t kFormatVersion = 1;  // The newest that this build reads, and what it writes.
+inline constexpr int64_t kMagicBytes = 8;
+inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};
+inline constexpr char kParamMagic[kMagicBytes] = {'A', 'S', 'P', 'A', 'R', 'A', 'M', '\0'};
+inline constexpr int64_t kGraphHeaderBytes = 16;
+inline constexpr int64_t kGraphChecksumBytes = 8;
+// Far above any real graph (4096 layers need 6 MB); a bigger file is refused before it is read.
+inline constexpr int64_t kMaxGraphBytes = 16 << 20;
+// Above what the largest legal spec requires; more records are refused before they are parsed.
+inline constexpr int64_t kMaxTensorRecords = 1 << 16;
+inline constexpr int64_t kTensorAlignment = 4096;
+inline constexpr int64_t kParamHeaderBytes = kTensorAlignment;  // 64 bytes of content, zero padding
+inline constexpr int64_t kPanelColumns = 64;
+// Stored elements that share one 32-bit lane of a panel take 4 bytes together.
+inline constexpr int64_t kLaneBytes = 4;
+// One k group of a panel: 64 columns x 4 bytes.
+inline constexpr int64_t kSlotBytes = kPanelColumns * kLaneBytes;
+// A tensor's checksum is taken over pieces of this size, so that threads share one tensor.
+inline constexpr int64_t kPieceBytes = 1 << 20;
+static_assert(kPieceBytes % kSlotBytes == 0, "A piece ends between two k groups.");
+
+constexpr int64_t AlignUp(int64_t value, int64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Bytes of one element of a dtype that files may hold; 0 for every other value.
+int64_t StoredElementBytes(DType dtype);
+// A dtype's name for messages, also for values that no enumerator has.
+std::string StoredDTypeName(int32_t dtype);
+
+// Bytes of a tensor in its stored layout, padding columns included. InvalidArgument on overflow.
+Result<int64_t> StoredBytes(const RequiredTensor& tensor);
+
+// Where every required tensor lies: in list order, each at the next multiple of kTensorAlignment.
+struct FilePlan {
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> bytes;
+  int64_t param_bytes = 0;  // a multiple of kTensorAlignment
+};
+Result<FilePlan> PlanFile(const std::vector<RequiredTensor>& tensors);
+
+// "[3, 4]".
+template <typename Range>
+std::string ShapeString(const Range& shape) {
+  std::string text = "[";
+  for (const auto dim : shape) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(dim);
+  }
+  return text + "]";
+}
+
+// The 64 bytes that open NAME.asparam.
+struct ParamHeader {
+  uint32_t version = kFormatVersion;
+  uint32_t flags = 0;
+  uint64_t file_id = 0;
+  uint64_t param_bytes = 0;
+};
+inline constexpr int64_t kParamHeaderContentBytes = 64;
+std::array<unsigned char, kParamHeaderContentBytes> EncodeParamHeader(const ParamHeader& header);
+// `bytes`: at least kParamHeaderBytes. DataLoss or Unimplemented, with the offset; the caller adds the file's name.
+Result<ParamHeader> DecodeParamHeader(const unsigned char* bytes);
+
+// Header + message + checksum: the whole of NAME.asgraph.
+std::string EncodeGraph(const proto::ModelFile& file);
+// Errors as DecodeParamHeader's.
+Result<proto::ModelFile> DecodeGraph(std::string_view bytes);
+
+// The number that ties a graph to its parameters: a hash of the spec, and of names and checksums of all tensors.
+uint64_t ComputeFileId(const proto::ModelFile& file);
+
+}  // namespace allspark::weights
