@@ -33,10 +33,14 @@ class CheckFailure {
 }  // namespace internal
 }  // namespace allspark
 
-#define AS_CHECK(cond)  \
-  if (cond) [[likely]] { \
-  } else                 \
-    ::allspark::internal::CheckFailure(__FILE__, __LINE__, #cond)
+// The switch keeps an `else` that follows in the caller's code from binding to the `if` in here.
+#define AS_CHECK(cond)     \
+  switch (0)               \
+  case 0:                  \
+  default:                 \
+    if (cond) [[likely]] { \
+    } else                 \
+      ::allspark::internal::CheckFailure(__FILE__, __LINE__, #cond)
 
 #ifdef NDEBUG
 #define AS_DCHECK(cond) \

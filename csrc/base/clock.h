@@ -1,0 +1,18 @@
+// The monotonic clock in the units the engine uses. For durations and timeouts, never for the time of day.
+// Any thread may call.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace allspark {
+
+inline int64_t SteadyNowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+inline int64_t SteadyNowUs() { return SteadyNowNs() / 1000; }
+inline int64_t SteadyNowMs() { return SteadyNowNs() / 1000000; }
+
+}  // namespace allspark

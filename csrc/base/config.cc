@@ -1,0 +1,107 @@
+#include "allspark/config.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "allspark/engine.h"
+#include "base/field_list.h"
+
+namespace allspark {
+
+static_assert(FieldsListEveryMember<RuntimeConfig>(),
+              "RuntimeConfig has a member that Fields() does not list");
+static_assert(FieldsListEveryMember<GenerationConfig>(),
+              "GenerationConfig has a member that Fields() does not list");
+static_assert(FieldsListEveryMember<EngineStat>(),
+              "EngineStat has a member that Fields() does not list");
+
+namespace {
+
+// Token ids are int32 from the engine inwards.
+constexpr int64_t kMaxTokenId = std::numeric_limits<int32_t>::max();
+
+// "is <value>; it must be <form>".
+Status Malformed(const std::string& name, const std::string& value, const std::string& form) {
+  return Status::InvalidArgument(name + " is " + value + "; it must be " + form);
+}
+
+// Device ids after the colon: decimal, at most five digits, separated by commas, none twice.
+bool AreDeviceIds(std::string_view text) {
+  std::vector<std::string_view> seen;
+  while (true) {
+    const size_t comma = text.find(',');
+    const std::string_view id = text.substr(0, comma);
+    const bool digits = !id.empty() && id.size() <= 5 &&
+                        std::all_of(id.begin(), id.end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool padded = id.size() > 1 && id[0] == '0';
+    if (!digits || padded || std::find(seen.begin(), seen.end(), id) != seen.end()) return false;
+    seen.push_back(id);
+    if (comma == std::string_view::npos) return true;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+Status CheckComputeUnit(const std::string& unit) {
+  const std::string_view text = unit;
+  const size_t colon = text.find(':');
+  const std::string_view type = text.substr(0, colon);
+  if (colon != std::string_view::npos && (type == "CPU" || type == "CUDA") &&
+      AreDeviceIds(text.substr(colon + 1))) {
+    return Status::Ok();
+  }
+  return Malformed("compute_unit", FormatValue(unit),
+                   "CPU:<ids> or CUDA:<ids>, ids separated by commas, such as CPU:0");
+}
+
+Status CheckStopWords(const std::vector<std::vector<int64_t>>& stop_words_ids) {
+  for (size_t word = 0; word < stop_words_ids.size(); ++word) {
+    const std::string name = "stop_words_ids[" + std::to_string(word) + "]";
+    if (stop_words_ids[word].empty()) {
+      return Status::InvalidArgument(name + " is empty; it must hold at least one token id");
+    }
+    for (size_t i = 0; i < stop_words_ids[word].size(); ++i) {
+      const std::string element = name + "[" + std::to_string(i) + "]";
+      AS_RETURN_IF_ERROR(CheckRange(element.c_str(), stop_words_ids[word][i], 0,
+                                    static_cast<double>(kMaxTokenId)));
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status Validate(const RuntimeConfig& config) {
+  if (config.model_name.empty()) {
+    return Status::InvalidArgument("model_name is empty; it must name the model");
+  }
+  AS_RETURN_IF_ERROR(CheckFieldRanges(config));
+  AS_RETURN_IF_ERROR(CheckComputeUnit(config.compute_unit));
+  const std::string& precision = config.matmul_precision;
+  if (!precision.empty() && precision != "float32" && precision != "bfloat16") {
+    return Malformed("matmul_precision", FormatValue(precision),
+                     "empty, \"float32\" or \"bfloat16\"");
+  }
+  const int64_t span = config.cache_span_size;
+  if (span != 16 && span != 32 && span != 64 && span != 128) {
+    return Malformed("cache_span_size", FormatValue(span), "16, 32, 64 or 128");
+  }
+  if (config.cache_mode < CacheMode::kDefault || config.cache_mode > CacheMode::kQuantU4) {
+    return Malformed("cache_mode", FormatValue(config.cache_mode),
+                     "AsCacheDefault (0), AsCacheQuantI8 (1) or AsCacheQuantU4 (2)");
+  }
+  return Status::Ok();
+}
+
+Status Validate(const GenerationConfig& config) {
+  AS_RETURN_IF_ERROR(CheckFieldRanges(config));
+  if (config.max_length > 0 && config.min_length > config.max_length) {
+    return Malformed("min_length", FormatValue(config.min_length),
+                     "at most max_length, which is " + FormatValue(config.max_length));
+  }
+  return CheckStopWords(config.stop_words_ids);
+}
+
+std::string ToString(const RuntimeConfig& config) { return FormatFields(config); }
+std::string ToString(const GenerationConfig& config) { return FormatFields(config); }
+
+}  // namespace allspark
