@@ -1,0 +1,74 @@
+#include "model/attention.h"
+
+#include "ops/kv_write.h"
+#include "ops/rms_norm.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark {
+namespace {
+
+int64_t HeadBytes(const DecoderShape& shape, int64_t block_size) {
+  return shape.head_dim * block_size * ElementBytes(shape.compute);
+}
+
+ConstMatrix Columns(const Matrix& x, int64_t begin, int64_t cols) {
+  return {static_cast<const float*>(x.data) + begin, x.dtype, x.rows, cols, x.ld};
+}
+
+}  // namespace
+
+int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size) {
+  return shape.num_layers * 2 * shape.kv_heads * HeadBytes(shape, block_size);
+}
+
+kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
+                             unsigned char* pool) {
+  const int64_t head_stride = HeadBytes(shape, block_size);
+  kernels::PagedKv kv{};
+  kv.pool = pool;
+  kv.block_stride = KvBlockBytes(shape, block_size);
+  kv.k_offset = layer * 2 * shape.kv_heads * head_stride;
+  kv.v_offset = kv.k_offset + shape.kv_heads * head_stride;
+  kv.head_stride = head_stride;
+  kv.block_size = block_size;
+  return kv;
+}
+
+AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
+  AttentionParams params;
+  params.q_heads = shape.q_heads;
+  params.kv_heads = shape.kv_heads;
+  params.head_dim = shape.head_dim;
+  params.scale = shape.attention_scale;
+  params.window = window;
+  params.soft_cap = shape.attention_soft_cap;
+  return params;
+}
+
+void RunAttention(const OpContext& context, const DecoderShape& shape,
+                  const AttentionWeights& weights, const kernels::PagedKv& kv,
+                  const StepInput& step, const Workspace& w) {
+  RmsNorm(context, w.residual, weights.norm.weight, weights.norm.eps, w.normed);
+  Linear(context, w.normed, weights.qkv, /*accumulate=*/false, w.qkv);
+  if (weights.q_norm.weight != nullptr) {
+    RmsNormHeads(context, w.qkv, 0, shape.q_heads, shape.head_dim, weights.q_norm.weight,
+                 weights.q_norm.eps);
+    RmsNormHeads(context, w.qkv, shape.q_heads, shape.kv_heads, shape.head_dim,
+                 weights.k_norm.weight, weights.k_norm.eps);
+  }
+  if (step.rope.rotary_dim > 0) {
+    // Keys follow the queries in a row, so one call rotates both.
+    Rope(context, w.qkv, shape.q_heads + shape.kv_heads, shape.head_dim, step.positions,
+         step.rope);
+  }
+  const ConstMatrix q = Columns(w.qkv, 0, shape.q_cols());
+  const ConstMatrix k = Columns(w.qkv, shape.q_cols(), shape.kv_cols());
+  const ConstMatrix v = Columns(w.qkv, shape.q_cols() + shape.kv_cols(), shape.kv_cols());
+  KvWrite(context, kv, shape.compute, step.sequences, step.num_sequences, k, v, shape.kv_heads,
+          shape.head_dim);
+  PagedAttention(context, MakeAttentionParams(shape, weights.window), kv, shape.compute,
+                 step.sequences, step.num_sequences, q, w.scratch, w.attended);
+  Linear(context, w.attended, weights.o, /*accumulate=*/true, w.residual);
+}
+
+}  // namespace allspark

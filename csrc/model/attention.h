@@ -1,0 +1,34 @@
+// The attention half of a layer: norm, qkv, rope, cache write, attention, output projection into the residual.
+#pragma once
+
+#include <cstdint>
+
+#include "model/decoder_weights.h"
+#include "model/workspace.h"
+#include "ops/attention.h"
+#include "ops/rope.h"
+#include "ops/sequence_range.h"
+
+namespace allspark {
+
+// What all layers of one step share.
+struct StepInput {
+  const SequenceRange* sequences = nullptr;
+  int64_t num_sequences = 0;
+  const int32_t* positions = nullptr;  // [tokens]
+  RopeView rope;                       // rotary_dim 0: none
+};
+
+// Where a layer's keys and values lie in a block: K of all KV heads, then V of all, layer after layer.
+kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
+                             unsigned char* pool);
+int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size);
+
+AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window);
+
+// Adds the layer's attention to w.residual and leaves its keys and values in the cache.
+void RunAttention(const OpContext& context, const DecoderShape& shape,
+                  const AttentionWeights& weights, const kernels::PagedKv& kv,
+                  const StepInput& step, const Workspace& w);
+
+}  // namespace allspark

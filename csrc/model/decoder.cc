@@ -1,0 +1,204 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "model/attention.h"
+#include "model/decoder_shape.h"
+#include "model/decoder_weights.h"
+#include "model/mlp.h"
+#include "model/rope_table.h"
+#include "model/workspace.h"
+#include "ops/rms_norm.h"
+
+namespace allspark {
+namespace {
+
+struct DecoderParts {
+  DecoderShape shape;
+  DecoderOptions options;
+  DecoderWeights weights;
+  RopeTable rope;
+};
+
+class DecoderImpl final : public Decoder {
+ public:
+  DecoderImpl(DecoderParts parts, const kernels::KernelTable& kernels, ThreadPool* pool)
+      : parts_(std::move(parts)),
+        kernels_(kernels),
+        pool_(pool),
+        sequences_(static_cast<size_t>(parts_.options.max_tokens)),
+        logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {}
+
+  int64_t vocab_size() const override { return parts_.shape.vocab_size; }
+  int64_t block_bytes() const override {
+    return KvBlockBytes(parts_.shape, parts_.options.block_size);
+  }
+  int64_t arena_bytes() const override {
+    return WorkspaceBytes(parts_.shape, parts_.options.max_tokens, pool_->num_threads());
+  }
+  void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) override;
+
+ private:
+  void CheckBatch(const Batch& batch, const KvPool& kv) const;
+  void CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const;
+  // Fills sequences_ and logits_tokens_.
+  void TakeSequences(const Batch& batch);
+  void WriteLogits(const OpContext& context, const Batch& batch, const Workspace& w,
+                   float* logits) const;
+
+  // Constant after construction.
+  const DecoderParts parts_;
+  const kernels::KernelTable& kernels_;
+  ThreadPool* const pool_;
+  // Of the step under way; sized for the largest.
+  std::vector<SequenceRange> sequences_;
+  std::vector<int64_t> logits_tokens_;  // by logits row, the token whose logits it takes
+};
+
+void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const {
+  const BatchSequence& sequence = batch.sequences[index];
+  const int64_t end = sequence.position + sequence.num_tokens;
+  AS_CHECK(sequence.num_tokens > 0 && sequence.position >= 0 &&
+           end <= parts_.options.max_length)
+      << "batch: sequence " << index << " has positions [" << sequence.position << ", " << end
+      << "); the decoder covers [0, " << parts_.options.max_length << ")";
+  for (int64_t i = 0; i < sequence.num_tokens; ++i) {
+    AS_CHECK(batch.positions[sequence.token_begin + i] == sequence.position + i)
+        << "batch: token " << sequence.token_begin + i << " has position "
+        << batch.positions[sequence.token_begin + i] << "; its sequence says "
+        << sequence.position + i;
+  }
+  AS_CHECK(sequence.block_table != nullptr) << "batch: sequence " << index << " has no blocks";
+  const int64_t block_size = parts_.options.block_size;
+  for (int64_t b = 0; b < (end + block_size - 1) / block_size; ++b) {
+    AS_CHECK(sequence.block_table[b] >= 0 && sequence.block_table[b] < kv.num_blocks)
+        << "batch: sequence " << index << " has block " << sequence.block_table[b]
+        << " at index " << b << "; the pool has " << kv.num_blocks;
+  }
+  AS_CHECK(sequence.logits_row >= -1 && sequence.logits_row < batch.num_logits_rows)
+      << "batch: sequence " << index << " wants logits row " << sequence.logits_row << " of "
+      << batch.num_logits_rows;
+}
+
+void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
+  const DecoderOptions& options = parts_.options;
+  AS_CHECK(batch.num_tokens <= options.max_tokens)
+      << "batch: " << batch.num_tokens << " tokens; at most " << options.max_tokens;
+  AS_CHECK(batch.num_logits_rows >= 0 && batch.num_logits_rows <= options.max_logits_rows)
+      << "batch: " << batch.num_logits_rows << " logits rows; at most "
+      << options.max_logits_rows;
+  AS_CHECK(kv.data != nullptr) << "batch: no KV pool";
+  int64_t tokens = 0;
+  int64_t logits_rows = 0;
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    AS_CHECK(batch.sequences[s].token_begin == tokens &&
+             batch.sequences[s].num_tokens <= batch.num_tokens - tokens)
+        << "batch: sequence " << s << " has tokens [" << batch.sequences[s].token_begin << ", +"
+        << batch.sequences[s].num_tokens << "); expected them to begin at " << tokens
+        << " and to end by " << batch.num_tokens;
+    CheckSequence(batch, kv, s);
+    tokens += batch.sequences[s].num_tokens;
+    logits_rows += batch.sequences[s].logits_row >= 0 ? 1 : 0;
+  }
+  AS_CHECK(tokens == batch.num_tokens)
+      << "batch: the sequences have " << tokens << " tokens of " << batch.num_tokens;
+  AS_CHECK(logits_rows == batch.num_logits_rows)
+      << "batch: " << logits_rows << " sequences want logits; there are "
+      << batch.num_logits_rows << " rows";
+}
+
+void DecoderImpl::TakeSequences(const Batch& batch) {
+  std::fill_n(logits_tokens_.begin(), batch.num_logits_rows, -1);
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const BatchSequence& sequence = batch.sequences[s];
+    sequences_[static_cast<size_t>(s)] = {sequence.token_begin, sequence.num_tokens,
+                                          sequence.position, sequence.block_table};
+    if (sequence.logits_row < 0) continue;
+    int64_t& token = logits_tokens_[static_cast<size_t>(sequence.logits_row)];
+    AS_CHECK(token == -1) << "batch: two sequences want logits row " << sequence.logits_row;
+    token = sequence.token_begin + sequence.num_tokens - 1;
+  }
+}
+
+void DecoderImpl::WriteLogits(const OpContext& context, const Batch& batch, const Workspace& w,
+                              float* logits) const {
+  if (batch.num_logits_rows == 0) return;
+  AS_CHECK(logits != nullptr) << "batch: logits wanted, but no place to write them";
+  // The norm reads only the rows that sample, into the buffer that all layers are done with.
+  Matrix rows = w.normed;
+  rows.rows = batch.num_logits_rows;
+  const NormWeight& norm = parts_.weights.final_norm;
+  RmsNormGather(context, w.residual, logits_tokens_.data(), norm.weight, norm.eps, rows);
+  const int64_t vocab = parts_.shape.vocab_size;
+  Linear(context, rows, parts_.weights.lm_head, /*accumulate=*/false,
+         {logits, DType::kFloat32, batch.num_logits_rows, vocab, vocab});
+}
+
+void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena,
+                          float* logits) {
+  CheckBatch(batch, kv);
+  if (batch.num_tokens == 0) return;
+  TakeSequences(batch);
+  const OpContext context{&kernels_, pool_, &arena, nullptr};
+  const DecoderShape& shape = parts_.shape;
+  const Workspace w =
+      AllocateWorkspace(shape, batch.num_tokens, pool_->num_threads(), arena);
+  StepInput step;
+  step.sequences = sequences_.data();
+  step.num_sequences = batch.num_sequences;
+  step.positions = batch.positions;
+  step.rope = parts_.rope.view();
+  EmbeddingLookup(context, parts_.weights.embedding, batch.tokens, w.residual);
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
+    RunAttention(context, shape, weights.attention,
+                 MakePagedKv(shape, parts_.options.block_size, layer, kv.data), step, w);
+    RunMlp(context, weights.mlp, w);
+  }
+  WriteLogits(context, batch, w, logits);
+}
+
+Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
+                                            const DecoderOptions& options,
+                                            const kernels::KernelTable& kernels, ThreadPool* pool,
+                                            Allocator* allocator) {
+  DecoderParts parts;
+  parts.options = options;
+  AS_RETURN_IF_ERROR(CheckDecoderOptions(options));
+  Result<DecoderShape> shape = MakeDecoderShape(weights.spec());
+  if (!shape.ok()) return shape.status();
+  parts.shape = *shape;
+  AS_RETURN_IF_ERROR(CheckKernels(parts.shape, kernels));
+  Result<DecoderWeights> bound = BindWeights(weights, parts.shape);
+  if (!bound.ok()) return bound.status();
+  parts.weights = std::move(*bound);
+  Result<RopeTable> rope = RopeTable::Create(parts.shape, parts.weights.rope_inv_freq,
+                                             options.max_length, pool, allocator);
+  if (!rope.ok()) return rope.status();
+  parts.rope = std::move(*rope);
+  return std::unique_ptr<Decoder>(
+      std::make_unique<DecoderImpl>(std::move(parts), kernels, pool));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Decoder>> Decoder::Create(const ModelReader& weights,
+                                                 const DecoderOptions& options,
+                                                 const kernels::KernelTable& kernels,
+                                                 ThreadPool* pool, Allocator* allocator) {
+  try {
+    return CreateImpl(weights, options, kernels, pool, allocator);
+  } catch (const InternalError& error) {
+    return Status::Internal(error.what());
+  } catch (const std::bad_alloc&) {
+    return Status::ResourceExhausted("no heap memory for a decoder of " +
+                                     std::to_string(options.max_tokens) + " tokens");
+  }
+}
+
+}  // namespace allspark

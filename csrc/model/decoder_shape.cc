@@ -1,0 +1,113 @@
+#include "model/decoder_shape.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "tensor/tensor_view.h"
+#include "weights/model_reader.h"
+
+namespace allspark {
+namespace {
+
+static_assert(static_cast<int>(kernels::Activation::kSilu) == proto::SILU);
+static_assert(static_cast<int>(kernels::Activation::kGeluTanh) == proto::GELU_TANH);
+static_assert(static_cast<int>(kernels::Activation::kGeluErf) == proto::GELU_ERF);
+static_assert(static_cast<int>(kernels::Activation::kRelu) == proto::RELU);
+
+// float32 holds every position up to here exactly, so angles are position * frequency as written.
+constexpr int64_t kMaxPositions = int64_t{1} << 24;
+
+// What kernels reduce over is stored in whole pack groups.
+Status CheckPackGroups(const proto::DecoderSpec& spec) {
+  const int64_t group = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 2 : 1;
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"head_dim", spec.head_dim()},
+      {"hidden_size", spec.hidden_size()},
+      {"intermediate_size", spec.intermediate_size()}};
+  for (const auto& [field, value] : sizes) {
+    if (value % group == 0) continue;
+    return Status::Unimplemented(std::string(field) + " is " + std::to_string(value) +
+                                 "; with compute type bfloat16 it must be a multiple of " +
+                                 std::to_string(group));
+  }
+  return Status::Ok();
+}
+
+Status CheckOption(const char* name, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) + " is " + std::to_string(value) +
+                                 "; it must be in [" + std::to_string(min) + ", " +
+                                 std::to_string(max) + "]");
+}
+
+Status Missing(const kernels::KernelTable& table, const std::string& op, DType dtype) {
+  return Status::Unimplemented("kernel table '" + std::string(table.name) + "' has no " + op +
+                               " for " + DTypeName(dtype));
+}
+
+}  // namespace
+
+Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec) {
+  AS_RETURN_IF_ERROR(CheckPackGroups(spec));
+  // The list's own checks cover the spec's sizes, heads, rope, windows and enums.
+  const auto required = RequiredTensors(spec);
+  if (!required.ok()) return required.status();
+  DecoderShape shape;
+  shape.vocab_size = spec.vocab_size();
+  shape.hidden = spec.hidden_size();
+  shape.num_layers = spec.num_layers();
+  shape.q_heads = spec.num_heads();
+  shape.kv_heads = spec.num_kv_heads();
+  shape.head_dim = spec.head_dim();
+  shape.intermediate = spec.intermediate_size();
+  shape.norm_eps = spec.norm_eps();
+  shape.activation = static_cast<kernels::Activation>(spec.activation());
+  shape.tie_embeddings = spec.tie_embeddings();
+  shape.qk_norm = spec.qk_norm();
+  shape.rotary_dim = spec.rotary_dim();
+  shape.rope_interleaved = spec.rope_interleaved();
+  shape.rope_scaling =
+      spec.rope_attention_scaling() == 0.0f ? 1.0f : spec.rope_attention_scaling();
+  shape.attention_scale = spec.attention_scale() == 0.0f
+                              ? static_cast<float>(1.0 / std::sqrt(double(spec.head_dim())))
+                              : spec.attention_scale();
+  shape.attention_soft_cap = spec.attention_soft_cap();
+  shape.compute = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16
+                                                                 : DType::kFloat32;
+  return shape;
+}
+
+Status CheckDecoderOptions(const DecoderOptions& options) {
+  AS_RETURN_IF_ERROR(CheckOption("max_length", options.max_length, 1, kMaxPositions));
+  AS_RETURN_IF_ERROR(CheckOption("max_tokens", options.max_tokens, 1, kMaxPositions));
+  AS_RETURN_IF_ERROR(
+      CheckOption("max_logits_rows", options.max_logits_rows, 1, kMaxPositions));
+  const int64_t block_size = options.block_size;
+  if (block_size != 16 && block_size != 32 && block_size != 64 && block_size != 128) {
+    return Status::InvalidArgument("block_size is " + std::to_string(block_size) +
+                                   "; it must be 16, 32, 64 or 128");
+  }
+  return Status::Ok();
+}
+
+Status CheckKernels(const DecoderShape& shape, const kernels::KernelTable& table) {
+  const DType compute = shape.compute;
+  const int slot = static_cast<int>(compute);
+  const int float_slot = static_cast<int>(DType::kFloat32);
+  if (table.embedding[slot] == nullptr) return Missing(table, "embedding", compute);
+  if (table.rms_norm[slot] == nullptr) return Missing(table, "rms_norm", compute);
+  if (shape.qk_norm && table.rms_norm[float_slot] == nullptr) {
+    return Missing(table, "rms_norm", DType::kFloat32);
+  }
+  if (table.gemm[slot][slot] == nullptr) return Missing(table, "gemm", compute);
+  if (shape.rotary_dim > 0 && table.rope == nullptr) {
+    return Missing(table, "rope", DType::kFloat32);
+  }
+  if (table.kv_write[slot] == nullptr) return Missing(table, "kv_write", compute);
+  if (table.attention[slot][slot] == nullptr) return Missing(table, "attention", compute);
+  if (table.gated_act[slot] == nullptr) return Missing(table, "gated_act", compute);
+  return Status::Ok();
+}
+
+}  // namespace allspark

@@ -1,0 +1,48 @@
+// DecoderShape: the sizes and switches of a DecoderSpec as the decoder's parts use them, checked once. Plain data.
+#pragma once
+
+#include <cstdint>
+
+#include "allspark/status.h"
+#include "base/dtype.h"
+#include "kernels/kernel_table.h"
+#include "model/decoder.h"
+#include "proto/allspark.pb.h"
+
+namespace allspark {
+
+struct DecoderShape {
+  int64_t vocab_size = 0;
+  int64_t hidden = 0;
+  int64_t num_layers = 0;
+  int64_t q_heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t intermediate = 0;
+  float norm_eps = 0.0f;
+  kernels::Activation activation = kernels::Activation::kSilu;
+  bool tie_embeddings = false;
+  bool qk_norm = false;
+  int64_t rotary_dim = 0;
+  bool rope_interleaved = false;
+  float rope_scaling = 1.0f;     // multiplies cos and sin
+  float attention_scale = 1.0f;
+  float attention_soft_cap = 0.0f;
+  DType compute = DType::kUndefined;  // of GEMM inputs and weights, and of the KV cache
+
+  int64_t q_cols() const { return q_heads * head_dim; }
+  int64_t kv_cols() const { return kv_heads * head_dim; }
+  int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
+};
+
+// InvalidArgument when the spec is inconsistent, Unimplemented when a size does not fit the packed layouts; names the field,
+// the value and the bound.
+Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec);
+
+// InvalidArgument naming the option, the value and the bound.
+Status CheckDecoderOptions(const DecoderOptions& options);
+
+// Unimplemented naming op and dtype when `table` lacks a kernel that `shape` needs.
+Status CheckKernels(const DecoderShape& shape, const kernels::KernelTable& table);
+
+}  // namespace allspark

@@ -1,0 +1,148 @@
+#include "model/decoder_weights.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark {
+namespace {
+
+std::string ShapeText(const int64_t* shape, int64_t rank) {
+  std::string text = "[";
+  for (int64_t i = 0; i < rank; ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+std::string Describe(DType dtype, proto::Layout layout, const int64_t* shape, int64_t rank) {
+  return std::string(DTypeName(dtype)) + " " + ShapeText(shape, rank) +
+         (layout == proto::PANEL64 ? " PANEL64" : " ROW_MAJOR");
+}
+
+int64_t StoredBytes(const RequiredTensor& tensor) {
+  int64_t elements = 1;
+  for (const int64_t dim : tensor.shape) elements *= dim;
+  if (tensor.layout == proto::PANEL64) {
+    const int64_t columns = kernels::kPanelColumns;
+    elements = (tensor.shape[0] + columns - 1) / columns * columns * tensor.shape[1];
+  }
+  return elements * ElementBytes(tensor.dtype);
+}
+
+Status CheckView(const RequiredTensor& expected, const WeightView& view,
+                 const std::string& source) {
+  const int64_t rank = static_cast<int64_t>(expected.shape.size());
+  const bool same = view.data != nullptr && view.dtype == expected.dtype &&
+                    view.layout == expected.layout && view.rank == rank &&
+                    std::equal(expected.shape.begin(), expected.shape.end(), view.shape);
+  const std::string want =
+      Describe(expected.dtype, expected.layout, expected.shape.data(), rank);
+  if (!same) {
+    const int64_t shown_rank = std::clamp<int64_t>(view.rank, 0, 4);
+    return Status::DataLoss(source + ": tensor '" + expected.name + "' is " +
+                            Describe(view.dtype, view.layout, view.shape, shown_rank) +
+                            "; the model's spec requires " + want);
+  }
+  if (view.bytes != StoredBytes(expected)) {
+    return Status::DataLoss(source + ": tensor '" + expected.name + "' takes " +
+                            std::to_string(view.bytes) + " bytes; " + want + " takes " +
+                            std::to_string(StoredBytes(expected)));
+  }
+  return Status::Ok();
+}
+
+Status CheckTensors(const ModelReader& reader) {
+  auto required = RequiredTensors(reader.spec());
+  if (!required.ok()) return required.status();
+  for (const RequiredTensor& tensor : *required) {
+    Result<WeightView> view = reader.Find(tensor.name);
+    if (!view.ok()) {
+      return Status::DataLoss(reader.source() + ": tensor '" + tensor.name +
+                              "' is missing; the model's spec requires it");
+    }
+    AS_RETURN_IF_ERROR(CheckView(tensor, *view, reader.source()));
+  }
+  return Status::Ok();
+}
+
+// Looks up tensors that CheckTensors has seen. The shapes asked for here must be those of the required list: a
+// disagreement is a bug in one of the two, not in the file.
+class Binder {
+ public:
+  explicit Binder(const ModelReader& reader) : reader_(reader) {}
+
+  const float* Vector(const std::string& name, int64_t size) const {
+    return static_cast<const float*>(Find(name, size, 0).data);
+  }
+  LinearWeight Linear(const std::string& name, int64_t n, int64_t k, bool has_bias) const {
+    const WeightView view = Find(name, n, k);
+    AS_CHECK(view.layout == proto::PANEL64) << "tensor '" << name << "' is not packed";
+    return {view.data, view.dtype, n, k, has_bias ? Vector(name + "_bias", n) : nullptr};
+  }
+  EmbeddingWeight Embedding(const std::string& name, int64_t vocab, int64_t cols) const {
+    const WeightView view = Find(name, vocab, cols);
+    return {view.data, view.dtype, vocab, cols, view.layout == proto::PANEL64};
+  }
+
+ private:
+  WeightView Find(const std::string& name, int64_t rows, int64_t cols) const {
+    Result<WeightView> view = reader_.Find(name);
+    AS_CHECK(view.ok()) << view.status().ToString();
+    AS_CHECK(view->shape[0] == rows && (cols == 0 || view->shape[1] == cols))
+        << "tensor '" << name << "' is " << ShapeText(view->shape, view->rank)
+        << "; the decoder reads [" << rows << ", " << cols << "]";
+    return *view;
+  }
+
+  const ModelReader& reader_;
+};
+
+LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
+                       const proto::DecoderSpec& spec, int64_t layer) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".";
+  LayerWeights weights;
+  AttentionWeights& attention = weights.attention;
+  attention.norm = {binder.Vector(prefix + "attention_norm", shape.hidden), shape.norm_eps};
+  attention.qkv =
+      binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
+  if (shape.qk_norm) {
+    attention.q_norm = {binder.Vector(prefix + "q_norm", shape.head_dim), shape.norm_eps};
+    attention.k_norm = {binder.Vector(prefix + "k_norm", shape.head_dim), shape.norm_eps};
+  }
+  attention.o = binder.Linear(prefix + "o", shape.hidden, shape.q_cols(), spec.o_bias());
+  if (spec.layer_window_size() > 0) {
+    attention.window = spec.layer_window(static_cast<int>(layer));
+  }
+  MlpWeights& mlp = weights.mlp;
+  mlp.norm = {binder.Vector(prefix + "mlp_norm", shape.hidden), shape.norm_eps};
+  mlp.gate_up =
+      binder.Linear(prefix + "gate_up", 2 * shape.intermediate, shape.hidden, spec.mlp_bias());
+  mlp.down = binder.Linear(prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
+  mlp.activation = shape.activation;
+  return weights;
+}
+
+}  // namespace
+
+Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape) {
+  AS_RETURN_IF_ERROR(CheckTensors(reader));
+  const Binder binder(reader);
+  const proto::DecoderSpec& spec = reader.spec();
+  DecoderWeights weights;
+  weights.embedding = binder.Embedding("embedding", shape.vocab_size, shape.hidden);
+  weights.layers.reserve(static_cast<size_t>(shape.num_layers));
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    weights.layers.push_back(BindLayer(binder, shape, spec, layer));
+  }
+  weights.final_norm = {binder.Vector("final_norm", shape.hidden), shape.norm_eps};
+  weights.lm_head = binder.Linear(shape.tie_embeddings ? "embedding" : "lm_head",
+                                  shape.vocab_size, shape.hidden, false);
+  if (shape.rotary_dim > 0) {
+    weights.rope_inv_freq = binder.Vector("rope.inv_freq", shape.rotary_dim / 2);
+  }
+  return weights;
+}
+
+}  // namespace allspark

@@ -1,0 +1,69 @@
+#include "model/workspace.h"
+
+#include <algorithm>
+
+#include "model/attention.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark {
+namespace {
+
+// Lays matrices one after another from `base` on; with a null base it only counts.
+class Carver {
+ public:
+  Carver(unsigned char* base, int64_t offset) : base_(base), offset_(offset) {}
+
+  Matrix Take(DType dtype, int64_t rows, int64_t cols) {
+    const int64_t begin = Advance(rows * cols * ElementBytes(dtype));
+    return {base_ == nullptr ? nullptr : base_ + begin, dtype, rows, cols, cols};
+  }
+  int64_t offset() const { return offset_; }
+
+ private:
+  int64_t Advance(int64_t bytes) {
+    constexpr int64_t kAlign = 64;
+    const int64_t begin = offset_;
+    offset_ += (bytes + kAlign - 1) / kAlign * kAlign;
+    return begin;
+  }
+
+  unsigned char* base_;
+  int64_t offset_;
+};
+
+struct Layout {
+  Workspace workspace;
+  int64_t bytes;
+};
+
+Layout Carve(const DecoderShape& shape, int64_t tokens, int64_t num_threads,
+             unsigned char* base) {
+  Workspace w;
+  Carver common(base, 0);
+  w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);
+  w.normed = common.Take(shape.compute, tokens, shape.hidden);
+  Carver attention(base, common.offset());
+  w.qkv = attention.Take(DType::kFloat32, tokens, shape.qkv_cols());
+  w.attended = attention.Take(shape.compute, tokens, shape.q_cols());
+  const int64_t scratch_floats = PagedAttentionScratch(MakeAttentionParams(shape, 0), num_threads);
+  w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
+  Carver mlp(base, common.offset());
+  w.gate_up = mlp.Take(DType::kFloat32, tokens, 2 * shape.intermediate);
+  w.gated = mlp.Take(shape.compute, tokens, shape.intermediate);
+  return {w, std::max(attention.offset(), mlp.offset())};
+}
+
+}  // namespace
+
+int64_t WorkspaceBytes(const DecoderShape& shape, int64_t tokens, int64_t num_threads) {
+  return Carve(shape, tokens, num_threads, nullptr).bytes;
+}
+
+Workspace AllocateWorkspace(const DecoderShape& shape, int64_t tokens, int64_t num_threads,
+                            StepArena& arena) {
+  const int64_t bytes = WorkspaceBytes(shape, tokens, num_threads);
+  auto* base = static_cast<unsigned char*>(arena.Allocate(bytes));
+  return Carve(shape, tokens, num_threads, base).workspace;
+}
+
+}  // namespace allspark

@@ -1,0 +1,30 @@
+// PagedAttention: causal attention of a step's tokens against one layer of the paged cache. The work items are
+// (sequence, KV head, tile of tokens); each thread takes a contiguous run of them, cut so that all visit about
+// the same number of keys. The cut depends on the batch alone, never on timing.
+#pragma once
+
+#include "ops/op_context.h"
+#include "ops/sequence_range.h"
+
+namespace allspark {
+
+struct AttentionParams {
+  int64_t q_heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  float scale = 1.0f;
+  int64_t window = 0;     // keys seen, the token itself included; 0: all
+  float soft_cap = 0.0f;  // 0: none
+};
+
+// Scratch floats PagedAttention needs for `num_threads` threads.
+int64_t PagedAttentionScratch(const AttentionParams& params, int64_t num_threads);
+
+// q, out: [tokens, q_heads * head_dim]; q float32, out in the compute dtype; kv_dtype: of the cache. The keys of
+// these tokens must be in the cache already. scratch: PagedAttentionScratch floats.
+void PagedAttention(const OpContext& context, const AttentionParams& params,
+                    const kernels::PagedKv& kv, DType kv_dtype, const SequenceRange* sequences,
+                    int64_t num_sequences, const ConstMatrix& q, float* scratch,
+                    const Matrix& out);
+
+}  // namespace allspark

@@ -1,0 +1,35 @@
+#include "ops/embedding.h"
+
+#include "ops/op_check.h"
+
+namespace allspark {
+
+void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, const int32_t* ids,
+                     const Matrix& out) {
+  internal::CheckMatrix("embedding", "out", out);
+  internal::CheckDType("embedding", "out", out.dtype, DType::kFloat32);
+  AS_CHECK(table.data != nullptr) << "embedding: no table";
+  AS_CHECK(table.cols == out.cols)
+      << "embedding: the table has " << table.cols << " columns, out has " << out.cols;
+  const auto kernel = context.kernels->embedding[internal::Slot(table.dtype)];
+  internal::CheckKernel("embedding", table.dtype, kernel != nullptr, context);
+  for (int64_t row = 0; row < out.rows; ++row) {
+    AS_CHECK(ids[row] >= 0 && ids[row] < table.vocab)
+        << "embedding: token " << row << " is id " << ids[row] << "; it must be in [0, "
+        << table.vocab << ")";
+  }
+  context.pool->ParallelFor(
+      out.rows, internal::RowGrain(out.cols), [&](int64_t begin, int64_t end, int) {
+        kernels::EmbeddingArgs args{};
+        args.table = table.data;
+        args.packed = table.packed;
+        args.ids = ids + begin;
+        args.out = static_cast<float*>(internal::RowAt(out, begin));
+        args.ldo = out.ld;
+        args.rows = end - begin;
+        args.cols = out.cols;
+        kernel(args, context.stream);
+      });
+}
+
+}  // namespace allspark

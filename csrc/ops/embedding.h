@@ -1,0 +1,21 @@
+// Embedding: looks up one row of the table per token, as float32. Splits over tokens.
+#pragma once
+
+#include "ops/op_context.h"
+
+namespace allspark {
+
+// Table [vocab, cols], row-major, or packed as a GEMM weight when it serves as the lm_head too.
+struct EmbeddingWeight {
+  const void* data = nullptr;
+  DType dtype = DType::kUndefined;
+  int64_t vocab = 0;
+  int64_t cols = 0;
+  bool packed = false;
+};
+
+// out[r, :] = table[ids[r], :]. out: [rows, cols] float32. Requires: 0 <= ids[r] < vocab.
+void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, const int32_t* ids,
+                     const Matrix& out);
+
+}  // namespace allspark

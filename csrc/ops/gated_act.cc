@@ -1,0 +1,32 @@
+#include "ops/gated_act.h"
+
+#include "ops/op_check.h"
+
+namespace allspark {
+
+void GatedAct(const OpContext& context, kernels::Activation activation, const ConstMatrix& x,
+              const Matrix& out) {
+  internal::CheckMatrix("gated_act", "x", x);
+  internal::CheckMatrix("gated_act", "out", out);
+  internal::CheckDType("gated_act", "x", x.dtype, DType::kFloat32);
+  AS_CHECK(x.cols == 2 * out.cols && x.rows == out.rows)
+      << "gated_act: x is [" << x.rows << ", " << x.cols << "], out is [" << out.rows << ", "
+      << out.cols << "]; x holds gate and up";
+  const auto kernel = context.kernels->gated_act[internal::Slot(out.dtype)];
+  internal::CheckKernel("gated_act", out.dtype, kernel != nullptr, context);
+  // An exponential costs more than the few operations that RowGrain counts on.
+  const int64_t grain = internal::RowGrain(8 * out.cols);
+  context.pool->ParallelFor(out.rows, grain, [&](int64_t begin, int64_t end, int) {
+    kernels::GatedActArgs args{};
+    args.x = static_cast<const float*>(internal::RowAt(x, begin));
+    args.ldx = x.ld;
+    args.out = internal::RowAt(out, begin);
+    args.ldo = out.ld;
+    args.rows = end - begin;
+    args.cols = out.cols;
+    args.act = activation;
+    kernel(args, context.stream);
+  });
+}
+
+}  // namespace allspark

@@ -1,0 +1,100 @@
+#include "ops/linear.h"
+
+#include "ops/op_check.h"
+
+namespace allspark {
+namespace {
+
+// Row parts are multiples of this many rows, so that register tiles stay full.
+constexpr int64_t kRowGranule = 32;
+// Multiply-adds below which one thread is faster than a parallel region.
+constexpr int64_t kSerialWork = 1 << 16;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+// Part `part` of `parts` of [0, count), in whole granules.
+Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
+  const int64_t granules = CeilDiv(count, granule);
+  return {std::min(count, granules * part / parts * granule),
+          std::min(count, granules * (part + 1) / parts * granule)};
+}
+
+void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                 const Matrix& y) {
+  internal::CheckMatrix("linear", "x", x);
+  internal::CheckMatrix("linear", "y", y);
+  internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
+  AS_CHECK(w.data != nullptr && w.n > 0 && w.k > 0)
+      << "linear: the weight is [" << w.n << ", " << w.k << "], data " << w.data;
+  AS_CHECK(x.cols == w.k) << "linear: x has " << x.cols << " columns; the weight reads " << w.k;
+  AS_CHECK(y.cols == w.n) << "linear: y has " << y.cols << " columns; the weight makes " << w.n;
+  AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
+  const int64_t element_bytes = ElementBytes(w.dtype);
+  AS_CHECK(element_bytes > 0 && element_bytes <= 4 &&
+           w.k % kernels::PackGroup(element_bytes) == 0)
+      << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed in groups";
+  AS_CHECK(context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)] != nullptr)
+      << "linear: kernel table '" << context.kernels->name << "' has no gemm for "
+      << DTypeName(w.dtype) << " weights and " << DTypeName(x.dtype) << " activations";
+}
+
+}  // namespace
+
+LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
+  const int64_t row_granules = CeilDiv(rows, kRowGranule);
+  LinearSplit best;
+  int64_t best_cost = 0;
+  for (int64_t row_parts = 1; row_parts <= std::min(num_threads, row_granules); ++row_parts) {
+    const int64_t panel_parts = std::min(panels, num_threads / row_parts);
+    // The slowest part's share. Every row part reads the whole weight again, so more row parts must
+    // save a twentieth to be worth it.
+    const int64_t cost = CeilDiv(row_granules, row_parts) * CeilDiv(panels, panel_parts);
+    if (row_parts == 1 || cost * 20 < best_cost * 19) {
+      best = {row_parts, panel_parts};
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
+            const Matrix& y) {
+  CheckLinear(context, x, w, y);
+  if (x.rows == 0) return;
+  const auto gemm = context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
+  const int64_t panels = CeilDiv(w.n, kernels::kPanelColumns);
+  const bool serial = x.rows * w.n <= kSerialWork / w.k;
+  const LinearSplit split =
+      serial ? LinearSplit{} : SplitLinear(x.rows, panels, context.pool->num_threads());
+  context.pool->ParallelFor(
+      split.row_parts * split.panel_parts, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t part = begin; part < end; ++part) {
+          const Range rows = PartOf(x.rows, split.row_parts == 1 ? 1 : kRowGranule,
+                                    part / split.panel_parts, split.row_parts);
+          const Range part_panels =
+              PartOf(panels, 1, part % split.panel_parts, split.panel_parts);
+          if (rows.begin == rows.end || part_panels.begin == part_panels.end) continue;
+          kernels::GemmArgs args{};
+          args.a = internal::RowAt(x, rows.begin);
+          args.lda = x.ld;
+          args.w = w.data;
+          args.bias = w.bias;
+          args.c = static_cast<float*>(internal::RowAt(y, rows.begin));
+          args.ldc = y.ld;
+          args.m = rows.end - rows.begin;
+          args.n = w.n;
+          args.k = w.k;
+          args.panel_begin = part_panels.begin;
+          args.panel_end = part_panels.end;
+          args.accumulate = accumulate;
+          gemm(args, context.stream);
+        }
+      });
+}
+
+}  // namespace allspark

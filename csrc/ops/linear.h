@@ -1,0 +1,29 @@
+// Linear: y (+)= x * w^T (+ bias) over packed weights. Splits over panels of output columns, and over rows
+// too when there are more threads than panels keep busy.
+#pragma once
+
+#include "ops/op_context.h"
+
+namespace allspark {
+
+// A GEMM weight [n, k] in the PANEL64 layout (kernels/args.h), and its bias.
+struct LinearWeight {
+  const void* data = nullptr;
+  DType dtype = DType::kUndefined;
+  int64_t n = 0;
+  int64_t k = 0;
+  const float* bias = nullptr;  // [n] or null
+};
+
+// How the work of one Linear is cut: row_parts x panel_parts rectangles, one per thread.
+struct LinearSplit {
+  int64_t row_parts = 1;
+  int64_t panel_parts = 1;
+};
+LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
+
+// x: [rows, w.k] in the activation dtype; y: [rows, w.n] float32. `accumulate` adds to what y holds.
+void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
+            const Matrix& y);
+
+}  // namespace allspark

@@ -1,0 +1,44 @@
+// Checks and splits that several ops share. Private to ops/.
+#pragma once
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "ops/op_context.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark::internal {
+
+inline int Slot(DType dtype) { return static_cast<int>(dtype); }
+
+inline void CheckMatrix(const char* op, const char* name, const ConstMatrix& x) {
+  AS_CHECK(x.rows >= 0 && x.cols > 0 && x.ld >= x.cols)
+      << op << ": " << name << " is [" << x.rows << ", " << x.cols << "] with row stride " << x.ld;
+  AS_CHECK(x.data != nullptr || x.rows == 0) << op << ": " << name << " has no data";
+}
+
+inline void CheckDType(const char* op, const char* name, DType actual, DType expected) {
+  AS_CHECK(actual == expected) << op << ": " << name << " is " << DTypeName(actual)
+                               << "; expected " << DTypeName(expected);
+}
+
+inline void CheckKernel(const char* op, DType dtype, bool present, const OpContext& context) {
+  AS_CHECK(present) << op << ": kernel table '" << context.kernels->name << "' has no entry for "
+                    << DTypeName(dtype);
+}
+
+// Rows of a matrix that are worth a thread: below this a region costs more than it saves.
+// A parallel region costs a few microseconds, in which one core handles about this many elements.
+inline int64_t RowGrain(int64_t cols) {
+  constexpr int64_t kElementsPerRegion = 8192;
+  return std::max<int64_t>(1, kElementsPerRegion / std::max<int64_t>(cols, 1));
+}
+
+inline void* RowAt(const Matrix& x, int64_t row) {
+  return static_cast<unsigned char*>(x.data) + row * x.ld * ElementBytes(x.dtype);
+}
+inline const void* RowAt(const ConstMatrix& x, int64_t row) {
+  return static_cast<const unsigned char*>(x.data) + row * x.ld * ElementBytes(x.dtype);
+}
+
+}  // namespace allspark::internal

@@ -1,0 +1,21 @@
+// Rope: rotates query and key heads by their positions, in place. Splits over tokens.
+#pragma once
+
+#include "ops/op_context.h"
+
+namespace allspark {
+
+// cos_sin: [max_position][rotary_dim / 2][2].
+struct RopeView {
+  const float* cos_sin = nullptr;
+  int64_t max_position = 0;
+  int64_t rotary_dim = 0;
+  bool interleaved = false;
+};
+
+// x: [rows, >= heads * head_dim] float32; heads [0, heads) of each row are rotated. positions: [rows].
+// Requires: 0 <= positions[r] < max_position.
+void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head_dim,
+          const int32_t* positions, const RopeView& rope);
+
+}  // namespace allspark

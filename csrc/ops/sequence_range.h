@@ -1,0 +1,15 @@
+// One sequence's tokens of a step, as the cache ops see them.
+#pragma once
+
+#include <cstdint>
+
+namespace allspark {
+
+struct SequenceRange {
+  int64_t token_begin = 0;  // row of its first token in the step's matrices
+  int64_t num_tokens = 0;
+  int64_t position = 0;     // of its first token
+  const int32_t* block_table = nullptr;  // block ids by position / block_size
+};
+
+}  // namespace allspark
