@@ -1,0 +1,322 @@
+#include "platform/thread_pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "platform/affinity.h"
+
+namespace allspark {
+
+namespace {
+
+constexpr size_t kCacheLine = 64;
+// How long a thread that waits for others looks before it sleeps. Waking a sleeper costs 5 to 50 us; the regions
+// of one step follow each other faster than that.
+constexpr int64_t kSpinNs = 50'000;
+constexpr int kPausesPerClockRead = 32;
+
+void CpuRelax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Looks at `ready` for about spin_ns; returns its last answer.
+template <typename Ready>
+bool SpinUntil(int64_t spin_ns, Ready ready) {
+  if (ready()) return true;
+  if (spin_ns <= 0) return false;
+  const int64_t deadline = SteadyNowNs() + spin_ns;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      CpuRelax();
+      if (ready()) return true;
+    }
+  } while (SteadyNowNs() < deadline);
+  return false;
+}
+
+// The kernel sees the word, not the C++ object.
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+// Sleeps while `word` is `expected`; may wake for no reason.
+void FutexWait(std::atomic<uint32_t>* word, uint32_t expected) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+// There is at most one sleeper per word.
+void FutexWake(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+// Part `index` of `parts` of [0, n): the first n % parts of them are longer by one.
+struct Range {
+  int64_t begin, end;
+};
+Range PartOf(int64_t n, int64_t parts, int64_t index) {
+  const int64_t size = n / parts;
+  const int64_t longer = n % parts;
+  const int64_t begin = index * size + std::min(index, longer);
+  return {begin, begin + size + (index < longer ? 1 : 0)};
+}
+
+}  // namespace
+
+// How a region runs. The caller writes n_, fn_ and pending_, then publishes them by changing word_, which holds
+// the region's number and how many threads take part. A worker that takes part may read them until it has counted
+// itself out of pending_; one that does not take part never reads them, so the caller need not wait for it.
+//
+// How a worker sleeps. It raises num_sleepers_ and its own `asleep`, looks at word_ once more, and sleeps on
+// `asleep`. The caller changes word_, then looks at num_sleepers_. All four are sequentially consistent, so at
+// least one of the two sees the other.
+class ThreadPool::Impl {
+ public:
+  Impl(int num_threads, bool pin);
+  ~Impl() { Stop(); }
+
+  int num_threads() const { return num_threads_; }
+  void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> fn);
+
+ private:
+  using Function = FunctionRef<void(int64_t, int64_t, int)>;
+
+  struct alignas(kCacheLine) Worker {
+    std::atomic<uint32_t> asleep{0};
+    std::exception_ptr error;  // Written by its thread within a region, read by the caller after it.
+    std::thread thread;
+  };
+
+  // The low bits of word_: threads that take part, or kStop.
+  static constexpr int kPartsBits = 16;
+  static constexpr uint64_t kPartsMask = (uint64_t{1} << kPartsBits) - 1;
+  static constexpr uint64_t kStop = kPartsMask;
+
+  void WorkerLoop(int id);
+  uint64_t WaitForChange(Worker& self, uint64_t seen);
+  // Runs part `id` and keeps what it throws.
+  void RunPart(int id);
+  void Publish(uint64_t parts);
+  void WaitForWorkers();
+  void RethrowFirstError(int parts);
+  void Stop();
+
+  // Constant after construction.
+  int num_threads_;
+  int64_t spin_ns_;
+  std::vector<Worker> workers_;  // [num_threads]; entry 0 is the caller and has no thread.
+
+  std::mutex caller_mutex_;  // One region at a time.
+
+  // The region, written by the caller before word_ and constant while it runs.
+  int64_t n_ = 0;
+  int64_t parts_ = 0;
+  const Function* fn_ = nullptr;
+
+  alignas(kCacheLine) std::atomic<uint64_t> word_{0};
+  alignas(kCacheLine) std::atomic<uint32_t> num_sleepers_{0};
+  alignas(kCacheLine) std::atomic<uint32_t> pending_{0};  // Workers that have not finished their part.
+  std::atomic<uint32_t> caller_asleep_{0};
+  std::atomic<bool> failed_{false};
+};
+
+namespace {
+
+// The region this thread is inside of, for nested calls.
+struct CurrentRegion {
+  const void* pool = nullptr;
+  int thread_id = 0;
+};
+thread_local CurrentRegion current_region;
+
+// Marks this thread as inside a region for the life of the object.
+class RegionScope {
+ public:
+  RegionScope(const void* pool, int thread_id) : outer_(current_region) {
+    current_region = {pool, thread_id};
+  }
+  ~RegionScope() { current_region = outer_; }
+  RegionScope(const RegionScope&) = delete;
+  RegionScope& operator=(const RegionScope&) = delete;
+
+ private:
+  CurrentRegion outer_;
+};
+
+}  // namespace
+
+ThreadPool::Impl::Impl(int num_threads, bool pin) : num_threads_(num_threads) {
+  AS_CHECK(num_threads >= 1 && static_cast<uint64_t>(num_threads) < kStop)
+      << "num_threads is " << num_threads;
+  const std::vector<int> cores = AffinityCores();
+  const bool enough_cores = static_cast<size_t>(num_threads) <= cores.size();
+  // With more threads than cores, looking takes the core from the thread one waits for.
+  spin_ns_ = enough_cores && CpuCount() >= num_threads ? kSpinNs : 0;
+  workers_ = std::vector<Worker>(static_cast<size_t>(num_threads));
+  // Signals are the application's: its handlers must run on its threads, not in a kernel.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    for (int id = 1; id < num_threads; ++id) {
+      std::thread& thread = workers_[static_cast<size_t>(id)].thread;
+      thread = std::thread([this, id] { WorkerLoop(id); });
+      pthread_setname_np(thread.native_handle(), ("as-pool-" + std::to_string(id)).c_str());
+      // Core 0 of the mask is left to the callers. A refused pin costs speed only.
+      if (pin && enough_cores) PinThread(thread.native_handle(), cores[static_cast<size_t>(id)]);
+    }
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    Stop();
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void ThreadPool::Impl::Stop() {
+  Publish(kStop);
+  for (Worker& worker : workers_) {
+    if (worker.thread.joinable()) worker.thread.join();
+  }
+}
+
+void ThreadPool::Impl::Publish(uint64_t parts) {
+  const uint64_t region = (word_.load(std::memory_order_relaxed) >> kPartsBits) + 1;
+  word_.store(region << kPartsBits | parts, std::memory_order_seq_cst);
+  if (num_sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  const size_t end = std::min(static_cast<size_t>(parts), workers_.size());
+  for (size_t id = 1; id < end; ++id) {
+    if (workers_[id].asleep.load(std::memory_order_seq_cst) == 0) continue;
+    if (workers_[id].asleep.exchange(0, std::memory_order_seq_cst) == 1) {
+      FutexWake(&workers_[id].asleep);
+    }
+  }
+}
+
+uint64_t ThreadPool::Impl::WaitForChange(Worker& self, uint64_t seen) {
+  uint64_t word = seen;
+  const auto changed = [&] {
+    word = word_.load(std::memory_order_acquire);
+    return word != seen;
+  };
+  while (!SpinUntil(spin_ns_, changed)) {
+    num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    self.asleep.store(1, std::memory_order_seq_cst);
+    word = word_.load(std::memory_order_seq_cst);
+    // A region that this worker has no part in leaves it asleep; it then skips to the newest.
+    while (word == seen && self.asleep.load(std::memory_order_seq_cst) == 1) {
+      FutexWait(&self.asleep, 1);
+      word = word_.load(std::memory_order_seq_cst);
+    }
+    self.asleep.store(0, std::memory_order_seq_cst);
+    num_sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    if (word != seen) return word;
+  }
+  return word;
+}
+
+void ThreadPool::Impl::WorkerLoop(int id) {
+  Worker& self = workers_[static_cast<size_t>(id)];
+  uint64_t seen = 0;
+  while (true) {
+    seen = WaitForChange(self, seen);
+    const uint64_t parts = seen & kPartsMask;
+    if (parts == kStop) return;
+    if (static_cast<uint64_t>(id) >= parts) continue;
+    RunPart(id);
+    // The last one out wakes the caller. Nothing of the region may be touched after this, but the pool
+    // itself outlives the worker.
+    if (pending_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
+        caller_asleep_.load(std::memory_order_seq_cst) != 0) {
+      FutexWake(&pending_);
+    }
+  }
+}
+
+void ThreadPool::Impl::RunPart(int id) {
+  const Range range = PartOf(n_, parts_, id);
+  const RegionScope scope(this, id);
+  try {
+    (*fn_)(range.begin, range.end, id);
+  } catch (...) {
+    workers_[static_cast<size_t>(id)].error = std::current_exception();
+    failed_.store(true, std::memory_order_relaxed);
+  }
+}
+
+void ThreadPool::Impl::WaitForWorkers() {
+  const auto done = [&] { return pending_.load(std::memory_order_acquire) == 0; };
+  if (SpinUntil(spin_ns_, done)) return;
+  caller_asleep_.store(1, std::memory_order_seq_cst);
+  while (true) {
+    const uint32_t pending = pending_.load(std::memory_order_seq_cst);
+    if (pending == 0) break;
+    FutexWait(&pending_, pending);
+  }
+  caller_asleep_.store(0, std::memory_order_relaxed);
+}
+
+void ThreadPool::Impl::RethrowFirstError(int parts) {
+  if (!failed_.load(std::memory_order_relaxed)) return;
+  failed_.store(false, std::memory_order_relaxed);
+  std::exception_ptr first;
+  for (int id = 0; id < parts; ++id) {
+    std::exception_ptr error = std::move(workers_[static_cast<size_t>(id)].error);
+    workers_[static_cast<size_t>(id)].error = nullptr;
+    if (first == nullptr) first = std::move(error);
+  }
+  std::rethrow_exception(std::move(first));
+}
+
+void ThreadPool::Impl::ParallelFor(int64_t n, int64_t grain, Function fn) {
+  if (n <= 0) return;
+  if (current_region.pool == this) {
+    // Nested: the others are busy with the outer region. The thread keeps its id, so that scratch by
+    // thread id stays its own.
+    fn(0, n, current_region.thread_id);
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(caller_mutex_);
+  const int parts = n <= grain ? 1 : static_cast<int>(std::min<int64_t>(n, num_threads_));
+  if (parts == 1) {
+    const RegionScope scope(this, 0);
+    fn(0, n, 0);
+    return;
+  }
+  n_ = n;
+  parts_ = parts;
+  fn_ = &fn;
+  pending_.store(static_cast<uint32_t>(parts - 1), std::memory_order_relaxed);
+  Publish(static_cast<uint64_t>(parts));
+  RunPart(0);
+  WaitForWorkers();
+  RethrowFirstError(parts);
+}
+
+ThreadPool::ThreadPool(int num_threads, bool pin)
+    : impl_(std::make_unique<Impl>(num_threads == 0 ? CpuCount() : num_threads, pin)) {}
+ThreadPool::~ThreadPool() = default;
+
+int ThreadPool::num_threads() const { return impl_->num_threads(); }
+
+void ThreadPool::ParallelFor(int64_t n, int64_t grain,
+                             FunctionRef<void(int64_t, int64_t, int)> fn) {
+  impl_->ParallelFor(n, grain, fn);
+}
+
+}  // namespace allspark
