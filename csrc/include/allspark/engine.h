@@ -9,6 +9,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "allspark/config.h"
@@ -124,6 +126,7 @@ class Engine {
   static std::string Version();
 
  private:
+  friend struct TestingAccess;  // engine/testing.h
   class Impl;
   std::unique_ptr<Impl> impl_;
 };

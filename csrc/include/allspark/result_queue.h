@@ -78,7 +78,7 @@ class ResultQueue {
 
 // A set of queues that changed, behind one pollable descriptor. Each engine has one; an event
 // loop may make its own and attach queues to it. Any thread may call.
-class CompletionSet {
+class CompletionSet : public std::enable_shared_from_this<CompletionSet> {
  public:
   static std::shared_ptr<CompletionSet> Create();
   virtual ~CompletionSet() = default;

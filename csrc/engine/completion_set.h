@@ -1,0 +1,47 @@
+// The eventfd-backed set of changed queues. Queues are linked intrusively, so marking one allocates nothing;
+// the set never keeps a queue alive. Lock order: a queue's mutex, then a set's.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "allspark/result_queue.h"
+
+namespace allspark {
+
+class ResultQueueImpl;
+
+// A queue's place in one set. The queue owns it and unlinks it before it dies.
+struct CompletionHook {
+  ResultQueueImpl* queue = nullptr;
+  // Guarded by the set's mutex.
+  CompletionHook* prev = nullptr;
+  CompletionHook* next = nullptr;
+  bool linked = false;
+};
+
+class CompletionSetImpl final : public CompletionSet {
+ public:
+  CompletionSetImpl();
+  ~CompletionSetImpl() override;
+
+  int fd() const override { return fd_; }
+  std::vector<std::shared_ptr<ResultQueue>> Drain() override;
+  void Attach(const std::shared_ptr<ResultQueue>& queue) override;
+
+  // Links the hook if it is not, and makes fd() readable if the set was empty.
+  void Mark(CompletionHook& hook);
+  void Unlink(CompletionHook& hook);
+
+ private:
+  void UnlinkLocked(CompletionHook& hook);
+
+  int fd_;
+  std::mutex mutex_;
+  // Guarded by mutex_: a list in order of first change.
+  CompletionHook* head_ = nullptr;
+  CompletionHook* tail_ = nullptr;
+};
+
+}  // namespace allspark

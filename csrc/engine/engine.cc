@@ -1,0 +1,280 @@
+#include "allspark/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+#include "base/log.h"
+#include "engine/version.h"
+#include "engine/model_instance.h"
+#include "engine/testing.h"
+#include "memory/bfc_allocator.h"
+
+namespace allspark {
+
+// Locks: `lifecycle_` serialises install, start, stop and release; `models_mutex_` guards the list for the short
+// time of a look-up, so a request never waits for a start or a stop.
+class Engine::Impl {
+ public:
+  struct Model {
+    std::shared_ptr<ModelInstance> instance;
+    std::shared_ptr<const ModelImage> image;  // null when read from files
+  };
+
+  Result<std::shared_ptr<ModelInstance>> Find(const std::string& name) const {
+    std::shared_lock lock(models_mutex_);
+    const auto it = std::find_if(models_.begin(), models_.end(),
+                                 [&](const auto& model) { return model.first == name; });
+    if (it == models_.end()) {
+      return Status::NotFound("no model '" + name + "' is installed in this engine");
+    }
+    return it->second.instance;
+  }
+
+  // The device's memory region and, per number of threads, its compute pool; made when first needed.
+  Result<DeviceContext> Device(const RuntimeConfig& config) {
+    DeviceContext device;
+    if (allocator_ == nullptr) {
+      Result<BfcOptions> options = BfcOptions::FromEnv();
+      if (!options.ok()) return options.status();
+      Result<std::unique_ptr<Allocator>> allocator =
+          CreateCpuBfcAllocator(*options, TotalMemoryBytes());
+      if (!allocator.ok()) return allocator.status();
+      allocator_ = std::move(*allocator);
+    }
+    device.allocator = allocator_;
+    device.kernels = kernels::DefaultTable();
+    if (device.kernels == nullptr) {
+      std::string names;
+      for (const auto* table : kernels::AvailableTables()) {
+        names += std::string(names.empty() ? "" : ", ") + table->name;
+      }
+      return Status::InvalidArgument("ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
+    }
+    const int num_threads =
+        config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();
+    device.pool = pools_[num_threads].lock();
+    if (device.pool == nullptr) {
+      device.pool = std::make_shared<ThreadPool>(num_threads);
+      pools_[num_threads] = device.pool;
+    }
+    return device;
+  }
+
+  std::shared_ptr<const ModelImage> FindImage(const std::string& name) {
+    const auto it = images_.find(name);
+    return it == images_.end() ? nullptr : it->second.lock();
+  }
+
+  Status Install(RuntimeConfig config);
+  Status Release(const std::string& name);
+
+  std::mutex lifecycle_;
+  // Guarded by lifecycle_.
+  std::shared_ptr<Allocator> allocator_;
+  std::map<int, std::weak_ptr<ThreadPool>> pools_;
+  std::map<std::string, std::weak_ptr<const ModelImage>> images_;
+  std::map<std::string, std::shared_ptr<const ModelImage>> registered_;  // not installed yet
+
+  mutable std::shared_mutex models_mutex_;
+  // Guarded by models_mutex_; in the order of installation.
+  std::vector<std::pair<std::string, Model>> models_;
+
+  std::atomic<uint64_t> next_request_id_{1};
+  const std::shared_ptr<CompletionSetImpl> completions_ = std::make_shared<CompletionSetImpl>();
+  const std::shared_ptr<CompletionSet> completions_base_ = completions_;
+};
+
+namespace {
+
+// "CPU:0" as it is; CUDA falls back to the CPU where there is no such device, loudly.
+Status ResolveComputeUnit(RuntimeConfig& config) {
+  if (config.compute_unit.starts_with("CUDA")) {
+    AS_LOG(kWarning) << "compute_unit is '" << config.compute_unit
+                     << "', but this build has no CUDA device; model '" << config.model_name
+                     << "' runs on CPU:0";
+    config.compute_unit = "CPU:0";
+  }
+  return Status::Ok();
+}
+
+Status CheckPaths(RuntimeConfig& config) {
+  if (!config.weights_path.empty()) return Status::Ok();
+  const std::string ending = ".asgraph";
+  if (!config.model_path.ends_with(ending)) {
+    return Status::InvalidArgument("model_path is '" + config.model_path +
+                                   "'; it must end in .asgraph when weights_path is empty");
+  }
+  config.weights_path =
+      config.model_path.substr(0, config.model_path.size() - ending.size()) + ".asparam";
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status Engine::Impl::Install(RuntimeConfig config) {
+  AS_RETURN_IF_ERROR(Validate(config));
+  if (config.model_name.empty()) {
+    return Status::InvalidArgument("model_name is empty; an installed model needs a name");
+  }
+  AS_RETURN_IF_ERROR(ResolveComputeUnit(config));
+  std::lock_guard lifecycle(lifecycle_);
+  if (Find(config.model_name).ok()) {
+    return Status::FailedPrecondition("a model '" + config.model_name +
+                                      "' is installed already; names are unique in an engine");
+  }
+  Result<DeviceContext> device = Device(config);
+  if (!device.ok()) return device.status();
+
+  Model model;
+  Result<std::unique_ptr<ModelReader>> reader = Status::Internal("");
+  if (config.model_path.empty()) {
+    model.image = FindImage(config.model_name);
+    if (model.image == nullptr) {
+      return Status::NotFound("model_path is empty and no serialised model '" +
+                              config.model_name +
+                              "' is in memory; serialise it again or name its files");
+    }
+    reader = ModelReader::OpenImage(model.image, device->pool.get());
+  } else {
+    AS_RETURN_IF_ERROR(CheckPaths(config));
+    reader = ModelReader::OpenFiles(config.model_path, config.weights_path, device->pool.get());
+  }
+  if (!reader.ok()) return reader.status();
+  Result<std::unique_ptr<ModelInstance>> instance =
+      ModelInstance::Create(config, std::move(*reader), std::move(*device), completions_);
+  if (!instance.ok()) return instance.status();
+  model.instance = std::move(*instance);
+  registered_.erase(config.model_name);
+  std::unique_lock lock(models_mutex_);
+  models_.emplace_back(config.model_name, std::move(model));
+  return Status::Ok();
+}
+
+Status Engine::Impl::Release(const std::string& name) {
+  std::lock_guard lifecycle(lifecycle_);
+  Result<std::shared_ptr<ModelInstance>> instance = Find(name);
+  if (!instance.ok()) return instance.status();
+  if ((*instance)->state() == ModelState::kRunning) {
+    return Status::FailedPrecondition("release_model: model '" + name +
+                                      "' is Running; stop it first");
+  }
+  Model released;  // dies after the lock
+  std::unique_lock lock(models_mutex_);
+  const auto it = std::find_if(models_.begin(), models_.end(),
+                               [&](const auto& model) { return model.first == name; });
+  released = std::move(it->second);
+  models_.erase(it);
+  return Status::Ok();
+}
+
+Engine::Engine() : impl_(std::make_unique<Impl>()) {}
+
+Engine::~Engine() {
+  for (const std::string& name : ListModels()) {
+    (void)StopModel(name);
+    (void)ReleaseModel(name);
+  }
+}
+
+Status Engine::RegisterImage(const std::string& model_name,
+                             std::shared_ptr<const ModelImage> image) {
+  if (model_name.empty()) return Status::InvalidArgument("model_name is empty");
+  if (image == nullptr) return Status::InvalidArgument("image is null");
+  std::lock_guard lifecycle(impl_->lifecycle_);
+  impl_->images_[model_name] = image;
+  impl_->registered_[model_name] = std::move(image);
+  return Status::Ok();
+}
+
+Status Engine::InstallModel(const RuntimeConfig& config) { return impl_->Install(config); }
+
+Status Engine::StartModel(const std::string& model_name) {
+  std::lock_guard lifecycle(impl_->lifecycle_);
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->Start() : instance.status();
+}
+
+Status Engine::StopModel(const std::string& model_name, StopMode mode, int64_t timeout_ms) {
+  std::lock_guard lifecycle(impl_->lifecycle_);
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->Stop(mode, timeout_ms) : instance.status();
+}
+
+Status Engine::ReleaseModel(const std::string& model_name) { return impl_->Release(model_name); }
+
+Result<ModelState> Engine::GetModelState(const std::string& model_name) const {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  return (*instance)->state();
+}
+
+std::vector<std::string> Engine::ListModels() const {
+  std::shared_lock lock(impl_->models_mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, model] : impl_->models_) names.push_back(name);
+  return names;
+}
+
+Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
+                                            std::span<const int64_t> prompt_ids,
+                                            const GenerationConfig& config) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  return (*instance)->Submit(impl_->next_request_id_++, prompt_ids, config);
+}
+
+Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->StopRequest(handle) : instance.status();
+}
+
+Status Engine::ReleaseRequest(const std::string& model_name, RequestHandle handle) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->ReleaseRequest(handle) : instance.status();
+}
+
+Status Engine::SyncRequest(const std::string& model_name, RequestHandle handle,
+                           int64_t timeout_ms) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->SyncRequest(handle, timeout_ms) : instance.status();
+}
+
+Status Engine::SyncAllRequests(const std::string& model_name, int64_t timeout_ms) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->SyncAll(timeout_ms) : instance.status();
+}
+
+Result<EngineStat> Engine::GetEngineStat(const std::string& model_name) const {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  return (*instance)->Stat();
+}
+
+const std::shared_ptr<CompletionSet>& Engine::completions() const {
+  return impl_->completions_base_;
+}
+
+std::string Engine::Version() { return std::string(kVersion) + "/(GitSha1:" + kGitSha1 + ")"; }
+
+Status TestingAccess::SetStepHook(Engine& engine, const std::string& model_name, StepHook hook,
+                                  void* context) {
+  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  Result<std::shared_ptr<ModelInstance>> instance = engine.impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  if ((*instance)->state() == ModelState::kRunning) {
+    return Status::FailedPrecondition("the step hook is set before start_model");
+  }
+  (*instance)->set_step_hook(hook, context);
+  return Status::Ok();
+}
+
+Result<AllocatorStats> TestingAccess::DeviceStats(Engine& engine) {
+  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  if (engine.impl_->allocator_ == nullptr) return AllocatorStats{};
+  return engine.impl_->allocator_->Stats();
+}
+
+}  // namespace allspark

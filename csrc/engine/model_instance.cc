@@ -1,0 +1,361 @@
+#include "engine/model_instance.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <system_error>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace allspark {
+namespace {
+
+constexpr int64_t kDefaultChunkTokens = 512;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t KvBlockBytes(const proto::DecoderSpec& spec, int64_t block_size) {
+  const int64_t element = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 2 : 4;
+  return spec.num_layers() * 2 * spec.num_kv_heads() * spec.head_dim() * block_size * element;
+}
+
+const char* ComputeTypeName(proto::ComputeType type) {
+  return type == proto::COMPUTE_BFLOAT16 ? "bfloat16" : "float32";
+}
+
+std::string Mib(int64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
+
+}  // namespace
+
+ModelInstance::ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
+                             DeviceContext device, std::shared_ptr<CompletionSetImpl> engine_set)
+    : config_(config),
+      reader_(std::move(reader)),
+      device_(std::move(device)),
+      engine_set_(std::move(engine_set)) {}
+
+Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
+    const RuntimeConfig& config, std::unique_ptr<ModelReader> reader, DeviceContext device,
+    std::shared_ptr<CompletionSetImpl> engine_set) {
+  const proto::DecoderSpec& spec = reader->spec();
+  if ((config.matmul_precision == "float32" || config.matmul_precision == "bfloat16") &&
+      config.matmul_precision != ComputeTypeName(spec.compute_type())) {
+    return Status::InvalidArgument("matmul_precision is '" + config.matmul_precision + "', but " +
+                                   reader->source() + " was serialised for " +
+                                   ComputeTypeName(spec.compute_type()));
+  }
+  if (config.cache_mode != CacheMode::kDefault) {
+    return Status::Unimplemented("cache_mode is " +
+                                 std::to_string(static_cast<int>(config.cache_mode)) +
+                                 "; this build serves AsCacheDefault (0) only");
+  }
+  std::unique_ptr<ModelInstance> instance(
+      new ModelInstance(config, std::move(reader), std::move(device), std::move(engine_set)));
+  AS_RETURN_IF_ERROR(instance->SizePool());
+  return instance;
+}
+
+ModelInstance::~ModelInstance() {
+  if (step_thread_.joinable()) (void)Stop(StopMode::kCancel, -1);
+}
+
+Status ModelInstance::SizePool() {
+  const int64_t block_size = config_.cache_span_size;
+  const int64_t block_bytes = KvBlockBytes(reader_->spec(), block_size);
+  const int64_t blocks_per_request = CeilDiv(config_.engine_max_length, block_size);
+  const AllocatorStats stats = device_.allocator->Stats();
+  const int64_t region_free = stats.largest_free_bytes > 0 ? stats.largest_free_bytes
+                                                           : AvailableMemoryBytes();
+  if (config_.cache_span_num_init > 0) {
+    num_blocks_ = config_.cache_span_num_init;
+  } else {
+    const int64_t budget = std::min(AvailableMemoryBytes() / 2, region_free);
+    num_blocks_ =
+        std::min(config_.engine_max_batch * blocks_per_request, budget / block_bytes);
+  }
+  if (num_blocks_ < blocks_per_request) {
+    return Status::ResourceExhausted(
+        "the KV cache pool can have " + std::to_string(num_blocks_) + " blocks of " +
+        std::to_string(block_size) + " tokens, but one request of engine_max_length " +
+        std::to_string(config_.engine_max_length) + " needs " +
+        std::to_string(blocks_per_request) + " (" + Mib(blocks_per_request * block_bytes) +
+        "); lower engine_max_length or give more memory");
+  }
+  if (num_blocks_ * block_bytes > region_free) {
+    return Status::ResourceExhausted(
+        "cache_span_num_init is " + std::to_string(num_blocks_) + " blocks, " +
+        Mib(num_blocks_ * block_bytes) + "; the device's memory region has " + Mib(region_free) +
+        " free (BFC_MEM_RATIO and BFC_LEFTOVER_MB set its size)");
+  }
+  chunk_tokens_ = config_.engine_max_prefill_length > 0 ? config_.engine_max_prefill_length
+                                                        : kDefaultChunkTokens;
+  chunk_tokens_ = std::min(chunk_tokens_, config_.engine_max_length);
+  decoder_options_.max_length = config_.engine_max_length;
+  decoder_options_.max_tokens = chunk_tokens_ + config_.engine_max_batch;
+  decoder_options_.max_logits_rows = config_.engine_max_batch;
+  decoder_options_.block_size = block_size;
+  limits_ = {.vocab_size = reader_->spec().vocab_size(),
+             .engine_max_length = config_.engine_max_length,
+             .block_size = block_size};
+  return Status::Ok();
+}
+
+Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() const {
+  auto running = std::make_unique<Running>();
+  Allocator* allocator = device_.allocator.get();
+  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(
+      *reader_, decoder_options_, *device_.kernels, device_.pool.get(), allocator);
+  if (!decoder.ok()) return decoder.status();
+  running->decoder = std::move(*decoder);
+
+  AS_CHECK(running->decoder->block_bytes() ==
+           KvBlockBytes(reader_->spec(), config_.cache_span_size))
+      << "the pool was sized for another block layout";
+  Result<Buffer> kv = Buffer::Create(
+      allocator, static_cast<size_t>(num_blocks_ * running->decoder->block_bytes()));
+  if (!kv.ok()) return kv.status();
+  running->kv_buffer = std::move(*kv);
+  running->kv = {static_cast<unsigned char*>(running->kv_buffer.data()), num_blocks_};
+
+  Result<Buffer> arena =
+      Buffer::Create(allocator, static_cast<size_t>(running->decoder->arena_bytes()));
+  if (!arena.ok()) return arena.status();
+  running->arena = StepArena(std::move(*arena));
+  Result<Buffer> logits = Buffer::Create(
+      allocator,
+      static_cast<size_t>(config_.engine_max_batch * limits_.vocab_size) * sizeof(float));
+  if (!logits.ok()) return logits.status();
+  running->logits_buffer = std::move(*logits);
+
+  running->scheduler = std::make_unique<Scheduler>(SchedulerConfig{
+      .max_batch = config_.engine_max_batch,
+      .chunk_tokens = chunk_tokens_,
+      .block_size = config_.cache_span_size,
+      .num_blocks = num_blocks_,
+  });
+  running->sampler =
+      std::make_unique<Sampler>(limits_.vocab_size, *device_.kernels, device_.pool.get());
+  const auto max_tokens = static_cast<size_t>(decoder_options_.max_tokens);
+  const auto max_batch = static_cast<size_t>(config_.engine_max_batch);
+  running->tokens.resize(max_tokens);
+  running->positions.resize(max_tokens);
+  running->sequences.reserve(max_batch);
+  running->rows.reserve(max_batch);
+  running->sampled.reserve(max_batch);
+  running->ended.reserve(max_batch);
+  return running;
+}
+
+Status ModelInstance::Start() {
+  const ModelState state = state_.load();
+  if (state != ModelState::kInitial && state != ModelState::kStop) {
+    return Status::FailedPrecondition("start_model: model '" + config_.model_name + "' is " +
+                                      std::string(ModelStateName(state)) +
+                                      "; it must be Initial or Stop");
+  }
+  const int64_t begin_us = SteadyNowUs();
+  try {
+    Result<std::unique_ptr<Running>> running = MakeRunning();
+    if (!running.ok()) return running.status();
+    WarmUp(**running);
+    running_ = std::move(*running);
+  } catch (const std::exception& error) {
+    return Status::Internal("start_model: warm-up of '" + config_.model_name +
+                            "' failed: " + error.what());
+  }
+  {
+    std::lock_guard lock(mutex_);
+    accepting_ = true;
+    stopping_ = false;
+    loop_running_ = true;
+  }
+  try {
+    step_thread_ = std::thread([this] { StepLoop(); });
+  } catch (const std::system_error& error) {
+    std::lock_guard lock(mutex_);
+    accepting_ = loop_running_ = false;
+    running_.reset();
+    return Status::ResourceExhausted(std::string("start_model: no thread: ") + error.what());
+  }
+  state_ = ModelState::kRunning;
+  AS_LOG(kInfo) << "model '" << config_.model_name << "' is running: "
+                << num_blocks_ * config_.cache_span_size << " tokens of KV cache ("
+                << Mib(static_cast<int64_t>(running_->kv_buffer.bytes())) << "), batch "
+                << config_.engine_max_batch << ", chunk " << chunk_tokens_ << ", "
+                << device_.pool->num_threads() << " threads, " << device_.kernels->name
+                << " kernels, started in " << (SteadyNowUs() - begin_us) / 1000 << " ms";
+  return Status::Ok();
+}
+
+Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
+  const ModelState state = state_.load();
+  if (state != ModelState::kRunning) {
+    return Status::FailedPrecondition("stop_model: model '" + config_.model_name + "' is " +
+                                      std::string(ModelStateName(state)) +
+                                      "; it must be Running");
+  }
+  {
+    std::unique_lock lock(mutex_);
+    accepting_ = false;
+    stopping_ = true;
+    stop_mode_ = mode;
+    mail_.notify_all();
+    const auto ended = [this] { return !loop_running_; };
+    if (mode == StopMode::kDrain && timeout_ms >= 0 &&
+        !loop_ended_.wait_for(lock, std::chrono::milliseconds(timeout_ms), ended)) {
+      stop_mode_ = StopMode::kCancel;
+      mail_.notify_all();
+    }
+  }
+  step_thread_.join();
+  running_.reset();
+  counters_.used_blocks = counters_.running = 0;
+  state_ = ModelState::kStop;
+  return Status::Ok();
+}
+
+Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
+                                             std::span<const int64_t> prompt_ids,
+                                             const GenerationConfig& generation) {
+  Result<std::shared_ptr<Request>> created =
+      Request::Create(request_id, prompt_ids, generation, limits_, engine_set_);
+  if (!created.ok()) return created.status();
+  std::shared_ptr<Request>& request = *created;
+  std::lock_guard lock(mutex_);
+  if (!accepting_) {
+    if (stopping_ && loop_running_) {
+      return Status::RequestDenied("model '" + config_.model_name +
+                                   "' is stopping and takes no requests");
+    }
+    return Status::FailedPrecondition("model '" + config_.model_name + "' is " +
+                                      std::string(ModelStateName(state_.load())) +
+                                      "; a request needs it Running");
+  }
+  const int64_t num_waiting = num_live_ - config_.engine_max_batch;
+  if (config_.max_waiting_requests > 0 && num_waiting >= config_.max_waiting_requests) {
+    return Status::RequestDenied(std::to_string(num_waiting) +
+                                 " requests are waiting; max_waiting_requests is " +
+                                 std::to_string(config_.max_waiting_requests));
+  }
+  requests_.emplace(request_id, request);
+  request->self = request;
+  (new_tail_ != nullptr ? new_tail_->next_new : new_head_) = request.get();
+  new_tail_ = request.get();
+  ++num_live_;
+  mail_.notify_one();
+  return StartedRequest{RequestHandle{request_id}, request->queue};
+}
+
+Result<std::shared_ptr<Request>> ModelInstance::Find(RequestHandle handle) const {
+  const auto it = requests_.find(handle.id);
+  if (it == requests_.end()) {
+    return Status(StatusCode::kNotFound, AsStatus::kIllegalRequestId,
+                  "model '" + config_.model_name + "' has no request " +
+                      std::to_string(handle.id) + "; it was released, or is another model's");
+  }
+  return it->second;
+}
+
+void ModelInstance::PostStopLocked(const std::shared_ptr<Request>& request) {
+  if (request->ended || request->stop_self != nullptr) return;
+  request->stop_self = request;
+  request->next_stop = stop_head_;
+  stop_head_ = request.get();
+  mail_.notify_one();
+}
+
+void ModelInstance::DropStops(Request* head) {
+  while (head != nullptr) {
+    Request* next = head->next_stop;
+    head->stop_self.reset();  // may be the last reference
+    head = next;
+  }
+}
+
+Status ModelInstance::StopRequest(RequestHandle handle) {
+  std::lock_guard lock(mutex_);
+  Result<std::shared_ptr<Request>> request = Find(handle);
+  if (!request.ok()) return request.status();
+  PostStopLocked(*request);
+  return Status::Ok();
+}
+
+Status ModelInstance::ReleaseRequest(RequestHandle handle) {
+  std::shared_ptr<Request> released;  // dies after the lock
+  std::lock_guard lock(mutex_);
+  Result<std::shared_ptr<Request>> request = Find(handle);
+  if (!request.ok()) return request.status();
+  released = std::move(*request);
+  PostStopLocked(released);
+  requests_.erase(handle.id);
+  return Status::Ok();
+}
+
+Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms) {
+  std::shared_ptr<ResultQueueImpl> queue;
+  {
+    std::lock_guard lock(mutex_);
+    Result<std::shared_ptr<Request>> request = Find(handle);
+    if (!request.ok()) return request.status();
+    queue = (*request)->queue;
+  }
+  if (queue->WaitTerminal(timeout_ms)) return Status::Ok();
+  return Status::DeadlineExceeded("sync_request: request " + std::to_string(handle.id) +
+                                  " has not ended within " + std::to_string(timeout_ms) + " ms");
+}
+
+Status ModelInstance::SyncAll(int64_t timeout_ms) {
+  std::vector<std::shared_ptr<ResultQueueImpl>> queues;
+  {
+    std::lock_guard lock(mutex_);
+    queues.reserve(requests_.size());
+    for (const auto& [id, request] : requests_) queues.push_back(request->queue);
+  }
+  const int64_t deadline_us = SteadyNowUs() + timeout_ms * 1000;
+  for (const auto& queue : queues) {
+    const int64_t left_ms =
+        timeout_ms < 0 ? -1 : std::max<int64_t>(0, (deadline_us - SteadyNowUs()) / 1000);
+    if (!queue->WaitTerminal(left_ms)) {
+      return Status::DeadlineExceeded("sync_request: request " +
+                                      std::to_string(queue->request_id()) +
+                                      " has not ended within " + std::to_string(timeout_ms) +
+                                      " ms");
+    }
+  }
+  return Status::Ok();
+}
+
+EngineStat ModelInstance::Stat() const {
+  EngineStat stat;
+  stat.model_name = config_.model_name;
+  stat.span_size = config_.cache_span_size;
+  stat.total_span = num_blocks_;
+  stat.used_span = counters_.used_blocks.load();
+  stat.free_span = stat.total_span - stat.used_span;
+  stat.total_token = stat.total_span * stat.span_size;
+  stat.free_token = stat.free_span * stat.span_size;
+  stat.token_usage_percentage =
+      100.0 * static_cast<double>(stat.used_span) / static_cast<double>(stat.total_span);
+  {
+    std::lock_guard lock(mutex_);
+    stat.running_request = std::min(counters_.running.load(), num_live_);
+    stat.pending_request = num_live_ - stat.running_request;
+  }
+  const AllocatorStats memory = device_.allocator->Stats();
+  stat.total_device_memory_pool_size = memory.pool_bytes;
+  stat.used_device_memory_pool_size = memory.bytes_in_use;
+  stat.total_generated_token = counters_.generated.load();
+  stat.total_prefill_token = counters_.prefilled.load();
+  // A window that nobody has closed for two seconds belongs to the past: nothing runs.
+  if (SteadyNowUs() - counters_.window_begin_us.load() < 2000000) {
+    stat.generate_token_persec = counters_.generated_per_second.load();
+    stat.process_token_persec = counters_.prefilled_per_second.load();
+  }
+  stat.num_preemptions = counters_.preemptions.load();
+  stat.num_steps = counters_.steps.load();
+  return stat;
+}
+
+}  // namespace allspark

@@ -1,0 +1,146 @@
+// One installed model: its weights, and while it runs its memory, decoder, scheduler and step thread.
+// Life-cycle calls are serialised by the caller (Engine); Submit, Stop, Release and Sync of requests may come
+// from any thread at any time. Contract: engine/README.md.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "allspark/engine.h"
+#include "engine/request.h"
+#include "engine/step_events.h"
+#include "kernels/kernel_table.h"
+#include "memory/allocator.h"
+#include "memory/step_arena.h"
+#include "model/decoder.h"
+#include "platform/thread_pool.h"
+#include "sampling/sampler.h"
+#include "scheduler/scheduler.h"
+#include "weights/model_reader.h"
+
+namespace allspark {
+
+// What an instance needs of its device.
+struct DeviceContext {
+  std::shared_ptr<Allocator> allocator;
+  std::shared_ptr<ThreadPool> pool;
+  const kernels::KernelTable* kernels = nullptr;
+};
+
+class ModelInstance {
+ public:
+  // Opens nothing: `reader` is open and verified. Checks that the KV pool can be had and can hold one request of
+  // engine_max_length.
+  static Result<std::unique_ptr<ModelInstance>> Create(const RuntimeConfig& config,
+                                                       std::unique_ptr<ModelReader> reader,
+                                                       DeviceContext device,
+                                                       std::shared_ptr<CompletionSetImpl> engine_set);
+  ~ModelInstance();
+
+  const RuntimeConfig& config() const { return config_; }
+  ModelState state() const { return state_.load(); }
+
+  Status Start();
+  Status Stop(StopMode mode, int64_t timeout_ms);
+
+  Result<StartedRequest> Submit(uint64_t request_id, std::span<const int64_t> prompt_ids,
+                                const GenerationConfig& generation);
+  Status StopRequest(RequestHandle handle);
+  Status ReleaseRequest(RequestHandle handle);
+  Status SyncRequest(RequestHandle handle, int64_t timeout_ms);
+  Status SyncAll(int64_t timeout_ms);
+  EngineStat Stat() const;
+
+  // Called by the step thread around each step; set before Start. Tests only.
+  void set_step_hook(StepHook hook, void* context) { hook_ = hook, hook_context_ = context; }
+
+ private:
+  // Everything that exists only while the model runs; only the step thread touches it then.
+  struct Running {
+    Buffer kv_buffer;
+    KvPool kv;
+    StepArena arena;
+    Buffer logits_buffer;
+    std::unique_ptr<Decoder> decoder;
+    std::unique_ptr<Scheduler> scheduler;
+    std::unique_ptr<Sampler> sampler;
+    // One step's batch, reserved for the largest.
+    std::vector<int32_t> tokens, positions;
+    std::vector<BatchSequence> sequences;
+    std::vector<SamplingRow> rows;
+    std::vector<Request*> sampled;
+    // Requests that ended within the running step, kept until it is over: its plan points at them.
+    std::vector<std::shared_ptr<Request>> ended;
+    bool in_step = false;
+  };
+
+  ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
+                DeviceContext device, std::shared_ptr<CompletionSetImpl> engine_set);
+
+  Status SizePool();
+  Result<std::unique_ptr<Running>> MakeRunning() const;
+  void WarmUp(Running& running) const;
+
+  // The step thread.
+  void StepLoop();
+  bool TakeMail();  // false: the loop ends
+  void RunStep();
+  void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
+  void SampleAndAppend();
+  void FailStep(const std::vector<PlannedChunk>& plan, const std::string& message);
+  void EndRequest(Request* request, FinishReason reason, std::string error);
+  void EndAll(FinishReason reason, const std::string& error);
+  void UpdateCounters(const std::vector<PlannedChunk>& plan);
+
+  Result<std::shared_ptr<Request>> Find(RequestHandle handle) const;
+  void PostStopLocked(const std::shared_ptr<Request>& request);
+  // Of requests; the list is the step thread's by now.
+  static void DropStops(Request* head);
+
+  // Constant after construction.
+  RuntimeConfig config_;
+  std::unique_ptr<ModelReader> reader_;
+  DeviceContext device_;
+  std::shared_ptr<CompletionSetImpl> engine_set_;
+  DecoderOptions decoder_options_;
+  int64_t chunk_tokens_ = 0;
+  int64_t num_blocks_ = 0;
+  RequestLimits limits_;
+  StepHook hook_ = nullptr;
+  void* hook_context_ = nullptr;
+
+  std::atomic<ModelState> state_{ModelState::kInitial};
+  std::unique_ptr<Running> running_;
+  std::thread step_thread_;
+
+  // The mailbox: the one lock between callers and the step thread.
+  mutable std::mutex mutex_;
+  std::condition_variable mail_;
+  std::condition_variable loop_ended_;
+  // Guarded by mutex_.
+  std::unordered_map<uint64_t, std::shared_ptr<Request>> requests_;
+  Request* new_head_ = nullptr;
+  Request* new_tail_ = nullptr;
+  Request* stop_head_ = nullptr;
+  bool accepting_ = false;
+  bool stopping_ = false;
+  StopMode stop_mode_ = StopMode::kCancel;
+  bool loop_running_ = false;
+  int64_t num_live_ = 0;  // accepted and not ended
+
+  // Counters, written by the step thread.
+  struct Counters {
+    std::atomic<int64_t> generated{0}, prefilled{0}, steps{0}, preemptions{0};
+    std::atomic<int64_t> running{0}, used_blocks{0};
+    std::atomic<int64_t> window_begin_us{0}, window_generated{0}, window_prefilled{0};
+    std::atomic<double> generated_per_second{0}, prefilled_per_second{0};
+  };
+  Counters counters_;
+};
+
+}  // namespace allspark

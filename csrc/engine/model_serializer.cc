@@ -1,0 +1,96 @@
+#include "allspark/model_serializer.h"
+
+#include <array>
+
+#include "tensor/tensor_view.h"
+#include "weights/model_reader.h"
+#include "weights/model_writer.h"
+
+namespace allspark {
+namespace {
+
+Result<proto::DecoderSpec> ParseSpec(std::string_view bytes) {
+  proto::DecoderSpec spec;
+  if (!spec.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return Status::InvalidArgument("spec is no serialised DecoderSpec (" +
+                                   std::to_string(bytes.size()) + " bytes)");
+  }
+  return spec;
+}
+
+Result<DType> ParseDType(std::string_view name) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    if (name == DTypeName(dtype)) return dtype;
+  }
+  return Status::InvalidArgument("dtype is '" + std::string(name) +
+                                 "'; it must be float32, float16 or bfloat16");
+}
+
+class ModelSerializerImpl final : public ModelSerializer {
+ public:
+  Status Open(std::string_view spec_bytes, std::string_view build_bytes,
+              const std::string& graph_path, const std::string& param_path) {
+    Result<proto::DecoderSpec> spec = ParseSpec(spec_bytes);
+    if (!spec.ok()) return spec.status();
+    proto::BuildRecord build;
+    if (!build.ParseFromArray(build_bytes.data(), static_cast<int>(build_bytes.size()))) {
+      return Status::InvalidArgument("build is no serialised BuildRecord");
+    }
+    Result<std::unique_ptr<ModelWriter>> writer =
+        ModelWriter::Create(*spec, build, graph_path, param_path, &pool_);
+    if (!writer.ok()) return writer.status();
+    writer_ = std::move(*writer);
+    return Status::Ok();
+  }
+
+  Status AddTensor(std::string_view name, int64_t row_begin, std::string_view dtype_name,
+                   const std::vector<int64_t>& shape, const void* data) override {
+    Result<DType> dtype = ParseDType(dtype_name);
+    if (!dtype.ok()) return dtype.status();
+    if (shape.empty() || shape.size() > kMaxRank) {
+      return Status::InvalidArgument("tensor '" + std::string(name) + "' has rank " +
+                                     std::to_string(shape.size()) + "; it must be 1 to " +
+                                     std::to_string(kMaxRank));
+    }
+    TensorView view{.data = data, .dtype = *dtype, .rank = static_cast<int32_t>(shape.size())};
+    int64_t stride = 1;
+    for (size_t i = shape.size(); i-- > 0;) {
+      view.dims[i] = shape[i];
+      view.strides[i] = stride;
+      stride *= shape[i];
+    }
+    return writer_->AddTensor(name, row_begin, view);
+  }
+
+  Result<std::shared_ptr<const ModelImage>> Finish() override { return writer_->Finish(); }
+
+ private:
+  ThreadPool pool_{0, /*pin=*/false};
+  std::unique_ptr<ModelWriter> writer_;
+};
+
+}  // namespace
+
+Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec_bytes) {
+  Result<proto::DecoderSpec> spec = ParseSpec(spec_bytes);
+  if (!spec.ok()) return spec.status();
+  Result<std::vector<RequiredTensor>> required = RequiredTensors(*spec);
+  if (!required.ok()) return required.status();
+  std::vector<TensorRequirement> requirements;
+  for (RequiredTensor& tensor : *required) {
+    requirements.push_back({std::move(tensor.name), DTypeName(tensor.dtype),
+                            static_cast<int>(tensor.layout), std::move(tensor.shape)});
+  }
+  return requirements;
+}
+
+Result<std::unique_ptr<ModelSerializer>> ModelSerializer::Create(std::string_view spec,
+                                                                 std::string_view build,
+                                                                 const std::string& graph_path,
+                                                                 const std::string& param_path) {
+  auto serializer = std::make_unique<ModelSerializerImpl>();
+  AS_RETURN_IF_ERROR(serializer->Open(spec, build, graph_path, param_path));
+  return std::unique_ptr<ModelSerializer>(std::move(serializer));
+}
+
+}  // namespace allspark

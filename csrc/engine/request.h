@@ -1,0 +1,61 @@
+// One accepted request: its tokens, limits and queue. Made whole on the caller's thread so that the step
+// thread allocates nothing for it; from Submit to its end the step thread alone touches the mutable part.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "allspark/config.h"
+#include "engine/result_queue_impl.h"
+#include "sampling/sampler.h"
+#include "scheduler/scheduler.h"
+
+namespace allspark {
+
+// What a request is checked against.
+struct RequestLimits {
+  int64_t vocab_size = 0;
+  int64_t engine_max_length = 0;
+  int64_t block_size = 0;
+};
+
+// The base is the scheduler's view; num_tokens there equals tokens.size().
+struct Request : ScheduledSequence {
+  // Checks prompt and config; the message names the field, the value and the bound.
+  static Result<std::shared_ptr<Request>> Create(uint64_t request_id,
+                                                 std::span<const int64_t> prompt_ids,
+                                                 const GenerationConfig& config,
+                                                 const RequestLimits& limits,
+                                                 std::shared_ptr<CompletionSetImpl> engine_set);
+
+  // Appends a sampled token; returns why the request ends now, or kNone.
+  FinishReason Append(int32_t token);
+  // EOS and single-token stop words may not be chosen while the length is below min_length.
+  bool BansEndTokens() const { return num_tokens < min_length; }
+  // Frees everything but the queue; called once the request has ended.
+  void ReleaseResources();
+
+  // Constant after Create.
+  uint64_t request_id = 0;
+  int64_t prompt_length = 0;
+  int64_t min_length = 0;
+  int32_t eos_token = -1;  // -1 where EOS does not end the request
+  std::vector<std::vector<int32_t>> stop_words;
+  std::vector<int32_t> end_tokens;
+  SamplingParams sampling;
+  std::shared_ptr<ResultQueueImpl> queue;
+
+  // The step thread's.
+  std::vector<int32_t> tokens;  // prompt, then generated; capacity is max_length
+  std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
+
+  // Guarded by the instance's mailbox mutex.
+  bool ended = false;
+  Request* next_new = nullptr;
+  Request* next_stop = nullptr;
+  std::shared_ptr<Request> stop_self;  // keeps it alive while in the list of stops
+};
+
+}  // namespace allspark

@@ -1,0 +1,167 @@
+#include "engine/result_queue_impl.h"
+
+#include <chrono>
+
+#include "base/clock.h"
+
+namespace allspark {
+
+ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens, int64_t max_tokens,
+                                 std::shared_ptr<CompletionSetImpl> engine_set)
+    : request_id_(request_id),
+      prompt_tokens_(prompt_tokens),
+      engine_set_(std::move(engine_set)),
+      arrival_us_(SteadyNowUs()) {
+  tokens_.reserve(static_cast<size_t>(max_tokens));
+  engine_hook_.queue = this;
+  attached_hook_.queue = this;
+}
+
+ResultQueueImpl::~ResultQueueImpl() {
+  engine_set_->Unlink(engine_hook_);
+  if (attached_set_ != nullptr) attached_set_->Unlink(attached_hook_);
+}
+
+GenerateRequestStatus ResultQueueImpl::GenerateStatus() const {
+  std::lock_guard lock(mutex_);
+  return status_;
+}
+
+FinishReason ResultQueueImpl::finish_reason() const {
+  std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+size_t ResultQueueImpl::GeneratedLength() const {
+  std::lock_guard lock(mutex_);
+  return tokens_.size();
+}
+
+std::string ResultQueueImpl::error() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
+  std::lock_guard lock(mutex_);
+  const auto ms = [](int64_t us) { return us / 1000; };
+  const auto since = [](int64_t from, int64_t to) { return to > from ? (to - from) / 1000 : 0; };
+  const auto per_second = [](int64_t count, int64_t us) {
+    return us > 0 ? count * 1000000 / us : 0;
+  };
+  const int64_t generated = static_cast<int64_t>(tokens_.size());
+  const int64_t last_us = finished_us_ != 0 ? finished_us_ : last_token_us_;
+  return {
+      {"arrival_time", ms(arrival_us_)},
+      {"first_token_time", ms(first_token_us_)},
+      {"last_token_time", ms(last_token_us_)},
+      {"time_to_first_token", since(arrival_us_, first_token_us_)},
+      {"time_in_queue", since(arrival_us_, scheduled_us_)},
+      {"finished_time", since(scheduled_us_ != 0 ? scheduled_us_ : arrival_us_, last_us)},
+      {"context_token_length", prompt_tokens_},
+      {"generated_token_length", generated},
+      {"context_cached_length", 0},
+      {"context_tps",
+       first_token_us_ == 0 ? 0 : per_second(prompt_tokens_, first_token_us_ - scheduled_us_)},
+      // The first token comes out of the prefill; only those after it took decode time.
+      {"generate_tps",
+       generated < 2 ? 0 : per_second(generated - 1, last_token_us_ - first_token_us_)},
+  };
+}
+
+std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
+  if (delivered_ == tokens_.size()) return std::nullopt;
+  GeneratedElements elements;
+  elements.ids_from_generate.assign(tokens_.begin() + static_cast<int64_t>(delivered_),
+                                    tokens_.end());
+  delivered_ = tokens_.size();
+  return elements;
+}
+
+std::optional<GeneratedElements> ResultQueueImpl::Get() {
+  std::unique_lock lock(mutex_);
+  ++num_waiters_;
+  changed_.wait(lock, [this] { return Readable(); });
+  --num_waiters_;
+  return TakeLocked();
+}
+
+std::optional<GeneratedElements> ResultQueueImpl::Get(int64_t timeout_ms) {
+  std::unique_lock lock(mutex_);
+  if (timeout_ms > 0) {
+    ++num_waiters_;
+    changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return Readable(); });
+    --num_waiters_;
+  }
+  return TakeLocked();
+}
+
+std::optional<GeneratedElements> ResultQueueImpl::GetNoWait() {
+  std::lock_guard lock(mutex_);
+  return TakeLocked();
+}
+
+void ResultQueueImpl::OnScheduled(int64_t now_us) {
+  std::lock_guard lock(mutex_);
+  if (scheduled_us_ == 0) scheduled_us_ = now_us;
+}
+
+void ResultQueueImpl::Append(int32_t token, int64_t now_us) {
+  std::lock_guard lock(mutex_);
+  if (tokens_.empty()) {
+    first_token_us_ = now_us;
+    status_ = GenerateRequestStatus::kContextFinished;
+  } else {
+    status_ = GenerateRequestStatus::kGenerating;
+  }
+  last_token_us_ = now_us;
+  tokens_.push_back(token);
+}
+
+void ResultQueueImpl::Finish(FinishReason reason, std::string error, int64_t now_us) {
+  std::lock_guard lock(mutex_);
+  if (IsTerminal(status_)) return;
+  switch (reason) {
+    case FinishReason::kInterrupted:
+      status_ = GenerateRequestStatus::kGenerateInterrupted;
+      break;
+    case FinishReason::kError:
+      status_ = GenerateRequestStatus::kInternalError;
+      break;
+    default:
+      status_ = GenerateRequestStatus::kGenerateFinished;
+  }
+  reason_ = reason;
+  error_ = std::move(error);
+  finished_us_ = now_us;
+}
+
+void ResultQueueImpl::Announce() {
+  std::lock_guard lock(mutex_);
+  if (num_waiters_ > 0) changed_.notify_all();
+  engine_set_->Mark(engine_hook_);
+  if (attached_set_ != nullptr) attached_set_->Mark(attached_hook_);
+}
+
+bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
+  std::unique_lock lock(mutex_);
+  ++num_waiters_;
+  const auto terminal = [this] { return IsTerminal(status_); };
+  bool done = true;
+  if (timeout_ms < 0) {
+    changed_.wait(lock, terminal);
+  } else {
+    done = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), terminal);
+  }
+  --num_waiters_;
+  return done;
+}
+
+void ResultQueueImpl::AttachSet(std::shared_ptr<CompletionSetImpl> set) {
+  std::lock_guard lock(mutex_);
+  if (attached_set_ != nullptr) attached_set_->Unlink(attached_hook_);
+  attached_set_ = std::move(set);
+  if (attached_set_ != nullptr && Readable()) attached_set_->Mark(attached_hook_);
+}
+
+}  // namespace allspark

@@ -1,0 +1,66 @@
+// The queue behind ResultQueue: a token buffer reserved when the request starts, a cursor of what has been
+// delivered, and the request's status and times. The step thread writes, any thread reads.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "allspark/result_queue.h"
+#include "engine/completion_set.h"
+
+namespace allspark {
+
+class ResultQueueImpl final : public ResultQueue,
+                              public std::enable_shared_from_this<ResultQueueImpl> {
+ public:
+  // max_tokens: most output tokens; reserved here so that the step thread never allocates.
+  ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens, int64_t max_tokens,
+                  std::shared_ptr<CompletionSetImpl> engine_set);
+  ~ResultQueueImpl() override;
+
+  GenerateRequestStatus GenerateStatus() const override;
+  FinishReason finish_reason() const override;
+  size_t GeneratedLength() const override;
+  std::string error() const override;
+  std::map<std::string, int64_t> RequestStatInfo() const override;
+  uint64_t request_id() const override { return request_id_; }
+  std::optional<GeneratedElements> Get() override;
+  std::optional<GeneratedElements> Get(int64_t timeout_ms) override;
+  std::optional<GeneratedElements> GetNoWait() override;
+
+  // For the step thread. Announce() signals what was written since the last one.
+  void OnScheduled(int64_t now_us);
+  void Append(int32_t token, int64_t now_us);
+  void Finish(FinishReason reason, std::string error, int64_t now_us);
+  void Announce();
+
+  // Blocks until terminal; false on timeout. timeout_ms < 0 waits for ever.
+  bool WaitTerminal(int64_t timeout_ms);
+  void AttachSet(std::shared_ptr<CompletionSetImpl> set);
+
+ private:
+  bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
+  std::optional<GeneratedElements> TakeLocked();
+
+  // Constant after construction.
+  const uint64_t request_id_;
+  const int64_t prompt_tokens_;
+  const std::shared_ptr<CompletionSetImpl> engine_set_;
+  const int64_t arrival_us_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  int num_waiters_ = 0;
+  GenerateRequestStatus status_ = GenerateRequestStatus::kInit;
+  FinishReason reason_ = FinishReason::kNone;
+  std::string error_;
+  std::vector<int32_t> tokens_;
+  size_t delivered_ = 0;
+  int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;
+  std::shared_ptr<CompletionSetImpl> attached_set_;
+  CompletionHook engine_hook_, attached_hook_;
+};
+
+}  // namespace allspark

@@ -1,0 +1,26 @@
+// Where tests look into, and break, a step: the hook sees its events on the step thread and may throw.
+#pragma once
+
+#include <cstdint>
+
+namespace allspark {
+
+enum class StepPhase : int {
+  kLoopBegin,   // the step thread has started
+  kBegin,       // a step was planned and is about to be computed
+  kLogits,      // one row of logits, before sampling
+  kEnd,         // the step is done; its tokens are in the queues
+};
+
+struct StepEvent {
+  StepPhase phase;
+  int64_t num_decodes = 0, num_prefill_tokens = 0;  // kBegin
+  uint64_t request_id = 0;                          // kLogits
+  int64_t position = 0;                             // kLogits: of the token to be sampled
+  const float* logits = nullptr;                    // kLogits: [vocab_size]
+  int64_t vocab_size = 0;
+};
+
+using StepHook = void (*)(void* context, const StepEvent& event);
+
+}  // namespace allspark

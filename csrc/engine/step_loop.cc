@@ -1,0 +1,300 @@
+// ModelInstance's step thread: mail, plan, forward, sample, deliver; and the warm-up, which runs the same code
+// on made-up batches. Between warm-up and stop nothing here allocates (tests/cpp/engine counts).
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/model_instance.h"
+
+namespace allspark {
+
+void ModelInstance::StepLoop() {
+  pthread_setname_np(pthread_self(), "allspark-step");
+  if (hook_ != nullptr) hook_(hook_context_, StepEvent{.phase = StepPhase::kLoopBegin});
+  while (TakeMail()) RunStep();
+  EndAll(FinishReason::kCancelled, "");
+  // The notify stays under the lock: once it is released, Stop may destroy this object.
+  std::lock_guard lock(mutex_);
+  loop_running_ = false;
+  loop_ended_.notify_all();
+}
+
+bool ModelInstance::TakeMail() {
+  Request* added = nullptr;
+  Request* stopped = nullptr;
+  Scheduler& scheduler = *running_->scheduler;
+  {
+    std::unique_lock lock(mutex_);
+    const auto has_work = [&] { return scheduler.num_waiting() + scheduler.num_running() > 0; };
+    mail_.wait(lock, [&] {
+      return new_head_ != nullptr || stop_head_ != nullptr || stopping_ || has_work();
+    });
+    std::swap(added, new_head_);
+    new_tail_ = nullptr;
+    std::swap(stopped, stop_head_);
+    if (stopping_ &&
+        (stop_mode_ == StopMode::kCancel || (added == nullptr && !has_work()))) {
+      // What was taken joins the scheduler so that EndAll finds it.
+      for (; added != nullptr; added = added->next_new) scheduler.Add(added);
+      DropStops(stopped);
+      return false;
+    }
+  }
+  for (; added != nullptr; added = added->next_new) scheduler.Add(added);
+  for (Request* request = stopped; request != nullptr; request = request->next_stop) {
+    EndRequest(request, FinishReason::kCancelled, "");
+  }
+  DropStops(stopped);
+  return true;
+}
+
+void ModelInstance::RunStep() {
+  Running& running = *running_;
+  Scheduler& scheduler = *running.scheduler;
+  const std::vector<PlannedChunk>* plan = nullptr;
+  try {
+    plan = &scheduler.Plan();
+    AS_CHECK(!plan->empty() || scheduler.num_running() == 0)
+        << "nothing was planned for " << scheduler.num_running() << " running sequences";
+  } catch (const std::exception& error) {
+    // The scheduler's own state is in doubt: nobody in it can be served.
+    EndAll(FinishReason::kError, std::string("scheduling failed: ") + error.what());
+    return;
+  }
+  if (plan->empty()) {
+    // Nothing runs and the first in line cannot be admitted: it never will be.
+    if (scheduler.first_waiting() != nullptr) {
+      EndRequest(static_cast<Request*>(scheduler.first_waiting()), FinishReason::kInterrupted,
+                 "the KV cache cannot hold this request");
+    }
+    return;
+  }
+  running.in_step = true;
+  try {
+    Batch batch;
+    BuildBatch(*plan, batch);
+    running.arena.Reset();
+    auto* logits = static_cast<float*>(running.logits_buffer.data());
+    running.decoder->Forward(batch, running.kv, running.arena, logits);
+    scheduler.Commit();
+    SampleAndAppend();
+    UpdateCounters(*plan);
+    if (hook_ != nullptr) hook_(hook_context_, StepEvent{.phase = StepPhase::kEnd});
+  } catch (const std::exception& error) {
+    FailStep(*plan, error.what());
+  } catch (...) {
+    FailStep(*plan, "an exception that is not a std::exception");
+  }
+  running.in_step = false;
+  running.ended.clear();
+}
+
+void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch) {
+  Running& running = *running_;
+  running.sequences.clear();
+  running.rows.clear();
+  running.sampled.clear();
+  const int64_t now_us = SteadyNowUs();
+  auto* logits = static_cast<float*>(running.logits_buffer.data());
+  StepEvent event{.phase = StepPhase::kBegin};
+  int64_t num_tokens = 0;
+  for (const PlannedChunk& chunk : plan) {
+    auto* request = static_cast<Request*>(chunk.sequence);
+    if (chunk.begin == 0) request->queue->OnScheduled(now_us);
+    AS_CHECK(num_tokens + chunk.num_tokens <= decoder_options_.max_tokens)
+        << "the plan exceeds the step's token budget";
+    for (int64_t i = 0; i < chunk.num_tokens; ++i) {
+      const auto slot = static_cast<size_t>(num_tokens + i);
+      running.tokens[slot] = request->tokens[static_cast<size_t>(chunk.begin + i)];
+      running.positions[slot] = static_cast<int32_t>(chunk.begin + i);
+    }
+    BatchSequence sequence{.token_begin = num_tokens,
+                           .num_tokens = chunk.num_tokens,
+                           .position = chunk.begin,
+                           .block_table = request->block_table.data()};
+    if (chunk.samples) {
+      sequence.logits_row = static_cast<int32_t>(running.rows.size());
+      SamplingRow row{.params = &request->sampling,
+                      .logits = logits + sequence.logits_row * limits_.vocab_size,
+                      .position = request->num_tokens};
+      if (request->BansEndTokens()) {
+        row.banned = request->end_tokens.data();
+        row.num_banned = static_cast<int64_t>(request->end_tokens.size());
+      }
+      running.rows.push_back(row);
+      running.sampled.push_back(request);
+    }
+    running.sequences.push_back(sequence);
+    num_tokens += chunk.num_tokens;
+    if (chunk.samples && chunk.num_tokens == 1) {
+      ++event.num_decodes;
+    } else {
+      event.num_prefill_tokens += chunk.num_tokens;
+    }
+  }
+  batch = {.tokens = running.tokens.data(),
+           .positions = running.positions.data(),
+           .num_tokens = num_tokens,
+           .sequences = running.sequences.data(),
+           .num_sequences = static_cast<int64_t>(running.sequences.size()),
+           .num_logits_rows = static_cast<int64_t>(running.rows.size())};
+  if (hook_ != nullptr) hook_(hook_context_, event);
+}
+
+void ModelInstance::SampleAndAppend() {
+  Running& running = *running_;
+  if (hook_ != nullptr) {
+    for (size_t i = 0; i < running.rows.size(); ++i) {
+      hook_(hook_context_, StepEvent{.phase = StepPhase::kLogits,
+                                     .request_id = running.sampled[i]->request_id,
+                                     .position = running.rows[i].position,
+                                     .logits = running.rows[i].logits,
+                                     .vocab_size = limits_.vocab_size});
+    }
+  }
+  running.sampler->Sample(running.rows.data(), static_cast<int64_t>(running.rows.size()));
+  const int64_t now_us = SteadyNowUs();
+  for (size_t i = 0; i < running.rows.size(); ++i) {
+    Request* request = running.sampled[i];
+    const int32_t token = running.rows[i].token;
+    if (token < 0) {
+      EndRequest(request, FinishReason::kError, "no token has a finite logit at position " +
+                                                    std::to_string(running.rows[i].position));
+      running.sampled[i] = nullptr;
+      continue;
+    }
+    const FinishReason reason = request->Append(token);
+    request->queue->Append(token, now_us);
+    if (reason != FinishReason::kNone) {
+      EndRequest(request, reason, "");
+      running.sampled[i] = nullptr;
+    }
+  }
+  // All tokens are in their queues before the first reader wakes: one signal a step.
+  for (Request* request : running.sampled) {
+    if (request != nullptr) request->queue->Announce();
+  }
+}
+
+void ModelInstance::FailStep(const std::vector<PlannedChunk>& plan, const std::string& message) {
+  AS_LOG(kError) << "model '" << config_.model_name << "': a step failed: " << message;
+  for (const PlannedChunk& chunk : plan) {
+    // A request that ended before the exception is gone already (state kNone).
+    if (chunk.sequence->state == ScheduledSequence::State::kNone) continue;
+    EndRequest(static_cast<Request*>(chunk.sequence), FinishReason::kError, message);
+  }
+}
+
+void ModelInstance::EndRequest(Request* request, FinishReason reason, std::string error) {
+  {
+    std::lock_guard lock(mutex_);
+    if (request->ended) return;
+    request->ended = true;
+    --num_live_;
+  }
+  if (request->state != ScheduledSequence::State::kNone) running_->scheduler->Remove(request);
+  request->ReleaseResources();
+  request->queue->Finish(reason, std::move(error), SteadyNowUs());
+  request->queue->Announce();
+  std::shared_ptr<Request> self = std::move(request->self);  // may be the last reference
+  if (running_->in_step) running_->ended.push_back(std::move(self));
+}
+
+void ModelInstance::EndAll(FinishReason reason, const std::string& error) {
+  Scheduler& scheduler = *running_->scheduler;
+  {
+    // Requests posted for stopping are in the scheduler too.
+    std::lock_guard lock(mutex_);
+    DropStops(std::exchange(stop_head_, nullptr));
+  }
+  while (scheduler.first_running() != nullptr) {
+    EndRequest(static_cast<Request*>(scheduler.first_running()), reason, error);
+  }
+  while (scheduler.first_waiting() != nullptr) {
+    EndRequest(static_cast<Request*>(scheduler.first_waiting()), reason, error);
+  }
+}
+
+void ModelInstance::UpdateCounters(const std::vector<PlannedChunk>& plan) {
+  const Scheduler& scheduler = *running_->scheduler;
+  int64_t prefilled = 0;
+  for (const PlannedChunk& chunk : plan) {
+    if (!chunk.samples || chunk.num_tokens > 1) prefilled += chunk.num_tokens;
+  }
+  const int64_t total_prefilled = counters_.prefilled += prefilled;
+  const int64_t total_generated =
+      counters_.generated += static_cast<int64_t>(running_->rows.size());
+  ++counters_.steps;
+  counters_.preemptions = scheduler.num_preemptions();
+  counters_.running = scheduler.num_running();
+  counters_.used_blocks = scheduler.pool().num_blocks() - scheduler.pool().num_free();
+  const int64_t now_us = SteadyNowUs();
+  const int64_t window_us = now_us - counters_.window_begin_us;
+  if (window_us >= 1000000) {
+    const double seconds = static_cast<double>(window_us) * 1e-6;
+    counters_.generated_per_second =
+        static_cast<double>(total_generated - counters_.window_generated) / seconds;
+    counters_.prefilled_per_second =
+        static_cast<double>(total_prefilled - counters_.window_prefilled) / seconds;
+    counters_.window_begin_us = now_us;
+    counters_.window_generated = total_generated;
+    counters_.window_prefilled = total_prefilled;
+  }
+}
+
+void ModelInstance::WarmUp(Running& running) const {
+  const char* disabled = std::getenv("ALLSPARK_DISABLE_WARMUP");
+  if (disabled != nullptr && std::string(disabled) == "1") return;
+  auto* logits = static_cast<float*>(running.logits_buffer.data());
+  // The largest prefill: one chunk from position 0, sampled.
+  const int64_t chunk = chunk_tokens_;
+  const int64_t blocks =
+      (chunk + config_.cache_span_size - 1) / config_.cache_span_size;
+  std::vector<int32_t> table(static_cast<size_t>(blocks));
+  for (int64_t i = 0; i < blocks; ++i) table[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  for (int64_t i = 0; i < chunk; ++i) {
+    running.tokens[static_cast<size_t>(i)] = 0;
+    running.positions[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  }
+  BatchSequence prefill{.num_tokens = chunk, .block_table = table.data(), .logits_row = 0};
+  Batch batch{.tokens = running.tokens.data(),
+              .positions = running.positions.data(),
+              .num_tokens = chunk,
+              .sequences = &prefill,
+              .num_sequences = 1,
+              .num_logits_rows = 1};
+  running.arena.Reset();
+  running.decoder->Forward(batch, running.kv, running.arena, logits);
+
+  // A full batch of decodes at position 0. They may share a block: nobody reads the result.
+  const int64_t max_batch = config_.engine_max_batch;
+  std::vector<int32_t> block_ids(static_cast<size_t>(max_batch));
+  std::vector<SamplingRow> rows(static_cast<size_t>(max_batch));
+  const SamplingParams sampling{.greedy = false, .top_k = 50, .top_p = 0.9f};
+  running.sequences.clear();
+  for (int64_t i = 0; i < max_batch; ++i) {
+    const auto slot = static_cast<size_t>(i);
+    running.tokens[slot] = 0;
+    running.positions[slot] = 0;
+    block_ids[slot] = static_cast<int32_t>(i % num_blocks_);
+    running.sequences.push_back({.token_begin = i,
+                                 .num_tokens = 1,
+                                 .block_table = &block_ids[slot],
+                                 .logits_row = static_cast<int32_t>(i)});
+    rows[slot] = {.params = &sampling, .logits = logits + i * limits_.vocab_size, .position = 1};
+  }
+  batch.num_tokens = batch.num_sequences = batch.num_logits_rows = max_batch;
+  batch.sequences = running.sequences.data();
+  running.arena.Reset();
+  running.decoder->Forward(batch, running.kv, running.arena, logits);
+  running.sampler->Sample(rows.data(), max_batch);
+}
+
+}  // namespace allspark

@@ -1,0 +1,92 @@
+#include "engine/testing.h"
+
+#include <algorithm>
+
+#include "kernels/kernel_table.h"
+#include "memory/bfc_allocator.h"
+#include "model/decoder.h"
+#include "platform/thread_pool.h"
+#include "weights/model_reader.h"
+
+namespace allspark {
+
+std::vector<std::string> KernelTableNames() {
+  std::vector<std::string> names;
+  for (const kernels::KernelTable* table : kernels::AvailableTables()) names.push_back(table->name);
+  return names;
+}
+
+Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image,
+                                         const std::string& graph_path,
+                                         const std::string& param_path,
+                                         const std::vector<int32_t>& ids,
+                                         const ForwardOptions& options) {
+  ThreadPool pool(static_cast<int>(options.num_threads), /*pin=*/false);
+  Result<std::unique_ptr<Allocator>> allocator = CreateCpuBfcAllocator({}, TotalMemoryBytes());
+  if (!allocator.ok()) return allocator.status();
+  Result<std::unique_ptr<ModelReader>> reader =
+      image != nullptr ? ModelReader::OpenImage(image, &pool)
+                       : ModelReader::OpenFiles(graph_path, param_path, &pool);
+  if (!reader.ok()) return reader.status();
+  const kernels::KernelTable* table =
+      options.isa.empty() ? kernels::DefaultTable() : kernels::FindTable(options.isa);
+  if (table == nullptr) return Status::InvalidArgument("isa is '" + options.isa + "'; not here");
+
+  const auto num_tokens = static_cast<int64_t>(ids.size());
+  const DecoderOptions decoder_options{.max_length = std::max<int64_t>(num_tokens, 2),
+                                       .max_tokens = num_tokens,
+                                       .max_logits_rows = num_tokens,
+                                       .block_size = options.block_size};
+  Result<std::unique_ptr<Decoder>> decoder =
+      Decoder::Create(**reader, decoder_options, *table, &pool, allocator->get());
+  if (!decoder.ok()) return decoder.status();
+  const int64_t num_blocks = (num_tokens + options.block_size - 1) / options.block_size;
+  Result<Buffer> kv = Buffer::Create(
+      allocator->get(), static_cast<size_t>(num_blocks * (*decoder)->block_bytes()));
+  if (!kv.ok()) return kv.status();
+  Result<Buffer> scratch =
+      Buffer::Create(allocator->get(), static_cast<size_t>((*decoder)->arena_bytes()));
+  if (!scratch.ok()) return scratch.status();
+  StepArena arena(std::move(*scratch));
+
+  std::vector<int32_t> table_ids(static_cast<size_t>(num_blocks));
+  for (size_t i = 0; i < table_ids.size(); ++i) table_ids[i] = static_cast<int32_t>(i);
+  std::vector<int32_t> positions(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) positions[i] = static_cast<int32_t>(i);
+  const int64_t vocab_size = (*decoder)->vocab_size();
+  std::vector<float> logits(ids.size() * static_cast<size_t>(vocab_size));
+  const KvPool pool_view{static_cast<unsigned char*>(kv->data()), num_blocks};
+
+  // A chunk is a batch of one-token sequences over the one block table: each layer stores the chunk's keys and
+  // values before it attends, so every token sees those before it, and every row can want logits.
+  size_t chunk_index = 0;
+  std::vector<BatchSequence> sequences;
+  for (int64_t begin = 0; begin < num_tokens;) {
+    int64_t count = num_tokens - begin;
+    if (!options.chunk_sizes.empty()) {
+      const size_t last = options.chunk_sizes.size() - 1;
+      count = std::min(count, options.chunk_sizes[std::min(chunk_index, last)]);
+    }
+    sequences.clear();
+    for (int64_t i = 0; i < count; ++i) {
+      sequences.push_back({.token_begin = i,
+                           .num_tokens = 1,
+                           .position = begin + i,
+                           .block_table = table_ids.data(),
+                           .logits_row = static_cast<int32_t>(i)});
+    }
+    const Batch batch{.tokens = ids.data() + begin,
+                      .positions = positions.data() + begin,
+                      .num_tokens = count,
+                      .sequences = sequences.data(),
+                      .num_sequences = count,
+                      .num_logits_rows = count};
+    arena.Reset();
+    (*decoder)->Forward(batch, pool_view, arena, logits.data() + begin * vocab_size);
+    begin += count;
+    ++chunk_index;
+  }
+  return logits;
+}
+
+}  // namespace allspark

@@ -1,0 +1,41 @@
+// Doors into the engine for tests and for the Python `testing` submodule; not installed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allspark/engine.h"
+#include "engine/step_events.h"
+#include "memory/allocator.h"
+
+namespace allspark {
+
+struct TestingAccess {
+  // Events of the model's step thread go to `hook`; the model must not be Running.
+  static Status SetStepHook(Engine& engine, const std::string& model_name, StepHook hook,
+                            void* context);
+  // The device allocator's statistics.
+  static Result<AllocatorStats> DeviceStats(Engine& engine);
+};
+
+// Names of the kernel tables this machine can run, weakest first.
+std::vector<std::string> KernelTableNames();
+
+struct ForwardOptions {
+  std::vector<int64_t> chunk_sizes;  // tokens per forward, the last one repeated; empty: all at once
+  int64_t num_threads = 1;
+  std::string isa;                   // "" or a kernel table's name
+  int64_t block_size = 32;
+};
+
+// Logits of every position of `ids`, [ids.size(), vocab_size] row-major, straight from a decoder: no scheduler,
+// no sampler. The model comes from `image`, or from the two files when it is null.
+Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image,
+                                         const std::string& graph_path,
+                                         const std::string& param_path,
+                                         const std::vector<int32_t>& ids,
+                                         const ForwardOptions& options);
+
+}  // namespace allspark

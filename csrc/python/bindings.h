@@ -1,0 +1,20 @@
+// The parts of the extension module, one file each, and the one translation of Status into exceptions.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "allspark/status.h"
+
+namespace allspark::python {
+
+void BindResults(pybind11::module_& module);
+void BindSerializer(pybind11::module_& module);
+void BindEngine(pybind11::module_& module);
+void BindTesting(pybind11::module_& module);
+
+// Raises the Python class that stands for the code: InvalidArgument ValueError, NotFound KeyError,
+// ResourceExhausted allspark.errors.OutOfMemoryError, Unimplemented NotImplementedError, the rest
+// allspark.errors.AllSparkError.
+void ThrowIfError(const Status& status);
+
+}  // namespace allspark::python

@@ -1,0 +1,98 @@
+// Engine: each call returns a Status (or a tuple that begins with one); the Python layer turns it
+// into AsStatus and keeps the message.
+
+#include "allspark/engine.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace allspark::python {
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+using IdArray = py::array_t<int64_t, py::array::c_style>;
+
+py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
+                       const GenerationConfig& config) {
+  const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
+  auto started = [&]() -> Result<StartedRequest> {
+    py::gil_scoped_release release;
+    return engine.StartRequest(model_name, ids, config);
+  }();
+  if (!started.ok()) return py::make_tuple(started.status(), py::none(), py::none());
+  return py::make_tuple(started.status(), started->handle, started->queue);
+}
+
+// Waits in slices, so that a signal such as Ctrl-C ends the wait. `sync(slice_ms)` is one wait.
+template <typename Sync>
+Status SyncInterruptible(int64_t timeout_ms, Sync sync) {
+  constexpr int64_t kSliceMs = 100;
+  int64_t left_ms = timeout_ms;
+  while (true) {
+    const int64_t slice_ms = timeout_ms < 0 ? kSliceMs : std::min(left_ms, kSliceMs);
+    Status status = [&] {
+      py::gil_scoped_release release;
+      return sync(slice_ms);
+    }();
+    left_ms -= slice_ms;
+    if (status.code() != StatusCode::kDeadlineExceeded) return status;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (timeout_ms >= 0 && left_ms <= 0) return status;
+  }
+}
+
+}  // namespace
+
+void BindEngine(py::module_& m) {
+  py::class_<Engine>(m, "NativeEngine", "The engine; wrapped by allspark.Engine.")
+      .def(py::init<>())
+      .def("register_image",
+           [](Engine& engine, const std::string& name, std::shared_ptr<ModelImage> image) {
+             return engine.RegisterImage(name, std::move(image));
+           })
+      .def("install_model", &Engine::InstallModel, NoGil())
+      .def("start_model", &Engine::StartModel, NoGil())
+      .def(
+          "stop_model",
+          [](Engine& engine, const std::string& name, bool drain, int64_t timeout_ms) {
+            return engine.StopModel(name, drain ? StopMode::kDrain : StopMode::kCancel, timeout_ms);
+          },
+          NoGil())
+      .def("release_model", &Engine::ReleaseModel, NoGil())
+      .def("model_state",
+           [](const Engine& engine, const std::string& name) {
+             auto state = engine.GetModelState(name);
+             ThrowIfError(state.status());
+             return *state;
+           })
+      .def("list_models", &Engine::ListModels)
+      .def("start_request", &StartRequest)
+      .def("stop_request", &Engine::StopRequest, NoGil())
+      .def("release_request", &Engine::ReleaseRequest, NoGil())
+      .def("sync_request",
+           [](Engine& engine, const std::string& name, RequestHandle handle, int64_t timeout_ms) {
+             return SyncInterruptible(timeout_ms, [&](int64_t slice_ms) {
+               return engine.SyncRequest(name, handle, slice_ms);
+             });
+           })
+      .def("sync_all_requests",
+           [](Engine& engine, const std::string& name, int64_t timeout_ms) {
+             return SyncInterruptible(timeout_ms, [&](int64_t slice_ms) {
+               return engine.SyncAllRequests(name, slice_ms);
+             });
+           })
+      .def("engine_stat",
+           [](const Engine& engine, const std::string& name) {
+             auto stat = engine.GetEngineStat(name);
+             ThrowIfError(stat.status());
+             return std::move(*stat);
+           })
+      .def_property_readonly("completions", &Engine::completions)
+      .def_static("version", &Engine::Version);
+}
+
+}  // namespace allspark::python

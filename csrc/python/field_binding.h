@@ -1,0 +1,113 @@
+// Binds a config struct from its Fields() list: attributes, from_dict with unknown keys and wrong types
+// refused, to_dict, equality and printing.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include "allspark/config.h"
+
+namespace allspark::python {
+
+namespace py = pybind11;
+
+template <typename T>
+const char* TypeText() {
+  if constexpr (std::is_same_v<T, bool>) return "a bool";
+  else if constexpr (std::is_enum_v<T>) return "a member of its enum";
+  else if constexpr (std::is_integral_v<T>) return "an integer";
+  else if constexpr (std::is_floating_point_v<T>) return "a number";
+  else if constexpr (std::is_same_v<T, std::string>) return "a str";
+  else return "a list of lists of integers";
+}
+
+template <typename T>
+T CastField(const char* name, py::handle value) {
+  // Python's bool is an int; as a number it is nearly always a slip.
+  const bool is_bool = py::isinstance<py::bool_>(value);
+  try {
+    if (std::is_same_v<T, bool> || !is_bool) return value.cast<T>();
+  } catch (const py::cast_error&) {
+  }
+  throw py::type_error(std::string(name) + " is " + py::repr(value).cast<std::string>() + " (" +
+                       py::str(py::type::of(value).attr("__name__")).cast<std::string>() +
+                       "); it must be " + TypeText<T>());
+}
+
+template <typename Struct>
+void SetField(Struct& object, const std::string& key, py::handle value) {
+  bool known = false;
+  std::apply(
+      [&](const auto&... field) {
+        ((key == field.name
+              ? (known = true,
+                 object.*field.member =
+                     CastField<std::remove_reference_t<decltype(object.*field.member)>>(field.name,
+                                                                                        value),
+                 void())
+              : void()),
+         ...);
+      },
+      Struct::Fields());
+  if (known) return;
+  std::string names;
+  std::apply([&](const auto&... field) { ((names += std::string(" ") + field.name), ...); },
+             Struct::Fields());
+  throw py::value_error("unknown key '" + key + "'; the keys are:" + names);
+}
+
+template <typename Struct>
+Struct FromDict(const py::dict& dict) {
+  Struct object;
+  for (const auto& [key, value] : dict) {
+    SetField(object, CastField<std::string>("a key", key), value);
+  }
+  return object;
+}
+
+template <typename Struct>
+py::dict ToDict(const Struct& object) {
+  py::dict dict;
+  std::apply([&](const auto&... field) { ((dict[field.name] = object.*field.member), ...); },
+             Struct::Fields());
+  return dict;
+}
+
+template <typename Struct>
+std::string Repr(const char* class_name, const Struct& object) {
+  std::string text = std::string(class_name) + "(";
+  const char* separator = "";
+  for (const auto& [key, value] : ToDict(object)) {
+    text += separator + py::str(key).template cast<std::string>() + "=" +
+            py::repr(value).template cast<std::string>();
+    separator = ", ";
+  }
+  return text + ")";
+}
+
+// Binds attributes and to_dict; the caller adds constructors.
+template <typename Struct>
+py::class_<Struct> BindFields(py::module_& module, const char* class_name, const char* doc) {
+  py::class_<Struct> bound(module, class_name, doc);
+  std::apply(
+      [&](const auto&... field) {
+        (bound.def_property(
+             field.name,
+             [member = field.member](const Struct& object) { return object.*member; },
+             [member = field.member, name = field.name](Struct& object, py::handle value) {
+               using T = std::remove_reference_t<decltype(object.*member)>;
+               object.*member = CastField<T>(name, value);
+             }),
+         ...);
+      },
+      Struct::Fields());
+  bound.def("to_dict", &ToDict<Struct>);
+  bound.def("__repr__", [class_name](const Struct& o) { return Repr(class_name, o); });
+  return bound;
+}
+
+}  // namespace allspark::python

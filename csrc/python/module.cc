@@ -1,0 +1,114 @@
+// The extension module `allspark._allspark`: a thin image of the C++ API. Failures come back as Status
+// objects where the Python layer returns AsStatus, and as exceptions elsewhere. Every call that can block
+// releases the GIL; no Python object is held by, or called from, an engine thread.
+
+#include <pybind11/native_enum.h>
+
+#include "allspark/engine.h"
+#include "python/bindings.h"
+#include "python/field_binding.h"
+
+namespace allspark::python {
+namespace {
+
+void BindEnums(py::module_& m) {
+  using A = AsStatus;
+  py::native_enum<A>(m, "AsStatus", "enum.IntEnum", "Status numbers of the DashInfer interface.")
+      .value("ALLSPARK_SUCCESS", A::kSuccess)
+      .value("ALLSPARK_UNKNOWN_ERROR", A::kUnknownError)
+      .value("ALLSPARK_PARAM_ERROR", A::kParamError)
+      .value("ALLSPARK_IO_ERROR", A::kIoError)
+      .value("ALLSPARK_MEMORY_ERROR", A::kMemoryError)
+      .value("ALLSPARK_RUNTIME_ERROR", A::kRuntimeError)
+      .value("ALLSPARK_EXCEED_LIMIT_ERROR", A::kExceedLimitError)
+      .value("ALLSPARK_INVALID_CALL_ERROR", A::kInvalidCallError)
+      .value("ALLSPARK_EMPTY_REQUEST", A::kEmptyRequest)
+      .value("ALLSPARK_ILLEGAL_REQUEST_ID", A::kIllegalRequestId)
+      .value("ALLSPARK_CACHE_MEMORY_OUT", A::kCacheMemoryOut)
+      .value("ALLSPARK_REQUEST_DENIED", A::kRequestDenied)
+      .value("ALLSPARK_CHUNK_PREFILL", A::kChunkPrefill)
+      .value("ALLSPARK_DEPRECATED", A::kDeprecated)
+      .value("ALLSPARK_LORA_NUM_EXCEED_LIMIT_ERROR", A::kLoraNumExceedLimitError)
+      .value("ALLSPARK_LORA_RANK_EXCEED_LIMIT_ERROR", A::kLoraRankExceedLimitError)
+      .value("ALLSPARK_LORA_NOT_FOUND", A::kLoraNotFound)
+      .value("ALLSPARK_LORA_ALREADY_LOADED", A::kLoraAlreadyLoaded)
+      .value("ALLSPARK_LORA_IN_USE", A::kLoraInUse)
+      .value("ALLSPARK_STREAMING", A::kStreaming)
+      .finalize();
+  using G = GenerateRequestStatus;
+  py::native_enum<G>(m, "GenerateRequestStatus", "enum.IntEnum", "Life of a request.")
+      .value("Init", G::kInit)
+      .value("ContextFinished", G::kContextFinished)
+      .value("Generating", G::kGenerating)
+      .value("GenerateFinished", G::kGenerateFinished)
+      .value("GenerateInterrupted", G::kGenerateInterrupted)
+      .value("InternalError", G::kInternalError)
+      .finalize();
+  py::native_enum<ModelState>(m, "ModelState", "enum.IntEnum", "States of an installed model.")
+      .value("Initial", ModelState::kInitial)
+      .value("Running", ModelState::kRunning)
+      .value("Stop", ModelState::kStop)
+      .value("Released", ModelState::kReleased)
+      .finalize();
+  py::native_enum<CacheMode>(m, "AsCacheMode", "enum.IntEnum", "How the KV cache stores values.")
+      .value("AsCacheDefault", CacheMode::kDefault)
+      .value("AsCacheQuantI8", CacheMode::kQuantI8)
+      .value("AsCacheQuantU4", CacheMode::kQuantU4)
+      .finalize();
+  py::native_enum<StatusCode>(m, "StatusCode", "enum.IntEnum", "Kind of a failure.")
+      .value("OK", StatusCode::kOk)
+      .value("INVALID_ARGUMENT", StatusCode::kInvalidArgument)
+      .value("NOT_FOUND", StatusCode::kNotFound)
+      .value("RESOURCE_EXHAUSTED", StatusCode::kResourceExhausted)
+      .value("FAILED_PRECONDITION", StatusCode::kFailedPrecondition)
+      .value("CANCELLED", StatusCode::kCancelled)
+      .value("UNIMPLEMENTED", StatusCode::kUnimplemented)
+      .value("DATA_LOSS", StatusCode::kDataLoss)
+      .value("INTERNAL", StatusCode::kInternal)
+      .value("DEADLINE_EXCEEDED", StatusCode::kDeadlineExceeded)
+      .finalize();
+}
+
+void BindStatusAndConfigs(py::module_& m) {
+  py::class_<Status>(m, "Status", "Outcome of a call: code, as_status, message.")
+      .def_property_readonly("ok", &Status::ok)
+      .def_property_readonly("code", &Status::code)
+      .def_property_readonly("as_status", &Status::as_status)
+      .def_property_readonly("message", &Status::message)
+      .def("__repr__", &Status::ToString);
+
+  BindFields<RuntimeConfig>(m, "AsModelConfig",
+                            "How an installed model runs; built by AsModelRuntimeConfigBuilder.")
+      .def(py::init([](const py::kwargs& kwargs) { return FromDict<RuntimeConfig>(kwargs); }))
+      .def_static("from_dict", &FromDict<RuntimeConfig>, py::arg("fields"))
+      .def("validate", [](const RuntimeConfig& config) { return Validate(config); })
+      .def(
+          "__eq__",
+          [](const RuntimeConfig& a, const RuntimeConfig& b) { return a == b; }, py::is_operator())
+      .def("__copy__", [](const RuntimeConfig& config) { return config; });
+
+  BindFields<GenerationConfig>(m, "GenerateConfig", "What a request asks for.")
+      .def(py::init([](const py::kwargs& kwargs) { return FromDict<GenerationConfig>(kwargs); }))
+      .def_static("from_dict", &FromDict<GenerationConfig>, py::arg("fields"))
+      .def("validate", [](const GenerationConfig& config) { return Validate(config); })
+      .def(
+          "__eq__",
+          [](const GenerationConfig& a, const GenerationConfig& b) { return a == b; },
+          py::is_operator());
+
+  BindFields<EngineStat>(m, "AsEngineStat", "A snapshot of a model's counters.");
+}
+
+}  // namespace
+}  // namespace allspark::python
+
+PYBIND11_MODULE(_allspark, m) {
+  m.doc() = "Native part of allspark.";
+  m.attr("__version__") = allspark::Engine::Version();
+  allspark::python::BindEnums(m);
+  allspark::python::BindStatusAndConfigs(m);
+  allspark::python::BindResults(m);
+  allspark::python::BindSerializer(m);
+  allspark::python::BindEngine(m);
+  allspark::python::BindTesting(m);
+}

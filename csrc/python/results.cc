@@ -1,0 +1,107 @@
+// ResultQueue, GeneratedElements, CompletionSet, RequestHandle.
+
+#include "allspark/result_queue.h"
+
+#include <pybind11/stl.h>
+
+#include "allspark/engine.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace allspark::python {
+namespace {
+
+// Calls Get(timeout) in slices, so that a signal such as Ctrl-C ends the wait.
+std::optional<GeneratedElements> GetInterruptible(ResultQueue& queue, int64_t timeout_ms) {
+  constexpr int64_t kSliceMs = 100;
+  int64_t left_ms = timeout_ms;
+  while (true) {
+    std::optional<GeneratedElements> elements;
+    bool terminal = false;
+    {
+      py::gil_scoped_release release;
+      const int64_t slice_ms = timeout_ms < 0 ? kSliceMs : std::min(left_ms, kSliceMs);
+      // The status comes first: tokens that arrive after it are seen by the Get.
+      terminal = IsTerminal(queue.GenerateStatus());
+      elements = terminal ? queue.GetNoWait() : queue.Get(slice_ms);
+      left_ms -= slice_ms;
+    }
+    if (elements.has_value() || terminal) return elements;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (timeout_ms >= 0 && left_ms <= 0) return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void ThrowIfError(const Status& status) {
+  if (status.ok()) return;
+  const auto raise = [&](py::handle type) {
+    PyErr_SetString(type.ptr(), status.message().c_str());
+    throw py::error_already_set();
+  };
+  switch (status.code()) {
+    case StatusCode::kInvalidArgument:
+      raise(PyExc_ValueError);
+      break;
+    case StatusCode::kNotFound:
+      raise(PyExc_KeyError);
+      break;
+    case StatusCode::kUnimplemented:
+      raise(PyExc_NotImplementedError);
+      break;
+    case StatusCode::kResourceExhausted:
+      raise(py::module_::import("allspark.errors").attr("OutOfMemoryError"));
+      break;
+    default:
+      raise(py::module_::import("allspark.errors").attr("AllSparkError"));
+  }
+}
+
+void BindResults(py::module_& m) {
+  py::class_<GeneratedElements>(m, "GeneratedElements",
+                                "Tokens, and what belongs to them, since the last getter call.")
+      .def_readonly("ids_from_generate", &GeneratedElements::ids_from_generate)
+      .def_readonly("log_probs_list", &GeneratedElements::log_probs_list)
+      .def_readonly("token_logprobs_list", &GeneratedElements::token_logprobs_list)
+      .def_property_readonly("tensors_from_model_inference",
+                             [](const GeneratedElements&) { return py::list(); })
+      .def_readonly("prefix_cache_len", &GeneratedElements::prefix_cache_len)
+      .def_readonly("prefix_len_gpu", &GeneratedElements::prefix_len_gpu)
+      .def_readonly("prefix_len_cpu", &GeneratedElements::prefix_len_cpu);
+
+  py::class_<ResultQueue, std::shared_ptr<ResultQueue>>(
+      m, "NativeResultQueue", "What a request gives back; wrapped by allspark.ResultQueue.")
+      .def("status", &ResultQueue::GenerateStatus)
+      .def("finish_reason",
+           [](const ResultQueue& q) { return std::string(FinishReasonName(q.finish_reason())); })
+      .def("error", &ResultQueue::error)
+      .def("generated_length", &ResultQueue::GeneratedLength)
+      .def("stat_info", &ResultQueue::RequestStatInfo)
+      .def_property_readonly("request_id", &ResultQueue::request_id)
+      .def("get", &GetInterruptible, py::arg("timeout_ms"))
+      .def("get_nowait", &ResultQueue::GetNoWait);
+
+  py::class_<CompletionSet, std::shared_ptr<CompletionSet>>(
+      m, "CompletionSet", "Queues that changed, behind one pollable descriptor.")
+      .def(py::init(&CompletionSet::Create))
+      .def("fileno", &CompletionSet::fd)
+      .def("attach", &CompletionSet::Attach, py::arg("queue"))
+      .def("drain", [](CompletionSet& set) {
+        std::vector<uint64_t> ids;
+        for (const auto& queue : set.Drain()) ids.push_back(queue->request_id());
+        return ids;
+      });
+
+  py::class_<RequestHandle>(m, "RequestHandle", "A request's identity within one engine.")
+      .def_readonly("id", &RequestHandle::id)
+      .def("__eq__", [](const RequestHandle& a, const RequestHandle& b) { return a == b; },
+           py::is_operator())
+      .def("__hash__", [](const RequestHandle& handle) { return handle.id; })
+      .def("__repr__", [](const RequestHandle& handle) {
+        return "RequestHandle(" + std::to_string(handle.id) + ")";
+      });
+}
+
+}  // namespace allspark::python
