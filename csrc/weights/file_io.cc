@@ -1,0 +1,233 @@
+#include "weights/file_io.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+
+#include "platform/thread_pool.h"
+#include "weights/format.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14; older C libraries do not name it.
+#endif
+
+namespace allspark::weights {
+namespace {
+
+constexpr int64_t kHugePageBytes = 2 << 20;
+
+StatusCode CodeOfErrno(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+      return StatusCode::kResourceExhausted;
+    case ENOENT:
+      return StatusCode::kNotFound;
+    case EISDIR:
+    case ENOTDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case EINVAL:
+      return StatusCode::kInvalidArgument;
+    case EIO:
+      return StatusCode::kDataLoss;
+    default:
+      return StatusCode::kFailedPrecondition;
+  }
+}
+
+const char* KindOfFile(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "not a regular file";
+}
+
+Status NoRoom(const std::string& path, int64_t bytes, const std::string& why) {
+  return Status(StatusCode::kResourceExhausted, AsStatus::kIoError,
+                path + " needs " + std::to_string(bytes) + " bytes; " + why);
+}
+
+// Told before hours of conversion instead of after; running out later is still caught at each write.
+Status CheckRoom(int fd, const std::string& path, int64_t bytes) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      limit.rlim_cur < static_cast<rlim_t>(bytes)) {
+    return NoRoom(path, bytes,
+                  "this process may write files of " + std::to_string(limit.rlim_cur) +
+                      " bytes (RLIMIT_FSIZE)");
+  }
+  struct statvfs fs;
+  // Some user-space file systems report no sizes at all.
+  if (fstatvfs(fd, &fs) != 0 || fs.f_blocks == 0 || fs.f_frsize == 0) return Status::Ok();
+  const auto blocks = static_cast<uint64_t>(CeilDiv(bytes, static_cast<int64_t>(fs.f_frsize)));
+  if (blocks > fs.f_bavail) {
+    return NoRoom(path, bytes,
+                  "its file system has " + std::to_string(fs.f_bavail * fs.f_frsize) + " free");
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status ErrnoStatus(std::string_view action, const std::string& path, int error) {
+  return Status(CodeOfErrno(error), AsStatus::kIoError,
+                "cannot " + std::string(action) + " " + path + ": " +
+                    std::generic_category().message(error));
+}
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Result<OpenedFile> OpenRegularFile(const std::string& path) {
+  // O_NONBLOCK: opening a FIFO must not wait for its writer.
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (fd.get() < 0) return ErrnoStatus("open", path, errno);
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus("inspect", path, errno);
+  if (!S_ISREG(info.st_mode)) {
+    return Status(StatusCode::kInvalidArgument, AsStatus::kIoError,
+                  path + " is " + KindOfFile(info.st_mode) + "; it must be a regular file");
+  }
+  OpenedFile file;
+  file.fd = std::move(fd);
+  file.bytes = info.st_size;
+  return file;
+}
+
+Status ReadFully(int fd, const std::string& path, int64_t offset, void* data, int64_t bytes) {
+  auto* at = static_cast<unsigned char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = pread(fd, at, static_cast<size_t>(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus("read", path, errno);
+    if (n == 0) {
+      return Status::DataLoss(path + " ends at offset " + std::to_string(offset) + ", " +
+                              std::to_string(bytes) + " bytes early");
+    }
+    at += n;
+    offset += n;
+    bytes -= n;
+  }
+  return Status::Ok();
+}
+
+Status WriteFully(int fd, const std::string& path, int64_t offset, const void* data,
+                  int64_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = pwrite(fd, at, static_cast<size_t>(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus("write at offset " + std::to_string(offset) + " of", path, errno);
+    at += n;
+    offset += n;
+    bytes -= n;
+  }
+  return Status::Ok();
+}
+
+Mapping::~Mapping() {
+  if (base_ != nullptr) munmap(base_, mapped_bytes_);
+}
+
+Result<Mapping> Mapping::Anonymous(int64_t bytes) {
+  const std::string what = "a memory image of " + std::to_string(bytes) + " bytes";
+  const int64_t available = AvailableMemoryBytes();
+  // The kernel would promise the memory all the same, and end the process later.
+  if (bytes > available) {
+    return Status::ResourceExhausted(what + " does not fit: " + std::to_string(available) +
+                                     " bytes of memory are available");
+  }
+  const auto size = static_cast<size_t>(bytes + kHugePageBytes);
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return ErrnoStatus("map", what, errno);
+  Mapping mapping;
+  mapping.base_ = base;
+  mapping.mapped_bytes_ = size;
+  mapping.data_ = reinterpret_cast<unsigned char*>(
+      AlignUp(static_cast<int64_t>(reinterpret_cast<uintptr_t>(base)), kHugePageBytes));
+  mapping.bytes_ = bytes;
+  // Where huge pages are off this fails, which costs speed only.
+  (void)madvise(mapping.data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  return mapping;
+}
+
+Result<Mapping> Mapping::File(const OpenedFile& file, const std::string& path) {
+  const auto size = static_cast<size_t>(file.bytes);
+  void* base = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd.get(), 0);
+  if (base == MAP_FAILED) return ErrnoStatus("map", path, errno);
+  Mapping mapping;
+  mapping.base_ = base;
+  mapping.mapped_bytes_ = size;
+  mapping.data_ = static_cast<unsigned char*>(base);
+  mapping.bytes_ = file.bytes;
+  (void)madvise(base, size, MADV_HUGEPAGE);
+  (void)madvise(base, size, MADV_WILLNEED);
+  return mapping;
+}
+
+void Mapping::MakeReadOnly() { (void)mprotect(base_, mapped_bytes_, PROT_READ); }
+
+bool Mapping::Populate(int64_t offset, int64_t bytes) const {
+  const int64_t begin = offset / kTensorAlignment * kTensorAlignment;
+  const auto size = static_cast<size_t>(offset + bytes - begin);
+  if (madvise(data_ + begin, size, MADV_POPULATE_READ) == 0) return true;
+  return errno != EFAULT && errno != EHWPOISON;  // EINVAL: an older kernel.
+}
+
+TempFile::~TempFile() {
+  if (!temp_path_.empty()) unlink(temp_path_.c_str());
+}
+
+Result<TempFile> TempFile::Create(const std::string& final_path, int64_t bytes) {
+  static std::atomic<uint64_t> counter{0};
+  struct stat info;
+  if (stat(final_path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return Status(StatusCode::kInvalidArgument, AsStatus::kIoError,
+                  final_path + " is " + KindOfFile(info.st_mode) + "; it cannot be replaced");
+  }
+  TempFile file;
+  file.final_path_ = final_path;
+  std::string temp_path;
+  do {  // A name that is taken was left behind by a process of the same id.
+    temp_path = final_path + ".tmp-" + std::to_string(getpid()) + "-" + std::to_string(counter++);
+    file.fd_ = UniqueFd(open(temp_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  } while (file.fd_.get() < 0 && errno == EEXIST);
+  if (file.fd_.get() < 0) return ErrnoStatus("create", temp_path, errno);
+  file.temp_path_ = temp_path;
+  AS_RETURN_IF_ERROR(CheckRoom(file.fd(), final_path, bytes));
+  if (ftruncate(file.fd(), bytes) != 0) return ErrnoStatus("extend", temp_path, errno);
+  return file;
+}
+
+Status TempFile::Close() {
+  // Network file systems report a failed write only here.
+  if (close(fd_.Release()) != 0) return ErrnoStatus("close", temp_path_, errno);
+  return Status::Ok();
+}
+
+Status TempFile::Commit() {
+  if (rename(temp_path_.c_str(), final_path_.c_str()) != 0) {
+    return ErrnoStatus("rename " + temp_path_ + " to", final_path_, errno);
+  }
+  temp_path_.clear();
+  return Status::Ok();
+}
+
+}  // namespace allspark::weights

@@ -1,0 +1,255 @@
+#include "weights/model_writer.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weights/checksum.h"
+#include "weights/format.h"
+#include "weights/model_reader.h"
+#include "weights/param_store.h"
+#include "weights/row_coverage.h"
+#include "weights/tensor_writer.h"
+#include "weights/utf8.h"
+
+namespace allspark {
+namespace {
+
+using weights::FilePlan;
+using weights::PackBuffers;
+using weights::ParamStore;
+using weights::RowCoverage;
+using weights::RowSource;
+using weights::TensorWriter;
+
+// An error message lists at most this many missing ranges.
+constexpr size_t kMaxMissingListed = 256;
+
+std::string RangeString(const RowCoverage::Range& range) {
+  return "[" + std::to_string(range.first) + ", " + std::to_string(range.second) + ")";
+}
+
+// Protobuf strings must be UTF-8: the parser would refuse the file that the serialiser had written.
+Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build) {
+  auto check = [](const std::string& field, const std::string& text) {
+    if (weights::IsUtf8(text)) return Status::Ok();
+    return Status::InvalidArgument(field + " is not valid UTF-8");
+  };
+  AS_RETURN_IF_ERROR(check("architecture", spec.architecture()));
+  AS_RETURN_IF_ERROR(check("build.version", build.version()));
+  AS_RETURN_IF_ERROR(check("build.source", build.source()));
+  for (const auto& [key, value] : build.options()) {
+    AS_RETURN_IF_ERROR(check("a key of build.options", key));
+    AS_RETURN_IF_ERROR(check("build.options[" + key + "]", value));
+  }
+  return Status::Ok();
+}
+
+// Everything about `value` that StoreRows relies on. Messages get the tensor's name from the caller.
+Result<RowSource> CheckValue(const RequiredTensor& tensor, int64_t row_begin,
+                             const TensorView& value) {
+  const weights::Packer packer = weights::FindPacker(value.dtype, tensor.dtype);
+  if (packer.convert_run == nullptr) {
+    return Status::InvalidArgument(
+        "value is " + weights::StoredDTypeName(static_cast<int32_t>(value.dtype)) +
+        "; it must be float32, float16 or bfloat16");
+  }
+  const auto rank = static_cast<int32_t>(tensor.shape.size());
+  if (value.rank != rank) {
+    return Status::InvalidArgument("value has rank " + std::to_string(value.rank) +
+                                   "; it must have " + std::to_string(rank) + ", for shape " +
+                                   weights::ShapeString(tensor.shape));
+  }
+  if (rank == 2 && value.dims[1] != tensor.shape[1]) {
+    return Status::InvalidArgument("value has " + std::to_string(value.dims[1]) +
+                                   " columns; it must have " + std::to_string(tensor.shape[1]));
+  }
+  const int64_t rows = value.dims[0];
+  const int64_t total = tensor.shape[0];
+  if (rows < 1 || row_begin < 0 || row_begin > total || rows > total - row_begin) {
+    return Status::InvalidArgument("value has " + std::to_string(rows) + " rows from row " +
+                                   std::to_string(row_begin) + "; they must lie in [0, " +
+                                   std::to_string(total) + ")");
+  }
+  if (value.data == nullptr) return Status::InvalidArgument("value has no data");
+  // Strides of dimensions of one element mean nothing, and some producers leave anything there.
+  const int64_t cols = rank == 2 ? value.dims[1] : 1;
+  const bool rows_apart = rank == 2 ? value.strides[0] >= cols : value.strides[0] == 1;
+  const bool cols_together = rank != 2 || cols == 1 || value.strides[1] == 1;
+  if (!cols_together || (rows > 1 && !rows_apart)) {
+    return Status::InvalidArgument("value is not row-major: its strides are " +
+                                   std::to_string(value.strides[0]) +
+                                   (rank == 2 ? ", " + std::to_string(value.strides[1]) : ""));
+  }
+  RowSource source;
+  source.data = static_cast<const unsigned char*>(value.data);
+  source.dtype = value.dtype;
+  source.num_rows = rows;
+  source.row_stride_bytes = (rows > 1 ? value.strides[0] : cols) * packer.source_bytes;
+  return source;
+}
+
+Status WithTensor(const std::string& name, const Status& status) {
+  return Status(status.code(), status.as_status(),
+                "tensor \"" + name + "\": " + status.message());
+}
+
+class Writer final : public ModelWriter {
+ public:
+  Writer(const proto::DecoderSpec& spec, const proto::BuildRecord& build,
+         std::vector<RequiredTensor> tensors, FilePlan plan, std::unique_ptr<ParamStore> store,
+         ThreadPool* pool)
+      : pool_(pool),
+        tensors_(std::move(tensors)),
+        store_(std::move(store)),
+        buffers_(pool == nullptr ? 1 : pool->num_threads()) {
+    file_.set_format_version(weights::kFormatVersion);
+    *file_.mutable_spec() = spec;
+    *file_.mutable_build() = build;
+    file_.set_param_bytes(static_cast<uint64_t>(plan.param_bytes));
+    entries_.reserve(tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const RequiredTensor& tensor = tensors_[i];
+      proto::TensorRecord* record = file_.add_tensors();
+      record->set_name(tensor.name);
+      record->set_dtype(static_cast<int32_t>(tensor.dtype));
+      for (const int64_t dim : tensor.shape) record->add_shape(dim);
+      record->set_layout(tensor.layout);
+      record->set_offset(static_cast<uint64_t>(plan.offsets[i]));
+      record->set_bytes(static_cast<uint64_t>(plan.bytes[i]));
+      entries_.push_back({TensorWriter(tensor, plan.offsets[i], plan.bytes[i], store_.get()),
+                          RowCoverage(tensor.shape[0])});
+      by_name_.emplace(tensor.name, i);
+    }
+  }
+
+  Status AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) override;
+  Result<std::shared_ptr<const ModelImage>> Finish() override;
+
+ private:
+  struct Entry {
+    TensorWriter writer;
+    RowCoverage coverage;
+  };
+
+  Status CheckComplete() const;
+  Status Fail(Status status);
+
+  // Constant after construction.
+  ThreadPool* const pool_;
+  const std::vector<RequiredTensor> tensors_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+
+  std::unique_ptr<ParamStore> store_;
+  PackBuffers buffers_;
+  std::vector<Entry> entries_;
+  proto::ModelFile file_;
+  Status failed_;  // The first error of the store: what was written since is unknown.
+  bool finished_ = false;
+};
+
+Status Writer::Fail(Status status) {
+  failed_ = std::move(status);
+  store_.reset();  // Removes its files.
+  return failed_;
+}
+
+Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) {
+  AS_RETURN_IF_ERROR(failed_);
+  if (finished_) return Status::FailedPrecondition("the model is finished; nothing can be added");
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) {
+    return Status::NotFound("tensor \"" + std::string(name) + "\" is not one that the spec of " +
+                            file_.spec().architecture() + " requires");
+  }
+  const RequiredTensor& tensor = tensors_[found->second];
+  Entry& entry = entries_[found->second];
+  const Result<RowSource> source = CheckValue(tensor, row_begin, value);
+  if (!source.ok()) return WithTensor(tensor.name, source.status());
+  const int64_t row_end = row_begin + source.value().num_rows;
+  const RowCoverage::Range overlap = entry.coverage.FindOverlap(row_begin, row_end);
+  if (overlap.first != overlap.second) {
+    return Status::InvalidArgument("tensor \"" + tensor.name + "\": rows " +
+                                   RangeString({row_begin, row_end}) +
+                                   " were added before, as part of " + RangeString(overlap));
+  }
+  const Status stored = entry.writer.StoreRows(row_begin, source.value(), buffers_, pool_);
+  if (stored.code() == StatusCode::kInvalidArgument && stored.as_status() != AsStatus::kIoError) {
+    return stored;  // A bad value: the caller may come back with a good one.
+  }
+  if (!stored.ok()) return Fail(WithTensor(tensor.name, stored));
+  entry.coverage.Add(row_begin, row_end);
+  if (!entry.coverage.complete()) return Status::Ok();
+  const Result<uint64_t> checksum = entry.writer.Checksum(buffers_, pool_);
+  if (!checksum.ok()) return Fail(WithTensor(tensor.name, checksum.status()));
+  file_.mutable_tensors(static_cast<int>(found->second))->set_checksum(checksum.value());
+  return Status::Ok();
+}
+
+Status Writer::CheckComplete() const {
+  std::string message;
+  size_t num_ranges = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const std::vector<RowCoverage::Range> missing = entries_[i].coverage.Missing();
+    num_ranges += missing.size();
+    if (missing.empty() || num_ranges > kMaxMissingListed) continue;
+    message += (message.empty() ? "\"" : ", \"") + tensors_[i].name + "\" rows";
+    for (const RowCoverage::Range& range : missing) message += " " + RangeString(range);
+  }
+  if (num_ranges == 0) return Status::Ok();
+  if (num_ranges > kMaxMissingListed) {
+    message += ", and more: " + std::to_string(num_ranges) + " ranges in all";
+  }
+  return Status::FailedPrecondition("the model is not complete; missing: " + message);
+}
+
+Result<std::shared_ptr<const ModelImage>> Writer::Finish() {
+  AS_RETURN_IF_ERROR(failed_);
+  if (finished_) return Status::FailedPrecondition("the model is finished already");
+  AS_RETURN_IF_ERROR(CheckComplete());
+  file_.set_file_id(weights::ComputeFileId(file_));
+  const auto header = weights::EncodeParamHeader(
+      {weights::kFormatVersion, 0, file_.file_id(), file_.param_bytes()});
+  const Status written =
+      store_->Write(0, header.data(), static_cast<int64_t>(header.size()));
+  if (!written.ok()) return Fail(written);
+  Result<std::shared_ptr<const ModelImage>> image = store_->Finish(weights::EncodeGraph(file_));
+  if (!image.ok()) return Fail(image.status());
+  finished_ = true;
+  return image;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ModelWriter>> ModelWriter::Create(const proto::DecoderSpec& spec,
+                                                         const proto::BuildRecord& build,
+                                                         const std::string& graph_path,
+                                                         const std::string& param_path,
+                                                         ThreadPool* pool) {
+  if (graph_path.empty() != param_path.empty()) {
+    return Status::InvalidArgument(
+        "graph_path and param_path must both name a file, or both be empty for an image");
+  }
+  if (!graph_path.empty() && graph_path == param_path) {
+    return Status::InvalidArgument("graph_path and param_path are both " + graph_path +
+                                   "; they must differ");
+  }
+  AS_RETURN_IF_ERROR(CheckText(spec, build));
+  Result<std::vector<RequiredTensor>> tensors = RequiredTensors(spec);
+  if (!tensors.ok()) return tensors.status();
+  Result<FilePlan> plan = weights::PlanFile(tensors.value());
+  if (!plan.ok()) return plan.status();
+  Result<std::unique_ptr<ParamStore>> store =
+      graph_path.empty()
+          ? weights::CreateImageStore(plan->param_bytes)
+          : weights::CreateFileStore(graph_path, param_path, plan->param_bytes);
+  if (!store.ok()) return store.status();
+  return std::unique_ptr<ModelWriter>(
+      std::make_unique<Writer>(spec, build, std::move(tensors).value(), std::move(plan).value(),
+                               std::move(store).value(), pool));
+}
+
+}  // namespace allspark

@@ -1,0 +1,99 @@
+#include "weights/param_store.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+namespace allspark::weights {
+namespace {
+
+class MemoryImage final : public ModelImage {
+ public:
+  MemoryImage(std::string graph, Mapping param)
+      : graph_(std::move(graph)), param_(std::move(param)) {}
+
+  std::string_view graph() const override { return graph_; }
+  const unsigned char* param() const override { return param_.data(); }
+  int64_t param_bytes() const override { return param_.bytes(); }
+
+ private:
+  std::string graph_;
+  Mapping param_;
+};
+
+class ImageStore final : public ParamStore {
+ public:
+  explicit ImageStore(Mapping mapping) : mapping_(std::move(mapping)) {}
+
+  unsigned char* Direct(int64_t offset) override { return mapping_.data() + offset; }
+  Status Write(int64_t offset, const void* data, int64_t bytes) override {
+    std::memcpy(Direct(offset), data, static_cast<size_t>(bytes));
+    return Status::Ok();
+  }
+  Status Read(int64_t offset, void* data, int64_t bytes) override {
+    std::memcpy(data, Direct(offset), static_cast<size_t>(bytes));
+    return Status::Ok();
+  }
+  Result<std::shared_ptr<const ModelImage>> Finish(std::string graph) override {
+    mapping_.MakeReadOnly();
+    return std::shared_ptr<const ModelImage>(
+        std::make_shared<MemoryImage>(std::move(graph), std::move(mapping_)));
+  }
+
+ private:
+  Mapping mapping_;
+};
+
+class FileStore final : public ParamStore {
+ public:
+  FileStore(TempFile graph, TempFile param) : graph_(std::move(graph)), param_(std::move(param)) {}
+
+  unsigned char* Direct(int64_t /*offset*/) override { return nullptr; }
+  Status Write(int64_t offset, const void* data, int64_t bytes) override {
+    return WriteFully(param_.fd(), param_.final_path(), offset, data, bytes);
+  }
+  Status Read(int64_t offset, void* data, int64_t bytes) override {
+    return ReadFully(param_.fd(), param_.final_path(), offset, data, bytes);
+  }
+  Result<std::shared_ptr<const ModelImage>> Finish(std::string graph) override {
+    AS_RETURN_IF_ERROR(WriteFully(graph_.fd(), graph_.final_path(), 0, graph.data(),
+                                  static_cast<int64_t>(graph.size())));
+    AS_RETURN_IF_ERROR(graph_.Close());
+    AS_RETURN_IF_ERROR(param_.Close());
+    // The graph comes last: who sees it finds its parameters. Between the two renames an older graph meets newer
+    // parameters, which their file ids tell.
+    AS_RETURN_IF_ERROR(param_.Commit());
+    const Status committed = graph_.Commit();
+    if (!committed.ok()) {
+      unlink(param_.final_path().c_str());
+      return committed;
+    }
+    return std::shared_ptr<const ModelImage>();
+  }
+
+ private:
+  TempFile graph_;
+  TempFile param_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ParamStore>> CreateImageStore(int64_t param_bytes) {
+  Result<Mapping> mapping = Mapping::Anonymous(param_bytes);
+  if (!mapping.ok()) return mapping.status();
+  return std::unique_ptr<ParamStore>(std::make_unique<ImageStore>(std::move(mapping).value()));
+}
+
+Result<std::unique_ptr<ParamStore>> CreateFileStore(const std::string& graph_path,
+                                                    const std::string& param_path,
+                                                    int64_t param_bytes) {
+  Result<TempFile> graph = TempFile::Create(graph_path, 0);
+  if (!graph.ok()) return graph.status();
+  Result<TempFile> param = TempFile::Create(param_path, param_bytes);
+  if (!param.ok()) return param.status();
+  return std::unique_ptr<ParamStore>(
+      std::make_unique<FileStore>(std::move(graph).value(), std::move(param).value()));
+}
+
+}  // namespace allspark::weights
