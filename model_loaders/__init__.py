@@ -1,0 +1,21 @@
+"""Model loaders: from a checkpoint or serialised files to a model that the engine can install.
+
+Reading safetensors and ``.bin`` needs neither torch nor transformers; the latter is imported for
+tokenizers, when one is first asked for.
+"""
+
+from .checkpoint import LoadFormat
+from .dashinfer import DashInferModel
+from .errors import ConfigFieldMissingError, ModelSerializerException
+from .hugging_face import HuggingFaceModel, ModelScopeModel
+from .llm import LLM
+
+__all__ = [
+    "LLM",
+    "ConfigFieldMissingError",
+    "DashInferModel",
+    "HuggingFaceModel",
+    "LoadFormat",
+    "ModelScopeModel",
+    "ModelSerializerException",
+]

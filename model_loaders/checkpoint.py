@@ -1,0 +1,109 @@
+"""Opens the weights of a Hugging Face directory: one file or shards, safetensors or ``.bin``.
+
+Opening reads and checks the headers only; tensors are read one at a time when asked for
+(TensorEntry.open).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import read_json_object
+from .errors import CheckpointError, CheckpointNotFoundError
+from .safetensors_file import read_safetensors
+from .storage import TensorEntry
+
+
+class LoadFormat(str, enum.Enum):
+    """Which files of a checkpoint to read."""
+
+    AUTO = "auto"  # safetensors where there are any, else .bin
+    PT = "pt"
+    SAFETENSORS = "safetensors"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    single: str
+    index: str
+    read: Callable[[Path], list[TensorEntry]]
+
+
+def _read_pickle(path: Path) -> list[TensorEntry]:
+    from .pickle_file import read_pickle  # Seldom needed, and its imports are not small.
+
+    return read_pickle(path)
+
+
+_SAFETENSORS = _Layout("model.safetensors", "model.safetensors.index.json", read_safetensors)
+_PICKLE = _Layout("pytorch_model.bin", "pytorch_model.bin.index.json", _read_pickle)
+_LAYOUTS = {
+    LoadFormat.AUTO: (_SAFETENSORS, _PICKLE),
+    LoadFormat.SAFETENSORS: (_SAFETENSORS,),
+    LoadFormat.PT: (_PICKLE,),
+}
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by name. Only files that were read from are mapped."""
+
+    def __init__(
+        self, directory: Path, files: list[Path], tensors: Mapping[str, TensorEntry]
+    ) -> None:
+        self.directory = directory
+        self.files = files
+        self.tensors = tensors
+
+    @classmethod
+    def open(cls, directory: Path, load_format: LoadFormat | str = LoadFormat.AUTO) -> Checkpoint:
+        """Errors (CheckpointError, a ValueError) name the file and the tensor."""
+        wanted = []
+        for layout in _LAYOUTS[LoadFormat(load_format)]:
+            for name in (layout.single, layout.index):
+                path = directory / name
+                # A link that leads nowhere is somebody's weights too: opening it says what is
+                # wrong.
+                if path.is_symlink() or path.exists():
+                    if name == layout.single:
+                        return cls(directory, [path], _collect([path], layout))
+                    return cls._open_shards(directory, path, layout)
+                wanted.append(name)
+        raise CheckpointNotFoundError(
+            f"{directory}: holds no weights; looked for {', '.join(wanted)}"
+        )
+
+    @classmethod
+    def _open_shards(cls, directory: Path, index: Path, layout: _Layout) -> Checkpoint:
+        weight_map = read_json_object(index, "an index of weight files").get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: weight_map is missing or not an object")
+        for name, shard in weight_map.items():
+            if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
+                raise CheckpointError(
+                    f"{index}: tensor {name!r} lies in {shard!r}, expected the name of a file"
+                )
+        files = [directory / shard for shard in sorted(set(weight_map.values()))]
+        tensors = _collect(files, layout)
+        for name, shard in weight_map.items():
+            if name not in tensors:
+                raise CheckpointError(
+                    f"{directory / shard}: tensor {name!r} is missing, {index.name} lists it there"
+                )
+            if tensors[name].file.path.name != shard:
+                raise CheckpointError(
+                    f"{tensors[name].where} should lie in {shard!r} according to {index.name}"
+                )
+        return cls(directory, files, tensors)
+
+
+def _collect(files: list[Path], layout: _Layout) -> dict[str, TensorEntry]:
+    tensors: dict[str, TensorEntry] = {}
+    for path in files:
+        for entry in layout.read(path):
+            if entry.name in tensors:
+                raise CheckpointError(f"{entry.where} is also in {tensors[entry.name].file.path}")
+            tensors[entry.name] = entry
+    return tensors

@@ -1,0 +1,121 @@
+"""Reads a model's ``config.json``, and gives out its fields with checks.
+
+The file itself is read, not transformers' configuration class: between transformers 4 and 5 fields
+moved (``rope_theta`` into ``rope_parameters``), and a checkpoint may be in either form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointNotFoundError, ConfigError, ConfigFieldMissingError
+
+# No configuration comes near this; a file that does is not one.
+MAX_JSON_BYTES = 64 << 20
+
+_UNSET = object()
+
+
+def read_json_object(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in ``path``; errors name the file and say that it should be ``what``."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_JSON_BYTES} bytes, so not {what}")
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointNotFoundError(f"{path}: no such file ({what})") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply, so not {what}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: not valid JSON ({what}): {error}") from None
+    except OSError as error:  # a symlink loop, no permission, a directory
+        raise CheckpointNotFoundError(f"{path}: cannot be read ({what}): {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: holds a {type(value).__name__}, expected an object ({what})")
+    return value
+
+
+class ModelConfig(Mapping[str, Any]):
+    """The fields of one ``config.json``; ``source`` is its name in messages."""
+
+    def __init__(self, fields: Mapping[str, Any], source: str = "config.json") -> None:
+        self._fields = dict(fields)
+        self.source = source
+
+    @classmethod
+    def read(cls, directory: Path) -> ModelConfig:
+        path = directory / "config.json"
+        return cls(read_json_object(path, "a model configuration"), str(path))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def error(self, field: str, message: str) -> ConfigError:
+        return ConfigError(f"{self.source}: {field} {message}")
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self._fields.get(name)
+        if value is not None:
+            return value
+        if default is _UNSET:
+            raise ConfigFieldMissingError(f"{self.source}: the field {name!r} is missing")
+        return default
+
+    def integer(
+        self, name: str, default: Any = _UNSET, minimum: int = 1, maximum: int = 1 << 31
+    ) -> int:
+        """An integer field within [minimum, maximum]; null counts as absent."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(name, f"is {value!r}, expected an integer")
+        if not minimum <= value <= maximum:
+            raise self.error(name, f"is {value}, expected {minimum} to {maximum}")
+        return value
+
+    def number(self, name: str, default: Any = _UNSET, above: float = 0.0) -> float:
+        """A finite number greater than ``above``; null counts as absent."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(name, f"is {value!r}, expected a number")
+        if not math.isfinite(value) or value <= above:
+            raise self.error(name, f"is {value}, expected a finite number above {above}")
+        return float(value)
+
+    def flag(self, name: str, default: Any = _UNSET) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"is {value!r}, expected true or false")
+        return value
+
+    def text(self, name: str, default: Any = _UNSET) -> str:
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, f"is {value!r}, expected a string")
+        return value
+
+    def section(self, name: str) -> ModelConfig | None:
+        """An object field as a configuration of its own; None where absent or null."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, f"is {value!r}, expected an object")
+        return ModelConfig(value, f"{self.source}: {name}")
+
+    def architecture(self) -> str:
+        names = self._value("architectures", _UNSET)
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise self.error("architectures", f"is {names!r}, expected a list of class names")
+        if len(names) > 1:
+            raise self.error("architectures", f"names several: {names}")
+        return names[0]

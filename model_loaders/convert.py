@@ -1,0 +1,164 @@
+"""Streams a checkpoint into the native model writer: one source tensor in memory at a time.
+
+The plan (spec and parts) is made and checked before the first tensor is read, so a checkpoint that
+does not fit its configuration costs nothing and leaves no files behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .config import ModelConfig
+from .errors import CheckpointError, UnsupportedModelError
+from .rope import Rope, compute_rope
+from .spec import Architecture, Part, RequiredTensor, find_architecture, message_class, resolve
+
+COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
+INV_FREQ = "rope.inv_freq"
+
+# Loading that is over sooner shows nothing.
+_PROGRESS_DELAY_S = 1
+
+
+def checked_data_type(data_type: str) -> str:
+    """``data_type`` if the engine computes in it."""
+    if data_type in COMPUTE_TYPES:
+        return data_type
+    hint = "; a float16 checkpoint is converted to either" if data_type == "float16" else ""
+    raise ValueError(
+        f"data type is {data_type!r}, expected one of {', '.join(COMPUTE_TYPES)}{hint}"
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A conversion that is known to fit: the decoder, its frequencies, and the parts to copy."""
+
+    spec: Any  # proto.DecoderSpec
+    build: Any  # proto.BuildRecord
+    rope: Rope
+    parts: list[Part] = field(repr=False)
+
+
+def decoder_fields(config: ModelConfig) -> tuple[Architecture, dict[str, Any], Rope]:
+    """What ``config`` describes. Errors name the file and the field."""
+    quantization = config.section("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method")
+        raise UnsupportedModelError(
+            f"{config.source}: quantization_config is not supported (quant_method {method!r}); "
+            "use the checkpoint in float16, bfloat16 or float32"
+        )
+    architecture = find_architecture(config.architecture())
+    fields = architecture.decoder(config)
+    rope = compute_rope(config, fields["head_dim"])
+    return (
+        architecture,
+        {
+            "architecture": architecture.name,
+            **fields,
+            "rotary_dim": fields["head_dim"],
+            "rope_attention_scaling": rope.attention_scaling,
+        },
+        rope,
+    )
+
+
+def make_plan(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    data_type: str,
+    required_tensors: Callable[[bytes], list[RequiredTensor]],
+) -> Plan:
+    """Checks that configuration and checkpoint make a whole model of ``data_type``."""
+    architecture, fields, rope = decoder_fields(config)
+    spec = message_class("DecoderSpec")(
+        **fields, compute_type=COMPUTE_TYPES[checked_data_type(data_type)]
+    )
+    required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
+    parts = resolve(
+        architecture, spec.num_layers, required, checkpoint.tensors, computed=(INV_FREQ,)
+    )
+    build = message_class("BuildRecord")(
+        version=_package_version(),
+        source=checkpoint.directory.name,
+        options={"data_type": data_type, "fingerprint": fingerprint(config, checkpoint)},
+    )
+    return Plan(spec, build, rope, parts)
+
+
+def fingerprint(config: ModelConfig, checkpoint: Checkpoint) -> str:
+    """Changes when the configuration or a weight file changes (by size and time; contents are not
+    read).
+    """
+    digest = hashlib.sha256(repr(sorted(config.items(), key=lambda item: item[0])).encode())
+    for path in checkpoint.files:
+        info = os.stat(path)
+        digest.update(f"{path.name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _package_version() -> str:
+    import importlib.metadata
+
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("allspark")
+    return "unknown"
+
+
+def write_model(
+    plan: Plan, writer_class: Callable[..., Any], graph_path: str = "", param_path: str = ""
+) -> Any:
+    """Runs the plan. Empty paths: returns an image of the model in memory, else None and the files
+    are there.
+    """
+    writer = writer_class(
+        plan.spec.SerializeToString(), plan.build.SerializeToString(), graph_path, param_path
+    )
+    try:
+        with _progress(sum(part.source.nbytes for part in plan.parts)) as advance:
+            for part in plan.parts:
+                _add(writer, part)
+                advance(part.source.nbytes)
+        writer.add_tensor(INV_FREQ, 0, plan.rope.inv_freq, "float32")
+        return writer.finish()
+    finally:
+        # An unfinished writer removes its files when it goes, which a traceback would put off.
+        del writer
+
+
+def _add(writer: Any, part: Part) -> None:
+    with part.source.open() as array:
+        try:
+            writer.add_tensor(part.target, part.row_begin, array, part.source.dtype)
+        except ValueError as error:
+            raise CheckpointError(f"{part.source.where}: {error}") from error
+        finally:
+            del array
+
+
+@contextlib.contextmanager
+def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
+    """A progress bar on stderr for what takes longer than a second; none where tqdm is not
+    installed.
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield lambda _: None
+        return
+    with tqdm(
+        total=total_bytes,
+        desc="serializing",
+        unit="B",
+        unit_scale=True,
+        delay=_PROGRESS_DELAY_S,
+        leave=False,
+    ) as bar:
+        yield bar.update

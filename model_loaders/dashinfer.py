@@ -1,0 +1,87 @@
+"""DashInferModel: a model that is already serialised, opened from its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .config import ModelConfig
+from .errors import CheckpointError, CheckpointNotFoundError
+from .export import read_graph
+from .llm import LLM
+
+
+class DashInferModel(LLM):
+    """``path`` is a directory that holds one ``.asgraph``, the path of that file, or its path
+    without the ending.
+
+    The methods that convert a checkpoint have nothing to do here and return at once, so a script
+    written for HuggingFaceModel runs with this class too.
+    """
+
+    def __init__(
+        self,
+        pretrain_model_name_or_path: str,
+        pretrain_model_name: str = "model",
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__(pretrain_model_name_or_path, pretrain_model_name, trust_remote_code)
+        graph = _find_graph(Path(self.pretrain_model_name_or_path).expanduser())
+        self._graph = graph
+        self._model_files = (graph, graph.with_suffix(".asparam"))
+
+    @property
+    def directory(self) -> Path:
+        return self._graph.parent
+
+    def load_model(self, *args: Any, **kwargs: Any) -> DashInferModel:
+        """Checks that both files are there; the engine maps them when the model is installed."""
+        del args, kwargs
+        file = read_graph(self._graph)
+        param = self._graph.with_suffix(".asparam")
+        if not param.is_file():
+            raise CheckpointNotFoundError(f"{param}: no such file; {self._graph.name} needs it")
+        if param.stat().st_size != file.param_bytes:
+            raise CheckpointError(
+                f"{param}: {param.stat().st_size} bytes, {self._graph.name} says {file.param_bytes}"
+            )
+        return self
+
+    def read_model_config(self) -> DashInferModel:
+        """Reads ``config.json`` if there is one; the model file has what the engine needs."""
+        if (self.directory / "config.json").exists():
+            self._config = ModelConfig.read(self.directory)
+        else:
+            spec = read_graph(self._graph).spec
+            fields = {
+                "architectures": [spec.architecture],
+                "max_position_embeddings": spec.max_position,
+            }
+            self._config = ModelConfig(fields, str(self._graph))
+        return self
+
+    def get_model_context_length(self) -> int:
+        return int(read_graph(self._graph).spec.max_position)
+
+    def serialize(self, *args: Any, **kwargs: Any) -> DashInferModel:
+        """Nothing to do: the model is serialised."""
+        del args, kwargs
+        return self
+
+    serialize_to_memory = serialize
+    serialize_to_path = serialize
+
+
+def _find_graph(path: Path) -> Path:
+    if path.is_dir():
+        graphs = sorted(path.glob("*.asgraph"))
+        if not graphs:
+            raise CheckpointNotFoundError(f"{path}: holds no serialised model (*.asgraph)")
+        if len(graphs) > 1:
+            names = ", ".join(graph.name for graph in graphs)
+            raise CheckpointError(f"{path}: holds several models ({names}); name one of them")
+        return graphs[0]
+    graph = path if path.suffix == ".asgraph" else path.with_name(path.name + ".asgraph")
+    if not graph.is_file():
+        raise CheckpointNotFoundError(f"{graph}: no such file")
+    return graph

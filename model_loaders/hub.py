@@ -1,0 +1,77 @@
+"""Finds the directory of a model: a local one, or a download through the hub's own client."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointNotFoundError, ModelSerializerException
+
+_METADATA = ("*.json", "*.model", "*.txt", "*.jinja")
+# Preferred weights first; the second is downloaded only where the first brings none.
+_WEIGHTS = ("*.safetensors", "*.bin")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
+    """``name_or_path`` itself if it is a directory, else what ``download`` makes of the name.
+
+    What looks like a path is never taken for the name of a model on a hub.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    if os.path.lexists(path):
+        kind = (
+            "a symbolic link that leads nowhere"
+            if path.is_symlink() and not path.exists()
+            else "not a directory"
+        )
+        raise CheckpointNotFoundError(f"{path}: {kind}; expected the directory of a model")
+    if not _HUB_NAME.fullmatch(name_or_path) or name_or_path.startswith("."):
+        raise CheckpointNotFoundError(f"{name_or_path}: no such directory")
+    return download(name_or_path)
+
+
+def _download(name: str, client: str, fetch: Callable[..., Any]) -> Path:
+    try:
+        directory = Path(fetch(name, (*_METADATA, _WEIGHTS[0])))
+        if not any(directory.glob(_WEIGHTS[0])):
+            directory = Path(fetch(name, (*_METADATA, _WEIGHTS[1])))
+        return directory
+    except Exception as error:  # each client has its own: offline, not found, not allowed
+        raise CheckpointNotFoundError(
+            f"{name}: no such directory, and the download through {client} failed: {error}"
+        ) from error
+
+
+def download_from_huggingface(name: str, revision: str | None = None) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelSerializerException(
+            f"{name}: no such directory, and downloading needs the package 'huggingface_hub': "
+            f"{error}"
+        ) from error
+
+    def fetch(repo: str, patterns: Sequence[str]) -> str:
+        return snapshot_download(repo, revision=revision, allow_patterns=list(patterns))
+
+    return _download(name, "huggingface_hub", fetch)
+
+
+def download_from_modelscope(name: str, revision: str | None = None) -> Path:
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        raise ModelSerializerException(
+            f"{name}: no such directory, and downloading needs the package 'modelscope': {error}"
+        ) from error
+
+    def fetch(repo: str, patterns: Sequence[str]) -> str:
+        return str(snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
+
+    return _download(name, "modelscope", fetch)

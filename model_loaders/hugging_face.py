@@ -1,0 +1,274 @@
+"""HuggingFaceModel: a checkpoint in Hugging Face layout, made into a model that the engine can
+install.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import Checkpoint, LoadFormat
+from .config import ModelConfig
+from .convert import Plan, checked_data_type, decoder_fields, make_plan, write_model
+from .errors import PARAM_ERROR, ModelSerializerException
+from .export import copy_companions, is_current
+from .hub import download_from_huggingface, download_from_modelscope, local_directory
+from .llm import LLM
+from .native import native
+
+DEFAULT_DATA_TYPE = "bfloat16"
+
+
+class HuggingFaceModel(LLM):
+    """Reads the headers of a checkpoint and streams its weights into the engine's format.
+
+    ``in_memory_serialize`` decides where ``serialize`` puts the model; None: in memory unless a
+    directory is given. ``user_set_data_type`` is the type the engine computes in, "bfloat16"
+    (default) or "float32". Nothing that comes with a checkpoint is executed unless
+    ``trust_remote_code``.
+    """
+
+    _download = staticmethod(download_from_huggingface)
+
+    def __init__(
+        self,
+        pretrain_model_name_or_path: str,
+        pretrain_model_name: str,
+        in_memory_serialize: bool | None = None,
+        user_set_data_type: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__(pretrain_model_name_or_path, pretrain_model_name, trust_remote_code)
+        self.in_memory_serialize = in_memory_serialize
+        self.data_type = checked_data_type(user_set_data_type or DEFAULT_DATA_TYPE)
+        self._directory: Path | None = None
+        self._revision: str | None = None
+        self._rope_override: dict[str, Any] | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._load_format = LoadFormat.AUTO
+        self._image: Any = None
+        self._engine: weakref.ref[Any] | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The local directory; a name that is none is downloaded when first asked for."""
+        if self._directory is None:
+            self._directory = local_directory(
+                self.pretrain_model_name_or_path, lambda name: self._download(name, self._revision)
+            )
+        return self._directory
+
+    # Loading.
+
+    def load_model(
+        self,
+        override_data_type: str | None = None,
+        direct_load: bool = False,
+        load_format: LoadFormat | str = LoadFormat.AUTO,
+        **kwargs: Any,
+    ) -> HuggingFaceModel:
+        """Opens the checkpoint: reads and checks configuration and headers, and no weights yet.
+
+        ``direct_load`` changes nothing, every checkpoint is read directly. Of ``kwargs`` only
+        ``revision`` (of a download) has a meaning; others, which were passed on to transformers,
+        are named in a warning.
+        """
+        del direct_load
+        self._revision = kwargs.pop("revision", self._revision)
+        if kwargs:
+            warnings.warn(f"load_model ignores {', '.join(sorted(kwargs))}", stacklevel=2)
+        if override_data_type is not None:
+            self.data_type = checked_data_type(override_data_type)
+        self._load_format = LoadFormat(load_format)
+        self.read_model_config()
+        self._checkpoint = Checkpoint.open(self.directory, self._load_format)
+        return self
+
+    def read_model_config(self) -> HuggingFaceModel:
+        """Reads ``config.json`` and checks that the engine can run what it describes."""
+        config = ModelConfig.read(self.directory)
+        if self._rope_override is not None:
+            config = ModelConfig({**config, "rope_scaling": self._rope_override}, config.source)
+        decoder_fields(config)
+        self._config = config
+        return self
+
+    def set_rope_scale_method(
+        self, method: Any, parameter_dict: dict[str, Any] | None = None
+    ) -> HuggingFaceModel:
+        """Replaces the rope scaling of the model (RoPEScaleMethod.NO_SCALE or YaRN).
+
+        ``parameter_dict`` has the fields of transformers' rope_scaling: factor,
+        original_max_position_embeddings, ...
+        """
+        name = getattr(method, "name", str(method))
+        if name not in ("NO_SCALE", "YaRN"):
+            raise NotImplementedError(
+                f"rope scale method is {name}, supported are NO_SCALE and YaRN"
+            )
+        theta = {key: value for key, value in self._base_rope().items() if key == "rope_theta"}
+        kind = (
+            {"rope_type": "default"}
+            if name == "NO_SCALE"
+            else {**(parameter_dict or {}), "rope_type": "yarn"}
+        )
+        self._rope_override = {**theta, **kind}
+        self.read_model_config()
+        return self
+
+    def _base_rope(self) -> dict[str, Any]:
+        fields = ModelConfig.read(self.directory)
+        section = fields.section("rope_scaling") or fields.section("rope_parameters")
+        return dict(section) if section is not None else {}
+
+    def init_quantization(
+        self, enable: bool = True, customized_quant_config: dict[str, Any] | None = None
+    ) -> HuggingFaceModel:
+        """Only ``enable=False`` is possible yet."""
+        self._refuse_quantization(enable, False, customized_quant_config)
+        return self
+
+    # Serialising.
+
+    def serialize(
+        self,
+        engine: Any,
+        model_output_dir: str = "",
+        enable_quant: bool = False,
+        weight_only_quant: bool = False,
+        customized_quant_config: dict[str, Any] | None = None,
+        multinode_mode: bool = True,
+        lora_cfg: dict[str, Any] | None = None,
+    ) -> HuggingFaceModel:
+        """``serialize_to_memory`` or ``serialize_to_path``, as ``in_memory_serialize`` says."""
+        in_memory = self.in_memory_serialize
+        if in_memory is None:
+            in_memory = not model_output_dir
+        options: dict[str, Any] = {
+            "enable_quant": enable_quant,
+            "weight_only_quant": weight_only_quant,
+            "customized_quant_config": customized_quant_config,
+            "multinode_mode": multinode_mode,
+            "lora_cfg": lora_cfg,
+        }
+        if in_memory:
+            return self.serialize_to_memory(engine, **options)
+        return self.serialize_to_path(engine, model_output_dir, **options)
+
+    def serialize_to_memory(
+        self,
+        engine: Any,
+        enable_quant: bool = False,
+        weight_only_quant: bool = False,
+        multinode_mode: bool = True,
+        customized_quant_config: dict[str, Any] | None = None,
+        lora_cfg: dict[str, Any] | None = None,
+    ) -> HuggingFaceModel:
+        """Makes the model in memory, once and without temporary files, and registers it with
+        ``engine``.
+
+        The image lives as long as this loader or the engine holds it;
+        ``free_memory_serialize_file`` lets go of it.
+        """
+        del multinode_mode  # One process serves a model; there is nothing to split.
+        self._refuse_quantization(enable_quant, weight_only_quant, customized_quant_config)
+        self._refuse_lora(lora_cfg)
+        if engine is None:
+            raise TypeError("engine is None, expected the Engine that will install the model")
+        # The last image is let go first: two of them would be twice the model.
+        self._image = None
+        self._image = write_model(self._plan(), native().ModelWriter)
+        self._model_files = None
+        self._engine = weakref.ref(engine)
+        for name in {self.pretrain_model_name, self.safe_model_name}:
+            engine.register_image(name, self._image)
+        return self
+
+    def serialize_to_path(
+        self,
+        engine: Any = None,
+        model_output_dir: str = "",
+        enable_quant: bool = False,
+        weight_only_quant: bool = False,
+        skip_if_exists: bool = False,
+        multinode_mode: bool = True,
+        customized_quant_config: dict[str, Any] | None = None,
+        lora_cfg: dict[str, Any] | None = None,
+    ) -> HuggingFaceModel:
+        """Writes ``<name>.asgraph`` and ``<name>.asparam`` with tokenizer and configuration beside
+        them.
+
+        ``skip_if_exists`` leaves files alone that are whole and were made from this very checkpoint
+        with these settings; anything else is written again. ``model_output_dir`` empty: the current
+        directory.
+        """
+        del multinode_mode
+        self._refuse_quantization(enable_quant, weight_only_quant, customized_quant_config)
+        self._refuse_lora(lora_cfg)
+        target = Path(model_output_dir or ".").expanduser()
+        target.mkdir(parents=True, exist_ok=True)
+        graph = target / f"{self.safe_model_name}.asgraph"
+        param = target / f"{self.safe_model_name}.asparam"
+        plan = self._plan()
+        if not (skip_if_exists and is_current(plan, graph, param, engine)):
+            write_model(plan, native().ModelWriter, str(graph), str(param))
+        copy_companions(self.directory, target, self._model_config(), graph)
+        self._model_files = (graph, param)
+        self._image = None
+        return self
+
+    def _plan(self) -> Plan:
+        if self._checkpoint is None:
+            raise ModelSerializerException(
+                "no model is loaded; call load_model() first", PARAM_ERROR, self.pretrain_model_name
+            )
+        return make_plan(
+            self._model_config(), self._checkpoint, self.data_type, native().required_tensors
+        )
+
+    def _prepare_install(self, engine_model_name: str) -> None:
+        # An image is found under the name of the installed model, which need not be the loader's.
+        engine = self._engine() if self._engine is not None else None
+        if self._image is None or engine is None:
+            return
+        if engine_model_name not in (self.pretrain_model_name, self.safe_model_name):
+            engine.register_image(engine_model_name, self._image)
+
+    @staticmethod
+    def _refuse_quantization(
+        enable: bool, weight_only: bool, config: dict[str, Any] | None
+    ) -> None:
+        if enable or weight_only or config:
+            raise NotImplementedError(
+                "weight quantisation is not available yet; serialize with enable_quant=False, "
+                "weight_only_quant=False and customized_quant_config=None"
+            )
+
+    @staticmethod
+    def _refuse_lora(lora_cfg: dict[str, Any] | None) -> None:
+        if lora_cfg:
+            raise NotImplementedError(
+                "LoRA adapters are not available yet; serialize with lora_cfg=None"
+            )
+
+    # Releasing.
+
+    def free_model(self) -> HuggingFaceModel:
+        """Closes the checkpoint. Configuration, tokenizer and what was serialised stay usable."""
+        self._checkpoint = None
+        return self
+
+    def free_memory_serialize_file(self) -> HuggingFaceModel:
+        self._image = None
+        self._engine = None
+        return self
+
+
+class ModelScopeModel(HuggingFaceModel):
+    """The same for a name on ModelScope (needs the package ``modelscope`` unless the model is a
+    local directory).
+    """
+
+    _download = staticmethod(download_from_modelscope)

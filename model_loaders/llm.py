@@ -1,0 +1,162 @@
+"""LLM: what every loader offers, wherever the model comes from.
+
+A loader knows the directory a model lies in, and gives out its configuration, its tokenizer, and
+configuration builders with the model's own values filled in. Loaders are used by one thread.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config import ModelConfig, read_json_object
+from .tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from allspark.generation_config import ASGenerationConfigBuilder
+    from allspark.runtime_config import AsModelRuntimeConfigBuilder
+
+
+class LLM:
+    """Base of the loaders. Methods that do something return the loader, so calls can be chained."""
+
+    def __init__(
+        self,
+        pretrain_model_name_or_path: str,
+        pretrain_model_name: str,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if not isinstance(pretrain_model_name, str) or not pretrain_model_name:
+            raise ValueError(f"pretrain_model_name is {pretrain_model_name!r}, expected a name")
+        self.pretrain_model_name_or_path = str(pretrain_model_name_or_path)
+        self.pretrain_model_name = pretrain_model_name
+        # The name as it can stand in a file name.
+        self.safe_model_name = pretrain_model_name.replace("/", "_")
+        self.trust_remote_code = trust_remote_code
+        self._config: ModelConfig | None = None
+        self._tokenizer: Any = None
+        # (NAME.asgraph, NAME.asparam) once the model is in files.
+        self._model_files: tuple[Path, Path] | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The local directory of the model."""
+        raise NotImplementedError
+
+    # Configuration.
+
+    def read_model_config(self) -> LLM:
+        """Reads ``config.json``. Errors name the file and the field."""
+        self._config = ModelConfig.read(self.directory)
+        return self
+
+    def _model_config(self) -> ModelConfig:
+        if self._config is None:
+            self.read_model_config()
+        assert self._config is not None
+        return self._config
+
+    def get_model_config(self) -> dict[str, Any]:
+        """The fields of ``config.json``; a copy."""
+        return copy.deepcopy(dict(self._model_config()))
+
+    def get_model_context_length(self) -> int:
+        """Most tokens, prompt and output, that the model was made for."""
+        return self._model_config().integer("max_position_embeddings")
+
+    # Tokenizer.
+
+    def init_tokenizer(self, padding_side: str = "left") -> LLM:
+        """Loads the tokenizer (transformers is imported here, and nowhere earlier)."""
+        self._tokenizer = load_tokenizer(self.directory, padding_side, self.trust_remote_code)
+        return self
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer, loaded when first asked for."""
+        if self._tokenizer is None:
+            self.init_tokenizer()
+        return self._tokenizer
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.get_tokenizer()
+
+    # Builders with the model's own values.
+
+    def get_generation_config(self) -> dict[str, Any]:
+        """``generation_config.json`` with what older checkpoints keep in ``config.json``.
+
+        A checkpoint that does not say ``do_sample`` is greedy, as it is for transformers.
+        """
+        path = self.directory / "generation_config.json"
+        fields = read_json_object(path, "a generation configuration") if path.exists() else {}
+        config = self._model_config()
+        for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+            if fields.get(name) is None and config.get(name) is not None:
+                fields[name] = config[name]
+        if fields.get("do_sample") is None:
+            fields["do_sample"] = False
+        return fields
+
+    def create_reference_generation_config_builder(
+        self, runtime_cfg: Any = None
+    ) -> ASGenerationConfigBuilder:
+        """A builder with the model's defaults; its max_length is the model's context, or the
+        engine's if shorter.
+        """
+        from allspark.generation_config import ASGenerationConfigBuilder
+
+        builder = ASGenerationConfigBuilder(self.get_generation_config())
+        length = self.get_model_context_length()
+        if runtime_cfg is not None:
+            length = min(length, runtime_cfg.engine_max_length)
+        builder.update({"max_length": length})
+        return builder
+
+    def create_reference_runtime_config_builder(
+        self,
+        engine_model_name: str,
+        device_type: Any,
+        device_ids: Sequence[int] | None = None,
+        max_batch: int = 1,
+        max_context_length: int = -1,
+    ) -> AsModelRuntimeConfigBuilder:
+        """A builder for this model under ``engine_model_name``; ``max_context_length`` -1 is the
+        model's own.
+        """
+        from allspark.runtime_config import AsModelRuntimeConfigBuilder
+
+        context = self.get_model_context_length()
+        if max_context_length == -1:
+            max_context_length = context
+        if not 2 <= max_context_length <= context:
+            raise ValueError(
+                f"max_context_length is {max_context_length}, expected -1 or 2 to {context}"
+            )
+        self._prepare_install(engine_model_name)
+        builder = AsModelRuntimeConfigBuilder()
+        builder.model_name(engine_model_name)
+        builder.compute_unit(device_type, list(device_ids) if device_ids is not None else [0])
+        builder.max_length(max_context_length)
+        builder.max_batch(max_batch)
+        if self._model_files is not None:
+            graph, param = self._model_files
+            builder.model_file_path(str(graph), str(param))
+        return builder
+
+    def _prepare_install(self, engine_model_name: str) -> None:
+        """Called before a runtime configuration for ``engine_model_name`` is made."""
+
+    # Releasing.
+
+    def free_model(self) -> LLM:
+        """Lets go of the checkpoint; configuration and tokenizer stay usable."""
+        return self
+
+    def free_memory_serialize_file(self) -> LLM:
+        """Lets go of the memory image, if there is one; an engine that has it installed keeps it
+        alive.
+        """
+        return self

@@ -1,0 +1,359 @@
+"""Reads PyTorch ``.bin`` checkpoints (the zip form that torch.save has written since 1.6) without
+torch.
+
+A pickle is a program. This one is run by a small interpreter that knows the dozen operations a
+state dict consists of, and can call nothing but the functions below: whatever else a file asks for
+is refused by name, and nothing of it is ever imported or executed. Messages quote its objects
+shortened (reprlib): a few bytes can describe an object whose full text would not fit into memory.
+Element data is not in the pickle; it stays in the file and is mapped.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+import reprlib
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+from .storage import ELEMENT_TYPES, MappedFile, TensorEntry, checked_shape
+
+# The pickle holds names and shapes only; 700 tensors take about 100 KB.
+MAX_PICKLE_BYTES = 256 << 20
+
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+}
+
+
+@dataclass(frozen=True)
+class _StorageType:
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    key: str
+    dtype: str
+    num_elements: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    storage: _Storage
+    offset: int  # elements
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Refused(Exception):
+    """The pickle asks for something that a state dict has no need of."""
+
+
+def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Tensor:
+    if not isinstance(storage, _Storage):
+        raise _Refused("a tensor without a storage")
+    numbers = (offset, *size, *stride)
+    if any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in numbers) or len(
+        size
+    ) != len(stride):
+        raise _Refused(f"a tensor with the layout {reprlib.repr((offset, size, stride))}")
+    return _Tensor(storage, offset, tuple(size), tuple(stride))
+
+
+def _rebuild_parameter(data: Any, *_: Any) -> _Tensor:
+    if not isinstance(data, _Tensor):
+        raise _Refused("a parameter without a tensor")
+    return data
+
+
+def _ordered_dict(*args: Any) -> OrderedDict[Any, Any]:
+    if args and args != ([],):
+        raise _Refused("an OrderedDict with arguments")
+    return OrderedDict()
+
+
+_CALLABLE: dict[str, Callable[..., Any]] = {
+    "torch._utils _rebuild_tensor_v2": _rebuild_tensor,
+    "torch._utils _rebuild_parameter": _rebuild_parameter,
+    "collections OrderedDict": _ordered_dict,
+}
+
+
+def _find_global(name: str) -> Any:
+    if name in _CALLABLE:
+        return _CALLABLE[name]
+    module, _, attribute = name.partition(" ")
+    if module in ("torch", "torch.storage") and attribute in _STORAGES:
+        return _StorageType(_STORAGES[attribute])
+    raise _Refused(
+        f"the global {name.replace(' ', '.')!r}, which a table of weights has no need of"
+    )
+
+
+def _load_storage(reference: Any) -> _Storage:
+    if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
+        raise _Refused(f"a persistent object {reprlib.repr(reference)}")
+    _, kind, key, _, count = reference
+    if (
+        not isinstance(kind, _StorageType)
+        or not isinstance(key, str)
+        or not isinstance(count, int)
+        or count < 0
+    ):
+        raise _Refused(f"a storage {reprlib.repr(reference)}")
+    return _Storage(key, kind.dtype, count)
+
+
+_MARK = object()
+
+
+class _Machine:
+    """The stack machine: one method per operation with a stack effect of its own."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, data: bytes) -> Any:
+        for opcode, argument, _ in pickletools.genops(data):
+            name = opcode.name
+            if name in ("PROTO", "FRAME"):
+                continue
+            if name == "STOP":
+                return self.stack.pop()
+            if name in _PUSH_ARGUMENT:
+                self.stack.append(argument)
+            elif name in _PUSH_NEW:
+                self.stack.append(_PUSH_NEW[name]())
+            else:
+                operation = _OPERATIONS.get(name)
+                if operation is None:
+                    raise _Refused(f"the pickle operation {name}")
+                operation(self, argument)
+        raise _Refused("a pickle without an end")
+
+    def _since_mark(self) -> list[Any]:
+        for position in range(len(self.stack) - 1, -1, -1):
+            if self.stack[position] is _MARK:
+                items = self.stack[position + 1 :]
+                del self.stack[position:]
+                return items
+        raise _Refused("an operation without its mark")
+
+    def _tuple(self, count: int) -> None:
+        items = tuple(self.stack[-count:])
+        if len(items) != count:
+            raise _Refused("an operation without its operands")
+        del self.stack[-count:]
+        self.stack.append(items)
+
+    def _put(self, index: int) -> None:
+        self.memo[index] = self.stack[-1]
+
+    def _reduce(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if function not in _CALLABLE.values() or not isinstance(arguments, tuple):
+            raise _Refused(f"a call of {reprlib.repr(function)}")
+        self.stack.append(function(*arguments))
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict) or len(items) % 2:
+            raise _Refused("items set on something that is no dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # A nested tuple as a key could take for ever to hash.
+            if not isinstance(key, (str, int)):
+                raise _Refused(f"a key of type {type(key).__name__}")
+            if isinstance(key, str) and isinstance(value, _Tensor) and key in target:
+                raise _Refused(f"the key {key!r} twice")
+            target[key] = value
+
+    def _append(self, items: list[Any]) -> None:
+        if not isinstance(self.stack[-1], list):
+            raise _Refused("items appended to something that is no list")
+        self.stack[-1].extend(items)
+
+    def _build(self) -> None:
+        # The only state a state dict carries is the versions of its modules, which say nothing
+        # about weights.
+        self.stack.pop()
+        if not isinstance(self.stack[-1], OrderedDict):
+            raise _Refused("state given to something that is no OrderedDict")
+
+    def _stack_global(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        self.stack.append(_find_global(f"{module} {name}"))
+
+
+_PUSH_ARGUMENT = {
+    "BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+}  # fmt: skip
+_PUSH_NEW: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "MARK": lambda: _MARK,
+}
+_OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "GLOBAL": lambda m, name: m.stack.append(_find_global(name)),
+    "STACK_GLOBAL": lambda m, _: m._stack_global(),
+    "BINPERSID": lambda m, _: m.stack.append(_load_storage(m.stack.pop())),
+    "REDUCE": lambda m, _: m._reduce(),
+    "BUILD": lambda m, _: m._build(),
+    "BINPUT": lambda m, index: m._put(index),
+    "LONG_BINPUT": lambda m, index: m._put(index),
+    "MEMOIZE": lambda m, _: m._put(len(m.memo)),
+    "BINGET": lambda m, index: m.stack.append(m.memo[index]),
+    "LONG_BINGET": lambda m, index: m.stack.append(m.memo[index]),
+    "TUPLE": lambda m, _: m.stack.append(tuple(m._since_mark())),
+    "TUPLE1": lambda m, _: m._tuple(1),
+    "TUPLE2": lambda m, _: m._tuple(2),
+    "TUPLE3": lambda m, _: m._tuple(3),
+    "SETITEM": lambda m, _: m._set_items([m.stack.pop(-2), m.stack.pop()]),
+    "SETITEMS": lambda m, _: m._set_items(m._since_mark()),
+    "APPEND": lambda m, _: m._append([m.stack.pop()]),
+    "APPENDS": lambda m, _: m._append(m._since_mark()),
+}
+
+
+def read_pickle(path: Path) -> list[TensorEntry]:
+    """The tensors of a ``.bin`` file in the order of their data."""
+    file = MappedFile(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = _members(archive, path)
+            table = _run(archive.read(members["data.pkl"]), path)
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            f"{path}: not in PyTorch's zip form: {error}. Damaged, or written before PyTorch 1.6 "
+            "or with "
+            "_use_new_zipfile_serialization=False; save it again as safetensors"
+        ) from None
+    except (zipfile.LargeZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: the archive cannot be read: {error}") from None
+    begins: dict[str, tuple[int, int]] = {}
+    entries = []
+    for name, tensor in table.items():
+        where = f"{path}: tensor {name!r}"
+        key = tensor.storage.key
+        if key not in begins:
+            member = members.get(f"data/{key}")
+            if member is None:
+                raise CheckpointError(
+                    f"{where}: its data, member {f'data/{key}'!r}, is missing from the archive"
+                )
+            begins[key] = (_data_begin(file, member), member.file_size)
+        entries.append(_entry(file, name, tensor, *begins[key]))
+    entries.sort(key=lambda entry: entry.offset)
+    return entries
+
+
+def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    """The archive's members, by name without the leading folder."""
+    members: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = info.filename.partition("/")[2]
+        if name in members:
+            raise CheckpointError(f"{path}: member {info.filename!r} appears twice")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise CheckpointError(f"{path}: member {info.filename!r} is compressed or encrypted")
+        members[name] = info
+    if "data.pkl" not in members:
+        raise CheckpointError(
+            f"{path}: a zip file, but not one of PyTorch's: member 'data.pkl' is missing"
+        )
+    if members["data.pkl"].file_size > MAX_PICKLE_BYTES:
+        raise CheckpointError(f"{path}: member 'data.pkl' is larger than {MAX_PICKLE_BYTES} bytes")
+    if "byteorder" in members and archive.read(members["byteorder"]).strip() != b"little":
+        raise CheckpointError(f"{path}: the data is not little-endian")
+    return members
+
+
+def _run(data: bytes, path: Path) -> dict[str, _Tensor]:
+    try:
+        value = _Machine().run(data)
+    except _Refused as error:
+        raise CheckpointError(f"{path}: refused: data.pkl asks for {error}") from None
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: data.pkl is damaged: {error!r}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{path}: holds a {type(value).__name__}, expected a table of tensors"
+        )
+    for name, tensor in value.items():
+        if not isinstance(name, str) or not isinstance(tensor, _Tensor):
+            raise CheckpointError(
+                f"{path}: {name!r} is no tensor; expected a flat table of tensors (a model's "
+                "state dict)"
+            )
+    return value
+
+
+def _data_begin(file: MappedFile, member: zipfile.ZipInfo) -> int:
+    """Where a stored member's bytes begin: after its local header, whose name and extra field vary
+    in length.
+    """
+    where = f"{file.path}: member {member.filename!r}"
+    with open(file.path, "rb") as stream:
+        stream.seek(member.header_offset)
+        header = stream.read(30)
+    if len(header) != 30 or header[:4] != b"PK\x03\x04":
+        raise CheckpointError(f"{where}: no local header at offset {member.header_offset}")
+    name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
+    begin = member.header_offset + 30 + name_bytes + extra_bytes
+    if begin + member.file_size > file.size:
+        raise CheckpointError(
+            f"{where}: ends at offset {begin + member.file_size}, past the end of the file"
+        )
+    return begin
+
+
+def _entry(file: MappedFile, name: str, tensor: _Tensor, begin: int, size: int) -> TensorEntry:
+    where = f"{file.path}: tensor {name!r}"
+    shape = checked_shape(tensor.shape, where)
+    item = ELEMENT_TYPES[tensor.storage.dtype].itemsize
+    if tensor.storage.num_elements * item > size:
+        raise CheckpointError(
+            f"{where}: its storage should have {tensor.storage.num_elements * item} bytes, the "
+            f"archive has {size}"
+        )
+    empty = math.prod(shape) == 0
+    span = (
+        0
+        if empty
+        else 1 + sum((n - 1) * stride for n, stride in zip(shape, tensor.strides, strict=True))
+    )
+    if tensor.offset + span > tensor.storage.num_elements:
+        raise CheckpointError(
+            f"{where}: elements {tensor.offset} to {tensor.offset + span} of a storage of "
+            f"{tensor.storage.num_elements}"
+        )
+    row_major = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    contiguous = empty or all(
+        n == 1 or a == b for n, a, b in zip(shape, tensor.strides, row_major, strict=True)
+    )
+    strides = None if contiguous else tensor.strides
+    return TensorEntry(
+        name, tensor.storage.dtype, shape, file, begin + tensor.offset * item, span * item, strides
+    )

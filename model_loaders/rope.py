@@ -1,0 +1,148 @@
+"""Rotary position embedding: the inverse frequencies a configuration asks for.
+
+NumPy only. Every step is float32 in the order transformers takes it, because the frequencies decide
+where a token sits: an engine that computes them a little better than the training code computes a
+different model. The one exception is the power, which is rounded once from float64; torch's
+vectorised power is within one unit in the last place of that (99 % of the values of common bases
+and sizes are equal).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import ModelConfig
+from .errors import UnsupportedModelError
+
+Float32Array = NDArray[np.float32]
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """``inv_freq`` is [rotary_dim / 2]; ``attention_scaling`` multiplies cosine and sine."""
+
+    inv_freq: Float32Array
+    attention_scaling: float = 1.0
+
+
+def rope_section(config: ModelConfig) -> tuple[ModelConfig, float]:
+    """The rope parameters and the base, in either place that config.json may have them.
+
+    transformers 4 writes ``rope_theta`` and ``rope_scaling``, transformers 5 one
+    ``rope_parameters``.
+    """
+    section = config.section("rope_scaling") or config.section("rope_parameters")
+    if section is None:
+        section = ModelConfig({}, f"{config.source}: rope_parameters")
+    nested = [key for key in section if key.endswith("_attention")]
+    if nested:
+        raise UnsupportedModelError(
+            f"{section.source}: frequencies per layer type ({', '.join(nested)}) are not "
+            "supported, "
+            "only one set for all layers"
+        )
+    theta = section.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
+    return section, theta
+
+
+def compute_rope(config: ModelConfig, rotary_dim: int) -> Rope:
+    """The frequencies for ``rotary_dim`` (even) rotated dimensions of each head.
+
+    Raises UnsupportedModelError (a NotImplementedError) for a kind of scaling that is not known.
+    """
+    section, theta = rope_section(config)
+    if rotary_dim % 2:
+        raise config.error("head_dim", f"is {rotary_dim}; rotary embedding needs an even number")
+    for where in (config, section):
+        if where.number("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModelError(
+                f"{where.source}: partial_rotary_factor is {where['partial_rotary_factor']}, "
+                "only 1.0 is supported"
+            )
+    kind = section.text("rope_type", section.text("type", "default"))
+    inv_freq = _base_inv_freq(theta, rotary_dim)
+    if kind == "default":
+        return Rope(inv_freq)
+    if kind == "linear":
+        return Rope((inv_freq / np.float32(section.number("factor"))).astype(np.float32))
+    if kind == "llama3":
+        return Rope(_llama3(inv_freq, section, config))
+    if kind == "yarn":
+        return _yarn(inv_freq, section, config, theta)
+    raise UnsupportedModelError(
+        f"{section.source}: rope_type is {kind!r}, supported are {', '.join(ROPE_TYPES)}"
+    )
+
+
+def _base_inv_freq(theta: float, rotary_dim: int) -> Float32Array:
+    exponent = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    power = np.power(float(np.float32(theta)), exponent.astype(np.float64)).astype(np.float32)
+    inv_freq: Float32Array = np.float32(1.0) / power
+    return inv_freq
+
+
+def _original_length(section: ModelConfig, config: ModelConfig) -> int:
+    """The context length of pretraining; a field of the model has priority over the section."""
+    name = "original_max_position_embeddings"
+    if config.get(name) is not None:
+        return config.integer(name)
+    return section.integer(name, config.integer("max_position_embeddings"))
+
+
+def _llama3(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig) -> Float32Array:
+    """Llama 3.1: long wavelengths are divided by ``factor``, short ones kept, those between
+    interpolated.
+    """
+    factor = np.float32(section.number("factor"))
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if high <= low:
+        raise section.error(
+            "high_freq_factor", f"is {high}, expected more than low_freq_factor, {low}"
+        )
+    length = _original_length(section, config)
+    wavelength = np.float32(2 * math.pi) / inv_freq
+    smooth = (np.float32(length) / wavelength - np.float32(low)) / np.float32(high - low)
+    between = (np.float32(1) - smooth) * inv_freq / factor + smooth * inv_freq
+    slow, fast = wavelength > np.float32(length / low), wavelength < np.float32(length / high)
+    return np.where(slow, inv_freq / factor, np.where(fast, inv_freq, between)).astype(np.float32)
+
+
+def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, theta: float) -> Rope:
+    """YaRN: dimensions that turn often keep their frequency, slow ones are divided, with a ramp
+    between.
+    """
+    for name in ("mscale", "mscale_all_dim"):
+        if section.get(name) is not None:
+            raise UnsupportedModelError(f"{section.source}: {name} is not supported")
+    length = _original_length(section, config)
+    factor = section.number("factor", config.integer("max_position_embeddings") / length)
+    scaling = section.number(
+        "attention_factor", 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    )
+    half = len(inv_freq)
+
+    def dimension(turns: float) -> float:
+        """Which dimension makes ``turns`` full turns within the context of pretraining."""
+        return half * math.log(length / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = (
+        dimension(section.number("beta_fast", 32.0)),
+        dimension(section.number("beta_slow", 1.0)),
+    )
+    if section.flag("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    width = np.float32(last - first if last != first else 0.001)
+    ramp = np.clip((np.arange(half, dtype=np.float32) - np.float32(first)) / width, 0, 1)
+    # Division of the base by the factor before the reciprocal, as the reference does it.
+    divided = np.float32(1) / (np.float32(factor) * (np.float32(1) / inv_freq))
+    keep = np.float32(1) - ramp
+    mixed = divided * (np.float32(1) - keep) + inv_freq * keep
+    return Rope(mixed.astype(np.float32), float(scaling))

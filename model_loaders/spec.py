@@ -1,0 +1,214 @@
+"""Describes architectures: which decoder a configuration asks for, and where its weights come from.
+
+An ``Architecture`` is a declaration: a function from ``config.json`` to the fields of DecoderSpec,
+and a list of ``Weight`` rules. Everything else is here, once: expanding the rules over the layers,
+and the demand that every tensor of a checkpoint is explained by a rule and every tensor the decoder
+requires is produced by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .config import ModelConfig
+from .errors import ModelSerializerException, UnexplainedTensorError, UnsupportedModelError
+from .storage import TensorEntry
+
+# Element types a weight may have in a checkpoint; the writer converts them to the stored type.
+WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
+
+# Names beyond these are counted, not listed, in messages.
+_MAX_NAMES = 8
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Where the decoder's tensor ``target`` comes from; ``{i}`` stands for each layer's number.
+
+    Several sources are stacked along rows, in order. An ``optional`` rule explains sources that a
+    checkpoint may hold although its spec leaves the target out (an ``lm_head`` that is tied); they
+    are not used then.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One Hugging Face model class. ``ignored`` are regular expressions for whole names of tensors
+    without use.
+    """
+
+    name: str
+    decoder: Callable[[ModelConfig], dict[str, Any]]
+    weights: tuple[Weight, ...]
+    ignored: tuple[str, ...] = ()
+
+
+class RequiredTensor(NamedTuple):
+    """A tensor a spec requires, as the native ``required_tensors`` lists it."""
+
+    name: str
+    dtype: str
+    layout: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of a conversion: ``source`` becomes the rows of ``target`` from ``row_begin`` on."""
+
+    target: str
+    row_begin: int
+    source: TensorEntry
+
+
+_REGISTRY: dict[str, Architecture] = {}
+
+
+def register(architecture: Architecture) -> Architecture:
+    """Makes an architecture known by the name that ``config.json`` gives; a name is taken once."""
+    if architecture.name in _REGISTRY:
+        raise ValueError(f"the architecture {architecture.name!r} is already registered")
+    _REGISTRY[architecture.name] = architecture
+    return architecture
+
+
+def registered() -> list[str]:
+    from . import architectures  # noqa: F401  (importing the declarations registers them)
+
+    return sorted(_REGISTRY)
+
+
+def find_architecture(name: str) -> Architecture:
+    known = registered()
+    if name not in _REGISTRY:
+        raise UnsupportedModelError(
+            f"the architecture {name!r} is not supported; known are {', '.join(known)}"
+        )
+    return _REGISTRY[name]
+
+
+def expand(weights: Iterable[Weight], num_layers: int) -> list[Weight]:
+    """The rules with ``{i}`` replaced by each layer's number."""
+    expanded = []
+    for rule in weights:
+        if "{i}" not in rule.target:
+            expanded.append(rule)
+            continue
+        for i in range(num_layers):
+            names = tuple(source.replace("{i}", str(i)) for source in rule.sources)
+            expanded.append(Weight(rule.target.replace("{i}", str(i)), names, rule.optional))
+    return expanded
+
+
+def resolve(
+    architecture: Architecture,
+    num_layers: int,
+    required: Sequence[RequiredTensor],
+    tensors: Mapping[str, TensorEntry],
+    computed: Iterable[str] = (),
+) -> list[Part]:
+    """Plans a conversion: the parts in the order in which they lie in the checkpoint.
+
+    ``computed`` names required tensors that do not come from the checkpoint. Raises
+    UnexplainedTensorError naming the tensors that no rule explains, that a rule needs and the
+    checkpoint lacks, or whose shape or type is wrong.
+    """
+    missing_targets = {
+        tensor.name: tensor for tensor in required if tensor.name not in set(computed)
+    }
+    explained: set[str] = set()
+    absent: list[str] = []
+    parts: list[Part] = []
+    for rule in expand(architecture.weights, num_layers):
+        target = missing_targets.pop(rule.target, None)
+        if target is None:
+            if rule.optional:
+                explained.update(rule.sources)
+            continue
+        explained.update(rule.sources)
+        lacking = [source for source in rule.sources if source not in tensors]
+        if lacking:
+            absent.extend(lacking)
+        else:
+            parts.extend(_parts(target, [tensors[source] for source in rule.sources]))
+    patterns = [re.compile(pattern) for pattern in architecture.ignored]
+    mystery = [
+        name
+        for name in tensors
+        if name not in explained and not any(pattern.fullmatch(name) for pattern in patterns)
+    ]
+    problems = []
+    if mystery:
+        problems.append(f"no rule explains {_names(mystery)}")
+    if absent:
+        problems.append(f"the checkpoint lacks {_names(absent)}")
+    if missing_targets:
+        problems.append(f"no rule produces {_names(missing_targets)}")
+    if problems:
+        raise UnexplainedTensorError(f"{architecture.name}: {'; '.join(problems)}")
+    parts.sort(key=lambda part: (str(part.source.file.path), part.source.offset))
+    return parts
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = len(listed) - _MAX_NAMES
+    return ", ".join(map(repr, listed[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
+
+
+def _parts(target: RequiredTensor, sources: Sequence[TensorEntry]) -> list[Part]:
+    parts, rows = [], 0
+    for source in sources:
+        if source.dtype not in WEIGHT_DTYPES:
+            raise UnexplainedTensorError(
+                f"{source.where} has dtype {source.dtype}, expected {', '.join(WEIGHT_DTYPES)}"
+            )
+        if len(source.shape) != len(target.shape) or source.shape[1:] != target.shape[1:]:
+            raise UnexplainedTensorError(
+                f"{source.where} has shape {list(source.shape)}, which does not fit "
+                f"{target.name!r} {list(target.shape)}"
+            )
+        parts.append(Part(target.name, rows, source))
+        rows += source.shape[0]
+    if rows != target.shape[0]:
+        raise UnexplainedTensorError(
+            f"{', '.join(source.where for source in sources)}: {rows} rows, but {target.name!r} "
+            f"has {target.shape[0]}"
+        )
+    return parts
+
+
+@functools.cache
+def message_class(name: str) -> Any:
+    """The protobuf class ``allspark.proto.<name>``, built from the descriptor set that the package
+    carries.
+
+    Generated code would tie the package to one protobuf version; a descriptor set works with all of
+    them.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    pool = descriptor_pool.DescriptorPool()
+    files = descriptor_pb2.FileDescriptorSet.FromString(_descriptor_set())
+    for file in files.file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"allspark.proto.{name}"))
+
+
+def _descriptor_set() -> bytes:
+    path = importlib.resources.files("allspark").joinpath("allspark.desc")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelSerializerException(
+            f"{path}: cannot be read: {error}; is the installation complete?"
+        ) from None

@@ -1,0 +1,151 @@
+"""What the checkpoint readers share: element types, mapped files, and a tensor's place in one.
+
+A file is mapped read-only and tensors are views of the mapping. After a tensor has been used its
+pages are handed back, so a conversion holds one source tensor at a time, however large the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import CheckpointError, CheckpointNotFoundError
+
+# Element types a checkpoint may hold, with the NumPy type that carries the bytes. NumPy has no
+# bfloat16 and no float8: their bits travel as unsigned integers under the name of the type.
+ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
+    "float64": np.dtype("<f8"),
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "float8_e4m3": np.dtype("u1"),
+    "float8_e5m2": np.dtype("u1"),
+    "int64": np.dtype("<i8"),
+    "int32": np.dtype("<i4"),
+    "int16": np.dtype("<i2"),
+    "int8": np.dtype("i1"),
+    "uint64": np.dtype("<u8"),
+    "uint32": np.dtype("<u4"),
+    "uint16": np.dtype("<u2"),
+    "uint8": np.dtype("u1"),
+    "bool": np.dtype("u1"),
+}
+
+# A tensor of a model has a handful of dimensions; more is a damaged header.
+MAX_RANK = 8
+
+
+class MappedFile:
+    """A file that is mapped when its first tensor is read. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = file_size(path)
+        self._map: mmap.mmap | None = None
+
+    def map(self) -> mmap.mmap:
+        if self._map is None:
+            with open(self.path, "rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if len(self._map) < self.size:
+                raise CheckpointError(
+                    f"{self.path}: became shorter ({self.size} -> {len(self._map)} bytes)"
+                )
+        return self._map
+
+    def release_pages(self, begin: int, end: int) -> None:
+        """Gives back the pages of [begin, end); they may still be read again."""
+        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first = begin - begin % mmap.PAGESIZE
+        last = min(end, len(self._map))
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies. ``strides`` are in elements; None: row-major without gaps."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: MappedFile
+    offset: int  # bytes, from the begin of the file
+    nbytes: int  # from the first element to the end of the last
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.file.path}: tensor {self.name!r}"
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[NDArray[Any]]:
+        """The tensor as a C-contiguous array, a view of the file where its layout allows it."""
+        try:
+            yield self._array()
+        finally:
+            self.file.release_pages(self.offset, self.offset + self.nbytes)
+
+    def _array(self) -> NDArray[Any]:
+        element = ELEMENT_TYPES[self.dtype]
+        if math.prod(self.shape) == 0:
+            return np.empty(self.shape, element)
+        count = self.nbytes // element.itemsize
+        flat = np.frombuffer(self.file.map(), element, count, self.offset)
+        if self.strides is None:
+            array = flat.reshape(self.shape)
+        else:
+            byte_strides = tuple(stride * element.itemsize for stride in self.strides)
+            array = np.lib.stride_tricks.as_strided(flat, self.shape, byte_strides, writeable=False)
+        # A copy is made only of a tensor saved transposed, or at an odd address of the file.
+        return np.require(array, requirements=["C", "A"])
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a regular file; errors say what is there instead."""
+    try:
+        info = os.stat(path)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise CheckpointNotFoundError(f"{path}: a symbolic link that leads nowhere") from None
+        raise CheckpointNotFoundError(f"{path}: no such file") from None
+    except OSError as error:  # ELOOP, EACCES, ENAMETOOLONG
+        raise CheckpointNotFoundError(f"{path}: cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise CheckpointError(f"{path}: not a regular file")
+    if info.st_size == 0:
+        raise CheckpointError(f"{path}: empty file")
+    return info.st_size
+
+
+def checked_shape(value: Any, where: str) -> tuple[int, ...]:
+    """``value`` as a shape: at most MAX_RANK dimensions, none negative, the product below 2^62."""
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_RANK:
+        raise CheckpointError(
+            f"{where} has shape {_shorten(value)}, expected at most {MAX_RANK} dimensions"
+        )
+    for dimension in value:
+        if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 0:
+            raise CheckpointError(
+                f"{where} has shape {_shorten(value)}, expected dimensions of 0 or more"
+            )
+    if math.prod(value) >= 1 << 62:
+        raise CheckpointError(f"{where} has shape {_shorten(value)}: too many elements")
+    return tuple(value)
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

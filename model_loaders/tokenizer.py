@@ -1,0 +1,78 @@
+"""Loads the tokenizer that lies beside a model, by the shortest way.
+
+transformers' AutoTokenizer imports torch where torch is installed, which takes seconds; its
+tokenizer classes do not. So the class is chosen here: ``tokenizer.json`` needs only the general
+one, a SentencePiece ``tokenizer.model`` the one that ``tokenizer_config.json`` names, and
+AutoTokenizer is the way for everything else. Code that comes with a checkpoint is never run unless
+the caller trusts it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from .config import read_json_object
+from .errors import CheckpointNotFoundError, ModelSerializerException
+
+# What a tokenizer may consist of; a serialised model's directory gets a copy of these.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+# Classes that convert a SentencePiece model without torch.
+_SENTENCEPIECE_CLASSES = {
+    "LlamaTokenizer": "LlamaTokenizer",
+    "LlamaTokenizerFast": "LlamaTokenizer",
+}
+
+
+def load_tokenizer(
+    directory: Path, padding_side: str = "left", trust_remote_code: bool = False
+) -> Any:
+    """A transformers tokenizer. Errors name the directory."""
+    if padding_side not in ("left", "right"):
+        raise ValueError(f"padding_side is {padding_side!r}, expected 'left' or 'right'")
+    if not any((directory / name).exists() for name in TOKENIZER_FILES):
+        raise CheckpointNotFoundError(
+            f"{directory}: holds no tokenizer; looked for {', '.join(TOKENIZER_FILES)}"
+        )
+    settings = directory / "tokenizer_config.json"
+    config = read_json_object(settings, "a tokenizer's settings") if settings.exists() else {}
+    loader = _tokenizer_class(directory, config, trust_remote_code)
+    options: dict[str, Any] = {"padding_side": padding_side, "local_files_only": True}
+    if trust_remote_code:
+        options["trust_remote_code"] = True
+    try:
+        return loader.from_pretrained(str(directory), **options)
+    except Exception as error:  # tokenizers raises bare Exception for a damaged file
+        raise ModelSerializerException(
+            f"{directory}: the tokenizer cannot be loaded: {error}"
+        ) from error
+
+
+def _tokenizer_class(directory: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ModelSerializerException(
+            f"tokenizers need the package 'transformers', which cannot be imported: {error}"
+        ) from error
+    remote = "auto_map" in config and trust_remote_code
+    if (directory / "tokenizer.json").exists() and not remote:
+        return transformers.PreTrainedTokenizerFast
+    named = _SENTENCEPIECE_CLASSES.get(str(config.get("tokenizer_class")))
+    if (directory / "tokenizer.model").exists() and named is not None and not remote:
+        return getattr(transformers, named)
+    return transformers.AutoTokenizer
