@@ -82,12 +82,14 @@ class Engine::Impl {
   // Guarded by models_mutex_; in the order of installation.
   std::vector<std::pair<std::string, Model>> models_;
 
-  std::atomic<uint64_t> next_request_id_{1};
   const std::shared_ptr<CompletionSetImpl> completions_ = std::make_shared<CompletionSetImpl>();
   const std::shared_ptr<CompletionSet> completions_base_ = completions_;
 };
 
 namespace {
+
+// Of all engines: an event loop tells the queues of several engines apart by their ids.
+std::atomic<uint64_t> next_request_id{1};
 
 // "CPU:0" as it is; CUDA falls back to the CPU where there is no such device, loudly.
 Status ResolveComputeUnit(RuntimeConfig& config) {
@@ -223,7 +225,7 @@ Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             const GenerationConfig& config) {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   if (!instance.ok()) return instance.status();
-  return (*instance)->Submit(impl_->next_request_id_++, prompt_ids, config);
+  return (*instance)->Submit(next_request_id++, prompt_ids, config);
 }
 
 Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {

@@ -94,7 +94,8 @@ void BindResults(py::module_& m) {
         return ids;
       });
 
-  py::class_<RequestHandle>(m, "RequestHandle", "A request's identity within one engine.")
+  py::class_<RequestHandle>(m, "RequestHandle", "A request's identity within this process.")
+      .def(py::init([](uint64_t id) { return RequestHandle{id}; }), py::arg("id"))
       .def_readonly("id", &RequestHandle::id)
       .def("__eq__", [](const RequestHandle& a, const RequestHandle& b) { return a == b; },
            py::is_operator())

@@ -19,7 +19,7 @@
 
 namespace allspark {
 
-// A request's identity within one engine; copyable, never dangling.
+// A request's identity, unique within the process; copyable, never dangling.
 struct RequestHandle {
   uint64_t id = 0;
   bool operator==(const RequestHandle&) const = default;

@@ -1,0 +1,75 @@
+"""allspark: an asynchronous LLM inference engine with a handle and a queue for every request.
+
+The everyday names are here; each is imported when first used, so that `import allspark` stays
+cheap and needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allspark._allspark import (
+        AsCacheMode,
+        AsEngineStat,
+        AsModelConfig,
+        AsStatus,
+        CompletionSet,
+        GeneratedElements,
+        GenerateRequestStatus,
+        ModelState,
+        RequestHandle,
+    )
+    from allspark.detokenizer import Detokenizer
+    from allspark.engine import Engine, RequestStatInfo, RoPEScaleMethod, TargetDevice
+    from allspark.errors import AllSparkError, OutOfMemoryError
+    from allspark.generation_config import ASGenerationConfigBuilder
+    from allspark.model_loader import DashInferModel, HuggingFaceModel, ModelScopeModel
+    from allspark.prompt_utils import PromptTemplate
+    from allspark.result_queue import ResultQueue
+    from allspark.runtime_config import AsModelRuntimeConfigBuilder
+
+# Public name -> the module it lives in.
+_HOMES = {
+    "AsCacheMode": "allspark._allspark",
+    "AsEngineStat": "allspark._allspark",
+    "AsModelConfig": "allspark._allspark",
+    "AsStatus": "allspark._allspark",
+    "CompletionSet": "allspark._allspark",
+    "GeneratedElements": "allspark._allspark",
+    "GenerateRequestStatus": "allspark._allspark",
+    "ModelState": "allspark._allspark",
+    "RequestHandle": "allspark._allspark",
+    "Detokenizer": "allspark.detokenizer",
+    "Engine": "allspark.engine",
+    "RequestStatInfo": "allspark.engine",
+    "RoPEScaleMethod": "allspark.engine",
+    "TargetDevice": "allspark.engine",
+    "AllSparkError": "allspark.errors",
+    "OutOfMemoryError": "allspark.errors",
+    "ASGenerationConfigBuilder": "allspark.generation_config",
+    "DashInferModel": "allspark.model_loader",
+    "HuggingFaceModel": "allspark.model_loader",
+    "ModelScopeModel": "allspark.model_loader",
+    "PromptTemplate": "allspark.prompt_utils",
+    "ResultQueue": "allspark.result_queue",
+    "AsModelRuntimeConfigBuilder": "allspark.runtime_config",
+}
+
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = importlib.import_module("allspark._allspark").__version__
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'allspark' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,58 @@
+"""The bridge from completion sets to asyncio: one descriptor per event loop, no thread, no polling."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+from allspark._allspark import CompletionSet, NativeResultQueue
+
+
+class _Dispatcher:
+    """Wakes the coroutines of one event loop whose queues changed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._completions = CompletionSet()
+        self._waiters: dict[int, list[asyncio.Future[None]]] = {}
+        self._attached: weakref.WeakSet[NativeResultQueue] = weakref.WeakSet()
+        loop.add_reader(self._completions.fileno(), self._drain)
+
+    def _drain(self) -> None:
+        for request_id in self._completions.drain():
+            for waiter in self._waiters.pop(request_id, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def changed(self, queue: NativeResultQueue) -> None:
+        """Returns after the next change of `queue`.
+
+        The caller looks into the queue, and calls this with no await in between: a change after
+        the look is drained on this loop, hence after the waiter below is in its place.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(queue.request_id, []).append(waiter)
+        if queue not in self._attached:
+            self._attached.add(queue)
+            self._completions.attach(queue)
+        try:
+            await waiter
+        finally:
+            waiters = self._waiters.get(queue.request_id)
+            if waiters is not None and waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiters[queue.request_id]
+
+
+_dispatchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Dispatcher] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+async def wait_changed(queue: NativeResultQueue) -> None:
+    """Waits, on the running loop, until `queue` has something new or its status is terminal."""
+    loop = asyncio.get_running_loop()
+    dispatcher = _dispatchers.get(loop)
+    if dispatcher is None:
+        dispatcher = _dispatchers[loop] = _Dispatcher(loop)
+    await dispatcher.changed(queue)

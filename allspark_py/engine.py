@@ -1,0 +1,327 @@
+"""Engine: installs and runs models, starts requests. The Python face of csrc/include/allspark/engine.h.
+
+Calls that the DashInfer interface documents as returning AsStatus return it and never raise for
+the same failure; `Engine.last_error()` has the message. Arguments of a wrong Python type raise TypeError.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from allspark._allspark import (
+    AsCacheMode,
+    AsEngineStat,
+    AsModelConfig,
+    AsStatus,
+    GenerateRequestStatus,
+    ModelImage,
+    ModelState,
+    NativeEngine,
+    RequestHandle,
+    Status,
+)
+from allspark.generation_config import ASGenerationConfigBuilder, GenerationConfigAdapter
+from allspark.result_queue import ResultQueue
+from allspark.runtime_config import AsModelRuntimeConfigBuilder, TargetDevice
+
+if TYPE_CHECKING:
+    from allspark.model_loader import LLM
+
+__all__ = [
+    "AsCacheMode",
+    "AsModelConfig",
+    "AsModelRuntimeConfigBuilder",
+    "AsStatus",
+    "Engine",
+    "GenerateRequestStatus",
+    "ModelState",
+    "RequestStatInfo",
+    "ResultQueue",
+    "RoPEScaleMethod",
+    "TargetDevice",
+]
+
+Handle = RequestHandle
+Handles = RequestHandle | Sequence[RequestHandle]
+
+
+class RoPEScaleMethod(enum.IntEnum):
+    """Ways to stretch rotary position embeddings (values of the DashInfer interface)."""
+
+    NO_SCALE = 0
+    YaRN = 3
+    NTK = 4
+
+
+class RequestStatInfo:
+    """The dict of `ResultQueue.RequestStatInfo()` with attributes. Times are in ms, rates in tokens/s."""
+
+    class Key(str, enum.Enum):
+        KEY_REQUEST_TIME_TS = "arrival_time"
+        KEY_FIRST_TOKEN_TIME_TS = "first_token_time"
+        KEY_LAST_TOKEN_TIME_TS = "last_token_time"
+        KEY_TTFT_MS = "time_to_first_token"
+        KEY_SCHEDULE_TIME_MS = "time_in_queue"
+        KEY_TOTAL_TIME_MS = "finished_time"
+        KEY_INPUT_LEN = "context_token_length"
+        KEY_OUTPUT_LEN = "generated_token_length"
+        KEY_INPUT_CACHE_LEN = "context_cached_length"
+        KEY_CONTEXT_TPS = "context_tps"
+        KEY_GENERATE_TPS = "generate_tps"
+
+    def __init__(self, info: dict[str, int]):
+        self.info = dict(info)
+        self.arrival_time = info["arrival_time"]
+        self.first_token_time = info["first_token_time"]
+        self.last_token_time = info["last_token_time"]
+        self.time_to_first_token = info["time_to_first_token"]
+        self.time_in_queue = info["time_in_queue"]
+        self.finish_time = info["finished_time"]
+        self.context_token_length = info["context_token_length"]
+        self.generated_token_length = info["generated_token_length"]
+        self.context_cached_length = info["context_cached_length"]
+        self.context_tps = info["context_tps"]
+        self.generate_tps = info["generate_tps"]
+
+    def __repr__(self) -> str:
+        return f"RequestStatInfo({self.info})"
+
+
+def _to_id_array(input_ids: Any) -> np.ndarray:
+    """A list, NumPy array or torch tensor of integers, 1-D or [1, n], as contiguous int64 [n]."""
+    if hasattr(input_ids, "detach"):  # a torch tensor, wherever it lives
+        input_ids = input_ids.detach().cpu().numpy()
+    array = np.asarray(input_ids)
+    if array.size == 0:
+        array = array.reshape(-1).astype(np.int64)  # an empty list has no integer type of its own
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"input_ids has elements of type {array.dtype}; they must be integers")
+    if array.ndim == 2 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 1:
+        raise TypeError(f"input_ids has shape {list(array.shape)}; it must be [n] or [1, n]")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"input_ids holds {array.max()}; token ids are below 2^31")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+class Engine:
+    """One engine with any number of uniquely named models. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._native = NativeEngine()
+        self._errors = threading.local()
+
+    # -- models ----------------------------------------------------------------------------
+
+    def register_image(self, model_name: str, image: ModelImage) -> AsStatus:
+        """Makes a model serialised in memory known under `model_name`; loaders call this."""
+        return self._result(self._native.register_image(model_name, image))
+
+    def install_model(self, as_model_config_struct: AsModelConfig) -> AsStatus:
+        """Opens and verifies the model that the runtime config names; its state is Initial.
+
+        Fails where the name is taken, a file is damaged, or the KV pool could not hold one
+        request of engine_max_length.
+        """
+        if isinstance(as_model_config_struct, AsModelRuntimeConfigBuilder):
+            as_model_config_struct = as_model_config_struct.build()
+        return self._result(self._native.install_model(as_model_config_struct))
+
+    build_model_from_config_struct = install_model
+
+    def start_model(self, model_name: str) -> AsStatus:
+        """Initial or Stop -> Running: takes memory, starts the step thread, warms up."""
+        return self._result(self._native.start_model(model_name))
+
+    def stop_model(
+        self, model_name: str, drain: bool = False, timeout_ms: int | None = None
+    ) -> AsStatus:
+        """Running -> Stop; returns when the step thread has ended.
+
+        Args:
+            drain: False ends running requests with the reason 'cancelled'; True lets them finish
+                and denies new ones.
+            timeout_ms: a drain that takes longer turns into a cancel. None: no limit.
+        """
+        return self._result(
+            self._native.stop_model(model_name, drain, -1 if timeout_ms is None else timeout_ms)
+        )
+
+    def release_model(self, model_name: str) -> AsStatus:
+        """Initial or Stop -> Released: everything is freed and the name can be used again."""
+        return self._result(self._native.release_model(model_name))
+
+    def get_model_state(self, model_name: str) -> ModelState:
+        """The state of an installed model. Raises KeyError for a name that is not installed."""
+        return self._native.model_state(model_name)
+
+    def list_models(self) -> list[str]:
+        """Names of the installed models, in the order of installation."""
+        return self._native.list_models()
+
+    # -- requests --------------------------------------------------------------------------
+
+    def start_request_ids(
+        self,
+        model_name: str,
+        model: LLM | None,
+        input_ids: Any,
+        generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
+    ) -> tuple[AsStatus, RequestHandle | None, ResultQueue | None]:
+        """Starts a request on token ids and returns at once.
+
+        Args:
+            model_name: an installed, running model.
+            model: the loader; not needed here, may be None.
+            input_ids: list, NumPy array or torch tensor of any integer type, shape [n] or [1, n].
+            generate_config_builder: a builder, its dict, or None for the defaults.
+
+        Returns:
+            (status, handle, queue); handle and queue are None unless the status is
+            ALLSPARK_SUCCESS.
+        """
+        ids = _to_id_array(input_ids)
+        try:
+            config = GenerationConfigAdapter.to_native(generate_config_builder)
+        except (TypeError, ValueError) as error:
+            return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
+        status, handle, queue = self._native.start_request(model_name, ids, config)
+        return self._result(status), handle, queue and ResultQueue(queue)
+
+    def start_request(
+        self,
+        model_name: str,
+        inputs: dict[str, Any],
+        generate_config: ASGenerationConfigBuilder | dict[str, Any] | None = None,
+    ) -> tuple[AsStatus, RequestHandle | None, ResultQueue | None]:
+        """The raw form: `inputs["input_ids"]` as for start_request_ids, or a DLPack capsule."""
+        input_ids = inputs["input_ids"]
+        if type(input_ids).__name__ == "PyCapsule":
+            input_ids = np.from_dlpack(_DLPackCapsule(input_ids))
+        return self.start_request_ids(model_name, None, input_ids, generate_config)
+
+    def start_request_text(
+        self,
+        model_name: str,
+        model: LLM,
+        input_str_or_array: str | Sequence[str],
+        generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
+    ) -> tuple[AsStatus, Any, Any]:
+        """Tokenises text with the loader's tokenizer and starts a request, or one per string.
+
+        No chat template is applied. A list of strings starts as one batch and returns
+        (status, [handle], [queue]): all of them start, or none does and the status is that of the
+        first failure. sync_request, stop_request and release_request take such a list.
+        """
+        if isinstance(input_str_or_array, str):
+            ids = model.get_tokenizer().encode(input_str_or_array)
+            return self.start_request_ids(model_name, model, ids, generate_config_builder)
+        handles: list[RequestHandle] = []
+        queues: list[ResultQueue] = []
+        for index, text in enumerate(input_str_or_array):
+            if not isinstance(text, str):
+                self.release_request(model_name, handles)
+                raise TypeError(f"input {index} is a {type(text).__name__}; it must be a str")
+            ids = model.get_tokenizer().encode(text)
+            status, handle, queue = self.start_request_ids(
+                model_name, model, ids, generate_config_builder
+            )
+            if handle is None or queue is None:
+                message = self.last_error()
+                self.release_request(model_name, handles)
+                return self._fail(status, f"input {index}: {message}"), [], []
+            handles.append(handle)
+            queues.append(queue)
+        return AsStatus.ALLSPARK_SUCCESS, handles, queues
+
+    def stop_request(self, model_name: str, request_handle: Handles) -> AsStatus:
+        """Ends a request after the running step at the latest; stopping twice is fine."""
+        return self._each(self._native.stop_request, model_name, request_handle)
+
+    def release_request(self, model_name: str, request_handle: Handles) -> AsStatus:
+        """Stops the request if it runs and frees all of it; its queue stays readable."""
+        return self._each(self._native.release_request, model_name, request_handle)
+
+    def sync_request(
+        self, model_name: str, request_handle: Handles | None = None, timeout_ms: int | None = None
+    ) -> AsStatus:
+        """Blocks until the request has ended; None waits for every request of the model.
+
+        Args:
+            timeout_ms: give up after this long with ALLSPARK_RUNTIME_ERROR. None: no limit.
+        """
+        timeout = -1 if timeout_ms is None else timeout_ms
+        if request_handle is None:
+            return self._result(self._native.sync_all_requests(model_name, timeout))
+        return self._each(
+            lambda name, handle: self._native.sync_request(name, handle, timeout),
+            model_name,
+            request_handle,
+        )
+
+    # -- completion signal -------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while changed queues wait to be drained; poll it with
+        select, epoll or an event loop's add_reader."""
+        return self._native.completions.fileno()
+
+    def drain_completions(self) -> list[RequestHandle]:
+        """Handles of the requests that got tokens or a terminal status since the last call."""
+        return [RequestHandle(request_id) for request_id in self._native.completions.drain()]
+
+    # -- information -------------------------------------------------------------------------
+
+    def get_as_engine_stat(self, model_name: str) -> AsEngineStat:
+        """A snapshot of the model's counters. Raises KeyError for an unknown name."""
+        return self._native.engine_stat(model_name)
+
+    def get_version_full(self) -> str:
+        """'M.m.p/(GitSha1:xxxxxxxx)'."""
+        return NativeEngine.version()
+
+    def last_error(self) -> str:
+        """The message of this thread's last failed call on this engine; '' if none failed."""
+        return getattr(self._errors, "message", "")
+
+    def __repr__(self) -> str:
+        return f"Engine(version={self.get_version_full()}, models={self.list_models()})"
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _fail(self, status: AsStatus, message: str) -> AsStatus:
+        self._errors.message = message
+        return status
+
+    def _result(self, status: Status) -> AsStatus:
+        return AsStatus.ALLSPARK_SUCCESS if status.ok else self._fail(status.as_status, status.message)
+
+    def _each(self, call: Any, model_name: str, handles: Handles) -> AsStatus:
+        """Applies a call to one handle or to all of a list; the first failure is returned."""
+        if isinstance(handles, RequestHandle):
+            return self._result(call(model_name, handles))
+        result = AsStatus.ALLSPARK_SUCCESS
+        for handle in handles:
+            status = self._result(call(model_name, handle))
+            if result == AsStatus.ALLSPARK_SUCCESS:
+                result = status
+        return result
+
+
+class _DLPackCapsule:
+    """Gives a bare DLPack capsule the protocol that NumPy asks for."""
+
+    def __init__(self, capsule: Any):
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU

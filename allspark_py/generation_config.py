@@ -1,0 +1,172 @@
+"""ASGenerationConfigBuilder: builds the generation config of a request."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from allspark._allspark import GenerateConfig
+
+# Fields of a Hugging Face generation config that this engine does not serve yet, with the value at which each
+# changes nothing. Dropping another value is worth a warning.
+_NOT_SERVED = {
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "bad_words_ids": None,
+    "typical_p": 1.0,
+    "min_p": None,
+}
+_COPIED = ("do_sample", "temperature", "top_k", "top_p", "min_length", "max_new_tokens")
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return dict(config)
+    if hasattr(config, "to_dict"):
+        return dict(config.to_dict())
+    raise TypeError(
+        f"hf_gen_config is a {type(config).__name__}; it must be a dict or have to_dict()"
+    )
+
+
+class ASGenerationConfigBuilder:
+    """Fluent builder; every method returns the builder, `build()` a dict for start_request_*.
+
+    Args:
+        hf_gen_config: a Hugging Face GenerationConfig (object or dict) to start from. Its
+            `early_stopping` is about beam search and is not copied. As there, sampling is off
+            unless it says otherwise; without one, the engine's defaults hold (sampling on).
+        seed: 64-bit seed; None draws one for each request.
+        eos_token_id: overrides that of `hf_gen_config`.
+    """
+
+    def __init__(
+        self,
+        hf_gen_config: Any = None,
+        seed: int | None = None,
+        eos_token_id: int | None = None,
+    ):
+        self._fields: dict[str, Any] = {}
+        hf = _as_dict(hf_gen_config)
+        if hf:
+            self._fields["do_sample"] = False
+        for name in _COPIED:
+            if hf.get(name) is not None:
+                self._fields[name] = hf[name]
+        for name, neutral in _NOT_SERVED.items():
+            if hf.get(name) not in (None, neutral):
+                warnings.warn(
+                    f"the generation config's {name}={hf[name]!r} is not served and is left out",
+                    stacklevel=2,
+                )
+        if hf.get("eos_token_id") is not None:
+            self.process_eos_tokens(hf["eos_token_id"], self._fields)
+        if eos_token_id is not None:
+            self._fields["eos_token_id"] = eos_token_id
+        if seed is not None:
+            self._fields["seed"] = seed
+
+    @staticmethod
+    def process_eos_tokens(eos: int | Sequence[int], out: dict[str, Any]) -> None:
+        """Writes one or several EOS ids into `out`: the first as eos_token_id, all of several as
+        stop words too."""
+        ids = [eos] if isinstance(eos, int) else list(eos)
+        if not ids:
+            return
+        out["eos_token_id"] = ids[0]
+        if len(ids) > 1:
+            out["stop_words_ids"] = [[token] for token in ids]
+
+    def update(self, fields: Mapping[str, Any] | None = None, **kwargs: Any) -> "ASGenerationConfigBuilder":
+        """Sets several fields; unknown names and bad values are refused when the request starts."""
+        self._fields.update({**(fields or {}), **kwargs})
+        return self
+
+    def _set(self, name: str, value: Any) -> "ASGenerationConfigBuilder":
+        self._fields[name] = value
+        return self
+
+    def do_sample(self, flag: bool = True) -> "ASGenerationConfigBuilder":
+        """True draws from the distribution, False takes the likeliest token. Default True."""
+        return self._set("do_sample", flag)
+
+    def early_stopping(self, flag: bool = True) -> "ASGenerationConfigBuilder":
+        """True ends at the EOS token. Default True."""
+        return self._set("early_stopping", flag)
+
+    def max_length(self, num_tokens: int) -> "ASGenerationConfigBuilder":
+        """Most tokens, prompt and output. Default: the engine's engine_max_length."""
+        return self._set("max_length", num_tokens)
+
+    def min_length(self, num_tokens: int) -> "ASGenerationConfigBuilder":
+        """Fewest tokens, prompt and output, before EOS or a stop word may end it. Default 0."""
+        return self._set("min_length", num_tokens)
+
+    def max_new_tokens(self, num_tokens: int) -> "ASGenerationConfigBuilder":
+        """Most output tokens. Default 0: bounded by max_length alone."""
+        return self._set("max_new_tokens", num_tokens)
+
+    def temperature(self, value: float) -> "ASGenerationConfigBuilder":
+        """Divides the logits, >= 0; below 1e-5 is greedy. Default 1."""
+        return self._set("temperature", value)
+
+    def top_k(self, k: int) -> "ASGenerationConfigBuilder":
+        """Keeps the k likeliest tokens; 0 keeps all. Default 50."""
+        return self._set("top_k", k)
+
+    def top_p(self, p: float) -> "ASGenerationConfigBuilder":
+        """Keeps the likeliest tokens that together reach probability p, in [0, 1]. Default 1."""
+        return self._set("top_p", p)
+
+    def seed(self, value: int) -> "ASGenerationConfigBuilder":
+        """The same seed, prompt and config give the same tokens under any load."""
+        return self._set("seed", value)
+
+    def eos_token_id(self, token: int) -> "ASGenerationConfigBuilder":
+        """The token that ends generation; -1 for none."""
+        return self._set("eos_token_id", token)
+
+    def stop_words_ids(self, words: Sequence[Sequence[int]]) -> "ASGenerationConfigBuilder":
+        """Id sequences after any of which generation ends; they stay in the output."""
+        return self._set("stop_words_ids", [list(word) for word in words])
+
+    def priority(self, value: int) -> "ASGenerationConfigBuilder":
+        """Larger runs earlier; FIFO within one priority. Default 0."""
+        return self._set("priority", value)
+
+    def build(self) -> dict[str, Any]:
+        """A new dict of the fields that were set."""
+        return dict(self._fields)
+
+    def __repr__(self) -> str:
+        return f"ASGenerationConfigBuilder({self._fields})"
+
+
+class GenerationConfigAdapter:
+    """Turns whatever a caller passes as a generation config into the engine's own type."""
+
+    @staticmethod
+    def to_native(config: Any) -> GenerateConfig:
+        """Accepts a builder, a dict, a GenerateConfig, or None for the defaults.
+
+        Raises:
+            ValueError: unknown key. TypeError: wrong type, of a field or of `config`.
+        """
+        if isinstance(config, GenerateConfig):
+            return config
+        if isinstance(config, ASGenerationConfigBuilder):
+            config = config.build()
+        if config is None:
+            config = {}
+        if not isinstance(config, Mapping):
+            raise TypeError(
+                f"the generation config is a {type(config).__name__}; it must be an "
+                "ASGenerationConfigBuilder or a dict"
+            )
+        return GenerateConfig.from_dict(dict(config))

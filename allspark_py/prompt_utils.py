@@ -1,0 +1,18 @@
+"""Prompt helpers for models without a chat template of their own."""
+
+from __future__ import annotations
+
+
+class PromptTemplate:
+    """Fixed templates; a tokenizer's own `apply_chat_template` is to be preferred."""
+
+    @staticmethod
+    def apply_chatml_template(
+        question: str, system_content: str = "You are a helpful assistant."
+    ) -> str:
+        """The ChatML form of one question, ending where the assistant's answer begins."""
+        return (
+            f"<|im_start|>system\n{system_content}<|im_end|>\n"
+            f"<|im_start|>user\n{question}<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )

@@ -1,0 +1,101 @@
+"""ResultQueue: what a request gives back, with the getters of the DashInfer interface, iteration
+and `async for`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
+from allspark.aio import wait_changed
+
+_TERMINAL = frozenset(
+    {
+        GenerateRequestStatus.GenerateFinished,
+        GenerateRequestStatus.GenerateInterrupted,
+        GenerateRequestStatus.InternalError,
+    }
+)
+
+
+class ResultQueue:
+    """Tokens, status and statistics of one request.
+
+    Readable from any thread, also after the request was released and after the engine is gone.
+    Each token is delivered once, in order, whichever getter fetches it.
+    """
+
+    def __init__(self, native: NativeResultQueue):
+        self._native = native
+
+    def GenerateStatus(self) -> GenerateRequestStatus:
+        """The request's status; never blocks."""
+        return self._native.status()
+
+    def GeneratedLength(self) -> int:
+        """Output tokens so far, fetched or not."""
+        return self._native.generated_length()
+
+    def RequestStatInfo(self) -> dict[str, int]:
+        """Statistics by key (see `allspark.engine.RequestStatInfo`): ms, tokens, tokens/s."""
+        return self._native.stat_info()
+
+    def Get(self) -> GeneratedElements | None:
+        """Blocks until there are new tokens and returns all of them.
+
+        Returns None once the request has ended and every token was fetched.
+        """
+        return self._native.get(-1)
+
+    def GetWithTimeout(self, timeout_ms: int) -> GeneratedElements | None:
+        """As Get, but returns None when nothing came within `timeout_ms` milliseconds (>= 0)."""
+        if timeout_ms < 0:
+            raise ValueError(f"timeout_ms is {timeout_ms}; it must be at least 0")
+        return self._native.get(timeout_ms)
+
+    def GetNoWait(self) -> GeneratedElements | None:
+        """New tokens, or None when there are none; never blocks."""
+        return self._native.get_nowait()
+
+    @property
+    def finished(self) -> bool:
+        """True once the status is terminal; tokens may still wait to be fetched."""
+        return self._native.status() in _TERMINAL
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'stop', 'length', 'cancelled', 'interrupted' or 'error'; None while it runs."""
+        return self._native.finish_reason() or None
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong, where the status is InternalError or GenerateInterrupted."""
+        return self._native.error() or None
+
+    @property
+    def request_id(self) -> int:
+        """The id of the request's handle."""
+        return self._native.request_id
+
+    async def get(self) -> GeneratedElements | None:
+        """Get for asyncio: waits on the running loop instead of blocking a thread."""
+        while True:
+            # The status is read first: tokens that come after it are in the queue by then.
+            finished = self.finished
+            elements = self._native.get_nowait()
+            if elements is not None or finished:
+                return elements
+            await wait_changed(self._native)
+
+    def __iter__(self) -> Iterator[GeneratedElements]:
+        while (elements := self.Get()) is not None:
+            yield elements
+
+    async def __aiter__(self) -> AsyncIterator[GeneratedElements]:
+        while (elements := await self.get()) is not None:
+            yield elements
+
+    def __repr__(self) -> str:
+        return (
+            f"ResultQueue(request_id={self.request_id}, status={self.GenerateStatus().name}, "
+            f"generated={self.GeneratedLength()}, finish_reason={self.finish_reason!r})"
+        )

@@ -1,0 +1,202 @@
+"""AsModelRuntimeConfigBuilder: builds the runtime config (AsModelConfig) of a model."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from allspark._allspark import AsCacheMode, AsModelConfig
+
+
+class TargetDevice(enum.Enum):
+    """Where a model runs."""
+
+    CUDA = "CUDA"
+    CPU = "CPU"
+    CPU_NUMA = "CPU_NUMA"
+
+
+def get_cache_mode_from_str(name: str) -> AsCacheMode:
+    """'AsCacheDefault', 'AsCacheQuantI8' or 'AsCacheQuantU4' as the enum."""
+    try:
+        return AsCacheMode[name]
+    except KeyError:
+        names = ", ".join(mode.name for mode in AsCacheMode)
+        raise ValueError(f"kv_cache_mode is {name!r}; it must be one of {names}") from None
+
+
+def _to_int(name: str, value: int | str) -> int:
+    """Numbers may come as text, as the ancestor allows."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise ValueError(f"{name} is {value!r}; it must be an integer") from None
+    return value
+
+
+def _to_device(device: TargetDevice | str) -> TargetDevice:
+    if isinstance(device, TargetDevice):
+        return device
+    try:
+        return TargetDevice[device.upper()]
+    except (KeyError, AttributeError):
+        names = ", ".join(d.name for d in TargetDevice)
+        raise ValueError(f"target_device is {device!r}; it must be one of {names}") from None
+
+
+class AsModelRuntimeConfigBuilder:
+    """Fluent builder of AsModelConfig; every setter returns the builder."""
+
+    def __init__(self) -> None:
+        self._config = AsModelConfig()
+
+    def _set(self, name: str, value: Any) -> AsModelRuntimeConfigBuilder:
+        setattr(self._config, name, value)
+        return self
+
+    def model_name(self, name: str) -> AsModelRuntimeConfigBuilder:
+        """The name by which the engine knows the model; unique in an engine."""
+        return self._set("model_name", name)
+
+    def model_dir(self, model_dir: str, file_name_prefix: str) -> AsModelRuntimeConfigBuilder:
+        """Serialised files <model_dir>/<file_name_prefix>.asgraph and .asparam."""
+        prefix = os.path.join(os.fspath(model_dir), file_name_prefix)
+        return self.model_file_path(prefix + ".asgraph", prefix + ".asparam")
+
+    def model_file_path(
+        self, model_file_name: str, weight_file_path: str
+    ) -> AsModelRuntimeConfigBuilder:
+        """The two serialised files by their full paths."""
+        self._set("model_path", os.fspath(model_file_name))
+        return self._set("weights_path", os.fspath(weight_file_path))
+
+    def compute_unit(
+        self,
+        target_device: TargetDevice | str,
+        device_id_array: Sequence[int] | None = None,
+        compute_thread_in_device: int = 0,
+    ) -> AsModelRuntimeConfigBuilder:
+        """Device, its ids (default [0]) and the number of compute threads (0: one per core)."""
+        device = _to_device(target_device)
+        ids = [0] if device is TargetDevice.CPU else list(device_id_array or [0])
+        kind = "CUDA" if device is TargetDevice.CUDA else "CPU"
+        self._set("compute_unit", f"{kind}:{','.join(str(i) for i in ids)}")
+        return self._set("num_threads", compute_thread_in_device)
+
+    def set_compute_unit_from_str(self, text: str) -> AsModelRuntimeConfigBuilder:
+        """A compute unit in its text form, such as 'CPU:0' or 'CUDA:0,1'."""
+        self.parse_device_type(text)
+        return self._set("compute_unit", text)
+
+    @staticmethod
+    def parse_device_type(compute_unit: str) -> tuple[str, list[int]]:
+        """'CUDA:0,1' as ('CUDA', [0, 1])."""
+        kind, _, ids = compute_unit.partition(":")
+        if kind in ("CPU", "CUDA") and all(part.isdigit() for part in ids.split(",")):
+            return kind, [int(part) for part in ids.split(",")]
+        raise ValueError(
+            f"compute_unit is {compute_unit!r}; it must be like 'CPU:0' or 'CUDA:0,1'"
+        )
+
+    def max_length(self, num_tokens: int | str) -> AsModelRuntimeConfigBuilder:
+        """Most tokens of one request, prompt and output. Default 2048."""
+        return self._set("engine_max_length", _to_int("max_length", num_tokens))
+
+    def max_batch(self, num_requests: int | str) -> AsModelRuntimeConfigBuilder:
+        """Most requests computed in one step. Default 32."""
+        return self._set("engine_max_batch", _to_int("max_batch", num_requests))
+
+    def max_prefill_length(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
+        """The prefill chunk: most prompt tokens in one step. Default 0: 512."""
+        return self._set("engine_max_prefill_length", num_tokens)
+
+    def max_waiting_requests(self, num_requests: int) -> AsModelRuntimeConfigBuilder:
+        """Requests that may wait beyond the running batch; more are denied. Default 0: no bound."""
+        return self._set("max_waiting_requests", num_requests)
+
+    def num_threads(self, num_threads: int) -> AsModelRuntimeConfigBuilder:
+        """Compute threads. Default 0: one per core this process may run on."""
+        return self._set("num_threads", num_threads)
+
+    def matmul_precision(self, precision: str) -> AsModelRuntimeConfigBuilder:
+        """'float32' or 'bfloat16' refuses a model serialised for the other. Default '': either."""
+        return self._set("matmul_precision", precision)
+
+    def prefill_cache(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
+        """The prompt prefix cache. Default on."""
+        return self._set("enable_prefix_cache", enable)
+
+    def prefix_cache_ttl(self, ttl: int = 300) -> AsModelRuntimeConfigBuilder:
+        """Seconds an unused prefix stays cached. Default 300."""
+        return self._set("prefix_cache_ttl", ttl)
+
+    def kv_cache_mode(self, mode: AsCacheMode) -> AsModelRuntimeConfigBuilder:
+        """How the KV cache stores values. Default AsCacheDefault: the compute type."""
+        return self._set("cache_mode", mode)
+
+    def kv_cache_span_size(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
+        """Tokens per KV block: 16, 32, 64 or 128. Default 32."""
+        return self._set("cache_span_size", num_tokens)
+
+    def set_span_init_size(self, num_blocks: int) -> AsModelRuntimeConfigBuilder:
+        """KV blocks in the pool. Default 0: sized from max_batch, max_length and memory."""
+        return self._set("cache_span_num_init", num_blocks)
+
+    def lora_max_rank(self, rank: int | str) -> AsModelRuntimeConfigBuilder:
+        """Largest rank of an adapter. Default 64."""
+        return self._set("lora_max_rank", _to_int("lora_max_rank", rank))
+
+    def lora_max_num(self, number: int | str) -> AsModelRuntimeConfigBuilder:
+        """Most adapters loaded at once. Default 5."""
+        return self._set("lora_max_num", _to_int("lora_max_num", number))
+
+    def enable_sparsity_matmul(self, enable: bool = False) -> AsModelRuntimeConfigBuilder:
+        """2:4 sparse weights exist on some GPUs only; this build refuses True."""
+        if enable:
+            raise NotImplementedError("enable_sparsity_matmul is True; this build has no sparse kernels")
+        return self
+
+    def from_dict(self, fields: Mapping[str, Any]) -> AsModelRuntimeConfigBuilder:
+        """Sets everything from a dict that must name model_name, compute_unit {device_type,
+        device_ids, compute_thread_in_device}, engine_max_length and engine_max_batch."""
+        rest = dict(fields)
+        for key in ("model_name", "compute_unit", "engine_max_length", "engine_max_batch"):
+            if key not in rest:
+                raise ValueError(f"the runtime config lacks the key {key!r}")
+        self.model_name(rest.pop("model_name"))
+        unit = rest.pop("compute_unit")
+        if not isinstance(unit, Mapping) or "device_type" not in unit:
+            raise ValueError(f"compute_unit is {unit!r}; it must be a dict with 'device_type'")
+        self.compute_unit(
+            unit["device_type"],
+            unit.get("device_ids"),
+            unit.get("compute_thread_in_device", 0),
+        )
+        return self.update_from_dict(rest)
+
+    def update_from_dict(self, fields: Mapping[str, Any]) -> AsModelRuntimeConfigBuilder:
+        """Sets fields by name: the ancestor's keys, or any attribute of AsModelConfig."""
+        for key, value in fields.items():
+            if key == "kv_cache_mode":
+                mode = value if isinstance(value, AsCacheMode) else get_cache_mode_from_str(value)
+                self.kv_cache_mode(mode)
+            elif key == "kv_cache_span_size":
+                self.kv_cache_span_size(value)
+            elif key == "enable_sparsity_matmul":
+                self.enable_sparsity_matmul(value)
+            elif key in self._config.to_dict():
+                self._set(key, value)
+            else:
+                names = ", ".join(self._config.to_dict())
+                raise ValueError(
+                    f"unknown key {key!r}; the keys are kv_cache_mode, kv_cache_span_size, {names}"
+                )
+        return self
+
+    def build(self) -> AsModelConfig:
+        """A copy of the config as it stands; the builder can be changed and built again."""
+        return copy.copy(self._config)
