@@ -1,0 +1,218 @@
+// The ops over the paged cache: every token written once and never two parts in one token group; every
+// (token, head) attended once, with the keys balanced over the threads.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "ops/attention.h"
+#include "ops/kv_write.h"
+#include "cpp/ops/op_test_util.h"
+
+namespace allspark {
+namespace {
+
+using testing::ExpectCheck;
+using testing::FloatMatrix;
+using testing::kFloatSlot;
+
+std::mutex trace_mutex;
+struct WriteCall {
+  const int32_t* block_table;
+  int64_t begin, end;
+  float first_k;
+};
+std::vector<WriteCall> writes;
+
+void TraceWrite(const kernels::KvWriteArgs& args, kernels::Stream) noexcept {
+  const std::lock_guard<std::mutex> lock(trace_mutex);
+  writes.push_back({args.block_table, args.begin_position,
+                    args.begin_position + args.num_tokens, args.k[0]});
+}
+
+std::set<const float*> scratches;
+std::vector<int64_t> part_costs;  // by scratch, in order of first use
+
+// Marks each (token, query head) of its item, and adds up the keys each scratch (thread) visits.
+void TraceAttention(const kernels::AttentionArgs& args, kernels::Stream) noexcept {
+  float* out = static_cast<float*>(args.out);
+  int64_t keys = 0;
+  for (int64_t t = args.token_begin; t < args.token_end; ++t) {
+    keys += args.begin_position + t + 1;
+    for (int64_t g = 0; g < args.group; ++g) {
+      const int64_t head = args.kv_head * args.group + g;
+      out[t * args.ldo + head * args.head_dim] +=
+          1.0f + args.q[t * args.ldq + head * args.head_dim];
+    }
+  }
+  const std::lock_guard<std::mutex> lock(trace_mutex);
+  const auto index =
+      static_cast<size_t>((args.scratch - *scratches.begin()) /
+                          PagedAttentionScratch({args.group, 1, args.head_dim, 1, 0, 0}, 1));
+  part_costs.at(index) += keys;
+}
+
+struct Layout {
+  std::vector<int64_t> tokens;     // per sequence
+  std::vector<int64_t> positions;  // of the first token
+};
+
+class CacheOpsTest : public ::testing::TestWithParam<int> {
+ protected:
+  CacheOpsTest() : pool_(GetParam(), false), context_{&table_, &pool_, nullptr, nullptr} {
+    table_.name = "trace";
+    table_.kv_write[kFloatSlot] = TraceWrite;
+    table_.attention[kFloatSlot][kFloatSlot] = TraceAttention;
+    kv_.pool = pool_bytes_.data();
+    kv_.block_size = 16;
+  }
+
+  std::vector<SequenceRange> Ranges(const Layout& layout) {
+    blocks_.assign(layout.tokens.size(), 0);
+    std::vector<SequenceRange> ranges;
+    int64_t row = 0;
+    for (size_t i = 0; i < layout.tokens.size(); ++i) {
+      ranges.push_back({row, layout.tokens[i], layout.positions[i], &blocks_[i]});
+      row += layout.tokens[i];
+    }
+    return ranges;
+  }
+  static int64_t Rows(const Layout& layout) {
+    int64_t rows = 0;
+    for (const int64_t tokens : layout.tokens) rows += tokens;
+    return rows;
+  }
+
+  kernels::KernelTable table_;
+  ThreadPool pool_;
+  OpContext context_;
+  kernels::PagedKv kv_{};
+  std::array<unsigned char, 16> pool_bytes_{};
+  std::vector<int32_t> blocks_;
+};
+
+const Layout kLayouts[] = {
+    {{1}, {0}},
+    {{1, 1, 1, 1, 1}, {3, 700, 31, 32, 15}},
+    {{300}, {0}},
+    {{300}, {5}},
+    {{2, 127, 1, 64, 17}, {0, 31, 900, 16, 7}},
+    {{513, 1, 1}, {1000, 2, 4000}},
+};
+
+TEST_P(CacheOpsTest, KvWriteTakesEveryTokenOnce) {
+  const int64_t kv_heads = 4, head_dim = 256;
+  for (const Layout& layout : kLayouts) {
+    const std::vector<SequenceRange> ranges = Ranges(layout);
+    const int64_t rows = Rows(layout);
+    std::vector<float> k(static_cast<size_t>(rows * kv_heads * head_dim));
+    for (int64_t r = 0; r < rows; ++r) {
+      k[static_cast<size_t>(r * kv_heads * head_dim)] = static_cast<float>(r);
+    }
+    const Matrix matrix = FloatMatrix(k, rows, kv_heads * head_dim);
+    writes.clear();
+    KvWrite(context_, kv_, DType::kFloat32, ranges.data(), static_cast<int64_t>(ranges.size()),
+            matrix, matrix, kv_heads, head_dim);
+    for (const SequenceRange& range : ranges) {
+      std::vector<std::pair<int64_t, int64_t>> parts;
+      for (const WriteCall& call : writes) {
+        if (call.block_table != range.block_table) continue;
+        parts.push_back({call.begin, call.end});
+        EXPECT_EQ(call.first_k,
+                  static_cast<float>(range.token_begin + call.begin - range.position));
+        EXPECT_TRUE(call.begin == range.position || call.begin % 16 == 0) << call.begin;
+      }
+      std::sort(parts.begin(), parts.end());
+      int64_t next = range.position;
+      for (const auto& [begin, end] : parts) {
+        EXPECT_EQ(begin, next);
+        next = end;
+      }
+      EXPECT_EQ(next, range.position + range.num_tokens);
+    }
+  }
+}
+
+TEST_P(CacheOpsTest, AttentionTakesEveryTokenAndHeadOnce) {
+  for (const AttentionParams& params : {AttentionParams{14, 2, 8, 1.0f, 0, 0.0f},
+                                        AttentionParams{3, 3, 8, 1.0f, 20, 0.0f},
+                                        AttentionParams{5, 1, 8, 1.0f, 0, 1.0f}}) {
+    for (const Layout& layout : kLayouts) {
+      const std::vector<SequenceRange> ranges = Ranges(layout);
+      const int64_t rows = Rows(layout);
+      const int64_t cols = params.q_heads * params.head_dim;
+      std::vector<float> q(static_cast<size_t>(rows * cols));
+      std::vector<float> out(q.size());
+      for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i);
+      std::vector<float> scratch(
+          static_cast<size_t>(PagedAttentionScratch(params, pool_.num_threads())));
+      scratches = {scratch.data()};
+      part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
+      PagedAttention(context_, params, kv_, DType::kFloat32, ranges.data(),
+                     static_cast<int64_t>(ranges.size()), FloatMatrix(q, rows, cols),
+                     scratch.data(), FloatMatrix(out, rows, cols));
+      for (size_t i = 0; i < out.size(); ++i) {
+        ASSERT_EQ(out[i], i % static_cast<size_t>(params.head_dim) == 0 ? 1.0f + q[i] : 0.0f);
+      }
+    }
+  }
+}
+
+TEST_P(CacheOpsTest, AttentionBalancesKeys) {
+  // One long prefill chunk beside short decodes: by tokens alone the cut would be far off.
+  const Layout layout{{512, 1, 1, 1}, {0, 100, 200, 300}};
+  const AttentionParams params{8, 2, 64, 1.0f, 0, 0.0f};
+  const std::vector<SequenceRange> ranges = Ranges(layout);
+  const int64_t rows = Rows(layout);
+  const int64_t cols = params.q_heads * params.head_dim;
+  std::vector<float> q(static_cast<size_t>(rows * cols)), out(q.size());
+  std::vector<float> scratch(
+      static_cast<size_t>(PagedAttentionScratch(params, pool_.num_threads())));
+  scratches = {scratch.data()};
+  part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
+  PagedAttention(context_, params, kv_, DType::kFloat32, ranges.data(), 4,
+                 FloatMatrix(q, rows, cols), scratch.data(), FloatMatrix(out, rows, cols));
+  int64_t total = 0, most = 0;
+  for (const int64_t cost : part_costs) {
+    total += cost;
+    most = std::max(most, cost);
+  }
+  EXPECT_EQ(total, 2 * (512 * 513 / 2 + 101 + 201 + 301));
+  EXPECT_LE(most, total / pool_.num_threads() * 12 / 10);
+}
+
+TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
+  std::vector<float> data(1024), out(1024);
+  const std::vector<SequenceRange> ranges = Ranges({{4}, {0}});
+  const Matrix k = FloatMatrix(data, 4, 16);
+  const auto write = [&](const kernels::PagedKv& kv, const Matrix& keys, int64_t heads) {
+    KvWrite(context_, kv, DType::kFloat32, ranges.data(), 1, keys, keys, heads, 8);
+  };
+  ExpectCheck([&] { write(kv_, k, 3); }, "expected 3 heads of 8");
+  ExpectCheck([&] { write(kv_, FloatMatrix(data, 5, 16), 2); }, "have 4 tokens, k has 5 rows");
+  kernels::PagedKv odd = kv_;
+  odd.block_size = 24;
+  ExpectCheck([&] { write(odd, k, 2); }, "block_size is 24");
+  const auto attend = [&](const AttentionParams& params, const kernels::PagedKv& kv,
+                          const Matrix& q, float* scratch) {
+    PagedAttention(context_, params, kv, DType::kFloat32, ranges.data(), 1, q, scratch,
+                   FloatMatrix(out, 4, 16));
+  };
+  const AttentionParams good{2, 1, 8, 1.0f, 0, 0.0f};
+  ExpectCheck([&] { attend({2, 1, 6, 1.0f, 0, 0.0f}, kv_, k, data.data()); },
+              "expected 12 columns");
+  ExpectCheck([&] { attend({2, 3, 8, 1.0f, 0, 0.0f}, kv_, k, data.data()); },
+              "2 query heads over 3 KV heads");
+  ExpectCheck([&] { attend(good, kv_, k, nullptr); }, "no scratch");
+  ExpectCheck([&] { attend({2, 1, 8, 1.0f, -1, 0.0f}, kv_, k, data.data()); }, "window is -1");
+  kernels::PagedKv uneven = kv_;
+  uneven.block_size = 48;
+  ExpectCheck([&] { attend(good, uneven, k, data.data()); }, "it must divide 256");
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, CacheOpsTest, ::testing::Values(1, 2, 3, 8));
+
+}  // namespace
+}  // namespace allspark

@@ -1,0 +1,146 @@
+#include "ops/linear.h"
+
+#include <atomic>
+#include <memory>
+#include <tuple>
+
+#include "cpp/ops/op_test_util.h"
+
+namespace allspark {
+namespace {
+
+using testing::ExpectCheck;
+using testing::FloatMatrix;
+using testing::kFloatSlot;
+
+std::atomic<int> num_calls;
+
+// Adds 1 to each output element of its range, and the row's first input, so that a row or panel done twice, not
+// at all or from the wrong row shows.
+void CountingGemm(const kernels::GemmArgs& args, kernels::Stream) noexcept {
+  ++num_calls;
+  const float* a = static_cast<const float*>(args.a);
+  for (int64_t m = 0; m < args.m; ++m) {
+    for (int64_t n = args.panel_begin * 64; n < std::min(args.n, args.panel_end * 64); ++n) {
+      args.c[m * args.ldc + n] +=
+          1.0f + a[m * args.lda] + (args.bias != nullptr ? args.bias[n] : 0.0f);
+    }
+  }
+}
+
+class LinearTest : public ::testing::Test {
+ protected:
+  LinearTest() { table_.gemm[kFloatSlot][kFloatSlot] = CountingGemm; }
+  OpContext Context(ThreadPool& pool) { return {&table_, &pool, nullptr, nullptr}; }
+
+  kernels::KernelTable table_;
+};
+
+class LinearSplitTest : public LinearTest,
+                        public ::testing::WithParamInterface<std::tuple<int, int, int>> {};
+
+TEST_P(LinearSplitTest, EveryElementIsMadeOnce) {
+  const auto [threads, rows, n] = GetParam();
+  ThreadPool pool(threads, false);
+  const int64_t k = 2048;  // Enough work to be split.
+  const int64_t ldx = k + 3;
+  const int64_t ldy = n + 5;
+  std::vector<float> x(static_cast<size_t>(rows * ldx));
+  for (int64_t r = 0; r < rows; ++r) x[static_cast<size_t>(r * ldx)] = static_cast<float>(r);
+  std::vector<float> bias(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) bias[static_cast<size_t>(i)] = static_cast<float>(1000 * i);
+  std::vector<float> y(static_cast<size_t>(rows * ldy));
+  std::vector<float> w(1);
+  const LinearWeight weight{w.data(), DType::kFloat32, n, k, bias.data()};
+  Linear(Context(pool), FloatMatrix(x, rows, k, ldx), weight, true, FloatMatrix(y, rows, n, ldy));
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < ldy; ++i) {
+      const float expected = i < n ? static_cast<float>(1 + r + 1000 * i) : 0.0f;
+      ASSERT_EQ(y[static_cast<size_t>(r * ldy + i)], expected) << "row " << r << " column " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LinearSplitTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 5),
+                                            ::testing::Values(1, 7, 33, 64, 100, 300),
+                                            ::testing::Values(1, 63, 64, 65, 200, 896)));
+
+TEST(SplitLinearTest, UsesTheThreadsAndPrefersPanels) {
+  EXPECT_EQ(SplitLinear(1, 14, 2).panel_parts, 2);
+  EXPECT_EQ(SplitLinear(1, 14, 2).row_parts, 1);
+  EXPECT_EQ(SplitLinear(1024, 14, 2).row_parts, 1);
+  // One panel keeps one thread busy; the rows keep the others.
+  EXPECT_EQ(SplitLinear(1024, 1, 8).row_parts, 8);
+  EXPECT_EQ(SplitLinear(1, 1, 8).row_parts, 1);
+  for (int64_t threads = 1; threads <= 17; ++threads) {
+    for (const int64_t rows : {1, 31, 32, 33, 64, 500}) {
+      for (const int64_t panels : {1, 2, 3, 14, 2374}) {
+        const LinearSplit split = SplitLinear(rows, panels, threads);
+        EXPECT_LE(split.row_parts * split.panel_parts, threads);
+        EXPECT_GE(split.row_parts, 1);
+        EXPECT_GE(split.panel_parts, 1);
+        EXPECT_LE(split.panel_parts, panels);
+      }
+    }
+  }
+}
+
+TEST_F(LinearTest, SmallWorkRunsOnTheCaller) {
+  ThreadPool pool(2, false);
+  std::vector<float> x(64), y(128), w(1);
+  num_calls = 0;
+  Linear(Context(pool), FloatMatrix(x, 1, 64), {w.data(), DType::kFloat32, 128, 64, nullptr},
+         false, FloatMatrix(y, 1, 128));
+  EXPECT_EQ(num_calls, 1);
+}
+
+TEST_F(LinearTest, RefusesWhatDoesNotFit) {
+  ThreadPool pool(1, false);
+  const OpContext context = Context(pool);
+  std::vector<float> x(8), y(8), w(8);
+  const LinearWeight weight{w.data(), DType::kFloat32, 4, 4, nullptr};
+  const auto run = [&](ConstMatrix a, LinearWeight b, Matrix c) {
+    Linear(context, a, b, false, c);
+  };
+  ExpectCheck([&] { run(FloatMatrix(x, 2, 3), weight, FloatMatrix(y, 2, 4)); },
+              "x has 3 columns; the weight reads 4");
+  ExpectCheck([&] { run(FloatMatrix(x, 2, 4), weight, FloatMatrix(y, 2, 3)); },
+              "y has 3 columns; the weight makes 4");
+  ExpectCheck([&] { run(FloatMatrix(x, 2, 4), weight, FloatMatrix(y, 1, 4)); },
+              "x has 2 rows, y has 1");
+  ExpectCheck([&] { run({x.data(), DType::kFloat32, 2, 4, 3}, weight, FloatMatrix(y, 2, 4)); },
+              "row stride 3");
+  ExpectCheck([&] { run({nullptr, DType::kFloat32, 2, 4, 4}, weight, FloatMatrix(y, 2, 4)); },
+              "x has no data");
+  ExpectCheck(
+      [&] {
+        run(FloatMatrix(x, 2, 4), {w.data(), DType::kBFloat16, 4, 4, nullptr},
+            FloatMatrix(y, 2, 4));
+      },
+      "no gemm for bfloat16 weights and float32 activations");
+  ExpectCheck(
+      [&] {
+        run({x.data(), DType::kBFloat16, 2, 3, 3}, {w.data(), DType::kBFloat16, 4, 3, nullptr},
+            FloatMatrix(y, 2, 4));
+      },
+      "k is 3");
+  ExpectCheck(
+      [&] { run(FloatMatrix(x, 2, 4), {nullptr, DType::kFloat32, 4, 4}, FloatMatrix(y, 2, 4)); },
+      "the weight is [4, 4]");
+  ExpectCheck(
+      [&] { run(FloatMatrix(x, 2, 4), weight, {y.data(), DType::kBFloat16, 2, 4, 4}); },
+      "y is bfloat16; expected float32");
+}
+
+TEST_F(LinearTest, NoRowsIsNoWork) {
+  ThreadPool pool(1, false);
+  std::vector<float> w(1);
+  num_calls = 0;
+  Linear(Context(pool), {nullptr, DType::kFloat32, 0, 4, 4},
+         {w.data(), DType::kFloat32, 4, 4, nullptr}, false, {nullptr, DType::kFloat32, 0, 4, 4});
+  EXPECT_EQ(num_calls, 0);
+}
+
+}  // namespace
+}  // namespace allspark

@@ -1,0 +1,238 @@
+// The ops that split over rows: each must reach its kernel with every row once, whatever the number of threads,
+// and refuse operands that do not fit. Kernels here are stand-ins that leave a trace.
+#include <memory>
+#include <numeric>
+
+#include "ops/argmax.h"
+#include "ops/embedding.h"
+#include "ops/gated_act.h"
+#include "cpp/ops/op_test_util.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
+
+namespace allspark {
+namespace {
+
+using testing::ExpectCheck;
+using testing::FloatMatrix;
+using testing::kFloatSlot;
+
+void TraceNorm(const kernels::RmsNormArgs& args, kernels::Stream) noexcept {
+  float* y = static_cast<float*>(args.y);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols; ++i) {
+      y[r * args.ldy + i] = args.x[r * args.ldx + i] + args.weight[i] + args.eps;
+    }
+  }
+}
+
+void TraceEmbedding(const kernels::EmbeddingArgs& args, kernels::Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols; ++i) {
+      args.out[r * args.ldo + i] += static_cast<float>(args.ids[r] + (args.packed ? 1000 : 0));
+    }
+  }
+}
+
+void TraceRope(const kernels::RopeArgs& args, kernels::Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.heads * args.head_dim; ++i) {
+      args.x[r * args.ldx + i] += static_cast<float>(args.positions[r] + 1);
+    }
+  }
+}
+
+void TraceGatedAct(const kernels::GatedActArgs& args, kernels::Stream) noexcept {
+  float* out = static_cast<float*>(args.out);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols; ++i) {
+      out[r * args.ldo + i] += args.x[r * args.ldx + i] - args.x[r * args.ldx + args.cols + i];
+    }
+  }
+}
+
+void TraceArgMax(const kernels::ArgMaxArgs& args, kernels::Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    args.index[r] += static_cast<int32_t>(args.x[r * args.ldx]);
+  }
+}
+
+class RowOpsTest : public ::testing::TestWithParam<int> {
+ protected:
+  RowOpsTest() : pool_(GetParam(), false), context_{&table_, &pool_, nullptr, nullptr} {
+    table_.name = "trace";
+    table_.rms_norm[kFloatSlot] = TraceNorm;
+    table_.embedding[kFloatSlot] = TraceEmbedding;
+    table_.gated_act[kFloatSlot] = TraceGatedAct;
+    table_.rope = TraceRope;
+    table_.argmax = TraceArgMax;
+  }
+
+  // rows x cols values: row * 10000 + column.
+  static std::vector<float> Numbered(int64_t rows, int64_t ld) {
+    std::vector<float> x(static_cast<size_t>(rows * ld));
+    for (int64_t i = 0; i < rows * ld; ++i) {
+      x[static_cast<size_t>(i)] = static_cast<float>(i / ld * 10000 + i % ld);
+    }
+    return x;
+  }
+
+  kernels::KernelTable table_;
+  ThreadPool pool_;
+  OpContext context_;
+};
+
+constexpr int64_t kRows = 37;
+constexpr int64_t kCols = 1024;  // A few rows are worth a thread, so 37 are split.
+
+TEST_P(RowOpsTest, RmsNorm) {
+  std::vector<float> x = Numbered(kRows, kCols + 1);
+  std::vector<float> y(static_cast<size_t>(kRows * (kCols + 2)), -1.0f);
+  std::vector<float> weight(kCols, 0.5f);
+  RmsNorm(context_, FloatMatrix(x, kRows, kCols, kCols + 1), weight.data(), 0.25f,
+          FloatMatrix(y, kRows, kCols, kCols + 2));
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t i = 0; i < kCols + 2; ++i) {
+      const float expected = i < kCols ? static_cast<float>(r * 10000 + i) + 0.75f : -1.0f;
+      ASSERT_EQ(y[static_cast<size_t>(r * (kCols + 2) + i)], expected) << r << ", " << i;
+    }
+  }
+}
+
+TEST_P(RowOpsTest, RmsNormGather) {
+  std::vector<float> x = Numbered(kRows, kCols);
+  std::vector<float> y(static_cast<size_t>(kRows * kCols));
+  std::vector<float> weight(kCols, 0.0f);
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < 20; ++i) ids.push_back(i * 7 % kRows);
+  RmsNormGather(context_, FloatMatrix(x, kRows, kCols), ids.data(), weight.data(), 0.0f,
+                FloatMatrix(y, 20, kCols));
+  for (int64_t r = 0; r < 20; ++r) {
+    ASSERT_EQ(y[static_cast<size_t>(r * kCols + 3)],
+              static_cast<float>(ids[static_cast<size_t>(r)] * 10000 + 3));
+  }
+  ids[4] = kRows;
+  ExpectCheck(
+      [&] {
+        RmsNormGather(context_, FloatMatrix(x, kRows, kCols), ids.data(), weight.data(), 0.0f,
+                      FloatMatrix(y, 20, kCols));
+      },
+      "row 37 wanted");
+}
+
+TEST_P(RowOpsTest, RmsNormHeadsLeavesTheOthers) {
+  const int64_t head_dim = 128;
+  std::vector<float> x = Numbered(kRows, kCols);
+  const std::vector<float> before = x;
+  std::vector<float> weight(head_dim, 1.0f);
+  RmsNormHeads(context_, FloatMatrix(x, kRows, kCols), 2, 3, head_dim, weight.data(), 0.0f);
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t i = 0; i < kCols; ++i) {
+      const size_t at = static_cast<size_t>(r * kCols + i);
+      const bool inside = i >= 2 * head_dim && i < 5 * head_dim;
+      ASSERT_EQ(x[at], before[at] + (inside ? 1.0f : 0.0f)) << r << ", " << i;
+    }
+  }
+  ExpectCheck(
+      [&] {
+        RmsNormHeads(context_, FloatMatrix(x, kRows, kCols), 6, 3, head_dim, weight.data(), 0.0f);
+      },
+      "do not lie in 1024 columns");
+}
+
+TEST_P(RowOpsTest, Embedding) {
+  std::vector<float> table(1), out(static_cast<size_t>(kRows * kCols));
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < kRows; ++i) ids.push_back(i * 5 % 50);
+  const EmbeddingWeight weight{table.data(), DType::kFloat32, 50, kCols, true};
+  EmbeddingLookup(context_, weight, ids.data(), FloatMatrix(out, kRows, kCols));
+  for (int64_t r = 0; r < kRows; ++r) {
+    ASSERT_EQ(out[static_cast<size_t>(r * kCols + kCols - 1)],
+              static_cast<float>(1000 + r * 5 % 50));
+  }
+  for (const int32_t bad : {-1, 50}) {
+    ids[6] = bad;
+    ExpectCheck(
+        [&] { EmbeddingLookup(context_, weight, ids.data(), FloatMatrix(out, kRows, kCols)); },
+        "token 6 is id " + std::to_string(bad) + "; it must be in [0, 50)");
+  }
+}
+
+TEST_P(RowOpsTest, Rope) {
+  std::vector<float> x = Numbered(kRows, kCols);
+  const std::vector<float> before = x;
+  std::vector<float> cos_sin(1);
+  std::vector<int32_t> positions;
+  for (int32_t i = 0; i < kRows; ++i) positions.push_back(i * 3);
+  const RopeView rope{cos_sin.data(), 3 * kRows, 32, false};
+  Rope(context_, FloatMatrix(x, kRows, kCols), 7, 128, positions.data(), rope);
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t i = 0; i < kCols; ++i) {
+      const size_t at = static_cast<size_t>(r * kCols + i);
+      ASSERT_EQ(x[at], before[at] + (i < 7 * 128 ? static_cast<float>(3 * r + 1) : 0.0f));
+    }
+  }
+  positions[1] = 3 * kRows;
+  ExpectCheck(
+      [&] { Rope(context_, FloatMatrix(x, kRows, kCols), 7, 128, positions.data(), rope); },
+      "token 1 is at position 111; the table covers [0, 111)");
+  ExpectCheck(
+      [&] { Rope(context_, FloatMatrix(x, kRows, kCols), 9, 128, positions.data(), rope); },
+      "9 heads of 128 elements");
+}
+
+TEST_P(RowOpsTest, GatedAct) {
+  std::vector<float> x = Numbered(kRows, 2 * kCols);
+  std::vector<float> out(static_cast<size_t>(kRows * kCols));
+  GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, kRows, 2 * kCols),
+           FloatMatrix(out, kRows, kCols));
+  for (const float value : out) ASSERT_EQ(value, -static_cast<float>(kCols));
+  ExpectCheck(
+      [&] {
+        GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, kRows, kCols),
+                 FloatMatrix(out, kRows, kCols));
+      },
+      "x holds gate and up");
+}
+
+TEST_P(RowOpsTest, ArgMax) {
+  std::vector<float> x = Numbered(kRows, kCols);
+  std::vector<int32_t> index(kRows);
+  ArgMax(context_, FloatMatrix(x, kRows, kCols), index.data());
+  for (int32_t r = 0; r < kRows; ++r) ASSERT_EQ(index[static_cast<size_t>(r)], r * 10000);
+}
+
+TEST_P(RowOpsTest, MissingKernelsAreNamed) {
+  const kernels::KernelTable empty{.name = "empty"};
+  const OpContext context{&empty, &pool_, nullptr, nullptr};
+  std::vector<float> x(8), y(8), weight(4);
+  std::vector<int32_t> ids(2);
+  const Matrix mx = FloatMatrix(x, 2, 4);
+  const Matrix my = FloatMatrix(y, 2, 4);
+  const Matrix half = FloatMatrix(y, 2, 2);
+  const std::string message = "kernel table 'empty' has no entry for float32";
+  ExpectCheck([&] { RmsNorm(context, mx, weight.data(), 0, my); }, message);
+  ExpectCheck([&] { GatedAct(context, kernels::Activation::kRelu, mx, half); }, message);
+  ExpectCheck([&] { ArgMax(context, mx, ids.data()); }, message);
+  ExpectCheck([&] { Rope(context, mx, 1, 4, ids.data(), {x.data(), 8, 4, false}); }, message);
+  ExpectCheck(
+      [&] { EmbeddingLookup(context, {x.data(), DType::kFloat32, 2, 4, false}, ids.data(), my); },
+      message);
+}
+
+TEST_P(RowOpsTest, RmsNormRefusesWhatDoesNotFit) {
+  std::vector<float> x(8), y(8), weight(4);
+  ExpectCheck(
+      [&] { RmsNorm(context_, FloatMatrix(x, 2, 4), weight.data(), 0, FloatMatrix(y, 2, 3)); },
+      "x has 4 columns, y has 3");
+  ExpectCheck(
+      [&] { RmsNorm(context_, FloatMatrix(x, 2, 4), weight.data(), 0, FloatMatrix(y, 1, 4)); },
+      "x has 2 rows, y has 1");
+  ExpectCheck([&] { RmsNorm(context_, FloatMatrix(x, 2, 4), nullptr, 0, FloatMatrix(y, 2, 4)); },
+              "no weight");
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, RowOpsTest, ::testing::Values(1, 2, 3, 8));
+
+}  // namespace
+}  // namespace allspark

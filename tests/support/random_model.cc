@@ -1,0 +1,183 @@
+#include "support/random_model.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace allspark::testing {
+namespace {
+
+// SplitMix64 (Steele, Lea, Flood 2014): one state word, good enough for weights.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t Next() {
+    state_ += 0x9e3779b97f4a7c15u;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  // In (-1, 1).
+  float Symmetric() { return static_cast<float>(static_cast<int64_t>(Next() >> 39) - (1 << 24)) * 0x1p-24f; }
+
+ private:
+  uint64_t state_;
+};
+
+uint64_t HashName(std::string_view name, uint64_t seed) {
+  uint64_t hash = 0xcbf29ce484222325u ^ (seed * 0x9e3779b97f4a7c15u);
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+bool EndsWith(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
+std::vector<float> InvFreq(int64_t pairs) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < pairs; ++i) {
+    values.push_back(
+        static_cast<float>(std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(pairs))));
+  }
+  return values;
+}
+
+void Require(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+
+proto::DecoderSpec BaseSpec(const char* architecture, proto::ComputeType compute) {
+  proto::DecoderSpec spec;
+  spec.set_architecture(architecture);
+  spec.set_vocab_size(131);
+  spec.set_hidden_size(64);
+  spec.set_num_layers(2);
+  spec.set_num_heads(4);
+  spec.set_num_kv_heads(2);
+  spec.set_head_dim(16);
+  spec.set_intermediate_size(96);
+  spec.set_norm_eps(1e-5f);
+  spec.set_activation(proto::SILU);
+  spec.set_max_position(2048);
+  spec.set_rotary_dim(16);
+  spec.set_compute_type(compute);
+  return spec;
+}
+
+}  // namespace
+
+proto::DecoderSpec TinyLlamaSpec(proto::ComputeType compute) {
+  return BaseSpec("LlamaForCausalLM", compute);
+}
+
+proto::DecoderSpec TinyQwen2Spec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("Qwen2ForCausalLM", compute);
+  spec.set_hidden_size(72);
+  spec.set_num_heads(3);
+  spec.set_num_kv_heads(1);
+  spec.set_head_dim(24);
+  spec.set_rotary_dim(24);
+  spec.set_intermediate_size(104);
+  spec.set_qkv_bias(true);
+  spec.set_tie_embeddings(true);
+  spec.set_norm_eps(1e-6f);
+  return spec;
+}
+
+proto::DecoderSpec TinyQwen3Spec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("Qwen3ForCausalLM", compute);
+  spec.set_head_dim(32);
+  spec.set_rotary_dim(32);
+  spec.set_qk_norm(true);
+  spec.set_tie_embeddings(true);
+  return spec;
+}
+
+proto::DecoderSpec TinyMistralSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("MistralForCausalLM", compute);
+  spec.set_num_layers(3);
+  spec.add_layer_window(17);
+  spec.add_layer_window(0);
+  spec.add_layer_window(1);
+  return spec;
+}
+
+proto::DecoderSpec TinyOddSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("OddForCausalLM", compute);
+  spec.set_num_heads(6);
+  spec.set_num_kv_heads(6);
+  spec.set_head_dim(10);
+  spec.set_rotary_dim(6);
+  spec.set_rope_interleaved(true);
+  spec.set_rope_attention_scaling(1.25f);
+  spec.set_qkv_bias(true);
+  spec.set_o_bias(true);
+  spec.set_mlp_bias(true);
+  spec.set_attention_scale(0.25f);
+  spec.set_attention_soft_cap(2.0f);
+  spec.set_activation(proto::GELU_TANH);
+  return spec;
+}
+
+std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
+  return {TinyLlamaSpec(compute), TinyQwen2Spec(compute), TinyQwen3Spec(compute),
+          TinyMistralSpec(compute), TinyOddSpec(compute)};
+}
+
+std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
+  int64_t size = 1;
+  for (const int64_t dim : tensor.shape) size *= dim;
+  if (tensor.name == "rope.inv_freq") return InvFreq(size);
+  // Norm weights around 1; matrices keep the variance of what they multiply a little above 1, so that attention is
+  // neither flat nor a single key.
+  const bool is_norm = EndsWith(tensor.name, "norm");
+  float scale = 0.2f;
+  if (tensor.name == "embedding") {
+    scale = 0.5f;
+  } else if (tensor.shape.size() == 2) {
+    scale = 2.0f / std::sqrt(static_cast<float>(tensor.shape[1]));
+  }
+  Random random(HashName(tensor.name, seed));
+  std::vector<float> values(static_cast<size_t>(size));
+  for (float& value : values) {
+    value = (is_norm ? 1.0f : 0.0f) + scale * random.Symmetric();
+    if (tensor.dtype == DType::kBFloat16) value = ToFloat(ToBFloat16(value));
+  }
+  return values;
+}
+
+std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed) {
+  auto tensors = RequiredTensors(spec);
+  Require(tensors.status());
+  auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", nullptr);
+  Require(writer.status());
+  for (const RequiredTensor& tensor : *tensors) {
+    const std::vector<float> values = RandomTensor(tensor, seed);
+    TensorView view;
+    view.data = values.data();
+    view.dtype = DType::kFloat32;
+    view.rank = static_cast<int32_t>(tensor.shape.size());
+    int64_t stride = 1;
+    for (int32_t i = view.rank - 1; i >= 0; --i) {
+      view.dims[i] = tensor.shape[static_cast<size_t>(i)];
+      view.strides[i] = stride;
+      stride *= view.dims[i];
+    }
+    Require((*writer)->AddTensor(tensor.name, 0, view));
+  }
+  auto image = (*writer)->Finish();
+  Require(image.status());
+  return std::move(*image);
+}
+
+std::unique_ptr<ModelReader> OpenRandomModel(const proto::DecoderSpec& spec, uint64_t seed) {
+  auto reader = ModelReader::OpenImage(MakeRandomModel(spec, seed), nullptr);
+  Require(reader.status());
+  return std::move(*reader);
+}
+
+}  // namespace allspark::testing
