@@ -29,7 +29,11 @@ using weights::TensorWriter;
 constexpr size_t kMaxMissingListed = 256;
 
 std::string RangeString(const RowCoverage::Range& range) {
-  return "[" + std::to_string(range.first) + ", " + std::to_string(range.second) + ")";
+  std::string text = "[";
+  text += std::to_string(range.first);
+  text += ", ";
+  text += std::to_string(range.second);
+  return text += ")";
 }
 
 // Protobuf strings must be UTF-8: the parser would refuse the file that the serialiser had written.
@@ -196,8 +200,13 @@ Status Writer::CheckComplete() const {
     const std::vector<RowCoverage::Range> missing = entries_[i].coverage.Missing();
     num_ranges += missing.size();
     if (missing.empty() || num_ranges > kMaxMissingListed) continue;
-    message += (message.empty() ? "\"" : ", \"") + tensors_[i].name + "\" rows";
-    for (const RowCoverage::Range& range : missing) message += " " + RangeString(range);
+    message += message.empty() ? "\"" : ", \"";
+    message += tensors_[i].name;
+    message += "\" rows";
+    for (const RowCoverage::Range& range : missing) {
+      message += ' ';
+      message += RangeString(range);
+    }
   }
   if (num_ranges == 0) return Status::Ok();
   if (num_ranges > kMaxMissingListed) {

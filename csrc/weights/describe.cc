@@ -1,0 +1,58 @@
+#include "weights/describe.h"
+
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "weights/format.h"
+
+namespace allspark {
+namespace {
+
+const char* LayoutName(proto::Layout layout) {
+  return layout == proto::PANEL64 ? "panel64" : "row_major";
+}
+
+void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
+  out << "architecture: " << spec.architecture() << "\nvocab_size: " << spec.vocab_size()
+      << "\nhidden_size: " << spec.hidden_size() << "\nnum_layers: " << spec.num_layers()
+      << "\nnum_heads: " << spec.num_heads() << "\nnum_kv_heads: " << spec.num_kv_heads()
+      << "\nhead_dim: " << spec.head_dim() << "\nintermediate_size: " << spec.intermediate_size()
+      << "\nnorm_eps: " << spec.norm_eps()
+      << "\nactivation: " << proto::Activation_Name(spec.activation()) << std::boolalpha
+      << "\ntie_embeddings: " << spec.tie_embeddings() << "\nqkv_bias: " << spec.qkv_bias()
+      << "\no_bias: " << spec.o_bias() << "\nmlp_bias: " << spec.mlp_bias()
+      << "\nqk_norm: " << spec.qk_norm() << "\nmax_position: " << spec.max_position()
+      << "\nrotary_dim: " << spec.rotary_dim()
+      << "\nrope_interleaved: " << spec.rope_interleaved()
+      << "\nrope_attention_scaling: " << spec.rope_attention_scaling()
+      << "\nattention_scale: " << spec.attention_scale()
+      << "\nattention_soft_cap: " << spec.attention_soft_cap()
+      << "\nlayer_window: " << weights::ShapeString(spec.layer_window())
+      << "\ncompute_type: " << proto::ComputeType_Name(spec.compute_type()) << "\n";
+}
+
+}  // namespace
+
+std::string DescribeModel(const ModelReader& reader) {
+  const proto::ModelFile& file = reader.file();
+  std::ostringstream out;
+  out << "source: " << reader.source() << "\nformat_version: " << file.format_version()
+      << "\nfile_id: " << std::hex << file.file_id() << std::dec
+      << "\nparam_bytes: " << file.param_bytes() << "\n";
+  DescribeSpec(file.spec(), out);
+  out << "build.version: " << file.build().version()
+      << "\nbuild.source: " << file.build().source() << "\n";
+  const std::map<std::string, std::string> options(file.build().options().begin(),
+                                                   file.build().options().end());
+  for (const auto& [key, value] : options) out << "build.options." << key << ": " << value << "\n";
+  for (const proto::TensorRecord& record : file.tensors()) {
+    out << "tensor " << record.name() << ": " << weights::StoredDTypeName(record.dtype()) << " "
+        << weights::ShapeString(record.shape()) << " " << LayoutName(record.layout())
+        << " offset " << record.offset() << " bytes " << record.bytes() << " checksum "
+        << std::hex << record.checksum() << std::dec << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace allspark

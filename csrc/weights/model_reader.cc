@@ -1,0 +1,269 @@
+#include "weights/model_reader.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weights/checksum.h"
+#include "weights/file_io.h"
+#include "weights/format.h"
+#include "weights/model_writer.h"
+#include "weights/verify.h"
+
+namespace allspark {
+namespace {
+
+Status InFile(const std::string& path, const Status& status) {
+  return Status(status.code(), status.as_status(), path + ": " + status.message());
+}
+
+// Any violation of the format in a file whose checksum is right: a faulty writer, or a forged file.
+Status Damaged(const proto::TensorRecord& record, const std::string& what) {
+  return Status::DataLoss("tensor \"" + record.name() + "\" at offset " +
+                          std::to_string(record.offset()) + ": " + what);
+}
+
+Status CheckRecord(const proto::TensorRecord& record, const RequiredTensor& required) {
+  if (record.dtype() != static_cast<int32_t>(required.dtype)) {
+    return Damaged(record, "is " + weights::StoredDTypeName(record.dtype()) +
+                               "; the spec requires " +
+                               weights::StoredDTypeName(static_cast<int32_t>(required.dtype)));
+  }
+  if (record.layout() != required.layout) {
+    return Damaged(record, "has layout " + std::to_string(record.layout()) +
+                               "; the spec requires " + std::to_string(required.layout));
+  }
+  if (!std::equal(record.shape().begin(), record.shape().end(), required.shape.begin(),
+                  required.shape.end())) {
+    // The record may hold any number of dimensions.
+    const std::string shape = record.shape_size() <= kMaxRank
+                                  ? weights::ShapeString(record.shape())
+                                  : "of rank " + std::to_string(record.shape_size());
+    return Damaged(record, "has shape " + shape + "; the spec requires " +
+                               weights::ShapeString(required.shape));
+  }
+  const Result<int64_t> bytes = weights::StoredBytes(required);
+  if (!bytes.ok()) return bytes.status();
+  if (record.bytes() != static_cast<uint64_t>(bytes.value())) {
+    return Damaged(record, "takes " + std::to_string(record.bytes()) +
+                               " bytes; its shape and layout require " +
+                               std::to_string(bytes.value()));
+  }
+  if (record.offset() % weights::kTensorAlignment != 0) {
+    return Damaged(record, "the offset is not a multiple of " +
+                               std::to_string(weights::kTensorAlignment));
+  }
+  return Status::Ok();
+}
+
+// Tensors must follow one another from the header to the end of the file, each at the first aligned offset
+// after the one before: nothing overlaps, lies outside, or is there unexplained.
+Status CheckOffsets(const proto::ModelFile& file) {
+  std::vector<const proto::TensorRecord*> records;
+  records.reserve(static_cast<size_t>(file.tensors_size()));
+  for (const proto::TensorRecord& record : file.tensors()) records.push_back(&record);
+  std::sort(records.begin(), records.end(),
+            [](const auto* a, const auto* b) { return a->offset() < b->offset(); });
+  const uint64_t param_bytes = file.param_bytes();
+  auto end = static_cast<uint64_t>(weights::kParamHeaderBytes);
+  std::string before = "the header";
+  for (const proto::TensorRecord* record : records) {
+    if (record->offset() < end) {
+      return Damaged(*record, "overlaps " + before + ", which ends at offset " +
+                                  std::to_string(end));
+    }
+    if (record->offset() > end) {
+      return Damaged(*record, "leaves bytes unexplained from offset " + std::to_string(end));
+    }
+    if (record->offset() > param_bytes || record->bytes() > param_bytes - record->offset()) {
+      return Damaged(*record, "its " + std::to_string(record->bytes()) +
+                                  " bytes end after the " + std::to_string(param_bytes) +
+                                  " of the parameters");
+    }
+    // No overflow: a tensor's size was checked to be an int64.
+    end = record->offset() + record->bytes();
+    end = (end + weights::kTensorAlignment - 1) / weights::kTensorAlignment *
+          weights::kTensorAlignment;
+    before = "\"" + record->name() + "\"";
+  }
+  if (end != param_bytes) {
+    return Status::DataLoss("param_bytes is " + std::to_string(param_bytes) +
+                            "; the tensors end at offset " + std::to_string(end));
+  }
+  return Status::Ok();
+}
+
+using TensorMap = std::map<std::string, WeightView, std::less<>>;
+
+WeightView ViewOf(const proto::TensorRecord& record, const unsigned char* param) {
+  WeightView view;
+  view.data = param + record.offset();
+  view.dtype = static_cast<DType>(record.dtype());
+  view.layout = record.layout();
+  view.rank = record.shape_size();
+  std::copy(record.shape().begin(), record.shape().end(), view.shape);
+  view.bytes = static_cast<int64_t>(record.bytes());
+  return view;
+}
+
+// Matches the records of `file` with what its spec requires. Views point into `param`.
+Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char* param) {
+  const Result<std::vector<RequiredTensor>> required = RequiredTensors(file.spec());
+  if (!required.ok()) return Status::DataLoss("spec: " + required.status().message());
+  std::map<std::string_view, const RequiredTensor*> open;
+  for (const RequiredTensor& tensor : required.value()) open.emplace(tensor.name, &tensor);
+  TensorMap views;
+  for (const proto::TensorRecord& record : file.tensors()) {
+    if (views.count(record.name()) != 0) return Damaged(record, "is recorded twice");
+    const auto found = open.find(record.name());
+    if (found == open.end()) return Damaged(record, "is not required by the spec");
+    AS_RETURN_IF_ERROR(CheckRecord(record, *found->second));
+    open.erase(found);
+    views.emplace(record.name(), ViewOf(record, param));
+  }
+  if (!open.empty()) {
+    return Status::DataLoss("tensor \"" + std::string(open.begin()->first) +
+                            "\" is missing, and " + std::to_string(open.size() - 1) + " more");
+  }
+  AS_RETURN_IF_ERROR(CheckOffsets(file));
+  return views;
+}
+
+// Requires: `bytes` readable bytes at `param`.
+Status CheckParamHeader(const proto::ModelFile& file, const unsigned char* param, int64_t bytes) {
+  if (bytes < weights::kParamHeaderBytes) {
+    return Status::DataLoss("it ends at offset " + std::to_string(bytes) +
+                            ", inside its header of " +
+                            std::to_string(weights::kParamHeaderBytes) + " bytes");
+  }
+  Result<weights::ParamHeader> header = weights::DecodeParamHeader(param);
+  if (!header.ok()) return header.status();
+  if (header->version != file.format_version()) {
+    return Status::DataLoss("it has format " + std::to_string(header->version) +
+                            "; its graph has format " + std::to_string(file.format_version()));
+  }
+  if (header->file_id != file.file_id()) {
+    return Status::DataLoss(
+        "it belongs to another graph: the file ids at offset 16 and in the graph differ");
+  }
+  if (header->param_bytes != file.param_bytes()) {
+    return Status::DataLoss("the header at offset 24 says " +
+                            std::to_string(header->param_bytes) + " bytes; the graph says " +
+                            std::to_string(file.param_bytes()));
+  }
+  if (static_cast<uint64_t>(bytes) != file.param_bytes()) {
+    return Status::DataLoss(
+        "it has " + std::to_string(bytes) + " bytes; the graph says " +
+        std::to_string(file.param_bytes()) +
+        (static_cast<uint64_t>(bytes) < file.param_bytes() ? ": it is cut off" : ""));
+  }
+  return Status::Ok();
+}
+
+class Reader final : public ModelReader {
+ public:
+  explicit Reader(std::string source) : source_(std::move(source)) {}
+
+  const proto::ModelFile& file() const override { return file_; }
+  const std::string& source() const override { return source_; }
+  Result<WeightView> Find(std::string_view name) const override {
+    const auto found = views_.find(name);
+    if (found != views_.end()) return found->second;
+    return Status::NotFound("tensor \"" + std::string(name) + "\" is not in " + source_);
+  }
+
+  // Takes the graph's bytes apart. Errors do not name the file.
+  Status ReadGraph(std::string_view graph) {
+    Result<proto::ModelFile> file = weights::DecodeGraph(graph);
+    if (!file.ok()) return file.status();
+    file_ = std::move(file).value();
+    return Status::Ok();
+  }
+  // Views are only valid when ReadParam has succeeded, too.
+  Status MakeViews(const unsigned char* param) {
+    Result<TensorMap> views = CheckTensors(file_, param);
+    if (!views.ok()) return views.status();
+    views_ = std::move(views).value();
+    return Status::Ok();
+  }
+  // What keeps the views' memory.
+  void Keep(weights::Mapping mapping) { mapping_ = std::move(mapping); }
+  void Keep(std::shared_ptr<const ModelImage> image) { image_ = std::move(image); }
+  const weights::Mapping& mapping() const { return mapping_; }
+
+ private:
+  // Constant once opened.
+  std::string source_;
+  proto::ModelFile file_;
+  TensorMap views_;
+  weights::Mapping mapping_;
+  std::shared_ptr<const ModelImage> image_;
+};
+
+Result<std::string> ReadGraphFile(const std::string& path) {
+  Result<weights::OpenedFile> file = weights::OpenRegularFile(path);
+  if (!file.ok()) return file.status();
+  if (file->bytes == 0) return Status::DataLoss(path + " is empty");
+  // One byte above the limit is enough for DecodeGraph to refuse the rest unread.
+  const int64_t bytes = std::min(file->bytes, weights::kMaxGraphBytes + 1);
+  std::string graph(static_cast<size_t>(bytes), '\0');
+  AS_RETURN_IF_ERROR(weights::ReadFully(file->fd.get(), path, 0, graph.data(), bytes));
+  return graph;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ModelReader>> ModelReader::OpenFiles(const std::string& graph_path,
+                                                            const std::string& param_path,
+                                                            ThreadPool* pool, bool verify) {
+  const Result<std::string> graph = ReadGraphFile(graph_path);
+  if (!graph.ok()) return graph.status();
+  Result<weights::OpenedFile> param = weights::OpenRegularFile(param_path);
+  if (!param.ok()) return param.status();
+  if (param->bytes == 0) return Status::DataLoss(param_path + " is empty");
+  auto reader = std::make_unique<Reader>(graph_path);
+  Status status = reader->ReadGraph(graph.value());
+  if (!status.ok()) return InFile(graph_path, status);
+
+  Result<weights::Mapping> mapped = weights::Mapping::File(param.value(), param_path);
+  if (!mapped.ok()) return mapped.status();
+  const unsigned char* data = mapped->data();
+  status = CheckParamHeader(reader->file(), data, param->bytes);
+  if (!status.ok()) return InFile(param_path, status);
+  status = reader->MakeViews(data);
+  if (!status.ok()) return InFile(graph_path, status);
+  reader->Keep(std::move(mapped).value());
+  if (verify) {
+    status = weights::VerifyTensors(reader->file(), data, &reader->mapping(), pool);
+    if (!status.ok()) return InFile(param_path, status);
+  }
+  return std::unique_ptr<ModelReader>(std::move(reader));
+}
+
+Result<std::unique_ptr<ModelReader>> ModelReader::OpenImage(
+    std::shared_ptr<const ModelImage> image, ThreadPool* pool, bool verify) {
+  if (image == nullptr) return Status::InvalidArgument("image is null");
+  const std::string source = "memory image";
+  auto reader = std::make_unique<Reader>(source);
+  Status status = reader->ReadGraph(image->graph());
+  if (!status.ok()) return InFile(source + " (graph)", status);
+  const unsigned char* data = image->param();
+  constexpr uintptr_t kImageAlignment = 64;
+  if (data == nullptr || reinterpret_cast<uintptr_t>(data) % kImageAlignment != 0) {
+    return Status::InvalidArgument("memory image: the parameters must be 64-byte aligned");
+  }
+  status = CheckParamHeader(reader->file(), data, image->param_bytes());
+  if (!status.ok()) return InFile(source + " (parameters)", status);
+  status = reader->MakeViews(data);
+  if (!status.ok()) return InFile(source + " (graph)", status);
+  if (verify) {
+    status = weights::VerifyTensors(reader->file(), data, nullptr, pool);
+    if (!status.ok()) return InFile(source + " (parameters)", status);
+  }
+  reader->Keep(std::move(image));
+  return std::unique_ptr<ModelReader>(std::move(reader));
+}
+
+}  // namespace allspark
