@@ -1,11 +1,13 @@
-// Decides what each step computes: admission, chunked prefill, decode, preemption. Pure logic over block
-// ids: no tensor, no clock, no thread. The step thread owns it. After construction nothing allocates:
-// sequences are the caller's objects, linked intrusively.
+// Decides what each step computes: admission, chunked prefill, decode, preemption. Pure logic over
+// block ids: no tensor, no clock, no thread. The step thread owns it. After construction nothing
+// allocates: sequences are the caller's objects, linked intrusively. README.md beside this file has
+// the whole policy.
 //
-// Policy. Every running sequence that has only its newest token to compute (a decode) is in every step. What is
-// left of the step's prefill budget (chunk_tokens) goes to sequences with more to compute, in order of (priority,
-// arrival). When blocks run out, the youngest sequence of the lowest priority gives back its blocks and waits
-// again, at its old place in the queue; its tokens, generated ones included, are recomputed later.
+// Policy. Every running sequence that has only its newest token to compute (a decode) is in every
+// step. Apart from those, the step's prefill budget (chunk_tokens) goes to sequences with more to
+// compute, in order of (priority, arrival). When blocks run out, the youngest sequence of the
+// lowest priority gives back its blocks and waits again, at its old place in the queue; its tokens,
+// generated ones included, are recomputed later.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +17,9 @@
 
 namespace allspark {
 
-// The scheduler's view of one sequence. The owner reserves block_table for its longest length and keeps
-// num_tokens up to date (prompt + generated).
+// The scheduler's view of one sequence. The owner reserves block_table for its longest length and
+// keeps num_tokens up to date (prompt + generated): one more after each step that planned it with
+// `samples`.
 struct ScheduledSequence {
   // Set by the owner before Add.
   int64_t id = 0;
@@ -51,38 +54,71 @@ struct PlannedChunk {
 
 class Scheduler {
  public:
+  // Requires: all bounds at least 1. The pool should hold one sequence of the longest max_length: a
+  // sequence that outgrows the whole pool goes back to waiting and is never admitted again.
   explicit Scheduler(const SchedulerConfig& config);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
 
-  // Queues a new sequence behind those of the same priority.
+  // Queues a new sequence behind those of the same priority. Requires: state kNone, an empty
+  // block_table with capacity for max_length, 1 <= num_tokens <= max_length. Walks the queue from
+  // both ends.
   void Add(ScheduledSequence* sequence);
-  // Takes it out in any state and frees its blocks.
+  // Takes it out in any state (kNone: nothing happens) and frees its blocks. Between Plan and
+  // Commit the plan stays as it is; Commit passes over the sequence, whose memory must last until
+  // then.
   void Remove(ScheduledSequence* sequence);
-  // The next step; blocks for it are taken. Empty when nothing can run. Valid until the next call. Decodes come
-  // first, then prefill chunks.
+  // The next step; blocks for it are taken. Empty when nothing can run: nothing waits, or nothing
+  // runs and the first in line does not fit the pool. Valid until the next call. Decodes come
+  // first, then prefill chunks; at most max_batch chunks and max_batch + chunk_tokens tokens. A
+  // plan that was not committed is planned again.
   const std::vector<PlannedChunk>& Plan();
-  // The planned step was computed: moves num_computed. Call before the owner appends sampled tokens.
+  // The planned step was computed: moves num_computed. Call before the owner appends sampled
+  // tokens, at most once per Plan.
   void Commit();
 
-  int64_t num_waiting() const { return num_waiting_; }
-  int64_t num_running() const { return num_running_; }
+  int64_t num_waiting() const { return waiting_.size; }
+  int64_t num_running() const { return running_.size; }
   int64_t num_preemptions() const { return num_preemptions_; }
   const BlockPool& pool() const { return pool_; }
   const SchedulerConfig& config() const { return config_; }
-  // Waiting then running sequences in their order, for inspection by tests and for ending all.
-  ScheduledSequence* first_waiting() const { return waiting_head_; }
-  ScheduledSequence* first_running() const { return running_head_; }
+  // Waiting then running sequences, each in order of (priority, arrival), for inspection by tests
+  // and for ending all.
+  ScheduledSequence* first_waiting() const { return waiting_.head; }
+  ScheduledSequence* first_running() const { return running_.head; }
 
  private:
-  // Links, splicing and preemption helpers are in the .cc file's discretion.
+  // Linked through the sequences; always sorted by (priority descending, arrival ascending).
+  struct SequenceList {
+    ScheduledSequence* head = nullptr;
+    ScheduledSequence* tail = nullptr;
+    int64_t size = 0;
+
+    void Insert(ScheduledSequence* sequence);
+    void Erase(ScheduledSequence* sequence);
+  };
+
+  int64_t BlocksFor(int64_t num_tokens) const;
+  int64_t Capacity(const ScheduledSequence& sequence) const;
+  int64_t Demand(const ScheduledSequence& sequence) const;
+  void PlanDecodes();
+  void PlanPrefill();
+  int64_t PlanChunk(ScheduledSequence* sequence, int64_t budget);
+  bool CanAdmit(const ScheduledSequence& candidate, int64_t slack) const;
+  void Admit(ScheduledSequence* candidate);
+  bool SecureFreeBlock(const ScheduledSequence* sequence);
+  void TakeBlock(ScheduledSequence* sequence);
+  void Preempt(ScheduledSequence* victim);
+  void DropPreemptedFromPlan();
+  void ReleaseBlocks(ScheduledSequence* sequence);
+
   SchedulerConfig config_;
   BlockPool pool_;
-  std::vector<PlannedChunk> plan_;
-  ScheduledSequence* waiting_head_ = nullptr;
-  ScheduledSequence* waiting_tail_ = nullptr;
-  ScheduledSequence* running_head_ = nullptr;
-  ScheduledSequence* running_tail_ = nullptr;
-  int64_t num_waiting_ = 0;
-  int64_t num_running_ = 0;
+  std::vector<PlannedChunk> plan_;  // capacity max_batch
+  bool plan_committed_ = true;
+  bool preempted_in_plan_ = false;
+  SequenceList waiting_;
+  SequenceList running_;
   int64_t num_preemptions_ = 0;
   int64_t next_arrival_ = 0;
 };

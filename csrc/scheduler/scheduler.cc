@@ -1,0 +1,254 @@
+#include "scheduler/scheduler.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace allspark {
+namespace {
+
+using State = ScheduledSequence::State;
+
+const SchedulerConfig& Checked(const SchedulerConfig& config) {
+  AS_CHECK(config.max_batch >= 1) << "max_batch is " << config.max_batch << ", less than 1";
+  AS_CHECK(config.chunk_tokens >= 1)
+      << "chunk_tokens is " << config.chunk_tokens << ", less than 1";
+  AS_CHECK(config.block_size >= 1) << "block_size is " << config.block_size << ", less than 1";
+  AS_CHECK(config.num_blocks >= 1) << "num_blocks is " << config.num_blocks << ", less than 1";
+  return config;
+}
+
+// The one order of the scheduler. Arrivals are unique, so it is total.
+bool Precedes(const ScheduledSequence& a, const ScheduledSequence& b) {
+  return a.priority != b.priority ? a.priority > b.priority : a.arrival < b.arrival;
+}
+
+int64_t Remaining(const ScheduledSequence& sequence) {
+  return sequence.num_tokens - sequence.num_computed;
+}
+
+bool IsDecode(const ScheduledSequence& sequence) { return Remaining(sequence) == 1; }
+
+int64_t NumBlocks(const ScheduledSequence& sequence) {
+  return static_cast<int64_t>(sequence.block_table.size());
+}
+
+}  // namespace
+
+// Walks from both ends at once. New arrivals belong near the tail and preempted sequences near the
+// head, so neither pays for the thousands that may wait.
+void Scheduler::SequenceList::Insert(ScheduledSequence* sequence) {
+  ScheduledSequence* next = head;
+  for (ScheduledSequence* last = tail; next != nullptr && !Precedes(*sequence, *next);
+       next = next->next, last = last->prev) {
+    if (Precedes(*last, *sequence)) {
+      next = last->next;
+      break;
+    }
+  }
+  sequence->next = next;
+  sequence->prev = next != nullptr ? next->prev : tail;
+  (sequence->prev != nullptr ? sequence->prev->next : head) = sequence;
+  (next != nullptr ? next->prev : tail) = sequence;
+  ++size;
+}
+
+void Scheduler::SequenceList::Erase(ScheduledSequence* sequence) {
+  (sequence->prev != nullptr ? sequence->prev->next : head) = sequence->next;
+  (sequence->next != nullptr ? sequence->next->prev : tail) = sequence->prev;
+  sequence->prev = sequence->next = nullptr;
+  --size;
+}
+
+Scheduler::Scheduler(const SchedulerConfig& config)
+    : config_(Checked(config)), pool_(config.num_blocks) {
+  plan_.reserve(static_cast<size_t>(config.max_batch));
+}
+
+int64_t Scheduler::BlocksFor(int64_t num_tokens) const {
+  return (num_tokens + config_.block_size - 1) / config_.block_size;
+}
+
+// Tokens that the sequence's blocks hold.
+int64_t Scheduler::Capacity(const ScheduledSequence& sequence) const {
+  return NumBlocks(sequence) * config_.block_size;
+}
+
+// Blocks the sequence will still take before it has generated for a block's length: those of its
+// known tokens and one to grow into.
+int64_t Scheduler::Demand(const ScheduledSequence& sequence) const {
+  return std::min(BlocksFor(sequence.num_tokens) + 1, BlocksFor(sequence.max_length)) -
+         NumBlocks(sequence);
+}
+
+void Scheduler::Add(ScheduledSequence* sequence) {
+  AS_CHECK(sequence->state == State::kNone)
+      << "sequence " << sequence->id << " is in the scheduler already";
+  AS_CHECK(sequence->num_tokens >= 1 && sequence->num_tokens <= sequence->max_length)
+      << "sequence " << sequence->id << ": num_tokens is " << sequence->num_tokens
+      << ", outside [1, max_length = " << sequence->max_length << "]";
+  AS_CHECK(sequence->block_table.empty())
+      << "sequence " << sequence->id << " brings " << NumBlocks(*sequence) << " blocks";
+  const auto capacity = static_cast<int64_t>(sequence->block_table.capacity());
+  AS_CHECK(capacity >= BlocksFor(sequence->max_length))
+      << "sequence " << sequence->id << ": block_table is reserved for " << capacity
+      << " blocks, max_length " << sequence->max_length << " needs "
+      << BlocksFor(sequence->max_length);
+  sequence->arrival = next_arrival_++;
+  sequence->num_computed = 0;
+  sequence->num_preemptions = 0;
+  sequence->state = State::kWaiting;
+  waiting_.Insert(sequence);
+}
+
+void Scheduler::Remove(ScheduledSequence* sequence) {
+  if (sequence->state == State::kNone) return;
+  (sequence->state == State::kWaiting ? waiting_ : running_).Erase(sequence);
+  ReleaseBlocks(sequence);
+  sequence->state = State::kNone;
+}
+
+void Scheduler::ReleaseBlocks(ScheduledSequence* sequence) {
+  // Last block first, so that the pool hands them out again in order of position.
+  while (!sequence->block_table.empty()) {
+    pool_.Release(sequence->block_table.back());
+    sequence->block_table.pop_back();
+  }
+  sequence->num_computed = 0;
+}
+
+const std::vector<PlannedChunk>& Scheduler::Plan() {
+  plan_.clear();
+  plan_committed_ = false;
+  preempted_in_plan_ = false;
+  PlanDecodes();
+  PlanPrefill();
+  if (preempted_in_plan_) DropPreemptedFromPlan();
+  return plan_;
+}
+
+void Scheduler::Commit() {
+  AS_CHECK(!plan_committed_) << "Commit without a Plan before it";
+  plan_committed_ = true;
+  for (const PlannedChunk& chunk : plan_) {
+    if (chunk.sequence->state != State::kRunning) continue;  // removed since
+    AS_CHECK(chunk.sequence->num_computed == chunk.begin)
+        << "sequence " << chunk.sequence->id << " was planned from token " << chunk.begin
+        << " and has " << chunk.sequence->num_computed << " computed";
+    chunk.sequence->num_computed += chunk.num_tokens;
+  }
+}
+
+void Scheduler::PlanDecodes() {
+  for (ScheduledSequence* sequence = running_.head; sequence != nullptr;
+       sequence = sequence->next) {
+    AS_CHECK(Remaining(*sequence) >= 1 && sequence->num_tokens <= sequence->max_length)
+        << "sequence " << sequence->id << " has " << sequence->num_tokens << " tokens, "
+        << sequence->num_computed << " of them computed, max_length " << sequence->max_length;
+    if (!IsDecode(*sequence)) continue;
+    if (Capacity(*sequence) == sequence->num_computed) {
+      if (!SecureFreeBlock(sequence)) {
+        Preempt(sequence);  // It was the last of the list.
+        break;
+      }
+      TakeBlock(sequence);
+    }
+    plan_.push_back({sequence, sequence->num_computed, 1, true});
+  }
+}
+
+// Merges the running sequences that prefill with those in line, in one order: a newcomer of high
+// priority does not wait for the end of a long prompt of low priority.
+void Scheduler::PlanPrefill() {
+  // What admission may still promise. Taking blocks for a running sequence lowers the free ones and
+  // its demand alike, so the difference holds throughout the loop.
+  int64_t slack = pool_.num_free();
+  for (const ScheduledSequence* s = running_.head; s != nullptr; s = s->next) slack -= Demand(*s);
+
+  int64_t budget = config_.chunk_tokens;
+  bool admitting = true;
+  ScheduledSequence* sequence = running_.head;
+  while (budget > 0) {
+    while (sequence != nullptr && IsDecode(*sequence)) sequence = sequence->next;
+    ScheduledSequence* candidate = waiting_.head;
+    if (admitting && candidate != nullptr &&
+        (sequence == nullptr || Precedes(*candidate, *sequence))) {
+      admitting = CanAdmit(*candidate, slack);
+      if (admitting) {
+        slack -= Demand(*candidate);
+        Admit(candidate);
+        budget -= PlanChunk(candidate, budget);
+      }
+    } else if (sequence != nullptr) {
+      budget -= PlanChunk(sequence, budget);
+      sequence = sequence->next;
+    } else {
+      break;
+    }
+  }
+}
+
+// Plans up to `budget` tokens of a prefill and returns how many: fewer where blocks are short. With
+// none free and no room in its own, those behind it give way; the last one waits, keeping what it
+// has.
+int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
+  const int64_t begin = sequence->num_computed;
+  int64_t num_tokens = std::min(Remaining(*sequence), budget);
+  while (Capacity(*sequence) < begin + num_tokens) {
+    const int64_t room = Capacity(*sequence) - begin;
+    if (pool_.num_free() == 0 && (room > 0 || !SecureFreeBlock(sequence))) {
+      num_tokens = room;
+      break;
+    }
+    TakeBlock(sequence);
+  }
+  if (num_tokens > 0) {
+    plan_.push_back({sequence, begin, num_tokens, begin + num_tokens == sequence->num_tokens});
+  }
+  return num_tokens;
+}
+
+bool Scheduler::CanAdmit(const ScheduledSequence& candidate, int64_t slack) const {
+  if (running_.size == 0) return BlocksFor(candidate.num_tokens) <= pool_.num_free();
+  // Blocks that a preemption just freed are for those that ran out; admitting at once would thrash.
+  return !preempted_in_plan_ && running_.size < config_.max_batch && Demand(candidate) <= slack;
+}
+
+void Scheduler::Admit(ScheduledSequence* candidate) {
+  waiting_.Erase(candidate);
+  candidate->state = State::kRunning;
+  running_.Insert(candidate);
+}
+
+// Preempts sequences behind this one until a block is free. Returns false where this is the last
+// and none is.
+bool Scheduler::SecureFreeBlock(const ScheduledSequence* sequence) {
+  while (pool_.num_free() == 0) {
+    if (running_.tail == sequence) return false;
+    Preempt(running_.tail);
+  }
+  return true;
+}
+
+void Scheduler::TakeBlock(ScheduledSequence* sequence) {
+  sequence->block_table.push_back(pool_.Allocate());
+}
+
+void Scheduler::Preempt(ScheduledSequence* victim) {
+  running_.Erase(victim);
+  ReleaseBlocks(victim);
+  victim->state = State::kWaiting;
+  waiting_.Insert(victim);
+  ++victim->num_preemptions;
+  ++num_preemptions_;
+  preempted_in_plan_ = true;
+}
+
+// A prefill may preempt decodes that were planned before it.
+void Scheduler::DropPreemptedFromPlan() {
+  std::erase_if(plan_, [](const PlannedChunk& chunk) {
+    return chunk.sequence->state != State::kRunning;
+  });
+}
+
+}  // namespace allspark
