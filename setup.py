@@ -19,6 +19,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -96,13 +97,21 @@ class CMakeBuild(build_ext):
             raise SystemExit(f"{shlex.join(command)} failed: {error.returncode}") from None
 
 
+class CleanBuild(build):
+    """Starts from an empty build_lib: a module deleted since the last build must not be packed."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 packages = find_packages()
 setup(
     packages=list(packages),
     package_dir=packages,
     package_data={"": ["py.typed", "*.pyi"]},
     ext_modules=[Extension("allspark._allspark", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
     setup_requires=build_tools(),
     zip_safe=False,
 )

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Fails when an object compiled for one instruction set could lend its code to the whole program.
+
+usage: check_isa_symbols.py BUILD_DIR
+
+The linker keeps one copy of every weak symbol. Were it the copy of a file compiled with AVX-512, an
+AVX2 machine would crash in code that has nothing to do with kernels. So each object of
+csrc/kernels/cpu that is named after an instruction set has no weak symbol, and exports exactly one
+function.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ISA_OBJECT = re.compile(r"_(avx2|avx512|avx512_bf16|neon|sve)\.cc\.o$")
+WEAK_TYPES = set("wWvVu")  # u: a unique global, as static locals of inline functions are
+
+
+def check_symbols(name: str, nm_output: str) -> list[str]:
+    """What is wrong with one object, from the output of `nm`."""
+    problems, exported = [], []
+    for line in nm_output.splitlines():
+        fields = line.split(maxsplit=2)
+        if fields and len(fields[0]) == 1:  # an undefined symbol has no address
+            fields.insert(0, "")
+        if len(fields) != 3:
+            continue
+        _, kind, symbol = fields
+        if kind in WEAK_TYPES:
+            problems.append(f"{name}: weak symbol {symbol}")
+        elif kind.isupper() and kind != "U":
+            if kind != "T":
+                problems.append(f"{name}: exports data: {symbol}")
+            exported.append(symbol)
+    if len(exported) != 1:
+        listed = ", ".join(exported) or "none"
+        problems.append(f"{name}: exports {len(exported)} symbols, not one: {listed}")
+    return problems
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    build_dir = Path(sys.argv[1])
+    objects = sorted(p for p in build_dir.rglob("*.o")
+                     if ISA_OBJECT.search(p.name) and "kernels/cpu" in p.as_posix())
+    if not objects and platform.machine() in ("x86_64", "AMD64"):
+        print(f"check_isa_symbols: no object to check under {build_dir}; is it built?")
+        return 1
+    problems = []
+    for obj in objects:
+        command = ["nm", "--demangle", str(obj)]
+        nm = subprocess.run(command, capture_output=True, text=True, check=True)
+        problems += check_symbols(obj.name, nm.stdout)
+    for problem in problems:
+        print(problem)
+    print(f"check_isa_symbols: {len(objects)} object(s), {len(problems)} problem(s)")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# Makes a bare Debian or Ubuntu machine ready: system packages, .venv, the installed package. Each part is
+# skipped when nothing has changed since it last ran. The other scripts source it for $venv and PATH.
+#
+# usage: scripts/setup.sh [--test] [--slow] [--no-package]
+#   --test  also what scripts/test.sh needs: GoogleTest, the dev extra, torch (the parity tests compare with it)
+#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds
+#   --no-package  leaves the package itself to a later call of install_package
+# ALLSPARK_VENV: another place for the virtual environment.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+want_test=0 want_slow=0 want_package=1
+for arg in "$@"; do
+  case "$arg" in
+    --test) want_test=1 ;;
+    --slow) want_test=1 want_slow=1 ;;
+    --no-package) want_package=0 ;;
+    *) echo "setup.sh: unknown argument $arg (see the head of the script)" >&2; exit 2 ;;
+  esac
+done
+venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"
+# The CPU build; without the local version label pip may choose one that brings gigabytes of CUDA.
+torch_version=2.13.0
+
+say() { printf '\n== %s\n' "$*"; }
+
+has_header() { echo "#include <$1>" | c++ -E -x c++ - >/dev/null 2>&1; }
+
+has_clang() { command -v clang++-14 >/dev/null || command -v clang++ >/dev/null; }
+
+# The packages whose files are missing, one per line. Looks for the files, not for the packages: what somebody
+# installed by other means is good enough.
+missing_packages() {
+  command -v c++ >/dev/null || echo g++
+  command -v cmake >/dev/null || echo cmake
+  command -v ninja >/dev/null || echo ninja-build
+  command -v protoc >/dev/null || echo protobuf-compiler
+  command -v python3 >/dev/null || echo python3
+  python3 -c 'import venv, ensurepip' 2>/dev/null || echo python3-venv
+  has_header google/protobuf/message_lite.h || echo libprotobuf-dev
+  has_header xxhash.h || echo libxxhash-dev
+  python_include="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null || true)"
+  [ -n "$python_include" ] && [ -f "$python_include/Python.h" ] || echo python3-dev
+  if [ "$want_test" = 1 ]; then
+    has_header gtest/gtest.h || echo libgtest-dev
+    # Runs the AVX-512 kernels, emulated, where the processor has none.
+    has_header simde/x86/avx512.h || echo libsimde-dev
+  fi
+  if [ "$want_slow" = 1 ] && ! has_clang; then
+    echo clang-14
+    echo libclang-rt-14-dev
+  fi
+}
+
+install_packages() {
+  local missing sudo=()
+  mapfile -t missing < <(missing_packages)
+  [ "${#missing[@]}" -gt 0 ] || return 0
+  if ! command -v apt-get >/dev/null; then
+    echo "setup.sh: missing, and there is no apt-get to install them: ${missing[*]}" >&2
+    exit 1
+  fi
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || {
+      echo "setup.sh: run as root, or install sudo; missing: ${missing[*]}" >&2
+      exit 1
+    }
+    sudo=(sudo)
+  fi
+  say "system packages: ${missing[*]}"
+  "${sudo[@]}" apt-get update -qq
+  # Releases without clang 14 have a newer default.
+  if ! apt-cache show clang-14 >/dev/null 2>&1; then
+    missing=("${missing[@]/#clang-14/clang}")
+    missing=("${missing[@]/#libclang-rt-14-dev/libclang-rt-dev}")
+  fi
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}
+
+# One hash of all files under the given paths, names included.
+hash_of() {
+  find "$@" -type f ! -name '*.pyc' ! -name '*.so' -print0 | sort -z | xargs -0 sha256sum | sha256sum
+}
+
+# A stamp holds the hash of the inputs with which a step last succeeded.
+is_done() { [ -f "$venv/.allspark-$1" ] && [ "$(cat "$venv/.allspark-$1")" = "$2" ]; }
+set_done() { printf '%s\n' "$2" >"$venv/.allspark-$1"; }
+
+pip() { "$venv/bin/python" -m pip "$@"; }
+
+# CMakePresets.json needs 3.25.
+has_recent_cmake() {
+  local version
+  version="$(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9.]*\).*/\1/p')"
+  [ "$(printf '%s\n' 3.25 "${version:-0}" | sort -V | head -n 1)" = 3.25 ]
+}
+
+make_venv() {
+  if [ ! -x "$venv/bin/python" ]; then
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+      echo "setup.sh: $(python3 --version) is too old; 3.10 or later is needed" >&2
+      exit 1
+    }
+    say "virtual environment in $venv"
+    python3 -m venv "$venv"
+  fi
+  local tools=("setuptools>=68" wheel "pybind11>=3.0") hash
+  hash="$(hash_of pyproject.toml scripts/setup.sh)"
+  if ! has_recent_cmake; then
+    tools+=("cmake>=3.25")
+    PATH="$venv/bin:$PATH"
+  fi
+  is_done tools "$hash" && return 0
+  say "build tools"
+  pip install -q "${tools[@]}"
+  set_done tools "$hash"
+}
+
+install_package() {
+  local hash dev_hash extras=""
+  hash="$(hash_of pyproject.toml setup.py VERSION CMakeLists.txt cmake csrc allspark_py model_loaders)"
+  dev_hash="$(hash_of pyproject.toml)"
+  if [ "$want_test" = 1 ] && ! is_done dev "$dev_hash"; then extras="[dev]"; fi
+  if [ -z "$extras" ] && is_done package "$hash"; then return 0; fi
+  say "pip install .$extras"
+  pip install -q --no-build-isolation ".$extras" || return 1
+  set_done package "$hash"
+  if [ -n "$extras" ]; then set_done dev "$dev_hash"; fi
+}
+
+install_torch() {
+  is_done torch "$torch_version" && return 0
+  if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    say "torch $torch_version, for the tests only"
+    pip install -q "torch==$torch_version+cpu" 2>/dev/null || pip install -q "torch==$torch_version"
+  fi
+  set_done torch "$torch_version"
+}
+
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+install_packages
+make_venv
+if [ "$want_test" = 1 ]; then install_torch; fi
+if [ "$want_package" = 1 ]; then install_package; fi

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Passes the tests, from a fresh clone on a bare machine: does all its own set-up (scripts/setup.sh), then
+# lint, layers, C++ build and tests, package, Python tests. CI runs this script and nothing else.
+#
+# usage: scripts/test.sh [--fast | --slow]
+#   --fast  what can be had in two minutes after a small change: the C++ unit tests, Python tests without torch
+#   --slow  also the slow tests, the C++ tests under ASan+UBSan and TSan, and a minute of fuzzing
+# Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+tier="${1:-}"
+case "$tier" in
+  "" | --fast | --slow) ;;
+  *) echo "test.sh: unknown argument $tier (see the head of the script)" >&2; exit 2 ;;
+esac
+set --
+if [ "$tier" = --slow ]; then set -- --slow; fi
+# One build directory serves the C++ tests and the package.
+export ALLSPARK_BUILD_DIR="$PWD/build/release"
+results="$PWD/build/test-results"
+rm -rf "$results"
+mkdir -p "$results"
+jobs="$(nproc)"
+failed_steps=()
+
+# step NAME COMMAND...: runs it, and remembers whether it failed; the tests after it still run.
+step() {
+  local begin=$SECONDS status=ok
+  name="$1"  # names the log, and the JUnit file of run_ctest and run_pytest
+  shift
+  printf '\n=== %s\n' "$name"
+  "$@" 2>&1 | tee "$results/$name.log" || { status=FAILED; failed_steps+=("$name"); }
+  printf '%-24s %-6s %4d s\n' "$name" "$status" $((SECONDS - begin)) >>"$results/summary.txt"
+  [ "$status" = ok ]
+}
+
+build() {  # build PRESET [CMAKE-ARGUMENT...]
+  local preset="$1"
+  shift
+  cmake --preset "$preset" "$@" >"$results/configure-$preset.log" 2>&1 || {
+    cat "$results/configure-$preset.log"
+    return 1
+  }
+  cmake --build "build/$preset" --parallel "$jobs" -- -k 0 --quiet
+}
+
+run_ctest() {  # run_ctest PRESET LABEL [WRAPPER...]
+  local preset="$1" label="$2"
+  shift 2
+  "$@" ctest --test-dir "build/$preset" -L "^$label\$" -j "$jobs" --output-on-failure --no-tests=ignore \
+    --output-junit "$results/$name.xml" | grep -vE '^ *Start +[0-9]+:|Passed +[0-9.]+ sec$'
+}
+
+run_pytest() {  # run_pytest MARKER-EXPRESSION
+  local status=0
+  "$venv/bin/python" -m pytest tests/python -q --junitxml "$results/$name.xml" -m "$1" || status=$?
+  [ "$status" = 0 ] || [ "$status" = 5 ]  # 5: no test has the marker
+}
+
+lint() {
+  "$venv/bin/ruff" check . && scripts/format.sh --check
+}
+
+fuzz() {  # a minute for all targets together
+  local targets=(build/fuzz/*_fuzz) target target_name corpora
+  for target in "${targets[@]}"; do
+    target_name="$(basename "$target")"
+    corpora=("build/fuzz-corpus/$target_name")
+    mkdir -p "${corpora[0]}"
+    if [ -d "tests/fuzz/corpus/$target_name" ]; then corpora+=("tests/fuzz/corpus/$target_name"); fi
+    "$target" -max_total_time=$((60 / ${#targets[@]})) -rss_limit_mb=4096 -timeout=25 -print_final_stats=1 \
+      "${corpora[@]}" || return 1
+  done
+}
+
+slow_tier() {
+  local clangxx
+  clangxx="$(command -v clang++-14 || command -v clang++)"
+  step ctest-slow run_ctest release slow || true
+  step pytest-slow run_pytest slow || true
+  if step build-asan build asan; then step ctest-asan run_ctest asan unit || true; fi
+  # ThreadSanitizer's shadow memory has fixed addresses, which randomised mappings can hit.
+  if step build-tsan build tsan "-DCMAKE_CXX_COMPILER=$clangxx"; then
+    step ctest-tsan run_ctest tsan unit setarch -R || true
+  fi
+  if step build-fuzz build fuzz "-DCMAKE_CXX_COMPILER=$clangxx"; then step fuzz fuzz || true; fi
+}
+
+# shellcheck source=setup.sh
+. scripts/setup.sh --test --no-package "$@"
+step lint lint || true
+step layers "$venv/bin/python" scripts/check_layers.py || true
+if step build build release; then
+  step isa-symbols "$venv/bin/python" scripts/check_isa_symbols.py build/release || true
+fi
+step ctest run_ctest release unit || true
+if step package install_package; then
+  if [ "$tier" = --fast ]; then markers="not slow and not torch"; else markers="not slow"; fi
+  step pytest run_pytest "$markers" || true
+fi
+if [ "$tier" = --slow ]; then slow_tier; fi
+
+printf '\n=== summary\n'
+cat "$results/summary.txt"
+"$venv/bin/python" scripts/sum_results.py "$results" "${failed_steps[@]}"

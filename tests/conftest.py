@@ -1,0 +1,47 @@
+"""Shared by all Python tests: markers, and the folders that tests read from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: minutes, not seconds; run by scripts/test.sh --slow")
+    config.addinivalue_line("markers", "torch: needs torch; left out by scripts/test.sh --fast")
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real checkpoints, tokenizers and texts, which the repository does not hold."""
+    path = Path(os.environ.get("ALLSPARK_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no shared data at {path} (set ALLSPARK_SHARED_DATA)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The embedded demo model, in Hugging Face layout."""
+    path = ROOT / "examples" / "demo_model"
+    if not (path / "config.json").is_file():
+        pytest.skip(f"no demo model at {path} (scripts/train_demo_model.py makes it)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def cmake() -> str:
+    path = shutil.which("cmake")
+    if path is None:
+        pytest.skip("cmake is not installed")
+    return path
