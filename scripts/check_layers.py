@@ -133,7 +133,7 @@ def check_cpp(root: Path) -> Iterator[str]:
 
 
 class ImportVisitor(ast.NodeVisitor):
-    """Collects (line, absolute module, is lazy) of every import, those for type checkers left out."""
+    """Collects (line, absolute module, is lazy) of every import; not those for type checkers."""
 
     def __init__(self, package: str) -> None:
         self.package = package  # of the visited module, for relative imports

@@ -3,8 +3,8 @@
 
 usage: sum_results.py RESULTS_DIR [FAILED_STEP...]
 
-A step's JUnit file is RESULTS_DIR/STEP.xml. A failed step that no failed test explains (lint, a build,
-a crash of the runner) counts as one failure.
+A step's JUnit file is RESULTS_DIR/STEP.xml. A failed step that no failed test explains (lint, a
+build, a crash of the runner) counts as one failure.
 Exit status 1 when anything failed, or when not a single test passed.
 """
 

@@ -1,0 +1,239 @@
+"""What check_layers.py, check_isa_symbols.py and sum_results.py accept and refuse."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / script), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def make_tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+# --- check_layers.py: C++ ---
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("include/allspark/x.h", "#include <vector>"),
+        ("include/allspark/x.h", '#include "allspark/status.h"'),
+        ("base/x.cc", '#include "allspark/status.h"'),
+        ("memory/x.cc", '#include "base/check.h"'),
+        ("tensor/x.h", '#include "memory/allocator.h"'),
+        ("kernels/ref/x.cc", '#include "base/dtype.h"'),
+        ("kernels/cuda/x.cu", "#include <cuda_runtime.h>"),
+        ("kernels/cpu/x_avx2.cc", "#include <immintrin.h>"),
+        ("ops/x.cc", '#include "memory/step_arena.h"'),
+        ("weights/x.cc", '#include "proto/allspark.pb.h"'),
+        ("model/x.cc", '#include "kernels/kernel_table.h"'),  # through ops
+        ("scheduler/x.cc", '#include "kv_cache/block_pool.h"'),
+        ("engine/x.cc", '#include "scheduler/scheduler.h"'),
+        ("python/x.cc", '#include "engine/testing.h"'),
+        ("bench/x.cc", '#include "kernels/args.h"'),
+        ("base/x.cc", '// #include "engine/engine_impl.h"'),
+    ],
+)
+def test_allowed_include(tmp_path: Path, path: str, line: str) -> None:
+    make_tree(tmp_path, {f"csrc/{path}": f"{line}\n"})
+    result = run("check_layers.py", tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "message"),
+    [
+        ("include/allspark/x.h", '#include "base/dtype.h"', "standard library only"),
+        ("include/allspark/x.h", "#include <google/protobuf/message.h>", "standard library only"),
+        ("include/allspark/x.h", "#include <unistd.h>", "standard library only"),
+        ("base/x.cc", '#include "memory/allocator.h"', "base must not include memory"),
+        ("memory/x.cc", '#include "platform/thread_pool.h"', "memory must not include platform"),
+        ("kernels/x.cc", '#include "base/check.h"', "kernels must not include base"),
+        ("kernels/ref/x.cc", '#include "tensor/tensor_view.h"', "kernels must not include tensor"),
+        ("kernels/x.cc", '#include "allspark/status.h"', "must not include public headers"),
+        ("platform/x.cc", "#include <cuda_runtime.h>", "outside a cuda/ folder"),
+        ("ops/x.cc", '#include "proto/allspark.pb.h"', "ops must not include proto"),
+        ("weights/x.cc", '#include "ops/linear.h"', "weights must not include ops"),
+        ("kv_cache/x.cc", '#include "tensor/tensor_view.h"', "kv_cache must not include tensor"),
+        ("scheduler/x.cc", '#include "platform/thread_pool.h"', "must not include platform"),
+        ("sampling/x.cc", '#include "model/batch.h"', "sampling must not include model"),
+        ("python/x.cc", '#include "base/check.h"', "python must not include base"),
+        ("python/x.cc", '#include "engine/step_loop.h"', "python must not include engine"),
+        ("base/x.cc", '#include "../memory/allocator.h"', "not a path relative to csrc"),
+        ("base/x.cc", '#include "check.h"', "not a path relative to csrc"),
+        ("misc/x.cc", "", "misc is no layer"),
+    ],
+)
+def test_refused_include(tmp_path: Path, path: str, line: str, message: str) -> None:
+    make_tree(tmp_path, {f"csrc/{path}": f"\n{line}\n"})
+    result = run("check_layers.py", tmp_path)
+    assert result.returncode == 1
+    assert message in result.stdout
+    assert f"csrc/{path}:" in result.stdout
+
+
+def test_isa_source_reaches_a_library_through_our_headers(tmp_path: Path) -> None:
+    make_tree(
+        tmp_path,
+        {
+            "csrc/kernels/cpu/x_avx512.cc": '#include "kernels/cpu/x.inl"\n',
+            "csrc/kernels/cpu/x.inl": '#include <immintrin.h>\n#include "kernels/table.h"\n',
+            "csrc/kernels/table.h": "#include <cstdint>\n#include <vector>\n",
+            "csrc/kernels/table.cc": '#include "kernels/table.h"\n#include <algorithm>\n',
+        },
+    )
+    result = run("check_layers.py", tmp_path)
+    assert result.returncode == 1
+    assert "csrc/kernels/table.h:2: <vector> reaches x_avx512.cc" in result.stdout
+    assert "algorithm" not in result.stdout
+
+
+# --- check_layers.py: Python ---
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("model_loaders/x.py", "def f():\n    import torch\n"),
+        ("model_loaders/x.py", "def f():\n    from transformers import AutoTokenizer\n"),
+        (
+            "model_loaders/x.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n",
+        ),
+        ("model_loaders/x.py", "from allspark.engine import Engine\nimport numpy\n"),
+        ("allspark_py/x.py", "def f():\n    import transformers\n"),
+        ("allspark_py/__init__.py", "from allspark.model_loader import HuggingFaceModel\n"),
+        ("allspark_py/serve/x.py", "from allspark.model_loader import HuggingFaceModel\n"),
+        ("allspark_py/x.py", "from . import errors\nfrom .errors import A\n"),
+    ],
+)
+def test_allowed_import(tmp_path: Path, path: str, text: str) -> None:
+    make_tree(tmp_path, {path: text})
+    result = run("check_layers.py", tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "message"),
+    [
+        ("model_loaders/x.py", "\nimport torch.nn as nn\n", "x.py:2: torch is imported inside"),
+        ("model_loaders/x.py", "try:\n    import torch\nexcept ImportError:\n    pass\n", "torch"),
+        ("model_loaders/x.py", "class A:\n    import torch\n", "torch is imported inside"),
+        ("model_loaders/x.py", "from safetensors.torch import save_file\n", "torch is imported"),
+        ("model_loaders/a/x.py", "from transformers import AutoTokenizer\n", "transformers is"),
+        ("allspark_py/x.py", "import transformers\n", "transformers is imported inside"),
+        ("allspark_py/x.py", "def f():\n    import torch\n", "only model_loaders"),
+        ("allspark_py/engine.py", "from allspark import model_loader\n", "allspark.model_loader"),
+        ("allspark_py/engine.py", "from .model_loader import x\n", "must not import"),
+        ("allspark_py/engine.py", "def f():\n    import allspark.cli.main\n", "allspark.cli"),
+    ],
+)
+def test_refused_import(tmp_path: Path, path: str, text: str, message: str) -> None:
+    make_tree(tmp_path, {path: text})
+    result = run("check_layers.py", tmp_path)
+    assert result.returncode == 1
+    assert message in result.stdout
+
+
+def test_this_repository_keeps_its_layers() -> None:
+    result = run("check_layers.py")
+    assert result.returncode == 0, result.stdout
+
+
+# --- check_isa_symbols.py ---
+
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+
+
+def compile_isa_object(tmp_path: Path, source: str) -> Path:
+    folder = tmp_path / "build" / "csrc" / "kernels" / "cpu"
+    folder.mkdir(parents=True)
+    (tmp_path / "k.cc").write_text(source)
+    command = [COMPILER, "-std=c++20", "-O1", "-c", tmp_path / "k.cc", "-o", folder / "k_avx2.cc.o"]
+    subprocess.run([str(part) for part in command], check=True)
+    return tmp_path / "build"
+
+
+@needs_compiler
+def test_one_exported_function_passes(tmp_path: Path) -> None:
+    build = compile_isa_object(
+        tmp_path, "namespace { int F(int x) { return x + 1; } }\nint Fill(int x) { return F(x); }\n"
+    )
+    result = run("check_isa_symbols.py", build)
+    assert result.returncode == 0, result.stdout
+    assert "1 object(s), 0 problem(s)" in result.stdout
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("#include <vector>\nvoid F(std::vector<int>& v) { v.push_back(1); }\n", "C++ library"),
+        ("[[gnu::noinline]] inline int G() { return 1; }\nint F() { return G(); }\n", "weak symbol"),
+        ("int F() { return 1; }\nint G() { return 2; }\n", "exports 2 symbols"),
+        ("int F() { return 1; }\nint counter = 3;\n", "exports data: counter"),
+        ("static int F() { return 1; }\nstatic int x = F();\n", "exports 0 symbols"),
+    ],
+)
+def test_leaking_object_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    result = run("check_isa_symbols.py", compile_isa_object(tmp_path, source))
+    assert result.returncode == 1
+    assert message in result.stdout
+
+
+def test_a_build_without_isa_objects_is_refused_on_x86(tmp_path: Path) -> None:
+    result = run("check_isa_symbols.py", tmp_path)
+    is_x86 = os.uname().machine == "x86_64"
+    assert result.returncode == (1 if is_x86 else 0)
+
+
+# --- sum_results.py ---
+
+JUNIT = """<testsuites><testsuite>
+<testcase name="a"/>
+<testcase name="b" status="run"><system-out>x</system-out></testcase>
+<testcase name="c"><failure message="no"/></testcase>
+<testcase name="d"><error message="no"/></testcase>
+<testcase name="e"><skipped message="no data"/></testcase>
+<testcase name="f" status="notrun"><skipped message="s"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_results_are_summed(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"ctest.xml": JUNIT, "pytest.xml": JUNIT})
+    result = run("sum_results.py", tmp_path, "pytest")
+    assert result.stdout.splitlines()[-1] == "4 passed, 4 failed, 4 skipped"
+    assert result.returncode == 1
+
+
+def test_a_failed_step_counts_once(tmp_path: Path) -> None:
+    passing = '<testsuite><testcase name="a"/></testsuite>'
+    make_tree(tmp_path, {"ctest.xml": passing, "pytest.xml": passing})
+    result = run("sum_results.py", tmp_path, "lint", "ctest")
+    assert "failed step: lint" in result.stdout
+    assert result.stdout.splitlines()[-1] == "2 passed, 2 failed, 0 skipped"
+    assert result.returncode == 1
+    assert run("sum_results.py", tmp_path).returncode == 0
+
+
+def test_no_test_at_all_is_a_failure(tmp_path: Path) -> None:
+    result = run("sum_results.py", tmp_path)
+    assert result.stdout.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
+    assert result.returncode == 1
