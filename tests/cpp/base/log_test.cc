@@ -1,0 +1,119 @@
+#include "base/log.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "support/alloc_counter.h"
+
+namespace allspark {
+namespace {
+
+class LogTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "/allspark_log_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+  }
+  void TearDown() override {
+    ConfigureLog(LogConfig());
+    unsetenv("HIE_LOG_LEVEL");
+    unsetenv("HIE_LOG_DIR");
+    std::filesystem::remove_all(dir_);
+  }
+  std::vector<std::string> Lines() const {
+    std::ifstream file(dir_ + "/allspark." + std::to_string(getpid()) + ".log");
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+  }
+  std::string dir_;
+};
+
+TEST_F(LogTest, WritesOneLinePerStatementFromTheLevelOn) {
+  ConfigureLog({LogLevel::kWarning, dir_});
+  AS_LOG(kInfo) << "hidden";
+  AS_LOG(kWarning) << "shown " << 1 << ' ' << 2.5;
+  AS_LOG(kError) << "worse";
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 2u);
+  const std::regex form(
+      R"(W \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \d+ log_test\.cc:\d+\] shown 1 2\.5)");
+  EXPECT_TRUE(std::regex_match(lines[0], form)) << lines[0];
+  EXPECT_EQ(lines[1][0], 'E');
+}
+
+TEST_F(LogTest, LevelOffWritesNothing) {
+  ConfigureLog({LogLevel::kOff, dir_});
+  AS_LOG(kError) << "hidden";
+  EXPECT_TRUE(Lines().empty());
+}
+
+TEST_F(LogTest, ADisabledStatementEvaluatesAndAllocatesNothing) {
+  ConfigureLog({LogLevel::kError, dir_});
+  int evaluated = 0;
+  testing::AllocationCounter counter;
+  {
+    const testing::AllocationCounter::Scope scope(&counter);
+    AS_LOG(kInfo) << ++evaluated << std::string(1000, 'x');
+  }
+  EXPECT_EQ(evaluated, 0);
+  EXPECT_EQ(counter.count(), 0);
+}
+
+TEST_F(LogTest, LinesOfManyThreadsStayWhole) {
+  ConfigureLog({LogLevel::kInfo, dir_});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      for (int i = 0; i < 200; ++i) AS_LOG(kInfo) << "thread " << t << " line " << i << " end";
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::vector<std::string> lines = Lines();
+  EXPECT_EQ(lines.size(), 800u);
+  for (const std::string& line : lines) {
+    EXPECT_EQ(line.find("I "), 0u) << line;
+    EXPECT_TRUE(line.ends_with(" end")) << line;
+  }
+}
+
+TEST_F(LogTest, AFolderThatCannotBeOpenedLeavesStderr) {
+  ::testing::internal::CaptureStderr();
+  ConfigureLog({LogLevel::kWarning, dir_ + "/missing"});
+  AS_LOG(kWarning) << "still here";
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("the log goes to stderr: cannot open"), std::string::npos) << text;
+  EXPECT_NE(text.find("still here"), std::string::npos) << text;
+}
+
+TEST_F(LogTest, ReadsTheEnvironment) {
+  EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kWarning);
+  EXPECT_EQ(LogConfig::FromEnv().dir, "");
+  setenv("HIE_LOG_LEVEL", "0", 1);
+  setenv("HIE_LOG_DIR", dir_.c_str(), 1);
+  EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kInfo);
+  EXPECT_EQ(LogConfig::FromEnv().dir, dir_);
+  setenv("HIE_LOG_LEVEL", "3", 1);
+  EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kOff);
+  for (const char* malformed : {"", "4", "-1", "info", "1 "}) {
+    setenv("HIE_LOG_LEVEL", malformed, 1);
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kWarning);
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    EXPECT_NE(text.find("HIE_LOG_LEVEL is \"" + std::string(malformed) + "\"; it must be 0"),
+              std::string::npos)
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace allspark

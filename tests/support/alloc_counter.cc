@@ -1,0 +1,118 @@
+#include "support/alloc_counter.h"
+
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define AS_SANITIZER_OWNS_MALLOC 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define AS_SANITIZER_OWNS_MALLOC 1
+#endif
+#endif
+
+namespace allspark::testing {
+
+namespace {
+
+// Plain data with static initial values: the hook runs before any constructor.
+thread_local constinit AllocationCounter* this_threads_counter = nullptr;
+thread_local constinit int64_t fail_in = 0;
+thread_local constinit int this_tid = 0;
+
+std::atomic<int> watched_tid{0};
+std::atomic<AllocationCounter*> watched_counter{nullptr};
+
+// Returns false when the allocation must fail. Allocates nothing itself.
+bool OnAllocation(size_t bytes) {
+  if (this_threads_counter != nullptr) this_threads_counter->Add(bytes);
+  const int watched = watched_tid.load(std::memory_order_acquire);
+  if (watched != 0) {
+    if (this_tid == 0) this_tid = static_cast<int>(syscall(SYS_gettid));
+    AllocationCounter* const counter = watched_counter.load(std::memory_order_acquire);
+    if (this_tid == watched && counter != nullptr) counter->Add(bytes);
+  }
+  return fail_in == 0 || --fail_in != 0;
+}
+
+}  // namespace
+
+void AllocationCounter::Start() { this_threads_counter = this; }
+void AllocationCounter::Stop() { this_threads_counter = nullptr; }
+
+void BeginCountingThread(int tid, AllocationCounter* counter) {
+  watched_counter.store(counter, std::memory_order_release);
+  watched_tid.store(tid, std::memory_order_release);
+}
+void EndCountingThread() { watched_tid.store(0, std::memory_order_release); }
+
+void FailThisThreadsAllocation(int64_t n) { fail_in = n; }
+
+}  // namespace allspark::testing
+
+#ifdef AS_SANITIZER_OWNS_MALLOC
+
+#include <sanitizer/allocator_interface.h>
+
+namespace allspark::testing {
+namespace {
+void MallocHook(const volatile void*, size_t bytes) { (void)OnAllocation(bytes); }
+void FreeHook(const volatile void*) {}
+[[maybe_unused]] const int hooks_installed =
+    __sanitizer_install_malloc_and_free_hooks(MallocHook, FreeHook);
+}  // namespace
+bool CanInjectFailures() { return false; }
+}  // namespace allspark::testing
+
+#else
+
+namespace allspark::testing {
+bool CanInjectFailures() { return true; }
+}  // namespace allspark::testing
+
+// glibc exports its own functions under these names for exactly this use.
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+
+#define AS_COUNT_OR_FAIL(bytes)                       \
+  if (!::allspark::testing::OnAllocation(bytes)) {    \
+    errno = ENOMEM;                                   \
+    return nullptr;                                   \
+  }
+
+void* malloc(size_t bytes) {
+  AS_COUNT_OR_FAIL(bytes);
+  return __libc_malloc(bytes);
+}
+void* calloc(size_t count, size_t bytes) {
+  AS_COUNT_OR_FAIL(count * bytes);
+  return __libc_calloc(count, bytes);
+}
+void* realloc(void* ptr, size_t bytes) {
+  AS_COUNT_OR_FAIL(bytes);
+  return __libc_realloc(ptr, bytes);
+}
+void* memalign(size_t alignment, size_t bytes) {
+  AS_COUNT_OR_FAIL(bytes);
+  return __libc_memalign(alignment, bytes);
+}
+void* aligned_alloc(size_t alignment, size_t bytes) {
+  AS_COUNT_OR_FAIL(bytes);
+  return __libc_memalign(alignment, bytes);
+}
+int posix_memalign(void** result, size_t alignment, size_t bytes) {
+  if (!::allspark::testing::OnAllocation(bytes)) return ENOMEM;
+  void* const ptr = __libc_memalign(alignment, bytes);
+  if (ptr == nullptr) return ENOMEM;
+  *result = ptr;
+  return 0;
+}
+}  // extern "C"
+
+#endif

@@ -1,0 +1,59 @@
+// Counts the heap allocations of chosen threads (malloc and its siblings, and with them operator new), and
+// makes chosen ones fail. A program that refers to this gets its own malloc; under AddressSanitizer and
+// ThreadSanitizer the sanitizer's hooks count instead, and failures cannot be injected (CanInjectFailures()).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace allspark::testing {
+
+// Counts what one thread allocates while it is told to count. The thread to watch calls Start and Stop itself,
+// or runs inside a Scope; any thread may read count(). One counter per thread at a time.
+class AllocationCounter {
+ public:
+  // Begins to count the calling thread's allocations, added to what was counted before.
+  void Start();
+  // Ends it. The calling thread must be the one that called Start.
+  void Stop();
+  int64_t count() const { return count_.load(std::memory_order_relaxed); }
+  int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  void Reset() {
+    count_ = 0;
+    bytes_ = 0;
+  }
+
+  class Scope {
+   public:
+    explicit Scope(AllocationCounter* counter) : counter_(counter) { counter_->Start(); }
+    ~Scope() { counter_->Stop(); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    AllocationCounter* const counter_;
+  };
+
+  // For the allocation hook.
+  void Add(size_t bytes) {
+    count_.fetch_add(1, std::memory_order_relaxed);
+    bytes_.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<int64_t> count_{0};
+  std::atomic<int64_t> bytes_{0};
+};
+
+// Whole process, one chosen thread by its system id (gettid): for a thread that runs code that cannot be changed.
+// Allocations of the thread `tid` between Begin and End are added to *counter.
+void BeginCountingThread(int tid, AllocationCounter* counter);
+void EndCountingThread();
+
+// False where a sanitizer owns malloc: tests of failures must skip, and say so.
+bool CanInjectFailures();
+// The calling thread's n-th allocation from now (1: the next) fails, once; 0: none. malloc returns null, new throws
+// bad_alloc.
+void FailThisThreadsAllocation(int64_t n);
+
+}  // namespace allspark::testing
