@@ -1,6 +1,8 @@
-// Chooses the next token of each row: processors, then greedy or a draw. A row's result depends on its own
-// logits, parameters, seed and position alone (Philox4x32-10 keyed by seed, counter = position), so it is the same
-// under any load. After construction nothing allocates.
+// Chooses the next token of each row: bans, then greedy or a draw. A row's result depends on its
+// own logits, parameters, seed and position alone (Philox4x32-10 keyed by seed, counter =
+// position), so it is the same under any load and for any number of threads. Rows are split over
+// the pool. The step thread calls it. After construction nothing allocates. What a draw keeps is in
+// token_choice.h.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +10,15 @@
 
 #include "kernels/kernel_table.h"
 #include "platform/thread_pool.h"
+#include "sampling/token_choice.h"
 
 namespace allspark {
 
 struct SamplingParams {
-  bool greedy = true;
-  float temperature = 1.0f;
+  bool greedy = true;       // the highest logit, the lowest id among equals
+  float temperature = 1.0f; // below 1e-5: greedy
   int32_t top_k = 0;        // 0: all
-  float top_p = 1.0f;
+  float top_p = 1.0f;       // 1: all
   uint64_t seed = 0;
 };
 
@@ -31,20 +34,20 @@ struct SamplingRow {
 
 class Sampler {
  public:
+  // Takes 8 bytes x vocab_size per thread of the pool (null: one thread, the caller). `kernels` and
+  // `pool` must outlive it. Requires: the table has argmax.
   Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, ThreadPool* pool);
+  // Sets each row's token. A banned id outside the vocabulary throws InternalError.
   void Sample(SamplingRow* rows, int64_t num_rows);
 
  private:
-  struct Candidate {
-    float logit;
-    int32_t id;
-  };
-  void SampleRow(SamplingRow& row, Candidate* scratch) const;
+  void SampleRow(SamplingRow& row, TokenCandidate* scratch) const;
+  int32_t ArgMax(const float* logits) const;
 
   int64_t vocab_size_;
   const kernels::KernelTable& kernels_;
   ThreadPool* pool_;
-  std::vector<Candidate> scratch_;  // one row of vocab_size per thread
+  std::vector<TokenCandidate> scratch_;  // one row of vocab_size per thread
 };
 
 }  // namespace allspark

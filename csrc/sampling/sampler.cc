@@ -1,0 +1,66 @@
+#include "sampling/sampler.h"
+
+#include <limits>
+
+#include "base/check.h"
+#include "sampling/philox.h"
+
+namespace allspark {
+namespace {
+
+// Below this a draw could only choose among the highest logits, and dividing by it would overflow.
+constexpr float kGreedyTemperature = 1e-5f;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+Sampler::Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, ThreadPool* pool)
+    : vocab_size_(vocab_size), kernels_(kernels), pool_(pool) {
+  AS_CHECK(vocab_size >= 1 && vocab_size <= std::numeric_limits<int32_t>::max())
+      << "vocab_size is " << vocab_size << ", outside [1, 2^31 - 1]";
+  AS_CHECK(kernels.argmax != nullptr) << "kernel table '" << kernels.name << "' has no argmax";
+  const int num_threads = pool != nullptr ? pool->num_threads() : 1;
+  scratch_.resize(static_cast<size_t>(vocab_size) * static_cast<size_t>(num_threads));
+}
+
+void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
+  const auto sample = [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t i = begin; i < end; ++i) {
+      SampleRow(rows[i], scratch_.data() + thread * vocab_size_);
+    }
+  };
+  if (pool_ != nullptr) {
+    pool_->ParallelFor(num_rows, 1, sample);
+  } else {
+    sample(0, num_rows, 0);
+  }
+}
+
+void Sampler::SampleRow(SamplingRow& row, TokenCandidate* scratch) const {
+  for (int64_t i = 0; i < row.num_banned; ++i) {
+    const int32_t id = row.banned[i];
+    AS_CHECK(id >= 0 && id < vocab_size_)
+        << "banned id is " << id << ", outside [0, " << vocab_size_ << ")";
+    row.logits[id] = -kInfinity;
+  }
+  const SamplingParams& params = *row.params;
+  if (params.greedy || !(params.temperature >= kGreedyTemperature)) {
+    row.token = ArgMax(row.logits);
+    return;
+  }
+  const TokenFilter filter{
+      .temperature = params.temperature, .top_k = params.top_k, .top_p = params.top_p};
+  row.token = ChooseToken(row.logits, vocab_size_, filter,
+                          PositionUniform(params.seed, row.position), scratch);
+}
+
+int32_t Sampler::ArgMax(const float* logits) const {
+  int32_t token = -1;
+  kernels_.argmax(
+      {.x = logits, .ldx = vocab_size_, .rows = 1, .cols = vocab_size_, .index = &token}, nullptr);
+  // A row without any finite logit has no highest one; NaN fails the comparison too.
+  return token >= 0 && logits[token] > -kInfinity ? token : -1;
+}
+
+}  // namespace allspark

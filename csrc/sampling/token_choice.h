@@ -1,0 +1,35 @@
+// Draws one token from a row of logits: temperature, then top-k, then top-p, then one uniform
+// number through the inverse cumulative distribution. Pure functions over the caller's scratch; any
+// thread.
+//
+// What is kept, in the terms of transformers' logits warpers:
+//   - NaN and -inf are never chosen. Where there is a +inf, the +inf tokens share all probability.
+//   - top_k keeps every token whose logit is at least the k-th highest: all ties at the edge stay.
+//   - top_p keeps the shortest beginning of (logit descending, id ascending) whose probability,
+//     after top_k, reaches top_p; at least one token. transformers leaves the order of equal logits
+//     open; here the lower id is first.
+// The uniform number walks the kept tokens in that order. Weights are exp((logit - max) /
+// temperature) in double.
+#pragma once
+
+#include <cstdint>
+
+namespace allspark {
+
+struct TokenCandidate {
+  float logit;
+  int32_t id;
+};
+
+struct TokenFilter {
+  double temperature = 1.0;  // > 0
+  int64_t top_k = 0;         // <= 0: all
+  double top_p = 1.0;        // >= 1 (or NaN): all
+};
+
+// logits: [vocab_size]; scratch: [vocab_size]; 0 <= uniform < 1. Returns the token, -1 where no
+// logit is above -inf.
+int32_t ChooseToken(const float* logits, int64_t vocab_size, const TokenFilter& filter,
+                    double uniform, TokenCandidate* scratch);
+
+}  // namespace allspark
