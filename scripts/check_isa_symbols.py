@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 ISA_OBJECT = re.compile(r"_(avx2|avx512|avx512_bf16|neon|sve)\.cc\.o$")
+NM_LINE = re.compile(r"[0-9a-f]* +([A-Za-z]) (.+)$")  # an undefined symbol has no address
 WEAK_TYPES = set("wWvVu")  # u: a unique global, as static locals of inline functions are
 
 
@@ -25,12 +26,10 @@ def check_symbols(name: str, nm_output: str) -> list[str]:
     """What is wrong with one object, from the output of `nm`."""
     problems, exported = [], []
     for line in nm_output.splitlines():
-        fields = line.split(maxsplit=2)
-        if fields and len(fields[0]) == 1:  # an undefined symbol has no address
-            fields.insert(0, "")
-        if len(fields) != 3:
+        fields = NM_LINE.match(line)
+        if fields is None:
             continue
-        _, kind, symbol = fields
+        kind, symbol = fields.groups()
         if kind in WEAK_TYPES:
             problems.append(f"{name}: weak symbol {symbol}")
         elif kind == "U":

@@ -186,7 +186,7 @@ def test_one_exported_function_passes(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("#include <vector>\nvoid F(std::vector<int>& v) { v.push_back(1); }\n", "C++ library"),
-        ("[[gnu::noinline]] inline int G() { return 1; }\nint F() { return G(); }\n", "weak symbol"),
+        ("[[gnu::noinline]] inline int G() { return 1; }\nint F() { return G(); }\n", "weak"),
         ("int F() { return 1; }\nint G() { return 2; }\n", "exports 2 symbols"),
         ("int F() { return 1; }\nint counter = 3;\n", "exports data: counter"),
         ("static int F() { return 1; }\nstatic int x = F();\n", "exports 0 symbols"),
