@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "kernels/cpu/attention_scratch.h"
+#include "kernels/attention_scratch.h"
 
 namespace allspark::kernels {
 namespace {

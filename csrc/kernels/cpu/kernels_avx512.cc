@@ -1,7 +1,9 @@
-#include "kernels/kernel_slots.h"
+// All kernels for AVX-512 (F, BW, VL, DQ). The rules of kernels_avx2.cc hold here too.
+#include "kernels/cpu/vec_avx512.h"
+#include "kernels/cpu/fill.inl"
 
 namespace allspark::kernels {
 
-void FillAvx512(KernelTable&) noexcept {}
+void FillAvx512(KernelTable& table) noexcept { FillVectorKernels(table); }
 
 }  // namespace allspark::kernels

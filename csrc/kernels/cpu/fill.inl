@@ -1,0 +1,34 @@
+// Puts the vector kernels into a table: what FillAvx2 and FillAvx512 have in common.
+#pragma once
+
+#include "kernels/cpu/attention.inl"
+#include "kernels/cpu/cache.inl"
+#include "kernels/cpu/gemm.inl"
+#include "kernels/cpu/rowwise.inl"
+#include "kernels/kernel_slots.h"
+
+namespace allspark::kernels {
+namespace {
+
+// T: how elements of the dtype are held, uint16_t for bfloat16.
+template <class T, class Dot>
+AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
+  const int i = static_cast<int>(dtype);
+  table.gemm[i][i] = Gemm<T, Dot>;
+  table.rms_norm[i] = RmsNorm<T>;
+  table.gated_act[i] = GatedAct<T>;
+  table.embedding[i] = Embedding<T>;
+  table.kv_write[i] = KvWrite<T>;
+  table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<T, Dot, float>;
+  table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<T, Dot, uint16_t>;
+}
+
+AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
+  FillDType<float, DotFloat>(table, DType::kFloat32);
+  FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
+  table.rope = Rope;
+  table.argmax = ArgMax;
+}
+
+}  // namespace
+}  // namespace allspark::kernels

@@ -1,0 +1,234 @@
+// Operations on rows: norm, gated activation, embedding, rotary embedding, argmax.
+#pragma once
+
+#include "kernels/cpu/math.inl"
+
+namespace allspark::kernels {
+namespace {
+
+// Rows of the slot's dtype are written through these; partial vectors touch no byte beyond n.
+AS_ALWAYS_INLINE void StoreRow(float* p, VecF x) { StoreF(p, x); }
+AS_ALWAYS_INLINE void StoreRow(uint16_t* p, VecF x) { StoreBf16(p, x); }
+AS_ALWAYS_INLINE void StoreRowFirst(float* p, int64_t n, VecF x) { MaskStoreF(FirstLanes(n), p, x); }
+AS_ALWAYS_INLINE void StoreRowFirst(uint16_t* p, int64_t n, VecF x) {
+  uint16_t whole[kLanes];
+  StoreBf16(whole, x);
+  for (int64_t i = 0; i < n; ++i) p[i] = whole[i];
+}
+
+// Calls body(i, load, store) for each vector of n elements, the last perhaps partial: load(p) reads and
+// store(p, x) writes only what exists.
+template <class Body>
+AS_ALWAYS_INLINE void ForEachVec(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    body(
+        i, [](const float* p) __attribute__((always_inline)) { return LoadF(p); },
+        [](auto* p, VecF x) __attribute__((always_inline)) { StoreRow(p, x); });
+  }
+  if (i < n) {
+    const int64_t rest = n - i;
+    const Mask mask = FirstLanes(rest);
+    body(
+        i, [mask](const float* p) __attribute__((always_inline)) { return MaskLoadF(mask, p); },
+        [rest](auto* p, VecF x) __attribute__((always_inline)) { StoreRowFirst(p, rest, x); });
+  }
+}
+
+// Lane i of accumulator j sums elements (4 q + j) * kLanes + i, q ascending; then a fixed tree.
+AS_ALWAYS_INLINE float SumOfSquares(const float* x, int64_t n) {
+  VecF sums[4] = {Zero(), Zero(), Zero(), Zero()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    AS_UNROLL for (int j = 0; j < 4; ++j) {
+      const VecF v = LoadF(x + i + j * kLanes);
+      sums[j] = Fma(v, v, sums[j]);
+    }
+  }
+  for (int j = 0; i < n; i += kLanes, ++j) {
+    const VecF v = MaskLoadF(FirstLanes(n - i), x + i);
+    sums[j] = Fma(v, v, sums[j]);
+  }
+  return ReduceAdd(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3])));
+}
+
+template <class T>
+void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    T* y = static_cast<T*>(args.y) + r * args.ldy;
+    const float mean = SumOfSquares(x, args.cols) / static_cast<float>(args.cols);
+    const VecF scale = Div(Set1(1.0f), Sqrt(Set1(mean + args.eps)));
+    ForEachVec(args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+      store(y + i, Mul(Mul(load(x + i), scale), load(args.weight + i)));
+    });
+  }
+}
+
+template <class T, class Act>
+void GatedActRows(const GatedActArgs& args) {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* gate = args.x + r * args.ldx;
+    const float* up = gate + args.cols;
+    T* out = static_cast<T*>(args.out) + r * args.ldo;
+    ForEachVec(args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+      store(out + i, Mul(Act::Apply(load(gate + i)), load(up + i)));
+    });
+  }
+}
+
+template <class T>
+void GatedAct(const GatedActArgs& args, Stream) noexcept {
+  switch (args.act) {
+    case Activation::kSilu: return GatedActRows<T, Silu>(args);
+    case Activation::kGeluTanh: return GatedActRows<T, GeluTanh>(args);
+    case Activation::kGeluErf: return GatedActRows<T, GeluErf>(args);
+    case Activation::kRelu: return GatedActRows<T, Relu>(args);
+  }
+}
+
+AS_ALWAYS_INLINE void WidenRow(const float* from, int64_t n, float* to) {
+  ForEachVec(n, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+    store(to + i, load(from + i));
+  });
+}
+AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) StoreF(to + i, LoadBf16(from + i));
+  for (; i < n; ++i) to[i] = ToFloat(BFloat16{from[i]});
+}
+
+// One column of a packed panel: one lane of 32 bits per group of k.
+AS_ALWAYS_INLINE void UnpackColumn(const float* column, int64_t k, float* to) {
+  for (int64_t i = 0; i < k; ++i) to[i] = column[i * kPanelColumns];
+}
+AS_ALWAYS_INLINE void UnpackColumn(const uint16_t* column, int64_t k, float* to) {
+  for (int64_t i = 0; i < k; i += 2) {
+    const uint16_t* pair = column + i * kPanelColumns;
+    to[i] = ToFloat(BFloat16{pair[0]});
+    to[i + 1] = ToFloat(BFloat16{pair[1]});
+  }
+}
+
+template <class T>
+void Embedding(const EmbeddingArgs& args, Stream) noexcept {
+  constexpr int64_t kGroup = kLaneBytes / static_cast<int64_t>(sizeof(T));
+  const T* table = static_cast<const T*>(args.table);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const int64_t id = args.ids[r];
+    float* out = args.out + r * args.ldo;
+    if (args.packed) {
+      const T* panel = table + id / kPanelColumns * kPanelColumns * args.cols;
+      UnpackColumn(panel + id % kPanelColumns * kGroup, args.cols, out);
+    } else {
+      WidenRow(table + id * args.cols, args.cols, out);
+    }
+  }
+}
+
+struct Rotated {
+  VecF first, second;
+};
+AS_ALWAYS_INLINE Rotated Rotate(VecF u, VecF v, VecF c, VecF s) {
+  return {Fma(u, c, Neg(Mul(v, s))), Fma(v, c, Mul(u, s))};
+}
+
+AS_ALWAYS_INLINE void RotateHalves(float* x, const float* cos_sin, int64_t half) {
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t n = half - i < kLanes ? half - i : kLanes;
+    const Mask mask = FirstLanes(n);
+    VecF c, s;
+    Deinterleave(MaskLoadF(FirstLanes(2 * n), cos_sin + 2 * i),
+                 MaskLoadF(FirstLanes(2 * n > kLanes ? 2 * n - kLanes : 0), cos_sin + 2 * i + kLanes),
+                 &c, &s);
+    const Rotated y = Rotate(MaskLoadF(mask, x + i), MaskLoadF(mask, x + half + i), c, s);
+    MaskStoreF(mask, x + i, y.first);
+    MaskStoreF(mask, x + half + i, y.second);
+  }
+}
+
+AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t half) {
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t n = half - i < kLanes ? half - i : kLanes;
+    const Mask low = FirstLanes(2 * n);
+    const Mask high = FirstLanes(2 * n > kLanes ? 2 * n - kLanes : 0);
+    float* p = x + 2 * i;
+    const float* t = cos_sin + 2 * i;
+    VecF c, s, u, v;
+    Deinterleave(MaskLoadF(low, t), MaskLoadF(high, t + kLanes), &c, &s);
+    Deinterleave(MaskLoadF(low, p), MaskLoadF(high, p + kLanes), &u, &v);
+    const Rotated y = Rotate(u, v, c, s);
+    VecF first, second;
+    Interleave(y.first, y.second, &first, &second);
+    MaskStoreF(low, p, first);
+    MaskStoreF(high, p + kLanes, second);
+  }
+}
+
+void Rope(const RopeArgs& args, Stream) noexcept {
+  const int64_t half = args.rotary_dim / 2;
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* cos_sin = args.cos_sin + static_cast<int64_t>(args.positions[r]) * args.rotary_dim;
+    for (int64_t h = 0; h < args.heads; ++h) {
+      float* x = args.x + r * args.ldx + h * args.head_dim;
+      if (args.interleaved) {
+        RotateInterleaved(x, cos_sin, half);
+      } else {
+        RotateHalves(x, cos_sin, half);
+      }
+    }
+  }
+}
+
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+// The highest of x[0, n), NaN left out; minus infinity if nothing is left.
+AS_ALWAYS_INLINE float Highest(const float* x, int64_t n) {
+  VecF best[4];
+  for (VecF& b : best) b = Set1(kMinusInfinity);
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    // Max returns its second operand where the first is NaN.
+    AS_UNROLL for (int j = 0; j < 4; ++j) best[j] = Max(LoadF(x + i + j * kLanes), best[j]);
+  }
+  for (; i < n; i += kLanes) {
+    const Mask mask = FirstLanes(n - i);
+    best[0] = Max(Select(mask, MaskLoadF(mask, x + i), Set1(kMinusInfinity)), best[0]);
+  }
+  return ReduceMax(Max(Max(best[0], best[1]), Max(best[2], best[3])));
+}
+
+// The first i with x[i] == value, or n.
+AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
+  const VecF wanted = Set1(value);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const uint32_t equal = EqualBits(LoadF(x + i), wanted);
+    if (equal != 0) return i + __builtin_ctz(equal);
+  }
+  while (i < n && !(x[i] == value)) ++i;
+  return i;
+}
+
+void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
+  constexpr int64_t kBlock = 2048;  // found again in the cache once it is known to hold the highest
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    float highest = kMinusInfinity;
+    int64_t begin = 0, end = args.cols;  // where nothing exceeds minus infinity, it may be anywhere
+    for (int64_t i = 0; i < args.cols; i += kBlock) {
+      const int64_t n = args.cols - i < kBlock ? args.cols - i : kBlock;
+      const float block_highest = Highest(x + i, n);
+      if (block_highest > highest) {
+        highest = block_highest;
+        begin = i;
+        end = i + n;
+      }
+    }
+    const int64_t found = begin + FindFirst(x + begin, end - begin, highest);
+    args.index[r] = static_cast<int32_t>(found < end ? found : 0);
+  }
+}
+
+}  // namespace
+}  // namespace allspark::kernels

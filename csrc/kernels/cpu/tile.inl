@@ -1,0 +1,183 @@
+// The register tile under GEMM and attention: rows of A times columns of a matrix B that is stored in
+// 32-bit lanes (one float, or a pair of bfloat16 along K), lanes of one k group side by side.
+//
+// Every element of C is one chain of fused multiply-adds over k ascending, whatever the tile's size.
+// A tile may stop at any k group and go on later from what it stored, with the same bits.
+#pragma once
+
+// After a vec_*.h.
+
+namespace allspark::kernels {
+namespace {
+
+#if defined(__clang__)
+#define AS_UNROLL _Pragma("unroll")
+#else
+#define AS_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+constexpr int64_t kLaneBytes = 4;
+constexpr int64_t kVecBytes = kLanes * kLaneBytes;
+
+// float32 A and B.
+struct DotFloat {
+  using A = float;
+  static constexpr int64_t kGroup = 1;  // elements of A per step
+
+  template <int R, int V, class Load>
+  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const float* a, int64_t lda, Load load) {
+    VecF b[V];
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = AsFloat(load(v));
+    AS_UNROLL for (int r = 0; r < R; ++r) {
+      const VecF x = Set1(a[r * lda]);
+      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Fma(x, b[v], acc[r][v]);
+    }
+  }
+};
+
+// float32 A, pairs of bfloat16 B: the pair's earlier element first.
+struct DotPair {
+  using A = float;
+  static constexpr int64_t kGroup = 2;
+
+  template <int R, int V, class Load>
+  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const float* a, int64_t lda, Load load) {
+    VecF b[V];
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = PairLow(load(v));
+    AS_UNROLL for (int r = 0; r < R; ++r) {
+      const VecF x = Set1(a[r * lda]);
+      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Fma(x, b[v], acc[r][v]);
+    }
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = PairHigh(load(v));
+    AS_UNROLL for (int r = 0; r < R; ++r) {
+      const VecF x = Set1(a[r * lda + 1]);
+      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Fma(x, b[v], acc[r][v]);
+    }
+  }
+};
+
+#if defined(AS_KERNELS_NATIVE_BF16)
+// bfloat16 A and B, two products per lane and instruction.
+struct DotNative {
+  using A = uint16_t;
+  static constexpr int64_t kGroup = 2;
+
+  template <int R, int V, class Load>
+  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const uint16_t* a, int64_t lda, Load load) {
+    __m512bh b[V];
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = (__m512bh)load(v);
+    AS_UNROLL for (int r = 0; r < R; ++r) {
+      int32_t pair;
+      __builtin_memcpy(&pair, a + r * lda, 4);
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], x, b[v]);
+    }
+  }
+};
+#endif
+
+// Where a tile's operands lie.
+template <class A>
+struct TileArgs {
+  const A* a;
+  int64_t lda;
+  const unsigned char* b;
+  int64_t b_stride;  // bytes from one k group to the next
+  int64_t groups;
+  float* c;
+  int64_t ldc;
+  bool resume;       // go on from what c holds; otherwise from zero
+  int64_t prefetch;  // bytes ahead of b to fetch into the cache
+};
+
+// R rows by V vectors of columns.
+template <class Dot, int R, int V>
+void Tile(const TileArgs<typename Dot::A>& args) {
+  VecF acc[R][V];
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      acc[r][v] = args.resume ? LoadF(args.c + r * args.ldc + v * kLanes) : Zero();
+    }
+  }
+  const typename Dot::A* a = args.a;
+  const unsigned char* b = args.b;
+  const int64_t lda = args.lda, b_stride = args.b_stride, prefetch = args.prefetch;
+  for (int64_t g = 0; g < args.groups; ++g) {
+    AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(b) + prefetch + line, _MM_HINT_T0);
+    }
+    Dot::template Step<R, V>(acc, a, lda, [b](int v) __attribute__((always_inline)) {
+      return LoadI(b + v * kVecBytes);
+    });
+    a += Dot::kGroup;
+    b += b_stride;
+  }
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) StoreF(args.c + r * args.ldc + v * kLanes, acc[r][v]);
+  }
+}
+
+// R rows by the first `columns` lanes of one vector: memory beyond them is not read. c holds whole vectors.
+template <class Dot, int R>
+void TailTile(const TileArgs<typename Dot::A>& args, int64_t columns) {
+  const Mask mask = FirstLanes(columns);
+  VecF acc[R][1];
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    acc[r][0] = args.resume ? LoadF(args.c + r * args.ldc) : Zero();
+  }
+  const typename Dot::A* a = args.a;
+  const unsigned char* b = args.b;
+  for (int64_t g = 0; g < args.groups; ++g) {
+    Dot::template Step<R, 1>(acc, a, args.lda, [b, mask](int) __attribute__((always_inline)) {
+      return MaskLoadI(mask, b);
+    });
+    a += Dot::kGroup;
+    b += args.b_stride;
+  }
+  AS_UNROLL for (int r = 0; r < R; ++r) StoreF(args.c + r * args.ldc, acc[r][0]);
+}
+
+// All columns in tiles of V vectors, then of half as many, down to one and a masked rest.
+template <class Dot, int R, int V>
+AS_ALWAYS_INLINE void TileColumnsFrom(TileArgs<typename Dot::A>& args, int64_t& columns) {
+  while (columns >= V * kLanes) {
+    Tile<Dot, R, V>(args);
+    args.b += V * kVecBytes;
+    args.c += V * kLanes;
+    columns -= V * kLanes;
+  }
+  if constexpr (V > 1) {
+    TileColumnsFrom<Dot, R, V / 2>(args, columns);
+  } else if (columns > 0) {
+    TailTile<Dot, R>(args, columns);
+  }
+}
+
+template <class Dot, int R>
+AS_ALWAYS_INLINE void TileColumns(TileArgs<typename Dot::A> args, int64_t columns) {
+  TileColumnsFrom<Dot, R, TileVecs(R)>(args, columns);
+}
+
+// 1 to kTileRows rows.
+template <class Dot>
+void TileRows(int64_t rows, const TileArgs<typename Dot::A>& args, int64_t columns) {
+  static_assert(kTileRows == 6);
+  switch (rows) {
+    case 1: return TileColumns<Dot, 1>(args, columns);
+    case 2: return TileColumns<Dot, 2>(args, columns);
+    case 3: return TileColumns<Dot, 3>(args, columns);
+    case 4: return TileColumns<Dot, 4>(args, columns);
+    case 5: return TileColumns<Dot, 5>(args, columns);
+    default: return TileColumns<Dot, 6>(args, columns);
+  }
+}
+
+// The rows of the next tile when `left` remain: tiles as even as can be, since a tile of one or two rows
+// after full ones would leave most of the multipliers idle.
+AS_ALWAYS_INLINE int64_t NextTileRows(int64_t left) {
+  const int64_t tiles = (left + kTileRows - 1) / kTileRows;
+  return (left + tiles - 1) / tiles;
+}
+
+}  // namespace
+}  // namespace allspark::kernels

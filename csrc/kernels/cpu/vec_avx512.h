@@ -1,0 +1,130 @@
+// A vector of 16 float lanes on AVX-512 (F, BW, VL, DQ): the same vocabulary as vec_avx2.h, which says
+// what each name means. With BF16, also the dot product of pairs.
+#pragma once
+
+// GCC 12 takes the deliberately undefined operands inside its own AVX-512 intrinsics for a mistake
+// (GCC bug 105593), in whatever function they are inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/args.h"
+
+namespace allspark::kernels {
+namespace {
+
+constexpr int kLanes = 16;
+// 24 accumulators of 32 registers; a whole panel of 64 columns per row.
+constexpr int kTileRows = 6;
+constexpr int TileVecs(int) { return 4; }
+
+using VecF = __m512;
+using VecI = __m512i;
+using Mask = __mmask16;
+
+AS_ALWAYS_INLINE VecF Zero() { return _mm512_setzero_ps(); }
+AS_ALWAYS_INLINE VecF Set1(float x) { return _mm512_set1_ps(x); }
+AS_ALWAYS_INLINE VecF LoadF(const float* p) { return _mm512_loadu_ps(p); }
+AS_ALWAYS_INLINE void StoreF(float* p, VecF x) { _mm512_storeu_ps(p, x); }
+
+// The lowest n lanes, none below 0, all above 16.
+AS_ALWAYS_INLINE Mask FirstLanes(int64_t n) {
+  return static_cast<Mask>(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
+}
+AS_ALWAYS_INLINE Mask RangeMask(int64_t first, int64_t begin, int64_t end) {
+  const unsigned to = FirstLanes(end - first);
+  const unsigned before = FirstLanes(begin - first);
+  return static_cast<Mask>(to & ~before);
+}
+AS_ALWAYS_INLINE VecF MaskLoadF(Mask m, const float* p) { return _mm512_maskz_loadu_ps(m, p); }
+AS_ALWAYS_INLINE void MaskStoreF(Mask m, float* p, VecF x) { _mm512_mask_storeu_ps(p, m, x); }
+
+AS_ALWAYS_INLINE VecF Fma(VecF a, VecF b, VecF c) { return _mm512_fmadd_ps(a, b, c); }
+AS_ALWAYS_INLINE VecF Add(VecF a, VecF b) { return _mm512_add_ps(a, b); }
+AS_ALWAYS_INLINE VecF Sub(VecF a, VecF b) { return _mm512_sub_ps(a, b); }
+AS_ALWAYS_INLINE VecF Mul(VecF a, VecF b) { return _mm512_mul_ps(a, b); }
+AS_ALWAYS_INLINE VecF Div(VecF a, VecF b) { return _mm512_div_ps(a, b); }
+AS_ALWAYS_INLINE VecF Sqrt(VecF a) { return _mm512_sqrt_ps(a); }
+AS_ALWAYS_INLINE VecF Max(VecF a, VecF b) { return _mm512_max_ps(a, b); }
+AS_ALWAYS_INLINE VecF Min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
+AS_ALWAYS_INLINE VecF Neg(VecF a) { return _mm512_xor_ps(a, Set1(-0.0f)); }
+AS_ALWAYS_INLINE VecF Abs(VecF a) { return _mm512_andnot_ps(Set1(-0.0f), a); }
+AS_ALWAYS_INLINE Mask Less(VecF a, VecF b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+AS_ALWAYS_INLINE uint32_t EqualBits(VecF a, VecF b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+AS_ALWAYS_INLINE VecF Select(Mask m, VecF yes, VecF no) { return _mm512_mask_blend_ps(m, no, yes); }
+
+AS_ALWAYS_INLINE float ReduceAdd(VecF x) {
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+AS_ALWAYS_INLINE float ReduceMax(VecF x) {
+  const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+AS_ALWAYS_INLINE float FirstLane(VecF x) { return _mm_cvtss_f32(_mm512_castps512_ps128(x)); }
+
+AS_ALWAYS_INLINE VecI RoundToInt(VecF x) { return _mm512_cvtps_epi32(x); }
+AS_ALWAYS_INLINE VecF IntToFloat(VecI x) { return _mm512_cvtepi32_ps(x); }
+AS_ALWAYS_INLINE VecI HalfInt(VecI x) { return _mm512_srai_epi32(x, 1); }
+AS_ALWAYS_INLINE VecI SubInt(VecI a, VecI b) { return _mm512_sub_epi32(a, b); }
+AS_ALWAYS_INLINE VecF PowerOf2(VecI n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+
+AS_ALWAYS_INLINE VecI LoadI(const void* p) { return _mm512_loadu_si512(p); }
+AS_ALWAYS_INLINE VecI MaskLoadI(Mask m, const void* p) { return _mm512_maskz_loadu_epi32(m, p); }
+AS_ALWAYS_INLINE void StoreI(void* p, VecI x) { _mm512_storeu_si512(p, x); }
+AS_ALWAYS_INLINE void MaskStoreI(Mask m, void* p, VecI x) { _mm512_mask_storeu_epi32(p, m, x); }
+AS_ALWAYS_INLINE VecF AsFloat(VecI x) { return _mm512_castsi512_ps(x); }
+
+AS_ALWAYS_INLINE VecF PairLow(VecI x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+AS_ALWAYS_INLINE VecF PairHigh(VecI x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536)));
+}
+// Not by the conversion instruction, which flushes subnormals: all ISAs round alike.
+AS_ALWAYS_INLINE VecI RoundBf16(VecF x) {
+  const __m512i u = _mm512_castps_si512(x);
+  const __m512i top = _mm512_srli_epi32(u, 16);
+  const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
+  return _mm512_mask_blend_epi32(nan, _mm512_srli_epi32(up, 16), quiet);
+}
+AS_ALWAYS_INLINE VecI PackPairs(VecF low, VecF high) {
+  return _mm512_or_si512(RoundBf16(low), _mm512_slli_epi32(RoundBf16(high), 16));
+}
+AS_ALWAYS_INLINE VecF LoadBf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+AS_ALWAYS_INLINE void StoreBf16(uint16_t* p, VecF x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(RoundBf16(x)));
+}
+
+AS_ALWAYS_INLINE void Deinterleave(VecF first, VecF second, VecF* x, VecF* y) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  *x = _mm512_permutex2var_ps(first, even, second);
+  *y = _mm512_permutex2var_ps(first, odd, second);
+}
+AS_ALWAYS_INLINE void Interleave(VecF x, VecF y, VecF* first, VecF* second) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  *first = _mm512_permutex2var_ps(x, low, y);
+  *second = _mm512_permutex2var_ps(x, high, y);
+}
+
+}  // namespace
+}  // namespace allspark::kernels

@@ -1,0 +1,97 @@
+// AVX-512 intrinsics that the kernels use and SIMDe 0.7.4 lacks, lane by lane. For emulated_avx512.cc alone,
+// after SIMDe with its native aliases.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace allspark::testing::gaps {
+
+template <class To, class From>
+AS_ALWAYS_INLINE To Bits(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+struct Lanes32 {
+  uint32_t lane[16];
+};
+struct Lanes16 {
+  uint16_t lane[16];
+};
+
+// Lanes outside the mask are not read, and are zero.
+AS_ALWAYS_INLINE Lanes32 MaskLoad(__mmask16 m, const void* p) {
+  Lanes32 x = {};
+  for (int i = 0; i < 16; ++i) {
+    if ((m >> i) & 1) std::memcpy(&x.lane[i], static_cast<const char*>(p) + 4 * i, 4);
+  }
+  return x;
+}
+AS_ALWAYS_INLINE void MaskStore(void* p, __mmask16 m, const Lanes32& x) {
+  for (int i = 0; i < 16; ++i) {
+    if ((m >> i) & 1) std::memcpy(static_cast<char*>(p) + 4 * i, &x.lane[i], 4);
+  }
+}
+AS_ALWAYS_INLINE Lanes32 ShiftRightSigned(Lanes32 x, unsigned n) {
+  for (uint32_t& lane : x.lane) lane = static_cast<uint32_t>(static_cast<int32_t>(lane) >> n);
+  return x;
+}
+AS_ALWAYS_INLINE Lanes32 IntToFloat(Lanes32 x) {
+  for (uint32_t& lane : x.lane) lane = Bits<uint32_t>(static_cast<float>(static_cast<int32_t>(lane)));
+  return x;
+}
+// To nearest, ties to even; what does not fit becomes the lowest integer.
+AS_ALWAYS_INLINE Lanes32 FloatToInt(Lanes32 x) {
+  for (uint32_t& lane : x.lane) {
+    const float f = std::nearbyintf(Bits<float>(lane));
+    lane = f >= -2147483648.0f && f < 2147483648.0f ? static_cast<uint32_t>(static_cast<int32_t>(f))
+                                                    : 0x80000000u;
+  }
+  return x;
+}
+AS_ALWAYS_INLINE Lanes32 Widen(const Lanes16& x) {
+  Lanes32 y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = x.lane[i];
+  return y;
+}
+AS_ALWAYS_INLINE Lanes16 Narrow(const Lanes32& x) {
+  Lanes16 y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = static_cast<uint16_t>(x.lane[i]);
+  return y;
+}
+AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
+  __m256 y;
+  std::memcpy(&y, reinterpret_cast<const char*>(&x) + 32 * half, 32);
+  return y;
+}
+
+}  // namespace allspark::testing::gaps
+
+// Some compilers have macros of these names.
+#undef _mm512_maskz_loadu_ps
+#undef _mm512_maskz_loadu_epi32
+#undef _mm512_mask_storeu_ps
+#undef _mm512_mask_storeu_epi32
+#undef _mm512_srai_epi32
+#undef _mm512_cvtepi32_ps
+#undef _mm512_cvtps_epi32
+#undef _mm512_cvtepu16_epi32
+#undef _mm512_cvtepi32_epi16
+#undef _mm512_extractf32x8_ps
+#define AS_GAPS allspark::testing::gaps
+#define AS_GAPS_IN(x) AS_GAPS::Bits<AS_GAPS::Lanes32>(x)
+#define _mm512_maskz_loadu_ps(m, p) AS_GAPS::Bits<__m512>(AS_GAPS::MaskLoad(m, p))
+#define _mm512_maskz_loadu_epi32(m, p) AS_GAPS::Bits<__m512i>(AS_GAPS::MaskLoad(m, p))
+#define _mm512_mask_storeu_ps(p, m, x) AS_GAPS::MaskStore(p, m, AS_GAPS_IN(x))
+#define _mm512_mask_storeu_epi32(p, m, x) AS_GAPS::MaskStore(p, m, AS_GAPS_IN(x))
+#define _mm512_srai_epi32(x, n) AS_GAPS::Bits<__m512i>(AS_GAPS::ShiftRightSigned(AS_GAPS_IN(x), n))
+#define _mm512_cvtepi32_ps(x) AS_GAPS::Bits<__m512>(AS_GAPS::IntToFloat(AS_GAPS_IN(x)))
+#define _mm512_cvtps_epi32(x) AS_GAPS::Bits<__m512i>(AS_GAPS::FloatToInt(AS_GAPS_IN(x)))
+#define _mm512_cvtepu16_epi32(x) \
+  AS_GAPS::Bits<__m512i>(AS_GAPS::Widen(AS_GAPS::Bits<AS_GAPS::Lanes16>(x)))
+#define _mm512_cvtepi32_epi16(x) AS_GAPS::Bits<__m256i>(AS_GAPS::Narrow(AS_GAPS_IN(x)))
+#define _mm512_extractf32x8_ps(x, half) AS_GAPS::Half(x, half)
