@@ -248,9 +248,9 @@ def read_pickle(path: Path) -> list[TensorEntry]:
             "or with "
             "_use_new_zipfile_serialization=False; save it again as safetensors"
         ) from None
-    except (zipfile.LargeZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except (RuntimeError, ValueError, EOFError, OSError, struct.error) as error:
         raise CheckpointError(f"{path}: the archive cannot be read: {error}") from None
     begins: dict[str, tuple[int, int]] = {}
     entries = []
