@@ -107,9 +107,12 @@ def _llama3(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig) -
             "high_freq_factor", f"is {high}, expected more than low_freq_factor, {low}"
         )
     length = _original_length(section, config)
-    wavelength = np.float32(2 * math.pi) / inv_freq
-    smooth = (np.float32(length) / wavelength - np.float32(low)) / np.float32(high - low)
-    between = (np.float32(1) - smooth) * inv_freq / factor + smooth * inv_freq
+    # torch divides a number by a tensor as reciprocal times number: two roundings.
+    one = np.float32(1)
+    wavelength = one / inv_freq * np.float32(2 * math.pi)
+    turns = one / wavelength * np.float32(length)
+    smooth = (turns - np.float32(low)) / np.float32(high - low)
+    between = (one - smooth) * inv_freq / factor + smooth * inv_freq
     slow, fast = wavelength > np.float32(length / low), wavelength < np.float32(length / high)
     return np.where(slow, inv_freq / factor, np.where(fast, inv_freq, between)).astype(np.float32)
 
