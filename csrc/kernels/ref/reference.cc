@@ -68,7 +68,8 @@ double Activate(Activation act, double x) {
     case Activation::kSilu:
       return x / (1.0 + std::exp(-x));
     case Activation::kGeluTanh:
-      return 0.5 * x * (1.0 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+      // 0.5 (1 + tanh(u)) is 1 / (1 + e^-2u), which does not cancel.
+      return x / (1.0 + std::exp(-2 * 0.7978845608028654 * (x + 0.044715 * x * x * x)));
     case Activation::kGeluErf:
       return 0.5 * x * std::erfc(-x * 0.7071067811865476);
     case Activation::kRelu:

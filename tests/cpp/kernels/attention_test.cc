@@ -1,0 +1,384 @@
+// The paged cache and attention: every table against softmax in double over plain arrays, and the
+// independence of a token's result from tiles, splits, block sizes and what unused memory holds.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "cpp/kernels/kernel_test_util.h"
+
+namespace allspark::kernels {
+namespace {
+
+using testing::StoreBound;
+
+struct Sizes {
+  int64_t head_dim = 64, group = 2, kv_heads = 2, block_size = 16;
+  int64_t num_tokens = 0;  // in the sequence
+  int64_t window = 0;
+  float soft_cap = 0;
+  int64_t q_heads() const { return group * kv_heads; }
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+};
+
+std::ostream& operator<<(std::ostream& os, const Sizes& s) {
+  return os << "head_dim=" << s.head_dim << " group=" << s.group << " block_size=" << s.block_size
+            << " num_tokens=" << s.num_tokens << " window=" << s.window << " soft_cap=" << s.soft_cap;
+}
+
+// Queries, keys and values of one sequence.
+struct Sequence {
+  Sizes sizes;
+  std::vector<float> q, k, v;
+
+  Sequence(const Sizes& s, uint32_t seed) : sizes(s) {
+    Data data(seed);
+    q = data.Vector<float>(s.num_tokens * s.q_heads() * s.head_dim, 1.5f);
+    k = data.Vector<float>(s.num_tokens * s.kv_heads * s.head_dim);
+    v = data.Vector<float>(s.num_tokens * s.kv_heads * s.head_dim);
+  }
+};
+
+// A pool of blocks in random order, all of whose memory is NaN until written. Two layers: the second is
+// used, so that offsets matter.
+template <class T>
+class Cache {
+ public:
+  Cache(const Sizes& sizes, int64_t num_tokens, uint32_t seed) : sizes_(sizes) {
+    const int64_t blocks = (num_tokens + sizes.block_size - 1) / sizes.block_size;
+    head_stride_ = sizes.block_size * sizes.head_dim * static_cast<int64_t>(sizeof(T));
+    const int64_t part = head_stride_ * sizes.kv_heads;
+    block_stride_ = 4 * part + 64;
+    memory_.assign(static_cast<size_t>((blocks + 2) * block_stride_), 0xff);
+    table_.resize(static_cast<size_t>(blocks));
+    std::iota(table_.begin(), table_.end(), 1);
+    std::shuffle(table_.begin(), table_.end(), std::mt19937(seed));
+    kv_ = {memory_.data(), block_stride_, 2 * part, 3 * part, head_stride_, sizes.block_size};
+  }
+
+  void Write(const KernelTable& table, const Sequence& s, int64_t begin, int64_t end) {
+    const int64_t ld = sizes_.kv_heads * sizes_.head_dim;
+    table.kv_write[kSlotOf<T>]({kv_, table_.data(), s.k.data() + begin * ld, s.v.data() + begin * ld,
+                                ld, end - begin, begin, sizes_.kv_heads, sizes_.head_dim},
+                               nullptr);
+  }
+  const PagedKv& kv() const { return kv_; }
+  const int32_t* table() const { return table_.data(); }
+  const std::vector<unsigned char>& memory() const { return memory_; }
+  // As if its block had been given away.
+  void ForgetBlock(int64_t index) {
+    std::fill_n(memory_.begin() + table_[static_cast<size_t>(index)] * block_stride_, block_stride_, 0xff);
+  }
+
+ private:
+  Sizes sizes_;
+  int64_t head_stride_, block_stride_;
+  std::vector<unsigned char> memory_;
+  std::vector<int32_t> table_;
+  PagedKv kv_;
+};
+
+// Attention of tokens [begin, end) of the sequence, in calls of [split) tokens at most, as a chunk that
+// starts at chunk_begin. out: [num_tokens, q_heads, head_dim], the other tokens untouched.
+template <class T, class Out>
+void Attend(const KernelTable& table, const Sequence& s, const Cache<T>& cache, int64_t chunk_begin,
+            int64_t begin, int64_t end, int64_t split, std::vector<Out>* out) {
+  const Sizes& z = s.sizes;
+  const int64_t ld = z.q_heads() * z.head_dim;
+  std::vector<float> scratch(static_cast<size_t>(AttentionScratchFloats(z.group, z.head_dim)) + 2, 3e38f);
+  const float guard = 12345.0f;
+  scratch.back() = guard;
+  for (int64_t h = 0; h < z.kv_heads; ++h) {
+    for (int64_t t = begin; t < end; t += split) {
+      AttentionArgs args = {};
+      args.kv = cache.kv();
+      args.block_table = cache.table();
+      args.q = s.q.data() + chunk_begin * ld;
+      args.ldq = ld;
+      args.out = out->data() + chunk_begin * ld;
+      args.ldo = ld;
+      args.begin_position = chunk_begin;
+      args.token_begin = t - chunk_begin;
+      args.token_end = std::min(end, t + split) - chunk_begin;
+      args.kv_head = h;
+      args.group = z.group;
+      args.head_dim = z.head_dim;
+      args.scale = z.scale();
+      args.window = z.window;
+      args.soft_cap = z.soft_cap;
+      args.scratch = scratch.data() + 1;
+      table.attention[kSlotOf<T>][kSlotOf<Out>](args, nullptr);
+    }
+  }
+  EXPECT_EQ(scratch.back(), guard) << "wrote beyond the scratch memory";
+}
+
+// One output row in double, and its error bound.
+template <class T>
+struct Expected {
+  std::vector<double> out, bound;
+
+  Expected(const Sequence& s, int64_t token, int64_t q_head) {
+    const Sizes& z = s.sizes;
+    const int64_t kv_head = q_head / z.group;
+    const float* q = s.q.data() + (token * z.q_heads() + q_head) * z.head_dim;
+    const int64_t begin = z.window > 0 ? std::max<int64_t>(0, token - z.window + 1) : 0;
+    std::vector<double> scores;
+    double score_abs = 0, limit = 0, highest = -1e300;
+    for (int64_t p = begin; p <= token; ++p) {
+      double dot = 0, dot_abs = 0;
+      for (int64_t d = 0; d < z.head_dim; ++d) {
+        const double term = static_cast<double>(q[d]) * At(s.k, z, p, kv_head, d);
+        dot += term, dot_abs += std::fabs(term);
+      }
+      const double scale = static_cast<double>(z.scale()), cap = static_cast<double>(z.soft_cap);
+      const double score = cap > 0 ? cap * std::tanh(dot * scale / cap) : dot * scale;
+      scores.push_back(score);
+      score_abs = std::max(score_abs, dot_abs * scale);
+      limit = std::max({limit, std::fabs(score), cap});
+      highest = std::max(highest, score);
+    }
+    double denominator = 0;
+    for (double& x : scores) denominator += x = std::exp(x - highest);
+    for (int64_t d = 0; d < z.head_dim; ++d) {
+      double sum = 0, sum_abs = 0;
+      for (int64_t p = begin; p <= token; ++p) {
+        const double term = scores[static_cast<size_t>(p - begin)] / denominator * At(s.v, z, p, kv_head, d);
+        sum += term, sum_abs += std::fabs(term);
+      }
+      out.push_back(sum);
+      const double f = testing::AttentionBound(z.head_dim, token + 1, score_abs, limit, sum_abs);
+      bound.push_back(StoreBound(kIsBf16<T>, sum, f));
+    }
+  }
+
+  // As the cache stores it.
+  static double At(const std::vector<float>& x, const Sizes& z, int64_t p, int64_t h, int64_t d) {
+    T stored;
+    Set(&stored, x[static_cast<size_t>((p * z.kv_heads + h) * z.head_dim + d)]);
+    return static_cast<double>(Value(stored));
+  }
+};
+
+template <class T>
+void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) {
+  SCOPED_TRACE(::testing::Message() << table.name << " " << sizes << " bf16=" << kIsBf16<T>);
+  const Sequence s(sizes, seed);
+  Cache<T> cache(sizes, sizes.num_tokens, seed);
+  cache.Write(table, s, 0, sizes.num_tokens);
+  std::vector<T> out(s.q.size());
+  Attend(table, s, cache, 0, 0, sizes.num_tokens, 16, &out);
+  // Every token near the begin, the end and the chunk boundary, some of the others.
+  for (int64_t t = 0; t < sizes.num_tokens; ++t) {
+    const bool near = t < 3 || t + 3 > sizes.num_tokens || std::abs(t - 256) < 3;
+    if (!near && t % 37 != 0) continue;
+    for (int64_t h = 0; h < sizes.q_heads(); ++h) {
+      const Expected<T> want(s, t, h);
+      for (int64_t d = 0; d < sizes.head_dim; ++d) {
+        const size_t at = static_cast<size_t>((t * sizes.q_heads() + h) * sizes.head_dim + d);
+        const size_t i = static_cast<size_t>(d);
+        ASSERT_NEAR(static_cast<double>(Value(out[at])), want.out[i], want.bound[i])
+            << "token " << t << " head " << h << " element " << d;
+      }
+    }
+  }
+}
+
+// The result of [begin, num_tokens) whole, against token by token from a cache that holds no later token.
+// In float32, where rounding to bfloat16 hides nothing.
+template <class T>
+void ExpectTokensAlone(const KernelTable& table, const Sizes& sizes, int64_t begin, uint32_t seed) {
+  SCOPED_TRACE(::testing::Message() << table.name << " " << sizes << " begin=" << begin
+                                    << " bf16=" << kIsBf16<T>);
+  const int64_t n = sizes.num_tokens;
+  const Sequence s(sizes, seed);
+  Cache<T> alone(sizes, n, seed);
+  std::vector<float> want(s.q.size());
+  alone.Write(table, s, 0, begin);
+  for (int64_t t = begin; t < n; ++t) {
+    alone.Write(table, s, t, t + 1);
+    Attend(table, s, alone, t, t, t + 1, 1, &want);
+  }
+  const int64_t row = sizes.q_heads() * sizes.head_dim;
+  for (int64_t block_size : {16, 32, 64, 128}) {
+    Sizes other = sizes;
+    other.block_size = block_size;
+    Cache<T> cache(other, n, seed + 1);
+    // In uneven pieces, so that halves of pairs are written on their own.
+    for (int64_t t = 0, step = 1; t < n; t += step, step = step % 7 + 2) {
+      cache.Write(table, s, t, std::min(n, t + step));
+    }
+    const int64_t split = block_size == 16 ? n : block_size == 32 ? 1 : block_size == 64 ? 7 : 16;
+    std::vector<float> got(s.q.size());
+    Attend(table, s, cache, begin, begin, n, split, &got);
+    for (int64_t t = begin; t < n; ++t) {
+      ASSERT_TRUE(SameBits(got.data() + t * row, want.data() + t * row, row))
+          << "token " << t << " block_size " << block_size << " calls of " << split;
+    }
+  }
+}
+
+using AttentionTest = KernelTest;
+
+template <class T>
+void TestSizes(const KernelTable& table) {
+  uint32_t seed = 1;
+  for (int64_t head_dim : {8, 32, 64, 80, 96, 128, 256}) {
+    for (int64_t group : {1, 3, 8}) {
+      Sizes sizes;
+      sizes.head_dim = head_dim;
+      sizes.group = group;
+      sizes.kv_heads = 1 + seed % 2;
+      sizes.block_size = 16 << (seed % 4);
+      const int64_t lengths[] = {1, 17, 40, 259, 300};
+      sizes.num_tokens = lengths[seed % 5];
+      const int64_t windows[] = {0, 5, 100};
+      sizes.window = windows[seed % 3];
+      sizes.soft_cap = seed % 4 == 1 ? 2.5f : 0.0f;
+      ExpectCorrect<T>(table, sizes, seed);
+      ++seed;
+    }
+  }
+}
+TEST_P(AttentionTest, MatchesSoftmaxFloat32) { TestSizes<float>(table()); }
+TEST_P(AttentionTest, MatchesSoftmaxBFloat16) { TestSizes<BFloat16>(table()); }
+
+TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
+  for (int64_t head_dim : {2, 6, 20, 42, 72}) {
+    Sizes sizes;
+    sizes.head_dim = head_dim;
+    sizes.num_tokens = 35;
+    ExpectCorrect<float>(table(), sizes, 3);
+    ExpectCorrect<BFloat16>(table(), sizes, 3);
+    ExpectTokensAlone<BFloat16>(table(), sizes, 0, 3);
+  }
+}
+
+template <class T>
+void TestTokensAlone(const KernelTable& table) {
+  if (&table == FindTable("reference")) GTEST_SKIP() << "has no tiles";
+  uint32_t seed = 1;
+  for (int64_t group = 1; group <= 8; ++group) {
+    for (int64_t window : {0, 1, 2, 30, 255, 256, 257}) {
+      Sizes sizes;
+      const int64_t dims[] = {8, 32, 64, 80, 96, 128, 256};
+      sizes.head_dim = dims[seed % 7];
+      sizes.group = group;
+      sizes.kv_heads = 1;
+      sizes.window = window;
+      sizes.soft_cap = seed % 5 == 0 ? 3.0f : 0.0f;
+      // Around the boundaries of chunks, and from the begin.
+      const int64_t begins[] = {0, 239, 250, 505};
+      const int64_t begin = begins[seed % 4];
+      sizes.num_tokens = begin + 28;
+      sizes.block_size = 16 << (seed % 4);
+      ExpectTokensAlone<T>(table, sizes, begin, seed);
+      ++seed;
+    }
+  }
+}
+TEST_P(AttentionTest, ATokenDependsOnNoTileFloat32) { TestTokensAlone<float>(table()); }
+TEST_P(AttentionTest, ATokenDependsOnNoTileBFloat16) { TestTokensAlone<BFloat16>(table()); }
+
+// A NaN or infinity in a later token's key or value must not reach an earlier token of the same tile.
+template <class T>
+void TestLaterNan(const KernelTable& table) {
+  Sizes sizes;
+  sizes.num_tokens = 21;
+  Sequence s(sizes, 5);
+  Cache<T> clean(sizes, 21, 5);
+  clean.Write(table, s, 0, 21);
+  std::vector<T> want(s.q.size()), got(s.q.size());
+  Attend(table, s, clean, 0, 0, 21, 21, &want);
+  const int64_t bad = 11, row = sizes.kv_heads * sizes.head_dim;
+  for (int64_t i = 0; i < row; ++i) {
+    s.k[static_cast<size_t>(bad * row + i)] = kInf;
+    s.v[static_cast<size_t>(bad * row + i)] = kNan;
+  }
+  Cache<T> poisoned(sizes, 21, 5);
+  poisoned.Write(table, s, 0, 21);
+  Attend(table, s, poisoned, 0, 0, 21, 21, &got);
+  const int64_t out_row = sizes.q_heads() * sizes.head_dim;
+  EXPECT_TRUE(SameBits(got.data(), want.data(), bad * out_row)) << table.name;
+  EXPECT_TRUE(std::isnan(Value(got[static_cast<size_t>(bad * out_row)]))) << table.name;
+}
+TEST_P(AttentionTest, ALaterTokensNanStaysThereFloat32) { TestLaterNan<float>(table()); }
+TEST_P(AttentionTest, ALaterTokensNanStaysThereBFloat16) { TestLaterNan<BFloat16>(table()); }
+
+TEST_P(AttentionTest, BlocksBeforeTheWindowAreNotRead) {
+  Sizes sizes;
+  sizes.num_tokens = 400;
+  sizes.window = 33;
+  const Sequence s(sizes, 6);
+  Cache<BFloat16> cache(sizes, 400, 6);
+  cache.Write(table(), s, 0, 400);
+  std::vector<BFloat16> want(s.q.size()), got(s.q.size());
+  Attend(table(), s, cache, 390, 390, 400, 10, &want);
+  for (int64_t block = 0; block < (390 - 32) / 16; ++block) cache.ForgetBlock(block);
+  Attend(table(), s, cache, 390, 390, 400, 10, &got);
+  EXPECT_TRUE(SameBits(got.data(), want.data(), static_cast<int64_t>(got.size())));
+}
+
+TEST_P(AttentionTest, ScoresFarApartNeitherOverflowNorVanish) {
+  Sizes sizes;
+  sizes.num_tokens = 300;
+  sizes.group = 1;
+  sizes.kv_heads = 1;
+  Sequence s(sizes, 7);
+  for (float& x : s.q) x *= 40.0f;  // scores of hundreds
+  Cache<float> cache(sizes, 300, 7);
+  cache.Write(table(), s, 0, 300);
+  std::vector<float> out(s.q.size());
+  Attend(table(), s, cache, 0, 0, 300, 16, &out);
+  for (float x : out) ASSERT_TRUE(std::isfinite(x));
+}
+
+// A chunk whose scores are all minus infinity must not spoil the others.
+TEST_P(AttentionTest, AChunkWithoutWeightIsHarmless) {
+  Sizes sizes;
+  sizes.num_tokens = 300;
+  sizes.group = 1;
+  sizes.kv_heads = 1;
+  sizes.head_dim = 8;
+  Sequence s(sizes, 8);
+  for (float& x : s.q) x = 1.0f;
+  for (int64_t p = 0; p < 300; ++p) {
+    for (int64_t d = 0; d < 8; ++d) {
+      s.k[static_cast<size_t>(p * 8 + d)] = p < 256 ? -kInf : 0.0f;
+      s.v[static_cast<size_t>(p * 8 + d)] = p < 256 ? 100.0f : 2.0f;
+    }
+  }
+  Cache<float> cache(sizes, 300, 8);
+  cache.Write(table(), s, 0, 300);
+  std::vector<float> out(s.q.size());
+  Attend(table(), s, cache, 299, 299, 300, 1, &out);
+  for (int64_t d = 0; d < 8; ++d) EXPECT_EQ(out[static_cast<size_t>(299 * 8 + d)], 2.0f);
+}
+
+// Every table writes the same bytes, and only the tokens' own.
+template <class T>
+void TestKvWrite(const KernelTable& table) {
+  for (int64_t head_dim : {2, 6, 8, 34, 64, 80}) {
+    for (int64_t block_size : {16, 64}) {
+      Sizes sizes;
+      sizes.head_dim = head_dim;
+      sizes.block_size = block_size;
+      sizes.num_tokens = 77;
+      const Sequence s(sizes, 9);
+      Cache<T> want(sizes, 77, 9), got(sizes, 77, 9);
+      const int64_t cuts[] = {0, 1, 2, 5, 16, 31, 47, 63, 76};
+      for (size_t i = 0; i + 1 < std::size(cuts); ++i) {
+        got.Write(table, s, cuts[i], cuts[i + 1]);
+        want.Write(*FindTable("reference"), s, cuts[i], cuts[i + 1]);
+      }
+      ASSERT_EQ(got.memory(), want.memory()) << table.name << " " << sizes;
+    }
+  }
+}
+TEST_P(AttentionTest, KvWriteFloat32) { TestKvWrite<float>(table()); }
+TEST_P(AttentionTest, KvWriteBFloat16) { TestKvWrite<BFloat16>(table()); }
+
+AS_INSTANTIATE_KERNEL_TEST(AttentionTest);
+
+}  // namespace
+}  // namespace allspark::kernels

@@ -1,0 +1,226 @@
+// GEMM of every table against sums in double, and its rows' independence of everything around them.
+#include <cmath>
+#include <vector>
+
+#include "cpp/kernels/kernel_test_util.h"
+
+namespace allspark::kernels {
+namespace {
+
+struct Options {
+  bool bias = false;
+  bool accumulate = false;
+  int64_t pad_a = 0, pad_c = 0;  // extra elements per row
+};
+
+// One problem, its data and its packed weight.
+template <class T>
+struct Problem {
+  int64_t m, n, k;
+  Options options;
+  std::vector<T> a, w, packed;
+  std::vector<float> bias, c;
+
+  Problem(int64_t rows, int64_t cols, int64_t depth, Options o, uint32_t seed)
+      : m(rows), n(cols), k(depth), options(o) {
+    Data data(seed);
+    a = data.Vector<T>(m * lda() + 1);
+    w = data.Vector<T>(k * n);
+    packed = Pack(w, k, n);
+    bias = data.Vector<float>(n + 1);
+    c = data.Vector<float>(m * ldc() + 1);
+  }
+  int64_t lda() const { return k + options.pad_a; }
+  int64_t ldc() const { return n + options.pad_c; }
+  int64_t panels() const { return (n + kPanelColumns - 1) / kPanelColumns; }
+
+  // Operands deliberately one element off any alignment.
+  GemmArgs Args(std::vector<float>& out) const {
+    GemmArgs args = {};
+    args.a = a.data() + 1;
+    args.lda = lda();
+    args.w = packed.data();
+    args.bias = options.bias ? bias.data() + 1 : nullptr;
+    args.c = out.data() + 1;
+    args.ldc = ldc();
+    args.m = m;
+    args.n = n;
+    args.k = k;
+    args.panel_begin = 0;
+    args.panel_end = panels();
+    args.accumulate = options.accumulate;
+    return args;
+  }
+};
+
+template <class T>
+void ExpectCorrect(const KernelTable& table, const Problem<T>& p) {
+  SCOPED_TRACE(::testing::Message() << table.name << " m=" << p.m << " n=" << p.n << " k=" << p.k
+                                    << " bf16=" << kIsBf16<T>);
+  std::vector<float> out = p.c;
+  table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(out), nullptr);
+  for (int64_t m = 0; m < p.m; ++m) {
+    for (int64_t n = 0; n < p.ldc(); ++n) {
+      const size_t at = static_cast<size_t>(1 + m * p.ldc() + n);
+      if (at >= out.size()) break;
+      if (n >= p.n) {
+        ASSERT_EQ(out[at], p.c[at]) << "wrote beyond n at row " << m << " column " << n;
+        continue;
+      }
+      double sum = 0, sum_abs = 0;
+      const auto add = [&](double term) { sum += term, sum_abs += std::fabs(term); };
+      for (int64_t k = 0; k < p.k; ++k) {
+        add(static_cast<double>(Value(p.a[static_cast<size_t>(1 + m * p.lda() + k)])) *
+            static_cast<double>(Value(p.w[static_cast<size_t>(k * p.n + n)])));
+      }
+      if (p.options.bias) add(static_cast<double>(p.bias[static_cast<size_t>(1 + n)]));
+      if (p.options.accumulate) add(static_cast<double>(p.c[at]));
+      ASSERT_NEAR(static_cast<double>(out[at]), sum, DotBound(p.k, sum_abs))
+          << "row " << m << " column " << n;
+    }
+  }
+}
+
+using GemmTest = KernelTest;
+
+template <class T>
+void TestShapes(const KernelTable& table) {
+  uint32_t seed = 1;
+  for (int64_t m : {1, 2, 3, 4, 5, 6, 7, 13, 49, 70}) {
+    for (int64_t n : {1, 7, 8, 15, 16, 17, 63, 64, 65, 111, 130}) {
+      const int64_t depths[] = {2, 16, 62, 256, 514, 1026};
+      const int64_t k = depths[seed % 6];
+      Options options;
+      options.bias = seed % 2 == 0;
+      options.accumulate = seed % 3 == 0;
+      options.pad_a = seed % 5;
+      options.pad_c = seed % 7;
+      ExpectCorrect(table, Problem<T>(m, n, k, options, seed));
+      ++seed;
+    }
+  }
+}
+TEST_P(GemmTest, MatchesTheSumsFloat32) { TestShapes<float>(table()); }
+TEST_P(GemmTest, MatchesTheSumsBFloat16) { TestShapes<BFloat16>(table()); }
+
+TEST_P(GemmTest, TakesAnOddNumberOfKInFloat32) {
+  for (int64_t k : {1, 3, 7, 257}) ExpectCorrect(table(), Problem<float>(5, 70, k, {}, 9));
+}
+
+TEST_P(GemmTest, WithoutKGivesBiasAndResidual) {
+  Problem<float> p(3, 20, 0, {.bias = true, .accumulate = true}, 4);
+  std::vector<float> out = p.c;
+  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out), nullptr);
+  for (int64_t i = 0; i < 60; ++i) {
+    EXPECT_EQ(out[static_cast<size_t>(1 + i)],
+              p.bias[static_cast<size_t>(1 + i % 20)] + p.c[static_cast<size_t>(1 + i)]);
+  }
+}
+
+// Rows [begin, end) of a problem as a problem of their own must give the same bits.
+template <class T>
+void ExpectRowsAlone(const KernelTable& table, const Problem<T>& p, const std::vector<float>& whole,
+                     int64_t begin, int64_t end) {
+  std::vector<float> out = p.c;
+  GemmArgs args = p.Args(out);
+  args.a = p.a.data() + 1 + begin * p.lda();
+  args.c = out.data() + 1 + begin * p.ldc();
+  args.m = end - begin;
+  table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+  for (int64_t m = begin; m < end; ++m) {
+    const int64_t at = 1 + m * p.ldc();
+    ASSERT_TRUE(SameBits(out.data() + at, whole.data() + at, p.n))
+        << table.name << " row " << m << " of rows " << begin << " to " << end;
+  }
+}
+
+template <class T>
+void TestRowsAreIndependent(const KernelTable& table) {
+  for (int64_t k : {24, 1030}) {
+    const Problem<T> p(70, 113, k, {.bias = true, .accumulate = true, .pad_a = 3}, 11);
+    std::vector<float> whole = p.c;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole), nullptr);
+    for (int64_t m = 0; m < p.m; ++m) ExpectRowsAlone(table, p, whole, m, m + 1);
+    for (int64_t m = 2; m <= p.m; m += 3) ExpectRowsAlone(table, p, whole, 0, m);
+    ExpectRowsAlone(table, p, whole, 31, 70);
+  }
+}
+TEST_P(GemmTest, ARowDependsOnNoOtherFloat32) { TestRowsAreIndependent<float>(table()); }
+TEST_P(GemmTest, ARowDependsOnNoOtherBFloat16) { TestRowsAreIndependent<BFloat16>(table()); }
+
+template <class T>
+void TestPanelSplits(const KernelTable& table) {
+  const Problem<T> p(9, 300, 130, {.bias = true, .accumulate = true}, 12);
+  std::vector<float> whole = p.c, split = p.c;
+  table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole), nullptr);
+  const int64_t ranges[][2] = {{3, 5}, {0, 1}, {1, 1}, {1, 3}};
+  for (const auto& range : ranges) {
+    GemmArgs args = p.Args(split);
+    args.panel_begin = range[0];
+    args.panel_end = range[1];
+    table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+  }
+  EXPECT_TRUE(SameBits(whole.data(), split.data(), static_cast<int64_t>(whole.size())));
+}
+TEST_P(GemmTest, PanelsMayBeSplitFloat32) { TestPanelSplits<float>(table()); }
+TEST_P(GemmTest, PanelsMayBeSplitBFloat16) { TestPanelSplits<BFloat16>(table()); }
+
+// The number of columns must not matter to those that there are.
+template <class T>
+void TestColumnTails(const KernelTable& table) {
+  const int64_t k = 258, m = 8;
+  Problem<T> wide(m, 64, k, {}, 13);
+  std::vector<float> expected = wide.c;
+  table.gemm[kSlotOf<T>][kSlotOf<T>](wide.Args(expected), nullptr);
+  for (int64_t n = 1; n < 64; n += 5) {
+    Problem<T> narrow(m, n, k, {}, 13);
+    narrow.a = wide.a;
+    for (int64_t row = 0; row < k; ++row) {
+      for (int64_t col = 0; col < n; ++col) {
+        narrow.w[static_cast<size_t>(row * n + col)] = wide.w[static_cast<size_t>(row * 64 + col)];
+      }
+    }
+    narrow.packed = Pack(narrow.w, k, n);
+    std::vector<float> out = narrow.c;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](narrow.Args(out), nullptr);
+    for (int64_t row = 0; row < m; ++row) {
+      ASSERT_TRUE(SameBits(out.data() + 1 + row * n, expected.data() + 1 + row * 64, n))
+          << table.name << " n=" << n << " row " << row;
+    }
+  }
+}
+TEST_P(GemmTest, ColumnTailsGiveTheSameBitsFloat32) { TestColumnTails<float>(table()); }
+TEST_P(GemmTest, ColumnTailsGiveTheSameBitsBFloat16) { TestColumnTails<BFloat16>(table()); }
+
+TEST_P(GemmTest, NanAndInfinityStayInTheirRow) {
+  Problem<float> p(7, 70, 33, {}, 14);
+  std::vector<float> clean = p.c;
+  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(clean), nullptr);
+  p.a[static_cast<size_t>(1 + 3 * p.lda() + 5)] = kNan;
+  p.a[static_cast<size_t>(1 + 5 * p.lda())] = kInf;
+  std::vector<float> out = p.c;
+  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out), nullptr);
+  for (int64_t m = 0; m < 7; ++m) {
+    const float* row = out.data() + 1 + m * 70;
+    if (m == 3) {
+      for (int64_t n = 0; n < 70; ++n) EXPECT_TRUE(std::isnan(row[n]));
+    } else if (m == 5) {
+      for (int64_t n = 0; n < 70; ++n) EXPECT_TRUE(std::isinf(row[n]));
+    } else {
+      EXPECT_TRUE(SameBits(row, clean.data() + 1 + m * 70, 70));
+    }
+  }
+}
+
+TEST_P(GemmTest, ZeroRowsGiveZero) {
+  Problem<BFloat16> p(4, 66, 64, {}, 15);
+  for (BFloat16& x : p.a) x = {0};
+  std::vector<float> out = p.c;
+  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](p.Args(out), nullptr);
+  for (int64_t i = 0; i < 4 * 66; ++i) EXPECT_EQ(out[static_cast<size_t>(1 + i)], 0.0f);
+}
+
+AS_INSTANTIATE_KERNEL_TEST(GemmTest);
+
+}  // namespace
+}  // namespace allspark::kernels

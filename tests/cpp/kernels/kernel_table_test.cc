@@ -1,0 +1,90 @@
+// Which tables there are and how one is chosen.
+#include <cstdlib>
+#include <set>
+#include <string>
+
+#include "cpp/kernels/kernel_test_util.h"
+
+namespace allspark::kernels {
+namespace {
+
+class IsaChoice {
+ public:
+  explicit IsaChoice(const char* value) {
+    if (const char* old = std::getenv("ALLSPARK_CPU_ISA")) old_ = old;
+    setenv("ALLSPARK_CPU_ISA", value, 1);
+  }
+  ~IsaChoice() {
+    if (old_.empty()) {
+      unsetenv("ALLSPARK_CPU_ISA");
+    } else {
+      setenv("ALLSPARK_CPU_ISA", old_.c_str(), 1);
+    }
+  }
+
+ private:
+  std::string old_;
+};
+
+TEST(KernelTableTest, TheReferenceComesFirst) {
+  ASSERT_FALSE(AvailableTables().empty());
+  EXPECT_STREQ(AvailableTables().front()->name, "reference");
+}
+
+TEST(KernelTableTest, NamesAreDistinctAndFindTheirTable) {
+  std::set<std::string> names;
+  for (const KernelTable* table : AvailableTables()) {
+    EXPECT_TRUE(names.insert(table->name).second) << table->name;
+    EXPECT_EQ(FindTable(table->name), table);
+  }
+  EXPECT_EQ(FindTable("mmx"), nullptr);
+  EXPECT_EQ(FindTable(""), nullptr);
+}
+
+TEST(KernelTableTest, TheEnvironmentChooses) {
+  {
+    const IsaChoice choice("reference");
+    EXPECT_EQ(DefaultTable(), FindTable("reference"));
+  }
+  {
+    const IsaChoice choice("no_such_isa");
+    EXPECT_EQ(DefaultTable(), nullptr);
+  }
+  {
+    const IsaChoice choice("");
+    EXPECT_EQ(DefaultTable(), AvailableTables().back());
+  }
+}
+
+TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
+  for (const KernelTable* table : TestTables()) {
+    for (int dtype : {kSlotOf<float>, kSlotOf<BFloat16>}) {
+      EXPECT_NE(table->gemm[dtype][dtype], nullptr) << table->name;
+      EXPECT_NE(table->rms_norm[dtype], nullptr) << table->name;
+      EXPECT_NE(table->gated_act[dtype], nullptr) << table->name;
+      EXPECT_NE(table->embedding[dtype], nullptr) << table->name;
+      EXPECT_NE(table->kv_write[dtype], nullptr) << table->name;
+      EXPECT_NE(table->attention[dtype][dtype], nullptr) << table->name;
+    }
+    EXPECT_NE(table->rope, nullptr) << table->name;
+    EXPECT_NE(table->argmax, nullptr) << table->name;
+  }
+}
+
+TEST(KernelTableTest, TheEmulationIsAmongTheTestedTables) {
+  if (!testing::HaveEmulatedAvx512()) {
+    GTEST_SKIP() << "no SIMDe (libsimde-dev) at build time, or no AVX2: the AVX-512 kernels are tested "
+                    "only where the processor has them";
+  }
+  EXPECT_STREQ(TestTables().back()->name, "avx512_bf16 (emulated)");
+}
+
+TEST(KernelTableTest, AttentionSizesArePositive) {
+  for (int64_t group : {1, 2, 7, 8, 64, 128}) {
+    EXPECT_GE(AttentionTileTokens(group), 1);
+    EXPECT_GT(AttentionScratchFloats(group, 64), AttentionScratchFloats(group, 32));
+  }
+}
+
+}  // namespace
+}  // namespace allspark::kernels

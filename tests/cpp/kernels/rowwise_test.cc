@@ -1,0 +1,275 @@
+// Norm, gated activation, embedding, rotary embedding and argmax of every table against the reference.
+#include <cmath>
+#include <vector>
+
+#include "cpp/kernels/kernel_test_util.h"
+
+namespace allspark::kernels {
+namespace {
+
+using testing::StoreBound;
+
+constexpr int64_t kColumns[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 111, 128, 130, 1031, 4096};
+
+const KernelTable& Reference() { return *FindTable("reference"); }
+
+class RowwiseTest : public KernelTest {};
+
+template <class T>
+struct NormCase {
+  int64_t rows, cols, ldx, ldy;
+  std::vector<float> x, weight;
+  std::vector<T> y;
+
+  NormCase(int64_t r, int64_t c, uint32_t seed) : rows(r), cols(c), ldx(c + 3), ldy(c + 5) {
+    Data data(seed);
+    x = data.Vector<float>(rows * ldx + 1, 3.0f);
+    weight = data.Vector<float>(cols + 1);
+    y.assign(static_cast<size_t>(rows * ldy + 1), T{});
+  }
+  void Run(const KernelTable& table) {
+    table.rms_norm[kSlotOf<T>](
+        {x.data() + 1, ldx, weight.data() + 1, y.data() + 1, ldy, rows, cols, 1e-5f}, nullptr);
+  }
+};
+
+template <class T>
+void TestRmsNorm(const KernelTable& table) {
+  for (int64_t cols : kColumns) {
+    NormCase<float> expected(3, cols, 1);
+    NormCase<T> got(3, cols, 1);
+    for (float* row : {expected.x.data(), got.x.data()}) {
+      for (int64_t i = 0; i < cols; ++i) row[1 + got.ldx + i] = 0;  // a row of zeros
+    }
+    expected.Run(Reference());
+    got.Run(table);
+    for (int64_t r = 0; r < 3; ++r) {
+      for (int64_t i = 0; i < got.ldy; ++i) {
+        const size_t at = static_cast<size_t>(1 + r * got.ldy + i);
+        if (at >= got.y.size()) break;
+        const double y = static_cast<double>(expected.y[at]);
+        const double bound = i < cols ? testing::RmsNormBound(cols, y) + std::fabs(y) * 0x1p-24 : 0;
+        ASSERT_NEAR(static_cast<double>(Value(got.y[at])), y, StoreBound(kIsBf16<T>, y, bound))
+            << table.name << " cols=" << cols << " row " << r << " column " << i;
+      }
+    }
+  }
+}
+TEST_P(RowwiseTest, RmsNormFloat32) { TestRmsNorm<float>(table()); }
+TEST_P(RowwiseTest, RmsNormBFloat16) { TestRmsNorm<BFloat16>(table()); }
+
+TEST_P(RowwiseTest, RmsNormOfARowDependsOnNoOther) {
+  for (int64_t cols : {17, 111, 1031}) {
+    NormCase<float> all(5, cols, 2);
+    all.Run(table());
+    for (int64_t r = 0; r < 5; ++r) {
+      NormCase<float> one(1, cols, 2);
+      for (int64_t i = 0; i < cols; ++i) {
+        one.x[static_cast<size_t>(1 + i)] = all.x[static_cast<size_t>(1 + r * all.ldx + i)];
+      }
+      one.weight = all.weight;
+      one.Run(table());
+      EXPECT_TRUE(SameBits(one.y.data() + 1, all.y.data() + 1 + r * all.ldy, cols));
+    }
+  }
+}
+
+// The argument of the exponential inside, whose rounding it magnifies.
+double Exponent(Activation act, double x) {
+  switch (act) {
+    case Activation::kGeluTanh:
+      return 2 * 0.7978845608028654 * (std::fabs(x) + 0.044715 * std::fabs(x * x * x));
+    case Activation::kGeluErf:
+      return x * x / 2;
+    default:
+      return 0;
+  }
+}
+
+template <class T>
+void TestGatedAct(const KernelTable& table, Activation act) {
+  for (int64_t cols : kColumns) {
+    const int64_t rows = 3, ldx = 2 * cols + 3, ldo = cols + 2;
+    Data data(static_cast<uint32_t>(cols));
+    std::vector<float> x = data.Vector<float>(rows * ldx + 1, 4.0f);
+    for (int64_t i = 0; i < cols; ++i) {  // from end to end of where anything happens
+      x[static_cast<size_t>(1 + 2 * ldx + i)] =
+          cols == 1 ? 0.0f : -110.0f + 220.0f * static_cast<float>(i) / static_cast<float>(cols - 1);
+    }
+    std::vector<float> expected(static_cast<size_t>(rows * ldo + 1), 7.0f);
+    std::vector<T> got(expected.size());
+    for (T& e : got) Set(&e, 7.0f);
+    Reference().gated_act[kSlotOf<float>](
+        {x.data() + 1, ldx, expected.data() + 1, ldo, rows, cols, act}, nullptr);
+    table.gated_act[kSlotOf<T>]({x.data() + 1, ldx, got.data() + 1, ldo, rows, cols, act}, nullptr);
+    for (int64_t i = 0; i < static_cast<int64_t>(got.size()); ++i) {
+      const int64_t row = (i - 1) / ldo, col = (i - 1) % ldo;
+      const double y = static_cast<double>(expected[static_cast<size_t>(i)]);
+      double bound = 0;
+      double gate = 0;
+      if (i > 0 && col < cols) {
+        gate = static_cast<double>(x[static_cast<size_t>(1 + row * ldx + col)]);
+        const double up = static_cast<double>(x[static_cast<size_t>(1 + row * ldx + cols + col)]);
+        bound = StoreBound(kIsBf16<T>, y,
+                           testing::ActivationBound(Exponent(act, gate), y, gate, up));
+      }
+      ASSERT_NEAR(static_cast<double>(Value(got[static_cast<size_t>(i)])), y, bound)
+          << table.name << " act " << static_cast<int>(act) << " cols=" << cols << " of " << gate;
+    }
+  }
+}
+TEST_P(RowwiseTest, GatedActFloat32) {
+  for (int act = 0; act < 4; ++act) TestGatedAct<float>(table(), static_cast<Activation>(act));
+}
+TEST_P(RowwiseTest, GatedActBFloat16) {
+  for (int act = 0; act < 4; ++act) TestGatedAct<BFloat16>(table(), static_cast<Activation>(act));
+}
+
+TEST_P(RowwiseTest, GatedActOfExtremes) {
+  const float gates[] = {0.0f, -0.0f, 1e-40f, 1e30f, -1e30f, kInf, kNan, 3.4e38f, -3.4e38f, 88.8f, -88.8f};
+  for (int act = 0; act < 4; ++act) {
+    for (float gate : gates) {
+      for (int64_t cols : {1, 20}) {
+        std::vector<float> x(static_cast<size_t>(2 * cols), 1.0f), want(x.size()), got(x.size());
+        for (int64_t i = 0; i < cols; ++i) x[static_cast<size_t>(i)] = gate;
+        const Activation a = static_cast<Activation>(act);
+        Reference().gated_act[kSlotOf<float>]({x.data(), 0, want.data(), 0, 1, cols, a}, nullptr);
+        table().gated_act[kSlotOf<float>]({x.data(), 0, got.data(), 0, 1, cols, a}, nullptr);
+        for (int64_t i = 0; i < cols; ++i) {
+          const float w = want[static_cast<size_t>(i)], g = got[static_cast<size_t>(i)];
+          if (std::isnan(w) || std::isinf(w)) {
+            EXPECT_EQ(std::isnan(g), std::isnan(w)) << table().name << " act " << act << " of " << gate;
+            if (std::isinf(w)) {
+              EXPECT_EQ(g, w) << table().name << " act " << act << " of " << gate;
+            }
+          } else {
+            const double y = static_cast<double>(w);
+            EXPECT_NEAR(static_cast<double>(g), y,
+                        testing::ActivationBound(100, y, static_cast<double>(gate), 1.0))
+                << table().name << " act " << act << " of " << gate;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The same value in every position of a row gives the same bits.
+TEST_P(RowwiseTest, GatedActKnowsNoPosition) {
+  for (int act = 0; act < 4; ++act) {
+    std::vector<float> x(2 * 45, 1.25f), out(45);
+    for (int i = 0; i < 45; ++i) x[static_cast<size_t>(i)] = -1.7f;
+    table().gated_act[kSlotOf<float>](
+        {x.data(), 0, out.data(), 0, 1, 45, static_cast<Activation>(act)}, nullptr);
+    for (int i = 1; i < 45; ++i) EXPECT_TRUE(SameBits(&out[0], &out[static_cast<size_t>(i)], 1));
+  }
+}
+
+template <class T>
+void TestEmbedding(const KernelTable& table) {
+  for (int64_t cols : {2, 8, 16, 34, 62, 64, 130}) {
+    const int64_t vocab = 150, ldo = cols + 3;
+    Data data(5);
+    const std::vector<T> rows = data.Vector<T>(vocab * cols);
+    std::vector<T> by_k(rows.size());
+    for (int64_t v = 0; v < vocab; ++v) {
+      for (int64_t c = 0; c < cols; ++c) {
+        by_k[static_cast<size_t>(c * vocab + v)] = rows[static_cast<size_t>(v * cols + c)];
+      }
+    }
+    const std::vector<T> packed = Pack(by_k, cols, vocab);
+    const std::vector<int32_t> ids = {0, 149, 63, 64, 65, 7, 7, 128};
+    for (bool use_packed : {false, true}) {
+      std::vector<float> out(ids.size() * static_cast<size_t>(ldo) + 1, 9.0f);
+      const T* from = use_packed ? packed.data() : rows.data();
+      table.embedding[kSlotOf<T>]({from, use_packed, ids.data(), out.data() + 1, ldo,
+                                   static_cast<int64_t>(ids.size()), cols},
+                                  nullptr);
+      for (size_t r = 0; r < ids.size(); ++r) {
+        for (int64_t i = 0; i < ldo; ++i) {
+          const size_t at = 1 + r * static_cast<size_t>(ldo) + static_cast<size_t>(i);
+          if (at >= out.size()) break;
+          const float want = i < cols ? Value(rows[static_cast<size_t>(ids[r] * cols + i)]) : 9.0f;
+          ASSERT_EQ(out[at], want) << table.name << " packed=" << use_packed << " row " << r;
+        }
+      }
+    }
+  }
+}
+TEST_P(RowwiseTest, EmbeddingFloat32) { TestEmbedding<float>(table()); }
+TEST_P(RowwiseTest, EmbeddingBFloat16) { TestEmbedding<BFloat16>(table()); }
+
+TEST_P(RowwiseTest, Rope) {
+  const int64_t rows = 4, heads = 3;
+  for (int64_t rotary_dim : {2, 4, 8, 14, 16, 18, 32, 34, 64, 80, 128}) {
+    for (bool interleaved : {false, true}) {
+      const int64_t head_dim = rotary_dim + (rotary_dim % 3) * 4, ld = heads * head_dim + 1;
+      Data data(6);
+      std::vector<float> want = data.Vector<float>(rows * ld + 1), got = want;
+      const std::vector<float> before = want;
+      const std::vector<float> cos_sin = data.Vector<float>(20 * rotary_dim);
+      const int32_t positions[] = {0, 19, 3, 3};
+      const auto run = [&](const KernelTable& t, std::vector<float>& x) {
+        t.rope({x.data() + 1, ld, positions, cos_sin.data(), rows, heads, head_dim, rotary_dim,
+                interleaved},
+               nullptr);
+      };
+      run(Reference(), want);
+      run(table(), got);
+      double largest = 0;
+      for (float x : before) largest = std::fmax(largest, std::fabs(static_cast<double>(x)));
+      for (size_t i = 0; i < got.size(); ++i) {
+        const bool rotated = i > 0 && static_cast<int64_t>(i - 1) % ld < heads * head_dim &&
+                             static_cast<int64_t>(i - 1) % ld % head_dim < rotary_dim;
+        const double bound = testing::RopeBound(5 * largest, 5 * largest);
+        ASSERT_NEAR(static_cast<double>(got[i]), static_cast<double>(want[i]), rotated ? bound : 0)
+            << table().name << " rotary_dim=" << rotary_dim << " interleaved=" << interleaved;
+        if (!rotated) {
+          ASSERT_EQ(got[i], before[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RowwiseTest, ArgMaxFindsTheFirstHighest) {
+  const auto argmax = [&](const std::vector<float>& x) {
+    int32_t index = -1;
+    table().argmax({x.data(), 0, 1, static_cast<int64_t>(x.size()), &index}, nullptr);
+    return index;
+  };
+  for (int64_t n : {1, 2, 7, 8, 15, 16, 17, 63, 65, 2047, 2048, 2049, 5000}) {
+    Data data(static_cast<uint32_t>(n));
+    for (int trial = 0; trial < 20; ++trial) {
+      std::vector<float> x = data.Vector<float>(n);
+      const int64_t at = data.Below(n), later = at + data.Below(n - at);
+      x[static_cast<size_t>(at)] = x[static_cast<size_t>(later)] = 50.0f;
+      EXPECT_EQ(argmax(x), at) << table().name << " n=" << n;
+      x[static_cast<size_t>(data.Below(n))] = kNan;
+      int32_t want = -1;
+      Reference().argmax({x.data(), 0, 1, n, &want}, nullptr);
+      EXPECT_EQ(argmax(x), want) << table().name << " n=" << n;
+    }
+    std::vector<float> x(static_cast<size_t>(n), kNan);
+    EXPECT_EQ(argmax(x), 0) << "all NaN";
+    x.back() = -kInf;
+    EXPECT_EQ(argmax(x), n - 1) << "minus infinity is above NaN";
+    x[static_cast<size_t>(n / 2)] = kInf;
+    EXPECT_EQ(argmax(x), n / 2);
+  }
+  EXPECT_EQ(argmax({-0.0f, 0.0f}), 0);
+}
+
+TEST_P(RowwiseTest, ArgMaxOfEveryRow) {
+  const float x[] = {1, 2, 3, -1, -2, -3, 0, 9, 0};
+  int32_t index[3];
+  table().argmax({x, 3, 3, 3, index}, nullptr);
+  EXPECT_EQ(index[0], 2);
+  EXPECT_EQ(index[1], 0);
+  EXPECT_EQ(index[2], 1);
+}
+
+AS_INSTANTIATE_KERNEL_TEST(RowwiseTest);
+
+}  // namespace
+}  // namespace allspark::kernels
