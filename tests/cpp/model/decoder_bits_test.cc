@@ -1,0 +1,180 @@
+// A row depends on nothing but its own tokens: the logits of a sequence are bit-identical whatever the chunks, the
+// neighbours, the block size, the blocks' places, the number of threads, and whether its prefix was shared or
+// recomputed. On every kernel table, each against itself.
+#include <cstring>
+
+#include "cpp/model/decoder_harness.h"
+
+namespace allspark {
+namespace {
+
+using testing::DecoderHarness;
+using testing::HarnessOptions;
+using testing::RandomTokens;
+
+constexpr uint64_t kSeed = 11;
+// Past the first attention chunk (256), by an odd number.
+constexpr int64_t kTokens = 275;
+
+using LogitsByPosition = std::vector<std::vector<float>>;
+
+// Expects the same bits where `actual` is known.
+void ExpectSameBits(const std::vector<float>& expected, const std::vector<float>& actual,
+                    const std::string& what) {
+  ASSERT_EQ(expected.size(), actual.size()) << what;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(std::memcmp(&expected[i], &actual[i], sizeof(float)), 0)
+        << what << ", logit " << i << ": " << expected[i] << " alone, " << actual[i] << " here";
+  }
+}
+
+class DecoderBitsTest
+    : public ::testing::TestWithParam<std::tuple<int, proto::ComputeType, int>> {
+ protected:
+  DecoderBitsTest()
+      : spec_(testing::TinySpecs(
+            std::get<1>(GetParam()))[static_cast<size_t>(std::get<0>(GetParam()))]),
+        reader_(testing::OpenRandomModel(spec_, kSeed)),
+        tokens_(RandomTokens(kTokens, spec_.vocab_size(), 5)) {
+    base_.table = testing::TestTables()[static_cast<size_t>(std::get<2>(GetParam()))];
+    // Alone, one token per step, one thread: what everything else must equal.
+    DecoderHarness harness(*reader_, base_);
+    const int sequence = harness.Add(tokens_);
+    while (harness.remaining(sequence) > 0) {
+      expected_.push_back(harness.Step({{sequence, 1, true}})[0]);
+    }
+  }
+
+  // Runs `sequence` to its end in chunks of `chunk`.
+  void CheckChunks(DecoderHarness& harness, int sequence, int64_t chunk, const std::string& what) {
+    while (harness.remaining(sequence) > 0) {
+      const auto logits =
+          harness.Step({{sequence, std::min(chunk, harness.remaining(sequence)), true}});
+      const int64_t position = harness.done(sequence) - 1;
+      ExpectSameBits(expected_[static_cast<size_t>(position)], logits[0],
+                     what + ", position " + std::to_string(position));
+      if (HasFatalFailure()) return;
+    }
+  }
+
+  // Runs `sequence` among neighbours that come and go, all in random chunks and random order.
+  void CheckAmongNeighbours(DecoderHarness& harness, int sequence, int num_neighbours,
+                            int64_t max_chunk, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<int> neighbours;
+    for (int i = 0; i < num_neighbours; ++i) {
+      const int64_t length = 1 + static_cast<int64_t>(random() % 120);
+      neighbours.push_back(harness.Add(RandomTokens(length, spec_.vocab_size(), random())));
+    }
+    while (harness.remaining(sequence) > 0) {
+      std::vector<DecoderHarness::Chunk> chunks;
+      const auto add = [&](int id, bool wants_logits) {
+        const int64_t most = std::min(max_chunk, harness.remaining(id));
+        if (most == 0) return;
+        const int64_t size = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most));
+        chunks.push_back({id, size, wants_logits});
+      };
+      add(sequence, true);
+      for (const int neighbour : neighbours) {
+        if (random() % 4 != 0) add(neighbour, random() % 2 == 0);
+      }
+      std::shuffle(chunks.begin(), chunks.end(), random);
+      const auto logits = harness.Step(chunks);
+      for (size_t i = 0; i < chunks.size(); ++i) {
+        if (chunks[i].sequence != sequence) continue;
+        const int64_t position = harness.done(sequence) - 1;
+        ExpectSameBits(expected_[static_cast<size_t>(position)], logits[i],
+                       "among neighbours, position " + std::to_string(position));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+
+  proto::DecoderSpec spec_;
+  std::unique_ptr<ModelReader> reader_;
+  std::vector<int32_t> tokens_;
+  HarnessOptions base_;
+  LogitsByPosition expected_;
+};
+
+TEST_P(DecoderBitsTest, ChunksBlocksAndThreads) {
+  struct Variant {
+    int64_t chunk;
+    int64_t block_size;
+    int threads;
+  };
+  const Variant variants[] = {{kTokens, 16, 1}, {7, 16, 2}, {64, 32, 3},      {1, 128, 2},
+                              {kTokens, 64, 3}, {7, 64, 1}, {kTokens, 128, 2}, {100, 16, 3}};
+  for (const Variant& variant : variants) {
+    HarnessOptions options = base_;
+    options.block_size = variant.block_size;
+    options.num_threads = variant.threads;
+    options.seed = static_cast<uint64_t>(variant.chunk * 31 + variant.block_size);
+    DecoderHarness harness(*reader_, options);
+    const std::string what = "chunks of " + std::to_string(variant.chunk) + ", blocks of " +
+                             std::to_string(variant.block_size) + ", " +
+                             std::to_string(variant.threads) + " threads";
+    CheckChunks(harness, harness.Add(tokens_), variant.chunk, what);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(DecoderBitsTest, Neighbours) {
+  struct Variant {
+    int neighbours;
+    int64_t max_chunk;
+    int threads;
+    int64_t block_size;
+  };
+  for (const Variant& variant :
+       {Variant{1, 64, 1, 32}, Variant{5, 40, 2, 16}, Variant{31, 12, 3, 64}}) {
+    HarnessOptions options = base_;
+    options.num_threads = variant.threads;
+    options.block_size = variant.block_size;
+    options.num_blocks = 40 * 128 / variant.block_size + 16;
+    DecoderHarness harness(*reader_, options);
+    CheckAmongNeighbours(harness, harness.Add(tokens_), variant.neighbours, variant.max_chunk,
+                         static_cast<uint64_t>(variant.neighbours));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(DecoderBitsTest, SharedPrefixAndRecompute) {
+  HarnessOptions options = base_;
+  options.num_threads = 2;
+  options.block_size = 32;
+  DecoderHarness harness(*reader_, options);
+  // The owner of the prefix goes on differently after it.
+  std::vector<int32_t> other = tokens_;
+  for (size_t i = 96; i < other.size(); ++i) {
+    other[i] = (other[i] + 1) % static_cast<int32_t>(spec_.vocab_size());
+  }
+  const int owner = harness.Add(other);
+  harness.Step({{owner, 64, true}});
+  harness.Step({{owner, 100, true}});
+  const int sequence = harness.AddSharing(tokens_, owner, 96);
+  CheckChunks(harness, sequence, 50, "with a shared prefix");
+  if (HasFatalFailure()) return;
+  const int preempted = harness.Add(tokens_);
+  harness.Step({{preempted, 77, true}, {owner, 5, false}});
+  harness.Step({{preempted, 1, true}});
+  harness.Restart(preempted);
+  CheckChunks(harness, preempted, 78, "recomputed after preemption");
+}
+
+std::string BitsName(const ::testing::TestParamInfo<std::tuple<int, proto::ComputeType, int>>& p) {
+  const auto [spec, compute, table] = p.param;
+  return testing::TinySpecs(compute)[static_cast<size_t>(spec)].architecture() +
+         (compute == proto::COMPUTE_BFLOAT16 ? "_bfloat16_" : "_float32_") +
+         testing::TestTables()[static_cast<size_t>(table)]->name;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DecoderBitsTest,
+    ::testing::Combine(::testing::Range(0, 5),
+                       ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
+                       ::testing::Range(0, static_cast<int>(testing::TestTables().size()))),
+    BitsName);
+
+}  // namespace
+}  // namespace allspark

@@ -1,0 +1,185 @@
+// What Forward needs and refuses: memory, and batches that break an invariant.
+#include "base/check.h"
+#include "cpp/model/decoder_harness.h"
+#include "support/alloc_counter.h"
+
+namespace allspark {
+namespace {
+
+using testing::AllocationCounter;
+using testing::DecoderHarness;
+using testing::HarnessOptions;
+using testing::OpenRandomModel;
+using testing::RandomTokens;
+
+HarnessOptions SmallOptions(int threads) {
+  HarnessOptions options;
+  options.table = kernels::DefaultTable();
+  options.num_threads = threads;
+  options.max_length = 100;
+  options.max_tokens = 96;
+  options.max_logits_rows = 5;
+  return options;
+}
+
+class DecoderMemoryTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(DecoderMemoryTest, ArenaHoldsTheLargestBatchExactly) {
+  const auto [spec_index, threads] = GetParam();
+  for (const proto::ComputeType compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
+    const proto::DecoderSpec spec =
+        testing::TinySpecs(compute)[static_cast<size_t>(spec_index)];
+    const auto reader = OpenRandomModel(spec, 1);
+    DecoderHarness harness(*reader, SmallOptions(threads));
+    std::vector<DecoderHarness::Chunk> chunks;
+    for (int i = 0; i < 5; ++i) {
+      harness.Add(RandomTokens(100, spec.vocab_size(), static_cast<uint64_t>(i)));
+      chunks.push_back({i, i == 0 ? 92 : 1, true});
+    }
+    for (int64_t rows = 0; rows < 5; ++rows) {
+      // Smaller batches first: none may need more than the largest.
+      harness.Step({{static_cast<int>(rows), 3 * rows + 1, rows % 2 == 0}});
+    }
+    for (DecoderHarness::Chunk& chunk : chunks) {
+      chunk.num_tokens = std::min(chunk.num_tokens, harness.remaining(chunk.sequence));
+    }
+    harness.Step(chunks);
+    EXPECT_EQ(harness.arena().peak(), harness.decoder().arena_bytes());
+    EXPECT_LE(harness.arena().peak(), harness.arena().capacity());
+  }
+}
+
+TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
+  const auto [spec_index, threads] = GetParam();
+  const proto::DecoderSpec spec = testing::TinySpecs(
+      proto::COMPUTE_BFLOAT16)[static_cast<size_t>(spec_index)];
+  const auto reader = OpenRandomModel(spec, 1);
+  DecoderHarness harness(*reader, SmallOptions(threads));
+  for (int i = 0; i < 5; ++i) {
+    harness.Add(RandomTokens(100, spec.vocab_size(), static_cast<uint64_t>(i)));
+  }
+  // From the very first step: there is nothing to warm up.
+  AllocationCounter counter;
+  const int64_t device_allocs = harness.allocator().Stats().num_allocs;
+  for (const std::vector<DecoderHarness::Chunk>& chunks :
+       {std::vector<DecoderHarness::Chunk>{{0, 1, true}},
+        std::vector<DecoderHarness::Chunk>{{0, 7, true}, {1, 70, false}, {2, 1, true}},
+        std::vector<DecoderHarness::Chunk>{
+            {0, 1, true}, {1, 1, true}, {2, 1, true}, {3, 1, true}, {4, 1, true}}}) {
+    harness.Prepare(chunks);
+    harness.pool().ParallelFor(threads, 1, [&](int64_t, int64_t, int) { counter.Start(); });
+    harness.Run();
+    harness.pool().ParallelFor(threads, 1, [&](int64_t, int64_t, int) { counter.Stop(); });
+  }
+  EXPECT_EQ(counter.count(), 0);
+  EXPECT_EQ(harness.allocator().Stats().num_allocs, device_allocs);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecoderMemoryTest,
+                         ::testing::Combine(::testing::Range(0, 5), ::testing::Values(1, 2, 3)));
+
+class DecoderBatchTest : public ::testing::Test {
+ protected:
+  DecoderBatchTest() : reader_(OpenRandomModel(testing::TinyLlamaSpec(), 1)) {
+    harness_ = std::make_unique<DecoderHarness>(*reader_, SmallOptions(2));
+    for (int i = 0; i < 3; ++i) {
+      harness_->Add(RandomTokens(100, 131, static_cast<uint64_t>(i)));
+    }
+    harness_->Prepare({{0, 4, true}, {1, 20, true}, {2, 1, false}});
+  }
+  // Forward must throw with `part` in the message.
+  void ExpectRefused(const std::string& part) {
+    try {
+      harness_->Run();
+      ADD_FAILURE() << "no error; expected one with: " << part;
+    } catch (const InternalError& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+  std::vector<BatchSequence>& sequences() { return harness_->batch_sequences(); }
+
+  std::unique_ptr<ModelReader> reader_;
+  std::unique_ptr<DecoderHarness> harness_;
+};
+
+TEST_F(DecoderBatchTest, RefusesTooManyTokens) {
+  harness_->batch().num_tokens = 97;
+  ExpectRefused("97 tokens; at most 96");
+}
+TEST_F(DecoderBatchTest, RefusesTooManyLogitsRows) {
+  harness_->batch().num_logits_rows = 6;
+  ExpectRefused("6 logits rows; at most 5");
+}
+TEST_F(DecoderBatchTest, RefusesGapsBetweenSequences) {
+  ++sequences()[1].token_begin;
+  ExpectRefused("sequence 1 has tokens [5, +20)");
+}
+TEST_F(DecoderBatchTest, RefusesTokensOfNoSequence) {
+  harness_->batch().num_sequences = 2;
+  ExpectRefused("the sequences have 24 tokens of 25");
+}
+TEST_F(DecoderBatchTest, RefusesAnEmptySequence) {
+  sequences()[0].num_tokens = 0;
+  ExpectRefused("sequence 0 has positions [0, 0)");
+}
+TEST_F(DecoderBatchTest, RefusesPositionsPastTheEnd) {
+  sequences()[1].position = 81;
+  ExpectRefused("positions [81, 101); the decoder covers [0, 100)");
+}
+TEST_F(DecoderBatchTest, RefusesPositionsThatDisagree) {
+  harness_->positions()[2] = 5;
+  ExpectRefused("token 2 has position 5; its sequence says 2");
+}
+TEST_F(DecoderBatchTest, RefusesBlocksOutsideThePool) {
+  for (const int32_t bad : {-1, static_cast<int32_t>(harness_->kv().num_blocks)}) {
+    std::vector<int32_t> blocks = {0, bad};
+    sequences()[1].block_table = blocks.data();
+    ExpectRefused("sequence 1 has block " + std::to_string(bad) + " at index 1");
+  }
+  sequences()[1].block_table = nullptr;
+  ExpectRefused("sequence 1 has no blocks");
+}
+TEST_F(DecoderBatchTest, RefusesLogitsRowsThatDoNotMatch) {
+  sequences()[0].logits_row = 2;
+  ExpectRefused("wants logits row 2 of 2");
+  sequences()[0].logits_row = sequences()[1].logits_row;
+  ExpectRefused("two sequences want logits row 0");
+  sequences()[0].logits_row = -1;
+  ExpectRefused("1 sequences want logits; there are 2 rows");
+}
+TEST_F(DecoderBatchTest, RefusesTokensOutsideTheVocabulary) {
+  harness_->tokens()[3] = 131;
+  ExpectRefused("token 3 is id 131; it must be in [0, 131)");
+}
+TEST_F(DecoderBatchTest, GoesOnAfterARefusal) {
+  DecoderHarness fresh(*reader_, SmallOptions(2));
+  fresh.Add(RandomTokens(100, 131, 0));
+  const auto expected = fresh.Step({{0, 4, true}});
+  harness_->tokens()[24] = -1;
+  ExpectRefused("id -1");
+  harness_->tokens()[24] = 0;
+  harness_->Run();
+  const std::vector<float> row(harness_->logits().begin() + 131, harness_->logits().end());
+  EXPECT_EQ(row, expected[0]);
+}
+TEST_F(DecoderBatchTest, AnEmptyBatchIsNoWork) {
+  harness_->batch() = Batch();
+  harness_->Run();
+  EXPECT_EQ(harness_->arena().used(), 0);
+}
+TEST_F(DecoderBatchTest, NoLogitsWanted) {
+  harness_->Prepare({{0, 4, false}, {1, 20, false}});
+  harness_->Run();
+  EXPECT_TRUE(harness_->logits().empty());
+}
+TEST_F(DecoderBatchTest, WritesNothingBeyondItsRows) {
+  harness_->logits().resize(3 * 131, -5.0f);
+  std::fill(harness_->logits().begin(), harness_->logits().end(), -5.0f);
+  harness_->Run();
+  for (size_t i = 0; i < 3 * 131; ++i) {
+    EXPECT_EQ(harness_->logits()[i] == -5.0f, i >= 2 * 131) << i;
+  }
+}
+
+}  // namespace
+}  // namespace allspark

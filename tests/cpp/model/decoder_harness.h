@@ -1,0 +1,222 @@
+// A decoder with everything it needs around it, for tests: thread pool, arena, a KV pool whose bytes begin as NaN
+// (a kernel that lets unwritten cache reach a result shows), shuffled block tables, and steps over chosen chunks.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/system_allocator.h"
+#include "model/decoder.h"
+#include "support/emulated_avx512.h"
+#include "support/random_model.h"
+
+namespace allspark::testing {
+
+// Every table that can run here, AVX-512 emulated where the processor has none.
+inline const std::vector<const kernels::KernelTable*>& TestTables() {
+  static const std::vector<const kernels::KernelTable*> tables = [] {
+    std::vector<const kernels::KernelTable*> list = kernels::AvailableTables();
+    if (kernels::FindTable("avx512_bf16") == nullptr && HaveEmulatedAvx512()) {
+      static kernels::KernelTable avx512, avx512_bf16;
+      kernels::FillReference(avx512);
+      FillEmulatedAvx512(avx512);
+      avx512.name = "avx512_emulated";
+      avx512_bf16 = avx512;
+      FillEmulatedAvx512Bf16(avx512_bf16);
+      avx512_bf16.name = "avx512_bf16_emulated";
+      list.push_back(&avx512);
+      list.push_back(&avx512_bf16);
+    }
+    return list;
+  }();
+  return tables;
+}
+
+struct HarnessOptions {
+  const kernels::KernelTable* table = nullptr;
+  int num_threads = 1;
+  int64_t block_size = 16;
+  int64_t max_length = 384;
+  int64_t max_tokens = 512;
+  int64_t max_logits_rows = 64;
+  int64_t num_blocks = 0;  // 0: enough for 8 sequences of max_length
+  uint64_t seed = 1;       // of the order in which blocks are handed out
+};
+
+class DecoderHarness {
+ public:
+  // One sequence's chunk in a step.
+  struct Chunk {
+    int sequence = 0;
+    int64_t num_tokens = 0;
+    bool wants_logits = true;
+  };
+
+  DecoderHarness(const ModelReader& reader, const HarnessOptions& options)
+      : options_(options), allocator_(int64_t{1} << 30), pool_(options.num_threads, false) {
+    const int64_t blocks_per_sequence =
+        (options.max_length + options.block_size - 1) / options.block_size;
+    if (options_.num_blocks == 0) options_.num_blocks = 8 * blocks_per_sequence;
+    auto decoder = Decoder::Create(
+        reader,
+        {options.max_length, options.max_tokens, options.max_logits_rows, options.block_size},
+        *options.table, &pool_, &allocator_);
+    if (!decoder.ok()) throw std::runtime_error(decoder.status().ToString());
+    decoder_ = std::move(*decoder);
+    arena_ = StepArena(Take(decoder_->arena_bytes()));
+    kv_buffer_ = Take(decoder_->block_bytes() * options_.num_blocks);
+    std::memset(kv_buffer_.data(), 0xff, kv_buffer_.bytes());
+    free_blocks_.resize(static_cast<size_t>(options_.num_blocks));
+    std::iota(free_blocks_.begin(), free_blocks_.end(), 0);
+    std::mt19937_64 random(options.seed);
+    std::shuffle(free_blocks_.begin(), free_blocks_.end(), random);
+  }
+
+  // Returns the sequence's id.
+  int Add(std::vector<int32_t> tokens) {
+    Sequence sequence;
+    sequence.tokens = std::move(tokens);
+    const int64_t blocks =
+        (static_cast<int64_t>(sequence.tokens.size()) + options_.block_size - 1) /
+        options_.block_size;
+    for (int64_t b = 0; b < blocks; ++b) {
+      sequence.blocks.push_back(free_blocks_.at(free_blocks_.size() - 1));
+      free_blocks_.pop_back();
+    }
+    sequences_.push_back(std::move(sequence));
+    return static_cast<int>(sequences_.size()) - 1;
+  }
+  // A sequence that begins with the first `shared` tokens of another (whole blocks), read from its blocks.
+  int AddSharing(std::vector<int32_t> tokens, int other, int64_t shared) {
+    const int sequence = Add(std::move(tokens));
+    Sequence& s = sequences_[static_cast<size_t>(sequence)];
+    const Sequence& from = sequences_[static_cast<size_t>(other)];
+    std::copy_n(from.blocks.begin(), shared / options_.block_size, s.blocks.begin());
+    s.done = shared;
+    return sequence;
+  }
+  // Forgets what was computed, as a preemption does: the next step begins at token 0, in other blocks.
+  void Restart(int sequence) {
+    Sequence& s = sequences_[static_cast<size_t>(sequence)];
+    s.done = 0;
+    for (int32_t& block : s.blocks) {
+      std::memset(kv().data + block * decoder_->block_bytes(), 0xff,
+                  static_cast<size_t>(decoder_->block_bytes()));
+      block = free_blocks_.at(free_blocks_.size() - 1);
+      free_blocks_.pop_back();
+    }
+  }
+  int64_t remaining(int sequence) const {
+    const Sequence& s = sequences_[static_cast<size_t>(sequence)];
+    return static_cast<int64_t>(s.tokens.size()) - s.done;
+  }
+  int64_t done(int sequence) const { return sequences_[static_cast<size_t>(sequence)].done; }
+
+  // Runs the chunks as one step. The logits of chunk i are row i of the result (empty where not wanted); rows are
+  // given out in reverse, so that nothing relies on their order.
+  std::vector<std::vector<float>> Step(const std::vector<Chunk>& chunks) {
+    Prepare(chunks);
+    Run();
+    const int64_t vocab = decoder_->vocab_size();
+    std::vector<std::vector<float>> rows;
+    for (const BatchSequence& s : batch_sequences_) {
+      rows.emplace_back();
+      if (s.logits_row < 0) continue;
+      const float* row = logits_.data() + s.logits_row * vocab;
+      rows.back().assign(row, row + vocab);
+    }
+    return rows;
+  }
+
+  // The two halves of Step: Prepare may allocate, Run only calls Forward.
+  void Prepare(const std::vector<Chunk>& chunks) {
+    tokens_.clear();
+    positions_.clear();
+    batch_sequences_.clear();
+    int32_t wanted = 0;
+    for (const Chunk& chunk : chunks) wanted += chunk.wants_logits ? 1 : 0;
+    batch_ = Batch();
+    batch_.num_logits_rows = wanted;
+    for (const Chunk& chunk : chunks) {
+      Sequence& s = sequences_[static_cast<size_t>(chunk.sequence)];
+      batch_sequences_.push_back({static_cast<int64_t>(tokens_.size()), chunk.num_tokens, s.done,
+                                  s.blocks.data(), chunk.wants_logits ? --wanted : -1});
+      for (int64_t i = 0; i < chunk.num_tokens; ++i, ++s.done) {
+        tokens_.push_back(s.tokens.at(static_cast<size_t>(s.done)));
+        positions_.push_back(static_cast<int32_t>(s.done));
+      }
+    }
+    batch_.tokens = tokens_.data();
+    batch_.positions = positions_.data();
+    batch_.num_tokens = static_cast<int64_t>(tokens_.size());
+    batch_.sequences = batch_sequences_.data();
+    batch_.num_sequences = static_cast<int64_t>(batch_sequences_.size());
+    logits_.assign(static_cast<size_t>(batch_.num_logits_rows * decoder_->vocab_size()), -1e30f);
+  }
+  void Run() {
+    arena_.Reset();
+    decoder_->Forward(batch_, kv(), arena_, logits_.data());
+  }
+
+  Decoder& decoder() { return *decoder_; }
+  StepArena& arena() { return arena_; }
+  ThreadPool& pool() { return pool_; }
+  SystemAllocator& allocator() { return allocator_; }
+  Batch& batch() { return batch_; }
+  std::vector<BatchSequence>& batch_sequences() { return batch_sequences_; }
+  std::vector<int32_t>& tokens() { return tokens_; }
+  std::vector<int32_t>& positions() { return positions_; }
+  std::vector<float>& logits() { return logits_; }
+  KvPool kv() const {
+    return {static_cast<unsigned char*>(kv_buffer_.data()), options_.num_blocks};
+  }
+
+ private:
+  struct Sequence {
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> blocks;
+    int64_t done = 0;
+  };
+
+  Buffer Take(int64_t bytes) {
+    auto buffer = Buffer::Create(&allocator_, static_cast<size_t>(bytes));
+    if (!buffer.ok()) throw std::runtime_error(buffer.status().ToString());
+    return std::move(*buffer);
+  }
+
+  HarnessOptions options_;
+  SystemAllocator allocator_;
+  ThreadPool pool_;
+  std::unique_ptr<Decoder> decoder_;
+  StepArena arena_;
+  Buffer kv_buffer_;
+  std::vector<int32_t> free_blocks_;
+  std::vector<Sequence> sequences_;
+  // The step being prepared.
+  Batch batch_;
+  std::vector<BatchSequence> batch_sequences_;
+  std::vector<int32_t> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<float> logits_;
+};
+
+inline std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) {
+    token = static_cast<int32_t>(random() % static_cast<uint64_t>(vocab));
+  }
+  return tokens;
+}
+
+}  // namespace allspark::testing

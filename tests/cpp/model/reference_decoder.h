@@ -1,0 +1,270 @@
+// A decoder written down a second time, in double and without a cache, as the oracle of the decoder test. Shares
+// no code with the engine's. With every value it carries the variance of the rounding error that a correct
+// implementation may have accumulated there, to first order and as if single roundings were independent
+// (Higham and Mary 2019 argue for this model): that is where the test's bound comes from.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/random_model.h"
+
+namespace allspark::testing {
+
+struct Num {
+  double v = 0;
+  double e = 0;  // variance of the error
+};
+using Row = std::vector<Num>;
+using Rows = std::vector<Row>;
+
+class ReferenceDecoder {
+ public:
+  ReferenceDecoder(const proto::DecoderSpec& spec, uint64_t seed) : spec_(spec) {
+    auto tensors = RequiredTensors(spec);
+    for (const RequiredTensor& tensor : *tensors) {
+      weights_[tensor.name] = RandomTensor(tensor, seed);
+    }
+    compute_unit_ = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 0x1p-8 : kFloatUnit;
+  }
+
+  // Logits of every token, [tokens][vocab].
+  Rows Logits(const std::vector<int32_t>& tokens) const {
+    const int64_t hidden = spec_.hidden_size();
+    Rows x;
+    for (const int32_t token : tokens) {
+      Row row(static_cast<size_t>(hidden));
+      for (int64_t i = 0; i < hidden; ++i) {
+        row[static_cast<size_t>(i)].v =
+            weights_.at("embedding")[static_cast<size_t>(token * hidden + i)];
+      }
+      x.push_back(row);
+    }
+    for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
+      const std::string prefix = "layers." + std::to_string(layer) + ".";
+      Attention(prefix, spec_.layer_window_size() > 0 ? spec_.layer_window(int(layer)) : 0, x);
+      Mlp(prefix, x);
+    }
+    Rows logits;
+    for (const Row& row : x) {
+      const Row normed = Norm(row, weights_.at("final_norm"), compute_unit_);
+      logits.push_back(Gemm(spec_.tie_embeddings() ? "embedding" : "lm_head", "", normed));
+    }
+    return logits;
+  }
+
+ private:
+  static constexpr double kFloatUnit = 0x1p-24;
+
+  static double Square(double x) { return x * x; }
+  // The value after a rounding of relative size `unit`.
+  static Num Rounded(Num x, double unit) { return {x.v, x.e + Square(unit * x.v)}; }
+
+  Row Norm(const Row& x, const std::vector<float>& weight, double unit) const {
+    double squares = 0, spread = 0;
+    for (const Num& n : x) {
+      squares += n.v * n.v;
+      spread += n.v * n.v * n.e;
+    }
+    const double count = static_cast<double>(x.size());
+    const double r = 1.0 / std::sqrt(squares / count + static_cast<double>(spec_.norm_eps()));
+    Row y(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double w = static_cast<double>(weight[i]);
+      y[i].v = x[i].v * r * w;
+      // d y_i = w r d x_i - w x_i r^3 mean(x d x); the sum of squares and the root round too.
+      y[i].e = Square(w * r) * x[i].e + Square(w * x[i].v * r * r * r / count) * spread +
+               Square(kFloatUnit * y[i].v) * (count / 4 + 4);
+      y[i] = Rounded(y[i], unit);
+    }
+    return y;
+  }
+
+  // out = x w^T (+ bias), accumulated in float32 in ascending order.
+  Row Gemm(const std::string& name, const std::string& bias, const Row& x) const {
+    const std::vector<float>& w = weights_.at(name);
+    const size_t k_total = x.size();
+    Row y(w.size() / k_total);
+    for (size_t n = 0; n < y.size(); ++n) {
+      Num sum;
+      for (size_t k = 0; k < k_total; ++k) {
+        const double weight = static_cast<double>(w[n * k_total + k]);
+        sum.v += weight * x[k].v;
+        sum.e += Square(weight) * x[k].e + Square(kFloatUnit) * (Square(sum.v) + Square(weight * x[k].v));
+      }
+      if (!bias.empty()) {
+        sum.v += static_cast<double>(weights_.at(bias)[n]);
+        sum = Rounded(sum, kFloatUnit);
+      }
+      y[n] = sum;
+    }
+    return y;
+  }
+
+  void RotateHead(Num* head, int64_t position) const {
+    const int64_t pairs = spec_.rotary_dim() / 2;
+    const double scaling = spec_.rope_attention_scaling() == 0.0f
+                               ? 1.0
+                               : static_cast<double>(spec_.rope_attention_scaling());
+    for (int64_t i = 0; i < pairs; ++i) {
+      // The angle is a float32 product by definition.
+      const float angle =
+          static_cast<float>(position) * weights_.at("rope.inv_freq")[static_cast<size_t>(i)];
+      const double c = std::cos(static_cast<double>(angle)) * scaling;
+      const double s = std::sin(static_cast<double>(angle)) * scaling;
+      Num& first = head[spec_.rope_interleaved() ? 2 * i : i];
+      Num& second = head[spec_.rope_interleaved() ? 2 * i + 1 : i + pairs];
+      const Num a = first, b = second;
+      const double noise = 4 * Square(kFloatUnit) * (Square(a.v) + Square(b.v)) * Square(scaling);
+      first = {a.v * c - b.v * s, a.e * c * c + b.e * s * s + noise};
+      second = {b.v * c + a.v * s, b.e * c * c + a.e * s * s + noise};
+    }
+  }
+
+  // One query head of one token over keys [begin, end).
+  Row Attend(const Num* q, const Rows& k, const Rows& v, int64_t kv_head, int64_t begin,
+             int64_t end) const {
+    const int64_t dim = spec_.head_dim();
+    const double scale = spec_.attention_scale() == 0.0f
+                             ? 1.0 / std::sqrt(static_cast<double>(dim))
+                             : static_cast<double>(spec_.attention_scale());
+    const double cap = static_cast<double>(spec_.attention_soft_cap());
+    std::vector<Num> scores;
+    double highest = -1e300;
+    for (int64_t p = begin; p < end; ++p) {
+      const Num* key = k[static_cast<size_t>(p)].data() + kv_head * dim;
+      Num s;
+      for (int64_t d = 0; d < dim; ++d) {
+        // A kernel may round queries to the cache's type before the dot product.
+        const Num a = Rounded(q[d], compute_unit_);
+        s.v += a.v * key[d].v;
+        s.e += Square(a.v) * key[d].e + Square(key[d].v) * a.e + Square(kFloatUnit * s.v);
+      }
+      s = {s.v * scale, s.e * scale * scale + Square(kFloatUnit * s.v * scale)};
+      if (cap > 0) {
+        const double t = std::tanh(s.v / cap);
+        s = {cap * t, s.e * Square(1 - t * t) + 16 * Square(kFloatUnit * cap)};
+      }
+      highest = std::max(highest, s.v);
+      scores.push_back(s);
+    }
+    double denominator = 0;
+    for (Num& s : scores) {
+      // The weight, with the error of its logarithm: the exponent's and the exponential's own.
+      s = {std::exp(s.v - highest),
+           s.e + Square(compute_unit_) + 16 * Square(kFloatUnit) * (1 + Square(s.v) + Square(highest))};
+      denominator += s.v;
+    }
+    Row out(static_cast<size_t>(dim));
+    for (int64_t d = 0; d < dim; ++d) {
+      Num& o = out[static_cast<size_t>(d)];
+      double magnitude = 0;
+      for (int64_t p = begin; p < end; ++p) {
+        const Num& value = v[static_cast<size_t>(p)][static_cast<size_t>(kv_head * dim + d)];
+        const double weight = scores[static_cast<size_t>(p - begin)].v / denominator;
+        o.v += weight * value.v;
+        o.e += Square(weight) * value.e;
+        magnitude += weight * std::abs(value.v);
+      }
+      for (int64_t p = begin; p < end; ++p) {
+        const Num& value = v[static_cast<size_t>(p)][static_cast<size_t>(kv_head * dim + d)];
+        const Num& s = scores[static_cast<size_t>(p - begin)];
+        o.e += Square(s.v / denominator * (value.v - o.v)) * s.e;
+      }
+      o.e += Square(kFloatUnit * magnitude) * static_cast<double>(end - begin + 8);
+      o = Rounded(o, compute_unit_);
+    }
+    return out;
+  }
+
+  void SplitHeads(const std::string& prefix, Row& qkv, int64_t position) const {
+    const int64_t dim = spec_.head_dim();
+    const int64_t heads = spec_.num_heads() + spec_.num_kv_heads();
+    for (int64_t h = 0; h < heads; ++h) {
+      Num* head = qkv.data() + h * dim;
+      if (spec_.qk_norm()) {
+        const char* name = h < spec_.num_heads() ? "q_norm" : "k_norm";
+        const Row normed = Norm(Row(head, head + dim), weights_.at(prefix + name), kFloatUnit);
+        std::copy(normed.begin(), normed.end(), head);
+      }
+      RotateHead(head, position);
+    }
+  }
+
+  void Attention(const std::string& prefix, int64_t window, Rows& x) const {
+    const int64_t dim = spec_.head_dim();
+    const int64_t q_cols = spec_.num_heads() * dim;
+    const int64_t kv_cols = spec_.num_kv_heads() * dim;
+    const int64_t group = spec_.num_heads() / spec_.num_kv_heads();
+    Rows q, k, v;
+    for (size_t t = 0; t < x.size(); ++t) {
+      Row qkv = Gemm(prefix + "qkv", spec_.qkv_bias() ? prefix + "qkv_bias" : "",
+                     Norm(x[t], weights_.at(prefix + "attention_norm"), compute_unit_));
+      SplitHeads(prefix, qkv, static_cast<int64_t>(t));
+      q.emplace_back(qkv.begin(), qkv.begin() + q_cols);
+      k.emplace_back(qkv.begin() + q_cols, qkv.begin() + q_cols + kv_cols);
+      v.emplace_back(qkv.begin() + q_cols + kv_cols, qkv.end());
+      for (Num& n : k.back()) n = Rounded(n, compute_unit_);
+      for (Num& n : v.back()) n = Rounded(n, compute_unit_);
+    }
+    for (size_t t = 0; t < x.size(); ++t) {
+      const int64_t end = static_cast<int64_t>(t) + 1;
+      const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
+      Row attended;
+      for (int64_t h = 0; h < spec_.num_heads(); ++h) {
+        const Row head = Attend(q[t].data() + h * dim, k, v, h / group, begin, end);
+        attended.insert(attended.end(), head.begin(), head.end());
+      }
+      Add(Gemm(prefix + "o", spec_.o_bias() ? prefix + "o_bias" : "", attended), x[t]);
+    }
+  }
+
+  double Activate(double x) const {
+    switch (spec_.activation()) {
+      case proto::GELU_TANH:
+        return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      case proto::GELU_ERF:
+        return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+      case proto::RELU:
+        return std::max(0.0, x);
+      default:
+        return x / (1 + std::exp(-x));
+    }
+  }
+
+  void Mlp(const std::string& prefix, Rows& x) const {
+    const size_t inner = static_cast<size_t>(spec_.intermediate_size());
+    for (Row& row : x) {
+      const Row gate_up = Gemm(prefix + "gate_up", spec_.mlp_bias() ? prefix + "gate_up_bias" : "",
+                               Norm(row, weights_.at(prefix + "mlp_norm"), compute_unit_));
+      Row gated(inner);
+      for (size_t i = 0; i < inner; ++i) {
+        const Num gate = gate_up[i], up = gate_up[inner + i];
+        const double act = Activate(gate.v);
+        const double slope = (Activate(gate.v + 1e-5) - Activate(gate.v - 1e-5)) / 2e-5;
+        // The activations' exponentials and polynomials: a few units of the input's size.
+        const double act_error = 16 * Square(kFloatUnit * gate.v);
+        gated[i] = {act * up.v, Square(slope * up.v) * gate.e + Square(act) * up.e +
+                                    Square(up.v) * act_error};
+        gated[i] = Rounded(gated[i], compute_unit_);
+      }
+      Add(Gemm(prefix + "down", spec_.mlp_bias() ? prefix + "down_bias" : "", gated), row);
+    }
+  }
+
+  static void Add(const Row& branch, Row& x) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] = Rounded({x[i].v + branch[i].v, x[i].e + branch[i].e}, kFloatUnit);
+    }
+  }
+
+  proto::DecoderSpec spec_;
+  std::map<std::string, std::vector<float>> weights_;
+  double compute_unit_ = 0;
+};
+
+}  // namespace allspark::testing
