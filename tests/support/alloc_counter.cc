@@ -55,7 +55,9 @@ void FailThisThreadsAllocation(int64_t n) { fail_in = n; }
 
 #ifdef AS_SANITIZER_OWNS_MALLOC
 
-#include <sanitizer/allocator_interface.h>
+// Both sanitizers' runtimes have it; GCC installs no header that declares it.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(
+    void (*malloc_hook)(const volatile void*, size_t), void (*free_hook)(const volatile void*));
 
 namespace allspark::testing {
 namespace {

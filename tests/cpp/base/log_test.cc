@@ -1,12 +1,12 @@
 #include "base/log.h"
 
 #include <gtest/gtest.h>
+#include <regex.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -15,6 +15,15 @@
 
 namespace allspark {
 namespace {
+
+// POSIX: GCC 12 warns inside its own std::regex under a sanitizer.
+bool Matches(const std::string& text, const char* pattern) {
+  regex_t form;
+  if (regcomp(&form, pattern, REG_EXTENDED | REG_NOSUB) != 0) return false;
+  const bool matches = regexec(&form, text.c_str(), 0, nullptr, 0) == 0;
+  regfree(&form);
+  return matches;
+}
 
 class LogTest : public ::testing::Test {
  protected:
@@ -45,9 +54,10 @@ TEST_F(LogTest, WritesOneLinePerStatementFromTheLevelOn) {
   AS_LOG(kError) << "worse";
   const std::vector<std::string> lines = Lines();
   ASSERT_EQ(lines.size(), 2u);
-  const std::regex form(
-      R"(W \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \d+ log_test\.cc:\d+\] shown 1 2\.5)");
-  EXPECT_TRUE(std::regex_match(lines[0], form)) << lines[0];
+  EXPECT_TRUE(Matches(lines[0],
+                      "^W [0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{3}Z [0-9]+ "
+                      "log_test[.]cc:[0-9]+[]] shown 1 2[.]5$"))
+      << lines[0];
   EXPECT_EQ(lines[1][0], 'E');
 }
 
