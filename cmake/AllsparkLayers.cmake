@@ -3,9 +3,6 @@
 
 set(ALLSPARK_LAYERS "")   # in order, lowest first
 
-# Layers that implement the public headers. The others' symbols are hidden: liballspark.so keeps them.
-set(ALLSPARK_EXPORTED_LAYERS base engine)
-
 # Layers where a lost bit corrupts state silently.
 set(ALLSPARK_CONVERSION_LAYERS weights kv_cache scheduler)
 
@@ -14,9 +11,6 @@ function(as_add_library name sources dependencies)
   if(sources)
     add_library(as_${name} STATIC ${sources})
     target_link_libraries(as_${name} PUBLIC as_flags Threads::Threads ${dependencies})
-    if(NOT name IN_LIST ALLSPARK_EXPORTED_LAYERS)
-      set_target_properties(as_${name} PROPERTIES CXX_VISIBILITY_PRESET hidden)
-    endif()
     if(name IN_LIST ALLSPARK_CONVERSION_LAYERS)
       target_compile_options(as_${name} PRIVATE -Wconversion)
     endif()

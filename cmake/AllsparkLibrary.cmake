@@ -1,5 +1,6 @@
-# liballspark.so: what C++ programs link. All layers in one library; only namespace allspark is exported, so
-# that neither protobuf's nor the standard library's inline code of this build shows through.
+# liballspark.so: what C++ programs link. All layers in one library, of which what the public headers declare
+# is exported. The version script keeps back what visibility cannot: the inline code of the standard library
+# and of protobuf.
 
 set(as_objects "")
 foreach(as_layer IN LISTS ALLSPARK_LAYERS ITEMS proto)

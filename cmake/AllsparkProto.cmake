@@ -26,7 +26,6 @@ add_custom_command(
 
 # Generated code is compiled without our warnings, and is a system header to those who include it.
 add_library(as_proto STATIC "${as_generated}/proto/allspark.pb.cc")
-set_target_properties(as_proto PROPERTIES CXX_VISIBILITY_PRESET hidden)
 target_include_directories(as_proto SYSTEM PUBLIC "${as_generated}")
 target_link_libraries(as_proto PUBLIC protobuf::libprotobuf-lite Threads::Threads)
 add_custom_target(as_descriptor_set ALL DEPENDS "${ALLSPARK_DESCRIPTOR_SET}")

@@ -25,6 +25,8 @@ function(as_add_test name label layers)
   list(REVERSE layers)
   target_include_directories(${name} PRIVATE "${as_tests_root}" "${as_generated}")
   target_link_libraries(${name} PRIVATE as_test_support ${layers} as_proto GTest::gtest GTest::gtest_main)
+  # The layers' code is what is tested; that of the tests need not be fast, and compiles faster.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
     PROPERTIES LABELS ${label} TIMEOUT 600)

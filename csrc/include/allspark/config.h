@@ -11,7 +11,7 @@
 
 #include "allspark/status.h"
 
-namespace allspark {
+namespace [[gnu::visibility("default")]] allspark {
 
 // One member of a config struct: its public name, where it is, and the inclusive range of
 // its values (numbers only).

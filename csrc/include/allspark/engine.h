@@ -17,7 +17,7 @@
 #include "allspark/result_queue.h"
 #include "allspark/status.h"
 
-namespace allspark {
+namespace [[gnu::visibility("default")]] allspark {
 
 // A request's identity, unique within the process; copyable, never dangling.
 struct RequestHandle {

@@ -12,7 +12,7 @@
 #include "allspark/engine.h"
 #include "allspark/status.h"
 
-namespace allspark {
+namespace [[gnu::visibility("default")]] allspark {
 
 // A tensor that a spec requires.
 struct TensorRequirement {

@@ -16,7 +16,7 @@
 
 #include "allspark/status.h"
 
-namespace allspark {
+namespace [[gnu::visibility("default")]] allspark {
 
 // Values are the ancestor's.
 enum class GenerateRequestStatus : int {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace allspark {
+namespace [[gnu::visibility("default")]] allspark {
 
 enum class StatusCode : int {
   kOk = 0,
