@@ -1,0 +1,218 @@
+// Kernels of every table that this processor can run, one thread, beside the limits they are held against:
+// the read bandwidth for GEMM with one row, the rate of fused multiply-adds for many.
+// Rates are counters: bytes_per_second of weights or cache read, FLOP per second as "flops".
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/kernel_table.h"
+
+namespace allspark::kernels {
+namespace {
+
+template <class T>
+constexpr int kSlotOf = static_cast<int>(std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16);
+
+void Set(float* p, float x) { *p = x; }
+void Set(BFloat16* p, float x) { *p = ToBFloat16(x); }
+
+template <class T>
+std::vector<T> Random(int64_t n) {
+  std::vector<T> x(static_cast<size_t>(n));
+  uint32_t state = 1;
+  for (T& e : x) {
+    state = state * 1664525u + 1013904223u;
+    Set(&e, static_cast<float>(state >> 8) * 0x1p-24f - 0.5f);
+  }
+  return x;
+}
+
+void SetFlops(benchmark::State& state, double per_iteration) {
+  state.counters["flops"] =
+      benchmark::Counter(per_iteration, benchmark::Counter::kIsIterationInvariantRate);
+}
+
+// The limit of decoding: reading memory once, in order.
+void BM_ReadBandwidth(benchmark::State& state) {
+  const std::vector<uint64_t> memory(size_t{256} << 17, 1);  // 256 MiB
+  for (auto _ : state) {
+    uint64_t sums[8] = {};
+    for (size_t i = 0; i < memory.size(); i += 8) {
+      for (size_t j = 0; j < 8; ++j) sums[j] += memory[i + j];
+    }
+    benchmark::DoNotOptimize(sums);
+  }
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * memory.size() * 8));
+}
+BENCHMARK(BM_ReadBandwidth);
+
+#if defined(__x86_64__)
+// The limit of prefill on AVX2: independent fused multiply-adds in registers.
+__attribute__((target("avx2,fma"))) void FmaLoop(float* out) {
+  __m256 acc[10];
+  for (auto& a : acc) a = _mm256_set1_ps(1.0f);
+  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
+  for (int i = 0; i < 1000; ++i) {
+    for (auto& a : acc) a = _mm256_fmadd_ps(a, x, y);
+  }
+  for (const auto& a : acc) _mm256_storeu_ps(out, _mm256_add_ps(_mm256_loadu_ps(out), a));
+}
+void BM_FmaRateAvx2(benchmark::State& state) {
+  if (FindTable("avx2") == nullptr) return state.SkipWithError("no AVX2");
+  float out[8] = {};
+  for (auto _ : state) {
+    FmaLoop(out);
+    benchmark::DoNotOptimize(out);
+  }
+  SetFlops(state, 1000.0 * 10 * 8 * 2);
+}
+BENCHMARK(BM_FmaRateAvx2);
+#endif
+
+template <class T>
+void Gemm(benchmark::State& state, const KernelTable* table) {
+  const int64_t m = state.range(0), n = state.range(1), k = state.range(2);
+  const std::vector<T> a = Random<T>(m * k), w = Random<T>(n * k);
+  std::vector<float> c(static_cast<size_t>(m * n));
+  GemmArgs args = {};
+  args.a = a.data();
+  args.lda = k;
+  args.w = w.data();
+  args.c = c.data();
+  args.ldc = n;
+  args.m = m;
+  args.n = n;
+  args.k = k;
+  args.panel_end = n / kPanelColumns;
+  for (auto _ : state) {
+    table->gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+    benchmark::ClobberMemory();
+  }
+  SetFlops(state, 2.0 * static_cast<double>(m * n * k));
+  state.SetBytesProcessed(state.iterations() * n * k * static_cast<int64_t>(sizeof(T)));
+}
+
+// One sequence, 8 query heads on one KV head of 128 unless said otherwise.
+template <class T>
+void Attention(benchmark::State& state, const KernelTable* table) {
+  const int64_t tokens = state.range(0), context = state.range(1), group = state.range(2);
+  const int64_t head_dim = 128, block_size = 16, kv_heads = 8;
+  const int64_t blocks = (context + block_size - 1) / block_size;
+  const int64_t head_stride = block_size * head_dim * static_cast<int64_t>(sizeof(T));
+  const int64_t block_stride = 2 * kv_heads * head_stride;
+  std::vector<T> pool = Random<T>(blocks * block_stride / static_cast<int64_t>(sizeof(T)));
+  std::vector<int32_t> block_table(static_cast<size_t>(blocks));
+  for (int64_t i = 0; i < blocks; ++i) block_table[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  const int64_t ld = kv_heads * group * head_dim;
+  const std::vector<float> q = Random<float>(tokens * ld);
+  std::vector<T> out(q.size());
+  std::vector<float> scratch(static_cast<size_t>(AttentionScratchFloats(group, head_dim)));
+  AttentionArgs args = {};
+  args.kv = {reinterpret_cast<unsigned char*>(pool.data()), block_stride, 0, kv_heads * head_stride,
+             head_stride, block_size};
+  args.block_table = block_table.data();
+  args.q = q.data();
+  args.ldq = ld;
+  args.out = out.data();
+  args.ldo = ld;
+  args.begin_position = context - tokens;
+  args.group = group;
+  args.head_dim = head_dim;
+  args.scale = 0.088f;
+  args.scratch = scratch.data();
+  const int64_t tile = AttentionTileTokens(group);
+  for (auto _ : state) {
+    for (args.kv_head = 0; args.kv_head < kv_heads; ++args.kv_head) {
+      for (int64_t t = 0; t < tokens; t += tile) {
+        args.token_begin = t;
+        args.token_end = t + tile < tokens ? t + tile : tokens;
+        table->attention[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+      }
+    }
+    benchmark::ClobberMemory();
+  }
+  const double keys = static_cast<double>(context) - static_cast<double>(tokens - 1) / 2;
+  SetFlops(state, 4.0 * keys * static_cast<double>(tokens * kv_heads * group * head_dim));
+  state.SetBytesProcessed(state.iterations() * context * kv_heads * 2 * head_dim *
+                          static_cast<int64_t>(sizeof(T)));
+}
+
+void RmsNorm(benchmark::State& state, const KernelTable* table) {
+  const int64_t cols = state.range(0);
+  const std::vector<float> x = Random<float>(cols), weight = Random<float>(cols);
+  std::vector<BFloat16> y(x.size());
+  for (auto _ : state) {
+    table->rms_norm[kSlotOf<BFloat16>]({x.data(), 0, weight.data(), y.data(), 0, 1, cols, 1e-5f}, nullptr);
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * cols);
+}
+
+void GatedSilu(benchmark::State& state, const KernelTable* table) {
+  const int64_t cols = state.range(0);
+  const std::vector<float> x = Random<float>(2 * cols);
+  std::vector<BFloat16> out(static_cast<size_t>(cols));
+  for (auto _ : state) {
+    table->gated_act[kSlotOf<BFloat16>]({x.data(), 0, out.data(), 0, 1, cols, Activation::kSilu},
+                                        nullptr);
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * cols);
+}
+
+void ArgMax(benchmark::State& state, const KernelTable* table) {
+  const std::vector<float> x = Random<float>(state.range(0));
+  int32_t index;
+  for (auto _ : state) {
+    table->argmax({x.data(), 0, 1, state.range(0), &index}, nullptr);
+    benchmark::DoNotOptimize(index);
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+
+using Bench = void (*)(benchmark::State&, const KernelTable*);
+
+benchmark::internal::Benchmark* Register(const char* op, Bench bench, const KernelTable* table) {
+  const std::string name = std::string(op) + "/" + table->name;
+  return benchmark::RegisterBenchmark(name.c_str(), bench, table);
+}
+
+void RegisterTable(const KernelTable* table) {
+  for (const auto& [name, bench] : {std::pair<const char*, Bench>{"GemmFloat32", Gemm<float>},
+                                    {"GemmBFloat16", Gemm<BFloat16>}}) {
+    // 64 MiB and more of weights, beyond the caches.
+    Register(name, bench, table)->ArgNames({"m", "n", "k"})->Args({1, 16384, 2048})->Args({4, 16384, 2048});
+    auto* many = Register(name, bench, table)->ArgNames({"m", "n", "k"});
+    for (int64_t m : {16, 64, 256, 1024}) many->Args({m, 2048, 2048});
+  }
+  for (const auto& [name, bench] : {std::pair<const char*, Bench>{"AttentionFloat32", Attention<float>},
+                                    {"AttentionBFloat16", Attention<BFloat16>}}) {
+    Register(name, bench, table)
+        ->ArgNames({"tokens", "context", "group"})
+        ->Args({1, 4096, 1})
+        ->Args({1, 4096, 4})
+        ->Args({256, 1024, 4});
+  }
+  Register("RmsNorm", RmsNorm, table)->Arg(2048);
+  Register("GatedSilu", GatedSilu, table)->Arg(5632);
+  Register("ArgMax", ArgMax, table)->Arg(151936);
+}
+
+// The reference is an oracle, not a kernel to measure.
+const bool registered = [] {
+  for (const KernelTable* table : AvailableTables()) {
+    if (table != FindTable("reference")) RegisterTable(table);
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace allspark::kernels
