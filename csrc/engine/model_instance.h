@@ -96,6 +96,7 @@ class ModelInstance {
   void EndRequest(Request* request, FinishReason reason, std::string error);
   void EndAll(FinishReason reason, const std::string& error);
   void UpdateCounters(const std::vector<PlannedChunk>& plan);
+  void PublishUsage();
 
   Result<std::shared_ptr<Request>> Find(RequestHandle handle) const;
   void PostStopLocked(const std::shared_ptr<Request>& request);

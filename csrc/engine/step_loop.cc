@@ -199,7 +199,10 @@ void ModelInstance::EndRequest(Request* request, FinishReason reason, std::strin
     request->ended = true;
     --num_live_;
   }
-  if (request->state != ScheduledSequence::State::kNone) running_->scheduler->Remove(request);
+  if (request->state != ScheduledSequence::State::kNone) {
+    running_->scheduler->Remove(request);
+    PublishUsage();  // before the queue says so: who sees the end sees the blocks free
+  }
   request->ReleaseResources();
   request->queue->Finish(reason, std::move(error), SteadyNowUs());
   request->queue->Announce();
@@ -222,6 +225,12 @@ void ModelInstance::EndAll(FinishReason reason, const std::string& error) {
   }
 }
 
+void ModelInstance::PublishUsage() {
+  const Scheduler& scheduler = *running_->scheduler;
+  counters_.running = scheduler.num_running();
+  counters_.used_blocks = scheduler.pool().num_blocks() - scheduler.pool().num_free();
+}
+
 void ModelInstance::UpdateCounters(const std::vector<PlannedChunk>& plan) {
   const Scheduler& scheduler = *running_->scheduler;
   int64_t prefilled = 0;
@@ -233,8 +242,7 @@ void ModelInstance::UpdateCounters(const std::vector<PlannedChunk>& plan) {
       counters_.generated += static_cast<int64_t>(running_->rows.size());
   ++counters_.steps;
   counters_.preemptions = scheduler.num_preemptions();
-  counters_.running = scheduler.num_running();
-  counters_.used_blocks = scheduler.pool().num_blocks() - scheduler.pool().num_free();
+  PublishUsage();
   const int64_t now_us = SteadyNowUs();
   const int64_t window_us = now_us - counters_.window_begin_us;
   if (window_us >= 1000000) {

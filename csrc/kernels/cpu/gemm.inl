@@ -8,16 +8,30 @@
 namespace allspark::kernels {
 namespace {
 
-// Rows whose partial sums wait together, and lanes of K per block: 64 KiB of a panel.
-constexpr int64_t kGemmRows = 48;
-constexpr int64_t kGemmGroups = 256;
-// How far one row alone, which streams the panel, fetches ahead. Tiles of several rows fetch what the
-// next K block will need.
-constexpr int64_t kStreamPrefetch = 4096;
 constexpr int64_t kPanelStride = kPanelColumns * kLaneBytes;
+// Rows whose partial sums wait together.
+constexpr int64_t kGemmRows = 48;
+// Groups of K per block. With many rows 64 KiB of a panel, which stay in the second-level cache; with few,
+// where every byte of the panel comes from memory and is used once or twice, 8 KiB, so that what is
+// fetched for the next block stays in the first level.
+constexpr int64_t kGemmGroups = 256;
+constexpr int64_t kGemmFewGroups = 32;
+constexpr int64_t kGemmFewRows = 2 * kTileRows;
+// How far one row alone, which streams the panel, fetches ahead.
+constexpr int64_t kStreamPrefetch = 4096;
 
-// A block of bfloat16 rows as float32.
-AS_ALWAYS_INLINE void ExpandRows(const uint16_t* a, int64_t lda, int64_t rows, int64_t k, float* out,
+// A block of rows side by side, as float32: rows a power of two apart would share few cache sets.
+AS_ALWAYS_INLINE void GatherRows(const float* a, int64_t lda, int64_t rows, int64_t k, float* out,
+                                 int64_t ldo) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = a + r * lda;
+    float* to = out + r * ldo;
+    int64_t i = 0;
+    for (; i + kLanes <= k; i += kLanes) StoreF(to + i, LoadF(from + i));
+    for (; i < k; ++i) to[i] = from[i];
+  }
+}
+AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, int64_t k, float* out,
                                  int64_t ldo) {
   for (int64_t r = 0; r < rows; ++r) {
     const uint16_t* from = a + r * lda;
@@ -41,42 +55,50 @@ AS_ALWAYS_INLINE void FinishRow(const GemmArgs& args, const float* sums, int64_t
   }
 }
 
+// The tile's rows where the tile reads them: gathered, or in place where that costs nothing.
 // Element: how A is stored.
+template <class Element, class Dot>
+AS_ALWAYS_INLINE void PlaceRows(const Element* a, int64_t lda, int64_t rows, float* gathered,
+                                TileArgs<typename Dot::A>* tile) {
+  if constexpr (sizeof(typename Dot::A) == sizeof(float)) {
+    if (rows > 1 || sizeof(Element) != sizeof(float)) {
+      const int64_t k = tile->groups * Dot::kGroup;
+      GatherRows(a, lda, rows, k, gathered, k);
+      tile->a = gathered;
+      tile->lda = k;
+      return;
+    }
+  }
+  tile->a = reinterpret_cast<const typename Dot::A*>(a);
+  tile->lda = lda;
+}
+
 template <class Element, class Dot>
 void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t columns, int64_t row_begin,
                   int64_t rows, float* sums) {
-  using A = typename Dot::A;
-  constexpr bool kExpand = sizeof(Element) != sizeof(A);
-  alignas(64) float expanded[kExpand ? kTileRows * kGemmGroups * Dot::kGroup : 1];
+  alignas(64) float gathered[kTileRows * kGemmGroups * Dot::kGroup];
   const int64_t groups_total = args.k / Dot::kGroup;
+  const int64_t block = rows > 1 && rows <= kGemmFewRows ? kGemmFewGroups : kGemmGroups;
   int64_t group = 0;
   do {
-    const int64_t left = groups_total - group;
-    const int64_t groups = left < kGemmGroups ? left : kGemmGroups;
-    TileArgs<A> tile;
+    TileArgs<typename Dot::A> tile;
+    tile.groups = groups_total - group < block ? groups_total - group : block;
     tile.b = panel + group * kPanelStride;
     tile.b_stride = kPanelStride;
-    tile.groups = groups;
     tile.ldc = kPanelColumns;
     tile.resume = group > 0;
-    tile.prefetch = rows == 1 ? kStreamPrefetch : groups * kPanelStride;
     for (int64_t r = 0; r < rows;) {
       const int64_t tile_rows = NextTileRows(rows - r);
       const Element* a =
           static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + group * Dot::kGroup;
-      if constexpr (kExpand) {
-        tile.lda = groups * Dot::kGroup;
-        ExpandRows(a, args.lda, tile_rows, tile.lda, expanded, tile.lda);
-        tile.a = expanded;
-      } else {
-        tile.lda = args.lda;
-        tile.a = a;
-      }
+      PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
+      // The first rows fetch the next block from memory, the others find theirs in the cache.
+      tile.prefetch = rows == 1 ? kStreamPrefetch : r == 0 ? block * kPanelStride : 0;
       tile.c = sums + r * kPanelColumns;
       TileRows<Dot>(tile_rows, tile, columns);
       r += tile_rows;
     }
-    group += groups;
+    group += tile.groups;
   } while (group < groups_total);
 }
 

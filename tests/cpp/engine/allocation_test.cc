@@ -1,0 +1,75 @@
+// After warm-up a step allocates nothing: not on the step thread's heap, not on the device.
+
+#include <sys/resource.h>
+
+#include <thread>
+
+#include "cpp/engine/engine_harness.h"
+#include "support/alloc_counter.h"
+
+namespace allspark::testing {
+namespace {
+
+TEST_F(EngineTest, AStepAllocatesNothing) {
+  // A pool small enough for preemption, prompts of several chunks, stops in between: every path of a step.
+  RuntimeConfig config = SmallConfig();
+  config.cache_span_num_init = 24;
+  Install(config);
+  AllocationCounter counter;
+  int64_t steps = 0;
+  bool counting = false;
+  hook_.on_event = [&](const StepEvent& event) {
+    // From the first begin on, the step thread counts for ever: between steps too.
+    if (event.phase == StepPhase::kBegin) {
+      ++steps;
+      if (!counting) counter.Start();
+      counting = true;
+    }
+  };
+  ASSERT_OK(engine_->StartModel("m"));
+  const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
+  std::vector<StartedRequest> requests;
+  for (int i = 0; i < 40; ++i) {
+    GenerationConfig generation = Greedy(20 + i);
+    if (i % 3 == 0) {
+      generation.do_sample = true;
+      generation.seed = i;
+      generation.top_p = 0.9;
+      generation.stop_words_ids = {{1, 2, 3}, {4}};
+    }
+    requests.push_back(Start(RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_), generation));
+    if (i % 5 == 4) EXPECT_OK(engine_->StopRequest("m", requests[static_cast<size_t>(i) - 2].handle));
+  }
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);
+  EXPECT_GT(steps, 40);
+  EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
+  EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);
+  // Stops counting on the thread that began it.
+  hook_.on_event = [&](const StepEvent& event) {
+    if (event.phase == StepPhase::kBegin && counting) {
+      counter.Stop();
+      counting = false;
+    }
+  };
+  Run({1}, Greedy(1));
+}
+
+TEST_F(EngineTest, AnIdleEngineUsesNoCpu) {
+  InstallAndStart(SmallConfig());
+  Run({1, 2, 3}, Greedy(10));
+  const auto cpu_us = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * int64_t{1000000} +
+           usage.ru_utime.tv_usec + usage.ru_stime.tv_usec;
+  };
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // workers go to sleep
+  const int64_t before = cpu_us();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  // One spinning thread would take 500,000; the bound leaves room for a timer tick.
+  EXPECT_LT(cpu_us() - before, 50000);
+}
+
+}  // namespace
+}  // namespace allspark::testing

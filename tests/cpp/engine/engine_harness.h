@@ -1,0 +1,149 @@
+// What the engine's tests share: an engine with a small random model, requests, and hooks into its steps.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "allspark/engine.h"
+#include "engine/testing.h"
+#include "support/random_model.h"
+
+namespace allspark::testing {
+
+#define ASSERT_OK(expr)                                  \
+  do {                                                   \
+    const ::allspark::Status status_ = (expr);           \
+    ASSERT_TRUE(status_.ok()) << status_.ToString();     \
+  } while (0)
+#define EXPECT_OK(expr)                                  \
+  do {                                                   \
+    const ::allspark::Status status_ = (expr);           \
+    EXPECT_TRUE(status_.ok()) << status_.ToString();     \
+  } while (0)
+
+using Ids = std::vector<int64_t>;
+
+inline RuntimeConfig SmallConfig(const std::string& name = "m") {
+  RuntimeConfig config;
+  config.model_name = name;
+  config.engine_max_length = 256;
+  config.engine_max_batch = 8;
+  config.engine_max_prefill_length = 32;
+  config.cache_span_size = 16;
+  config.num_threads = 2;
+  return config;
+}
+
+inline GenerationConfig Greedy(int64_t max_new_tokens) {
+  GenerationConfig config;
+  config.do_sample = false;
+  config.max_new_tokens = max_new_tokens;
+  return config;
+}
+
+inline Ids RandomPrompt(std::mt19937& rng, int64_t length, int64_t vocab_size) {
+  Ids ids(static_cast<size_t>(length));
+  for (int64_t& id : ids) id = static_cast<int64_t>(rng() % static_cast<uint64_t>(vocab_size));
+  return ids;
+}
+
+// A hook that std::function writes; outlives the model's run.
+class Hook {
+ public:
+  std::function<void(const StepEvent&)> on_event;
+  static void Call(void* context, const StepEvent& event) {
+    const auto& hook = *static_cast<Hook*>(context);
+    if (hook.on_event) hook.on_event(event);
+  }
+};
+
+// Blocks the step thread at the begin of a step until opened.
+class Gate {
+ public:
+  void Close() {
+    std::lock_guard lock(mutex_);
+    open_ = false;
+  }
+  void Open() {
+    std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  // Returns once the step thread stands at the closed gate.
+  void WaitArrived() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return arrived_ > 0; });
+  }
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+    --arrived_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+  int arrived_ = 0;
+};
+
+// Everything a queue still gives; the request must be on its way to an end.
+inline Ids ReadAll(ResultQueue& queue) {
+  Ids ids;
+  while (auto elements = queue.Get()) {
+    ids.insert(ids.end(), elements->ids_from_generate.begin(), elements->ids_from_generate.end());
+  }
+  return ids;
+}
+
+class EngineTest : public ::testing::Test {
+ protected:
+  void Install(const RuntimeConfig& config, const proto::DecoderSpec& spec = TinyLlamaSpec(),
+               uint64_t seed = 1) {
+    vocab_size_ = spec.vocab_size();
+    ASSERT_OK(engine_->RegisterImage(config.model_name, MakeRandomModel(spec, seed)));
+    ASSERT_OK(engine_->InstallModel(config));
+    ASSERT_OK(TestingAccess::SetStepHook(*engine_, config.model_name, &Hook::Call, &hook_));
+  }
+  void InstallAndStart(const RuntimeConfig& config,
+                       const proto::DecoderSpec& spec = TinyLlamaSpec(), uint64_t seed = 1) {
+    Install(config, spec, seed);
+    if (HasFatalFailure()) return;
+    ASSERT_OK(engine_->StartModel(config.model_name));
+  }
+  StartedRequest Start(const Ids& prompt, const GenerationConfig& config,
+                       const std::string& model = "m") {
+    Result<StartedRequest> started = engine_->StartRequest(model, prompt, config);
+    EXPECT_TRUE(started.ok()) << started.status().ToString();
+    return started.ok() ? *started : StartedRequest{};
+  }
+  Ids Run(const Ids& prompt, const GenerationConfig& config, const std::string& model = "m") {
+    const StartedRequest request = Start(prompt, config, model);
+    const Ids ids = ReadAll(*request.queue);
+    EXPECT_OK(engine_->ReleaseRequest(model, request.handle));
+    return ids;
+  }
+  // Blocks all steps at `gate_` from now on; call before any request.
+  void GateSteps() {
+    hook_.on_event = [this](const StepEvent& event) {
+      if (event.phase == StepPhase::kBegin) gate_.Pass();
+    };
+  }
+
+  Hook hook_;
+  Gate gate_;
+  int64_t vocab_size_ = 0;
+  std::mt19937 rng_{7};
+  std::unique_ptr<Engine> engine_ = std::make_unique<Engine>();
+};
+
+}  // namespace allspark::testing

@@ -1,0 +1,210 @@
+// The states of a model: Initial, Running, Stop, Released, and what is refused in each.
+
+#include <fstream>
+#include <thread>
+
+#include "cpp/engine/engine_harness.h"
+
+namespace allspark::testing {
+namespace {
+
+TEST_F(EngineTest, WalksThroughTheDocumentedStates) {
+  Install(SmallConfig());
+  EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kInitial);
+  ASSERT_OK(engine_->StartModel("m"));
+  EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kRunning);
+  EXPECT_EQ(Run({1, 2, 3}, Greedy(4)).size(), 4u);
+  ASSERT_OK(engine_->StopModel("m"));
+  EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kStop);
+  ASSERT_OK(engine_->StartModel("m"));
+  EXPECT_EQ(Run({1, 2, 3}, Greedy(4)).size(), 4u);
+  ASSERT_OK(engine_->StopModel("m"));
+  ASSERT_OK(engine_->ReleaseModel("m"));
+  EXPECT_EQ(engine_->GetModelState("m").status().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(engine_->ListModels().empty());
+}
+
+TEST_F(EngineTest, RefusesIllegalTransitionsWithTheState) {
+  Install(SmallConfig());
+  const Status stop = engine_->StopModel("m");
+  EXPECT_EQ(stop.as_status(), AsStatus::kInvalidCallError);
+  EXPECT_NE(stop.message().find("Initial"), std::string::npos) << stop.message();
+  EXPECT_EQ(engine_->StartRequest("m", Ids{1}, Greedy(1)).status().as_status(),
+            AsStatus::kInvalidCallError);
+  ASSERT_OK(engine_->StartModel("m"));
+  EXPECT_NE(engine_->StartModel("m").message().find("Running"), std::string::npos);
+  EXPECT_FALSE(engine_->ReleaseModel("m").ok());
+  ASSERT_OK(engine_->StopModel("m"));
+  EXPECT_FALSE(engine_->StopModel("m").ok());
+  EXPECT_FALSE(engine_->StartRequest("m", Ids{1}, Greedy(1)).ok());
+}
+
+TEST_F(EngineTest, RefusesUnknownAndDuplicateNames) {
+  for (const Status& status :
+       {engine_->StartModel("x"), engine_->StopModel("x"), engine_->ReleaseModel("x"),
+        engine_->InstallModel(SmallConfig("x")), engine_->SyncAllRequests("x"),
+        engine_->StopRequest("x", {1}), engine_->StartRequest("x", Ids{1}, {}).status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kNotFound) << status.ToString();
+    EXPECT_NE(status.message().find("'x'"), std::string::npos) << status.ToString();
+  }
+  Install(SmallConfig());
+  const Status duplicate = engine_->InstallModel(SmallConfig());
+  EXPECT_EQ(duplicate.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(duplicate.message().find("'m'"), std::string::npos);
+  EXPECT_EQ(engine_->InstallModel(SmallConfig("")).code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(EngineTest, AReleasedNameCanBeInstalledAgain) {
+  auto image = MakeRandomModel(TinyLlamaSpec(), 1);
+  ASSERT_OK(engine_->RegisterImage("m", image));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK(engine_->InstallModel(SmallConfig()));
+    ASSERT_OK(engine_->StartModel("m"));
+    ASSERT_OK(engine_->StopModel("m"));
+    ASSERT_OK(engine_->ReleaseModel("m"));
+  }
+  std::weak_ptr<const ModelImage> watch = image;
+  image.reset();
+  EXPECT_TRUE(watch.expired()) << "the engine keeps an image that it has released";
+  EXPECT_EQ(engine_->InstallModel(SmallConfig()).code(), StatusCode::kNotFound);
+}
+
+TEST_F(EngineTest, ServesSeveralModels) {
+  InstallAndStart(SmallConfig("a"), TinyLlamaSpec(), 1);
+  const Ids alone = Run({5, 6, 7}, Greedy(16), "a");
+  InstallAndStart(SmallConfig("b"), TinyQwen2Spec(), 2);
+  EXPECT_EQ(engine_->ListModels(), (std::vector<std::string>{"a", "b"}));
+  const StartedRequest a = Start({5, 6, 7}, Greedy(16), "a");
+  const StartedRequest b = Start({5, 6, 7}, Greedy(16), "b");
+  EXPECT_EQ(ReadAll(*a.queue), alone);
+  EXPECT_EQ(ReadAll(*b.queue).size(), 16u);
+  // A handle belongs to one model.
+  EXPECT_EQ(engine_->StopRequest("b", a.handle).as_status(), AsStatus::kIllegalRequestId);
+  ASSERT_OK(engine_->StopModel("a"));
+  EXPECT_EQ(Run({1}, Greedy(2), "b").size(), 2u);
+}
+
+TEST_F(EngineTest, RefusesAPoolThatCannotHoldOneRequest) {
+  RuntimeConfig config = SmallConfig();
+  config.cache_span_num_init = 15;  // 256 tokens need 16 blocks of 16
+  ASSERT_OK(engine_->RegisterImage("m", MakeRandomModel(TinyLlamaSpec(), 1)));
+  const Status status = engine_->InstallModel(config);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("15"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("16"), std::string::npos) << status.message();
+}
+
+TEST_F(EngineTest, RefusesBadRuntimeConfigs) {
+  ASSERT_OK(engine_->RegisterImage("m", MakeRandomModel(TinyLlamaSpec(), 1)));
+  const auto refused = [&](auto change, const char* field) {
+    RuntimeConfig config = SmallConfig();
+    change(config);
+    const Status status = engine_->InstallModel(config);
+    EXPECT_FALSE(status.ok()) << field;
+    EXPECT_NE(status.message().find(field), std::string::npos) << status.ToString();
+  };
+  refused([](RuntimeConfig& c) { c.engine_max_length = 0; }, "engine_max_length");
+  refused([](RuntimeConfig& c) { c.engine_max_batch = -1; }, "engine_max_batch");
+  refused([](RuntimeConfig& c) { c.cache_span_size = 24; }, "cache_span_size");
+  refused([](RuntimeConfig& c) { c.cache_mode = CacheMode::kQuantI8; }, "cache_mode");
+  refused([](RuntimeConfig& c) { c.matmul_precision = "bfloat16"; }, "matmul_precision");
+  refused([](RuntimeConfig& c) { c.compute_unit = "TPU:0"; }, "compute_unit");
+  refused([](RuntimeConfig& c) { c.model_path = "/nonexistent/m.asgraph"; }, "/nonexistent/m");
+  refused([](RuntimeConfig& c) { c.model_path = "/nonexistent/m.bin"; }, "model_path");
+}
+
+TEST_F(EngineTest, StopEndsWhatRuns) {
+  InstallAndStart(SmallConfig());
+  GateSteps();
+  gate_.Close();
+  std::vector<StartedRequest> requests;
+  for (int i = 0; i < 20; ++i) requests.push_back(Start({1, 2, 3}, Greedy(200)));
+  gate_.WaitArrived();
+  std::thread opener([this] { gate_.Open(); });
+  ASSERT_OK(engine_->StopModel("m"));
+  opener.join();
+  for (const StartedRequest& request : requests) {
+    EXPECT_EQ(request.queue->GenerateStatus(), GenerateRequestStatus::kGenerateFinished);
+    EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
+    EXPECT_OK(engine_->SyncRequest("m", request.handle));
+    EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
+  }
+}
+
+TEST_F(EngineTest, DrainFinishesWhatRunsAndDeniesTheRest) {
+  InstallAndStart(SmallConfig());
+  GateSteps();
+  gate_.Close();
+  std::vector<StartedRequest> requests;
+  for (int i = 0; i < 20; ++i) requests.push_back(Start({1, 2, 3}, Greedy(10)));
+  gate_.WaitArrived();
+  std::thread stopper([this] { EXPECT_OK(engine_->StopModel("m", StopMode::kDrain)); });
+  // The drain has begun once a request is denied.
+  Status denied;
+  while (denied.ok()) denied = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
+  EXPECT_EQ(denied.as_status(), AsStatus::kRequestDenied) << denied.ToString();
+  gate_.Open();
+  stopper.join();
+  for (const StartedRequest& request : requests) {
+    EXPECT_EQ(request.queue->finish_reason(), FinishReason::kLength);
+    EXPECT_EQ(ReadAll(*request.queue).size(), 10u);
+  }
+}
+
+TEST_F(EngineTest, ADrainThatTakesTooLongTurnsIntoACancel) {
+  InstallAndStart(SmallConfig());
+  GateSteps();
+  gate_.Close();
+  const StartedRequest request = Start({1, 2, 3}, Greedy(100));
+  gate_.WaitArrived();
+  // The gate opens after the deadline has surely passed: the drain alone would need all 100 steps.
+  hook_.on_event = [this](const StepEvent& event) {
+    if (event.phase == StepPhase::kBegin) gate_.Pass();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  gate_.Open();
+  ASSERT_OK(engine_->StopModel("m", StopMode::kDrain, /*timeout_ms=*/20));
+  EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
+}
+
+int64_t RssBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  statm >> size >> resident;
+  return resident * 4096;
+}
+
+TEST_F(EngineTest, StartingAndStoppingLeaksNothing) {
+  Install(SmallConfig());
+  int64_t rss_early = 0;
+  AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_OK(engine_->StartModel("m"));
+    EXPECT_EQ(Run({1, 2, 3, 4}, Greedy(3)).size(), 3u);
+    ASSERT_OK(engine_->StopModel("m"));
+    const AllocatorStats now = *TestingAccess::DeviceStats(*engine_);
+    ASSERT_EQ(now.num_live, before.num_live) << "after start " << i;
+    ASSERT_EQ(now.bytes_in_use, before.bytes_in_use) << "after start " << i;
+    if (i == 50) rss_early = RssBytes();
+  }
+  // 150 further rounds; a leak of one KV pool (over 1 MiB) or of one thread stack would show many times over.
+  EXPECT_LT(RssBytes() - rss_early, 16 << 20);
+}
+
+TEST_F(EngineTest, AnEngineDestroyedFirstEndsItsRequests) {
+  InstallAndStart(SmallConfig());
+  std::vector<StartedRequest> requests;
+  for (int i = 0; i < 12; ++i) requests.push_back(Start({1, 2, 3}, Greedy(200)));
+  std::thread reader([&] { ReadAll(*requests[0].queue); });
+  engine_.reset();
+  reader.join();
+  for (const StartedRequest& request : requests) {
+    EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
+    const Ids rest = ReadAll(*request.queue);
+    EXPECT_LE(rest.size(), request.queue->GeneratedLength());
+    EXPECT_FALSE(request.queue->RequestStatInfo().empty());
+  }
+}
+
+}  // namespace
+}  // namespace allspark::testing

@@ -1,0 +1,119 @@
+// Load: many requests from many threads, with random stops and releases, with and without enough memory.
+
+#include <atomic>
+#include <thread>
+
+#include "cpp/engine/engine_harness.h"
+
+namespace allspark::testing {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kRequestsPerThread = 15;
+#else
+constexpr int kRequestsPerThread = 63;
+#endif
+constexpr int kThreads = 8;
+
+TEST_F(EngineTest, EightThreadsWithRandomStopsAndReleases) {
+  RuntimeConfig config = SmallConfig();
+  config.engine_max_batch = 16;
+  config.cache_span_num_init = 48;
+  InstallAndStart(config);
+  const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
+  std::atomic<int> ended{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 rng(static_cast<uint32_t>(t));
+      std::vector<StartedRequest> open;
+      const auto finish = [&](size_t i) {
+        StartedRequest request = open[i];
+        open.erase(open.begin() + static_cast<int64_t>(i));
+        const uint32_t dice = rng() % 4;
+        if (dice == 0) EXPECT_OK(engine_->StopRequest("m", request.handle));
+        if (dice == 1) EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
+        const Ids ids = ReadAll(*request.queue);
+        EXPECT_EQ(ids.size(), request.queue->GeneratedLength()) << "every token, once";
+        EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
+        EXPECT_NE(request.queue->finish_reason(), FinishReason::kError) << request.queue->error();
+        if (request.queue->finish_reason() == FinishReason::kLength) EXPECT_GE(ids.size(), 1u);
+        if (dice != 1) EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
+        ++ended;
+      };
+      for (int i = 0; i < kRequestsPerThread; ++i) {
+        open.push_back(Start(RandomPrompt(rng, 1 + rng() % 60, vocab_size_),
+                             Greedy(1 + static_cast<int64_t>(rng() % 40))));
+        if (open.size() > 12) finish(rng() % open.size());
+      }
+      while (!open.empty()) finish(0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(ended, kThreads * kRequestsPerThread);
+  const EngineStat stat = *engine_->GetEngineStat("m");
+  EXPECT_EQ(stat.used_span, 0);
+  EXPECT_EQ(stat.running_request + stat.pending_request, 0);
+  EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->bytes_in_use, before.bytes_in_use);
+}
+
+TEST_F(EngineTest, AQuarterOfTheMemoryGivesTheSameTokens) {
+  struct Job {
+    Ids prompt;
+    GenerationConfig config;
+  };
+  std::vector<Job> jobs;
+  for (int i = 0; i < 40; ++i) {
+    jobs.push_back({RandomPrompt(rng_, 30 + static_cast<int64_t>(rng_() % 90), 200), Greedy(60)});
+  }
+  const auto run_all = [&](int64_t num_blocks) {
+    RuntimeConfig config = SmallConfig();
+    config.engine_max_batch = 16;
+    config.cache_span_num_init = num_blocks;
+    InstallAndStart(config);
+    std::vector<StartedRequest> requests;
+    for (const Job& job : jobs) requests.push_back(Start(job.prompt, job.config));
+    std::vector<Ids> tokens;
+    for (const StartedRequest& request : requests) {
+      tokens.push_back(ReadAll(*request.queue));
+      EXPECT_EQ(request.queue->finish_reason(), FinishReason::kLength);
+    }
+    const int64_t preemptions = engine_->GetEngineStat("m")->num_preemptions;
+    EXPECT_OK(engine_->StopModel("m"));
+    EXPECT_OK(engine_->ReleaseModel("m"));
+    return std::make_pair(tokens, preemptions);
+  };
+  // 16 requests of up to 180 tokens take 12 blocks of 16 each.
+  const auto [free_tokens, free_preemptions] = run_all(16 * 12);
+  const auto [tight_tokens, tight_preemptions] = run_all(16 * 12 / 4);
+  EXPECT_EQ(free_preemptions, 0);
+  EXPECT_GT(tight_preemptions, 0);
+  EXPECT_EQ(tight_tokens, free_tokens);
+}
+
+TEST_F(EngineTest, RunningDecodesWaitForOneChunkAtMost) {
+  RuntimeConfig config = SmallConfig();
+  config.engine_max_length = 1024;
+  config.engine_max_prefill_length = 16;
+  Install(config);
+  std::vector<StepEvent> steps;  // the step thread's until it has stopped
+  hook_.on_event = [&](const StepEvent& event) {
+    if (event.phase == StepPhase::kBegin) steps.push_back(event);
+  };
+  ASSERT_OK(engine_->StartModel("m"));
+  const StartedRequest decoding = Start({1, 2}, Greedy(400));
+  ASSERT_TRUE(decoding.queue->Get().has_value());
+  const StartedRequest prefilling = Start(RandomPrompt(rng_, 1000, vocab_size_), Greedy(2));
+  ReadAll(*prefilling.queue);
+  ReadAll(*decoding.queue);
+  ASSERT_OK(engine_->StopModel("m"));
+  int64_t mixed = 0;
+  for (const StepEvent& step : steps) {
+    EXPECT_LE(step.num_prefill_tokens, 16);
+    mixed += step.num_prefill_tokens > 0 && step.num_decodes > 0;
+  }
+  EXPECT_GE(mixed, 1000 / 16) << "each prefill chunk shared its step with the running decode";
+}
+
+}  // namespace
+}  // namespace allspark::testing

@@ -1,0 +1,145 @@
+// The numerics contract through the whole engine: logits and tokens of a request are the same bits alone, in
+// crowds, for any chunking and block size, with preemption forced, for any number of threads, on every table.
+
+#include <xxhash.h>
+
+#include <cstdlib>
+
+#include "cpp/engine/engine_harness.h"
+#include "kernels/kernel_table.h"
+
+namespace allspark::testing {
+namespace {
+
+struct Trace {
+  Ids tokens;
+  std::vector<uint64_t> digests;  // of the logits of each token
+  bool operator==(const Trace&) const = default;
+};
+
+struct Job {
+  Ids prompt;
+  GenerationConfig config;
+};
+
+// Runs the jobs together in a fresh engine and returns each one's tokens and logits digests.
+class Runner {
+ public:
+  std::vector<Trace> Run(const RuntimeConfig& config, const std::shared_ptr<const ModelImage>& image,
+                         const std::vector<Job>& jobs) {
+    Engine engine;
+    digests_.clear();
+    Check(engine.RegisterImage(config.model_name, image));
+    Check(engine.InstallModel(config));
+    Check(TestingAccess::SetStepHook(engine, config.model_name, &Runner::OnEvent, this));
+    Check(engine.StartModel(config.model_name));
+    std::vector<StartedRequest> requests;
+    for (const Job& job : jobs) {
+      auto started = engine.StartRequest(config.model_name, job.prompt, job.config);
+      Check(started.status());
+      requests.push_back(*started);
+    }
+    std::vector<Trace> traces(jobs.size());
+    for (size_t i = 0; i < jobs.size(); ++i) traces[i].tokens = ReadAll(*requests[i].queue);
+    preemptions_ = engine.GetEngineStat(config.model_name)->num_preemptions;
+    Check(engine.StopModel(config.model_name));
+    for (size_t i = 0; i < jobs.size(); ++i) traces[i].digests = digests_[requests[i].handle.id];
+    return traces;
+  }
+  int64_t preemptions() const { return preemptions_; }
+
+ private:
+  static void Check(const Status& status) {
+    if (!status.ok()) throw std::runtime_error(status.ToString());
+  }
+  static void OnEvent(void* context, const StepEvent& event) {
+    if (event.phase != StepPhase::kLogits) return;
+    static_cast<Runner*>(context)->digests_[event.request_id].push_back(
+        XXH3_64bits(event.logits, static_cast<size_t>(event.vocab_size) * sizeof(float)));
+  }
+  std::map<uint64_t, std::vector<uint64_t>> digests_;
+  int64_t preemptions_ = 0;
+};
+
+Job MakeJob(std::mt19937& rng, int64_t vocab_size, int64_t max_prompt, bool sampled) {
+  Job job;
+  job.prompt = RandomPrompt(rng, 1 + static_cast<int64_t>(rng() % static_cast<uint64_t>(max_prompt)),
+                            vocab_size);
+  job.config = Greedy(4 + static_cast<int64_t>(rng() % 24));
+  if (sampled) {
+    job.config.do_sample = true;
+    job.config.temperature = 0.9;
+    job.config.top_p = 0.95;
+    job.config.seed = static_cast<int64_t>(rng() % 1000);
+  }
+  return job;
+}
+
+class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
+ protected:
+  void TearDown() override { unsetenv("ALLSPARK_CPU_ISA"); }
+
+  void ExpectInvariant(const proto::DecoderSpec& spec, int crowd) {
+    std::mt19937 rng(11);
+    const auto image = MakeRandomModel(spec, 5);
+    RuntimeConfig config = SmallConfig();
+    config.engine_max_batch = crowd;
+    std::vector<Job> jobs;
+    for (int i = 0; i < crowd; ++i) jobs.push_back(MakeJob(rng, spec.vocab_size(), 120, i % 2 == 1));
+
+    Runner runner;
+    std::vector<Trace> alone;
+    RuntimeConfig alone_config = config;
+    alone_config.engine_max_batch = 1;
+    alone_config.num_threads = 1;
+    for (const Job& job : jobs) alone.push_back(runner.Run(alone_config, image, {job})[0]);
+
+    for (int64_t chunk : {1, 7, 64, 256}) {
+      for (int64_t threads : {1, 2}) {
+        RuntimeConfig changed = config;
+        changed.engine_max_prefill_length = chunk;
+        changed.num_threads = threads;
+        changed.cache_span_size = chunk == 7 ? 64 : 16;
+        const std::vector<Trace> together = runner.Run(changed, image, jobs);
+        for (size_t i = 0; i < jobs.size(); ++i) {
+          EXPECT_EQ(together[i].tokens, alone[i].tokens)
+              << "job " << i << " of " << crowd << ", chunk " << chunk << ", threads " << threads;
+          EXPECT_EQ(together[i].digests, alone[i].digests)
+              << "job " << i << " of " << crowd << ", chunk " << chunk << ", threads " << threads;
+        }
+      }
+    }
+    // A pool of one longest request: the rest is preempted over and over.
+    RuntimeConfig tight = config;
+    tight.cache_span_num_init = 16;
+    const std::vector<Trace> squeezed = runner.Run(tight, image, jobs);
+    EXPECT_GT(runner.preemptions(), 0);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      EXPECT_EQ(squeezed[i].tokens, alone[i].tokens) << "job " << i << " under pressure";
+      // A recomputed position may be computed again, never otherwise: the digests hold each in order.
+      EXPECT_EQ(squeezed[i].digests, alone[i].digests) << "job " << i << " under pressure";
+    }
+  }
+};
+
+TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpec(GetParam()), 5); }
+
+TEST_P(NumericsTest, BitsAreTheSameInCrowdsOf64) { ExpectInvariant(TinyQwen3Spec(GetParam()), 64); }
+
+TEST_P(NumericsTest, BitsAreTheSameOnEveryTable) {
+  for (const kernels::KernelTable* table : kernels::AvailableTables()) {
+    setenv("ALLSPARK_CPU_ISA", table->name, 1);
+    SCOPED_TRACE(table->name);
+    ExpectInvariant(TinyQwen2Spec(GetParam()), 3);
+    ExpectInvariant(TinyMistralSpec(GetParam()), 3);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ComputeTypes, NumericsTest,
+                         ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
+                         [](const auto& type) {
+                           return type.param == proto::COMPUTE_FLOAT32 ? "Float32" : "BFloat16";
+                         });
+
+}  // namespace
+}  // namespace allspark::testing
