@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formats the C++ and Python sources with the versions that pyproject.toml pins.
+# Formats the C++ sources with the clang-format that pyproject.toml pins; on a whole-tree run that may change
+# things, also mends what ruff can mend in the Python sources.
 #
 # usage: scripts/format.sh [--check] [FILE...]
 #   --check  changes nothing; fails where something would be changed
@@ -14,6 +15,7 @@ if [ ! -x "$venv/bin/clang-format" ]; then
 fi
 files=("$@")
 if [ "$#" -eq 0 ]; then
+  if [ "${mode[0]}" = -i ]; then "$venv/bin/ruff" check --fix --quiet . || true; fi
   mapfile -t files < <(find csrc tests examples -type f \( -name '*.h' -o -name '*.cc' -o -name '*.inl' \) 2>/dev/null | sort)
 fi
 if [ "${#files[@]}" -gt 0 ]; then "$venv/bin/clang-format" "${mode[@]}" "${files[@]}"; fi
