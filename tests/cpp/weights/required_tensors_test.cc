@@ -1,0 +1,155 @@
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "cpp/weights/weights_test_util.h"
+
+namespace allspark::testing {
+namespace {
+
+const RequiredTensor* FindIn(const std::vector<RequiredTensor>& list, const std::string& name) {
+  for (const RequiredTensor& tensor : list) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+void ExpectTensor(const std::vector<RequiredTensor>& list, const std::string& name, DType dtype,
+                  proto::Layout layout, const std::vector<int64_t>& shape) {
+  const RequiredTensor* tensor = FindIn(list, name);
+  ASSERT_NE(tensor, nullptr) << name;
+  EXPECT_EQ(tensor->dtype, dtype) << name;
+  EXPECT_EQ(tensor->layout, layout) << name;
+  EXPECT_EQ(tensor->shape, shape) << name;
+}
+
+TEST(RequiredTensors, ListsEveryTensorOfAFullSpec) {
+  const auto list = Required(OddSpec(proto::COMPUTE_BFLOAT16));
+  const DType w = DType::kBFloat16;
+  const DType f = DType::kFloat32;
+  const proto::Layout row = proto::ROW_MAJOR;
+  const proto::Layout panel = proto::PANEL64;
+  ExpectTensor(list, "embedding", w, row, {37, 18});
+  ExpectTensor(list, "lm_head", w, panel, {37, 18});
+  ExpectTensor(list, "final_norm", f, row, {18});
+  ExpectTensor(list, "rope.inv_freq", f, row, {3});
+  for (const std::string layer : {"layers.0.", "layers.1."}) {
+    ExpectTensor(list, layer + "attention_norm", f, row, {18});
+    ExpectTensor(list, layer + "qkv", w, panel, {110, 18});
+    ExpectTensor(list, layer + "qkv_bias", f, row, {110});
+    ExpectTensor(list, layer + "q_norm", f, row, {10});
+    ExpectTensor(list, layer + "k_norm", f, row, {10});
+    ExpectTensor(list, layer + "o", w, panel, {18, 90});
+    ExpectTensor(list, layer + "o_bias", f, row, {18});
+    ExpectTensor(list, layer + "mlp_norm", f, row, {18});
+    ExpectTensor(list, layer + "gate_up", w, panel, {140, 18});
+    ExpectTensor(list, layer + "gate_up_bias", f, row, {140});
+    ExpectTensor(list, layer + "down", w, panel, {18, 70});
+    ExpectTensor(list, layer + "down_bias", f, row, {18});
+  }
+  EXPECT_EQ(list.size(), 4u + 2u * 12u);
+}
+
+TEST(RequiredTensors, LeavesOptionalTensorsOut) {
+  const auto list = Required(SmallSpec());
+  EXPECT_EQ(list.size(), 8u);
+  ExpectTensor(list, "embedding", DType::kFloat32, proto::PANEL64, {5, 4});
+  for (const char* name : {"lm_head", "rope.inv_freq", "layers.0.qkv_bias", "layers.0.q_norm",
+                           "layers.0.o_bias", "layers.0.gate_up_bias", "layers.1.qkv"}) {
+    EXPECT_EQ(FindIn(list, name), nullptr) << name;
+  }
+}
+
+struct BadSpec {
+  std::function<void(proto::DecoderSpec&)> change;
+  std::vector<std::string> message;
+};
+
+TEST(RequiredTensors, RefusesInconsistentSpecsByFieldValueAndBound) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  using S = proto::DecoderSpec;
+  const std::vector<BadSpec> bad = {
+      {[](S& s) { s.set_vocab_size(0); }, {"vocab_size is 0", "[1, 16777216]"}},
+      {[](S& s) { s.set_vocab_size(-1); }, {"vocab_size is -1"}},
+      {[](S& s) { s.set_vocab_size(INT64_MAX); }, {"vocab_size is 9223372036854775807"}},
+      {[](S& s) { s.set_hidden_size(0); }, {"hidden_size is 0"}},
+      {[](S& s) { s.set_hidden_size(INT64_MIN); }, {"hidden_size"}},
+      {[](S& s) { s.set_num_layers(0); }, {"num_layers is 0"}},
+      {[](S& s) { s.set_num_layers(4097); }, {"num_layers is 4097", "[1, 4096]"}},
+      {[](S& s) { s.set_num_heads(0); }, {"num_heads is 0"}},
+      {[](S& s) { s.set_num_kv_heads(0); }, {"num_kv_heads is 0"}},
+      {[](S& s) { s.set_num_kv_heads(2); }, {"num_heads is 9", "num_kv_heads, 2"}},
+      {[](S& s) { s.set_head_dim(0); }, {"head_dim is 0"}},
+      {[](S& s) { s.set_head_dim(1 << 20); }, {"head_dim is 1048576"}},
+      {[](S& s) { s.set_num_heads(65536), s.set_head_dim(8192); },
+       {"num_heads * head_dim is 536870912"}},
+      {[](S& s) { s.set_intermediate_size(-70); }, {"intermediate_size is -70"}},
+      {[](S& s) { s.set_max_position(0); }, {"max_position is 0"}},
+      {[](S& s) { s.set_rotary_dim(3); }, {"rotary_dim is 3", "even"}},
+      {[](S& s) { s.set_rotary_dim(12); }, {"rotary_dim is 12", "[0, 10]"}},
+      {[](S& s) { s.set_rotary_dim(-2); }, {"rotary_dim is -2"}},
+      {[](S& s) { s.add_layer_window(1); }, {"layer_window has 3 values", "num_layers, 2"}},
+      {[](S& s) { s.set_layer_window(1, -1); }, {"layer_window[1] is -1"}},
+      {[=](S& s) { s.set_norm_eps(nan); }, {"norm_eps is nan"}},
+      {[](S& s) { s.set_norm_eps(-1e-5f); }, {"norm_eps"}},
+      {[=](S& s) { s.set_attention_scale(inf); }, {"attention_scale is inf"}},
+      {[=](S& s) { s.set_attention_soft_cap(-inf); }, {"attention_soft_cap"}},
+      {[=](S& s) { s.set_rope_attention_scaling(nan); }, {"rope_attention_scaling"}},
+      {[](S& s) { s.set_activation(static_cast<proto::Activation>(9)); }, {"activation is 9"}},
+      {[](S& s) { s.set_compute_type(proto::COMPUTE_UNSPECIFIED); }, {"compute_type is 0"}},
+      {[](S& s) { s.set_compute_type(static_cast<proto::ComputeType>(7)); }, {"compute_type is 7"}},
+      {[](S& s) { s.set_hidden_size(17); }, {"hidden_size is 17", "multiple of 2"}},
+      {[](S& s) { s.set_intermediate_size(7); }, {"intermediate_size is 7", "multiple of 2"}},
+      {[](S& s) { s.set_head_dim(9), s.set_rotary_dim(0); }, {"num_heads * head_dim is 81"}},
+  };
+  for (const BadSpec& item : bad) {
+    proto::DecoderSpec spec = OddSpec(proto::COMPUTE_BFLOAT16);
+    item.change(spec);
+    const auto list = RequiredTensors(spec);
+    ASSERT_FALSE(list.ok()) << item.message[0];
+    ExpectError(list.status(), StatusCode::kInvalidArgument, item.message);
+  }
+}
+
+TEST(RequiredTensors, OddDepthsAreFineInFloat32) {
+  proto::DecoderSpec spec = OddSpec(proto::COMPUTE_FLOAT32);
+  spec.set_hidden_size(17);
+  spec.set_intermediate_size(7);
+  EXPECT_TRUE(RequiredTensors(spec).ok());
+}
+
+TEST(StoredBytes, RefusesWhatOverflows) {
+  RequiredTensor tensor{"t", DType::kFloat32, proto::PANEL64, {INT64_MAX - 5, 1}};
+  EXPECT_FALSE(weights::StoredBytes(tensor).ok());
+  tensor.shape = {int64_t{1} << 32, int64_t{1} << 30};
+  EXPECT_FALSE(weights::StoredBytes(tensor).ok());
+  tensor.shape = {0, 4};
+  EXPECT_FALSE(weights::StoredBytes(tensor).ok());
+  tensor.shape = {65, 3};
+  EXPECT_EQ(weights::StoredBytes(tensor).value(), 128 * 3 * 4);
+}
+
+TEST(PlanFile, RefusesATotalThatOverflows) {
+  const RequiredTensor half{"t", DType::kFloat32, proto::ROW_MAJOR, {int64_t{1} << 60}};
+  ExpectError(weights::PlanFile({half, half}).status(), StatusCode::kInvalidArgument,
+              {"\"t\"", "more than 2^63 bytes"});
+}
+
+TEST(PlanFile, TheLargestLegalSpecHasASize) {
+  proto::DecoderSpec spec = OddSpec(proto::COMPUTE_FLOAT32);
+  spec.clear_layer_window();
+  spec.set_vocab_size(1 << 24);
+  spec.set_hidden_size(1 << 20);
+  spec.set_num_layers(4096);
+  spec.set_intermediate_size(1 << 22);
+  spec.set_num_heads(512);
+  spec.set_num_kv_heads(512);
+  spec.set_head_dim(8192);
+  const auto list = RequiredTensors(spec);
+  ASSERT_TRUE(list.ok()) << list.status().ToString();
+  EXPECT_LE(static_cast<int64_t>(list.value().size()), weights::kMaxTensorRecords);
+}
+
+}  // namespace
+}  // namespace allspark::testing

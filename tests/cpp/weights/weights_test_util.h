@@ -1,0 +1,264 @@
+// What the tests of csrc/weights share: small specs, values by formula, a plain packer to compare with, images and
+// files that tests damage.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor/tensor_view.h"
+#include "weights/format.h"
+#include "weights/model_reader.h"
+#include "weights/model_writer.h"
+
+namespace allspark::testing {
+
+// Every optional tensor, and sizes that fill no panel: n of the GEMMs is 110, 18, 14, 18, 37.
+inline proto::DecoderSpec OddSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec;
+  spec.set_architecture("OddForCausalLM");
+  spec.set_vocab_size(37);
+  spec.set_hidden_size(18);
+  spec.set_num_layers(2);
+  spec.set_num_heads(9);
+  spec.set_num_kv_heads(1);
+  spec.set_head_dim(10);
+  spec.set_intermediate_size(70);
+  spec.set_norm_eps(1e-6f);
+  spec.set_qkv_bias(true);
+  spec.set_o_bias(true);
+  spec.set_mlp_bias(true);
+  spec.set_qk_norm(true);
+  spec.set_max_position(128);
+  spec.set_rotary_dim(6);
+  spec.add_layer_window(0);
+  spec.add_layer_window(16);
+  spec.set_compute_type(compute);
+  return spec;
+}
+
+// The fewest tensors: one layer, tied, no rope.
+inline proto::DecoderSpec SmallSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32) {
+  proto::DecoderSpec spec;
+  spec.set_architecture("SmallForCausalLM");
+  spec.set_vocab_size(5);
+  spec.set_hidden_size(4);
+  spec.set_num_layers(1);
+  spec.set_num_heads(2);
+  spec.set_num_kv_heads(1);
+  spec.set_head_dim(2);
+  spec.set_intermediate_size(6);
+  spec.set_norm_eps(1e-5f);
+  spec.set_tie_embeddings(true);
+  spec.set_max_position(16);
+  spec.set_compute_type(compute);
+  return spec;
+}
+
+inline int64_t Rows(const RequiredTensor& tensor) { return tensor.shape[0]; }
+inline int64_t Cols(const RequiredTensor& tensor) {
+  return tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+}
+
+// A value that float16 and bfloat16 hold exactly, different for neighbours and never zero.
+inline float ValueAt(const std::string& name, int64_t row, int64_t col) {
+  uint64_t h = std::hash<std::string>{}(name) + static_cast<uint64_t>(row) * 1000003u +
+               static_cast<uint64_t>(col) * 7919u;
+  h *= 0x9e3779b97f4a7c15u;
+  return static_cast<float>(static_cast<int64_t>(h >> 57) + 1) * ((h >> 40) & 1 ? 0.25f : -0.25f);
+}
+
+inline std::vector<float> ValuesOf(const RequiredTensor& tensor) {
+  std::vector<float> values;
+  for (int64_t r = 0; r < Rows(tensor); ++r) {
+    for (int64_t c = 0; c < Cols(tensor); ++c) values.push_back(ValueAt(tensor.name, r, c));
+  }
+  return values;
+}
+
+// float32 to float16 for values that float16 holds exactly as normal numbers.
+inline uint16_t ExactHalf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t exponent = (bits >> 23) & 0xff;
+  return static_cast<uint16_t>(((bits >> 16) & 0x8000) | ((exponent - 112) << 10) |
+                               ((bits >> 13) & 0x3ff));
+}
+
+// The bytes of `values` in `dtype`.
+inline std::vector<unsigned char> Encode(const std::vector<float>& values, DType dtype) {
+  const size_t size = dtype == DType::kFloat32 ? 4 : 2;
+  std::vector<unsigned char> bytes(values.size() * size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = dtype == DType::kFloat16 ? ExactHalf(values[i])
+                                                   : ToBFloat16(values[i]).bits;
+    if (size == 4) {
+      std::memcpy(bytes.data() + i * 4, &values[i], 4);
+    } else {
+      std::memcpy(bytes.data() + i * 2, &half, 2);
+    }
+  }
+  return bytes;
+}
+
+// A dense view of rows x cols (or rows, for rank 1) elements.
+inline TensorView ViewRows(const void* data, DType dtype, int32_t rank, int64_t rows,
+                           int64_t cols) {
+  TensorView view;
+  view.data = data;
+  view.dtype = dtype;
+  view.rank = rank;
+  view.dims[0] = rows;
+  view.strides[0] = rank == 2 ? cols : 1;
+  if (rank == 2) {
+    view.dims[1] = cols;
+    view.strides[1] = 1;
+  }
+  return view;
+}
+
+// Adds rows [begin, end) of `tensor`, by formula.
+inline Status AddRows(ModelWriter& writer, const RequiredTensor& tensor, int64_t begin,
+                      int64_t end, DType dtype = DType::kFloat32) {
+  std::vector<float> values;
+  for (int64_t r = begin; r < end; ++r) {
+    for (int64_t c = 0; c < Cols(tensor); ++c) values.push_back(ValueAt(tensor.name, r, c));
+  }
+  const std::vector<unsigned char> bytes = Encode(values, dtype);
+  return writer.AddTensor(tensor.name, begin,
+                          ViewRows(bytes.data(), dtype, static_cast<int32_t>(tensor.shape.size()),
+                                   end - begin, Cols(tensor)));
+}
+
+inline std::vector<RequiredTensor> Required(const proto::DecoderSpec& spec) {
+  Result<std::vector<RequiredTensor>> list = RequiredTensors(spec);
+  if (!list.ok()) throw std::runtime_error(list.status().ToString());
+  return std::move(list).value();
+}
+
+// Writes the whole model by formula; to files when a path is given.
+inline std::shared_ptr<const ModelImage> BuildModel(const proto::DecoderSpec& spec,
+                                                    DType dtype = DType::kFloat32,
+                                                    ThreadPool* pool = nullptr,
+                                                    const std::string& stem = "") {
+  proto::BuildRecord build;
+  build.set_version("1.2.3");
+  build.set_source("formula");
+  (*build.mutable_options())["b"] = "2";
+  (*build.mutable_options())["a"] = "1";
+  auto writer = ModelWriter::Create(spec, build, stem.empty() ? "" : stem + ".asgraph",
+                                    stem.empty() ? "" : stem + ".asparam", pool);
+  if (!writer.ok()) throw std::runtime_error(writer.status().ToString());
+  for (const RequiredTensor& tensor : Required(spec)) {
+    const Status added = AddRows(**writer, tensor, 0, Rows(tensor), dtype);
+    if (!added.ok()) throw std::runtime_error(added.ToString());
+  }
+  auto image = (*writer)->Finish();
+  if (!image.ok()) throw std::runtime_error(image.status().ToString());
+  return image.value();
+}
+
+// The stored form of `values`, element by element, as the README says it.
+inline std::vector<unsigned char> PlainStored(const RequiredTensor& tensor,
+                                              const std::vector<float>& values) {
+  if (tensor.layout == proto::ROW_MAJOR) return Encode(values, tensor.dtype);
+  const int64_t n = Rows(tensor);
+  const int64_t k = Cols(tensor);
+  const int64_t group = tensor.dtype == DType::kFloat32 ? 1 : 2;
+  std::vector<float> packed(static_cast<size_t>((n + 63) / 64 * 64 * k));
+  for (int64_t row = 0; row < n; ++row) {
+    for (int64_t col = 0; col < k; ++col) {
+      const int64_t at =
+          (((row / 64) * (k / group) + col / group) * 64 + row % 64) * group + col % group;
+      packed[static_cast<size_t>(at)] = values[static_cast<size_t>(row * k + col)];
+    }
+  }
+  return Encode(packed, tensor.dtype);
+}
+
+// An image whose bytes a test chooses.
+class FakeImage final : public ModelImage {
+ public:
+  FakeImage(std::string graph, const std::string& param) : graph_(std::move(graph)) {
+    bytes_ = static_cast<int64_t>(param.size());
+    const size_t room = static_cast<size_t>(weights::AlignUp(bytes_ + 1, 64));
+    param_.reset(static_cast<unsigned char*>(std::aligned_alloc(64, room)));
+    std::memcpy(param_.get(), param.data(), param.size());
+  }
+  std::string_view graph() const override { return graph_; }
+  const unsigned char* param() const override { return param_.get(); }
+  int64_t param_bytes() const override { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::string graph_;
+  std::unique_ptr<unsigned char, Free> param_;
+  int64_t bytes_ = 0;
+};
+
+inline std::string GraphOf(const ModelImage& image) { return std::string(image.graph()); }
+inline std::string ParamOf(const ModelImage& image) {
+  return {reinterpret_cast<const char*>(image.param()), static_cast<size_t>(image.param_bytes())};
+}
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "weights-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = pattern;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+  std::vector<std::string> Files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+inline void WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+// Fails unless `status` has `code` and its message holds every one of `parts`.
+inline void ExpectError(const Status& status, StatusCode code,
+                        const std::vector<std::string>& parts) {
+  EXPECT_EQ(status.code(), code) << status.ToString();
+  for (const std::string& part : parts) {
+    EXPECT_NE(status.message().find(part), std::string::npos)
+        << "\"" << part << "\" is not in: " << status.ToString();
+  }
+}
+
+}  // namespace allspark::testing
