@@ -88,13 +88,13 @@ slow_tier() {
 
 # shellcheck source=setup.sh
 . scripts/setup.sh --test --no-package "$@"
-step lint lint || true
 step layers "$venv/bin/python" scripts/check_layers.py || true
 if step build build release; then
   step isa-symbols "$venv/bin/python" scripts/check_isa_symbols.py build/release || true
 fi
 step ctest run_ctest release unit || true
 if step package install_package; then
+  step lint lint || true  # the dev extra brings the tools
   if [ "$tier" = --fast ]; then markers="not slow and not torch"; else markers="not slow"; fi
   step pytest run_pytest "$markers" || true
 fi
