@@ -41,7 +41,7 @@ struct GemmArgs {
   bool accumulate;
 };
 
-// y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight. y in the table slot's dtype.
+// y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight. y in the table slot's dtype; it may be x.
 struct RmsNormArgs {
   const float* x;
   int64_t ldx;

@@ -16,7 +16,7 @@ constexpr int kLanes = 8;
 // Most rows in a GEMM register tile, and the accumulator vectors per row that go with a number of rows:
 // 12 accumulators at most leave 4 of the 16 registers for operands.
 constexpr int kTileRows = 6;
-constexpr int TileVecs(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
+constexpr int TileVecs(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 
 using VecF = __m256;
 using VecI = __m256i;  // 8 lanes of 32 bits: integers, or pairs of bfloat16
