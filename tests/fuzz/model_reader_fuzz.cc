@@ -16,6 +16,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "weights/checksum.h"
 #include "weights/describe.h"
@@ -128,7 +129,8 @@ void WriteSeeds(const std::string& folder) {
       build.set_version("seed");
       auto writer = ModelWriter::Create(spec, build, "", "", nullptr);
       const float zeros[64] = {};
-      for (const RequiredTensor& tensor : RequiredTensors(spec).value()) {
+      const auto required = RequiredTensors(spec);
+      for (const RequiredTensor& tensor : required.value()) {
         TensorView view{zeros, DType::kFloat32, static_cast<int32_t>(tensor.shape.size()), {}, {}};
         view.dims[0] = tensor.shape[0];
         view.dims[1] = view.rank == 2 ? tensor.shape[1] : 0;
@@ -136,9 +138,11 @@ void WriteSeeds(const std::string& folder) {
         view.strides[1] = 1;
         if (!(*writer)->AddTensor(tensor.name, 0, view).ok()) abort();
       }
-      const std::string graph((*writer)->Finish().value()->graph());
+      const auto image = (*writer)->Finish();
+      const std::string graph(image.value()->graph());
       const std::string message = graph.substr(16, graph.size() - 24);
-      for (const auto& [mode, bytes] : {std::pair<char, std::string>{0x07, message}, {0x0b, message}, {0x00, graph}}) {
+      const std::pair<char, std::string> seeds[] = {{0x07, message}, {0x0b, message}, {0x00, graph}};
+      for (const auto& [mode, bytes] : seeds) {
         std::string seed(1, mode);
         seed += static_cast<char>(bytes.size() & 0xff);
         seed += static_cast<char>(bytes.size() >> 8);
@@ -162,7 +166,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace allspark;  // NOLINT: the entry point is outside of any namespace.
   if (size < 3) return 0;
   const unsigned mode = data[0];
-  const size_t graph_bytes = std::min<size_t>(data[1] | data[2] << 8, size - 3);
+  const size_t graph_bytes = std::min(data[1] + size_t{256} * data[2], size - 3);
   std::string graph(reinterpret_cast<const char*>(data) + 3, graph_bytes);
   std::string param(reinterpret_cast<const char*>(data) + 3 + graph_bytes, size - 3 - graph_bytes);
   if (mode & 2) FitParam(graph, param);
