@@ -134,10 +134,15 @@ void ResultQueueImpl::Finish(FinishReason reason, std::string error, int64_t now
   reason_ = reason;
   error_ = std::move(error);
   finished_us_ = now_us;
+  AnnounceLocked();
 }
 
 void ResultQueueImpl::Announce() {
   std::lock_guard lock(mutex_);
+  AnnounceLocked();
+}
+
+void ResultQueueImpl::AnnounceLocked() {
   if (num_waiters_ > 0) changed_.notify_all();
   engine_set_->Mark(engine_hook_);
   if (attached_set_ != nullptr) attached_set_->Mark(attached_hook_);

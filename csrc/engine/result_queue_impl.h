@@ -29,7 +29,7 @@ class ResultQueueImpl final : public ResultQueue,
   std::optional<GeneratedElements> Get(int64_t timeout_ms) override;
   std::optional<GeneratedElements> GetNoWait() override;
 
-  // For the step thread. Announce() signals what was written since the last one.
+  // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes it.
   void OnScheduled(int64_t now_us);
   void Append(int32_t token, int64_t now_us);
   void Finish(FinishReason reason, std::string error, int64_t now_us);
@@ -42,6 +42,7 @@ class ResultQueueImpl final : public ResultQueue,
  private:
   bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
   std::optional<GeneratedElements> TakeLocked();
+  void AnnounceLocked();
 
   // Constant after construction.
   const uint64_t request_id_;

@@ -205,7 +205,6 @@ void ModelInstance::EndRequest(Request* request, FinishReason reason, std::strin
   }
   request->ReleaseResources();
   request->queue->Finish(reason, std::move(error), SteadyNowUs());
-  request->queue->Announce();
   std::shared_ptr<Request> self = std::move(request->self);  // may be the last reference
   if (running_->in_step) running_->ended.push_back(std::move(self));
 }

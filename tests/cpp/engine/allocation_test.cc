@@ -38,7 +38,9 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.stop_words_ids = {{1, 2, 3}, {4}};
     }
     requests.push_back(Start(RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_), generation));
-    if (i % 5 == 4) EXPECT_OK(engine_->StopRequest("m", requests[static_cast<size_t>(i) - 2].handle));
+    if (i % 5 == 4) {
+      EXPECT_OK(engine_->StopRequest("m", requests[static_cast<size_t>(i) - 2].handle));
+    }
   }
   ASSERT_OK(engine_->SyncAllRequests("m"));
   EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);

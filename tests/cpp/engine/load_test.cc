@@ -31,14 +31,22 @@ TEST_F(EngineTest, EightThreadsWithRandomStopsAndReleases) {
         StartedRequest request = open[i];
         open.erase(open.begin() + static_cast<int64_t>(i));
         const uint32_t dice = rng() % 4;
-        if (dice == 0) EXPECT_OK(engine_->StopRequest("m", request.handle));
-        if (dice == 1) EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
+        if (dice == 0) {
+          EXPECT_OK(engine_->StopRequest("m", request.handle));
+        }
+        if (dice == 1) {
+          EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
+        }
         const Ids ids = ReadAll(*request.queue);
         EXPECT_EQ(ids.size(), request.queue->GeneratedLength()) << "every token, once";
         EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
         EXPECT_NE(request.queue->finish_reason(), FinishReason::kError) << request.queue->error();
-        if (request.queue->finish_reason() == FinishReason::kLength) EXPECT_GE(ids.size(), 1u);
-        if (dice != 1) EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
+        if (request.queue->finish_reason() == FinishReason::kLength) {
+          EXPECT_GE(ids.size(), 1u);
+        }
+        if (dice != 1) {
+          EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
+        }
         ++ended;
       };
       for (int i = 0; i < kRequestsPerThread; ++i) {

@@ -1,0 +1,38 @@
+"""A small engine for tests of the Python API: a hand-written random checkpoint, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
+
+from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+
+MAX_LENGTH = 512
+VOCAB_SIZE = CONFIG["vocab_size"]
+
+
+def write_small_checkpoint(directory: Path) -> Path:
+    """A Llama of hidden size 16 with a context of MAX_LENGTH tokens."""
+    config = {**CONFIG, "max_position_embeddings": MAX_LENGTH}
+    write_checkpoint(directory, config=config, tensors=llama_tensors(config))
+    return directory
+
+
+def start_engine(directory: Path, name: str = "m", **settings) -> tuple[Engine, HuggingFaceModel]:
+    """An engine that runs the checkpoint in float32; settings are attributes of the runtime config."""
+    engine = Engine()
+    loader = HuggingFaceModel(str(directory), name, user_set_data_type="float32")
+    loader.load_model().read_model_config().serialize_to_memory(engine)
+    builder = loader.create_reference_runtime_config_builder(name, TargetDevice.CPU, max_batch=8)
+    config = builder.update_from_dict(settings).build()
+    assert engine.install_model(config) == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
+    return engine, loader
+
+
+GREEDY = {"do_sample": False, "max_new_tokens": 8}
+
+
+def read_all(queue) -> list[int]:
+    """Every token the queue still gives."""
+    return [token for elements in queue for token in elements.ids_from_generate]

@@ -1,0 +1,122 @@
+"""Streams on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from engine_fixture import GREEDY, start_engine, write_small_checkpoint
+
+from allspark import AsStatus
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def running(checkpoint):
+    engine, _ = start_engine(checkpoint, engine_max_batch=64)
+    assert engine.start_model("m") == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
+    return engine
+
+
+async def stream(engine, ids, config):
+    _, handle, queue = engine.start_request_ids("m", None, ids, config)
+    tokens = []
+    async for elements in queue:
+        tokens += elements.ids_from_generate
+    engine.release_request("m", handle)
+    assert queue.finished and len(tokens) == queue.GeneratedLength()
+    return tokens
+
+
+def test_a_stream_gives_every_token_in_order(running):
+    async def main():
+        first = await stream(running, [1, 2, 3], GREEDY)
+        second = await stream(running, [1, 2, 3], GREEDY)
+        return first, second
+
+    first, second = asyncio.run(main())
+    assert first == second and len(first) == 8
+
+
+def test_a_thousand_streams_with_random_stops_on_one_loop(running):
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 40, size=rng.integers(1, 30)).tolist() for _ in range(20)]
+
+    async def one(index, action):
+        ids = prompts[index % len(prompts)]
+        _, handle, queue = running.start_request_ids(
+            "m", None, ids, {"do_sample": False, "max_new_tokens": 1 + index % 13}
+        )
+        tokens = []
+        async for elements in queue:
+            tokens += elements.ids_from_generate
+            if action == 1:
+                running.stop_request("m", handle)
+            elif action == 2:
+                running.release_request("m", handle)
+                action = 3
+        if action != 3:
+            assert running.release_request("m", handle) == AsStatus.ALLSPARK_SUCCESS
+        assert queue.finished
+        return index, tokens, action
+
+    async def main():
+        expected = [
+            await stream(running, ids, {"do_sample": False, "max_new_tokens": 13})
+            for ids in prompts
+        ]
+        results = await asyncio.gather(*(one(i, int(rng.integers(3))) for i in range(1000)))
+        return expected, results
+
+    expected, results = asyncio.run(main())
+    assert len(results) == 1000
+    for index, tokens, action in results:
+        assert tokens == expected[index % len(prompts)][: len(tokens)]
+        if action == 0:
+            assert len(tokens) == 1 + index % 13
+    assert running.get_as_engine_stat("m").used_span == 0
+
+
+def test_cancelling_a_task_leaves_the_request_to_the_caller(running):
+    async def main():
+        _, handle, queue = running.start_request_ids("m", None, [1], {"max_new_tokens": 500})
+        task = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        running.release_request("m", handle)
+        async for _ in queue:
+            pass
+        return queue.finish_reason
+
+    assert asyncio.run(main()) in ("cancelled", "length")
+
+
+def test_two_loops_in_two_threads_and_two_engines(checkpoint, running):
+    other, _ = start_engine(checkpoint)
+    other.start_model("m")
+
+    async def main():
+        a = [stream(running, [1, 2], GREEDY) for _ in range(20)]
+        b = [stream(other, [1, 2], GREEDY) for _ in range(20)]
+        return await asyncio.gather(*a, *b)
+
+    import threading
+
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(asyncio.run(main()))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2
+    flat = [tokens for result in results for tokens in result]
+    assert len(flat) == 80 and all(tokens == flat[0] for tokens in flat)

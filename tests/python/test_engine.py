@@ -1,0 +1,319 @@
+"""The Python face of the engine: calls, types, statuses, messages."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from engine_fixture import GREEDY, MAX_LENGTH, VOCAB_SIZE, read_all, start_engine, write_small_checkpoint
+
+from allspark import (
+    ASGenerationConfigBuilder,
+    AsStatus,
+    Engine,
+    GenerateRequestStatus,
+    ModelState,
+    RequestHandle,
+)
+from allspark._allspark import testing
+from allspark.engine import RequestStatInfo
+
+OK = AsStatus.ALLSPARK_SUCCESS
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def running(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    assert engine.start_model("m") == OK, engine.last_error()
+    return engine
+
+
+def run(engine, ids, config=GREEDY):
+    status, handle, queue = engine.start_request_ids("m", None, ids, config)
+    assert status == OK, engine.last_error()
+    tokens = read_all(queue)
+    assert engine.release_request("m", handle) == OK
+    return tokens
+
+
+def test_states_and_refusals(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    assert engine.get_model_state("m") == ModelState.Initial
+    assert engine.stop_model("m") == AsStatus.ALLSPARK_INVALID_CALL_ERROR
+    assert "Initial" in engine.last_error()
+    assert engine.start_model("m") == OK
+    assert engine.start_model("m") == AsStatus.ALLSPARK_INVALID_CALL_ERROR
+    assert engine.start_model("nobody") == AsStatus.ALLSPARK_PARAM_ERROR
+    assert "nobody" in engine.last_error()
+    assert engine.list_models() == ["m"]
+    assert engine.stop_model("m", drain=True, timeout_ms=1000) == OK
+    assert engine.release_model("m") == OK
+    with pytest.raises(KeyError, match="m"):
+        engine.get_model_state("m")
+    with pytest.raises(TypeError):
+        engine.start_model(7)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        np.array([1, 2, 3], dtype=np.int32),
+        np.array([[1, 2, 3]], dtype=np.uint8),
+        np.array([1, 9, 2, 9, 3], dtype=np.int64)[::2],
+        range(1, 4),
+    ],
+    ids=["list", "tuple", "int32", "uint8 [1, n]", "strided", "range"],
+)
+def test_accepts_ids_of_any_integer_form(running, ids):
+    assert run(running, ids) == run(running, [1, 2, 3])
+
+
+@pytest.mark.torch
+def test_accepts_torch_tensors(running):
+    torch = pytest.importorskip("torch")
+    expected = run(running, [1, 2, 3])
+    for dtype in (torch.int64, torch.int32, torch.uint8, torch.int16):
+        assert run(running, torch.tensor([1, 2, 3], dtype=dtype)) == expected
+        assert run(running, torch.tensor([[1, 2, 3]], dtype=dtype)) == expected
+    with pytest.raises(TypeError, match="float32"):
+        run(running, torch.tensor([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        ([1.5, 2.0], "float64"),
+        ("text", "integers"),
+        (np.zeros((2, 3), dtype=np.int64), r"\[2, 3\]"),
+        (7, r"shape \[\]"),
+        ([True, False], "bool"),
+        (None, "object"),
+    ],
+)
+def test_wrong_types_of_ids_raise(running, ids, match):
+    with pytest.raises(TypeError, match=match):
+        running.start_request_ids("m", None, ids, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("ids", "config", "status", "words"),
+    [
+        ([], {}, "EXCEED_LIMIT", ["empty"]),
+        ([VOCAB_SIZE], {}, "PARAM", [f"input_ids[0] is {VOCAB_SIZE}", str(VOCAB_SIZE - 1)]),
+        ([1] * MAX_LENGTH, {}, "EXCEED_LIMIT", [str(MAX_LENGTH)]),
+        ([1], {"max_length": MAX_LENGTH + 1}, "EXCEED_LIMIT", ["max_length", "engine_max_length"]),
+        ([1], {"top_p": 2.0}, "PARAM", ["top_p", "2", "[0, 1]"]),
+        ([1], {"temperature": -1}, "PARAM", ["temperature", "-1"]),
+        ([1], {"top_k": 1.5}, "PARAM", ["top_k", "1.5", "integer"]),
+        ([1], {"top_k": True}, "PARAM", ["top_k", "True"]),
+        ([1], {"do_sample": "yes"}, "PARAM", ["do_sample", "yes", "bool"]),
+        ([1], {"stop_words_ids": [1]}, "PARAM", ["stop_words_ids"]),
+        ([1], {"max_lenght": 5}, "PARAM", ["max_lenght", "max_length"]),
+        ([1], {"repetition_penalty": 1.1}, "PARAM", ["repetition_penalty"]),
+        ([1], 5, "PARAM", ["int"]),
+    ],
+)
+def test_bad_input_is_refused_with_a_message(running, ids, config, status, words):
+    result, handle, queue = running.start_request_ids("m", None, ids, config)
+    assert result.name == f"ALLSPARK_{status}_ERROR"
+    assert handle is None and queue is None
+    for word in words:
+        assert word in running.last_error()
+
+
+def test_last_error_belongs_to_the_thread(running):
+    running.start_model("nobody")
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(running.last_error()))
+    thread.start()
+    thread.join()
+    assert seen == [""]
+    assert "nobody" in running.last_error()
+
+
+def test_builder_is_fluent_and_passed_straight(running):
+    config = (
+        ASGenerationConfigBuilder().do_sample().max_length(12).temperature(0.7).top_k(50).seed(3)
+    )
+    assert config.build() == {
+        "do_sample": True, "max_length": 12, "temperature": 0.7, "top_k": 50, "seed": 3,
+    }  # fmt: skip
+    tokens = run(running, [1, 2], config)
+    assert tokens == run(running, [1, 2], config.build())
+    assert len(tokens) == 10
+
+
+def test_results_and_statistics(running):
+    status, handle, queue = running.start_request_ids("m", None, [1, 2, 3], GREEDY)
+    assert running.sync_request("m", handle) == OK
+    assert queue.GenerateStatus() == GenerateRequestStatus.GenerateFinished
+    assert queue.finish_reason == "length" and queue.finished and queue.error is None
+    elements = queue.Get()
+    assert len(elements.ids_from_generate) == queue.GeneratedLength() == 8
+    assert elements.prefix_cache_len == 0 and elements.log_probs_list == []
+    assert queue.Get() is None and queue.GetNoWait() is None and queue.GetWithTimeout(5) is None
+    with pytest.raises(ValueError, match="-1"):
+        queue.GetWithTimeout(-1)
+    info = RequestStatInfo(queue.RequestStatInfo())
+    assert {key.value for key in RequestStatInfo.Key} == set(queue.RequestStatInfo())
+    assert info.context_token_length == 3 and info.generated_token_length == 8
+    stat = running.get_as_engine_stat("m")
+    assert stat.total_generated_token >= 8 and stat.used_span == 0
+    assert stat.to_dict()["model_name"] == "m"
+
+
+def test_queue_survives_release_stop_and_engine(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    engine.start_model("m")
+    _, handle, queue = engine.start_request_ids("m", None, [1, 2, 3], GREEDY)
+    engine.sync_request("m", handle)
+    assert engine.release_request("m", handle) == OK
+    assert engine.release_request("m", handle) == AsStatus.ALLSPARK_ILLEGAL_REQUEST_ID
+    _, _, running_queue = engine.start_request_ids("m", None, [1], {"max_new_tokens": 500})
+    del engine
+    gc.collect()
+    assert len(read_all(queue)) == 8
+    assert running_queue.finished
+    assert running_queue.finish_reason in ("cancelled", "length")
+
+
+def test_lists_start_as_one_batch(checkpoint):
+    engine, loader = start_engine(checkpoint)
+    engine.start_model("m")
+
+    class Words:  # the checkpoint has no tokenizer
+        def encode(self, text):
+            return [len(word) for word in text.split()]
+
+    loader._tokenizer = Words()
+    status, handles, queues = engine.start_request_text("m", loader, ["a bb", "ccc", "d"], GREEDY)
+    assert status == OK and len(handles) == len(queues) == 3
+    assert engine.sync_request("m", handles) == OK
+    assert read_all(queues[0]) == run(engine, [1, 2])
+    assert engine.stop_request("m", handles) == OK
+    assert engine.release_request("m", handles) == OK
+
+    # All or none: the second text is empty, so the first does not run either.
+    status, handles, queues = engine.start_request_text("m", loader, ["a", "", "d"], GREEDY)
+    assert status == AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR and handles == [] and queues == []
+    assert engine.last_error().startswith("input 1:")
+    status, handle, queue = engine.start_request_text("m", loader, "a bb", GREEDY)
+    assert status == OK and read_all(queue) == run(engine, [1, 2])
+    assert engine.sync_request("m", None) == OK
+
+
+def test_raw_start_request_takes_dlpack(running):
+    capsule = np.array([[1, 2, 3]], dtype=np.int64).__dlpack__()
+    status, _, queue = running.start_request("m", {"input_ids": capsule}, GREEDY)
+    assert status == OK and read_all(queue) == run(running, [1, 2, 3])
+
+
+def test_stop_from_another_thread_wakes_a_blocked_get(running):
+    config = {"max_new_tokens": 500}
+    _, handle, queue = running.start_request_ids("m", None, [1], config)
+    timer = threading.Timer(0.01, lambda: running.stop_request("m", handle))
+    timer.start()
+    tokens = read_all(queue)
+    timer.join()
+    assert len(tokens) == queue.GeneratedLength()
+    assert queue.finished
+
+
+def test_sync_times_out(running):
+    _, handle, queue = running.start_request_ids("m", None, [1], {"max_new_tokens": 500})
+    # Either it ended in time or the call says that it did not.
+    assert running.sync_request("m", handle, timeout_ms=0) in (OK, AsStatus.ALLSPARK_RUNTIME_ERROR)
+    assert running.stop_request("m", handle) == OK
+    assert running.sync_request("m", handle, timeout_ms=10000) == OK
+    assert running.sync_request("m", RequestHandle(10**9)) == AsStatus.ALLSPARK_ILLEGAL_REQUEST_ID
+
+
+def test_a_step_that_throws_ends_its_requests_only(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    testing.enable_step_faults(engine._native, "m")
+    engine.start_model("m")
+    expected = run(engine, [1, 2, 3])
+    testing.inject_step_fault(2)
+    _, handle, queue = engine.start_request_ids("m", None, [4, 5], {"max_new_tokens": 100})
+    tokens = read_all(queue)
+    assert queue.GenerateStatus() == GenerateRequestStatus.InternalError
+    assert queue.finish_reason == "error" and "injected fault" in queue.error
+    assert len(tokens) == queue.GeneratedLength() <= 3
+    assert run(engine, [1, 2, 3]) == expected
+
+
+def test_ctrl_c_ends_a_blocking_get(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    testing.enable_step_faults(engine._native, "m")
+    engine.start_model("m")
+    # A queue that never gets anything: nothing was started on a stopped model, so wait on all requests of a
+    # long one instead, interrupted by a signal after 50 ms.
+    _, handle, queue = engine.start_request_ids("m", None, [1], {"max_new_tokens": 500})
+    old = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                read_all(queue)
+                time.sleep(0.001)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    engine.stop_model("m")
+
+
+def test_completion_descriptor(running):
+    import select
+
+    assert select.select([running], [], [], 0)[0] == []
+    _, handle, queue = running.start_request_ids("m", None, [1, 2], GREEDY)
+    seen = set()
+    while not (queue.finished and handle in seen):
+        assert select.select([running], [], [], 10)[0] == [running]
+        seen |= set(running.drain_completions())
+    assert seen == {handle}
+
+
+def test_eight_threads(running):
+    expected = run(running, [1, 2, 3])
+    errors = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(15):
+                _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], GREEDY)
+                action = rng.integers(3)
+                if action == 0:
+                    running.stop_request("m", handle)
+                tokens = read_all(queue)
+                assert tokens == expected[: len(tokens)]
+                assert action == 0 or len(tokens) == len(expected)
+                assert running.release_request("m", handle) == OK
+        except BaseException as error:  # noqa: BLE001: reported below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert running.get_as_engine_stat("m").used_span == 0
+
+
+def test_engine_repr_and_version():
+    engine = Engine()
+    assert engine.get_version_full().count("(GitSha1:") == 1
+    assert "models=[]" in repr(engine)

@@ -1,0 +1,58 @@
+"""Imports: cheap, lazy, and under the ancestor's names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_import_needs_neither_torch_nor_transformers():
+    result = run_python(
+        """
+        import sys
+        import allspark
+        allspark.Engine, allspark.HuggingFaceModel, allspark.ASGenerationConfigBuilder
+        import allspark.engine, allspark.model_loader, allspark.runtime_config
+        import allspark.generation_config, allspark.prompt_utils
+        heavy = {"torch", "transformers", "modelscope", "google.protobuf", "safetensors"}
+        print(sorted(heavy & set(sys.modules)))
+        """
+    )
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_every_exported_name_exists():
+    import allspark
+
+    for name in allspark.__all__:
+        assert getattr(allspark, name) is not None
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        allspark.nothing_like_this  # noqa: B018
+
+
+def test_star_imports_of_the_documents(tmp_path):
+    result = run_python(
+        """
+        from allspark import *
+        from allspark.engine import *
+        builder = AsModelRuntimeConfigBuilder()
+        builder.model_name("my_model")
+        builder.model_dir("/path/to/model", "model_prefix")
+        builder.compute_unit(TargetDevice.CUDA, [0])
+        builder.max_batch(32)
+        builder.max_length(2048)
+        builder.kv_cache_mode(AsCacheMode.AsCacheQuantU4)
+        runtime_config = builder.build()
+        print(runtime_config.engine_max_batch)
+        """
+    )
+    assert result.stdout.strip() == "32", result.stderr
