@@ -1,0 +1,115 @@
+"""The yardstick for parity with transformers: how far may our logits be from the exact ones?
+
+The exact logits come from the transformers model evaluated in float64 throughout (its norms and
+rotary embedding, which compute in float32 whatever the model's type, are replaced by float64 ones
+here). The model's own evaluation in float32 differs from them by rounding alone: its largest
+difference E over all positions and tokens is the size that the rounding errors of this very network
+have in float32.
+
+Ours does the same operations in the same precision; only the order of its sums differs. A sum of k
+terms in one running total, the worst of orders, has about sqrt(k / lanes) times the error of one in
+that many partial totals, and k is at most a few hundred here, so FLOAT32_FACTOR = 4 times E holds
+any order of summation, and nothing else: a wrong epsilon, window or rotation is off by 10^4 times
+E.
+
+In bfloat16 the weights are exact (they are saved so) and E comes from transformers' bfloat16 run.
+The engine keeps sums and norms in float32, as it does, so BFLOAT16_FACTOR = 2.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+FLOAT32_FACTOR = 4.0
+BFLOAT16_FACTOR = 2.0
+
+
+def randomize(model, seed):
+    """Gives every parameter values that matter: transformers sets norms to one and biases to zero."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:
+            values = 1 + 0.2 * noise
+        elif name.endswith("bias"):
+            values = 0.2 * noise
+        elif "embed_tokens" in name:
+            values = noise
+        else:
+            values = noise * parameter.shape[-1] ** -0.5
+        parameter.data.copy_(values)
+
+
+def exact_model(model):
+    """A copy of the model that computes in float64 throughout."""
+    import torch
+
+    exact = copy.deepcopy(model).double()
+
+    def norm_forward(module, x):
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+        return module.weight * (x * scale)
+
+    def rotary_forward(module, x, position_ids):
+        angles = position_ids[..., None].double() * inv_freq
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
+
+    for module in exact.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = norm_forward.__get__(module)
+        elif type(module).__name__.endswith("RotaryEmbedding"):
+            # The frequencies are part of the model as they are in float32.
+            inv_freq = model.model.rotary_emb.inv_freq.float().double()
+            module.forward = rotary_forward.__get__(module)
+    return exact
+
+
+def logits_of(model, ids):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].double().numpy()
+
+
+@dataclass
+class Reference:
+    """Exact logits of ``ids`` and the bound for ours."""
+
+    ids: list[int]
+    logits: np.ndarray
+    rounding: float
+    bound: float
+
+    def check(self, ours):
+        """Fails where a logit is further from the exact one than the bound."""
+        assert ours.shape == self.logits.shape and ours.dtype == np.float32
+        error = float(np.max(np.abs(ours - self.logits)))
+        assert error <= self.bound, f"error {error:.3g}, rounding {self.rounding:.3g}"
+        return error
+
+
+def reference_for(model, ids, factor):
+    """``model`` in the precision to compare with; its weights are taken as exact."""
+    exact = logits_of(exact_model(model), ids)
+    rounding = float(np.max(np.abs(logits_of(model, ids) - exact)))
+    # The yardstick itself: rounding of a type with 24 or 8 bits, through some 20 operations.
+    unit = 2.0**-24 if factor == FLOAT32_FACTOR else 2.0**-8
+    assert 0 < rounding < 100 * unit * np.max(np.abs(exact)), f"{rounding:.3g} is not rounding"
+    return Reference(list(ids), exact, rounding, factor * rounding)
+
+
+def greedy(model, prompt, num_tokens):
+    """transformers' greedy continuation, and the smallest lead of a chosen token over the next."""
+    ids, lead = list(prompt), np.inf
+    for _ in range(num_tokens):
+        last = logits_of(model, ids)[-1]
+        first, second = np.argsort(last)[-1], np.argsort(last)[-2]
+        lead = min(lead, last[first] - last[second])
+        ids.append(int(first))
+    return ids[len(prompt) :], float(lead)
