@@ -1,5 +1,5 @@
 // Best-fit-with-coalescing allocator over one reserved region (the scheme of TensorFlow's allocator
-// of that name, after Doug Lea's dlmalloc): free chunks in size-class bins, split on allocation, merged
+// of that name, after Doug Lea's dlmalloc): free chunks ordered by size, split on allocation, merged
 // with free neighbours on release. On the CPU the region is reserved address space, committed when
 // touched; whole free pages are handed back to the system.
 #pragma once
@@ -12,7 +12,7 @@
 namespace allspark {
 
 struct BfcOptions {
-  bool enabled = true;         // BFC_ALLOCATOR: OFF hands each allocation to the system
+  bool enabled = true;         // BFC_ALLOCATOR: OFF hands each allocation to the system, within the same bound
   double mem_ratio = 0.9;      // BFC_MEM_RATIO: (total - leftover) * ratio is reserved
   int64_t leftover_mb = 350;   // BFC_LEFTOVER_MB
   bool allow_growth = true;    // BFC_ALLOW_GROWTH: OFF commits the whole region at creation

@@ -23,6 +23,10 @@ constexpr size_t kCommitStep = size_t{32} << 20;
 // A free chunk gives its pages back once this much of it may be backed by memory.
 constexpr size_t kGiveBackBytes = size_t{1} << 20;
 
+// Poisoning writes an eighth of the range in shadow memory: of a KV pool that was never touched, the begin
+// must do.
+constexpr size_t kMaxPoison = size_t{64} << 20;
+
 size_t PageBytes() {
   static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return page;
@@ -186,7 +190,7 @@ void BfcRegion::Free(void* ptr) {
   const size_t size = chunk->second.size;
   --stats_.num_live;
   stats_.bytes_in_use -= static_cast<int64_t>(size);
-  Poison(begin, size);
+  Poison(begin, std::min(size, kMaxPoison));
 
   FreeIndex::node_type entry = std::move(chunk->second.spare);
   chunk->second.in_use = false;
@@ -222,11 +226,12 @@ BfcRegion::ChunkMap::iterator BfcRegion::MergeWithNext(ChunkMap::iterator chunk)
 
 void BfcRegion::GiveBack(std::byte* begin, Chunk& chunk) {
   if (static_cast<size_t>(chunk.dirty_end - chunk.dirty_begin) < kGiveBackBytes) return;
-  // A page shared with a neighbour in use stays; it goes with whichever of the two is freed last.
+  // Widened to huge pages: touching a byte may have put memory behind all of its huge page. Narrowed to the
+  // chunk's own pages: one shared with a neighbour in use goes with whichever of the two is freed last.
   std::byte* const first =
-      std::max(AlignDown(chunk.dirty_begin, PageBytes()), AlignUp(begin, PageBytes()));
+      std::max(AlignDown(chunk.dirty_begin, kHugePage), AlignUp(begin, PageBytes()));
   std::byte* const last =
-      std::min(AlignUp(chunk.dirty_end, PageBytes()), AlignDown(begin + chunk.size, PageBytes()));
+      std::min(AlignUp(chunk.dirty_end, kHugePage), AlignDown(begin + chunk.size, PageBytes()));
   if (first < last) madvise(first, static_cast<size_t>(last - first), MADV_DONTNEED);
   chunk.dirty_begin = chunk.dirty_end = nullptr;
 }

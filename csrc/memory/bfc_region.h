@@ -30,6 +30,8 @@ class BfcRegion : public Allocator {
   void Free(void* ptr) override;
   AllocatorStats Stats() const override;
 
+  // The first byte of the region.
+  std::byte* base() const { return base_; }
   // For tests: chunks tile the region, no two free neighbours, the free index and the statistics agree with
   // the chunks. Internal, naming what is wrong.
   Status CheckConsistency() const;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+// GCC defines a macro, clang a feature.
 #if defined(__SANITIZE_ADDRESS__)
 #define AS_HAS_ASAN 1
 #elif defined(__has_feature)

@@ -6,12 +6,14 @@
 
 #include <cstddef>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define AS_SANITIZER_OWNS_MALLOC 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define AS_SANITIZER_OWNS_MALLOC 1
+#ifndef __has_feature  // GCC defines a macro per sanitizer instead.
+#define __has_feature(name) 0
 #endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define AS_TSAN 1
+#define AS_SANITIZER_OWNS_MALLOC 1
+#elif defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define AS_SANITIZER_OWNS_MALLOC 1
 #endif
 
 namespace allspark::testing {
@@ -50,6 +52,14 @@ void BeginCountingThread(int tid, AllocationCounter* counter) {
 void EndCountingThread() { watched_tid.store(0, std::memory_order_release); }
 
 void FailThisThreadsAllocation(int64_t n) { fail_in = n; }
+
+bool SeesAlignedAllocations() {
+#ifdef AS_TSAN
+  return false;
+#else
+  return true;
+#endif
+}
 
 }  // namespace allspark::testing
 

@@ -50,6 +50,8 @@ class AllocationCounter {
 void BeginCountingThread(int tid, AllocationCounter* counter);
 void EndCountingThread();
 
+// False under ThreadSanitizer, whose hook is not told of aligned_alloc and posix_memalign.
+bool SeesAlignedAllocations();
 // False where a sanitizer owns malloc: tests of failures must skip, and say so.
 bool CanInjectFailures();
 // The calling thread's n-th allocation from now (1: the next) fails, once; 0: none. malloc returns null, new throws
