@@ -1,4 +1,5 @@
-// The attention half of a layer: norm, qkv, rope, cache write, attention, output projection into the residual.
+// The attention half of a layer: norm, qkv, rope, cache write, attention, output projection into
+// the residual.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ struct StepInput {
   RopeView rope;                       // rotary_dim 0: none
 };
 
-// Where a layer's keys and values lie in a block: K of all KV heads, then V of all, layer after layer.
+// Where a layer's keys and values lie in a block: K of all KV heads, then V of all, layer after
+// layer.
 kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
                              unsigned char* pool);
 int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size);

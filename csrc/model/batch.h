@@ -7,7 +7,7 @@
 namespace allspark {
 
 struct BatchSequence {
-  int64_t token_begin = 0;   // in Batch::tokens
+  int64_t token_begin = 0;   // in Batch::tokens: where the sequence before it ends
   int64_t num_tokens = 0;
   int64_t position = 0;      // of its first token
   const int32_t* block_table = nullptr;

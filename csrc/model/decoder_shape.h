@@ -1,4 +1,5 @@
-// DecoderShape: the sizes and switches of a DecoderSpec as the decoder's parts use them, checked once. Plain data.
+// DecoderShape: the sizes and switches of a DecoderSpec as the decoder's parts use them, checked
+// once. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,8 @@ struct DecoderShape {
   int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
 };
 
-// InvalidArgument when the spec is inconsistent, Unimplemented when a size does not fit the packed layouts; names the field,
-// the value and the bound.
+// InvalidArgument when the spec is inconsistent, Unimplemented when a size does not fit the packed
+// layouts; names the field, the value and the bound.
 Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec);
 
 // InvalidArgument naming the option, the value and the bound.

@@ -67,8 +67,8 @@ Status CheckTensors(const ModelReader& reader) {
   return Status::Ok();
 }
 
-// Looks up tensors that CheckTensors has seen. The shapes asked for here must be those of the required list: a
-// disagreement is a bug in one of the two, not in the file.
+// Looks up tensors that CheckTensors has seen. The shapes asked for here must be those of the
+// required list: a disagreement is a bug in one of the two, not in the file.
 class Binder {
  public:
   explicit Binder(const ModelReader& reader) : reader_(reader) {}

@@ -1,5 +1,5 @@
-// The weights of a decoder as plain structs of views into the mapped model, and the function that binds
-// them. Nothing here owns weight data.
+// The weights of a decoder as plain structs of views into the mapped model, and the function that
+// binds them. Nothing here owns weight data.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ struct DecoderWeights {
   const float* rope_inv_freq = nullptr;  // [rotary_dim / 2]; null without rope
 };
 
-// DataLoss naming tensor and file when a tensor that the spec requires is missing or has another dtype,
-// shape, layout or size.
+// DataLoss naming tensor and file when a tensor that the spec requires is missing or has another
+// dtype, shape, layout or size.
 Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape);
 
 }  // namespace allspark

@@ -1,5 +1,6 @@
-// RopeTable: cos and sin of every position's angles, computed once at load. Angles are float32 products, as in the
-// reference implementation (transformers): in higher precision they would be other angles at long positions.
+// RopeTable: cos and sin of every position's angles, computed once at load. Angles are float32
+// products, as in the reference implementation (transformers): in higher precision they would be
+// other angles at long positions.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ namespace allspark {
 
 class RopeTable {
  public:
-  // An empty table where the shape has no rope. ResourceExhausted when the allocator has no room; DataLoss when a
-  // frequency is not finite.
+  // An empty table where the shape has no rope. ResourceExhausted when the allocator has no room;
+  // DataLoss when a frequency is not finite.
   static Result<RopeTable> Create(const DecoderShape& shape, const float* inv_freq,
                                   int64_t max_length, ThreadPool* pool, Allocator* allocator);
 

@@ -1,5 +1,5 @@
-// Workspace: where each intermediate matrix of one Forward lies in the step arena. One allocation per step; the
-// buffers of a layer's two halves, which never live at once, share their bytes.
+// Workspace: where each intermediate matrix of one Forward lies in the step arena. One allocation
+// per step; the buffers of a layer's two halves, which never live at once, share their bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace allspark {
 
 struct Workspace {
   Matrix residual;   // [tokens, hidden] float32: the stream that attention and MLP add to
-  Matrix normed;     // [tokens, hidden] compute dtype: what GEMMs read; in the end, the rows that sample
+  Matrix normed;     // [tokens, hidden] compute dtype: what GEMMs read; last, the rows that sample
   // Attention half.
   Matrix qkv;        // [tokens, qkv_cols] float32
   Matrix attended;   // [tokens, q_cols] compute dtype

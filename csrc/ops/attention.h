@@ -1,6 +1,7 @@
-// PagedAttention: causal attention of a step's tokens against one layer of the paged cache. The work items are
-// (sequence, KV head, tile of tokens); each thread takes a contiguous run of them, cut so that all visit about
-// the same number of keys. The cut depends on the batch alone, never on timing.
+// PagedAttention: causal attention of a step's tokens against one layer of the paged cache. The
+// work items are (sequence, KV head, tile of tokens); each thread takes a contiguous run of them,
+// cut so that all visit about the same number of keys. The cut depends on the batch alone, never on
+// timing.
 #pragma once
 
 #include "ops/op_context.h"
@@ -20,8 +21,9 @@ struct AttentionParams {
 // Scratch floats PagedAttention needs for `num_threads` threads.
 int64_t PagedAttentionScratch(const AttentionParams& params, int64_t num_threads);
 
-// q, out: [tokens, q_heads * head_dim]; q float32, out in the compute dtype; kv_dtype: of the cache. The keys of
-// these tokens must be in the cache already. scratch: PagedAttentionScratch floats.
+// q, out: [tokens, q_heads * head_dim]; q float32, out in the compute dtype; kv_dtype: of the
+// cache. The keys of these tokens must be in the cache already. scratch: PagedAttentionScratch
+// floats.
 void PagedAttention(const OpContext& context, const AttentionParams& params,
                     const kernels::PagedKv& kv, DType kv_dtype, const SequenceRange* sequences,
                     int64_t num_sequences, const ConstMatrix& q, float* scratch,

@@ -1,5 +1,5 @@
-// Linear: y (+)= x * w^T (+ bias) over packed weights. Splits over panels of output columns, and over rows
-// too when there are more threads than panels keep busy.
+// Linear: y (+)= x * w^T (+ bias) over packed weights. Splits over panels of output columns, and
+// over rows too when there are more threads than panels keep busy.
 #pragma once
 
 #include "ops/op_context.h"
@@ -22,7 +22,8 @@ struct LinearSplit {
 };
 LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
 
-// x: [rows, w.k] in the activation dtype; y: [rows, w.n] float32. `accumulate` adds to what y holds.
+// x: [rows, w.k] in the activation dtype; y: [rows, w.n] float32. `accumulate` adds to what y
+// holds.
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y);
 

@@ -1,7 +1,7 @@
-// What every op needs besides its operands, and the matrix views that operands come as. Ops check shapes
-// and dtypes (AS_CHECK: user input was checked long before), split the work over the pool statically and
-// call the table's kernel. They allocate nothing. A split never changes a bit of the result: each
-// output element is computed whole by one kernel call. The step thread calls them.
+// What every op needs besides its operands, and the matrix views that operands come as. Ops check
+// shapes and dtypes (AS_CHECK: user input was checked long before), split the work over the pool
+// statically and call the table's kernel. They allocate nothing. A split never changes a bit of the
+// result: each output element is computed whole by one kernel call. The step thread calls them.
 #pragma once
 
 #include <cstdint>

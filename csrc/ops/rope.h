@@ -13,8 +13,8 @@ struct RopeView {
   bool interleaved = false;
 };
 
-// x: [rows, >= heads * head_dim] float32; heads [0, heads) of each row are rotated. positions: [rows].
-// Requires: 0 <= positions[r] < max_position.
+// x: [rows, >= heads * head_dim] float32; heads [0, heads) of each row are rotated. positions:
+// [rows]. Requires: 0 <= positions[r] < max_position.
 void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head_dim,
           const int32_t* positions, const RopeView& rope);
 

@@ -21,7 +21,9 @@ class Random {
     return z ^ (z >> 31);
   }
   // In (-1, 1).
-  float Symmetric() { return static_cast<float>(static_cast<int64_t>(Next() >> 39) - (1 << 24)) * 0x1p-24f; }
+  float Symmetric() {
+    return static_cast<float>(static_cast<int64_t>(Next() >> 39) - (1 << 24)) * 0x1p-24f;
+  }
 
  private:
   uint64_t state_;
@@ -40,8 +42,8 @@ bool EndsWith(std::string_view text, std::string_view ending) {
 std::vector<float> InvFreq(int64_t pairs) {
   std::vector<float> values;
   for (int64_t i = 0; i < pairs; ++i) {
-    values.push_back(
-        static_cast<float>(std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(pairs))));
+    const double exponent = -static_cast<double>(i) / static_cast<double>(pairs);
+    values.push_back(static_cast<float>(std::pow(10000.0, exponent)));
   }
   return values;
 }
@@ -112,6 +114,7 @@ proto::DecoderSpec TinyOddSpec(proto::ComputeType compute) {
   spec.set_num_kv_heads(6);
   spec.set_head_dim(10);
   spec.set_rotary_dim(6);
+  spec.set_qk_norm(true);
   spec.set_rope_interleaved(true);
   spec.set_rope_attention_scaling(1.25f);
   spec.set_qkv_bias(true);
@@ -132,8 +135,8 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
   int64_t size = 1;
   for (const int64_t dim : tensor.shape) size *= dim;
   if (tensor.name == "rope.inv_freq") return InvFreq(size);
-  // Norm weights around 1; matrices keep the variance of what they multiply a little above 1, so that attention is
-  // neither flat nor a single key.
+  // Norm weights around 1; matrices keep the variance of what they multiply a little above 1, so
+  // that attention is neither flat nor a single key.
   const bool is_norm = EndsWith(tensor.name, "norm");
   float scale = 0.2f;
   if (tensor.name == "embedding") {

@@ -1,5 +1,6 @@
-// Small random models for C++ tests of the decoder and the engine: specs that cover what decoders differ
-// in, and images built through the model writer. The same spec and seed give the same weights everywhere.
+// Small random models for C++ tests of the decoder and the engine: specs that cover what decoders
+// differ in, and images built through the model writer. The same spec and seed give the same
+// weights everywhere.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ proto::DecoderSpec TinyQwen2Spec(proto::ComputeType compute = proto::COMPUTE_FLO
 proto::DecoderSpec TinyQwen3Spec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 // Sliding windows, one per layer (one layer full).
 proto::DecoderSpec TinyMistralSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
-// Every switch that the others leave alone: biases everywhere, partial interleaved rope with attention
-// scaling, soft cap, own attention scale, tanh GELU.
+// Every switch that the others leave alone: biases everywhere, partial interleaved rope with
+// attention scaling, norms of heads that fill no vector, soft cap, own attention scale, tanh GELU.
 proto::DecoderSpec TinyOddSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
 // All of the above.

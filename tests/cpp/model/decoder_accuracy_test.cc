@@ -1,4 +1,5 @@
-// The decoder against an independent double-precision one, for every kind of spec and every kernel table.
+// The decoder against an independent double-precision one, for every kind of spec and every kernel
+// table.
 #include <cmath>
 
 #include "cpp/model/decoder_harness.h"
@@ -15,9 +16,9 @@ using testing::ReferenceDecoder;
 
 constexpr uint64_t kSeed = 7;
 constexpr int64_t kTokens = 45;  // Three blocks of 16, the last one partial.
-// Standard deviations, every rounding counted at its largest. If errors were independent, none of the about
-// 50,000 logits compared here should lie beyond 5; the residual stream's and its branches' are not quite. (The
-// worst seen on any table is 2.3.)
+// Standard deviations, every rounding counted at its largest. If errors were independent, none of
+// the about 50,000 logits compared here should lie beyond 5; the residual stream's and its
+// branches' are not quite. (The worst seen on any table is 2.3.)
 constexpr double kDeviations = 6.0;
 
 struct Worst {
@@ -72,9 +73,12 @@ class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
 TEST_P(DecoderAccuracyTest, Float32) { CheckAll(proto::COMPUTE_FLOAT32); }
 TEST_P(DecoderAccuracyTest, BFloat16) { CheckAll(proto::COMPUTE_BFLOAT16); }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 5), [](const auto& param) {
-  return testing::TinySpecs(proto::COMPUTE_FLOAT32)[static_cast<size_t>(param.param)].architecture();
-});
+std::string SpecName(const ::testing::TestParamInfo<int>& info) {
+  const auto specs = testing::TinySpecs(proto::COMPUTE_FLOAT32);
+  return specs[static_cast<size_t>(info.param)].architecture();
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 5), SpecName);
 
 // The bound must be tight enough to see the mistakes that are easy to make.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {

@@ -1,5 +1,6 @@
-// A decoder with everything it needs around it, for tests: thread pool, arena, a KV pool whose bytes begin as NaN
-// (a kernel that lets unwritten cache reach a result shows), shuffled block tables, and steps over chosen chunks.
+// A decoder with everything it needs around it, for tests: thread pool, arena, a KV pool whose
+// bytes begin as NaN (a kernel that lets unwritten cache reach a result shows), shuffled block
+// tables, and steps over chosen chunks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -96,7 +97,8 @@ class DecoderHarness {
     sequences_.push_back(std::move(sequence));
     return static_cast<int>(sequences_.size()) - 1;
   }
-  // A sequence that begins with the first `shared` tokens of another (whole blocks), read from its blocks.
+  // A sequence that begins with the first `shared` tokens of another (whole blocks), read from its
+  // blocks.
   int AddSharing(std::vector<int32_t> tokens, int other, int64_t shared) {
     const int sequence = Add(std::move(tokens));
     Sequence& s = sequences_[static_cast<size_t>(sequence)];
@@ -105,7 +107,8 @@ class DecoderHarness {
     s.done = shared;
     return sequence;
   }
-  // Forgets what was computed, as a preemption does: the next step begins at token 0, in other blocks.
+  // Forgets what was computed, as a preemption does: the next step begins at token 0, in other
+  // blocks.
   void Restart(int sequence) {
     Sequence& s = sequences_[static_cast<size_t>(sequence)];
     s.done = 0;
@@ -122,8 +125,8 @@ class DecoderHarness {
   }
   int64_t done(int sequence) const { return sequences_[static_cast<size_t>(sequence)].done; }
 
-  // Runs the chunks as one step. The logits of chunk i are row i of the result (empty where not wanted); rows are
-  // given out in reverse, so that nothing relies on their order.
+  // Runs the chunks as one step. The logits of chunk i are row i of the result (empty where not
+  // wanted); rows are given out in reverse, so that nothing relies on their order.
   std::vector<std::vector<float>> Step(const std::vector<Chunk>& chunks) {
     Prepare(chunks);
     Run();

@@ -1,7 +1,8 @@
-// A decoder written down a second time, in double and without a cache, as the oracle of the decoder test. Shares
-// no code with the engine's. With every value it carries the variance of the rounding error that a correct
-// implementation may have accumulated there, to first order and as if single roundings were independent
-// (Higham and Mary 2019 argue for this model): that is where the test's bound comes from.
+// A decoder written down a second time, in double and without a cache, as the oracle of the decoder
+// test. Shares no code with the engine's. With every value it carries the variance of the rounding
+// error that a correct implementation may have accumulated there, to first order and as if single
+// roundings were independent (Higham and Mary 2019 argue for this model): that is where the test's
+// bound comes from.
 #pragma once
 
 #include <algorithm>
@@ -94,7 +95,8 @@ class ReferenceDecoder {
       for (size_t k = 0; k < k_total; ++k) {
         const double weight = static_cast<double>(w[n * k_total + k]);
         sum.v += weight * x[k].v;
-        sum.e += Square(weight) * x[k].e + Square(kFloatUnit) * (Square(sum.v) + Square(weight * x[k].v));
+        const double rounding = Square(sum.v) + Square(weight * x[k].v);
+        sum.e += Square(weight) * x[k].e + Square(kFloatUnit) * rounding;
       }
       if (!bias.empty()) {
         sum.v += static_cast<double>(weights_.at(bias)[n]);
@@ -155,8 +157,8 @@ class ReferenceDecoder {
     double denominator = 0;
     for (Num& s : scores) {
       // The weight, with the error of its logarithm: the exponent's and the exponential's own.
-      s = {std::exp(s.v - highest),
-           s.e + Square(compute_unit_) + 16 * Square(kFloatUnit) * (1 + Square(s.v) + Square(highest))};
+      const double rounding = 16 * Square(kFloatUnit) * (1 + Square(s.v) + Square(highest));
+      s = {std::exp(s.v - highest), s.e + Square(compute_unit_) + rounding};
       denominator += s.v;
     }
     Row out(static_cast<size_t>(dim));

@@ -1,5 +1,5 @@
-// The ops over the paged cache: every token written once and never two parts in one token group; every
-// (token, head) attended once, with the keys balanced over the threads.
+// The ops over the paged cache: every token written once and never two parts in one token group;
+// every (token, head) attended once, with the keys balanced over the threads.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -15,8 +15,8 @@ using testing::kFloatSlot;
 
 std::atomic<int> num_calls;
 
-// Adds 1 to each output element of its range, and the row's first input, so that a row or panel done twice, not
-// at all or from the wrong row shows.
+// Adds 1 to each output element of its range, and the row's first input, so that a row or panel
+// done twice, not at all or from the wrong row shows.
 void CountingGemm(const kernels::GemmArgs& args, kernels::Stream) noexcept {
   ++num_calls;
   const float* a = static_cast<const float*>(args.a);

@@ -1,5 +1,5 @@
-// The ops that split over rows: each must reach its kernel with every row once, whatever the number of threads,
-// and refuse operands that do not fit. Kernels here are stand-ins that leave a trace.
+// The ops that split over rows: each must reach its kernel with every row once, whatever the number
+// of threads, and refuse operands that do not fit. Kernels here are stand-ins that leave a trace.
 #include <memory>
 #include <numeric>
 

@@ -1,0 +1,252 @@
+// Times whole steps of the decoder at the shape of a 0.5B model (hidden 896, 24 layers, vocabulary
+// 151,936) with random bfloat16 weights: decode of 1, 8 and 32 sequences and prefill of 512 tokens.
+// Beside the step's own time each row has the mean time per step and thread inside each kernel, so
+// what is missing from their sum is waiting. ALLSPARK_BENCH_LAYERS shortens the model,
+// ALLSPARK_CPU_ISA chooses the kernels.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/system_allocator.h"
+#include "model/decoder.h"
+#include "weights/model_reader.h"
+#include "weights/model_writer.h"
+
+namespace allspark {
+namespace {
+
+constexpr int64_t kVocab = 151936;
+constexpr int64_t kBlockSize = 32;
+constexpr int64_t kMaxLength = 1024;
+constexpr int64_t kMaxBatch = 32;
+constexpr int64_t kMaxTokens = 512;
+constexpr int64_t kDecodeContext = 256;
+
+// Time inside kernels, by operation, added up over threads.
+enum Op { kGemm, kHead, kAttention, kNorm, kAct, kRope, kKvWrite, kEmbedding, kNumOps };
+constexpr const char* kOpNames[kNumOps] = {"gemm_ms", "head_ms", "attn_ms",  "norm_ms",
+                                           "act_ms",  "rope_ms", "write_ms", "embed_ms"};
+std::atomic<int64_t> op_ns[kNumOps];
+const kernels::KernelTable* timed_table = nullptr;
+constexpr int kSlot = static_cast<int>(DType::kBFloat16);
+
+class OpTimer {
+ public:
+  explicit OpTimer(Op op) : op_(op), begin_(std::chrono::steady_clock::now()) {}
+  ~OpTimer() {
+    const auto elapsed = std::chrono::steady_clock::now() - begin_;
+    op_ns[op_] += std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count();
+  }
+
+ private:
+  Op op_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+kernels::KernelTable TimingTable(const kernels::KernelTable& table) {
+  timed_table = &table;
+  kernels::KernelTable timing = table;
+  using kernels::Stream;
+  timing.gemm[kSlot][kSlot] = [](const kernels::GemmArgs& args, Stream stream) noexcept {
+    const OpTimer timer(args.n == kVocab ? kHead : kGemm);
+    timed_table->gemm[kSlot][kSlot](args, stream);
+  };
+  timing.attention[kSlot][kSlot] = [](const kernels::AttentionArgs& args,
+                                      Stream stream) noexcept {
+    const OpTimer timer(kAttention);
+    timed_table->attention[kSlot][kSlot](args, stream);
+  };
+  timing.rms_norm[kSlot] = [](const kernels::RmsNormArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kNorm);
+    timed_table->rms_norm[kSlot](args, stream);
+  };
+  timing.gated_act[kSlot] = [](const kernels::GatedActArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kAct);
+    timed_table->gated_act[kSlot](args, stream);
+  };
+  timing.rope = [](const kernels::RopeArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kRope);
+    timed_table->rope(args, stream);
+  };
+  timing.kv_write[kSlot] = [](const kernels::KvWriteArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kKvWrite);
+    timed_table->kv_write[kSlot](args, stream);
+  };
+  timing.embedding[kSlot] = [](const kernels::EmbeddingArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kEmbedding);
+    timed_table->embedding[kSlot](args, stream);
+  };
+  return timing;
+}
+
+void Require(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+
+proto::DecoderSpec Spec() {
+  const char* layers = std::getenv("ALLSPARK_BENCH_LAYERS");
+  proto::DecoderSpec spec;
+  spec.set_architecture("Qwen2ForCausalLM");
+  spec.set_vocab_size(kVocab);
+  spec.set_hidden_size(896);
+  spec.set_num_layers(layers != nullptr ? std::atoi(layers) : 24);
+  spec.set_num_heads(14);
+  spec.set_num_kv_heads(2);
+  spec.set_head_dim(64);
+  spec.set_intermediate_size(4864);
+  spec.set_norm_eps(1e-6f);
+  spec.set_tie_embeddings(true);
+  spec.set_qkv_bias(true);
+  spec.set_max_position(32768);
+  spec.set_rotary_dim(64);
+  spec.set_compute_type(proto::COMPUTE_BFLOAT16);
+  return spec;
+}
+
+// Adds one tensor in row slices of bfloat16 values of random sign and mantissa around 1/sqrt(k).
+void AddRandom(ModelWriter& writer, const RequiredTensor& tensor) {
+  const int64_t rows = tensor.shape[0];
+  const int64_t cols = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+  const bool vector = tensor.shape.size() == 1;
+  const float scale = vector ? 1.0f : 1.0f / std::sqrt(static_cast<float>(cols));
+  const int64_t slice = std::min<int64_t>(rows, 4096);
+  std::vector<BFloat16> values(static_cast<size_t>(slice * cols));
+  uint64_t state = 0x9e3779b97f4a7c15u;
+  for (BFloat16& value : values) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    value = ToBFloat16(scale * (static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f));
+  }
+  TensorView view;
+  view.data = values.data();
+  view.dtype = DType::kBFloat16;
+  view.rank = vector ? 1 : 2;
+  view.dims[1] = cols;
+  view.strides[0] = cols;
+  view.strides[1] = 1;
+  for (int64_t row = 0; row < rows; row += slice) {
+    view.dims[0] = std::min(slice, rows - row);
+    Require(writer.AddTensor(tensor.name, row, view));
+  }
+}
+
+// The model, its decoder and their memory: built once, on first use.
+class Bench {
+ public:
+  static Bench& Get() {
+    static Bench bench;
+    return bench;
+  }
+
+  // One step: `num_sequences` chunks of `num_tokens` at `position`.
+  void Prepare(int64_t num_sequences, int64_t num_tokens, int64_t position) {
+    sequences_.clear();
+    tokens_.clear();
+    positions_.clear();
+    for (int64_t s = 0; s < num_sequences; ++s) {
+      sequences_.push_back({static_cast<int64_t>(tokens_.size()), num_tokens, position,
+                            blocks_.data() + s * (kMaxLength / kBlockSize),
+                            static_cast<int32_t>(s)});
+      for (int64_t t = 0; t < num_tokens; ++t) {
+        tokens_.push_back(static_cast<int32_t>((s * 7919 + t * 104729) % kVocab));
+        positions_.push_back(static_cast<int32_t>(position + t));
+      }
+    }
+    batch_ = {tokens_.data(),    positions_.data(), static_cast<int64_t>(tokens_.size()),
+              sequences_.data(), num_sequences,     num_sequences};
+  }
+  void Step() {
+    arena_.Reset();
+    decoder_->Forward(batch_, kv_, arena_, logits_.data());
+  }
+
+  int num_threads() const { return pool_.num_threads(); }
+  int64_t weight_bytes() const { return weight_bytes_; }
+  const char* table_name() const { return table_.name; }
+
+ private:
+  Bench() : pool_(0), allocator_(int64_t{8} << 30), table_(TimingTable(*kernels::DefaultTable())) {
+    const proto::DecoderSpec spec = Spec();
+    auto tensors = RequiredTensors(spec);
+    Require(tensors.status());
+    auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", &pool_);
+    Require(writer.status());
+    for (const RequiredTensor& tensor : *tensors) AddRandom(**writer, tensor);
+    auto image = (*writer)->Finish();
+    Require(image.status());
+    weight_bytes_ = (*image)->param_bytes();
+    auto reader = ModelReader::OpenImage(std::move(*image), &pool_, /*verify=*/false);
+    Require(reader.status());
+    reader_ = std::move(*reader);
+    auto decoder = Decoder::Create(*reader_, {kMaxLength, kMaxTokens, kMaxBatch, kBlockSize},
+                                   table_, &pool_, &allocator_);
+    Require(decoder.status());
+    decoder_ = std::move(*decoder);
+    arena_ = StepArena(Take(decoder_->arena_bytes()));
+    const int64_t num_blocks = kMaxBatch * kMaxLength / kBlockSize;
+    kv_buffer_ = Take(num_blocks * decoder_->block_bytes());
+    std::memset(kv_buffer_.data(), 0, kv_buffer_.bytes());
+    kv_ = {static_cast<unsigned char*>(kv_buffer_.data()), num_blocks};
+    for (int64_t b = 0; b < num_blocks; ++b) blocks_.push_back(static_cast<int32_t>(b));
+    logits_.resize(static_cast<size_t>(kMaxBatch * kVocab));
+  }
+
+  Buffer Take(int64_t bytes) {
+    auto buffer = Buffer::Create(&allocator_, static_cast<size_t>(bytes));
+    Require(buffer.status());
+    return std::move(*buffer);
+  }
+
+  ThreadPool pool_;
+  SystemAllocator allocator_;
+  kernels::KernelTable table_;
+  std::unique_ptr<ModelReader> reader_;
+  int64_t weight_bytes_ = 0;
+  std::unique_ptr<Decoder> decoder_;
+  StepArena arena_;
+  Buffer kv_buffer_;
+  KvPool kv_;
+  std::vector<int32_t> blocks_;
+  std::vector<int32_t> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<BatchSequence> sequences_;
+  Batch batch_;
+  std::vector<float> logits_;
+};
+
+void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens,
+              int64_t position) {
+  Bench& bench = Bench::Get();
+  bench.Prepare(num_sequences, num_tokens, position);
+  bench.Step();
+  for (auto& ns : op_ns) ns = 0;
+  for (auto _ : state) bench.Step();
+  const double steps = static_cast<double>(state.iterations());
+  state.SetItemsProcessed(state.iterations() * num_sequences * num_tokens);
+  // What a step must read at least: every weight once.
+  state.SetBytesProcessed(state.iterations() * bench.weight_bytes());
+  for (int op = 0; op < kNumOps; ++op) {
+    state.counters[kOpNames[op]] =
+        static_cast<double>(op_ns[op]) * 1e-6 / steps / bench.num_threads();
+  }
+  state.SetLabel(std::string(bench.table_name()) + ", " + std::to_string(bench.num_threads()) +
+                 " threads");
+}
+
+void Decode(benchmark::State& state) { RunSteps(state, state.range(0), 1, kDecodeContext); }
+void Prefill(benchmark::State& state) { RunSteps(state, 1, state.range(0), 0); }
+
+BENCHMARK(Decode)->Arg(1)->Arg(8)->Arg(32)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(Prefill)->Arg(512)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+}  // namespace
+}  // namespace allspark
