@@ -121,13 +121,17 @@ Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char
     if (found == open.end()) return Damaged(record, "is not required by the spec");
     AS_RETURN_IF_ERROR(CheckRecord(record, *found->second));
     open.erase(found);
-    views.emplace(record.name(), ViewOf(record, param));
+    views.emplace(record.name(), WeightView());
   }
   if (!open.empty()) {
     return Status::DataLoss("tensor \"" + std::string(open.begin()->first) +
                             "\" is missing, and " + std::to_string(open.size() - 1) + " more");
   }
   AS_RETURN_IF_ERROR(CheckOffsets(file));
+  // Only now is every offset known to lie within the parameters.
+  for (const proto::TensorRecord& record : file.tensors()) {
+    views[record.name()] = ViewOf(record, param);
+  }
   return views;
 }
 
