@@ -6,8 +6,8 @@
 
 namespace allspark::testing {
 
-// False where SIMDe was not there at build time (the fill functions then do nothing) or the processor lacks
-// AVX2 and FMA.
+// False where SIMDe was not there at build time, in sanitizer builds (the fill functions then do nothing),
+// or where the processor lacks AVX2 and FMA.
 bool HaveEmulatedAvx512();
 // On top of a filled reference table, as FillAvx512; then, on top of that, as FillAvx512Bf16.
 void FillEmulatedAvx512(kernels::KernelTable& table);
