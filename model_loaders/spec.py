@@ -187,28 +187,30 @@ def _parts(target: RequiredTensor, sources: Sequence[TensorEntry]) -> list[Part]
     return parts
 
 
-@functools.cache
 def message_class(name: str) -> Any:
-    """The protobuf class ``allspark.proto.<name>``, built from the descriptor set that the package
-    carries.
+    """The protobuf class ``allspark.proto.<name>``."""
+    from google.protobuf import message_factory
 
-    Generated code would tie the package to one protobuf version; a descriptor set works with all of
-    them.
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"allspark.proto.{name}"))
+
+
+@functools.cache
+def _pool() -> Any:
+    """The messages of the format, from the descriptor set that the package carries.
+
+    Generated code would tie the package to one protobuf version; a descriptor set works with all
+    of them. There is one pool, because messages of different pools never compare equal.
     """
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool
 
-    pool = descriptor_pool.DescriptorPool()
-    files = descriptor_pb2.FileDescriptorSet.FromString(_descriptor_set())
-    for file in files.file:
-        pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"allspark.proto.{name}"))
-
-
-def _descriptor_set() -> bytes:
     path = importlib.resources.files("allspark").joinpath("allspark.desc")
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise ModelSerializerException(
             f"{path}: cannot be read: {error}; is the installation complete?"
         ) from None
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.Add(file)
+    return pool
