@@ -71,8 +71,10 @@ TEST_F(EngineTest, AQuarterOfTheMemoryGivesTheSameTokens) {
     GenerationConfig config;
   };
   std::vector<Job> jobs;
+  const int64_t vocab_size = TinyLlamaSpec().vocab_size();
   for (int i = 0; i < 40; ++i) {
-    jobs.push_back({RandomPrompt(rng_, 30 + static_cast<int64_t>(rng_() % 90), 200), Greedy(60)});
+    const int64_t length = 30 + static_cast<int64_t>(rng_() % 90);
+    jobs.push_back({RandomPrompt(rng_, length, vocab_size), Greedy(60)});
   }
   const auto run_all = [&](int64_t num_blocks) {
     RuntimeConfig config = SmallConfig();

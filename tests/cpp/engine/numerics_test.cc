@@ -1,6 +1,7 @@
 // The numerics contract through the whole engine: logits and tokens of a request are the same bits alone, in
 // crowds, for any chunking and block size, with preemption forced, for any number of threads, on every table.
 
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <cstdlib>
@@ -61,11 +62,11 @@ class Runner {
   int64_t preemptions_ = 0;
 };
 
-Job MakeJob(std::mt19937& rng, int64_t vocab_size, int64_t max_prompt, bool sampled) {
+Job MakeJob(std::mt19937& rng, int64_t vocab_size, bool sampled) {
   Job job;
-  job.prompt = RandomPrompt(rng, 1 + static_cast<int64_t>(rng() % static_cast<uint64_t>(max_prompt)),
-                            vocab_size);
-  job.config = Greedy(4 + static_cast<int64_t>(rng() % 24));
+  job.prompt = RandomPrompt(rng, 1 + static_cast<int64_t>(rng() % 100), vocab_size);
+  // Long enough for a crowd to outgrow the blocks that its prompts were admitted with.
+  job.config = Greedy(4 + static_cast<int64_t>(rng() % 60));
   if (sampled) {
     job.config.do_sample = true;
     job.config.temperature = 0.9;
@@ -85,7 +86,7 @@ class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
     RuntimeConfig config = SmallConfig();
     config.engine_max_batch = crowd;
     std::vector<Job> jobs;
-    for (int i = 0; i < crowd; ++i) jobs.push_back(MakeJob(rng, spec.vocab_size(), 120, i % 2 == 1));
+    for (int i = 0; i < crowd; ++i) jobs.push_back(MakeJob(rng, spec.vocab_size(), i % 2 == 1));
 
     Runner runner;
     std::vector<Trace> alone;
@@ -113,7 +114,7 @@ class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
     RuntimeConfig tight = config;
     tight.cache_span_num_init = 16;
     const std::vector<Trace> squeezed = runner.Run(tight, image, jobs);
-    EXPECT_GT(runner.preemptions(), 0);
+    EXPECT_GT(runner.preemptions(), 0) << crowd;
     for (size_t i = 0; i < jobs.size(); ++i) {
       EXPECT_EQ(squeezed[i].tokens, alone[i].tokens) << "job " << i << " under pressure";
       // A recomputed position may be computed again, never otherwise: the digests hold each in order.
@@ -122,7 +123,7 @@ class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
   }
 };
 
-TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpec(GetParam()), 5); }
+TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpec(GetParam()), 9); }
 
 TEST_P(NumericsTest, BitsAreTheSameInCrowdsOf64) { ExpectInvariant(TinyQwen3Spec(GetParam()), 64); }
 
@@ -130,8 +131,8 @@ TEST_P(NumericsTest, BitsAreTheSameOnEveryTable) {
   for (const kernels::KernelTable* table : kernels::AvailableTables()) {
     setenv("ALLSPARK_CPU_ISA", table->name, 1);
     SCOPED_TRACE(table->name);
-    ExpectInvariant(TinyQwen2Spec(GetParam()), 3);
-    ExpectInvariant(TinyMistralSpec(GetParam()), 3);
+    ExpectInvariant(TinyQwen2Spec(GetParam()), 12);
+    ExpectInvariant(TinyMistralSpec(GetParam()), 12);
   }
 }
 
