@@ -1,5 +1,5 @@
-// AS_CHECK: broken invariants throw InternalError, which owns its message. The step loop catches at one
-// place. Expected failures are Status values, never these.
+// AS_CHECK: broken invariants throw InternalError, which owns its message. The step loop catches at
+// one place. Expected failures are Status values, never these.
 #pragma once
 
 #include <sstream>

@@ -1,5 +1,5 @@
-// The monotonic clock in the units the engine uses. For durations and timeouts, never for the time of day.
-// Any thread may call.
+// The monotonic clock in the units the engine uses. For durations and timeouts, never for the time
+// of day. Any thread may call.
 #pragma once
 
 #include <chrono>

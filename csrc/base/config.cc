@@ -31,8 +31,9 @@ bool AreDeviceIds(std::string_view text) {
   while (true) {
     const size_t comma = text.find(',');
     const std::string_view id = text.substr(0, comma);
-    const bool digits = !id.empty() && id.size() <= 5 &&
-                        std::all_of(id.begin(), id.end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool digits =
+        !id.empty() && id.size() <= 5 &&
+        std::all_of(id.begin(), id.end(), [](char c) { return c >= '0' && c <= '9'; });
     const bool padded = id.size() > 1 && id[0] == '0';
     if (!digits || padded || std::find(seen.begin(), seen.end(), id) != seen.end()) return false;
     seen.push_back(id);

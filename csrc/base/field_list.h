@@ -1,6 +1,6 @@
-// What derives from a struct's Fields(): visiting each field, the range check, the text form, and the
-// proof at compile time that the list names every member. For aggregates only (no base class, no array
-// member). Pure functions.
+// What derives from a struct's Fields(): visiting each field, the range check, the text form, and
+// the proof at compile time that the list names every member. For aggregates only (no base class,
+// no array member). Pure functions.
 #pragma once
 
 #include <array>

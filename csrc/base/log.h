@@ -1,6 +1,7 @@
-// The library's log: one line per statement, to stderr or to a file in HIE_LOG_DIR. HIE_LOG_LEVEL says from which
-// level on: 0 info, 1 warning (the default), 2 error, 3 nothing. Read once, at the first statement. Thread-safe;
-// a statement below the level evaluates nothing and allocates nothing. The log never ends the process.
+// The library's log: one line per statement, to stderr or to a file in HIE_LOG_DIR. HIE_LOG_LEVEL
+// says from which level on: 0 info, 1 warning (the default), 2 error, 3 nothing. Read once, at the
+// first statement. Thread-safe; a statement below the level evaluates nothing and allocates
+// nothing. The log never ends the process.
 #pragma once
 
 #include <atomic>
@@ -19,8 +20,8 @@ struct LogConfig {
   static LogConfig FromEnv();
 };
 
-// Replaces what the environment said. The file is DIR/allspark.PID.log, appended to; where it cannot be opened the
-// log goes to stderr and says so.
+// Replaces what the environment said. The file is DIR/allspark.PID.log, appended to; where it
+// cannot be opened the log goes to stderr and says so.
 void ConfigureLog(const LogConfig& config);
 
 namespace internal {
@@ -58,10 +59,10 @@ class LogMessage {
 }  // namespace allspark
 
 // AS_LOG(kWarning) << "text";
-#define AS_LOG(level)                                                          \
-  switch (0)                                                                   \
-  case 0:                                                                      \
-  default:                                                                     \
-    if (!::allspark::internal::LogEnabled(::allspark::LogLevel::level)) {      \
-    } else                                                                     \
+#define AS_LOG(level)                                                     \
+  switch (0)                                                              \
+  case 0:                                                                 \
+  default:                                                                \
+    if (!::allspark::internal::LogEnabled(::allspark::LogLevel::level)) { \
+    } else                                                                \
       ::allspark::internal::LogMessage(::allspark::LogLevel::level, __FILE__, __LINE__)

@@ -1,5 +1,5 @@
-// How a source file is named in messages: relative to the source root, so that a message is the same
-// wherever the library was built and says nothing about the machine that built it.
+// How a source file is named in messages: relative to the source root, so that a message is the
+// same wherever the library was built and says nothing about the machine that built it.
 #pragma once
 
 #include <string_view>

@@ -12,12 +12,12 @@ namespace allspark {
 inline constexpr size_t kBufferAlignment = 256;  // of every allocation, bytes
 
 struct AllocatorStats {
-  int64_t num_allocs = 0;          // calls so far
-  int64_t num_live = 0;            // allocations not freed yet
-  int64_t bytes_in_use = 0;        // requested size rounded up to the chunk
+  int64_t num_allocs = 0;    // calls so far
+  int64_t num_live = 0;      // allocations not freed yet
+  int64_t bytes_in_use = 0;  // requested size rounded up to the chunk
   int64_t peak_bytes_in_use = 0;
   int64_t largest_alloc_bytes = 0;
-  int64_t pool_bytes = 0;          // the region's reserved size
+  int64_t pool_bytes = 0;  // the region's reserved size
   int64_t largest_free_bytes = 0;
 };
 
@@ -43,7 +43,9 @@ class Buffer {
     std::swap(allocator_, other.allocator_);
     return *this;
   }
-  ~Buffer() { if (data_ != nullptr) allocator_->Free(data_); }
+  ~Buffer() {
+    if (data_ != nullptr) allocator_->Free(data_);
+  }
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }

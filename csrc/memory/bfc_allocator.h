@@ -1,7 +1,7 @@
 // Best-fit-with-coalescing allocator over one reserved region (the scheme of TensorFlow's allocator
-// of that name, after Doug Lea's dlmalloc): free chunks ordered by size, split on allocation, merged
-// with free neighbours on release. On the CPU the region is reserved address space, committed when
-// touched; whole free pages are handed back to the system.
+// of that name, after Doug Lea's dlmalloc): free chunks ordered by size, split on allocation,
+// merged with free neighbours on release. On the CPU the region is reserved address space,
+// committed when touched; whole free pages are handed back to the system.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 namespace allspark {
 
 struct BfcOptions {
-  bool enabled = true;         // BFC_ALLOCATOR: OFF hands each allocation to the system, within the same bound
-  double mem_ratio = 0.9;      // BFC_MEM_RATIO: (total - leftover) * ratio is reserved
-  int64_t leftover_mb = 350;   // BFC_LEFTOVER_MB
-  bool allow_growth = true;    // BFC_ALLOW_GROWTH: OFF commits the whole region at creation
+  bool enabled = true;        // BFC_ALLOCATOR: OFF uses the system's heap, within the same bound
+  double mem_ratio = 0.9;     // BFC_MEM_RATIO: (total - leftover) * ratio is reserved
+  int64_t leftover_mb = 350;  // BFC_LEFTOVER_MB
+  bool allow_growth = true;   // BFC_ALLOW_GROWTH: OFF commits the whole region at creation
 
   // Reads the environment; a malformed value is an InvalidArgument naming variable, value and form.
   // Booleans: ON/OFF, 1/0, true/false, any case.

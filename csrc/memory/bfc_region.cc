@@ -23,8 +23,8 @@ constexpr size_t kCommitStep = size_t{32} << 20;
 // A free chunk gives its pages back once this much of it may be backed by memory.
 constexpr size_t kGiveBackBytes = size_t{1} << 20;
 
-// Poisoning writes an eighth of the range in shadow memory: of a KV pool that was never touched, the begin
-// must do.
+// AddressSanitizer writes an eighth of what is poisoned or unpoisoned: of a KV pool that was never
+// touched, the begin must do.
 constexpr size_t kMaxPoison = size_t{64} << 20;
 
 size_t PageBytes() {
@@ -66,8 +66,8 @@ Result<std::unique_ptr<BfcRegion>> BfcRegion::Create(int64_t bytes, bool grow) {
   }
   const size_t size = static_cast<size_t>(bytes) / kHugePage * kHugePage;
   const size_t mapping_bytes = size + kHugePage;  // Room to align the base.
-  void* mapping = mmap(nullptr, mapping_bytes, PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapping =
+      mmap(nullptr, mapping_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
     const int error = errno;
     return Status::ResourceExhausted("cannot reserve " + std::to_string(size) +
@@ -97,7 +97,8 @@ BfcRegion::BfcRegion(std::byte* mapping, size_t mapping_bytes, std::byte* base, 
       base_(base),
       bytes_(bytes),
       grow_(grow),
-      committed_end_(base) {}
+      committed_end_(base),
+      poisoned_end_(base) {}
 
 void BfcRegion::Open() {
   chunks_[base_].size = bytes_;
@@ -110,7 +111,7 @@ BfcRegion::~BfcRegion() {
     AS_LOG(kError) << "a memory region ends with " << stats_.num_live << " allocations of "
                    << stats_.bytes_in_use << " bytes still in use";
   }
-  Unpoison(base_, static_cast<size_t>(committed_end_ - base_));
+  Unpoison(base_, static_cast<size_t>(poisoned_end_ - base_));
   munmap(mapping_, mapping_bytes_);
 }
 
@@ -119,8 +120,10 @@ void* BfcRegion::Allocate(size_t bytes) {
   const size_t size = (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
-    void* const ptr = AllocateLocked(size);
-    if (ptr != nullptr) Unpoison(ptr, bytes);
+    std::byte* const ptr = AllocateLocked(size);
+    if (ptr != nullptr && ptr < poisoned_end_) {
+      Unpoison(ptr, std::min(bytes, static_cast<size_t>(poisoned_end_ - ptr)));
+    }
     return ptr;
   } catch (const std::bad_alloc&) {
     return nullptr;  // No room for the books; nothing has changed.
@@ -128,7 +131,7 @@ void* BfcRegion::Allocate(size_t bytes) {
 }
 
 // Everything that can fail comes before the first change.
-void* BfcRegion::AllocateLocked(size_t size) {
+std::byte* BfcRegion::AllocateLocked(size_t size) {
   const auto fit = free_index_.lower_bound({size, nullptr});
   if (fit == free_index_.end()) return nullptr;
   std::byte* const begin = fit->second;
@@ -165,7 +168,8 @@ void* BfcRegion::AllocateLocked(size_t size) {
   return begin;
 }
 
-// Best fit takes the untouched end of the region last, so one high-water mark describes what is committed.
+// Best fit takes the untouched end of the region last, so one high-water mark describes what is
+// committed.
 bool BfcRegion::Commit(std::byte* end) {
   if (end <= committed_end_) return true;
   const size_t left = static_cast<size_t>(base_ + bytes_ - committed_end_);
@@ -190,7 +194,9 @@ void BfcRegion::Free(void* ptr) {
   const size_t size = chunk->second.size;
   --stats_.num_live;
   stats_.bytes_in_use -= static_cast<int64_t>(size);
-  Poison(begin, std::min(size, kMaxPoison));
+  const size_t poisoned = std::min(size, kMaxPoison);
+  Poison(begin, poisoned);
+  poisoned_end_ = std::max(poisoned_end_, begin + poisoned);
 
   FreeIndex::node_type entry = std::move(chunk->second.spare);
   chunk->second.in_use = false;
@@ -226,8 +232,9 @@ BfcRegion::ChunkMap::iterator BfcRegion::MergeWithNext(ChunkMap::iterator chunk)
 
 void BfcRegion::GiveBack(std::byte* begin, Chunk& chunk) {
   if (static_cast<size_t>(chunk.dirty_end - chunk.dirty_begin) < kGiveBackBytes) return;
-  // Widened to huge pages: touching a byte may have put memory behind all of its huge page. Narrowed to the
-  // chunk's own pages: one shared with a neighbour in use goes with whichever of the two is freed last.
+  // Widened to huge pages: touching a byte may have put memory behind all of its huge page.
+  // Narrowed to the chunk's own pages: one shared with a neighbour in use goes with whichever of
+  // the two is freed last.
   std::byte* const first =
       std::max(AlignDown(chunk.dirty_begin, kHugePage), AlignUp(begin, PageBytes()));
   std::byte* const last =

@@ -1,6 +1,7 @@
-// The best-fit-with-coalescing allocator itself: chunks that tile one reserved region of address space. The
-// books are kept outside of the region and take their memory from the heap in Allocate alone, so Free cannot
-// fail. Thread-safe. Made by CreateCpuBfcAllocator; this header is for it and for tests.
+// The best-fit-with-coalescing allocator itself: chunks that tile one reserved region of address
+// space. The books are kept outside of the region and take their memory from the heap in Allocate
+// alone, so Free cannot fail. Thread-safe. Made by CreateCpuBfcAllocator; this header is for it and
+// for tests.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,9 @@ namespace allspark {
 
 class BfcRegion : public Allocator {
  public:
-  // Reserves `bytes` (rounded down to whole huge pages of 2 MiB; at least one). With `grow`, memory is
-  // committed as allocations reach it and given back when freed; without, all of it is committed here for good.
-  // ResourceExhausted when the system refuses.
+  // Reserves `bytes` (rounded down to whole huge pages of 2 MiB; at least one). With `grow`, memory
+  // is committed as allocations reach it and given back when freed; without, all of it is committed
+  // here for good. ResourceExhausted when the system refuses.
   static Result<std::unique_ptr<BfcRegion>> Create(int64_t bytes, bool grow);
   ~BfcRegion() override;
   BfcRegion(const BfcRegion&) = delete;
@@ -32,8 +33,8 @@ class BfcRegion : public Allocator {
 
   // The first byte of the region.
   std::byte* base() const { return base_; }
-  // For tests: chunks tile the region, no two free neighbours, the free index and the statistics agree with
-  // the chunks. Internal, naming what is wrong.
+  // For tests: chunks tile the region, no two free neighbours, the free index and the statistics
+  // agree with the chunks. Internal, naming what is wrong.
   Status CheckConsistency() const;
 
  private:
@@ -54,7 +55,7 @@ class BfcRegion : public Allocator {
   BfcRegion(std::byte* mapping, size_t mapping_bytes, std::byte* base, size_t bytes, bool grow);
   void Open();
 
-  void* AllocateLocked(size_t size);
+  std::byte* AllocateLocked(size_t size);
   bool Commit(std::byte* end);
   ChunkMap::iterator MergeWithNext(ChunkMap::iterator chunk);
   void GiveBack(std::byte* begin, Chunk& chunk);
@@ -71,6 +72,7 @@ class BfcRegion : public Allocator {
   ChunkMap chunks_;
   FreeIndex free_index_;
   std::byte* committed_end_;  // Memory of [base_, committed_end_) may be touched.
+  std::byte* poisoned_end_;   // Nothing from here on was ever poisoned.
   AllocatorStats stats_;
 };
 

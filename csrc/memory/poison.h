@@ -1,4 +1,5 @@
-// Tells AddressSanitizer which bytes of an allocator's own memory may be touched; nothing in other builds.
+// Tells AddressSanitizer which bytes of an allocator's own memory may be touched; nothing in other
+// builds.
 #pragma once
 
 #include <cstddef>

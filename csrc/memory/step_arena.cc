@@ -16,9 +16,8 @@ void* StepArena::Allocate(int64_t bytes) {
       << bytes << " wanted";
   void* const ptr = static_cast<std::byte*>(buffer_.data()) + used_;
   // The end of the buffer may cut the last padding short.
-  const int64_t padded = bytes <= capacity() - kAlignment
-                             ? (bytes + kAlignment - 1) / kAlignment * kAlignment
-                             : bytes;
+  const int64_t padded =
+      bytes <= capacity() - kAlignment ? (bytes + kAlignment - 1) / kAlignment * kAlignment : bytes;
   used_ = std::min(used_ + padded, capacity());
   peak_ = std::max(peak_, used_);
   return ptr;

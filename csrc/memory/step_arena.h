@@ -1,5 +1,6 @@
-// Scratch memory of one step: bump allocation from one Buffer, reset before each step. Sized once at load
-// from the largest step; running out is a broken invariant, not a user error. One thread at a time.
+// Scratch memory of one step: bump allocation from one Buffer, reset before each step. Sized once
+// at load from the largest step; running out is a broken invariant, not a user error. One thread at
+// a time.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Hands each allocation to the system's heap, within a budget: what BFC_ALLOCATOR=OFF selects. Keeps the same
-// statistics as the region allocator. Thread-safe.
+// Hands each allocation to the system's heap, within a budget: what BFC_ALLOCATOR=OFF selects.
+// Keeps the same statistics as the region allocator. Thread-safe.
 #pragma once
 
 #include <mutex>

@@ -1,4 +1,5 @@
-// Which cores this process may run on, and binding a thread to one of them. Linux. Any thread may call.
+// Which cores this process may run on, and binding a thread to one of them. Linux. Any thread may
+// call.
 #pragma once
 
 #include <pthread.h>

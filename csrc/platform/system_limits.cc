@@ -49,7 +49,8 @@ std::optional<int64_t> NumberInFile(const std::string& path) {
   return LeadingNumber(ReadFile(path));
 }
 
-// The number after `key` at the begin of a line, as in /proc/meminfo ("MemTotal:  1 kB") and memory.stat.
+// The number after `key` at the begin of a line, as in /proc/meminfo ("MemTotal:  1 kB") and
+// memory.stat.
 std::optional<int64_t> NumberAfterKey(const std::string& text, std::string_view key) {
   for (const std::string& line : Split(text, '\n')) {
     if (line.starts_with(key) && line.size() > key.size() &&
@@ -84,7 +85,7 @@ bool HasItem(const std::string& comma_list, std::string_view item) {
 // One mounted cgroup tree.
 struct CgroupMount {
   bool v2;
-  std::string root;         // the cgroup that the mount shows at its top
+  std::string root;  // the cgroup that the mount shows at its top
   std::string mount_point;
   std::string controllers;  // v1: comma list
 };

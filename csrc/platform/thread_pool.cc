@@ -24,8 +24,9 @@ namespace allspark {
 namespace {
 
 constexpr size_t kCacheLine = 64;
-// How long a thread that waits for others looks before it sleeps. Waking a sleeper costs 5 to 50 us; the regions
-// of one step follow each other faster than that.
+// How long a thread that waits for others looks before it sleeps. The regions of one step follow
+// each other within less; waking a sleeper for each would cost a system call and a pass of the
+// scheduler.
 constexpr int64_t kSpinNs = 50'000;
 constexpr int kPausesPerClockRead = 32;
 
@@ -78,13 +79,14 @@ Range PartOf(int64_t n, int64_t parts, int64_t index) {
 
 }  // namespace
 
-// How a region runs. The caller writes n_, fn_ and pending_, then publishes them by changing word_, which holds
-// the region's number and how many threads take part. A worker that takes part may read them until it has counted
-// itself out of pending_; one that does not take part never reads them, so the caller need not wait for it.
+// How a region runs. The caller writes n_, fn_ and pending_, then publishes them by changing word_,
+// which holds the region's number and how many threads take part. A worker that takes part may read
+// them until it has counted itself out of pending_; one that does not take part never reads them,
+// so the caller need not wait for it.
 //
-// How a worker sleeps. It raises num_sleepers_ and its own `asleep`, looks at word_ once more, and sleeps on
-// `asleep`. The caller changes word_, then looks at num_sleepers_. All four are sequentially consistent, so at
-// least one of the two sees the other.
+// How a worker sleeps. It raises num_sleepers_ and its own `asleep`, looks at word_ once more, and
+// sleeps on `asleep`. The caller changes word_, then looks at num_sleepers_. All four are
+// sequentially consistent, so at least one of the two sees the other.
 class ThreadPool::Impl {
  public:
   Impl(int num_threads, bool pin);
@@ -98,7 +100,8 @@ class ThreadPool::Impl {
 
   struct alignas(kCacheLine) Worker {
     std::atomic<uint32_t> asleep{0};
-    std::exception_ptr error;  // Written by its thread within a region, read by the caller after it.
+    std::exception_ptr
+        error;  // Written by its thread within a region, read by the caller after it.
     std::thread thread;
   };
 
@@ -130,7 +133,8 @@ class ThreadPool::Impl {
 
   alignas(kCacheLine) std::atomic<uint64_t> word_{0};
   alignas(kCacheLine) std::atomic<uint32_t> num_sleepers_{0};
-  alignas(kCacheLine) std::atomic<uint32_t> pending_{0};  // Workers that have not finished their part.
+  alignas(kCacheLine) std::atomic<uint32_t> pending_{
+      0};  // Workers that have not finished their part.
   std::atomic<uint32_t> caller_asleep_{0};
   std::atomic<bool> failed_{false};
 };
@@ -239,8 +243,8 @@ void ThreadPool::Impl::WorkerLoop(int id) {
     if (parts == kStop) return;
     if (static_cast<uint64_t>(id) >= parts) continue;
     RunPart(id);
-    // The last one out wakes the caller. Nothing of the region may be touched after this, but the pool
-    // itself outlives the worker.
+    // The last one out wakes the caller. Nothing of the region may be touched after this, but the
+    // pool itself outlives the worker.
     if (pending_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
         caller_asleep_.load(std::memory_order_seq_cst) != 0) {
       FutexWake(&pending_);
@@ -286,8 +290,8 @@ void ThreadPool::Impl::RethrowFirstError(int parts) {
 void ThreadPool::Impl::ParallelFor(int64_t n, int64_t grain, Function fn) {
   if (n <= 0) return;
   if (current_region.pool == this) {
-    // Nested: the others are busy with the outer region. The thread keeps its id, so that scratch by
-    // thread id stays its own.
+    // Nested: the others are busy with the outer region. The thread keeps its id, so that scratch
+    // by thread id stays its own.
     fn(0, n, current_region.thread_id);
     return;
   }

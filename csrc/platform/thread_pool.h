@@ -31,8 +31,8 @@ class FunctionRef<R(Args...)> {
 
 class ThreadPool {
  public:
-  // num_threads includes the caller of ParallelFor; 0: CpuCount(). `pin` gives each worker one core of
-  // this process's affinity mask.
+  // num_threads includes the caller of ParallelFor; 0: CpuCount(). `pin` gives each worker one core
+  // of this process's affinity mask.
   explicit ThreadPool(int num_threads, bool pin = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -41,8 +41,9 @@ class ThreadPool {
   int num_threads() const;
 
   // Splits [0, n) into num_threads() contiguous parts, the same every time for the same n, and runs
-  // fn(begin, end, thread_id) for each non-empty part; returns when all have. n <= grain runs on the caller
-  // alone. Allocates nothing. An exception in fn is rethrown here after all parts have ended.
+  // fn(begin, end, thread_id) for each non-empty part; returns when all have. n <= grain runs on
+  // the caller alone. Allocates nothing. An exception in fn is rethrown here after all parts have
+  // ended.
   void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> fn);
 
  private:

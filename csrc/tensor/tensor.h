@@ -1,5 +1,5 @@
-// Tensor: a dense row-major array that owns its memory, and the checked way to make a TensorView of memory
-// owned by someone else. Move-only; one thread at a time. Does no arithmetic.
+// Tensor: a dense row-major array that owns its memory, and the checked way to make a TensorView of
+// memory owned by someone else. Move-only; one thread at a time. Does no arithmetic.
 #pragma once
 
 #include <array>
@@ -19,8 +19,9 @@ class Tensor {
  public:
   Tensor() = default;  // No dtype, no elements.
 
-  // Takes memory for the elements; its content is undefined. InvalidArgument for a shape that is not one or a
-  // dtype without whole bytes per element, ResourceExhausted when the allocator has no room.
+  // Takes memory for the elements; its content is undefined. InvalidArgument for a shape that is
+  // not one or a dtype without whole bytes per element, ResourceExhausted when the allocator has no
+  // room.
   static Result<Tensor> Create(Allocator* allocator, DType dtype, std::span<const int64_t> dims);
 
   DType dtype() const { return dtype_; }

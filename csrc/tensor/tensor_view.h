@@ -1,4 +1,5 @@
-// TensorView: shape, strides and a pointer, copied by value; never owns and never outlives its owner.
+// TensorView: shape, strides and a pointer, copied by value; never owns and never outlives its
+// owner.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct TensorView {
   int64_t strides[kMaxRank] = {};  // elements
 };
 
-// Bytes of one element; 0 for kUndefined; kUInt4 counts as 1 per two elements and is not served here.
+// Bytes of one element; 0 for kUndefined; kUInt4 counts as 1 per two elements and is not served
+// here.
 int64_t ElementBytes(DType dtype);
 const char* DTypeName(DType dtype);  // "float32", "bfloat16", ...
 

@@ -66,8 +66,9 @@ bool SeesAlignedAllocations() {
 #ifdef AS_SANITIZER_OWNS_MALLOC
 
 // Both sanitizers' runtimes have it; GCC installs no header that declares it.
-extern "C" int __sanitizer_install_malloc_and_free_hooks(
-    void (*malloc_hook)(const volatile void*, size_t), void (*free_hook)(const volatile void*));
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void*,
+                                                                             size_t),
+                                                         void (*free_hook)(const volatile void*));
 
 namespace allspark::testing {
 namespace {
@@ -92,10 +93,10 @@ void* __libc_calloc(size_t, size_t);
 void* __libc_realloc(void*, size_t);
 void* __libc_memalign(size_t, size_t);
 
-#define AS_COUNT_OR_FAIL(bytes)                       \
-  if (!::allspark::testing::OnAllocation(bytes)) {    \
-    errno = ENOMEM;                                   \
-    return nullptr;                                   \
+#define AS_COUNT_OR_FAIL(bytes)                    \
+  if (!::allspark::testing::OnAllocation(bytes)) { \
+    errno = ENOMEM;                                \
+    return nullptr;                                \
   }
 
 void* malloc(size_t bytes) {

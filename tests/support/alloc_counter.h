@@ -1,6 +1,7 @@
-// Counts the heap allocations of chosen threads (malloc and its siblings, and with them operator new), and
-// makes chosen ones fail. A program that refers to this gets its own malloc; under AddressSanitizer and
-// ThreadSanitizer the sanitizer's hooks count instead, and failures cannot be injected (CanInjectFailures()).
+// Counts the heap allocations of chosen threads (malloc and its siblings, and with them operator
+// new), and makes chosen ones fail. A program that refers to this gets its own malloc; under
+// AddressSanitizer and ThreadSanitizer the sanitizer's hooks count instead, and failures cannot be
+// injected (CanInjectFailures()).
 #pragma once
 
 #include <atomic>
@@ -8,8 +9,9 @@
 
 namespace allspark::testing {
 
-// Counts what one thread allocates while it is told to count. The thread to watch calls Start and Stop itself,
-// or runs inside a Scope; any thread may read count(). One counter per thread at a time.
+// Counts what one thread allocates while it is told to count. The thread to watch calls Start and
+// Stop itself, or runs inside a Scope; any thread may read count(). One counter per thread at a
+// time.
 class AllocationCounter {
  public:
   // Begins to count the calling thread's allocations, added to what was counted before.
@@ -45,8 +47,8 @@ class AllocationCounter {
   std::atomic<int64_t> bytes_{0};
 };
 
-// Whole process, one chosen thread by its system id (gettid): for a thread that runs code that cannot be changed.
-// Allocations of the thread `tid` between Begin and End are added to *counter.
+// Whole process, one chosen thread by its system id (gettid): for a thread that runs code that
+// cannot be changed. Allocations of the thread `tid` between Begin and End are added to *counter.
 void BeginCountingThread(int tid, AllocationCounter* counter);
 void EndCountingThread();
 
@@ -54,8 +56,8 @@ void EndCountingThread();
 bool SeesAlignedAllocations();
 // False where a sanitizer owns malloc: tests of failures must skip, and say so.
 bool CanInjectFailures();
-// The calling thread's n-th allocation from now (1: the next) fails, once; 0: none. malloc returns null, new throws
-// bad_alloc.
+// The calling thread's n-th allocation from now (1: the next) fails, once; 0: none. malloc returns
+// null, new throws bad_alloc.
 void FailThisThreadsAllocation(int64_t n);
 
 }  // namespace allspark::testing

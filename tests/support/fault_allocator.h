@@ -1,5 +1,5 @@
-// An Allocator that passes calls on to another one and refuses chosen allocations, to prove that every caller
-// survives a refusal. Thread-safe.
+// An Allocator that passes calls on to another one and refuses chosen allocations, to prove that
+// every caller survives a refusal. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@ class FaultAllocator : public Allocator {
  public:
   explicit FaultAllocator(Allocator* inner) : inner_(inner) {}
 
-  // Refuses the n-th allocation from now (1: the next); 0: none. `sticky` refuses all after it as well.
+  // Refuses the n-th allocation from now (1: the next); 0: none. `sticky` refuses all after it as
+  // well.
   void FailNth(int64_t n, bool sticky = false) {
     sticky_ = sticky;
     num_refused_ = 0;

@@ -97,9 +97,9 @@ TEST(RuntimeConfigTest, ComputeUnit) {
   for (const char* legal : {"CPU:0", "CPU:0,1", "CUDA:0", "CUDA:0,1,2,3", "CUDA:12"}) {
     EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = legal; }), "") << legal;
   }
-  for (const char* illegal : {"", "CPU", "CPU:", ":0", "cpu:0", "CPU:a", "CPU:-1", "CPU:0,", "CPU:,0",
-                              "CPU:0,,1", "CPU:0,0", "CPU: 0", "CPU:00", "CPU:0x1", "GPU:0",
-                              "CPU:999999", "CPU:0 ", "CPU:0:1"}) {
+  for (const char* illegal :
+       {"", "CPU", "CPU:", ":0", "cpu:0", "CPU:a", "CPU:-1", "CPU:0,", "CPU:,0", "CPU:0,,1",
+        "CPU:0,0", "CPU: 0", "CPU:00", "CPU:0x1", "GPU:0", "CPU:999999", "CPU:0 ", "CPU:0:1"}) {
     EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = illegal; }),
               "compute_unit is \"" + std::string(illegal) +
                   "\"; it must be CPU:<ids> or CUDA:<ids>, ids separated by commas, such as CPU:0");
@@ -108,8 +108,9 @@ TEST(RuntimeConfigTest, ComputeUnit) {
 
 TEST(RuntimeConfigTest, CacheMode) {
   EXPECT_EQ(RuntimeError([](auto& c) { c.cache_mode = CacheMode::kQuantU4; }), "");
-  EXPECT_EQ(RuntimeError([](auto& c) { c.cache_mode = static_cast<CacheMode>(3); }),
-            "cache_mode is 3; it must be AsCacheDefault (0), AsCacheQuantI8 (1) or AsCacheQuantU4 (2)");
+  EXPECT_EQ(
+      RuntimeError([](auto& c) { c.cache_mode = static_cast<CacheMode>(3); }),
+      "cache_mode is 3; it must be AsCacheDefault (0), AsCacheQuantI8 (1) or AsCacheQuantU4 (2)");
   EXPECT_NE(RuntimeError([](auto& c) { c.cache_mode = static_cast<CacheMode>(-1); }), "");
 }
 
@@ -118,8 +119,9 @@ TEST(RuntimeConfigTest, ToStringNamesEveryField) {
   config.weights_path = "a \"b\"";
   config.cache_mode = CacheMode::kQuantI8;
   const std::string text = ToString(config);
-  EXPECT_TRUE(text.starts_with("model_name=\"model\", model_path=\"\", weights_path=\"a \\\"b\\\"\", "
-                               "compute_unit=\"CPU:0\", engine_max_length=2048, "))
+  EXPECT_TRUE(
+      text.starts_with("model_name=\"model\", model_path=\"\", weights_path=\"a \\\"b\\\"\", "
+                       "compute_unit=\"CPU:0\", engine_max_length=2048, "))
       << text;
   EXPECT_NE(text.find("enable_prefix_cache=true, "), std::string::npos);
   EXPECT_NE(text.find("cache_mode=AsCacheQuantI8, "), std::string::npos);
@@ -158,8 +160,7 @@ TEST(GenerationConfigTest, Ranges) {
 TEST(GenerationConfigTest, NotANumberIsInNoRange) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(GenerationError([&](auto& c) { c.top_p = nan; }),
-            "top_p is nan; it must be in [0, 1]");
+  EXPECT_EQ(GenerationError([&](auto& c) { c.top_p = nan; }), "top_p is nan; it must be in [0, 1]");
   EXPECT_EQ(GenerationError([&](auto& c) { c.temperature = -nan; }),
             "temperature is nan; it must be in [0, 1e+06]");
   EXPECT_EQ(GenerationError([&](auto& c) { c.temperature = infinity; }),
@@ -174,7 +175,8 @@ TEST(GenerationConfigTest, MinLengthFitsIntoMaxLength) {
 }
 
 TEST(GenerationConfigTest, StopWords) {
-  EXPECT_EQ(GenerationError([](auto& c) { c.stop_words_ids = {{1}, {2, 3}, {0, 2147483647}}; }), "");
+  EXPECT_EQ(GenerationError([](auto& c) { c.stop_words_ids = {{1}, {2, 3}, {0, 2147483647}}; }),
+            "");
   EXPECT_EQ(GenerationError([](auto& c) { c.stop_words_ids = {{1}, {}}; }),
             "stop_words_ids[1] is empty; it must hold at least one token id");
   EXPECT_EQ(GenerationError([](auto& c) { c.stop_words_ids = {{1}, {2, -3}}; }),

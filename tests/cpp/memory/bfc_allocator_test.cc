@@ -71,8 +71,8 @@ TEST_F(BfcOptionsTest, Ratio) {
   EXPECT_EQ(OptionsOf("BFC_MEM_RATIO", "0.5").mem_ratio, 0.5);
   EXPECT_EQ(OptionsOf("BFC_MEM_RATIO", "1").mem_ratio, 1);
   EXPECT_EQ(OptionsOf("BFC_MEM_RATIO", "9.75e-1").mem_ratio, 0.975);
-  for (const char* text : {"", "0", "0.0", "-0.5", "1.01", "nan", "inf", "90%", "0,9", "0.9 ", " 0.9",
-                           "x", "1e999"}) {
+  for (const char* text :
+       {"", "0", "0.0", "-0.5", "1.01", "nan", "inf", "90%", "0,9", "0.9 ", " 0.9", "x", "1e999"}) {
     EXPECT_EQ(ErrorOf("BFC_MEM_RATIO", text),
               "BFC_MEM_RATIO is \"" + std::string(text) +
                   "\"; it must be a number above 0 and at most 1, such as 0.9");
@@ -107,9 +107,10 @@ TEST(CreateCpuBfcAllocatorTest, NothingLeftIsResourceExhausted) {
     EXPECT_EQ(CreateCpuBfcAllocator(BfcOptions(), total).status().code(),
               StatusCode::kResourceExhausted);
   }
-  EXPECT_EQ(CreateCpuBfcAllocator(BfcOptions(), 300 * kMiB).status().message(),
-            "no memory for the pool: (300 MiB in all - BFC_LEFTOVER_MB 350) * BFC_MEM_RATIO 0.9 must "
-            "be at least 2 MiB");
+  EXPECT_EQ(
+      CreateCpuBfcAllocator(BfcOptions(), 300 * kMiB).status().message(),
+      "no memory for the pool: (300 MiB in all - BFC_LEFTOVER_MB 350) * BFC_MEM_RATIO 0.9 must "
+      "be at least 2 MiB");
   EXPECT_TRUE(CreateCpuBfcAllocator(BfcOptions(), 353 * kMiB).ok());
 }
 

@@ -21,8 +21,9 @@ class SystemLimitsTest : public ::testing::Test {
     std::string pattern = ::testing::TempDir() + "/allspark_root_XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     root_ = pattern;
-    Write("proc/meminfo",
-          "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n");
+    Write(
+        "proc/meminfo",
+        "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n");
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
 
@@ -34,8 +35,8 @@ class SystemLimitsTest : public ::testing::Test {
   void MountV2(const std::string& root = "/") {
     Write("proc/self/mountinfo",
           "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-          "30 22 0:26 " + root +
-              " /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+          "30 22 0:26 " +
+              root + " /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
   }
   void MountV1() {
     Write("proc/self/mountinfo",
@@ -104,7 +105,8 @@ TEST_F(SystemLimitsTest, V1) {
   Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   Write("sys/fs/cgroup/memory/docker/a/memory.limit_in_bytes", "3221225472\n");
   Write("sys/fs/cgroup/memory/docker/a/memory.usage_in_bytes", "2147483648\n");
-  Write("sys/fs/cgroup/memory/docker/a/memory.stat", "inactive_file 7\ntotal_inactive_file 1048576\n");
+  Write("sys/fs/cgroup/memory/docker/a/memory.stat",
+        "inactive_file 7\ntotal_inactive_file 1048576\n");
   Write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
   Write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
   Write("sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_quota_us", "150000\n");
@@ -136,8 +138,7 @@ TEST_F(SystemLimitsTest, APathOutsideOfTheNamespaceCountsAsTheTop) {
 }
 
 TEST_F(SystemLimitsTest, MountPointsMayHoldBlanks) {
-  Write("proc/self/mountinfo",
-        "30 22 0:26 / /my\\040cgroups rw - cgroup2 none rw\n");
+  Write("proc/self/mountinfo", "30 22 0:26 / /my\\040cgroups rw - cgroup2 none rw\n");
   Write("proc/self/cgroup", "0::/box\n");
   Write("my cgroups/box/memory.max", "1073741824\n");
   EXPECT_EQ(Read().memory_total_bytes, kGiB);

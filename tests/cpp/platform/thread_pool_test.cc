@@ -158,11 +158,10 @@ TEST_P(ThreadPoolTest, TheFirstPartsExceptionIsRethrownAfterAllHaveEnded) {
 TEST_P(ThreadPoolTest, AnExceptionOfAWorkerAloneArrives) {
   ThreadPool pool(GetParam());
   const int thrower = GetParam() - 1;
-  EXPECT_THROW(pool.ParallelFor(GetParam(), 0,
-                                [&](int64_t, int64_t, int thread_id) {
-                                  AS_CHECK(thread_id != thrower);
-                                }),
-               InternalError);
+  EXPECT_THROW(
+      pool.ParallelFor(GetParam(), 0,
+                       [&](int64_t, int64_t, int thread_id) { AS_CHECK(thread_id != thrower); }),
+      InternalError);
 }
 
 TEST_P(ThreadPoolTest, NestedRegionsRunInlineUnderTheSameThreadId) {
@@ -229,18 +228,16 @@ TEST_P(ThreadPoolTest, ARegionAllocatesNothing) {
     });
   };
   // What the workers do between two regions is counted too.
-  pool.ParallelFor(GetParam(), 0, [&](int64_t, int64_t, int id) {
-    workers[static_cast<size_t>(id)].Start();
-  });
+  pool.ParallelFor(GetParam(), 0,
+                   [&](int64_t, int64_t, int id) { workers[static_cast<size_t>(id)].Start(); });
   caller.Start();
   for (int round = 0; round < 50; ++round) {
     region();
     if (round % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   caller.Stop();
-  pool.ParallelFor(GetParam(), 0, [&](int64_t, int64_t, int id) {
-    workers[static_cast<size_t>(id)].Stop();
-  });
+  pool.ParallelFor(GetParam(), 0,
+                   [&](int64_t, int64_t, int id) { workers[static_cast<size_t>(id)].Stop(); });
   EXPECT_EQ(caller.count(), 0);
   for (const auto& worker : workers) EXPECT_EQ(worker.count(), 0);
   EXPECT_EQ(data[999], 50);
@@ -253,7 +250,8 @@ TEST_P(ThreadPoolTest, PoolsComeAndGo) {
   }
 }
 
-// 1: no workers. 2 and 3: about this machine's cores. 17: more threads than cores on a small machine.
+// 1: no workers. 2 and 3: about this machine's cores. 17: more threads than cores on a small
+// machine.
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, ::testing::Values(1, 2, 3, 4, 17));
 
 double ProcessCpuSeconds() {
