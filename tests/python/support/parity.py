@@ -9,11 +9,13 @@ have in float32.
 Ours does the same operations in the same precision; only the order of its sums differs. A sum of k
 terms in one running total, the worst of orders, has about sqrt(k / lanes) times the error of one in
 that many partial totals, and k is at most a few hundred here, so FLOAT32_FACTOR = 4 times E holds
-any order of summation, and nothing else: a wrong epsilon, window or rotation is off by 10^4 times
-E.
+any order of summation (measured with the AVX2 kernels over all rows: 0.9 to 1.5 times E). Mistakes
+are far outside: a norm's epsilon off by a tenth gives 1600 times E or more, one rotary frequency
+off by a thousandth 1300 times.
 
 In bfloat16 the weights are exact (they are saved so) and E comes from transformers' bfloat16 run.
-The engine keeps sums and norms in float32, as it does, so BFLOAT16_FACTOR = 2.
+The engine keeps sums and norms in float32, as it does, so BFLOAT16_FACTOR = 2
+(measured: 0.4 to 0.7).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ BFLOAT16_FACTOR = 2.0
 
 
 def randomize(model, seed):
-    """Gives every parameter values that matter: transformers sets norms to one and biases to zero."""
+    """Gives every parameter values that matter; as made, norms are one and biases zero."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
