@@ -3,9 +3,17 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
+#include "allspark/engine.h"
 #include "allspark/status.h"
 
 namespace allspark::python {
+
+// What Python holds as a ModelImage: the image itself is an incomplete type here, which pybind11 cannot bind.
+struct ImageHandle {
+  std::shared_ptr<const ModelImage> image;
+};
 
 void BindResults(pybind11::module_& module);
 void BindSerializer(pybind11::module_& module);

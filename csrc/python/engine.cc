@@ -51,8 +51,8 @@ void BindEngine(py::module_& m) {
   py::class_<Engine>(m, "NativeEngine", "The engine; wrapped by allspark.Engine.")
       .def(py::init<>())
       .def("register_image",
-           [](Engine& engine, const std::string& name, std::shared_ptr<ModelImage> image) {
-             return engine.RegisterImage(name, std::move(image));
+           [](Engine& engine, const std::string& name, const ImageHandle& handle) {
+             return engine.RegisterImage(name, handle.image);
            })
       .def("install_model", &Engine::InstallModel, NoGil())
       .def("start_model", &Engine::StartModel, NoGil())

@@ -5,6 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -46,21 +48,21 @@ void AddTensor(ModelSerializer& writer, const std::string& name, int64_t row_beg
 }  // namespace
 
 void BindSerializer(py::module_& m) {
-  py::class_<ModelImage, std::shared_ptr<ModelImage>>(m, "ModelImage",
-                                                      "A serialised model held in memory.");
+  py::class_<ImageHandle>(m, "ModelImage", "A serialised model held in memory.");
   py::class_<ModelSerializer>(m, "ModelWriter",
                               "Writes a native model tensor by tensor; empty paths write an image.")
       .def(py::init(&CreateWriter), py::arg("spec"), py::arg("build"), py::arg("graph_path") = "",
            py::arg("param_path") = "")
       .def("add_tensor", &AddTensor, py::arg("name"), py::arg("row_begin"), py::arg("data"),
            py::arg("dtype"))
-      .def("finish", [](ModelSerializer& writer) {
+      .def("finish", [](ModelSerializer& writer) -> std::optional<ImageHandle> {
         auto image = [&] {
           py::gil_scoped_release release;
           return writer.Finish();
         }();
         ThrowIfError(image.status());
-        return std::const_pointer_cast<ModelImage>(*image);
+        if (*image == nullptr) return std::nullopt;
+        return ImageHandle{*image};
       });
   m.def(
       "required_tensors",

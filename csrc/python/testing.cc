@@ -19,10 +19,10 @@ namespace {
 py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
                           const std::vector<int64_t>& chunk_sizes, int64_t num_threads,
                           const std::string& isa, int64_t block_size) {
-  std::shared_ptr<ModelImage> image;
+  std::shared_ptr<const ModelImage> image;
   std::string graph_path, param_path;
-  if (py::isinstance<ModelImage>(model)) {
-    image = model.cast<std::shared_ptr<ModelImage>>();
+  if (py::isinstance<ImageHandle>(model)) {
+    image = model.cast<const ImageHandle&>().image;
   } else {
     graph_path = py::str(model).cast<std::string>();
     param_path = graph_path.substr(0, graph_path.rfind('.')) + ".asparam";
