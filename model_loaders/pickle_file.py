@@ -321,7 +321,7 @@ def _data_begin(file: MappedFile, member: zipfile.ZipInfo) -> int:
     if len(header) != 30 or header[:4] != b"PK\x03\x04":
         raise CheckpointError(f"{where}: no local header at offset {member.header_offset}")
     name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
-    begin = member.header_offset + 30 + name_bytes + extra_bytes
+    begin: int = member.header_offset + 30 + name_bytes + extra_bytes
     if begin + member.file_size > file.size:
         raise CheckpointError(
             f"{where}: ends at offset {begin + member.file_size}, past the end of the file"
