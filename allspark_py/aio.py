@@ -1,4 +1,4 @@
-"""The bridge from completion sets to asyncio: one descriptor per event loop, no thread, no polling."""
+"""The bridge from completion sets to asyncio: one descriptor per event loop, no thread."""
 
 from __future__ import annotations
 

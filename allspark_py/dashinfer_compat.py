@@ -1,4 +1,6 @@
-"""Runs a script that was written for DashInfer: `python -m allspark.dashinfer_compat SCRIPT [ARG ...]`.
+"""Runs a script that was written for DashInfer.
+
+usage: python -m allspark.dashinfer_compat SCRIPT [ARG ...]
 
 `dashinfer`, `dashinfer.allspark` and its submodules resolve to this package while the script runs.
 """

@@ -1,7 +1,8 @@
-"""Engine: installs and runs models, starts requests. The Python face of csrc/include/allspark/engine.h.
+"""Engine: installs and runs models, starts requests; the Python face of allspark/engine.h.
 
 Calls that the DashInfer interface documents as returning AsStatus return it and never raise for
-the same failure; `Engine.last_error()` has the message. Arguments of a wrong Python type raise TypeError.
+the same failure; `Engine.last_error()` has the message. Arguments of a wrong Python type raise
+TypeError.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-
 from allspark._allspark import (
     AsCacheMode,
     AsEngineStat,
@@ -46,8 +46,7 @@ __all__ = [
     "TargetDevice",
 ]
 
-Handle = RequestHandle
-Handles = RequestHandle | Sequence[RequestHandle]
+Handles: TypeAlias = "RequestHandle | Sequence[RequestHandle]"
 
 
 class RoPEScaleMethod(enum.IntEnum):
@@ -59,7 +58,7 @@ class RoPEScaleMethod(enum.IntEnum):
 
 
 class RequestStatInfo:
-    """The dict of `ResultQueue.RequestStatInfo()` with attributes. Times are in ms, rates in tokens/s."""
+    """The dict of `ResultQueue.RequestStatInfo()` with attributes; ms, tokens, tokens/s."""
 
     class Key(str, enum.Enum):
         KEY_REQUEST_TIME_TS = "arrival_time"
@@ -300,7 +299,9 @@ class Engine:
         return status
 
     def _result(self, status: Status) -> AsStatus:
-        return AsStatus.ALLSPARK_SUCCESS if status.ok else self._fail(status.as_status, status.message)
+        if status.ok:
+            return AsStatus.ALLSPARK_SUCCESS
+        return self._fail(status.as_status, status.message)
 
     def _each(self, call: Any, model_name: str, handles: Handles) -> AsStatus:
         """Applies a call to one handle or to all of a list; the first failure is returned."""

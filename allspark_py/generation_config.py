@@ -8,8 +8,8 @@ from typing import Any
 
 from allspark._allspark import GenerateConfig
 
-# Fields of a Hugging Face generation config that this engine does not serve yet, with the value at which each
-# changes nothing. Dropping another value is worth a warning.
+# Fields of a Hugging Face generation config that this engine does not serve yet, with the value
+# at which each changes nothing. Dropping another value is worth a warning.
 _NOT_SERVED = {
     "repetition_penalty": 1.0,
     "length_penalty": 1.0,
@@ -83,60 +83,62 @@ class ASGenerationConfigBuilder:
         if len(ids) > 1:
             out["stop_words_ids"] = [[token] for token in ids]
 
-    def update(self, fields: Mapping[str, Any] | None = None, **kwargs: Any) -> "ASGenerationConfigBuilder":
+    def update(
+        self, fields: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> ASGenerationConfigBuilder:
         """Sets several fields; unknown names and bad values are refused when the request starts."""
         self._fields.update({**(fields or {}), **kwargs})
         return self
 
-    def _set(self, name: str, value: Any) -> "ASGenerationConfigBuilder":
+    def _set(self, name: str, value: Any) -> ASGenerationConfigBuilder:
         self._fields[name] = value
         return self
 
-    def do_sample(self, flag: bool = True) -> "ASGenerationConfigBuilder":
+    def do_sample(self, flag: bool = True) -> ASGenerationConfigBuilder:
         """True draws from the distribution, False takes the likeliest token. Default True."""
         return self._set("do_sample", flag)
 
-    def early_stopping(self, flag: bool = True) -> "ASGenerationConfigBuilder":
+    def early_stopping(self, flag: bool = True) -> ASGenerationConfigBuilder:
         """True ends at the EOS token. Default True."""
         return self._set("early_stopping", flag)
 
-    def max_length(self, num_tokens: int) -> "ASGenerationConfigBuilder":
+    def max_length(self, num_tokens: int) -> ASGenerationConfigBuilder:
         """Most tokens, prompt and output. Default: the engine's engine_max_length."""
         return self._set("max_length", num_tokens)
 
-    def min_length(self, num_tokens: int) -> "ASGenerationConfigBuilder":
+    def min_length(self, num_tokens: int) -> ASGenerationConfigBuilder:
         """Fewest tokens, prompt and output, before EOS or a stop word may end it. Default 0."""
         return self._set("min_length", num_tokens)
 
-    def max_new_tokens(self, num_tokens: int) -> "ASGenerationConfigBuilder":
+    def max_new_tokens(self, num_tokens: int) -> ASGenerationConfigBuilder:
         """Most output tokens. Default 0: bounded by max_length alone."""
         return self._set("max_new_tokens", num_tokens)
 
-    def temperature(self, value: float) -> "ASGenerationConfigBuilder":
+    def temperature(self, value: float) -> ASGenerationConfigBuilder:
         """Divides the logits, >= 0; below 1e-5 is greedy. Default 1."""
         return self._set("temperature", value)
 
-    def top_k(self, k: int) -> "ASGenerationConfigBuilder":
+    def top_k(self, k: int) -> ASGenerationConfigBuilder:
         """Keeps the k likeliest tokens; 0 keeps all. Default 50."""
         return self._set("top_k", k)
 
-    def top_p(self, p: float) -> "ASGenerationConfigBuilder":
+    def top_p(self, p: float) -> ASGenerationConfigBuilder:
         """Keeps the likeliest tokens that together reach probability p, in [0, 1]. Default 1."""
         return self._set("top_p", p)
 
-    def seed(self, value: int) -> "ASGenerationConfigBuilder":
+    def seed(self, value: int) -> ASGenerationConfigBuilder:
         """The same seed, prompt and config give the same tokens under any load."""
         return self._set("seed", value)
 
-    def eos_token_id(self, token: int) -> "ASGenerationConfigBuilder":
+    def eos_token_id(self, token: int) -> ASGenerationConfigBuilder:
         """The token that ends generation; -1 for none."""
         return self._set("eos_token_id", token)
 
-    def stop_words_ids(self, words: Sequence[Sequence[int]]) -> "ASGenerationConfigBuilder":
+    def stop_words_ids(self, words: Sequence[Sequence[int]]) -> ASGenerationConfigBuilder:
         """Id sequences after any of which generation ends; they stay in the output."""
         return self._set("stop_words_ids", [list(word) for word in words])
 
-    def priority(self, value: int) -> "ASGenerationConfigBuilder":
+    def priority(self, value: int) -> ASGenerationConfigBuilder:
         """Larger runs earlier; FIFO within one priority. Default 0."""
         return self._set("priority", value)
 

@@ -157,7 +157,9 @@ class AsModelRuntimeConfigBuilder:
     def enable_sparsity_matmul(self, enable: bool = False) -> AsModelRuntimeConfigBuilder:
         """2:4 sparse weights exist on some GPUs only; this build refuses True."""
         if enable:
-            raise NotImplementedError("enable_sparsity_matmul is True; this build has no sparse kernels")
+            raise NotImplementedError(
+                "enable_sparsity_matmul is True; this build has no sparse kernels"
+            )
         return self
 
     def from_dict(self, fields: Mapping[str, Any]) -> AsModelRuntimeConfigBuilder:

@@ -1,5 +1,5 @@
-// Kernels of every table that this processor can run, one thread, beside the limits they are held against:
-// the read bandwidth for GEMM with one row, the rate of fused multiply-adds for many.
+// Kernels of every table that this processor can run, one thread, beside the limits they are held
+// against: the read bandwidth for GEMM with one row, the rate of fused multiply-adds for many.
 // Rates are counters: bytes_per_second of weights or cache read, FLOP per second as "flops".
 #include <benchmark/benchmark.h>
 
@@ -19,7 +19,8 @@ namespace allspark::kernels {
 namespace {
 
 template <class T>
-constexpr int kSlotOf = static_cast<int>(std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16);
+constexpr int kSlotOf =
+    static_cast<int>(std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16);
 
 void Set(float* p, float x) { *p = x; }
 void Set(BFloat16* p, float x) { *p = ToBFloat16(x); }
@@ -110,14 +111,19 @@ void Attention(benchmark::State& state, const KernelTable* table) {
   const int64_t block_stride = 2 * kv_heads * head_stride;
   std::vector<T> pool = Random<T>(blocks * block_stride / static_cast<int64_t>(sizeof(T)));
   std::vector<int32_t> block_table(static_cast<size_t>(blocks));
-  for (int64_t i = 0; i < blocks; ++i) block_table[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  for (int64_t i = 0; i < blocks; ++i)
+    block_table[static_cast<size_t>(i)] = static_cast<int32_t>(i);
   const int64_t ld = kv_heads * group * head_dim;
   const std::vector<float> q = Random<float>(tokens * ld);
   std::vector<T> out(q.size());
   std::vector<float> scratch(static_cast<size_t>(AttentionScratchFloats(group, head_dim)));
   AttentionArgs args = {};
-  args.kv = {reinterpret_cast<unsigned char*>(pool.data()), block_stride, 0, kv_heads * head_stride,
-             head_stride, block_size};
+  args.kv = {reinterpret_cast<unsigned char*>(pool.data()),
+             block_stride,
+             0,
+             kv_heads * head_stride,
+             head_stride,
+             block_size};
   args.block_table = block_table.data();
   args.q = q.data();
   args.ldq = ld;
@@ -150,7 +156,8 @@ void RmsNorm(benchmark::State& state, const KernelTable* table) {
   const std::vector<float> x = Random<float>(cols), weight = Random<float>(cols);
   std::vector<BFloat16> y(x.size());
   for (auto _ : state) {
-    table->rms_norm[kSlotOf<BFloat16>]({x.data(), 0, weight.data(), y.data(), 0, 1, cols, 1e-5f}, nullptr);
+    table->rms_norm[kSlotOf<BFloat16>]({x.data(), 0, weight.data(), y.data(), 0, 1, cols, 1e-5f},
+                                       nullptr);
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * cols);
@@ -189,12 +196,16 @@ void RegisterTable(const KernelTable* table) {
   for (const auto& [name, bench] : {std::pair<const char*, Bench>{"GemmFloat32", Gemm<float>},
                                     {"GemmBFloat16", Gemm<BFloat16>}}) {
     // 64 MiB and more of weights, beyond the caches.
-    Register(name, bench, table)->ArgNames({"m", "n", "k"})->Args({1, 16384, 2048})->Args({4, 16384, 2048});
+    Register(name, bench, table)
+        ->ArgNames({"m", "n", "k"})
+        ->Args({1, 16384, 2048})
+        ->Args({4, 16384, 2048});
     auto* many = Register(name, bench, table)->ArgNames({"m", "n", "k"});
     for (int64_t m : {16, 64, 256, 1024}) many->Args({m, 2048, 2048});
   }
-  for (const auto& [name, bench] : {std::pair<const char*, Bench>{"AttentionFloat32", Attention<float>},
-                                    {"AttentionBFloat16", Attention<BFloat16>}}) {
+  for (const auto& [name, bench] :
+       {std::pair<const char*, Bench>{"AttentionFloat32", Attention<float>},
+        {"AttentionBFloat16", Attention<BFloat16>}}) {
     Register(name, bench, table)
         ->ArgNames({"tokens", "context", "group"})
         ->Args({1, 4096, 1})

@@ -61,8 +61,7 @@ kernels::KernelTable TimingTable(const kernels::KernelTable& table) {
     const OpTimer timer(args.n == kVocab ? kHead : kGemm);
     timed_table->gemm[kSlot][kSlot](args, stream);
   };
-  timing.attention[kSlot][kSlot] = [](const kernels::AttentionArgs& args,
-                                      Stream stream) noexcept {
+  timing.attention[kSlot][kSlot] = [](const kernels::AttentionArgs& args, Stream stream) noexcept {
     const OpTimer timer(kAttention);
     timed_table->attention[kSlot][kSlot](args, stream);
   };

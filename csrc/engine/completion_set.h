@@ -1,5 +1,5 @@
-// The eventfd-backed set of changed queues. Queues are linked intrusively, so marking one allocates nothing;
-// the set never keeps a queue alive. Lock order: a queue's mutex, then a set's.
+// The eventfd-backed set of changed queues. Queues are linked intrusively, so marking one allocates
+// nothing; the set never keeps a queue alive. Lock order: a queue's mutex, then a set's.
 #pragma once
 
 #include <memory>

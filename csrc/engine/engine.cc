@@ -5,17 +5,19 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
+#include <system_error>
 
 #include "base/log.h"
-#include "engine/version.h"
 #include "engine/model_instance.h"
 #include "engine/testing.h"
+#include "engine/version.h"
 #include "memory/bfc_allocator.h"
 
 namespace allspark {
 
-// Locks: `lifecycle_` serialises install, start, stop and release; `models_mutex_` guards the list for the short
-// time of a look-up, so a request never waits for a start or a stop.
+// Locks: `lifecycle_` serialises install, start, stop and release; `models_mutex_` guards the list
+// for the short time of a look-up, so a request never waits for a start or a stop.
 class Engine::Impl {
  public:
   struct Model {
@@ -33,7 +35,8 @@ class Engine::Impl {
     return it->second.instance;
   }
 
-  // The device's memory region and, per number of threads, its compute pool; made when first needed.
+  // The device's memory region and, per number of threads, its compute pool; made when first
+  // needed.
   Result<DeviceContext> Device(const RuntimeConfig& config) {
     DeviceContext device;
     if (allocator_ == nullptr) {
@@ -51,15 +54,20 @@ class Engine::Impl {
       for (const auto* table : kernels::AvailableTables()) {
         names += std::string(names.empty() ? "" : ", ") + table->name;
       }
-      return Status::InvalidArgument("ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
+      return Status::InvalidArgument(
+          "ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
     }
     const int num_threads =
         config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();
     device.pool = pools_[num_threads].lock();
-    if (device.pool == nullptr) {
+    if (device.pool != nullptr) return device;
+    try {
       device.pool = std::make_shared<ThreadPool>(num_threads);
-      pools_[num_threads] = device.pool;
+    } catch (const std::system_error& error) {
+      return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
+                                       ", but the system gives no more threads: " + error.what());
     }
+    pools_[num_threads] = device.pool;
     return device;
   }
 
@@ -135,8 +143,7 @@ Status Engine::Impl::Install(RuntimeConfig config) {
   if (config.model_path.empty()) {
     model.image = FindImage(config.model_name);
     if (model.image == nullptr) {
-      return Status::NotFound("model_path is empty and no serialised model '" +
-                              config.model_name +
+      return Status::NotFound("model_path is empty and no serialised model '" + config.model_name +
                               "' is in memory; serialise it again or name its files");
     }
     reader = ModelReader::OpenImage(model.image, device->pool.get());

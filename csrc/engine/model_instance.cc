@@ -66,28 +66,27 @@ Status ModelInstance::SizePool() {
   const int64_t block_bytes = KvBlockBytes(reader_->spec(), block_size);
   const int64_t blocks_per_request = CeilDiv(config_.engine_max_length, block_size);
   const AllocatorStats stats = device_.allocator->Stats();
-  const int64_t region_free = stats.largest_free_bytes > 0 ? stats.largest_free_bytes
-                                                           : AvailableMemoryBytes();
+  const int64_t region_free =
+      stats.largest_free_bytes > 0 ? stats.largest_free_bytes : AvailableMemoryBytes();
   if (config_.cache_span_num_init > 0) {
     num_blocks_ = config_.cache_span_num_init;
   } else {
     const int64_t budget = std::min(AvailableMemoryBytes() / 2, region_free);
-    num_blocks_ =
-        std::min(config_.engine_max_batch * blocks_per_request, budget / block_bytes);
+    num_blocks_ = std::min(config_.engine_max_batch * blocks_per_request, budget / block_bytes);
   }
   if (num_blocks_ < blocks_per_request) {
     return Status::ResourceExhausted(
         "the KV cache pool can have " + std::to_string(num_blocks_) + " blocks of " +
         std::to_string(block_size) + " tokens, but one request of engine_max_length " +
-        std::to_string(config_.engine_max_length) + " needs " +
-        std::to_string(blocks_per_request) + " (" + Mib(blocks_per_request * block_bytes) +
+        std::to_string(config_.engine_max_length) + " needs " + std::to_string(blocks_per_request) +
+        " (" + Mib(blocks_per_request * block_bytes) +
         "); lower engine_max_length or give more memory");
   }
   if (num_blocks_ * block_bytes > region_free) {
-    return Status::ResourceExhausted(
-        "cache_span_num_init is " + std::to_string(num_blocks_) + " blocks, " +
-        Mib(num_blocks_ * block_bytes) + "; the device's memory region has " + Mib(region_free) +
-        " free (BFC_MEM_RATIO and BFC_LEFTOVER_MB set its size)");
+    return Status::ResourceExhausted("cache_span_num_init is " + std::to_string(num_blocks_) +
+                                     " blocks, " + Mib(num_blocks_ * block_bytes) +
+                                     "; the device's memory region has " + Mib(region_free) +
+                                     " free (BFC_MEM_RATIO and BFC_LEFTOVER_MB set its size)");
   }
   chunk_tokens_ = config_.engine_max_prefill_length > 0 ? config_.engine_max_prefill_length
                                                         : kDefaultChunkTokens;
@@ -105,16 +104,16 @@ Status ModelInstance::SizePool() {
 Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() const {
   auto running = std::make_unique<Running>();
   Allocator* allocator = device_.allocator.get();
-  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(
-      *reader_, decoder_options_, *device_.kernels, device_.pool.get(), allocator);
+  Result<std::unique_ptr<Decoder>> decoder =
+      Decoder::Create(*reader_, decoder_options_, *device_.kernels, device_.pool.get(), allocator);
   if (!decoder.ok()) return decoder.status();
   running->decoder = std::move(*decoder);
 
   AS_CHECK(running->decoder->block_bytes() ==
            KvBlockBytes(reader_->spec(), config_.cache_span_size))
       << "the pool was sized for another block layout";
-  Result<Buffer> kv = Buffer::Create(
-      allocator, static_cast<size_t>(num_blocks_ * running->decoder->block_bytes()));
+  Result<Buffer> kv =
+      Buffer::Create(allocator, static_cast<size_t>(num_blocks_ * running->decoder->block_bytes()));
   if (!kv.ok()) return kv.status();
   running->kv_buffer = std::move(*kv);
   running->kv = {static_cast<unsigned char*>(running->kv_buffer.data()), num_blocks_};
@@ -123,9 +122,9 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
       Buffer::Create(allocator, static_cast<size_t>(running->decoder->arena_bytes()));
   if (!arena.ok()) return arena.status();
   running->arena = StepArena(std::move(*arena));
-  Result<Buffer> logits = Buffer::Create(
-      allocator,
-      static_cast<size_t>(config_.engine_max_batch * limits_.vocab_size) * sizeof(float));
+  Result<Buffer> logits =
+      Buffer::Create(allocator, static_cast<size_t>(config_.engine_max_batch * limits_.vocab_size) *
+                                    sizeof(float));
   if (!logits.ok()) return logits.status();
   running->logits_buffer = std::move(*logits);
 
@@ -180,10 +179,10 @@ Status ModelInstance::Start() {
     return Status::ResourceExhausted(std::string("start_model: no thread: ") + error.what());
   }
   state_ = ModelState::kRunning;
-  AS_LOG(kInfo) << "model '" << config_.model_name << "' is running: "
-                << num_blocks_ * config_.cache_span_size << " tokens of KV cache ("
-                << Mib(static_cast<int64_t>(running_->kv_buffer.bytes())) << "), batch "
-                << config_.engine_max_batch << ", chunk " << chunk_tokens_ << ", "
+  AS_LOG(kInfo) << "model '" << config_.model_name
+                << "' is running: " << num_blocks_ * config_.cache_span_size
+                << " tokens of KV cache (" << Mib(static_cast<int64_t>(running_->kv_buffer.bytes()))
+                << "), batch " << config_.engine_max_batch << ", chunk " << chunk_tokens_ << ", "
                 << device_.pool->num_threads() << " threads, " << device_.kernels->name
                 << " kernels, started in " << (SteadyNowUs() - begin_us) / 1000 << " ms";
   return Status::Ok();
@@ -193,8 +192,7 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
   const ModelState state = state_.load();
   if (state != ModelState::kRunning) {
     return Status::FailedPrecondition("stop_model: model '" + config_.model_name + "' is " +
-                                      std::string(ModelStateName(state)) +
-                                      "; it must be Running");
+                                      std::string(ModelStateName(state)) + "; it must be Running");
   }
   {
     std::unique_lock lock(mutex_);
@@ -252,8 +250,8 @@ Result<std::shared_ptr<Request>> ModelInstance::Find(RequestHandle handle) const
   const auto it = requests_.find(handle.id);
   if (it == requests_.end()) {
     return Status(StatusCode::kNotFound, AsStatus::kIllegalRequestId,
-                  "model '" + config_.model_name + "' has no request " +
-                      std::to_string(handle.id) + "; it was released, or is another model's");
+                  "model '" + config_.model_name + "' has no request " + std::to_string(handle.id) +
+                      "; it was released, or is another model's");
   }
   return it->second;
 }
@@ -318,10 +316,9 @@ Status ModelInstance::SyncAll(int64_t timeout_ms) {
     const int64_t left_ms =
         timeout_ms < 0 ? -1 : std::max<int64_t>(0, (deadline_us - SteadyNowUs()) / 1000);
     if (!queue->WaitTerminal(left_ms)) {
-      return Status::DeadlineExceeded("sync_request: request " +
-                                      std::to_string(queue->request_id()) +
-                                      " has not ended within " + std::to_string(timeout_ms) +
-                                      " ms");
+      return Status::DeadlineExceeded(
+          "sync_request: request " + std::to_string(queue->request_id()) +
+          " has not ended within " + std::to_string(timeout_ms) + " ms");
     }
   }
   return Status::Ok();

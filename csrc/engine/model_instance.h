@@ -1,6 +1,6 @@
-// One installed model: its weights, and while it runs its memory, decoder, scheduler and step thread.
-// Life-cycle calls are serialised by the caller (Engine); Submit, Stop, Release and Sync of requests may come
-// from any thread at any time. Contract: engine/README.md.
+// One installed model: its weights, and while it runs its memory, decoder, scheduler and step
+// thread. Life-cycle calls are serialised by the caller (Engine); Submit, Stop, Release and Sync of
+// requests may come from any thread at any time. Contract: engine/README.md.
 #pragma once
 
 #include <atomic>
@@ -34,12 +34,11 @@ struct DeviceContext {
 
 class ModelInstance {
  public:
-  // Opens nothing: `reader` is open and verified. Checks that the KV pool can be had and can hold one request of
-  // engine_max_length.
-  static Result<std::unique_ptr<ModelInstance>> Create(const RuntimeConfig& config,
-                                                       std::unique_ptr<ModelReader> reader,
-                                                       DeviceContext device,
-                                                       std::shared_ptr<CompletionSetImpl> engine_set);
+  // Opens nothing: `reader` is open and verified. Checks that the KV pool can be had and can hold
+  // one request of engine_max_length.
+  static Result<std::unique_ptr<ModelInstance>> Create(
+      const RuntimeConfig& config, std::unique_ptr<ModelReader> reader, DeviceContext device,
+      std::shared_ptr<CompletionSetImpl> engine_set);
   ~ModelInstance();
 
   const RuntimeConfig& config() const { return config_; }

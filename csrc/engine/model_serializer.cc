@@ -1,6 +1,6 @@
 #include "allspark/model_serializer.h"
 
-#include <array>
+#include <system_error>
 
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
@@ -36,8 +36,13 @@ class ModelSerializerImpl final : public ModelSerializer {
     if (!build.ParseFromArray(build_bytes.data(), static_cast<int>(build_bytes.size()))) {
       return Status::InvalidArgument("build is no serialised BuildRecord");
     }
+    try {
+      pool_ = std::make_unique<ThreadPool>(0, /*pin=*/false);
+    } catch (const std::system_error&) {
+      // No threads to be had: the writer works on the caller's alone.
+    }
     Result<std::unique_ptr<ModelWriter>> writer =
-        ModelWriter::Create(*spec, build, graph_path, param_path, &pool_);
+        ModelWriter::Create(*spec, build, graph_path, param_path, pool_.get());
     if (!writer.ok()) return writer.status();
     writer_ = std::move(*writer);
     return Status::Ok();
@@ -65,7 +70,7 @@ class ModelSerializerImpl final : public ModelSerializer {
   Result<std::shared_ptr<const ModelImage>> Finish() override { return writer_->Finish(); }
 
  private:
-  ThreadPool pool_{0, /*pin=*/false};
+  std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ModelWriter> writer_;
 };
 

@@ -28,10 +28,11 @@ Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length,
 }
 
 Status CheckIds(const GenerationConfig& config, int64_t vocab_size) {
-  const std::string bound = "; it must be below the vocabulary size, which is " +
-                            std::to_string(vocab_size);
+  const std::string bound =
+      "; it must be below the vocabulary size, which is " + std::to_string(vocab_size);
   if (config.eos_token_id >= vocab_size) {
-    return Status::InvalidArgument("eos_token_id is " + std::to_string(config.eos_token_id) + bound);
+    return Status::InvalidArgument("eos_token_id is " + std::to_string(config.eos_token_id) +
+                                   bound);
   }
   for (size_t i = 0; i < config.stop_words_ids.size(); ++i) {
     for (int64_t id : config.stop_words_ids[i]) {
@@ -45,8 +46,8 @@ Status CheckIds(const GenerationConfig& config, int64_t vocab_size) {
 }
 
 uint64_t DrawSeed() {
-  thread_local std::mt19937_64 generator{
-      (static_cast<uint64_t>(std::random_device{}()) << 32) ^ std::random_device{}()};
+  thread_local std::mt19937_64 generator{(static_cast<uint64_t>(std::random_device{}()) << 32) ^
+                                         std::random_device{}()};
   return generator();
 }
 

@@ -1,5 +1,6 @@
-// One accepted request: its tokens, limits and queue. Made whole on the caller's thread so that the step
-// thread allocates nothing for it; from Submit to its end the step thread alone touches the mutable part.
+// One accepted request: its tokens, limits and queue. Made whole on the caller's thread so that the
+// step thread allocates nothing for it; from Submit to its end the step thread alone touches the
+// mutable part.
 #pragma once
 
 #include <atomic>
@@ -48,7 +49,7 @@ struct Request : ScheduledSequence {
   std::shared_ptr<ResultQueueImpl> queue;
 
   // The step thread's.
-  std::vector<int32_t> tokens;  // prompt, then generated; capacity is max_length
+  std::vector<int32_t> tokens;    // prompt, then generated; capacity is max_length
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.

@@ -1,5 +1,5 @@
-// The queue behind ResultQueue: a token buffer reserved when the request starts, a cursor of what has been
-// delivered, and the request's status and times. The step thread writes, any thread reads.
+// The queue behind ResultQueue: a token buffer reserved when the request starts, a cursor of what
+// has been delivered, and the request's status and times. The step thread writes, any thread reads.
 #pragma once
 
 #include <condition_variable>
@@ -29,7 +29,8 @@ class ResultQueueImpl final : public ResultQueue,
   std::optional<GeneratedElements> Get(int64_t timeout_ms) override;
   std::optional<GeneratedElements> GetNoWait() override;
 
-  // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes it.
+  // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes
+  // it.
   void OnScheduled(int64_t now_us);
   void Append(int32_t token, int64_t now_us);
   void Finish(FinishReason reason, std::string error, int64_t now_us);

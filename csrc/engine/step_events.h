@@ -1,4 +1,5 @@
-// Where tests look into, and break, a step: the hook sees its events on the step thread and may throw.
+// Where tests look into, and break, a step: the hook sees its events on the step thread and may
+// throw.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +7,10 @@
 namespace allspark {
 
 enum class StepPhase : int {
-  kLoopBegin,   // the step thread has started
-  kBegin,       // a step was planned and is about to be computed
-  kLogits,      // one row of logits, before sampling
-  kEnd,         // the step is done; its tokens are in the queues
+  kLoopBegin,  // the step thread has started
+  kBegin,      // a step was planned and is about to be computed
+  kLogits,     // one row of logits, before sampling
+  kEnd,        // the step is done; its tokens are in the queues
 };
 
 struct StepEvent {

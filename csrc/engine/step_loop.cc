@@ -1,5 +1,6 @@
-// ModelInstance's step thread: mail, plan, forward, sample, deliver; and the warm-up, which runs the same code
-// on made-up batches. Between warm-up and stop nothing here allocates (tests/cpp/engine counts).
+// ModelInstance's step thread: mail, plan, forward, sample, deliver; and the warm-up, which runs
+// the same code on made-up batches. Between warm-up and stop nothing here allocates
+// (tests/cpp/engine counts).
 
 #include <pthread.h>
 
@@ -39,15 +40,23 @@ bool ModelInstance::TakeMail() {
     std::swap(added, new_head_);
     new_tail_ = nullptr;
     std::swap(stopped, stop_head_);
-    if (stopping_ &&
-        (stop_mode_ == StopMode::kCancel || (added == nullptr && !has_work()))) {
+    if (stopping_ && (stop_mode_ == StopMode::kCancel || (added == nullptr && !has_work()))) {
       // What was taken joins the scheduler so that EndAll finds it.
       for (; added != nullptr; added = added->next_new) scheduler.Add(added);
       DropStops(stopped);
       return false;
     }
   }
-  for (; added != nullptr; added = added->next_new) scheduler.Add(added);
+  while (added != nullptr) {
+    // Read first: a request that ends here may be gone afterwards.
+    Request* next = added->next_new;
+    try {
+      scheduler.Add(added);
+    } catch (const std::exception& error) {
+      EndRequest(added, FinishReason::kError, error.what());
+    }
+    added = next;
+  }
   for (Request* request = stopped; request != nullptr; request = request->next_stop) {
     EndRequest(request, FinishReason::kCancelled, "");
   }
@@ -165,8 +174,9 @@ void ModelInstance::SampleAndAppend() {
     Request* request = running.sampled[i];
     const int32_t token = running.rows[i].token;
     if (token < 0) {
-      EndRequest(request, FinishReason::kError, "no token has a finite logit at position " +
-                                                    std::to_string(running.rows[i].position));
+      EndRequest(
+          request, FinishReason::kError,
+          "no token has a finite logit at position " + std::to_string(running.rows[i].position));
       running.sampled[i] = nullptr;
       continue;
     }
@@ -237,8 +247,8 @@ void ModelInstance::UpdateCounters(const std::vector<PlannedChunk>& plan) {
     if (!chunk.samples || chunk.num_tokens > 1) prefilled += chunk.num_tokens;
   }
   const int64_t total_prefilled = counters_.prefilled += prefilled;
-  const int64_t total_generated =
-      counters_.generated += static_cast<int64_t>(running_->rows.size());
+  const int64_t total_generated = counters_.generated +=
+      static_cast<int64_t>(running_->rows.size());
   ++counters_.steps;
   counters_.preemptions = scheduler.num_preemptions();
   PublishUsage();
@@ -262,8 +272,7 @@ void ModelInstance::WarmUp(Running& running) const {
   auto* logits = static_cast<float*>(running.logits_buffer.data());
   // The largest prefill: one chunk from position 0, sampled.
   const int64_t chunk = chunk_tokens_;
-  const int64_t blocks =
-      (chunk + config_.cache_span_size - 1) / config_.cache_span_size;
+  const int64_t blocks = (chunk + config_.cache_span_size - 1) / config_.cache_span_size;
   std::vector<int32_t> table(static_cast<size_t>(blocks));
   for (int64_t i = 0; i < blocks; ++i) table[static_cast<size_t>(i)] = static_cast<int32_t>(i);
   for (int64_t i = 0; i < chunk; ++i) {

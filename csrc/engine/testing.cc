@@ -41,8 +41,8 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
       Decoder::Create(**reader, decoder_options, *table, &pool, allocator->get());
   if (!decoder.ok()) return decoder.status();
   const int64_t num_blocks = (num_tokens + options.block_size - 1) / options.block_size;
-  Result<Buffer> kv = Buffer::Create(
-      allocator->get(), static_cast<size_t>(num_blocks * (*decoder)->block_bytes()));
+  Result<Buffer> kv =
+      Buffer::Create(allocator->get(), static_cast<size_t>(num_blocks * (*decoder)->block_bytes()));
   if (!kv.ok()) return kv.status();
   Result<Buffer> scratch =
       Buffer::Create(allocator->get(), static_cast<size_t>((*decoder)->arena_bytes()));
@@ -57,8 +57,9 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
   std::vector<float> logits(ids.size() * static_cast<size_t>(vocab_size));
   const KvPool pool_view{static_cast<unsigned char*>(kv->data()), num_blocks};
 
-  // A chunk is a batch of one-token sequences over the one block table: each layer stores the chunk's keys and
-  // values before it attends, so every token sees those before it, and every row can want logits.
+  // A chunk is a batch of one-token sequences over the one block table: each layer stores the
+  // chunk's keys and values before it attends, so every token sees those before it, and every row
+  // can want logits.
   size_t chunk_index = 0;
   std::vector<BatchSequence> sequences;
   for (int64_t begin = 0; begin < num_tokens;) {

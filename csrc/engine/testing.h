@@ -24,14 +24,15 @@ struct TestingAccess {
 std::vector<std::string> KernelTableNames();
 
 struct ForwardOptions {
-  std::vector<int64_t> chunk_sizes;  // tokens per forward, the last one repeated; empty: all at once
+  std::vector<int64_t>
+      chunk_sizes;  // tokens per forward, the last one repeated; empty: all at once
   int64_t num_threads = 1;
-  std::string isa;                   // "" or a kernel table's name
+  std::string isa;  // "" or a kernel table's name
   int64_t block_size = 32;
 };
 
-// Logits of every position of `ids`, [ids.size(), vocab_size] row-major, straight from a decoder: no scheduler,
-// no sampler. The model comes from `image`, or from the two files when it is null.
+// Logits of every position of `ids`, [ids.size(), vocab_size] row-major, straight from a decoder:
+// no scheduler, no sampler. The model comes from `image`, or from the two files when it is null.
 Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image,
                                          const std::string& graph_path,
                                          const std::string& param_path,

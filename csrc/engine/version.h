@@ -3,7 +3,7 @@
 
 namespace allspark {
 
-extern const char kVersion[];   // "0.1.0"
-extern const char kGitSha1[];   // first 8 digits, or "unknown" outside a checkout
+extern const char kVersion[];  // "0.1.0"
+extern const char kGitSha1[];  // first 8 digits, or "unknown" outside a checkout
 
 }  // namespace allspark

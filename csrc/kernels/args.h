@@ -20,28 +20,29 @@ using Stream = void*;
 
 // Columns per packed weight panel.
 inline constexpr int64_t kPanelColumns = 64;
-// Attention reduces over chunks of this many key positions, aligned at multiples of it, and merges the
-// chunks' partial results in ascending order. A multiple of every legal KV block size.
+// Attention reduces over chunks of this many key positions, aligned at multiples of it, and merges
+// the chunks' partial results in ascending order. A multiple of every legal KV block size.
 inline constexpr int64_t kAttentionChunk = 256;
 
 AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
 
 // c[m, n] (+)= sum_k a[m, k] * w[k, n] (+ bias[n]).
-// Order per element: acc = 0; for each group of k ascending: acc += dot(group); then + bias; then + c
-// when accumulate.
+// Order per element: acc = 0; for each group of k ascending: acc += dot(group); then + bias; then +
+// c when accumulate.
 struct GemmArgs {
-  const void* a;      // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
+  const void* a;  // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
   int64_t lda;
   const void* w;      // packed: [ceil(n/64)][k/group][64][group]; columns beyond n are zero
   const float* bias;  // [n] or null
   float* c;           // [m, n] row-major float32
   int64_t ldc;
-  int64_t m, n, k;    // k is a multiple of group
+  int64_t m, n, k;                 // k is a multiple of group
   int64_t panel_begin, panel_end;  // this call's panels of 64 columns
   bool accumulate;
 };
 
-// y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight. y in the table slot's dtype; it may be x.
+// y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight. y in the table slot's dtype; it may be
+// x.
 struct RmsNormArgs {
   const float* x;
   int64_t ldx;
@@ -54,7 +55,8 @@ struct RmsNormArgs {
 
 // out[r, :] = table[ids[r], :], float32, from a table in the slot's dtype.
 struct EmbeddingArgs {
-  const void* table;  // [vocab, cols] row-major, or packed as a GEMM weight with n = vocab, k = cols
+  const void*
+      table;  // [vocab, cols] row-major, or packed as a GEMM weight with n = vocab, k = cols
   bool packed;
   const int32_t* ids;
   float* out;
@@ -65,27 +67,29 @@ struct EmbeddingArgs {
 // Rotates, in place, the first rotary_dim elements of every head of x.
 // Half-split pairs (i, i + rotary_dim/2), or interleaved pairs (2i, 2i+1).
 struct RopeArgs {
-  float* x;                  // [rows, heads, head_dim], row stride ldx
+  float* x;  // [rows, heads, head_dim], row stride ldx
   int64_t ldx;
   const int32_t* positions;  // [rows]
-  const float* cos_sin;      // [max_position][rotary_dim/2][2]: cos, sin (attention scaling applied)
+  const float* cos_sin;  // [max_position][rotary_dim/2][2]: cos, sin (attention scaling applied)
   int64_t rows, heads, head_dim, rotary_dim;
   bool interleaved;
 };
 
-// One layer of the paged KV cache. A block holds all layers of block_size tokens. Within a layer and a
-// KV head: K is [head_dim/group][block_size][group], V is [block_size/group][head_dim][group]; both
-// pair along what attention reduces over (head_dim for scores, tokens for the weighted sum).
+// One layer of the paged KV cache. A block holds all layers of block_size tokens. Within a layer
+// and a KV head: K is [head_dim/group][block_size][group], V is
+// [block_size/group][head_dim][group]; both pair along what attention reduces over (head_dim for
+// scores, tokens for the weighted sum).
 struct PagedKv {
   unsigned char* pool;   // first byte of block 0
   int64_t block_stride;  // bytes from one block to the next
   int64_t k_offset;      // bytes from a block's begin to this layer's K of head 0
   int64_t v_offset;
-  int64_t head_stride;   // bytes from one KV head to the next, K and V alike
-  int64_t block_size;    // tokens: 16, 32, 64 or 128
+  int64_t head_stride;  // bytes from one KV head to the next, K and V alike
+  int64_t block_size;   // tokens: 16, 32, 64 or 128
 };
 
-// Stores the keys and values of tokens [begin_position, begin_position + num_tokens) of one sequence.
+// Stores the keys and values of tokens [begin_position, begin_position + num_tokens) of one
+// sequence.
 struct KvWriteArgs {
   PagedKv kv;
   const int32_t* block_table;  // block ids by position / block_size
@@ -96,22 +100,22 @@ struct KvWriteArgs {
   int64_t kv_heads, head_dim;
 };
 
-// Causal attention of tokens [token_begin, token_end) of one sequence's chunk against its cache, for
-// one KV head and the `group` query heads that share it.
+// Causal attention of tokens [token_begin, token_end) of one sequence's chunk against its cache,
+// for one KV head and the `group` query heads that share it.
 struct AttentionArgs {
   PagedKv kv;
   const int32_t* block_table;
-  const float* q;       // [num_tokens, q_heads, head_dim], row stride ldq
+  const float* q;  // [num_tokens, q_heads, head_dim], row stride ldq
   int64_t ldq;
-  void* out;            // same shape, in the compute dtype, row stride ldo
+  void* out;  // same shape, in the compute dtype, row stride ldo
   int64_t ldo;
   int64_t begin_position;          // position of the chunk's token 0
   int64_t token_begin, token_end;  // within the chunk
   int64_t kv_head, group, head_dim;
   float scale;
-  int64_t window;       // keys seen, the token itself included; 0: all
-  float soft_cap;       // 0: none
-  float* scratch;       // AttentionScratchFloats(...) floats, private to this call
+  int64_t window;  // keys seen, the token itself included; 0: all
+  float soft_cap;  // 0: none
+  float* scratch;  // AttentionScratchFloats(...) floats, private to this call
 };
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2, kRelu = 3 };

@@ -1,5 +1,5 @@
-// The kernel table's layout and the functions that fill it. Apart from kernel_table.h, which adds the
-// look-up on top, so that ISA files see it without any of the standard library: they must not
+// The kernel table's layout and the functions that fill it. Apart from kernel_table.h, which adds
+// the look-up on top, so that ISA files see it without any of the standard library: they must not
 // compile an inline library function for a newer CPU than the program's.
 #pragma once
 
@@ -24,7 +24,8 @@ struct KernelTable {
   void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
 };
 
-// Each fills what its instruction set improves over what is there; one exported function per ISA file.
+// Each fills what its instruction set improves over what is there; one exported function per ISA
+// file.
 void FillReference(KernelTable& table) noexcept;   // double precision, portable
 void FillAvx2(KernelTable& table) noexcept;        // AVX2 + FMA + F16C
 void FillAvx512(KernelTable& table) noexcept;      // AVX-512 F, BW, VL, DQ

@@ -33,7 +33,7 @@ class BlockPool {
   size_t CheckedIndex(int32_t block) const;
 
   int64_t num_blocks_;
-  std::vector<int32_t> free_;        // a stack; capacity fixed
+  std::vector<int32_t> free_;  // a stack; capacity fixed
   std::vector<int32_t> references_;
 };
 

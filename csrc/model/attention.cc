@@ -58,8 +58,7 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   }
   if (step.rope.rotary_dim > 0) {
     // Keys follow the queries in a row, so one call rotates both.
-    Rope(context, w.qkv, shape.q_heads + shape.kv_heads, shape.head_dim, step.positions,
-         step.rope);
+    Rope(context, w.qkv, shape.q_heads + shape.kv_heads, shape.head_dim, step.positions, step.rope);
   }
   const ConstMatrix q = Columns(w.qkv, 0, shape.q_cols());
   const ConstMatrix k = Columns(w.qkv, shape.q_cols(), shape.kv_cols());

@@ -7,11 +7,11 @@
 namespace allspark {
 
 struct BatchSequence {
-  int64_t token_begin = 0;   // in Batch::tokens: where the sequence before it ends
+  int64_t token_begin = 0;  // in Batch::tokens: where the sequence before it ends
   int64_t num_tokens = 0;
-  int64_t position = 0;      // of its first token
+  int64_t position = 0;  // of its first token
   const int32_t* block_table = nullptr;
-  int32_t logits_row = -1;   // row of Batch's logits for its last token; -1: not wanted
+  int32_t logits_row = -1;  // row of Batch's logits for its last token; -1: not wanted
 };
 
 struct Batch {

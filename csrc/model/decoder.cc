@@ -63,8 +63,7 @@ class DecoderImpl final : public Decoder {
 void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const {
   const BatchSequence& sequence = batch.sequences[index];
   const int64_t end = sequence.position + sequence.num_tokens;
-  AS_CHECK(sequence.num_tokens > 0 && sequence.position >= 0 &&
-           end <= parts_.options.max_length)
+  AS_CHECK(sequence.num_tokens > 0 && sequence.position >= 0 && end <= parts_.options.max_length)
       << "batch: sequence " << index << " has positions [" << sequence.position << ", " << end
       << "); the decoder covers [0, " << parts_.options.max_length << ")";
   for (int64_t i = 0; i < sequence.num_tokens; ++i) {
@@ -77,8 +76,8 @@ void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t in
   const int64_t block_size = parts_.options.block_size;
   for (int64_t b = 0; b < (end + block_size - 1) / block_size; ++b) {
     AS_CHECK(sequence.block_table[b] >= 0 && sequence.block_table[b] < kv.num_blocks)
-        << "batch: sequence " << index << " has block " << sequence.block_table[b]
-        << " at index " << b << "; the pool has " << kv.num_blocks;
+        << "batch: sequence " << index << " has block " << sequence.block_table[b] << " at index "
+        << b << "; the pool has " << kv.num_blocks;
   }
   AS_CHECK(sequence.logits_row >= -1 && sequence.logits_row < batch.num_logits_rows)
       << "batch: sequence " << index << " wants logits row " << sequence.logits_row << " of "
@@ -90,8 +89,7 @@ void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
   AS_CHECK(batch.num_tokens <= options.max_tokens)
       << "batch: " << batch.num_tokens << " tokens; at most " << options.max_tokens;
   AS_CHECK(batch.num_logits_rows >= 0 && batch.num_logits_rows <= options.max_logits_rows)
-      << "batch: " << batch.num_logits_rows << " logits rows; at most "
-      << options.max_logits_rows;
+      << "batch: " << batch.num_logits_rows << " logits rows; at most " << options.max_logits_rows;
   AS_CHECK(kv.data != nullptr) << "batch: no KV pool";
   int64_t tokens = 0;
   int64_t logits_rows = 0;
@@ -108,8 +106,8 @@ void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
   AS_CHECK(tokens == batch.num_tokens)
       << "batch: the sequences have " << tokens << " tokens of " << batch.num_tokens;
   AS_CHECK(logits_rows == batch.num_logits_rows)
-      << "batch: " << logits_rows << " sequences want logits; there are "
-      << batch.num_logits_rows << " rows";
+      << "batch: " << logits_rows << " sequences want logits; there are " << batch.num_logits_rows
+      << " rows";
 }
 
 void DecoderImpl::TakeSequences(const Batch& batch) {
@@ -139,15 +137,13 @@ void DecoderImpl::WriteLogits(const OpContext& context, const Batch& batch, cons
          {logits, DType::kFloat32, batch.num_logits_rows, vocab, vocab});
 }
 
-void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena,
-                          float* logits) {
+void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) {
   CheckBatch(batch, kv);
   if (batch.num_tokens == 0) return;
   TakeSequences(batch);
   const OpContext context{&kernels_, pool_, &arena, nullptr};
   const DecoderShape& shape = parts_.shape;
-  const Workspace w =
-      AllocateWorkspace(shape, batch.num_tokens, pool_->num_threads(), arena);
+  const Workspace w = AllocateWorkspace(shape, batch.num_tokens, pool_->num_threads(), arena);
   StepInput step;
   step.sequences = sequences_.data();
   step.num_sequences = batch.num_sequences;
@@ -181,8 +177,7 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
                                              options.max_length, pool, allocator);
   if (!rope.ok()) return rope.status();
   parts.rope = std::move(*rope);
-  return std::unique_ptr<Decoder>(
-      std::make_unique<DecoderImpl>(std::move(parts), kernels, pool));
+  return std::unique_ptr<Decoder>(std::make_unique<DecoderImpl>(std::move(parts), kernels, pool));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Decoder: executes a DecoderSpec over a batch. One class for every architecture. It owns views of the weights
-// and tables derived from them (rope), not the weights. One Forward at a time; after construction Forward allocates
-// nothing but arena scratch.
+// Decoder: executes a DecoderSpec over a batch. One class for every architecture. It owns views of
+// the weights and tables derived from them (rope), not the weights. One Forward at a time; after
+// construction Forward allocates nothing but arena scratch.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ namespace allspark {
 class ModelReader;  // weights/model_reader.h
 
 struct DecoderOptions {
-  int64_t max_length = 0;        // positions the rope table must cover
-  int64_t max_tokens = 0;        // most tokens in one batch
-  int64_t max_logits_rows = 0;   // most logits rows in one batch
-  int64_t block_size = 32;       // KV tokens per block
+  int64_t max_length = 0;       // positions the rope table must cover
+  int64_t max_tokens = 0;       // most tokens in one batch
+  int64_t max_logits_rows = 0;  // most logits rows in one batch
+  int64_t block_size = 32;      // KV tokens per block
 };
 
 // The KV pool as the decoder sees it; block ids index it.
@@ -33,8 +33,9 @@ struct KvPool {
 
 class Decoder {
  public:
-  // `weights`, `kernels`, `pool` and `allocator` outlive the decoder. Unimplemented when the table lacks a kernel
-  // the spec needs (names op and dtype); DataLoss when a tensor is missing or misshapen.
+  // `weights`, `kernels`, `pool` and `allocator` outlive the decoder. Unimplemented when the table
+  // lacks a kernel the spec needs (names op and dtype); DataLoss when a tensor is missing or
+  // misshapen.
   static Result<std::unique_ptr<Decoder>> Create(const ModelReader& weights,
                                                  const DecoderOptions& options,
                                                  const kernels::KernelTable& kernels,
@@ -46,7 +47,8 @@ class Decoder {
   virtual int64_t block_bytes() const = 0;
   // Arena bytes the largest batch needs (logits not included).
   virtual int64_t arena_bytes() const = 0;
-  // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the sequences that want it.
+  // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the
+  // sequences that want it.
   virtual void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) = 0;
 };
 

@@ -21,10 +21,9 @@ constexpr int64_t kMaxPositions = int64_t{1} << 24;
 // What kernels reduce over is stored in whole pack groups.
 Status CheckPackGroups(const proto::DecoderSpec& spec) {
   const int64_t group = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 2 : 1;
-  const std::pair<const char*, int64_t> sizes[] = {
-      {"head_dim", spec.head_dim()},
-      {"hidden_size", spec.hidden_size()},
-      {"intermediate_size", spec.intermediate_size()}};
+  const std::pair<const char*, int64_t> sizes[] = {{"head_dim", spec.head_dim()},
+                                                   {"hidden_size", spec.hidden_size()},
+                                                   {"intermediate_size", spec.intermediate_size()}};
   for (const auto& [field, value] : sizes) {
     if (value % group == 0) continue;
     return Status::Unimplemented(std::string(field) + " is " + std::to_string(value) +
@@ -67,22 +66,20 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec) {
   shape.qk_norm = spec.qk_norm();
   shape.rotary_dim = spec.rotary_dim();
   shape.rope_interleaved = spec.rope_interleaved();
-  shape.rope_scaling =
-      spec.rope_attention_scaling() == 0.0f ? 1.0f : spec.rope_attention_scaling();
+  shape.rope_scaling = spec.rope_attention_scaling() == 0.0f ? 1.0f : spec.rope_attention_scaling();
   shape.attention_scale = spec.attention_scale() == 0.0f
                               ? static_cast<float>(1.0 / std::sqrt(double(spec.head_dim())))
                               : spec.attention_scale();
   shape.attention_soft_cap = spec.attention_soft_cap();
-  shape.compute = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16
-                                                                 : DType::kFloat32;
+  shape.compute =
+      spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat32;
   return shape;
 }
 
 Status CheckDecoderOptions(const DecoderOptions& options) {
   AS_RETURN_IF_ERROR(CheckOption("max_length", options.max_length, 1, kMaxPositions));
   AS_RETURN_IF_ERROR(CheckOption("max_tokens", options.max_tokens, 1, kMaxPositions));
-  AS_RETURN_IF_ERROR(
-      CheckOption("max_logits_rows", options.max_logits_rows, 1, kMaxPositions));
+  AS_RETURN_IF_ERROR(CheckOption("max_logits_rows", options.max_logits_rows, 1, kMaxPositions));
   const int64_t block_size = options.block_size;
   if (block_size != 16 && block_size != 32 && block_size != 64 && block_size != 128) {
     return Status::InvalidArgument("block_size is " + std::to_string(block_size) +

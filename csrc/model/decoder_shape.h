@@ -26,7 +26,7 @@ struct DecoderShape {
   bool qk_norm = false;
   int64_t rotary_dim = 0;
   bool rope_interleaved = false;
-  float rope_scaling = 1.0f;     // multiplies cos and sin
+  float rope_scaling = 1.0f;  // multiplies cos and sin
   float attention_scale = 1.0f;
   float attention_soft_cap = 0.0f;
   DType compute = DType::kUndefined;  // of GEMM inputs and weights, and of the KV cache

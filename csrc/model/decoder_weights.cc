@@ -37,8 +37,7 @@ Status CheckView(const RequiredTensor& expected, const WeightView& view,
   const bool same = view.data != nullptr && view.dtype == expected.dtype &&
                     view.layout == expected.layout && view.rank == rank &&
                     std::equal(expected.shape.begin(), expected.shape.end(), view.shape);
-  const std::string want =
-      Describe(expected.dtype, expected.layout, expected.shape.data(), rank);
+  const std::string want = Describe(expected.dtype, expected.layout, expected.shape.data(), rank);
   if (!same) {
     const int64_t shown_rank = std::clamp<int64_t>(view.rank, 0, 4);
     return Status::DataLoss(source + ": tensor '" + expected.name + "' is " +
@@ -105,8 +104,7 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   LayerWeights weights;
   AttentionWeights& attention = weights.attention;
   attention.norm = {binder.Vector(prefix + "attention_norm", shape.hidden), shape.norm_eps};
-  attention.qkv =
-      binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
+  attention.qkv = binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
   if (shape.qk_norm) {
     attention.q_norm = {binder.Vector(prefix + "q_norm", shape.head_dim), shape.norm_eps};
     attention.k_norm = {binder.Vector(prefix + "k_norm", shape.head_dim), shape.norm_eps};
@@ -137,8 +135,8 @@ Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape
     weights.layers.push_back(BindLayer(binder, shape, spec, layer));
   }
   weights.final_norm = {binder.Vector("final_norm", shape.hidden), shape.norm_eps};
-  weights.lm_head = binder.Linear(shape.tie_embeddings ? "embedding" : "lm_head",
-                                  shape.vocab_size, shape.hidden, false);
+  weights.lm_head = binder.Linear(shape.tie_embeddings ? "embedding" : "lm_head", shape.vocab_size,
+                                  shape.hidden, false);
   if (shape.rotary_dim > 0) {
     weights.rope_inv_freq = binder.Vector("rope.inv_freq", shape.rotary_dim / 2);
   }

@@ -15,8 +15,8 @@ Result<RopeTable> RopeTable::Create(const DecoderShape& shape, const float* inv_
     if (std::isfinite(inv_freq[i])) continue;
     return Status::DataLoss("rope.inv_freq[" + std::to_string(i) + "] is not finite");
   }
-  Result<Buffer> buffer = Buffer::Create(
-      allocator, static_cast<size_t>(max_length * pairs * 2) * sizeof(float));
+  Result<Buffer> buffer =
+      Buffer::Create(allocator, static_cast<size_t>(max_length * pairs * 2) * sizeof(float));
   if (!buffer.ok()) return buffer.status();
   table.buffer_ = std::move(*buffer);
   float* cos_sin = static_cast<float*>(table.buffer_.data());

@@ -36,8 +36,7 @@ struct Layout {
   int64_t bytes;
 };
 
-Layout Carve(const DecoderShape& shape, int64_t tokens, int64_t num_threads,
-             unsigned char* base) {
+Layout Carve(const DecoderShape& shape, int64_t tokens, int64_t num_threads, unsigned char* base) {
   Workspace w;
   Carver common(base, 0);
   w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);

@@ -11,15 +11,15 @@
 namespace allspark {
 
 struct Workspace {
-  Matrix residual;   // [tokens, hidden] float32: the stream that attention and MLP add to
-  Matrix normed;     // [tokens, hidden] compute dtype: what GEMMs read; last, the rows that sample
+  Matrix residual;  // [tokens, hidden] float32: the stream that attention and MLP add to
+  Matrix normed;    // [tokens, hidden] compute dtype: what GEMMs read; last, the rows that sample
   // Attention half.
-  Matrix qkv;        // [tokens, qkv_cols] float32
-  Matrix attended;   // [tokens, q_cols] compute dtype
+  Matrix qkv;       // [tokens, qkv_cols] float32
+  Matrix attended;  // [tokens, q_cols] compute dtype
   float* scratch = nullptr;
   // MLP half.
-  Matrix gate_up;    // [tokens, 2 * intermediate] float32
-  Matrix gated;      // [tokens, intermediate] compute dtype
+  Matrix gate_up;  // [tokens, 2 * intermediate] float32
+  Matrix gated;    // [tokens, intermediate] compute dtype
 };
 
 // Arena bytes a step of `tokens` tokens takes. Grows with tokens.

@@ -31,8 +31,8 @@ class ItemWalk {
       : params_(params),
         sequences_(sequences),
         num_sequences_(num_sequences),
-        tile_tokens_(std::max<int64_t>(
-            1, kernels::AttentionTileTokens(params.q_heads / params.kv_heads))) {}
+        tile_tokens_(
+            std::max<int64_t>(1, kernels::AttentionTileTokens(params.q_heads / params.kv_heads))) {}
 
   int64_t TotalCost() const {
     int64_t total = 0;
@@ -99,8 +99,7 @@ void CheckAttention(const OpContext& context, const AttentionParams& params,
       << out.cols << "]; expected " << cols << " columns";
   AS_CHECK(params.window >= 0 && params.soft_cap >= 0.0f)
       << "attention: window is " << params.window << ", soft_cap is " << params.soft_cap;
-  AS_CHECK(kv.pool != nullptr && kv.block_size > 0 &&
-           kernels::kAttentionChunk % kv.block_size == 0)
+  AS_CHECK(kv.pool != nullptr && kv.block_size > 0 && kernels::kAttentionChunk % kv.block_size == 0)
       << "attention: block_size is " << kv.block_size << "; it must divide "
       << kernels::kAttentionChunk;
   AS_CHECK(scratch != nullptr) << "attention: no scratch";
@@ -147,8 +146,7 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
   const ItemWalk walk(params, sequences, num_sequences);
   const int64_t total = walk.TotalCost();
   const int64_t group_work = params.q_heads / params.kv_heads * params.head_dim;
-  const int64_t parts =
-      total * group_work < kSerialWork ? 1 : context.pool->num_threads();
+  const int64_t parts = total * group_work < kSerialWork ? 1 : context.pool->num_threads();
   const int64_t scratch_stride = ScratchStride(params);
   context.pool->ParallelFor(parts, 1, [&](int64_t begin, int64_t end, int) {
     kernels::AttentionArgs args = CommonArgs(params, kv, q, out);

@@ -26,7 +26,6 @@ int64_t PagedAttentionScratch(const AttentionParams& params, int64_t num_threads
 // floats.
 void PagedAttention(const OpContext& context, const AttentionParams& params,
                     const kernels::PagedKv& kv, DType kv_dtype, const SequenceRange* sequences,
-                    int64_t num_sequences, const ConstMatrix& q, float* scratch,
-                    const Matrix& out);
+                    int64_t num_sequences, const ConstMatrix& q, float* scratch, const Matrix& out);
 
 }  // namespace allspark

@@ -18,18 +18,18 @@ void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, con
         << "embedding: token " << row << " is id " << ids[row] << "; it must be in [0, "
         << table.vocab << ")";
   }
-  context.pool->ParallelFor(
-      out.rows, internal::RowGrain(out.cols), [&](int64_t begin, int64_t end, int) {
-        kernels::EmbeddingArgs args{};
-        args.table = table.data;
-        args.packed = table.packed;
-        args.ids = ids + begin;
-        args.out = static_cast<float*>(internal::RowAt(out, begin));
-        args.ldo = out.ld;
-        args.rows = end - begin;
-        args.cols = out.cols;
-        kernel(args, context.stream);
-      });
+  context.pool->ParallelFor(out.rows, internal::RowGrain(out.cols),
+                            [&](int64_t begin, int64_t end, int) {
+                              kernels::EmbeddingArgs args{};
+                              args.table = table.data;
+                              args.packed = table.packed;
+                              args.ids = ids + begin;
+                              args.out = static_cast<float*>(internal::RowAt(out, begin));
+                              args.ldo = out.ld;
+                              args.rows = end - begin;
+                              args.cols = out.cols;
+                              kernel(args, context.stream);
+                            });
 }
 
 }  // namespace allspark

@@ -51,8 +51,8 @@ void KvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dtype,
         << "; expected " << rows;
     rows += sequences[s].num_tokens;
   }
-  AS_CHECK(rows == k.rows) << "kv_write: the sequences have " << rows << " tokens, k has "
-                           << k.rows << " rows";
+  AS_CHECK(rows == k.rows) << "kv_write: the sequences have " << rows << " tokens, k has " << k.rows
+                           << " rows";
   const auto kernel = context.kernels->kv_write[internal::Slot(dtype)];
   const auto write = [&](int64_t begin, int64_t end, int) {
     for (int64_t s = 0; s < num_sequences; ++s) {

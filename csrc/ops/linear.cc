@@ -35,8 +35,7 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
   AS_CHECK(y.cols == w.n) << "linear: y has " << y.cols << " columns; the weight makes " << w.n;
   AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
   const int64_t element_bytes = ElementBytes(w.dtype);
-  AS_CHECK(element_bytes > 0 && element_bytes <= 4 &&
-           w.k % kernels::PackGroup(element_bytes) == 0)
+  AS_CHECK(element_bytes > 0 && element_bytes <= 4 && w.k % kernels::PackGroup(element_bytes) == 0)
       << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed in groups";
   AS_CHECK(context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)] != nullptr)
       << "linear: kernel table '" << context.kernels->name << "' has no gemm for "
@@ -76,8 +75,7 @@ void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& 
         for (int64_t part = begin; part < end; ++part) {
           const Range rows = PartOf(x.rows, split.row_parts == 1 ? 1 : kRowGranule,
                                     part / split.panel_parts, split.row_parts);
-          const Range part_panels =
-              PartOf(panels, 1, part % split.panel_parts, split.panel_parts);
+          const Range part_panels = PartOf(panels, 1, part % split.panel_parts, split.panel_parts);
           if (rows.begin == rows.end || part_panels.begin == part_panels.end) continue;
           kernels::GemmArgs args{};
           args.a = internal::RowAt(x, rows.begin);

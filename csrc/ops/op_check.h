@@ -18,8 +18,8 @@ inline void CheckMatrix(const char* op, const char* name, const ConstMatrix& x) 
 }
 
 inline void CheckDType(const char* op, const char* name, DType actual, DType expected) {
-  AS_CHECK(actual == expected) << op << ": " << name << " is " << DTypeName(actual)
-                               << "; expected " << DTypeName(expected);
+  AS_CHECK(actual == expected) << op << ": " << name << " is " << DTypeName(actual) << "; expected "
+                               << DTypeName(expected);
 }
 
 inline void CheckKernel(const char* op, DType dtype, bool present, const OpContext& context) {

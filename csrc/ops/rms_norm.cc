@@ -37,14 +37,14 @@ void RmsNorm(const OpContext& context, const ConstMatrix& x, const float* weight
   CheckNorm(context, x, weight, y);
   AS_CHECK(x.rows == y.rows) << "rms_norm: x has " << x.rows << " rows, y has " << y.rows;
   const auto kernel = context.kernels->rms_norm[internal::Slot(y.dtype)];
-  context.pool->ParallelFor(
-      x.rows, internal::RowGrain(x.cols), [&](int64_t begin, int64_t end, int) {
-        kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
-        args.x = static_cast<const float*>(internal::RowAt(x, begin));
-        args.y = internal::RowAt(y, begin);
-        args.rows = end - begin;
-        kernel(args, context.stream);
-      });
+  context.pool->ParallelFor(x.rows, internal::RowGrain(x.cols),
+                            [&](int64_t begin, int64_t end, int) {
+                              kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
+                              args.x = static_cast<const float*>(internal::RowAt(x, begin));
+                              args.y = internal::RowAt(y, begin);
+                              args.rows = end - begin;
+                              kernel(args, context.stream);
+                            });
 }
 
 void RmsNormGather(const OpContext& context, const ConstMatrix& x, const int64_t* row_ids,
@@ -55,16 +55,16 @@ void RmsNormGather(const OpContext& context, const ConstMatrix& x, const int64_t
         << "rms_norm: row " << row_ids[i] << " wanted; x has " << x.rows << " rows";
   }
   const auto kernel = context.kernels->rms_norm[internal::Slot(y.dtype)];
-  context.pool->ParallelFor(
-      y.rows, internal::RowGrain(x.cols), [&](int64_t begin, int64_t end, int) {
-        kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
-        args.rows = 1;
-        for (int64_t i = begin; i < end; ++i) {
-          args.x = static_cast<const float*>(internal::RowAt(x, row_ids[i]));
-          args.y = internal::RowAt(y, i);
-          kernel(args, context.stream);
-        }
-      });
+  context.pool->ParallelFor(y.rows, internal::RowGrain(x.cols),
+                            [&](int64_t begin, int64_t end, int) {
+                              kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
+                              args.rows = 1;
+                              for (int64_t i = begin; i < end; ++i) {
+                                args.x = static_cast<const float*>(internal::RowAt(x, row_ids[i]));
+                                args.y = internal::RowAt(y, i);
+                                kernel(args, context.stream);
+                              }
+                            });
 }
 
 void RmsNormHeads(const OpContext& context, const Matrix& x, int64_t head_begin, int64_t num_heads,

@@ -1,4 +1,5 @@
-// The parts of the extension module, one file each, and the one translation of Status into exceptions.
+// The parts of the extension module, one file each, and the one translation of Status into
+// exceptions.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +11,8 @@
 
 namespace allspark::python {
 
-// What Python holds as a ModelImage: the image itself is an incomplete type here, which pybind11 cannot bind.
+// What Python holds as a ModelImage: the image itself is an incomplete type here, which pybind11
+// cannot bind.
 struct ImageHandle {
   std::shared_ptr<const ModelImage> image;
 };

@@ -1,5 +1,5 @@
-// Binds a config struct from its Fields() list: attributes, from_dict with unknown keys and wrong types
-// refused, to_dict, equality and printing.
+// Binds a config struct from its Fields() list: attributes, from_dict with unknown keys and wrong
+// types refused, to_dict, equality and printing.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,12 +17,18 @@ namespace py = pybind11;
 
 template <typename T>
 const char* TypeText() {
-  if constexpr (std::is_same_v<T, bool>) return "a bool";
-  else if constexpr (std::is_enum_v<T>) return "a member of its enum";
-  else if constexpr (std::is_integral_v<T>) return "an integer";
-  else if constexpr (std::is_floating_point_v<T>) return "a number";
-  else if constexpr (std::is_same_v<T, std::string>) return "a str";
-  else return "a list of lists of integers";
+  if constexpr (std::is_same_v<T, bool>)
+    return "a bool";
+  else if constexpr (std::is_enum_v<T>)
+    return "a member of its enum";
+  else if constexpr (std::is_integral_v<T>)
+    return "an integer";
+  else if constexpr (std::is_floating_point_v<T>)
+    return "a number";
+  else if constexpr (std::is_same_v<T, std::string>)
+    return "a str";
+  else
+    return "a list of lists of integers";
 }
 
 template <typename T>
@@ -96,8 +102,7 @@ py::class_<Struct> BindFields(py::module_& module, const char* class_name, const
   std::apply(
       [&](const auto&... field) {
         (bound.def_property(
-             field.name,
-             [member = field.member](const Struct& object) { return object.*member; },
+             field.name, [member = field.member](const Struct& object) { return object.*member; },
              [member = field.member, name = field.name](Struct& object, py::handle value) {
                using T = std::remove_reference_t<decltype(object.*member)>;
                object.*member = CastField<T>(name, value);

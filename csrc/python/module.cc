@@ -1,6 +1,6 @@
-// The extension module `allspark._allspark`: a thin image of the C++ API. Failures come back as Status
-// objects where the Python layer returns AsStatus, and as exceptions elsewhere. Every call that can block
-// releases the GIL; no Python object is held by, or called from, an engine thread.
+// The extension module `allspark._allspark`: a thin image of the C++ API. Failures come back as
+// Status objects where the Python layer returns AsStatus, and as exceptions elsewhere. Every call
+// that can block releases the GIL; no Python object is held by, or called from, an engine thread.
 
 #include <pybind11/native_enum.h>
 
@@ -83,8 +83,8 @@ void BindStatusAndConfigs(py::module_& m) {
       .def_static("from_dict", &FromDict<RuntimeConfig>, py::arg("fields"))
       .def("validate", [](const RuntimeConfig& config) { return Validate(config); })
       .def(
-          "__eq__",
-          [](const RuntimeConfig& a, const RuntimeConfig& b) { return a == b; }, py::is_operator())
+          "__eq__", [](const RuntimeConfig& a, const RuntimeConfig& b) { return a == b; },
+          py::is_operator())
       .def("__copy__", [](const RuntimeConfig& config) { return config; });
 
   BindFields<GenerationConfig>(m, "GenerateConfig", "What a request asks for.")
@@ -92,8 +92,7 @@ void BindStatusAndConfigs(py::module_& m) {
       .def_static("from_dict", &FromDict<GenerationConfig>, py::arg("fields"))
       .def("validate", [](const GenerationConfig& config) { return Validate(config); })
       .def(
-          "__eq__",
-          [](const GenerationConfig& a, const GenerationConfig& b) { return a == b; },
+          "__eq__", [](const GenerationConfig& a, const GenerationConfig& b) { return a == b; },
           py::is_operator());
 
   BindFields<EngineStat>(m, "AsEngineStat", "A snapshot of a model's counters.");

@@ -97,8 +97,9 @@ void BindResults(py::module_& m) {
   py::class_<RequestHandle>(m, "RequestHandle", "A request's identity within this process.")
       .def(py::init([](uint64_t id) { return RequestHandle{id}; }), py::arg("id"))
       .def_readonly("id", &RequestHandle::id)
-      .def("__eq__", [](const RequestHandle& a, const RequestHandle& b) { return a == b; },
-           py::is_operator())
+      .def(
+          "__eq__", [](const RequestHandle& a, const RequestHandle& b) { return a == b; },
+          py::is_operator())
       .def("__hash__", [](const RequestHandle& handle) { return handle.id; })
       .def("__repr__", [](const RequestHandle& handle) {
         return "RequestHandle(" + std::to_string(handle.id) + ")";

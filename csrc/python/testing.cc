@@ -55,15 +55,17 @@ void FaultHook(void*, const StepEvent& event) {
 
 void BindTesting(py::module_& parent) {
   py::module_ m = parent.def_submodule("testing", "Doors for tests; not a public interface.");
-  m.def("forward_logits", &Logits, py::arg("model"), py::arg("ids"),
-        py::arg("chunk_sizes") = std::vector<int64_t>{}, py::arg("num_threads") = 1,
-        py::arg("isa") = "", py::arg("block_size") = 32,
-        "float32 [len(ids), vocab]: logits of every position. model: an .asgraph path or an image.");
+  m.def(
+      "forward_logits", &Logits, py::arg("model"), py::arg("ids"),
+      py::arg("chunk_sizes") = std::vector<int64_t>{}, py::arg("num_threads") = 1,
+      py::arg("isa") = "", py::arg("block_size") = 32,
+      "float32 [len(ids), vocab]: logits of every position. model: an .asgraph path or an image.");
   m.def("enable_step_faults", [](Engine& engine, const std::string& name) {
     ThrowIfError(TestingAccess::SetStepHook(engine, name, FaultHook, nullptr));
   });
-  m.def("inject_step_fault", [](int64_t after_steps) { steps_to_fault = after_steps; },
-        py::arg("after_steps"), "The step after that many more steps throws.");
+  m.def(
+      "inject_step_fault", [](int64_t after_steps) { steps_to_fault = after_steps; },
+      py::arg("after_steps"), "The step after that many more steps throws.");
   m.def("device_stats", [](Engine& engine) {
     auto stats = TestingAccess::DeviceStats(engine);
     ThrowIfError(stats.status());

@@ -15,21 +15,21 @@
 namespace allspark {
 
 struct SamplingParams {
-  bool greedy = true;       // the highest logit, the lowest id among equals
-  float temperature = 1.0f; // below 1e-5: greedy
-  int32_t top_k = 0;        // 0: all
-  float top_p = 1.0f;       // 1: all
+  bool greedy = true;        // the highest logit, the lowest id among equals
+  float temperature = 1.0f;  // below 1e-5: greedy
+  int32_t top_k = 0;         // 0: all
+  float top_p = 1.0f;        // 1: all
   uint64_t seed = 0;
 };
 
 struct SamplingRow {
   const SamplingParams* params = nullptr;
-  float* logits = nullptr;      // [vocab], may be overwritten
-  int64_t position = 0;         // of the token being chosen
+  float* logits = nullptr;  // [vocab], may be overwritten
+  int64_t position = 0;     // of the token being chosen
   // Tokens that may not be chosen now (EOS before min_length), and their number.
   const int32_t* banned = nullptr;
   int64_t num_banned = 0;
-  int32_t token = -1;           // result; -1 when no token has a finite logit
+  int32_t token = -1;  // result; -1 when no token has a finite logit
 };
 
 class Sampler {

@@ -83,9 +83,9 @@ class Distribution {
 };
 
 struct Cut {
-  int64_t index = 0;   // of the last token before the cut
-  double before = 0;   // the weight before that token
-  double weight = 0;   // its own
+  int64_t index = 0;  // of the last token before the cut
+  double before = 0;  // the weight before that token
+  double weight = 0;  // its own
 };
 
 // Orders tokens[0, count) so far that the shortest beginning (by Before) whose weight reaches

@@ -246,9 +246,8 @@ void Scheduler::Preempt(ScheduledSequence* victim) {
 
 // A prefill may preempt decodes that were planned before it.
 void Scheduler::DropPreemptedFromPlan() {
-  std::erase_if(plan_, [](const PlannedChunk& chunk) {
-    return chunk.sequence->state != State::kRunning;
-  });
+  std::erase_if(plan_,
+                [](const PlannedChunk& chunk) { return chunk.sequence->state != State::kRunning; });
 }
 
 }  // namespace allspark

@@ -23,14 +23,14 @@ namespace allspark {
 struct ScheduledSequence {
   // Set by the owner before Add.
   int64_t id = 0;
-  int64_t priority = 0;         // larger runs earlier
-  int64_t num_tokens = 0;       // known tokens: prompt + generated
-  int64_t max_length = 0;       // num_tokens never exceeds this
+  int64_t priority = 0;              // larger runs earlier
+  int64_t num_tokens = 0;            // known tokens: prompt + generated
+  int64_t max_length = 0;            // num_tokens never exceeds this
   std::vector<int32_t> block_table;  // capacity reserved for ceil(max_length / block_size)
 
   // The scheduler's.
   int64_t arrival = 0;
-  int64_t num_computed = 0;     // tokens whose KV is in the cache
+  int64_t num_computed = 0;  // tokens whose KV is in the cache
   int64_t num_preemptions = 0;
   enum class State : int { kNone, kWaiting, kRunning } state = State::kNone;
   ScheduledSequence* prev = nullptr;
@@ -38,8 +38,8 @@ struct ScheduledSequence {
 };
 
 struct SchedulerConfig {
-  int64_t max_batch = 32;       // running sequences
-  int64_t chunk_tokens = 512;   // prefill tokens per step
+  int64_t max_batch = 32;      // running sequences
+  int64_t chunk_tokens = 512;  // prefill tokens per step
   int64_t block_size = 32;
   int64_t num_blocks = 0;
 };
@@ -49,7 +49,7 @@ struct PlannedChunk {
   ScheduledSequence* sequence;
   int64_t begin;
   int64_t num_tokens;
-  bool samples;                 // reaches the newest known token: its logits are wanted
+  bool samples;  // reaches the newest known token: its logits are wanted
 };
 
 class Scheduler {

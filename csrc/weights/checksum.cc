@@ -38,8 +38,7 @@ void ForEachPart(ThreadPool* pool, int64_t n, FunctionRef<void(int64_t, int64_t,
 int64_t NumPieces(int64_t tensor_bytes) { return CeilDiv(tensor_bytes, kPieceBytes); }
 
 uint64_t CombinePieces(const std::vector<uint64_t>& piece_hashes) {
-  return Hash64(piece_hashes.data(),
-                static_cast<int64_t>(piece_hashes.size() * sizeof(uint64_t)));
+  return Hash64(piece_hashes.data(), static_cast<int64_t>(piece_hashes.size() * sizeof(uint64_t)));
 }
 
 }  // namespace allspark::weights

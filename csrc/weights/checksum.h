@@ -1,5 +1,6 @@
-// XXH3-64 as the file format uses it: over whole buffers, as a stream, and over the pieces of a tensor shared
-// among threads. The hash library's code is compiled only in checksum.cc. Private to weights/.
+// XXH3-64 as the file format uses it: over whole buffers, as a stream, and over the pieces of a
+// tensor shared among threads. The hash library's code is compiled only in checksum.cc. Private to
+// weights/.
 #pragma once
 
 #include <cstdint>

@@ -23,8 +23,7 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
       << "\ntie_embeddings: " << spec.tie_embeddings() << "\nqkv_bias: " << spec.qkv_bias()
       << "\no_bias: " << spec.o_bias() << "\nmlp_bias: " << spec.mlp_bias()
       << "\nqk_norm: " << spec.qk_norm() << "\nmax_position: " << spec.max_position()
-      << "\nrotary_dim: " << spec.rotary_dim()
-      << "\nrope_interleaved: " << spec.rope_interleaved()
+      << "\nrotary_dim: " << spec.rotary_dim() << "\nrope_interleaved: " << spec.rope_interleaved()
       << "\nrope_attention_scaling: " << spec.rope_attention_scaling()
       << "\nattention_scale: " << spec.attention_scale()
       << "\nattention_soft_cap: " << spec.attention_soft_cap()
@@ -41,16 +40,16 @@ std::string DescribeModel(const ModelReader& reader) {
       << "\nfile_id: " << std::hex << file.file_id() << std::dec
       << "\nparam_bytes: " << file.param_bytes() << "\n";
   DescribeSpec(file.spec(), out);
-  out << "build.version: " << file.build().version()
-      << "\nbuild.source: " << file.build().source() << "\n";
+  out << "build.version: " << file.build().version() << "\nbuild.source: " << file.build().source()
+      << "\n";
   const std::map<std::string, std::string> options(file.build().options().begin(),
                                                    file.build().options().end());
   for (const auto& [key, value] : options) out << "build.options." << key << ": " << value << "\n";
   for (const proto::TensorRecord& record : file.tensors()) {
     out << "tensor " << record.name() << ": " << weights::StoredDTypeName(record.dtype()) << " "
-        << weights::ShapeString(record.shape()) << " " << LayoutName(record.layout())
-        << " offset " << record.offset() << " bytes " << record.bytes() << " checksum "
-        << std::hex << record.checksum() << std::dec << "\n";
+        << weights::ShapeString(record.shape()) << " " << LayoutName(record.layout()) << " offset "
+        << record.offset() << " bytes " << record.bytes() << " checksum " << std::hex
+        << record.checksum() << std::dec << "\n";
   }
   return out.str();
 }

@@ -1,4 +1,5 @@
-// A serialised model in words, for people: what a tool or the binding prints. Not a format to parse. Any thread.
+// A serialised model in words, for people: what a tool or the binding prints. Not a format to
+// parse. Any thread.
 #pragma once
 
 #include <string>
@@ -7,8 +8,8 @@
 
 namespace allspark {
 
-// Several lines: versions, the spec field by field, and one line per tensor with dtype, shape, layout, offset,
-// bytes and checksum.
+// Several lines: versions, the spec field by field, and one line per tensor with dtype, shape,
+// layout, offset, bytes and checksum.
 std::string DescribeModel(const ModelReader& reader);
 
 }  // namespace allspark

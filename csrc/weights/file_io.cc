@@ -62,7 +62,8 @@ Status NoRoom(const std::string& path, int64_t bytes, const std::string& why) {
                 path + " needs " + std::to_string(bytes) + " bytes; " + why);
 }
 
-// Told before hours of conversion instead of after; running out later is still caught at each write.
+// Told before hours of conversion instead of after; running out later is still caught at each
+// write.
 Status CheckRoom(int fd, const std::string& path, int64_t bytes) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
@@ -85,9 +86,9 @@ Status CheckRoom(int fd, const std::string& path, int64_t bytes) {
 }  // namespace
 
 Status ErrnoStatus(std::string_view action, const std::string& path, int error) {
-  return Status(CodeOfErrno(error), AsStatus::kIoError,
-                "cannot " + std::string(action) + " " + path + ": " +
-                    std::generic_category().message(error));
+  return Status(
+      CodeOfErrno(error), AsStatus::kIoError,
+      "cannot " + std::string(action) + " " + path + ": " + std::generic_category().message(error));
 }
 
 UniqueFd::~UniqueFd() {

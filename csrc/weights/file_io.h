@@ -1,5 +1,5 @@
-// The few system calls that reader and writer need, with errors as Status values that name the path.
-// Private to weights/. No shared state; any thread.
+// The few system calls that reader and writer need, with errors as Status values that name the
+// path. Private to weights/. No shared state; any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace allspark::weights {
 
-// "cannot <action> <path>: <reason of error number>"; the code tells lack of room, absence, and the rest apart.
+// "cannot <action> <path>: <reason of error number>"; the code tells lack of room, absence, and the
+// rest apart.
 Status ErrnoStatus(std::string_view action, const std::string& path, int error);
 
 class UniqueFd {
@@ -32,7 +33,8 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Opens a regular file for reading; anything else (directory, FIFO, device) is an error, and never blocks.
+// Opens a regular file for reading; anything else (directory, FIFO, device) is an error, and never
+// blocks.
 struct OpenedFile {
   UniqueFd fd;
   int64_t bytes = 0;
@@ -40,8 +42,7 @@ struct OpenedFile {
 Result<OpenedFile> OpenRegularFile(const std::string& path);
 
 Status ReadFully(int fd, const std::string& path, int64_t offset, void* data, int64_t bytes);
-Status WriteFully(int fd, const std::string& path, int64_t offset, const void* data,
-                  int64_t bytes);
+Status WriteFully(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes);
 
 // A read-write anonymous, or read-only file mapping.
 class Mapping {
@@ -88,7 +89,8 @@ class TempFile {
   }
   ~TempFile();
 
-  // `bytes` are asked for up front: a file system or a limit without room for them is an error here.
+  // `bytes` are asked for up front: a file system or a limit without room for them is an error
+  // here.
   static Result<TempFile> Create(const std::string& final_path, int64_t bytes);
   int fd() const { return fd_.get(); }
   const std::string& final_path() const { return final_path_; }

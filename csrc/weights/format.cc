@@ -50,8 +50,8 @@ Status CheckMagicAndVersion(const void* bytes, const char* magic, const char* ki
   return Status::Ok();
 }
 
-// Counts tensor records on the wire before the parser makes an object of each: two bytes on disk can
-// become a hundred in memory.
+// Counts tensor records on the wire before the parser makes an object of each: two bytes on disk
+// can become a hundred in memory.
 Status CheckRecordCount(const char* data, int size) {
   google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(data), size);
   int64_t records = 0;
@@ -60,11 +60,20 @@ Status CheckRecordCount(const char* data, int size) {
     uint32_t length;
     bool ok = false;
     switch (tag & 7u) {
-      case 0: ok = in.ReadVarint64(&skipped); break;
-      case 1: ok = in.Skip(8); break;
-      case 2: ok = in.ReadVarint32(&length) && in.Skip(static_cast<int>(length)); break;
-      case 5: ok = in.Skip(4); break;
-      default: break;  // Groups are not used by any version.
+      case 0:
+        ok = in.ReadVarint64(&skipped);
+        break;
+      case 1:
+        ok = in.Skip(8);
+        break;
+      case 2:
+        ok = in.ReadVarint32(&length) && in.Skip(static_cast<int>(length));
+        break;
+      case 5:
+        ok = in.Skip(4);
+        break;
+      default:
+        break;  // Groups are not used by any version.
     }
     if (!ok) {
       return Status::DataLoss("the message is malformed near offset " +
@@ -72,8 +81,7 @@ Status CheckRecordCount(const char* data, int size) {
     }
     if (tag == ((proto::ModelFile::kTensorsFieldNumber << 3) | 2u) &&
         ++records > kMaxTensorRecords) {
-      return Status::DataLoss("more than " + std::to_string(kMaxTensorRecords) +
-                              " tensor records");
+      return Status::DataLoss("more than " + std::to_string(kMaxTensorRecords) + " tensor records");
     }
   }
   return Status::Ok();
@@ -93,18 +101,25 @@ std::string SerializeDeterministic(const google::protobuf::MessageLite& message)
 
 int64_t StoredElementBytes(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return 4;
-    case DType::kBFloat16: return 2;
-    default: return 0;
+    case DType::kFloat32:
+      return 4;
+    case DType::kBFloat16:
+      return 2;
+    default:
+      return 0;
   }
 }
 
 std::string StoredDTypeName(int32_t dtype) {
   switch (static_cast<DType>(dtype)) {
-    case DType::kFloat32: return "float32";
-    case DType::kBFloat16: return "bfloat16";
-    case DType::kFloat16: return "float16";
-    default: return "dtype " + std::to_string(dtype);
+    case DType::kFloat32:
+      return "float32";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat16:
+      return "float16";
+    default:
+      return "dtype " + std::to_string(dtype);
   }
 }
 
@@ -192,8 +207,8 @@ Result<proto::ModelFile> DecodeGraph(std::string_view bytes) {
                             ", inside its header and checksum");
   }
   if (size > kMaxGraphBytes) {
-    return Status::DataLoss("the file has " + std::to_string(size) + " bytes; a graph has at most " +
-                            std::to_string(kMaxGraphBytes));
+    return Status::DataLoss("the file has " + std::to_string(size) +
+                            " bytes; a graph has at most " + std::to_string(kMaxGraphBytes));
   }
   AS_RETURN_IF_ERROR(CheckMagicAndVersion(bytes.data(), kGraphMagic, "graph (.asgraph)"));
   const int64_t body_end = size - kGraphChecksumBytes;

@@ -1,6 +1,6 @@
-// The constants and the arithmetic of the serialised model's layout, shared by reader and writer: headers,
-// alignment, and where each tensor of a spec lies. Private to weights/. Format: weights/README.md.
-// Pure functions of their arguments; any thread.
+// The constants and the arithmetic of the serialised model's layout, shared by reader and writer:
+// headers, alignment, and where each tensor of a spec lies. Private to weights/. Format:
+// weights/README.md. Pure functions of their arguments; any thread.
 #pragma once
 
 #include <array>
@@ -18,7 +18,8 @@ namespace allspark::weights {
 static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
-inline constexpr uint32_t kFormatVersion = 1;  // The newest that this build reads, and what it writes.
+inline constexpr uint32_t kFormatVersion =
+    1;  // The newest that this build reads, and what it writes.
 inline constexpr int64_t kMagicBytes = 8;
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};
 inline constexpr char kParamMagic[kMagicBytes] = {'A', 'S', 'P', 'A', 'R', 'A', 'M', '\0'};
@@ -80,7 +81,8 @@ struct ParamHeader {
 };
 inline constexpr int64_t kParamHeaderContentBytes = 64;
 std::array<unsigned char, kParamHeaderContentBytes> EncodeParamHeader(const ParamHeader& header);
-// `bytes`: at least kParamHeaderBytes. DataLoss or Unimplemented, with the offset; the caller adds the file's name.
+// `bytes`: at least kParamHeaderBytes. DataLoss or Unimplemented, with the offset; the caller adds
+// the file's name.
 Result<ParamHeader> DecodeParamHeader(const unsigned char* bytes);
 
 // Header + message + checksum: the whole of NAME.asgraph.
@@ -88,7 +90,8 @@ std::string EncodeGraph(const proto::ModelFile& file);
 // Errors as DecodeParamHeader's.
 Result<proto::ModelFile> DecodeGraph(std::string_view bytes);
 
-// The number that ties a graph to its parameters: a hash of the spec, and of names and checksums of all tensors.
+// The number that ties a graph to its parameters: a hash of the spec, and of names and checksums of
+// all tensors.
 uint64_t ComputeFileId(const proto::ModelFile& file);
 
 }  // namespace allspark::weights

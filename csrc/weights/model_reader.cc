@@ -52,14 +52,14 @@ Status CheckRecord(const proto::TensorRecord& record, const RequiredTensor& requ
                                std::to_string(bytes.value()));
   }
   if (record.offset() % weights::kTensorAlignment != 0) {
-    return Damaged(record, "the offset is not a multiple of " +
-                               std::to_string(weights::kTensorAlignment));
+    return Damaged(record,
+                   "the offset is not a multiple of " + std::to_string(weights::kTensorAlignment));
   }
   return Status::Ok();
 }
 
-// Tensors must follow one another from the header to the end of the file, each at the first aligned offset
-// after the one before: nothing overlaps, lies outside, or is there unexplained.
+// Tensors must follow one another from the header to the end of the file, each at the first aligned
+// offset after the one before: nothing overlaps, lies outside, or is there unexplained.
 Status CheckOffsets(const proto::ModelFile& file) {
   std::vector<const proto::TensorRecord*> records;
   records.reserve(static_cast<size_t>(file.tensors_size()));
@@ -71,16 +71,15 @@ Status CheckOffsets(const proto::ModelFile& file) {
   std::string before = "the header";
   for (const proto::TensorRecord* record : records) {
     if (record->offset() < end) {
-      return Damaged(*record, "overlaps " + before + ", which ends at offset " +
-                                  std::to_string(end));
+      return Damaged(*record,
+                     "overlaps " + before + ", which ends at offset " + std::to_string(end));
     }
     if (record->offset() > end) {
       return Damaged(*record, "leaves bytes unexplained from offset " + std::to_string(end));
     }
     if (record->offset() > param_bytes || record->bytes() > param_bytes - record->offset()) {
-      return Damaged(*record, "its " + std::to_string(record->bytes()) +
-                                  " bytes end after the " + std::to_string(param_bytes) +
-                                  " of the parameters");
+      return Damaged(*record, "its " + std::to_string(record->bytes()) + " bytes end after the " +
+                                  std::to_string(param_bytes) + " of the parameters");
     }
     // No overflow: a tensor's size was checked to be an int64.
     end = record->offset() + record->bytes();
@@ -124,8 +123,8 @@ Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char
     views.emplace(record.name(), WeightView());
   }
   if (!open.empty()) {
-    return Status::DataLoss("tensor \"" + std::string(open.begin()->first) +
-                            "\" is missing, and " + std::to_string(open.size() - 1) + " more");
+    return Status::DataLoss("tensor \"" + std::string(open.begin()->first) + "\" is missing, and " +
+                            std::to_string(open.size() - 1) + " more");
   }
   AS_RETURN_IF_ERROR(CheckOffsets(file));
   // Only now is every offset known to lie within the parameters.
@@ -139,8 +138,8 @@ Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char
 Status CheckParamHeader(const proto::ModelFile& file, const unsigned char* param, int64_t bytes) {
   if (bytes < weights::kParamHeaderBytes) {
     return Status::DataLoss("it ends at offset " + std::to_string(bytes) +
-                            ", inside its header of " +
-                            std::to_string(weights::kParamHeaderBytes) + " bytes");
+                            ", inside its header of " + std::to_string(weights::kParamHeaderBytes) +
+                            " bytes");
   }
   Result<weights::ParamHeader> header = weights::DecodeParamHeader(param);
   if (!header.ok()) return header.status();
@@ -153,9 +152,8 @@ Status CheckParamHeader(const proto::ModelFile& file, const unsigned char* param
         "it belongs to another graph: the file ids at offset 16 and in the graph differ");
   }
   if (header->param_bytes != file.param_bytes()) {
-    return Status::DataLoss("the header at offset 24 says " +
-                            std::to_string(header->param_bytes) + " bytes; the graph says " +
-                            std::to_string(file.param_bytes()));
+    return Status::DataLoss("the header at offset 24 says " + std::to_string(header->param_bytes) +
+                            " bytes; the graph says " + std::to_string(file.param_bytes()));
   }
   if (static_cast<uint64_t>(bytes) != file.param_bytes()) {
     return Status::DataLoss(
@@ -246,8 +244,8 @@ Result<std::unique_ptr<ModelReader>> ModelReader::OpenFiles(const std::string& g
   return std::unique_ptr<ModelReader>(std::move(reader));
 }
 
-Result<std::unique_ptr<ModelReader>> ModelReader::OpenImage(
-    std::shared_ptr<const ModelImage> image, ThreadPool* pool, bool verify) {
+Result<std::unique_ptr<ModelReader>> ModelReader::OpenImage(std::shared_ptr<const ModelImage> image,
+                                                            ThreadPool* pool, bool verify) {
   if (image == nullptr) return Status::InvalidArgument("image is null");
   const std::string source = "memory image";
   auto reader = std::make_unique<Reader>(source);

@@ -1,6 +1,6 @@
-// Opens a serialised model (two files, or an image in memory), checks it, and gives out views of its
-// tensors in place: the files are mapped, never copied. Immutable after Open; any thread may read.
-// Format: weights/README.md.
+// Opens a serialised model (two files, or an image in memory), checks it, and gives out views of
+// its tensors in place: the files are mapped, never copied. Immutable after Open; any thread may
+// read. Format: weights/README.md.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct WeightView {
 
 class ModelReader {
  public:
-  // Errors name the file, the tensor and the offset. `pool` (may be null) shares out the checksum work; verify = false
-  // leaves the checksums unread (structure is always checked).
+  // Errors name the file, the tensor and the offset. `pool` (may be null) shares out the checksum
+  // work; verify = false leaves the checksums unread (structure is always checked).
   static Result<std::unique_ptr<ModelReader>> OpenFiles(const std::string& graph_path,
                                                         const std::string& param_path,
                                                         ThreadPool* pool, bool verify = true);
@@ -46,8 +46,8 @@ class ModelReader {
   virtual Result<WeightView> Find(std::string_view name) const = 0;
 };
 
-// Which tensors a spec requires, with dtype, shape and layout: the one list that writer, reader and decoder
-// share. Optional ones are left out unless the spec asks for them.
+// Which tensors a spec requires, with dtype, shape and layout: the one list that writer, reader and
+// decoder share. Optional ones are left out unless the spec asks for them.
 struct RequiredTensor {
   std::string name;
   DType dtype;

@@ -52,14 +52,15 @@ Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build
   return Status::Ok();
 }
 
-// Everything about `value` that StoreRows relies on. Messages get the tensor's name from the caller.
+// Everything about `value` that StoreRows relies on. Messages get the tensor's name from the
+// caller.
 Result<RowSource> CheckValue(const RequiredTensor& tensor, int64_t row_begin,
                              const TensorView& value) {
   const weights::Packer packer = weights::FindPacker(value.dtype, tensor.dtype);
   if (packer.convert_run == nullptr) {
-    return Status::InvalidArgument(
-        "value is " + weights::StoredDTypeName(static_cast<int32_t>(value.dtype)) +
-        "; it must be float32, float16 or bfloat16");
+    return Status::InvalidArgument("value is " +
+                                   weights::StoredDTypeName(static_cast<int32_t>(value.dtype)) +
+                                   "; it must be float32, float16 or bfloat16");
   }
   const auto rank = static_cast<int32_t>(tensor.shape.size());
   if (value.rank != rank) {
@@ -97,8 +98,7 @@ Result<RowSource> CheckValue(const RequiredTensor& tensor, int64_t row_begin,
 }
 
 Status WithTensor(const std::string& name, const Status& status) {
-  return Status(status.code(), status.as_status(),
-                "tensor \"" + name + "\": " + status.message());
+  return Status(status.code(), status.as_status(), "tensor \"" + name + "\": " + status.message());
 }
 
 class Writer final : public ModelWriter {
@@ -222,8 +222,7 @@ Result<std::shared_ptr<const ModelImage>> Writer::Finish() {
   file_.set_file_id(weights::ComputeFileId(file_));
   const auto header = weights::EncodeParamHeader(
       {weights::kFormatVersion, 0, file_.file_id(), file_.param_bytes()});
-  const Status written =
-      store_->Write(0, header.data(), static_cast<int64_t>(header.size()));
+  const Status written = store_->Write(0, header.data(), static_cast<int64_t>(header.size()));
   if (!written.ok()) return Fail(written);
   Result<std::shared_ptr<const ModelImage>> image = store_->Finish(weights::EncodeGraph(file_));
   if (!image.ok()) return Fail(image.status());
@@ -252,9 +251,8 @@ Result<std::unique_ptr<ModelWriter>> ModelWriter::Create(const proto::DecoderSpe
   Result<FilePlan> plan = weights::PlanFile(tensors.value());
   if (!plan.ok()) return plan.status();
   Result<std::unique_ptr<ParamStore>> store =
-      graph_path.empty()
-          ? weights::CreateImageStore(plan->param_bytes)
-          : weights::CreateFileStore(graph_path, param_path, plan->param_bytes);
+      graph_path.empty() ? weights::CreateImageStore(plan->param_bytes)
+                         : weights::CreateFileStore(graph_path, param_path, plan->param_bytes);
   if (!store.ok()) return store.status();
   return std::unique_ptr<ModelWriter>(
       std::make_unique<Writer>(spec, build, std::move(tensors).value(), std::move(plan).value(),

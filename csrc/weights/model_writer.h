@@ -1,6 +1,6 @@
-// Writes a serialised model tensor by tensor, to files or to an image in memory. Offsets are planned from the
-// spec before the first tensor arrives, so peak memory is the model once plus the tensor being added,
-// and no temporary files are made. One thread at a time.
+// Writes a serialised model tensor by tensor, to files or to an image in memory. Offsets are
+// planned from the spec before the first tensor arrives, so peak memory is the model once plus the
+// tensor being added, and no temporary files are made. One thread at a time.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ namespace allspark {
 class ModelImage {
  public:
   virtual ~ModelImage() = default;
-  virtual std::string_view graph() const = 0;   // serialised ModelFile with its header
+  virtual std::string_view graph() const = 0;  // serialised ModelFile with its header
   virtual const unsigned char* param() const = 0;
   virtual int64_t param_bytes() const = 0;
 };
@@ -34,9 +34,10 @@ class ModelWriter {
   // An unfinished writer removes what it wrote.
   virtual ~ModelWriter() = default;
 
-  // Adds rows [row_begin, row_begin + value.dims[0]) of tensor `name` (a fused tensor such as qkv comes in parts),
-  // converted to its stored dtype and packed to its layout. `value` is row-major [rows, cols] or [rows], float32, float16
-  // or bfloat16. Errors name the tensor: unknown, wrong shape, rows added twice, not finite where it must be.
+  // Adds rows [row_begin, row_begin + value.dims[0]) of tensor `name` (a fused tensor such as qkv
+  // comes in parts), converted to its stored dtype and packed to its layout. `value` is row-major
+  // [rows, cols] or [rows], float32, float16 or bfloat16. Errors name the tensor: unknown, wrong
+  // shape, rows added twice, not finite where it must be.
   virtual Status AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) = 0;
   // Fails naming every row range not added. Returns the image when writing one, else null.
   virtual Result<std::shared_ptr<const ModelImage>> Finish() = 0;

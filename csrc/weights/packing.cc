@@ -8,8 +8,8 @@
 namespace allspark::weights {
 namespace {
 
-// Four 32-bit lanes: what every baseline CPU has (SSE2, NEON). Wider vectors gained nothing, as the memory is
-// the limit.
+// Four 32-bit lanes: what every baseline CPU has (SSE2, NEON). Wider vectors gained nothing, as the
+// memory is the limit.
 typedef uint16_t U16x4 __attribute__((vector_size(8)));
 typedef uint16_t U16x8 __attribute__((vector_size(16)));
 typedef uint32_t U32x4 __attribute__((vector_size(16)));
@@ -43,7 +43,8 @@ inline U32x4 LoadQuad<BFloat16>(const unsigned char* at) {
   return __builtin_convertvector(Load<U16x4>(at), U32x4) << 16;
 }
 
-// Exact, and independent of the thread's flush-to-zero mode: no operand or result is a float32 subnormal.
+// Exact, and independent of the thread's flush-to-zero mode: no operand or result is a float32
+// subnormal.
 template <>
 inline U32x4 LoadQuad<Float16>(const unsigned char* at) {
   const U32x4 half = __builtin_convertvector(Load<U16x4>(at), U32x4);
@@ -53,8 +54,8 @@ inline U32x4 LoadQuad<Float16>(const unsigned char* at) {
   const auto is_subnormal = reinterpret_cast<U32x4>(exponent == 0u);
   const U32x4 rebased = shifted + 0x38000000u;
   const U32x4 normal = rebased + (is_special & 0x38000000u);
-  const U32x4 subnormal = reinterpret_cast<U32x4>(
-      reinterpret_cast<F32x4>(rebased + 0x00800000u) - 6.103515625e-05f);
+  const U32x4 subnormal =
+      reinterpret_cast<U32x4>(reinterpret_cast<F32x4>(rebased + 0x00800000u) - 6.103515625e-05f);
   const U32x4 magnitude = (is_subnormal & subnormal) | (~is_subnormal & normal);
   return magnitude | ((half & 0x8000u) << 16);
 }
@@ -87,8 +88,7 @@ struct LaneLoader {
       bad |= Above(low, kLargest) | Above(high, kLargest);
       const auto a = reinterpret_cast<U16x8>(RoundToUpper(low));
       const auto b = reinterpret_cast<U16x8>(RoundToUpper(high));
-      return reinterpret_cast<U32x4>(
-          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15));
+      return reinterpret_cast<U32x4>(__builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15));
     }
   }
 };
@@ -150,10 +150,9 @@ inline void PackRow(const unsigned char* src, int64_t lanes, unsigned char* dst,
   for (int64_t lane = 0; lane < lanes; lane += kLanesPerVector) {
     const unsigned char* at = src + lane * Loader::kSourceBytesPerLane;
     const int64_t valid = std::min(lanes - lane, kLanesPerVector);
-    const U32x4 values =
-        valid == kLanesPerVector
-            ? Loader::LoadLanes(at, bad)
-            : LoadLastLanes<Loader>(at, valid * Loader::kSourceBytesPerLane, bad);
+    const U32x4 values = valid == kLanesPerVector
+                             ? Loader::LoadLanes(at, bad)
+                             : LoadLastLanes<Loader>(at, valid * Loader::kSourceBytesPerLane, bad);
     for (int64_t i = 0; i < valid; ++i) {
       const uint32_t value = values[i];
       std::memcpy(dst + (lane + i) * kSlotBytes, &value, sizeof(value));
@@ -165,8 +164,8 @@ template <typename Src, typename Dst>
 bool PackTile(const unsigned char* src, int64_t row_stride, int64_t rows, int64_t lanes,
               unsigned char* dst) {
   using Loader = LaneLoader<Src, Dst>;
-  // A block's output, 64 slots of 256 bytes, stays in the first-level cache while all rows are scattered to it;
-  // a row's part of a block is whole cache lines, read once.
+  // A block's output, 64 slots of 256 bytes, stays in the first-level cache while all rows are
+  // scattered to it; a row's part of a block is whole cache lines, read once.
   constexpr int64_t kBlockLanes = 64;
   U32x4 bad = {};
   for (int64_t begin = 0; begin < lanes; begin += kBlockLanes) {
@@ -212,10 +211,14 @@ Packer PackerFrom(DType stored) {
 
 Packer FindPacker(DType source, DType stored) {
   switch (source) {
-    case DType::kFloat32: return PackerFrom<float>(stored);
-    case DType::kFloat16: return PackerFrom<Float16>(stored);
-    case DType::kBFloat16: return PackerFrom<BFloat16>(stored);
-    default: return {};
+    case DType::kFloat32:
+      return PackerFrom<float>(stored);
+    case DType::kFloat16:
+      return PackerFrom<Float16>(stored);
+    case DType::kBFloat16:
+      return PackerFrom<BFloat16>(stored);
+    default:
+      return {};
   }
 }
 

@@ -1,6 +1,6 @@
-// Where the writer puts the bytes of .asparam: memory that is written in place, or a file that is written
-// through buffers, so that its pages are the system's and not this process's. Private to weights/.
-// Write and Read may run on several threads over disjoint ranges.
+// Where the writer puts the bytes of .asparam: memory that is written in place, or a file that is
+// written through buffers, so that its pages are the system's and not this process's. Private to
+// weights/. Write and Read may run on several threads over disjoint ranges.
 #pragma once
 
 #include <cstdint>

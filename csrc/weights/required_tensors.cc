@@ -10,7 +10,8 @@
 namespace allspark {
 namespace {
 
-// Bounds far above any real model: they keep every product below in range and absurd files cheap to refuse.
+// Bounds far above any real model: they keep every product below in range and absurd files cheap to
+// refuse.
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
 constexpr int64_t kMaxWidth = int64_t{1} << 20;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
@@ -40,11 +41,10 @@ Status CheckSizes(const proto::DecoderSpec& spec) {
   AS_RETURN_IF_ERROR(CheckInt("num_heads", spec.num_heads(), 1, kMaxHeads));
   AS_RETURN_IF_ERROR(CheckInt("num_kv_heads", spec.num_kv_heads(), 1, kMaxHeads));
   AS_RETURN_IF_ERROR(CheckInt("head_dim", spec.head_dim(), 1, kMaxHeadDim));
-  AS_RETURN_IF_ERROR(
-      CheckInt("intermediate_size", spec.intermediate_size(), 1, kMaxIntermediate));
+  AS_RETURN_IF_ERROR(CheckInt("intermediate_size", spec.intermediate_size(), 1, kMaxIntermediate));
   AS_RETURN_IF_ERROR(CheckInt("max_position", spec.max_position(), 1, kMaxPosition));
-  AS_RETURN_IF_ERROR(CheckInt("num_heads * head_dim", spec.num_heads() * spec.head_dim(), 1,
-                              kMaxIntermediate));
+  AS_RETURN_IF_ERROR(
+      CheckInt("num_heads * head_dim", spec.num_heads() * spec.head_dim(), 1, kMaxIntermediate));
   if (spec.num_heads() % spec.num_kv_heads() != 0) {
     return Status::InvalidArgument("num_heads is " + std::to_string(spec.num_heads()) +
                                    "; it must be a multiple of num_kv_heads, " +
@@ -60,8 +60,7 @@ Status CheckRopeAndWindows(const proto::DecoderSpec& spec) {
                                    "; it must be even");
   }
   if (spec.layer_window_size() != 0 && spec.layer_window_size() != spec.num_layers()) {
-    return Status::InvalidArgument("layer_window has " +
-                                   std::to_string(spec.layer_window_size()) +
+    return Status::InvalidArgument("layer_window has " + std::to_string(spec.layer_window_size()) +
                                    " values; it must have none or num_layers, " +
                                    std::to_string(spec.num_layers()));
   }
@@ -76,8 +75,7 @@ Status CheckFloatsAndEnums(const proto::DecoderSpec& spec) {
   AS_RETURN_IF_ERROR(CheckFloat("norm_eps", spec.norm_eps(), "in [0, 1]",
                                 spec.norm_eps() >= 0.0f && spec.norm_eps() <= 1.0f));
   AS_RETURN_IF_ERROR(CheckFloat("rope_attention_scaling", spec.rope_attention_scaling(),
-                                "finite and not negative",
-                                spec.rope_attention_scaling() >= 0.0f));
+                                "finite and not negative", spec.rope_attention_scaling() >= 0.0f));
   AS_RETURN_IF_ERROR(CheckFloat("attention_scale", spec.attention_scale(),
                                 "finite and not negative", spec.attention_scale() >= 0.0f));
   AS_RETURN_IF_ERROR(CheckFloat("attention_soft_cap", spec.attention_soft_cap(),

@@ -1,4 +1,5 @@
-// Which rows of a tensor have been added, as disjoint ranges. Private to weights/. One thread at a time.
+// Which rows of a tensor have been added, as disjoint ranges. Private to weights/. One thread at a
+// time.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@
 namespace allspark::weights {
 namespace {
 
-// What a thread packs, hashes and writes at a time: it stays in the second-level cache, and a file write of this
-// size is no longer bound by the system call.
+// What a thread packs, hashes and writes at a time: it stays in the second-level cache, and a file
+// write of this size is no longer bound by the system call.
 constexpr int64_t kPartBytes = 128 << 10;
 static_assert(kPieceBytes % kPartBytes == 0 && kPartBytes % kSlotBytes == 0);
 
@@ -57,8 +57,7 @@ Status TensorWriter::StoreRows(int64_t row_begin, const RowSource& source, PackB
   ForEachPart(pool, end_piece - first_piece, [&](int64_t begin, int64_t end, int thread_id) {
     Outcome& outcome = outcomes[static_cast<size_t>(thread_id)];
     for (int64_t i = begin; i < end && outcome.status.ok() && outcome.all_finite; ++i) {
-      outcome.status =
-          StorePiece(first_piece + i, rows, buffers.Of(thread_id), outcome.all_finite);
+      outcome.status = StorePiece(first_piece + i, rows, buffers.Of(thread_id), outcome.all_finite);
     }
   });
   Status status;

@@ -1,5 +1,5 @@
-// Stores rows of one tensor: converts and packs them on the pool, piece by piece, and hashes each piece while it
-// is still in the cache. Private to weights/. One thread at a time.
+// Stores rows of one tensor: converts and packs them on the pool, piece by piece, and hashes each
+// piece while it is still in the cache. Private to weights/. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ class TensorWriter {
   // `tensor` and `store` outlive it. offset, bytes: where the tensor lies in the store.
   TensorWriter(const RequiredTensor& tensor, int64_t offset, int64_t bytes, ParamStore* store);
 
-  // Stores `source` as rows [row_begin, row_begin + num_rows). After an error the rows hold garbage and may be
-  // stored again. Requires: rows and dtype are legal.
+  // Stores `source` as rows [row_begin, row_begin + num_rows). After an error the rows hold garbage
+  // and may be stored again. Requires: rows and dtype are legal.
   Status StoreRows(int64_t row_begin, const RowSource& source, PackBuffers& buffers,
                    ThreadPool* pool);
   // The checksum, once every row is stored; hashes only pieces that more than one call filled.
@@ -53,8 +53,8 @@ class TensorWriter {
   int64_t StoredBegin(int64_t row_begin) const;
   int64_t StoredEnd(int64_t row_end) const;
   Status StorePiece(int64_t piece, const Rows& rows, unsigned char* buffer, bool& all_finite);
-  // Store the part [begin, end) of the tensor's bytes, all of one panel for PackPart. `whole`: no byte of the part
-  // belongs to other rows.
+  // Store the part [begin, end) of the tensor's bytes, all of one panel for PackPart. `whole`: no
+  // byte of the part belongs to other rows.
   bool PackPart(int64_t begin, int64_t end, const Rows& rows, unsigned char* dst) const;
   bool ConvertPart(int64_t begin, int64_t end, const Rows& rows, unsigned char* dst) const;
   bool PanelPartIsWhole(int64_t begin, const Rows& rows) const;

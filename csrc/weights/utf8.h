@@ -1,4 +1,5 @@
-// Whether bytes are well-formed UTF-8, as protobuf asks of its strings. Private to weights/. Any thread.
+// Whether bytes are well-formed UTF-8, as protobuf asks of its strings. Private to weights/. Any
+// thread.
 #pragma once
 
 #include <cstdint>

@@ -30,8 +30,7 @@ std::vector<Piece> ListPieces(const proto::ModelFile& file) {
     for (int64_t at = 0; at < bytes; at += kPieceBytes) {
       const int64_t size = std::min(kPieceBytes, bytes - at);
       const bool last = at + size == bytes;
-      pieces.push_back(
-          {i, offset + at, size, last ? AlignUp(bytes, kTensorAlignment) - bytes : 0});
+      pieces.push_back({i, offset + at, size, last ? AlignUp(bytes, kTensorAlignment) - bytes : 0});
     }
   }
   return pieces;

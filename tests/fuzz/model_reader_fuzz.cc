@@ -2,9 +2,10 @@
 //
 //   mode (1 byte), graph bytes (2 bytes, little-endian), graph, parameters
 //
-// Mode bit 0: the graph is a bare message, and gets a header and a right checksum, so that the checks behind them are
-// reached. Bit 1: the parameters get a header that fits the graph, and its size (up to a limit). Bit 2: also opened as
-// files. Bit 3: without checksums. Whatever opens must hold every required tensor, readable to its last byte.
+// Mode bit 0: the graph is a bare message, and gets a header and a right checksum, so that the
+// checks behind them are reached. Bit 1: the parameters get a header that fits the graph, and its
+// size (up to a limit). Bit 2: also opened as files. Bit 3: without checksums. Whatever opens must
+// hold every required tensor, readable to its last byte.
 //
 // ALLSPARK_FUZZ_SEEDS=<folder> writes a seed corpus there first (a few KB each).
 #include <stdlib.h>
@@ -61,8 +62,8 @@ void FitParam(const std::string& message, std::string& param) {
   proto::ModelFile file;
   if (!file.ParseFromString(message)) return;
   param.resize(std::min<uint64_t>(file.param_bytes(), kMaxParamBytes));
-  const auto header = weights::EncodeParamHeader(
-      {weights::kFormatVersion, 0, file.file_id(), file.param_bytes()});
+  const auto header =
+      weights::EncodeParamHeader({weights::kFormatVersion, 0, file.file_id(), file.param_bytes()});
   std::memcpy(param.data(), header.data(), std::min(param.size(), header.size()));
 }
 
@@ -141,7 +142,8 @@ void WriteSeeds(const std::string& folder) {
       const auto image = (*writer)->Finish();
       const std::string graph(image.value()->graph());
       const std::string message = graph.substr(16, graph.size() - 24);
-      const std::pair<char, std::string> seeds[] = {{0x07, message}, {0x0b, message}, {0x00, graph}};
+      const std::pair<char, std::string> seeds[] = {
+          {0x07, message}, {0x0b, message}, {0x00, graph}};
       for (const auto& [mode, bytes] : seeds) {
         std::string seed(1, mode);
         seed += static_cast<char>(bytes.size() & 0xff);
@@ -176,7 +178,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (mode & 4) {
     WriteBytes(ScratchFolder() + "/g", graph);
     WriteBytes(ScratchFolder() + "/p", param);
-    UseModel(ModelReader::OpenFiles(ScratchFolder() + "/g", ScratchFolder() + "/p", nullptr, verify));
+    UseModel(
+        ModelReader::OpenFiles(ScratchFolder() + "/g", ScratchFolder() + "/p", nullptr, verify));
   }
   return 0;
 }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
-
 from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 
 MAX_LENGTH = 512
 VOCAB_SIZE = CONFIG["vocab_size"]
@@ -20,7 +19,7 @@ def write_small_checkpoint(directory: Path) -> Path:
 
 
 def start_engine(directory: Path, name: str = "m", **settings) -> tuple[Engine, HuggingFaceModel]:
-    """An engine that runs the checkpoint in float32; settings are attributes of the runtime config."""
+    """An engine with the checkpoint in float32; settings are fields of the runtime config."""
     engine = Engine()
     loader = HuggingFaceModel(str(directory), name, user_set_data_type="float32")
     loader.load_model().read_model_config().serialize_to_memory(engine)

@@ -6,9 +6,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from engine_fixture import GREEDY, start_engine, write_small_checkpoint
-
 from allspark import AsStatus
+from engine_fixture import GREEDY, start_engine, write_small_checkpoint
 
 
 @pytest.fixture(scope="module")

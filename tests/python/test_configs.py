@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from allspark import (
     AsCacheMode,
     ASGenerationConfigBuilder,
@@ -60,7 +59,11 @@ def test_runtime_builder_sets_every_field():
 def test_runtime_from_dict_equals_the_builder():
     fields = {
         "model_name": "m",
-        "compute_unit": {"device_type": "cuda", "device_ids": [0, 1], "compute_thread_in_device": 2},
+        "compute_unit": {
+            "device_type": "cuda",
+            "device_ids": [0, 1],
+            "compute_thread_in_device": 2,
+        },
         "engine_max_length": 100,
         "engine_max_batch": 32,
         "kv_cache_mode": "AsCacheQuantI8",

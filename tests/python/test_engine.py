@@ -9,8 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from engine_fixture import GREEDY, MAX_LENGTH, VOCAB_SIZE, read_all, start_engine, write_small_checkpoint
-
 from allspark import (
     ASGenerationConfigBuilder,
     AsStatus,
@@ -21,6 +19,14 @@ from allspark import (
 )
 from allspark._allspark import testing
 from allspark.engine import RequestStatInfo
+from engine_fixture import (
+    GREEDY,
+    MAX_LENGTH,
+    VOCAB_SIZE,
+    read_all,
+    start_engine,
+    write_small_checkpoint,
+)
 
 OK = AsStatus.ALLSPARK_SUCCESS
 
@@ -257,8 +263,7 @@ def test_ctrl_c_ends_a_blocking_get(checkpoint):
     engine, _ = start_engine(checkpoint)
     testing.enable_step_faults(engine._native, "m")
     engine.start_model("m")
-    # A queue that never gets anything: nothing was started on a stopped model, so wait on all requests of a
-    # long one instead, interrupted by a signal after 50 ms.
+    # Reads until the signal comes, 50 ms from now.
     _, handle, queue = engine.start_request_ids("m", None, [1], {"max_new_tokens": 500})
     old = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -301,7 +306,7 @@ def test_eight_threads(running):
                 assert tokens == expected[: len(tokens)]
                 assert action == 0 or len(tokens) == len(expected)
                 assert running.release_request("m", handle) == OK
-        except BaseException as error:  # noqa: BLE001: reported below
+        except BaseException as error:  # reported below
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]

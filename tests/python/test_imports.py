@@ -11,8 +11,9 @@ import pytest
 
 def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *args, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, *args, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 def test_import_needs_neither_torch_nor_transformers():

@@ -1,4 +1,4 @@
-"""The code of the documents that the project was created from runs as written, import line apart."""
+"""The code of the DashInfer documents runs as written, import line apart."""
 
 from __future__ import annotations
 
@@ -141,10 +141,13 @@ def test_a_dashinfer_script_runs_unmodified(demo_model, tmp_path):
             from dashinfer.allspark import *
             from dashinfer.allspark.engine import *
             from dashinfer.allspark.engine import TargetDevice, RequestStatInfo, RoPEScaleMethod
-            from dashinfer.allspark.model_loader import HuggingFaceModel, DashInferModel, LLM, LoadFormat
-            from dashinfer.allspark.model_loader import ModelSerializerException, ConfigFieldMissingError
-            from dashinfer.allspark.runtime_config import AsModelRuntimeConfigBuilder, get_cache_mode_from_str
-            from dashinfer.allspark.generation_config import ASGenerationConfigBuilder, GenerationConfigAdapter
+            from dashinfer.allspark.model_loader import HuggingFaceModel, DashInferModel, LLM
+            from dashinfer.allspark.model_loader import LoadFormat, ModelSerializerException
+            from dashinfer.allspark.model_loader import ConfigFieldMissingError
+            from dashinfer.allspark.runtime_config import AsModelRuntimeConfigBuilder
+            from dashinfer.allspark.runtime_config import get_cache_mode_from_str
+            from dashinfer.allspark.generation_config import ASGenerationConfigBuilder
+            from dashinfer.allspark.generation_config import GenerationConfigAdapter
             from dashinfer.allspark.prompt_utils import PromptTemplate
             from dashinfer.allspark._allspark import AsStatus, GenerateRequestStatus, AsCacheMode
 

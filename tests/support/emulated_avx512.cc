@@ -18,8 +18,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Compiled for AVX2 whatever the build's flags, and SIMDe told so: quick enough for tests, and with a true
-// fused multiply-add. Callers check that the processor has both.
+// Compiled for AVX2 whatever the build's flags, and SIMDe told so: quick enough for tests, and with
+// a true fused multiply-add. Callers check that the processor has both.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else

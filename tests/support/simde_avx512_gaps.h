@@ -1,5 +1,5 @@
-// AVX-512 intrinsics that the kernels use and SIMDe 0.7.4 lacks, lane by lane. For emulated_avx512.cc alone,
-// after SIMDe with its native aliases.
+// AVX-512 intrinsics that the kernels use and SIMDe 0.7.4 lacks, lane by lane. For
+// emulated_avx512.cc alone, after SIMDe with its native aliases.
 #pragma once
 
 #include <cmath>
@@ -41,7 +41,8 @@ AS_ALWAYS_INLINE Lanes32 ShiftRightSigned(Lanes32 x, unsigned n) {
   return x;
 }
 AS_ALWAYS_INLINE Lanes32 IntToFloat(Lanes32 x) {
-  for (uint32_t& lane : x.lane) lane = Bits<uint32_t>(static_cast<float>(static_cast<int32_t>(lane)));
+  for (uint32_t& lane : x.lane)
+    lane = Bits<uint32_t>(static_cast<float>(static_cast<int32_t>(lane)));
   return x;
 }
 // To nearest, ties to even; what does not fit becomes the lowest integer.

@@ -1,5 +1,5 @@
-// Error bounds of the kernels, derived from the arithmetic they do. u is the unit roundoff: half the
-// distance between neighbours, relative. A bound is never a bare number in a test.
+// Error bounds of the kernels, derived from the arithmetic they do. u is the unit roundoff: half
+// the distance between neighbours, relative. A bound is never a bare number in a test.
 #pragma once
 
 #include <cmath>
@@ -26,33 +26,36 @@ inline double StoreBound(bool bf16, double expected, double bound) {
   return bf16 ? (std::fabs(expected) + bound) * kBf16Roundoff + bound + 0x1p-133 : bound;
 }
 
-// y = x / sqrt(mean(x^2) + eps) * weight. The squares are summed in at least 32 lanes (a relative error,
-// as all are positive); the square root halves it; mean, eps, root, division and two products follow.
+// y = x / sqrt(mean(x^2) + eps) * weight. The squares are summed in at least 32 lanes (a relative
+// error, as all are positive); the square root halves it; mean, eps, root, division and two
+// products follow.
 inline double RmsNormBound(int64_t cols, double expected) {
   const double chain = static_cast<double>(cols) / 32 + 12;
   return Gamma(chain / 2 + 8) * std::fabs(expected) + kFloatTiny;
 }
 
-// act(gate) * up. Functions built on the vector exponential (3 u at most): a handful of roundings around
-// it, and the exponent's own rounding, which the exponential turns into a relative error of `exponent` u.
-// Where e^-gate overflows, the result is zero instead of gate * 2^-128 at most.
+// act(gate) * up. Functions built on the vector exponential (3 u at most): a handful of roundings
+// around it, and the exponent's own rounding, which the exponential turns into a relative error of
+// `exponent` u. Where e^-gate overflows, the result is zero instead of gate * 2^-128 at most.
 inline double ActivationBound(double exponent, double expected, double gate, double up) {
   return Gamma(24 + 4 * std::fabs(exponent)) * std::fabs(expected) +
          kFloatTiny * (1 + std::fabs(gate)) * (1 + std::fabs(up));
 }
 
 // Rotation: two products and a sum.
-inline double RopeBound(double u, double v) { return 2 * kFloatRoundoff * (std::fabs(u) + std::fabs(v)); }
+inline double RopeBound(double u, double v) {
+  return 2 * kFloatRoundoff * (std::fabs(u) + std::fabs(v));
+}
 
-// Attention of one element. score_abs: the largest over the keys of scale * sum |q||k|; score_limit: the
-// largest absolute score; value_abs: the sum of weight * |value|, weights summing to 1. A score's error
-// becomes a relative error of its weight and of the denominator; sums run over 256 keys and the
-// chunks' merges.
-inline double AttentionBound(int64_t head_dim, int64_t num_keys, double score_abs, double score_limit,
-                             double value_abs) {
+// Attention of one element. score_abs: the largest over the keys of scale * sum |q||k|;
+// score_limit: the largest absolute score; value_abs: the sum of weight * |value|, weights summing
+// to 1. A score's error becomes a relative error of its weight and of the denominator; sums run
+// over 256 keys and the chunks' merges.
+inline double AttentionBound(int64_t head_dim, int64_t num_keys, double score_abs,
+                             double score_limit, double value_abs) {
   const double chunks = static_cast<double>(num_keys) / 256 + 1;
-  const double score_error = Gamma(static_cast<double>(head_dim) + 8) * score_abs +
-                             8 * kFloatRoundoff * score_limit;
+  const double score_error =
+      Gamma(static_cast<double>(head_dim) + 8) * score_abs + 8 * kFloatRoundoff * score_limit;
   const double sums = Gamma(2 * 256 + 24 + 16 * chunks);
   return (2 * score_error + sums) * 1.01 * value_abs + kFloatTiny;
 }

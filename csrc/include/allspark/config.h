@@ -85,7 +85,8 @@ struct RuntimeConfig {
   bool operator==(const RuntimeConfig&) const = default;
 };
 
-// What one request asks for. Lengths are in tokens; max_length and min_length count prompt + output.
+// What one request asks for. Lengths are in tokens; max_length and min_length count prompt +
+// output.
 struct GenerationConfig {
   // False: greedy, the highest logit (lowest id among equals).
   bool do_sample = true;

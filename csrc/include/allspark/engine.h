@@ -96,8 +96,8 @@ class Engine {
   Status InstallModel(const RuntimeConfig& config);
   // Initial | Stop -> Running. Takes memory, starts the step thread, warms up. Blocks for that.
   Status StartModel(const std::string& model_name);
-  // Running -> Stop. Blocks until the step thread has ended; timeout_ms < 0 waits for ever, otherwise a
-  // drain that takes longer turns into kCancel.
+  // Running -> Stop. Blocks until the step thread has ended; timeout_ms < 0 waits for ever,
+  // otherwise a drain that takes longer turns into kCancel.
   Status StopModel(const std::string& model_name, StopMode mode = StopMode::kCancel,
                    int64_t timeout_ms = -1);
   // Initial | Stop -> Released, and the name is free again.

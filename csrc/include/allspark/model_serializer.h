@@ -1,6 +1,7 @@
-// Writes a model in the native format (NAME.asgraph + NAME.asparam, or an image in memory) tensor by
-// tensor. The DecoderSpec and BuildRecord come as serialised protobuf messages (proto/allspark.proto), so
-// that no protobuf header is needed here. One thread at a time per serializer.
+// Writes a model in the native format (NAME.asgraph + NAME.asparam, or an image in memory) tensor
+// by tensor. The DecoderSpec and BuildRecord come as serialised protobuf messages
+// (proto/allspark.proto), so that no protobuf header is needed here. One thread at a time per
+// serializer.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +18,27 @@ namespace [[gnu::visibility("default")]] allspark {
 // A tensor that a spec requires.
 struct TensorRequirement {
   std::string name;
-  std::string dtype;            // "float32" or "bfloat16", as stored
-  int layout = 0;               // proto Layout
-  std::vector<int64_t> shape;   // [out_features, in_features] for a matrix
+  std::string dtype;           // "float32" or "bfloat16", as stored
+  int layout = 0;              // proto Layout
+  std::vector<int64_t> shape;  // [out_features, in_features] for a matrix
 };
 
-// InvalidArgument when the spec is malformed or inconsistent; names the field, the value and the bound.
+// InvalidArgument when the spec is malformed or inconsistent; names the field, the value and the
+// bound.
 Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec);
 
 class ModelSerializer {
  public:
-  // Empty paths: writes an image in memory. Nothing appears under the final names before Finish, and a
-  // serializer that is dropped unfinished leaves nothing behind.
+  // Empty paths: writes an image in memory. Nothing appears under the final names before Finish,
+  // and a serializer that is dropped unfinished leaves nothing behind.
   static Result<std::unique_ptr<ModelSerializer>> Create(std::string_view spec,
                                                          std::string_view build,
                                                          const std::string& graph_path,
                                                          const std::string& param_path);
   virtual ~ModelSerializer() = default;
 
-  // Adds rows [row_begin, row_begin + shape[0]) of tensor `name`, converted to its stored type and layout.
-  // data: row-major, dtype "float32", "float16" or "bfloat16" (2-byte bit patterns).
+  // Adds rows [row_begin, row_begin + shape[0]) of tensor `name`, converted to its stored type and
+  // layout. data: row-major, dtype "float32", "float16" or "bfloat16" (2-byte bit patterns).
   virtual Status AddTensor(std::string_view name, int64_t row_begin, std::string_view dtype,
                            const std::vector<int64_t>& shape, const void* data) = 0;
   // Fails naming what is missing. Returns the image, or null when files were written.

@@ -61,7 +61,9 @@ class [[nodiscard]] Status {
   Status(StatusCode code, AsStatus as_status, std::string message);
 
   static Status Ok() { return Status(); }
-  static Status InvalidArgument(std::string m) { return {StatusCode::kInvalidArgument, std::move(m)}; }
+  static Status InvalidArgument(std::string m) {
+    return {StatusCode::kInvalidArgument, std::move(m)};
+  }
   static Status ExceedLimit(std::string m) {
     return {StatusCode::kInvalidArgument, AsStatus::kExceedLimitError, std::move(m)};
   }
@@ -104,8 +106,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                // NOLINT: implicit by design.
-  Result(Status status) : status_(std::move(status)) {}        // NOLINT: implicit by design.
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit by design.
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit by design.
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
@@ -127,8 +129,8 @@ class [[nodiscard]] Result {
 }  // namespace allspark
 
 // Returns the Status from the enclosing function when it is a failure.
-#define AS_RETURN_IF_ERROR(expr)                       \
-  do {                                                 \
-    ::allspark::Status as_status_ = (expr);            \
-    if (!as_status_.ok()) return as_status_;           \
+#define AS_RETURN_IF_ERROR(expr)             \
+  do {                                       \
+    ::allspark::Status as_status_ = (expr);  \
+    if (!as_status_.ok()) return as_status_; \
   } while (0)

@@ -1,10 +1,10 @@
-// Paged attention. Rows (one per token and query head that share the KV head) pass over the cache in
-// chunks of kAttentionChunk positions; each chunk gives a maximum, a denominator and a weighted sum
-// from fresh accumulators, merged in ascending order into the row's running ones.
+// Paged attention. Rows (one per token and query head that share the KV head) pass over the cache
+// in chunks of kAttentionChunk positions; each chunk gives a maximum, a denominator and a weighted
+// sum from fresh accumulators, merged in ascending order into the row's running ones.
 //
-// What a row computes depends on its own position, query and visible keys alone: tiles only share loads.
-// Positions outside a row's range are never multiplied into it, so what memory holds there does not
-// matter, and later tokens of the same tile cannot disturb earlier ones.
+// What a row computes depends on its own position, query and visible keys alone: tiles only share
+// loads. Positions outside a row's range are never multiplied into it, so what memory holds there
+// does not matter, and later tokens of the same tile cannot disturb earlier ones.
 #pragma once
 
 #include "kernels/attention_scratch.h"
@@ -24,7 +24,8 @@ constexpr float kNoScore = -__builtin_huge_valf();
 AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
 AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Regions of the caller's scratch memory, `dim` floats per row: head_dim rounded up to whole vectors.
+// Regions of the caller's scratch memory, `dim` floats per row: head_dim rounded up to whole
+// vectors.
 struct AttentionScratch {
   int64_t dim;
   float* q;            // [kAttentionRows][dim]
@@ -58,8 +59,8 @@ AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
   return {args.window > 0 && end > args.window ? end - args.window : 0, end};
 }
 
-// scores[r][p - chunk] = q[r] . k[p] for lo <= p < hi; also for neighbours up to whole vectors, which hold
-// anything and are masked later.
+// scores[r][p - chunk] = q[r] . k[p] for lo <= p < hi; also for neighbours up to whole vectors,
+// which hold anything and are masked later.
 template <class T, class Dot>
 void Scores(const CacheHead<T>& head, const AttentionScratch& s, int64_t head_dim, int64_t row,
             int64_t rows, int64_t chunk, int64_t lo, int64_t hi) {
@@ -83,7 +84,8 @@ void Scores(const CacheHead<T>& head, const AttentionScratch& s, int64_t head_di
   }
 }
 
-// Scores of [begin, end) (within the chunk) become weights e^(score - highest), zero in the neighbours.
+// Scores of [begin, end) (within the chunk) become weights e^(score - highest), zero in the
+// neighbours.
 struct ChunkSoftmax {
   float highest, denominator;
 };
@@ -101,7 +103,8 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, int64_t begin, int64_t end,
   }
   ChunkSoftmax result;
   result.highest = ReduceMax(highest);
-  // Where every score is minus infinity, all weights are zero rather than NaN, as if in a larger chunk.
+  // Where every score is minus infinity, all weights are zero rather than NaN, as if in a larger
+  // chunk.
   const VecF shift = Set1(result.highest == kNoScore ? 0.0f : result.highest);
   VecF sum = Zero();
   for (int64_t i = first; i < end; i += kLanes) {
@@ -220,7 +223,8 @@ void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const Atten
     const int64_t q_head = args.kv_head * args.group + (first_row + r) % args.group;
     const float* q = args.q + token * args.ldq + q_head * head_dim;
     for (int64_t d = 0; d < s.dim; d += kLanes) {
-      StoreF(s.q + r * s.dim + d, d < head_dim ? MaskLoadF(FirstLanes(head_dim - d), q + d) : Zero());
+      StoreF(s.q + r * s.dim + d,
+             d < head_dim ? MaskLoadF(FirstLanes(head_dim - d), q + d) : Zero());
       StoreF(s.sum + r * s.dim + d, Zero());
     }
     s.highest[r] = kNoScore;
@@ -242,9 +246,10 @@ void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const Atten
     Out* out = static_cast<Out*>(args.out) + token * args.ldo + q_head * head_dim;
     const VecF denominator = Set1(s.denominator[r]);
     const float* sum = s.sum + r * s.dim;
-    ForEachVec(head_dim, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-      store(out + i, Div(load(sum + i), denominator));
-    });
+    ForEachVec(
+        head_dim, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+          store(out + i, Div(load(sum + i), denominator));
+        });
   }
 }
 

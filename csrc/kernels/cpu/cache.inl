@@ -34,7 +34,8 @@ struct CacheHead {
 AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, float* keys, int64_t block_size) {
   for (int64_t d = 0; d < head_dim; ++d) keys[d * block_size] = k[d];
 }
-AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, uint16_t* keys, int64_t block_size) {
+AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, uint16_t* keys,
+                               int64_t block_size) {
   uint16_t narrow[kLanes];
   int64_t d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) {
@@ -46,8 +47,8 @@ AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, uint16_t* keys,
   for (; d < head_dim; ++d) keys[d / 2 * block_size * 2 + d % 2] = ToBFloat16(k[d]).bits;
 }
 
-// values: the lanes of the token's pair. Writes tokens v, v + ld while they lie in [begin, end) of the
-// block; returns how many it wrote.
+// values: the lanes of the token's pair. Writes tokens v, v + ld while they lie in [begin, end) of
+// the block; returns how many it wrote.
 AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t, int64_t head_dim, float* values,
                                      int64_t, int64_t) {
   for (int64_t d = 0; d < head_dim; ++d) values[d] = v[d];
@@ -63,7 +64,8 @@ AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t ld, int64_t head_di
   }
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const Mask mask = FirstLanes(head_dim - d);
-    MaskStoreI(mask, values + 2 * d, PackPairs(MaskLoadF(mask, v + d), MaskLoadF(mask, v + ld + d)));
+    MaskStoreI(mask, values + 2 * d,
+               PackPairs(MaskLoadF(mask, v + d), MaskLoadF(mask, v + ld + d)));
   }
   return 2;
 }

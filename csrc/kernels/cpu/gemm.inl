@@ -1,6 +1,6 @@
-// GEMM over packed panels of 64 columns. A block of the panel's K stays in the cache while a block of rows
-// passes over it in register tiles; partial sums wait in a small float32 scratch between K blocks,
-// which changes no bits. One code path for one row and for thousands.
+// GEMM over packed panels of 64 columns. A block of the panel's K stays in the cache while a block
+// of rows passes over it in register tiles; partial sums wait in a small float32 scratch between K
+// blocks, which changes no bits. One code path for one row and for thousands.
 #pragma once
 
 #include "kernels/cpu/tile.inl"
@@ -11,9 +11,9 @@ namespace {
 constexpr int64_t kPanelStride = kPanelColumns * kLaneBytes;
 // Rows whose partial sums wait together.
 constexpr int64_t kGemmRows = 96;
-// Groups of K per block. With many rows 32 KiB of a panel, which stay in the second-level cache; with few,
-// where every byte of the panel comes from memory and is used a few times, 8 KiB, so that what is
-// fetched for the next block stays in the first level.
+// Groups of K per block. With many rows 32 KiB of a panel, which stay in the second-level cache;
+// with few, where every byte of the panel comes from memory and is used a few times, 8 KiB, so that
+// what is fetched for the next block stays in the first level.
 constexpr int64_t kGemmGroups = 128;
 constexpr int64_t kGemmFewGroups = 32;
 constexpr int64_t kGemmFewRows = 4 * kTileRows;
@@ -31,8 +31,8 @@ AS_ALWAYS_INLINE void GatherRows(const float* a, int64_t lda, int64_t rows, int6
     for (; i < k; ++i) to[i] = from[i];
   }
 }
-AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, int64_t k, float* out,
-                                 int64_t ldo) {
+AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, int64_t k,
+                                 float* out, int64_t ldo) {
   for (int64_t r = 0; r < rows; ++r) {
     const uint16_t* from = a + r * lda;
     float* to = out + r * ldo;
@@ -43,7 +43,8 @@ AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, i
 }
 
 // c = sums + bias (+ c) for one row of a panel.
-AS_ALWAYS_INLINE void FinishRow(const GemmArgs& args, const float* sums, int64_t row, int64_t column) {
+AS_ALWAYS_INLINE void FinishRow(const GemmArgs& args, const float* sums, int64_t row,
+                                int64_t column) {
   float* c = args.c + row * args.ldc + column;
   const int64_t columns = args.n - column < kPanelColumns ? args.n - column : kPanelColumns;
   for (int64_t i = 0; i < columns; i += kLanes) {
@@ -74,8 +75,8 @@ AS_ALWAYS_INLINE void PlaceRows(const Element* a, int64_t lda, int64_t rows, flo
 }
 
 template <class Element, class Dot>
-void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t columns, int64_t row_begin,
-                  int64_t rows, float* sums) {
+void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t columns,
+                  int64_t row_begin, int64_t rows, float* sums) {
   alignas(64) float gathered[kTileRows * kGemmGroups * Dot::kGroup];
   const int64_t groups_total = args.k / Dot::kGroup;
   const int64_t block = rows > 1 && rows <= kGemmFewRows ? kGemmFewGroups : kGemmGroups;

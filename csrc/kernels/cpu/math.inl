@@ -1,6 +1,7 @@
-// Elementary functions on vectors. Every element of every kernel goes through these, tails too, so that
-// a value never depends on where in a vector it stood. Polynomials fitted by reweighted least squares
-// towards the smallest largest relative error; the errors named were found against double precision.
+// Elementary functions on vectors. Every element of every kernel goes through these, tails too, so
+// that a value never depends on where in a vector it stood. Polynomials fitted by reweighted least
+// squares towards the smallest largest relative error; the errors named were found against double
+// precision.
 #pragma once
 
 // After a vec_*.h.
@@ -8,7 +9,8 @@
 namespace allspark::kernels {
 namespace {
 
-// e^x, within 2 ulp, subnormal results included; 0 from -105 down, infinity above 88.73, NaN for NaN.
+// e^x, within 2 ulp, subnormal results included; 0 from -105 down, infinity above 88.73, NaN for
+// NaN.
 AS_ALWAYS_INLINE VecF Exp(VecF x) {
   // The second operand survives where it is NaN.
   x = Min(Set1(89.0f), Max(Set1(-105.0f), x));

@@ -9,15 +9,17 @@ namespace {
 // Rows of the slot's dtype are written through these; partial vectors touch no byte beyond n.
 AS_ALWAYS_INLINE void StoreRow(float* p, VecF x) { StoreF(p, x); }
 AS_ALWAYS_INLINE void StoreRow(uint16_t* p, VecF x) { StoreBf16(p, x); }
-AS_ALWAYS_INLINE void StoreRowFirst(float* p, int64_t n, VecF x) { MaskStoreF(FirstLanes(n), p, x); }
+AS_ALWAYS_INLINE void StoreRowFirst(float* p, int64_t n, VecF x) {
+  MaskStoreF(FirstLanes(n), p, x);
+}
 AS_ALWAYS_INLINE void StoreRowFirst(uint16_t* p, int64_t n, VecF x) {
   uint16_t whole[kLanes];
   StoreBf16(whole, x);
   for (int64_t i = 0; i < n; ++i) p[i] = whole[i];
 }
 
-// Calls body(i, load, store) for each vector of n elements, the last perhaps partial: load(p) reads and
-// store(p, x) writes only what exists.
+// Calls body(i, load, store) for each vector of n elements, the last perhaps partial: load(p) reads
+// and store(p, x) writes only what exists.
 template <class Body>
 AS_ALWAYS_INLINE void ForEachVec(int64_t n, Body body) {
   int64_t i = 0;
@@ -59,9 +61,10 @@ void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
     T* y = static_cast<T*>(args.y) + r * args.ldy;
     const float mean = SumOfSquares(x, args.cols) / static_cast<float>(args.cols);
     const VecF scale = Div(Set1(1.0f), Sqrt(Set1(mean + args.eps)));
-    ForEachVec(args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-      store(y + i, Mul(Mul(load(x + i), scale), load(args.weight + i)));
-    });
+    ForEachVec(
+        args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+          store(y + i, Mul(Mul(load(x + i), scale), load(args.weight + i)));
+        });
   }
 }
 
@@ -71,26 +74,31 @@ void GatedActRows(const GatedActArgs& args) {
     const float* gate = args.x + r * args.ldx;
     const float* up = gate + args.cols;
     T* out = static_cast<T*>(args.out) + r * args.ldo;
-    ForEachVec(args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-      store(out + i, Mul(Act::Apply(load(gate + i)), load(up + i)));
-    });
+    ForEachVec(
+        args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+          store(out + i, Mul(Act::Apply(load(gate + i)), load(up + i)));
+        });
   }
 }
 
 template <class T>
 void GatedAct(const GatedActArgs& args, Stream) noexcept {
   switch (args.act) {
-    case Activation::kSilu: return GatedActRows<T, Silu>(args);
-    case Activation::kGeluTanh: return GatedActRows<T, GeluTanh>(args);
-    case Activation::kGeluErf: return GatedActRows<T, GeluErf>(args);
-    case Activation::kRelu: return GatedActRows<T, Relu>(args);
+    case Activation::kSilu:
+      return GatedActRows<T, Silu>(args);
+    case Activation::kGeluTanh:
+      return GatedActRows<T, GeluTanh>(args);
+    case Activation::kGeluErf:
+      return GatedActRows<T, GeluErf>(args);
+    case Activation::kRelu:
+      return GatedActRows<T, Relu>(args);
   }
 }
 
 AS_ALWAYS_INLINE void WidenRow(const float* from, int64_t n, float* to) {
-  ForEachVec(n, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-    store(to + i, load(from + i));
-  });
+  ForEachVec(
+      n, [&](int64_t i, auto load, auto store)
+             __attribute__((always_inline)) { store(to + i, load(from + i)); });
 }
 AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, float* to) {
   int64_t i = 0;
@@ -138,9 +146,10 @@ AS_ALWAYS_INLINE void RotateHalves(float* x, const float* cos_sin, int64_t half)
     const int64_t n = half - i < kLanes ? half - i : kLanes;
     const Mask mask = FirstLanes(n);
     VecF c, s;
-    Deinterleave(MaskLoadF(FirstLanes(2 * n), cos_sin + 2 * i),
-                 MaskLoadF(FirstLanes(2 * n > kLanes ? 2 * n - kLanes : 0), cos_sin + 2 * i + kLanes),
-                 &c, &s);
+    Deinterleave(
+        MaskLoadF(FirstLanes(2 * n), cos_sin + 2 * i),
+        MaskLoadF(FirstLanes(2 * n > kLanes ? 2 * n - kLanes : 0), cos_sin + 2 * i + kLanes), &c,
+        &s);
     const Rotated y = Rotate(MaskLoadF(mask, x + i), MaskLoadF(mask, x + half + i), c, s);
     MaskStoreF(mask, x + i, y.first);
     MaskStoreF(mask, x + half + i, y.second);

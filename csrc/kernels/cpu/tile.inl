@@ -1,8 +1,8 @@
-// The register tile under GEMM and attention: rows of A times columns of a matrix B that is stored in
-// 32-bit lanes (one float, or a pair of bfloat16 along K), lanes of one k group side by side.
+// The register tile under GEMM and attention: rows of A times columns of a matrix B that is stored
+// in 32-bit lanes (one float, or a pair of bfloat16 along K), lanes of one k group side by side.
 //
-// Every element of C is one chain of fused multiply-adds over k ascending, whatever the tile's size.
-// A tile may stop at any k group and go on later from what it stored, with the same bits.
+// Every element of C is one chain of fused multiply-adds over k ascending, whatever the tile's
+// size. A tile may stop at any k group and go on later from what it stored, with the same bits.
 #pragma once
 
 // After a vec_*.h.
@@ -106,9 +106,9 @@ void Tile(const TileArgs<typename Dot::A>& args) {
     AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(b) + prefetch + line, _MM_HINT_T0);
     }
-    Dot::template Step<R, V>(acc, a, lda, [b](int v) __attribute__((always_inline)) {
-      return LoadI(b + v * kVecBytes);
-    });
+    Dot::template Step<R, V>(
+        acc, a,
+        lda, [b](int v) __attribute__((always_inline)) { return LoadI(b + v * kVecBytes); });
     a += Dot::kGroup;
     b += b_stride;
   }
@@ -117,7 +117,8 @@ void Tile(const TileArgs<typename Dot::A>& args) {
   }
 }
 
-// R rows by the first `columns` lanes of one vector: memory beyond them is not read. c holds whole vectors.
+// R rows by the first `columns` lanes of one vector: memory beyond them is not read. c holds whole
+// vectors.
 template <class Dot, int R>
 void TailTile(const TileArgs<typename Dot::A>& args, int64_t columns) {
   const Mask mask = FirstLanes(columns);
@@ -128,9 +129,9 @@ void TailTile(const TileArgs<typename Dot::A>& args, int64_t columns) {
   const typename Dot::A* a = args.a;
   const unsigned char* b = args.b;
   for (int64_t g = 0; g < args.groups; ++g) {
-    Dot::template Step<R, 1>(acc, a, args.lda, [b, mask](int) __attribute__((always_inline)) {
-      return MaskLoadI(mask, b);
-    });
+    Dot::template Step<R, 1>(
+        acc, a, args.lda,
+        [ b, mask ](int) __attribute__((always_inline)) { return MaskLoadI(mask, b); });
     a += Dot::kGroup;
     b += args.b_stride;
   }
@@ -163,17 +164,23 @@ template <class Dot>
 void TileRows(int64_t rows, const TileArgs<typename Dot::A>& args, int64_t columns) {
   static_assert(kTileRows == 6);
   switch (rows) {
-    case 1: return TileColumns<Dot, 1>(args, columns);
-    case 2: return TileColumns<Dot, 2>(args, columns);
-    case 3: return TileColumns<Dot, 3>(args, columns);
-    case 4: return TileColumns<Dot, 4>(args, columns);
-    case 5: return TileColumns<Dot, 5>(args, columns);
-    default: return TileColumns<Dot, 6>(args, columns);
+    case 1:
+      return TileColumns<Dot, 1>(args, columns);
+    case 2:
+      return TileColumns<Dot, 2>(args, columns);
+    case 3:
+      return TileColumns<Dot, 3>(args, columns);
+    case 4:
+      return TileColumns<Dot, 4>(args, columns);
+    case 5:
+      return TileColumns<Dot, 5>(args, columns);
+    default:
+      return TileColumns<Dot, 6>(args, columns);
   }
 }
 
-// The rows of the next tile when `left` remain: tiles as even as can be, since a tile of one or two rows
-// after full ones would leave most of the multipliers idle.
+// The rows of the next tile when `left` remain: tiles as even as can be, since a tile of one or two
+// rows after full ones would leave most of the multipliers idle.
 AS_ALWAYS_INLINE int64_t NextTileRows(int64_t left) {
   const int64_t tiles = (left + kTileRows - 1) / kTileRows;
   return (left + tiles - 1) / tiles;

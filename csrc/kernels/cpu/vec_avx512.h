@@ -1,5 +1,5 @@
-// A vector of 16 float lanes on AVX-512 (F, BW, VL, DQ): the same vocabulary as vec_avx2.h, which says
-// what each name means. With BF16, also the dot product of pairs.
+// A vector of 16 float lanes on AVX-512 (F, BW, VL, DQ): the same vocabulary as vec_avx2.h, which
+// says what each name means. With BF16, also the dot product of pairs.
 #pragma once
 
 // GCC 12 takes the deliberately undefined operands inside its own AVX-512 intrinsics for a mistake
@@ -55,9 +55,7 @@ AS_ALWAYS_INLINE VecF Min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
 AS_ALWAYS_INLINE VecF Neg(VecF a) { return _mm512_xor_ps(a, Set1(-0.0f)); }
 AS_ALWAYS_INLINE VecF Abs(VecF a) { return _mm512_andnot_ps(Set1(-0.0f), a); }
 AS_ALWAYS_INLINE Mask Less(VecF a, VecF b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-AS_ALWAYS_INLINE uint32_t EqualBits(VecF a, VecF b) {
-  return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
-}
+AS_ALWAYS_INLINE uint32_t EqualBits(VecF a, VecF b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 AS_ALWAYS_INLINE VecF Select(Mask m, VecF yes, VecF no) { return _mm512_mask_blend_ps(m, no, yes); }
 
 AS_ALWAYS_INLINE float ReduceAdd(VecF x) {

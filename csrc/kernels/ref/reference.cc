@@ -1,5 +1,5 @@
-// The oracle: every operation in plain C++, computed in double and rounded once at the end. Also the
-// fallback on processors without kernels of their own. Written for clarity; speed is no aim.
+// The oracle: every operation in plain C++, computed in double and rounded once at the end. Also
+// the fallback on processors without kernels of their own. Written for clarity; speed is no aim.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -12,7 +12,8 @@ namespace {
 AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
 AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
 
-// Through float32, as every kernel does: a double is first rounded to float, then to the stored type.
+// Through float32, as every kernel does: a double is first rounded to float, then to the stored
+// type.
 AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
 AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
 
@@ -59,7 +60,8 @@ void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
     for (int64_t i = 0; i < args.cols; ++i) squares += Load(x + i) * Load(x + i);
     const double mean = squares / static_cast<double>(args.cols);
     const double scale = 1.0 / std::sqrt(mean + static_cast<double>(args.eps));
-    for (int64_t i = 0; i < args.cols; ++i) Store(y + i, Load(x + i) * scale * Load(args.weight + i));
+    for (int64_t i = 0; i < args.cols; ++i)
+      Store(y + i, Load(x + i) * scale * Load(args.weight + i));
   }
 }
 

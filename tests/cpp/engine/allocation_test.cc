@@ -11,7 +11,8 @@ namespace allspark::testing {
 namespace {
 
 TEST_F(EngineTest, AStepAllocatesNothing) {
-  // A pool small enough for preemption, prompts of several chunks, stops in between: every path of a step.
+  // A pool small enough for preemption, prompts of several chunks, stops in between: every path of
+  // a step.
   RuntimeConfig config = SmallConfig();
   config.cache_span_num_init = 24;
   Install(config);

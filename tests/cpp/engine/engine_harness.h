@@ -1,4 +1,5 @@
-// What the engine's tests share: an engine with a small random model, requests, and hooks into its steps.
+// What the engine's tests share: an engine with a small random model, requests, and hooks into its
+// steps.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,15 +18,15 @@
 
 namespace allspark::testing {
 
-#define ASSERT_OK(expr)                                  \
-  do {                                                   \
-    const ::allspark::Status status_ = (expr);           \
-    ASSERT_TRUE(status_.ok()) << status_.ToString();     \
+#define ASSERT_OK(expr)                              \
+  do {                                               \
+    const ::allspark::Status status_ = (expr);       \
+    ASSERT_TRUE(status_.ok()) << status_.ToString(); \
   } while (0)
-#define EXPECT_OK(expr)                                  \
-  do {                                                   \
-    const ::allspark::Status status_ = (expr);           \
-    EXPECT_TRUE(status_.ok()) << status_.ToString();     \
+#define EXPECT_OK(expr)                              \
+  do {                                               \
+    const ::allspark::Status status_ = (expr);       \
+    EXPECT_TRUE(status_.ok()) << status_.ToString(); \
   } while (0)
 
 using Ids = std::vector<int64_t>;

@@ -187,7 +187,8 @@ TEST_F(EngineTest, StartingAndStoppingLeaksNothing) {
     ASSERT_EQ(now.bytes_in_use, before.bytes_in_use) << "after start " << i;
     if (i == 50) rss_early = RssBytes();
   }
-  // 150 further rounds; a leak of one KV pool (over 1 MiB) or of one thread stack would show many times over.
+  // 150 further rounds; a leak of one KV pool (over 1 MiB) or of one thread stack would show many
+  // times over.
   EXPECT_LT(RssBytes() - rss_early, 16 << 20);
 }
 

@@ -1,4 +1,5 @@
-// Load: many requests from many threads, with random stops and releases, with and without enough memory.
+// Load: many requests from many threads, with random stops and releases, with and without enough
+// memory.
 
 #include <atomic>
 #include <thread>

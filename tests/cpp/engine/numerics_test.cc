@@ -1,5 +1,6 @@
-// The numerics contract through the whole engine: logits and tokens of a request are the same bits alone, in
-// crowds, for any chunking and block size, with preemption forced, for any number of threads, on every table.
+// The numerics contract through the whole engine: logits and tokens of a request are the same bits
+// alone, in crowds, for any chunking and block size, with preemption forced, for any number of
+// threads, on every table.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -26,7 +27,8 @@ struct Job {
 // Runs the jobs together in a fresh engine and returns each one's tokens and logits digests.
 class Runner {
  public:
-  std::vector<Trace> Run(const RuntimeConfig& config, const std::shared_ptr<const ModelImage>& image,
+  std::vector<Trace> Run(const RuntimeConfig& config,
+                         const std::shared_ptr<const ModelImage>& image,
                          const std::vector<Job>& jobs) {
     Engine engine;
     digests_.clear();
@@ -117,7 +119,8 @@ class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
     EXPECT_GT(runner.preemptions(), 0) << crowd;
     for (size_t i = 0; i < jobs.size(); ++i) {
       EXPECT_EQ(squeezed[i].tokens, alone[i].tokens) << "job " << i << " under pressure";
-      // A recomputed position may be computed again, never otherwise: the digests hold each in order.
+      // A recomputed position may be computed again, never otherwise: the digests hold each in
+      // order.
       EXPECT_EQ(squeezed[i].digests, alone[i].digests) << "job " << i << " under pressure";
     }
   }

@@ -62,17 +62,31 @@ TEST_F(EngineTest, RefusesBadInputNamingFieldValueAndBound) {
       {{vocab_size_}, none, AsStatus::kParamError, {"input_ids[0]", std::to_string(vocab_size_)}},
       {{int64_t{1} << 40}, none, AsStatus::kParamError, {"input_ids[0]"}},
       {Ids(256, 1), none, AsStatus::kExceedLimitError, {"256", "max_length"}},
-      {{1, 2, 3}, [](auto& c) { c.max_length = 3; }, AsStatus::kExceedLimitError, {"max_length", "3"}},
-      {{1}, [](auto& c) { c.max_length = 257; }, AsStatus::kExceedLimitError, {"max_length", "257", "256"}},
+      {{1, 2, 3},
+       [](auto& c) { c.max_length = 3; },
+       AsStatus::kExceedLimitError,
+       {"max_length", "3"}},
+      {{1},
+       [](auto& c) { c.max_length = 257; },
+       AsStatus::kExceedLimitError,
+       {"max_length", "257", "256"}},
       {{1}, [](auto& c) { c.max_length = -1; }, AsStatus::kParamError, {"max_length", "-1"}},
       {{1}, [](auto& c) { c.top_p = 1.5; }, AsStatus::kParamError, {"top_p", "1.5", "1"}},
       {{1}, [nan](auto& c) { c.top_p = nan; }, AsStatus::kParamError, {"top_p", "nan"}},
       {{1}, [](auto& c) { c.temperature = -0.5; }, AsStatus::kParamError, {"temperature", "-0.5"}},
       {{1}, [](auto& c) { c.top_k = -1; }, AsStatus::kParamError, {"top_k", "-1"}},
       {{1}, [](auto& c) { c.seed = -2; }, AsStatus::kParamError, {"seed", "-2"}},
-      {{1}, [&](auto& c) { c.eos_token_id = vocab_size_; }, AsStatus::kParamError, {"eos_token_id"}},
-      {{1}, [](auto& c) { c.stop_words_ids = {{1}, {}}; }, AsStatus::kParamError, {"stop_words_ids"}},
-      {{1}, [&](auto& c) { c.stop_words_ids = {{1, vocab_size_}}; }, AsStatus::kParamError,
+      {{1},
+       [&](auto& c) { c.eos_token_id = vocab_size_; },
+       AsStatus::kParamError,
+       {"eos_token_id"}},
+      {{1},
+       [](auto& c) { c.stop_words_ids = {{1}, {}}; },
+       AsStatus::kParamError,
+       {"stop_words_ids"}},
+      {{1},
+       [&](auto& c) { c.stop_words_ids = {{1, vocab_size_}}; },
+       AsStatus::kParamError,
        {"stop_words_ids[0]"}},
       {{1}, [](auto& c) { c.min_length = 100; }, AsStatus::kParamError, {"min_length", "100"}},
   };
@@ -194,7 +208,9 @@ TEST_F(EngineTest, StopDuringPrefill) {
 
 TEST_F(EngineTest, StopWhileGeneratingKeepsWhatIsThere) {
   InstallAndStart(SmallConfig());
-  hook_.on_event = [](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  hook_.on_event = [](const StepEvent&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
   Ids ids;
   while (ids.size() < 3) {
@@ -296,7 +312,8 @@ TEST_F(EngineTest, SampledTokensDependOnSeedAlone) {
   EXPECT_NE(Run({1, 2, 3}, config), alone);
   config.seed = 42;
   std::vector<StartedRequest> crowd;
-  for (int i = 0; i < 7; ++i) crowd.push_back(Start(RandomPrompt(rng_, 20 + i, vocab_size_), Greedy(40)));
+  for (int i = 0; i < 7; ++i)
+    crowd.push_back(Start(RandomPrompt(rng_, 20 + i, vocab_size_), Greedy(40)));
   EXPECT_EQ(Run({1, 2, 3}, config), alone);
   // Without a seed, two requests differ.
   config.seed = -1;

@@ -23,7 +23,8 @@ struct Sizes {
 
 std::ostream& operator<<(std::ostream& os, const Sizes& s) {
   return os << "head_dim=" << s.head_dim << " group=" << s.group << " block_size=" << s.block_size
-            << " num_tokens=" << s.num_tokens << " window=" << s.window << " soft_cap=" << s.soft_cap;
+            << " num_tokens=" << s.num_tokens << " window=" << s.window
+            << " soft_cap=" << s.soft_cap;
 }
 
 // Queries, keys and values of one sequence.
@@ -39,8 +40,8 @@ struct Sequence {
   }
 };
 
-// A pool of blocks in random order, all of whose memory is NaN until written. Two layers: the second is
-// used, so that offsets matter.
+// A pool of blocks in random order, all of whose memory is NaN until written. Two layers: the
+// second is used, so that offsets matter.
 template <class T>
 class Cache {
  public:
@@ -58,16 +59,18 @@ class Cache {
 
   void Write(const KernelTable& table, const Sequence& s, int64_t begin, int64_t end) {
     const int64_t ld = sizes_.kv_heads * sizes_.head_dim;
-    table.kv_write[kSlotOf<T>]({kv_, table_.data(), s.k.data() + begin * ld, s.v.data() + begin * ld,
-                                ld, end - begin, begin, sizes_.kv_heads, sizes_.head_dim},
-                               nullptr);
+    table.kv_write[kSlotOf<T>](
+        {kv_, table_.data(), s.k.data() + begin * ld, s.v.data() + begin * ld, ld, end - begin,
+         begin, sizes_.kv_heads, sizes_.head_dim},
+        nullptr);
   }
   const PagedKv& kv() const { return kv_; }
   const int32_t* table() const { return table_.data(); }
   const std::vector<unsigned char>& memory() const { return memory_; }
   // As if its block had been given away.
   void ForgetBlock(int64_t index) {
-    std::fill_n(memory_.begin() + table_[static_cast<size_t>(index)] * block_stride_, block_stride_, 0xff);
+    std::fill_n(memory_.begin() + table_[static_cast<size_t>(index)] * block_stride_, block_stride_,
+                0xff);
   }
 
  private:
@@ -78,14 +81,15 @@ class Cache {
   PagedKv kv_;
 };
 
-// Attention of tokens [begin, end) of the sequence, in calls of [split) tokens at most, as a chunk that
-// starts at chunk_begin. out: [num_tokens, q_heads, head_dim], the other tokens untouched.
+// Attention of tokens [begin, end) of the sequence, in calls of [split) tokens at most, as a chunk
+// that starts at chunk_begin. out: [num_tokens, q_heads, head_dim], the other tokens untouched.
 template <class T, class Out>
 void Attend(const KernelTable& table, const Sequence& s, const Cache<T>& cache, int64_t chunk_begin,
             int64_t begin, int64_t end, int64_t split, std::vector<Out>* out) {
   const Sizes& z = s.sizes;
   const int64_t ld = z.q_heads() * z.head_dim;
-  std::vector<float> scratch(static_cast<size_t>(AttentionScratchFloats(z.group, z.head_dim)) + 2, 3e38f);
+  std::vector<float> scratch(static_cast<size_t>(AttentionScratchFloats(z.group, z.head_dim)) + 2,
+                             3e38f);
   const float guard = 12345.0f;
   scratch.back() = guard;
   for (int64_t h = 0; h < z.kv_heads; ++h) {
@@ -143,7 +147,8 @@ struct Expected {
     for (int64_t d = 0; d < z.head_dim; ++d) {
       double sum = 0, sum_abs = 0;
       for (int64_t p = begin; p <= token; ++p) {
-        const double term = scores[static_cast<size_t>(p - begin)] / denominator * At(s.v, z, p, kv_head, d);
+        const double term =
+            scores[static_cast<size_t>(p - begin)] / denominator * At(s.v, z, p, kv_head, d);
         sum += term, sum_abs += std::fabs(term);
       }
       out.push_back(sum);
@@ -184,12 +189,12 @@ void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) 
   }
 }
 
-// The result of [begin, num_tokens) whole, against token by token from a cache that holds no later token.
-// In float32, where rounding to bfloat16 hides nothing.
+// The result of [begin, num_tokens) whole, against token by token from a cache that holds no later
+// token. In float32, where rounding to bfloat16 hides nothing.
 template <class T>
 void ExpectTokensAlone(const KernelTable& table, const Sizes& sizes, int64_t begin, uint32_t seed) {
-  SCOPED_TRACE(::testing::Message() << table.name << " " << sizes << " begin=" << begin
-                                    << " bf16=" << kIsBf16<T>);
+  SCOPED_TRACE(::testing::Message()
+               << table.name << " " << sizes << " begin=" << begin << " bf16=" << kIsBf16<T>);
   const int64_t n = sizes.num_tokens;
   const Sequence s(sizes, seed);
   Cache<T> alone(sizes, n, seed);
@@ -280,7 +285,8 @@ void TestTokensAlone(const KernelTable& table) {
 TEST_P(AttentionTest, ATokenDependsOnNoTileFloat32) { TestTokensAlone<float>(table()); }
 TEST_P(AttentionTest, ATokenDependsOnNoTileBFloat16) { TestTokensAlone<BFloat16>(table()); }
 
-// A NaN or infinity in a later token's key or value must not reach an earlier token of the same tile.
+// A NaN or infinity in a later token's key or value must not reach an earlier token of the same
+// tile.
 template <class T>
 void TestLaterNan(const KernelTable& table) {
   Sizes sizes;

@@ -73,8 +73,9 @@ TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
 
 TEST(KernelTableTest, TheEmulationIsAmongTheTestedTables) {
   if (!testing::HaveEmulatedAvx512()) {
-    GTEST_SKIP() << "no SIMDe (libsimde-dev) at build time, a sanitizer build, or no AVX2: the AVX-512 "
-                    "kernels are tested only where the processor has them";
+    GTEST_SKIP()
+        << "no SIMDe (libsimde-dev) at build time, a sanitizer build, or no AVX2: the AVX-512 "
+           "kernels are tested only where the processor has them";
   }
   EXPECT_STREQ(TestTables().back()->name, "avx512_bf16 (emulated)");
 }

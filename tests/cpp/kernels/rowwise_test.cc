@@ -1,4 +1,5 @@
-// Norm, gated activation, embedding, rotary embedding and argmax of every table against the reference.
+// Norm, gated activation, embedding, rotary embedding and argmax of every table against the
+// reference.
 #include <cmath>
 #include <vector>
 
@@ -9,7 +10,8 @@ namespace {
 
 using testing::StoreBound;
 
-constexpr int64_t kColumns[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 111, 128, 130, 1031, 4096};
+constexpr int64_t kColumns[] = {1,  2,  7,  8,  9,   15,  16,  17,   31,
+                                33, 63, 64, 65, 111, 128, 130, 1031, 4096};
 
 const KernelTable& Reference() { return *FindTable("reference"); }
 
@@ -94,7 +96,8 @@ void TestGatedAct(const KernelTable& table, Activation act) {
     std::vector<float> x = data.Vector<float>(rows * ldx + 1, 4.0f);
     for (int64_t i = 0; i < cols; ++i) {  // from end to end of where anything happens
       x[static_cast<size_t>(1 + 2 * ldx + i)] =
-          cols == 1 ? 0.0f : -110.0f + 220.0f * static_cast<float>(i) / static_cast<float>(cols - 1);
+          cols == 1 ? 0.0f
+                    : -110.0f + 220.0f * static_cast<float>(i) / static_cast<float>(cols - 1);
     }
     std::vector<float> expected(static_cast<size_t>(rows * ldo + 1), 7.0f);
     std::vector<T> got(expected.size());
@@ -110,8 +113,8 @@ void TestGatedAct(const KernelTable& table, Activation act) {
       if (i > 0 && col < cols) {
         gate = static_cast<double>(x[static_cast<size_t>(1 + row * ldx + col)]);
         const double up = static_cast<double>(x[static_cast<size_t>(1 + row * ldx + cols + col)]);
-        bound = StoreBound(kIsBf16<T>, y,
-                           testing::ActivationBound(Exponent(act, gate), y, gate, up));
+        bound =
+            StoreBound(kIsBf16<T>, y, testing::ActivationBound(Exponent(act, gate), y, gate, up));
       }
       ASSERT_NEAR(static_cast<double>(Value(got[static_cast<size_t>(i)])), y, bound)
           << table.name << " act " << static_cast<int>(act) << " cols=" << cols << " of " << gate;
@@ -126,7 +129,8 @@ TEST_P(RowwiseTest, GatedActBFloat16) {
 }
 
 TEST_P(RowwiseTest, GatedActOfExtremes) {
-  const float gates[] = {0.0f, -0.0f, 1e-40f, 1e30f, -1e30f, kInf, kNan, 3.4e38f, -3.4e38f, 88.8f, -88.8f};
+  const float gates[] = {0.0f, -0.0f,   1e-40f,   1e30f, -1e30f, kInf,
+                         kNan, 3.4e38f, -3.4e38f, 88.8f, -88.8f};
   for (int act = 0; act < 4; ++act) {
     for (float gate : gates) {
       for (int64_t cols : {1, 20}) {
@@ -138,7 +142,8 @@ TEST_P(RowwiseTest, GatedActOfExtremes) {
         for (int64_t i = 0; i < cols; ++i) {
           const float w = want[static_cast<size_t>(i)], g = got[static_cast<size_t>(i)];
           if (std::isnan(w) || std::isinf(w)) {
-            EXPECT_EQ(std::isnan(g), std::isnan(w)) << table().name << " act " << act << " of " << gate;
+            EXPECT_EQ(std::isnan(g), std::isnan(w))
+                << table().name << " act " << act << " of " << gate;
             if (std::isinf(w)) {
               EXPECT_EQ(g, w) << table().name << " act " << act << " of " << gate;
             }

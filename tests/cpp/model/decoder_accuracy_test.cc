@@ -103,8 +103,7 @@ TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
     proto::DecoderSpec wrong = spec;
     mistake.apply(wrong);
     DecoderHarness harness(*reader, options);
-    const Worst worst =
-        Compare(harness, tokens, 1, ReferenceDecoder(wrong, kSeed).Logits(tokens));
+    const Worst worst = Compare(harness, tokens, 1, ReferenceDecoder(wrong, kSeed).Logits(tokens));
     EXPECT_GT(worst.deviations, 2 * kDeviations) << mistake.name;
   }
 }

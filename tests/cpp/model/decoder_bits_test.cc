@@ -30,8 +30,7 @@ void ExpectSameBits(const std::vector<float>& expected, const std::vector<float>
   }
 }
 
-class DecoderBitsTest
-    : public ::testing::TestWithParam<std::tuple<int, proto::ComputeType, int>> {
+class DecoderBitsTest : public ::testing::TestWithParam<std::tuple<int, proto::ComputeType, int>> {
  protected:
   DecoderBitsTest()
       : spec_(testing::TinySpecs(
@@ -106,7 +105,7 @@ TEST_P(DecoderBitsTest, ChunksBlocksAndThreads) {
     int64_t block_size;
     int threads;
   };
-  const Variant variants[] = {{kTokens, 16, 1}, {7, 16, 2}, {64, 32, 3},      {1, 128, 2},
+  const Variant variants[] = {{kTokens, 16, 1}, {7, 16, 2}, {64, 32, 3},       {1, 128, 2},
                               {kTokens, 64, 3}, {7, 64, 1}, {kTokens, 128, 2}, {100, 16, 3}};
   for (const Variant& variant : variants) {
     HarnessOptions options = base_;

@@ -27,8 +27,7 @@ class DecoderMemoryTest : public ::testing::TestWithParam<std::tuple<int, int>> 
 TEST_P(DecoderMemoryTest, ArenaHoldsTheLargestBatchExactly) {
   const auto [spec_index, threads] = GetParam();
   for (const proto::ComputeType compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
-    const proto::DecoderSpec spec =
-        testing::TinySpecs(compute)[static_cast<size_t>(spec_index)];
+    const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(spec_index)];
     const auto reader = OpenRandomModel(spec, 1);
     DecoderHarness harness(*reader, SmallOptions(threads));
     std::vector<DecoderHarness::Chunk> chunks;
@@ -51,8 +50,8 @@ TEST_P(DecoderMemoryTest, ArenaHoldsTheLargestBatchExactly) {
 
 TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
   const auto [spec_index, threads] = GetParam();
-  const proto::DecoderSpec spec = testing::TinySpecs(
-      proto::COMPUTE_BFLOAT16)[static_cast<size_t>(spec_index)];
+  const proto::DecoderSpec spec =
+      testing::TinySpecs(proto::COMPUTE_BFLOAT16)[static_cast<size_t>(spec_index)];
   const auto reader = OpenRandomModel(spec, 1);
   DecoderHarness harness(*reader, SmallOptions(threads));
   for (int i = 0; i < 5; ++i) {

@@ -250,8 +250,8 @@ class ReferenceDecoder {
         const double slope = (Activate(gate.v + 1e-5) - Activate(gate.v - 1e-5)) / 2e-5;
         // The activations' exponentials and polynomials: a few units of the input's size.
         const double act_error = 16 * Square(kFloatUnit * gate.v);
-        gated[i] = {act * up.v, Square(slope * up.v) * gate.e + Square(act) * up.e +
-                                    Square(up.v) * act_error};
+        gated[i] = {act * up.v,
+                    Square(slope * up.v) * gate.e + Square(act) * up.e + Square(up.v) * act_error};
         gated[i] = Rounded(gated[i], compute_unit_);
       }
       Add(Gemm(prefix + "down", spec_.mlp_bias() ? prefix + "down_bias" : "", gated), row);

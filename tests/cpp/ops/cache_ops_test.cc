@@ -7,9 +7,9 @@
 #include <set>
 #include <utility>
 
+#include "cpp/ops/op_test_util.h"
 #include "ops/attention.h"
 #include "ops/kv_write.h"
-#include "cpp/ops/op_test_util.h"
 
 namespace allspark {
 namespace {
@@ -28,8 +28,8 @@ std::vector<WriteCall> writes;
 
 void TraceWrite(const kernels::KvWriteArgs& args, kernels::Stream) noexcept {
   const std::lock_guard<std::mutex> lock(trace_mutex);
-  writes.push_back({args.block_table, args.begin_position,
-                    args.begin_position + args.num_tokens, args.k[0]});
+  writes.push_back(
+      {args.block_table, args.begin_position, args.begin_position + args.num_tokens, args.k[0]});
 }
 
 std::set<const float*> scratches;
@@ -94,12 +94,8 @@ class CacheOpsTest : public ::testing::TestWithParam<int> {
 };
 
 const Layout kLayouts[] = {
-    {{1}, {0}},
-    {{1, 1, 1, 1, 1}, {3, 700, 31, 32, 15}},
-    {{300}, {0}},
-    {{300}, {5}},
-    {{2, 127, 1, 64, 17}, {0, 31, 900, 16, 7}},
-    {{513, 1, 1}, {1000, 2, 4000}},
+    {{1}, {0}},   {{1, 1, 1, 1, 1}, {3, 700, 31, 32, 15}},    {{300}, {0}},
+    {{300}, {5}}, {{2, 127, 1, 64, 17}, {0, 31, 900, 16, 7}}, {{513, 1, 1}, {1000, 2, 4000}},
 };
 
 TEST_P(CacheOpsTest, KvWriteTakesEveryTokenOnce) {
@@ -136,9 +132,9 @@ TEST_P(CacheOpsTest, KvWriteTakesEveryTokenOnce) {
 }
 
 TEST_P(CacheOpsTest, AttentionTakesEveryTokenAndHeadOnce) {
-  for (const AttentionParams& params : {AttentionParams{14, 2, 8, 1.0f, 0, 0.0f},
-                                        AttentionParams{3, 3, 8, 1.0f, 20, 0.0f},
-                                        AttentionParams{5, 1, 8, 1.0f, 0, 1.0f}}) {
+  for (const AttentionParams& params :
+       {AttentionParams{14, 2, 8, 1.0f, 0, 0.0f}, AttentionParams{3, 3, 8, 1.0f, 20, 0.0f},
+        AttentionParams{5, 1, 8, 1.0f, 0, 1.0f}}) {
     for (const Layout& layout : kLayouts) {
       const std::vector<SequenceRange> ranges = Ranges(layout);
       const int64_t rows = Rows(layout);

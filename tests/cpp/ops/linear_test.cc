@@ -90,8 +90,8 @@ TEST_F(LinearTest, SmallWorkRunsOnTheCaller) {
   ThreadPool pool(2, false);
   std::vector<float> x(64), y(128), w(1);
   num_calls = 0;
-  Linear(Context(pool), FloatMatrix(x, 1, 64), {w.data(), DType::kFloat32, 128, 64, nullptr},
-         false, FloatMatrix(y, 1, 128));
+  Linear(Context(pool), FloatMatrix(x, 1, 64), {w.data(), DType::kFloat32, 128, 64, nullptr}, false,
+         FloatMatrix(y, 1, 128));
   EXPECT_EQ(num_calls, 1);
 }
 
@@ -128,9 +128,8 @@ TEST_F(LinearTest, RefusesWhatDoesNotFit) {
   ExpectCheck(
       [&] { run(FloatMatrix(x, 2, 4), {nullptr, DType::kFloat32, 4, 4}, FloatMatrix(y, 2, 4)); },
       "the weight is [4, 4]");
-  ExpectCheck(
-      [&] { run(FloatMatrix(x, 2, 4), weight, {y.data(), DType::kBFloat16, 2, 4, 4}); },
-      "y is bfloat16; expected float32");
+  ExpectCheck([&] { run(FloatMatrix(x, 2, 4), weight, {y.data(), DType::kBFloat16, 2, 4, 4}); },
+              "y is bfloat16; expected float32");
 }
 
 TEST_F(LinearTest, NoRowsIsNoWork) {

@@ -3,10 +3,10 @@
 #include <memory>
 #include <numeric>
 
+#include "cpp/ops/op_test_util.h"
 #include "ops/argmax.h"
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
-#include "cpp/ops/op_test_util.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 
@@ -173,12 +173,10 @@ TEST_P(RowOpsTest, Rope) {
     }
   }
   positions[1] = 3 * kRows;
-  ExpectCheck(
-      [&] { Rope(context_, FloatMatrix(x, kRows, kCols), 7, 128, positions.data(), rope); },
-      "token 1 is at position 111; the table covers [0, 111)");
-  ExpectCheck(
-      [&] { Rope(context_, FloatMatrix(x, kRows, kCols), 9, 128, positions.data(), rope); },
-      "9 heads of 128 elements");
+  ExpectCheck([&] { Rope(context_, FloatMatrix(x, kRows, kCols), 7, 128, positions.data(), rope); },
+              "token 1 is at position 111; the table covers [0, 111)");
+  ExpectCheck([&] { Rope(context_, FloatMatrix(x, kRows, kCols), 9, 128, positions.data(), rope); },
+              "9 heads of 128 elements");
 }
 
 TEST_P(RowOpsTest, GatedAct) {

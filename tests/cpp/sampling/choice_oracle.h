@@ -38,8 +38,8 @@ inline std::vector<std::pair<int32_t, double>> OracleDistribution(const std::vec
   long double total = 0;
   std::vector<long double> weights;
   for (const auto& token : tokens) {
-    weights.push_back(std::exp((static_cast<long double>(tokens[0].first) - token.first) /
-                               params.temperature));
+    weights.push_back(
+        std::exp((static_cast<long double>(tokens[0].first) - token.first) / params.temperature));
     total += weights.back();
   }
   std::vector<std::pair<int32_t, double>> result;

@@ -31,8 +31,8 @@ TEST(Philox, UniformIsUniformOverSeedsAndOverPositions) {
   for (const bool over_seeds : {true, false}) {
     int bins[kBins] = {};
     for (int i = 0; i < kDraws; ++i) {
-      const double u = over_seeds ? PositionUniform(static_cast<uint64_t>(i), 5)
-                                  : PositionUniform(12345, i);
+      const double u =
+          over_seeds ? PositionUniform(static_cast<uint64_t>(i), 5) : PositionUniform(12345, i);
       ASSERT_GE(u, 0.0);
       ASSERT_LT(u, 1.0);
       ++bins[static_cast<int>(u * kBins)];

@@ -90,9 +90,9 @@ TEST_P(SamplerTest, DrawIsThatOfSeedAndPosition) {
     const SamplingParams params{
         .greedy = false, .temperature = 0.9f, .top_k = 30, .top_p = 0.95f, .seed = seed << 30};
     const auto position = static_cast<int64_t>(seed % 7) << 31;
-    const auto allowed = testing::OracleDraws(
-        logits, {.temperature = 0.9f, .top_k = 30, .top_p = 0.95f},
-        PositionUniform(params.seed, position));
+    const auto allowed =
+        testing::OracleDraws(logits, {.temperature = 0.9f, .top_k = 30, .top_p = 0.95f},
+                             PositionUniform(params.seed, position));
     EXPECT_TRUE(allowed.count(SampleOne(logits, params, position))) << seed;
   }
 }

@@ -130,9 +130,7 @@ const Shape kShapes[] = {
     {"few values", [](std::mt19937& r) { return static_cast<float>(r() % 5); }},
     {"all equal", [](std::mt19937&) { return -1.5f; }},
     {"masked low",
-     [](std::mt19937& r) {
-       return r() % 3 ? -1e30f : std::normal_distribution<float>(0, 2)(r);
-     }},
+     [](std::mt19937& r) { return r() % 3 ? -1e30f : std::normal_distribution<float>(0, 2)(r); }},
     {"huge", [](std::mt19937& r) { return std::normal_distribution<float>(0, 1e37f)(r); }},
     {"holes",
      [](std::mt19937& r) {

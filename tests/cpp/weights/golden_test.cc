@@ -1,5 +1,6 @@
-// Files of every format version stay readable: tests/golden holds one pair per version, written once and never
-// again. ALLSPARK_WRITE_GOLDEN=<folder> writes the newest version's pair, for the day a version is added.
+// Files of every format version stay readable: tests/golden holds one pair per version, written
+// once and never again. ALLSPARK_WRITE_GOLDEN=<folder> writes the newest version's pair, for the
+// day a version is added.
 #include <cstdlib>
 
 #include "cpp/weights/weights_test_util.h"
@@ -63,8 +64,7 @@ TEST(Golden, WriteWhenAsked) {
 }
 
 TEST(Golden, Version1IsReadable) {
-  auto reader =
-      ModelReader::OpenFiles(GoldenPath("v1.asgraph"), GoldenPath("v1.asparam"), nullptr);
+  auto reader = ModelReader::OpenFiles(GoldenPath("v1.asgraph"), GoldenPath("v1.asparam"), nullptr);
   ASSERT_TRUE(reader.ok()) << reader.status().ToString();
   const proto::ModelFile& file = (*reader)->file();
   EXPECT_EQ(file.format_version(), 1u);
@@ -81,8 +81,8 @@ TEST(Golden, Version1IsReadable) {
   }
 }
 
-// The writer of the same version gives the same bytes: a change of the format shows here, and then needs a new
-// version.
+// The writer of the same version gives the same bytes: a change of the format shows here, and then
+// needs a new version.
 TEST(Golden, TheWriterStillWritesTheseBytes) {
   const TempDir dir;
   WriteGolden(dir / "now");

@@ -72,10 +72,10 @@ TEST(ModelReader, DescribesAModel) {
   auto reader = ModelReader::OpenImage(image, nullptr);
   ASSERT_TRUE(reader.ok());
   const std::string text = DescribeModel(**reader);
-  for (const char* part : {"format_version: 1", "architecture: OddForCausalLM", "vocab_size: 37",
-                           "compute_type: COMPUTE_BFLOAT16", "layer_window: [0, 16]",
-                           "build.version: 1.2.3", "build.options.a: 1",
-                           "tensor layers.1.qkv: bfloat16 [110, 18] panel64 offset "}) {
+  for (const char* part :
+       {"format_version: 1", "architecture: OddForCausalLM", "vocab_size: 37",
+        "compute_type: COMPUTE_BFLOAT16", "layer_window: [0, 16]", "build.version: 1.2.3",
+        "build.options.a: 1", "tensor layers.1.qkv: bfloat16 [110, 18] panel64 offset "}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }
@@ -194,7 +194,8 @@ TEST(ModelReaderDamage, EveryTruncationIsRefused) {
     ExpectError(ModelReader::OpenFiles(dir / "g", dir / "p", nullptr).status(), kDamaged, {"/g"});
   }
   WriteFile(dir / "g", good.graph);
-  for (size_t boundary = 0; boundary <= good.param.size(); boundary += boundary < 64 ? 8 : 4032 + 64 * (boundary % 4096 == 0)) {
+  for (size_t boundary = 0; boundary <= good.param.size();
+       boundary += boundary < 64 ? 8 : 4032 + 64 * (boundary % 4096 == 0)) {
     for (const size_t size : {boundary - 1, boundary, boundary + 1}) {
       if (size >= good.param.size()) continue;
       ASSERT_EQ(truncate((dir / "p").c_str(), static_cast<off_t>(size)), 0);
@@ -307,8 +308,7 @@ TEST(ModelReaderForgeries, EveryInconsistencyIsNamed) {
        {"is bfloat16; the spec requires float32"}},
       {[](F& f) { f.mutable_tensors(0)->set_dtype(77); }, {"is dtype 77"}},
       {[](F& f) { f.mutable_tensors(0)->set_layout(proto::ROW_MAJOR); }, {"layout 0"}},
-      {[](F& f) { f.mutable_tensors(0)->set_layout(static_cast<proto::Layout>(5)); },
-       {"layout 5"}},
+      {[](F& f) { f.mutable_tensors(0)->set_layout(static_cast<proto::Layout>(5)); }, {"layout 5"}},
       {[](F& f) { f.mutable_tensors(0)->set_shape(0, 6); }, {"shape [6, 4]", "[5, 4]"}},
       {[](F& f) { f.mutable_tensors(0)->set_shape(0, -5); }, {"shape [-5, 4]"}},
       {[](F& f) { f.mutable_tensors(0)->add_shape(1); }, {"shape [5, 4, 1]"}},
@@ -356,7 +356,8 @@ TEST(ModelReaderForgeries, SwappedOffsetsOfEqualTensorsFailTheChecksum) {
   // Any order of tensors is legal; these bytes are not where the records say.
   ExpectError(OpenFile(file, good.param), kDamaged, {"checksum"});
   std::string param = good.param;
-  std::swap_ranges(param.begin() + static_cast<int64_t>(a), param.begin() + static_cast<int64_t>(a) + 4096,
+  std::swap_ranges(param.begin() + static_cast<int64_t>(a),
+                   param.begin() + static_cast<int64_t>(a) + 4096,
                    param.begin() + static_cast<int64_t>(file.tensors(1).offset()));
   EXPECT_TRUE(OpenFile(file, param).ok());
 }

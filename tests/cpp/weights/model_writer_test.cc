@@ -25,7 +25,8 @@ constexpr bool kSanitized = false;
 constexpr bool kSanitized = false;
 #endif
 
-std::unique_ptr<ModelWriter> ImageWriter(const proto::DecoderSpec& spec, ThreadPool* pool = nullptr) {
+std::unique_ptr<ModelWriter> ImageWriter(const proto::DecoderSpec& spec,
+                                         ThreadPool* pool = nullptr) {
   auto writer = ModelWriter::Create(spec, {}, "", "", pool);
   if (!writer.ok()) throw std::runtime_error(writer.status().ToString());
   return std::move(writer).value();
@@ -143,8 +144,7 @@ TEST(ModelWriter, TakesStridedRowsAndIgnoresStridesOfSingleElements) {
         values[static_cast<size_t>(r * stride + c)] = ValueAt(tensor.name, r, c);
       }
     }
-    TensorView view =
-        ViewRows(values.data(), DType::kFloat32, 2, Rows(tensor) - 1, Cols(tensor));
+    TensorView view = ViewRows(values.data(), DType::kFloat32, 2, Rows(tensor) - 1, Cols(tensor));
     view.strides[0] = stride;
     ASSERT_TRUE(writer->AddTensor(tensor.name, 0, view).ok());
     view.data = values.data() + (Rows(tensor) - 1) * stride;
@@ -205,8 +205,8 @@ TEST(ModelWriter, RefusesWhatIsNotFiniteAndTakesItRepaired) {
   for (const bool to_files : {false, true}) {
     const TempDir dir;
     const proto::DecoderSpec spec = ManyPiecesSpec(proto::COMPUTE_BFLOAT16);
-    auto writer = ModelWriter::Create(spec, {}, to_files ? dir / "g" : "", to_files ? dir / "p" : "",
-                                      nullptr);
+    auto writer = ModelWriter::Create(spec, {}, to_files ? dir / "g" : "",
+                                      to_files ? dir / "p" : "", nullptr);
     ASSERT_TRUE(writer.ok());
     for (const RequiredTensor& tensor : Required(spec)) {
       std::vector<float> values = ValuesOf(tensor);
@@ -298,12 +298,12 @@ TEST(ModelWriter, RefusesBadTargets) {
   EXPECT_EQ(dir.Files(), std::vector<std::string>{"d"});  // Nothing is left behind.
   proto::DecoderSpec bad = spec;
   bad.set_hidden_size(0);
-  ExpectError(ModelWriter::Create(bad, {}, "", "", nullptr).status(),
-              StatusCode::kInvalidArgument, {"hidden_size is 0"});
+  ExpectError(ModelWriter::Create(bad, {}, "", "", nullptr).status(), StatusCode::kInvalidArgument,
+              {"hidden_size is 0"});
   bad = spec;
   bad.set_architecture("\xff");
-  ExpectError(ModelWriter::Create(bad, {}, "", "", nullptr).status(),
-              StatusCode::kInvalidArgument, {"architecture", "UTF-8"});
+  ExpectError(ModelWriter::Create(bad, {}, "", "", nullptr).status(), StatusCode::kInvalidArgument,
+              {"architecture", "UTF-8"});
   proto::BuildRecord build;
   (*build.mutable_options())["k"] = "\xc0";
   ExpectError(ModelWriter::Create(spec, build, "", "", nullptr).status(),
@@ -324,7 +324,8 @@ TEST(ModelWriter, AnUnfinishedWriterRemovesItsFilesAndKeepsOldOnes) {
   EXPECT_EQ(dir.Files().size(), 2u);
   EXPECT_EQ(ReadFile(dir / "m.asgraph"), "old graph");
   EXPECT_EQ(ReadFile(dir / "m.asparam"), "old param");
-  BuildModel(SmallSpec(), DType::kFloat32, nullptr, dir / "m");  // And a finished one replaces them.
+  BuildModel(SmallSpec(), DType::kFloat32, nullptr,
+             dir / "m");  // And a finished one replaces them.
   EXPECT_TRUE(ModelReader::OpenFiles(dir / "m.asgraph", dir / "m.asparam", nullptr).ok());
 }
 
@@ -433,7 +434,8 @@ TEST(ModelWriter, AFullFileSystemIsAStatus) {
   }
   EXPECT_EQ(dir.Files(), std::vector<std::string>{"other"});
   umount(dir.path().c_str());
-  ExpectError(status, StatusCode::kResourceExhausted, {"\"embedding\"", "write at offset", "space"});
+  ExpectError(status, StatusCode::kResourceExhausted,
+              {"\"embedding\"", "write at offset", "space"});
 }
 
 int64_t PeakResidentBytes() {

@@ -108,8 +108,8 @@ TEST(ConvertRun, EveryFloat16IsExactAndNonFiniteIsRefused) {
     if (finite) {
       ASSERT_EQ(Bits(value), Bits(static_cast<float>(HalfValue(half)))) << bits;
     }
-    const auto read = weights::ReadElement(reinterpret_cast<const unsigned char*>(&half),
-                                           DType::kFloat16);
+    const auto read =
+        weights::ReadElement(reinterpret_cast<const unsigned char*>(&half), DType::kFloat16);
     if (!finite) {
       ASSERT_EQ(std::isnan(read), (half & 0x3ff) != 0) << bits;
     }
@@ -204,8 +204,8 @@ TEST(PackTile, EveryPairRowCountAndTailMatchesThePlainPacker) {
           GuardedBytes src(bytes.size());
           std::memcpy(src.data(), bytes.data(), bytes.size());
           std::vector<unsigned char> dst(expected.size());
-          EXPECT_TRUE(packer.pack_tile(src.data(), lanes * group * packer.source_bytes, rows,
-                                       lanes, dst.data()));
+          EXPECT_TRUE(packer.pack_tile(src.data(), lanes * group * packer.source_bytes, rows, lanes,
+                                       dst.data()));
           EXPECT_EQ(dst, expected) << rows << " rows, " << lanes << " lanes";
         }
       }
@@ -263,11 +263,13 @@ TEST(RowCoverage, AgreesWithABitmap) {
 }
 
 TEST(Utf8, KnowsWellFormedText) {
-  for (const char* good : {"", "plain", "\xc3\xa9", "\xe4\xb8\xad", "\xf0\x9f\x98\x80", "\xf4\x8f\xbf\xbf"}) {
+  for (const char* good :
+       {"", "plain", "\xc3\xa9", "\xe4\xb8\xad", "\xf0\x9f\x98\x80", "\xf4\x8f\xbf\xbf"}) {
     EXPECT_TRUE(weights::IsUtf8(good)) << good;
   }
-  for (const char* bad : {"\x80", "\xc0\xaf", "\xc3", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80",
-                          "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80", "a\xff"}) {
+  for (const char* bad :
+       {"\x80", "\xc0\xaf", "\xc3", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80",
+        "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80", "a\xff"}) {
     EXPECT_FALSE(weights::IsUtf8(bad)) << bad;
   }
 }

@@ -1,5 +1,5 @@
-// What the tests of csrc/weights share: small specs, values by formula, a plain packer to compare with, images and
-// files that tests damage.
+// What the tests of csrc/weights share: small specs, values by formula, a plain packer to compare
+// with, images and files that tests damage.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -102,8 +102,8 @@ inline std::vector<unsigned char> Encode(const std::vector<float>& values, DType
   const size_t size = dtype == DType::kFloat32 ? 4 : 2;
   std::vector<unsigned char> bytes(values.size() * size);
   for (size_t i = 0; i < values.size(); ++i) {
-    const uint16_t half = dtype == DType::kFloat16 ? ExactHalf(values[i])
-                                                   : ToBFloat16(values[i]).bits;
+    const uint16_t half =
+        dtype == DType::kFloat16 ? ExactHalf(values[i]) : ToBFloat16(values[i]).bits;
     if (size == 4) {
       std::memcpy(bytes.data() + i * 4, &values[i], 4);
     } else {
@@ -130,8 +130,8 @@ inline TensorView ViewRows(const void* data, DType dtype, int32_t rank, int64_t 
 }
 
 // Adds rows [begin, end) of `tensor`, by formula.
-inline Status AddRows(ModelWriter& writer, const RequiredTensor& tensor, int64_t begin,
-                      int64_t end, DType dtype = DType::kFloat32) {
+inline Status AddRows(ModelWriter& writer, const RequiredTensor& tensor, int64_t begin, int64_t end,
+                      DType dtype = DType::kFloat32) {
   std::vector<float> values;
   for (int64_t r = begin; r < end; ++r) {
     for (int64_t c = 0; c < Cols(tensor); ++c) values.push_back(ValueAt(tensor.name, r, c));
