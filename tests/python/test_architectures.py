@@ -7,7 +7,6 @@ One row of ROWS per variant. How the bounds come about: support/parity.py.
 from __future__ import annotations
 
 import json
-import os
 import re
 
 import numpy as np
@@ -265,16 +264,3 @@ def test_stories_nll(stories):
         count += len(ids) - 1
     assert count == reference["ppl"]["tokens"]
     assert total / count == pytest.approx(reference["ppl"]["nll_per_token"], abs=1e-4)
-
-
-@pytest.mark.skipif(not os.environ.get("ALLSPARK_PARITY_REPORT"), reason="prints figures only")
-@pytest.mark.parametrize("row", ROWS)
-def test_report(tmp_path, row):
-    """How much of the bounds is used: set ALLSPARK_PARITY_REPORT and run with -s."""
-    ids = prompt_ids(PROMPT_LENGTH + NUM_GREEDY)
-    for data_type, factor in (("float32", FLOAT32_FACTOR), ("bfloat16", BFLOAT16_FACTOR)):
-        model = build(row).to(getattr(torch, data_type))
-        reference = reference_for(model, ids, factor)
-        loader, _ = image_of(save(model, tmp_path / data_type), data_type)
-        error = float(np.max(np.abs(forward(loader, ids) - reference.logits)))
-        print(f"{row} {data_type}: {error / reference.rounding:.2f} of transformers' own error")
