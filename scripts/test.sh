@@ -58,7 +58,7 @@ run_pytest() {  # run_pytest MARKER-EXPRESSION
 }
 
 lint() {
-  "$venv/bin/ruff" check . && scripts/format.sh --check
+  "$venv/bin/ruff" check --output-format concise . && scripts/format.sh --check
 }
 
 fuzz() {  # a minute for all targets together
