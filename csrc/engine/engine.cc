@@ -16,8 +16,8 @@
 
 namespace allspark {
 
-// Locks: `lifecycle_` serialises install, start, stop and release; `models_mutex_` guards the list
-// for the short time of a look-up, so a request never waits for a start or a stop.
+// Locks: `lifecycle_` serialises install and release (start and stop are the instance's own);
+// `models_mutex_` guards the list for the short time of a look-up, so no request waits for them.
 class Engine::Impl {
  public:
   struct Model {
@@ -166,10 +166,7 @@ Status Engine::Impl::Release(const std::string& name) {
   std::lock_guard lifecycle(lifecycle_);
   Result<std::shared_ptr<ModelInstance>> instance = Find(name);
   if (!instance.ok()) return instance.status();
-  if ((*instance)->state() == ModelState::kRunning) {
-    return Status::FailedPrecondition("release_model: model '" + name +
-                                      "' is Running; stop it first");
-  }
+  AS_RETURN_IF_ERROR((*instance)->Release());
   Model released;  // dies after the lock
   std::unique_lock lock(models_mutex_);
   const auto it = std::find_if(models_.begin(), models_.end(),
@@ -201,13 +198,11 @@ Status Engine::RegisterImage(const std::string& model_name,
 Status Engine::InstallModel(const RuntimeConfig& config) { return impl_->Install(config); }
 
 Status Engine::StartModel(const std::string& model_name) {
-  std::lock_guard lifecycle(impl_->lifecycle_);
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   return instance.ok() ? (*instance)->Start() : instance.status();
 }
 
 Status Engine::StopModel(const std::string& model_name, StopMode mode, int64_t timeout_ms) {
-  std::lock_guard lifecycle(impl_->lifecycle_);
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   return instance.ok() ? (*instance)->Stop(mode, timeout_ms) : instance.status();
 }

@@ -148,6 +148,7 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
 }
 
 Status ModelInstance::Start() {
+  std::lock_guard lifecycle(lifecycle_mutex_);
   const ModelState state = state_.load();
   if (state != ModelState::kInitial && state != ModelState::kStop) {
     return Status::FailedPrecondition("start_model: model '" + config_.model_name + "' is " +
@@ -188,7 +189,29 @@ Status ModelInstance::Start() {
   return Status::Ok();
 }
 
+Status ModelInstance::Release() {
+  std::lock_guard lifecycle(lifecycle_mutex_);
+  if (state_ == ModelState::kRunning) {
+    return Status::FailedPrecondition("release_model: model '" + config_.model_name +
+                                      "' is Running; stop it first");
+  }
+  state_ = ModelState::kReleased;
+  return Status::Ok();
+}
+
+bool ModelInstance::CutDrainShort() {
+  std::lock_guard lock(mutex_);
+  if (!stopping_ || !loop_running_) return false;
+  stop_mode_ = StopMode::kCancel;
+  mail_.notify_all();
+  return true;
+}
+
 Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
+  const bool cut_short = mode == StopMode::kCancel && CutDrainShort();
+  std::lock_guard lifecycle(lifecycle_mutex_);
+  // Another thread's drain has ended meanwhile, and this call was part of it.
+  if (cut_short && state_ == ModelState::kStop) return Status::Ok();
   const ModelState state = state_.load();
   if (state != ModelState::kRunning) {
     return Status::FailedPrecondition("stop_model: model '" + config_.model_name + "' is " +

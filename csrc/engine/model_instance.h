@@ -1,6 +1,6 @@
 // One installed model: its weights, and while it runs its memory, decoder, scheduler and step
-// thread. Life-cycle calls are serialised by the caller (Engine); Submit, Stop, Release and Sync of
-// requests may come from any thread at any time. Contract: engine/README.md.
+// thread. Every public call may come from any thread at any time; Start, Stop and Release run one
+// after the other, but a cancel cuts another thread's drain short. Contract: engine/README.md.
 #pragma once
 
 #include <atomic>
@@ -46,6 +46,8 @@ class ModelInstance {
 
   Status Start();
   Status Stop(StopMode mode, int64_t timeout_ms);
+  // Initial | Stop -> Released: no Start succeeds any more.
+  Status Release();
 
   Result<StartedRequest> Submit(uint64_t request_id, std::span<const int64_t> prompt_ids,
                                 const GenerationConfig& generation);
@@ -82,6 +84,8 @@ class ModelInstance {
                 DeviceContext device, std::shared_ptr<CompletionSetImpl> engine_set);
 
   Status SizePool();
+  // True when a drain was under way and will now cancel.
+  bool CutDrainShort();
   Result<std::unique_ptr<Running>> MakeRunning() const;
   void WarmUp(Running& running) const;
 
@@ -114,6 +118,7 @@ class ModelInstance {
   StepHook hook_ = nullptr;
   void* hook_context_ = nullptr;
 
+  std::mutex lifecycle_mutex_;  // held through Start, Stop and Release
   std::atomic<ModelState> state_{ModelState::kInitial};
   std::unique_ptr<Running> running_;
   std::thread step_thread_;

@@ -1,6 +1,7 @@
 // All kernels for AVX-512 (F, BW, VL, DQ). The rules of kernels_avx2.cc hold here too.
-#include "kernels/cpu/fill.inl"
 #include "kernels/cpu/vec_avx512.h"
+
+#include "kernels/cpu/fill.inl"
 
 namespace allspark::kernels {
 

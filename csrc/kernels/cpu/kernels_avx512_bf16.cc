@@ -1,8 +1,9 @@
 // What the bfloat16 dot product improves over AVX-512: bfloat16 GEMM. Attention stays with float32
 // weights and queries, which are more accurate. The rules of kernels_avx2.cc hold here too.
 #define AS_KERNELS_NATIVE_BF16 1
-#include "kernels/cpu/gemm.inl"
 #include "kernels/cpu/vec_avx512.h"
+
+#include "kernels/cpu/gemm.inl"
 #include "kernels/kernel_slots.h"
 
 namespace allspark::kernels {

@@ -167,6 +167,37 @@ TEST_F(EngineTest, ADrainThatTakesTooLongTurnsIntoACancel) {
   EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
 }
 
+TEST_F(EngineTest, ACancelCutsADrainOfAnotherThreadShort) {
+  InstallAndStart(SmallConfig());
+  hook_.on_event = [](const StepEvent&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  const StartedRequest request = Start({1, 2, 3}, Greedy(250));
+  std::thread drainer([this] { EXPECT_OK(engine_->StopModel("m", StopMode::kDrain)); });
+  Status denied;
+  while (denied.ok()) denied = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
+  EXPECT_OK(engine_->StopModel("m"));
+  drainer.join();
+  EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kStop);
+  EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
+}
+
+TEST_F(EngineTest, AnotherModelStartsWhileOneDrains) {
+  InstallAndStart(SmallConfig("a"));
+  GateSteps();
+  gate_.Close();
+  const StartedRequest request = Start({1, 2, 3}, Greedy(5), "a");
+  gate_.WaitArrived();
+  std::thread drainer([this] { EXPECT_OK(engine_->StopModel("a", StopMode::kDrain)); });
+  ASSERT_OK(engine_->RegisterImage("b", MakeRandomModel(TinyQwen2Spec(), 2)));
+  ASSERT_OK(engine_->InstallModel(SmallConfig("b")));
+  ASSERT_OK(engine_->StartModel("b"));
+  EXPECT_EQ(Run({1}, Greedy(2), "b").size(), 2u);
+  gate_.Open();
+  drainer.join();
+  EXPECT_EQ(ReadAll(*request.queue).size(), 5u);
+}
+
 int64_t RssBytes() {
   std::ifstream statm("/proc/self/statm");
   int64_t size = 0, resident = 0;
