@@ -1,0 +1,161 @@
+"""Random-weight checkpoints in the shapes of real models, in Hugging Face layout.
+
+How fast a model runs depends on its shape and not on its values, so nothing is downloaded and
+neither torch nor a tokenizer is needed: the requests are token ids. Weights are bfloat16, seeded by
+tensor name, and written in pieces, so that memory stays small whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+_PIECE = 1 << 22  # Elements drawn at a time.
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides the cost of a model with grouped-query attention and a gated MLP."""
+
+    title: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    max_position: int
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        return self.architecture.startswith("Qwen2")
+
+    def config(self) -> dict[str, Any]:
+        """config.json; the word embeddings are tied in all of these models."""
+        return {
+            "architectures": [self.architecture],
+            "model_type": "qwen2" if self.has_qkv_bias else "llama",
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.inner_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.q_heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_position,
+            "rms_norm_eps": self.norm_eps,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        }
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes, in the order of the file."""
+        q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, self.hidden_size)
+        }
+        for layer in range(self.num_layers):
+            prefix = f"model.layers.{layer}."
+            for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+                shapes[f"{prefix}self_attn.{name}_proj.weight"] = (size, self.hidden_size)
+                if self.has_qkv_bias:
+                    shapes[f"{prefix}self_attn.{name}_proj.bias"] = (size,)
+            shapes[f"{prefix}self_attn.o_proj.weight"] = (self.hidden_size, q_size)
+            shapes[f"{prefix}mlp.gate_proj.weight"] = (self.inner_size, self.hidden_size)
+            shapes[f"{prefix}mlp.up_proj.weight"] = (self.inner_size, self.hidden_size)
+            shapes[f"{prefix}mlp.down_proj.weight"] = (self.hidden_size, self.inner_size)
+            shapes[f"{prefix}input_layernorm.weight"] = (self.hidden_size,)
+            shapes[f"{prefix}post_attention_layernorm.weight"] = (self.hidden_size,)
+        shapes["model.norm.weight"] = (self.hidden_size,)
+        return shapes
+
+    @property
+    def body_weights(self) -> int:
+        """Weights of the matrix products inside the layers, which every token passes."""
+        q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.inner_size)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head, which every generated token passes."""
+        return self.vocab_size * self.hidden_size
+
+    def bytes_per_decoded_token(self, weight_bytes: int = 2) -> int:
+        """Weights that decoding one token of one stream reads (the KV cache comes on top)."""
+        return weight_bytes * (self.body_weights + self.head_weights)
+
+    def prefill_flops(self, num_tokens: int) -> float:
+        """Floating-point operations of a prompt: products and causal attention, head once."""
+        products = 2.0 * self.body_weights * num_tokens + 2.0 * self.head_weights
+        scores = num_tokens * (num_tokens + 1) / 2
+        return products + 4.0 * self.num_layers * self.q_heads * self.head_dim * scores
+
+
+SHAPES = {
+    "0.5B": Shape("Qwen2.5-0.5B", "Qwen2ForCausalLM", 151936, 896, 4864, 24, 14, 2, 64,
+                  1e6, 1e-6, 32768),
+    "1B": Shape("Llama-3.2-1B", "LlamaForCausalLM", 128256, 2048, 8192, 16, 32, 8, 64,
+                5e5, 1e-5, 32768),
+    # So little arithmetic that what remains is the engine's own work per step and token.
+    "260K": Shape("stories260K", "LlamaForCausalLM", 512, 64, 172, 5, 8, 4, 8, 1e4, 1e-5, 2048),
+    "tiny": Shape("a model for tests", "Qwen2ForCausalLM", 320, 32, 48, 2, 4, 2, 8,
+                  1e4, 1e-6, 2048),
+}  # fmt: skip
+
+
+def ensure_checkpoint(name: str, work_dir: Path, seed: int = 0) -> Path:
+    """The directory of the checkpoint `name`, written now unless a whole one is there."""
+    shape = SHAPES[name]
+    directory = work_dir / f"{name}-seed{seed}"
+    config_path = directory / "config.json"
+    text = json.dumps(shape.config(), indent=1)
+    if config_path.is_file() and config_path.read_text() == text:
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    config_path.unlink(missing_ok=True)
+    with open(directory / "model.safetensors", "wb") as file:
+        _write_safetensors(file, shape.tensors(), seed)
+    config_path.write_text(text)  # Last: its presence says that the weights are whole.
+    return directory
+
+
+def _write_safetensors(file: BinaryIO, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+        end = offset + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name, shape in shapes.items():
+        for piece in _random_bf16(name, shape, seed):
+            file.write(piece.tobytes())
+
+
+def _random_bf16(name: str, shape: tuple[int, ...], seed: int) -> Iterator[np.ndarray]:
+    """Normal values of deviation 0.02, as a fresh model has; norms are around one."""
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    mean = 1.0 if name.endswith("norm.weight") else 0.0
+    left = int(np.prod(shape))
+    while left > 0:
+        count = min(left, _PIECE)
+        values = rng.standard_normal(count, np.float32) * np.float32(0.02) + np.float32(mean)
+        # A bfloat16 is the upper half of a float32.
+        yield (values.view(np.uint32) >> 16).astype("<u2")
+        left -= count
