@@ -27,6 +27,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       counting = true;
     }
   };
+  hook_.loop_gate.Close();
   ASSERT_OK(engine_->StartModel("m"));
   const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
   std::vector<StartedRequest> requests;
@@ -43,6 +44,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       EXPECT_OK(engine_->StopRequest("m", requests[static_cast<size_t>(i) - 2].handle));
     }
   }
+  hook_.loop_gate.Open();
   ASSERT_OK(engine_->SyncAllRequests("m"));
   EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);
   EXPECT_GT(steps, 40);

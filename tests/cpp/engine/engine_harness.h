@@ -55,16 +55,6 @@ inline Ids RandomPrompt(std::mt19937& rng, int64_t length, int64_t vocab_size) {
   return ids;
 }
 
-// A hook that std::function writes; outlives the model's run.
-class Hook {
- public:
-  std::function<void(const StepEvent&)> on_event;
-  static void Call(void* context, const StepEvent& event) {
-    const auto& hook = *static_cast<Hook*>(context);
-    if (hook.on_event) hook.on_event(event);
-  }
-};
-
 // Blocks the step thread at the begin of a step until opened.
 class Gate {
  public:
@@ -95,6 +85,20 @@ class Gate {
   std::condition_variable changed_;
   bool open_ = true;
   int arrived_ = 0;
+};
+
+// A hook that std::function writes; outlives the model's run.
+class Hook {
+ public:
+  std::function<void(const StepEvent&)> on_event;
+  // Closed before start_model, it holds the step thread back until everything is submitted, so that
+  // what the scheduler does depends on the requests alone and not on how fast they came.
+  Gate loop_gate;
+  static void Call(void* context, const StepEvent& event) {
+    auto& hook = *static_cast<Hook*>(context);
+    if (event.phase == StepPhase::kLoopBegin) hook.loop_gate.Pass();
+    if (hook.on_event) hook.on_event(event);
+  }
 };
 
 // Everything a queue still gives; the request must be on its way to an end.

@@ -81,9 +81,11 @@ TEST_F(EngineTest, AQuarterOfTheMemoryGivesTheSameTokens) {
     RuntimeConfig config = SmallConfig();
     config.engine_max_batch = 16;
     config.cache_span_num_init = num_blocks;
+    hook_.loop_gate.Close();
     InstallAndStart(config);
     std::vector<StartedRequest> requests;
     for (const Job& job : jobs) requests.push_back(Start(job.prompt, job.config));
+    hook_.loop_gate.Open();
     std::vector<Ids> tokens;
     for (const StartedRequest& request : requests) {
       tokens.push_back(ReadAll(*request.queue));
@@ -109,12 +111,17 @@ TEST_F(EngineTest, RunningDecodesWaitForOneChunkAtMost) {
   Install(config);
   std::vector<StepEvent> steps;  // the step thread's until it has stopped
   hook_.on_event = [&](const StepEvent& event) {
-    if (event.phase == StepPhase::kBegin) steps.push_back(event);
+    if (event.phase != StepPhase::kBegin) return;
+    steps.push_back(event);
+    // The prompt arrives while the other request decodes.
+    if (steps.size() == 3) gate_.Pass();
   };
+  gate_.Close();
   ASSERT_OK(engine_->StartModel("m"));
   const StartedRequest decoding = Start({1, 2}, Greedy(400));
-  ASSERT_TRUE(decoding.queue->Get().has_value());
+  gate_.WaitArrived();
   const StartedRequest prefilling = Start(RandomPrompt(rng_, 1000, vocab_size_), Greedy(2));
+  gate_.Open();
   ReadAll(*prefilling.queue);
   ReadAll(*decoding.queue);
   ASSERT_OK(engine_->StopModel("m"));

@@ -34,7 +34,9 @@ class Runner {
     digests_.clear();
     Check(engine.RegisterImage(config.model_name, image));
     Check(engine.InstallModel(config));
-    Check(TestingAccess::SetStepHook(engine, config.model_name, &Runner::OnEvent, this));
+    hook_.on_event = [this](const StepEvent& event) { OnEvent(event); };
+    Check(TestingAccess::SetStepHook(engine, config.model_name, &Hook::Call, &hook_));
+    hook_.loop_gate.Close();
     Check(engine.StartModel(config.model_name));
     std::vector<StartedRequest> requests;
     for (const Job& job : jobs) {
@@ -42,6 +44,7 @@ class Runner {
       Check(started.status());
       requests.push_back(*started);
     }
+    hook_.loop_gate.Open();
     std::vector<Trace> traces(jobs.size());
     for (size_t i = 0; i < jobs.size(); ++i) traces[i].tokens = ReadAll(*requests[i].queue);
     preemptions_ = engine.GetEngineStat(config.model_name)->num_preemptions;
@@ -55,11 +58,12 @@ class Runner {
   static void Check(const Status& status) {
     if (!status.ok()) throw std::runtime_error(status.ToString());
   }
-  static void OnEvent(void* context, const StepEvent& event) {
+  void OnEvent(const StepEvent& event) {
     if (event.phase != StepPhase::kLogits) return;
-    static_cast<Runner*>(context)->digests_[event.request_id].push_back(
+    digests_[event.request_id].push_back(
         XXH3_64bits(event.logits, static_cast<size_t>(event.vocab_size) * sizeof(float)));
   }
+  Hook hook_;
   std::map<uint64_t, std::vector<uint64_t>> digests_;
   int64_t preemptions_ = 0;
 };
