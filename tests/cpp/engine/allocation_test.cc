@@ -19,14 +19,15 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   AllocationCounter counter;
   int64_t steps = 0;
   bool counting = false;
-  hook_.on_event = [&](const StepEvent& event) {
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
     // From the first begin on, the step thread counts for ever: between steps too.
     if (event.phase == StepPhase::kBegin) {
       ++steps;
       if (!counting) counter.Start();
       counting = true;
     }
-  };
+  });
   hook_.loop_gate.Close();
   ASSERT_OK(engine_->StartModel("m"));
   const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
@@ -51,12 +52,12 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
   EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);
   // Stops counting on the thread that began it.
-  hook_.on_event = [&](const StepEvent& event) {
+  hook_.Set([&](const StepEvent& event) {
     if (event.phase == StepPhase::kBegin && counting) {
       counter.Stop();
       counting = false;
     }
-  };
+  });
   Run({1}, Greedy(1));
 }
 

@@ -87,18 +87,39 @@ class Gate {
   int arrived_ = 0;
 };
 
-// A hook that std::function writes; outlives the model's run.
+// What tests do on the step thread; outlives the model's run.
 class Hook {
  public:
-  std::function<void(const StepEvent&)> on_event;
+  // Returns once no call of the one before is under way.
+  void Set(std::function<void(const StepEvent&)> on_event) {
+    std::lock_guard lock(mutex_);
+    on_event_ = std::move(on_event);
+  }
   // Closed before start_model, it holds the step thread back until everything is submitted, so that
   // what the scheduler does depends on the requests alone and not on how fast they came.
   Gate loop_gate;
   static void Call(void* context, const StepEvent& event) {
     auto& hook = *static_cast<Hook*>(context);
     if (event.phase == StepPhase::kLoopBegin) hook.loop_gate.Pass();
-    if (hook.on_event) hook.on_event(event);
+    std::lock_guard lock(hook.mutex_);
+    if (hook.on_event_) hook.on_event_(event);
   }
+
+ private:
+  std::mutex mutex_;
+  std::function<void(const StepEvent&)> on_event_;
+};
+
+// Takes the hook's function away before the locals that it refers to go; declared after them.
+class HookGuard {
+ public:
+  explicit HookGuard(Hook& hook) : hook_(hook) {}
+  ~HookGuard() { hook_.Set({}); }
+  HookGuard(const HookGuard&) = delete;
+  HookGuard& operator=(const HookGuard&) = delete;
+
+ private:
+  Hook& hook_;
 };
 
 // Everything a queue still gives; the request must be on its way to an end.
@@ -139,9 +160,9 @@ class EngineTest : public ::testing::Test {
   }
   // Blocks all steps at `gate_` from now on; call before any request.
   void GateSteps() {
-    hook_.on_event = [this](const StepEvent& event) {
+    hook_.Set([this](const StepEvent& event) {
       if (event.phase == StepPhase::kBegin) gate_.Pass();
-    };
+    });
   }
 
   Hook hook_;

@@ -110,12 +110,13 @@ TEST_F(EngineTest, RunningDecodesWaitForOneChunkAtMost) {
   config.engine_max_prefill_length = 16;
   Install(config);
   std::vector<StepEvent> steps;  // the step thread's until it has stopped
-  hook_.on_event = [&](const StepEvent& event) {
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
     if (event.phase != StepPhase::kBegin) return;
     steps.push_back(event);
     // The prompt arrives while the other request decodes.
     if (steps.size() == 3) gate_.Pass();
-  };
+  });
   gate_.Close();
   ASSERT_OK(engine_->StartModel("m"));
   const StartedRequest decoding = Start({1, 2}, Greedy(400));

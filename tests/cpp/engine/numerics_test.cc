@@ -34,7 +34,7 @@ class Runner {
     digests_.clear();
     Check(engine.RegisterImage(config.model_name, image));
     Check(engine.InstallModel(config));
-    hook_.on_event = [this](const StepEvent& event) { OnEvent(event); };
+    hook_.Set([this](const StepEvent& event) { OnEvent(event); });
     Check(TestingAccess::SetStepHook(engine, config.model_name, &Hook::Call, &hook_));
     hook_.loop_gate.Close();
     Check(engine.StartModel(config.model_name));

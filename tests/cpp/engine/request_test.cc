@@ -190,10 +190,11 @@ TEST_F(EngineTest, StopBeforePrefill) {
 TEST_F(EngineTest, StopDuringPrefill) {
   InstallAndStart(SmallConfig());
   int begun = 0;
-  hook_.on_event = [&](const StepEvent& event) {
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
     // The prompt takes 7 chunks of 32; stand still in the second.
     if (event.phase == StepPhase::kBegin && ++begun == 2) gate_.Pass();
-  };
+  });
   gate_.Close();
   const StartedRequest request = Start(Ids(200, 3), Greedy(5));
   gate_.WaitArrived();
@@ -208,9 +209,7 @@ TEST_F(EngineTest, StopDuringPrefill) {
 
 TEST_F(EngineTest, StopWhileGeneratingKeepsWhatIsThere) {
   InstallAndStart(SmallConfig());
-  hook_.on_event = [](const StepEvent&) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
+  hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
   Ids ids;
   while (ids.size() < 3) {
@@ -227,9 +226,10 @@ TEST_F(EngineTest, StopWhileGeneratingKeepsWhatIsThere) {
 TEST_F(EngineTest, ReleaseWhileRunningAndReadAfterwards) {
   InstallAndStart(SmallConfig());
   int begun = 0;
-  hook_.on_event = [&](const StepEvent& event) {
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
     if (event.phase == StepPhase::kBegin && ++begun == 5) gate_.Pass();
-  };
+  });
   gate_.Close();
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
   gate_.WaitArrived();
@@ -248,9 +248,10 @@ TEST_F(EngineTest, AnExceptionInAStepEndsItsRequestsOnly) {
   const Ids expected = Run({4, 5}, Greedy(6));
   for (StepPhase phase : {StepPhase::kBegin, StepPhase::kLogits, StepPhase::kEnd}) {
     int seen = 0;
-    hook_.on_event = [&](const StepEvent& event) {
+    const HookGuard guard(hook_);
+    hook_.Set([&](const StepEvent& event) {
       if (event.phase == phase && ++seen == 3) throw std::runtime_error("injected");
-    };
+    });
     const StartedRequest request = Start({1, 2, 3}, Greedy(50));
     ASSERT_OK(engine_->SyncRequest("m", request.handle, 10000));
     EXPECT_EQ(request.queue->GenerateStatus(), GenerateRequestStatus::kInternalError);
@@ -262,9 +263,10 @@ TEST_F(EngineTest, AnExceptionInAStepEndsItsRequestsOnly) {
     EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
   }
   // Released before the step in which both the end and the exception fall.
-  hook_.on_event = [&](const StepEvent& event) {
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
     if (event.phase == StepPhase::kEnd) throw std::runtime_error("injected");
-  };
+  });
   const StartedRequest last = Start({1, 2}, Greedy(1));
   EXPECT_OK(engine_->ReleaseRequest("m", last.handle));
   ReadAll(*last.queue);
