@@ -123,8 +123,7 @@ void DotBf16(int) {
   __m512bh a, b;
   std::memcpy(&a, &raw, sizeof(a));
   std::memcpy(&b, &raw, sizeof(b));
-  Chains(kIterations, _mm512_set1_ps(1.0f),
-         [a, b](__m512 x) { return _mm512_dpbf16_ps(x, a, b); });
+  Chains(kIterations, _mm512_set1_ps(1.0f), [a, b](__m512 x) { return _mm512_dpbf16_ps(x, a, b); });
 }
 constexpr double kBf16Ops = 64;
 #else
@@ -162,15 +161,12 @@ double Rate(int num_threads, double ops_per_vector, void (*work)(int)) {
 
 double ReadRate(int num_threads, const char* data, size_t bytes) {
   const size_t share = bytes / static_cast<size_t>(num_threads) / 512 * 512;
-  const double seconds = BestSeconds(num_threads, [=](int id) {
-    ReadAll(data + share * static_cast<size_t>(id), share);
-  });
+  const double seconds = BestSeconds(
+      num_threads, [=](int id) { ReadAll(data + share * static_cast<size_t>(id), share); });
   return static_cast<double>(share) * num_threads / seconds * 1e-9;
 }
 
-std::string Number(bool present, double value) {
-  return present ? std::to_string(value) : "null";
-}
+std::string Number(bool present, double value) { return present ? std::to_string(value) : "null"; }
 
 }  // namespace
 
