@@ -9,7 +9,6 @@ peak memory is its own.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import sys
@@ -258,15 +257,14 @@ TASKS: dict[str, Callable[[dict[str, Any]], dict[str, float]]] = {
 
 
 def version(job: dict[str, Any]) -> dict[str, str]:
-    """The engine's version and the kernel table it takes, which only its refusals name."""
-    os.environ.setdefault("ALLSPARK_CPU_ISA", "?")
+    """The engine's version and the kernel table it takes."""
     engine = Engine()
-    isa = os.environ["ALLSPARK_CPU_ISA"]
-    if isa == "?":
-        loader = DashInferModel(job["native_dir"], MODEL).load_model().read_model_config()
-        builder = loader.create_reference_runtime_config_builder(MODEL, TargetDevice.CPU)
-        engine.install_model(builder.build())
-        isa = engine.last_error().rpartition(" ")[2]
+    loader = DashInferModel(job["native_dir"], MODEL).load_model().read_model_config()
+    builder = loader.create_reference_runtime_config_builder(MODEL, TargetDevice.CPU)
+    status = engine.install_model(builder.build())
+    if status != AsStatus.ALLSPARK_SUCCESS:
+        raise RuntimeError(engine.last_error())
+    isa = engine.get_as_engine_stat(MODEL).kernel_table
     return {"version": engine.get_version_full(), "isa": isa}
 
 

@@ -58,7 +58,11 @@ run_pytest() {  # run_pytest MARKER-EXPRESSION
 }
 
 lint() {
-  "$venv/bin/ruff" check --output-format concise . && scripts/format.sh --check
+  "$venv/bin/ruff" check --output-format concise . && scripts/format.sh --check && types
+}
+
+types() {  # of the installed package: the names of the source folders are not the packages' names
+  (cd "$results" && "$venv/bin/python" -m mypy --config-file "$OLDPWD/pyproject.toml" -p allspark)
 }
 
 fuzz() {  # a minute for all targets together

@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/int_math.h"
 #include "kernels/kernel_table.h"
 
 namespace allspark::kernels {
@@ -106,7 +107,7 @@ template <class T>
 void Attention(benchmark::State& state, const KernelTable* table) {
   const int64_t tokens = state.range(0), context = state.range(1), group = state.range(2);
   const int64_t head_dim = 128, block_size = 16, kv_heads = 8;
-  const int64_t blocks = (context + block_size - 1) / block_size;
+  const int64_t blocks = CeilDiv(context, block_size);
   const int64_t head_stride = block_size * head_dim * static_cast<int64_t>(sizeof(T));
   const int64_t block_stride = 2 * kv_heads * head_stride;
   std::vector<T> pool = Random<T>(blocks * block_stride / static_cast<int64_t>(sizeof(T)));

@@ -7,19 +7,15 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/int_math.h"
 #include "base/log.h"
+#include "model/attention.h"
+#include "model/decoder_shape.h"
 
 namespace allspark {
 namespace {
 
 constexpr int64_t kDefaultChunkTokens = 512;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t KvBlockBytes(const proto::DecoderSpec& spec, int64_t block_size) {
-  const int64_t element = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 2 : 4;
-  return spec.num_layers() * 2 * spec.num_kv_heads() * spec.head_dim() * block_size * element;
-}
 
 const char* ComputeTypeName(proto::ComputeType type) {
   return type == proto::COMPUTE_BFLOAT16 ? "bfloat16" : "float32";
@@ -63,7 +59,9 @@ ModelInstance::~ModelInstance() {
 
 Status ModelInstance::SizePool() {
   const int64_t block_size = config_.cache_span_size;
-  const int64_t block_bytes = KvBlockBytes(reader_->spec(), block_size);
+  Result<DecoderShape> shape = MakeDecoderShape(reader_->spec());
+  if (!shape.ok()) return shape.status();
+  const int64_t block_bytes = KvBlockBytes(*shape, block_size);
   const int64_t blocks_per_request = CeilDiv(config_.engine_max_length, block_size);
   const AllocatorStats stats = device_.allocator->Stats();
   const int64_t region_free =
@@ -109,9 +107,6 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
   if (!decoder.ok()) return decoder.status();
   running->decoder = std::move(*decoder);
 
-  AS_CHECK(running->decoder->block_bytes() ==
-           KvBlockBytes(reader_->spec(), config_.cache_span_size))
-      << "the pool was sized for another block layout";
   Result<Buffer> kv =
       Buffer::Create(allocator, static_cast<size_t>(num_blocks_ * running->decoder->block_bytes()));
   if (!kv.ok()) return kv.status();
@@ -350,6 +345,7 @@ Status ModelInstance::SyncAll(int64_t timeout_ms) {
 EngineStat ModelInstance::Stat() const {
   EngineStat stat;
   stat.model_name = config_.model_name;
+  stat.kernel_table = device_.kernels->name;
   stat.span_size = config_.cache_span_size;
   stat.total_span = num_blocks_;
   stat.used_span = counters_.used_blocks.load();

@@ -4,6 +4,8 @@
 #include <random>
 #include <string>
 
+#include "base/int_math.h"
+
 namespace allspark {
 namespace {
 
@@ -94,8 +96,7 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->priority = config.priority;
   request->num_tokens = prompt_length;
   request->max_length = max_length;
-  request->block_table.reserve(
-      static_cast<size_t>((max_length + limits.block_size - 1) / limits.block_size));
+  request->block_table.reserve(static_cast<size_t>(CeilDiv(max_length, limits.block_size)));
   request->prompt_length = prompt_length;
   request->min_length = config.min_length;
   if (config.early_stopping && config.eos_token_id >= 0) {

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/int_math.h"
 #include "base/log.h"
 #include "engine/model_instance.h"
 
@@ -272,7 +273,7 @@ void ModelInstance::WarmUp(Running& running) const {
   auto* logits = static_cast<float*>(running.logits_buffer.data());
   // The largest prefill: one chunk from position 0, sampled.
   const int64_t chunk = chunk_tokens_;
-  const int64_t blocks = (chunk + config_.cache_span_size - 1) / config_.cache_span_size;
+  const int64_t blocks = CeilDiv(chunk, config_.cache_span_size);
   std::vector<int32_t> table(static_cast<size_t>(blocks));
   for (int64_t i = 0; i < blocks; ++i) table[static_cast<size_t>(i)] = static_cast<int32_t>(i);
   for (int64_t i = 0; i < chunk; ++i) {

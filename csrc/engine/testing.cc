@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/int_math.h"
 #include "kernels/kernel_table.h"
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
@@ -40,7 +41,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
   Result<std::unique_ptr<Decoder>> decoder =
       Decoder::Create(**reader, decoder_options, *table, &pool, allocator->get());
   if (!decoder.ok()) return decoder.status();
-  const int64_t num_blocks = (num_tokens + options.block_size - 1) / options.block_size;
+  const int64_t num_blocks = CeilDiv(num_tokens, options.block_size);
   Result<Buffer> kv =
       Buffer::Create(allocator->get(), static_cast<size_t>(num_blocks * (*decoder)->block_bytes()));
   if (!kv.ok()) return kv.status();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/int_math.h"
 #include "model/attention.h"
 #include "model/decoder_shape.h"
 #include "model/decoder_weights.h"
@@ -74,7 +75,7 @@ void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t in
   }
   AS_CHECK(sequence.block_table != nullptr) << "batch: sequence " << index << " has no blocks";
   const int64_t block_size = parts_.options.block_size;
-  for (int64_t b = 0; b < (end + block_size - 1) / block_size; ++b) {
+  for (int64_t b = 0; b < CeilDiv(end, block_size); ++b) {
     AS_CHECK(sequence.block_table[b] >= 0 && sequence.block_table[b] < kv.num_blocks)
         << "batch: sequence " << index << " has block " << sequence.block_table[b] << " at index "
         << b << "; the pool has " << kv.num_blocks;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/int_math.h"
 #include "tensor/tensor_view.h"
 
 namespace allspark {
@@ -26,7 +27,7 @@ int64_t StoredBytes(const RequiredTensor& tensor) {
   for (const int64_t dim : tensor.shape) elements *= dim;
   if (tensor.layout == proto::PANEL64) {
     const int64_t columns = kernels::kPanelColumns;
-    elements = (tensor.shape[0] + columns - 1) / columns * columns * tensor.shape[1];
+    elements = AlignUp(tensor.shape[0], columns) * tensor.shape[1];
   }
   return elements * ElementBytes(tensor.dtype);
 }

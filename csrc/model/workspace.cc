@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/int_math.h"
 #include "model/attention.h"
 #include "tensor/tensor_view.h"
 
@@ -23,7 +24,7 @@ class Carver {
   int64_t Advance(int64_t bytes) {
     constexpr int64_t kAlign = 64;
     const int64_t begin = offset_;
-    offset_ += (bytes + kAlign - 1) / kAlign * kAlign;
+    offset_ += AlignUp(bytes, kAlign);
     return begin;
   }
 

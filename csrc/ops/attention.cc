@@ -1,5 +1,6 @@
 #include "ops/attention.h"
 
+#include "base/int_math.h"
 #include "ops/op_check.h"
 
 namespace allspark {
@@ -15,7 +16,7 @@ constexpr int64_t kScratchAlign = 64;
 int64_t ScratchStride(const AttentionParams& params) {
   const int64_t floats =
       kernels::AttentionScratchFloats(params.q_heads / params.kv_heads, params.head_dim);
-  return (floats + kScratchAlign - 1) / kScratchAlign * kScratchAlign;
+  return AlignUp(floats, kScratchAlign);
 }
 
 // Tokens of a sequence's chunk that one item covers.

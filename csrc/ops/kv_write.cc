@@ -1,5 +1,6 @@
 #include "ops/kv_write.h"
 
+#include "base/int_math.h"
 #include "ops/op_check.h"
 
 namespace allspark {
@@ -15,7 +16,7 @@ int64_t AlignCut(const SequenceRange& sequence, int64_t row) {
   const int64_t offset = std::clamp<int64_t>(row - sequence.token_begin, 0, sequence.num_tokens);
   if (offset == 0 || offset == sequence.num_tokens) return offset;
   const int64_t position = sequence.position + offset;
-  const int64_t aligned = (position + kTokenGranule - 1) / kTokenGranule * kTokenGranule;
+  const int64_t aligned = AlignUp(position, kTokenGranule);
   return std::min(aligned - sequence.position, sequence.num_tokens);
 }
 

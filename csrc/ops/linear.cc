@@ -1,5 +1,6 @@
 #include "ops/linear.h"
 
+#include "base/int_math.h"
 #include "ops/op_check.h"
 
 namespace allspark {
@@ -9,8 +10,6 @@ namespace {
 constexpr int64_t kRowGranule = 32;
 // Multiply-adds below which one thread is faster than a parallel region.
 constexpr int64_t kSerialWork = 1 << 16;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Range {
   int64_t begin;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/int_math.h"
 
 namespace allspark {
 namespace {
@@ -66,7 +67,7 @@ Scheduler::Scheduler(const SchedulerConfig& config)
 }
 
 int64_t Scheduler::BlocksFor(int64_t num_tokens) const {
-  return (num_tokens + config_.block_size - 1) / config_.block_size;
+  return CeilDiv(num_tokens, config_.block_size);
 }
 
 // Tokens that the sequence's blocks hold.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "allspark/status.h"
+#include "base/int_math.h"
 #include "weights/model_reader.h"
 
 namespace allspark::weights {
@@ -39,11 +40,6 @@ inline constexpr int64_t kSlotBytes = kPanelColumns * kLaneBytes;
 // A tensor's checksum is taken over pieces of this size, so that threads share one tensor.
 inline constexpr int64_t kPieceBytes = 1 << 20;
 static_assert(kPieceBytes % kSlotBytes == 0, "A piece ends between two k groups.");
-
-constexpr int64_t AlignUp(int64_t value, int64_t alignment) {
-  return (value + alignment - 1) / alignment * alignment;
-}
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Bytes of one element of a dtype that files may hold; 0 for every other value.
 int64_t StoredElementBytes(DType dtype);

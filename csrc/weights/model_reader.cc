@@ -83,8 +83,7 @@ Status CheckOffsets(const proto::ModelFile& file) {
     }
     // No overflow: a tensor's size was checked to be an int64.
     end = record->offset() + record->bytes();
-    end = (end + weights::kTensorAlignment - 1) / weights::kTensorAlignment *
-          weights::kTensorAlignment;
+    end = AlignUp(end, weights::kTensorAlignment);
     before = "\"" + record->name() + "\"";
   }
   if (end != param_bytes) {

@@ -42,6 +42,7 @@ enum class StopMode : int {
 // A snapshot of one model's counters (ancestor's AsEngineStat; a span is a KV block).
 struct EngineStat {
   std::string model_name;
+  std::string kernel_table;  // which kernels run it: "avx2", "avx512_bf16", ...
   int64_t total_span = 0, used_span = 0, free_span = 0, span_size = 0;
   int64_t total_token = 0, free_token = 0;
   int64_t pending_request = 0, running_request = 0;
@@ -56,10 +57,11 @@ struct EngineStat {
   static constexpr auto Fields() {
     using C = EngineStat;
     return std::make_tuple(
-        Field{"model_name", &C::model_name}, Field{"total_span", &C::total_span},
-        Field{"used_span", &C::used_span}, Field{"free_span", &C::free_span},
-        Field{"span_size", &C::span_size}, Field{"total_token", &C::total_token},
-        Field{"free_token", &C::free_token}, Field{"pending_request", &C::pending_request},
+        Field{"model_name", &C::model_name}, Field{"kernel_table", &C::kernel_table},
+        Field{"total_span", &C::total_span}, Field{"used_span", &C::used_span},
+        Field{"free_span", &C::free_span}, Field{"span_size", &C::span_size},
+        Field{"total_token", &C::total_token}, Field{"free_token", &C::free_token},
+        Field{"pending_request", &C::pending_request},
         Field{"running_request", &C::running_request},
         Field{"total_device_memory_pool_size", &C::total_device_memory_pool_size},
         Field{"used_device_memory_pool_size", &C::used_device_memory_pool_size},

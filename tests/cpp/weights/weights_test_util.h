@@ -193,7 +193,7 @@ class FakeImage final : public ModelImage {
  public:
   FakeImage(std::string graph, const std::string& param) : graph_(std::move(graph)) {
     bytes_ = static_cast<int64_t>(param.size());
-    const size_t room = static_cast<size_t>(weights::AlignUp(bytes_ + 1, 64));
+    const size_t room = static_cast<size_t>(AlignUp(bytes_ + 1, 64));
     param_.reset(static_cast<unsigned char*>(std::aligned_alloc(64, room)));
     std::memcpy(param_.get(), param.data(), param.size());
   }
