@@ -83,7 +83,7 @@ Status CheckOffsets(const proto::ModelFile& file) {
     }
     // No overflow: a tensor's size was checked to be an int64.
     end = record->offset() + record->bytes();
-    end = AlignUp(end, weights::kTensorAlignment);
+    end = static_cast<uint64_t>(AlignUp(static_cast<int64_t>(end), weights::kTensorAlignment));
     before = "\"" + record->name() + "\"";
   }
   if (end != param_bytes) {
