@@ -1,12 +1,17 @@
-// Rounding of sizes and counts; both arguments non-negative, the divisor positive.
+// Rounding of sizes and counts, in the type of the first argument. Arguments are not negative, the
+// divisor is positive, and their sum fits.
 #pragma once
 
-#include <cstdint>
+#include <type_traits>
 
 namespace allspark {
 
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t AlignUp(int64_t value, int64_t alignment) {
+template <typename Int>
+constexpr Int CeilDiv(Int a, std::type_identity_t<Int> b) {
+  return (a + b - 1) / b;
+}
+template <typename Int>
+constexpr Int AlignUp(Int value, std::type_identity_t<Int> alignment) {
   return CeilDiv(value, alignment) * alignment;
 }
 

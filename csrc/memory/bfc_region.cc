@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/int_math.h"
 #include "base/log.h"
 #include "memory/poison.h"
 
@@ -117,7 +118,7 @@ BfcRegion::~BfcRegion() {
 
 void* BfcRegion::Allocate(size_t bytes) {
   if (bytes == 0 || bytes > bytes_) return nullptr;
-  const size_t size = (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+  const size_t size = AlignUp(bytes, kBufferAlignment);
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     std::byte* const ptr = AllocateLocked(size);
@@ -174,7 +175,7 @@ bool BfcRegion::Commit(std::byte* end) {
   if (end <= committed_end_) return true;
   const size_t left = static_cast<size_t>(base_ + bytes_ - committed_end_);
   const size_t needed = static_cast<size_t>(end - committed_end_);
-  const size_t exact = (needed + kHugePage - 1) / kHugePage * kHugePage;
+  const size_t exact = AlignUp(needed, kHugePage);
   for (const size_t step : {std::min(std::max(exact, kCommitStep), left), exact}) {
     if (mprotect(committed_end_, step, PROT_READ | PROT_WRITE) == 0) {
       committed_end_ += step;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/int_math.h"
 
 namespace allspark {
 
@@ -16,8 +17,7 @@ void* StepArena::Allocate(int64_t bytes) {
       << bytes << " wanted";
   void* const ptr = static_cast<std::byte*>(buffer_.data()) + used_;
   // The end of the buffer may cut the last padding short.
-  const int64_t padded =
-      bytes <= capacity() - kAlignment ? (bytes + kAlignment - 1) / kAlignment * kAlignment : bytes;
+  const int64_t padded = bytes <= capacity() - kAlignment ? AlignUp(bytes, kAlignment) : bytes;
   used_ = std::min(used_ + padded, capacity());
   peak_ = std::max(peak_, used_);
   return ptr;

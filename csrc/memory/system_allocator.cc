@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/check.h"
+#include "base/int_math.h"
 #include "base/log.h"
 
 namespace allspark {
@@ -24,7 +25,7 @@ void* SystemAllocator::Allocate(size_t bytes) {
   const int64_t left = stats_.pool_bytes - stats_.bytes_in_use;
   // Compared before rounding up, which could overflow.
   if (left <= 0 || bytes > static_cast<size_t>(left)) return nullptr;
-  const size_t size = (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+  const size_t size = AlignUp(bytes, kBufferAlignment);
   const int64_t signed_size = static_cast<int64_t>(size);
   if (signed_size > left) return nullptr;
   void* const ptr = std::aligned_alloc(kBufferAlignment, size);

@@ -82,8 +82,7 @@ Status CheckOffsets(const proto::ModelFile& file) {
                                   std::to_string(param_bytes) + " of the parameters");
     }
     // No overflow: a tensor's size was checked to be an int64.
-    end = record->offset() + record->bytes();
-    end = static_cast<uint64_t>(AlignUp(static_cast<int64_t>(end), weights::kTensorAlignment));
+    end = AlignUp(record->offset() + record->bytes(), weights::kTensorAlignment);
     before = "\"" + record->name() + "\"";
   }
   if (end != param_bytes) {
