@@ -1,15 +1,9 @@
+#include "support/sanitized.h"
+
 // Sanitizers make this file take minutes to compile; their builds go without unless
 // AS_EMULATE_WITH_SANITIZERS asks for it.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define AS_SANITIZED 1
-#endif
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define AS_SANITIZED 1
-#endif
-
 #if defined(__x86_64__) && __has_include(<simde/x86/avx512.h>) && \
-    (!defined(AS_SANITIZED) || defined(AS_EMULATE_WITH_SANITIZERS))
+    (!AS_SANITIZED || defined(AS_EMULATE_WITH_SANITIZERS))
 
 // Before the pragmas and the aliases, which must not reach into it.
 #include <immintrin.h>

@@ -5,15 +5,12 @@
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
+#include "support/sanitized.h"
 
 namespace allspark::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kRequestsPerThread = 15;
-#else
-constexpr int kRequestsPerThread = 63;
-#endif
+constexpr int kRequestsPerThread = AS_SANITIZED ? 15 : 63;
 constexpr int kThreads = 8;
 
 TEST_F(EngineTest, EightThreadsWithRandomStopsAndReleases) {

@@ -65,7 +65,10 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals) {
     while (harness.sequences().size() < 9 && random.OneIn(arrive_one_in)) {
       const int64_t max_length = random.Range((longest + 1) / 2, longest);
       const int64_t longest_prompt = std::max<int64_t>(1, max_length / prompt_share);
-      harness.Add(random.Range(0, priorities - 1), random.Range(1, longest_prompt), max_length);
+      // Drawn one by one: compilers differ in the order in which they evaluate arguments.
+      const int64_t prompt = random.Range(1, longest_prompt);
+      const int64_t priority = random.Range(0, priorities - 1);
+      harness.Add(priority, prompt, max_length);
       if (arrive_one_in == 1 && random.OneIn(2)) break;
     }
     if (!harness.sequences().empty() && random.OneIn(15)) {

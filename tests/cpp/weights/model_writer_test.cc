@@ -9,21 +9,10 @@
 #include <random>
 
 #include "cpp/weights/weights_test_util.h"
+#include "support/sanitized.h"
 
 namespace allspark::testing {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-#else
-constexpr bool kSanitized = false;
-#endif
 
 std::unique_ptr<ModelWriter> ImageWriter(const proto::DecoderSpec& spec,
                                          ThreadPool* pool = nullptr) {
@@ -477,7 +466,7 @@ int64_t PeakGrowth(const std::string& stem, std::shared_ptr<const ModelImage>* i
 }
 
 TEST(ModelWriter, PeakMemoryIsTheModelOnceForAnImageAndBuffersForFiles) {
-  if (kSanitized) GTEST_SKIP() << "the sanitizer's own memory counts, too";
+  if (AS_SANITIZED) GTEST_SKIP() << "the sanitizer's own memory counts, too";
   const TempDir dir;
   std::shared_ptr<const ModelImage> image;
   EXPECT_LT(PeakGrowth(dir / "m", &image), 8 << 20);
