@@ -33,7 +33,8 @@ set(ALLSPARK_ISA_COMMON -O3 -fno-exceptions -fno-rtti -ffp-contract=off)
 set(ALLSPARK_ISA_avx2 -mavx2 -mfma -mf16c)
 set(ALLSPARK_ISA_avx512
     -mavx512f -mavx512bw -mavx512vl -mavx512dq ${ALLSPARK_ISA_avx2})
-set(ALLSPARK_ISA_avx512_bf16 ${ALLSPARK_ISA_avx512} -mavx512bf16)
+set(ALLSPARK_ISA_avx512_vnni ${ALLSPARK_ISA_avx512} -mavx512vnni)
+set(ALLSPARK_ISA_avx512_bf16 ${ALLSPARK_ISA_avx512_vnni} -mavx512bf16)
 
 # kernels/, kernels/ref/ and kernels/cpu/. Only files named after an instruction set get its flags; on
 # other processors they are left out.
@@ -43,13 +44,13 @@ macro(as_add_kernels_layer)
        "${as_root}/*.cc" "${as_root}/ref/*.cc" "${as_root}/cpu/*.cc")
   string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" as_processor)
   set(as_isa_sources ${as_sources})
-  list(FILTER as_isa_sources INCLUDE REGEX "/cpu/[^/]*_avx(2|512|512_bf16)\\.cc$")
+  list(FILTER as_isa_sources INCLUDE REGEX "/cpu/[^/]*_avx(2|512|512_vnni|512_bf16)\\.cc$")
   foreach(as_source IN LISTS as_isa_sources)
     if(NOT as_processor MATCHES "^(x86_64|amd64)$")
       list(REMOVE_ITEM as_sources "${as_source}")
       continue()
     endif()
-    string(REGEX REPLACE ".*_(avx2|avx512|avx512_bf16)\\.cc$" "\\1" as_isa "${as_source}")
+    string(REGEX REPLACE ".*_(avx2|avx512|avx512_vnni|avx512_bf16)\\.cc$" "\\1" as_isa "${as_source}")
     set(as_isa_flags ${ALLSPARK_ISA_COMMON} ${ALLSPARK_ISA_${as_isa}})
     if("undefined" IN_LIST ALLSPARK_SANITIZE)
       list(APPEND as_isa_flags -fno-sanitize=vptr)  # needs RTTI

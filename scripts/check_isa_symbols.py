@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ISA_OBJECT = re.compile(r"_(avx2|avx512|avx512_bf16|neon|sve)\.cc\.o$")
+ISA_OBJECT = re.compile(r"_(avx2|avx512|avx512_vnni|avx512_bf16|neon|sve)\.cc\.o$")
 NM_LINE = re.compile(r"[0-9a-f]* +([A-Za-z]) (.+)$")  # an undefined symbol has no address
 WEAK_TYPES = set("wWvVu")  # u: a unique global, as static locals of inline functions are
 

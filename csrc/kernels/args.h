@@ -26,19 +26,56 @@ inline constexpr int64_t kAttentionChunk = 256;
 
 AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
 
+// Activations that are quantised to int8, row by row: x = scale * q, |q| <= 127. Beside q, each row
+// has the sums of q over every kSumBlock elements, and last the sum of the whole row.
+inline constexpr int64_t kSumBlock = 32;
+AS_ALWAYS_INLINE int64_t RowSums(int64_t cols) { return (cols + kSumBlock - 1) / kSumBlock + 1; }
+
+// The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
+AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return bits == 8 ? 128 : 8; }
+
 // c[m, n] (+)= sum_k a[m, k] * w[k, n] (+ bias[n]).
 // Order per element: acc = 0; for each group of k ascending: acc += dot(group); then + bias; then +
 // c when accumulate.
+//
+// Quantised weights (slots uint8 and uint4) are w = scale * (u - zero), one scale and zero point
+// per column and group_size k. sum = 0; for each of these groups ascending: sum = fma(dot, scale,
+// sum), where dot is the chain above over a * (u - zero), from zero. With int8 activations dot is
+// an exact integer, and the whole sum is multiplied by the row's scale before bias is added.
 struct GemmArgs {
   const void* a;  // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
   int64_t lda;
-  const void* w;      // packed: [ceil(n/64)][k/group][64][group]; columns beyond n are zero
+  // Packed: [ceil(n/64)][k/group][64][group]; columns beyond n are zero. Of uint8 a lane holds 4 k,
+  // of uint4 it holds 8: byte j has k + j in its low half and k + 4 + j in its high half.
+  const void* w;
   const float* bias;  // [n] or null
   float* c;           // [m, n] row-major float32
   int64_t ldc;
   int64_t m, n, k;                 // k is a multiple of group
   int64_t panel_begin, panel_end;  // this call's panels of 64 columns
   bool accumulate;
+  // Quantised weights only.
+  const BFloat16* scale = nullptr;  // [ceil(n/64)][k/group_size][64]
+  const uint8_t* zero = nullptr;    // the same, or null: SymmetricZero
+  int64_t group_size = 0;           // divides k; a multiple of kSumBlock, or k
+  // int8 activations only.
+  const float* a_scale = nullptr;   // [m]
+  const int32_t* a_sums = nullptr;  // [m][RowSums(k)]
+};
+
+// q[r, :] = round(x[r, :] * (127 / max|x[r, :]|)), ties to even; scale[r] = max|x[r, :]| / 127. In
+// float32 arithmetic, so that every table gives the same bits. A row whose magnitudes are all below
+// kQuantizeTiny, where the division would overflow, becomes zeros; one with a NaN or an infinity
+// gets the scale NaN.
+inline constexpr float kQuantizeTiny = 0x1p-100f;
+struct QuantizeArgs {
+  const float* x;
+  int64_t ldx;
+  int8_t* q;
+  int64_t ldq;
+  float* scale;   // [rows]
+  int32_t* sums;  // [rows][RowSums(cols)]
+  int64_t rows, cols;
 };
 
 // y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight. y in the table slot's dtype; it may be
@@ -62,6 +99,10 @@ struct EmbeddingArgs {
   float* out;
   int64_t ldo;
   int64_t rows, cols;
+  // Quantised tables, which are packed, only: as in GemmArgs.
+  const BFloat16* scale = nullptr;
+  const uint8_t* zero = nullptr;
+  int64_t group_size = 0;
 };
 
 // Rotates, in place, the first rotary_dim elements of every head of x.

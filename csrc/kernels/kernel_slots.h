@@ -20,6 +20,7 @@ struct KernelTable {
   void (*kv_write[kNumDTypes])(const KvWriteArgs&, Stream) noexcept = {};
   // Cache dtype x output dtype.
   void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&, Stream) noexcept = {};
+  void (*quantize)(const QuantizeArgs&, Stream) noexcept = nullptr;
   void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
   void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
 };
@@ -29,6 +30,7 @@ struct KernelTable {
 void FillReference(KernelTable& table) noexcept;   // double precision, portable
 void FillAvx2(KernelTable& table) noexcept;        // AVX2 + FMA + F16C
 void FillAvx512(KernelTable& table) noexcept;      // AVX-512 F, BW, VL, DQ
+void FillAvx512Vnni(KernelTable& table) noexcept;  // + VNNI
 void FillAvx512Bf16(KernelTable& table) noexcept;  // + BF16
 
 }  // namespace allspark::kernels

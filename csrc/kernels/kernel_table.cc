@@ -22,9 +22,11 @@ std::vector<Candidate> Candidates() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
-  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool avx512_bf16 = avx512_vnni && __builtin_cpu_supports("avx512bf16");
   candidates.push_back({"avx2", FillAvx2, avx2});
   candidates.push_back({"avx512", FillAvx512, avx512});
+  candidates.push_back({"avx512_vnni", FillAvx512Vnni, avx512_vnni});
   candidates.push_back({"avx512_bf16", FillAvx512Bf16, avx512_bf16});
 #endif
   return candidates;

@@ -17,7 +17,8 @@ int64_t AttentionScratchFloats(int64_t group, int64_t head_dim);
 // Query tokens per attention work item for which the kernels are tuned (a hint for the split).
 int64_t AttentionTileTokens(int64_t group);
 
-// Tables this CPU can run, weakest first ("reference", "avx2", "avx512", "avx512_bf16"); at least
+// Tables this CPU can run, weakest first ("reference", "avx2", "avx512", "avx512_vnni",
+// "avx512_bf16"); at least
 // one.
 const std::vector<const KernelTable*>& AvailableTables();
 // By name; null where unknown or not available here.

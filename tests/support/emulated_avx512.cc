@@ -28,6 +28,8 @@
 #include "base/dtype.h"
 #include "support/simde_avx512_gaps.h"
 
+// The integer dot product for all of them: without it, AVX-512 does what AVX2 does.
+#define AS_KERNELS_NATIVE_VNNI 1
 #define AS_KERNELS_NATIVE_BF16 1
 #define FillAvx512 FillAvx512OnSimde
 #define FillAvx512Bf16 FillAvx512Bf16OnSimde

@@ -54,9 +54,36 @@ AS_ALWAYS_INLINE Lanes32 FloatToInt(Lanes32 x) {
   }
   return x;
 }
+// Of each lane's signed 16-bit halves.
+AS_ALWAYS_INLINE Lanes32 DotPairs16(Lanes32 x, const Lanes32& y) {
+  const auto low = [](uint32_t lane) { return static_cast<int32_t>(static_cast<int16_t>(lane)); };
+  const auto high = [](uint32_t lane) { return static_cast<int32_t>(lane) >> 16; };
+  for (int i = 0; i < 16; ++i) {
+    x.lane[i] = static_cast<uint32_t>(low(x.lane[i]) * low(y.lane[i])) +
+                static_cast<uint32_t>(high(x.lane[i]) * high(y.lane[i]));
+  }
+  return x;
+}
 AS_ALWAYS_INLINE Lanes32 Widen(const Lanes16& x) {
   Lanes32 y;
   for (int i = 0; i < 16; ++i) y.lane[i] = x.lane[i];
+  return y;
+}
+struct Lanes8 {
+  uint8_t lane[16];
+};
+AS_ALWAYS_INLINE Lanes32 Widen(const Lanes8& x) {
+  Lanes32 y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = x.lane[i];
+  return y;
+}
+// Signed, to the nearest that fits.
+AS_ALWAYS_INLINE Lanes8 NarrowToInt8(const Lanes32& x) {
+  Lanes8 y;
+  for (int i = 0; i < 16; ++i) {
+    const int32_t lane = static_cast<int32_t>(x.lane[i]);
+    y.lane[i] = static_cast<uint8_t>(lane < -128 ? -128 : lane > 127 ? 127 : lane);
+  }
   return y;
 }
 AS_ALWAYS_INLINE Lanes16 Narrow(const Lanes32& x) {
@@ -83,6 +110,9 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtepi32_epi16
 #undef _mm512_extractf32x8_ps
+#undef _mm512_madd_epi16
+#undef _mm512_cvtepu8_epi32
+#undef _mm512_cvtsepi32_epi8
 #define AS_GAPS allspark::testing::gaps
 #define AS_GAPS_IN(x) AS_GAPS::Bits<AS_GAPS::Lanes32>(x)
 #define _mm512_maskz_loadu_ps(m, p) AS_GAPS::Bits<__m512>(AS_GAPS::MaskLoad(m, p))
@@ -95,4 +125,9 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #define _mm512_cvtepu16_epi32(x) \
   AS_GAPS::Bits<__m512i>(AS_GAPS::Widen(AS_GAPS::Bits<AS_GAPS::Lanes16>(x)))
 #define _mm512_cvtepi32_epi16(x) AS_GAPS::Bits<__m256i>(AS_GAPS::Narrow(AS_GAPS_IN(x)))
+#define _mm512_cvtepu8_epi32(x) \
+  AS_GAPS::Bits<__m512i>(AS_GAPS::Widen(AS_GAPS::Bits<AS_GAPS::Lanes8>(x)))
+#define _mm512_cvtsepi32_epi8(x) AS_GAPS::Bits<__m128i>(AS_GAPS::NarrowToInt8(AS_GAPS_IN(x)))
+#define _mm512_madd_epi16(x, y) \
+  AS_GAPS::Bits<__m512i>(AS_GAPS::DotPairs16(AS_GAPS_IN(x), AS_GAPS_IN(y)))
 #define _mm512_extractf32x8_ps(x, half) AS_GAPS::Half(x, half)

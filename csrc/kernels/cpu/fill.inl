@@ -4,6 +4,7 @@
 #include "kernels/cpu/attention.inl"
 #include "kernels/cpu/cache.inl"
 #include "kernels/cpu/gemm.inl"
+#include "kernels/cpu/quantized.inl"
 #include "kernels/cpu/rowwise.inl"
 #include "kernels/kernel_slots.h"
 
@@ -23,9 +24,22 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<T, Dot, uint16_t>;
 }
 
+// Weights of kBits bits under every activation dtype.
+template <int kBits>
+AS_ALWAYS_INLINE void FillQuantized(KernelTable& table, DType dtype) {
+  const int i = static_cast<int>(dtype);
+  table.gemm[i][static_cast<int>(DType::kInt8)] = GemmBytes<kBits>;
+  table.gemm[i][static_cast<int>(DType::kFloat32)] = GemmWidened<float, DotFloat, kBits>;
+  table.gemm[i][static_cast<int>(DType::kBFloat16)] = GemmWidened<uint16_t, DotPair, kBits>;
+  table.embedding[i] = EmbeddingQuantized<kBits>;
+}
+
 AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillDType<float, DotFloat>(table, DType::kFloat32);
   FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
+  FillQuantized<8>(table, DType::kUInt8);
+  FillQuantized<4>(table, DType::kUInt4);
+  table.quantize = Quantize;
   table.rope = Rope;
   table.argmax = ArgMax;
 }

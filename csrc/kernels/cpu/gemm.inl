@@ -42,7 +42,7 @@ AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, i
   }
 }
 
-// c = sums + bias (+ c) for one row of a panel.
+// c = sums (* the row's scale) + bias (+ c) for one row of a panel.
 AS_ALWAYS_INLINE void FinishRow(const GemmArgs& args, const float* sums, int64_t row,
                                 int64_t column) {
   float* c = args.c + row * args.ldc + column;
@@ -50,6 +50,7 @@ AS_ALWAYS_INLINE void FinishRow(const GemmArgs& args, const float* sums, int64_t
   for (int64_t i = 0; i < columns; i += kLanes) {
     const Mask mask = FirstLanes(columns - i);
     VecF x = LoadF(sums + i);
+    if (args.a_scale != nullptr) x = Mul(x, Set1(args.a_scale[row]));
     if (args.bias != nullptr) x = Add(x, MaskLoadF(mask, args.bias + column + i));
     if (args.accumulate) x = Add(x, MaskLoadF(mask, c + i));
     MaskStoreF(mask, c + i, x);

@@ -1,9 +1,11 @@
-// What the bfloat16 dot product improves over AVX-512: bfloat16 GEMM. Attention stays with float32
-// weights and queries, which are more accurate. The rules of kernels_avx2.cc hold here too.
+// What the bfloat16 dot product improves over AVX-512: GEMM with bfloat16 activations. Attention
+// stays with float32 weights and queries, which are more accurate. The rules of kernels_avx2.cc
+// hold here too.
 #define AS_KERNELS_NATIVE_BF16 1
 #include "kernels/cpu/vec_avx512.h"
 
 #include "kernels/cpu/gemm.inl"
+#include "kernels/cpu/quantized.inl"
 #include "kernels/kernel_slots.h"
 
 namespace allspark::kernels {
@@ -11,6 +13,8 @@ namespace allspark::kernels {
 void FillAvx512Bf16(KernelTable& table) noexcept {
   const int bf16 = static_cast<int>(DType::kBFloat16);
   table.gemm[bf16][bf16] = Gemm<uint16_t, DotNative>;
+  table.gemm[static_cast<int>(DType::kUInt8)][bf16] = GemmWidened<uint16_t, DotNative, 8>;
+  table.gemm[static_cast<int>(DType::kUInt4)][bf16] = GemmWidened<uint16_t, DotNative, 4>;
 }
 
 }  // namespace allspark::kernels

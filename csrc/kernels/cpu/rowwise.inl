@@ -1,4 +1,4 @@
-// Operations on rows: norm, gated activation, embedding, rotary embedding, argmax.
+// Operations on rows: norm, gated activation, embedding, rotary embedding, argmax, quantisation.
 #pragma once
 
 #include "kernels/cpu/math.inl"
@@ -236,6 +236,47 @@ void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
     }
     const int64_t found = begin + FindFirst(x + begin, end - begin, highest);
     args.index[r] = static_cast<int32_t>(found < end ? found : 0);
+  }
+}
+
+// The largest magnitude of a row; NaN where any element is no number or infinite.
+AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
+  VecF highest = Zero(), poison = Zero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const VecF v = MaskLoadF(FirstLanes(n - i), x + i);
+    highest = Max(Abs(v), highest);
+    poison = Fma(v, Zero(), poison);
+  }
+  return ReduceMax(highest) + ReduceAdd(poison);
+}
+
+void Quantize(const QuantizeArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    int8_t* q = args.q + r * args.ldq;
+    int32_t* sums = args.sums + r * RowSums(args.cols);
+    const float highest = HighestMagnitude(x, args.cols);
+    args.scale[r] = highest / 127.0f;
+    const VecF inverse = Set1(highest < kQuantizeTiny ? 0.0f : 127.0f / highest);
+    uint32_t total = 0;  // unsigned, as the sums of a NaN row mean nothing
+    for (int64_t begin = 0; begin < args.cols; begin += kSumBlock) {
+      const int64_t end = begin + kSumBlock < args.cols ? begin + kSumBlock : args.cols;
+      VecI sum = Set1Int(0);
+      for (int64_t i = begin; i < end; i += kLanes) {
+        const VecI rounded = RoundToInt(Mul(MaskLoadF(FirstLanes(end - i), x + i), inverse));
+        sum = AddInt(sum, rounded);
+        if (end - i >= kLanes) {
+          StoreInt8(q + i, rounded);
+        } else {
+          int8_t whole[kLanes];
+          StoreInt8(whole, rounded);
+          for (int64_t j = i; j < end; ++j) q[j] = whole[j - i];
+        }
+      }
+      sums[begin / kSumBlock] = ReduceAddInt(sum);
+      total += static_cast<uint32_t>(sums[begin / kSumBlock]);
+    }
+    sums[RowSums(args.cols) - 1] = static_cast<int32_t>(total);
   }
 }
 

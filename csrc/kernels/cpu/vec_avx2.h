@@ -80,6 +80,26 @@ AS_ALWAYS_INLINE VecI RoundToInt(VecF x) { return _mm256_cvtps_epi32(x); }
 AS_ALWAYS_INLINE VecF IntToFloat(VecI x) { return _mm256_cvtepi32_ps(x); }
 AS_ALWAYS_INLINE VecI HalfInt(VecI x) { return _mm256_srai_epi32(x, 1); }
 AS_ALWAYS_INLINE VecI SubInt(VecI a, VecI b) { return _mm256_sub_epi32(a, b); }
+AS_ALWAYS_INLINE VecI AddInt(VecI a, VecI b) { return _mm256_add_epi32(a, b); }
+AS_ALWAYS_INLINE VecI MulInt(VecI a, VecI b) { return _mm256_mullo_epi32(a, b); }
+AS_ALWAYS_INLINE VecI And(VecI a, VecI b) { return _mm256_and_si256(a, b); }
+AS_ALWAYS_INLINE VecI Or(VecI a, VecI b) { return _mm256_or_si256(a, b); }
+AS_ALWAYS_INLINE VecI Set1Int(int32_t x) { return _mm256_set1_epi32(x); }
+template <int N>
+AS_ALWAYS_INLINE VecI ShiftRight(VecI x) {
+  return _mm256_srli_epi32(x, N);
+}
+// Of every 16 bits by 8.
+AS_ALWAYS_INLINE VecI ShiftLeft16(VecI x) { return _mm256_slli_epi16(x, 8); }
+AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm256_srli_epi16(x, 8); }
+AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm256_srai_epi16(x, 8); }
+// Per lane, the sum of the products of its 16-bit halves.
+AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm256_madd_epi16(a, b); }
+AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
 // 2^n for -127 < n < 128.
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
@@ -96,6 +116,16 @@ AS_ALWAYS_INLINE void MaskStoreI(Mask m, void* p, VecI x) {
   _mm256_maskstore_epi32(static_cast<int*>(p), m, x);
 }
 AS_ALWAYS_INLINE VecF AsFloat(VecI x) { return _mm256_castsi256_ps(x); }
+AS_ALWAYS_INLINE VecI AsInt(VecF x) { return _mm256_castps_si256(x); }
+// One byte per lane.
+AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x, x), 0x08);
+  const __m128i half = _mm256_castsi256_si128(words);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
+}
 
 // The earlier and the later bfloat16 of every pair.
 AS_ALWAYS_INLINE VecF PairLow(VecI x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }

@@ -76,6 +76,25 @@ AS_ALWAYS_INLINE VecI RoundToInt(VecF x) { return _mm512_cvtps_epi32(x); }
 AS_ALWAYS_INLINE VecF IntToFloat(VecI x) { return _mm512_cvtepi32_ps(x); }
 AS_ALWAYS_INLINE VecI HalfInt(VecI x) { return _mm512_srai_epi32(x, 1); }
 AS_ALWAYS_INLINE VecI SubInt(VecI a, VecI b) { return _mm512_sub_epi32(a, b); }
+AS_ALWAYS_INLINE VecI AddInt(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
+AS_ALWAYS_INLINE VecI MulInt(VecI a, VecI b) { return _mm512_mullo_epi32(a, b); }
+AS_ALWAYS_INLINE VecI And(VecI a, VecI b) { return _mm512_and_si512(a, b); }
+AS_ALWAYS_INLINE VecI Or(VecI a, VecI b) { return _mm512_or_si512(a, b); }
+AS_ALWAYS_INLINE VecI Set1Int(int32_t x) { return _mm512_set1_epi32(x); }
+template <int N>
+AS_ALWAYS_INLINE VecI ShiftRight(VecI x) {
+  return _mm512_srli_epi32(x, N);
+}
+AS_ALWAYS_INLINE VecI ShiftLeft16(VecI x) { return _mm512_slli_epi16(x, 8); }
+AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm512_srli_epi16(x, 8); }
+AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm512_srai_epi16(x, 8); }
+AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm512_madd_epi16(a, b); }
+AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
+  const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
@@ -85,6 +104,13 @@ AS_ALWAYS_INLINE VecI MaskLoadI(Mask m, const void* p) { return _mm512_maskz_loa
 AS_ALWAYS_INLINE void StoreI(void* p, VecI x) { _mm512_storeu_si512(p, x); }
 AS_ALWAYS_INLINE void MaskStoreI(Mask m, void* p, VecI x) { _mm512_mask_storeu_epi32(p, m, x); }
 AS_ALWAYS_INLINE VecF AsFloat(VecI x) { return _mm512_castsi512_ps(x); }
+AS_ALWAYS_INLINE VecI AsInt(VecF x) { return _mm512_castps_si512(x); }
+AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));
+}
 
 AS_ALWAYS_INLINE VecF PairLow(VecI x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
 AS_ALWAYS_INLINE VecF PairHigh(VecI x) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/kernel_slots.h"
+#include "kernels/ref/quantized.h"
 
 namespace allspark::kernels {
 namespace {
@@ -236,6 +237,7 @@ void FillType(KernelTable& table, DType dtype) {
 void FillReference(KernelTable& table) noexcept {
   FillType<float>(table, DType::kFloat32);
   FillType<BFloat16>(table, DType::kBFloat16);
+  FillQuantizedReference(table);
   table.rope = Rope;
   table.argmax = ArgMax;
 }

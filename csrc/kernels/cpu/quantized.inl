@@ -1,0 +1,383 @@
+// GEMM over quantised panels, u = q + zero in 8 or 4 bits with a scale per column and group of K.
+//
+// With int8 activations the products of a group are summed in int32, exactly, so that nothing about
+// tiles or blocks can change a bit; a group's sum is then scaled and added to the float32 sum,
+// group by group. With float activations a block of the panel is widened once, exactly, for all the
+// rows that pass over it, and the tiles of gemm.inl do the rest.
+//
+// The zero point leaves the inner loop: sum a (u - zero) = sum a u - zero * sum a, and the sums of
+// a come with the activations.
+#pragma once
+
+#include "kernels/cpu/bytes.inl"
+#include "kernels/cpu/gemm.inl"
+
+namespace allspark::kernels {
+namespace {
+
+// Input features per block of the integer path: 32 KiB of bytes.
+constexpr int64_t kByteBlock = 512;
+// Input features per widened block: 16 KiB of bfloat16, 32 of float32.
+constexpr int64_t kWideBlock = 128;
+
+// One panel's weights, scales and zero points.
+struct QuantPanel {
+  const unsigned char* w;
+  const uint16_t* scale;  // [groups][64]
+  const uint8_t* zero;    // [groups][64] or null
+  int64_t columns;        // whole vectors
+};
+
+template <int kBits>
+AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
+  const int64_t groups = args.k / args.group_size;
+  const int64_t wanted = args.n - p * kPanelColumns;
+  const int64_t columns = wanted < kPanelColumns ? wanted : kPanelColumns;
+  return {static_cast<const unsigned char*>(args.w) + p * args.k * kPanelColumns * kBits / 8,
+          reinterpret_cast<const uint16_t*>(args.scale) + p * groups * kPanelColumns,
+          args.zero == nullptr ? nullptr : args.zero + p * groups * kPanelColumns,
+          (columns + kLanes - 1) / kLanes * kLanes};
+}
+
+// A block of the integer path: `groups` whole groups, or a part of one.
+struct ByteBlock {
+  const int8_t* a;
+  int64_t lda;
+  const unsigned char* b;  // [groups * lanes][64] lanes of four bytes, or half as many of nibbles
+  int64_t groups, lanes;   // lanes of four k per group, of what is here
+  bool first, last;        // the group begins, and ends, in this block
+  const int32_t* a_sums;   // of the first row, the block's first group
+  int64_t ld_sums, sums_per_group;
+  const uint16_t* scale;  // of the first group
+  const uint8_t* zero;
+  int32_t* partial;  // [rows][64]: a group's sum between its blocks
+  float* c;          // [rows][64]
+  int64_t prefetch;  // bytes ahead of b
+};
+
+template <int kBits, int R, int V>
+AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    const int32_t* sums = block.a_sums + r * block.ld_sums + group * block.sums_per_group;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < block.sums_per_group; ++i) sum -= sums[i];
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      acc[r][v] =
+          block.zero == nullptr
+              ? Set1Int(sum * SymmetricZero(kBits))
+              : MulInt(LoadBytes(block.zero + group * kPanelColumns + v * kLanes), Set1Int(sum));
+    }
+  }
+}
+
+// R rows by V vectors of columns.
+template <int kBits, int R, int V>
+void ByteTile(const ByteBlock& block) {
+  constexpr int64_t kStep = kBits == 8 ? 4 : 8;  // k per stored lane
+  const int8_t* a = block.a;
+  const unsigned char* b = block.b;
+  for (int64_t group = 0; group < block.groups; ++group) {
+    VecI acc[R][V];
+    if (block.first) {
+      StartGroup<kBits, R, V>(block, group, acc);
+    } else {
+      AS_UNROLL for (int r = 0; r < R; ++r) {
+        AS_UNROLL for (int v = 0; v < V; ++v) {
+          acc[r][v] = LoadI(block.partial + r * kPanelColumns + v * kLanes);
+        }
+      }
+    }
+    for (int64_t k = 0; k < block.lanes * 4; k += kStep) {
+      AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(b) + block.prefetch + line, _MM_HINT_T0);
+      }
+      VecI u[V];
+      AS_UNROLL for (int v = 0; v < V; ++v) {
+        u[v] = LoadI(b + v * kVecBytes);
+        if constexpr (kBits == 4) u[v] = LowNibbles(u[v]);
+      }
+      AS_UNROLL for (int r = 0; r < R; ++r) {
+        const ByteRow x = BroadcastBytes(a + r * block.lda);
+        AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = DotBytes(acc[r][v], u[v], x);
+      }
+      if constexpr (kBits == 4) {
+        AS_UNROLL for (int v = 0; v < V; ++v) u[v] = HighNibbles(LoadI(b + v * kVecBytes));
+        AS_UNROLL for (int r = 0; r < R; ++r) {
+          const ByteRow x = BroadcastBytes(a + r * block.lda + 4);
+          AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = DotBytes(acc[r][v], u[v], x);
+        }
+      }
+      a += kStep;
+      b += kPanelStride;
+    }
+    if (block.last) {
+      AS_UNROLL for (int v = 0; v < V; ++v) {
+        const VecF scale = LoadBf16(block.scale + group * kPanelColumns + v * kLanes);
+        AS_UNROLL for (int r = 0; r < R; ++r) {
+          float* c = block.c + r * kPanelColumns + v * kLanes;
+          StoreF(c, Fma(IntToFloat(acc[r][v]), scale, LoadF(c)));
+        }
+      }
+    } else {
+      AS_UNROLL for (int r = 0; r < R; ++r) {
+        AS_UNROLL for (int v = 0; v < V; ++v) {
+          StoreI(block.partial + r * kPanelColumns + v * kLanes, acc[r][v]);
+        }
+      }
+    }
+  }
+}
+
+template <int kBits, int R, int V>
+AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns) {
+  while (columns >= V * kLanes) {
+    ByteTile<kBits, R, V>(block);
+    block.b += V * kVecBytes;
+    block.c += V * kLanes;
+    block.partial += V * kLanes;
+    block.scale += V * kLanes;
+    if (block.zero != nullptr) block.zero += V * kLanes;
+    columns -= V * kLanes;
+  }
+  if constexpr (V > 1) ByteTileColumns<kBits, R, V / 2>(block, columns);
+}
+
+template <int kBits>
+void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
+  static_assert(kTileRows == 6);
+  switch (rows) {
+    case 1:
+      return ByteTileColumns<kBits, 1, TileVecs(1)>(block, columns);
+    case 2:
+      return ByteTileColumns<kBits, 2, TileVecs(2)>(block, columns);
+    case 3:
+      return ByteTileColumns<kBits, 3, TileVecs(3)>(block, columns);
+    case 4:
+      return ByteTileColumns<kBits, 4, TileVecs(4)>(block, columns);
+    case 5:
+      return ByteTileColumns<kBits, 5, TileVecs(5)>(block, columns);
+    default:
+      return ByteTileColumns<kBits, 6, TileVecs(6)>(block, columns);
+  }
+}
+
+// Nibbles to bytes, for blocks that many rows pass over; fetches the block after this one.
+AS_ALWAYS_INLINE void SpreadNibbles(const unsigned char* b, int64_t lanes, unsigned char* out) {
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
+      _mm_prefetch(reinterpret_cast<const char*>(b) + lanes * kPanelStride + line, _MM_HINT_T0);
+      const VecI x = LoadI(b + line);
+      StoreI(out + line, LowNibbles(x));
+      StoreI(out + kPanelStride + line, HighNibbles(x));
+    }
+    b += kPanelStride;
+    out += 2 * kPanelStride;
+  }
+}
+
+// The rows of a block in tiles, as even as can be.
+template <int kBits>
+AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
+                                    int64_t block_prefetch) {
+  for (int64_t r = 0; r < rows;) {
+    const int64_t tile_rows = NextTileRows(rows - r);
+    block.prefetch = rows == 1 ? kStreamPrefetch : r == 0 ? block_prefetch : 0;
+    ByteTileRows<kBits>(tile_rows, block, columns);
+    block.a += tile_rows * block.lda;
+    block.a_sums += tile_rows * block.ld_sums;
+    block.c += tile_rows * kPanelColumns;
+    block.partial += tile_rows * kPanelColumns;
+    r += tile_rows;
+  }
+}
+
+template <int kBits>
+void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
+                   int32_t* partial, unsigned char* spread, float* c) {
+  const int64_t group = args.group_size;
+  const int64_t whole_groups = kByteBlock / group;  // 0: a group takes several blocks
+  ByteBlock block;
+  block.lda = args.lda;
+  block.ld_sums = RowSums(args.k);
+  block.sums_per_group = group == args.k ? 1 : group / kSumBlock;
+  block.partial = partial;
+  block.c = c;
+  block.prefetch = 0;
+  const int32_t* sums = args.a_sums + row_begin * block.ld_sums;
+  for (int64_t k = 0, next; k < args.k; k = next) {
+    const int64_t index = k / group;
+    const int64_t end = whole_groups > 0                       ? k + whole_groups * group
+                        : k + kByteBlock < (index + 1) * group ? k + kByteBlock
+                                                               : (index + 1) * group;
+    next = end < args.k ? end : args.k;
+    block.groups = whole_groups > 0 ? (next - k) / group : 1;
+    block.lanes = (next - k) / block.groups / 4;
+    block.first = k % group == 0;
+    block.last = next % group == 0;
+    block.a = static_cast<const int8_t*>(args.a) + row_begin * args.lda + k;
+    block.b = panel.w + k * kPanelColumns * kBits / 8;
+    block.scale = panel.scale + index * kPanelColumns;
+    block.zero = panel.zero == nullptr ? nullptr : panel.zero + index * kPanelColumns;
+    // The sum of a whole row is the last one.
+    block.a_sums = sums + (group == args.k ? block.ld_sums - 1 : k / kSumBlock);
+    const int64_t bytes = (next - k) * kPanelColumns * kBits / 8;
+    if (kBits == 8 || rows <= kTileRows) {
+      ByteTilesOver<kBits>(block, rows, panel.columns, bytes);
+      continue;
+    }
+    SpreadNibbles(block.b, (next - k) / 8, spread);
+    block.b = spread;
+    if (panel.zero != nullptr) {
+      ByteTilesOver<8>(block, rows, panel.columns, 0);
+      continue;
+    }
+    // As bytes, but with the zero point of nibbles.
+    alignas(64) uint8_t zeros[kByteBlock / kSumBlock * kPanelColumns];
+    for (int64_t i = 0; i < block.groups * kPanelColumns; ++i) {
+      zeros[i] = static_cast<uint8_t>(SymmetricZero(4));
+    }
+    block.zero = zeros;
+    ByteTilesOver<8>(block, rows, panel.columns, 0);
+  }
+}
+
+template <int kBits>
+void GemmBytes(const GemmArgs& args, Stream) noexcept {
+  alignas(64) float c[kGemmRows * kPanelColumns];
+  alignas(64) int32_t partial[kGemmRows * kPanelColumns];
+  alignas(64) unsigned char spread[kBits == 4 ? kByteBlock * kPanelColumns : 1];
+  for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
+    const QuantPanel panel = PanelOf<kBits>(args, p);
+    for (int64_t row = 0; row < args.m; row += kGemmRows) {
+      const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
+      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(c + i, Zero());
+      GemmBytesRows<kBits>(args, panel, row, rows, partial, spread, c);
+      for (int64_t r = 0; r < rows; ++r) {
+        FinishRow(args, c + r * kPanelColumns, row + r, p * kPanelColumns);
+      }
+    }
+  }
+}
+
+// The element of every stored lane that is `shift` bits up, less its zero point, as float32: exact.
+template <int kBits, int kShift>
+AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecI zero) {
+  const VecI u = And(ShiftRight<kShift>(lanes), Set1Int((1 << kBits) - 1));
+  return IntToFloat(SubInt(u, zero));
+}
+
+// Stores the widened elements k and k + 1 of a lane as the tile reads them.
+AS_ALWAYS_INLINE void StoreWide(DotFloat, unsigned char* out, VecF even, VecF odd) {
+  StoreF(reinterpret_cast<float*>(out), even);
+  StoreF(reinterpret_cast<float*>(out + kPanelStride), odd);
+}
+// Integers below 256 are bfloat16 without rounding.
+template <class Dot>
+AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF odd) {
+  StoreI(out, Or(ShiftRight<16>(AsInt(even)), And(AsInt(odd), Set1Int(-65536))));
+}
+
+// `count` k of a panel to [count / Dot::kGroup][64] lanes.
+template <int kBits, class Dot>
+void WidenBlock(const unsigned char* b, const uint8_t* zeros, int64_t count, unsigned char* out) {
+  constexpr int64_t kStep = 32 / kBits;                      // k per stored lane
+  constexpr int64_t kPair = 2 / Dot::kGroup * kPanelStride;  // bytes of two k
+  for (int64_t column = 0; column < kPanelStride; column += kVecBytes) {
+    const VecI zero =
+        zeros == nullptr ? Set1Int(SymmetricZero(kBits)) : LoadBytes(zeros + column / 4);
+    const unsigned char* from = b + column;
+    unsigned char* to = out + column;
+    for (int64_t k = 0; k < count; k += kStep) {
+      const VecI x = LoadI(from);
+      if constexpr (kBits == 8) {
+        StoreWide(Dot(), to, Widen<8, 0>(x, zero), Widen<8, 8>(x, zero));
+        StoreWide(Dot(), to + kPair, Widen<8, 16>(x, zero), Widen<8, 24>(x, zero));
+      } else {
+        StoreWide(Dot(), to, Widen<4, 0>(x, zero), Widen<4, 8>(x, zero));
+        StoreWide(Dot(), to + kPair, Widen<4, 16>(x, zero), Widen<4, 24>(x, zero));
+        StoreWide(Dot(), to + 2 * kPair, Widen<4, 4>(x, zero), Widen<4, 12>(x, zero));
+        StoreWide(Dot(), to + 3 * kPair, Widen<4, 20>(x, zero), Widen<4, 28>(x, zero));
+      }
+      from += kPanelStride;
+      to += kStep / 2 * kPair;
+    }
+  }
+}
+
+template <class Element, class Dot, int kBits>
+void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
+                     unsigned char* wide, float* partial, float* c) {
+  alignas(64) float gathered[kTileRows * kWideBlock];
+  for (int64_t k = 0, next; k < args.k; k = next) {
+    const int64_t index = k / args.group_size;
+    const int64_t group_end = (index + 1) * args.group_size;
+    next = k + kWideBlock < group_end ? k + kWideBlock : group_end;
+    const uint8_t* zero = panel.zero == nullptr ? nullptr : panel.zero + index * kPanelColumns;
+    WidenBlock<kBits, Dot>(panel.w + k * kPanelColumns * kBits / 8, zero, next - k, wide);
+    TileArgs<typename Dot::A> tile;
+    tile.groups = (next - k) / Dot::kGroup;
+    tile.b = wide;
+    tile.b_stride = kPanelStride;
+    tile.ldc = kPanelColumns;
+    tile.resume = k % args.group_size != 0;
+    tile.prefetch = 0;
+    for (int64_t r = 0; r < rows;) {
+      const int64_t tile_rows = NextTileRows(rows - r);
+      const Element* a = static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + k;
+      PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
+      tile.c = partial + r * kPanelColumns;
+      TileRows<Dot>(tile_rows, tile, panel.columns);
+      r += tile_rows;
+    }
+    if (next != group_end) continue;
+    for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+      const VecF scale = LoadBf16(panel.scale + index * kPanelColumns + i);
+      for (int64_t r = 0; r < rows; ++r) {
+        float* sum = c + r * kPanelColumns + i;
+        StoreF(sum, Fma(LoadF(partial + r * kPanelColumns + i), scale, LoadF(sum)));
+      }
+    }
+  }
+}
+
+// Element: how A is stored.
+template <class Element, class Dot, int kBits>
+void GemmWidened(const GemmArgs& args, Stream) noexcept {
+  alignas(64) float c[kGemmRows * kPanelColumns];
+  alignas(64) float partial[kGemmRows * kPanelColumns] = {};
+  alignas(64) unsigned char wide[kWideBlock / Dot::kGroup * kPanelStride];
+  for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
+    const QuantPanel panel = PanelOf<kBits>(args, p);
+    for (int64_t row = 0; row < args.m; row += kGemmRows) {
+      const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
+      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(c + i, Zero());
+      GemmWidenedRows<Element, Dot, kBits>(args, panel, row, rows, wide, partial, c);
+      for (int64_t r = 0; r < rows; ++r) {
+        FinishRow(args, c + r * kPanelColumns, row + r, p * kPanelColumns);
+      }
+    }
+  }
+}
+
+// Rows of a packed quantised table.
+template <int kBits>
+void EmbeddingQuantized(const EmbeddingArgs& args, Stream) noexcept {
+  constexpr int64_t kStep = 32 / kBits;
+  const int64_t groups = args.cols / args.group_size;
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const int64_t panel = args.ids[r] / kPanelColumns, column = args.ids[r] % kPanelColumns;
+    const unsigned char* w = static_cast<const unsigned char*>(args.table) +
+                             panel * args.cols * kPanelColumns * kBits / 8 + column * kLaneBytes;
+    for (int64_t i = 0; i < args.cols; ++i) {
+      const unsigned char* lane = w + i / kStep * kPanelStride;
+      const int64_t at = i % kStep;
+      const int32_t u = kBits == 8 ? lane[at] : at < 4 ? lane[at] & 15 : lane[at - 4] >> 4;
+      const int64_t group = (panel * groups + i / args.group_size) * kPanelColumns + column;
+      const int32_t zero = args.zero == nullptr ? SymmetricZero(kBits) : args.zero[group];
+      args.out[r * args.ldo + i] = static_cast<float>(u - zero) * ToFloat(args.scale[group]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace allspark::kernels
