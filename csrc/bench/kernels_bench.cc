@@ -102,6 +102,54 @@ void Gemm(benchmark::State& state, const KernelTable* table) {
   state.SetBytesProcessed(state.iterations() * n * k * static_cast<int64_t>(sizeof(T)));
 }
 
+// Quantised weights, as the argument `bits` says, one scale per `group` (0: per column).
+template <DType kAct>
+void GemmQuantized(benchmark::State& state, const KernelTable* table) {
+  const int64_t m = state.range(0), n = state.range(1), k = state.range(2), bits = state.range(3);
+  const int64_t group_size = state.range(4) == 0 ? k : state.range(4);
+  const std::vector<float> w = Random<float>(n * k * bits / 32), a = Random<float>(m * k);
+  const std::vector<BFloat16> scale = Random<BFloat16>(n * k / group_size);
+  const std::vector<float> a_scale = Random<float>(m);
+  const std::vector<int32_t> sums(static_cast<size_t>(m * RowSums(k)), 1);
+  std::vector<float> c(static_cast<size_t>(m * n));
+  GemmArgs args = {};
+  args.a = a.data();
+  args.lda = k;
+  args.w = w.data();
+  args.c = c.data();
+  args.ldc = n;
+  args.m = m;
+  args.n = n;
+  args.k = k;
+  args.panel_end = n / kPanelColumns;
+  args.scale = scale.data();
+  args.group_size = group_size;
+  if (kAct == DType::kInt8) {
+    args.a_scale = a_scale.data();
+    args.a_sums = sums.data();
+  }
+  const DType weight = bits == 8 ? DType::kUInt8 : DType::kUInt4;
+  for (auto _ : state) {
+    table->gemm[static_cast<int>(weight)][static_cast<int>(kAct)](args, nullptr);
+    benchmark::ClobberMemory();
+  }
+  SetFlops(state, 2.0 * static_cast<double>(m * n * k));
+  state.SetBytesProcessed(state.iterations() * (n * k * bits / 8 + n * k / group_size * 2));
+}
+
+void Quantize(benchmark::State& state, const KernelTable* table) {
+  const int64_t cols = state.range(0);
+  const std::vector<float> x = Random<float>(cols);
+  std::vector<int8_t> q(static_cast<size_t>(cols));
+  std::vector<int32_t> sums(static_cast<size_t>(RowSums(cols)));
+  float scale;
+  for (auto _ : state) {
+    table->quantize({x.data(), cols, q.data(), cols, &scale, sums.data(), 1, cols}, nullptr);
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * cols);
+}
+
 // One sequence, 8 query heads on one KV head of 128 unless said otherwise.
 template <class T>
 void Attention(benchmark::State& state, const KernelTable* table) {
@@ -205,6 +253,16 @@ void RegisterTable(const KernelTable* table) {
     for (int64_t m : {16, 64, 256, 1024}) many->Args({m, 2048, 2048});
   }
   for (const auto& [name, bench] :
+       {std::pair<const char*, Bench>{"GemmInt8", GemmQuantized<DType::kInt8>},
+        {"GemmWidened", GemmQuantized<DType::kBFloat16>}}) {
+    auto* all = Register(name, bench, table)->ArgNames({"m", "n", "k", "bits", "group"});
+    for (const auto& [bits, group] :
+         {std::pair<int64_t, int64_t>{8, 0}, {8, 64}, {4, 64}, {4, 32}}) {
+      for (int64_t m : {1, 4}) all->Args({m, 65536, 2048, bits, group});
+      for (int64_t m : {16, 64, 1024}) all->Args({m, 2048, 2048, bits, group});
+    }
+  }
+  for (const auto& [name, bench] :
        {std::pair<const char*, Bench>{"AttentionFloat32", Attention<float>},
         {"AttentionBFloat16", Attention<BFloat16>}}) {
     Register(name, bench, table)
@@ -215,6 +273,7 @@ void RegisterTable(const KernelTable* table) {
   }
   Register("RmsNorm", RmsNorm, table)->Arg(2048);
   Register("GatedSilu", GatedSilu, table)->Arg(5632);
+  Register("Quantize", Quantize, table)->Arg(4864);
   Register("ArgMax", ArgMax, table)->Arg(151936);
 }
 

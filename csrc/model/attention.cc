@@ -1,6 +1,7 @@
 #include "model/attention.h"
 
 #include "ops/kv_write.h"
+#include "ops/quantize.h"
 #include "ops/rms_norm.h"
 #include "tensor/tensor_view.h"
 
@@ -48,8 +49,9 @@ AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
 void RunAttention(const OpContext& context, const DecoderShape& shape,
                   const AttentionWeights& weights, const kernels::PagedKv& kv,
                   const StepInput& step, const Workspace& w) {
-  RmsNorm(context, w.residual, weights.norm.weight, weights.norm.eps, w.normed);
-  Linear(context, w.normed, weights.qkv, /*accumulate=*/false, w.qkv);
+  const Matrix normed = w.normed.As(weights.qkv.activation);
+  RmsNorm(context, w.residual, weights.norm.weight, weights.norm.eps, normed);
+  Linear(context, normed, weights.qkv, /*accumulate=*/false, w.qkv);
   if (weights.q_norm.weight != nullptr) {
     RmsNormHeads(context, w.qkv, 0, shape.q_heads, shape.head_dim, weights.q_norm.weight,
                  weights.q_norm.eps);
@@ -65,9 +67,16 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   const ConstMatrix v = Columns(w.qkv, shape.q_cols() + shape.kv_cols(), shape.kv_cols());
   KvWrite(context, kv, shape.compute, step.sequences, step.num_sequences, k, v, shape.kv_heads,
           shape.head_dim);
+  const bool quantize = weights.o.activation == DType::kInt8;
+  Matrix attended = w.attended.As(quantize ? DType::kFloat32 : shape.compute);
   PagedAttention(context, MakeAttentionParams(shape, weights.window), kv, shape.compute,
-                 step.sequences, step.num_sequences, q, w.scratch, w.attended);
-  Linear(context, w.attended, weights.o, /*accumulate=*/true, w.residual);
+                 step.sequences, step.num_sequences, q, w.scratch, attended);
+  if (quantize) {
+    const Matrix quantized = w.attended_int8.As(DType::kInt8);
+    Quantize(context, attended, quantized);
+    attended = quantized;
+  }
+  Linear(context, attended, weights.o, /*accumulate=*/true, w.residual);
 }
 
 }  // namespace allspark

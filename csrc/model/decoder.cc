@@ -129,7 +129,7 @@ void DecoderImpl::WriteLogits(const OpContext& context, const Batch& batch, cons
   if (batch.num_logits_rows == 0) return;
   AS_CHECK(logits != nullptr) << "batch: logits wanted, but no place to write them";
   // The norm reads only the rows that sample, into the buffer that all layers are done with.
-  Matrix rows = w.normed;
+  Matrix rows = w.normed.As(parts_.weights.lm_head.activation);
   rows.rows = batch.num_logits_rows;
   const NormWeight& norm = parts_.weights.final_norm;
   RmsNormGather(context, w.residual, logits_tokens_.data(), norm.weight, norm.eps, rows);
@@ -142,9 +142,9 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   CheckBatch(batch, kv);
   if (batch.num_tokens == 0) return;
   TakeSequences(batch);
-  const OpContext context{&kernels_, pool_, &arena, nullptr};
   const DecoderShape& shape = parts_.shape;
   const Workspace w = AllocateWorkspace(shape, batch.num_tokens, pool_->num_threads(), arena);
+  const OpContext context{&kernels_, pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats};
   StepInput step;
   step.sequences = sequences_.data();
   step.num_sequences = batch.num_sequences;
@@ -170,7 +170,7 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
   Result<DecoderShape> shape = MakeDecoderShape(weights.spec());
   if (!shape.ok()) return shape.status();
   parts.shape = *shape;
-  AS_RETURN_IF_ERROR(CheckKernels(parts.shape, kernels));
+  AS_RETURN_IF_ERROR(CheckKernels(parts.shape, weights.spec(), kernels));
   Result<DecoderWeights> bound = BindWeights(weights, parts.shape);
   if (!bound.ok()) return bound.status();
   parts.weights = std::move(*bound);

@@ -88,7 +88,59 @@ Status CheckDecoderOptions(const DecoderOptions& options) {
   return Status::Ok();
 }
 
-Status CheckKernels(const DecoderShape& shape, const kernels::KernelTable& table) {
+const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
+                                          const std::string& tensor) {
+  for (const proto::WeightQuant& quant : spec.weight_quant()) {
+    if (quant.tensor() == tensor) return &quant;
+  }
+  return nullptr;
+}
+
+DType WeightDType(const proto::WeightQuant& quant) {
+  return quant.bits() == 4 ? DType::kUInt4 : DType::kUInt8;
+}
+
+DType ActivationDType(const proto::WeightQuant& quant, DType compute) {
+  return quant.quantize_activations() ? DType::kInt8 : compute;
+}
+
+namespace {
+
+Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
+                         const kernels::KernelTable& table) {
+  for (const proto::WeightQuant& quant : spec.weight_quant()) {
+    const DType weight = WeightDType(quant), activation = ActivationDType(quant, shape.compute);
+    if (table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] == nullptr) {
+      return Missing(table, "gemm", weight);
+    }
+    if (quant.tensor() == "embedding" && table.embedding[static_cast<int>(weight)] == nullptr) {
+      return Missing(table, "embedding", weight);
+    }
+    if (!quant.quantize_activations()) continue;
+    const int float_slot = static_cast<int>(DType::kFloat32);
+    if (table.quantize == nullptr) return Missing(table, "quantize", DType::kInt8);
+    if (table.rms_norm[float_slot] == nullptr || table.gated_act[float_slot] == nullptr ||
+        table.attention[static_cast<int>(shape.compute)][float_slot] == nullptr) {
+      return Missing(table, "rms_norm, gated_act or attention", DType::kFloat32);
+    }
+    // A sum of products of bytes stays below 2^31 up to here.
+    constexpr int64_t kMaxSumK = 65536;
+    const int64_t deepest = std::max({shape.hidden, shape.intermediate, shape.q_cols()});
+    if (quant.group_size() == 0 && deepest > kMaxSumK) {
+      return Status::Unimplemented("weight_quant of '" + quant.tensor() +
+                                   "': int8 activations with one scale per output feature need at "
+                                   "most " +
+                                   std::to_string(kMaxSumK) + " input features; set a group_size");
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
+                    const kernels::KernelTable& table) {
+  AS_RETURN_IF_ERROR(CheckQuantKernels(shape, spec, table));
   const DType compute = shape.compute;
   const int slot = static_cast<int>(compute);
   const int float_slot = static_cast<int>(DType::kFloat32);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "allspark/status.h"
 #include "base/dtype.h"
@@ -29,7 +30,8 @@ struct DecoderShape {
   float rope_scaling = 1.0f;  // multiplies cos and sin
   float attention_scale = 1.0f;
   float attention_soft_cap = 0.0f;
-  DType compute = DType::kUndefined;  // of GEMM inputs and weights, and of the KV cache
+  // Of GEMM inputs and weights where they are not quantised, and of the KV cache.
+  DType compute = DType::kUndefined;
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
@@ -43,7 +45,15 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec);
 // InvalidArgument naming the option, the value and the bound.
 Status CheckDecoderOptions(const DecoderOptions& options);
 
-// Unimplemented naming op and dtype when `table` lacks a kernel that `shape` needs.
-Status CheckKernels(const DecoderShape& shape, const kernels::KernelTable& table);
+// Unimplemented naming op and dtype when `table` lacks a kernel that the decoder of `spec` needs.
+Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
+                    const kernels::KernelTable& table);
+
+// How a spec quantises the weight `tensor`; null: it does not.
+const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
+                                          const std::string& tensor);
+// The dtype of a weight quantised so, and of the activations that it is multiplied with.
+DType WeightDType(const proto::WeightQuant& quant);
+DType ActivationDType(const proto::WeightQuant& quant, DType compute);
 
 }  // namespace allspark

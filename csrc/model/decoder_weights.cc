@@ -19,17 +19,18 @@ std::string ShapeText(const int64_t* shape, int64_t rank) {
 
 std::string Describe(DType dtype, proto::Layout layout, const int64_t* shape, int64_t rank) {
   return std::string(DTypeName(dtype)) + " " + ShapeText(shape, rank) +
-         (layout == proto::PANEL64 ? " PANEL64" : " ROW_MAJOR");
+         (layout == proto::PANEL64         ? " PANEL64"
+          : layout == proto::PANEL64_SCALE ? " PANEL64_SCALE"
+                                           : " ROW_MAJOR");
 }
 
 int64_t StoredBytes(const RequiredTensor& tensor) {
   int64_t elements = 1;
   for (const int64_t dim : tensor.shape) elements *= dim;
-  if (tensor.layout == proto::PANEL64) {
-    const int64_t columns = kernels::kPanelColumns;
-    elements = AlignUp(tensor.shape[0], columns) * tensor.shape[1];
+  if (tensor.layout != proto::ROW_MAJOR) {
+    elements = AlignUp(tensor.shape[0], kernels::kPanelColumns) * tensor.shape[1];
   }
-  return elements * ElementBytes(tensor.dtype);
+  return tensor.dtype == DType::kUInt4 ? elements / 2 : elements * ElementBytes(tensor.dtype);
 }
 
 Status CheckView(const RequiredTensor& expected, const WeightView& view,
@@ -71,7 +72,7 @@ Status CheckTensors(const ModelReader& reader) {
 // required list: a disagreement is a bug in one of the two, not in the file.
 class Binder {
  public:
-  explicit Binder(const ModelReader& reader) : reader_(reader) {}
+  Binder(const ModelReader& reader, DType compute) : reader_(reader), compute_(compute) {}
 
   const float* Vector(const std::string& name, int64_t size) const {
     return static_cast<const float*>(Find(name, size, 0).data);
@@ -79,14 +80,39 @@ class Binder {
   LinearWeight Linear(const std::string& name, int64_t n, int64_t k, bool has_bias) const {
     const WeightView view = Find(name, n, k);
     AS_CHECK(view.layout == proto::PANEL64) << "tensor '" << name << "' is not packed";
-    return {view.data, view.dtype, n, k, has_bias ? Vector(name + "_bias", n) : nullptr};
+    const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
+    return {view.data,
+            view.dtype,
+            n,
+            k,
+            has_bias ? Vector(name + "_bias", n) : nullptr,
+            Scales(name, n, k),
+            quant == nullptr ? compute_ : ActivationDType(*quant, compute_)};
   }
   EmbeddingWeight Embedding(const std::string& name, int64_t vocab, int64_t cols) const {
     const WeightView view = Find(name, vocab, cols);
-    return {view.data, view.dtype, vocab, cols, view.layout == proto::PANEL64};
+    return {view.data,
+            view.dtype,
+            vocab,
+            cols,
+            view.layout == proto::PANEL64,
+            Scales(name, vocab, cols)};
   }
 
  private:
+  WeightScales Scales(const std::string& name, int64_t n, int64_t k) const {
+    const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
+    if (quant == nullptr) return {};
+    const int64_t group_size = quant->group_size() == 0 ? k : quant->group_size();
+    const int64_t groups = k / group_size;
+    WeightScales scales;
+    scales.scale = static_cast<const BFloat16*>(Find(name + "_scale", n, groups).data);
+    if (quant->asymmetric()) {
+      scales.zero = static_cast<const uint8_t*>(Find(name + "_zero", n, groups).data);
+    }
+    scales.group_size = group_size;
+    return scales;
+  }
   WeightView Find(const std::string& name, int64_t rows, int64_t cols) const {
     Result<WeightView> view = reader_.Find(name);
     AS_CHECK(view.ok()) << view.status().ToString();
@@ -97,6 +123,7 @@ class Binder {
   }
 
   const ModelReader& reader_;
+  const DType compute_;
 };
 
 LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
@@ -127,7 +154,7 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
 
 Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape) {
   AS_RETURN_IF_ERROR(CheckTensors(reader));
-  const Binder binder(reader);
+  const Binder binder(reader, shape.compute);
   const proto::DecoderSpec& spec = reader.spec();
   DecoderWeights weights;
   weights.embedding = binder.Embedding("embedding", shape.vocab_size, shape.hidden);

@@ -18,6 +18,13 @@ class Carver {
     const int64_t begin = Advance(rows * cols * ElementBytes(dtype));
     return {base_ == nullptr ? nullptr : base_ + begin, dtype, rows, cols, cols};
   }
+  // Room for int8 is always there: it is a small part.
+  ActivationBuffer TakeActivations(DType widest, int64_t rows, int64_t cols) {
+    Matrix room = Take(widest, rows, cols);
+    room.row_scale = static_cast<float*>(Take(DType::kFloat32, 1, rows).data);
+    room.row_sums = static_cast<int32_t*>(Take(DType::kInt32, rows, kernels::RowSums(cols)).data);
+    return {room};
+  }
   int64_t offset() const { return offset_; }
 
  private:
@@ -41,15 +48,19 @@ Layout Carve(const DecoderShape& shape, int64_t tokens, int64_t num_threads, uns
   Workspace w;
   Carver common(base, 0);
   w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);
-  w.normed = common.Take(shape.compute, tokens, shape.hidden);
+  w.normed = common.TakeActivations(shape.compute, tokens, shape.hidden);
+  w.row_scratch_floats = AlignUp(std::max(shape.hidden, shape.intermediate), 16);
+  w.row_scratch =
+      static_cast<float*>(common.Take(DType::kFloat32, num_threads, w.row_scratch_floats).data);
   Carver attention(base, common.offset());
   w.qkv = attention.Take(DType::kFloat32, tokens, shape.qkv_cols());
-  w.attended = attention.Take(shape.compute, tokens, shape.q_cols());
+  w.attended = attention.TakeActivations(DType::kFloat32, tokens, shape.q_cols());
+  w.attended_int8 = attention.TakeActivations(DType::kInt8, tokens, shape.q_cols());
   const int64_t scratch_floats = PagedAttentionScratch(MakeAttentionParams(shape, 0), num_threads);
   w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
   Carver mlp(base, common.offset());
   w.gate_up = mlp.Take(DType::kFloat32, tokens, 2 * shape.intermediate);
-  w.gated = mlp.Take(shape.compute, tokens, shape.intermediate);
+  w.gated = mlp.TakeActivations(shape.compute, tokens, shape.intermediate);
   return {w, std::max(attention.offset(), mlp.offset())};
 }
 

@@ -11,6 +11,7 @@ void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, con
   AS_CHECK(table.data != nullptr) << "embedding: no table";
   AS_CHECK(table.cols == out.cols)
       << "embedding: the table has " << table.cols << " columns, out has " << out.cols;
+  if (IsQuantized(table.dtype)) internal::CheckScales("embedding", table.scales, table.cols);
   const auto kernel = context.kernels->embedding[internal::Slot(table.dtype)];
   internal::CheckKernel("embedding", table.dtype, kernel != nullptr, context);
   for (int64_t row = 0; row < out.rows; ++row) {
@@ -28,6 +29,9 @@ void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, con
                               args.ldo = out.ld;
                               args.rows = end - begin;
                               args.cols = out.cols;
+                              args.scale = table.scales.scale;
+                              args.zero = table.scales.zero;
+                              args.group_size = table.scales.group_size;
                               kernel(args, context.stream);
                             });
 }

@@ -12,6 +12,7 @@ struct EmbeddingWeight {
   int64_t vocab = 0;
   int64_t cols = 0;
   bool packed = false;
+  WeightScales scales = {};  // of uint8 and uint4 tables, which are packed
 };
 
 // out[r, :] = table[ids[r], :]. out: [rows, cols] float32. Requires: 0 <= ids[r] < vocab.

@@ -12,11 +12,14 @@ void GatedAct(const OpContext& context, kernels::Activation activation, const Co
   AS_CHECK(x.cols == 2 * out.cols && x.rows == out.rows)
       << "gated_act: x is [" << x.rows << ", " << x.cols << "], out is [" << out.rows << ", "
       << out.cols << "]; x holds gate and up";
-  const auto kernel = context.kernels->gated_act[internal::Slot(out.dtype)];
-  internal::CheckKernel("gated_act", out.dtype, kernel != nullptr, context);
+  const bool quantize = out.dtype == DType::kInt8;
+  if (quantize) internal::CheckQuantized("gated_act", context, out);
+  const DType dtype = quantize ? DType::kFloat32 : out.dtype;
+  const auto kernel = context.kernels->gated_act[internal::Slot(dtype)];
+  internal::CheckKernel("gated_act", dtype, kernel != nullptr, context);
   // An exponential costs more than the few operations that RowGrain counts on.
   const int64_t grain = internal::RowGrain(8 * out.cols);
-  context.pool->ParallelFor(out.rows, grain, [&](int64_t begin, int64_t end, int) {
+  context.pool->ParallelFor(out.rows, grain, [&](int64_t begin, int64_t end, int thread_id) {
     kernels::GatedActArgs args{};
     args.x = static_cast<const float*>(internal::RowAt(x, begin));
     args.ldx = x.ld;
@@ -25,7 +28,15 @@ void GatedAct(const OpContext& context, kernels::Activation activation, const Co
     args.rows = end - begin;
     args.cols = out.cols;
     args.act = activation;
-    kernel(args, context.stream);
+    if (!quantize) return kernel(args, context.stream);
+    float* row = internal::ScratchRow("gated_act", context, out.cols, thread_id);
+    args.out = row;
+    args.rows = 1;
+    for (int64_t i = begin; i < end; ++i) {
+      args.x = static_cast<const float*>(internal::RowAt(x, i));
+      kernel(args, context.stream);
+      internal::QuantizeRows(context, row, out.cols, out, i, i + 1);
+    }
   });
 }
 

@@ -32,10 +32,14 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
       << "linear: the weight is [" << w.n << ", " << w.k << "], data " << w.data;
   AS_CHECK(x.cols == w.k) << "linear: x has " << x.cols << " columns; the weight reads " << w.k;
   AS_CHECK(y.cols == w.n) << "linear: y has " << y.cols << " columns; the weight makes " << w.n;
+  if (w.activation != DType::kUndefined) internal::CheckDType("linear", "x", x.dtype, w.activation);
   AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
-  const int64_t element_bytes = ElementBytes(w.dtype);
-  AS_CHECK(element_bytes > 0 && element_bytes <= 4 && w.k % kernels::PackGroup(element_bytes) == 0)
-      << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed in groups";
+  const int64_t group = internal::PackedPerLane(w.dtype);
+  AS_CHECK(group > 0 && w.k % group == 0)
+      << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed by " << group;
+  if (IsQuantized(w.dtype)) internal::CheckScales("linear", w.scales, w.k);
+  AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr))
+      << "linear: x is int8 without scales";
   AS_CHECK(context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)] != nullptr)
       << "linear: kernel table '" << context.kernels->name << "' has no gemm for "
       << DTypeName(w.dtype) << " weights and " << DTypeName(x.dtype) << " activations";
@@ -89,6 +93,13 @@ void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& 
           args.panel_begin = part_panels.begin;
           args.panel_end = part_panels.end;
           args.accumulate = accumulate;
+          args.scale = w.scales.scale;
+          args.zero = w.scales.zero;
+          args.group_size = w.scales.group_size;
+          if (x.dtype == DType::kInt8) {
+            args.a_scale = x.row_scale + rows.begin;
+            args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
+          }
           gemm(args, context.stream);
         }
       });

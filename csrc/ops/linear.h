@@ -6,13 +6,15 @@
 
 namespace allspark {
 
-// A GEMM weight [n, k] in the PANEL64 layout (kernels/args.h), and its bias.
+// A GEMM weight [n, k] in the PANEL64 layout (kernels/args.h), its scales and its bias.
 struct LinearWeight {
   const void* data = nullptr;
   DType dtype = DType::kUndefined;
   int64_t n = 0;
   int64_t k = 0;
-  const float* bias = nullptr;  // [n] or null
+  const float* bias = nullptr;           // [n] or null
+  WeightScales scales = {};              // of uint8 and uint4 weights
+  DType activation = DType::kUndefined;  // of x; kUndefined: whatever the kernel table takes
 };
 
 // How the work of one Linear is cut: row_parts x panel_parts rectangles, one per thread.
@@ -22,7 +24,8 @@ struct LinearSplit {
 };
 LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
 
-// x: [rows, w.k] in the activation dtype; y: [rows, w.n] float32. `accumulate` adds to what y
+// x: [rows, w.k] in a dtype that the kernel table pairs with the weight's: the same, or for
+// quantised weights float32, bfloat16 or int8; y: [rows, w.n] float32. `accumulate` adds to what y
 // holds.
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y);

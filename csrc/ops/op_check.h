@@ -27,6 +27,27 @@ inline void CheckKernel(const char* op, DType dtype, bool present, const OpConte
                     << DTypeName(dtype);
 }
 
+inline void CheckScales(const char* op, const WeightScales& scales, int64_t k) {
+  const int64_t size = scales.group_size;
+  AS_CHECK(scales.scale != nullptr && size > 0 && k % size == 0 &&
+           (size == k || size % kernels::kSumBlock == 0))
+      << op << ": a scale for every " << size << " of " << k << " input features";
+}
+
+// Elements of a packed weight in one 32-bit lane; 0 where the dtype cannot be packed.
+inline int64_t PackedPerLane(DType dtype) {
+  if (dtype == DType::kUInt4) return 8;
+  const int64_t bytes = ElementBytes(dtype);
+  return bytes > 0 && bytes <= 4 ? 4 / bytes : 0;
+}
+
+// For ops whose result may be int8 (quantize.cc): the row that a thread computes in float32, and
+// then quantises into row `begin` of q on.
+void CheckQuantized(const char* op, const OpContext& context, const Matrix& y);
+float* ScratchRow(const char* op, const OpContext& context, int64_t cols, int thread_id);
+void QuantizeRows(const OpContext& context, const float* x, int64_t ldx, const Matrix& q,
+                  int64_t begin, int64_t end);
+
 // Rows of a matrix that are worth a thread: below this a region costs more than it saves.
 // A parallel region costs a few microseconds, in which one core handles about this many elements.
 inline int64_t RowGrain(int64_t cols) {

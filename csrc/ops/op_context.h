@@ -18,7 +18,19 @@ struct OpContext {
   ThreadPool* pool = nullptr;
   StepArena* arena = nullptr;  // where the caller of ops takes scratch; ops are handed theirs
   kernels::Stream stream = nullptr;
+  // For ops that write int8: a float32 row per thread, this many elements apart.
+  float* row_scratch = nullptr;
+  int64_t row_scratch_floats = 0;
 };
+
+// The scales and zero points of a quantised weight (kernels/args.h); group_size 0: not quantised.
+struct WeightScales {
+  const BFloat16* scale = nullptr;
+  const uint8_t* zero = nullptr;  // null: symmetric
+  int64_t group_size = 0;         // input features per scale
+};
+
+inline bool IsQuantized(DType weight) { return weight == DType::kUInt8 || weight == DType::kUInt4; }
 
 // A row-major matrix that an op reads: [rows, cols], `ld` elements from one row to the next.
 struct ConstMatrix {
@@ -27,6 +39,9 @@ struct ConstMatrix {
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t ld = 0;
+  // int8 only: the scale of each row, and its sums, [rows][kernels::RowSums(cols)].
+  const float* row_scale = nullptr;
+  const int32_t* row_sums = nullptr;
 };
 
 // The same, written to.
@@ -36,8 +51,12 @@ struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t ld = 0;
+  float* row_scale = nullptr;
+  int32_t* row_sums = nullptr;
 
-  operator ConstMatrix() const { return {data, dtype, rows, cols, ld}; }  // NOLINT: implicit.
+  operator ConstMatrix() const {  // NOLINT: implicit.
+    return {data, dtype, rows, cols, ld, row_scale, row_sums};
+  }
 };
 
 }  // namespace allspark

@@ -5,6 +5,9 @@
 namespace allspark {
 namespace {
 
+// What the kernel writes: an int8 result is quantised from float32.
+DType KernelDType(const Matrix& y) { return y.dtype == DType::kInt8 ? DType::kFloat32 : y.dtype; }
+
 void CheckNorm(const OpContext& context, const ConstMatrix& x, const float* weight,
                const Matrix& y) {
   internal::CheckMatrix("rms_norm", "x", x);
@@ -12,8 +15,10 @@ void CheckNorm(const OpContext& context, const ConstMatrix& x, const float* weig
   internal::CheckDType("rms_norm", "x", x.dtype, DType::kFloat32);
   AS_CHECK(weight != nullptr) << "rms_norm: no weight";
   AS_CHECK(x.cols == y.cols) << "rms_norm: x has " << x.cols << " columns, y has " << y.cols;
-  internal::CheckKernel("rms_norm", y.dtype,
-                        context.kernels->rms_norm[internal::Slot(y.dtype)] != nullptr, context);
+  const DType dtype = KernelDType(y);
+  internal::CheckKernel("rms_norm", dtype,
+                        context.kernels->rms_norm[internal::Slot(dtype)] != nullptr, context);
+  if (y.dtype == DType::kInt8) internal::CheckQuantized("rms_norm", context, y);
 }
 
 kernels::RmsNormArgs NormArgs(const ConstMatrix& x, const float* weight, float eps,
@@ -30,20 +35,30 @@ kernels::RmsNormArgs NormArgs(const ConstMatrix& x, const float* weight, float e
   return args;
 }
 
+// The norm of row `from` of x as row `to` of y.
+void NormRow(const OpContext& context, const ConstMatrix& x, int64_t from,
+             kernels::RmsNormArgs args, const Matrix& y, int64_t to, int thread_id) {
+  args.x = static_cast<const float*>(internal::RowAt(x, from));
+  args.rows = 1;
+  const bool quantize = y.dtype == DType::kInt8;
+  float* row = quantize ? internal::ScratchRow("rms_norm", context, y.cols, thread_id) : nullptr;
+  args.y = quantize ? row : internal::RowAt(y, to);
+  context.kernels->rms_norm[internal::Slot(KernelDType(y))](args, context.stream);
+  if (quantize) internal::QuantizeRows(context, row, y.cols, y, to, to + 1);
+}
+
 }  // namespace
 
 void RmsNorm(const OpContext& context, const ConstMatrix& x, const float* weight, float eps,
              const Matrix& y) {
   CheckNorm(context, x, weight, y);
   AS_CHECK(x.rows == y.rows) << "rms_norm: x has " << x.rows << " rows, y has " << y.rows;
-  const auto kernel = context.kernels->rms_norm[internal::Slot(y.dtype)];
+  const kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
   context.pool->ParallelFor(x.rows, internal::RowGrain(x.cols),
-                            [&](int64_t begin, int64_t end, int) {
-                              kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
-                              args.x = static_cast<const float*>(internal::RowAt(x, begin));
-                              args.y = internal::RowAt(y, begin);
-                              args.rows = end - begin;
-                              kernel(args, context.stream);
+                            [&](int64_t begin, int64_t end, int thread_id) {
+                              for (int64_t i = begin; i < end; ++i) {
+                                NormRow(context, x, i, args, y, i, thread_id);
+                              }
                             });
 }
 
@@ -54,15 +69,11 @@ void RmsNormGather(const OpContext& context, const ConstMatrix& x, const int64_t
     AS_CHECK(row_ids[i] >= 0 && row_ids[i] < x.rows)
         << "rms_norm: row " << row_ids[i] << " wanted; x has " << x.rows << " rows";
   }
-  const auto kernel = context.kernels->rms_norm[internal::Slot(y.dtype)];
+  const kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
   context.pool->ParallelFor(y.rows, internal::RowGrain(x.cols),
-                            [&](int64_t begin, int64_t end, int) {
-                              kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
-                              args.rows = 1;
+                            [&](int64_t begin, int64_t end, int thread_id) {
                               for (int64_t i = begin; i < end; ++i) {
-                                args.x = static_cast<const float*>(internal::RowAt(x, row_ids[i]));
-                                args.y = internal::RowAt(y, i);
-                                kernel(args, context.stream);
+                                NormRow(context, x, row_ids[i], args, y, i, thread_id);
                               }
                             });
 }
