@@ -1,0 +1,169 @@
+// Ops that write or read int8 rows: on the real kernels, against the float op followed by the
+// quantiser, for any number of threads.
+#include "ops/quantize.h"
+
+#include <memory>
+#include <random>
+
+#include "cpp/ops/op_test_util.h"
+#include "kernels/kernel_table.h"
+#include "ops/embedding.h"
+#include "ops/gated_act.h"
+#include "ops/linear.h"
+#include "ops/rms_norm.h"
+
+namespace allspark {
+namespace {
+
+using testing::ExpectCheck;
+using testing::FloatMatrix;
+
+std::vector<float> Random(int64_t n, uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& e : x) e = normal(engine);
+  return x;
+}
+
+// An int8 matrix that owns its rows, scales and sums.
+struct Int8Rows {
+  std::vector<int8_t> q;
+  std::vector<float> scale;
+  std::vector<int32_t> sums;
+  Matrix matrix;
+
+  Int8Rows(int64_t rows, int64_t cols)
+      : q(static_cast<size_t>(rows * cols), 99),
+        scale(static_cast<size_t>(rows), -1.0f),
+        sums(static_cast<size_t>(rows * kernels::RowSums(cols)), -1),
+        matrix{q.data(), DType::kInt8, rows, cols, cols, scale.data(), sums.data()} {}
+  Int8Rows(const Int8Rows&) = delete;
+
+  bool operator==(const Int8Rows& other) const {
+    return q == other.q && scale == other.scale && sums == other.sums;
+  }
+};
+
+class QuantizeOpTest : public ::testing::TestWithParam<int> {
+ protected:
+  static constexpr int64_t kCols = 200;
+  QuantizeOpTest() : pool_(GetParam(), false), scratch_(static_cast<size_t>(GetParam()) * kCols) {
+    context_ = {
+        kernels::AvailableTables().back(), &pool_, nullptr, nullptr, scratch_.data(), kCols};
+  }
+
+  ThreadPool pool_;
+  std::vector<float> scratch_;
+  OpContext context_;
+};
+
+TEST_P(QuantizeOpTest, NormsAndActivationsAreThoseOfFloat32Quantised) {
+  for (const int64_t rows : {1, 3, 150}) {
+    std::vector<float> x = Random(rows * 2 * kCols, 1), weight = Random(kCols, 2);
+    std::vector<float> y(static_cast<size_t>(rows * kCols));
+    const Matrix to_float = FloatMatrix(y, rows, kCols);
+    Int8Rows expected(rows, kCols), actual(rows, kCols);
+
+    const Matrix half = FloatMatrix(x, rows, kCols, 2 * kCols);
+    RmsNorm(context_, half, weight.data(), 1e-5f, to_float);
+    Quantize(context_, to_float, expected.matrix);
+    RmsNorm(context_, half, weight.data(), 1e-5f, actual.matrix);
+    EXPECT_TRUE(expected == actual) << rows << " rows of norms";
+
+    const std::vector<int64_t> ids = {rows - 1, 0};
+    Int8Rows gathered(2, kCols);
+    RmsNormGather(context_, half, ids.data(), weight.data(), 1e-5f, gathered.matrix);
+    EXPECT_EQ(gathered.scale[0], expected.scale[static_cast<size_t>(rows - 1)]);
+    EXPECT_EQ(gathered.scale[1], expected.scale[0]);
+
+    GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, rows, 2 * kCols), to_float);
+    Quantize(context_, to_float, expected.matrix);
+    GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, rows, 2 * kCols), actual.matrix);
+    EXPECT_TRUE(expected == actual) << rows << " rows of activations";
+  }
+}
+
+// A weight of 8 bits whose every column, row and group differs, in `groups` groups.
+struct Weight {
+  std::vector<uint8_t> w, zero;
+  std::vector<BFloat16> scale;
+  LinearWeight linear;
+
+  Weight(int64_t n, int64_t k, int64_t groups, DType activation) {
+    std::mt19937 engine(5);
+    const int64_t padded = (n + 63) / 64 * 64;
+    w.resize(static_cast<size_t>(padded * k));
+    for (uint8_t& e : w) e = static_cast<uint8_t>(engine());
+    zero.resize(static_cast<size_t>(padded * groups));
+    for (uint8_t& e : zero) e = static_cast<uint8_t>(engine());
+    for (const float e : Random(padded * groups, 6)) scale.push_back(ToBFloat16(0.01f * e));
+    linear = {w.data(),  DType::kUInt8, n, k, nullptr, {scale.data(), zero.data(), k / groups},
+              activation};
+  }
+};
+
+TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
+  const int64_t n = 300, k = 192;
+  for (const int64_t rows : {1, 40, 130}) {
+    for (const int64_t groups : {1, 3}) {
+      std::vector<float> x = Random(rows * k, 7);
+      const Weight weight(n, k, groups, DType::kInt8);
+      Int8Rows q(rows, k);
+      Quantize(context_, FloatMatrix(x, rows, k), q.matrix);
+      std::vector<float> y(static_cast<size_t>(rows * n)), whole(y.size());
+      Linear(context_, q.matrix, weight.linear, false, FloatMatrix(y, rows, n));
+      kernels::GemmArgs args{};
+      args.a = q.q.data();
+      args.lda = args.k = k;
+      args.w = weight.w.data();
+      args.c = whole.data();
+      args.ldc = args.n = n;
+      args.m = rows;
+      args.panel_end = (n + 63) / 64;
+      args.scale = weight.scale.data();
+      args.zero = weight.zero.data();
+      args.group_size = k / groups;
+      args.a_scale = q.scale.data();
+      args.a_sums = q.sums.data();
+      context_.kernels->gemm[static_cast<int>(DType::kUInt8)][static_cast<int>(DType::kInt8)](
+          args, nullptr);
+      EXPECT_EQ(y, whole) << rows << " rows, " << groups << " groups";
+    }
+  }
+}
+
+TEST_P(QuantizeOpTest, RefusesWhatDoesNotFit) {
+  std::vector<float> x(2 * kCols), weight(kCols);
+  Int8Rows q(2, kCols);
+  Matrix bare = q.matrix;
+  bare.row_sums = nullptr;
+  ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 2, kCols), bare); }, "room for its scales");
+  ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 1, kCols), q.matrix); }, "x is [1, 200]");
+  OpContext context = context_;
+  context.row_scratch_floats = kCols - 1;
+  const auto norm = [&] { RmsNorm(context, FloatMatrix(x, 2, kCols), weight.data(), 0, q.matrix); };
+  ExpectCheck(norm, "scratch row of 199 elements for 200");
+
+  std::vector<float> y(2 * 64);
+  Weight quantized(64, kCols, 1, DType::kInt8);
+  const auto linear = [&](const ConstMatrix& from) {
+    Linear(context_, from, quantized.linear, false, FloatMatrix(y, 2, 64));
+  };
+  ExpectCheck([&] { linear(FloatMatrix(x, 2, kCols)); }, "x is float32; expected int8");
+  ExpectCheck([&] { linear(bare); }, "int8 without scales");
+  quantized.linear.scales.group_size = 8;
+  ExpectCheck([&] { linear(q.matrix); }, "a scale for every 8 of 200");
+  quantized.linear.scales = {};
+  ExpectCheck([&] { linear(q.matrix); }, "a scale for every 0 of 200");
+  EmbeddingWeight table{quantized.w.data(), DType::kUInt8, 64, kCols, true};
+  const int32_t id = 0;
+  std::vector<float> row(kCols);
+  ExpectCheck([&] { EmbeddingLookup(context_, table, &id, FloatMatrix(row, 1, kCols)); },
+              "embedding: a scale for every 0");
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, QuantizeOpTest, ::testing::Values(1, 2, 5));
+
+}  // namespace
+}  // namespace allspark
