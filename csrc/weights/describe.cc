@@ -9,10 +9,6 @@
 namespace allspark {
 namespace {
 
-const char* LayoutName(proto::Layout layout) {
-  return layout == proto::PANEL64 ? "panel64" : "row_major";
-}
-
 void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
   out << "architecture: " << spec.architecture() << "\nvocab_size: " << spec.vocab_size()
       << "\nhidden_size: " << spec.hidden_size() << "\nnum_layers: " << spec.num_layers()
@@ -29,6 +25,11 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
       << "\nattention_soft_cap: " << spec.attention_soft_cap()
       << "\nlayer_window: " << weights::ShapeString(spec.layer_window())
       << "\ncompute_type: " << proto::ComputeType_Name(spec.compute_type()) << "\n";
+  for (const proto::WeightQuant& quant : spec.weight_quant()) {
+    out << "weight_quant " << quant.tensor() << ": bits " << quant.bits() << " group_size "
+        << quant.group_size() << (quant.asymmetric() ? " asymmetric" : " symmetric")
+        << (quant.quantize_activations() ? ", int8 activations\n" : "\n");
+  }
 }
 
 }  // namespace
@@ -47,8 +48,8 @@ std::string DescribeModel(const ModelReader& reader) {
   for (const auto& [key, value] : options) out << "build.options." << key << ": " << value << "\n";
   for (const proto::TensorRecord& record : file.tensors()) {
     out << "tensor " << record.name() << ": " << weights::StoredDTypeName(record.dtype()) << " "
-        << weights::ShapeString(record.shape()) << " " << LayoutName(record.layout()) << " offset "
-        << record.offset() << " bytes " << record.bytes() << " checksum " << std::hex
+        << weights::ShapeString(record.shape()) << " " << weights::LayoutName(record.layout())
+        << " offset " << record.offset() << " bytes " << record.bytes() << " checksum " << std::hex
         << record.checksum() << std::dec << "\n";
   }
   return out.str();

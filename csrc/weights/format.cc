@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tensor/tensor_view.h"
 #include "weights/checksum.h"
 
 namespace allspark::weights {
@@ -50,14 +51,14 @@ Status CheckMagicAndVersion(const void* bytes, const char* magic, const char* ki
   return Status::Ok();
 }
 
-// Counts tensor records on the wire before the parser makes an object of each: two bytes on disk
-// can become a hundred in memory.
-Status CheckRecordCount(const char* data, int size) {
+// Calls on_field(number, data, bytes) for each length-delimited field of one message on the wire.
+// DataLoss with the offset from `origin` when it is none.
+template <typename OnField>
+Status WalkMessage(const char* data, int size, int64_t origin, OnField on_field) {
   google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(data), size);
-  int64_t records = 0;
   while (const uint32_t tag = in.ReadTag()) {
     uint64_t skipped;
-    uint32_t length;
+    uint32_t length = 0;
     bool ok = false;
     switch (tag & 7u) {
       case 0:
@@ -67,7 +68,12 @@ Status CheckRecordCount(const char* data, int size) {
         ok = in.Skip(8);
         break;
       case 2:
-        ok = in.ReadVarint32(&length) && in.Skip(static_cast<int>(length));
+        ok = in.ReadVarint32(&length);
+        if (ok) {
+          const int begin = in.CurrentPosition();
+          ok = in.Skip(static_cast<int>(length));
+          if (ok) AS_RETURN_IF_ERROR(on_field(tag >> 3, data + begin, static_cast<int>(length)));
+        }
         break;
       case 5:
         ok = in.Skip(4);
@@ -77,14 +83,34 @@ Status CheckRecordCount(const char* data, int size) {
     }
     if (!ok) {
       return Status::DataLoss("the message is malformed near offset " +
-                              std::to_string(kGraphHeaderBytes + in.CurrentPosition()));
-    }
-    if (tag == ((proto::ModelFile::kTensorsFieldNumber << 3) | 2u) &&
-        ++records > kMaxTensorRecords) {
-      return Status::DataLoss("more than " + std::to_string(kMaxTensorRecords) + " tensor records");
+                              std::to_string(origin + in.CurrentPosition()));
     }
   }
   return Status::Ok();
+}
+
+// Counts repeated messages on the wire before the parser makes an object of each: two bytes on disk
+// can become a hundred in memory.
+Status CheckRecordCounts(const char* message, int size) {
+  int64_t records = 0;
+  int64_t quants = 0;
+  auto too_many = [](int64_t bound, const char* what) {
+    return Status::DataLoss("more than " + std::to_string(bound) + what);
+  };
+  auto in_spec = [&](uint32_t field, const char* /*data*/, int /*bytes*/) {
+    if (field == proto::DecoderSpec::kWeightQuantFieldNumber && ++quants > kMaxWeightQuants) {
+      return too_many(kMaxWeightQuants, " weight_quant entries");
+    }
+    return Status::Ok();
+  };
+  return WalkMessage(
+      message, size, kGraphHeaderBytes, [&](uint32_t field, const char* data, int bytes) {
+        if (field == proto::ModelFile::kTensorsFieldNumber && ++records > kMaxTensorRecords) {
+          return too_many(kMaxTensorRecords, " tensor records");
+        }
+        if (field != proto::ModelFile::kSpecFieldNumber) return Status::Ok();
+        return WalkMessage(data, bytes, kGraphHeaderBytes + (data - message), in_spec);
+      });
 }
 
 std::string SerializeDeterministic(const google::protobuf::MessageLite& message) {
@@ -99,36 +125,56 @@ std::string SerializeDeterministic(const google::protobuf::MessageLite& message)
 
 }  // namespace
 
-int64_t StoredElementBytes(DType dtype) {
+uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
+  return spec.weight_quant_size() > 0 ? 2 : 1;
+}
+
+int64_t StoredElementBits(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
-      return 4;
+      return 32;
     case DType::kBFloat16:
-      return 2;
+      return 16;
+    case DType::kUInt8:
+      return 8;
+    case DType::kUInt4:
+      return 4;
     default:
       return 0;
   }
 }
 
 std::string StoredDTypeName(int32_t dtype) {
-  switch (static_cast<DType>(dtype)) {
-    case DType::kFloat32:
-      return "float32";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat16:
-      return "float16";
+  const std::string name = DTypeName(static_cast<DType>(dtype));
+  return name == "unknown" || name == "undefined" ? "dtype " + std::to_string(dtype) : name;
+}
+
+const char* LayoutName(proto::Layout layout) {
+  switch (layout) {
+    case proto::ROW_MAJOR:
+      return "row_major";
+    case proto::PANEL64:
+      return "panel64";
+    case proto::PANEL64_SCALE:
+      return "panel64_scale";
     default:
-      return "dtype " + std::to_string(dtype);
+      return "unknown";
   }
 }
 
+Lane LaneOf(DType dtype, proto::Layout layout) {
+  const int64_t bits = StoredElementBits(dtype);
+  if (layout == proto::PANEL64) return {kLaneBytes, kLaneBytes * 8 / bits};
+  return {bits / 8, 1};
+}
+
 Result<int64_t> StoredBytes(const RequiredTensor& tensor) {
-  int64_t bytes = StoredElementBytes(tensor.dtype);
-  bool overflow = bytes == 0 || tensor.shape.empty();
+  const int64_t bits = StoredElementBits(tensor.dtype);
+  int64_t bytes = std::max<int64_t>(bits / 8, 1);
+  bool overflow = bits == 0 || tensor.shape.empty();
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
     int64_t dim = tensor.shape[i];
-    if (i == 0 && tensor.layout == proto::PANEL64) {
+    if (i == 0 && IsPanels(tensor.layout)) {
       overflow |= dim > INT64_MAX - kPanelColumns;
       if (!overflow) dim = AlignUp(dim, kPanelColumns);
     }
@@ -138,7 +184,7 @@ Result<int64_t> StoredBytes(const RequiredTensor& tensor) {
     return Status::InvalidArgument("tensor \"" + tensor.name + "\" of shape " +
                                    ShapeString(tensor.shape) + " is too large to store");
   }
-  return bytes;
+  return bits == 4 ? bytes / 2 : bytes;  // Panels have an even number of columns.
 }
 
 Result<FilePlan> PlanFile(const std::vector<RequiredTensor>& tensors) {
@@ -218,7 +264,7 @@ Result<proto::ModelFile> DecodeGraph(std::string_view bytes) {
   }
   const char* message = bytes.data() + kGraphHeaderBytes;
   const int message_bytes = static_cast<int>(body_end - kGraphHeaderBytes);
-  AS_RETURN_IF_ERROR(CheckRecordCount(message, message_bytes));
+  AS_RETURN_IF_ERROR(CheckRecordCounts(message, message_bytes));
   proto::ModelFile file;
   if (!file.ParseFromArray(message, message_bytes)) {
     return Status::DataLoss("the message at offset " + std::to_string(kGraphHeaderBytes) +

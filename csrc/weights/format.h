@@ -19,32 +19,52 @@ namespace allspark::weights {
 static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
-inline constexpr uint32_t kFormatVersion =
-    1;  // The newest that this build reads, and what it writes.
+inline constexpr uint32_t kFormatVersion = 2;  // The newest that this build reads and writes.
+// The version that a model is written in: the oldest one that can hold it.
+uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
 inline constexpr int64_t kMagicBytes = 8;
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};
 inline constexpr char kParamMagic[kMagicBytes] = {'A', 'S', 'P', 'A', 'R', 'A', 'M', '\0'};
 inline constexpr int64_t kGraphHeaderBytes = 16;
 inline constexpr int64_t kGraphChecksumBytes = 8;
-// Far above any real graph (4096 layers need 6 MB); a bigger file is refused before it is read.
+// Far above any real graph (4096 layers need 10 MB); a bigger file is refused before it is read.
 inline constexpr int64_t kMaxGraphBytes = 16 << 20;
 // Above what the largest legal spec requires; more records are refused before they are parsed.
-inline constexpr int64_t kMaxTensorRecords = 1 << 16;
+inline constexpr int64_t kMaxTensorRecords = 1 << 17;
+inline constexpr int64_t kMaxWeightQuants = 1 << 15;
 inline constexpr int64_t kTensorAlignment = 4096;
 inline constexpr int64_t kParamHeaderBytes = kTensorAlignment;  // 64 bytes of content, zero padding
 inline constexpr int64_t kPanelColumns = 64;
-// Stored elements that share one 32-bit lane of a panel take 4 bytes together.
+// Stored elements that share one 32-bit lane of a PANEL64 panel take 4 bytes together.
 inline constexpr int64_t kLaneBytes = 4;
-// One k group of a panel: 64 columns x 4 bytes.
+// One k group of a PANEL64 panel: 64 columns x 4 bytes.
 inline constexpr int64_t kSlotBytes = kPanelColumns * kLaneBytes;
 // A tensor's checksum is taken over pieces of this size, so that threads share one tensor.
 inline constexpr int64_t kPieceBytes = 1 << 20;
 static_assert(kPieceBytes % kSlotBytes == 0, "A piece ends between two k groups.");
 
-// Bytes of one element of a dtype that files may hold; 0 for every other value.
-int64_t StoredElementBytes(DType dtype);
+// Bits of one element of a dtype that files may hold; 0 for every other value.
+int64_t StoredElementBits(DType dtype);
 // A dtype's name for messages, also for values that no enumerator has.
 std::string StoredDTypeName(int32_t dtype);
+const char* LayoutName(proto::Layout layout);
+
+// What lies together for one column of a panel; in ROW_MAJOR, one element.
+struct Lane {
+  int64_t bytes = 0;
+  int64_t elements = 0;
+};
+// Requires: a dtype that files may hold.
+Lane LaneOf(DType dtype, proto::Layout layout);
+
+inline bool IsPanels(proto::Layout layout) { return layout != proto::ROW_MAJOR; }
+
+// The dtype of the values of a weight quantised to `bits`, and the zero point of a symmetric one.
+inline DType QuantDType(int32_t bits) { return bits == 4 ? DType::kUInt4 : DType::kUInt8; }
+inline uint8_t SymmetricZero(int32_t bits) { return static_cast<uint8_t>(1 << (bits - 1)); }
+// The tensors that lie beside the values of the quantised weight `name`.
+inline std::string ScaleName(const std::string& name) { return name + "_scale"; }
+inline std::string ZeroName(const std::string& name) { return name + "_zero"; }
 
 // Bytes of a tensor in its stored layout, padding columns included. InvalidArgument on overflow.
 Result<int64_t> StoredBytes(const RequiredTensor& tensor);
@@ -70,7 +90,7 @@ std::string ShapeString(const Range& shape) {
 
 // The 64 bytes that open NAME.asparam.
 struct ParamHeader {
-  uint32_t version = kFormatVersion;
+  uint32_t version = 0;
   uint32_t flags = 0;
   uint64_t file_id = 0;
   uint64_t param_bytes = 0;

@@ -107,6 +107,12 @@ WeightView ViewOf(const proto::TensorRecord& record, const unsigned char* param)
 
 // Matches the records of `file` with what its spec requires. Views point into `param`.
 Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char* param) {
+  const uint32_t version = weights::FormatVersionOf(file.spec());
+  if (file.format_version() < version) {
+    // Readers of that version would not see what they do not know.
+    return Status::DataLoss("spec: weight_quant needs format " + std::to_string(version) +
+                            "; the file has format " + std::to_string(file.format_version()));
+  }
   const Result<std::vector<RequiredTensor>> required = RequiredTensors(file.spec());
   if (!required.ok()) return Status::DataLoss("spec: " + required.status().message());
   std::map<std::string_view, const RequiredTensor*> open;

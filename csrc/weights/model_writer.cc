@@ -11,6 +11,7 @@
 #include "weights/format.h"
 #include "weights/model_reader.h"
 #include "weights/param_store.h"
+#include "weights/quantized_rows.h"
 #include "weights/row_coverage.h"
 #include "weights/tensor_writer.h"
 #include "weights/utf8.h"
@@ -21,6 +22,7 @@ namespace {
 using weights::FilePlan;
 using weights::PackBuffers;
 using weights::ParamStore;
+using weights::QuantFormat;
 using weights::RowCoverage;
 using weights::RowSource;
 using weights::TensorWriter;
@@ -43,6 +45,9 @@ Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build
     return Status::InvalidArgument(field + " is not valid UTF-8");
   };
   AS_RETURN_IF_ERROR(check("architecture", spec.architecture()));
+  for (const proto::WeightQuant& quant : spec.weight_quant()) {
+    AS_RETURN_IF_ERROR(check("weight_quant.tensor", quant.tensor()));
+  }
   AS_RETURN_IF_ERROR(check("build.version", build.version()));
   AS_RETURN_IF_ERROR(check("build.source", build.source()));
   for (const auto& [key, value] : build.options()) {
@@ -52,15 +57,22 @@ Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build
   return Status::Ok();
 }
 
-// Everything about `value` that StoreRows relies on. Messages get the tensor's name from the
-// caller.
-Result<RowSource> CheckValue(const RequiredTensor& tensor, int64_t row_begin,
-                             const TensorView& value) {
-  const weights::Packer packer = weights::FindPacker(value.dtype, tensor.dtype);
-  if (packer.convert_run == nullptr) {
+// What a tensor takes, for messages.
+std::string SourceDTypes(const RequiredTensor& tensor, bool is_quant_values) {
+  const std::string floats = "float32, float16 or bfloat16";
+  if (is_quant_values) return floats + " to be quantised here, or uint8 values that are";
+  return tensor.dtype == DType::kUInt8 ? "uint8" : floats;
+}
+
+// Everything about `value` that storing rows relies on. `dtype`: what it is converted to. Messages
+// get the tensor's name from the caller.
+Result<RowSource> CheckValue(const RequiredTensor& tensor, DType dtype, bool is_quant_values,
+                             int64_t row_begin, const TensorView& value) {
+  const weights::Packer packer = weights::FindPacker(value.dtype, dtype);
+  if (packer.source_bytes == 0) {
     return Status::InvalidArgument("value is " +
                                    weights::StoredDTypeName(static_cast<int32_t>(value.dtype)) +
-                                   "; it must be float32, float16 or bfloat16");
+                                   "; it must be " + SourceDTypes(tensor, is_quant_values));
   }
   const auto rank = static_cast<int32_t>(tensor.shape.size());
   if (value.rank != rank) {
@@ -110,7 +122,7 @@ class Writer final : public ModelWriter {
         tensors_(std::move(tensors)),
         store_(std::move(store)),
         buffers_(pool == nullptr ? 1 : pool->num_threads()) {
-    file_.set_format_version(weights::kFormatVersion);
+    file_.set_format_version(weights::FormatVersionOf(spec));
     *file_.mutable_spec() = spec;
     *file_.mutable_build() = build;
     file_.set_param_bytes(static_cast<uint64_t>(plan.param_bytes));
@@ -128,17 +140,31 @@ class Writer final : public ModelWriter {
                           RowCoverage(tensor.shape[0])});
       by_name_.emplace(tensor.name, i);
     }
+    quants_.reserve(static_cast<size_t>(spec.weight_quant_size()));
+    for (const proto::WeightQuant& quant : spec.weight_quant()) AddQuant(quant);
   }
 
   Status AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) override;
   Result<std::shared_ptr<const ModelImage>> Finish() override;
 
  private:
+  // A quantised weight: up to three tensors, which come as float rows of the first, or one by one.
+  struct Quant {
+    enum class Source { kNone, kFloats, kParts };
+
+    std::vector<size_t> tensors;  // values, scales, zero points
+    QuantFormat format;
+    Source source = Source::kNone;
+  };
   struct Entry {
     TensorWriter writer;
     RowCoverage coverage;
+    Quant* quant = nullptr;  // the one this tensor belongs to
   };
 
+  void AddQuant(const proto::WeightQuant& quant);
+  Status Store(size_t tensor, bool quantise, int64_t row_begin, const RowSource& source);
+  Status Cover(size_t tensor, int64_t row_begin, int64_t row_end);
   Status CheckComplete() const;
   Status Fail(Status status);
 
@@ -150,6 +176,7 @@ class Writer final : public ModelWriter {
   std::unique_ptr<ParamStore> store_;
   PackBuffers buffers_;
   std::vector<Entry> entries_;
+  std::vector<Quant> quants_;  // never grows: entries point into it
   proto::ModelFile file_;
   Status failed_;  // The first error of the store: what was written since is unknown.
   bool finished_ = false;
@@ -161,6 +188,30 @@ Status Writer::Fail(Status status) {
   return failed_;
 }
 
+void Writer::AddQuant(const proto::WeightQuant& quant) {
+  Quant& added = quants_.emplace_back();
+  for (const std::string& name :
+       {quant.tensor(), weights::ScaleName(quant.tensor()), weights::ZeroName(quant.tensor())}) {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) continue;  // A symmetric one has no zero points.
+    added.tensors.push_back(found->second);
+    entries_[found->second].quant = &added;
+  }
+  const int64_t cols = tensors_[added.tensors[0]].shape[1];
+  const int64_t group_size = quant.group_size() == 0 ? cols : quant.group_size();
+  added.format = {quant.bits(), quant.asymmetric(), group_size};
+}
+
+Status Writer::Store(size_t tensor, bool quantise, int64_t row_begin, const RowSource& source) {
+  Entry& entry = entries_[tensor];
+  if (!quantise) return entry.writer.StoreRows(row_begin, source, buffers_, pool_);
+  const std::vector<size_t>& tensors = entry.quant->tensors;
+  const weights::QuantTargets targets{&entry.writer, &entries_[tensors[1]].writer,
+                                      tensors.size() > 2 ? &entries_[tensors[2]].writer : nullptr};
+  return weights::StoreQuantizedRows(tensors_[tensor], entry.quant->format, targets, row_begin,
+                                     source, buffers_, pool_);
+}
+
 Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) {
   AS_RETURN_IF_ERROR(failed_);
   if (finished_) return Status::FailedPrecondition("the model is finished; nothing can be added");
@@ -170,9 +221,20 @@ Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorV
                             file_.spec().architecture() + " requires");
   }
   const RequiredTensor& tensor = tensors_[found->second];
-  Entry& entry = entries_[found->second];
-  const Result<RowSource> source = CheckValue(tensor, row_begin, value);
+  const Entry& entry = entries_[found->second];
+  const bool is_values = entry.quant != nullptr && entry.quant->tensors[0] == found->second;
+  const bool quantise = is_values && weights::IsFloat(value.dtype);
+  const Result<RowSource> source =
+      CheckValue(tensor, quantise ? DType::kFloat32 : tensor.dtype, is_values, row_begin, value);
   if (!source.ok()) return WithTensor(tensor.name, source.status());
+  const auto kind = quantise ? Quant::Source::kFloats : Quant::Source::kParts;
+  if (entry.quant != nullptr && entry.quant->source != Quant::Source::kNone &&
+      entry.quant->source != kind) {
+    return Status::InvalidArgument(
+        "tensor \"" + tensor.name + "\": rows of \"" + tensors_[entry.quant->tensors[0]].name +
+        "\" were added " + (quantise ? "as quantised values or scales" : "as floats to quantise") +
+        "; one tensor takes either");
+  }
   const int64_t row_end = row_begin + source.value().num_rows;
   const RowCoverage::Range overlap = entry.coverage.FindOverlap(row_begin, row_end);
   if (overlap.first != overlap.second) {
@@ -180,16 +242,27 @@ Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorV
                                    RangeString({row_begin, row_end}) +
                                    " were added before, as part of " + RangeString(overlap));
   }
-  const Status stored = entry.writer.StoreRows(row_begin, source.value(), buffers_, pool_);
+  const Status stored = Store(found->second, quantise, row_begin, source.value());
   if (stored.code() == StatusCode::kInvalidArgument && stored.as_status() != AsStatus::kIoError) {
     return stored;  // A bad value: the caller may come back with a good one.
   }
   if (!stored.ok()) return Fail(WithTensor(tensor.name, stored));
+  if (entry.quant != nullptr) entry.quant->source = kind;
+  if (!quantise) return Cover(found->second, row_begin, row_end);
+  for (const size_t part : entry.quant->tensors) {
+    AS_RETURN_IF_ERROR(Cover(part, row_begin, row_end));
+  }
+  return Status::Ok();
+}
+
+// Notes rows as stored; with the last of them, the tensor's checksum.
+Status Writer::Cover(size_t tensor, int64_t row_begin, int64_t row_end) {
+  Entry& entry = entries_[tensor];
   entry.coverage.Add(row_begin, row_end);
   if (!entry.coverage.complete()) return Status::Ok();
   const Result<uint64_t> checksum = entry.writer.Checksum(buffers_, pool_);
-  if (!checksum.ok()) return Fail(WithTensor(tensor.name, checksum.status()));
-  file_.mutable_tensors(static_cast<int>(found->second))->set_checksum(checksum.value());
+  if (!checksum.ok()) return Fail(WithTensor(tensors_[tensor].name, checksum.status()));
+  file_.mutable_tensors(static_cast<int>(tensor))->set_checksum(checksum.value());
   return Status::Ok();
 }
 
@@ -220,8 +293,8 @@ Result<std::shared_ptr<const ModelImage>> Writer::Finish() {
   if (finished_) return Status::FailedPrecondition("the model is finished already");
   AS_RETURN_IF_ERROR(CheckComplete());
   file_.set_file_id(weights::ComputeFileId(file_));
-  const auto header = weights::EncodeParamHeader(
-      {weights::kFormatVersion, 0, file_.file_id(), file_.param_bytes()});
+  const auto header =
+      weights::EncodeParamHeader({file_.format_version(), 0, file_.file_id(), file_.param_bytes()});
   const Status written = store_->Write(0, header.data(), static_cast<int64_t>(header.size()));
   if (!written.ok()) return Fail(written);
   Result<std::shared_ptr<const ModelImage>> image = store_->Finish(weights::EncodeGraph(file_));

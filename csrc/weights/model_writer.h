@@ -36,8 +36,10 @@ class ModelWriter {
 
   // Adds rows [row_begin, row_begin + value.dims[0]) of tensor `name` (a fused tensor such as qkv
   // comes in parts), converted to its stored dtype and packed to its layout. `value` is row-major
-  // [rows, cols] or [rows], float32, float16 or bfloat16. Errors name the tensor: unknown, wrong
-  // shape, rows added twice, not finite where it must be.
+  // [rows, cols] or [rows], float32, float16 or bfloat16. A weight that the spec quantises comes as
+  // such floats, which fills its scales and zero points, too; or as uint8 values, one to a byte,
+  // with its "_scale" (a float dtype) and "_zero" (uint8) added as tensors of their own. Errors
+  // name the tensor: unknown, wrong shape, rows added twice or in both ways, not finite.
   virtual Status AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) = 0;
   // Fails naming every row range not added. Returns the image when writing one, else null.
   virtual Result<std::shared_ptr<const ModelImage>> Finish() = 0;

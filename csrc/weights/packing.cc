@@ -1,6 +1,7 @@
 #include "weights/packing.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "weights/format.h"
@@ -28,6 +29,8 @@ inline V Load(const unsigned char* at) {
 struct Float16 {
   uint16_t bits;
 };
+struct UInt8;
+struct UInt4;
 
 // The float32 bits of four consecutive elements.
 template <typename Src>
@@ -99,6 +102,27 @@ inline U32x4 LaneLoader<BFloat16, BFloat16>::LoadLanes(const unsigned char* at, 
   bad |= reinterpret_cast<U32x4>((bits & uint16_t{0x7f80}) == uint16_t{0x7f80});
   return reinterpret_cast<U32x4>(bits);
 }
+
+// Four bytes to a lane, as they are.
+template <>
+struct LaneLoader<UInt8, UInt8> {
+  static constexpr int64_t kSourceBytesPerLane = 4;
+  static inline U32x4 LoadLanes(const unsigned char* at, U32x4& /*bad*/) { return Load<U32x4>(at); }
+};
+
+// Eight bytes to a lane: the first four become its low nibbles, the others its high ones.
+template <>
+struct LaneLoader<UInt8, UInt4> {
+  static constexpr int64_t kSourceBytesPerLane = 8;
+  static inline U32x4 LoadLanes(const unsigned char* at, U32x4& bad) {
+    const U32x4 a = Load<U32x4>(at);
+    const U32x4 b = Load<U32x4>(at + sizeof(a));
+    const U32x4 low = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+    const U32x4 high = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+    bad |= (low | high) & 0xf0f0f0f0u;
+    return low | (high << 4);
+  }
+};
 
 inline bool NoneSet(U32x4 mask) { return (mask[0] | mask[1] | mask[2] | mask[3]) == 0; }
 
@@ -197,12 +221,34 @@ bool PackTile(const unsigned char* src, int64_t row_stride, int64_t rows, int64_
   return NoneSet(bad);
 }
 
+// Scales and zero points are few: element by element is fast enough.
+template <ConvertRunFn kConvert, int64_t kSourceBytes, int64_t kStoredBytes>
+bool PackElements(const unsigned char* src, int64_t row_stride, int64_t rows, int64_t lanes,
+                  unsigned char* dst) {
+  bool ok = true;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      ok &= kConvert(src + r * row_stride + lane * kSourceBytes, 1,
+                     dst + (lane * kPanelColumns + r) * kStoredBytes);
+    }
+  }
+  return ok;
+}
+
+bool CopyBytes(const unsigned char* src, int64_t count, unsigned char* dst) {
+  std::memcpy(dst, src, static_cast<size_t>(count));
+  return true;
+}
+
 template <typename Src>
 Packer PackerFrom(DType stored) {
-  const auto bytes = static_cast<int64_t>(sizeof(Src));
-  if (stored == DType::kFloat32) return {ConvertRun<Src, float>, PackTile<Src, float>, bytes};
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(Src));
+  if (stored == DType::kFloat32) {
+    return {ConvertRun<Src, float>, PackTile<Src, float>, nullptr, kBytes};
+  }
   if (stored == DType::kBFloat16) {
-    return {ConvertRun<Src, BFloat16>, PackTile<Src, BFloat16>, bytes};
+    return {ConvertRun<Src, BFloat16>, PackTile<Src, BFloat16>,
+            PackElements<ConvertRun<Src, BFloat16>, kBytes, 2>, kBytes};
   }
   return {};
 }
@@ -217,18 +263,30 @@ Packer FindPacker(DType source, DType stored) {
       return PackerFrom<Float16>(stored);
     case DType::kBFloat16:
       return PackerFrom<BFloat16>(stored);
+    case DType::kUInt8:
+      if (stored == DType::kUInt8) {
+        return {CopyBytes, PackTile<UInt8, UInt8>, PackElements<CopyBytes, 1, 1>, 1};
+      }
+      if (stored == DType::kUInt4) return {nullptr, PackTile<UInt8, UInt4>, nullptr, 1};
+      return {};
     default:
       return {};
   }
 }
 
 float ReadElement(const unsigned char* src, DType source) {
+  if (source == DType::kUInt8) return *src;
   float value = 0.0f;
   const Packer packer = FindPacker(source, DType::kFloat32);
   if (packer.convert_run != nullptr) {
     (void)packer.convert_run(src, 1, reinterpret_cast<unsigned char*>(&value));
   }
   return value;
+}
+
+bool CanStore(float value, DType stored) {
+  if (stored == DType::kUInt4) return value <= 15.0f;
+  return std::isfinite(stored == DType::kBFloat16 ? ToFloat(ToBFloat16(value)) : value);
 }
 
 }  // namespace allspark::weights

@@ -1,6 +1,6 @@
-// Converts float rows to a stored dtype and lays them out: as a run of elements (ROW_MAJOR) or into
-// part of a 64-column panel (PANEL64). Pure functions over caller's memory; any thread. Private to
-// weights/.
+// Converts rows to a stored dtype and lays them out: as a run of elements (ROW_MAJOR) or into part
+// of a 64-column panel (PANEL64, PANEL64_SCALE). Floats are rounded; quantised values come as one
+// byte each. Pure functions over caller's memory; any thread. Private to weights/.
 #pragma once
 
 #include <cstdint>
@@ -9,29 +9,35 @@
 
 namespace allspark::weights {
 
-// Both kinds return false when a value is not finite, or overflows the stored dtype; the output
-// then holds garbage for it.
+// Both kinds return false when CanStore() denies a value; the output then holds garbage for it.
 
 // Converts `count` consecutive elements.
 using ConvertRunFn = bool (*)(const unsigned char* src, int64_t count, unsigned char* dst);
 
-// Packs `rows` rows, each of `lanes` 32-bit lanes (one k group of one column), into consecutive
-// slots: lane l of row r goes to dst + l * kSlotBytes + r * kLaneBytes. src: the first wanted
+// Packs `rows` rows, each of `lanes` lanes (what lies together for one column), into consecutive
+// slots of 64: lane l of row r goes to dst + (l * 64 + r) * lane bytes. src: the first wanted
 // element of the first row; rows lie row_stride_bytes apart.
 using PackTileFn = bool (*)(const unsigned char* src, int64_t row_stride_bytes, int64_t rows,
                             int64_t lanes, unsigned char* dst);
 
 struct Packer {
   ConvertRunFn convert_run = nullptr;
-  PackTileFn pack_tile = nullptr;
-  int64_t source_bytes = 0;  // of one element
+  PackTileFn pack_tile = nullptr;      // PANEL64: 32-bit lanes
+  PackTileFn pack_elements = nullptr;  // PANEL64_SCALE: a lane is one element
+  int64_t source_bytes = 0;            // of one element; 0: this pair is not served
 };
 
-// The functions for one pair of dtypes. Source: float32, float16 or bfloat16; stored: float32 or
-// bfloat16. Null members for any other pair.
+// The functions for one pair of dtypes, null where a layout does not hold them. Source: float32,
+// float16 or bfloat16 for stored float32 or bfloat16, uint8 for uint8 or uint4.
 Packer FindPacker(DType source, DType stored);
 
-// What convert_run would see, one element at a time: for messages.
+inline bool IsFloat(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+// One element of a source, and whether it may be stored: floats must be finite and not overflow,
+// uint4 lies in [0, 15]. For messages.
 float ReadElement(const unsigned char* src, DType source);
+bool CanStore(float value, DType stored);
 
 }  // namespace allspark::weights

@@ -1,5 +1,7 @@
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,7 +100,7 @@ DType ComputeDType(const proto::DecoderSpec& spec) {
 }
 
 Status CheckGemmDepths(const proto::DecoderSpec& spec) {
-  const int64_t group = weights::kLaneBytes / weights::StoredElementBytes(ComputeDType(spec));
+  const int64_t group = weights::LaneOf(ComputeDType(spec), proto::PANEL64).elements;
   const std::pair<const char*, int64_t> depths[] = {
       {"hidden_size", spec.hidden_size()},
       {"num_heads * head_dim", spec.num_heads() * spec.head_dim()},
@@ -113,25 +115,99 @@ Status CheckGemmDepths(const proto::DecoderSpec& spec) {
   return Status::Ok();
 }
 
-// Appends to one list; a GEMM weight's shape is [out_features, in_features].
+// The entries of weight_quant by tensor; each is taken when its tensor is listed.
+using QuantMap = std::map<std::string, const proto::WeightQuant*, std::less<>>;
+
+Status QuantError(const proto::WeightQuant& quant, const std::string& what) {
+  return Status::InvalidArgument("weight_quant of \"" + quant.tensor() + "\": " + what);
+}
+
+Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
+  QuantMap quants;
+  for (const proto::WeightQuant& quant : spec.weight_quant()) {
+    if (!quants.emplace(quant.tensor(), &quant).second) {
+      return QuantError(quant, "is there twice");
+    }
+    if (quant.bits() != 4 && quant.bits() != 8) {
+      return QuantError(quant, "bits is " + std::to_string(quant.bits()) + "; it must be 4 or 8");
+    }
+    const int64_t group = quant.group_size();
+    if (group != 0 && group != 32 && group != 64 && group != 128) {
+      return QuantError(quant,
+                        "group_size is " + std::to_string(group) + "; it must be 0, 32, 64 or 128");
+    }
+    if (quant.tensor() == "embedding" && !spec.tie_embeddings() && quant.quantize_activations()) {
+      return QuantError(quant,
+                        "quantize_activations is true; it must be false where tie_embeddings is, "
+                        "as rows are only looked up");
+    }
+  }
+  return quants;
+}
+
+// Input features must fill the lanes of a panel, and whole groups.
+Status CheckQuantDepth(const proto::WeightQuant& quant, int64_t k) {
+  const DType dtype = weights::QuantDType(quant.bits());
+  const int64_t lane = weights::LaneOf(dtype, proto::PANEL64).elements;
+  const std::string subject = "it has " + std::to_string(k) + " input features; they must be ";
+  if (k % lane != 0) {
+    return QuantError(quant, subject + "a multiple of " + std::to_string(lane) + " for " +
+                                 std::to_string(quant.bits()) + " bits");
+  }
+  if (quant.group_size() != 0 && k % quant.group_size() != 0) {
+    return QuantError(quant,
+                      subject + "a multiple of group_size, " + std::to_string(quant.group_size()));
+  }
+  return Status::Ok();
+}
+
+// Appends to one list; a matrix has the shape [out_features, in_features].
 class ListBuilder {
  public:
-  explicit ListBuilder(DType compute) : compute_(compute) {}
+  ListBuilder(DType compute, QuantMap quants) : compute_(compute), quants_(std::move(quants)) {}
 
-  void Gemm(std::string name, int64_t n, int64_t k) {
-    list_.push_back({std::move(name), compute_, proto::PANEL64, {n, k}});
+  void Gemm(const std::string& name, int64_t n, int64_t k) { Matrix(name, proto::PANEL64, n, k); }
+  void Table(const std::string& name, int64_t rows, int64_t cols) {
+    Matrix(name, proto::ROW_MAJOR, rows, cols);
   }
-  void Table(std::string name, int64_t rows, int64_t cols) {
-    list_.push_back({std::move(name), compute_, proto::ROW_MAJOR, {rows, cols}});
+  void Vector(const std::string& name, int64_t size) {
+    list_.push_back({name, DType::kFloat32, proto::ROW_MAJOR, {size}});
   }
-  void Vector(std::string name, int64_t size) {
-    list_.push_back({std::move(name), DType::kFloat32, proto::ROW_MAJOR, {size}});
+  // Fails when an entry of weight_quant does not fit its tensor, or has none.
+  Result<std::vector<RequiredTensor>> Take() {
+    AS_RETURN_IF_ERROR(status_);
+    if (!quants_.empty()) {
+      return QuantError(*quants_.begin()->second,
+                        "it is neither the weight of a matrix product nor the embedding of this "
+                        "spec");
+    }
+    return std::move(list_);
   }
-  std::vector<RequiredTensor> Take() { return std::move(list_); }
 
  private:
-  DType compute_;
+  void Matrix(const std::string& name, proto::Layout layout, int64_t n, int64_t k) {
+    const auto found = quants_.find(name);
+    if (found == quants_.end()) {
+      list_.push_back({name, compute_, layout, {n, k}});
+      return;
+    }
+    const proto::WeightQuant& quant = *found->second;
+    quants_.erase(found);
+    if (status_.ok()) status_ = CheckQuantDepth(quant, k);
+    if (!status_.ok()) return;
+    const int64_t groups = quant.group_size() == 0 ? 1 : k / quant.group_size();
+    const proto::Layout beside = proto::PANEL64_SCALE;
+    list_.push_back({name, weights::QuantDType(quant.bits()), proto::PANEL64, {n, k}});
+    list_.push_back({weights::ScaleName(name), DType::kBFloat16, beside, {n, groups}});
+    if (quant.asymmetric()) {
+      list_.push_back({weights::ZeroName(name), DType::kUInt8, beside, {n, groups}});
+    }
+  }
+
+  const DType compute_;
+  QuantMap quants_;  // not listed yet
   std::vector<RequiredTensor> list_;
+  Status status_;
 };
 
 void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) {
@@ -163,7 +239,9 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   AS_RETURN_IF_ERROR(CheckRopeAndWindows(spec));
   AS_RETURN_IF_ERROR(CheckFloatsAndEnums(spec));
   AS_RETURN_IF_ERROR(CheckGemmDepths(spec));
-  ListBuilder list(ComputeDType(spec));
+  Result<QuantMap> quants = IndexQuants(spec);
+  if (!quants.ok()) return quants.status();
+  ListBuilder list(ComputeDType(spec), std::move(quants).value());
   if (spec.tie_embeddings()) {
     list.Gemm("embedding", spec.vocab_size(), spec.hidden_size());
   } else {
@@ -173,8 +251,9 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   list.Vector("final_norm", spec.hidden_size());
   if (!spec.tie_embeddings()) list.Gemm("lm_head", spec.vocab_size(), spec.hidden_size());
   if (spec.rotary_dim() > 0) list.Vector("rope.inv_freq", spec.rotary_dim() / 2);
-  std::vector<RequiredTensor> tensors = list.Take();
-  const Result<weights::FilePlan> plan = weights::PlanFile(tensors);
+  Result<std::vector<RequiredTensor>> tensors = list.Take();
+  if (!tensors.ok()) return tensors;
+  const Result<weights::FilePlan> plan = weights::PlanFile(tensors.value());
   if (!plan.ok()) return plan.status();
   return tensors;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "tensor/tensor_view.h"
 #include "weights/checksum.h"
 #include "weights/format.h"
 
@@ -28,19 +29,19 @@ TensorWriter::TensorWriter(const RequiredTensor& tensor, int64_t offset, int64_t
       offset_(offset),
       bytes_(bytes),
       store_(store),
-      element_bytes_(StoredElementBytes(tensor.dtype)),
+      panels_(IsPanels(tensor.layout)),
       cols_(tensor.shape.size() > 1 ? tensor.shape[1] : 1),
-      panel_bytes_(kPanelColumns * cols_ * element_bytes_),
+      lane_(LaneOf(tensor.dtype, tensor.layout)),
+      slot_bytes_(kPanelColumns * lane_.bytes),
+      panel_bytes_(cols_ / lane_.elements * slot_bytes_),
       piece_hashes_(static_cast<size_t>(NumPieces(bytes))) {}
 
 int64_t TensorWriter::StoredBegin(int64_t row_begin) const {
-  return tensor_.layout == proto::PANEL64 ? row_begin / kPanelColumns * panel_bytes_
-                                          : row_begin * cols_ * element_bytes_;
+  return panels_ ? row_begin / kPanelColumns * panel_bytes_ : row_begin * cols_ * lane_.bytes;
 }
 
 int64_t TensorWriter::StoredEnd(int64_t row_end) const {
-  return tensor_.layout == proto::PANEL64 ? CeilDiv(row_end, kPanelColumns) * panel_bytes_
-                                          : row_end * cols_ * element_bytes_;
+  return panels_ ? CeilDiv(row_end, kPanelColumns) * panel_bytes_ : row_end * cols_ * lane_.bytes;
 }
 
 Status TensorWriter::StoreRows(int64_t row_begin, const RowSource& source, PackBuffers& buffers,
@@ -73,7 +74,6 @@ Status TensorWriter::StoreRows(int64_t row_begin, const RowSource& source, PackB
 
 Status TensorWriter::StorePiece(int64_t piece, const Rows& rows, unsigned char* buffer,
                                 bool& all_finite) {
-  const bool panels = tensor_.layout == proto::PANEL64;
   const int64_t piece_begin = piece * kPieceBytes;
   const int64_t piece_end = std::min(piece_begin + kPieceBytes, bytes_);
   const int64_t begin = std::max(piece_begin, StoredBegin(rows.begin));
@@ -82,19 +82,19 @@ Status TensorWriter::StorePiece(int64_t piece, const Rows& rows, unsigned char* 
   StreamHasher hasher;
   for (int64_t at = begin, next; at < end; at = next) {
     next = std::min(at + kPartBytes, end);
-    if (panels) next = std::min(next, (at / panel_bytes_ + 1) * panel_bytes_);
-    const bool whole = !panels || PanelPartIsWhole(at, rows);
+    if (panels_) next = std::min(next, (at / panel_bytes_ + 1) * panel_bytes_);
+    const bool whole = !panels_ || PanelPartIsWhole(at, rows);
     unsigned char* dst = store_->Direct(offset_ + at);
     const bool buffered = dst == nullptr;
     if (buffered) {
       dst = buffer;
       if (!whole) {
         AS_RETURN_IF_ERROR(store_->Read(offset_ + at, buffer, next - at));
-      } else if (panels) {
+      } else if (panels_) {
         std::memset(buffer, 0, static_cast<size_t>(next - at));  // Columns beyond n stay zero.
       }
     }
-    all_finite &= panels ? PackPart(at, next, rows, dst) : ConvertPart(at, next, rows, dst);
+    all_finite &= panels_ ? PackPart(at, next, rows, dst) : ConvertPart(at, next, rows, dst);
     if (buffered) AS_RETURN_IF_ERROR(store_->Write(offset_ + at, dst, next - at));
     hashed &= whole;
     if (hashed) hasher.Update(dst, next - at);
@@ -114,14 +114,14 @@ bool TensorWriter::PackPart(int64_t begin, int64_t end, const Rows& rows,
   const int64_t panel = begin / panel_bytes_;
   const int64_t row_begin = std::max(rows.begin, panel * kPanelColumns);
   const int64_t row_end = std::min(rows.end, (panel + 1) * kPanelColumns);
-  const int64_t lane = (begin - panel * panel_bytes_) / kSlotBytes;
-  const int64_t group = kLaneBytes / element_bytes_;
+  const int64_t lane = (begin - panel * panel_bytes_) / slot_bytes_;
   const RowSource& source = *rows.source;
   const unsigned char* src = source.data + (row_begin - rows.begin) * source.row_stride_bytes +
-                             lane * group * rows.packer.source_bytes;
-  return rows.packer.pack_tile(src, source.row_stride_bytes, row_end - row_begin,
-                               (end - begin) / kSlotBytes,
-                               dst + row_begin % kPanelColumns * kLaneBytes);
+                             lane * lane_.elements * rows.packer.source_bytes;
+  const PackTileFn pack =
+      tensor_.layout == proto::PANEL64 ? rows.packer.pack_tile : rows.packer.pack_elements;
+  return pack(src, source.row_stride_bytes, row_end - row_begin, (end - begin) / slot_bytes_,
+              dst + row_begin % kPanelColumns * lane_.bytes);
 }
 
 bool TensorWriter::ConvertPart(int64_t begin, int64_t end, const Rows& rows,
@@ -129,8 +129,8 @@ bool TensorWriter::ConvertPart(int64_t begin, int64_t end, const Rows& rows,
   const RowSource& source = *rows.source;
   const int64_t source_bytes = rows.packer.source_bytes;
   // Elements from the first row of the source on.
-  int64_t at = begin / element_bytes_ - rows.begin * cols_;
-  const int64_t last = end / element_bytes_ - rows.begin * cols_;
+  int64_t at = begin / lane_.bytes - rows.begin * cols_;
+  const int64_t last = end / lane_.bytes - rows.begin * cols_;
   if (source.row_stride_bytes == cols_ * source_bytes) {
     return rows.packer.convert_run(source.data + at * source_bytes, last - at, dst);
   }
@@ -141,7 +141,7 @@ bool TensorWriter::ConvertPart(int64_t begin, int64_t end, const Rows& rows,
     const int64_t count = std::min(cols_ - col, last - at);
     const unsigned char* src = source.data + row * source.row_stride_bytes + col * source_bytes;
     all_finite &= rows.packer.convert_run(src, count, dst);
-    dst += count * element_bytes_;
+    dst += count * lane_.bytes;
     at += count;
   }
   return all_finite;
@@ -184,25 +184,30 @@ Result<uint64_t> TensorWriter::Checksum(PackBuffers& buffers, ThreadPool* pool) 
 }
 
 Status TensorWriter::DescribeBadValue(const Rows& rows) const {
-  const RowSource& source = *rows.source;
-  std::vector<unsigned char> stored(static_cast<size_t>(cols_ * element_bytes_));
+  const std::string limit =
+      "it does not fit " + StoredDTypeName(static_cast<int32_t>(tensor_.dtype));
+  return DescribeFirstBadValue(tensor_, rows.begin, *rows.source, limit,
+                               [&](float value) { return CanStore(value, tensor_.dtype); });
+}
+
+Status DescribeFirstBadValue(const RequiredTensor& tensor, int64_t row_begin,
+                             const RowSource& source, const std::string& limit,
+                             FunctionRef<bool(float)> is_good) {
+  const int64_t cols = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+  const int64_t source_bytes = ElementBytes(source.dtype);
   for (int64_t row = 0; row < source.num_rows; ++row) {
     const unsigned char* src = source.data + row * source.row_stride_bytes;
-    if (rows.packer.convert_run(src, cols_, stored.data())) continue;
-    for (int64_t col = 0; col < cols_; ++col) {
-      const unsigned char* element = src + col * rows.packer.source_bytes;
-      if (rows.packer.convert_run(element, 1, stored.data())) continue;
-      const float value = ReadElement(element, source.dtype);
-      std::string message = "tensor \"" + tensor_.name + "\": row " +
-                            std::to_string(rows.begin + row) + ", column " + std::to_string(col) +
+    for (int64_t col = 0; col < cols; ++col) {
+      const float value = ReadElement(src + col * source_bytes, source.dtype);
+      if (is_good(value)) continue;
+      std::string message = "tensor \"" + tensor.name + "\": row " +
+                            std::to_string(row_begin + row) + ", column " + std::to_string(col) +
                             " is " + std::to_string(value);
-      message += std::isfinite(value)
-                     ? "; it does not fit " + StoredDTypeName(static_cast<int32_t>(tensor_.dtype))
-                     : "; weights must be finite";
+      message += "; " + (std::isfinite(value) ? limit : "weights must be finite");
       return Status::InvalidArgument(message);
     }
   }
-  return Status::Internal("tensor \"" + tensor_.name +
+  return Status::Internal("tensor \"" + tensor.name +
                           "\": its source changed while it was being converted");
 }
 

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "allspark/status.h"
 #include "platform/thread_pool.h"
+#include "weights/format.h"
 #include "weights/model_reader.h"
 #include "weights/packing.h"
 #include "weights/param_store.h"
@@ -21,6 +23,12 @@ struct RowSource {
   int64_t num_rows = 0;
   int64_t row_stride_bytes = 0;
 };
+
+// The first element of `source` that is_good() denies, as an InvalidArgument that names it and,
+// if it is finite, the limit it breaks. The rows are those of `tensor` from row_begin on.
+Status DescribeFirstBadValue(const RequiredTensor& tensor, int64_t row_begin,
+                             const RowSource& source, const std::string& limit,
+                             FunctionRef<bool(float)> is_good);
 
 // Scratch of one thread.
 struct PackBuffers {
@@ -53,8 +61,7 @@ class TensorWriter {
   int64_t StoredBegin(int64_t row_begin) const;
   int64_t StoredEnd(int64_t row_end) const;
   Status StorePiece(int64_t piece, const Rows& rows, unsigned char* buffer, bool& all_finite);
-  // Store the part [begin, end) of the tensor's bytes, all of one panel for PackPart. `whole`: no
-  // byte of the part belongs to other rows.
+  // Store the part [begin, end) of the tensor's bytes, all of one panel for PackPart.
   bool PackPart(int64_t begin, int64_t end, const Rows& rows, unsigned char* dst) const;
   bool ConvertPart(int64_t begin, int64_t end, const Rows& rows, unsigned char* dst) const;
   bool PanelPartIsWhole(int64_t begin, const Rows& rows) const;
@@ -65,9 +72,11 @@ class TensorWriter {
   const int64_t offset_;
   const int64_t bytes_;
   ParamStore* const store_;
-  const int64_t element_bytes_;
+  const bool panels_;
   const int64_t cols_;
-  const int64_t panel_bytes_;  // PANEL64 only
+  const Lane lane_;
+  const int64_t slot_bytes_;   // one lane of each column of a panel
+  const int64_t panel_bytes_;  // in ROW_MAJOR without meaning, as slot_bytes_
   std::vector<std::optional<uint64_t>> piece_hashes_;
 };
 

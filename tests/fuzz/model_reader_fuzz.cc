@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "weights/checksum.h"
 #include "weights/describe.h"
@@ -51,9 +52,18 @@ class BytesImage final : public ModelImage {
   int64_t bytes_;
 };
 
+// The version that a message says it has, where that is one; else the first.
+uint32_t VersionOf(const std::string& message) {
+  proto::ModelFile file;
+  const bool known = file.ParseFromString(message) && file.format_version() > 0 &&
+                     file.format_version() <= weights::kFormatVersion;
+  return known ? file.format_version() : 1;
+}
+
 std::string WrapMessage(const std::string& message) {
   std::string graph(weights::kGraphMagic, weights::kMagicBytes);
-  graph += std::string("\x01\0\0\0\0\0\0\0", 8) + message;
+  graph += static_cast<char>(VersionOf(message));
+  graph += std::string(7, '\0') + message;
   const uint64_t checksum = weights::Hash64(graph.data(), static_cast<int64_t>(graph.size()));
   return graph.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
 }
@@ -63,7 +73,7 @@ void FitParam(const std::string& message, std::string& param) {
   if (!file.ParseFromString(message)) return;
   param.resize(std::min<uint64_t>(file.param_bytes(), kMaxParamBytes));
   const auto header =
-      weights::EncodeParamHeader({weights::kFormatVersion, 0, file.file_id(), file.param_bytes()});
+      weights::EncodeParamHeader({VersionOf(message), 0, file.file_id(), file.param_bytes()});
   std::memcpy(param.data(), header.data(), std::min(param.size(), header.size()));
 }
 
@@ -107,48 +117,71 @@ const std::string& ScratchFolder() {
   return folder;
 }
 
+// Adds an entry of weight_quant for each weight, of changing kinds.
+void QuantiseAll(proto::DecoderSpec& spec) {
+  int kind = 0;
+  for (const char* name :
+       {"layers.0.qkv", "layers.0.o", "layers.0.gate_up", "layers.0.down", "embedding"}) {
+    proto::WeightQuant* quant = spec.add_weight_quant();
+    quant->set_tensor(name);
+    quant->set_bits(kind & 1 ? 4 : 8);
+    quant->set_group_size(kind & 2 ? 32 : 0);
+    quant->set_asymmetric(kind % 3 == 0);
+    ++kind;
+  }
+}
+
+void WriteSeed(const std::string& folder, const proto::DecoderSpec& spec, int& count) {
+  proto::BuildRecord build;
+  build.set_version("seed");
+  auto writer = ModelWriter::Create(spec, build, "", "", nullptr);
+  const std::vector<float> zeros(64 << 10);
+  const auto required = RequiredTensors(spec);
+  for (const RequiredTensor& tensor : required.value()) {
+    if (tensor.layout == proto::PANEL64_SCALE) continue;
+    TensorView view{
+        zeros.data(), DType::kFloat32, static_cast<int32_t>(tensor.shape.size()), {}, {}};
+    view.dims[0] = tensor.shape[0];
+    view.dims[1] = view.rank == 2 ? tensor.shape[1] : 0;
+    view.strides[0] = view.rank == 2 ? tensor.shape[1] : 1;
+    view.strides[1] = 1;
+    if (!(*writer)->AddTensor(tensor.name, 0, view).ok()) abort();
+  }
+  const auto image = (*writer)->Finish();
+  const std::string graph(image.value()->graph());
+  const std::string message = graph.substr(16, graph.size() - 24);
+  const std::pair<char, std::string> seeds[] = {{0x07, message}, {0x0b, message}, {0x00, graph}};
+  for (const auto& [mode, bytes] : seeds) {
+    std::string seed(1, mode);
+    seed += static_cast<char>(bytes.size() & 0xff);
+    seed += static_cast<char>(bytes.size() >> 8);
+    WriteBytes(folder + "/seed-" + std::to_string(count++), seed + bytes);
+  }
+}
+
 void WriteSeeds(const std::string& folder) {
   int count = 0;
   for (const auto compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
     for (const bool full : {false, true}) {
-      proto::DecoderSpec spec;
-      spec.set_architecture("Seed");
-      spec.set_vocab_size(3);
-      spec.set_hidden_size(2);
-      spec.set_num_layers(1);
-      spec.set_num_heads(2);
-      spec.set_num_kv_heads(1);
-      spec.set_head_dim(2);
-      spec.set_intermediate_size(2);
-      spec.set_max_position(8);
-      spec.set_compute_type(compute);
-      spec.set_tie_embeddings(!full);
-      spec.set_qk_norm(full);
-      spec.set_qkv_bias(full);
-      spec.set_rotary_dim(full ? 2 : 0);
-      proto::BuildRecord build;
-      build.set_version("seed");
-      auto writer = ModelWriter::Create(spec, build, "", "", nullptr);
-      const float zeros[64] = {};
-      const auto required = RequiredTensors(spec);
-      for (const RequiredTensor& tensor : required.value()) {
-        TensorView view{zeros, DType::kFloat32, static_cast<int32_t>(tensor.shape.size()), {}, {}};
-        view.dims[0] = tensor.shape[0];
-        view.dims[1] = view.rank == 2 ? tensor.shape[1] : 0;
-        view.strides[0] = view.rank == 2 ? tensor.shape[1] : 1;
-        view.strides[1] = 1;
-        if (!(*writer)->AddTensor(tensor.name, 0, view).ok()) abort();
-      }
-      const auto image = (*writer)->Finish();
-      const std::string graph(image.value()->graph());
-      const std::string message = graph.substr(16, graph.size() - 24);
-      const std::pair<char, std::string> seeds[] = {
-          {0x07, message}, {0x0b, message}, {0x00, graph}};
-      for (const auto& [mode, bytes] : seeds) {
-        std::string seed(1, mode);
-        seed += static_cast<char>(bytes.size() & 0xff);
-        seed += static_cast<char>(bytes.size() >> 8);
-        WriteBytes(folder + "/seed-" + std::to_string(count++), seed + bytes);
+      for (const bool quantised : {false, true}) {
+        const int64_t width = quantised ? 32 : 2;
+        proto::DecoderSpec spec;
+        spec.set_architecture("Seed");
+        spec.set_vocab_size(3);
+        spec.set_hidden_size(width);
+        spec.set_num_layers(1);
+        spec.set_num_heads(2);
+        spec.set_num_kv_heads(1);
+        spec.set_head_dim(width);
+        spec.set_intermediate_size(width);
+        spec.set_max_position(8);
+        spec.set_compute_type(compute);
+        spec.set_tie_embeddings(!full);
+        spec.set_qk_norm(full);
+        spec.set_qkv_bias(full);
+        spec.set_rotary_dim(full ? 2 : 0);
+        if (quantised) QuantiseAll(spec);
+        WriteSeed(folder, spec, count);
       }
     }
   }

@@ -230,9 +230,9 @@ TEST(ModelReaderHeaders, NewerVersionsSayWhatToDo) {
   std::string graph = good.graph;
   graph[8] = 7;
   ExpectError(OpenBytes(graph, good.param), StatusCode::kUnimplemented,
-              {"written by a newer version (format 7)", "this build reads up to 1"});
-  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {2, 0, good.file.file_id(), 36864})),
-              StatusCode::kUnimplemented, {"(format 2)", "up to 1"});
+              {"written by a newer version (format 7)", "this build reads up to 2"});
+  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {3, 0, good.file.file_id(), 36864})),
+              StatusCode::kUnimplemented, {"(format 3)", "up to 2"});
   graph[8] = 0;
   ExpectError(OpenBytes(graph, good.param), kDamaged, {"version 0"});
 }
@@ -377,8 +377,8 @@ TEST(ModelReaderForgeries, MessagesThatDoNotParseOrCostTooMuch) {
   ExpectError(OpenMessage(std::string("\x1a\xff\xff\xff\xff\x0f", 6)), kDamaged, {"malformed"});
   ExpectError(OpenMessage(std::string(200, '\x1b')), kDamaged, {"malformed"});  // groups
   std::string records;
-  for (int i = 0; i < 70000; ++i) records += std::string("\x1a\0", 2);
-  ExpectError(OpenMessage(records), kDamaged, {"more than 65536 tensor records"});
+  for (int i = 0; i < 140000; ++i) records += std::string("\x1a\0", 2);
+  ExpectError(OpenMessage(records), kDamaged, {"more than 131072 tensor records"});
   std::string nested(100000, '\x12');  // spec in spec in spec, of impossible lengths
   ExpectError(OpenMessage(nested), kDamaged, {});
 }

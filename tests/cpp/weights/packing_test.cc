@@ -226,9 +226,80 @@ TEST(PackTile, FindsABadValueAtEveryPosition) {
   }
 }
 
-TEST(FindPacker, KnowsFloatsOnly) {
-  EXPECT_EQ(FindPacker(DType::kInt8, DType::kFloat32).convert_run, nullptr);
-  EXPECT_EQ(FindPacker(DType::kFloat32, DType::kInt8).convert_run, nullptr);
+// Neighbours differ, and all fit `stored`.
+std::vector<float> QuantValues(size_t count, DType stored) {
+  std::vector<float> values;
+  for (size_t i = 0; i < count; ++i) {
+    values.push_back(static_cast<float>((i * 37 + i / 7) % (stored == DType::kUInt4 ? 16 : 256)));
+  }
+  return values;
+}
+
+TEST(PackTile, QuantisedValuesOfEveryRowCountAndTailMatchThePlainPacker) {
+  for (const DType stored : {DType::kUInt8, DType::kUInt4}) {
+    const Packer packer = FindPacker(DType::kUInt8, stored);
+    const int64_t group = stored == DType::kUInt8 ? 4 : 8;
+    for (const int64_t rows : {1, 3, 4, 5, 63, 64}) {
+      for (const int64_t lanes : {1, 3, 4, 5, 63, 64, 65, 130}) {
+        const RequiredTensor tensor{"w", stored, proto::PANEL64, {rows, lanes * group}};
+        const auto values = QuantValues(static_cast<size_t>(rows * lanes * group), stored);
+        const auto bytes = Encode(values, DType::kUInt8);
+        GuardedBytes src(bytes.size());
+        std::memcpy(src.data(), bytes.data(), bytes.size());
+        const auto expected = PlainStored(tensor, values);
+        std::vector<unsigned char> dst(expected.size());
+        EXPECT_TRUE(packer.pack_tile(src.data(), lanes * group, rows, lanes, dst.data()));
+        EXPECT_EQ(dst, expected) << rows << " rows, " << lanes << " lanes";
+      }
+    }
+  }
+}
+
+TEST(PackTile, FindsAValueThatFourBitsDoNotHold) {
+  const Packer packer = FindPacker(DType::kUInt8, DType::kUInt4);
+  std::vector<unsigned char> dst(3 * kSlotBytes);
+  for (size_t at = 0; at < 5 * 24; ++at) {
+    std::vector<unsigned char> values(5 * 24, 15);
+    EXPECT_TRUE(packer.pack_tile(values.data(), 24, 5, 3, dst.data()));
+    values[at] = 16;
+    EXPECT_FALSE(packer.pack_tile(values.data(), 24, 5, 3, dst.data()));
+  }
+}
+
+TEST(PackElements, ScalesAndZeroPointsMatchThePlainPacker) {
+  const std::pair<DType, DType> pairs[] = {{DType::kFloat32, DType::kBFloat16},
+                                           {DType::kFloat16, DType::kBFloat16},
+                                           {DType::kBFloat16, DType::kBFloat16},
+                                           {DType::kUInt8, DType::kUInt8}};
+  for (const auto& [source, stored] : pairs) {
+    const Packer packer = FindPacker(source, stored);
+    for (const int64_t rows : {1, 5, 64}) {
+      for (const int64_t cols : {1, 2, 7}) {
+        const RequiredTensor tensor{"w_scale", stored, proto::PANEL64_SCALE, {rows, cols}};
+        const auto count = static_cast<size_t>(rows * cols);
+        const auto values =
+            stored == DType::kUInt8 ? QuantValues(count, stored) : ExactValues(count);
+        const auto bytes = Encode(values, source);
+        const auto expected = PlainStored(tensor, values);
+        std::vector<unsigned char> dst(expected.size());
+        EXPECT_TRUE(
+            packer.pack_elements(bytes.data(), cols * packer.source_bytes, rows, cols, dst.data()));
+        EXPECT_EQ(dst, expected) << rows << " x " << cols;
+      }
+    }
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::vector<unsigned char> dst(128);
+  EXPECT_FALSE(
+      FindPacker(DType::kFloat32, DType::kBFloat16)
+          .pack_elements(reinterpret_cast<const unsigned char*>(&infinity), 4, 1, 1, dst.data()));
+}
+
+TEST(FindPacker, KnowsWhatFilesHold) {
+  EXPECT_EQ(FindPacker(DType::kInt8, DType::kFloat32).source_bytes, 0);
+  EXPECT_EQ(FindPacker(DType::kFloat32, DType::kInt8).source_bytes, 0);
+  EXPECT_EQ(FindPacker(DType::kFloat32, DType::kUInt8).source_bytes, 0);
+  EXPECT_EQ(FindPacker(DType::kUInt8, DType::kBFloat16).source_bytes, 0);
 }
 
 TEST(RowCoverage, AgreesWithABitmap) {

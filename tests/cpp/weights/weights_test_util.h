@@ -67,6 +67,37 @@ inline proto::DecoderSpec SmallSpec(proto::ComputeType compute = proto::COMPUTE_
   return spec;
 }
 
+// Every way to store a quantised weight, beside weights that are not, in panels that are not full.
+inline proto::DecoderSpec QuantSpec(proto::ComputeType compute = proto::COMPUTE_BFLOAT16) {
+  proto::DecoderSpec spec = SmallSpec(compute);
+  spec.set_architecture("QuantForCausalLM");
+  spec.set_tie_embeddings(false);
+  spec.set_vocab_size(37);
+  spec.set_hidden_size(64);
+  spec.set_num_layers(2);
+  spec.set_num_heads(8);
+  spec.set_head_dim(16);
+  spec.set_intermediate_size(160);
+  spec.set_qkv_bias(true);
+  auto add = [&](const char* tensor, int bits, int64_t group, bool asymmetric, bool activations) {
+    proto::WeightQuant* quant = spec.add_weight_quant();
+    quant->set_tensor(tensor);
+    quant->set_bits(bits);
+    quant->set_group_size(group);
+    quant->set_asymmetric(asymmetric);
+    quant->set_quantize_activations(activations);
+  };
+  add("layers.0.qkv", 8, 0, false, true);
+  add("layers.0.o", 8, 128, true, false);
+  add("layers.0.gate_up", 4, 32, false, false);
+  add("layers.0.down", 4, 0, true, true);
+  add("layers.1.o", 4, 64, false, false);
+  add("layers.1.down", 8, 32, false, false);
+  add("lm_head", 4, 32, true, false);
+  add("embedding", 8, 64, true, false);
+  return spec;
+}
+
 inline int64_t Rows(const RequiredTensor& tensor) { return tensor.shape[0]; }
 inline int64_t Cols(const RequiredTensor& tensor) {
   return tensor.shape.size() > 1 ? tensor.shape[1] : 1;
@@ -99,15 +130,25 @@ inline uint16_t ExactHalf(float value) {
 
 // The bytes of `values` in `dtype`.
 inline std::vector<unsigned char> Encode(const std::vector<float>& values, DType dtype) {
-  const size_t size = dtype == DType::kFloat32 ? 4 : 2;
-  std::vector<unsigned char> bytes(values.size() * size);
+  std::vector<unsigned char> bytes;
+  auto put = [&](const void* data, size_t size) {
+    const auto* at = static_cast<const unsigned char*>(data);
+    bytes.insert(bytes.end(), at, at + size);
+  };
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t half =
         dtype == DType::kFloat16 ? ExactHalf(values[i]) : ToBFloat16(values[i]).bits;
-    if (size == 4) {
-      std::memcpy(bytes.data() + i * 4, &values[i], 4);
+    if (dtype == DType::kFloat32) {
+      put(&values[i], 4);
+    } else if (dtype == DType::kUInt8) {
+      bytes.push_back(static_cast<unsigned char>(values[i]));
+    } else if (dtype == DType::kUInt4) {  // Of each eight, byte j holds elements j and 4 + j.
+      if (i % 8 < 4) {
+        bytes.push_back(static_cast<unsigned char>(static_cast<int>(values[i]) |
+                                                   static_cast<int>(values[i + 4]) << 4));
+      }
     } else {
-      std::memcpy(bytes.data() + i * 2, &half, 2);
+      put(&half, 2);
     }
   }
   return bytes;
@@ -162,6 +203,7 @@ inline std::shared_ptr<const ModelImage> BuildModel(const proto::DecoderSpec& sp
                                     stem.empty() ? "" : stem + ".asparam", pool);
   if (!writer.ok()) throw std::runtime_error(writer.status().ToString());
   for (const RequiredTensor& tensor : Required(spec)) {
+    if (tensor.layout == proto::PANEL64_SCALE) continue;  // Comes with the weight.
     const Status added = AddRows(**writer, tensor, 0, Rows(tensor), dtype);
     if (!added.ok()) throw std::runtime_error(added.ToString());
   }
@@ -176,7 +218,9 @@ inline std::vector<unsigned char> PlainStored(const RequiredTensor& tensor,
   if (tensor.layout == proto::ROW_MAJOR) return Encode(values, tensor.dtype);
   const int64_t n = Rows(tensor);
   const int64_t k = Cols(tensor);
-  const int64_t group = tensor.dtype == DType::kFloat32 ? 1 : 2;
+  const std::map<DType, int64_t> groups = {
+      {DType::kFloat32, 1}, {DType::kBFloat16, 2}, {DType::kUInt8, 4}, {DType::kUInt4, 8}};
+  const int64_t group = tensor.layout == proto::PANEL64 ? groups.at(tensor.dtype) : 1;
   std::vector<float> packed(static_cast<size_t>((n + 63) / 64 * 64 * k));
   for (int64_t row = 0; row < n; ++row) {
     for (int64_t col = 0; col < k; ++col) {
