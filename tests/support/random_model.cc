@@ -126,9 +126,68 @@ proto::DecoderSpec TinyOddSpec(proto::ComputeType compute) {
   return spec;
 }
 
+proto::DecoderSpec TinyQuantizedSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("QuantizedForCausalLM", compute);
+  spec.set_tie_embeddings(true);
+  spec.set_qkv_bias(true);
+  const auto quantize = [&spec](const char* tensor, int bits, int64_t group_size, bool asymmetric,
+                                bool activations) {
+    proto::WeightQuant* quant = spec.add_weight_quant();
+    quant->set_tensor(tensor);
+    quant->set_bits(bits);
+    quant->set_group_size(group_size);
+    quant->set_asymmetric(asymmetric);
+    quant->set_quantize_activations(activations);
+  };
+  quantize("embedding", 8, 0, false, true);
+  quantize("layers.0.qkv", 8, 0, false, true);
+  quantize("layers.0.o", 4, 32, true, true);
+  quantize("layers.0.gate_up", 8, 32, true, true);
+  quantize("layers.0.down", 4, 0, false, true);
+  quantize("layers.1.qkv", 4, 64, true, false);
+  quantize("layers.1.o", 8, 32, false, false);
+  quantize("layers.1.gate_up", 4, 32, false, true);
+  return spec;  // layers.1.down is not quantised
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
-  return {TinyLlamaSpec(compute), TinyQwen2Spec(compute), TinyQwen3Spec(compute),
-          TinyMistralSpec(compute), TinyOddSpec(compute)};
+  return {TinyLlamaSpec(compute),   TinyQwen2Spec(compute), TinyQwen3Spec(compute),
+          TinyMistralSpec(compute), TinyOddSpec(compute),   TinyQuantizedSpec(compute)};
+}
+
+const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {
+  for (const proto::WeightQuant& quant : spec.weight_quant()) {
+    if (quant.tensor() == tensor) return &quant;
+  }
+  return nullptr;
+}
+
+std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor& tensor) {
+  const proto::WeightQuant* quant = QuantOf(reader.spec(), tensor.name);
+  const int64_t n = tensor.shape[0], k = tensor.shape[1];
+  const int64_t per_lane = 32 / quant->bits();
+  const int64_t group_size = quant->group_size() == 0 ? k : quant->group_size();
+  const auto bytes = [&](const std::string& name) {
+    auto view = reader.Find(name);
+    Require(view.status());
+    return static_cast<const unsigned char*>(view->data);
+  };
+  const unsigned char* values = bytes(tensor.name);
+  const auto* scales = reinterpret_cast<const BFloat16*>(bytes(tensor.name + "_scale"));
+  const unsigned char* zeros = quant->asymmetric() ? bytes(tensor.name + "_zero") : nullptr;
+  std::vector<float> weight;
+  for (int64_t row = 0; row < n; ++row) {
+    for (int64_t col = 0; col < k; ++col) {
+      const int64_t lane = (row / 64 * (k / per_lane) + col / per_lane) * 64 + row % 64;
+      const int64_t at = col % per_lane;
+      const int byte = values[lane * 4 + at % 4];
+      const int u = quant->bits() == 8 ? byte : at < 4 ? byte & 15 : byte >> 4;
+      const int64_t group = (row / 64 * (k / group_size) + col / group_size) * 64 + row % 64;
+      const int zero = zeros != nullptr ? zeros[group] : 1 << (quant->bits() - 1);
+      weight.push_back(static_cast<float>(u - zero) * ToFloat(scales[group]));
+    }
+  }
+  return weight;
 }
 
 std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
@@ -159,6 +218,7 @@ std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec
   auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", nullptr);
   Require(writer.status());
   for (const RequiredTensor& tensor : *tensors) {
+    if (tensor.layout == proto::PANEL64_SCALE) continue;  // filled with its weight
     const std::vector<float> values = RandomTensor(tensor, seed);
     TensorView view;
     view.data = values.data();

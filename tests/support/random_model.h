@@ -25,11 +25,22 @@ proto::DecoderSpec TinyMistralSpec(proto::ComputeType compute = proto::COMPUTE_F
 // attention scaling, norms of heads that fill no vector, soft cap, own attention scale, tanh GELU.
 proto::DecoderSpec TinyOddSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
+// Weights of 8 and 4 bits, with and without zero points and groups, each layer in its own way, some
+// with int8 activations and some without; the tied embedding too.
+proto::DecoderSpec TinyQuantizedSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+
 // All of the above.
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute);
 
-// The values of one required tensor, row-major, exactly as stored (rounded to its dtype).
+// The values that MakeRandomModel writes into one required tensor, row-major, rounded to its dtype;
+// of a quantised one, before it is quantised.
 std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed);
+
+// How a spec quantises `tensor`, or null.
+const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor);
+
+// The weight that the stored integers, scales and zero points of `tensor` stand for, row-major.
+std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor& tensor);
 
 // Throws std::runtime_error with the writer's message when the spec is refused.
 std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed);

@@ -140,6 +140,7 @@ TEST_P(NumericsTest, BitsAreTheSameOnEveryTable) {
     SCOPED_TRACE(table->name);
     ExpectInvariant(TinyQwen2Spec(GetParam()), 12);
     ExpectInvariant(TinyMistralSpec(GetParam()), 12);
+    ExpectInvariant(TinyQuantizedSpec(GetParam()), 12);
   }
 }
 

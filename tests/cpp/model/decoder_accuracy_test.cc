@@ -78,7 +78,7 @@ std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   return specs[static_cast<size_t>(info.param)].architecture();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 5), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 6), SpecName);
 
 // The bound must be tight enough to see the mistakes that are easy to make.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {

@@ -173,7 +173,7 @@ std::string BitsName(const ::testing::TestParamInfo<std::tuple<int, proto::Compu
 
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderBitsTest,
-    ::testing::Combine(::testing::Range(0, 5),
+    ::testing::Combine(::testing::Range(0, 6),
                        ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
                        ::testing::Range(0, static_cast<int>(testing::TestTables().size()))),
     BitsName);

@@ -26,9 +26,11 @@ using Rows = std::vector<Row>;
 class ReferenceDecoder {
  public:
   ReferenceDecoder(const proto::DecoderSpec& spec, uint64_t seed) : spec_(spec) {
+    const auto reader = OpenRandomModel(spec, seed);
     auto tensors = RequiredTensors(spec);
     for (const RequiredTensor& tensor : *tensors) {
-      weights_[tensor.name] = RandomTensor(tensor, seed);
+      weights_[tensor.name] = QuantOf(spec, tensor.name) != nullptr ? StoredWeight(*reader, tensor)
+                                                                    : RandomTensor(tensor, seed);
     }
     compute_unit_ = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 0x1p-8 : kFloatUnit;
   }
@@ -86,7 +88,9 @@ class ReferenceDecoder {
   }
 
   // out = x w^T (+ bias), accumulated in float32 in ascending order.
-  Row Gemm(const std::string& name, const std::string& bias, const Row& x) const {
+  Row Gemm(const std::string& name, const std::string& bias, Row x) const {
+    const proto::WeightQuant* quant = QuantOf(spec_, name);
+    if (quant != nullptr && quant->quantize_activations()) QuantizeRow(x);
     const std::vector<float>& w = weights_.at(name);
     const size_t k_total = x.size();
     Row y(w.size() / k_total);
@@ -105,6 +109,13 @@ class ReferenceDecoder {
       y[n] = sum;
     }
     return y;
+  }
+
+  // The row as int8: half a step of error each.
+  static void QuantizeRow(Row& x) {
+    double highest = 0;
+    for (const Num& n : x) highest = std::max(highest, std::abs(n.v));
+    for (Num& n : x) n.e += Square(0.5 * highest / 127);
   }
 
   void RotateHead(Num* head, int64_t position) const {
