@@ -1,6 +1,6 @@
 // Kernels of every table that this processor can run, one thread, beside the limits they are held
 // against: the read bandwidth for GEMM with one row, the rate of fused multiply-adds for many.
-// Rates are counters: bytes_per_second of weights or cache read, FLOP per second as "flops".
+// Rates are counters: bytes_per_second of weights read, FLOP per second as "flops".
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -13,7 +13,6 @@
 #include <immintrin.h>
 #endif
 
-#include "base/int_math.h"
 #include "kernels/kernel_table.h"
 
 namespace allspark::kernels {
@@ -150,56 +149,6 @@ void Quantize(benchmark::State& state, const KernelTable* table) {
   state.SetItemsProcessed(state.iterations() * cols);
 }
 
-// One sequence, 8 query heads on one KV head of 128 unless said otherwise.
-template <class T>
-void Attention(benchmark::State& state, const KernelTable* table) {
-  const int64_t tokens = state.range(0), context = state.range(1), group = state.range(2);
-  const int64_t head_dim = 128, block_size = 16, kv_heads = 8;
-  const int64_t blocks = CeilDiv(context, block_size);
-  const int64_t head_stride = block_size * head_dim * static_cast<int64_t>(sizeof(T));
-  const int64_t block_stride = 2 * kv_heads * head_stride;
-  std::vector<T> pool = Random<T>(blocks * block_stride / static_cast<int64_t>(sizeof(T)));
-  std::vector<int32_t> block_table(static_cast<size_t>(blocks));
-  for (int64_t i = 0; i < blocks; ++i)
-    block_table[static_cast<size_t>(i)] = static_cast<int32_t>(i);
-  const int64_t ld = kv_heads * group * head_dim;
-  const std::vector<float> q = Random<float>(tokens * ld);
-  std::vector<T> out(q.size());
-  std::vector<float> scratch(static_cast<size_t>(AttentionScratchFloats(group, head_dim)));
-  AttentionArgs args = {};
-  args.kv = {reinterpret_cast<unsigned char*>(pool.data()),
-             block_stride,
-             0,
-             kv_heads * head_stride,
-             head_stride,
-             block_size};
-  args.block_table = block_table.data();
-  args.q = q.data();
-  args.ldq = ld;
-  args.out = out.data();
-  args.ldo = ld;
-  args.begin_position = context - tokens;
-  args.group = group;
-  args.head_dim = head_dim;
-  args.scale = 0.088f;
-  args.scratch = scratch.data();
-  const int64_t tile = AttentionTileTokens(group);
-  for (auto _ : state) {
-    for (args.kv_head = 0; args.kv_head < kv_heads; ++args.kv_head) {
-      for (int64_t t = 0; t < tokens; t += tile) {
-        args.token_begin = t;
-        args.token_end = t + tile < tokens ? t + tile : tokens;
-        table->attention[kSlotOf<T>][kSlotOf<T>](args, nullptr);
-      }
-    }
-    benchmark::ClobberMemory();
-  }
-  const double keys = static_cast<double>(context) - static_cast<double>(tokens - 1) / 2;
-  SetFlops(state, 4.0 * keys * static_cast<double>(tokens * kv_heads * group * head_dim));
-  state.SetBytesProcessed(state.iterations() * context * kv_heads * 2 * head_dim *
-                          static_cast<int64_t>(sizeof(T)));
-}
-
 void RmsNorm(benchmark::State& state, const KernelTable* table) {
   const int64_t cols = state.range(0);
   const std::vector<float> x = Random<float>(cols), weight = Random<float>(cols);
@@ -264,15 +213,6 @@ void RegisterTable(const KernelTable* table) {
       for (int64_t m : {16, 64, 1024}) all->Args({m, 2048, 2048, bits, group});
       all->Args({512, 9728, 896, bits, group})->Args({512, 896, 4864, bits, group});
     }
-  }
-  for (const auto& [name, bench] :
-       {std::pair<const char*, Bench>{"AttentionFloat32", Attention<float>},
-        {"AttentionBFloat16", Attention<BFloat16>}}) {
-    Register(name, bench, table)
-        ->ArgNames({"tokens", "context", "group"})
-        ->Args({1, 4096, 1})
-        ->Args({1, 4096, 4})
-        ->Args({256, 1024, 4});
   }
   Register("RmsNorm", RmsNorm, table)->Arg(2048);
   Register("GatedSilu", GatedSilu, table)->Arg(5632);

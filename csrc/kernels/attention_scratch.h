@@ -9,20 +9,21 @@
 
 namespace allspark::kernels {
 
-// Query rows, one per (token, query head), that pass over the cache together. A multiple of every
-// kernel's register tile.
-inline constexpr int64_t kAttentionRows = 24;
-// Most rows in one register tile.
-inline constexpr int64_t kAttentionTileRows = 8;
+// Query rows, one per (token, query head), that pass over the cache together: as many as make
+// reading it cheap, few enough that their scores stay in the second-level cache.
+inline constexpr int64_t kAttentionRows = 64;
 
 // Padding of a head to whole vectors: at most 15 floats more per row.
 inline constexpr int64_t kAttentionDimPadding = 16;
 
-// Per row: the query and the running sum, and per tile row one chunk's sum.
-inline constexpr int64_t kAttentionScratchPerDim = 2 * kAttentionRows + kAttentionTileRows;
-// The padding of those, running maximum and denominator per row, the scores of one chunk per tile
-// row, and 16 for aligning the begin.
-inline constexpr int64_t kAttentionScratchBase = kAttentionScratchPerDim * kAttentionDimPadding +
-                                                 2 * 32 + kAttentionTileRows * kAttentionChunk + 16;
+AS_ALWAYS_INLINE int64_t AttentionDim(int64_t head_dim) {
+  return (head_dim + kAttentionDimPadding - 1) / kAttentionDimPadding * kAttentionDimPadding;
+}
+
+// Per row: the query, the running sum and one chunk's sum.
+inline constexpr int64_t kAttentionScratchPerDim = 3 * kAttentionRows;
+// Running and one chunk's maximum and denominator per row, one chunk's scores per row, and 16 for
+// aligning the begin.
+inline constexpr int64_t kAttentionScratchBase = (4 + kAttentionChunk) * kAttentionRows + 16;
 
 }  // namespace allspark::kernels

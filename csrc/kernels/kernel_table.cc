@@ -52,7 +52,7 @@ struct TableSet {
 
 int64_t AttentionScratchFloats(int64_t group, int64_t head_dim) {
   (void)group;  // Rows are (token, head) pairs and are taken a fixed number at a time.
-  return kAttentionScratchBase + kAttentionScratchPerDim * head_dim;
+  return kAttentionScratchBase + kAttentionScratchPerDim * AttentionDim(head_dim);
 }
 
 int64_t AttentionTileTokens(int64_t group) {

@@ -91,6 +91,27 @@ AS_ALWAYS_INLINE Lanes16 Narrow(const Lanes32& x) {
   for (int i = 0; i < 16; ++i) y.lane[i] = static_cast<uint16_t>(x.lane[i]);
   return y;
 }
+// a * 2^floor(b).
+AS_ALWAYS_INLINE Lanes32 ScaleBy(Lanes32 a, const Lanes32& b) {
+  for (int i = 0; i < 16; ++i) {
+    const float n = std::fmin(std::fmax(std::floor(Bits<float>(b.lane[i])), -1000.0f), 1000.0f);
+    a.lane[i] = Bits<uint32_t>(std::scalbn(Bits<float>(a.lane[i]), static_cast<int>(n)));
+  }
+  return a;
+}
+AS_ALWAYS_INLINE Lanes32 RoundToWhole(Lanes32 x) {
+  for (uint32_t& lane : x.lane) lane = Bits<uint32_t>(std::nearbyintf(Bits<float>(lane)));
+  return x;
+}
+// Subnormal numbers become zero.
+AS_ALWAYS_INLINE Lanes16 NarrowBf16(const Lanes32& x) {
+  Lanes16 y;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t tiny = (x.lane[i] & 0x7f800000u) == 0 ? 0x80000000u : 0xffffffffu;
+    y.lane[i] = ToBFloat16(Bits<float>(x.lane[i] & tiny)).bits;
+  }
+  return y;
+}
 AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
   __m256 y;
   std::memcpy(&y, reinterpret_cast<const char*>(&x) + 32 * half, 32);
@@ -113,6 +134,9 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #undef _mm512_madd_epi16
 #undef _mm512_cvtepu8_epi32
 #undef _mm512_cvtsepi32_epi8
+#undef _mm512_scalef_ps
+#undef _mm512_roundscale_ps
+#undef _mm512_cvtneps_pbh
 #define AS_GAPS allspark::testing::gaps
 #define AS_GAPS_IN(x) AS_GAPS::Bits<AS_GAPS::Lanes32>(x)
 #define _mm512_maskz_loadu_ps(m, p) AS_GAPS::Bits<__m512>(AS_GAPS::MaskLoad(m, p))
@@ -131,3 +155,6 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #define _mm512_madd_epi16(x, y) \
   AS_GAPS::Bits<__m512i>(AS_GAPS::DotPairs16(AS_GAPS_IN(x), AS_GAPS_IN(y)))
 #define _mm512_extractf32x8_ps(x, half) AS_GAPS::Half(x, half)
+#define _mm512_scalef_ps(a, b) AS_GAPS::Bits<__m512>(AS_GAPS::ScaleBy(AS_GAPS_IN(a), AS_GAPS_IN(b)))
+#define _mm512_roundscale_ps(x, mode) AS_GAPS::Bits<__m512>(AS_GAPS::RoundToWhole(AS_GAPS_IN(x)))
+#define _mm512_cvtneps_pbh(x) AS_GAPS::Bits<__m256i>(AS_GAPS::NarrowBf16(AS_GAPS_IN(x)))

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/attention_scratch.h"
+#include "kernels/cpu/attention_tile.inl"
 #include "kernels/cpu/cache.inl"
 #include "kernels/cpu/math.inl"
 #include "kernels/cpu/rowwise.inl"
@@ -15,81 +16,169 @@
 namespace allspark::kernels {
 namespace {
 
-static_assert(kTileRows <= kAttentionTileRows && kLanes <= kAttentionDimPadding);
-// Scores are computed by whole vectors within a block, the smallest of which holds 16 tokens.
-static_assert(16 % kLanes == 0 && kAttentionChunk % kLanes == 0);
-
-constexpr float kNoScore = -__builtin_huge_valf();
-
-AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
-AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
+static_assert(kLanes <= kAttentionDimPadding && kAttentionRows % kLanes == 0);
+static_assert(kAttentionChunk % kSpan == 0);
 
 // Regions of the caller's scratch memory, `dim` floats per row: head_dim rounded up to whole
 // vectors.
 struct AttentionScratch {
   int64_t dim;
-  float* q;            // [kAttentionRows][dim]
-  float* sum;          // [kAttentionRows][dim]
-  float* highest;      // [kAttentionRows]
-  float* denominator;  // [kAttentionRows]
-  float* chunk_sum;    // [kAttentionTileRows][dim]
-  float* scores;       // [kAttentionTileRows][kAttentionChunk]
+  float* q;                  // [kAttentionRows][dim], in the elements that the dot product takes
+  float* sum;                // [kAttentionRows][dim]
+  float* chunk_sum;          // [kAttentionRows][dim]
+  float* scores;             // [kAttentionRows][kAttentionChunk]; then weights, as q's elements
+  float* highest;            // [kAttentionRows]
+  float* denominator;        // [kAttentionRows]
+  float* chunk_highest;      // [kAttentionRows]
+  float* chunk_denominator;  // [kAttentionRows]
 };
 
 AS_ALWAYS_INLINE AttentionScratch SplitScratch(float* scratch, int64_t head_dim) {
   float* p = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64);
   AttentionScratch s;
-  s.dim = (head_dim + kAttentionDimPadding - 1) / kAttentionDimPadding * kAttentionDimPadding;
+  s.dim = AttentionDim(head_dim);
   s.q = p;
   s.sum = s.q + kAttentionRows * s.dim;
   s.chunk_sum = s.sum + kAttentionRows * s.dim;
-  s.scores = s.chunk_sum + kAttentionTileRows * s.dim;
-  s.highest = s.scores + kAttentionTileRows * kAttentionChunk;
-  s.denominator = s.highest + 32;
+  s.scores = s.chunk_sum + kAttentionRows * s.dim;
+  s.highest = s.scores + kAttentionRows * kAttentionChunk;
+  s.denominator = s.highest + kAttentionRows;
+  s.chunk_highest = s.denominator + kAttentionRows;
+  s.chunk_denominator = s.chunk_highest + kAttentionRows;
   return s;
 }
 
-// The positions [begin, end) that a row sees.
+// Positions [begin, end).
 struct KeyRange {
   int64_t begin, end;
 };
 
+AS_ALWAYS_INLINE KeyRange Intersect(KeyRange a, KeyRange b) {
+  return {Higher(a.begin, b.begin), Lower(a.end, b.end)};
+}
+AS_ALWAYS_INLINE bool Empty(KeyRange x) { return x.begin >= x.end; }
+
+// What a row sees.
 AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
   const int64_t end = args.begin_position + args.token_begin + row / args.group + 1;
   return {args.window > 0 && end > args.window ? end - args.window : 0, end};
 }
 
-// scores[r][p - chunk] = q[r] . k[p] for lo <= p < hi; also for neighbours up to whole vectors,
-// which hold anything and are masked later.
+// The rows of one call of AttendRows.
+struct RowBlock {
+  int64_t first, count;
+};
+
+// scores[r][p - chunk] = q[r] . k[p] for the rows and the positions of `seen`, and anything for
+// neighbours of these up to whole tiles.
 template <class T, class Dot>
-void Scores(const CacheHead<T>& head, const AttentionScratch& s, int64_t head_dim, int64_t row,
-            int64_t rows, int64_t chunk, int64_t lo, int64_t hi) {
-  TileArgs<float> tile;
-  tile.a = s.q + row * s.dim;
-  tile.lda = s.dim;
-  tile.b_stride = head.block_size * kLaneBytes;
-  tile.groups = head_dim / Dot::kGroup;
-  tile.ldc = kAttentionChunk;
-  tile.resume = false;
-  tile.prefetch = head_dim / Dot::kGroup * tile.b_stride;
-  lo = lo / kLanes * kLanes;
-  hi = (hi + kLanes - 1) / kLanes * kLanes;
-  while (lo < hi) {
-    const int64_t token = lo % head.block_size;
-    const int64_t columns = Lower(head.block_size - token, hi - lo);
-    tile.b = head.Keys(lo) + token * kLaneBytes;
-    tile.c = s.scores + (lo - chunk);
-    TileRows<Dot>(rows, tile, columns);
-    lo += columns;
+void Scores(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
+            int64_t rows, int64_t chunk, KeyRange seen) {
+  using A = typename Dot::A;
+  for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
+    const KeyRange span = Intersect(seen, {begin, begin + kSpan});
+    const Span keys = head.KeySpan(begin, span.begin, span.end);
+    const Span values = head.ValueSpan(begin, span.begin, span.end, args.head_dim);
+    ScoreTileArgs<A> tile;
+    tile.lda = s.dim * 4 / static_cast<int64_t>(sizeof(A));
+    tile.keys = &keys;
+    tile.ahead = &values;
+    tile.groups = args.head_dim / Dot::kGroup;
+    tile.ldc = kAttentionChunk;
+    tile.begin = span.begin - begin;
+    tile.end = span.end - begin;
+    for (int64_t r = 0; r < rows;) {
+      const int64_t tile_rows = NextTileRows(rows - r);
+      tile.a = reinterpret_cast<const A*>(s.q) + r * tile.lda;
+      tile.c = s.scores + r * kAttentionChunk + (begin - chunk);
+      ScoreRows<Dot>(tile_rows, tile);
+      tile.ahead = &keys;
+      r += tile_rows;
+    }
+  }
+}
+
+// chunk_sum[r] += sum over the positions p of `range`, within one span that begins at `begin`, of
+// weight[r][p] * v[p]. Of a group that is visible in part, the rest is zero, as its weights are.
+template <class Dot>
+void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t chunk,
+             const Span& values, int64_t begin, KeyRange range) {
+  using A = typename Dot::A;
+  constexpr int64_t kGroup = Dot::kGroup;
+  if (Empty(range)) return;
+  const A* weights = reinterpret_cast<const A*>(s.scores + row * kAttentionChunk) + (begin - chunk);
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const Mask columns = FirstLanes(head_dim - d);
+    VecF acc[1][1] = {{LoadF(s.chunk_sum + row * s.dim + d)}};
+    for (int64_t g = (range.begin - begin) / kGroup; g * kGroup < range.end - begin; ++g) {
+      VecI lanes = MaskLoadI(columns, values.Group<kGroup>(g) + d * kLaneBytes);
+      if (kGroup == 2 && begin + 2 * g < range.begin) lanes = And(lanes, Set1Int(~0xffff));
+      if (kGroup == 2 && begin + 2 * g + 1 >= range.end) lanes = And(lanes, Set1Int(0xffff));
+      Dot::template Step<1, 1>(
+          acc, weights + g * kGroup,
+          0, [lanes](int) __attribute__((always_inline)) { return lanes; });
+    }
+    StoreF(s.chunk_sum + row * s.dim + d, acc[0][0]);
+  }
+}
+
+// chunk_sum[r] = sum over the row's positions p of the chunk, ascending, of weight[r][p] * v[p].
+template <class T, class Dot>
+void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
+               RowBlock rows, int64_t chunk, KeyRange seen, int64_t next_end) {
+  using A = typename Dot::A;
+  constexpr int64_t kGroup = Dot::kGroup;
+  for (int64_t i = 0; i < rows.count * s.dim; i += kLanes) StoreF(s.chunk_sum + i, Zero());
+  const KeyRange whole{chunk, chunk + kAttentionChunk};
+  for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
+    const KeyRange span = Intersect(seen, {begin, begin + kSpan});
+    const Span values = head.ValueSpan(begin, span.begin, span.end, args.head_dim);
+    const int64_t next = begin + kAttentionChunk;
+    const Span next_keys =
+        next < next_end ? head.KeySpan(next, next, Lower(next + kSpan, next_end)) : values;
+    ValueTileArgs<A> tile;
+    tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
+    tile.values = &values;
+    tile.ahead = &next_keys;
+    tile.ldc = s.dim;
+    for (int64_t r = 0; r < rows.count;) {
+      const int64_t tile_rows = NextTileRows(rows.count - r);
+      // What every row of the tile sees, in whole groups: where each begins later and ends earlier.
+      KeyRange common = Intersect(VisibleKeys(args, rows.first + r + tile_rows - 1), whole);
+      common.end = Lower(common.end, VisibleKeys(args, rows.first + r).end);
+      common = {(common.begin + kGroup - 1) / kGroup * kGroup, common.end / kGroup * kGroup};
+      if (Empty(common)) common = {whole.end, whole.end};
+      const KeyRange shared = Intersect(common, span);
+      for (int64_t i = r; i < r + tile_rows; ++i) {
+        const KeyRange visible = Intersect(VisibleKeys(args, rows.first + i), span);
+        AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin,
+                     {visible.begin, Lower(visible.end, common.begin)});
+      }
+      if (!Empty(shared)) {
+        tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
+        tile.c = s.chunk_sum + r * s.dim;
+        tile.group_begin = (shared.begin - begin) / kGroup;
+        tile.group_end = (shared.end - begin) / kGroup;
+        ValueRows<Dot>(tile_rows, tile, args.head_dim);
+        tile.ahead = &values;
+      }
+      for (int64_t i = r; i < r + tile_rows; ++i) {
+        const KeyRange visible = Intersect(VisibleKeys(args, rows.first + i), span);
+        AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin,
+                     {Higher(visible.begin, common.end), visible.end});
+      }
+      r += tile_rows;
+    }
   }
 }
 
 // Scores of [begin, end) (within the chunk) become weights e^(score - highest), zero in the
-// neighbours.
+// neighbours up to whole vectors.
 struct ChunkSoftmax {
   float highest, denominator;
 };
 
+template <class A>
 AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, int64_t begin, int64_t end, float scale,
                                       float soft_cap) {
   const int64_t first = begin / kLanes * kLanes;
@@ -97,7 +186,9 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, int64_t begin, int64_t end,
   for (int64_t i = first; i < end; i += kLanes) {
     VecF x = Mul(LoadF(scores + i), Set1(scale));
     if (soft_cap > 0) x = Mul(Set1(soft_cap), Tanh(Div(x, Set1(soft_cap))));
-    x = Select(RangeMask(i, begin, end), x, Set1(kNoScore));
+    if (i < begin || i + kLanes > end) {
+      x = Select(RangeMask(i, begin, end), x, Set1(kNoScore));
+    }
     highest = Max(x, highest);
     StoreF(scores + i, x);
   }
@@ -105,144 +196,115 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, int64_t begin, int64_t end,
   result.highest = ReduceMax(highest);
   // Where every score is minus infinity, all weights are zero rather than NaN, as if in a larger
   // chunk.
-  const VecF shift = Set1(result.highest == kNoScore ? 0.0f : result.highest);
+  const WeightFunction<A> weight_of(result.highest == kNoScore ? 0.0f : result.highest);
+  A* weights = reinterpret_cast<A*>(scores);
   VecF sum = Zero();
   for (int64_t i = first; i < end; i += kLanes) {
-    const VecF weight = Exp(Sub(LoadF(scores + i), shift));
+    const VecF weight = weight_of(LoadF(scores + i));
     sum = Add(sum, weight);
-    StoreF(scores + i, weight);
+    StoreWeights(weights + i, weight);
   }
   result.denominator = ReduceAdd(sum);
   return result;
 }
 
-// sum[r] += weight[r][token] * v[token] for one token whose pair is not taken whole.
-AS_ALWAYS_INLINE void AddHalfPair(const unsigned char* pair, bool later, const float* weights,
-                                  int64_t rows, int64_t head_dim, float* sums, int64_t dim) {
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    const VecI lanes = MaskLoadI(FirstLanes(head_dim - d), pair + d * kLaneBytes);
-    const VecF v = later ? PairHigh(lanes) : PairLow(lanes);
-    for (int64_t r = 0; r < rows; ++r) {
-      float* sum = sums + r * dim + d;
-      StoreF(sum, Fma(Set1(weights[r * kAttentionChunk]), v, LoadF(sum)));
+// What a row's running result and its next chunk's are multiplied with.
+struct MergeFactors {
+  VecF highest, keep, take;
+};
+
+AS_ALWAYS_INLINE MergeFactors FactorsOf(VecF old, VecF chunk) {
+  MergeFactors f;
+  f.highest = Max(chunk, old);
+  const VecF shift = Select(Less(Set1(kNoScore), f.highest), f.highest, Zero());
+  f.keep = Exp(Sub(old, shift));
+  f.take = Exp(Sub(chunk, shift));
+  return f;
+}
+
+AS_ALWAYS_INLINE VecF MergeDenominator(const MergeFactors& f, VecF old, VecF chunk) {
+  return Add(Mul(old, f.keep), Mul(chunk, f.take));
+}
+
+AS_ALWAYS_INLINE void MergeSum(float* sum, const float* chunk_sum, int64_t dim, VecF keep,
+                               VecF take) {
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    StoreF(sum + d, Fma(LoadF(sum + d), keep, Mul(LoadF(chunk_sum + d), take)));
+  }
+}
+
+// Folds the chunk's results into the rows' running ones.
+AS_ALWAYS_INLINE void Merge(const AttentionArgs& args, const AttentionScratch& s, RowBlock rows,
+                            KeyRange chunk) {
+  for (int64_t r = 0; r < rows.count; r += kLanes) {
+    const VecF chunk_denominator = LoadF(s.chunk_denominator + r);
+    const MergeFactors f = FactorsOf(LoadF(s.highest + r), LoadF(s.chunk_highest + r));
+    StoreF(s.highest + r, f.highest);
+    StoreF(s.denominator + r, MergeDenominator(f, LoadF(s.denominator + r), chunk_denominator));
+    float keep[kLanes], take[kLanes];
+    StoreF(keep, f.keep);
+    StoreF(take, f.take);
+    for (int64_t i = r; i < Lower(r + kLanes, rows.count); ++i) {
+      if (Empty(Intersect(VisibleKeys(args, rows.first + i), chunk))) continue;
+      MergeSum(s.sum + i * s.dim, s.chunk_sum + i * s.dim, s.dim, Set1(keep[i - r]),
+               Set1(take[i - r]));
     }
   }
 }
 
-// chunk_sum[r] += sum over tokens lo <= p < hi ascending of weight[r][p] * v[p], for tile rows
-// [row, row + rows).
-template <class T, class Dot>
-void AddValues(const CacheHead<T>& head, const AttentionScratch& s, int64_t head_dim, int64_t row,
-               int64_t rows, int64_t chunk, int64_t lo, int64_t hi) {
-  constexpr int64_t kGroup = Dot::kGroup;
-  float* sums = s.chunk_sum + row * s.dim;
-  TileArgs<float> tile;
-  tile.lda = kAttentionChunk;
-  tile.b_stride = head_dim * kLaneBytes;
-  tile.c = sums;
-  tile.ldc = s.dim;
-  tile.resume = true;
-  while (lo < hi) {
-    const int64_t token = lo % head.block_size;
-    const float* weights = s.scores + row * kAttentionChunk + (lo - chunk);
-    const unsigned char* lanes = head.Values(lo) + token / kGroup * tile.b_stride;
-    int64_t tokens = Lower(head.block_size - token, hi - lo);
-    if (token % kGroup != 0 || tokens < kGroup) {
-      AddHalfPair(lanes, token % kGroup != 0, weights, rows, head_dim, sums, s.dim);
-      ++lo;
-      continue;
-    }
-    tile.groups = tokens / kGroup;
-    tile.a = weights;
-    tile.b = lanes;
-    tile.prefetch = tile.groups * tile.b_stride;
-    TileRows<Dot>(rows, tile, head_dim);
-    lo += tile.groups * kGroup;
-  }
-}
-
-// Folds the chunk's result into the row's running one.
-AS_ALWAYS_INLINE void Merge(const AttentionScratch& s, int64_t row, const float* chunk_sum,
-                            ChunkSoftmax chunk) {
-  const float old = s.highest[row];
-  const float highest = chunk.highest > old ? chunk.highest : old;
-  const float shift = highest == kNoScore ? 0.0f : highest;
-  const float keep = ExpScalar(old - shift);
-  const float take = ExpScalar(chunk.highest - shift);
-  s.highest[row] = highest;
-  s.denominator[row] = s.denominator[row] * keep + chunk.denominator * take;
-  float* sum = s.sum + row * s.dim;
-  for (int64_t d = 0; d < s.dim; d += kLanes) {
-    const VecF taken = Mul(LoadF(chunk_sum + d), Set1(take));
-    StoreF(sum + d, Fma(LoadF(sum + d), Set1(keep), taken));
-  }
-}
-
-// One chunk for the rows of one register tile.
+// One chunk's maximum, denominator and weighted sum of every row that sees some of it.
 template <class T, class Dot>
 void AttendChunk(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
-                 int64_t first_row, int64_t row, int64_t rows, int64_t chunk) {
-  KeyRange ranges[kAttentionTileRows];
-  ChunkSoftmax softmax[kAttentionTileRows];
-  KeyRange all{chunk + kAttentionChunk, chunk};   // what any row sees
-  KeyRange both{chunk, chunk + kAttentionChunk};  // what every row sees
-  for (int64_t r = 0; r < rows; ++r) {
-    const KeyRange visible = VisibleKeys(args, first_row + row + r);
-    ranges[r] = {Higher(visible.begin, chunk), Lower(visible.end, chunk + kAttentionChunk)};
-    both = {Higher(both.begin, ranges[r].begin), Lower(both.end, ranges[r].end)};
-    if (ranges[r].begin >= ranges[r].end) continue;
-    all = {Lower(all.begin, ranges[r].begin), Higher(all.end, ranges[r].end)};
+                 RowBlock rows, int64_t chunk, KeyRange all) {
+  const KeyRange whole{chunk, chunk + kAttentionChunk};
+  const KeyRange seen = Intersect(all, whole);
+  Scores<T, Dot>(args, head, s, rows.count, chunk, seen);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const KeyRange visible = Intersect(VisibleKeys(args, rows.first + r), whole);
+    const ChunkSoftmax softmax =
+        Empty(visible)
+            ? ChunkSoftmax{kNoScore, 0}
+            : Softmax<typename Dot::A>(s.scores + r * kAttentionChunk, visible.begin - chunk,
+                                       visible.end - chunk, args.scale, args.soft_cap);
+    s.chunk_highest[r] = softmax.highest;
+    s.chunk_denominator[r] = softmax.denominator;
   }
-  if (all.begin >= all.end) return;
-  Scores<T, Dot>(head, s, args.head_dim, row, rows, chunk, all.begin, all.end);
-  if (both.begin >= both.end) both = {chunk + kAttentionChunk, chunk + kAttentionChunk};
-  for (int64_t r = 0; r < rows; ++r) {
-    const KeyRange seen = ranges[r];
-    if (seen.begin >= seen.end) continue;
-    softmax[r] = Softmax(s.scores + r * kAttentionChunk, seen.begin - chunk, seen.end - chunk,
-                         args.scale, args.soft_cap);
-    for (int64_t d = 0; d < s.dim; d += kLanes) StoreF(s.chunk_sum + r * s.dim + d, Zero());
-    AddValues<T, Dot>(head, s, args.head_dim, r, 1, chunk, seen.begin, Lower(seen.end, both.begin));
-  }
-  AddValues<T, Dot>(head, s, args.head_dim, 0, rows, chunk, both.begin, both.end);
-  for (int64_t r = 0; r < rows; ++r) {
-    const KeyRange seen = ranges[r];
-    if (seen.begin >= seen.end) continue;
-    AddValues<T, Dot>(head, s, args.head_dim, r, 1, chunk, Higher(seen.begin, both.end), seen.end);
-    Merge(s, row + r, s.chunk_sum + r * s.dim, softmax[r]);
-  }
+  AddValues<T, Dot>(args, head, s, rows, chunk, seen, all.end);
+}
+
+AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
+  const int64_t token = args.token_begin + row / args.group;
+  return args.q + token * args.ldq + (args.kv_head * args.group + row % args.group) * args.head_dim;
 }
 
 // Up to kAttentionRows rows over all the chunks that any of them sees.
 template <class T, class Dot, class Out>
 void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
-                int64_t first_row, int64_t rows) {
+                RowBlock rows) {
+  using A = typename Dot::A;
   const int64_t head_dim = args.head_dim;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t token = args.token_begin + (first_row + r) / args.group;
-    const int64_t q_head = args.kv_head * args.group + (first_row + r) % args.group;
-    const float* q = args.q + token * args.ldq + q_head * head_dim;
-    for (int64_t d = 0; d < s.dim; d += kLanes) {
-      StoreF(s.q + r * s.dim + d,
-             d < head_dim ? MaskLoadF(FirstLanes(head_dim - d), q + d) : Zero());
-      StoreF(s.sum + r * s.dim + d, Zero());
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const float* q = QueryRow(args, rows.first + r);
+    A* to = reinterpret_cast<A*>(s.q + r * s.dim);
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      StoreQuery(to + d, MaskLoadF(FirstLanes(head_dim - d), q + d));
     }
-    s.highest[r] = kNoScore;
-    s.denominator[r] = 0;
+    for (int64_t d = 0; d < s.dim; d += kLanes) StoreF(s.sum + r * s.dim + d, Zero());
   }
-  const int64_t begin = VisibleKeys(args, first_row).begin;
-  const int64_t end = VisibleKeys(args, first_row + rows - 1).end;
-  for (int64_t chunk = begin / kAttentionChunk * kAttentionChunk; chunk < end;
+  for (int64_t r = 0; r < rows.count; r += kLanes) {
+    StoreF(s.highest + r, Set1(kNoScore));
+    StoreF(s.denominator + r, Zero());
+  }
+  const KeyRange all{VisibleKeys(args, rows.first).begin,
+                     VisibleKeys(args, rows.first + rows.count - 1).end};
+  for (int64_t chunk = all.begin / kAttentionChunk * kAttentionChunk; chunk < all.end;
        chunk += kAttentionChunk) {
-    for (int64_t r = 0; r < rows;) {
-      const int64_t tile_rows = NextTileRows(rows - r);
-      AttendChunk<T, Dot>(args, head, s, first_row, r, tile_rows, chunk);
-      r += tile_rows;
-    }
+    AttendChunk<T, Dot>(args, head, s, rows, chunk, all);
+    Merge(args, s, rows, {chunk, chunk + kAttentionChunk});
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t token = args.token_begin + (first_row + r) / args.group;
-    const int64_t q_head = args.kv_head * args.group + (first_row + r) % args.group;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const int64_t token = args.token_begin + (rows.first + r) / args.group;
+    const int64_t q_head = args.kv_head * args.group + (rows.first + r) % args.group;
     Out* out = static_cast<Out*>(args.out) + token * args.ldo + q_head * head_dim;
     const VecF denominator = Set1(s.denominator[r]);
     const float* sum = s.sum + r * s.dim;
@@ -259,7 +321,7 @@ void Attention(const AttentionArgs& args, Stream) noexcept {
   const CacheHead<T> head = CacheHead<T>::Of(args.kv, args.block_table, args.kv_head);
   const int64_t rows = (args.token_end - args.token_begin) * args.group;
   for (int64_t row = 0; row < rows; row += kAttentionRows) {
-    AttendRows<T, Dot, Out>(args, head, s, row, Lower(kAttentionRows, rows - row));
+    AttendRows<T, Dot, Out>(args, head, s, {row, Lower(kAttentionRows, rows - row)});
   }
 }
 

@@ -1,7 +1,7 @@
 // The paged KV cache: where a head's keys and values lie, and writing them.
 #pragma once
 
-#include "kernels/cpu/tile.inl"
+#include "kernels/cpu/attention_tile.inl"
 
 namespace allspark::kernels {
 namespace {
@@ -27,6 +27,33 @@ struct CacheHead {
   // [block_size / kGroup][head_dim] lanes.
   __attribute__((always_inline)) inline unsigned char* Values(int64_t position) const {
     return pool + block_table[position / block_size] * block_stride + v_offset;
+  }
+
+  // Where attention finds positions [from, to), not empty, of the kSpan that start at `begin`.
+  __attribute__((always_inline)) inline Span KeySpan(int64_t begin, int64_t from,
+                                                     int64_t to) const {
+    Span span;
+    span.stride = block_size * kLaneBytes;
+    for (int64_t g = 0; g < kSpanGranules; ++g) {
+      const int64_t position = Nearest(begin + g * kGranule, from, to);
+      span.granule[g] = Keys(position) + position % block_size * kLaneBytes;
+    }
+    return span;
+  }
+  __attribute__((always_inline)) inline Span ValueSpan(int64_t begin, int64_t from, int64_t to,
+                                                       int64_t head_dim) const {
+    Span span;
+    span.stride = head_dim * kLaneBytes;
+    for (int64_t g = 0; g < kSpanGranules; ++g) {
+      const int64_t position = Nearest(begin + g * kGranule, from, to);
+      span.granule[g] = Values(position) + position % block_size / kGroup * span.stride;
+    }
+    return span;
+  }
+  // The first position of the granule nearest to `position` that holds one of [from, to).
+  AS_ALWAYS_INLINE int64_t Nearest(int64_t position, int64_t from, int64_t to) {
+    const int64_t first = from / kGranule * kGranule, last = (to - 1) / kGranule * kGranule;
+    return Higher(first, Lower(position, last));
   }
 };
 

@@ -1,9 +1,10 @@
-// What the bfloat16 dot product improves over AVX-512: GEMM with bfloat16 activations. Attention
-// stays with float32 weights and queries, which are more accurate. The rules of kernels_avx2.cc
-// hold here too.
+// What the bfloat16 dot product improves over AVX-512: GEMM with bfloat16 activations, and
+// attention over a bfloat16 cache, whose queries and weights are then rounded to bfloat16. The
+// rules of kernels_avx2.cc hold here too.
 #define AS_KERNELS_NATIVE_BF16 1
 #include "kernels/cpu/vec_avx512.h"
 
+#include "kernels/cpu/attention.inl"
 #include "kernels/cpu/gemm.inl"
 #include "kernels/cpu/quantized.inl"
 #include "kernels/kernel_slots.h"
@@ -15,6 +16,8 @@ void FillAvx512Bf16(KernelTable& table) noexcept {
   table.gemm[bf16][bf16] = Gemm<uint16_t, DotNative>;
   table.gemm[static_cast<int>(DType::kUInt8)][bf16] = GemmWidened<uint16_t, DotNative, 8>;
   table.gemm[static_cast<int>(DType::kUInt4)][bf16] = GemmWidened<uint16_t, DotNative, 4>;
+  table.attention[bf16][bf16] = Attention<uint16_t, DotNative, uint16_t>;
+  table.attention[bf16][static_cast<int>(DType::kFloat32)] = Attention<uint16_t, DotNative, float>;
 }
 
 }  // namespace allspark::kernels

@@ -174,7 +174,7 @@ AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t 
   }
 }
 
-void Rope(const RopeArgs& args, Stream) noexcept {
+[[maybe_unused]] void Rope(const RopeArgs& args, Stream) noexcept {
   const int64_t half = args.rotary_dim / 2;
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* cos_sin = args.cos_sin + static_cast<int64_t>(args.positions[r]) * args.rotary_dim;
@@ -219,7 +219,7 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
   return i;
 }
 
-void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
+[[maybe_unused]] void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
   constexpr int64_t kBlock = 2048;  // found again in the cache once it is known to hold the highest
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;

@@ -1,0 +1,199 @@
+// Paged attention on all cores, as a layer of a model runs it, beside the limits it is held
+// against: the read bandwidth for decoding, the rate of bfloat16 dot products (of float32
+// multiply-adds where the table has none) for prefill. Rates are counters: bytes_per_second of
+// cache that must be read once, FLOP per second as "flops".
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "base/int_math.h"
+#include "kernels/kernel_table.h"
+#include "ops/attention.h"
+#include "ops/kv_write.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark {
+namespace {
+
+ThreadPool& Pool() {
+  static ThreadPool pool(0);
+  return pool;
+}
+
+std::vector<float> Random(int64_t n) {
+  std::vector<float> x(static_cast<size_t>(n));
+  uint32_t state = 1;
+  for (float& e : x) {
+    state = state * 1664525u + 1013904223u;
+    e = static_cast<float>(state >> 8) * 0x1p-24f - 0.5f;
+  }
+  return x;
+}
+
+void SetFlops(benchmark::State& state, double per_iteration) {
+  state.counters["flops"] =
+      benchmark::Counter(per_iteration, benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void BM_ReadBandwidth(benchmark::State& state) {
+  const std::vector<uint64_t> memory(size_t{256} << 17, 1);  // 256 MiB
+  for (auto _ : state) {
+    Pool().ParallelFor(static_cast<int64_t>(memory.size()) / 8, 1,
+                       [&](int64_t begin, int64_t end, int) {
+                         uint64_t sums[8] = {};
+                         for (int64_t i = begin; i < end; ++i) {
+                           for (size_t j = 0; j < 8; ++j) {
+                             sums[j] += memory[static_cast<size_t>(i) * 8 + j];
+                           }
+                         }
+                         benchmark::DoNotOptimize(sums);
+                       });
+  }
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * memory.size() * 8));
+}
+BENCHMARK(BM_ReadBandwidth)->UseRealTime();
+
+#if defined(__x86_64__)
+constexpr int kChains = 24;  // Independent accumulators: more than latency times rate.
+
+__attribute__((target("avx512f,avx512bf16"))) void Bf16DotLoop(float* out) {
+  __m512 acc[kChains];
+  for (auto& a : acc) a = _mm512_set1_ps(1.0f);
+  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3f003f00);
+  const __m512bh y = (__m512bh)_mm512_set1_epi32(0x3c003c00);
+  for (int i = 0; i < 100000; ++i) {
+    for (auto& a : acc) a = _mm512_dpbf16_ps(a, x, y);
+  }
+  __m512 sum = _mm512_setzero_ps();
+  for (const auto& a : acc) sum = _mm512_add_ps(sum, a);
+  _mm512_storeu_ps(out, sum);
+}
+
+void BM_Bf16DotRate(benchmark::State& state) {
+  if (kernels::FindTable("avx512_bf16") == nullptr) return state.SkipWithError("no AVX512_BF16");
+  const int64_t threads = Pool().num_threads();
+  for (auto _ : state) {
+    Pool().ParallelFor(threads, 1, [](int64_t, int64_t, int) {
+      float out[16];
+      Bf16DotLoop(out);
+      benchmark::DoNotOptimize(out);
+    });
+  }
+  SetFlops(state, static_cast<double>(threads) * 100000.0 * kChains * 64);
+}
+BENCHMARK(BM_Bf16DotRate)->UseRealTime();
+#endif
+
+// A cache of several layers, so many that the next one is not in the processor's caches, and
+// `batch` sequences of one length whose last `tokens` attend.
+struct Case {
+  AttentionParams params;
+  int64_t tokens, context, batch;
+  DType cache, out;
+};
+
+class Layers {
+ public:
+  Layers(const OpContext& context, const Case& c) {
+    const int64_t block_size = 32;
+    const int64_t blocks = c.batch * CeilDiv(c.context, block_size);
+    const int64_t part = c.params.head_dim * block_size * ElementBytes(c.cache);
+    const int64_t layer_bytes = 2 * c.params.kv_heads * part;
+    num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
+    memory_.resize(static_cast<size_t>(blocks * num_ * layer_bytes));
+    for (int32_t i = 0; i < blocks; ++i) table_.push_back(i);
+    kv_ = {memory_.data(), num_ * layer_bytes, 0, c.params.kv_heads * part, part, block_size};
+    layer_bytes_ = layer_bytes;
+    const int64_t cols = c.params.kv_heads * c.params.head_dim;
+    std::vector<float> x = Random(c.context * cols);
+    const Matrix rows{x.data(), DType::kFloat32, c.context, cols, cols};
+    for (int64_t s = 0; s < c.batch; ++s) {
+      const int32_t* table = table_.data() + s * CeilDiv(c.context, block_size);
+      const SequenceRange whole{0, c.context, 0, table};
+      for (int64_t layer = 0; layer < num_; ++layer) {
+        KvWrite(context, At(layer), c.cache, &whole, 1, rows, rows, c.params.kv_heads,
+                c.params.head_dim);
+      }
+      sequences_.push_back({s * c.tokens, c.tokens, c.context - c.tokens, table});
+    }
+  }
+
+  kernels::PagedKv At(int64_t layer) const {
+    kernels::PagedKv kv = kv_;
+    kv.k_offset += layer * layer_bytes_;
+    kv.v_offset += layer * layer_bytes_;
+    return kv;
+  }
+  int64_t num() const { return num_; }
+  int64_t layer_bytes() const { return layer_bytes_; }
+  int64_t num_blocks() const { return static_cast<int64_t>(table_.size()); }
+  const std::vector<SequenceRange>& sequences() const { return sequences_; }
+
+ private:
+  std::vector<unsigned char> memory_;
+  std::vector<int32_t> table_;
+  std::vector<SequenceRange> sequences_;
+  kernels::PagedKv kv_;
+  int64_t num_, layer_bytes_;
+};
+
+void Run(benchmark::State& state, const kernels::KernelTable* table, DType cache, DType out_dtype) {
+  Case c{{state.range(0), state.range(1), 64, 0.125f, 0, 0.0f},
+         state.range(2),
+         state.range(3),
+         state.range(4),
+         cache,
+         out_dtype};
+  const OpContext context{table, &Pool(), nullptr, nullptr};
+  const Layers layers(context, c);
+  const int64_t rows = c.batch * c.tokens, cols = c.params.q_heads * c.params.head_dim;
+  std::vector<float> q = Random(rows * cols), out(q.size());
+  std::vector<float> scratch(
+      static_cast<size_t>(PagedAttentionScratch(c.params, Pool().num_threads())));
+  int64_t layer = 0;
+  for (auto _ : state) {
+    PagedAttention(context, c.params, layers.At(layer), cache, layers.sequences().data(), c.batch,
+                   {q.data(), DType::kFloat32, rows, cols, cols}, scratch.data(),
+                   {out.data(), out_dtype, rows, cols, cols});
+    benchmark::ClobberMemory();
+    layer = (layer + 1) % layers.num();
+  }
+  const double keys = static_cast<double>(c.context) - static_cast<double>(c.tokens - 1) / 2;
+  SetFlops(state, 4.0 * keys * static_cast<double>(rows * cols));
+  state.SetBytesProcessed(state.iterations() * layers.num_blocks() * layers.layer_bytes());
+}
+
+void Register(const kernels::KernelTable* table, const char* name, DType cache, DType out) {
+  const std::string full = std::string("Attention") + name + "/" + table->name;
+  auto* bench = benchmark::RegisterBenchmark(
+      full.c_str(), [=](benchmark::State& state) { Run(state, table, cache, out); });
+  bench->ArgNames({"q_heads", "kv_heads", "tokens", "context", "batch"})->UseRealTime();
+  for (const auto& [q_heads, kv_heads] : {std::pair{14, 2}, {32, 8}}) {
+    bench->Args({q_heads, kv_heads, 512, 1024, 1});
+    bench->Args({q_heads, kv_heads, 512, 8192, 1});
+    bench->Args({q_heads, kv_heads, 1, 8192, 1});
+    bench->Args({q_heads, kv_heads, 1, 2048, 16});
+  }
+  bench->Args({8, 8, 512, 1024, 1});
+  bench->Args({3, 1, 1, 8192, 1});
+}
+
+// The reference is an oracle, not a kernel to measure.
+const bool registered = [] {
+  for (const kernels::KernelTable* table : kernels::AvailableTables()) {
+    if (table == kernels::FindTable("reference")) continue;
+    Register(table, "Float32", DType::kFloat32, DType::kFloat32);
+    Register(table, "BFloat16", DType::kBFloat16, DType::kBFloat16);
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace allspark

@@ -1,0 +1,230 @@
+// The register tiles of attention, and how weights come out of scores. As tile.inl's, every element
+// is one chain over its reduced dimension ascending, whatever the tile; but the other operand lies
+// in pieces of 16 tokens, wherever the cache has them.
+#pragma once
+
+#include "kernels/cpu/math.inl"
+#include "kernels/cpu/tile.inl"
+
+namespace allspark::kernels {
+namespace {
+
+constexpr float kNoScore = -__builtin_huge_valf();
+
+AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
+AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Tokens that lie together whatever the block size.
+constexpr int64_t kGranule = 16;
+// Tokens whose keys, and then values, all rows of a block pass over while they are in the
+// first-level cache.
+constexpr int64_t kSpan = 128;
+constexpr int64_t kSpanGranules = kSpan / kGranule;
+static_assert(kGranule % kLanes == 0);
+
+// The keys or values of one KV head and kSpan positions. Granules outside the positions asked for
+// point to the nearest one that was, so that whole tiles may be read.
+struct Span {
+  const unsigned char* granule[kSpanGranules];
+  int64_t stride;  // bytes from one group of the reduced dimension to the next
+
+  // Values: the group with this index, all of its columns.
+  template <int64_t kGroup>
+  __attribute__((always_inline)) inline const unsigned char* Group(int64_t group) const {
+    constexpr int64_t kGroups = kGranule / kGroup;
+    return granule[group / kGroups] + group % kGroups * stride;
+  }
+};
+
+// scores = q . k. Both tiles fetch `ahead` what comes after the matrix that they read.
+template <class A>
+struct ScoreTileArgs {
+  const A* a;  // queries
+  int64_t lda;
+  const Span* keys;
+  const Span* ahead;  // the same positions' values
+  int64_t groups;     // of head_dim
+  float* c;           // of the span's first position
+  int64_t ldc;
+  int64_t begin, end;  // positions within the span
+};
+
+template <class Dot, int R, int V>
+void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
+  constexpr int kGranules = static_cast<int>(V * kLanes / kGranule);
+  VecF acc[R][V];
+  const unsigned char* b[V];
+  const unsigned char* ahead[kGranules];
+  AS_UNROLL for (int v = 0; v < V; ++v) {
+    const int64_t token = first + v * kLanes;
+    b[v] = args.keys->granule[token / kGranule] + token % kGranule * kLaneBytes;
+  }
+  AS_UNROLL for (int g = 0; g < kGranules; ++g) {
+    ahead[g] = args.ahead->granule[first / kGranule + g];
+  }
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Zero();
+  }
+  const typename Dot::A* a = args.a;
+  const int64_t lda = args.lda, stride = args.keys->stride;
+  int64_t offset = 0;
+  for (int64_t g = 0; g < args.groups; ++g) {
+    // A granule has as many cache lines of values as of keys.
+    AS_UNROLL for (int i = 0; i < kGranules; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + g * 64, _MM_HINT_T0);
+    }
+    Dot::template Step<R, V>(
+        acc, a, lda,
+        [&b, offset ](int v) __attribute__((always_inline)) { return LoadI(b[v] + offset); });
+    a += Dot::kGroup;
+    offset += stride;
+  }
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      StoreF(args.c + r * args.ldc + first + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+// The vectors of keys in a tile of R rows: as in GEMM, but whole granules.
+constexpr int ScoreVecs(int rows) {
+  return TileVecs(rows) * kLanes < kGranule ? static_cast<int>(kGranule / kLanes) : TileVecs(rows);
+}
+
+template <class Dot, int R>
+AS_ALWAYS_INLINE void ScoreTiles(const ScoreTileArgs<typename Dot::A>& args) {
+  constexpr int64_t kColumns = ScoreVecs(R) * kLanes;
+  static_assert(kSpan % kColumns == 0);
+  for (int64_t i = args.begin / kColumns * kColumns; i < args.end; i += kColumns) {
+    ScoreTile<Dot, R, ScoreVecs(R)>(args, i);
+  }
+}
+
+// sum += weights . v for whole groups of tokens.
+template <class A>
+struct ValueTileArgs {
+  const A* a;  // weights, of the span's first position
+  int64_t lda;
+  const Span* values;
+  const Span* ahead;               // keys that come next, or the values again
+  int64_t group_begin, group_end;  // within the span
+  float* c;                        // sums
+  int64_t ldc;
+};
+
+// V vectors of columns from `column` on. kMasked: of one vector, those in `mask` alone.
+template <class Dot, int R, int V, bool kMasked>
+void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask mask) {
+  constexpr int64_t kGroups = kGranule / Dot::kGroup;
+  VecF acc[R][V];
+  float* c = args.c + column;
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = LoadF(c + r * args.ldc + v * kLanes);
+  }
+  const int64_t stride = args.values->stride, lda = args.lda;
+  const typename Dot::A* a = args.a + args.group_begin * Dot::kGroup;
+  for (int64_t group = args.group_begin; group < args.group_end;) {
+    const int64_t granule = group / kGroups;
+    const int64_t end = Lower((granule + 1) * kGroups, args.group_end);
+    const unsigned char* b =
+        args.values->granule[granule] + group % kGroups * stride + column * kLaneBytes;
+    // The granule's keys to come have as many cache lines as its values, one every stride.
+    const int64_t ahead_stride = args.ahead->stride;
+    const char* ahead = reinterpret_cast<const char*>(args.ahead->granule[granule]) +
+                        (group % kGroups * stride + column * kLaneBytes) / 64 * ahead_stride;
+    for (; group < end; ++group) {
+      AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
+        _mm_prefetch(ahead + line / 64 * ahead_stride, _MM_HINT_T0);
+      }
+      ahead += stride / 64 * ahead_stride;
+      Dot::template Step<R, V>(
+          acc, a, lda, [ b, mask ](int v) __attribute__((always_inline)) {
+            return kMasked ? MaskLoadI(mask, b) : LoadI(b + v * kVecBytes);
+          });
+      a += Dot::kGroup;
+      b += stride;
+    }
+  }
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) StoreF(c + r * args.ldc + v * kLanes, acc[r][v]);
+  }
+}
+
+// All columns in tiles of V vectors, then of half as many, down to one and a masked rest.
+template <class Dot, int R, int V>
+AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& args, int64_t column,
+                                 int64_t columns) {
+  for (; columns - column >= V * kLanes; column += V * kLanes) {
+    ValueTile<Dot, R, V, false>(args, column, FirstLanes(kLanes));
+  }
+  if constexpr (V > 1) {
+    ValueTiles<Dot, R, V / 2>(args, column, columns);
+  } else if (column < columns) {
+    ValueTile<Dot, R, 1, true>(args, column, FirstLanes(columns - column));
+  }
+}
+
+// Calls run with the number of rows, 1 to kTileRows, as a constant.
+template <int R, class Run>
+AS_ALWAYS_INLINE void WithRows(int64_t rows, Run run) {
+  if constexpr (R < kTileRows) {
+    if (rows > R) return WithRows<R + 1>(rows, run);
+  }
+  run.template operator()<R>();
+}
+
+template <class Dot>
+void ScoreRows(int64_t rows, const ScoreTileArgs<typename Dot::A>& args) {
+  WithRows<1>(rows, [&args]<int R>() { ScoreTiles<Dot, R>(args); });
+}
+template <class Dot>
+void ValueRows(int64_t rows, const ValueTileArgs<typename Dot::A>& args, int64_t columns) {
+  WithRows<1>(rows,
+              [&args, columns]<int R>() { ValueTiles<Dot, R, TileVecs(R)>(args, 0, columns); });
+}
+
+// How queries and weights are stored, and a weight's e^(score - shift).
+AS_ALWAYS_INLINE void StoreQuery(float* p, VecF x) { StoreF(p, x); }
+AS_ALWAYS_INLINE void StoreWeights(float* p, VecF x) { StoreF(p, x); }
+
+template <class A>
+struct WeightFunction {
+  VecF shift;
+  explicit WeightFunction(float highest) : shift(Set1(highest)) {}
+  __attribute__((always_inline)) inline VecF operator()(VecF score) const {
+    return Exp(Sub(score, shift));
+  }
+};
+
+#if defined(AS_KERNELS_NATIVE_BF16)
+AS_ALWAYS_INLINE void StoreQuery(uint16_t* p, VecF x) { StoreBf16(p, x); }
+// By the conversion instruction: that it flushes subnormal weights to zero does not matter here.
+AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+// Beside bfloat16 products, the exponential is what attention's time goes into: 2^x with a scaling
+// instruction and a polynomial of degree 5, within 4 ulp.
+template <>
+struct WeightFunction<uint16_t> {
+  static constexpr float kLog2E = 1.44269504f;
+  VecF shift;
+  explicit WeightFunction(float highest) : shift(Neg(Mul(Set1(highest), Set1(kLog2E)))) {}
+  __attribute__((always_inline)) inline VecF operator()(VecF score) const {
+    // The second operand survives where it is NaN.
+    const VecF x = Max(Set1(-200.0f), Fma(score, Set1(kLog2E), shift));
+    const VecF n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const VecF f = Sub(x, n);
+    VecF p = Set1(0.0013333558f);
+    p = Fma(p, f, Set1(0.0096181291f));
+    p = Fma(p, f, Set1(0.0555041087f));
+    p = Fma(p, f, Set1(0.2402265070f));
+    p = Fma(p, f, Set1(0.6931471806f));
+    p = Fma(p, f, Set1(1.0f));
+    return _mm512_scalef_ps(p, n);
+  }
+};
+#endif
+
+}  // namespace
+}  // namespace allspark::kernels
