@@ -2,7 +2,8 @@
 // 151,936) with random bfloat16 weights: decode of 1, 8 and 32 sequences and prefill of 512 tokens.
 // Beside the step's own time each row has the mean time per step and thread inside each kernel, so
 // what is missing from their sum is waiting. ALLSPARK_BENCH_LAYERS shortens the model,
-// ALLSPARK_CPU_ISA chooses the kernels.
+// ALLSPARK_BENCH_WEIGHTS quantises it (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head
+// in 8 bits), ALLSPARK_CPU_ISA chooses the kernels.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -33,12 +34,14 @@ constexpr int64_t kMaxTokens = 512;
 constexpr int64_t kDecodeContext = 256;
 
 // Time inside kernels, by operation, added up over threads.
-enum Op { kGemm, kHead, kAttention, kNorm, kAct, kRope, kKvWrite, kEmbedding, kNumOps };
+enum Op { kGemm, kHead, kAttention, kNorm, kAct, kRope, kKvWrite, kQuantize, kNumOps };
 constexpr const char* kOpNames[kNumOps] = {"gemm_ms", "head_ms", "attn_ms",  "norm_ms",
-                                           "act_ms",  "rope_ms", "write_ms", "embed_ms"};
+                                           "act_ms",  "rope_ms", "write_ms", "quant_ms"};
 std::atomic<int64_t> op_ns[kNumOps];
 const kernels::KernelTable* timed_table = nullptr;
 constexpr int kSlot = static_cast<int>(DType::kBFloat16);
+constexpr int kFloatSlot = static_cast<int>(DType::kFloat32);
+constexpr int kInt8Slot = static_cast<int>(DType::kInt8);
 
 class OpTimer {
  public:
@@ -53,25 +56,49 @@ class OpTimer {
   std::chrono::steady_clock::time_point begin_;
 };
 
+template <int kWeight, int kAct>
+void TimedGemm(const kernels::GemmArgs& args, kernels::Stream stream) noexcept {
+  const OpTimer timer(args.n == kVocab ? kHead : kGemm);
+  timed_table->gemm[kWeight][kAct](args, stream);
+}
+
+// For every activation dtype that step_bench's models use.
+template <int kWeight>
+void TimeGemms(kernels::KernelTable& timing) {
+  timing.gemm[kWeight][kSlot] = TimedGemm<kWeight, kSlot>;
+  timing.gemm[kWeight][kInt8Slot] = TimedGemm<kWeight, kInt8Slot>;
+}
+
+// For every dtype that an op may write.
+template <int kOut>
+void TimeRows(kernels::KernelTable& timing) {
+  using kernels::Stream;
+  timing.attention[kSlot][kOut] = [](const kernels::AttentionArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kAttention);
+    timed_table->attention[kSlot][kOut](args, stream);
+  };
+  timing.rms_norm[kOut] = [](const kernels::RmsNormArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kNorm);
+    timed_table->rms_norm[kOut](args, stream);
+  };
+  timing.gated_act[kOut] = [](const kernels::GatedActArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kAct);
+    timed_table->gated_act[kOut](args, stream);
+  };
+}
+
 kernels::KernelTable TimingTable(const kernels::KernelTable& table) {
   timed_table = &table;
   kernels::KernelTable timing = table;
   using kernels::Stream;
-  timing.gemm[kSlot][kSlot] = [](const kernels::GemmArgs& args, Stream stream) noexcept {
-    const OpTimer timer(args.n == kVocab ? kHead : kGemm);
-    timed_table->gemm[kSlot][kSlot](args, stream);
-  };
-  timing.attention[kSlot][kSlot] = [](const kernels::AttentionArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kAttention);
-    timed_table->attention[kSlot][kSlot](args, stream);
-  };
-  timing.rms_norm[kSlot] = [](const kernels::RmsNormArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kNorm);
-    timed_table->rms_norm[kSlot](args, stream);
-  };
-  timing.gated_act[kSlot] = [](const kernels::GatedActArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kAct);
-    timed_table->gated_act[kSlot](args, stream);
+  TimeGemms<kSlot>(timing);
+  TimeGemms<static_cast<int>(DType::kUInt8)>(timing);
+  TimeGemms<static_cast<int>(DType::kUInt4)>(timing);
+  TimeRows<kSlot>(timing);
+  TimeRows<kFloatSlot>(timing);
+  timing.quantize = [](const kernels::QuantizeArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kQuantize);
+    timed_table->quantize(args, stream);
   };
   timing.rope = [](const kernels::RopeArgs& args, Stream stream) noexcept {
     const OpTimer timer(kRope);
@@ -81,15 +108,28 @@ kernels::KernelTable TimingTable(const kernels::KernelTable& table) {
     const OpTimer timer(kKvWrite);
     timed_table->kv_write[kSlot](args, stream);
   };
-  timing.embedding[kSlot] = [](const kernels::EmbeddingArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kEmbedding);
-    timed_table->embedding[kSlot](args, stream);
-  };
   return timing;
 }
 
 void Require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+
+// weights: "a8w4" and the like.
+void QuantizeSpec(const std::string& weights, proto::DecoderSpec& spec) {
+  const auto quantize = [&](const std::string& tensor, int bits) {
+    proto::WeightQuant* quant = spec.add_weight_quant();
+    quant->set_tensor(tensor);
+    quant->set_bits(bits);
+    quant->set_group_size(bits == 4 ? 64 : 0);
+    quant->set_quantize_activations(weights.starts_with("a8"));
+  };
+  quantize("embedding", 8);
+  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
+    for (const char* name : {"qkv", "o", "gate_up", "down"}) {
+      quantize("layers." + std::to_string(layer) + "." + name, weights.ends_with("w4") ? 4 : 8);
+    }
+  }
 }
 
 proto::DecoderSpec Spec() {
@@ -109,6 +149,8 @@ proto::DecoderSpec Spec() {
   spec.set_max_position(32768);
   spec.set_rotary_dim(64);
   spec.set_compute_type(proto::COMPUTE_BFLOAT16);
+  const char* weights = std::getenv("ALLSPARK_BENCH_WEIGHTS");
+  if (weights != nullptr) QuantizeSpec(weights, spec);
   return spec;
 }
 
@@ -179,7 +221,9 @@ class Bench {
     Require(tensors.status());
     auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", &pool_);
     Require(writer.status());
-    for (const RequiredTensor& tensor : *tensors) AddRandom(**writer, tensor);
+    for (const RequiredTensor& tensor : *tensors) {
+      if (tensor.layout != proto::PANEL64_SCALE) AddRandom(**writer, tensor);
+    }
     auto image = (*writer)->Finish();
     Require(image.status());
     weight_bytes_ = (*image)->param_bytes();
