@@ -259,11 +259,16 @@ void GemmBytes(const GemmArgs& args, Stream) noexcept {
   }
 }
 
-// The element of every stored lane that is `shift` bits up, less its zero point, as float32: exact.
+// 2^23: added to it as bits, an integer below 2^23 becomes that float.
+constexpr int32_t kMagicBits = 0x4b000000;
+constexpr float kMagic = 0x1p23f;
+
+// The element of every stored lane that is `kShift` bits up, less its zero point, as float32:
+// exact. `magic_zero` is kMagic + zero.
 template <int kBits, int kShift>
-AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecI zero) {
+AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecF magic_zero) {
   const VecI u = And(ShiftRight<kShift>(lanes), Set1Int((1 << kBits) - 1));
-  return IntToFloat(SubInt(u, zero));
+  return Sub(AsFloat(Or(u, Set1Int(kMagicBits))), magic_zero);
 }
 
 // Stores the widened elements k and k + 1 of a lane as the tile reads them.
@@ -277,30 +282,37 @@ AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF odd) {
   StoreI(out, Or(ShiftRight<16>(AsInt(even)), And(AsInt(odd), Set1Int(-65536))));
 }
 
-// `count` k of a panel to [count / Dot::kGroup][64] lanes.
+// `count` k of a panel to [count / Dot::kGroup][64] lanes. Fetches what comes after them.
 template <int kBits, class Dot>
-void WidenBlock(const unsigned char* b, const uint8_t* zeros, int64_t count, unsigned char* out) {
+void WidenBlock(const unsigned char* from, const uint8_t* zeros, int64_t count,
+                unsigned char* out) {
   constexpr int64_t kStep = 32 / kBits;                      // k per stored lane
   constexpr int64_t kPair = 2 / Dot::kGroup * kPanelStride;  // bytes of two k
-  for (int64_t column = 0; column < kPanelStride; column += kVecBytes) {
-    const VecI zero =
-        zeros == nullptr ? Set1Int(SymmetricZero(kBits)) : LoadBytes(zeros + column / 4);
-    const unsigned char* from = b + column;
-    unsigned char* to = out + column;
-    for (int64_t k = 0; k < count; k += kStep) {
-      const VecI x = LoadI(from);
+  constexpr int kVecs = kPanelStride / kVecBytes;
+  VecF zero[kVecs];
+  AS_UNROLL for (int v = 0; v < kVecs; ++v) {
+    const VecI point =
+        zeros == nullptr ? Set1Int(SymmetricZero(kBits)) : LoadBytes(zeros + v * kLanes);
+    zero[v] = Add(Set1(kMagic), IntToFloat(point));
+  }
+  for (int64_t k = 0; k < count; k += kStep) {
+    AS_UNROLL for (int v = 0; v < kVecs; ++v) {
+      const unsigned char* lanes = from + v * kVecBytes;
+      unsigned char* to = out + v * kVecBytes;
+      _mm_prefetch(reinterpret_cast<const char*>(lanes) + kStreamPrefetch, _MM_HINT_T0);
+      const VecI x = LoadI(lanes);
       if constexpr (kBits == 8) {
-        StoreWide(Dot(), to, Widen<8, 0>(x, zero), Widen<8, 8>(x, zero));
-        StoreWide(Dot(), to + kPair, Widen<8, 16>(x, zero), Widen<8, 24>(x, zero));
+        StoreWide(Dot(), to, Widen<8, 0>(x, zero[v]), Widen<8, 8>(x, zero[v]));
+        StoreWide(Dot(), to + kPair, Widen<8, 16>(x, zero[v]), Widen<8, 24>(x, zero[v]));
       } else {
-        StoreWide(Dot(), to, Widen<4, 0>(x, zero), Widen<4, 8>(x, zero));
-        StoreWide(Dot(), to + kPair, Widen<4, 16>(x, zero), Widen<4, 24>(x, zero));
-        StoreWide(Dot(), to + 2 * kPair, Widen<4, 4>(x, zero), Widen<4, 12>(x, zero));
-        StoreWide(Dot(), to + 3 * kPair, Widen<4, 20>(x, zero), Widen<4, 28>(x, zero));
+        StoreWide(Dot(), to, Widen<4, 0>(x, zero[v]), Widen<4, 8>(x, zero[v]));
+        StoreWide(Dot(), to + kPair, Widen<4, 16>(x, zero[v]), Widen<4, 24>(x, zero[v]));
+        StoreWide(Dot(), to + 2 * kPair, Widen<4, 4>(x, zero[v]), Widen<4, 12>(x, zero[v]));
+        StoreWide(Dot(), to + 3 * kPair, Widen<4, 20>(x, zero[v]), Widen<4, 28>(x, zero[v]));
       }
-      from += kPanelStride;
-      to += kStep / 2 * kPair;
     }
+    from += kPanelStride;
+    out += kStep / 2 * kPair;
   }
 }
 
