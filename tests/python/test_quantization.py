@@ -257,6 +257,22 @@ def dequantise(tensors, quant):
     return (values - zero) * scale, scale
 
 
+PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+def parts_of(target):
+    """The names in a checkpoint of what the decoder's weight ``target`` is made of."""
+    if target in ("embedding", "lm_head"):
+        return ["lm_head.weight" if target == "lm_head" else "model.embed_tokens.weight"]
+    _, layer, name = target.split(".")
+    return [f"model.layers.{layer}.{part}.weight" for part in PARTS[name]]
+
+
 def sources(checkpoint):
     """The checkpoint's weights under the decoder's names, as float64."""
     tensors = {}
@@ -264,20 +280,13 @@ def sources(checkpoint):
         with entry.open() as array:
             values = bfloat16(array) if entry.dtype == "bfloat16" else array
             tensors[name] = values.astype(np.float64)
-    weights = {"embedding": tensors["model.embed_tokens.weight"]}
-    if "lm_head.weight" in tensors:
-        weights["lm_head"] = tensors["lm_head.weight"]
-    for i in {int(i) for name in tensors for i in re.findall(r"model\.layers\.(\d+)\.", name)}:
-        layer = f"model.layers.{i}."
-        for target, modules in {
-            "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-            "o": ["self_attn.o_proj"],
-            "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
-            "down": ["mlp.down_proj"],
-        }.items():
-            parts = [tensors[f"{layer}{module}.weight"] for module in modules]
-            weights[f"layers.{i}.{target}"] = np.concatenate(parts)
-    return weights
+    layers = {found[1] for name in tensors if (found := re.match(r"model\.layers\.(\d+)\.", name))}
+    targets = ["embedding", "lm_head", *(f"layers.{i}.{name}" for i in layers for name in PARTS)]
+    return {
+        target: np.concatenate([tensors[part] for part in parts_of(target)])
+        for target in targets
+        if parts_of(target)[0] in tensors
+    }
 
 
 def check_against_source(graph, checkpoint):
@@ -343,6 +352,37 @@ def test_round_trip_of_the_demo_model(tmp_path, demo_model, fields):
     for quant in file.spec.weight_quant:
         error = dequantise(tensors, quant)[0] - weights[quant.tensor]
         assert np.linalg.norm(error) <= bound * np.linalg.norm(weights[quant.tensor]), quant.tensor
+
+
+@pytest.mark.parametrize("fields", FORMATS, ids=lambda fields: "-".join(map(str, fields.values())))
+@pytest.mark.parametrize("config", [WIDE, TIED], ids=["untied", "tied"])
+def test_the_engine_computes_with_the_weights_that_the_file_holds(tmp_path, fields, config):
+    """A checkpoint of the restored weights, not quantised, gives the same logits."""
+    native = pytest.importorskip("allspark._allspark")
+
+    def logits(directory, **options):
+        loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
+        loader.serialize_to_path(None, str(directory), **options)
+        return native.testing.forward_logits(
+            str(directory / "m.asgraph"), [5, 17, 3, 30, 8, 21], [], 1, "", 16
+        )
+
+    # Small enough that attention is no near tie, which would turn rounding into differences.
+    tensors = {name: values * np.float32(0.125) for name, values in llama_tensors(config).items()}
+    write_checkpoint(tmp_path / "in", tensors, config)
+    quant_config = {**fields, "embedding": fields["weight_format"]}
+    if config is WIDE:
+        quant_config["lm_head"] = "uint4"
+    found = logits(tmp_path / "in", enable_quant=True, customized_quant_config=quant_config)
+    file, stored = read_tensors(tmp_path / "in" / "m.asgraph")
+    for quant in file.spec.weight_quant:
+        restored, row = dequantise(stored, quant)[0].astype(np.float32), 0
+        for name in parts_of(quant.tensor):
+            rows = len(tensors[name])
+            tensors[name], row = restored[row : row + rows], row + rows
+    expected = logits(write_checkpoint(tmp_path / "restored", tensors, config))
+    # The weights are the same numbers; only the sums are rounded in another order.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
 def test_the_writer_takes_weights_that_are_quantised_already(checkpoint, tmp_path):
