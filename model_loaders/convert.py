@@ -16,8 +16,17 @@ from typing import Any
 from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import CheckpointError, UnsupportedModelError
+from .quantization import MatrixWeight, Quantization
 from .rope import Rope, compute_rope
-from .spec import Architecture, Part, RequiredTensor, find_architecture, message_class, resolve
+from .spec import (
+    Architecture,
+    Part,
+    RequiredTensor,
+    expand,
+    find_architecture,
+    message_class,
+    resolve,
+)
 
 COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
 INV_FREQ = "rope.inv_freq"
@@ -75,8 +84,11 @@ def make_plan(
     checkpoint: Checkpoint,
     data_type: str,
     required_tensors: Callable[[bytes], list[RequiredTensor]],
+    quantization: Quantization | None = None,
 ) -> Plan:
-    """Checks that configuration and checkpoint make a whole model of ``data_type``."""
+    """Checks that configuration and checkpoint make a whole model of ``data_type``, and that it can
+    be quantised so.
+    """
     architecture, fields, rope = decoder_fields(config)
     spec = message_class("DecoderSpec")(
         **fields, compute_type=COMPUTE_TYPES[checked_data_type(data_type)]
@@ -85,12 +97,33 @@ def make_plan(
     parts = resolve(
         architecture, spec.num_layers, required, checkpoint.tensors, computed=(INV_FREQ,)
     )
+    if quantization is not None:
+        weights = _matrix_weights(architecture, spec, required)
+        spec.weight_quant.extend(quantization.weight_quants(weights, spec.tie_embeddings))
+        required_tensors(spec.SerializeToString())  # The engine's own checks, before the reading.
     build = message_class("BuildRecord")(
         version=_package_version(),
         source=checkpoint.directory.name,
         options={"data_type": data_type, "fingerprint": fingerprint(config, checkpoint)},
     )
     return Plan(spec, build, rope, parts)
+
+
+def _matrix_weights(
+    architecture: Architecture, spec: Any, required: list[RequiredTensor]
+) -> list[MatrixWeight]:
+    """What can be quantised, with the decoder's name and those of the checkpoint's modules."""
+    modules = {
+        rule.target: tuple(source.removesuffix(".weight") for source in rule.sources)
+        for rule in expand(architecture.weights, spec.num_layers)
+    }
+    if spec.tie_embeddings:  # One weight, known by both names.
+        modules["embedding"] += ("lm_head",)
+    return [
+        MatrixWeight((tensor.name, *modules[tensor.name]), tensor.shape[1])
+        for tensor in required
+        if len(tensor.shape) == 2
+    ]
 
 
 def fingerprint(config: ModelConfig, checkpoint: Checkpoint) -> str:

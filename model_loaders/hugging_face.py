@@ -17,6 +17,7 @@ from .export import copy_companions, is_current
 from .hub import download_from_huggingface, download_from_modelscope, local_directory
 from .llm import LLM
 from .native import native
+from .quantization import Quantization, parse_quantization
 
 DEFAULT_DATA_TYPE = "bfloat16"
 
@@ -48,6 +49,7 @@ class HuggingFaceModel(LLM):
         self._rope_override: dict[str, Any] | None = None
         self._checkpoint: Checkpoint | None = None
         self._load_format = LoadFormat.AUTO
+        self._quantization: tuple[bool, dict[str, Any] | None] = (False, None)
         self._image: Any = None
         self._engine: weakref.ref[Any] | None = None
 
@@ -126,9 +128,20 @@ class HuggingFaceModel(LLM):
     def init_quantization(
         self, enable: bool = True, customized_quant_config: dict[str, Any] | None = None
     ) -> HuggingFaceModel:
-        """Only ``enable=False`` is possible yet."""
-        self._refuse_quantization(enable, False, customized_quant_config)
+        """Sets what ``enable_quant`` and ``customized_quant_config`` are when the calls below are
+        not given them.
+        """
+        parse_quantization(enable, False, customized_quant_config)
+        self._quantization = (enable, customized_quant_config)
         return self
+
+    def _parse_quantization(
+        self, enable_quant: bool, weight_only_quant: bool, config: dict[str, Any] | None
+    ) -> Quantization | None:
+        enabled, default = self._quantization
+        return parse_quantization(
+            enable_quant or enabled, weight_only_quant, default if config is None else config
+        )
 
     # Serialising.
 
@@ -142,7 +155,12 @@ class HuggingFaceModel(LLM):
         multinode_mode: bool = True,
         lora_cfg: dict[str, Any] | None = None,
     ) -> HuggingFaceModel:
-        """``serialize_to_memory`` or ``serialize_to_path``, as ``in_memory_serialize`` says."""
+        """``serialize_to_memory`` or ``serialize_to_path``, as ``in_memory_serialize`` says.
+
+        ``enable_quant`` quantises the weights of all layers to int8, per output feature, and the
+        activations, too, unless ``weight_only_quant``. ``customized_quant_config`` says all of it
+        in detail (docs/quantization.md).
+        """
         in_memory = self.in_memory_serialize
         if in_memory is None:
             in_memory = not model_output_dir
@@ -173,13 +191,16 @@ class HuggingFaceModel(LLM):
         ``free_memory_serialize_file`` lets go of it.
         """
         del multinode_mode  # One process serves a model; there is nothing to split.
-        self._refuse_quantization(enable_quant, weight_only_quant, customized_quant_config)
+        quantization = self._parse_quantization(
+            enable_quant, weight_only_quant, customized_quant_config
+        )
         self._refuse_lora(lora_cfg)
         if engine is None:
             raise TypeError("engine is None, expected the Engine that will install the model")
         # The last image is let go first: two of them would be twice the model.
+        plan = self._plan(quantization)
         self._image = None
-        self._image = write_model(self._plan(), native().ModelWriter)
+        self._image = write_model(plan, native().ModelWriter)
         self._model_files = None
         self._engine = weakref.ref(engine)
         for name in {self.pretrain_model_name, self.safe_model_name}:
@@ -205,13 +226,15 @@ class HuggingFaceModel(LLM):
         directory.
         """
         del multinode_mode
-        self._refuse_quantization(enable_quant, weight_only_quant, customized_quant_config)
+        quantization = self._parse_quantization(
+            enable_quant, weight_only_quant, customized_quant_config
+        )
         self._refuse_lora(lora_cfg)
+        plan = self._plan(quantization)
         target = Path(model_output_dir or ".").expanduser()
         target.mkdir(parents=True, exist_ok=True)
         graph = target / f"{self.safe_model_name}.asgraph"
         param = target / f"{self.safe_model_name}.asparam"
-        plan = self._plan()
         if not (skip_if_exists and is_current(plan, graph, param, engine)):
             write_model(plan, native().ModelWriter, str(graph), str(param))
         copy_companions(self.directory, target, self._model_config(), graph)
@@ -219,13 +242,17 @@ class HuggingFaceModel(LLM):
         self._image = None
         return self
 
-    def _plan(self) -> Plan:
+    def _plan(self, quantization: Quantization | None) -> Plan:
         if self._checkpoint is None:
             raise ModelSerializerException(
                 "no model is loaded; call load_model() first", PARAM_ERROR, self.pretrain_model_name
             )
         return make_plan(
-            self._model_config(), self._checkpoint, self.data_type, native().required_tensors
+            self._model_config(),
+            self._checkpoint,
+            self.data_type,
+            native().required_tensors,
+            quantization,
         )
 
     def _prepare_install(self, engine_model_name: str) -> None:
@@ -235,16 +262,6 @@ class HuggingFaceModel(LLM):
             return
         if engine_model_name not in (self.pretrain_model_name, self.safe_model_name):
             engine.register_image(engine_model_name, self._image)
-
-    @staticmethod
-    def _refuse_quantization(
-        enable: bool, weight_only: bool, config: dict[str, Any] | None
-    ) -> None:
-        if enable or weight_only or config:
-            raise NotImplementedError(
-                "weight quantisation is not available yet; serialize with enable_quant=False, "
-                "weight_only_quant=False and customized_quant_config=None"
-            )
 
     @staticmethod
     def _refuse_lora(lora_cfg: dict[str, Any] | None) -> None:

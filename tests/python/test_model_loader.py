@@ -477,24 +477,13 @@ def test_override_data_type(tmp_path, fake_native):
     assert fake_native[0].spec.compute_type == 1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"enable_quant": True},
-        {"weight_only_quant": True},
-        {"customized_quant_config": {"quant_method": "instant_quant"}},
-        {"lora_cfg": {"lora_names": ["a"]}},
-    ],
-)
-def test_what_is_not_there_yet_says_so(tmp_path, fake_native, options):
+def test_what_is_not_there_yet_says_so(tmp_path, fake_native):
     loader = HuggingFaceModel(str(write_checkpoint(tmp_path)), "m").load_model()
+    options = {"lora_cfg": {"lora_names": ["a"]}}
     with pytest.raises(NotImplementedError, match="not available yet"):
         loader.serialize_to_memory(FakeEngine(), **options)
     with pytest.raises(NotImplementedError, match="not available yet"):
         loader.serialize_to_path(None, str(tmp_path / "out"), **options)
-    with pytest.raises(NotImplementedError, match="not available yet"):
-        loader.init_quantization()
-    assert loader.init_quantization(enable=False) is loader
     assert not fake_native and not (tmp_path / "out").exists()
 
 

@@ -1,0 +1,242 @@
+"""Weight quantisation: from the arguments of ``serialize`` to the weight_quant of a DecoderSpec.
+
+The arguments are checked by themselves first, then against the weights of a model, and nothing of a
+checkpoint is read for either. How weights are quantised: csrc/weights/README.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import UnsupportedModelError
+from .spec import message_class
+
+# Bits, and whether each group has a zero point.
+_FORMATS = {"int8": (8, False), "uint8": (8, True), "int4": (4, False), "uint4": (4, True)}
+_METHODS = ("instant_quant", "iq")
+_COMPUTE_METHODS = ("weight_only", "activate_quant")
+_GROUP_SIZES = (-1, 0, 32, 64, 128)  # -1 and 0: one scale per output feature
+# Weights that are quantised only where the configuration names them.
+_TABLES = ("lm_head", "embedding")
+_KEYS = (
+    "quant_method",
+    "weight_format",
+    "compute_method",
+    "activate_format",
+    "group_size",
+    "group_settings",
+    "modules_to_not_convert",
+    *_TABLES,
+)
+
+
+@dataclass(frozen=True)
+class MatrixWeight:
+    """A weight that can be quantised; patterns may match any of ``names``, the first is its own."""
+
+    names: tuple[str, ...]
+    in_features: int
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What to quantise and how, as the caller said it."""
+
+    weight_format: str = "int8"
+    quantize_activations: bool = False
+    group_size: int = 0
+    group_settings: Mapping[str, int] = field(default_factory=dict)  # by pattern, first match wins
+    modules_to_not_convert: tuple[str, ...] = ()
+    tables: Mapping[str, str | None] = field(default_factory=dict)  # formats of lm_head, embedding
+
+    def weight_quants(self, weights: Sequence[MatrixWeight], tied: bool) -> list[Any]:
+        """The WeightQuant messages for a model's ``weights``. Errors name the weight or the key."""
+        self._check_patterns(weights)
+        quants = []
+        for weight in weights:
+            name = weight.names[0]
+            weight_format: str | None = self.weight_format
+            if name in _TABLES:
+                weight_format = self._table_format(name, tied)
+            if weight_format is None or _matches(self.modules_to_not_convert, weight):
+                continue
+            bits, asymmetric = _FORMATS[weight_format]
+            quants.append(
+                message_class("WeightQuant")(
+                    tensor=name,
+                    bits=bits,
+                    group_size=self._group_size(weight, bits),
+                    asymmetric=asymmetric,
+                    # Rows of an embedding that is no head are looked up, not multiplied.
+                    quantize_activations=self.quantize_activations
+                    and (name != "embedding" or tied),
+                )
+            )
+        return quants
+
+    def _table_format(self, name: str, tied: bool) -> str | None:
+        if not tied:
+            return self.tables.get(name)
+        formats = set(self.tables.values())
+        if len(formats) > 1:
+            raise ValueError(
+                f"customized_quant_config: lm_head is {self.tables['lm_head']!r} and embedding is "
+                f"{self.tables['embedding']!r}; this model has one weight for both"
+            )
+        return formats.pop() if formats else None
+
+    def _group_size(self, weight: MatrixWeight, bits: int) -> int:
+        key, size = "group_size", self.group_size
+        for pattern, setting in self.group_settings.items():
+            if _matches((pattern,), weight):
+                key, size = f"group_settings[{pattern!r}]", setting
+                break
+        size = max(size, 0)
+        lane = 32 // bits
+        if weight.in_features % lane:
+            raise ValueError(
+                f"{weight.names[0]!r} has {weight.in_features} input features, no multiple of "
+                f"{lane} as {bits} bits need; exclude it with modules_to_not_convert"
+            )
+        if size and weight.in_features % size:
+            raise ValueError(
+                f"{key} is {size}, which does not divide the {weight.in_features} input features "
+                f"of {weight.names[0]!r}; set another for it in group_settings"
+            )
+        return size
+
+    def _check_patterns(self, weights: Iterable[MatrixWeight]) -> None:
+        """A pattern for nothing is a spelling mistake: what it should spare would be quantised."""
+        for key, patterns in (
+            ("group_settings", tuple(self.group_settings)),
+            ("modules_to_not_convert", self.modules_to_not_convert),
+        ):
+            for pattern in patterns:
+                if not any(_matches((pattern,), weight) for weight in weights):
+                    raise ValueError(f"{key}: {pattern!r} matches no weight of this model")
+
+
+def parse_quantization(
+    enable_quant: bool, weight_only_quant: bool, config: Mapping[str, Any] | None
+) -> Quantization | None:
+    """The arguments of ``serialize``, checked; None: nothing is quantised.
+
+    ``weight_only_quant`` says how and not whether, and a ``config`` says it instead.
+    """
+    if not enable_quant:
+        if config:
+            raise ValueError(
+                "customized_quant_config is given and enable_quant is False; set enable_quant=True "
+                "to quantise"
+            )
+        return None
+    if config is None:
+        return Quantization(quantize_activations=not weight_only_quant)
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            f"customized_quant_config is a {type(config).__name__}, expected a dict or None"
+        )
+    for key in config:
+        if key not in _KEYS:
+            raise ValueError(
+                f"customized_quant_config: unknown key {key!r}, expected {', '.join(_KEYS)}"
+            )
+    _check_method(config.get("quant_method", _METHODS[0]))
+    weight_format = _checked_format("weight_format", config.get("weight_format", "int8"))
+    compute_method = config.get("compute_method", _COMPUTE_METHODS[0])
+    if compute_method not in _COMPUTE_METHODS:
+        raise _error("compute_method", compute_method, _COMPUTE_METHODS)
+    quantize_activations = compute_method == "activate_quant"
+    _check_activate_format(config.get("activate_format"), quantize_activations)
+    return Quantization(
+        weight_format=weight_format,
+        quantize_activations=quantize_activations,
+        group_size=_checked_group_size("group_size", config.get("group_size", 0)),
+        group_settings=_checked_settings(config.get("group_settings")),
+        modules_to_not_convert=_checked_modules(config.get("modules_to_not_convert")),
+        tables={
+            key: None if config[key] is None else _checked_format(key, config[key])
+            for key in _TABLES
+            if key in config
+        },
+    )
+
+
+def _error(key: str, value: Any, expected: Iterable[Any]) -> ValueError:
+    return ValueError(
+        f"customized_quant_config: {key} is {value!r}, expected {', '.join(map(str, expected))}"
+    )
+
+
+def _check_method(method: Any) -> None:
+    if method in _METHODS:
+        return
+    if isinstance(method, str) and method.startswith(("gptq", "awq", "fp8")):
+        raise UnsupportedModelError(
+            f"customized_quant_config: quant_method {method!r} is not available yet; "
+            "'instant_quant' quantises a checkpoint in float16, bfloat16 or float32"
+        )
+    raise _error("quant_method", method, _METHODS)
+
+
+def _checked_format(key: str, value: Any) -> str:
+    if isinstance(value, str) and value in _FORMATS:
+        return value
+    if isinstance(value, str) and value.startswith("fp8"):
+        raise UnsupportedModelError(
+            f"customized_quant_config: {key} {value!r} is not available yet, "
+            f"supported are {', '.join(_FORMATS)}"
+        )
+    raise _error(key, value, _FORMATS)
+
+
+def _check_activate_format(value: Any, quantize_activations: bool) -> None:
+    expected = ("int8",) if quantize_activations else ("bfloat16", "float16", "float32")
+    if value is not None and value not in expected:
+        raise _error("activate_format", value, expected)
+
+
+def _checked_group_size(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in _GROUP_SIZES:
+        raise _error(key, value, _GROUP_SIZES)
+    return value
+
+
+def _checked_settings(value: Any) -> dict[str, int]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _error("group_settings", value, ["a dict from patterns to group sizes"])
+    return {
+        _checked_pattern("group_settings", pattern): _checked_group_size(
+            f"group_settings[{pattern!r}]", size
+        )
+        for pattern, size in value.items()
+    }
+
+
+def _checked_modules(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise _error("modules_to_not_convert", value, ["a list of patterns"])
+    return tuple(_checked_pattern("modules_to_not_convert", pattern) for pattern in value)
+
+
+def _checked_pattern(key: str, pattern: Any) -> str:
+    if not isinstance(pattern, str) or not pattern:
+        raise _error(key, pattern, ["regular expressions"])
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"customized_quant_config: {key}: {pattern!r} is no regular expression: {error}"
+        ) from None
+    return pattern
+
+
+def _matches(patterns: Iterable[str], weight: MatrixWeight) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns for name in weight.names)
