@@ -250,7 +250,7 @@ AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
   return ReduceMax(highest) + ReduceAdd(poison);
 }
 
-void Quantize(const QuantizeArgs& args, Stream) noexcept {
+[[maybe_unused]] void Quantize(const QuantizeArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     int8_t* q = args.q + r * args.ldq;
