@@ -82,17 +82,16 @@ void Scores(const AttentionArgs& args, const CacheHead<T>& head, const Attention
     ScoreTileArgs<A> tile;
     tile.lda = s.dim * 4 / static_cast<int64_t>(sizeof(A));
     tile.keys = &keys;
-    tile.ahead = &values;
     tile.groups = args.head_dim / Dot::kGroup;
     tile.ldc = kAttentionChunk;
     tile.begin = span.begin - begin;
     tile.end = span.end - begin;
     for (int64_t r = 0; r < rows;) {
-      const int64_t tile_rows = NextTileRows(rows - r);
+      const int64_t tile_rows = NextRows(rows - r);
+      tile.ahead = Ahead::Of(values, r, r + tile_rows, rows);
       tile.a = reinterpret_cast<const A*>(s.q) + r * tile.lda;
       tile.c = s.scores + r * kAttentionChunk + (begin - chunk);
       ScoreRows<Dot>(tile_rows, tile);
-      tile.ahead = &keys;
       r += tile_rows;
     }
   }
@@ -134,15 +133,14 @@ void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const Attent
     const KeyRange span = Intersect(seen, {begin, begin + kSpan});
     const Span values = head.ValueSpan(begin, span.begin, span.end, args.head_dim);
     const int64_t next = begin + kAttentionChunk;
-    const Span next_keys =
-        next < next_end ? head.KeySpan(next, next, Lower(next + kSpan, next_end)) : values;
+    const bool more = next < next_end;
+    const Span next_keys = more ? head.KeySpan(next, next, Lower(next + kSpan, next_end)) : values;
     ValueTileArgs<A> tile;
     tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
     tile.values = &values;
-    tile.ahead = &next_keys;
     tile.ldc = s.dim;
     for (int64_t r = 0; r < rows.count;) {
-      const int64_t tile_rows = NextTileRows(rows.count - r);
+      const int64_t tile_rows = NextRows(rows.count - r);
       // What every row of the tile sees, in whole groups: where each begins later and ends earlier.
       KeyRange common = Intersect(VisibleKeys(args, rows.first + r + tile_rows - 1), whole);
       common.end = Lower(common.end, VisibleKeys(args, rows.first + r).end);
@@ -157,10 +155,10 @@ void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const Attent
       if (!Empty(shared)) {
         tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
         tile.c = s.chunk_sum + r * s.dim;
+        tile.ahead = more ? Ahead::Of(next_keys, r, r + tile_rows, rows.count) : Ahead{&values, 0};
         tile.group_begin = (shared.begin - begin) / kGroup;
         tile.group_end = (shared.end - begin) / kGroup;
         ValueRows<Dot>(tile_rows, tile, args.head_dim);
-        tile.ahead = &values;
       }
       for (int64_t i = r; i < r + tile_rows; ++i) {
         const KeyRange visible = Intersect(VisibleKeys(args, rows.first + i), span);
