@@ -157,6 +157,20 @@ struct AttentionArgs {
   int64_t window;  // keys seen, the token itself included; 0: all
   float soft_cap;  // 0: none
   float* scratch;  // AttentionScratchFloats(...) floats, private to this call
+  // Not null: of one token, reduces the chunks [chunk_begin, chunk_end) alone and leaves, instead
+  // of `out`, a partial result of AttentionPartialFloats(head_dim) floats for each chunk and query
+  // head: [chunk_end - chunk_begin][group].
+  float* partials;
+  int64_t chunk_begin, chunk_end;  // position / kAttentionChunk
+};
+
+// Finishes what attention left as partial results of all the chunks that a token sees, with the
+// bits that one call would have given.
+struct AttentionMergeArgs {
+  const float* partials;  // [num_chunks][group], chunks ascending
+  int64_t num_chunks, group, head_dim;
+  int64_t row_begin, row_end;  // query heads within the group
+  void* out;                   // [group, head_dim], in the compute dtype
 };
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2, kRelu = 3 };

@@ -20,6 +20,10 @@ AS_ALWAYS_INLINE int64_t AttentionDim(int64_t head_dim) {
   return (head_dim + kAttentionDimPadding - 1) / kAttentionDimPadding * kAttentionDimPadding;
 }
 
+// A partial result: the weighted sum, then the maximum and the denominator in a cache line of their
+// own.
+AS_ALWAYS_INLINE int64_t PartialFloats(int64_t head_dim) { return AttentionDim(head_dim) + 16; }
+
 // Per row: the query, the running sum and one chunk's sum.
 inline constexpr int64_t kAttentionScratchPerDim = 3 * kAttentionRows;
 // Running and one chunk's maximum and denominator per row, one chunk's scores per row, and 16 for

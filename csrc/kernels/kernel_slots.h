@@ -21,6 +21,8 @@ struct KernelTable {
   // Cache dtype x output dtype.
   void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&, Stream) noexcept = {};
   void (*quantize)(const QuantizeArgs&, Stream) noexcept = nullptr;
+  // Output dtype. Null: the table's attention knows no partial results.
+  void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&, Stream) noexcept = {};
   void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
   void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
 };

@@ -14,6 +14,8 @@ namespace allspark::kernels {
 
 // Floats of scratch one attention call needs, any table.
 int64_t AttentionScratchFloats(int64_t group, int64_t head_dim);
+// Floats of one chunk's partial result of one query head.
+int64_t AttentionPartialFloats(int64_t head_dim);
 // Query tokens per attention work item for which the kernels are tuned (a hint for the split).
 int64_t AttentionTileTokens(int64_t group);
 

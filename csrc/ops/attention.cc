@@ -2,6 +2,7 @@
 
 #include "base/int_math.h"
 #include "ops/op_check.h"
+#include "tensor/tensor_view.h"
 
 namespace allspark {
 namespace {
@@ -10,13 +11,22 @@ namespace {
 constexpr int64_t kItemOverheadKeys = 16;
 // Keys x query heads x head_dim below which one thread is faster than a parallel region.
 constexpr int64_t kSerialWork = 1 << 15;
+// Tiles of tokens per thread that balance well enough; more only read the cache more often.
+constexpr int64_t kTilesPerThread = 4;
 // Floats between two threads' scratch are a multiple of this: no cache line is shared.
 constexpr int64_t kScratchAlign = 64;
 
+int64_t Group(const AttentionParams& params) { return params.q_heads / params.kv_heads; }
+
 int64_t ScratchStride(const AttentionParams& params) {
-  const int64_t floats =
-      kernels::AttentionScratchFloats(params.q_heads / params.kv_heads, params.head_dim);
-  return AlignUp(floats, kScratchAlign);
+  return AlignUp(kernels::AttentionScratchFloats(Group(params), params.head_dim), kScratchAlign);
+}
+
+// Chunks, of all decodes that are divided between threads, for whose partial results there is
+// memory: what does not fit is not divided. One sequence of 256 thousand tokens, or a share for
+// every thread. One thread divides nothing.
+int64_t MostPartialChunks(int64_t num_threads) {
+  return num_threads == 1 ? 0 : std::max<int64_t>(1024, 64 * num_threads);
 }
 
 // Tokens of a sequence's chunk that one item covers.
@@ -25,50 +35,128 @@ struct Tile {
   int64_t end;
 };
 
-// Walks the items of a batch in a fixed order, with the cost of each.
+// One kernel call: a KV head and a tile of tokens, or some of the cache's chunks if a decode is
+// divided.
+struct Item {
+  const SequenceRange* sequence;
+  int64_t kv_head;
+  Tile tile;
+  int64_t chunk_begin, chunk_end;  // all that the tile sees, unless divided
+  // Of a divided decode: its place among the divided ones, and its first chunk's among theirs.
+  int64_t divided = -1;
+  int64_t partial_chunk = 0;
+};
+
+// Walks the items of a batch in a fixed order, with the cost of each, and cuts the sum of the costs
+// into equal parts. A decode is divided where a cut falls into it, at the nearest chunk; other
+// items belong to the part in which their middle lies.
 class ItemWalk {
  public:
-  ItemWalk(const AttentionParams& params, const SequenceRange* sequences, int64_t num_sequences)
-      : params_(params),
-        sequences_(sequences),
-        num_sequences_(num_sequences),
-        tile_tokens_(
-            std::max<int64_t>(1, kernels::AttentionTileTokens(params.q_heads / params.kv_heads))) {}
-
-  int64_t TotalCost() const {
-    int64_t total = 0;
-    for (int64_t s = 0; s < num_sequences_; ++s) total += HeadCost(sequences_[s]);
-    return total * params_.kv_heads;
+  ItemWalk(const AttentionParams& params, const SequenceRange* sequences, int64_t num_sequences,
+           int64_t num_threads, bool divide)
+      : params_(params), sequences_(sequences), num_sequences_(num_sequences), parts_(1) {
+    int64_t tokens = 0;
+    for (int64_t s = 0; s < num_sequences; ++s) tokens += sequences[s].num_tokens;
+    const int64_t even = CeilDiv(tokens * params.kv_heads, kTilesPerThread * num_threads);
+    tile_tokens_ = std::clamp<int64_t>(kernels::AttentionTileTokens(Group(params)), 1,
+                                       std::max<int64_t>(even, 1));
+    for (int64_t s = 0; s < num_sequences; ++s) total_ += HeadCost(sequences[s]) * params.kv_heads;
+    if (total_ * Group(params) * params.head_dim >= kSerialWork) parts_ = num_threads;
+    most_partial_chunks_ = divide ? MostPartialChunks(parts_) : 0;
   }
 
-  // Calls run(sequence, kv_head, tile) for the items whose middle lies in [cost_begin, cost_end).
+  int64_t parts() const { return parts_; }
+
+  // Calls run(item) for the items of a part.
   template <typename Run>
-  void ForEach(int64_t cost_begin, int64_t cost_end, Run&& run) const {
-    int64_t cost = 0;
+  void ForEach(int64_t part, Run&& run) const {
+    const int64_t from = Cut(part), to = Cut(part + 1);
+    ForEachHead(to, [&](const Item& whole, int64_t begin, int64_t end) {
+      if (end <= from) return;
+      Item item = whole;
+      if (item.divided >= 0) {
+        item.chunk_begin = ChunkAt(whole, from, begin, end);
+        item.chunk_end = ChunkAt(whole, to, begin, end);
+        item.partial_chunk += item.chunk_begin - whole.chunk_begin;
+        if (item.chunk_begin < item.chunk_end) run(item);
+        return;
+      }
+      for (int64_t t = 0; t < item.sequence->num_tokens; t += tile_tokens_) {
+        item.tile = {t, std::min(t + tile_tokens_, item.sequence->num_tokens)};
+        const int64_t item_cost = TileCost(*item.sequence, item.tile);
+        const int64_t middle = begin + item_cost / 2;
+        begin += item_cost;
+        if (middle >= from && middle < to) run(item);
+      }
+    });
+  }
+
+  // Calls run(item) for the divided decodes, whole. Returns how many.
+  template <typename Run>
+  int64_t ForEachDivided(Run&& run) const {
+    int64_t count = 0;
+    if (most_partial_chunks_ == 0) return 0;
+    ForEachHead(total_, [&](const Item& whole, int64_t, int64_t) {
+      if (whole.divided < 0) return;
+      ++count;
+      run(whole);
+    });
+    return count;
+  }
+
+ private:
+  // Calls run(item, cost_begin, cost_end) for every sequence and KV head that begins before
+  // `cost_end`; the item's tile is that of a decode.
+  template <typename Run>
+  void ForEachHead(int64_t cost_end, Run&& run) const {
+    int64_t cost = 0, next_part = 1, divided = 0, partial_chunks = 0;
     for (int64_t s = 0; s < num_sequences_; ++s) {
       const int64_t head_cost = HeadCost(sequences_[s]);
+      const int64_t last = sequences_[s].position;
+      Item item{&sequences_[s],
+                0,
+                {0, 1},
+                FirstKey(last) / kernels::kAttentionChunk,
+                last / kernels::kAttentionChunk + 1};
+      const int64_t chunks = item.chunk_end - item.chunk_begin;
       for (int64_t head = 0; head < params_.kv_heads; ++head, cost += head_cost) {
         if (cost >= cost_end) return;
-        if (cost + head_cost <= cost_begin) continue;
-        int64_t item_begin = cost;
-        for (int64_t t = 0; t < sequences_[s].num_tokens; t += tile_tokens_) {
-          const Tile tile{t, std::min(t + tile_tokens_, sequences_[s].num_tokens)};
-          const int64_t item_cost = TileCost(sequences_[s], tile);
-          const int64_t middle = item_begin + item_cost / 2;
-          item_begin += item_cost;
-          if (middle >= cost_begin && middle < cost_end) run(sequences_[s], head, tile);
+        item.kv_head = head;
+        item.divided = -1;
+        while (Cut(next_part) <= cost) ++next_part;
+        if (sequences_[s].num_tokens == 1 && partial_chunks + chunks <= most_partial_chunks_ &&
+            IsDivided(item, next_part, cost, cost + head_cost)) {
+          item.divided = divided++;
+          item.partial_chunk = partial_chunks;
+          partial_chunks += chunks;
         }
+        run(item, cost, cost + head_cost);
       }
     }
   }
 
- private:
+  int64_t Cut(int64_t part) const { return total_ * part / parts_; }
+  // The chunk nearest to a cut through an item that costs [begin, end).
+  static int64_t ChunkAt(const Item& item, int64_t cut, int64_t begin, int64_t end) {
+    const int64_t chunks = item.chunk_end - item.chunk_begin;
+    const int64_t inside = std::clamp(cut, begin, end) - begin;
+    return item.chunk_begin + (inside * chunks + (end - begin) / 2) / (end - begin);
+  }
+  bool IsDivided(const Item& item, int64_t next_part, int64_t begin, int64_t end) const {
+    for (int64_t part = next_part; Cut(part) < end; ++part) {
+      const int64_t chunk = ChunkAt(item, Cut(part), begin, end);
+      if (chunk > item.chunk_begin && chunk < item.chunk_end) return true;
+    }
+    return false;
+  }
+
+  // The first position that the token at `position` sees.
+  int64_t FirstKey(int64_t position) const {
+    return params_.window > 0 ? std::max<int64_t>(0, position + 1 - params_.window) : 0;
+  }
   int64_t TileCost(const SequenceRange& sequence, Tile tile) const {
-    const int64_t last_keys = sequence.position + tile.end;
-    const int64_t first_keys = sequence.position + tile.begin + 1;
-    const int64_t hidden =
-        params_.window > 0 ? std::max<int64_t>(0, first_keys - params_.window) : 0;
-    return (last_keys - hidden) * (tile.end - tile.begin) + kItemOverheadKeys;
+    const int64_t keys = sequence.position + tile.end - FirstKey(sequence.position + tile.begin);
+    return keys * (tile.end - tile.begin) + kItemOverheadKeys;
   }
   int64_t HeadCost(const SequenceRange& sequence) const {
     int64_t cost = 0;
@@ -81,7 +169,10 @@ class ItemWalk {
   const AttentionParams& params_;
   const SequenceRange* sequences_;
   int64_t num_sequences_;
-  int64_t tile_tokens_;
+  int64_t parts_;
+  int64_t tile_tokens_ = 1;
+  int64_t total_ = 0;
+  int64_t most_partial_chunks_ = 0;
 };
 
 void CheckAttention(const OpContext& context, const AttentionParams& params,
@@ -116,7 +207,7 @@ kernels::AttentionArgs CommonArgs(const AttentionParams& params, const kernels::
   args.kv = kv;
   args.ldq = q.ld;
   args.ldo = out.ld;
-  args.group = params.q_heads / params.kv_heads;
+  args.group = Group(params);
   args.head_dim = params.head_dim;
   args.scale = params.scale;
   args.window = params.window;
@@ -127,7 +218,8 @@ kernels::AttentionArgs CommonArgs(const AttentionParams& params, const kernels::
 }  // namespace
 
 int64_t PagedAttentionScratch(const AttentionParams& params, int64_t num_threads) {
-  return ScratchStride(params) * num_threads;
+  return ScratchStride(params) * num_threads + MostPartialChunks(num_threads) * Group(params) *
+                                                   kernels::AttentionPartialFloats(params.head_dim);
 }
 
 void PagedAttention(const OpContext& context, const AttentionParams& params,
@@ -144,25 +236,47 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
   }
   const auto kernel =
       context.kernels->attention[internal::Slot(kv_dtype)][internal::Slot(out.dtype)];
-  const ItemWalk walk(params, sequences, num_sequences);
-  const int64_t total = walk.TotalCost();
-  const int64_t group_work = params.q_heads / params.kv_heads * params.head_dim;
-  const int64_t parts = total * group_work < kSerialWork ? 1 : context.pool->num_threads();
+  const auto merge = context.kernels->attention_merge[internal::Slot(out.dtype)];
+  const int64_t num_threads = context.pool->num_threads(), group = Group(params);
+  const ItemWalk walk(params, sequences, num_sequences, num_threads, merge != nullptr);
   const int64_t scratch_stride = ScratchStride(params);
-  context.pool->ParallelFor(parts, 1, [&](int64_t begin, int64_t end, int) {
+  float* const partials = scratch + scratch_stride * num_threads;
+  const int64_t chunk_floats = group * kernels::AttentionPartialFloats(params.head_dim);
+  context.pool->ParallelFor(walk.parts(), 1, [&](int64_t begin, int64_t end, int) {
     kernels::AttentionArgs args = CommonArgs(params, kv, q, out);
     args.scratch = scratch + begin * scratch_stride;
-    const auto run = [&](const SequenceRange& sequence, int64_t kv_head, Tile tile) {
-      args.block_table = sequence.block_table;
-      args.q = static_cast<const float*>(internal::RowAt(q, sequence.token_begin));
-      args.out = internal::RowAt(out, sequence.token_begin);
-      args.begin_position = sequence.position;
-      args.token_begin = tile.begin;
-      args.token_end = tile.end;
-      args.kv_head = kv_head;
-      kernel(args, context.stream);
-    };
-    walk.ForEach(total * begin / parts, total * end / parts, run);
+    for (int64_t part = begin; part < end; ++part) {
+      walk.ForEach(part, [&](const Item& item) {
+        const SequenceRange& sequence = *item.sequence;
+        args.block_table = sequence.block_table;
+        args.q = static_cast<const float*>(internal::RowAt(q, sequence.token_begin));
+        args.out = internal::RowAt(out, sequence.token_begin);
+        args.begin_position = sequence.position;
+        args.token_begin = item.tile.begin;
+        args.token_end = item.tile.end;
+        args.kv_head = item.kv_head;
+        args.chunk_begin = item.chunk_begin;
+        args.chunk_end = item.chunk_end;
+        args.partials = item.divided < 0 ? nullptr : partials + item.partial_chunk * chunk_floats;
+        kernel(args, context.stream);
+      });
+    }
+  });
+  const int64_t num_divided = walk.ForEachDivided([](const Item&) {});
+  if (num_divided == 0) return;
+  context.pool->ParallelFor(num_divided * group, 1, [&](int64_t begin, int64_t end, int) {
+    walk.ForEachDivided([&](const Item& item) {
+      kernels::AttentionMergeArgs args{};
+      args.partials = partials + item.partial_chunk * chunk_floats;
+      args.num_chunks = item.chunk_end - item.chunk_begin;
+      args.group = group;
+      args.head_dim = params.head_dim;
+      args.row_begin = std::clamp<int64_t>(begin - item.divided * group, 0, group);
+      args.row_end = std::clamp<int64_t>(end - item.divided * group, 0, group);
+      args.out = static_cast<unsigned char*>(internal::RowAt(out, item.sequence->token_begin)) +
+                 item.kv_head * group * params.head_dim * ElementBytes(out.dtype);
+      if (args.row_begin < args.row_end) merge(args, context.stream);
+    });
   });
 }
 

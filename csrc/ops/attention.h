@@ -1,7 +1,8 @@
 // PagedAttention: causal attention of a step's tokens against one layer of the paged cache. The
 // work items are (sequence, KV head, tile of tokens); each thread takes a contiguous run of them,
-// cut so that all visit about the same number of keys. The cut depends on the batch alone, never on
-// timing.
+// cut so that all visit about the same number of keys. A decode that a cut falls into is divided
+// between threads by chunks of the cache, whose partial results are then merged in their order. The
+// cut depends on the batch alone, never on timing, and the bits of the result not on the cut.
 #pragma once
 
 #include "ops/op_context.h"

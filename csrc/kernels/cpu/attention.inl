@@ -82,17 +82,16 @@ void Scores(const AttentionArgs& args, const CacheHead<T>& head, const Attention
     ScoreTileArgs<A> tile;
     tile.lda = s.dim * 4 / static_cast<int64_t>(sizeof(A));
     tile.keys = &keys;
-    tile.ahead = &values;
     tile.groups = args.head_dim / Dot::kGroup;
     tile.ldc = kAttentionChunk;
     tile.begin = span.begin - begin;
     tile.end = span.end - begin;
     for (int64_t r = 0; r < rows;) {
-      const int64_t tile_rows = NextTileRows(rows - r);
+      const int64_t tile_rows = NextRows(rows - r);
+      tile.ahead = Ahead::Of(values, r, r + tile_rows, rows);
       tile.a = reinterpret_cast<const A*>(s.q) + r * tile.lda;
       tile.c = s.scores + r * kAttentionChunk + (begin - chunk);
       ScoreRows<Dot>(tile_rows, tile);
-      tile.ahead = &keys;
       r += tile_rows;
     }
   }
@@ -134,15 +133,14 @@ void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const Attent
     const KeyRange span = Intersect(seen, {begin, begin + kSpan});
     const Span values = head.ValueSpan(begin, span.begin, span.end, args.head_dim);
     const int64_t next = begin + kAttentionChunk;
-    const Span next_keys =
-        next < next_end ? head.KeySpan(next, next, Lower(next + kSpan, next_end)) : values;
+    const bool more = next < next_end;
+    const Span next_keys = more ? head.KeySpan(next, next, Lower(next + kSpan, next_end)) : values;
     ValueTileArgs<A> tile;
     tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
     tile.values = &values;
-    tile.ahead = &next_keys;
     tile.ldc = s.dim;
     for (int64_t r = 0; r < rows.count;) {
-      const int64_t tile_rows = NextTileRows(rows.count - r);
+      const int64_t tile_rows = NextRows(rows.count - r);
       // What every row of the tile sees, in whole groups: where each begins later and ends earlier.
       KeyRange common = Intersect(VisibleKeys(args, rows.first + r + tile_rows - 1), whole);
       common.end = Lower(common.end, VisibleKeys(args, rows.first + r).end);
@@ -157,10 +155,10 @@ void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const Attent
       if (!Empty(shared)) {
         tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
         tile.c = s.chunk_sum + r * s.dim;
+        tile.ahead = more ? Ahead::Of(next_keys, r, r + tile_rows, rows.count) : Ahead{&values, 0};
         tile.group_begin = (shared.begin - begin) / kGroup;
         tile.group_end = (shared.end - begin) / kGroup;
         ValueRows<Dot>(tile_rows, tile, args.head_dim);
-        tile.ahead = &values;
       }
       for (int64_t i = r; i < r + tile_rows; ++i) {
         const KeyRange visible = Intersect(VisibleKeys(args, rows.first + i), span);
@@ -277,7 +275,30 @@ AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
   return args.q + token * args.ldq + (args.kv_head * args.group + row % args.group) * args.head_dim;
 }
 
-// Up to kAttentionRows rows over all the chunks that any of them sees.
+// Leaves a chunk's results as partial ones, laid out as AttentionArgs says.
+AS_ALWAYS_INLINE void StorePartials(const AttentionArgs& args, const AttentionScratch& s,
+                                    RowBlock rows, int64_t chunk) {
+  const int64_t size = PartialFloats(args.head_dim);
+  const int64_t index = (chunk / kAttentionChunk - args.chunk_begin) * args.group + rows.first;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    float* partial = args.partials + (index + r) * size;
+    for (int64_t d = 0; d < s.dim; d += kLanes) {
+      StoreF(partial + d, LoadF(s.chunk_sum + r * s.dim + d));
+    }
+    partial[s.dim] = s.chunk_highest[r];
+    partial[s.dim + 1] = s.chunk_denominator[r];
+  }
+}
+
+template <class Out>
+AS_ALWAYS_INLINE void StoreRow(Out* out, const float* sum, int64_t head_dim, VecF denominator) {
+  ForEachVec(
+      head_dim, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+        store(out + i, Div(load(sum + i), denominator));
+      });
+}
+
+// Up to kAttentionRows rows over all the chunks that any of them sees, or those asked for.
 template <class T, class Dot, class Out>
 void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
                 RowBlock rows) {
@@ -295,23 +316,26 @@ void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const Atten
     StoreF(s.highest + r, Set1(kNoScore));
     StoreF(s.denominator + r, Zero());
   }
-  const KeyRange all{VisibleKeys(args, rows.first).begin,
-                     VisibleKeys(args, rows.first + rows.count - 1).end};
+  KeyRange all{VisibleKeys(args, rows.first).begin,
+               VisibleKeys(args, rows.first + rows.count - 1).end};
+  if (args.partials != nullptr) {
+    all = Intersect(all, {args.chunk_begin * kAttentionChunk, args.chunk_end * kAttentionChunk});
+  }
   for (int64_t chunk = all.begin / kAttentionChunk * kAttentionChunk; chunk < all.end;
        chunk += kAttentionChunk) {
     AttendChunk<T, Dot>(args, head, s, rows, chunk, all);
-    Merge(args, s, rows, {chunk, chunk + kAttentionChunk});
+    if (args.partials != nullptr) {
+      StorePartials(args, s, rows, chunk);
+    } else {
+      Merge(args, s, rows, {chunk, chunk + kAttentionChunk});
+    }
   }
+  if (args.partials != nullptr) return;
   for (int64_t r = 0; r < rows.count; ++r) {
     const int64_t token = args.token_begin + (rows.first + r) / args.group;
     const int64_t q_head = args.kv_head * args.group + (rows.first + r) % args.group;
-    Out* out = static_cast<Out*>(args.out) + token * args.ldo + q_head * head_dim;
-    const VecF denominator = Set1(s.denominator[r]);
-    const float* sum = s.sum + r * s.dim;
-    ForEachVec(
-        head_dim, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-          store(out + i, Div(load(sum + i), denominator));
-        });
+    StoreRow(static_cast<Out*>(args.out) + token * args.ldo + q_head * head_dim, s.sum + r * s.dim,
+             head_dim, Set1(s.denominator[r]));
   }
 }
 
@@ -322,6 +346,31 @@ void Attention(const AttentionArgs& args, Stream) noexcept {
   const int64_t rows = (args.token_end - args.token_begin) * args.group;
   for (int64_t row = 0; row < rows; row += kAttentionRows) {
     AttendRows<T, Dot, Out>(args, head, s, {row, Lower(kAttentionRows, rows - row)});
+  }
+}
+
+// As Merge, one row at a time.
+template <class Out>
+void AttentionMerge(const AttentionMergeArgs& args, Stream) noexcept {
+  const int64_t dim = AttentionDim(args.head_dim), size = PartialFloats(args.head_dim);
+  constexpr int64_t kMostDims = 1024;  // at a time
+  for (int64_t row = args.row_begin; row < args.row_end; ++row) {
+    for (int64_t begin = 0; begin < dim; begin += kMostDims) {
+      const int64_t dims = Lower(kMostDims, dim - begin);
+      float sum[kMostDims];
+      for (int64_t d = 0; d < dims; d += kLanes) StoreF(sum + d, Zero());
+      VecF highest = Set1(kNoScore), denominator = Zero();
+      for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) {
+        const float* partial = args.partials + (chunk * args.group + row) * size;
+        const VecF chunk_denominator = Set1(partial[dim + 1]);
+        const MergeFactors f = FactorsOf(highest, Set1(partial[dim]));
+        highest = f.highest;
+        denominator = MergeDenominator(f, denominator, chunk_denominator);
+        MergeSum(sum, partial + begin, dims, f.keep, f.take);
+      }
+      StoreRow(static_cast<Out*>(args.out) + row * args.head_dim + begin, sum,
+               Lower(dims, args.head_dim - begin), denominator);
+    }
   }
 }
 

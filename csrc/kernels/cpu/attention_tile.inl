@@ -36,15 +36,38 @@ struct Span {
   }
 };
 
-// scores = q . k. Both tiles fetch `ahead` what comes after the matrix that they read.
+// Most rows of an attention tile. One more than in GEMM where there are registers for it: a decode
+// of 7 query heads to a KV head then passes over the cache once.
+constexpr int kMostTileRows = kLanes == 16 ? 7 : kTileRows;
+
+// The rows of the next tile when `left` remain.
+AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
+  return left <= kMostTileRows ? left : NextTileRows(left);
+}
+
+// What a tile fetches into the cache while it computes: some granules of what comes next. The first
+// two tiles over a span share it, so that memory is at work most of the time.
+struct Ahead {
+  const Span* span;
+  uint32_t granules;  // bit by bit
+
+  // For tile rows [begin, end) of `rows`.
+  AS_ALWAYS_INLINE Ahead Of(const Span& span, int64_t begin, int64_t end, int64_t rows) {
+    constexpr uint32_t kAll = (1u << kSpanGranules) - 1, kEven = kAll / 3;
+    if (begin == 0) return {&span, end == rows ? kAll : kEven};
+    return {&span, begin <= kMostTileRows ? kAll - kEven : 0};
+  }
+};
+
+// scores = q . k.
 template <class A>
 struct ScoreTileArgs {
   const A* a;  // queries
   int64_t lda;
   const Span* keys;
-  const Span* ahead;  // the same positions' values
-  int64_t groups;     // of head_dim
-  float* c;           // of the span's first position
+  Ahead ahead;     // the same positions' values
+  int64_t groups;  // of head_dim
+  float* c;        // of the span's first position
   int64_t ldc;
   int64_t begin, end;  // positions within the span
 };
@@ -60,8 +83,9 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
     b[v] = args.keys->granule[token / kGranule] + token % kGranule * kLaneBytes;
   }
   AS_UNROLL for (int g = 0; g < kGranules; ++g) {
-    ahead[g] = args.ahead->granule[first / kGranule + g];
+    ahead[g] = args.ahead.span->granule[first / kGranule + g];
   }
+  const uint32_t fetched = args.ahead.granules >> (first / kGranule);
   AS_UNROLL for (int r = 0; r < R; ++r) {
     AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Zero();
   }
@@ -71,6 +95,7 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
   for (int64_t g = 0; g < args.groups; ++g) {
     // A granule has as many cache lines of values as of keys.
     AS_UNROLL for (int i = 0; i < kGranules; ++i) {
+      if ((fetched >> i & 1) == 0) continue;
       _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + g * 64, _MM_HINT_T0);
     }
     Dot::template Step<R, V>(
@@ -106,7 +131,7 @@ struct ValueTileArgs {
   const A* a;  // weights, of the span's first position
   int64_t lda;
   const Span* values;
-  const Span* ahead;               // keys that come next, or the values again
+  Ahead ahead;                     // the next chunk's keys
   int64_t group_begin, group_end;  // within the span
   float* c;                        // sums
   int64_t ldc;
@@ -129,12 +154,13 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
     const unsigned char* b =
         args.values->granule[granule] + group % kGroups * stride + column * kLaneBytes;
     // The granule's keys to come have as many cache lines as its values, one every stride.
-    const int64_t ahead_stride = args.ahead->stride;
-    const char* ahead = reinterpret_cast<const char*>(args.ahead->granule[granule]) +
+    const int64_t ahead_stride = args.ahead.span->stride;
+    const char* ahead = reinterpret_cast<const char*>(args.ahead.span->granule[granule]) +
                         (group % kGroups * stride + column * kLaneBytes) / 64 * ahead_stride;
+    const bool fetched = (args.ahead.granules >> granule & 1) != 0;
     for (; group < end; ++group) {
       AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
-        _mm_prefetch(ahead + line / 64 * ahead_stride, _MM_HINT_T0);
+        if (fetched) _mm_prefetch(ahead + line / 64 * ahead_stride, _MM_HINT_T0);
       }
       ahead += stride / 64 * ahead_stride;
       Dot::template Step<R, V>(
@@ -164,10 +190,10 @@ AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& args, int
   }
 }
 
-// Calls run with the number of rows, 1 to kTileRows, as a constant.
+// Calls run with the number of rows, 1 to kMostTileRows, as a constant.
 template <int R, class Run>
 AS_ALWAYS_INLINE void WithRows(int64_t rows, Run run) {
-  if constexpr (R < kTileRows) {
+  if constexpr (R < kMostTileRows) {
     if (rows > R) return WithRows<R + 1>(rows, run);
   }
   run.template operator()<R>();

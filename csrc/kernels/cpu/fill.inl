@@ -20,6 +20,7 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
   table.kv_write[i] = KvWrite<T>;
+  table.attention_merge[i] = AttentionMerge<T>;
   table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<T, Dot, float>;
   table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<T, Dot, uint16_t>;
 }

@@ -1,6 +1,7 @@
 // The paged cache and attention: every table against softmax in double over plain arrays, and the
 // independence of a token's result from tiles, splits, block sizes and what unused memory holds.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <string_view>
@@ -82,6 +83,30 @@ class Cache {
   PagedKv kv_;
 };
 
+// Attention of KV head 0 for tokens [begin, end) of the sequence, in a chunk that starts at
+// chunk_begin; out and scratch are still to be set.
+template <class T>
+AttentionArgs CallArgs(const Sequence& s, const Cache<T>& cache, int64_t chunk_begin, int64_t begin,
+                       int64_t end) {
+  const Sizes& z = s.sizes;
+  const int64_t ld = z.q_heads() * z.head_dim;
+  AttentionArgs args = {};
+  args.kv = cache.kv();
+  args.block_table = cache.table();
+  args.q = s.q.data() + chunk_begin * ld;
+  args.ldq = ld;
+  args.ldo = ld;
+  args.begin_position = chunk_begin;
+  args.token_begin = begin - chunk_begin;
+  args.token_end = end - chunk_begin;
+  args.group = z.group;
+  args.head_dim = z.head_dim;
+  args.scale = z.scale();
+  args.window = z.window;
+  args.soft_cap = z.soft_cap;
+  return args;
+}
+
 // Attention of tokens [begin, end) of the sequence, in calls of [split) tokens at most, as a chunk
 // that starts at chunk_begin. out: [num_tokens, q_heads, head_dim], the other tokens untouched.
 template <class T, class Out>
@@ -95,22 +120,9 @@ void Attend(const KernelTable& table, const Sequence& s, const Cache<T>& cache, 
   scratch.back() = guard;
   for (int64_t h = 0; h < z.kv_heads; ++h) {
     for (int64_t t = begin; t < end; t += split) {
-      AttentionArgs args = {};
-      args.kv = cache.kv();
-      args.block_table = cache.table();
-      args.q = s.q.data() + chunk_begin * ld;
-      args.ldq = ld;
+      AttentionArgs args = CallArgs(s, cache, chunk_begin, t, std::min(end, t + split));
       args.out = out->data() + chunk_begin * ld;
-      args.ldo = ld;
-      args.begin_position = chunk_begin;
-      args.token_begin = t - chunk_begin;
-      args.token_end = std::min(end, t + split) - chunk_begin;
       args.kv_head = h;
-      args.group = z.group;
-      args.head_dim = z.head_dim;
-      args.scale = z.scale();
-      args.window = z.window;
-      args.soft_cap = z.soft_cap;
       args.scratch = scratch.data() + 1;
       table.attention[kSlotOf<T>][kSlotOf<Out>](args, nullptr);
     }
@@ -287,6 +299,49 @@ void TestTokensAlone(const KernelTable& table) {
 }
 TEST_P(AttentionTest, ATokenDependsOnNoTileFloat32) { TestTokensAlone<float>(table()); }
 TEST_P(AttentionTest, ATokenDependsOnNoTileBFloat16) { TestTokensAlone<BFloat16>(table()); }
+
+// Chunks taken in any pieces, merged later, against one call.
+template <class T>
+void TestPartials(const KernelTable& table) {
+  if (table.attention_merge[kSlotOf<T>] == nullptr) GTEST_SKIP() << "has no partial results";
+  for (const auto& [head_dim, group, window] :
+       {std::array<int64_t, 3>{64, 7, 0}, {80, 1, 0}, {8, 70, 0}, {64, 4, 600}, {1040, 2, 0}}) {
+    Sizes sizes;
+    sizes.head_dim = head_dim;
+    sizes.group = group;
+    sizes.kv_heads = 1;
+    sizes.num_tokens = 1100;
+    sizes.window = window;
+    const Sequence s(sizes, 11);
+    Cache<T> cache(sizes, sizes.num_tokens, 11);
+    cache.Write(table, s, 0, sizes.num_tokens);
+    const int64_t last = sizes.num_tokens - 1, row = group * head_dim;
+    std::vector<float> want(s.q.size());
+    Attend(table, s, cache, last, last, last + 1, 1, &want);
+    const int64_t first_chunk = (window > 0 ? last + 1 - window : 0) / kAttentionChunk;
+    const int64_t num_chunks = last / kAttentionChunk + 1 - first_chunk;
+    const int64_t size = AttentionPartialFloats(head_dim) * group;
+    std::vector<float> partials(static_cast<size_t>(num_chunks * size), kNan);
+    std::vector<float> scratch(static_cast<size_t>(AttentionScratchFloats(group, head_dim)));
+    AttentionArgs args = CallArgs(s, cache, last, last, last + 1);
+    args.scratch = scratch.data();
+    for (int64_t chunk = 0, step = 1; chunk < num_chunks; chunk += step, step = 2) {
+      args.chunk_begin = first_chunk + chunk;
+      args.chunk_end = std::min(first_chunk + chunk + step, first_chunk + num_chunks);
+      args.partials = partials.data() + chunk * size;
+      table.attention[kSlotOf<T>][kSlotOf<float>](args, nullptr);
+    }
+    std::vector<float> got(static_cast<size_t>(row));
+    for (int64_t r = 0; r < group; r += 3) {
+      table.attention_merge[kSlotOf<float>](
+          {partials.data(), num_chunks, group, head_dim, r, std::min(r + 3, group), got.data()},
+          nullptr);
+    }
+    EXPECT_TRUE(SameBits(got.data(), want.data() + last * row, row)) << sizes;
+  }
+}
+TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsFloat32) { TestPartials<float>(table()); }
+TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsBFloat16) { TestPartials<BFloat16>(table()); }
 
 // A NaN or infinity in a later token's key or value must not reach an earlier token of the same
 // tile.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -177,6 +178,81 @@ TEST_P(CacheOpsTest, AttentionBalancesKeys) {
   }
   EXPECT_EQ(total, 2 * (512 * 513 / 2 + 101 + 201 + 301));
   EXPECT_LE(most, total / pool_.num_threads() * 12 / 10);
+}
+
+// Decodes of very different lengths, some of which are divided between threads: the bits of one
+// thread.
+TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
+  const int64_t kv_heads = 2, group = 7, head_dim = 64, block_size = 16, cols = kv_heads * head_dim;
+  context_.kernels = kernels::AvailableTables().back();
+  const int64_t part = block_size * head_dim * 4;
+  for (const Layout& layout : {Layout{{1}, {5000}}, Layout{{1, 1, 1, 1}, {0, 3000, 511, 1700}},
+                               Layout{{40, 1, 3}, {100, 2303, 2000}}}) {
+    std::vector<SequenceRange> ranges = Ranges(layout);
+    int64_t blocks = 0;
+    std::vector<int64_t> first_block;
+    for (const SequenceRange& range : ranges) {
+      first_block.push_back(blocks);
+      blocks += (range.position + range.num_tokens) / block_size + 1;
+    }
+    std::vector<int32_t> block_table(static_cast<size_t>(blocks));
+    for (size_t i = 0; i < block_table.size(); ++i) block_table[i] = static_cast<int32_t>(i);
+    std::vector<unsigned char> memory(static_cast<size_t>(blocks * 2 * kv_heads * part));
+    const kernels::PagedKv kv{memory.data(), 2 * kv_heads * part, 0, kv_heads * part,
+                              part,          block_size};
+    std::vector<float> x(static_cast<size_t>(6000 * cols));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      ranges[i].block_table = block_table.data() + first_block[i];
+      const int64_t tokens = ranges[i].position + ranges[i].num_tokens;
+      const SequenceRange whole{0, tokens, 0, ranges[i].block_table};
+      const Matrix rows = FloatMatrix(x, tokens, cols);
+      KvWrite(context_, kv, DType::kFloat32, &whole, 1, rows, rows, kv_heads, head_dim);
+    }
+    const int64_t rows = Rows(layout);
+    const auto run = [&](ThreadPool& pool, const AttentionParams& params) {
+      const OpContext context{context_.kernels, &pool, nullptr, nullptr};
+      std::vector<float> out(static_cast<size_t>(rows * cols * group)),
+          scratch(static_cast<size_t>(PagedAttentionScratch(params, pool.num_threads())));
+      PagedAttention(context, params, kv, DType::kFloat32, ranges.data(),
+                     static_cast<int64_t>(ranges.size()), FloatMatrix(x, rows, cols * group),
+                     scratch.data(), FloatMatrix(out, rows, cols * group));
+      return out;
+    };
+    ThreadPool one(1, false);
+    for (const int64_t window : {0, 1000}) {
+      const AttentionParams params{kv_heads * group, kv_heads, head_dim, 0.125f, window, 0.0f};
+      EXPECT_EQ(run(pool_, params), run(one, params)) << "window " << window;
+    }
+  }
+}
+
+TEST_P(CacheOpsTest, ALongDecodeIsDividedEvenly) {
+  if (pool_.num_threads() == 1) GTEST_SKIP() << "nothing to divide";
+  table_.attention_merge[kFloatSlot] = [](const kernels::AttentionMergeArgs&,
+                                          kernels::Stream) noexcept {};
+  table_.attention[kFloatSlot][kFloatSlot] = [](const kernels::AttentionArgs& args,
+                                                kernels::Stream) noexcept {
+    const std::lock_guard<std::mutex> lock(trace_mutex);
+    scratches.insert(args.scratch);
+    part_costs.push_back(args.chunk_end - args.chunk_begin);
+  };
+  const AttentionParams params{7, 1, 64, 1.0f, 0, 0.0f};
+  const std::vector<SequenceRange> ranges = Ranges({{1}, {64 * 256 - 1}});
+  std::vector<float> q(7 * 64), out(7 * 64);
+  std::vector<float> scratch(
+      static_cast<size_t>(PagedAttentionScratch(params, pool_.num_threads())));
+  scratches.clear();
+  part_costs.clear();
+  PagedAttention(context_, params, kv_, DType::kFloat32, ranges.data(), 1,
+                 FloatMatrix(q, 1, 7 * 64), scratch.data(), FloatMatrix(out, 1, 7 * 64));
+  EXPECT_EQ(static_cast<int>(scratches.size()), pool_.num_threads());
+  int64_t chunks = 0;
+  for (const int64_t cost : part_costs) {
+    chunks += cost;
+    EXPECT_LE(cost, 64 / pool_.num_threads() + 1);
+  }
+  EXPECT_EQ(chunks, 64);
 }
 
 TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
