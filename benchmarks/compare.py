@@ -32,7 +32,12 @@ ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Allspark,
 ENGINE_SHAPE = "260K"  # Of `streams`.
 ENGINE_TASKS = ("convert", "start", "gap", "streams")
 TASKS = (*WORKLOADS, *ENGINE_TASKS)
-QUICK = {"rounds": 1, "shapes": "0.5B", "workloads": "single,p1024,b32,mixed"}
+QUICK = {
+    "rounds": 1,
+    "shapes": "0.5B",
+    "workloads": "single,p1024,b32,mixed",
+    "engines": "allspark,openvino,llama.cpp",
+}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Vllm(Engine):
         cores = sorted(os.sched_getaffinity(0))
         return {
             "LD_PRELOAD": ":".join(preload),
+            "VLLM_CACHE_ROOT": str(self.home / "cache"),
             "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GB),
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
