@@ -194,7 +194,7 @@ class Bench:
                     for contestant, values in taken:
                         self._keep(shape, task, contestant, values, machine.between(before, after))
                     before = after
-                self.write()  # What is there stays if the rest is interrupted.
+                    self.write()  # What is there stays if the rest is interrupted.
 
     def _round_shapes(self) -> list[str]:
         shapes = list(self.options.shapes) if set(self.options.workloads) - {"streams"} else []

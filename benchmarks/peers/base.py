@@ -8,6 +8,7 @@ imports the standard library alone at its top.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,22 +38,31 @@ class Precision:
 BF16 = Precision(16, 16, "bf16_gflop_s")
 
 
-def run_command(command: Sequence[str | Path], timeout_s: float = 3600, **options: Any) -> str:
-    """Its standard output; a failure names the last line of its standard error."""
+def run_command(
+    command: Sequence[str | Path], timeout_s: float = 3600, text: str | None = None, **options: Any
+) -> str:
+    """Its standard output, `text` being its input; a failure names the last line of its errors."""
     name = Path(command[0]).name
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
-        result = subprocess.run(
-            [str(part) for part in command],
-            capture_output=True, text=True, timeout=timeout_s, **options,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(f"{name} took more than {timeout_s:.0f} s") from error
+        # A session of its own, so that what it has started ends with it.
+        process = subprocess.Popen(
+            [str(part) for part in command], text=True, start_new_session=True, **pipes, **options
+        )
     except OSError as error:
         raise EngineError(f"{name}: {error.strerror}") from error
-    if result.returncode != 0:
-        lines = (result.stderr.strip() or result.stdout.strip() or "no message").splitlines()
-        raise EngineError(f"{name} ended with {result.returncode}: {lines[-1][:300]}")
-    return result.stdout
+    try:
+        output, errors = process.communicate(text, timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise EngineError(f"{name} took more than {timeout_s:g} s") from error
+        raise
+    if process.returncode != 0:
+        lines = (errors.strip() or output.strip() or "no message").splitlines()
+        raise EngineError(f"{name} ended with {process.returncode}: {lines[-1][:300]}")
+    return output
 
 
 class Engine:
@@ -103,4 +113,4 @@ class Engine:
         module = self.module or type(self).__module__
         environment = {**os.environ, **self.environment()}
         command = [self.python, "-m", module]
-        return run_command(command, timeout_s, input=job, env=environment, cwd=BENCHMARKS)
+        return run_command(command, timeout_s, job, env=environment, cwd=BENCHMARKS)

@@ -196,8 +196,12 @@ def test_a_command_that_fails_says_why(load) -> None:
     base = load("peers.base")
     with pytest.raises(base.EngineError, match="ended with 3: the reason"):
         base.run_command([sys.executable, "-c", "import sys; print('the reason'); sys.exit(3)"])
-    with pytest.raises(base.EngineError, match="took more than 0 s"):
+    with pytest.raises(base.EngineError, match="took more than 0.1 s"):
         base.run_command([sys.executable, "-c", "import time; time.sleep(9)"], timeout_s=0.1)
+    # A child of it ends too: the sleeper would hold the pipe.
+    with pytest.raises(base.EngineError, match="took more than 0.1 s"):
+        base.run_command(["sh", "-c", "sleep 9 & wait"], timeout_s=0.1)
+    assert base.run_command(["cat"], text="a job") == "a job"
     with pytest.raises(base.EngineError, match="No such file"):
         base.run_command(["/nonexistent/program"])
 
