@@ -20,6 +20,7 @@ class Figure:
     title: str
     digits: int = 1
     less_is_better: bool = True
+    scale: float = 1
 
 
 FIGURES = {
@@ -32,6 +33,8 @@ FIGURES = {
     "gap_p99_ms": Figure("gap p99, ms"),
     "load_s": Figure("load, s", 2),
     "rss_mb": Figure("peak RSS, MB", 0),
+    # How far to trust a row rather than what to compare.
+    "core_share": Figure("cores got, %", 0, scale=100),
 }
 _ALONE = ("decode_tok_s", "ttft_ms", "gap_p99_ms")
 _TOGETHER = ("output_tok_s", "ttft_ms", "ttft_p99_ms", "gap_ms", "gap_p99_ms")
@@ -106,10 +109,10 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 def _value(entry: Mapping[str, Any] | None, figure: Figure) -> str:
     if entry is None:
         return "–"
-    text = f"{entry['median']:,.{figure.digits}f}"
-    if len(entry["values"]) > 1:
-        text += f" [{entry['min']:,.{figure.digits}f}..{entry['max']:,.{figure.digits}f}]"
-    return text
+    median, least, greatest = (
+        f"{entry[key] * figure.scale:,.{figure.digits}f}" for key in ("median", "min", "max")
+    )
+    return f"{median} [{least}..{greatest}]" if len(entry["values"]) > 1 else median
 
 
 def _cell(result: Mapping[str, Any], shape: str, label: str, metric: str) -> str:
@@ -143,12 +146,17 @@ def _summary(result: Mapping[str, Any], shape: str) -> list[str]:
 def _workload(result: Mapping[str, Any], shape: str, workload: str) -> list[str]:
     engines = result["shapes"][shape]
     names = [*shown_figures(workload), "rss_mb", "load_s"]
+    share = f"{workload}.core_share"
     rows = [
-        [label, *(_cell(result, shape, label, f"{workload}.{name}") for name in names)]
+        [
+            label,
+            *(_cell(result, shape, label, f"{workload}.{name}") for name in names),
+            _value(entries.get(share), FIGURES["core_share"]),
+        ]
         for label, entries in engines.items()
         if f"{workload}.output_tok_s" in entries
     ]
-    header = [workload, *(FIGURES[name].title for name in names)]
+    header = [workload, *(FIGURES[name].title for name in [*names, "core_share"])]
     return _table(header, rows) if rows else []
 
 
@@ -186,16 +194,6 @@ def _noise(result: Mapping[str, Any]) -> str:
             " slots: **the machine was not quiet, and only ratios and the order of magnitude"
             " count.**"
         )
-    shares = [
-        entry["median"]
-        for engines in result["shapes"].values()
-        for entries in engines.values()
-        for metric, entry in entries.items()
-        if metric.endswith(".core_share")
-    ]
-    if shares:
-        low, high = 100 * min(shares), 100 * max(shares)
-        text += f" Engines got {low:.0f} to {high:.0f} % of their cores."
     return text
 
 
