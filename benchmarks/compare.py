@@ -220,6 +220,7 @@ class Bench:
         if task in ENGINE_TASKS and not contestant.engine.is_ours:
             return None
         try:
+            say(f"  {contestant.label}")
             return self._measure(shape, task, contestant)
         except (EngineError, MissingData) as error:
             say(f"  {contestant.label}: {error}")

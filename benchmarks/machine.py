@@ -61,7 +61,7 @@ def compile_limits(work_dir: Path) -> Path | None:
 def measure_limits(program: Path | None, threads: int) -> dict[str, float | None]:
     slot: dict[str, float | None] = dict.fromkeys(LIMITS)
     if program is not None:
-        rates = json.loads(run_command([program, str(threads), "512"]))
+        rates = json.loads(run_command([program, str(threads), "1024"]))
         slot.update({key: rates["threads"][-1][key] for key in LIMITS})
     slot["load_average"] = os.getloadavg()[0]
     return slot
