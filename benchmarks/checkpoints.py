@@ -1,8 +1,9 @@
 """Random-weight checkpoints in the shapes of real models, in Hugging Face layout.
 
 How fast a model runs depends on its shape and not on its values, so nothing is downloaded and
-neither torch nor a tokenizer is needed: the requests are token ids. Weights are bfloat16, seeded by
-tensor name, and written in pieces, so that memory stays small whatever the model's size.
+torch is not needed. Weights are bfloat16, seeded by tensor name, and written in pieces, so that
+memory stays small whatever the model's size. The requests are token ids; some engines refuse a
+model without a tokenizer all the same, so there is one of bytes and one merge.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Shape:
             "rope_theta": self.rope_theta,
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
+            "bos_token_id": 0,
+            "eos_token_id": 0,
         }
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -94,9 +97,9 @@ class Shape:
         """Weights of the output head, which every generated token passes."""
         return self.vocab_size * self.hidden_size
 
-    def bytes_per_decoded_token(self, weight_bytes: int = 2) -> int:
+    def bytes_per_decoded_token(self, body_bits: float = 16, head_bits: float = 16) -> float:
         """Weights that decoding one token of one stream reads (the KV cache comes on top)."""
-        return weight_bytes * (self.body_weights + self.head_weights)
+        return (body_bits * self.body_weights + head_bits * self.head_weights) / 8
 
     def prefill_flops(self, num_tokens: int) -> float:
         """Floating-point operations of a prompt: products and causal attention, head once."""
@@ -117,10 +120,9 @@ SHAPES = {
 }  # fmt: skip
 
 
-def ensure_checkpoint(name: str, work_dir: Path, seed: int = 0) -> Path:
-    """The directory of the checkpoint `name`, written now unless a whole one is there."""
+def ensure_checkpoint(name: str, directory: Path, seed: int = 0) -> Path:
+    """The checkpoint `name` in `directory`, written now unless a whole one is there."""
     shape = SHAPES[name]
-    directory = work_dir / f"{name}-seed{seed}"
     config_path = directory / "config.json"
     text = json.dumps(shape.config(), indent=1)
     if config_path.is_file() and config_path.read_text() == text:
@@ -129,8 +131,40 @@ def ensure_checkpoint(name: str, work_dir: Path, seed: int = 0) -> Path:
     config_path.unlink(missing_ok=True)
     with open(directory / "model.safetensors", "wb") as file:
         _write_safetensors(file, shape.tensors(), seed)
+    _write_tokenizer(directory, shape.vocab_size)
     config_path.write_text(text)  # Last: its presence says that the weights are whole.
     return directory
+
+
+def _byte_alphabet() -> list[str]:
+    """The characters by which byte-level vocabularies write the 256 bytes."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    codes = visible + list(range(256, 256 + len(hidden)))
+    return [chr(code) for _, code in sorted(zip(visible + hidden, codes, strict=True))]
+
+
+def _write_tokenizer(directory: Path, vocab_size: int) -> None:
+    end = "<|endoftext|>"
+    tokens = [end, *_byte_alphabet(), "zz"]
+    tokens += [f"zz{token_id:06d}" for token_id in range(len(tokens), vocab_size)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    spec = {
+        "version": "1.0",
+        "added_tokens": [{"id": 0, "content": end, "special": True, **dict.fromkeys(flags, False)}],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {token: token_id for token_id, token in enumerate(tokens)},
+            "merges": [["z", "z"]],
+        },
+    }
+    names = {key: end for key in ("bos_token", "eos_token", "pad_token")}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (directory / "tokenizer.json").write_text(json.dumps(spec, ensure_ascii=False))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def _write_safetensors(file: BinaryIO, shapes: dict[str, tuple[int, ...]], seed: int) -> None:

@@ -5,13 +5,26 @@ Greedy sampling and no end of sequence, so that every request gives exactly its 
 
 from __future__ import annotations
 
+import csv
+import os
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-WORKLOADS = ("single", "p1024", "b32", "mixed", "gap")
-_SEED = 20250
+# Served by every engine; the order is that of the reports.
+WORKLOADS = (
+    "single", "p1024", "b8", "b32", "mixed", "azure", "shared", "shared_late", "long", "long16",
+)  # fmt: skip
+_SEED = 1234
+_AZURE_REQUESTS = 64
+# The trace as it is would take a small machine minutes per engine.
+_AZURE_DIVISOR = 4
+
+
+class MissingData(RuntimeError):
+    """A workload whose lengths come from a file that is not there."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +35,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are all handed over at once, unless a measurement says otherwise."""
+    """Waves of requests: those of one are handed over at once, when the last one has ended."""
 
     name: str
-    requests: list[Request] = field(default_factory=list)
+    waves: list[list[Request]]
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for wave in self.waves for request in wave]
 
     @property
     def num_output(self) -> int:
@@ -39,42 +56,77 @@ class Workload:
     def max_length(self) -> int:
         return max(len(request.ids) + request.num_output for request in self.requests)
 
+    @property
+    def max_batch(self) -> int:
+        return max(len(wave) for wave in self.waves)
 
-def _log_normal(
+
+def log_normal(
     rng: np.random.Generator, mean: float, sigma: float, bounds: tuple[int, int], count: int
 ) -> list[int]:
     """Lengths with this mean before they are clipped to the bounds."""
-    draws = np.exp(rng.normal(np.log(mean) - sigma**2 / 2, sigma, count))
-    return [int(length) for length in np.clip(np.rint(draws), *bounds)]
+    draws = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+    return [int(length) for length in np.clip(draws.round(), *bounds)]
+
+
+def mixed_lengths() -> list[tuple[int, int]]:
+    """Prompt and output lengths of `mixed`: 3,373 output tokens in all, the trace by which other
+    engines have been measured. That drew the prompts of single, p1024, b8 and b32 first."""
+    rng = np.random.default_rng(_SEED)
+    for num_prompt in [128, 1024] + [128] * (8 + 32):
+        rng.integers(300, 7900, size=num_prompt)
+    prompts = log_normal(rng, 200, 0.8, (16, 800), 32)
+    outputs = log_normal(rng, 120, 0.8, (8, 400), 32)
+    return list(zip(prompts, outputs, strict=True))
+
+
+def azure_lengths() -> list[tuple[int, int]]:
+    """Lengths of the first requests of the Azure conversation trace of 2023, shortened."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    data = Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
+    path = data / "traces" / "AzureLLMInferenceTrace_conv.csv"
+    if not path.is_file():
+        raise MissingData(f"there is no {path} (set ALLSPARK_SHARED_DATA)")
+    with open(path, newline="") as file:
+        rows = [row for row, _ in zip(csv.DictReader(file), range(_AZURE_REQUESTS), strict=False)]
+    columns = ("ContextTokens", "GeneratedTokens")
+    return [tuple(-(-int(row[key]) // _AZURE_DIVISOR) for key in columns) for row in rows]  # type: ignore[misc]
 
 
 def make_workload(name: str, vocab_size: int, divisor: int = 1) -> Workload:
-    """The workload `name`; `divisor` > 1 shortens prompts and outputs for a quick look.
+    """The workload `name`; `divisor` > 1 shortens prompts and outputs for a try.
 
-    `single`, `p1024`, `b32` (32 requests) and `mixed` (32 of log-normal lengths) run as they are.
-    `gap` is a stream that decodes, and a long prompt that arrives meanwhile; the stream keeps its
-    length. `streams` are 64 streams of short prompts.
+    Besides WORKLOADS there are two for the engine alone: `gap`, a stream that decodes and a long
+    prompt that arrives meanwhile (the stream keeps its length), and `streams`, 64 short prompts.
     """
     rng = np.random.default_rng([_SEED, zlib.crc32(name.encode())])
 
-    def request(num_prompt: int, num_output: int) -> Request:
-        prompt_tokens = max(1, num_prompt // divisor)
-        ids = rng.integers(3, min(vocab_size, 8000), size=prompt_tokens)
-        return Request([int(token) for token in ids], max(1, num_output // divisor))
+    def ids(count: int) -> list[int]:
+        draws = rng.integers(3, min(vocab_size, 7900), size=max(1, count // divisor))
+        return [int(token) for token in draws]
+
+    def request(num_prompt: int, num_output: int, prefix: list[int] | None = None) -> Request:
+        return Request((prefix or []) + ids(num_prompt), max(1, num_output // divisor))
 
     if name == "single":
-        return Workload(name, [request(128, 128)])
+        return Workload(name, [[request(128, 128)]])
     if name == "p1024":
-        return Workload(name, [request(1024, 1)])
-    if name == "b32":
-        return Workload(name, [request(128, 128) for _ in range(32)])
-    if name == "mixed":
-        prompts = _log_normal(rng, 200, 0.8, (16, 800), 32)
-        outputs = _log_normal(rng, 120, 0.8, (8, 400), 32)
-        return Workload(name, [request(*lengths) for lengths in zip(prompts, outputs, strict=True)])
+        return Workload(name, [[request(1024, 1)]])
+    if name in ("b8", "b32"):
+        return Workload(name, [[request(128, 128) for _ in range(int(name[1:]))]])
+    if name in ("mixed", "azure"):
+        lengths = mixed_lengths() if name == "mixed" else azure_lengths()
+        return Workload(name, [[request(*pair) for pair in lengths]])
+    if name in ("shared", "shared_late"):
+        prefix = ids(512)
+        requests = [request(32, 32, prefix) for _ in range(16)]
+        return Workload(name, [requests] if name == "shared" else [requests[:1], requests[1:]])
+    if name == "long":
+        return Workload(name, [[request(8192, 64)]])
+    if name == "long16":
+        return Workload(name, [[request(2048 - 64, 64) for _ in range(16)]])
     if name == "gap":
-        running = request(128, 1)
-        return Workload(name, [Request(running.ids, 512), request(8192, 1)])
+        return Workload(name, [[Request(ids(128), 512)], [request(8192, 1)]])
     if name == "streams":
-        return Workload(name, [request(32, 256) for _ in range(64)])
-    raise ValueError(f"workload is {name!r}; it must be one of {WORKLOADS} or 'streams'")
+        return Workload(name, [[request(32, 256) for _ in range(64)]])
+    raise ValueError(f"workload is {name!r}; it must be one of {WORKLOADS}, 'gap' or 'streams'")

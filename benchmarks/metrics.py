@@ -1,0 +1,84 @@
+"""Figures from the times at which tokens came, and the fraction of the machine's limits they are.
+
+One place for all engines: a worker only notes times (peers/worker.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from checkpoints import Shape
+from machine import Limits
+from peers.base import Precision
+from workloads import Workload
+
+
+def work_flops(shape: Shape, work: Workload) -> float:
+    """Operations that the requests ask for. A beginning that an earlier one had counts once."""
+    total = 0.0
+    requests = work.requests
+    for index, request in enumerate(requests):
+        earlier = (os.path.commonprefix([request.ids, other.ids]) for other in requests[:index])
+        known = max(map(len, earlier), default=0)
+        # The last output token is drawn and not computed on.
+        computed = len(request.ids) + request.num_output - 1
+        total += shape.prefill_flops(computed) - shape.prefill_flops(known) + shape.prefill_flops(0)
+        total += 2.0 * shape.head_weights * (request.num_output - 1)
+    return total
+
+
+def from_times(work: Workload, measured: Mapping[str, Any]) -> dict[str, float]:
+    """Throughput and percentiles of a workload. Tokens that came together have gaps of zero."""
+    timelines = measured["requests"]
+    first = np.array([entry["times"][0] - entry["begin"] for entry in timelines])
+    end = max(entry["times"][-1] for entry in timelines)
+    values = {
+        "output_tok_s": work.num_output / end,
+        "ttft_ms": 1e3 * float(np.median(first)),
+        "ttft_p99_ms": 1e3 * float(np.percentile(first, 99)),
+        **{key: measured[key] for key in ("load_s", "rss_mb", "core_share")},
+    }
+    gaps: list[float] = []
+    for entry in timelines:
+        gaps += np.diff(entry["times"]).tolist()
+        gaps += [0.0] * (sum(entry["counts"]) - len(entry["counts"]))
+    if gaps:
+        values["gap_ms"], values["gap_p99_ms"] = (1e3 * np.percentile(gaps, (50, 99))).tolist()
+    if len(timelines) == 1:
+        times, counts = timelines[0]["times"], timelines[0]["counts"]
+        values["prefill_tok_s"] = work.num_prompt / float(first[0])
+        if len(times) > 1:
+            values["decode_tok_s"] = sum(counts[1:]) / (times[-1] - times[0])
+    return values
+
+
+def fractions(
+    shape: Shape,
+    precision: Precision,
+    work: Workload,
+    values: Mapping[str, float],
+    limits: Limits,
+) -> dict[str, float]:
+    """Per figure NAME a NAME_limit: the shortest time that the limits allow over the time taken.
+
+    Decoding alone reads all weights for every token. Other work computes, or reads the weights once
+    per step of its longest request, whichever takes longer. Reading the KV cache comes on top.
+    """
+    read, rate = limits.get("read_gb_s"), limits.get(precision.rate)
+    if not read or not rate:
+        return {}
+    token_bytes = shape.bytes_per_decoded_token(precision.body_bits, precision.head_bits)
+    read_s = token_bytes / (read * 1e9)
+    steps = sum(max(request.num_output for request in wave) for wave in work.waves)
+    least_s = max(work_flops(shape, work) / (rate * 1e9), steps * read_s)
+    result = {"output_tok_s_limit": least_s * values["output_tok_s"] / work.num_output}
+    if "decode_tok_s" in values:
+        result["decode_tok_s_limit"] = values["decode_tok_s"] * read_s
+    if "prefill_tok_s" in values:
+        prefill_s = shape.prefill_flops(work.num_prompt) / (rate * 1e9)
+        fraction = prefill_s * values["prefill_tok_s"] / work.num_prompt
+        result["prefill_tok_s_limit"] = result["ttft_ms_limit"] = fraction
+    return result

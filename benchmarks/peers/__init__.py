@@ -1,0 +1,1 @@
+"""Engines to compare with: one file each, listed in registry.py."""

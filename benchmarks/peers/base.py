@@ -1,0 +1,116 @@
+"""What compare.py asks of an engine.
+
+One file per engine holds its class and, below it, its worker: `load`, which the file's own main
+hands to worker.py. compare.py runs that main in the engine's own environment, so such a file
+imports the standard library alone at its top.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# The processor's build of torch by this version; others bring gigabytes of CUDA.
+TORCH = "torch==2.13.0"
+BENCHMARKS = Path(__file__).resolve().parents[1]
+
+
+class EngineError(RuntimeError):
+    """An engine that cannot be installed, prepared or measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How weights are stored (bits with their scales) and multiplied: what the limits depend on."""
+
+    body_bits: float
+    head_bits: float
+    rate: str  # A rate that limits.cc measures.
+    options: Mapping[str, Any] = field(default_factory=dict)  # For the engine's own use.
+
+
+BF16 = Precision(16, 16, "bf16_gflop_s")
+
+
+def run_command(
+    command: Sequence[str | Path], timeout_s: float = 3600, text: str | None = None, **options: Any
+) -> str:
+    """Its standard output, `text` being its input; a failure names the last line of its errors."""
+    name = Path(command[0]).name
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    try:
+        # A session of its own, so that what it has started ends with it.
+        process = subprocess.Popen(
+            [str(part) for part in command], text=True, start_new_session=True, **pipes, **options
+        )
+    except OSError as error:
+        raise EngineError(f"{name}: {error.strerror}") from error
+    try:
+        output, errors = process.communicate(text, timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise EngineError(f"{name} took more than {timeout_s:g} s") from error
+        raise
+    if process.returncode != 0:
+        lines = (errors.strip() or output.strip() or "no message").splitlines()
+        raise EngineError(f"{name} ended with {process.returncode}: {lines[-1][:300]}")
+    return output
+
+
+class Engine:
+    """An engine under comparison. `home` is its own folder: environment, sources, builds."""
+
+    name: str
+    precisions: Mapping[str, Precision]
+    module = ""  # Of its worker, where that is not its own.
+    packages: Sequence[Sequence[str]] = ()  # Arguments of pip, call by call.
+    unwanted: Sequence[str] = ()  # What these bring along that does not go with this torch.
+    is_ours = False
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    @property
+    def python(self) -> Path:
+        return self.home / "venv" / "bin" / "python"
+
+    def install(self) -> None:
+        """Makes the engine's own virtual environment, unless that has been done."""
+        stamp = self.home / "installed"
+        wanted = repr([list(arguments) for arguments in self.packages])
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        run_command([sys.executable, "-m", "venv", self.home / "venv"])
+        for arguments in self.packages:
+            run_command([self.python, "-m", "pip", "install", "-q", *arguments])
+        if self.unwanted:
+            run_command([self.python, "-m", "pip", "uninstall", "-q", "-y", *self.unwanted])
+        self.build()
+        stamp.write_text(wanted)
+
+    def build(self) -> None:
+        """What is to be done after pip."""
+
+    def prepare(self, checkpoint: Path, precision: str, model: Path) -> None:
+        """Converts the checkpoint into the folder `model`."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """Variables for its worker on top of the caller's."""
+        return {}
+
+    def run_worker(self, job: str, timeout_s: float) -> str:
+        """Runs this engine's module as a program: a job on stdin, a result on stdout."""
+        module = self.module or type(self).__module__
+        environment = {**os.environ, **self.environment()}
+        command = [self.python, "-m", module]
+        return run_command(command, timeout_s, job, env=environment, cwd=BENCHMARKS)

@@ -1,0 +1,144 @@
+"""llama.cpp's own server, built for this processor from the sources in llama-cpp-python's sdist."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from peers.base import Engine, EngineError, Precision, run_command
+from peers.worker import Request, Timeline, main
+
+_SDIST = "llama-cpp-python==0.3.36"
+_START_S = 120
+
+
+class LlamaCpp(Engine):
+    name = "llama.cpp"
+    # Bits as its formats have them. A Q4_0 file keeps a tied embedding in more: Q8_0, or Q6_K where
+    # the rows are multiples of 256. Weights in 8 and 4 bits meet activations in 8.
+    precisions = {
+        "Q4_0": Precision(4.5, 8.5, "int8_gop_s"),
+        "Q8_0": Precision(8.5, 8.5, "int8_gop_s"),
+        "BF16": Precision(16, 16, "bf16_gflop_s"),
+    }
+    packages = (("numpy", "gguf", "cmake", "ninja"),)
+
+    def _program(self, name: str) -> Path:
+        return self.home / "build" / "bin" / name
+
+    def build(self) -> None:
+        source = self.home / "source"
+        if not source.is_dir():
+            pip = (self.python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:")
+            run_command([*pip, "--dest", self.home, _SDIST])
+            (archive,) = self.home.glob("*.tar.gz")
+            with tarfile.open(archive) as file:
+                file.extractall(source, filter="data")
+        (llama,) = source.glob("*/vendor/llama.cpp")
+        # Without its web page, which the build would download.
+        off = ("LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_UI", "LLAMA_BUILD_TESTS", "LLAMA_OPENSSL")
+        flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-D{x}=OFF" for x in off)]
+        tools = self.home / "venv" / "bin"
+        path = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+        build = self.home / "build"
+        run_command([tools / "cmake", "-S", llama, "-B", build, "-G", "Ninja", *flags], env=path)
+        targets = ("--target", "llama-server", "llama-quantize")
+        parallel = str(len(os.sched_getaffinity(0)))
+        run_command([tools / "cmake", "--build", build, "--parallel", parallel, *targets], env=path)
+
+    def prepare(self, checkpoint: Path, precision: str, model: Path) -> None:
+        model.mkdir(parents=True, exist_ok=True)
+        whole = self.home / f"{checkpoint.parent.name}-bf16.gguf"
+        convert = Path(__file__).with_name("gguf_writer.py")
+        run_command([self.python, convert, checkpoint, whole])
+        quantize = [self._program("llama-quantize"), whole, model / "model.gguf", precision]
+        run_command(quantize)
+        whole.unlink()
+
+    def environment(self) -> dict[str, str]:
+        return {"LLAMA_SERVER": str(self._program("llama-server"))}
+
+
+class Server:
+    def __init__(self, job: dict[str, Any]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        threads, slots = str(job["threads"]), job["max_batch"]
+        # One context is divided among the slots; a slot has room for the longest request.
+        slot_tokens = -(-job["max_length"] // 256) * 256
+        command = [
+            os.environ["LLAMA_SERVER"], "-m", f"{job['model']}/model.gguf",
+            "--port", str(self._port), "-t", threads, "-tb", threads, "-np", str(slots),
+            "-c", str(slots * slot_tokens), "-b", "2048", "-ub", "512", "-fa", "on",
+            "--no-kv-unified", "--cache-ram", "0",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(command, stdout=sys.stderr, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + _START_S
+        while not self._is_healthy():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self.close()
+                raise EngineError(f"llama-server did not start within {_START_S} s")
+            time.sleep(0.05)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port)
+
+    def _is_healthy(self) -> bool:
+        connection = self._connect()
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def serve(self, requests: list[Request]) -> list[Timeline]:
+        timelines = [Timeline() for _ in requests]
+        threads = [
+            threading.Thread(target=self._stream, args=pair)
+            for pair in zip(requests, timelines, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return timelines
+
+    def _stream(self, request: Request, timeline: Timeline) -> None:
+        body = {
+            "prompt": request["ids"], "n_predict": request["num_output"], "stream": True,
+            "ignore_eos": True, "samplers": ["top_k"], "top_k": 1, "return_tokens": True,
+        }  # fmt: skip
+        connection = self._connect()
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/completion", json.dumps(body), headers)
+        for line in connection.getresponse():
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                # Parts of a character are held back; the end tells how many tokens there were.
+                missing = event.get("tokens_predicted", 0) - sum(timeline.counts)
+                timeline.add(missing if event.get("stop") else len(event.get("tokens", ())))
+        connection.close()
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+if __name__ == "__main__":
+    main(Server)

@@ -1,0 +1,12 @@
+"""The engines that compare.py knows. Another one is a file beside this and a line here."""
+
+from __future__ import annotations
+
+from peers.base import Engine
+from peers.llama_cpp import LlamaCpp
+from peers.onnxruntime_genai import OnnxRuntimeGenai
+from peers.openvino import OpenVino
+from peers.transformers import Transformers
+from peers.vllm import Vllm
+
+PEERS: tuple[type[Engine], ...] = (OpenVino, LlamaCpp, Vllm, OnnxRuntimeGenai, Transformers)
