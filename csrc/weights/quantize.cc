@@ -110,6 +110,7 @@ BFloat16 ScaleAbove(double x) {
   return scale;
 }
 
+// Values in steps, clamped to [low, high], plus kRounder; exact: before clamping.
 inline F32x4 Quotients(const float* values, F32x4 scale, F32x4 low, F32x4 high, F32x4& exact) {
   exact = Load(values) / scale;
   const F32x4 above = exact > low ? exact : low;
