@@ -197,7 +197,9 @@ void RegisterTable(const KernelTable* table) {
     Register(name, bench, table)
         ->ArgNames({"m", "n", "k"})
         ->Args({1, 16384, 2048})
-        ->Args({4, 16384, 2048});
+        ->Args({4, 16384, 2048})
+        ->Args({32, 16384, 2048})
+        ->Args({32, 38912, 896});
     auto* many = Register(name, bench, table)->ArgNames({"m", "n", "k"});
     for (int64_t m : {16, 64, 256, 1024}) many->Args({m, 2048, 2048});
     // A prompt's chunk through the matrices of a 0.5B model.
@@ -209,7 +211,7 @@ void RegisterTable(const KernelTable* table) {
     auto* all = Register(name, bench, table)->ArgNames({"m", "n", "k", "bits", "group"});
     for (const auto& [bits, group] :
          {std::pair<int64_t, int64_t>{8, 0}, {8, 64}, {4, 64}, {4, 32}}) {
-      for (int64_t m : {1, 4}) all->Args({m, 65536, 2048, bits, group});
+      for (int64_t m : {1, 4, 32}) all->Args({m, 65536, 2048, bits, group});
       for (int64_t m : {16, 64, 1024}) all->Args({m, 2048, 2048, bits, group});
       all->Args({512, 9728, 896, bits, group})->Args({512, 896, 4864, bits, group});
     }

@@ -94,8 +94,9 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
       const Element* a =
           static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + group * Dot::kGroup;
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
-      // The first rows fetch the next block from memory, the others find theirs in the cache.
-      tile.prefetch = rows == 1 ? kStreamPrefetch : r == 0 ? block * kPanelStride : 0;
+      tile.fetch = rows == 1 ? Fetch{tile.b + kStreamPrefetch, kPanelStride}
+                             : FetchShare(tile.b + block * kPanelStride, tile.groups * kPanelStride,
+                                          rows, r, tile_rows, tile.groups, columns);
       tile.c = sums + r * kPanelColumns;
       TileRows<Dot>(tile_rows, tile, columns);
       r += tile_rows;

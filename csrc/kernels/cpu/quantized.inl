@@ -52,7 +52,7 @@ struct ByteBlock {
   const uint8_t* zero;
   int32_t* partial;  // [rows][64]: a group's sum between its blocks
   float* c;          // [rows][64]
-  int64_t prefetch;  // bytes ahead of b
+  Fetch fetch;
 };
 
 template <int kBits, int R, int V>
@@ -76,6 +76,7 @@ void ByteTile(const ByteBlock& block) {
   constexpr int64_t kStep = kBits == 8 ? 4 : 8;  // k per stored lane
   const int8_t* a = block.a;
   const unsigned char* b = block.b;
+  Fetch fetch = block.fetch;
   for (int64_t group = 0; group < block.groups; ++group) {
     VecI acc[R][V];
     if (block.first) {
@@ -88,9 +89,7 @@ void ByteTile(const ByteBlock& block) {
       }
     }
     for (int64_t k = 0; k < block.lanes * 4; k += kStep) {
-      AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(b) + block.prefetch + line, _MM_HINT_T0);
-      }
+      FetchStep<V>(fetch);
       VecI u[V];
       AS_UNROLL for (int v = 0; v < V; ++v) {
         u[v] = LoadI(b + v * kVecBytes);
@@ -132,6 +131,7 @@ template <int kBits, int R, int V>
 AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns) {
   while (columns >= V * kLanes) {
     ByteTile<kBits, R, V>(block);
+    block.fetch.at += block.groups * block.lanes * kBits / 8 * block.fetch.step;
     block.b += V * kVecBytes;
     block.c += V * kLanes;
     block.partial += V * kLanes;
@@ -161,11 +161,10 @@ void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
   }
 }
 
-// Nibbles to bytes, for blocks that many rows pass over; fetches the block after this one.
+// Nibbles to bytes, for blocks that many rows pass over.
 AS_ALWAYS_INLINE void SpreadNibbles(const unsigned char* b, int64_t lanes, unsigned char* out) {
   for (int64_t lane = 0; lane < lanes; ++lane) {
     for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
-      _mm_prefetch(reinterpret_cast<const char*>(b) + lanes * kPanelStride + line, _MM_HINT_T0);
       const VecI x = LoadI(b + line);
       StoreI(out + line, LowNibbles(x));
       StoreI(out + kPanelStride + line, HighNibbles(x));
@@ -178,10 +177,12 @@ AS_ALWAYS_INLINE void SpreadNibbles(const unsigned char* b, int64_t lanes, unsig
 // The rows of a block in tiles, as even as can be.
 template <int kBits>
 AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
-                                    int64_t block_prefetch) {
+                                    const unsigned char* next, int64_t bytes) {
+  const int64_t steps = block.groups * block.lanes * kBits / 8;
   for (int64_t r = 0; r < rows;) {
     const int64_t tile_rows = NextTileRows(rows - r);
-    block.prefetch = rows == 1 ? kStreamPrefetch : r == 0 ? block_prefetch : 0;
+    block.fetch = rows == 1 ? Fetch{block.b + kStreamPrefetch, kPanelStride}
+                            : FetchShare(next, bytes, rows, r, tile_rows, steps, columns);
     ByteTileRows<kBits>(tile_rows, block, columns);
     block.a += tile_rows * block.lda;
     block.a_sums += tile_rows * block.ld_sums;
@@ -202,7 +203,6 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   block.sums_per_group = group == args.k ? 1 : group / kSumBlock;
   block.partial = partial;
   block.c = c;
-  block.prefetch = 0;
   const int32_t* sums = args.a_sums + row_begin * block.ld_sums;
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / group;
@@ -222,13 +222,14 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     block.a_sums = sums + (group == args.k ? block.ld_sums - 1 : k / kSumBlock);
     const int64_t bytes = (next - k) * kPanelColumns * kBits / 8;
     if (kBits == 8 || rows <= kTileRows) {
-      ByteTilesOver<kBits>(block, rows, panel.columns, bytes);
+      ByteTilesOver<kBits>(block, rows, panel.columns, block.b + bytes, bytes);
       continue;
     }
+    const unsigned char* next_block = block.b + bytes;
     SpreadNibbles(block.b, (next - k) / 8, spread);
     block.b = spread;
     if (panel.zero != nullptr) {
-      ByteTilesOver<8>(block, rows, panel.columns, 0);
+      ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes);
       continue;
     }
     // As bytes, but with the zero point of nibbles.
@@ -237,7 +238,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
       zeros[i] = static_cast<uint8_t>(SymmetricZero(4));
     }
     block.zero = zeros;
-    ByteTilesOver<8>(block, rows, panel.columns, 0);
+    ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes);
   }
 }
 
@@ -332,7 +333,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
     tile.b_stride = kPanelStride;
     tile.ldc = kPanelColumns;
     tile.resume = k % args.group_size != 0;
-    tile.prefetch = 0;
+    tile.fetch = {wide, 0};
     for (int64_t r = 0; r < rows;) {
       const int64_t tile_rows = NextTileRows(rows - r);
       const Element* a = static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + k;

@@ -76,6 +76,12 @@ struct DotNative {
 };
 #endif
 
+// What a tile fetches into the cache while it computes: `step` bytes with every k group.
+struct Fetch {
+  const unsigned char* at;
+  int64_t step;
+};
+
 // Where a tile's operands lie.
 template <class A>
 struct TileArgs {
@@ -86,9 +92,20 @@ struct TileArgs {
   int64_t groups;
   float* c;
   int64_t ldc;
-  bool resume;       // go on from what c holds; otherwise from zero
-  int64_t prefetch;  // bytes ahead of b to fetch into the cache
+  bool resume;  // go on from what c holds; otherwise from zero
+  Fetch fetch;
 };
+
+// V vectors of a k group are V * kVecBytes / 64 requests.
+template <int V>
+AS_ALWAYS_INLINE void FetchStep(Fetch& fetch) {
+  constexpr int64_t kRequests = V * kVecBytes / 64 > 0 ? V * kVecBytes / 64 : 1;
+  const int64_t apart = fetch.step / kRequests;
+  AS_UNROLL for (int64_t i = 0; i < kRequests; ++i) {
+    _mm_prefetch(reinterpret_cast<const char*>(fetch.at) + i * apart, _MM_HINT_T0);
+  }
+  fetch.at += fetch.step;
+}
 
 // R rows by V vectors of columns.
 template <class Dot, int R, int V>
@@ -101,11 +118,10 @@ void Tile(const TileArgs<typename Dot::A>& args) {
   }
   const typename Dot::A* a = args.a;
   const unsigned char* b = args.b;
-  const int64_t lda = args.lda, b_stride = args.b_stride, prefetch = args.prefetch;
+  const int64_t lda = args.lda, b_stride = args.b_stride;
+  Fetch fetch = args.fetch;
   for (int64_t g = 0; g < args.groups; ++g) {
-    AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(b) + prefetch + line, _MM_HINT_T0);
-    }
+    FetchStep<V>(fetch);
     Dot::template Step<R, V>(
         acc, a,
         lda, [b](int v) __attribute__((always_inline)) { return LoadI(b + v * kVecBytes); });
@@ -143,6 +159,7 @@ template <class Dot, int R, int V>
 AS_ALWAYS_INLINE void TileColumnsFrom(TileArgs<typename Dot::A>& args, int64_t& columns) {
   while (columns >= V * kLanes) {
     Tile<Dot, R, V>(args);
+    args.fetch.at += args.groups * args.fetch.step;
     args.b += V * kVecBytes;
     args.c += V * kLanes;
     columns -= V * kLanes;
@@ -184,6 +201,16 @@ void TileRows(int64_t rows, const TileArgs<typename Dot::A>& args, int64_t colum
 AS_ALWAYS_INLINE int64_t NextTileRows(int64_t left) {
   const int64_t tiles = (left + kTileRows - 1) / kTileRows;
   return (left + tiles - 1) / tiles;
+}
+
+// The share of the `bytes` at `next` that a tile of `tile_rows` of `rows` fetches, from row `row`
+// on: as even as the work, since a burst of requests would stall on memory. A tile passes over its
+// columns several times.
+AS_ALWAYS_INLINE Fetch FetchShare(const unsigned char* next, int64_t bytes, int64_t rows,
+                                  int64_t row, int64_t tile_rows, int64_t groups, int64_t columns) {
+  const int64_t width = TileVecs(static_cast<int>(tile_rows)) * kLanes;
+  const int64_t steps = groups * ((columns + width - 1) / width);
+  return {next + bytes * row / rows, (bytes * tile_rows / rows + steps - 1) / steps};
 }
 
 }  // namespace
