@@ -17,7 +17,6 @@
 #include "kernels/kernel_table.h"
 #include "ops/attention.h"
 #include "ops/kv_write.h"
-#include "tensor/tensor_view.h"
 
 namespace allspark {
 namespace {
@@ -104,7 +103,7 @@ class Layers {
   Layers(const OpContext& context, const Case& c) {
     const int64_t block_size = 32;
     const int64_t blocks = c.batch * CeilDiv(c.context, block_size);
-    const int64_t part = c.params.head_dim * block_size * ElementBytes(c.cache);
+    const int64_t part = kernels::KvPartBytes(c.cache, block_size, c.params.head_dim);
     const int64_t layer_bytes = 2 * c.params.kv_heads * part;
     num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
     memory_.resize(static_cast<size_t>(blocks * num_ * layer_bytes));
@@ -191,6 +190,8 @@ const bool registered = [] {
     if (table == kernels::FindTable("reference")) continue;
     Register(table, "Float32", DType::kFloat32, DType::kFloat32);
     Register(table, "BFloat16", DType::kBFloat16, DType::kBFloat16);
+    Register(table, "Int8", DType::kInt8, DType::kBFloat16);
+    Register(table, "UInt4", DType::kUInt4, DType::kBFloat16);
   }
   return true;
 }();
