@@ -106,44 +106,85 @@ AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
   return ahead;
 }
 
-// keys: lane 0 of the token; lane d / kGroup is block_size lanes further each.
-AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, float* keys, int64_t block_size) {
-  for (int64_t d = 0; d < head_dim; ++d) keys[d * block_size] = k[d];
-}
-AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, uint16_t* keys,
-                               int64_t block_size) {
-  uint16_t narrow[kLanes];
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    StoreBf16(narrow, LoadF(k + d));
-    for (int64_t i = 0; i < kLanes; i += 2) {
-      __builtin_memcpy(keys + (d + i) * block_size, narrow + i, 4);
+// Row i of kLanes vectors becomes lane i of each: log2(kLanes) perfect shuffles.
+AS_ALWAYS_INLINE void Transpose(VecF (&x)[kLanes]) {
+  for (int done = 1; done < kLanes; done *= 2) {
+    VecF y[kLanes];
+    AS_UNROLL for (int i = 0; i < kLanes / 2; ++i) {
+      Interleave(x[i], x[i + kLanes / 2], &y[2 * i], &y[2 * i + 1]);
     }
+    AS_UNROLL for (int i = 0; i < kLanes; ++i) x[i] = y[i];
   }
-  for (; d < head_dim; ++d) keys[d / 2 * block_size * 2 + d % 2] = ToBFloat16(k[d]).bits;
 }
 
-// values: the lanes of the token's pair. Writes tokens v, v + ld while they lie in [begin, end) of
-// the block; returns how many it wrote.
+// A vector of lanes of one token's key from dimension d on.
+AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const float*) { return LoadF(k); }
+AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const uint16_t*) {
+  VecF even, odd;
+  Deinterleave(LoadF(k), LoadF(k + kLanes), &even, &odd);
+  return AsFloat(PackPairs(even, odd));
+}
+AS_ALWAYS_INLINE void StoreElement(float* p, float x) { *p = x; }
+AS_ALWAYS_INLINE void StoreElement(uint16_t* p, float x) { *p = ToBFloat16(x).bits; }
+
+// keys: the first token's lane 0; lane d / kGroup is block_size lanes further each. kTokens: 1, or
+// kLanes neighbours.
+template <int kTokens, class T>
+void WriteKeys(const float* k, int64_t ld, int64_t head_dim, T* keys, int64_t block_size) {
+  constexpr int64_t kGroup = CacheHead<T>::kGroup, kDims = kLanes * kGroup;
+  int64_t d = 0;
+  for (; d + kDims <= head_dim; d += kDims) {
+    T* to = keys + d * block_size;
+    if constexpr (kTokens == 1) {
+      float lanes[kLanes];
+      StoreF(lanes, KeyLanes(k + d, keys));
+      for (int64_t i = 0; i < kLanes; ++i) {
+        __builtin_memcpy(to + i * kGroup * block_size, lanes + i, kLaneBytes);
+      }
+    } else {
+      VecF x[kLanes];
+      AS_UNROLL for (int t = 0; t < kLanes; ++t) x[t] = KeyLanes(k + t * ld + d, keys);
+      Transpose(x);
+      AS_UNROLL for (int i = 0; i < kLanes; ++i) {
+        StoreF(reinterpret_cast<float*>(to + i * kGroup * block_size), x[i]);
+      }
+    }
+  }
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t e = d; e < head_dim; ++e) {
+      StoreElement(keys + (e / kGroup * block_size + t) * kGroup + e % kGroup, k[t * ld + e]);
+    }
+  }
+}
+
+// values: the lanes of the token's group. Writes the token v, or it and the next one where they
+// make a pair and `left` allows it; returns how many it wrote.
 AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t, int64_t head_dim, float* values,
                                      int64_t, int64_t) {
-  for (int64_t d = 0; d < head_dim; ++d) values[d] = v[d];
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const Mask mask = FirstLanes(head_dim - d);
+    MaskStoreF(mask, values + d, MaskLoadF(mask, v + d));
+  }
   return 1;
 }
 AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t ld, int64_t head_dim, uint16_t* values,
                                      int64_t token, int64_t left) {
-  if (token % 2 != 0 || left < 2) {
-    // Half a pair: the neighbour's half is another token's and stays.
-    uint16_t* half = values + token % 2;
-    for (int64_t d = 0; d < head_dim; ++d) half[2 * d] = ToBFloat16(v[d]).bits;
-    return 1;
-  }
+  const bool pair = token % 2 == 0 && left >= 2;
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const Mask mask = FirstLanes(head_dim - d);
-    MaskStoreI(mask, values + 2 * d,
-               PackPairs(MaskLoadF(mask, v + d), MaskLoadF(mask, v + ld + d)));
+    const VecF x = MaskLoadF(mask, v + d);
+    VecI lanes;
+    if (pair) {
+      lanes = PackPairs(x, MaskLoadF(mask, v + ld + d));
+    } else {
+      // Half a pair: the neighbour's half is another token's and stays.
+      const VecI old = MaskLoadI(mask, values + 2 * d);
+      lanes = token % 2 == 0 ? Or(And(old, Set1Int(-65536)), RoundBf16(x))
+                             : Or(And(old, Set1Int(65535)), ShiftLeft<16>(RoundBf16(x)));
+    }
+    MaskStoreI(mask, values + 2 * d, lanes);
   }
-  return 2;
+  return pair ? 2 : 1;
 }
 
 template <class T>
@@ -154,10 +195,16 @@ void KvWrite(const KvWriteArgs& args, Stream) noexcept {
     const CacheParts head = CacheParts::Of(args.kv, args.block_table, h);
     const float* k = args.k + h * head_dim;
     const float* v = args.v + h * head_dim;
-    for (int64_t t = 0; t < args.num_tokens; ++t) {
+    for (int64_t t = 0; t < args.num_tokens;) {
       const int64_t position = args.begin_position + t;
       T* keys = reinterpret_cast<T*>(head.Keys(position)) + head.Token(position) * kGroup;
-      WriteKey(k + t * args.ld, head_dim, keys, block_size);
+      if (position % kLanes == 0 && t + kLanes <= args.num_tokens) {
+        WriteKeys<kLanes>(k + t * args.ld, args.ld, head_dim, keys, block_size);
+        t += kLanes;
+      } else {
+        WriteKeys<1>(k + t * args.ld, args.ld, head_dim, keys, block_size);
+        ++t;
+      }
     }
     for (int64_t t = 0; t < args.num_tokens;) {
       const int64_t position = args.begin_position + t;
