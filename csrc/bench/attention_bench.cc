@@ -17,7 +17,6 @@
 #include "kernels/kernel_table.h"
 #include "ops/attention.h"
 #include "ops/kv_write.h"
-#include "tensor/tensor_view.h"
 
 namespace allspark {
 namespace {
@@ -104,7 +103,7 @@ class Layers {
   Layers(const OpContext& context, const Case& c) {
     const int64_t block_size = 32;
     const int64_t blocks = c.batch * CeilDiv(c.context, block_size);
-    const int64_t part = c.params.head_dim * block_size * ElementBytes(c.cache);
+    const int64_t part = kernels::KvPartBytes(c.cache, block_size, c.params.head_dim);
     const int64_t layer_bytes = 2 * c.params.kv_heads * part;
     num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
     memory_.resize(static_cast<size_t>(blocks * num_ * layer_bytes));
@@ -170,7 +169,29 @@ void Run(benchmark::State& state, const kernels::KernelTable* table, DType cache
   state.SetBytesProcessed(state.iterations() * layers.num_blocks() * layers.layer_bytes());
 }
 
+// Writing the keys and values of one sequence's chunk.
+void RunWrite(benchmark::State& state, const kernels::KernelTable* table, DType cache) {
+  const int64_t tokens = state.range(0), kv_heads = 8;
+  const Case c{{kv_heads, kv_heads, 64, 0.125f, 0, 0.0f}, tokens, 8192, 1, cache, cache};
+  const OpContext context{table, &Pool(), nullptr, nullptr};
+  const Layers layers(context, c);
+  std::vector<float> x = Random(tokens * kv_heads * 64);
+  const Matrix rows{x.data(), DType::kFloat32, tokens, kv_heads * 64, kv_heads * 64};
+  for (auto _ : state) {
+    KvWrite(context, layers.At(0), cache, layers.sequences().data(), 1, rows, rows, kv_heads, 64);
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * 2 * tokens * kv_heads * 64);
+}
+
 void Register(const kernels::KernelTable* table, const char* name, DType cache, DType out) {
+  const std::string write = std::string("KvWrite") + name + "/" + table->name;
+  benchmark::RegisterBenchmark(write.c_str(),
+                               [=](benchmark::State& state) { RunWrite(state, table, cache); })
+      ->ArgName("tokens")
+      ->Arg(512)
+      ->Arg(1)
+      ->UseRealTime();
   const std::string full = std::string("Attention") + name + "/" + table->name;
   auto* bench = benchmark::RegisterBenchmark(
       full.c_str(), [=](benchmark::State& state) { Run(state, table, cache, out); });
@@ -191,6 +212,8 @@ const bool registered = [] {
     if (table == kernels::FindTable("reference")) continue;
     Register(table, "Float32", DType::kFloat32, DType::kFloat32);
     Register(table, "BFloat16", DType::kBFloat16, DType::kBFloat16);
+    Register(table, "Int8", DType::kInt8, DType::kBFloat16);
+    Register(table, "UInt4", DType::kUInt4, DType::kBFloat16);
   }
   return true;
 }();

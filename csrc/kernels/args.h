@@ -117,9 +117,20 @@ struct RopeArgs {
 };
 
 // One layer of the paged KV cache. A block holds all layers of block_size tokens. Within a layer
-// and a KV head: K is [head_dim/group][block_size][group], V is
-// [block_size/group][head_dim][group]; both pair along what attention reduces over (head_dim for
-// scores, tokens for the weighted sum).
+// and a KV head there is a part for keys and one for values. K is
+// [head_dim/group][block_size][group], V is [block_size/group][head_dim][group]; both group along
+// what attention reduces over (head_dim for scores, tokens for the weighted sum), so that a group
+// is one 32-bit lane.
+//
+// Quantised, elements lie as bfloat16's (group = 2), one byte each (int8), or a pair in a byte, the
+// earlier in its low half (uint4). After a part's elements come the tokens' scales, float32
+// [block_size], and for uint4 their zero points, uint8 [block_size]: an element is
+// (stored - zero) * scale, zero 0 for int8. In float32 arithmetic, over one token's head:
+//   int8   scale = max|x| / 127; stored = round(x * (127 / max|x|))
+//   uint4  low = min(0, x), high = max(0, x), scale = (high - low) / 15, r = 15 / (high - low);
+//          zero = round(-low * r); stored = round(x * r) + zero, within 0 to 15
+// ties to even. A range below kQuantizeTiny gives zeros; a head with a NaN or an infinity as well,
+// and the scale NaN.
 struct PagedKv {
   unsigned char* pool;   // first byte of block 0
   int64_t block_stride;  // bytes from one block to the next
@@ -128,6 +139,20 @@ struct PagedKv {
   int64_t head_stride;  // bytes from one KV head to the next, K and V alike
   int64_t block_size;   // tokens: 16, 32, 64 or 128
 };
+
+// Bytes of one KV head's part of a block, keys or values, in a cache dtype.
+AS_ALWAYS_INLINE int64_t KvPartBytes(DType dtype, int64_t block_size, int64_t head_dim) {
+  switch (dtype) {
+    case DType::kInt8:
+      return block_size * (head_dim + 4);
+    case DType::kUInt4:
+      return block_size * (head_dim / 2 + 5);
+    case DType::kBFloat16:
+      return block_size * head_dim * 2;
+    default:
+      return block_size * head_dim * 4;
+  }
+}
 
 // Stores the keys and values of tokens [begin_position, begin_position + num_tokens) of one
 // sequence.

@@ -13,6 +13,10 @@ namespace allspark::kernels {
 // reading it cheap, few enough that their scores stay in the second-level cache.
 inline constexpr int64_t kAttentionRows = 64;
 
+// Positions whose keys, and then values, all of them pass over while these are in the first-level
+// cache.
+inline constexpr int64_t kAttentionSpan = 128;
+
 // Padding of a head to whole vectors: at most 15 floats more per row.
 inline constexpr int64_t kAttentionDimPadding = 16;
 
@@ -24,10 +28,13 @@ AS_ALWAYS_INLINE int64_t AttentionDim(int64_t head_dim) {
 // own.
 AS_ALWAYS_INLINE int64_t PartialFloats(int64_t head_dim) { return AttentionDim(head_dim) + 16; }
 
-// Per row: the query, the running sum and one chunk's sum.
-inline constexpr int64_t kAttentionScratchPerDim = 3 * kAttentionRows;
-// Running and one chunk's maximum and denominator per row, one chunk's scores per row, and 16 for
+// Per row: the query, the running sum and one chunk's sum; of a quantised cache, a span's elements
+// in two bytes each.
+inline constexpr int64_t kAttentionScratchPerDim = 3 * kAttentionRows + kAttentionSpan / 2;
+// Running and one chunk's maximum and denominator per row, one chunk's scores per row; of a
+// quantised cache, a chunk's scales of keys and of values, and a vector beyond the elements; 16 for
 // aligning the begin.
-inline constexpr int64_t kAttentionScratchBase = (4 + kAttentionChunk) * kAttentionRows + 16;
+inline constexpr int64_t kAttentionScratchBase =
+    (4 + kAttentionChunk) * kAttentionRows + 2 * kAttentionChunk + 16 + 16;
 
 }  // namespace allspark::kernels

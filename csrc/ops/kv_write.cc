@@ -32,9 +32,10 @@ void CheckKvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dt
   AS_CHECK(kv_heads > 0 && head_dim > 0 && k.cols == kv_heads * head_dim && v.cols == k.cols)
       << "kv_write: k has " << k.cols << " columns, v has " << v.cols << "; expected " << kv_heads
       << " heads of " << head_dim;
-  AS_CHECK(kv.pool != nullptr && kv.block_size > 0 && kv.block_size % kTokenGranule == 0)
-      << "kv_write: block_size is " << kv.block_size << "; it must be a multiple of "
-      << kTokenGranule;
+  AS_CHECK(kv.pool != nullptr && kv.block_size >= kTokenGranule &&
+           kernels::kAttentionChunk % kv.block_size == 0)
+      << "kv_write: block_size is " << kv.block_size << "; it must divide "
+      << kernels::kAttentionChunk << " and be " << kTokenGranule << " or more";
   internal::CheckKernel("kv_write", dtype,
                         context.kernels->kv_write[internal::Slot(dtype)] != nullptr, context);
 }

@@ -112,6 +112,27 @@ AS_ALWAYS_INLINE Lanes16 NarrowBf16(const Lanes32& x) {
   }
   return y;
 }
+struct Words32 {
+  uint16_t word[32];
+};
+AS_ALWAYS_INLINE Words32 NarrowTwoBf16(const Lanes16& high, const Lanes16& low) {
+  Words32 y;
+  for (int i = 0; i < 16; ++i) y.word[i] = low.lane[i], y.word[16 + i] = high.lane[i];
+  return y;
+}
+AS_ALWAYS_INLINE Words32 PermuteWords(const Words32& index, const Words32& x) {
+  Words32 y;
+  for (int i = 0; i < 32; ++i) y.word[i] = x.word[index.word[i] & 31];
+  return y;
+}
+struct SignedBytes16 {
+  int8_t byte[16];
+};
+AS_ALWAYS_INLINE Lanes32 WidenSigned(const SignedBytes16& x) {
+  Lanes32 y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = static_cast<uint32_t>(static_cast<int32_t>(x.byte[i]));
+  return y;
+}
 AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
   __m256 y;
   std::memcpy(&y, reinterpret_cast<const char*>(&x) + 32 * half, 32);
@@ -137,6 +158,9 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #undef _mm512_scalef_ps
 #undef _mm512_roundscale_ps
 #undef _mm512_cvtneps_pbh
+#undef _mm512_cvtne2ps_pbh
+#undef _mm512_permutexvar_epi16
+#undef _mm512_cvtepi8_epi32
 #define AS_GAPS allspark::testing::gaps
 #define AS_GAPS_IN(x) AS_GAPS::Bits<AS_GAPS::Lanes32>(x)
 #define _mm512_maskz_loadu_ps(m, p) AS_GAPS::Bits<__m512>(AS_GAPS::MaskLoad(m, p))
@@ -158,3 +182,11 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #define _mm512_scalef_ps(a, b) AS_GAPS::Bits<__m512>(AS_GAPS::ScaleBy(AS_GAPS_IN(a), AS_GAPS_IN(b)))
 #define _mm512_roundscale_ps(x, mode) AS_GAPS::Bits<__m512>(AS_GAPS::RoundToWhole(AS_GAPS_IN(x)))
 #define _mm512_cvtneps_pbh(x) AS_GAPS::Bits<__m256i>(AS_GAPS::NarrowBf16(AS_GAPS_IN(x)))
+#define _mm512_cvtne2ps_pbh(x, y)                                                   \
+  AS_GAPS::Bits<__m512i>(AS_GAPS::NarrowTwoBf16(AS_GAPS::NarrowBf16(AS_GAPS_IN(x)), \
+                                                AS_GAPS::NarrowBf16(AS_GAPS_IN(y))))
+#define _mm512_permutexvar_epi16(index, x)                                             \
+  AS_GAPS::Bits<__m512i>(AS_GAPS::PermuteWords(AS_GAPS::Bits<AS_GAPS::Words32>(index), \
+                                               AS_GAPS::Bits<AS_GAPS::Words32>(x)))
+#define _mm512_cvtepi8_epi32(x) \
+  AS_GAPS::Bits<__m512i>(AS_GAPS::WidenSigned(AS_GAPS::Bits<AS_GAPS::SignedBytes16>(x)))

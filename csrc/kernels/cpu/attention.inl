@@ -10,8 +10,10 @@
 #include "kernels/attention_scratch.h"
 #include "kernels/cpu/attention_tile.inl"
 #include "kernels/cpu/cache.inl"
+#include "kernels/cpu/cache_quantized.inl"
 #include "kernels/cpu/math.inl"
 #include "kernels/cpu/rowwise.inl"
+#include "kernels/kernel_slots.h"
 
 namespace allspark::kernels {
 namespace {
@@ -31,6 +33,7 @@ struct AttentionScratch {
   float* denominator;        // [kAttentionRows]
   float* chunk_highest;      // [kAttentionRows]
   float* chunk_denominator;  // [kAttentionRows]
+  Staging staging;
 };
 
 AS_ALWAYS_INLINE AttentionScratch SplitScratch(float* scratch, int64_t head_dim) {
@@ -45,6 +48,9 @@ AS_ALWAYS_INLINE AttentionScratch SplitScratch(float* scratch, int64_t head_dim)
   s.denominator = s.highest + kAttentionRows;
   s.chunk_highest = s.denominator + kAttentionRows;
   s.chunk_denominator = s.chunk_highest + kAttentionRows;
+  s.staging.key_scales = s.chunk_denominator + kAttentionRows;
+  s.staging.value_scales = s.staging.key_scales + kAttentionChunk;
+  s.staging.lanes = reinterpret_cast<unsigned char*>(s.staging.value_scales + kAttentionChunk);
   return s;
 }
 
@@ -71,24 +77,26 @@ struct RowBlock {
 
 // scores[r][p - chunk] = q[r] . k[p] for the rows and the positions of `seen`, and anything for
 // neighbours of these up to whole tiles.
-template <class T, class Dot>
-void Scores(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
-            int64_t rows, int64_t chunk, KeyRange seen) {
+template <class Head, class Dot>
+void Scores(const AttentionArgs& args, const Head& head, const AttentionScratch& s, int64_t rows,
+            int64_t chunk, KeyRange seen) {
   using A = typename Dot::A;
   for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
     const KeyRange span = Intersect(seen, {begin, begin + kSpan});
-    const Span keys = head.KeySpan(begin, span.begin, span.end);
-    const Span values = head.ValueSpan(begin, span.begin, span.end, args.head_dim);
+    const SpanRange range{begin, span.begin, span.end};
+    const Span keys = head.KeySpan(range, s.staging);
+    const Ahead values = AheadOf(head, range, /*keys=*/false);
     ScoreTileArgs<A> tile;
     tile.lda = s.dim * 4 / static_cast<int64_t>(sizeof(A));
     tile.keys = &keys;
+    tile.ahead = &values;
     tile.groups = args.head_dim / Dot::kGroup;
     tile.ldc = kAttentionChunk;
     tile.begin = span.begin - begin;
     tile.end = span.end - begin;
     for (int64_t r = 0; r < rows;) {
       const int64_t tile_rows = NextRows(rows - r);
-      tile.ahead = Ahead::Of(values, r, r + tile_rows, rows);
+      tile.fetched = AheadGranules(r, r + tile_rows, rows);
       tile.a = reinterpret_cast<const A*>(s.q) + r * tile.lda;
       tile.c = s.scores + r * kAttentionChunk + (begin - chunk);
       ScoreRows<Dot>(tile_rows, tile);
@@ -122,8 +130,8 @@ void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t c
 }
 
 // chunk_sum[r] = sum over the row's positions p of the chunk, ascending, of weight[r][p] * v[p].
-template <class T, class Dot>
-void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
+template <class Head, class Dot>
+void AddValues(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                RowBlock rows, int64_t chunk, KeyRange seen, int64_t next_end) {
   using A = typename Dot::A;
   constexpr int64_t kGroup = Dot::kGroup;
@@ -131,13 +139,15 @@ void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const Attent
   const KeyRange whole{chunk, chunk + kAttentionChunk};
   for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
     const KeyRange span = Intersect(seen, {begin, begin + kSpan});
-    const Span values = head.ValueSpan(begin, span.begin, span.end, args.head_dim);
+    const Span values = head.ValueSpan({begin, span.begin, span.end}, s.staging);
     const int64_t next = begin + kAttentionChunk;
     const bool more = next < next_end;
-    const Span next_keys = more ? head.KeySpan(next, next, Lower(next + kSpan, next_end)) : values;
+    const Ahead next_keys =
+        more ? AheadOf(head, {next, next, Lower(next + kSpan, next_end)}, /*keys=*/true) : Ahead{};
     ValueTileArgs<A> tile;
     tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
     tile.values = &values;
+    tile.ahead = &next_keys;
     tile.ldc = s.dim;
     for (int64_t r = 0; r < rows.count;) {
       const int64_t tile_rows = NextRows(rows.count - r);
@@ -155,7 +165,7 @@ void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const Attent
       if (!Empty(shared)) {
         tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
         tile.c = s.chunk_sum + r * s.dim;
-        tile.ahead = more ? Ahead::Of(next_keys, r, r + tile_rows, rows.count) : Ahead{&values, 0};
+        tile.fetched = more ? AheadGranules(r, r + tile_rows, rows.count) : 0;
         tile.group_begin = (shared.begin - begin) / kGroup;
         tile.group_end = (shared.end - begin) / kGroup;
         ValueRows<Dot>(tile_rows, tile, args.head_dim);
@@ -171,18 +181,19 @@ void AddValues(const AttentionArgs& args, const CacheHead<T>& head, const Attent
 }
 
 // Scores of [begin, end) (within the chunk) become weights e^(score - highest), zero in the
-// neighbours up to whole vectors.
+// neighbours up to whole vectors. kScaled: keys' scales first, values' at last.
 struct ChunkSoftmax {
   float highest, denominator;
 };
 
-template <class A>
-AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, int64_t begin, int64_t end, float scale,
-                                      float soft_cap) {
+template <class A, bool kScaled>
+AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
+                                      int64_t end, float scale, float soft_cap) {
   const int64_t first = begin / kLanes * kLanes;
   VecF highest = Set1(kNoScore);
   for (int64_t i = first; i < end; i += kLanes) {
     VecF x = Mul(LoadF(scores + i), Set1(scale));
+    if (kScaled) x = Mul(x, LoadF(staging.key_scales + i));
     if (soft_cap > 0) x = Mul(Set1(soft_cap), Tanh(Div(x, Set1(soft_cap))));
     if (i < begin || i + kLanes > end) {
       x = Select(RangeMask(i, begin, end), x, Set1(kNoScore));
@@ -198,8 +209,13 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, int64_t begin, int64_t end,
   A* weights = reinterpret_cast<A*>(scores);
   VecF sum = Zero();
   for (int64_t i = first; i < end; i += kLanes) {
-    const VecF weight = weight_of(LoadF(scores + i));
+    VecF weight = weight_of(LoadF(scores + i));
     sum = Add(sum, weight);
+    // An invisible token's scale may be anything.
+    if (kScaled) {
+      const VecF scaled = Mul(weight, LoadF(staging.value_scales + i));
+      weight = Select(Less(Zero(), weight), scaled, Zero());
+    }
     StoreWeights(weights + i, weight);
   }
   result.denominator = ReduceAdd(sum);
@@ -251,23 +267,24 @@ AS_ALWAYS_INLINE void Merge(const AttentionArgs& args, const AttentionScratch& s
 }
 
 // One chunk's maximum, denominator and weighted sum of every row that sees some of it.
-template <class T, class Dot>
-void AttendChunk(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
+template <class Head, class Dot>
+void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                  RowBlock rows, int64_t chunk, KeyRange all) {
   const KeyRange whole{chunk, chunk + kAttentionChunk};
   const KeyRange seen = Intersect(all, whole);
-  Scores<T, Dot>(args, head, s, rows.count, chunk, seen);
+  Scores<Head, Dot>(args, head, s, rows.count, chunk, seen);
+  if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
   for (int64_t r = 0; r < rows.count; ++r) {
     const KeyRange visible = Intersect(VisibleKeys(args, rows.first + r), whole);
     const ChunkSoftmax softmax =
-        Empty(visible)
-            ? ChunkSoftmax{kNoScore, 0}
-            : Softmax<typename Dot::A>(s.scores + r * kAttentionChunk, visible.begin - chunk,
-                                       visible.end - chunk, args.scale, args.soft_cap);
+        Empty(visible) ? ChunkSoftmax{kNoScore, 0}
+                       : Softmax<typename Dot::A, Head::kScaled>(
+                             s.scores + r * kAttentionChunk, s.staging, visible.begin - chunk,
+                             visible.end - chunk, args.scale, args.soft_cap);
     s.chunk_highest[r] = softmax.highest;
     s.chunk_denominator[r] = softmax.denominator;
   }
-  AddValues<T, Dot>(args, head, s, rows, chunk, seen, all.end);
+  AddValues<Head, Dot>(args, head, s, rows, chunk, seen, all.end);
 }
 
 AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
@@ -299,8 +316,8 @@ AS_ALWAYS_INLINE void StoreRow(Out* out, const float* sum, int64_t head_dim, Vec
 }
 
 // Up to kAttentionRows rows over all the chunks that any of them sees, or those asked for.
-template <class T, class Dot, class Out>
-void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const AttentionScratch& s,
+template <class Head, class Dot, class Out>
+void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                 RowBlock rows) {
   using A = typename Dot::A;
   const int64_t head_dim = args.head_dim;
@@ -323,7 +340,7 @@ void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const Atten
   }
   for (int64_t chunk = all.begin / kAttentionChunk * kAttentionChunk; chunk < all.end;
        chunk += kAttentionChunk) {
-    AttendChunk<T, Dot>(args, head, s, rows, chunk, all);
+    AttendChunk<Head, Dot>(args, head, s, rows, chunk, all);
     if (args.partials != nullptr) {
       StorePartials(args, s, rows, chunk);
     } else {
@@ -339,13 +356,13 @@ void AttendRows(const AttentionArgs& args, const CacheHead<T>& head, const Atten
   }
 }
 
-template <class T, class Dot, class Out>
+template <class Head, class Dot, class Out>
 void Attention(const AttentionArgs& args, Stream) noexcept {
   const AttentionScratch s = SplitScratch(args.scratch, args.head_dim);
-  const CacheHead<T> head = CacheHead<T>::Of(args.kv, args.block_table, args.kv_head);
+  const Head head{CacheParts::Of(args.kv, args.block_table, args.kv_head), args.head_dim};
   const int64_t rows = (args.token_end - args.token_begin) * args.group;
   for (int64_t row = 0; row < rows; row += kAttentionRows) {
-    AttendRows<T, Dot, Out>(args, head, s, {row, Lower(kAttentionRows, rows - row)});
+    AttendRows<Head, Dot, Out>(args, head, s, {row, Lower(kAttentionRows, rows - row)});
   }
 }
 
@@ -372,6 +389,13 @@ void AttentionMerge(const AttentionMergeArgs& args, Stream) noexcept {
                Lower(dims, args.head_dim - begin), denominator);
     }
   }
+}
+
+template <class Head, class Dot>
+AS_ALWAYS_INLINE void FillAttention(KernelTable& table, DType cache) {
+  const int i = static_cast<int>(cache);
+  table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<Head, Dot, float>;
+  table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<Head, Dot, uint16_t>;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // in pieces of 16 tokens, wherever the cache has them.
 #pragma once
 
+#include "kernels/attention_scratch.h"
 #include "kernels/cpu/math.inl"
 #include "kernels/cpu/tile.inl"
 
@@ -16,9 +17,7 @@ AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Tokens that lie together whatever the block size.
 constexpr int64_t kGranule = 16;
-// Tokens whose keys, and then values, all rows of a block pass over while they are in the
-// first-level cache.
-constexpr int64_t kSpan = 128;
+constexpr int64_t kSpan = kAttentionSpan;
 constexpr int64_t kSpanGranules = kSpan / kGranule;
 static_assert(kGranule % kLanes == 0);
 
@@ -45,19 +44,20 @@ AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
   return left <= kMostTileRows ? left : NextTileRows(left);
 }
 
-// What a tile fetches into the cache while it computes: some granules of what comes next. The first
-// two tiles over a span share it, so that memory is at work most of the time.
+// What tiles fetch into the cache while they compute, in the shares of the span's granules:
+// whatever the order within a block, together they cover it.
 struct Ahead {
-  const Span* span;
-  uint32_t granules;  // bit by bit
-
-  // For tile rows [begin, end) of `rows`.
-  AS_ALWAYS_INLINE Ahead Of(const Span& span, int64_t begin, int64_t end, int64_t rows) {
-    constexpr uint32_t kAll = (1u << kSpanGranules) - 1, kEven = kAll / 3;
-    if (begin == 0) return {&span, end == rows ? kAll : kEven};
-    return {&span, begin <= kMostTileRows ? kAll - kEven : 0};
-  }
+  const unsigned char* granule[kSpanGranules];
+  int64_t step;  // bytes per vector of keys (or values) that a tile reads from the granule
 };
+
+// The granules that tile rows [begin, end) of `rows` fetch, bit by bit. The first two tiles over a
+// span share them, so that memory is at work most of the time.
+AS_ALWAYS_INLINE uint32_t AheadGranules(int64_t begin, int64_t end, int64_t rows) {
+  constexpr uint32_t kAll = (1u << kSpanGranules) - 1, kEven = kAll / 3;
+  if (begin == 0) return end == rows ? kAll : kEven;
+  return begin <= kMostTileRows ? kAll - kEven : 0;
+}
 
 // scores = q . k.
 template <class A>
@@ -65,9 +65,10 @@ struct ScoreTileArgs {
   const A* a;  // queries
   int64_t lda;
   const Span* keys;
-  Ahead ahead;     // the same positions' values
-  int64_t groups;  // of head_dim
-  float* c;        // of the span's first position
+  const Ahead* ahead;  // the same positions' values
+  uint32_t fetched;    // granules of these
+  int64_t groups;      // of head_dim
+  float* c;            // of the span's first position
   int64_t ldc;
   int64_t begin, end;  // positions within the span
 };
@@ -83,9 +84,10 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
     b[v] = args.keys->granule[token / kGranule] + token % kGranule * kLaneBytes;
   }
   AS_UNROLL for (int g = 0; g < kGranules; ++g) {
-    ahead[g] = args.ahead.span->granule[first / kGranule + g];
+    ahead[g] = args.ahead->granule[first / kGranule + g];
   }
-  const uint32_t fetched = args.ahead.granules >> (first / kGranule);
+  const uint32_t fetched = args.fetched >> (first / kGranule);
+  const int64_t ahead_step = args.ahead->step;
   AS_UNROLL for (int r = 0; r < R; ++r) {
     AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Zero();
   }
@@ -93,10 +95,9 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
   const int64_t lda = args.lda, stride = args.keys->stride;
   int64_t offset = 0;
   for (int64_t g = 0; g < args.groups; ++g) {
-    // A granule has as many cache lines of values as of keys.
     AS_UNROLL for (int i = 0; i < kGranules; ++i) {
       if ((fetched >> i & 1) == 0) continue;
-      _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + g * 64, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + g * ahead_step, _MM_HINT_T0);
     }
     Dot::template Step<R, V>(
         acc, a, lda,
@@ -131,7 +132,8 @@ struct ValueTileArgs {
   const A* a;  // weights, of the span's first position
   int64_t lda;
   const Span* values;
-  Ahead ahead;                     // the next chunk's keys
+  const Ahead* ahead;              // the next chunk's keys
+  uint32_t fetched;                // granules of these
   int64_t group_begin, group_end;  // within the span
   float* c;                        // sums
   int64_t ldc;
@@ -153,16 +155,15 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
     const int64_t end = Lower((granule + 1) * kGroups, args.group_end);
     const unsigned char* b =
         args.values->granule[granule] + group % kGroups * stride + column * kLaneBytes;
-    // The granule's keys to come have as many cache lines as its values, one every stride.
-    const int64_t ahead_stride = args.ahead.span->stride;
-    const char* ahead = reinterpret_cast<const char*>(args.ahead.span->granule[granule]) +
-                        (group % kGroups * stride + column * kLaneBytes) / 64 * ahead_stride;
-    const bool fetched = (args.ahead.granules >> granule & 1) != 0;
+    const int64_t ahead_step = args.ahead->step;
+    const char* ahead = reinterpret_cast<const char*>(args.ahead->granule[granule]) +
+                        (group % kGroups * stride + column * kLaneBytes) / 64 * ahead_step;
+    const bool fetched = (args.fetched >> granule & 1) != 0;
     for (; group < end; ++group) {
       AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
-        if (fetched) _mm_prefetch(ahead + line / 64 * ahead_stride, _MM_HINT_T0);
+        if (fetched) _mm_prefetch(ahead + line / 64 * ahead_step, _MM_HINT_T0);
       }
-      ahead += stride / 64 * ahead_stride;
+      ahead += stride / 64 * ahead_step;
       Dot::template Step<R, V>(
           acc, a, lda, [ b, mask ](int v) __attribute__((always_inline)) {
             return kMasked ? MaskLoadI(mask, b) : LoadI(b + v * kVecBytes);

@@ -6,95 +6,185 @@
 namespace allspark::kernels {
 namespace {
 
+// Where the parts of one KV head of one layer lie.
+struct CacheParts {
+  unsigned char* pool;
+  int64_t block_stride, k_offset, v_offset, block_size;
+  const int32_t* block_table;
+  int block_shift;  // log2(block_size): divisions would cost more than a granule's arithmetic
+
+  AS_ALWAYS_INLINE CacheParts Of(const PagedKv& kv, const int32_t* block_table, int64_t kv_head) {
+    const int64_t head = kv_head * kv.head_stride;
+    return {kv.pool,
+            kv.block_stride,
+            kv.k_offset + head,
+            kv.v_offset + head,
+            kv.block_size,
+            block_table,
+            __builtin_ctzll(static_cast<uint64_t>(kv.block_size))};
+  }
+  __attribute__((always_inline)) inline unsigned char* Block(int64_t position) const {
+    return pool + block_table[position >> block_shift] * block_stride;
+  }
+  __attribute__((always_inline)) inline unsigned char* Keys(int64_t position) const {
+    return Block(position) + k_offset;
+  }
+  __attribute__((always_inline)) inline unsigned char* Values(int64_t position) const {
+    return Block(position) + v_offset;
+  }
+  // Within its block.
+  __attribute__((always_inline)) inline int64_t Token(int64_t position) const {
+    return position & (block_size - 1);
+  }
+};
+
+// Positions [from, to), not empty, of the kSpan that start at `begin`.
+struct SpanRange {
+  int64_t begin, from, to;
+
+  // Of the granule nearest to granule g that holds some of them, the first position.
+  __attribute__((always_inline)) inline int64_t Nearest(int64_t g) const {
+    const int64_t first = from / kGranule * kGranule, last = (to - 1) / kGranule * kGranule;
+    return Higher(first, Lower(begin + g * kGranule, last));
+  }
+};
+
+// Of a quantised cache: where a span's elements are widened to, and the scales of a chunk's keys
+// and values.
+struct Staging {
+  unsigned char* lanes;
+  float* key_scales;    // [kAttentionChunk]
+  float* value_scales;  // [kAttentionChunk]
+};
+
 // One KV head of one layer. T: float, or uint16_t for bfloat16.
 template <class T>
 struct CacheHead {
   static constexpr int64_t kGroup = kLaneBytes / static_cast<int64_t>(sizeof(T));
+  static constexpr bool kScaled = false;
 
-  unsigned char* pool;
-  int64_t block_stride, k_offset, v_offset, block_size;
-  const int32_t* block_table;
+  CacheParts parts;
+  int64_t head_dim;
 
-  AS_ALWAYS_INLINE CacheHead Of(const PagedKv& kv, const int32_t* block_table, int64_t kv_head) {
-    const int64_t head = kv_head * kv.head_stride;
-    return {kv.pool,       kv.block_stride, kv.k_offset + head, kv.v_offset + head,
-            kv.block_size, block_table};
-  }
-  // [head_dim / kGroup][block_size] lanes.
-  __attribute__((always_inline)) inline unsigned char* Keys(int64_t position) const {
-    return pool + block_table[position / block_size] * block_stride + k_offset;
-  }
-  // [block_size / kGroup][head_dim] lanes.
-  __attribute__((always_inline)) inline unsigned char* Values(int64_t position) const {
-    return pool + block_table[position / block_size] * block_stride + v_offset;
-  }
-
-  // Where attention finds positions [from, to), not empty, of the kSpan that start at `begin`.
-  __attribute__((always_inline)) inline Span KeySpan(int64_t begin, int64_t from,
-                                                     int64_t to) const {
+  // Where attention finds keys and values.
+  __attribute__((always_inline)) inline Span KeySpan(SpanRange range, const Staging&) const {
     Span span;
-    span.stride = block_size * kLaneBytes;
+    span.stride = parts.block_size * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
-      const int64_t position = Nearest(begin + g * kGranule, from, to);
-      span.granule[g] = Keys(position) + position % block_size * kLaneBytes;
+      const int64_t position = range.Nearest(g);
+      span.granule[g] = parts.Keys(position) + parts.Token(position) * kLaneBytes;
     }
     return span;
   }
-  __attribute__((always_inline)) inline Span ValueSpan(int64_t begin, int64_t from, int64_t to,
-                                                       int64_t head_dim) const {
+  __attribute__((always_inline)) inline Span ValueSpan(SpanRange range, const Staging&) const {
     Span span;
     span.stride = head_dim * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
-      const int64_t position = Nearest(begin + g * kGranule, from, to);
-      span.granule[g] = Values(position) + position % block_size / kGroup * span.stride;
+      const int64_t position = range.Nearest(g);
+      span.granule[g] = parts.Values(position) + parts.Token(position) / kGroup * span.stride;
     }
     return span;
   }
-  // The first position of the granule nearest to `position` that holds one of [from, to).
-  AS_ALWAYS_INLINE int64_t Nearest(int64_t position, int64_t from, int64_t to) {
-    const int64_t first = from / kGranule * kGranule, last = (to - 1) / kGranule * kGranule;
-    return Higher(first, Lower(position, last));
+  __attribute__((always_inline)) inline int64_t TokenBytes() const {
+    return head_dim * static_cast<int64_t>(sizeof(T));
   }
 };
 
-// keys: lane 0 of the token; lane d / kGroup is block_size lanes further each.
-AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, float* keys, int64_t block_size) {
-  for (int64_t d = 0; d < head_dim; ++d) keys[d * block_size] = k[d];
-}
-AS_ALWAYS_INLINE void WriteKey(const float* k, int64_t head_dim, uint16_t* keys,
-                               int64_t block_size) {
-  uint16_t narrow[kLanes];
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    StoreBf16(narrow, LoadF(k + d));
-    for (int64_t i = 0; i < kLanes; i += 2) {
-      __builtin_memcpy(keys + (d + i) * block_size, narrow + i, 4);
-    }
+// What KeySpan and ValueSpan are going to read, to be fetched in time.
+template <class Head>
+AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
+  const CacheParts& parts = head.parts;
+  // A granule's share of its block's part, and the vectors that a tile reads from a granule.
+  const int64_t share = head.TokenBytes() * kGranule, vectors = head.head_dim / Head::kGroup;
+  Ahead ahead;
+  ahead.step = (share + vectors - 1) / vectors;
+  for (int64_t g = 0; g < kSpanGranules; ++g) {
+    const int64_t position = range.Nearest(g);
+    ahead.granule[g] = (keys ? parts.Keys(position) : parts.Values(position)) +
+                       parts.Token(position) / kGranule * share;
   }
-  for (; d < head_dim; ++d) keys[d / 2 * block_size * 2 + d % 2] = ToBFloat16(k[d]).bits;
+  return ahead;
 }
 
-// values: the lanes of the token's pair. Writes tokens v, v + ld while they lie in [begin, end) of
-// the block; returns how many it wrote.
+// Row i of kLanes vectors becomes lane i of each: log2(kLanes) perfect shuffles.
+AS_ALWAYS_INLINE void Transpose(VecF (&x)[kLanes]) {
+  for (int done = 1; done < kLanes; done *= 2) {
+    VecF y[kLanes];
+    AS_UNROLL for (int i = 0; i < kLanes / 2; ++i) {
+      Interleave(x[i], x[i + kLanes / 2], &y[2 * i], &y[2 * i + 1]);
+    }
+    AS_UNROLL for (int i = 0; i < kLanes; ++i) x[i] = y[i];
+  }
+}
+
+// A vector of lanes of one token's key from dimension d on.
+AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const float*) { return LoadF(k); }
+AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const uint16_t*) {
+  VecF even, odd;
+  Deinterleave(LoadF(k), LoadF(k + kLanes), &even, &odd);
+  return AsFloat(PackPairs(even, odd));
+}
+AS_ALWAYS_INLINE void StoreElement(float* p, float x) { *p = x; }
+AS_ALWAYS_INLINE void StoreElement(uint16_t* p, float x) { *p = ToBFloat16(x).bits; }
+
+// keys: the first token's lane 0; lane d / kGroup is block_size lanes further each. kTokens: 1, or
+// kLanes neighbours.
+template <int kTokens, class T>
+void WriteKeys(const float* k, int64_t ld, int64_t head_dim, T* keys, int64_t block_size) {
+  constexpr int64_t kGroup = CacheHead<T>::kGroup, kDims = kLanes * kGroup;
+  int64_t d = 0;
+  for (; d + kDims <= head_dim; d += kDims) {
+    T* to = keys + d * block_size;
+    if constexpr (kTokens == 1) {
+      float lanes[kLanes];
+      StoreF(lanes, KeyLanes(k + d, keys));
+      for (int64_t i = 0; i < kLanes; ++i) {
+        __builtin_memcpy(to + i * kGroup * block_size, lanes + i, kLaneBytes);
+      }
+    } else {
+      VecF x[kLanes];
+      AS_UNROLL for (int t = 0; t < kLanes; ++t) x[t] = KeyLanes(k + t * ld + d, keys);
+      Transpose(x);
+      AS_UNROLL for (int i = 0; i < kLanes; ++i) {
+        StoreF(reinterpret_cast<float*>(to + i * kGroup * block_size), x[i]);
+      }
+    }
+  }
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t e = d; e < head_dim; ++e) {
+      StoreElement(keys + (e / kGroup * block_size + t) * kGroup + e % kGroup, k[t * ld + e]);
+    }
+  }
+}
+
+// values: the lanes of the token's group. Writes the token v, or it and the next one where they
+// make a pair and `left` allows it; returns how many it wrote.
 AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t, int64_t head_dim, float* values,
                                      int64_t, int64_t) {
-  for (int64_t d = 0; d < head_dim; ++d) values[d] = v[d];
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const Mask mask = FirstLanes(head_dim - d);
+    MaskStoreF(mask, values + d, MaskLoadF(mask, v + d));
+  }
   return 1;
 }
 AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t ld, int64_t head_dim, uint16_t* values,
                                      int64_t token, int64_t left) {
-  if (token % 2 != 0 || left < 2) {
-    // Half a pair: the neighbour's half is another token's and stays.
-    uint16_t* half = values + token % 2;
-    for (int64_t d = 0; d < head_dim; ++d) half[2 * d] = ToBFloat16(v[d]).bits;
-    return 1;
-  }
+  const bool pair = token % 2 == 0 && left >= 2;
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const Mask mask = FirstLanes(head_dim - d);
-    MaskStoreI(mask, values + 2 * d,
-               PackPairs(MaskLoadF(mask, v + d), MaskLoadF(mask, v + ld + d)));
+    const VecF x = MaskLoadF(mask, v + d);
+    VecI lanes;
+    if (pair) {
+      lanes = PackPairs(x, MaskLoadF(mask, v + ld + d));
+    } else {
+      // Half a pair: the neighbour's half is another token's and stays.
+      const VecI old = MaskLoadI(mask, values + 2 * d);
+      lanes = token % 2 == 0 ? Or(And(old, Set1Int(-65536)), RoundBf16(x))
+                             : Or(And(old, Set1Int(65535)), ShiftLeft<16>(RoundBf16(x)));
+    }
+    MaskStoreI(mask, values + 2 * d, lanes);
   }
-  return 2;
+  return pair ? 2 : 1;
 }
 
 template <class T>
@@ -102,17 +192,23 @@ void KvWrite(const KvWriteArgs& args, Stream) noexcept {
   constexpr int64_t kGroup = CacheHead<T>::kGroup;
   const int64_t block_size = args.kv.block_size, head_dim = args.head_dim;
   for (int64_t h = 0; h < args.kv_heads; ++h) {
-    const CacheHead<T> head = CacheHead<T>::Of(args.kv, args.block_table, h);
+    const CacheParts head = CacheParts::Of(args.kv, args.block_table, h);
     const float* k = args.k + h * head_dim;
     const float* v = args.v + h * head_dim;
-    for (int64_t t = 0; t < args.num_tokens; ++t) {
+    for (int64_t t = 0; t < args.num_tokens;) {
       const int64_t position = args.begin_position + t;
-      T* keys = reinterpret_cast<T*>(head.Keys(position)) + position % block_size * kGroup;
-      WriteKey(k + t * args.ld, head_dim, keys, block_size);
+      T* keys = reinterpret_cast<T*>(head.Keys(position)) + head.Token(position) * kGroup;
+      if (position % kLanes == 0 && t + kLanes <= args.num_tokens) {
+        WriteKeys<kLanes>(k + t * args.ld, args.ld, head_dim, keys, block_size);
+        t += kLanes;
+      } else {
+        WriteKeys<1>(k + t * args.ld, args.ld, head_dim, keys, block_size);
+        ++t;
+      }
     }
     for (int64_t t = 0; t < args.num_tokens;) {
       const int64_t position = args.begin_position + t;
-      const int64_t token = position % block_size;
+      const int64_t token = head.Token(position);
       T* values = reinterpret_cast<T*>(head.Values(position)) + token / kGroup * head_dim * kGroup;
       t += WriteValues(v + t * args.ld, args.ld, head_dim, values, token, args.num_tokens - t);
     }

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/attention.inl"
 #include "kernels/cpu/cache.inl"
+#include "kernels/cpu/cache_quantized.inl"
 #include "kernels/cpu/gemm.inl"
 #include "kernels/cpu/quantized.inl"
 #include "kernels/cpu/rowwise.inl"
@@ -21,8 +22,7 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   table.embedding[i] = Embedding<T>;
   table.kv_write[i] = KvWrite<T>;
   table.attention_merge[i] = AttentionMerge<T>;
-  table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<T, Dot, float>;
-  table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<T, Dot, uint16_t>;
+  FillAttention<CacheHead<T>, Dot>(table, dtype);
 }
 
 // Weights of kBits bits under every activation dtype.
@@ -40,6 +40,10 @@ AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
   FillQuantized<8>(table, DType::kUInt8);
   FillQuantized<4>(table, DType::kUInt4);
+  table.kv_write[static_cast<int>(DType::kInt8)] = KvWriteQuantized<8>;
+  table.kv_write[static_cast<int>(DType::kUInt4)] = KvWriteQuantized<4>;
+  FillAttention<QuantizedHead<8>, DotPair>(table, DType::kInt8);
+  FillAttention<QuantizedHead<4>, DotPair>(table, DType::kUInt4);
   table.quantize = Quantize;
   table.rope = Rope;
   table.argmax = ArgMax;

@@ -16,8 +16,9 @@ void FillAvx512Bf16(KernelTable& table) noexcept {
   table.gemm[bf16][bf16] = Gemm<uint16_t, DotNative>;
   table.gemm[static_cast<int>(DType::kUInt8)][bf16] = GemmWidened<uint16_t, DotNative, 8>;
   table.gemm[static_cast<int>(DType::kUInt4)][bf16] = GemmWidened<uint16_t, DotNative, 4>;
-  table.attention[bf16][bf16] = Attention<uint16_t, DotNative, uint16_t>;
-  table.attention[bf16][static_cast<int>(DType::kFloat32)] = Attention<uint16_t, DotNative, float>;
+  FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
+  FillAttention<QuantizedHead<8>, DotNative>(table, DType::kInt8);
+  FillAttention<QuantizedHead<4>, DotNative>(table, DType::kUInt4);
 }
 
 }  // namespace allspark::kernels

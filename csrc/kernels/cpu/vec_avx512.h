@@ -85,6 +85,14 @@ template <int N>
 AS_ALWAYS_INLINE VecI ShiftRight(VecI x) {
   return _mm512_srli_epi32(x, N);
 }
+template <int N>
+AS_ALWAYS_INLINE VecI ShiftRightSigned(VecI x) {
+  return _mm512_srai_epi32(x, N);
+}
+template <int N>
+AS_ALWAYS_INLINE VecI ShiftLeft(VecI x) {
+  return _mm512_slli_epi32(x, N);
+}
 AS_ALWAYS_INLINE VecI ShiftLeft16(VecI x) { return _mm512_slli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm512_srli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm512_srai_epi16(x, 8); }

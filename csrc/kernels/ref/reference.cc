@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/kernel_slots.h"
+#include "kernels/ref/attention.h"
 #include "kernels/ref/quantized.h"
 
 namespace allspark::kernels {
@@ -122,92 +123,6 @@ void Rope(const RopeArgs& args, Stream) noexcept {
   }
 }
 
-template <typename T>
-struct HeadOfCache {
-  const PagedKv& kv;
-  const int32_t* block_table;
-  int64_t kv_head, head_dim;
-
-  T* Base(int64_t position, int64_t offset) const {
-    unsigned char* block = kv.pool + block_table[position / kv.block_size] * kv.block_stride;
-    return reinterpret_cast<T*>(block + offset + kv_head * kv.head_stride);
-  }
-  T* Key(int64_t position, int64_t d) const {
-    const int64_t group = kGroup<T>, token = position % kv.block_size;
-    return Base(position, kv.k_offset) + (d / group * kv.block_size + token) * group + d % group;
-  }
-  T* Value(int64_t position, int64_t d) const {
-    const int64_t group = kGroup<T>, token = position % kv.block_size;
-    return Base(position, kv.v_offset) + (token / group * head_dim + d) * group + token % group;
-  }
-};
-
-template <typename T>
-void KvWrite(const KvWriteArgs& args, Stream) noexcept {
-  for (int64_t h = 0; h < args.kv_heads; ++h) {
-    const HeadOfCache<T> cache{args.kv, args.block_table, h, args.head_dim};
-    for (int64_t t = 0; t < args.num_tokens; ++t) {
-      const int64_t position = args.begin_position + t;
-      for (int64_t d = 0; d < args.head_dim; ++d) {
-        const int64_t from = t * args.ld + h * args.head_dim + d;
-        Store(cache.Key(position, d), Load(args.k + from));
-        Store(cache.Value(position, d), Load(args.v + from));
-      }
-    }
-  }
-}
-
-// Softmax over one row's visible keys in two passes, the sums in the scratch memory.
-template <typename T>
-struct AttentionRow {
-  const AttentionArgs& args;
-  const HeadOfCache<T> cache;
-  const float* q;
-  int64_t begin, end;  // visible positions
-
-  double Score(int64_t position) const {
-    double dot = 0;
-    for (int64_t d = 0; d < args.head_dim; ++d) dot += Load(q + d) * Load(cache.Key(position, d));
-    dot *= static_cast<double>(args.scale);
-    const double cap = static_cast<double>(args.soft_cap);
-    return cap > 0 ? cap * std::tanh(dot / cap) : dot;
-  }
-
-  // sums: [head_dim]. Returns the denominator.
-  double Run(double* sums) const {
-    double highest = -std::numeric_limits<double>::infinity();
-    for (int64_t p = begin; p < end; ++p) highest = std::fmax(highest, Score(p));
-    double denominator = 0;
-    for (int64_t d = 0; d < args.head_dim; ++d) sums[d] = 0;
-    for (int64_t p = begin; p < end; ++p) {
-      const double weight = std::exp(Score(p) - highest);
-      denominator += weight;
-      for (int64_t d = 0; d < args.head_dim; ++d) sums[d] += weight * Load(cache.Value(p, d));
-    }
-    return denominator;
-  }
-};
-
-template <typename T, typename Out>
-void Attention(const AttentionArgs& args, Stream) noexcept {
-  double* sums = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(args.scratch) + 7) / 8 * 8);
-  for (int64_t t = args.token_begin; t < args.token_end; ++t) {
-    const int64_t end = args.begin_position + t + 1;
-    const int64_t begin = args.window > 0 && end > args.window ? end - args.window : 0;
-    for (int64_t g = 0; g < args.group; ++g) {
-      const int64_t head = (args.kv_head * args.group + g) * args.head_dim;
-      const AttentionRow<T> row{args,
-                                {args.kv, args.block_table, args.kv_head, args.head_dim},
-                                args.q + t * args.ldq + head,
-                                begin,
-                                end};
-      const double denominator = row.Run(sums);
-      Out* out = static_cast<Out*>(args.out) + t * args.ldo + head;
-      for (int64_t d = 0; d < args.head_dim; ++d) Store(out + d, sums[d] / denominator);
-    }
-  }
-}
-
 void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
@@ -227,9 +142,6 @@ void FillType(KernelTable& table, DType dtype) {
   table.rms_norm[i] = RmsNorm<T>;
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
-  table.kv_write[i] = KvWrite<T>;
-  table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<T, float>;
-  table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<T, BFloat16>;
 }
 
 }  // namespace
@@ -237,6 +149,7 @@ void FillType(KernelTable& table, DType dtype) {
 void FillReference(KernelTable& table) noexcept {
   FillType<float>(table, DType::kFloat32);
   FillType<BFloat16>(table, DType::kBFloat16);
+  FillAttentionReference(table);
   FillQuantizedReference(table);
   table.rope = Rope;
   table.argmax = ArgMax;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "cpp/kernels/kernel_test_util.h"
@@ -13,6 +14,21 @@ namespace allspark::kernels {
 namespace {
 
 using testing::StoreBound;
+
+// Caches that hold integers.
+struct Int8 {};
+struct UInt4 {};
+template <class T>
+constexpr bool kIsQuantized = std::is_same_v<T, Int8> || std::is_same_v<T, UInt4>;
+template <class T>
+constexpr DType kCacheDType = std::is_same_v<T, Int8>    ? DType::kInt8
+                              : std::is_same_v<T, UInt4> ? DType::kUInt4
+                                                         : kDTypeOf<T>;
+template <class T>
+constexpr int kCacheSlot = static_cast<int>(kCacheDType<T>);
+// What attention over a cache gives.
+template <class T>
+using OutOf = std::conditional_t<kIsQuantized<T>, float, T>;
 
 struct Sizes {
   int64_t head_dim = 64, group = 2, kv_heads = 2, block_size = 16;
@@ -49,7 +65,7 @@ class Cache {
  public:
   Cache(const Sizes& sizes, int64_t num_tokens, uint32_t seed) : sizes_(sizes) {
     const int64_t blocks = (num_tokens + sizes.block_size - 1) / sizes.block_size;
-    head_stride_ = sizes.block_size * sizes.head_dim * static_cast<int64_t>(sizeof(T));
+    head_stride_ = KvPartBytes(kCacheDType<T>, sizes.block_size, sizes.head_dim);
     const int64_t part = head_stride_ * sizes.kv_heads;
     block_stride_ = 4 * part + 64;
     memory_.assign(static_cast<size_t>((blocks + 2) * block_stride_), 0xff);
@@ -61,7 +77,7 @@ class Cache {
 
   void Write(const KernelTable& table, const Sequence& s, int64_t begin, int64_t end) {
     const int64_t ld = sizes_.kv_heads * sizes_.head_dim;
-    table.kv_write[kSlotOf<T>](
+    table.kv_write[kCacheSlot<T>](
         {kv_, table_.data(), s.k.data() + begin * ld, s.v.data() + begin * ld, ld, end - begin,
          begin, sizes_.kv_heads, sizes_.head_dim},
         nullptr);
@@ -124,18 +140,49 @@ void Attend(const KernelTable& table, const Sequence& s, const Cache<T>& cache, 
       args.out = out->data() + chunk_begin * ld;
       args.kv_head = h;
       args.scratch = scratch.data() + 1;
-      table.attention[kSlotOf<T>][kSlotOf<Out>](args, nullptr);
+      table.attention[kCacheSlot<T>][kSlotOf<Out>](args, nullptr);
     }
   }
   EXPECT_EQ(scratch.back(), guard) << "wrote beyond the scratch memory";
 }
 
-// One output row in double, and its error bound.
+// One token's head x as the integers of a quantised cache give it back: the arithmetic that PagedKv
+// names.
+inline void RoundToCache(float* x, int64_t n, bool uint4) {
+  float low = 0, high = 0;
+  for (int64_t i = 0; i < n; ++i) low = std::min(low, x[i]), high = std::max(high, x[i]);
+  const float range = uint4 ? high - low : std::max(high, -low), steps = uint4 ? 15.0f : 127.0f;
+  const float scale = range / steps, inverse = steps / range;
+  const float zero = uint4 ? std::nearbyintf(-low * inverse) : 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float u = std::nearbyintf(x[i] * inverse) + zero;
+    const float stored = uint4 ? std::clamp(u, 0.0f, 15.0f) : u;
+    // Half a step, and what rounding the zero point may clip.
+    ASSERT_NEAR((stored - zero) * scale, x[i], scale * (uint4 ? 1.001f : 0.501f));
+    x[i] = (stored - zero) * scale;
+  }
+}
+// Keys or values as the cache holds them.
 template <class T>
+void RoundToCache(const Sizes& z, std::vector<float>* x) {
+  for (size_t i = 0; i < x->size(); i += static_cast<size_t>(z.head_dim)) {
+    if constexpr (kIsQuantized<T>) {
+      RoundToCache(x->data() + i, z.head_dim, std::is_same_v<T, UInt4>);
+    } else {
+      for (size_t d = i; d < i + static_cast<size_t>(z.head_dim); ++d) {
+        T stored;
+        Set(&stored, (*x)[d]);
+        (*x)[d] = Value(stored);
+      }
+    }
+  }
+}
+
+// One output row in double, and its error bound, of a sequence as the cache holds it.
 struct Expected {
   std::vector<double> out, bound;
 
-  Expected(const Sequence& s, int64_t token, int64_t q_head, bool bf16_products) {
+  Expected(const Sequence& s, int64_t token, int64_t q_head, bool bf16_products, bool bf16_out) {
     const Sizes& z = s.sizes;
     const int64_t kv_head = q_head / z.group;
     const float* q = s.q.data() + (token * z.q_heads() + q_head) * z.head_dim;
@@ -167,33 +214,34 @@ struct Expected {
       out.push_back(sum);
       const double f =
           testing::AttentionBound(z.head_dim, token + 1, score_abs, limit, sum_abs, bf16_products);
-      bound.push_back(StoreBound(kIsBf16<T>, sum, f));
+      bound.push_back(StoreBound(bf16_out, sum, f));
     }
   }
 
-  // As the cache stores it.
   static double At(const std::vector<float>& x, const Sizes& z, int64_t p, int64_t h, int64_t d) {
-    T stored;
-    Set(&stored, x[static_cast<size_t>((p * z.kv_heads + h) * z.head_dim + d)]);
-    return static_cast<double>(Value(stored));
+    return static_cast<double>(x[static_cast<size_t>((p * z.kv_heads + h) * z.head_dim + d)]);
   }
 };
 
 template <class T>
 void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) {
-  SCOPED_TRACE(::testing::Message() << table.name << " " << sizes << " bf16=" << kIsBf16<T>);
+  SCOPED_TRACE(::testing::Message() << table.name << " " << sizes << " cache=" << kCacheSlot<T>);
   const Sequence s(sizes, seed);
   Cache<T> cache(sizes, sizes.num_tokens, seed);
   cache.Write(table, s, 0, sizes.num_tokens);
-  std::vector<T> out(s.q.size());
+  std::vector<OutOf<T>> out(s.q.size());
   Attend(table, s, cache, 0, 0, sizes.num_tokens, 16, &out);
-  const bool bf16_products = kIsBf16<T> && std::string_view(table.name).starts_with("avx512_bf16");
+  Sequence stored = s;
+  RoundToCache<T>(sizes, &stored.k);
+  RoundToCache<T>(sizes, &stored.v);
+  const bool bf16_products =
+      !std::is_same_v<T, float> && std::string_view(table.name).starts_with("avx512_bf16");
   // Every token near the begin, the end and the chunk boundary, some of the others.
   for (int64_t t = 0; t < sizes.num_tokens; ++t) {
     const bool near = t < 3 || t + 3 > sizes.num_tokens || std::abs(t - 256) < 3;
     if (!near && t % 37 != 0) continue;
     for (int64_t h = 0; h < sizes.q_heads(); ++h) {
-      const Expected<T> want(s, t, h, bf16_products);
+      const Expected want(stored, t, h, bf16_products, kIsBf16<OutOf<T>>);
       for (int64_t d = 0; d < sizes.head_dim; ++d) {
         const size_t at = static_cast<size_t>((t * sizes.q_heads() + h) * sizes.head_dim + d);
         const size_t i = static_cast<size_t>(d);
@@ -209,7 +257,7 @@ void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) 
 template <class T>
 void ExpectTokensAlone(const KernelTable& table, const Sizes& sizes, int64_t begin, uint32_t seed) {
   SCOPED_TRACE(::testing::Message()
-               << table.name << " " << sizes << " begin=" << begin << " bf16=" << kIsBf16<T>);
+               << table.name << " " << sizes << " begin=" << begin << " cache=" << kCacheSlot<T>);
   const int64_t n = sizes.num_tokens;
   const Sequence s(sizes, seed);
   Cache<T> alone(sizes, n, seed);
@@ -262,6 +310,8 @@ void TestSizes(const KernelTable& table) {
 }
 TEST_P(AttentionTest, MatchesSoftmaxFloat32) { TestSizes<float>(table()); }
 TEST_P(AttentionTest, MatchesSoftmaxBFloat16) { TestSizes<BFloat16>(table()); }
+TEST_P(AttentionTest, MatchesSoftmaxInt8) { TestSizes<Int8>(table()); }
+TEST_P(AttentionTest, MatchesSoftmaxUInt4) { TestSizes<UInt4>(table()); }
 
 TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
   for (int64_t head_dim : {2, 6, 20, 42, 72}) {
@@ -271,6 +321,9 @@ TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
     ExpectCorrect<float>(table(), sizes, 3);
     ExpectCorrect<BFloat16>(table(), sizes, 3);
     ExpectTokensAlone<BFloat16>(table(), sizes, 0, 3);
+    ExpectCorrect<Int8>(table(), sizes, 3);
+    ExpectCorrect<UInt4>(table(), sizes, 3);
+    ExpectTokensAlone<UInt4>(table(), sizes, 0, 3);
   }
 }
 
@@ -299,18 +352,20 @@ void TestTokensAlone(const KernelTable& table) {
 }
 TEST_P(AttentionTest, ATokenDependsOnNoTileFloat32) { TestTokensAlone<float>(table()); }
 TEST_P(AttentionTest, ATokenDependsOnNoTileBFloat16) { TestTokensAlone<BFloat16>(table()); }
+TEST_P(AttentionTest, ATokenDependsOnNoTileInt8) { TestTokensAlone<Int8>(table()); }
+TEST_P(AttentionTest, ATokenDependsOnNoTileUInt4) { TestTokensAlone<UInt4>(table()); }
 
 // Chunks taken in any pieces, merged later, against one call.
 template <class T>
 void TestPartials(const KernelTable& table) {
-  if (table.attention_merge[kSlotOf<T>] == nullptr) GTEST_SKIP() << "has no partial results";
+  if (table.attention_merge[kSlotOf<float>] == nullptr) GTEST_SKIP() << "has no partial results";
   for (const auto& [head_dim, group, window] :
        {std::array<int64_t, 3>{64, 7, 0}, {80, 1, 0}, {8, 70, 0}, {64, 4, 600}, {1040, 2, 0}}) {
     Sizes sizes;
     sizes.head_dim = head_dim;
     sizes.group = group;
     sizes.kv_heads = 1;
-    sizes.num_tokens = 1100;
+    sizes.num_tokens = 700;
     sizes.window = window;
     const Sequence s(sizes, 11);
     Cache<T> cache(sizes, sizes.num_tokens, 11);
@@ -329,7 +384,7 @@ void TestPartials(const KernelTable& table) {
       args.chunk_begin = first_chunk + chunk;
       args.chunk_end = std::min(first_chunk + chunk + step, first_chunk + num_chunks);
       args.partials = partials.data() + chunk * size;
-      table.attention[kSlotOf<T>][kSlotOf<float>](args, nullptr);
+      table.attention[kCacheSlot<T>][kSlotOf<float>](args, nullptr);
     }
     std::vector<float> got(static_cast<size_t>(row));
     for (int64_t r = 0; r < group; r += 3) {
@@ -342,6 +397,8 @@ void TestPartials(const KernelTable& table) {
 }
 TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsFloat32) { TestPartials<float>(table()); }
 TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsBFloat16) { TestPartials<BFloat16>(table()); }
+TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsInt8) { TestPartials<Int8>(table()); }
+TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsUInt4) { TestPartials<UInt4>(table()); }
 
 // A NaN or infinity in a later token's key or value must not reach an earlier token of the same
 // tile.
@@ -352,7 +409,7 @@ void TestLaterNan(const KernelTable& table) {
   Sequence s(sizes, 5);
   Cache<T> clean(sizes, 21, 5);
   clean.Write(table, s, 0, 21);
-  std::vector<T> want(s.q.size()), got(s.q.size());
+  std::vector<OutOf<T>> want(s.q.size()), got(s.q.size());
   Attend(table, s, clean, 0, 0, 21, 21, &want);
   const int64_t bad = 11, row = sizes.kv_heads * sizes.head_dim;
   for (int64_t i = 0; i < row; ++i) {
@@ -368,6 +425,8 @@ void TestLaterNan(const KernelTable& table) {
 }
 TEST_P(AttentionTest, ALaterTokensNanStaysThereFloat32) { TestLaterNan<float>(table()); }
 TEST_P(AttentionTest, ALaterTokensNanStaysThereBFloat16) { TestLaterNan<BFloat16>(table()); }
+TEST_P(AttentionTest, ALaterTokensNanStaysThereInt8) { TestLaterNan<Int8>(table()); }
+TEST_P(AttentionTest, ALaterTokensNanStaysThereUInt4) { TestLaterNan<UInt4>(table()); }
 
 TEST_P(AttentionTest, BlocksBeforeTheWindowAreNotRead) {
   Sizes sizes;
@@ -441,6 +500,8 @@ void TestKvWrite(const KernelTable& table) {
 }
 TEST_P(AttentionTest, KvWriteFloat32) { TestKvWrite<float>(table()); }
 TEST_P(AttentionTest, KvWriteBFloat16) { TestKvWrite<BFloat16>(table()); }
+TEST_P(AttentionTest, KvWriteInt8) { TestKvWrite<Int8>(table()); }
+TEST_P(AttentionTest, KvWriteUInt4) { TestKvWrite<UInt4>(table()); }
 
 AS_INSTANTIATE_KERNEL_TEST(AttentionTest);
 

@@ -66,6 +66,12 @@ TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
       EXPECT_NE(table->kv_write[dtype], nullptr) << table->name;
       EXPECT_NE(table->attention[dtype][dtype], nullptr) << table->name;
     }
+    for (DType cache : {DType::kInt8, DType::kUInt4}) {
+      const int slot = static_cast<int>(cache);
+      EXPECT_NE(table->kv_write[slot], nullptr) << table->name;
+      EXPECT_NE(table->attention[slot][kSlotOf<float>], nullptr) << table->name;
+      EXPECT_NE(table->attention[slot][kSlotOf<BFloat16>], nullptr) << table->name;
+    }
     EXPECT_NE(table->rope, nullptr) << table->name;
     EXPECT_NE(table->argmax, nullptr) << table->name;
   }

@@ -1,0 +1,228 @@
+// The quantised KV cache. Its integers are small enough to be exact in bfloat16, so attention
+// widens a span of them, for all rows that pass over it, and takes them as a bfloat16 cache; the
+// tokens' scales go into the scores, and into the weights after the denominator took them.
+#pragma once
+
+#include "kernels/cpu/cache.inl"
+
+namespace allspark::kernels {
+namespace {
+
+#if defined(AS_KERNELS_NATIVE_BF16)
+// Pairs of signed bytes.
+AS_ALWAYS_INLINE VecI WidenBytes(const unsigned char* p) {
+  const __m128i* bytes = reinterpret_cast<const __m128i*>(p);
+  const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
+  const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
+  return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
+// Pairs of half bytes, less their zero points: by looking up the 31 differences there are.
+AS_ALWAYS_INLINE VecI WidenNibbles(const unsigned char* p, VecI low_zero, VecI high_zero) {
+  // bfloat16 of i - 16.
+  alignas(64) static const uint16_t kDifferences[32] = {
+      0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
+      0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+      0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+  const VecI bias = SubInt(Set1Int(0x100010), Or(low_zero, ShiftLeft<16>(high_zero)));
+  const VecI x = LoadBytes(p);
+  const VecI pair = And(Or(x, ShiftLeft<12>(x)), Set1Int(0xf000f));
+  return _mm512_permutexvar_epi16(AddInt(pair, bias), LoadI(kDifferences));
+}
+#else
+// Two floats whose lower halves are zero, as a pair of bfloat16.
+AS_ALWAYS_INLINE VecI ExactPair(VecF low, VecF high) {
+  return Or(ShiftRight<16>(AsInt(low)), And(AsInt(high), Set1Int(-65536)));
+}
+
+// Pairs of signed bytes.
+AS_ALWAYS_INLINE VecI WidenBytes(const unsigned char* p) {
+  const VecI x = AsInt(LoadBf16(reinterpret_cast<const uint16_t*>(p)));  // a pair << 16
+  return ExactPair(IntToFloat(ShiftRightSigned<24>(ShiftLeft<8>(x))),
+                   IntToFloat(ShiftRightSigned<24>(x)));
+}
+// Pairs of half bytes, less their zero points.
+AS_ALWAYS_INLINE VecI WidenNibbles(const unsigned char* p, VecI low_zero, VecI high_zero) {
+  const VecI x = LoadBytes(p);
+  return ExactPair(IntToFloat(SubInt(And(x, Set1Int(15)), low_zero)),
+                   IntToFloat(SubInt(ShiftRight<4>(x), high_zero)));
+}
+#endif
+
+template <int kBits>
+struct QuantizedHead {
+  static constexpr int64_t kGroup = 2;
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kPairBytes = kBits / 4;
+
+  CacheParts parts;
+  int64_t head_dim;
+
+  __attribute__((always_inline)) inline int64_t TokenBytes() const {
+    return KvPartBytes(kBits == 8 ? DType::kInt8 : DType::kUInt4, 1, head_dim);
+  }
+  // Of the part that starts at `data`.
+  __attribute__((always_inline)) inline float* Scales(unsigned char* data) const {
+    return reinterpret_cast<float*>(data + head_dim / 2 * parts.block_size * kPairBytes);
+  }
+  __attribute__((always_inline)) inline unsigned char* Zeros(unsigned char* data) const {
+    return reinterpret_cast<unsigned char*>(Scales(data) + parts.block_size);
+  }
+
+  Span KeySpan(SpanRange range, const Staging& staging) const {
+    Span span;
+    span.stride = kGranule * kLaneBytes;
+    for (int64_t g = 0; g < kSpanGranules; ++g) {
+      const int64_t position = range.Nearest(g);
+      unsigned char* lanes =
+          staging.lanes + (position - range.begin) / kGranule * head_dim / 2 * span.stride;
+      span.granule[g] = lanes;
+      if (position != range.begin + g * kGranule) continue;
+      WidenKeys(position, lanes);
+      CopyScales(parts.Keys(position), position, staging.key_scales);
+    }
+    return span;
+  }
+  Span ValueSpan(SpanRange range, const Staging& staging) const {
+    Span span;
+    span.stride = head_dim * kLaneBytes;
+    for (int64_t g = 0; g < kSpanGranules; ++g) {
+      const int64_t position = range.Nearest(g);
+      unsigned char* lanes =
+          staging.lanes + (position - range.begin) / kGranule * kGranule / 2 * span.stride;
+      span.granule[g] = lanes;
+      // Its last row may be written a vector too far: later granules come later.
+      if (position == range.begin + g * kGranule) WidenValues(position, lanes);
+    }
+    return span;
+  }
+
+  // The scales of values are due before the values themselves, and after the keys' scores, under
+  // which they were fetched.
+  void CopyValueScales(int64_t from, int64_t to, const Staging& staging) const {
+    for (int64_t position = from / kGranule * kGranule; position < to; position += kGranule) {
+      CopyScales(parts.Values(position), position, staging.value_scales);
+    }
+  }
+
+  // One granule.
+  void WidenKeys(int64_t position, unsigned char* lanes) const {
+    unsigned char* data = parts.Keys(position);
+    const int64_t token = parts.Token(position);
+    for (int64_t t = 0; t < kGranule; t += kLanes) {
+      const VecI zero = kBits == 4 ? LoadBytes(Zeros(data) + token + t) : Set1Int(0);
+      const unsigned char* from = data + (token + t) * kPairBytes;
+      unsigned char* to = lanes + t * kLaneBytes;
+      for (int64_t i = 0; i < head_dim / 2; ++i) {
+        StoreI(to, kBits == 8 ? WidenBytes(from) : WidenNibbles(from, zero, zero));
+        from += parts.block_size * kPairBytes;
+        to += kGranule * kLaneBytes;
+      }
+    }
+  }
+  void WidenValues(int64_t position, unsigned char* lanes) const {
+    unsigned char* data = parts.Values(position);
+    const int64_t token = parts.Token(position);
+    for (int64_t t = token; t < token + kGranule; t += 2) {
+      const unsigned char* from = data + t / 2 * head_dim * kPairBytes;
+      const VecI low = Set1Int(kBits == 4 ? Zeros(data)[t] : 0);
+      const VecI high = Set1Int(kBits == 4 ? Zeros(data)[t + 1] : 0);
+      for (int64_t d = 0; d < head_dim; d += kLanes) {
+        StoreI(lanes + d * kLaneBytes,
+               kBits == 8 ? WidenBytes(from + d * kPairBytes) : WidenNibbles(from + d, low, high));
+      }
+      lanes += head_dim * kLaneBytes;
+    }
+  }
+  __attribute__((always_inline)) inline void CopyScales(unsigned char* data, int64_t position,
+                                                        float* scales) const {
+    const float* from = Scales(data) + parts.Token(position);
+    for (int64_t t = 0; t < kGranule; t += kLanes) {
+      StoreF(scales + position % kAttentionChunk + t, LoadF(from + t));
+    }
+  }
+};
+
+// One token's head in integers; PagedKv says how.
+template <int kBits>
+struct HeadQuantizer {
+  static constexpr int32_t kLeast = kBits == 8 ? -127 : 0, kMost = kBits == 8 ? 127 : 15;
+  static constexpr float kSteps = kBits == 8 ? 127.0f : 15.0f;
+
+  float scale, inverse;
+  int32_t zero;
+
+  AS_ALWAYS_INLINE HeadQuantizer Of(const float* x, int64_t n) {
+    VecF low = Zero(), high = Zero(), poison = Zero();
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const VecF v = MaskLoadF(FirstLanes(n - i), x + i);
+      low = Min(v, low);
+      high = Max(v, high);
+      poison = Fma(v, Zero(), poison);
+    }
+    const float most = ReduceMax(high), least = -ReduceMax(Neg(low));
+    const float range = kBits == 4 ? most - least : most > -least ? most : -least;
+    const bool poisoned = ReduceAdd(poison) != 0;  // NaN, otherwise zero
+    HeadQuantizer q;
+    q.scale = poisoned ? __builtin_nanf("") : range / kSteps;
+    q.inverse = poisoned || range < kQuantizeTiny ? 0.0f : kSteps / range;
+    q.zero = kBits == 4 && q.inverse > 0 ? Round(-least * q.inverse) : 0;
+    return q;
+  }
+  AS_ALWAYS_INLINE int32_t Round(float x) {
+    int32_t rounded[kLanes];
+    StoreI(rounded, RoundToInt(Set1(x)));
+    return rounded[0];
+  }
+  // Up to kLanes elements.
+  __attribute__((always_inline)) inline void Apply(const float* x, int64_t n, int32_t* q) const {
+    const VecF v = inverse == 0 ? Zero() : MaskLoadF(FirstLanes(n), x);
+    StoreI(q, AddInt(RoundToInt(Mul(v, Set1(inverse))), Set1Int(zero)));
+    for (int64_t i = 0; i < kLanes; ++i)
+      q[i] = q[i] < kLeast ? kLeast : q[i] > kMost ? kMost : q[i];
+  }
+};
+
+// Puts a token's element, at `index` in the order of pairs, where it belongs.
+template <int kBits>
+AS_ALWAYS_INLINE void PutInteger(unsigned char* data, int64_t index, int32_t q) {
+  if (kBits == 8) {
+    data[index] = static_cast<unsigned char>(q);
+  } else {
+    unsigned char* pair = data + index / 2;
+    *pair = static_cast<unsigned char>(index % 2 == 0 ? (*pair & 0xf0) | q : (*pair & 15) | q << 4);
+  }
+}
+
+// Quantises x into the keys or values of a token.
+template <int kBits>
+void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64_t token,
+                    const float* x, bool keys) {
+  const int64_t n = head.head_dim, block_size = head.parts.block_size;
+  const auto quantize = HeadQuantizer<kBits>::Of(x, n);
+  for (int64_t d = 0; d < n; d += kLanes) {
+    int32_t q[kLanes];
+    quantize.Apply(x + d, n - d, q);
+    for (int64_t i = 0; i < Lower(kLanes, n - d); ++i) {
+      const int64_t pair = keys ? (d + i) / 2 * block_size + token : token / 2 * n + d + i;
+      PutInteger<kBits>(data, pair * 2 + (keys ? i % 2 : token % 2), q[i]);
+    }
+  }
+  head.Scales(data)[token] = quantize.scale;
+  if (kBits == 4) head.Zeros(data)[token] = static_cast<unsigned char>(quantize.zero);
+}
+
+template <int kBits>
+void KvWriteQuantized(const KvWriteArgs& args, Stream) noexcept {
+  for (int64_t h = 0; h < args.kv_heads; ++h) {
+    const QuantizedHead<kBits> head{CacheParts::Of(args.kv, args.block_table, h), args.head_dim};
+    for (int64_t t = 0; t < args.num_tokens; ++t) {
+      const int64_t position = args.begin_position + t, token = head.parts.Token(position);
+      const int64_t from = t * args.ld + h * args.head_dim;
+      WriteQuantized(head, head.parts.Keys(position), token, args.k + from, true);
+      WriteQuantized(head, head.parts.Values(position), token, args.v + from, false);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace allspark::kernels
