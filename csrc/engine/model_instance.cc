@@ -42,11 +42,6 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
                                    reader->source() + " was serialised for " +
                                    ComputeTypeName(spec.compute_type()));
   }
-  if (config.cache_mode != CacheMode::kDefault) {
-    return Status::Unimplemented("cache_mode is " +
-                                 std::to_string(static_cast<int>(config.cache_mode)) +
-                                 "; this build serves AsCacheDefault (0) only");
-  }
   std::unique_ptr<ModelInstance> instance(
       new ModelInstance(config, std::move(reader), std::move(device), std::move(engine_set)));
   AS_RETURN_IF_ERROR(instance->SizePool());
@@ -59,7 +54,7 @@ ModelInstance::~ModelInstance() {
 
 Status ModelInstance::SizePool() {
   const int64_t block_size = config_.cache_span_size;
-  Result<DecoderShape> shape = MakeDecoderShape(reader_->spec());
+  Result<DecoderShape> shape = MakeDecoderShape(reader_->spec(), config_.cache_mode);
   if (!shape.ok()) return shape.status();
   const int64_t block_bytes = KvBlockBytes(*shape, block_size);
   const int64_t blocks_per_request = CeilDiv(config_.engine_max_length, block_size);
@@ -93,6 +88,7 @@ Status ModelInstance::SizePool() {
   decoder_options_.max_tokens = chunk_tokens_ + config_.engine_max_batch;
   decoder_options_.max_logits_rows = config_.engine_max_batch;
   decoder_options_.block_size = block_size;
+  decoder_options_.cache_mode = config_.cache_mode;
   limits_ = {.vocab_size = reader_->spec().vocab_size(),
              .engine_max_length = config_.engine_max_length,
              .block_size = block_size};

@@ -9,7 +9,7 @@ namespace allspark {
 namespace {
 
 int64_t HeadBytes(const DecoderShape& shape, int64_t block_size) {
-  return shape.head_dim * block_size * ElementBytes(shape.compute);
+  return kernels::KvPartBytes(shape.cache, block_size, shape.head_dim);
 }
 
 ConstMatrix Columns(const Matrix& x, int64_t begin, int64_t cols) {
@@ -65,11 +65,11 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   const ConstMatrix q = Columns(w.qkv, 0, shape.q_cols());
   const ConstMatrix k = Columns(w.qkv, shape.q_cols(), shape.kv_cols());
   const ConstMatrix v = Columns(w.qkv, shape.q_cols() + shape.kv_cols(), shape.kv_cols());
-  KvWrite(context, kv, shape.compute, step.sequences, step.num_sequences, k, v, shape.kv_heads,
+  KvWrite(context, kv, shape.cache, step.sequences, step.num_sequences, k, v, shape.kv_heads,
           shape.head_dim);
   const bool quantize = weights.o.activation == DType::kInt8;
   Matrix attended = w.attended.As(quantize ? DType::kFloat32 : shape.compute);
-  PagedAttention(context, MakeAttentionParams(shape, weights.window), kv, shape.compute,
+  PagedAttention(context, MakeAttentionParams(shape, weights.window), kv, shape.cache,
                  step.sequences, step.num_sequences, q, w.scratch, attended);
   if (quantize) {
     const Matrix quantized = w.attended_int8.As(DType::kInt8);

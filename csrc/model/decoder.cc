@@ -167,7 +167,7 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
   DecoderParts parts;
   parts.options = options;
   AS_RETURN_IF_ERROR(CheckDecoderOptions(options));
-  Result<DecoderShape> shape = MakeDecoderShape(weights.spec());
+  Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
   if (!shape.ok()) return shape.status();
   parts.shape = *shape;
   AS_RETURN_IF_ERROR(CheckKernels(parts.shape, weights.spec(), kernels));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "allspark/config.h"
 #include "allspark/status.h"
 #include "base/dtype.h"
 #include "kernels/kernel_table.h"
@@ -23,6 +24,7 @@ struct DecoderOptions {
   int64_t max_tokens = 0;       // most tokens in one batch
   int64_t max_logits_rows = 0;  // most logits rows in one batch
   int64_t block_size = 32;      // KV tokens per block
+  CacheMode cache_mode = CacheMode::kDefault;
 };
 
 // The KV pool as the decoder sees it; block ids index it.

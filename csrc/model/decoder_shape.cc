@@ -47,7 +47,7 @@ Status Missing(const kernels::KernelTable& table, const std::string& op, DType d
 
 }  // namespace
 
-Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec) {
+Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode cache_mode) {
   AS_RETURN_IF_ERROR(CheckPackGroups(spec));
   // The list's own checks cover the spec's sizes, heads, rope, windows and enums.
   const auto required = RequiredTensors(spec);
@@ -73,6 +73,14 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec) {
   shape.attention_soft_cap = spec.attention_soft_cap();
   shape.compute =
       spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat32;
+  shape.cache = cache_mode == CacheMode::kQuantI8   ? DType::kInt8
+                : cache_mode == CacheMode::kQuantU4 ? DType::kUInt4
+                                                    : shape.compute;
+  if (shape.cache == DType::kUInt4 && shape.head_dim % 2 != 0) {
+    return Status::Unimplemented("cache_mode is AsCacheQuantU4 and head_dim is " +
+                                 std::to_string(shape.head_dim) +
+                                 "; pairs of 4 bits need an even one");
+  }
   return shape;
 }
 
@@ -120,7 +128,7 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
     const int float_slot = static_cast<int>(DType::kFloat32);
     if (table.quantize == nullptr) return Missing(table, "quantize", DType::kInt8);
     if (table.rms_norm[float_slot] == nullptr || table.gated_act[float_slot] == nullptr ||
-        table.attention[static_cast<int>(shape.compute)][float_slot] == nullptr) {
+        table.attention[static_cast<int>(shape.cache)][float_slot] == nullptr) {
       return Missing(table, "rms_norm, gated_act or attention", DType::kFloat32);
     }
     // A sum of products of bytes stays below 2^31 up to here.
@@ -153,8 +161,9 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
   if (shape.rotary_dim > 0 && table.rope == nullptr) {
     return Missing(table, "rope", DType::kFloat32);
   }
-  if (table.kv_write[slot] == nullptr) return Missing(table, "kv_write", compute);
-  if (table.attention[slot][slot] == nullptr) return Missing(table, "attention", compute);
+  const int cache_slot = static_cast<int>(shape.cache);
+  if (table.kv_write[cache_slot] == nullptr) return Missing(table, "kv_write", shape.cache);
+  if (table.attention[cache_slot][slot] == nullptr) return Missing(table, "attention", shape.cache);
   if (table.gated_act[slot] == nullptr) return Missing(table, "gated_act", compute);
   return Status::Ok();
 }

@@ -30,8 +30,8 @@ struct DecoderShape {
   float rope_scaling = 1.0f;  // multiplies cos and sin
   float attention_scale = 1.0f;
   float attention_soft_cap = 0.0f;
-  // Of GEMM inputs and weights where they are not quantised, and of the KV cache.
-  DType compute = DType::kUndefined;
+  DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
+  DType cache = DType::kUndefined;    // of keys and values
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
@@ -40,7 +40,7 @@ struct DecoderShape {
 
 // InvalidArgument when the spec is inconsistent, Unimplemented when a size does not fit the packed
 // layouts; names the field, the value and the bound.
-Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec);
+Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode cache_mode);
 
 // InvalidArgument naming the option, the value and the bound.
 Status CheckDecoderOptions(const DecoderOptions& options);

@@ -86,11 +86,13 @@ class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
  protected:
   void TearDown() override { unsetenv("ALLSPARK_CPU_ISA"); }
 
-  void ExpectInvariant(const proto::DecoderSpec& spec, int crowd) {
+  void ExpectInvariant(const proto::DecoderSpec& spec, int crowd,
+                       CacheMode cache_mode = CacheMode::kDefault) {
     std::mt19937 rng(11);
     const auto image = MakeRandomModel(spec, 5);
     RuntimeConfig config = SmallConfig();
     config.engine_max_batch = crowd;
+    config.cache_mode = cache_mode;
     std::vector<Job> jobs;
     for (int i = 0; i < crowd; ++i) jobs.push_back(MakeJob(rng, spec.vocab_size(), i % 2 == 1));
 
@@ -131,6 +133,11 @@ class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
 };
 
 TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpec(GetParam()), 9); }
+
+TEST_P(NumericsTest, BitsAreTheSameWithAQuantisedCache) {
+  ExpectInvariant(TinyMistralSpec(GetParam()), 9, CacheMode::kQuantI8);
+  ExpectInvariant(TinyQuantizedSpec(GetParam()), 9, CacheMode::kQuantU4);
+}
 
 TEST_P(NumericsTest, BitsAreTheSameInCrowdsOf64) { ExpectInvariant(TinyQwen3Spec(GetParam()), 64); }
 

@@ -48,15 +48,16 @@ Worst Compare(DecoderHarness& harness, const std::vector<int32_t>& tokens, int64
 
 class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
  protected:
-  void CheckAll(proto::ComputeType compute) {
+  void CheckAll(proto::ComputeType compute, CacheMode cache_mode = CacheMode::kDefault) {
     const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(GetParam())];
     const auto reader = testing::OpenRandomModel(spec, kSeed);
     const std::vector<int32_t> tokens = RandomTokens(kTokens, spec.vocab_size(), 3);
-    const testing::Rows expected = ReferenceDecoder(spec, kSeed).Logits(tokens);
+    const testing::Rows expected = ReferenceDecoder(spec, kSeed, cache_mode).Logits(tokens);
     for (const kernels::KernelTable* table : testing::TestTables()) {
       HarnessOptions options;
       options.table = table;
       options.num_threads = 2;
+      options.cache_mode = cache_mode;
       DecoderHarness harness(*reader, options);
       for (const int64_t chunk : {int64_t{1}, kTokens}) {
         const Worst worst = Compare(harness, tokens, chunk, expected);
@@ -72,6 +73,10 @@ class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
 
 TEST_P(DecoderAccuracyTest, Float32) { CheckAll(proto::COMPUTE_FLOAT32); }
 TEST_P(DecoderAccuracyTest, BFloat16) { CheckAll(proto::COMPUTE_BFLOAT16); }
+TEST_P(DecoderAccuracyTest, CacheOf8Bits) { CheckAll(proto::COMPUTE_FLOAT32, CacheMode::kQuantI8); }
+TEST_P(DecoderAccuracyTest, CacheOf4Bits) {
+  CheckAll(proto::COMPUTE_BFLOAT16, CacheMode::kQuantU4);
+}
 
 std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   const auto specs = testing::TinySpecs(proto::COMPUTE_FLOAT32);

@@ -30,7 +30,8 @@ void ExpectSameBits(const std::vector<float>& expected, const std::vector<float>
   }
 }
 
-class DecoderBitsTest : public ::testing::TestWithParam<std::tuple<int, proto::ComputeType, int>> {
+class DecoderBitsTest
+    : public ::testing::TestWithParam<std::tuple<int, proto::ComputeType, int, CacheMode>> {
  protected:
   DecoderBitsTest()
       : spec_(testing::TinySpecs(
@@ -38,6 +39,7 @@ class DecoderBitsTest : public ::testing::TestWithParam<std::tuple<int, proto::C
         reader_(testing::OpenRandomModel(spec_, kSeed)),
         tokens_(RandomTokens(kTokens, spec_.vocab_size(), 5)) {
     base_.table = testing::TestTables()[static_cast<size_t>(std::get<2>(GetParam()))];
+    base_.cache_mode = std::get<3>(GetParam());
     if (base_.table == kernels::FindTable("reference")) tokens_.resize(kReferenceTokens);
     // Alone, one token per step, one thread: what everything else must equal.
     DecoderHarness harness(*reader_, base_);
@@ -164,18 +166,31 @@ TEST_P(DecoderBitsTest, SharedPrefixAndRecompute) {
   CheckChunks(harness, preempted, 78, "recomputed after preemption");
 }
 
-std::string BitsName(const ::testing::TestParamInfo<std::tuple<int, proto::ComputeType, int>>& p) {
-  const auto [spec, compute, table] = p.param;
+std::string BitsName(
+    const ::testing::TestParamInfo<std::tuple<int, proto::ComputeType, int, CacheMode>>& p) {
+  const auto [spec, compute, table, cache] = p.param;
   return testing::TinySpecs(compute)[static_cast<size_t>(spec)].architecture() +
          (compute == proto::COMPUTE_BFLOAT16 ? "_bfloat16_" : "_float32_") +
-         testing::TestTables()[static_cast<size_t>(table)]->name;
+         testing::TestTables()[static_cast<size_t>(table)]->name +
+         (cache == CacheMode::kQuantI8   ? "_int8"
+          : cache == CacheMode::kQuantU4 ? "_uint4"
+                                         : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderBitsTest,
     ::testing::Combine(::testing::Range(0, 6),
                        ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
-                       ::testing::Range(0, static_cast<int>(testing::TestTables().size()))),
+                       ::testing::Range(0, static_cast<int>(testing::TestTables().size())),
+                       ::testing::Values(CacheMode::kDefault)),
+    BitsName);
+// Plain, with windows, and with heads that fill no vector.
+INSTANTIATE_TEST_SUITE_P(
+    QuantizedCache, DecoderBitsTest,
+    ::testing::Combine(::testing::Values(0, 3, 4),
+                       ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
+                       ::testing::Range(0, static_cast<int>(testing::TestTables().size())),
+                       ::testing::Values(CacheMode::kQuantI8, CacheMode::kQuantU4)),
     BitsName);
 
 }  // namespace

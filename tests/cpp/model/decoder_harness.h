@@ -52,6 +52,7 @@ struct HarnessOptions {
   int64_t max_logits_rows = 64;
   int64_t num_blocks = 0;  // 0: enough for 8 sequences of max_length
   uint64_t seed = 1;       // of the order in which blocks are handed out
+  CacheMode cache_mode = CacheMode::kDefault;
 };
 
 class DecoderHarness {
@@ -68,10 +69,10 @@ class DecoderHarness {
     const int64_t blocks_per_sequence =
         (options.max_length + options.block_size - 1) / options.block_size;
     if (options_.num_blocks == 0) options_.num_blocks = 8 * blocks_per_sequence;
-    auto decoder = Decoder::Create(
-        reader,
-        {options.max_length, options.max_tokens, options.max_logits_rows, options.block_size},
-        *options.table, &pool_, &allocator_);
+    auto decoder = Decoder::Create(reader,
+                                   {options.max_length, options.max_tokens, options.max_logits_rows,
+                                    options.block_size, options.cache_mode},
+                                   *options.table, &pool_, &allocator_);
     if (!decoder.ok()) throw std::runtime_error(decoder.status().ToString());
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));

@@ -25,7 +25,9 @@ using Rows = std::vector<Row>;
 
 class ReferenceDecoder {
  public:
-  ReferenceDecoder(const proto::DecoderSpec& spec, uint64_t seed) : spec_(spec) {
+  ReferenceDecoder(const proto::DecoderSpec& spec, uint64_t seed,
+                   CacheMode cache_mode = CacheMode::kDefault)
+      : spec_(spec), cache_mode_(cache_mode) {
     const auto reader = OpenRandomModel(spec, seed);
     auto tensors = RequiredTensors(spec);
     for (const RequiredTensor& tensor : *tensors) {
@@ -208,6 +210,26 @@ class ReferenceDecoder {
     }
   }
 
+  // A token's keys or values as the cache keeps them: half a step of error each where it quantises.
+  void Cache(Row& row) const {
+    const auto dim = static_cast<size_t>(spec_.head_dim());
+    for (size_t head = 0; head < row.size(); head += dim) {
+      double low = 0, high = 0;
+      for (size_t d = head; d < head + dim; ++d) {
+        low = std::min(low, row[d].v);
+        high = std::max(high, row[d].v);
+      }
+      // Both the element and the zero point of 4 bits are rounded.
+      const double error = cache_mode_ == CacheMode::kQuantI8   ? 0.5 * std::max(-low, high) / 127
+                           : cache_mode_ == CacheMode::kQuantU4 ? (high - low) / 15
+                                                                : 0;
+      for (size_t d = head; d < head + dim; ++d) {
+        row[d] =
+            error > 0 ? Num{row[d].v, row[d].e + Square(error)} : Rounded(row[d], compute_unit_);
+      }
+    }
+  }
+
   void Attention(const std::string& prefix, int64_t window, Rows& x) const {
     const int64_t dim = spec_.head_dim();
     const int64_t q_cols = spec_.num_heads() * dim;
@@ -221,8 +243,8 @@ class ReferenceDecoder {
       q.emplace_back(qkv.begin(), qkv.begin() + q_cols);
       k.emplace_back(qkv.begin() + q_cols, qkv.begin() + q_cols + kv_cols);
       v.emplace_back(qkv.begin() + q_cols + kv_cols, qkv.end());
-      for (Num& n : k.back()) n = Rounded(n, compute_unit_);
-      for (Num& n : v.back()) n = Rounded(n, compute_unit_);
+      Cache(k.back());
+      Cache(v.back());
     }
     for (size_t t = 0; t < x.size(); ++t) {
       const int64_t end = static_cast<int64_t>(t) + 1;
@@ -276,6 +298,7 @@ class ReferenceDecoder {
   }
 
   proto::DecoderSpec spec_;
+  CacheMode cache_mode_;
   std::map<std::string, std::vector<float>> weights_;
   double compute_unit_ = 0;
 };
