@@ -35,13 +35,18 @@ struct Span {
   }
 };
 
-// Most rows of an attention tile. One more than in GEMM where there are registers for it: a decode
-// of 7 query heads to a KV head then passes over the cache once.
-constexpr int kMostTileRows = kLanes == 16 ? 7 : kTileRows;
+// Rows of an attention tile when there are many. On AVX2 one less than in GEMM, which takes all
+// registers: with what a tile keeps here besides, the compiler spilt accumulators (12 % slower).
+constexpr int64_t kUsualTileRows = kLanes == 16 ? kTileRows : 5;
+// When there are no more, one more where registers allow it: a decode of 7 query heads to a KV head
+// then passes over the cache once.
+constexpr int64_t kMostTileRows = kLanes == 16 ? 7 : kUsualTileRows;
 
 // The rows of the next tile when `left` remain.
 AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
-  return left <= kMostTileRows ? left : NextTileRows(left);
+  if (left <= kMostTileRows) return left;
+  const int64_t tiles = (left + kUsualTileRows - 1) / kUsualTileRows;
+  return (left + tiles - 1) / tiles;
 }
 
 // What tiles fetch into the cache while they compute, in the shares of the span's granules:
