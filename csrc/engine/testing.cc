@@ -37,7 +37,8 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
   const DecoderOptions decoder_options{.max_length = std::max<int64_t>(num_tokens, 2),
                                        .max_tokens = num_tokens,
                                        .max_logits_rows = num_tokens,
-                                       .block_size = options.block_size};
+                                       .block_size = options.block_size,
+                                       .cache_mode = options.cache_mode};
   Result<std::unique_ptr<Decoder>> decoder =
       Decoder::Create(**reader, decoder_options, *table, &pool, allocator->get());
   if (!decoder.ok()) return decoder.status();

@@ -29,6 +29,7 @@ struct ForwardOptions {
   int64_t num_threads = 1;
   std::string isa;  // "" or a kernel table's name
   int64_t block_size = 32;
+  CacheMode cache_mode = CacheMode::kDefault;
 };
 
 // Logits of every position of `ids`, [ids.size(), vocab_size] row-major, straight from a decoder:

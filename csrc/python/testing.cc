@@ -18,7 +18,7 @@ namespace {
 
 py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
                           const std::vector<int64_t>& chunk_sizes, int64_t num_threads,
-                          const std::string& isa, int64_t block_size) {
+                          const std::string& isa, int64_t block_size, CacheMode cache_mode) {
   std::shared_ptr<const ModelImage> image;
   std::string graph_path, param_path;
   if (py::isinstance<ImageHandle>(model)) {
@@ -33,7 +33,8 @@ py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
                          {.chunk_sizes = chunk_sizes,
                           .num_threads = num_threads,
                           .isa = isa,
-                          .block_size = block_size});
+                          .block_size = block_size,
+                          .cache_mode = cache_mode});
   }();
   ThrowIfError(logits.status());
   const auto rows = static_cast<py::ssize_t>(ids.size());
@@ -58,7 +59,7 @@ void BindTesting(py::module_& parent) {
   m.def(
       "forward_logits", &Logits, py::arg("model"), py::arg("ids"),
       py::arg("chunk_sizes") = std::vector<int64_t>{}, py::arg("num_threads") = 1,
-      py::arg("isa") = "", py::arg("block_size") = 32,
+      py::arg("isa") = "", py::arg("block_size") = 32, py::arg("cache_mode") = CacheMode::kDefault,
       "float32 [len(ids), vocab]: logits of every position. model: an .asgraph path or an image.");
   m.def("enable_step_faults", [](Engine& engine, const std::string& name) {
     ThrowIfError(TestingAccess::SetStepHook(engine, name, FaultHook, nullptr));
