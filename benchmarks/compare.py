@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -343,6 +344,8 @@ def main() -> int:
     if options.render is not None:
         print(render(options.render))
         return 0
+    # Ended from outside, it unwinds, and run_command takes what is running with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     bench = Bench(options)
     bench.run()
     print(markdown(bench.result()))
