@@ -70,6 +70,15 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     assert "not measured" in table  # The limits were left out.
 
 
+def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
+    result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
+    assert result.returncode == 0, result.stderr
+    report = report_of(tmp_path)
+    assert report["skipped"] == []
+    labels = [f"allspark {name}" for name in load("ours").PRECISIONS]
+    assert list(report["shapes"]["tiny"]) == labels
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
