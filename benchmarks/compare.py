@@ -74,7 +74,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-limits", action="store_true", help="leave the machine's limits out")
     parser.add_argument("--lock", type=Path, help="a file to lock alone for every measurement")
     parser.add_argument("--retries", type=int, default=2, help="of a measurement others disturbed")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for one measurement")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one measurement")
     parser.add_argument("--render", type=Path, help="only make table and plot of this JSON again")
     if "--quick" in (sys.argv[1:] if arguments is None else arguments):
         parser.set_defaults(**QUICK)
