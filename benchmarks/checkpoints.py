@@ -115,7 +115,7 @@ SHAPES = {
                 5e5, 1e-5, 32768),
     # So little arithmetic that what remains is the engine's own work per step and token.
     "260K": Shape("stories260K", "LlamaForCausalLM", 512, 64, 172, 5, 8, 4, 8, 1e4, 1e-5, 2048),
-    "tiny": Shape("a model for tests", "Qwen2ForCausalLM", 320, 32, 48, 2, 4, 2, 8,
+    "tiny": Shape("a model for tests", "Qwen2ForCausalLM", 320, 64, 128, 2, 4, 2, 16,
                   1e4, 1e-6, 2048),
 }  # fmt: skip
 

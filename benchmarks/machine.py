@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,28 @@ def exclusive(path: Path | None) -> Iterator[None]:
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+class Others:
+    """How much of the machine others take, this process's children not counted, while one runs."""
+
+    def __init__(self) -> None:
+        self._begin = self._read()
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        user, nice, system, _, _, irq, soft_irq, steal = map(int, fields)
+        busy = (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.monotonic(), busy, children.ru_utime + children.ru_stime
+
+    def share(self) -> float:
+        """Of all cores since the start; call it when the children have ended."""
+        wall, busy, children = (
+            end - begin for end, begin in zip(self._read(), self._begin, strict=True)
+        )
+        return max(0.0, busy - children) / (wall * (os.cpu_count() or 1))
 
 
 def compile_limits(work_dir: Path) -> Path | None:

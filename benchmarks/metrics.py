@@ -39,7 +39,7 @@ def from_times(work: Workload, measured: Mapping[str, Any]) -> dict[str, float]:
         "output_tok_s": work.num_output / end,
         "ttft_ms": 1e3 * float(np.median(first)),
         "ttft_p99_ms": 1e3 * float(np.percentile(first, 99)),
-        **{key: measured[key] for key in ("load_s", "rss_mb", "core_share")},
+        **{key: measured[key] for key in ("load_s", "rss_mb", "core_share", "others_share")},
     }
     gaps: list[float] = []
     for entry in timelines:

@@ -11,27 +11,29 @@ from typing import Any
 from peers.base import BF16, Engine, Precision
 
 
-def _quantised(body_bits: float, rate: str, **options: Any) -> Precision:
-    """A precision whose options are the serialiser's customized_quant_config. Only weights in 8
-    bits a channel have scales that are not worth counting; the head has 8 bits always."""
-    config = {"quant_method": "instant_quant", "lm_head": "int8", **options}
-    return Precision(body_bits, 8, rate, config)
+def _quantised(bits: int, compute_method: str, group_size: int = 0) -> Precision:
+    """A precision whose options are the serialiser's customized_quant_config; the head has 8 bits.
+    A group has a scale of 16 bits; one scale per output feature is not worth counting."""
+    scale_bits = 16 / group_size if group_size else 0
+    config = {
+        "quant_method": "instant_quant",
+        "weight_format": f"int{bits}",
+        "compute_method": compute_method,
+        "group_size": group_size,
+        "lm_head": "int8",
+    }
+    rate = "int8_gop_s" if compute_method == "activate_quant" else "bf16_gflop_s"
+    return Precision(bits + scale_bits, 8 + scale_bits, rate, config)
 
 
-# bits of activations, bits of weights; 4 bits with a 16-bit scale for 64 weights
+# Named after the bits of activations and weights.
 PRECISIONS: Mapping[str, Precision] = {
     "bf16": BF16,
-    "A16W8": _quantised(8, "bf16_gflop_s", weight_format="int8", compute_method="weight_only"),
-    "A8W8": _quantised(8, "int8_gop_s", weight_format="int8", compute_method="activate_quant"),
-    "A16W4": _quantised(
-        4.25, "bf16_gflop_s",
-        weight_format="int4", compute_method="weight_only", group_size=64,
-    ),
-    "A8W4": _quantised(
-        4.25, "int8_gop_s",
-        weight_format="int4", compute_method="activate_quant", group_size=64,
-    ),
-}  # fmt: skip
+    "A16W8": _quantised(8, "weight_only"),
+    "A8W8": _quantised(8, "activate_quant"),
+    "A16W4": _quantised(4, "weight_only", group_size=64),
+    "A8W4": _quantised(4, "activate_quant", group_size=64),
+}
 
 
 class Allspark(Engine):

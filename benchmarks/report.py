@@ -35,6 +35,7 @@ FIGURES = {
     "rss_mb": Figure("peak RSS, MB", 0),
     # How far to trust a row rather than what to compare.
     "core_share": Figure("cores got, %", 0, scale=100),
+    "others_share": Figure("others, %", 0, scale=100),
 }
 _ALONE = ("decode_tok_s", "ttft_ms", "gap_p99_ms")
 _TOGETHER = ("output_tok_s", "ttft_ms", "ttft_p99_ms", "gap_ms", "gap_p99_ms")
@@ -146,17 +147,17 @@ def _summary(result: Mapping[str, Any], shape: str) -> list[str]:
 def _workload(result: Mapping[str, Any], shape: str, workload: str) -> list[str]:
     engines = result["shapes"][shape]
     names = [*shown_figures(workload), "rss_mb", "load_s"]
-    share = f"{workload}.core_share"
+    shares = ("core_share", "others_share")
     rows = [
         [
             label,
             *(_cell(result, shape, label, f"{workload}.{name}") for name in names),
-            _value(entries.get(share), FIGURES["core_share"]),
+            *(_value(entries.get(f"{workload}.{name}"), FIGURES[name]) for name in shares),
         ]
         for label, entries in engines.items()
         if f"{workload}.output_tok_s" in entries
     ]
-    header = [workload, *(FIGURES[name].title for name in [*names, "core_share"])]
+    header = [workload, *(FIGURES[name].title for name in [*names, *shares])]
     return _table(header, rows) if rows else []
 
 

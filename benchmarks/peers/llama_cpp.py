@@ -136,7 +136,8 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        self._process.terminate()
+        # Asked to end, it has been seen to wait for ever; it has nothing to save.
+        self._process.kill()
         self._process.wait()
 
 

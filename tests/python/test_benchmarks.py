@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,6 +69,15 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     table = (tmp_path / "results" / "t.md").read_text()
     assert "| b32: output, tokens/s |" in table and "16 times shorter" in table
     assert "not measured" in table  # The limits were left out.
+
+
+def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
+    result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
+    assert result.returncode == 0, result.stderr
+    report = report_of(tmp_path)
+    assert report["skipped"] == []
+    labels = [f"allspark {name}" for name in load("ours").PRECISIONS]
+    assert list(report["shapes"]["tiny"]) == labels
 
 
 @pytest.mark.parametrize(
@@ -178,6 +188,17 @@ def test_a_peer_that_cannot_be_installed_is_left_out(
     assert set(report["shapes"]["tiny"]) == {"allspark bf16"}
 
 
+def test_a_machine_that_others_use_is_noticed(load) -> None:
+    machine = load("machine")
+    others = machine.Others()
+    burn = "import time; end = time.time() + 0.5\nwhile time.time() < end: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:  # This process is one of the others, its child is not.
+        pass
+    assert others.share() > 0.5 / (os.cpu_count() or 1)
+
+
 def test_every_peer_is_registered_and_complete(load) -> None:
     registry, base = load("peers.registry"), load("peers.base")
     files = {path.stem for path in (BENCHMARKS / "peers").glob("*.py")}
@@ -239,7 +260,7 @@ def test_the_table_shows_fractions_and_ratios_to_the_best_peer(load) -> None:
     # Of a time, less is better: ours takes 100 ms where the best peer takes 150.
     assert "| single: TTFT p50, ms | 100 (×1.50) | 150 (slow bf16) |" in table
     assert "b8" not in table  # Nothing was measured of it.
-    assert "| – | – | 95 |" in table and "Note: a note" in table  # Its share of the cores.
+    assert "| – | – | 95 | – |" in table and "Note: a note" in table  # Its share of the cores.
 
 
 def test_a_recorded_run_is_rendered_again(tmp_path: Path, load) -> None:
@@ -256,7 +277,7 @@ def test_times_become_throughput_and_percentiles(load) -> None:
     metrics, workloads = load("metrics"), load("workloads")
     two = [workloads.Request([1] * 10, 3), workloads.Request([1] * 20, 2)]
     measured = {
-        "load_s": 1.0, "rss_mb": 2.0, "core_share": 0.5,
+        "load_s": 1.0, "rss_mb": 2.0, "core_share": 0.5, "others_share": 0.0,
         "requests": [
             {"begin": 0.0, "times": [1.0, 1.5, 2.5], "counts": [1, 1, 1]},
             {"begin": 0.5, "times": [2.5], "counts": [2]},
