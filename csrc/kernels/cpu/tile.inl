@@ -210,6 +210,7 @@ AS_ALWAYS_INLINE Fetch FetchShare(const unsigned char* next, int64_t bytes, int6
                                   int64_t row, int64_t tile_rows, int64_t groups, int64_t columns) {
   const int64_t width = TileVecs(static_cast<int>(tile_rows)) * kLanes;
   const int64_t steps = groups * ((columns + width - 1) / width);
+  if (steps == 0) return {next, 0};
   return {next + bytes * row / rows, (bytes * tile_rows / rows + steps - 1) / steps};
 }
 
