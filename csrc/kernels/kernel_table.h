@@ -20,8 +20,7 @@ int64_t AttentionPartialFloats(int64_t head_dim);
 int64_t AttentionTileTokens(int64_t group);
 
 // Tables this CPU can run, weakest first ("reference", "avx2", "avx512", "avx512_vnni",
-// "avx512_bf16"); at least
-// one.
+// "avx512_bf16"); at least one.
 const std::vector<const KernelTable*>& AvailableTables();
 // By name; null where unknown or not available here.
 const KernelTable* FindTable(std::string_view name);

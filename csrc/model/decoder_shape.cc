@@ -104,10 +104,6 @@ const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
   return nullptr;
 }
 
-DType WeightDType(const proto::WeightQuant& quant) {
-  return quant.bits() == 4 ? DType::kUInt4 : DType::kUInt8;
-}
-
 DType ActivationDType(const proto::WeightQuant& quant, DType compute) {
   return quant.quantize_activations() ? DType::kInt8 : compute;
 }
@@ -117,7 +113,8 @@ namespace {
 Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
                          const kernels::KernelTable& table) {
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
-    const DType weight = WeightDType(quant), activation = ActivationDType(quant, shape.compute);
+    const DType weight = weights::QuantDType(quant.bits()),
+                activation = ActivationDType(quant, shape.compute);
     if (table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] == nullptr) {
       return Missing(table, "gemm", weight);
     }

@@ -52,8 +52,7 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
 // How a spec quantises the weight `tensor`; null: it does not.
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
                                           const std::string& tensor);
-// The dtype of a weight quantised so, and of the activations that it is multiplied with.
-DType WeightDType(const proto::WeightQuant& quant);
+// The dtype of the activations that a weight quantised so is multiplied with.
 DType ActivationDType(const proto::WeightQuant& quant, DType compute);
 
 }  // namespace allspark

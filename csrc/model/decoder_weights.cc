@@ -106,9 +106,9 @@ class Binder {
     const int64_t group_size = quant->group_size() == 0 ? k : quant->group_size();
     const int64_t groups = k / group_size;
     WeightScales scales;
-    scales.scale = static_cast<const BFloat16*>(Find(name + "_scale", n, groups).data);
+    scales.scale = static_cast<const BFloat16*>(Find(weights::ScaleName(name), n, groups).data);
     if (quant->asymmetric()) {
-      scales.zero = static_cast<const uint8_t*>(Find(name + "_zero", n, groups).data);
+      scales.zero = static_cast<const uint8_t*>(Find(weights::ZeroName(name), n, groups).data);
     }
     scales.group_size = group_size;
     return scales;

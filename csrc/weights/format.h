@@ -59,12 +59,8 @@ Lane LaneOf(DType dtype, proto::Layout layout);
 
 inline bool IsPanels(proto::Layout layout) { return layout != proto::ROW_MAJOR; }
 
-// The dtype of the values of a weight quantised to `bits`, and the zero point of a symmetric one.
-inline DType QuantDType(int32_t bits) { return bits == 4 ? DType::kUInt4 : DType::kUInt8; }
+// The zero point of a symmetric weight.
 inline uint8_t SymmetricZero(int32_t bits) { return static_cast<uint8_t>(1 << (bits - 1)); }
-// The tensors that lie beside the values of the quantised weight `name`.
-inline std::string ScaleName(const std::string& name) { return name + "_scale"; }
-inline std::string ZeroName(const std::string& name) { return name + "_zero"; }
 
 // Bytes of a tensor in its stored layout, padding columns included. InvalidArgument on overflow.
 Result<int64_t> StoredBytes(const RequiredTensor& tensor);

@@ -57,4 +57,13 @@ struct RequiredTensor {
 // InvalidArgument when the spec itself is inconsistent (names the field, the value and the bound).
 Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& spec);
 
+namespace weights {
+
+// The dtype of the values of a weight quantised to `bits`.
+inline DType QuantDType(int32_t bits) { return bits == 4 ? DType::kUInt4 : DType::kUInt8; }
+// The tensors that lie beside the values of the quantised weight `name`.
+inline std::string ScaleName(const std::string& name) { return name + "_scale"; }
+inline std::string ZeroName(const std::string& name) { return name + "_zero"; }
+
+}  // namespace weights
 }  // namespace allspark

@@ -4,13 +4,10 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/ref/scalars.h"
+
 namespace allspark::kernels {
 namespace {
-
-AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
-AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
-AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
-AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
 
 // One KV head's part of a block, keys or values.
 AS_ALWAYS_INLINE unsigned char* PartAt(const PagedKv& kv, const int32_t* block_table,

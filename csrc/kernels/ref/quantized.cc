@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/ref/scalars.h"
+
 namespace allspark::kernels {
 namespace {
 
@@ -35,10 +37,6 @@ struct PackedWeight {
     return Stored(k, n) - (zero == nullptr ? SymmetricZero(kBits) : zero[GroupAt(k, n)]);
   }
 };
-
-AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
-AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
-AS_ALWAYS_INLINE double Load(const int8_t* p) { return *p; }
 
 template <int kBits, typename A>
 void Gemm(const GemmArgs& args, Stream) noexcept {

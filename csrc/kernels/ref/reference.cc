@@ -7,17 +7,10 @@
 #include "kernels/kernel_slots.h"
 #include "kernels/ref/attention.h"
 #include "kernels/ref/quantized.h"
+#include "kernels/ref/scalars.h"
 
 namespace allspark::kernels {
 namespace {
-
-AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
-AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
-
-// Through float32, as every kernel does: a double is first rounded to float, then to the stored
-// type.
-AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
-AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
 
 template <typename T>
 constexpr int64_t kGroup = 4 / static_cast<int64_t>(sizeof(T));
