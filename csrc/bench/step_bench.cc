@@ -34,9 +34,9 @@ constexpr int64_t kMaxTokens = 512;
 constexpr int64_t kDecodeContext = 256;
 
 // Time inside kernels, by operation, added up over threads.
-enum Op { kGemm, kHead, kAttention, kNorm, kAct, kRope, kKvWrite, kQuantize, kNumOps };
-constexpr const char* kOpNames[kNumOps] = {"gemm_ms", "head_ms", "attn_ms",  "norm_ms",
-                                           "act_ms",  "rope_ms", "write_ms", "quant_ms"};
+enum Op { kGemm, kGemmGated, kHead, kAttention, kNorm, kAct, kRope, kKvWrite, kQuantize, kNumOps };
+constexpr const char* kOpNames[kNumOps] = {"gemm_ms", "gated_ms", "head_ms",  "attn_ms", "norm_ms",
+                                           "act_ms",  "rope_ms",  "write_ms", "quant_ms"};
 std::atomic<int64_t> op_ns[kNumOps];
 const kernels::KernelTable* timed_table = nullptr;
 constexpr int kSlot = static_cast<int>(DType::kBFloat16);
@@ -62,9 +62,17 @@ void TimedGemm(const kernels::GemmArgs& args, kernels::Stream stream) noexcept {
   timed_table->gemm[kWeight][kAct](args, stream);
 }
 
+template <int kWeight, int kAct>
+void TimedGemmGated(const kernels::GemmGatedArgs& args, kernels::Stream stream) noexcept {
+  const OpTimer timer(kGemmGated);
+  timed_table->gemm_gated[kWeight][kAct](args, stream);
+}
+
 // For every activation dtype that step_bench's models use.
 template <int kWeight>
 void TimeGemms(kernels::KernelTable& timing) {
+  timing.gemm_gated[kWeight][kSlot] = TimedGemmGated<kWeight, kSlot>;
+  timing.gemm_gated[kWeight][kInt8Slot] = TimedGemmGated<kWeight, kInt8Slot>;
   timing.gemm[kWeight][kSlot] = TimedGemm<kWeight, kSlot>;
   timing.gemm[kWeight][kInt8Slot] = TimedGemm<kWeight, kInt8Slot>;
 }

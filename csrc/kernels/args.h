@@ -63,6 +63,19 @@ struct GemmArgs {
   const int32_t* a_sums = nullptr;  // [m][RowSums(k)]
 };
 
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2, kRelu = 3 };
+
+// out[m, i] = act(c[m, i]) * c[m, n / 2 + i] of what GEMM would have left in c, with the bits of
+// GatedActArgs: gate and up of an MLP without a trip to memory between. n / 2 is a multiple of
+// kPanelColumns, the panels are those of the gate. gemm.c and gemm.accumulate are not used.
+struct GemmGatedArgs {
+  GemmArgs gemm;
+  void* out;  // [m, n / 2]
+  int64_t ldo;
+  DType out_dtype;  // float32 or bfloat16
+  Activation act;
+};
+
 // q[r, :] = round(x[r, :] * (127 / max|x[r, :]|)), ties to even; scale[r] = max|x[r, :]| / 127. In
 // float32 arithmetic, so that every table gives the same bits. A row whose magnitudes are all below
 // kQuantizeTiny, where the division would overflow, becomes zeros; one with a NaN or an infinity
@@ -197,8 +210,6 @@ struct AttentionMergeArgs {
   int64_t row_begin, row_end;  // query heads within the group
   void* out;                   // [group, head_dim], in the compute dtype
 };
-
-enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2, kRelu = 3 };
 
 // out[r, i] = act(x[r, i]) * x[r, cols + i], out in the slot's dtype.
 struct GatedActArgs {

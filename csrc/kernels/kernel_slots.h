@@ -11,6 +11,8 @@ struct KernelTable {
   const char* name = "";
   // Indexed by DType (static_cast<int>): weight dtype x activation dtype.
   void (*gemm[kNumDTypes][kNumDTypes])(const GemmArgs&, Stream) noexcept = {};
+  // The same. Null: gemm and gated_act one after the other.
+  void (*gemm_gated[kNumDTypes][kNumDTypes])(const GemmGatedArgs&, Stream) noexcept = {};
   // Output dtype.
   void (*rms_norm[kNumDTypes])(const RmsNormArgs&, Stream) noexcept = {};
   void (*gated_act[kNumDTypes])(const GatedActArgs&, Stream) noexcept = {};

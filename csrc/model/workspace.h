@@ -31,7 +31,7 @@ struct Workspace {
   ActivationBuffer attended_int8;  // the same, quantised
   float* scratch = nullptr;
   // MLP half.
-  Matrix gate_up;          // [tokens, 2 * intermediate] float32
+  Matrix gate_up;          // [tokens, 2 * intermediate] float32: what LinearGated may need
   ActivationBuffer gated;  // [tokens, intermediate]
 };
 

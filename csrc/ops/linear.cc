@@ -1,7 +1,9 @@
 #include "ops/linear.h"
 
 #include "base/int_math.h"
+#include "ops/gated_act.h"
 #include "ops/op_check.h"
+#include "ops/quantize.h"
 
 namespace allspark {
 namespace {
@@ -23,17 +25,12 @@ Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
           std::min(count, granules * (part + 1) / parts * granule)};
 }
 
-void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
-                 const Matrix& y) {
+void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w) {
   internal::CheckMatrix("linear", "x", x);
-  internal::CheckMatrix("linear", "y", y);
-  internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
   AS_CHECK(w.data != nullptr && w.n > 0 && w.k > 0)
       << "linear: the weight is [" << w.n << ", " << w.k << "], data " << w.data;
   AS_CHECK(x.cols == w.k) << "linear: x has " << x.cols << " columns; the weight reads " << w.k;
-  AS_CHECK(y.cols == w.n) << "linear: y has " << y.cols << " columns; the weight makes " << w.n;
   if (w.activation != DType::kUndefined) internal::CheckDType("linear", "x", x.dtype, w.activation);
-  AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
   const int64_t group = internal::PackedPerLane(w.dtype);
   AS_CHECK(group > 0 && w.k % group == 0)
       << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed by " << group;
@@ -43,6 +40,49 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
   AS_CHECK(context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)] != nullptr)
       << "linear: kernel table '" << context.kernels->name << "' has no gemm for "
       << DTypeName(w.dtype) << " weights and " << DTypeName(x.dtype) << " activations";
+}
+
+void CheckResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
+  internal::CheckMatrix("linear", "y", y);
+  AS_CHECK(y.cols == cols) << "linear: y has " << y.cols << " columns; the weight makes " << cols;
+  AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
+}
+
+// Calls run(args, row) for the parts of x * w^T that the pool's threads take, `panels` of the
+// weight's panels in all: `args` lacks only where the result goes, `row` is the part's first.
+template <class Run>
+void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                 int64_t panels, const Run& run) {
+  const bool serial = x.rows * w.n <= kSerialWork / w.k;
+  const LinearSplit split =
+      serial ? LinearSplit{} : SplitLinear(x.rows, panels, context.pool->num_threads());
+  context.pool->ParallelFor(
+      split.row_parts * split.panel_parts, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t part = begin; part < end; ++part) {
+          const Range rows = PartOf(x.rows, split.row_parts == 1 ? 1 : kRowGranule,
+                                    part / split.panel_parts, split.row_parts);
+          const Range part_panels = PartOf(panels, 1, part % split.panel_parts, split.panel_parts);
+          if (rows.begin == rows.end || part_panels.begin == part_panels.end) continue;
+          kernels::GemmArgs args{};
+          args.a = internal::RowAt(x, rows.begin);
+          args.lda = x.ld;
+          args.w = w.data;
+          args.bias = w.bias;
+          args.m = rows.end - rows.begin;
+          args.n = w.n;
+          args.k = w.k;
+          args.panel_begin = part_panels.begin;
+          args.panel_end = part_panels.end;
+          args.scale = w.scales.scale;
+          args.zero = w.scales.zero;
+          args.group_size = w.scales.group_size;
+          if (x.dtype == DType::kInt8) {
+            args.a_scale = x.row_scale + rows.begin;
+            args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
+          }
+          run(args, rows.begin);
+        }
+      });
 }
 
 }  // namespace
@@ -66,43 +106,43 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
 
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y) {
-  CheckLinear(context, x, w, y);
+  CheckLinear(context, x, w);
+  CheckResult(x, y, w.n);
+  internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
   if (x.rows == 0) return;
   const auto gemm = context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
-  const int64_t panels = CeilDiv(w.n, kernels::kPanelColumns);
-  const bool serial = x.rows * w.n <= kSerialWork / w.k;
-  const LinearSplit split =
-      serial ? LinearSplit{} : SplitLinear(x.rows, panels, context.pool->num_threads());
-  context.pool->ParallelFor(
-      split.row_parts * split.panel_parts, 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t part = begin; part < end; ++part) {
-          const Range rows = PartOf(x.rows, split.row_parts == 1 ? 1 : kRowGranule,
-                                    part / split.panel_parts, split.row_parts);
-          const Range part_panels = PartOf(panels, 1, part % split.panel_parts, split.panel_parts);
-          if (rows.begin == rows.end || part_panels.begin == part_panels.end) continue;
-          kernels::GemmArgs args{};
-          args.a = internal::RowAt(x, rows.begin);
-          args.lda = x.ld;
-          args.w = w.data;
-          args.bias = w.bias;
-          args.c = static_cast<float*>(internal::RowAt(y, rows.begin));
-          args.ldc = y.ld;
-          args.m = rows.end - rows.begin;
-          args.n = w.n;
-          args.k = w.k;
-          args.panel_begin = part_panels.begin;
-          args.panel_end = part_panels.end;
-          args.accumulate = accumulate;
-          args.scale = w.scales.scale;
-          args.zero = w.scales.zero;
-          args.group_size = w.scales.group_size;
-          if (x.dtype == DType::kInt8) {
-            args.a_scale = x.row_scale + rows.begin;
-            args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
-          }
-          gemm(args, context.stream);
-        }
-      });
+  ForEachPart(context, x, w, CeilDiv(w.n, kernels::kPanelColumns),
+              [&](kernels::GemmArgs& args, int64_t row) {
+                args.c = static_cast<float*>(internal::RowAt(y, row));
+                args.ldc = y.ld;
+                args.accumulate = accumulate;
+                gemm(args, context.stream);
+              });
+}
+
+void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                 kernels::Activation activation, const Matrix& scratch, const Matrix& y) {
+  CheckLinear(context, x, w);
+  AS_CHECK(w.n % 2 == 0) << "linear: the weight makes " << w.n << " columns of gate and up";
+  CheckResult(x, y, w.n / 2);
+  CheckResult(x, scratch, w.n);
+  internal::CheckDType("linear", "scratch", scratch.dtype, DType::kFloat32);
+  const auto kernel = context.kernels->gemm_gated[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
+  if (kernel == nullptr || w.n % (2 * kernels::kPanelColumns) != 0) {
+    Linear(context, x, w, /*accumulate=*/false, scratch);
+    return GatedAct(context, activation, scratch, y);
+  }
+  if (x.rows == 0) return;
+  // An int8 row is quantised once it is whole.
+  const bool quantize = y.dtype == DType::kInt8;
+  const Matrix out =
+      quantize ? Matrix{scratch.data, DType::kFloat32, y.rows, y.cols, /*ld=*/y.cols} : y;
+  ForEachPart(context, x, w, y.cols / kernels::kPanelColumns,
+              [&](const kernels::GemmArgs& args, int64_t row) {
+                kernel({args, internal::RowAt(out, row), out.ld, out.dtype, activation},
+                       context.stream);
+              });
+  if (quantize) Quantize(context, out, y);
 }
 
 }  // namespace allspark

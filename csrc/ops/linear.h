@@ -30,4 +30,11 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y);
 
+// The activation of a gated MLP, act(gate) * up, over a weight whose rows are gate, then up: the
+// bits of Linear and GatedAct, without writing gate and up to memory where the kernel table and
+// whole panels allow it. scratch: [rows, w.n] float32; y: [rows, w.n / 2] float32, bfloat16 or
+// int8.
+void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                 kernels::Activation activation, const Matrix& scratch, const Matrix& y);
+
 }  // namespace allspark

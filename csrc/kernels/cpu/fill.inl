@@ -16,7 +16,7 @@ namespace {
 template <class T, class Dot>
 AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
-  table.gemm[i][i] = Gemm<T, Dot>;
+  FillGemm<GemmPlain<T, Dot>>(table, dtype, dtype);
   table.rms_norm[i] = RmsNorm<T>;
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
@@ -28,11 +28,10 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
 // Weights of kBits bits under every activation dtype.
 template <int kBits>
 AS_ALWAYS_INLINE void FillQuantized(KernelTable& table, DType dtype) {
-  const int i = static_cast<int>(dtype);
-  table.gemm[i][static_cast<int>(DType::kInt8)] = GemmBytes<kBits>;
-  table.gemm[i][static_cast<int>(DType::kFloat32)] = GemmWidened<float, DotFloat, kBits>;
-  table.gemm[i][static_cast<int>(DType::kBFloat16)] = GemmWidened<uint16_t, DotPair, kBits>;
-  table.embedding[i] = EmbeddingQuantized<kBits>;
+  FillGemm<GemmBytes<kBits>>(table, dtype, DType::kInt8);
+  FillGemm<GemmWidened<float, DotFloat, kBits>>(table, dtype, DType::kFloat32);
+  FillGemm<GemmWidened<uint16_t, DotPair, kBits>>(table, dtype, DType::kBFloat16);
+  table.embedding[static_cast<int>(dtype)] = EmbeddingQuantized<kBits>;
 }
 
 AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {

@@ -3,7 +3,9 @@
 // blocks, which changes no bits. One code path for one row and for thousands.
 #pragma once
 
+#include "kernels/cpu/rowwise.inl"
 #include "kernels/cpu/tile.inl"
+#include "kernels/kernel_slots.h"
 
 namespace allspark::kernels {
 namespace {
@@ -42,19 +44,103 @@ AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, i
   }
 }
 
-// c = sums (* the row's scale) + bias (+ c) for one row of a panel.
-AS_ALWAYS_INLINE void FinishRow(const GemmArgs& args, const float* sums, int64_t row,
-                                int64_t column) {
-  float* c = args.c + row * args.ldc + column;
-  const int64_t columns = args.n - column < kPanelColumns ? args.n - column : kPanelColumns;
-  for (int64_t i = 0; i < columns; i += kLanes) {
-    const Mask mask = FirstLanes(columns - i);
-    VecF x = LoadF(sums + i);
-    if (args.a_scale != nullptr) x = Mul(x, Set1(args.a_scale[row]));
-    if (args.bias != nullptr) x = Add(x, MaskLoadF(mask, args.bias + column + i));
-    if (args.accumulate) x = Add(x, MaskLoadF(mask, c + i));
-    MaskStoreF(mask, c + i, x);
+// One vector of a row's result: sums (* the row's scale) + bias.
+AS_ALWAYS_INLINE VecF Finished(const GemmArgs& args, const float* sums, int64_t row, int64_t column,
+                               Mask mask) {
+  VecF x = LoadF(sums);
+  if (args.a_scale != nullptr) x = Mul(x, Set1(args.a_scale[row]));
+  if (args.bias != nullptr) x = Add(x, MaskLoadF(mask, args.bias + column));
+  return x;
+}
+
+// What becomes of the sums of a panel's rows: written to c, or added to it.
+struct StoreSums {
+  static constexpr int kPanels = 1;
+
+  __attribute__((always_inline)) void Finish(const GemmArgs& args, const float* sums, int64_t row,
+                                             int64_t column) const {
+    float* c = args.c + row * args.ldc + column;
+    const int64_t columns = args.n - column < kPanelColumns ? args.n - column : kPanelColumns;
+    for (int64_t i = 0; i < columns; i += kLanes) {
+      const Mask mask = FirstLanes(columns - i);
+      VecF x = Finished(args, sums + i, row, column + i, mask);
+      if (args.accumulate) x = Add(x, MaskLoadF(mask, c + i));
+      MaskStoreF(mask, c + i, x);
+    }
   }
+};
+
+// The same of a panel of gates and its panel of ups: `up_sums` floats after the gate's. T: how an
+// element of the result is held.
+template <class T, class Act>
+struct StoreGated {
+  static constexpr int kPanels = 2;
+  const GemmGatedArgs& gated;
+  int64_t up_sums;
+
+  __attribute__((always_inline)) void Finish(const GemmArgs& args, const float* sums, int64_t row,
+                                             int64_t column) const {
+    T* out = static_cast<T*>(gated.out) + row * gated.ldo + column;
+    const Mask all = FirstLanes(kLanes);
+    for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+      const VecF gate = Finished(args, sums + i, row, column + i, all);
+      const VecF up = Finished(args, sums + up_sums + i, row, args.n / 2 + column + i, all);
+      StoreRow(out + i, Mul(Act::Apply(gate), up));
+    }
+  }
+};
+
+// Runs sums_of(panel, row, rows, sums) for blocks of rows of each of this call's panels, and
+// finishes what it gives by `store`.
+template <class Store, class SumsOf>
+AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, SumsOf sums_of) {
+  alignas(64) float sums[Store::kPanels * kGemmRows * kPanelColumns];
+  const int64_t apart = args.n / kPanelColumns / Store::kPanels;
+  for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
+    for (int64_t row = 0; row < args.m; row += kGemmRows) {
+      const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
+      for (int64_t i = 0; i < Store::kPanels; ++i) {
+        sums_of(p + i * apart, row, rows, sums + i * kGemmRows * kPanelColumns);
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        store.Finish(args, sums + r * kPanelColumns, row + r, p * kPanelColumns);
+      }
+    }
+  }
+}
+
+// The gated form of the GEMM that `Kernel` is: Kernel::Run(args, store).
+template <class Kernel, class T>
+AS_ALWAYS_INLINE void RunGated(const GemmGatedArgs& args) {
+  constexpr int64_t kUpSums = kGemmRows * kPanelColumns;
+  switch (args.act) {
+    case Activation::kSilu:
+      return Kernel::Run(args.gemm, StoreGated<T, Silu>{args, kUpSums});
+    case Activation::kGeluTanh:
+      return Kernel::Run(args.gemm, StoreGated<T, GeluTanh>{args, kUpSums});
+    case Activation::kGeluErf:
+      return Kernel::Run(args.gemm, StoreGated<T, GeluErf>{args, kUpSums});
+    case Activation::kRelu:
+      return Kernel::Run(args.gemm, StoreGated<T, Relu>{args, kUpSums});
+  }
+}
+
+template <class Kernel>
+void GemmGated(const GemmGatedArgs& args, Stream) noexcept {
+  if (args.out_dtype == DType::kFloat32) return RunGated<Kernel, float>(args);
+  RunGated<Kernel, uint16_t>(args);
+}
+
+template <class Kernel>
+void Gemm(const GemmArgs& args, Stream) noexcept {
+  Kernel::Run(args, StoreSums());
+}
+
+// Puts a GEMM and its gated form into the table.
+template <class Kernel>
+AS_ALWAYS_INLINE void FillGemm(KernelTable& table, DType weight, DType activation) {
+  table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] = Gemm<Kernel>;
+  table.gemm_gated[static_cast<int>(weight)][static_cast<int>(activation)] = GemmGated<Kernel>;
 }
 
 // The tile's rows where the tile reads them: gathered, or in place where that costs nothing.
@@ -105,23 +191,22 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
   } while (group < groups_total);
 }
 
+// Element: how A is stored.
 template <class Element, class Dot>
-void Gemm(const GemmArgs& args, Stream) noexcept {
-  alignas(64) float sums[kGemmRows * kPanelColumns];
-  for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
-    const int64_t column = p * kPanelColumns;
-    const unsigned char* panel =
-        static_cast<const unsigned char*>(args.w) + p * (args.k / Dot::kGroup) * kPanelStride;
-    // Whole vectors: the panel is padded with zeros.
-    const int64_t wanted = args.n - column < kPanelColumns ? args.n - column : kPanelColumns;
-    const int64_t columns = (wanted + kLanes - 1) / kLanes * kLanes;
-    for (int64_t row = 0; row < args.m; row += kGemmRows) {
-      const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
-      GemmRowBlock<Element, Dot>(args, panel, columns, row, rows, sums);
-      for (int64_t r = 0; r < rows; ++r) FinishRow(args, sums + r * kPanelColumns, row + r, column);
-    }
+struct GemmPlain {
+  template <class Store>
+  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+    ForEachRowBlock(args, store, [&](int64_t p, int64_t row, int64_t rows, float* sums) {
+      const unsigned char* panel =
+          static_cast<const unsigned char*>(args.w) + p * (args.k / Dot::kGroup) * kPanelStride;
+      // Whole vectors: the panel is padded with zeros.
+      const int64_t wanted = args.n - p * kPanelColumns;
+      const int64_t columns = wanted < kPanelColumns ? wanted : kPanelColumns;
+      GemmRowBlock<Element, Dot>(args, panel, (columns + kLanes - 1) / kLanes * kLanes, row, rows,
+                                 sums);
+    });
   }
-}
+};
 
 }  // namespace
 }  // namespace allspark::kernels

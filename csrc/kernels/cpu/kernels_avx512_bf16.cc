@@ -12,10 +12,10 @@
 namespace allspark::kernels {
 
 void FillAvx512Bf16(KernelTable& table) noexcept {
-  const int bf16 = static_cast<int>(DType::kBFloat16);
-  table.gemm[bf16][bf16] = Gemm<uint16_t, DotNative>;
-  table.gemm[static_cast<int>(DType::kUInt8)][bf16] = GemmWidened<uint16_t, DotNative, 8>;
-  table.gemm[static_cast<int>(DType::kUInt4)][bf16] = GemmWidened<uint16_t, DotNative, 4>;
+  const DType bf16 = DType::kBFloat16;
+  FillGemm<GemmPlain<uint16_t, DotNative>>(table, bf16, bf16);
+  FillGemm<GemmWidened<uint16_t, DotNative, 8>>(table, DType::kUInt8, bf16);
+  FillGemm<GemmWidened<uint16_t, DotNative, 4>>(table, DType::kUInt4, bf16);
   FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
   FillAttention<QuantizedHead<8>, DotNative>(table, DType::kInt8);
   FillAttention<QuantizedHead<4>, DotNative>(table, DType::kUInt4);

@@ -9,9 +9,8 @@
 namespace allspark::kernels {
 
 void FillAvx512Vnni(KernelTable& table) noexcept {
-  const int int8 = static_cast<int>(DType::kInt8);
-  table.gemm[static_cast<int>(DType::kUInt8)][int8] = GemmBytes<8>;
-  table.gemm[static_cast<int>(DType::kUInt4)][int8] = GemmBytes<4>;
+  FillGemm<GemmBytes<8>>(table, DType::kUInt8, DType::kInt8);
+  FillGemm<GemmBytes<4>>(table, DType::kUInt4, DType::kInt8);
 }
 
 }  // namespace allspark::kernels

@@ -17,6 +17,12 @@ namespace {
 
 // Input features per block of the integer path: 32 KiB of bytes.
 constexpr int64_t kByteBlock = 512;
+// With few rows less, as in gemm.inl: what is fetched for the next block stays in the first level.
+template <int kBits>
+AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
+  if (rows == 1 || rows > kGemmFewRows) return kByteBlock;
+  return (rows <= 2 * kTileRows ? 128 : 256) * 8 / kBits;
+}
 // Input features per widened block: 16 KiB of bfloat16, 32 of float32.
 constexpr int64_t kWideBlock = 128;
 
@@ -196,7 +202,8 @@ template <int kBits>
 void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
                    int32_t* partial, unsigned char* spread, float* c) {
   const int64_t group = args.group_size;
-  const int64_t whole_groups = kByteBlock / group;  // 0: a group takes several blocks
+  const int64_t features = ByteBlockFor<kBits>(rows);
+  const int64_t whole_groups = features / group;  // 0: a group takes several blocks
   ByteBlock block;
   block.lda = args.lda;
   block.ld_sums = RowSums(args.k);
@@ -206,9 +213,9 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   const int32_t* sums = args.a_sums + row_begin * block.ld_sums;
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / group;
-    const int64_t end = whole_groups > 0                       ? k + whole_groups * group
-                        : k + kByteBlock < (index + 1) * group ? k + kByteBlock
-                                                               : (index + 1) * group;
+    const int64_t end = whole_groups > 0                     ? k + whole_groups * group
+                        : k + features < (index + 1) * group ? k + features
+                                                             : (index + 1) * group;
     next = end < args.k ? end : args.k;
     block.groups = whole_groups > 0 ? (next - k) / group : 1;
     block.lanes = (next - k) / block.groups / 4;
@@ -243,22 +250,17 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
 }
 
 template <int kBits>
-void GemmBytes(const GemmArgs& args, Stream) noexcept {
-  alignas(64) float c[kGemmRows * kPanelColumns];
-  alignas(64) int32_t partial[kGemmRows * kPanelColumns];
-  alignas(64) unsigned char spread[kBits == 4 ? kByteBlock * kPanelColumns : 1];
-  for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
-    const QuantPanel panel = PanelOf<kBits>(args, p);
-    for (int64_t row = 0; row < args.m; row += kGemmRows) {
-      const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
-      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(c + i, Zero());
-      GemmBytesRows<kBits>(args, panel, row, rows, partial, spread, c);
-      for (int64_t r = 0; r < rows; ++r) {
-        FinishRow(args, c + r * kPanelColumns, row + r, p * kPanelColumns);
-      }
-    }
+struct GemmBytes {
+  template <class Store>
+  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+    alignas(64) int32_t partial[kGemmRows * kPanelColumns];
+    alignas(64) unsigned char spread[kBits == 4 ? kByteBlock * kPanelColumns : 1];
+    ForEachRowBlock(args, store, [&](int64_t p, int64_t row, int64_t rows, float* sums) {
+      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
+      GemmBytesRows<kBits>(args, PanelOf<kBits>(args, p), row, rows, partial, spread, sums);
+    });
   }
-}
+};
 
 // 2^23: added to it as bits, an integer below 2^23 becomes that float.
 constexpr int32_t kMagicBits = 0x4b000000;
@@ -355,22 +357,18 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
 
 // Element: how A is stored.
 template <class Element, class Dot, int kBits>
-void GemmWidened(const GemmArgs& args, Stream) noexcept {
-  alignas(64) float c[kGemmRows * kPanelColumns];
-  alignas(64) float partial[kGemmRows * kPanelColumns] = {};
-  alignas(64) unsigned char wide[kWideBlock / Dot::kGroup * kPanelStride];
-  for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
-    const QuantPanel panel = PanelOf<kBits>(args, p);
-    for (int64_t row = 0; row < args.m; row += kGemmRows) {
-      const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
-      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(c + i, Zero());
-      GemmWidenedRows<Element, Dot, kBits>(args, panel, row, rows, wide, partial, c);
-      for (int64_t r = 0; r < rows; ++r) {
-        FinishRow(args, c + r * kPanelColumns, row + r, p * kPanelColumns);
-      }
-    }
+struct GemmWidened {
+  template <class Store>
+  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+    alignas(64) float partial[kGemmRows * kPanelColumns] = {};
+    alignas(64) unsigned char wide[kWideBlock / Dot::kGroup * kPanelStride];
+    ForEachRowBlock(args, store, [&](int64_t p, int64_t row, int64_t rows, float* sums) {
+      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
+      GemmWidenedRows<Element, Dot, kBits>(args, PanelOf<kBits>(args, p), row, rows, wide, partial,
+                                           sums);
+    });
   }
-}
+};
 
 // Rows of a packed quantised table.
 template <int kBits>

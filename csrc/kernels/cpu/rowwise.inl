@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/math.inl"
+#include "kernels/cpu/tile.inl"
 
 namespace allspark::kernels {
 namespace {

@@ -192,6 +192,42 @@ void TestColumnTails(const KernelTable& table) {
 TEST_P(GemmTest, ColumnTailsGiveTheSameBitsFloat32) { TestColumnTails<float>(table()); }
 TEST_P(GemmTest, ColumnTailsGiveTheSameBitsBFloat16) { TestColumnTails<BFloat16>(table()); }
 
+// The bits of GEMM and activation one after the other, for every activation and result dtype.
+template <class T>
+void TestGated(const KernelTable& table) {
+  const auto gated = table.gemm_gated[kSlotOf<T>][kSlotOf<T>];
+  if (gated == nullptr) GTEST_SKIP() << table.name << " has no gated GEMM";
+  const int64_t cols = 2 * kPanelColumns;
+  for (int64_t m : {1, 5, 130}) {
+    const Problem<T> p(m, 2 * cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
+    std::vector<float> both = p.c;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(both), nullptr);
+    for (int act = 0; act < 4; ++act) {
+      SCOPED_TRACE(::testing::Message() << table.name << " m=" << m << " activation " << act);
+      const auto activation = static_cast<Activation>(act);
+      const auto expect_same = [&](auto element) {
+        using Out = decltype(element);
+        std::vector<Out> expected(static_cast<size_t>(m * cols)), out(expected.size() + 1);
+        table.gated_act[kSlotOf<Out>](
+            {both.data() + 1, p.ldc(), expected.data(), cols, m, cols, activation}, nullptr);
+        std::vector<float> none;
+        GemmGatedArgs args = {p.Args(both), out.data() + 1, cols, kDTypeOf<Out>, activation};
+        args.gemm.c = nullptr;
+        for (const int64_t panel : {1, 0}) {
+          args.gemm.panel_begin = panel;
+          args.gemm.panel_end = panel + 1;
+          gated(args, nullptr);
+        }
+        EXPECT_TRUE(SameBits(expected.data(), out.data() + 1, m * cols));
+      };
+      expect_same(float{});
+      expect_same(BFloat16{});
+    }
+  }
+}
+TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsFloat32) { TestGated<float>(table()); }
+TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsBFloat16) { TestGated<BFloat16>(table()); }
+
 TEST_P(GemmTest, NanAndInfinityStayInTheirRow) {
   Problem<float> p(7, 70, 33, {}, 14);
   std::vector<float> clean = p.c;

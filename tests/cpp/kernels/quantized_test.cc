@@ -246,6 +246,29 @@ TEST_P(QuantizedTest, PanelsMayBeSplit) {
   }
 }
 
+TEST_P(QuantizedTest, GatedGivesTheBitsOfBothSteps) {
+  const int64_t cols = 2 * kPanelColumns;
+  for (const int bits : {8, 4}) {
+    const int weight = static_cast<int>(bits == 8 ? DType::kUInt8 : DType::kUInt4);
+    for (const Act act : {Act::kInt8, Act::kFloat32, Act::kBFloat16}) {
+      const auto gated = table().gemm_gated[weight][static_cast<int>(DTypeOf(act))];
+      if (gated == nullptr) GTEST_SKIP() << table().name << " has no gated GEMM";
+      for (const int64_t m : {1, 9, 100}) {
+        const Problem p({bits, act, m, 2 * cols, 192, 64, true, true}, 21);
+        std::vector<float> both = p.Run(table());
+        std::vector<float> expected(static_cast<size_t>(m * cols)), out(expected.size());
+        table().gated_act[kSlotOf<float>](
+            {both.data(), 2 * cols, expected.data(), cols, m, cols, Activation::kSilu}, nullptr);
+        GemmGatedArgs args = {p.Args(both, 0, m), out.data(), cols, DType::kFloat32,
+                              Activation::kSilu};
+        args.gemm.panel_end = 2;
+        gated(args, nullptr);
+        EXPECT_TRUE(SameBits(expected.data(), out.data(), m * cols)) << Text(p.shape);
+      }
+    }
+  }
+}
+
 // Sums of integers are exact, and what follows is the same for all: so are the bits, but for the
 // reference, which works in double.
 TEST_P(QuantizedTest, EveryInstructionSetGivesTheSameBitsForInt8Activations) {

@@ -5,6 +5,8 @@
 #include <tuple>
 
 #include "cpp/ops/op_test_util.h"
+#include "ops/gated_act.h"
+#include "tensor/tensor_view.h"
 
 namespace allspark {
 namespace {
@@ -139,6 +141,65 @@ TEST_F(LinearTest, NoRowsIsNoWork) {
   Linear(Context(pool), {nullptr, DType::kFloat32, 0, 4, 4},
          {w.data(), DType::kFloat32, 4, 4, nullptr}, false, {nullptr, DType::kFloat32, 0, 4, 4});
   EXPECT_EQ(num_calls, 0);
+}
+
+// LinearGated against Linear and GatedAct: whole panels or not, with a gated kernel or without.
+class LinearGatedTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {
+ protected:
+  static constexpr int64_t kDepth = 130;
+};
+
+TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndGatedAct) {
+  const auto [threads, rows, cols] = GetParam();
+  ThreadPool pool(threads, false);
+  const auto values = [](int64_t count) {
+    std::vector<float> x(static_cast<size_t>(count));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1009) / 504.5f - 1;
+    return x;
+  };
+  std::vector<float> x = values(rows * kDepth), bias = values(2 * cols);
+  const std::vector<float> w = values((2 * cols + 63) / 64 * 64 * kDepth);
+  const LinearWeight weight{w.data(), DType::kFloat32, 2 * cols, kDepth, bias.data()};
+  for (const kernels::KernelTable* table : kernels::AvailableTables()) {
+    SCOPED_TRACE(table->name);
+    std::vector<float> row_scratch(static_cast<size_t>(threads * cols));
+    const OpContext context{table, &pool, nullptr, nullptr, row_scratch.data(), cols};
+    const auto run = [&](bool gated, DType dtype) {
+      std::vector<float> scratch(static_cast<size_t>(rows * 2 * cols));
+      std::vector<unsigned char> y(static_cast<size_t>(rows * cols * ElementBytes(dtype)));
+      std::vector<float> scale(static_cast<size_t>(rows));
+      std::vector<int32_t> sums(static_cast<size_t>(rows * kernels::RowSums(cols)));
+      const Matrix out{y.data(), dtype, rows, cols, cols, scale.data(), sums.data()};
+      const Matrix both = FloatMatrix(scratch, rows, 2 * cols);
+      const ConstMatrix in = FloatMatrix(x, rows, kDepth);
+      if (gated) {
+        LinearGated(context, in, weight, kernels::Activation::kGeluTanh, both, out);
+      } else {
+        Linear(context, in, weight, false, both);
+        GatedAct(context, kernels::Activation::kGeluTanh, both, out);
+      }
+      return std::make_tuple(y, scale, sums);
+    };
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt8}) {
+      EXPECT_EQ(run(true, dtype), run(false, dtype)) << DTypeName(dtype);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LinearGatedTest,
+                         ::testing::Combine(::testing::Values(1, 3), ::testing::Values(1, 40, 200),
+                                            ::testing::Values(64, 100, 192)));
+
+TEST_F(LinearTest, RefusesAnOddWeightForGateAndUp) {
+  ThreadPool pool(1, false);
+  std::vector<float> x(8), y(8), scratch(16), w(64 * 4);
+  const LinearWeight weight{w.data(), DType::kFloat32, 5, 4, nullptr};
+  ExpectCheck(
+      [&] {
+        LinearGated(Context(pool), FloatMatrix(x, 1, 4), weight, kernels::Activation::kSilu,
+                    FloatMatrix(scratch, 1, 5), FloatMatrix(y, 1, 2));
+      },
+      "5 columns");
 }
 
 }  // namespace
