@@ -201,6 +201,7 @@ void Register(const kernels::KernelTable* table, const char* name, DType cache, 
     bench->Args({q_heads, kv_heads, 512, 8192, 1});
     bench->Args({q_heads, kv_heads, 1, 8192, 1});
     bench->Args({q_heads, kv_heads, 1, 2048, 16});
+    bench->Args({q_heads, kv_heads, 1, 256, 32});
   }
   bench->Args({8, 8, 512, 1024, 1});
   bench->Args({3, 1, 1, 8192, 1});

@@ -200,6 +200,10 @@ struct AttentionArgs {
   // head: [chunk_end - chunk_begin][group].
   float* partials;
   int64_t chunk_begin, chunk_end;  // position / kAttentionChunk
+  // A hint: the call after this one begins with the keys of positions [next_begin, next_end) of
+  // this sequence and head. Null: not known.
+  const int32_t* next_block_table;
+  int64_t next_kv_head, next_begin, next_end;
 };
 
 // Finishes what attention left as partial results of all the chunks that a token sees, with the

@@ -38,13 +38,19 @@ struct Tile {
 // One kernel call: a KV head and a tile of tokens, or some of the cache's chunks if a decode is
 // divided.
 struct Item {
-  const SequenceRange* sequence;
-  int64_t kv_head;
-  Tile tile;
-  int64_t chunk_begin, chunk_end;  // all that the tile sees, unless divided
+  const SequenceRange* sequence = nullptr;
+  int64_t kv_head = 0;
+  Tile tile = {};
+  int64_t chunk_begin = 0, chunk_end = 0;  // all that the tile sees, unless divided
   // Of a divided decode: its place among the divided ones, and its first chunk's among theirs.
   int64_t divided = -1;
   int64_t partial_chunk = 0;
+};
+
+// Positions [begin, end).
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
 };
 
 // Walks the items of a batch in a fixed order, with the cost of each, and cuts the sum of the costs
@@ -66,6 +72,15 @@ class ItemWalk {
   }
 
   int64_t parts() const { return parts_; }
+
+  // What an item reads.
+  KeyRange KeysOf(const Item& item) const {
+    const int64_t position = item.sequence->position;
+    const KeyRange keys{FirstKey(position + item.tile.begin), position + item.tile.end};
+    if (item.divided < 0) return keys;
+    return {std::max(keys.begin, item.chunk_begin * kernels::kAttentionChunk),
+            std::min(keys.end, item.chunk_end * kernels::kAttentionChunk)};
+  }
 
   // Calls run(item) for the items of a part.
   template <typename Run>
@@ -246,7 +261,7 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
     kernels::AttentionArgs args = CommonArgs(params, kv, q, out);
     args.scratch = scratch + begin * scratch_stride;
     for (int64_t part = begin; part < end; ++part) {
-      walk.ForEach(part, [&](const Item& item) {
+      const auto attend = [&](const Item& item, const Item* next) {
         const SequenceRange& sequence = *item.sequence;
         args.block_table = sequence.block_table;
         args.q = static_cast<const float*>(internal::RowAt(q, sequence.token_begin));
@@ -258,8 +273,22 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
         args.chunk_begin = item.chunk_begin;
         args.chunk_end = item.chunk_end;
         args.partials = item.divided < 0 ? nullptr : partials + item.partial_chunk * chunk_floats;
+        args.next_block_table = next == nullptr ? nullptr : next->sequence->block_table;
+        if (next != nullptr) {
+          const KeyRange keys = walk.KeysOf(*next);
+          args.next_kv_head = next->kv_head;
+          args.next_begin = keys.begin;
+          args.next_end = keys.end;
+        }
         kernel(args, context.stream);
+      };
+      // One behind the walk, so that a call knows the next one's keys.
+      Item last;
+      walk.ForEach(part, [&](const Item& item) {
+        if (last.sequence != nullptr) attend(last, &item);
+        last = item;
       });
+      if (last.sequence != nullptr) attend(last, nullptr);
     }
   });
   const int64_t num_divided = walk.ForEachDivided([](const Item&) {});

@@ -129,10 +129,46 @@ void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t c
   }
 }
 
+// The keys that are read after a chunk's values: of the next chunk, or of what the caller says
+// comes next. Those of position begin + i are fetched beside the chunk's i-th value.
+template <class Head>
+struct NextKeys {
+  Head head;
+  int64_t begin;   // the first position of a chunk
+  KeyRange range;  // what of it is read
+
+  // What a span fetches that is `offset` positions into its chunk.
+  __attribute__((always_inline)) bool At(int64_t offset, Ahead* ahead) const {
+    const int64_t first = begin + offset;
+    const KeyRange span = Intersect(range, {first, first + kSpan});
+    if (Empty(span)) return false;
+    *ahead = AheadOf(head, {first, span.begin, span.end}, /*keys=*/true);
+    return true;
+  }
+};
+
+template <class Head>
+AS_ALWAYS_INLINE Head HeadOf(const AttentionArgs& args, const int32_t* block_table,
+                             int64_t kv_head) {
+  return {CacheParts::Of(args.kv, block_table, kv_head), args.head_dim};
+}
+
+// chunk: the one at hand; all: what the rows see.
+template <class Head>
+AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, const Head& head,
+                                          int64_t chunk, KeyRange all, bool last_rows) {
+  const int64_t next = chunk + kAttentionChunk;
+  if (next < all.end) return {head, next, {next, all.end}};
+  if (!last_rows || args.next_block_table == nullptr) return {head, 0, {0, 0}};
+  return {HeadOf<Head>(args, args.next_block_table, args.next_kv_head),
+          args.next_begin / kAttentionChunk * kAttentionChunk,
+          {args.next_begin, args.next_end}};
+}
+
 // chunk_sum[r] = sum over the row's positions p of the chunk, ascending, of weight[r][p] * v[p].
 template <class Head, class Dot>
 void AddValues(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
-               RowBlock rows, int64_t chunk, KeyRange seen, int64_t next_end) {
+               RowBlock rows, int64_t chunk, KeyRange seen, const NextKeys<Head>& next) {
   using A = typename Dot::A;
   constexpr int64_t kGroup = Dot::kGroup;
   for (int64_t i = 0; i < rows.count * s.dim; i += kLanes) StoreF(s.chunk_sum + i, Zero());
@@ -140,10 +176,8 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
   for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
     const KeyRange span = Intersect(seen, {begin, begin + kSpan});
     const Span values = head.ValueSpan({begin, span.begin, span.end}, s.staging);
-    const int64_t next = begin + kAttentionChunk;
-    const bool more = next < next_end;
-    const Ahead next_keys =
-        more ? AheadOf(head, {next, next, Lower(next + kSpan, next_end)}, /*keys=*/true) : Ahead{};
+    Ahead next_keys{};
+    const bool more = next.At(begin - chunk, &next_keys);
     ValueTileArgs<A> tile;
     tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
     tile.values = &values;
@@ -269,7 +303,7 @@ AS_ALWAYS_INLINE void Merge(const AttentionArgs& args, const AttentionScratch& s
 // One chunk's maximum, denominator and weighted sum of every row that sees some of it.
 template <class Head, class Dot>
 void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
-                 RowBlock rows, int64_t chunk, KeyRange all) {
+                 RowBlock rows, int64_t chunk, KeyRange all, bool last_rows) {
   const KeyRange whole{chunk, chunk + kAttentionChunk};
   const KeyRange seen = Intersect(all, whole);
   Scores<Head, Dot>(args, head, s, rows.count, chunk, seen);
@@ -284,7 +318,8 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
     s.chunk_highest[r] = softmax.highest;
     s.chunk_denominator[r] = softmax.denominator;
   }
-  AddValues<Head, Dot>(args, head, s, rows, chunk, seen, all.end);
+  AddValues<Head, Dot>(args, head, s, rows, chunk, seen,
+                       KeysAfter(args, head, chunk, all, last_rows));
 }
 
 AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
@@ -318,7 +353,7 @@ AS_ALWAYS_INLINE void StoreRow(Out* out, const float* sum, int64_t head_dim, Vec
 // Up to kAttentionRows rows over all the chunks that any of them sees, or those asked for.
 template <class Head, class Dot, class Out>
 void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
-                RowBlock rows) {
+                RowBlock rows, bool last_rows) {
   using A = typename Dot::A;
   const int64_t head_dim = args.head_dim;
   for (int64_t r = 0; r < rows.count; ++r) {
@@ -340,7 +375,7 @@ void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScra
   }
   for (int64_t chunk = all.begin / kAttentionChunk * kAttentionChunk; chunk < all.end;
        chunk += kAttentionChunk) {
-    AttendChunk<Head, Dot>(args, head, s, rows, chunk, all);
+    AttendChunk<Head, Dot>(args, head, s, rows, chunk, all, last_rows);
     if (args.partials != nullptr) {
       StorePartials(args, s, rows, chunk);
     } else {
@@ -359,10 +394,11 @@ void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScra
 template <class Head, class Dot, class Out>
 void Attention(const AttentionArgs& args, Stream) noexcept {
   const AttentionScratch s = SplitScratch(args.scratch, args.head_dim);
-  const Head head{CacheParts::Of(args.kv, args.block_table, args.kv_head), args.head_dim};
+  const Head head = HeadOf<Head>(args, args.block_table, args.kv_head);
   const int64_t rows = (args.token_end - args.token_begin) * args.group;
   for (int64_t row = 0; row < rows; row += kAttentionRows) {
-    AttendRows<Head, Dot, Out>(args, head, s, {row, Lower(kAttentionRows, rows - row)});
+    AttendRows<Head, Dot, Out>(args, head, s, {row, Lower(kAttentionRows, rows - row)},
+                               row + kAttentionRows >= rows);
   }
 }
 
