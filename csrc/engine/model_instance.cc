@@ -16,6 +16,9 @@ namespace allspark {
 namespace {
 
 constexpr int64_t kDefaultChunkTokens = 512;
+// Beside decodes a step takes a fraction of the chunk: a stream then waits a quarter as long for
+// the prompts of others, and a prompt's tokens cost no more (docs/performance.md).
+constexpr int64_t kChunkShareBesideDecodes = 4;
 
 const char* ComputeTypeName(proto::ComputeType type) {
   return type == proto::COMPUTE_BFLOAT16 ? "bfloat16" : "float32";
@@ -122,6 +125,7 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
   running->scheduler = std::make_unique<Scheduler>(SchedulerConfig{
       .max_batch = config_.engine_max_batch,
       .chunk_tokens = chunk_tokens_,
+      .chunk_tokens_beside_decodes = CeilDiv(chunk_tokens_, kChunkShareBesideDecodes),
       .block_size = config_.cache_span_size,
       .num_blocks = num_blocks_,
   });

@@ -14,6 +14,8 @@ const SchedulerConfig& Checked(const SchedulerConfig& config) {
   AS_CHECK(config.max_batch >= 1) << "max_batch is " << config.max_batch << ", less than 1";
   AS_CHECK(config.chunk_tokens >= 1)
       << "chunk_tokens is " << config.chunk_tokens << ", less than 1";
+  AS_CHECK(config.chunk_tokens_beside_decodes >= 1)
+      << "chunk_tokens_beside_decodes is " << config.chunk_tokens_beside_decodes << ", less than 1";
   AS_CHECK(config.block_size >= 1) << "block_size is " << config.block_size << ", less than 1";
   AS_CHECK(config.num_blocks >= 1) << "num_blocks is " << config.num_blocks << ", less than 1";
   return config;
@@ -167,6 +169,7 @@ void Scheduler::PlanPrefill() {
   for (const ScheduledSequence* s = running_.head; s != nullptr; s = s->next) slack -= Demand(*s);
 
   int64_t budget = config_.chunk_tokens;
+  if (!plan_.empty()) budget = std::min(budget, config_.chunk_tokens_beside_decodes);
   bool admitting = true;
   ScheduledSequence* sequence = running_.head;
   while (budget > 0) {

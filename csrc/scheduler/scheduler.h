@@ -40,6 +40,8 @@ struct ScheduledSequence {
 struct SchedulerConfig {
   int64_t max_batch = 32;      // running sequences
   int64_t chunk_tokens = 512;  // prefill tokens per step
+  // The same in a step that decodes too, if fewer: how long a decode may wait for a prefill.
+  int64_t chunk_tokens_beside_decodes = 512;
   int64_t block_size = 32;
   int64_t num_blocks = 0;
 };

@@ -48,6 +48,7 @@ class Model:
 
     max_batch: int
     chunk: int
+    chunk_beside_decodes: int
     block: int
     free: int
     waiting: list[Sequence] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Model:
                 self.preempt_last()
             if s in self.running:
                 self.take(s, 1)
-        budget = self.chunk
+        budget = min(self.chunk, self.chunk_beside_decodes) if self.plan else self.chunk
         served = [s for s in self.running if s.left == 1]
         while budget > 0:
             prefills = [s for s in self.running if not any(s is t for t in served)]
@@ -170,7 +171,8 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
         if words[0] == "script":
             script = words[1]
             values = parse_pairs(words[2:])
-            model = Model(values["max_batch"], values["chunk"], values["block"], values["blocks"])
+            names = ("max_batch", "chunk", "beside_decodes", "block", "blocks")
+            model = Model(*(values[name] for name in names))
             continue
         assert model is not None, "a trace begins with a script"
         expected = None

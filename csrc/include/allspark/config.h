@@ -44,7 +44,8 @@ struct RuntimeConfig {
   int64_t engine_max_length = 2048;
   // Most requests decoded in one step.
   int64_t engine_max_batch = 32;
-  // Most prompt tokens prefilled in one step (the chunk); 0: 512.
+  // Most prompt tokens prefilled in one step (the chunk); 0: 512. A step that decodes too takes a
+  // quarter.
   int64_t engine_max_prefill_length = 0;
   // Compute threads; 0: one per core this process may run on.
   int64_t num_threads = 0;

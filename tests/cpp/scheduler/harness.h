@@ -198,6 +198,8 @@ class Harness {
             "admitted past the head of the line");
     }
     Check(prefill <= config.chunk_tokens, "more prefill than chunk_tokens");
+    Check(rows == prefill || prefill <= config.chunk_tokens_beside_decodes,
+          "more prefill than decodes allow");
     Check(rows <= config.max_batch + config.chunk_tokens, "more rows than promised");
     for (const ScheduledSequence* s = scheduler_.first_running(); s != nullptr; s = s->next) {
       const bool planned = static_cast<const TestSequence*>(s)->last_planned_step == step_;

@@ -88,6 +88,21 @@ TEST(Scheduler, BudgetIsSharedInOrderAndDecodesDoNotPayForIt) {
   EXPECT_EQ(Step(harness), "0:6+1* 1:5+1* 2:12+1* 3:8+4*");
 }
 
+TEST(Scheduler, ChunksAreSmallerBesideDecodes) {
+  Harness harness({.max_batch = 4,
+                   .chunk_tokens = 8,
+                   .chunk_tokens_beside_decodes = 3,
+                   .block_size = 4,
+                   .num_blocks = 64});
+  harness.Add(0, 2, 40);
+  harness.Add(0, 20, 40);
+  EXPECT_EQ(Step(harness), "0:0+2* 1:0+6");
+  EXPECT_EQ(Step(harness), "0:2+1* 1:6+3");
+  EXPECT_EQ(Step(harness), "0:3+1* 1:9+3");
+  harness.Remove(harness.sequences().front().get());
+  EXPECT_EQ(Step(harness), "1:12+8*");
+}
+
 TEST(Scheduler, NewcomerOfHigherPriorityIsServedBeforeALongPrefill) {
   Harness harness({.max_batch = 4, .chunk_tokens = 8, .block_size = 4, .num_blocks = 64});
   harness.Add(0, 100, 120);
@@ -340,6 +355,7 @@ TEST(Scheduler, RemovalBetweenPlanAndCommit) {
 TEST(Scheduler, MisuseThrows) {
   EXPECT_THROW(Scheduler({.max_batch = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.chunk_tokens = 0, .num_blocks = 1}), InternalError);
+  EXPECT_THROW(Scheduler({.chunk_tokens_beside_decodes = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.block_size = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.num_blocks = 0}), InternalError);
   Scheduler scheduler({.max_batch = 2, .chunk_tokens = 8, .block_size = 4, .num_blocks = 4});

@@ -49,6 +49,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals) {
   config.block_size = random.Range(1, 4);
   config.max_batch = random.Range(1, 5);
   config.chunk_tokens = random.Range(1, 16);
+  config.chunk_tokens_beside_decodes = random.Range(1, 16);
   config.num_blocks = (longest + config.block_size - 1) / config.block_size + random.Range(0, 5);
   const int64_t priorities = random.Range(1, 3);
   const int64_t arrive_one_in = random.Range(1, 3);
@@ -56,8 +57,8 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals) {
   const int64_t prompt_share = random.Range(1, 4);
   if (trace != nullptr) {
     *trace << "script " << seed << " max_batch " << config.max_batch << " chunk "
-           << config.chunk_tokens << " block " << config.block_size << " blocks "
-           << config.num_blocks << "\n";
+           << config.chunk_tokens << " beside_decodes " << config.chunk_tokens_beside_decodes
+           << " block " << config.block_size << " blocks " << config.num_blocks << "\n";
   }
   Harness harness(config, trace);
   const auto ends = [&](const TestSequence&) { return random.OneIn(40); };
