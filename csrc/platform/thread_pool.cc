@@ -27,7 +27,7 @@ constexpr size_t kCacheLine = 64;
 // How long a thread that waits for others looks before it sleeps. The regions of one step follow
 // each other within less; waking a sleeper for each would cost a system call and a pass of the
 // scheduler.
-constexpr int64_t kSpinNs = 50'000;
+constexpr int64_t kSpinNs = 200'000;
 constexpr int kPausesPerClockRead = 32;
 
 void CpuRelax() {

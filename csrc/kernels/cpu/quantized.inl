@@ -15,13 +15,11 @@
 namespace allspark::kernels {
 namespace {
 
-// Input features per block of the integer path: 32 KiB of bytes.
-constexpr int64_t kByteBlock = 512;
-// With few rows less, as in gemm.inl: what is fetched for the next block stays in the first level.
+// Input features per block of the integer path: 64 KiB of bytes, or 8 KiB as stored (gemm.inl).
+constexpr int64_t kByteBlock = 1024;
 template <int kBits>
 AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
-  if (rows == 1 || rows > kGemmFewRows) return kByteBlock;
-  return (rows <= 2 * kTileRows ? 128 : 256) * 8 / kBits;
+  return rows > 1 && rows <= kGemmFewRows ? 128 * 8 / kBits : kByteBlock;
 }
 // Input features per widened block: 16 KiB of bfloat16, 32 of float32.
 constexpr int64_t kWideBlock = 128;
