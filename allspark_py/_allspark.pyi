@@ -71,6 +71,8 @@ class Status:
 
 class AsModelConfig:
     @staticmethod
+    def fields() -> list[tuple[str, str, float | None, float | None]]: ...
+    @staticmethod
     def from_dict(fields: dict) -> AsModelConfig: ...
     def __copy__(self) -> AsModelConfig: ...
     def __eq__(self, other: object) -> bool: ...
@@ -97,25 +99,42 @@ class AsModelConfig:
 
 class GenerateConfig:
     @staticmethod
+    def fields() -> list[tuple[str, str, float | None, float | None]]: ...
+    @staticmethod
     def from_dict(fields: dict) -> GenerateConfig: ...
     def __eq__(self, other: object) -> bool: ...
     def __init__(self, **fields: Any) -> None: ...
     def to_dict(self) -> dict: ...
     def validate(self) -> Status: ...
+    bad_words_ids: list[list[int]]
     do_sample: bool
     early_stopping: bool
     eos_token_id: int
+    frequency_penalty: float
+    ignore_eos: bool
+    logit_bias: dict[int, float]
     max_length: int
     max_new_tokens: int
     min_length: int
+    min_new_tokens: int
+    min_p: float
+    no_repeat_ngram_size: int
+    presence_penalty: float
     priority: int
+    repetition_ngram_size: int
+    repetition_ngram_threshold: int
+    repetition_penalty: float
     seed: int
+    stop_token_ids: list[int]
     stop_words_ids: list[list[int]]
+    suppress_repetition_in_generation: bool
     temperature: float
     top_k: int
     top_p: float
 
 class AsEngineStat:
+    @staticmethod
+    def fields() -> list[tuple[str, str, float | None, float | None]]: ...
     def to_dict(self) -> dict: ...
     free_span: int
     free_token: int

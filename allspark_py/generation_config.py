@@ -8,19 +8,29 @@ from typing import Any
 
 from allspark._allspark import GenerateConfig
 
-# Fields of a Hugging Face generation config that this engine does not serve yet, with the value
-# at which each changes nothing. Dropping another value is worth a warning.
+# Fields of other engines' generation configs that this one does not serve, with the value at which
+# each changes nothing. That value is left out; another is refused, or warned of where it comes from
+# a checkpoint's file.
 _NOT_SERVED = {
-    "repetition_penalty": 1.0,
     "length_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
     "num_beams": 1,
     "num_return_sequences": 1,
-    "bad_words_ids": None,
     "typical_p": 1.0,
-    "min_p": None,
 }
-_COPIED = ("do_sample", "temperature", "top_k", "top_p", "min_length", "max_new_tokens")
+# Fields that mean the same in a Hugging Face generation config.
+_COPIED = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "min_length",
+    "min_new_tokens",
+    "max_new_tokens",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+)
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
@@ -67,6 +77,8 @@ class ASGenerationConfigBuilder:
                 )
         if hf.get("eos_token_id") is not None:
             self.process_eos_tokens(hf["eos_token_id"], self._fields)
+        # Which stop words are EOS tokens, and not the caller's.
+        self._eos_words: list[list[int]] = list(self._fields.get("stop_words_ids", []))
         if eos_token_id is not None:
             self._fields["eos_token_id"] = eos_token_id
         if seed is not None:
@@ -102,6 +114,11 @@ class ASGenerationConfigBuilder:
         """True ends at the EOS token. Default True."""
         return self._set("early_stopping", flag)
 
+    def ignore_eos(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True goes on after the EOS token, and after the other EOS tokens that came with a Hugging
+        Face config. Default False."""
+        return self._set("ignore_eos", flag)
+
     def max_length(self, num_tokens: int) -> ASGenerationConfigBuilder:
         """Most tokens, prompt and output. Default: the engine's engine_max_length."""
         return self._set("max_length", num_tokens)
@@ -109,6 +126,10 @@ class ASGenerationConfigBuilder:
     def min_length(self, num_tokens: int) -> ASGenerationConfigBuilder:
         """Fewest tokens, prompt and output, before EOS or a stop word may end it. Default 0."""
         return self._set("min_length", num_tokens)
+
+    def min_new_tokens(self, num_tokens: int) -> ASGenerationConfigBuilder:
+        """Fewest output tokens before EOS or a stop word may end it. Default 0."""
+        return self._set("min_new_tokens", num_tokens)
 
     def max_new_tokens(self, num_tokens: int) -> ASGenerationConfigBuilder:
         """Most output tokens. Default 0: bounded by max_length alone."""
@@ -126,6 +147,45 @@ class ASGenerationConfigBuilder:
         """Keeps the likeliest tokens that together reach probability p, in [0, 1]. Default 1."""
         return self._set("top_p", p)
 
+    def min_p(self, p: float) -> ASGenerationConfigBuilder:
+        """Keeps tokens at least p times as likely as the likeliest, in [0, 1]. Default 0."""
+        return self._set("min_p", p)
+
+    def repetition_penalty(self, value: float) -> ASGenerationConfigBuilder:
+        """Above 1 makes tokens of prompt and output less likely. Default 1."""
+        return self._set("repetition_penalty", value)
+
+    def suppress_repetition_in_generation(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True applies repetition_penalty to tokens of the output alone. Default False."""
+        return self._set("suppress_repetition_in_generation", flag)
+
+    def presence_penalty(self, value: float) -> ASGenerationConfigBuilder:
+        """Subtracted from the logits of tokens in the output, in [-2, 2]. Default 0."""
+        return self._set("presence_penalty", value)
+
+    def frequency_penalty(self, value: float) -> ASGenerationConfigBuilder:
+        """The same, times the number of occurrences. Default 0."""
+        return self._set("frequency_penalty", value)
+
+    def no_repeat_ngram_size(self, size: int) -> ASGenerationConfigBuilder:
+        """No n-gram of this size occurs twice in prompt and output. Default 0: off."""
+        return self._set("no_repeat_ngram_size", size)
+
+    def repetition_ngram(self, size: int, threshold: int) -> ASGenerationConfigBuilder:
+        """Ends generation when the last `size` tokens have occurred `threshold` times in the
+        output. Default 0, 0: off."""
+        return self._set("repetition_ngram_size", size)._set(
+            "repetition_ngram_threshold", threshold
+        )
+
+    def logit_bias(self, biases: Mapping[int, float]) -> ASGenerationConfigBuilder:
+        """Added to the logits of these tokens, each in [-100, 100]."""
+        return self._set("logit_bias", dict(biases))
+
+    def bad_words_ids(self, words: Sequence[Sequence[int]]) -> ASGenerationConfigBuilder:
+        """Id sequences that are never generated."""
+        return self._set("bad_words_ids", [list(word) for word in words])
+
     def seed(self, value: int) -> ASGenerationConfigBuilder:
         """The same seed, prompt and config give the same tokens under any load."""
         return self._set("seed", value)
@@ -133,6 +193,10 @@ class ASGenerationConfigBuilder:
     def eos_token_id(self, token: int) -> ASGenerationConfigBuilder:
         """The token that ends generation; -1 for none."""
         return self._set("eos_token_id", token)
+
+    def stop_token_ids(self, tokens: Sequence[int]) -> ASGenerationConfigBuilder:
+        """Tokens after any of which generation ends; they stay in the output."""
+        return self._set("stop_token_ids", list(tokens))
 
     def stop_words_ids(self, words: Sequence[Sequence[int]]) -> ASGenerationConfigBuilder:
         """Id sequences after any of which generation ends; they stay in the output."""
@@ -144,7 +208,12 @@ class ASGenerationConfigBuilder:
 
     def build(self) -> dict[str, Any]:
         """A new dict of the fields that were set."""
-        return dict(self._fields)
+        fields = dict(self._fields)
+        if fields.get("ignore_eos") and "stop_words_ids" in fields:
+            fields["stop_words_ids"] = [
+                word for word in fields["stop_words_ids"] if word not in self._eos_words
+            ]
+        return fields
 
     def __repr__(self) -> str:
         return f"ASGenerationConfigBuilder({self._fields})"
@@ -171,4 +240,9 @@ class GenerationConfigAdapter:
                 f"the generation config is a {type(config).__name__}; it must be an "
                 "ASGenerationConfigBuilder or a dict"
             )
-        return GenerateConfig.from_dict(dict(config))
+        fields = dict(config)
+        for name, neutral in _NOT_SERVED.items():
+            value = fields.pop(name, neutral)
+            if value not in (None, neutral):
+                raise ValueError(f"{name} is {value!r}; only {neutral!r} is served")
+        return GenerateConfig.from_dict(fields)

@@ -54,17 +54,31 @@ Status CheckComputeUnit(const std::string& unit) {
                    "CPU:<ids> or CUDA:<ids>, ids separated by commas, such as CPU:0");
 }
 
-Status CheckStopWords(const std::vector<std::vector<int64_t>>& stop_words_ids) {
-  for (size_t word = 0; word < stop_words_ids.size(); ++word) {
-    const std::string name = "stop_words_ids[" + std::to_string(word) + "]";
-    if (stop_words_ids[word].empty()) {
-      return Status::InvalidArgument(name + " is empty; it must hold at least one token id");
+Status CheckTokenIds(const std::string& name, const std::vector<int64_t>& ids) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::string element = name + "[" + std::to_string(i) + "]";
+    AS_RETURN_IF_ERROR(CheckRange(element.c_str(), ids[i], 0, static_cast<double>(kMaxTokenId)));
+  }
+  return Status::Ok();
+}
+
+Status CheckWords(const std::string& name, const std::vector<std::vector<int64_t>>& words) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string word = name + "[" + std::to_string(i) + "]";
+    if (words[i].empty()) {
+      return Status::InvalidArgument(word + " is empty; it must hold at least one token id");
     }
-    for (size_t i = 0; i < stop_words_ids[word].size(); ++i) {
-      const std::string element = name + "[" + std::to_string(i) + "]";
-      AS_RETURN_IF_ERROR(CheckRange(element.c_str(), stop_words_ids[word][i], 0,
-                                    static_cast<double>(kMaxTokenId)));
-    }
+    AS_RETURN_IF_ERROR(CheckTokenIds(word, words[i]));
+  }
+  return Status::Ok();
+}
+
+Status CheckLogitBias(const std::map<int64_t, double>& logit_bias) {
+  for (const auto& [token, bias] : logit_bias) {
+    AS_RETURN_IF_ERROR(
+        CheckRange("a token id of logit_bias", token, 0, static_cast<double>(kMaxTokenId)));
+    const std::string element = "logit_bias[" + std::to_string(token) + "]";
+    AS_RETURN_IF_ERROR(CheckRange(element.c_str(), bias, -100, 100));
   }
   return Status::Ok();
 }
@@ -99,7 +113,14 @@ Status Validate(const GenerationConfig& config) {
     return Malformed("min_length", FormatValue(config.min_length),
                      "at most max_length, which is " + FormatValue(config.max_length));
   }
-  return CheckStopWords(config.stop_words_ids);
+  if (config.max_new_tokens > 0 && config.min_new_tokens > config.max_new_tokens) {
+    return Malformed("min_new_tokens", FormatValue(config.min_new_tokens),
+                     "at most max_new_tokens, which is " + FormatValue(config.max_new_tokens));
+  }
+  AS_RETURN_IF_ERROR(CheckTokenIds("stop_token_ids", config.stop_token_ids));
+  AS_RETURN_IF_ERROR(CheckWords("stop_words_ids", config.stop_words_ids));
+  AS_RETURN_IF_ERROR(CheckWords("bad_words_ids", config.bad_words_ids));
+  return CheckLogitBias(config.logit_bias);
 }
 
 std::string ToString(const RuntimeConfig& config) { return FormatFields(config); }

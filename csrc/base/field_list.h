@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -92,6 +93,16 @@ std::string FormatValue(const std::vector<T>& values) {
     text += FormatValue(value);
   }
   return text + "]";
+}
+
+template <typename Key, typename T>
+std::string FormatValue(const std::map<Key, T>& values) {
+  std::string text = "{";
+  for (const auto& [key, value] : values) {
+    if (text.size() > 1) text += ", ";
+    text += FormatValue(key) + ": " + FormatValue(value);
+  }
+  return text + "}";
 }
 
 // "name=value, name=value", in the order of Fields().

@@ -29,20 +29,42 @@ Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length,
   return Status::Ok();
 }
 
+// Every token id of the config is in the vocabulary; that none is negative is checked already.
 Status CheckIds(const GenerationConfig& config, int64_t vocab_size) {
-  const std::string bound =
-      "; it must be below the vocabulary size, which is " + std::to_string(vocab_size);
-  if (config.eos_token_id >= vocab_size) {
-    return Status::InvalidArgument("eos_token_id is " + std::to_string(config.eos_token_id) +
-                                   bound);
-  }
-  for (size_t i = 0; i < config.stop_words_ids.size(); ++i) {
-    for (int64_t id : config.stop_words_ids[i]) {
-      if (id >= vocab_size) {
-        return Status::InvalidArgument("stop_words_ids[" + std::to_string(i) + "] holds " +
-                                       std::to_string(id) + bound);
-      }
+  Status status;
+  const auto check = [&](int64_t id, const std::string& what) {
+    if (id < vocab_size || !status.ok()) return;
+    status = Status::InvalidArgument(what + " " + std::to_string(id) +
+                                     "; it must be below the vocabulary size, which is " +
+                                     std::to_string(vocab_size));
+  };
+  const auto check_words = [&](const std::vector<std::vector<int64_t>>& words, const char* name) {
+    for (size_t i = 0; i < words.size(); ++i) {
+      for (int64_t id : words[i])
+        check(id, std::string(name) + '[' + std::to_string(i) + "] holds");
     }
+  };
+  check(config.eos_token_id, "eos_token_id is");
+  for (int64_t id : config.stop_token_ids) check(id, "stop_token_ids holds");
+  check_words(config.stop_words_ids, "stop_words_ids");
+  check_words(config.bad_words_ids, "bad_words_ids");
+  for (const auto& [id, bias] : config.logit_bias) check(id, "logit_bias holds");
+  return status;
+}
+
+// No request is asked for a length that it cannot reach.
+Status CheckMinimum(const GenerationConfig& config, int64_t prompt_length, int64_t max_length) {
+  if (config.min_length > max_length) {
+    return Status::InvalidArgument(
+        "min_length is " + std::to_string(config.min_length) +
+        "; it must not exceed the longest length this request can reach, which is " +
+        std::to_string(max_length));
+  }
+  if (config.min_new_tokens > max_length - prompt_length) {
+    return Status::InvalidArgument(
+        "min_new_tokens is " + std::to_string(config.min_new_tokens) +
+        "; it must not exceed the longest output this request can reach, which is " +
+        std::to_string(max_length - prompt_length));
   }
   return Status::Ok();
 }
@@ -59,8 +81,73 @@ SamplingParams ToSamplingParams(const GenerationConfig& config) {
   params.temperature = static_cast<float>(config.temperature);
   params.top_k = static_cast<int32_t>(config.top_k);
   params.top_p = static_cast<float>(config.top_p);
+  params.min_p = static_cast<float>(config.min_p);
   params.seed = config.seed >= 0 ? static_cast<uint64_t>(config.seed) : DrawSeed();
   return params;
+}
+
+std::vector<std::vector<int32_t>> ToWords(const std::vector<std::vector<int64_t>>& words) {
+  std::vector<std::vector<int32_t>> result;
+  for (const auto& word : words) result.emplace_back(word.begin(), word.end());
+  return result;
+}
+
+LogitsProcessors ToProcessors(const GenerationConfig& config) {
+  LogitsProcessors processors;
+  for (const auto& [id, bias] : config.logit_bias) {
+    processors.logit_bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(bias));
+  }
+  processors.repetition_penalty = static_cast<float>(config.repetition_penalty);
+  processors.repetition_in_output_only = config.suppress_repetition_in_generation;
+  processors.frequency_penalty = static_cast<float>(config.frequency_penalty);
+  processors.presence_penalty = static_cast<float>(config.presence_penalty);
+  processors.no_repeat_ngram_size = config.no_repeat_ngram_size;
+  processors.bad_words = ToWords(config.bad_words_ids);
+  return processors;
+}
+
+// Words of one token are end tokens: those can be barred before the minimum length is reached.
+void SetStops(const GenerationConfig& config, Request& request) {
+  if (config.early_stopping && !config.ignore_eos && config.eos_token_id >= 0) {
+    request.end_tokens.push_back(static_cast<int32_t>(config.eos_token_id));
+  }
+  for (int64_t id : config.stop_token_ids) {
+    request.end_tokens.push_back(static_cast<int32_t>(id));
+  }
+  for (std::vector<int32_t>& word : ToWords(config.stop_words_ids)) {
+    if (word.size() == 1) {
+      request.end_tokens.push_back(word[0]);
+    } else {
+      request.stop_words.push_back(std::move(word));
+    }
+  }
+}
+
+bool EndsWithStop(const Request& request) {
+  const std::vector<int32_t>& tokens = request.tokens;
+  const auto& ends = request.end_tokens;
+  if (std::find(ends.begin(), ends.end(), tokens.back()) != ends.end()) return true;
+  const auto generated = static_cast<size_t>(request.num_tokens - request.prompt_length);
+  return std::any_of(request.stop_words.begin(), request.stop_words.end(), [&](const auto& word) {
+    // A stop word lies wholly in the output: the prompt may well contain it.
+    return word.size() <= generated && std::equal(word.rbegin(), word.rend(), tokens.rbegin());
+  });
+}
+
+// Whether the output's last n-gram occurs in it often enough to call it a loop.
+bool EndsInRepetition(const Request& request) {
+  const auto size = static_cast<size_t>(request.repetition_ngram_size);
+  const std::span<const int32_t> output =
+      std::span(request.tokens).subspan(static_cast<size_t>(request.prompt_length));
+  if (size == 0 || output.size() < size) return false;
+  const std::span<const int32_t> last = output.last(size);
+  int64_t occurrences = 0;
+  for (size_t i = 0; i + size <= output.size(); ++i) {
+    if (std::equal(last.begin(), last.end(), output.begin() + static_cast<int64_t>(i))) {
+      ++occurrences;
+    }
+  }
+  return occurrences >= request.repetition_ngram_threshold;
 }
 
 }  // namespace
@@ -83,12 +170,7 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   if (config.max_new_tokens > 0) {
     max_length = std::min(max_length, prompt_length + config.max_new_tokens);
   }
-  if (config.min_length > max_length) {
-    return Status::InvalidArgument(
-        "min_length is " + std::to_string(config.min_length) +
-        "; it must not exceed the longest length this request can reach, which is " +
-        std::to_string(max_length));
-  }
+  AS_RETURN_IF_ERROR(CheckMinimum(config, prompt_length, max_length));
 
   auto request = std::make_shared<Request>();
   request->request_id = request_id;
@@ -98,35 +180,45 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->max_length = max_length;
   request->block_table.reserve(static_cast<size_t>(CeilDiv(max_length, limits.block_size)));
   request->prompt_length = prompt_length;
-  request->min_length = config.min_length;
-  if (config.early_stopping && config.eos_token_id >= 0) {
-    request->eos_token = static_cast<int32_t>(config.eos_token_id);
-    request->end_tokens.push_back(request->eos_token);
-  }
-  for (const auto& word : config.stop_words_ids) {
-    request->stop_words.emplace_back(word.begin(), word.end());
-    if (word.size() == 1) request->end_tokens.push_back(static_cast<int32_t>(word[0]));
+  request->min_length = std::max(config.min_length, prompt_length + config.min_new_tokens);
+  SetStops(config, *request);
+  if (config.repetition_ngram_threshold > 0) {
+    request->repetition_ngram_size = config.repetition_ngram_size;
+    request->repetition_ngram_threshold = config.repetition_ngram_threshold;
   }
   request->sampling = ToSamplingParams(config);
+  request->processors = ToProcessors(config);
   request->tokens.reserve(static_cast<size_t>(max_length));
   for (int64_t id : prompt_ids) request->tokens.push_back(static_cast<int32_t>(id));
+  if (request->processors.NeedsCounts()) {
+    request->counts = TokenCounts(std::min(max_length, limits.vocab_size));
+    for (int32_t token : request->tokens) request->counts.Add(token, /*is_output=*/false);
+  }
   request->queue = std::make_shared<ResultQueueImpl>(request_id, prompt_length,
                                                      max_length - prompt_length, engine_set);
   return request;
 }
 
+SamplingRow Request::NextRow(float* logits) const {
+  SamplingRow row{.params = &sampling, .logits = logits, .position = num_tokens};
+  if (processors.Any()) {
+    row.processors = &processors;
+    row.tokens = tokens.data();
+    row.counts = &counts;
+  }
+  if (num_tokens < min_length) {
+    row.banned = end_tokens.data();
+    row.num_banned = static_cast<int64_t>(end_tokens.size());
+  }
+  return row;
+}
+
 FinishReason Request::Append(int32_t token) {
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
-  if (num_tokens >= min_length) {
-    if (token == eos_token) return FinishReason::kStop;
-    const auto generated = static_cast<size_t>(num_tokens - prompt_length);
-    for (const std::vector<int32_t>& word : stop_words) {
-      // A stop word lies wholly in the output: the prompt may well contain it.
-      if (word.size() <= generated && std::equal(word.rbegin(), word.rend(), tokens.rbegin())) {
-        return FinishReason::kStop;
-      }
-    }
+  if (processors.NeedsCounts()) counts.Add(token, /*is_output=*/true);
+  if (num_tokens >= min_length && (EndsWithStop(*this) || EndsInRepetition(*this))) {
+    return FinishReason::kStop;
   }
   return num_tokens >= max_length ? FinishReason::kLength : FinishReason::kNone;
 }
@@ -134,6 +226,7 @@ FinishReason Request::Append(int32_t token) {
 void Request::ReleaseResources() {
   std::vector<int32_t>().swap(tokens);
   std::vector<int32_t>().swap(block_table);
+  counts = TokenCounts();
 }
 
 }  // namespace allspark

@@ -33,23 +33,26 @@ struct Request : ScheduledSequence {
 
   // Appends a sampled token; returns why the request ends now, or kNone.
   FinishReason Append(int32_t token);
-  // EOS and single-token stop words may not be chosen while the length is below min_length.
-  bool BansEndTokens() const { return num_tokens < min_length; }
+  // What the sampler needs to choose the next token; points into this request.
+  SamplingRow NextRow(float* logits) const;
   // Frees everything but the queue; called once the request has ended.
   void ReleaseResources();
 
   // Constant after Create.
   uint64_t request_id = 0;
   int64_t prompt_length = 0;
-  int64_t min_length = 0;
-  int32_t eos_token = -1;  // -1 where EOS does not end the request
-  std::vector<std::vector<int32_t>> stop_words;
-  std::vector<int32_t> end_tokens;
+  int64_t min_length = 0;                        // of prompt + output
+  std::vector<int32_t> end_tokens;               // EOS, stop tokens, stop words of one token
+  std::vector<std::vector<int32_t>> stop_words;  // longer ones
+  int64_t repetition_ngram_size = 0;             // 0: off
+  int64_t repetition_ngram_threshold = 0;
   SamplingParams sampling;
+  LogitsProcessors processors;
   std::shared_ptr<ResultQueueImpl> queue;
 
   // The step thread's.
   std::vector<int32_t> tokens;    // prompt, then generated; capacity is max_length
+  TokenCounts counts;             // of `tokens`, where the processors need them
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.

@@ -131,14 +131,7 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
                            .block_table = request->block_table.data()};
     if (chunk.samples) {
       sequence.logits_row = static_cast<int32_t>(running.rows.size());
-      SamplingRow row{.params = &request->sampling,
-                      .logits = logits + sequence.logits_row * limits_.vocab_size,
-                      .position = request->num_tokens};
-      if (request->BansEndTokens()) {
-        row.banned = request->end_tokens.data();
-        row.num_banned = static_cast<int64_t>(request->end_tokens.size());
-      }
-      running.rows.push_back(row);
+      running.rows.push_back(request->NextRow(logits + sequence.logits_row * limits_.vocab_size));
       running.sampled.push_back(request);
     }
     running.sequences.push_back(sequence);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/int_math.h"
+#include "engine/request.h"
 #include "kernels/kernel_table.h"
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
@@ -90,6 +91,30 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
     ++chunk_index;
   }
   return logits;
+}
+
+Result<SampledRows> SampleTokens(const GenerationConfig& config, const std::vector<int64_t>& prompt,
+                                 const std::vector<int64_t>& output,
+                                 const std::vector<float>& logits,
+                                 const std::vector<int64_t>& seeds) {
+  const auto vocab_size = static_cast<int64_t>(logits.size());
+  const RequestLimits limits{
+      .vocab_size = vocab_size, .engine_max_length = 1 << 20, .block_size = 32};
+  Sampler sampler(vocab_size, *kernels::DefaultTable(), nullptr);
+  SampledRows sampled;
+  for (int64_t seed : seeds) {
+    GenerationConfig seeded = config;
+    seeded.seed = seed;
+    Result<std::shared_ptr<Request>> request =
+        Request::Create(1, prompt, seeded, limits, std::make_shared<CompletionSetImpl>());
+    if (!request.ok()) return request.status();
+    for (int64_t token : output) (void)(*request)->Append(static_cast<int32_t>(token));
+    sampled.logits = logits;
+    SamplingRow row = (*request)->NextRow(sampled.logits.data());
+    sampler.Sample(&row, 1);
+    sampled.tokens.push_back(row.token);
+  }
+  return sampled;
 }
 
 }  // namespace allspark

@@ -40,4 +40,16 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
                                          const std::vector<int32_t>& ids,
                                          const ForwardOptions& options);
 
+struct SampledRows {
+  std::vector<int32_t> tokens;  // one per seed
+  std::vector<float> logits;    // as the last choice saw them: processed, not yet tempered
+};
+
+// Chooses the token after `prompt` and `output` from `logits` once per seed, as the step loop does
+// for a request with this config; whether the request would have ended before does not matter.
+Result<SampledRows> SampleTokens(const GenerationConfig& config, const std::vector<int64_t>& prompt,
+                                 const std::vector<int64_t>& output,
+                                 const std::vector<float>& logits,
+                                 const std::vector<int64_t>& seeds);
+
 }  // namespace allspark

@@ -5,9 +5,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "allspark/config.h"
 
@@ -27,6 +29,10 @@ const char* TypeText() {
     return "a number";
   else if constexpr (std::is_same_v<T, std::string>)
     return "a str";
+  else if constexpr (std::is_same_v<T, std::vector<int64_t>>)
+    return "a list of integers";
+  else if constexpr (std::is_same_v<T, std::map<int64_t, double>>)
+    return "a dict of token ids to numbers";
   else
     return "a list of lists of integers";
 }
@@ -35,9 +41,15 @@ template <typename T>
 T CastField(const char* name, py::handle value) {
   // Python's bool is an int; as a number it is nearly always a slip.
   const bool is_bool = py::isinstance<py::bool_>(value);
-  try {
-    if (std::is_same_v<T, bool> || !is_bool) return value.cast<T>();
-  } catch (const py::cast_error&) {
+  if constexpr (std::is_same_v<T, bool>) {
+    // With conversions None would be False. Without, NumPy's bool still is one.
+    py::detail::make_caster<bool> caster;
+    if (caster.load(value, /*convert=*/false)) return static_cast<bool>(caster);
+  } else if (!is_bool) {
+    try {
+      return value.cast<T>();
+    } catch (const py::cast_error&) {
+    }
   }
   throw py::type_error(std::string(name) + " is " + py::repr(value).cast<std::string>() + " (" +
                        py::str(py::type::of(value).attr("__name__")).cast<std::string>() +
@@ -95,6 +107,23 @@ std::string Repr(const char* class_name, const Struct& object) {
   return text + ")";
 }
 
+// [(name, type in words, lowest, highest)] of the fields; the bounds are None but for numbers.
+template <typename Struct>
+py::list FieldList() {
+  py::list list;
+  const auto append = [&](const auto& field) {
+    using T = std::remove_cvref_t<decltype(Struct().*field.member)>;
+    const bool is_number = std::is_same_v<T, int64_t> || std::is_same_v<T, double>;
+    const auto bound = [&](double value) -> py::object {
+      if (!is_number) return py::none();
+      return py::float_(value);
+    };
+    list.append(py::make_tuple(field.name, TypeText<T>(), bound(field.min), bound(field.max)));
+  };
+  std::apply([&](const auto&... field) { (append(field), ...); }, Struct::Fields());
+  return list;
+}
+
 // Binds attributes and to_dict; the caller adds constructors.
 template <typename Struct>
 py::class_<Struct> BindFields(py::module_& module, const char* class_name, const char* doc) {
@@ -111,6 +140,7 @@ py::class_<Struct> BindFields(py::module_& module, const char* class_name, const
       },
       Struct::Fields());
   bound.def("to_dict", &ToDict<Struct>);
+  bound.def_static("fields", &FieldList<Struct>);
   bound.def("__repr__", [class_name](const Struct& o) { return Repr(class_name, o); });
   return bound;
 }

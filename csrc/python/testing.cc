@@ -77,6 +77,18 @@ void BindTesting(py::module_& parent) {
     dict["pool_bytes"] = stats->pool_bytes;
     return dict;
   });
+  m.def(
+      "sample_tokens",
+      [](const GenerationConfig& config, const std::vector<int64_t>& prompt,
+         const std::vector<int64_t>& output, const std::vector<float>& logits,
+         const std::vector<int64_t>& seeds) {
+        auto sampled = SampleTokens(config, prompt, output, logits, seeds);
+        ThrowIfError(sampled.status());
+        const auto size = static_cast<py::ssize_t>(sampled->logits.size());
+        return py::make_tuple(sampled->tokens, py::array_t<float>(size, sampled->logits.data()));
+      },
+      py::arg("config"), py::arg("prompt"), py::arg("output"), py::arg("logits"), py::arg("seeds"),
+      "(one token per seed, float32 [vocab]: the logits that were chosen from).");
   m.def("kernel_tables", &KernelTableNames, "Names of the kernel tables this machine can run.");
 }
 

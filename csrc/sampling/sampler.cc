@@ -38,6 +38,10 @@ void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
 }
 
 void Sampler::SampleRow(SamplingRow& row, TokenCandidate* scratch) const {
+  if (row.processors != nullptr) {
+    row.processors->Apply({row.tokens, static_cast<size_t>(row.position)}, row.counts,
+                          {row.logits, static_cast<size_t>(vocab_size_)});
+  }
   for (int64_t i = 0; i < row.num_banned; ++i) {
     const int32_t id = row.banned[i];
     AS_CHECK(id >= 0 && id < vocab_size_)
@@ -49,8 +53,10 @@ void Sampler::SampleRow(SamplingRow& row, TokenCandidate* scratch) const {
     row.token = ArgMax(row.logits);
     return;
   }
-  const TokenFilter filter{
-      .temperature = params.temperature, .top_k = params.top_k, .top_p = params.top_p};
+  const TokenFilter filter{.temperature = params.temperature,
+                           .top_k = params.top_k,
+                           .top_p = params.top_p,
+                           .min_p = params.min_p};
   row.token = ChooseToken(row.logits, vocab_size_, filter,
                           PositionUniform(params.seed, row.position), scratch);
 }

@@ -1,8 +1,8 @@
-// Chooses the next token of each row: bans, then greedy or a draw. A row's result depends on its
-// own logits, parameters, seed and position alone (Philox4x32-10 keyed by seed, counter =
-// position), so it is the same under any load and for any number of threads. Rows are split over
-// the pool. The step thread calls it. After construction nothing allocates. What a draw keeps is in
-// token_choice.h.
+// Chooses the next token of each row: logits processors, bans, then greedy or a draw. A row's
+// result depends on its own logits, tokens, parameters, seed and position alone (Philox4x32-10
+// keyed by seed, counter = position), so it is the same under any load and for any number of
+// threads. Rows are split over the pool. The step thread calls it. After construction nothing
+// allocates. What a draw keeps is in token_choice.h.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "kernels/kernel_table.h"
 #include "platform/thread_pool.h"
+#include "sampling/logits_processors.h"
 #include "sampling/token_choice.h"
 
 namespace allspark {
@@ -19,6 +20,7 @@ struct SamplingParams {
   float temperature = 1.0f;  // below 1e-5: greedy
   int32_t top_k = 0;         // 0: all
   float top_p = 1.0f;        // 1: all
+  float min_p = 0.0f;        // 0: all
   uint64_t seed = 0;
 };
 
@@ -26,6 +28,10 @@ struct SamplingRow {
   const SamplingParams* params = nullptr;
   float* logits = nullptr;  // [vocab], may be overwritten
   int64_t position = 0;     // of the token being chosen
+  // Null: none. With it the tokens so far (`position` of them) and, where it needs them, counts.
+  const LogitsProcessors* processors = nullptr;
+  const int32_t* tokens = nullptr;
+  const TokenCounts* counts = nullptr;
   // Tokens that may not be chosen now (EOS before min_length), and their number.
   const int32_t* banned = nullptr;
   int64_t num_banned = 0;

@@ -179,16 +179,28 @@ int32_t ChooseToken(const float* logits, int64_t vocab_size, const TokenFilter& 
   }
 
   const Distribution distribution(scratch, count, filter.temperature);
-  BucketedTokens tokens(distribution, scratch, count);
-  if (!(filter.top_p < 1)) {
-    return scratch[tokens.Find(uniform * tokens.total(), /*strictly=*/true).index].id;
+  if (filter.top_p < 1) {
+    BucketedTokens tokens(distribution, scratch, count);
+    const Cut cut = tokens.Find(filter.top_p * tokens.total(), /*strictly=*/false);
+    const TokenCandidate last = scratch[cut.index];
+    if (distribution.Weight(last.logit) >= filter.min_p) {
+      const double kept = cut.before + cut.weight;
+      const TokenCandidate drawn = scratch[tokens.Find(uniform * kept, /*strictly=*/true).index];
+      // The second search sums in another order: rounding could carry it beyond the first one's
+      // cut.
+      return Before(last, drawn) ? last.id : drawn.id;
+    }
+    // All that min_p keeps is before that cut.
   }
-  const Cut cut = tokens.Find(filter.top_p * tokens.total(), /*strictly=*/false);
-  const TokenCandidate last = scratch[cut.index];
-  const double kept = cut.before + cut.weight;
-  const TokenCandidate drawn = scratch[tokens.Find(uniform * kept, /*strictly=*/true).index];
-  // The second search sums in another order: rounding could carry it beyond the first one's cut.
-  return Before(last, drawn) ? last.id : drawn.id;
+  if (filter.min_p > 0) {
+    count = std::partition(scratch, scratch + count,
+                           [&](const TokenCandidate& t) {
+                             return distribution.Weight(t.logit) >= filter.min_p;
+                           }) -
+            scratch;
+  }
+  BucketedTokens tokens(distribution, scratch, count);
+  return scratch[tokens.Find(uniform * tokens.total(), /*strictly=*/true).index].id;
 }
 
 }  // namespace allspark

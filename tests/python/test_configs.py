@@ -111,11 +111,12 @@ def test_parse_device_type():
 def test_generation_builder_starts_from_a_hugging_face_config():
     builder = ASGenerationConfigBuilder(
         {"top_k": 20, "top_p": 0.8, "temperature": 0.7, "do_sample": True,
-         "eos_token_id": [5, 6], "early_stopping": False, "transformers_version": "5"}
+         "eos_token_id": [5, 6], "early_stopping": False, "transformers_version": "5",
+         "repetition_penalty": 1.05, "bad_words_ids": [[1, 2]], "min_p": None, "num_beams": 1}
     )  # fmt: skip
     assert builder.build() == {
         "do_sample": True, "top_k": 20, "top_p": 0.8, "temperature": 0.7, "eos_token_id": 5,
-        "stop_words_ids": [[5], [6]],
+        "stop_words_ids": [[5], [6]], "repetition_penalty": 1.05, "bad_words_ids": [[1, 2]],
     }  # fmt: skip
     assert ASGenerationConfigBuilder({"eos_token_id": 2}).build() == {
         "do_sample": False, "eos_token_id": 2,
@@ -124,8 +125,15 @@ def test_generation_builder_starts_from_a_hugging_face_config():
 
 
 def test_generation_builder_warns_of_what_it_leaves_out():
-    with pytest.warns(UserWarning, match="repetition_penalty=1.05"):
-        ASGenerationConfigBuilder({"repetition_penalty": 1.05})
+    with pytest.warns(UserWarning, match="typical_p=0.9"):
+        ASGenerationConfigBuilder({"typical_p": 0.9})
+
+
+def test_ignore_eos_drops_the_eos_tokens_of_a_hugging_face_config():
+    builder = ASGenerationConfigBuilder({"eos_token_id": [5, 6]})
+    builder.stop_words_ids([*builder.build()["stop_words_ids"], [7, 8]])
+    assert builder.build()["stop_words_ids"] == [[5], [6], [7, 8]]
+    assert builder.ignore_eos().build()["stop_words_ids"] == [[7, 8]]
 
 
 def test_update_chains():

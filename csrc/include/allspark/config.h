@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -97,6 +98,8 @@ struct GenerationConfig {
   int64_t top_k = 50;
   // Keeps the smallest set of tokens whose probability reaches top_p.
   double top_p = 1.0;
+  // Keeps tokens at least min_p times as probable as the likeliest; 0: all.
+  double min_p = 0.0;
   // Two requests with the same prompt, config and seed give the same tokens under any load;
   // -1: the engine draws one.
   int64_t seed = -1;
@@ -104,14 +107,39 @@ struct GenerationConfig {
   int64_t max_length = 0;
   // Output tokens; 0: bounded by max_length alone.
   int64_t max_new_tokens = 0;
-  // No EOS or stop word ends the request before prompt + output reach this; 0: no constraint.
+  // No EOS, stop token or stop word ends the request before prompt + output reach this; 0: no
+  // constraint.
   int64_t min_length = 0;
+  // The same for the output alone; the later of the two counts.
+  int64_t min_new_tokens = 0;
   // True: generation ends at the EOS token. False: it goes on (stop words still end it).
   bool early_stopping = true;
+  // True: as early_stopping False, whatever that says.
+  bool ignore_eos = false;
   // -1: none.
   int64_t eos_token_id = -1;
+  // Generation ends after any of these tokens, which stays in the output.
+  std::vector<int64_t> stop_token_ids;
   // Generation ends after any of these id sequences, which stay in the output.
   std::vector<std::vector<int64_t>> stop_words_ids;
+  // Id sequences that are never generated: the last token of one that would complete is barred.
+  std::vector<std::vector<int64_t>> bad_words_ids;
+  // Added to the logits of these tokens, [-100, 100] each.
+  std::map<int64_t, double> logit_bias;
+  // Divides positive logits and multiplies negative ones of tokens in prompt or output; 1: off.
+  double repetition_penalty = 1.0;
+  // True: repetition_penalty looks at the output alone.
+  bool suppress_repetition_in_generation = false;
+  // Subtracted from the logits of tokens in the output.
+  double presence_penalty = 0.0;
+  // The same, once per occurrence.
+  double frequency_penalty = 0.0;
+  // No n-gram of this size occurs twice in prompt + output; 0: off.
+  int64_t no_repeat_ngram_size = 0;
+  // Generation ends when the last repetition_ngram_size tokens have occurred
+  // repetition_ngram_threshold times in the output; either 0: off.
+  int64_t repetition_ngram_size = 0;
+  int64_t repetition_ngram_threshold = 0;
   // Larger runs earlier; FIFO within one priority.
   int64_t priority = 0;
 
@@ -120,12 +148,22 @@ struct GenerationConfig {
     return std::make_tuple(
         Field{"do_sample", &C::do_sample}, Field{"temperature", &C::temperature, 0, 1e6},
         Field{"top_k", &C::top_k, 0, 1 << 30}, Field{"top_p", &C::top_p, 0, 1},
-        Field{"seed", &C::seed, -1, 9.2e18}, Field{"max_length", &C::max_length, 0, 1 << 24},
+        Field{"min_p", &C::min_p, 0, 1}, Field{"seed", &C::seed, -1, 9.2e18},
+        Field{"max_length", &C::max_length, 0, 1 << 24},
         Field{"max_new_tokens", &C::max_new_tokens, 0, 1 << 24},
         Field{"min_length", &C::min_length, 0, 1 << 24},
-        Field{"early_stopping", &C::early_stopping},
+        Field{"min_new_tokens", &C::min_new_tokens, 0, 1 << 24},
+        Field{"early_stopping", &C::early_stopping}, Field{"ignore_eos", &C::ignore_eos},
         Field{"eos_token_id", &C::eos_token_id, -1, 2147483647},
-        Field{"stop_words_ids", &C::stop_words_ids},
+        Field{"stop_token_ids", &C::stop_token_ids}, Field{"stop_words_ids", &C::stop_words_ids},
+        Field{"bad_words_ids", &C::bad_words_ids}, Field{"logit_bias", &C::logit_bias},
+        Field{"repetition_penalty", &C::repetition_penalty, 0.01, 100},
+        Field{"suppress_repetition_in_generation", &C::suppress_repetition_in_generation},
+        Field{"presence_penalty", &C::presence_penalty, -2, 2},
+        Field{"frequency_penalty", &C::frequency_penalty, -2, 2},
+        Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size, 0, 1 << 24},
+        Field{"repetition_ngram_size", &C::repetition_ngram_size, 0, 1 << 24},
+        Field{"repetition_ngram_threshold", &C::repetition_ngram_threshold, 0, 1 << 24},
         Field{"priority", &C::priority, -1000000, 1000000});
   }
   bool operator==(const GenerationConfig&) const = default;

@@ -134,9 +134,13 @@ TEST(RuntimeConfigTest, ToStringNamesEveryField) {
 TEST(GenerationConfigTest, DefaultsAreLegal) {
   EXPECT_TRUE(Validate(GenerationConfig()).ok());
   EXPECT_EQ(ToString(GenerationConfig()),
-            "do_sample=true, temperature=1, top_k=50, top_p=1, seed=-1, max_length=0, "
-            "max_new_tokens=0, min_length=0, early_stopping=true, eos_token_id=-1, "
-            "stop_words_ids=[], priority=0");
+            "do_sample=true, temperature=1, top_k=50, top_p=1, min_p=0, seed=-1, max_length=0, "
+            "max_new_tokens=0, min_length=0, min_new_tokens=0, early_stopping=true, "
+            "ignore_eos=false, eos_token_id=-1, stop_token_ids=[], stop_words_ids=[], "
+            "bad_words_ids=[], logit_bias={}, repetition_penalty=1, "
+            "suppress_repetition_in_generation=false, presence_penalty=0, frequency_penalty=0, "
+            "no_repeat_ngram_size=0, repetition_ngram_size=0, repetition_ngram_threshold=0, "
+            "priority=0");
 }
 
 TEST(GenerationConfigTest, Ranges) {
@@ -186,6 +190,22 @@ TEST(GenerationConfigTest, StopWords) {
   GenerationConfig config;
   config.stop_words_ids = {{1}, {2, 3}};
   EXPECT_NE(ToString(config).find("stop_words_ids=[[1], [2, 3]], "), std::string::npos);
+}
+
+TEST(GenerationConfigTest, TokenIdsAndBiases) {
+  EXPECT_EQ(GenerationError([](auto& c) { c.stop_token_ids = {1, -1}; }),
+            "stop_token_ids[1] is -1; it must be in [0, 2147483647]");
+  EXPECT_EQ(GenerationError([](auto& c) { c.bad_words_ids = {{3}, {}}; }),
+            "bad_words_ids[1] is empty; it must hold at least one token id");
+  EXPECT_EQ(GenerationError([](auto& c) { c.logit_bias = {{-2, 1.0}}; }),
+            "a token id of logit_bias is -2; it must be in [0, 2147483647]");
+  EXPECT_EQ(GenerationError([](auto& c) { c.logit_bias = {{7, 100.5}}; }),
+            "logit_bias[7] is 100.5; it must be in [-100, 100]");
+  EXPECT_EQ(GenerationError([](auto& c) { c.max_new_tokens = 3, c.min_new_tokens = 4; }),
+            "min_new_tokens is 4; it must be at most max_new_tokens, which is 3");
+  GenerationConfig config;
+  config.logit_bias = {{7, -0.5}, {9, 1}};
+  EXPECT_NE(ToString(config).find("logit_bias={7: -0.5, 9: 1}, "), std::string::npos);
 }
 
 TEST(GenerationConfigTest, EqualityComparesEveryField) {

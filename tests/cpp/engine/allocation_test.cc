@@ -40,6 +40,19 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.top_p = 0.9;
       generation.stop_words_ids = {{1, 2, 3}, {4}};
     }
+    if (i % 4 == 1) {
+      generation.repetition_penalty = 1.3;
+      generation.frequency_penalty = 0.2;
+      generation.presence_penalty = -0.1;
+      generation.no_repeat_ngram_size = 3;
+      generation.repetition_ngram_size = 4;
+      generation.repetition_ngram_threshold = 3;
+      generation.bad_words_ids = {{5}, {6, 7}};
+      generation.logit_bias = {{8, 1.5}};
+      generation.min_new_tokens = 3;
+      generation.stop_token_ids = {9};
+      generation.min_p = 0.01;
+    }
     requests.push_back(Start(RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_), generation));
     if (i % 5 == 4) {
       EXPECT_OK(engine_->StopRequest("m", requests[static_cast<size_t>(i) - 2].handle));

@@ -143,6 +143,68 @@ TEST_F(EngineTest, EndsAtEosStopWordsAndLengths) {
   EXPECT_EQ(Run(prompt, config).size(), 253u);
 }
 
+TEST_F(EngineTest, StopTokensAndIgnoredEos) {
+  InstallAndStart(SmallConfig());
+  const Ids prompt = {9, 8, 7};
+  const Ids free_run = Run(prompt, Greedy(40));
+  GenerationConfig config = Greedy(40);
+  config.stop_token_ids = {free_run[39], free_run[6]};
+  const StartedRequest request = Start(prompt, config);
+  const Ids ids = ReadAll(*request.queue);
+  EXPECT_TRUE(std::equal(ids.begin(), ids.end(), free_run.begin()));
+  EXPECT_TRUE(ids.back() == free_run[39] || ids.back() == free_run[6]);
+  EXPECT_LE(ids.size(), 7u);
+  EXPECT_EQ(request.queue->finish_reason(), FinishReason::kStop);
+
+  config = Greedy(40);
+  config.eos_token_id = free_run[6];
+  config.ignore_eos = true;
+  EXPECT_EQ(Run(prompt, config), free_run);
+}
+
+TEST_F(EngineTest, MinNewTokensHoldsBackTheEnd) {
+  InstallAndStart(SmallConfig());
+  const Ids prompt = {9, 8, 7};
+  const Ids free_run = Run(prompt, Greedy(40));
+  GenerationConfig by_output = Greedy(40), by_length = Greedy(40);
+  by_output.stop_token_ids = by_length.stop_token_ids = {free_run[2], free_run[4]};
+  by_output.min_new_tokens = 17;
+  by_length.min_length = 17 + static_cast<int64_t>(prompt.size());
+  const Ids ids = Run(prompt, by_output);
+  EXPECT_GE(ids.size(), 17u);
+  EXPECT_EQ(Run(prompt, by_length), ids);
+  by_output.min_length = 3;  // the later of the two counts
+  EXPECT_EQ(Run(prompt, by_output), ids);
+}
+
+TEST_F(EngineTest, RepeatedNgramsEndTheRequest) {
+  InstallAndStart(SmallConfig());
+  GenerationConfig config = Greedy(100);
+  config.logit_bias = {{3, 100}};  // 3 3 3 3 ...
+  EXPECT_EQ(Run({1}, config), Ids(100, 3));
+  config.repetition_ngram_size = 4;
+  config.repetition_ngram_threshold = 3;
+  const StartedRequest request = Start({3, 3, 3, 3, 3}, config);
+  EXPECT_EQ(ReadAll(*request.queue), Ids(6, 3)) << "the third 3 3 3 3 of the output ends it";
+  EXPECT_EQ(request.queue->finish_reason(), FinishReason::kStop);
+  config.no_repeat_ngram_size = 4;  // the prompt counts here
+  const Ids varied = Run({1}, config);
+  EXPECT_EQ(varied.size(), 100u);
+  config.repetition_ngram_threshold = 0;
+  config.no_repeat_ngram_size = 0;
+  EXPECT_EQ(Run({1}, config), Ids(100, 3));
+}
+
+TEST_F(EngineTest, NoTokenLeftIsAnError) {
+  InstallAndStart(SmallConfig());
+  GenerationConfig config = Greedy(5);
+  for (int64_t id = 0; id < vocab_size_; ++id) config.bad_words_ids.push_back({id});
+  const StartedRequest request = Start({1}, config);
+  EXPECT_TRUE(ReadAll(*request.queue).empty());
+  EXPECT_EQ(request.queue->finish_reason(), FinishReason::kError);
+  EXPECT_NE(request.queue->error().find("no token"), std::string::npos);
+}
+
 TEST_F(EngineTest, MinLengthHoldsBackTheEnd) {
   InstallAndStart(SmallConfig());
   const Ids prompt = {9, 8, 7};

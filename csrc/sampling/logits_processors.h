@@ -1,0 +1,45 @@
+// What a request asks to be done to its row of logits before a token is chosen: biases, penalties
+// and bans that depend on the tokens so far. Pure functions on one row, in place; any thread. The
+// order, that of transformers' logits processors where it has one:
+//   logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size,
+//   bad_words.
+// A ban sets the logit to -inf.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "sampling/token_counts.h"
+
+namespace allspark {
+
+struct LogitsProcessors {
+  // Added to the logits of these tokens.
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
+  // Divides positive logits and multiplies negative ones of tokens in the prompt or the output.
+  float repetition_penalty = 1;
+  bool repetition_in_output_only = false;
+  // Subtracted once per occurrence in the output, and once where there is any.
+  float frequency_penalty = 0;
+  float presence_penalty = 0;
+  // No token that would repeat an n-gram of prompt and output; 0: off.
+  int64_t no_repeat_ngram_size = 0;
+  // No token that would complete one of these.
+  std::vector<std::vector<int32_t>> bad_words = {};
+
+  bool NeedsCounts() const {
+    return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0;
+  }
+  // False: Apply would change nothing.
+  bool Any() const {
+    return NeedsCounts() || !logit_bias.empty() || no_repeat_ngram_size > 0 || !bad_words.empty();
+  }
+  // tokens: prompt and output so far; counts: of the same, needed where NeedsCounts(). Requires:
+  // every id below the length of `logits`.
+  void Apply(std::span<const int32_t> tokens, const TokenCounts* counts,
+             std::span<float> logits) const;
+};
+
+}  // namespace allspark

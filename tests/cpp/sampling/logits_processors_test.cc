@@ -1,0 +1,94 @@
+#include "sampling/logits_processors.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "base/check.h"
+#include "support/alloc_counter.h"
+
+namespace allspark {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+TEST(TokenCounts, CountsAsAMapDoes) {
+  std::mt19937 random(5);
+  for (int64_t max_distinct : {1, 2, 100, 1000}) {
+    TokenCounts counts(max_distinct);
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < max_distinct; ++i) ids.push_back(static_cast<int32_t>(random() >> 1));
+    std::map<int32_t, int32_t> expected;
+    testing::AllocationCounter counter;
+    for (int i = 0; i < 5000; ++i) {
+      const int32_t token = ids[random() % ids.size()];
+      const bool is_output = random() % 3 > 0;
+      expected[token] += is_output;
+      testing::AllocationCounter::Scope scope(&counter);
+      counts.Add(token, is_output);
+    }
+    EXPECT_EQ(counter.count(), 0);
+    std::map<int32_t, int32_t> actual;
+    for (const auto& [token, num_output] : counts.entries()) actual[token] = num_output;
+    EXPECT_EQ(actual, expected);
+    EXPECT_EQ(counts.entries().size(), expected.size()) << "a token twice";
+  }
+}
+
+TEST(TokenCounts, RefusesMoreThanItHolds) {
+  TokenCounts counts(1);
+  counts.Add(7, true);
+  counts.Add(7, false);
+  EXPECT_THROW(counts.Add(8, true), InternalError);
+}
+
+std::vector<float> Apply(const LogitsProcessors& processors, std::vector<int32_t> prompt,
+                         const std::vector<int32_t>& output, std::vector<float> logits) {
+  TokenCounts counts(20);
+  for (int32_t token : prompt) counts.Add(token, false);
+  for (int32_t token : output) counts.Add(token, true);
+  prompt.insert(prompt.end(), output.begin(), output.end());
+  processors.Apply(prompt, &counts, logits);
+  return logits;
+}
+
+TEST(LogitsProcessors, NothingAskedForIsNothingDone) {
+  EXPECT_FALSE(LogitsProcessors().Any());
+  EXPECT_FALSE(LogitsProcessors{.repetition_in_output_only = true}.Any());
+}
+
+TEST(LogitsProcessors, Penalties) {
+  const LogitsProcessors repetition{.repetition_penalty = 2};
+  EXPECT_EQ(Apply(repetition, {0}, {1, 1}, {4, -4, 4}), (std::vector<float>{2, -8, 4}));
+  const LogitsProcessors output_only{.repetition_penalty = 2, .repetition_in_output_only = true};
+  EXPECT_EQ(Apply(output_only, {0}, {1, 1}, {4, -4, 4}), (std::vector<float>{4, -8, 4}));
+  const LogitsProcessors counted{.frequency_penalty = 0.5, .presence_penalty = -1};
+  EXPECT_EQ(Apply(counted, {0}, {1, 1, 2}, {4, 4, 4}), (std::vector<float>{4, 4, 4.5}));
+}
+
+TEST(LogitsProcessors, BiasComesBeforeThePenalty) {
+  const LogitsProcessors both{.logit_bias = {{1, -3}}, .repetition_penalty = 2};
+  EXPECT_EQ(Apply(both, {1}, {}, {0, 1}), (std::vector<float>{0, -4}));
+}
+
+TEST(LogitsProcessors, Bans) {
+  const LogitsProcessors bigrams{.no_repeat_ngram_size = 2};
+  EXPECT_EQ(Apply(bigrams, {1, 2, 1, 3}, {1}, {0, 0, 0, 0}),
+            (std::vector<float>{0, 0, -kInf, -kInf}));
+  const LogitsProcessors unigrams{.no_repeat_ngram_size = 1};
+  EXPECT_EQ(Apply(unigrams, {1}, {2}, {0, 0, 0, 0}), (std::vector<float>{0, -kInf, -kInf, 0}));
+  const LogitsProcessors long_ngrams{.no_repeat_ngram_size = 9};
+  EXPECT_EQ(Apply(long_ngrams, {1}, {1}, {0, 0}), (std::vector<float>{0, 0}));
+  const LogitsProcessors words{.bad_words = {{0}, {1, 2, 3}, {2, 1}, {1, 1, 1, 1, 1, 2}}};
+  EXPECT_EQ(Apply(words, {1}, {2}, {0, 0, 0, 0}), (std::vector<float>{-kInf, -kInf, 0, -kInf}));
+}
+
+TEST(LogitsProcessors, IdsOutsideTheRowThrow) {
+  const LogitsProcessors bias{.logit_bias = {{3, 1}}};
+  EXPECT_THROW(Apply(bias, {1}, {}, {0, 0, 0}), InternalError);
+}
+
+}  // namespace
+}  // namespace allspark

@@ -1,0 +1,131 @@
+"""Every field of the generation config: refused where it is wrong, documented, and fluent."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from allspark import ASGenerationConfigBuilder
+from allspark._allspark import GenerateConfig
+from engine_fixture import MAX_LENGTH, VOCAB_SIZE, start_engine, write_small_checkpoint
+
+FIELDS = GenerateConfig.fields()
+DEFAULTS = GenerateConfig().to_dict()
+TABLE = Path(__file__).parents[2] / "docs" / "generation.md"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    engine, _ = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("small")))
+    engine.start_model("m")
+    return engine
+
+
+def refusal(engine, config) -> str:
+    """The message with which the engine refuses the config."""
+    status, handle, queue = engine.start_request_ids("m", None, [1, 2], config)
+    assert status.name in ("ALLSPARK_PARAM_ERROR", "ALLSPARK_EXCEED_LIMIT_ERROR")
+    assert handle is None and queue is None
+    return engine.last_error()
+
+
+@pytest.mark.parametrize(("name", "kind"), [field[:2] for field in FIELDS])
+@pytest.mark.parametrize("value", [object(), {"a": []}, b"\xff", [object()], None, [[0.5]]])
+def test_wrong_types_are_refused(engine, name, kind, value):
+    message = refusal(engine, {name: value})
+    assert message.startswith(f"{name} is ") and kind in message
+
+
+def out_of_range():
+    for name, kind, low, high in FIELDS:
+        if low is None:
+            continue
+        if kind == "an integer":
+            values = [int(low) - 1, int(high) + 1]
+        else:
+            values = [low - 1e-3, high + 1e-3, math.nan]
+        for value in values:
+            yield pytest.param(name, value, low if value < low else high, id=f"{name}={value}")
+
+
+@pytest.mark.parametrize(("name", "value", "bound"), list(out_of_range()))
+def test_values_out_of_range_are_refused(engine, name, value, bound):
+    message = refusal(engine, {name: value})
+    assert message.startswith(f"{name} is ")
+    assert re.search(r"must be in \[(.*)\]", message)
+    if not math.isnan(value):
+        assert f"{bound:g}" in message or str(int(bound)) in message
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"max_length": 10, "min_length": 11}, ["min_length", "11", "max_length", "10"]),
+        ({"max_new_tokens": 3, "min_new_tokens": 4}, ["min_new_tokens", "4", "3"]),
+        ({"max_length": 10, "min_new_tokens": 9}, ["min_new_tokens", "9", "8"]),
+        ({"max_new_tokens": 3, "min_length": 6}, ["min_length", "6", "5"]),
+        ({"max_length": MAX_LENGTH + 1}, ["max_length", "engine_max_length", str(MAX_LENGTH)]),
+        ({"max_length": 2}, ["input_ids", "max_length", "2"]),
+        ({"eos_token_id": VOCAB_SIZE}, ["eos_token_id", str(VOCAB_SIZE)]),
+        ({"stop_token_ids": [1, VOCAB_SIZE]}, ["stop_token_ids", str(VOCAB_SIZE)]),
+        ({"stop_token_ids": [1, -4]}, ["stop_token_ids[1]", "-4", "[0, "]),
+        ({"stop_words_ids": [[1], [VOCAB_SIZE]]}, ["stop_words_ids[1]", str(VOCAB_SIZE)]),
+        ({"stop_words_ids": [[]]}, ["stop_words_ids[0]", "empty"]),
+        ({"bad_words_ids": [[1], [2, VOCAB_SIZE]]}, ["bad_words_ids[1]", str(VOCAB_SIZE)]),
+        ({"bad_words_ids": [[1], []]}, ["bad_words_ids[1]", "empty"]),
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, ["logit_bias", str(VOCAB_SIZE)]),
+        ({"logit_bias": {-1: 1.0}}, ["logit_bias", "-1", "[0, "]),
+        ({"logit_bias": {4: 101.0}}, ["logit_bias[4]", "101", "[-100, 100]"]),
+        ({"logit_bias": {4: math.nan}}, ["logit_bias[4]", "nan", "[-100, 100]"]),
+        ({"logit_bias": [4]}, ["logit_bias", "[4]", "dict"]),
+        ({"num_beams": 2}, ["num_beams", "2", "1"]),
+        ({"num_return_sequences": 2}, ["num_return_sequences", "2", "1"]),
+        ({"repetition_penality": 1.5}, ["repetition_penality", "repetition_penalty"]),
+    ],
+)
+def test_contradictions_and_ids_outside_the_vocabulary_are_refused(engine, config, words):
+    message = refusal(engine, config)
+    for word in words:
+        assert word in message, message
+
+
+def test_neutral_values_of_fields_that_are_not_served_are_fine(engine):
+    config = {"length_penalty": 1.0, "num_beams": 1, "typical_p": 1.0, "max_new_tokens": 1}
+    status, _, queue = engine.start_request_ids("m", None, [1, 2], config)
+    assert status.name == "ALLSPARK_SUCCESS", engine.last_error()
+    assert queue.Get().ids_from_generate
+
+
+def rows_of_the_table() -> dict[str, list[str]]:
+    rows = {}
+    for line in TABLE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if match := re.fullmatch(r"`(\w+)`", cells[0]):
+            rows[match[1]] = cells
+    return rows
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_table_documents_the_field(name):
+    row = rows_of_the_table()[name]
+    default = DEFAULTS[name]
+    shown = f"{default:g}" if isinstance(default, float) else repr(default)
+    assert f"`{shown}`" in row[2], f"the table says {row[2]}, the default is {shown}"
+    low, high = next(field[2:] for field in FIELDS if field[0] == name)
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", row[3])
+    if low is not None and high <= 100:
+        assert [float(number) for number in numbers[:2]] == [low, high], row[3]
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_builder_sets_the_field(name):
+    builder = ASGenerationConfigBuilder()
+    if name.startswith("repetition_ngram"):
+        built = builder.repetition_ngram(4, 3).build()
+        assert built == {"repetition_ngram_size": 4, "repetition_ngram_threshold": 3}
+        return
+    assert getattr(builder, name)(DEFAULTS[name]) is builder
+    assert builder.build() == {name: DEFAULTS[name]}
+    assert GenerateConfig.from_dict(builder.build()) == GenerateConfig()
