@@ -234,9 +234,10 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
 
 Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
                                              std::span<const int64_t> prompt_ids,
-                                             const GenerationConfig& generation) {
-  Result<std::shared_ptr<Request>> created =
-      Request::Create(request_id, prompt_ids, generation, limits_, engine_set_);
+                                             const GenerationConfig& generation,
+                                             std::shared_ptr<TokenMask> token_mask) {
+  Result<std::shared_ptr<Request>> created = Request::Create(
+      request_id, prompt_ids, generation, limits_, engine_set_, std::move(token_mask));
   if (!created.ok()) return created.status();
   std::shared_ptr<Request>& request = *created;
   std::lock_guard lock(mutex_);

@@ -50,7 +50,8 @@ class ModelInstance {
   Status Release();
 
   Result<StartedRequest> Submit(uint64_t request_id, std::span<const int64_t> prompt_ids,
-                                const GenerationConfig& generation);
+                                const GenerationConfig& generation,
+                                std::shared_ptr<TokenMask> token_mask);
   Status StopRequest(RequestHandle handle);
   Status ReleaseRequest(RequestHandle handle);
   Status SyncRequest(RequestHandle handle, int64_t timeout_ms);
@@ -95,6 +96,11 @@ class ModelInstance {
   void RunStep();
   void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
   void SampleAndAppend();
+  // Drops the rows of the step whose request ends for want of its mask.
+  void AwaitMasks();
+  // False: the request has ended.
+  bool AwaitMask(Request* request, int64_t deadline_us, SamplingRow& row);
+  bool IsStopping(const Request& request) const;
   void FailStep(const std::vector<PlannedChunk>& plan, const std::string& message);
   void EndRequest(Request* request, FinishReason reason, std::string error);
   void EndAll(FinishReason reason, const std::string& error);

@@ -156,7 +156,8 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
                                                  std::span<const int64_t> prompt_ids,
                                                  const GenerationConfig& config,
                                                  const RequestLimits& limits,
-                                                 std::shared_ptr<CompletionSetImpl> engine_set) {
+                                                 std::shared_ptr<CompletionSetImpl> engine_set,
+                                                 std::shared_ptr<TokenMask> token_mask) {
   AS_RETURN_IF_ERROR(Validate(config));
   if (config.max_length > limits.engine_max_length) {
     return Status::ExceedLimit("max_length is " + std::to_string(config.max_length) +
@@ -196,6 +197,12 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   }
   request->queue = std::make_shared<ResultQueueImpl>(request_id, prompt_length,
                                                      max_length - prompt_length, engine_set);
+  if (token_mask != nullptr) {
+    Result<std::unique_ptr<MaskReader>> mask =
+        MaskReader::Create(std::move(token_mask), limits.vocab_size);
+    if (!mask.ok()) return mask.status();
+    request->mask = std::move(*mask);
+  }
   return request;
 }
 
@@ -227,6 +234,7 @@ void Request::ReleaseResources() {
   std::vector<int32_t>().swap(tokens);
   std::vector<int32_t>().swap(block_table);
   counts = TokenCounts();
+  mask.reset();
 }
 
 }  // namespace allspark

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "allspark/config.h"
+#include "engine/mask_reader.h"
 #include "engine/result_queue_impl.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
@@ -29,7 +30,8 @@ struct Request : ScheduledSequence {
                                                  std::span<const int64_t> prompt_ids,
                                                  const GenerationConfig& config,
                                                  const RequestLimits& limits,
-                                                 std::shared_ptr<CompletionSetImpl> engine_set);
+                                                 std::shared_ptr<CompletionSetImpl> engine_set,
+                                                 std::shared_ptr<TokenMask> token_mask = nullptr);
 
   // Appends a sampled token; returns why the request ends now, or kNone.
   FinishReason Append(int32_t token);
@@ -51,9 +53,10 @@ struct Request : ScheduledSequence {
   std::shared_ptr<ResultQueueImpl> queue;
 
   // The step thread's.
-  std::vector<int32_t> tokens;    // prompt, then generated; capacity is max_length
-  TokenCounts counts;             // of `tokens`, where the processors need them
-  std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
+  std::unique_ptr<MaskReader> mask;  // null: every token may be chosen
+  std::vector<int32_t> tokens;       // prompt, then generated; capacity is max_length
+  TokenCounts counts;                // of `tokens`, where the processors need them
+  std::shared_ptr<Request> self;     // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.
   bool ended = false;

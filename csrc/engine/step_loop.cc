@@ -162,15 +162,18 @@ void ModelInstance::SampleAndAppend() {
                                      .vocab_size = limits_.vocab_size});
     }
   }
+  AwaitMasks();
   running.sampler->Sample(running.rows.data(), static_cast<int64_t>(running.rows.size()));
   const int64_t now_us = SteadyNowUs();
   for (size_t i = 0; i < running.rows.size(); ++i) {
     Request* request = running.sampled[i];
     const int32_t token = running.rows[i].token;
     if (token < 0) {
-      EndRequest(
-          request, FinishReason::kError,
-          "no token has a finite logit at position " + std::to_string(running.rows[i].position));
+      const char* which =
+          running.rows[i].mask != nullptr ? "no token that the mask allows" : "no token";
+      EndRequest(request, FinishReason::kError,
+                 std::string(which) + " has a finite logit at position " +
+                     std::to_string(running.rows[i].position));
       running.sampled[i] = nullptr;
       continue;
     }
@@ -179,12 +182,65 @@ void ModelInstance::SampleAndAppend() {
     if (reason != FinishReason::kNone) {
       EndRequest(request, reason, "");
       running.sampled[i] = nullptr;
+    } else if (request->mask != nullptr) {
+      request->mask->Next(token);
     }
   }
   // All tokens are in their queues before the first reader wakes: one signal a step.
   for (Request* request : running.sampled) {
     if (request != nullptr) request->queue->Announce();
   }
+}
+
+void ModelInstance::AwaitMasks() {
+  Running& running = *running_;
+  const int64_t deadline_us = SteadyNowUs() + config_.token_mask_timeout_ms * 1000;
+  size_t num_kept = 0;
+  for (size_t i = 0; i < running.rows.size(); ++i) {
+    Request* request = running.sampled[i];
+    if (request->mask != nullptr && !AwaitMask(request, deadline_us, running.rows[i])) continue;
+    running.rows[num_kept] = running.rows[i];
+    running.sampled[num_kept++] = request;
+  }
+  running.rows.resize(num_kept);
+  running.sampled.resize(num_kept);
+}
+
+bool ModelInstance::AwaitMask(Request* request, int64_t deadline_us, SamplingRow& row) {
+  // Nobody signals a stop to this wait; it looks for one this often.
+  constexpr int64_t kSliceUs = 10000;
+  while (true) {
+    const int64_t now_us = SteadyNowUs();
+    switch (request->mask->Wait(std::min(now_us + kSliceUs, deadline_us))) {
+      case MaskAnswer::kMask:
+        row.mask = request->mask->words();
+        return true;
+      case MaskAnswer::kFinished:
+        EndRequest(request, FinishReason::kStop, "");
+        return false;
+      case MaskAnswer::kFailed:
+        EndRequest(request, FinishReason::kError, "token mask: " + request->mask->error());
+        return false;
+      case MaskAnswer::kNone:
+        break;
+    }
+    if (IsStopping(*request)) {
+      EndRequest(request, FinishReason::kCancelled, "");
+      return false;
+    }
+    if (now_us >= deadline_us) {
+      EndRequest(request, FinishReason::kError,
+                 "the token mask of position " + std::to_string(row.position) +
+                     " did not come within token_mask_timeout_ms, which is " +
+                     std::to_string(config_.token_mask_timeout_ms));
+      return false;
+    }
+  }
+}
+
+bool ModelInstance::IsStopping(const Request& request) const {
+  std::lock_guard lock(mutex_);
+  return request.stop_self != nullptr || (stopping_ && stop_mode_ == StopMode::kCancel);
 }
 
 void ModelInstance::FailStep(const std::vector<PlannedChunk>& plan, const std::string& message) {

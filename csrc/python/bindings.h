@@ -19,6 +19,7 @@ struct ImageHandle {
 
 void BindResults(pybind11::module_& module);
 void BindSerializer(pybind11::module_& module);
+void BindGuided(pybind11::module_& module);
 void BindEngine(pybind11::module_& module);
 void BindTesting(pybind11::module_& module);
 

@@ -108,6 +108,7 @@ PYBIND11_MODULE(_allspark, m) {
   allspark::python::BindStatusAndConfigs(m);
   allspark::python::BindResults(m);
   allspark::python::BindSerializer(m);
+  allspark::python::BindGuided(m);
   allspark::python::BindEngine(m);
   allspark::python::BindTesting(m);
 }

@@ -1,5 +1,6 @@
 #include "sampling/sampler.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/check.h"
@@ -12,6 +13,18 @@ namespace {
 constexpr float kGreedyTemperature = 1e-5f;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Masks of a grammar have long runs of words that are all off or all on.
+void ApplyMask(const uint32_t* mask, int64_t vocab_size, float* logits) {
+  for (int64_t begin = 0; begin < vocab_size; begin += 32) {
+    const uint32_t word = mask[begin / 32];
+    if (word == ~uint32_t{0}) continue;
+    const int64_t end = std::min(begin + 32, vocab_size);
+    for (int64_t i = begin; i < end; ++i) {
+      if ((word >> (i - begin) & 1) == 0) logits[i] = -kInfinity;
+    }
+  }
+}
 
 }  // namespace
 
@@ -48,6 +61,7 @@ void Sampler::SampleRow(SamplingRow& row, TokenCandidate* scratch) const {
         << "banned id is " << id << ", outside [0, " << vocab_size_ << ")";
     row.logits[id] = -kInfinity;
   }
+  if (row.mask != nullptr) ApplyMask(row.mask, vocab_size_, row.logits);
   const SamplingParams& params = *row.params;
   if (params.greedy || !(params.temperature >= kGreedyTemperature)) {
     row.token = ArgMax(row.logits);

@@ -1,8 +1,8 @@
-// Chooses the next token of each row: logits processors, bans, then greedy or a draw. A row's
-// result depends on its own logits, tokens, parameters, seed and position alone (Philox4x32-10
-// keyed by seed, counter = position), so it is the same under any load and for any number of
-// threads. Rows are split over the pool. The step thread calls it. After construction nothing
-// allocates. What a draw keeps is in token_choice.h.
+// Chooses the next token of each row: logits processors, bans and mask, then greedy or a draw. A
+// row's result depends on its own logits, tokens, parameters, seed and position alone
+// (Philox4x32-10 keyed by seed, counter = position), so it is the same under any load and for any
+// number of threads. Rows are split over the pool. The step thread calls it. After construction
+// nothing allocates. What a draw keeps is in token_choice.h.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,9 @@ struct SamplingRow {
   // Tokens that may not be chosen now (EOS before min_length), and their number.
   const int32_t* banned = nullptr;
   int64_t num_banned = 0;
-  int32_t token = -1;  // result; -1 when no token has a finite logit
+  // Bit i % 32 of word i / 32 is off where token i may not be chosen; null: all may.
+  const uint32_t* mask = nullptr;
+  int32_t token = -1;  // result; -1 when no allowed token has a finite logit
 };
 
 class Sampler {

@@ -62,6 +62,8 @@ struct RuntimeConfig {
   CacheMode cache_mode = CacheMode::kDefault;
   // Requests that may wait beyond the running batch; more are denied. 0: no bound.
   int64_t max_waiting_requests = 0;
+  // Longest that a step waits for token masks; a request without its mask by then ends in error.
+  int64_t token_mask_timeout_ms = 10000;
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
 
@@ -81,6 +83,7 @@ struct RuntimeConfig {
         Field{"prefix_cache_ttl", &C::prefix_cache_ttl, 0, 1e9},
         Field{"cache_mode", &C::cache_mode},
         Field{"max_waiting_requests", &C::max_waiting_requests, 0, 1e9},
+        Field{"token_mask_timeout_ms", &C::token_mask_timeout_ms, 1, 1e9},
         Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
         Field{"lora_max_num", &C::lora_max_num, 0, 4096});
   }

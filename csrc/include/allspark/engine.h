@@ -16,6 +16,7 @@
 #include "allspark/config.h"
 #include "allspark/result_queue.h"
 #include "allspark/status.h"
+#include "allspark/token_mask.h"
 
 namespace [[gnu::visibility("default")]] allspark {
 
@@ -109,9 +110,11 @@ class Engine {
   std::vector<std::string> ListModels() const;
 
   // Returns at once. A failure is here or never: what is accepted reaches a terminal status.
+  // `token_mask`: which tokens may be chosen, for guided decoding; null: all.
   Result<StartedRequest> StartRequest(const std::string& model_name,
                                       std::span<const int64_t> prompt_ids,
-                                      const GenerationConfig& config);
+                                      const GenerationConfig& config,
+                                      std::shared_ptr<TokenMask> token_mask = nullptr);
   // Ends the request after the running step at the latest; stopping a finished one is OK.
   Status StopRequest(const std::string& model_name, RequestHandle handle);
   // Stops it if it runs and forgets the handle; the queue stays readable.

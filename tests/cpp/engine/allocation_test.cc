@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
+#include "cpp/engine/function_mask.h"
 #include "support/alloc_counter.h"
 
 namespace allspark::testing {
@@ -53,7 +54,9 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.stop_token_ids = {9};
       generation.min_p = 0.01;
     }
-    requests.push_back(Start(RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_), generation));
+    const Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_);
+    requests.push_back(
+        *engine_->StartRequest("m", prompt, generation, i % 4 == 0 ? ThirdsMask() : nullptr));
     if (i % 5 == 4) {
       EXPECT_OK(engine_->StopRequest("m", requests[static_cast<size_t>(i) - 2].handle));
     }

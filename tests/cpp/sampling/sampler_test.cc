@@ -82,6 +82,31 @@ TEST_P(SamplerTest, BannedTokensAreNeverChosen) {
   EXPECT_THROW(SampleOne({1, 2}, {}, 0, {-1}), InternalError);
 }
 
+// A mask does what banning its other tokens does, at every length of its last word.
+TEST_P(SamplerTest, AMaskBansWhatItLeavesOut) {
+  std::mt19937 random(17);
+  for (const int64_t vocab : {1, 31, 32, 33, 64, 500}) {
+    for (uint64_t seed = 0; seed < 60; ++seed) {
+      std::vector<float> logits(static_cast<size_t>(vocab));
+      for (float& logit : logits) logit = std::normal_distribution<float>(0, 2)(random);
+      logits[seed % logits.size()] = seed % 3 == 0 ? kInf : kNan;
+      // Some words all on, some all off; bits beyond the vocabulary are nobody's.
+      std::vector<uint32_t> mask(static_cast<size_t>((vocab + 31) / 32));
+      for (uint32_t& word : mask) word = seed % 4 == 0 ? 0 : random() % 4 == 0 ? ~0u : random();
+      std::vector<int32_t> banned;
+      for (int32_t i = 0; i < vocab; ++i) {
+        if ((mask[static_cast<size_t>(i / 32)] >> (i % 32) & 1) == 0) banned.push_back(i);
+      }
+      const SamplingParams params{
+          .greedy = seed % 2 == 0, .top_k = 20, .top_p = 0.9f, .seed = seed};
+      std::vector<float> masked = logits;
+      SamplingRow row{.params = &params, .logits = masked.data(), .mask = mask.data()};
+      Sampler(vocab, *GetParam(), nullptr).Sample(&row, 1);
+      EXPECT_EQ(row.token, SampleOne(logits, params, 0, banned)) << vocab << " " << seed;
+    }
+  }
+}
+
 TEST_P(SamplerTest, DrawIsThatOfSeedAndPosition) {
   std::vector<float> logits(97);
   std::mt19937 random(3);

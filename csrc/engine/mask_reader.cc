@@ -1,0 +1,98 @@
+#include "engine/mask_reader.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/int_math.h"
+#include "base/log.h"
+
+namespace allspark {
+
+struct TokenMask::State {
+  std::vector<uint32_t> words;  // sized by MaskReader::Create
+  std::mutex mutex;
+  std::condition_variable answered;
+  // Guarded by mutex.
+  bool has_reader = false;
+  MaskAnswer answer = MaskAnswer::kNone;
+  std::string error;
+
+  void Answer(MaskAnswer value, std::string message = {}) {
+    std::lock_guard lock(mutex);
+    const bool fails_later = value == MaskAnswer::kFailed && answer == MaskAnswer::kMask;
+    if (answer != MaskAnswer::kNone && !fails_later) return;
+    answer = value;
+    error = std::move(message);
+    answered.notify_all();
+  }
+};
+
+TokenMask::TokenMask() : state_(std::make_unique<State>()) {}
+TokenMask::~TokenMask() = default;
+
+std::span<uint32_t> TokenMask::words() { return state_->words; }
+void TokenMask::Publish() { state_->Answer(MaskAnswer::kMask); }
+void TokenMask::Finish() { state_->Answer(MaskAnswer::kFinished); }
+void TokenMask::Fail(std::string message) {
+  state_->Answer(MaskAnswer::kFailed, std::move(message));
+}
+
+Result<std::unique_ptr<MaskReader>> MaskReader::Create(std::shared_ptr<TokenMask> mask,
+                                                       int64_t vocab_size) {
+  TokenMask::State& state = *mask->state_;
+  {
+    std::lock_guard lock(state.mutex);
+    if (state.has_reader) {
+      return Status::FailedPrecondition("the token mask serves another request; one is for one");
+    }
+    state.has_reader = true;
+  }
+  state.words.resize(static_cast<size_t>(CeilDiv(vocab_size, 32)));
+  std::unique_ptr<MaskReader> reader(new MaskReader(std::move(mask)));
+  reader->Next(TokenMask::kNoToken);
+  return reader;
+}
+
+MaskReader::~MaskReader() {
+  try {
+    mask_->End();
+  } catch (...) {
+    AS_LOG(kError) << "a token mask's End threw an exception; it must not";
+  }
+}
+
+void MaskReader::Next(int32_t token) {
+  {
+    std::lock_guard lock(mask_->state_->mutex);
+    MaskAnswer& answer = mask_->state_->answer;
+    if (answer == MaskAnswer::kFailed) return;
+    answer = MaskAnswer::kNone;
+  }
+  try {
+    mask_->Next(token);
+  } catch (const std::exception& error) {
+    mask_->Fail(error.what());
+  } catch (...) {
+    mask_->Fail("an exception that is not a std::exception");
+  }
+}
+
+MaskAnswer MaskReader::Wait(int64_t until_us) {
+  TokenMask::State& state = *mask_->state_;
+  const std::chrono::steady_clock::time_point until{std::chrono::microseconds(until_us)};
+  std::unique_lock lock(state.mutex);
+  state.answered.wait_until(lock, until, [&] { return state.answer != MaskAnswer::kNone; });
+  return state.answer;
+}
+
+const uint32_t* MaskReader::words() const { return mask_->state_->words.data(); }
+
+std::string MaskReader::error() const {
+  std::lock_guard lock(mask_->state_->mutex);
+  return mask_->state_->error;
+}
+
+}  // namespace allspark
