@@ -61,9 +61,9 @@ TEST_F(TokenMaskTest, NeighboursPreemptionAndLateAnswersChangeNoBit) {
   InstallAndStart(SmallConfig());
   std::vector<Ids> prompts, alone;
   for (int i = 0; i < 24; ++i) {
-    prompts.push_back(RandomPrompt(rng_, 1 + (i * 17) % 90, vocab_size_));
+    prompts.push_back(RandomPrompt(rng_, 1 + (i * 17) % 30, vocab_size_));
     const StartedRequest request =
-        StartGuided(prompts.back(), Hot(i), i % 2 == 0 ? ThirdsMask() : nullptr);
+        StartGuided(prompts.back(), Hot(i, 60), i % 2 == 0 ? ThirdsMask() : nullptr);
     alone.push_back(ReadAll(*request.queue));
   }
   ASSERT_OK(engine_->StopModel("m"));
@@ -86,7 +86,7 @@ TEST_F(TokenMaskTest, NeighboursPreemptionAndLateAnswersChangeNoBit) {
   std::vector<StartedRequest> requests;
   for (int i = 0; i < 24; ++i) {
     masks.push_back(i % 2 == 0 ? std::make_shared<FunctionMask>(answer_later) : nullptr);
-    requests.push_back(StartGuided(prompts[static_cast<size_t>(i)], Hot(i), masks.back()));
+    requests.push_back(StartGuided(prompts[static_cast<size_t>(i)], Hot(i, 60), masks.back()));
   }
   hook_.loop_gate.Open();
   for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(ReadAll(*requests[i].queue), alone[i]);
