@@ -54,8 +54,16 @@ void RmsNorm(const OpContext& context, const ConstMatrix& x, const float* weight
   CheckNorm(context, x, weight, y);
   AS_CHECK(x.rows == y.rows) << "rms_norm: x has " << x.rows << " rows, y has " << y.rows;
   const kernels::RmsNormArgs args = NormArgs(x, weight, eps, y);
+  const auto kernel = context.kernels->rms_norm[internal::Slot(KernelDType(y))];
   context.pool->ParallelFor(x.rows, internal::RowGrain(x.cols),
                             [&](int64_t begin, int64_t end, int thread_id) {
+                              if (y.dtype != DType::kInt8) {
+                                kernels::RmsNormArgs part = args;
+                                part.x = static_cast<const float*>(internal::RowAt(x, begin));
+                                part.y = internal::RowAt(y, begin);
+                                part.rows = end - begin;
+                                return kernel(part, context.stream);
+                              }
                               for (int64_t i = begin; i < end; ++i) {
                                 NormRow(context, x, i, args, y, i, thread_id);
                               }

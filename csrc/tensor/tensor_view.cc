@@ -2,30 +2,6 @@
 
 namespace allspark {
 
-int64_t ElementBytes(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kInt64:
-      return 8;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kInt16:
-      return 2;
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kBool:
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2:
-      return 1;
-    case DType::kUndefined:
-    case DType::kUInt4:
-      return 0;
-  }
-  return 0;
-}
-
 const char* DTypeName(DType dtype) {
   switch (dtype) {
     case DType::kUndefined:
