@@ -49,6 +49,7 @@ _SHOWN = {
 # Measured of this engine alone.
 ENGINE_METRICS = {
     "convert.convert_s": Figure("conversion, s", 2),
+    "convert.copy_s": Figure("the checkpoint copied, s", 2),
     "convert.convert_rss_mb": Figure("conversion, peak RSS, MB", 0),
     "start.start_s": Figure("start, page cache warm, s", 3),
     "start.warm_up_s": Figure("warm-up on top, s", 2),
