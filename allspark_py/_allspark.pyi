@@ -90,6 +90,7 @@ class AsModelConfig:
     lora_max_num: int
     lora_max_rank: int
     matmul_precision: str
+    max_draft_rows: int
     max_waiting_requests: int
     model_name: str
     model_path: str
@@ -121,6 +122,7 @@ class GenerateConfig:
     no_repeat_ngram_size: int
     presence_penalty: float
     priority: int
+    prompt_lookup_num_tokens: int
     repetition_ngram_size: int
     repetition_ngram_threshold: int
     repetition_penalty: float
@@ -143,6 +145,8 @@ class AsEngineStat:
     model_name: str
     num_preemptions: int
     num_steps: int
+    total_accepted_draft_token: int
+    total_draft_token: int
     pending_request: int
     prefix_cache_hit_rate: float
     prefix_cache_hit_token: int

@@ -72,6 +72,8 @@ class RequestStatInfo:
         KEY_INPUT_CACHE_LEN = "context_cached_length"
         KEY_CONTEXT_TPS = "context_tps"
         KEY_GENERATE_TPS = "generate_tps"
+        KEY_DRAFT_LEN = "draft_token_length"
+        KEY_ACCEPTED_DRAFT_LEN = "accepted_draft_token_length"
 
     def __init__(self, info: dict[str, int]):
         self.info = dict(info)
@@ -86,6 +88,8 @@ class RequestStatInfo:
         self.context_cached_length = info["context_cached_length"]
         self.context_tps = info["context_tps"]
         self.generate_tps = info["generate_tps"]
+        self.draft_token_length = info["draft_token_length"]
+        self.accepted_draft_token_length = info["accepted_draft_token_length"]
 
     def __repr__(self) -> str:
         return f"RequestStatInfo({self.info})"

@@ -30,6 +30,7 @@ _COPIED = (
     "repetition_penalty",
     "no_repeat_ngram_size",
     "bad_words_ids",
+    "prompt_lookup_num_tokens",
 )
 
 
@@ -177,6 +178,12 @@ class ASGenerationConfigBuilder:
         return self._set("repetition_ngram_size", size)._set(
             "repetition_ngram_threshold", threshold
         )
+
+    def prompt_lookup_num_tokens(self, num_tokens: int) -> ASGenerationConfigBuilder:
+        """Speculative decoding: most tokens to guess per step by looking the last ones up in prompt
+        and output. The output does not change, only its speed where texts repeat. Default 0: off.
+        """
+        return self._set("prompt_lookup_num_tokens", num_tokens)
 
     def logit_bias(self, biases: Mapping[int, float]) -> ASGenerationConfigBuilder:
         """Added to the logits of these tokens, each in [-100, 100]."""

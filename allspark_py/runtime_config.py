@@ -146,6 +146,11 @@ class AsModelRuntimeConfigBuilder:
         """KV blocks in the pool. Default 0: sized from max_batch, max_length and memory."""
         return self._set("cache_span_num_init", num_blocks)
 
+    def max_draft_rows(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
+        """Most tokens of one step that are decoded or guessed, where requests ask for guesses
+        (prompt_lookup_num_tokens). Default 16; 0: none are guessed."""
+        return self._set("max_draft_rows", num_tokens)
+
     def lora_max_rank(self, rank: int | str) -> AsModelRuntimeConfigBuilder:
         """Largest rank of an adapter. Default 64."""
         return self._set("lora_max_rank", _to_int("lora_max_rank", rank))

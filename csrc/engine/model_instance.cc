@@ -88,8 +88,9 @@ Status ModelInstance::SizePool() {
                                                         : kDefaultChunkTokens;
   chunk_tokens_ = std::min(chunk_tokens_, config_.engine_max_length);
   decoder_options_.max_length = config_.engine_max_length;
-  decoder_options_.max_tokens = chunk_tokens_ + config_.engine_max_batch;
-  decoder_options_.max_logits_rows = config_.engine_max_batch;
+  decoder_options_.max_logits_rows = std::max(config_.engine_max_batch, config_.max_draft_rows);
+  decoder_options_.max_tokens =
+      std::max(chunk_tokens_ + config_.engine_max_batch, decoder_options_.max_logits_rows);
   decoder_options_.block_size = block_size;
   decoder_options_.cache_mode = config_.cache_mode;
   limits_ = {.vocab_size = reader_->spec().vocab_size(),
@@ -116,9 +117,9 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
       Buffer::Create(allocator, static_cast<size_t>(running->decoder->arena_bytes()));
   if (!arena.ok()) return arena.status();
   running->arena = StepArena(std::move(*arena));
-  Result<Buffer> logits =
-      Buffer::Create(allocator, static_cast<size_t>(config_.engine_max_batch * limits_.vocab_size) *
-                                    sizeof(float));
+  Result<Buffer> logits = Buffer::Create(
+      allocator,
+      static_cast<size_t>(decoder_options_.max_logits_rows * limits_.vocab_size) * sizeof(float));
   if (!logits.ok()) return logits.status();
   running->logits_buffer = std::move(*logits);
 
@@ -128,6 +129,7 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
       .chunk_tokens_beside_decodes = CeilDiv(chunk_tokens_, kChunkShareBesideDecodes),
       .block_size = config_.cache_span_size,
       .num_blocks = num_blocks_,
+      .max_draft_rows = config_.max_draft_rows,
   });
   running->sampler =
       std::make_unique<Sampler>(limits_.vocab_size, *device_.kernels, device_.pool.get());
@@ -138,6 +140,7 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
   running->sequences.reserve(max_batch);
   running->rows.reserve(max_batch);
   running->sampled.reserve(max_batch);
+  running->changed.reserve(max_batch);
   running->ended.reserve(max_batch);
   return running;
 }
@@ -372,6 +375,8 @@ EngineStat ModelInstance::Stat() const {
   }
   stat.num_preemptions = counters_.preemptions.load();
   stat.num_steps = counters_.steps.load();
+  stat.total_draft_token = counters_.drafted.load();
+  stat.total_accepted_draft_token = counters_.accepted.load();
   return stat;
 }
 

@@ -75,7 +75,8 @@ class ModelInstance {
     std::vector<int32_t> tokens, positions;
     std::vector<BatchSequence> sequences;
     std::vector<SamplingRow> rows;
-    std::vector<Request*> sampled;
+    std::vector<Request*> sampled;  // by row
+    std::vector<Request*> changed;  // those that got tokens in this step and have not ended
     // Requests that ended within the running step, kept until it is over: its plan points at them.
     std::vector<std::shared_ptr<Request>> ended;
     bool in_step = false;
@@ -95,7 +96,11 @@ class ModelInstance {
   bool TakeMail();  // false: the loop ends
   void RunStep();
   void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
+  void DraftTokens();
   void SampleAndAppend();
+  void ReportLogits() const;
+  // False: the request has ended.
+  bool AppendSampled(Request* request, const SamplingRow& row, int64_t now_us);
   // Drops the rows of the step whose request ends for want of its mask.
   void AwaitMasks();
   // False: the request has ended.
@@ -147,6 +152,7 @@ class ModelInstance {
   // Counters, written by the step thread.
   struct Counters {
     std::atomic<int64_t> generated{0}, prefilled{0}, steps{0}, preemptions{0};
+    std::atomic<int64_t> drafted{0}, accepted{0};
     std::atomic<int64_t> running{0}, used_blocks{0};
     std::atomic<int64_t> window_begin_us{0}, window_generated{0}, window_prefilled{0};
     std::atomic<double> generated_per_second{0}, prefilled_per_second{0};

@@ -202,6 +202,10 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
         MaskReader::Create(std::move(token_mask), limits.vocab_size);
     if (!mask.ok()) return mask.status();
     request->mask = std::move(*mask);
+  } else if (config.prompt_lookup_num_tokens > 0) {
+    // A mask is made for one token at a time, so a guided request has no drafts.
+    request->draft_length = DraftLength(config.prompt_lookup_num_tokens);
+    request->drafts.reserve(static_cast<size_t>(config.prompt_lookup_num_tokens));
   }
   return request;
 }
@@ -220,6 +224,47 @@ SamplingRow Request::NextRow(float* logits) const {
   return row;
 }
 
+void Request::Draft() {
+  drafts.clear();
+  if (drafts.capacity() > 0) {
+    const int64_t most = std::min(draft_length.Next(), max_length - num_tokens - 1);
+    if (most > 0) {
+      const std::span<const int32_t> found = LookUpDraft(tokens, most);
+      drafts.assign(found.begin(), found.end());
+    }
+  }
+  num_drafts = static_cast<int64_t>(drafts.size());
+}
+
+void Request::KeepDrafts(int64_t count) {
+  num_drafts = count;
+  num_taken = 0;
+  drafts.resize(static_cast<size_t>(count));
+}
+
+int32_t Request::KnownOrDrafted(int64_t position) const {
+  return position < num_tokens ? tokens[static_cast<size_t>(position)]
+                               : drafts[static_cast<size_t>(position - num_tokens)];
+}
+
+bool Request::TakeDraft() {
+  if (num_taken < drafts.size() && drafts[num_taken] == tokens.back()) {
+    ++num_taken;
+    return true;
+  }
+  EndDrafts();
+  return false;
+}
+
+void Request::EndDrafts() {
+  if (drafts.empty()) return;
+  const auto drafted = static_cast<int64_t>(drafts.size());
+  const auto accepted = static_cast<int64_t>(num_taken);
+  draft_length.Verified(drafted, accepted);
+  queue->OnDrafts(drafted, accepted);
+  KeepDrafts(0);
+}
+
 FinishReason Request::Append(int32_t token) {
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
@@ -233,6 +278,7 @@ FinishReason Request::Append(int32_t token) {
 void Request::ReleaseResources() {
   std::vector<int32_t>().swap(tokens);
   std::vector<int32_t>().swap(block_table);
+  std::vector<int32_t>().swap(drafts);
   counts = TokenCounts();
   mask.reset();
 }

@@ -11,6 +11,7 @@
 #include "allspark/config.h"
 #include "engine/mask_reader.h"
 #include "engine/result_queue_impl.h"
+#include "sampling/prompt_lookup.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
 
@@ -33,6 +34,14 @@ struct Request : ScheduledSequence {
                                                  std::shared_ptr<CompletionSetImpl> engine_set,
                                                  std::shared_ptr<TokenMask> token_mask = nullptr);
 
+  // Drafts what may follow, for the next step; no drafts where none were asked for.
+  void Draft();
+  // The first `count` drafts are computed in this step, the others forgotten.
+  void KeepDrafts(int64_t count);
+  int32_t KnownOrDrafted(int64_t position) const;
+  // Whether the token just appended is the next draft. If not, the step's drafts are over.
+  bool TakeDraft();
+  void EndDrafts();
   // Appends a sampled token; returns why the request ends now, or kNone.
   FinishReason Append(int32_t token);
   // What the sampler needs to choose the next token; points into this request.
@@ -56,7 +65,10 @@ struct Request : ScheduledSequence {
   std::unique_ptr<MaskReader> mask;  // null: every token may be chosen
   std::vector<int32_t> tokens;       // prompt, then generated; capacity is max_length
   TokenCounts counts;                // of `tokens`, where the processors need them
-  std::shared_ptr<Request> self;     // keeps it alive from Submit to its end
+  DraftLength draft_length;
+  std::vector<int32_t> drafts;    // num_drafts tokens, of the step at hand; capacity is reserved
+  size_t num_taken = 0;           // of drafts: those that were right
+  std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.
   bool ended = false;

@@ -66,6 +66,8 @@ std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
       // The first token comes out of the prefill; only those after it took decode time.
       {"generate_tps",
        generated < 2 ? 0 : per_second(generated - 1, last_token_us_ - first_token_us_)},
+      {"draft_token_length", drafted_},
+      {"accepted_draft_token_length", accepted_},
   };
 }
 
@@ -104,6 +106,12 @@ std::optional<GeneratedElements> ResultQueueImpl::GetNoWait() {
 void ResultQueueImpl::OnScheduled(int64_t now_us) {
   std::lock_guard lock(mutex_);
   if (scheduled_us_ == 0) scheduled_us_ = now_us;
+}
+
+void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {
+  std::lock_guard lock(mutex_);
+  drafted_ += drafted;
+  accepted_ += accepted;
 }
 
 void ResultQueueImpl::Append(int32_t token, int64_t now_us) {

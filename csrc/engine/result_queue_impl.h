@@ -33,6 +33,7 @@ class ResultQueueImpl final : public ResultQueue,
   // it.
   void OnScheduled(int64_t now_us);
   void Append(int32_t token, int64_t now_us);
+  void OnDrafts(int64_t drafted, int64_t accepted);
   void Finish(FinishReason reason, std::string error, int64_t now_us);
   void Announce();
 
@@ -60,6 +61,7 @@ class ResultQueueImpl final : public ResultQueue,
   std::string error_;
   std::vector<int32_t> tokens_;
   size_t delivered_ = 0;
+  int64_t drafted_ = 0, accepted_ = 0;
   int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;
   std::shared_ptr<CompletionSetImpl> attached_set_;
   CompletionHook engine_hook_, attached_hook_;

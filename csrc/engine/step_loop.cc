@@ -17,6 +17,14 @@
 
 namespace allspark {
 
+namespace {
+
+bool IsDecode(const PlannedChunk& chunk) {
+  return chunk.samples && chunk.num_tokens == 1 + chunk.num_drafts;
+}
+
+}  // namespace
+
 void ModelInstance::StepLoop() {
   pthread_setname_np(pthread_self(), "allspark-step");
   if (hook_ != nullptr) hook_(hook_context_, StepEvent{.phase = StepPhase::kLoopBegin});
@@ -70,6 +78,7 @@ void ModelInstance::RunStep() {
   Scheduler& scheduler = *running.scheduler;
   const std::vector<PlannedChunk>* plan = nullptr;
   try {
+    DraftTokens();
     plan = &scheduler.Plan();
     AS_CHECK(!plan->empty() || scheduler.num_running() == 0)
         << "nothing was planned for " << scheduler.num_running() << " running sequences";
@@ -106,6 +115,16 @@ void ModelInstance::RunStep() {
   running.ended.clear();
 }
 
+void ModelInstance::DraftTokens() {
+  const Scheduler& scheduler = *running_->scheduler;
+  // What the scheduler would leave out need not be looked up.
+  if (scheduler.num_running() >= config_.max_draft_rows) return;
+  for (ScheduledSequence* s = scheduler.first_running(); s != nullptr; s = s->next) {
+    auto* request = static_cast<Request*>(s);
+    if (request->num_tokens - request->num_computed == 1) request->Draft();
+  }
+}
+
 void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch) {
   Running& running = *running_;
   running.sequences.clear();
@@ -114,15 +133,16 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   const int64_t now_us = SteadyNowUs();
   auto* logits = static_cast<float*>(running.logits_buffer.data());
   StepEvent event{.phase = StepPhase::kBegin};
-  int64_t num_tokens = 0;
+  int64_t num_tokens = 0, num_logits_rows = 0;
   for (const PlannedChunk& chunk : plan) {
     auto* request = static_cast<Request*>(chunk.sequence);
+    request->KeepDrafts(chunk.num_drafts);
     if (chunk.begin == 0) request->queue->OnScheduled(now_us);
     AS_CHECK(num_tokens + chunk.num_tokens <= decoder_options_.max_tokens)
         << "the plan exceeds the step's token budget";
     for (int64_t i = 0; i < chunk.num_tokens; ++i) {
       const auto slot = static_cast<size_t>(num_tokens + i);
-      running.tokens[slot] = request->tokens[static_cast<size_t>(chunk.begin + i)];
+      running.tokens[slot] = request->KnownOrDrafted(chunk.begin + i);
       running.positions[slot] = static_cast<int32_t>(chunk.begin + i);
     }
     BatchSequence sequence{.token_begin = num_tokens,
@@ -130,13 +150,15 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
                            .position = chunk.begin,
                            .block_table = request->block_table.data()};
     if (chunk.samples) {
-      sequence.logits_row = static_cast<int32_t>(running.rows.size());
+      sequence.logits_row = static_cast<int32_t>(num_logits_rows);
+      sequence.num_logits = static_cast<int32_t>(1 + chunk.num_drafts);
+      num_logits_rows += sequence.num_logits;
       running.rows.push_back(request->NextRow(logits + sequence.logits_row * limits_.vocab_size));
       running.sampled.push_back(request);
     }
     running.sequences.push_back(sequence);
     num_tokens += chunk.num_tokens;
-    if (chunk.samples && chunk.num_tokens == 1) {
+    if (IsDecode(chunk)) {
       ++event.num_decodes;
     } else {
       event.num_prefill_tokens += chunk.num_tokens;
@@ -147,49 +169,68 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
            .num_tokens = num_tokens,
            .sequences = running.sequences.data(),
            .num_sequences = static_cast<int64_t>(running.sequences.size()),
-           .num_logits_rows = static_cast<int64_t>(running.rows.size())};
+           .num_logits_rows = num_logits_rows};
   if (hook_ != nullptr) hook_(hook_context_, event);
 }
 
 void ModelInstance::SampleAndAppend() {
   Running& running = *running_;
-  if (hook_ != nullptr) {
-    for (size_t i = 0; i < running.rows.size(); ++i) {
-      hook_(hook_context_, StepEvent{.phase = StepPhase::kLogits,
-                                     .request_id = running.sampled[i]->request_id,
-                                     .position = running.rows[i].position,
-                                     .logits = running.rows[i].logits,
-                                     .vocab_size = limits_.vocab_size});
-    }
-  }
   AwaitMasks();
-  running.sampler->Sample(running.rows.data(), static_cast<int64_t>(running.rows.size()));
-  const int64_t now_us = SteadyNowUs();
-  for (size_t i = 0; i < running.rows.size(); ++i) {
-    Request* request = running.sampled[i];
-    const int32_t token = running.rows[i].token;
-    if (token < 0) {
-      const char* which =
-          running.rows[i].mask != nullptr ? "no token that the mask allows" : "no token";
-      EndRequest(request, FinishReason::kError,
-                 std::string(which) + " has a finite logit at position " +
-                     std::to_string(running.rows[i].position));
-      running.sampled[i] = nullptr;
-      continue;
+  // A round for every draft that turns out right: the row behind it is then the next one's.
+  running.changed.clear();
+  while (!running.rows.empty()) {
+    ReportLogits();
+    running.sampler->Sample(running.rows.data(), static_cast<int64_t>(running.rows.size()));
+    const int64_t now_us = SteadyNowUs();
+    size_t num_next = 0;
+    for (size_t i = 0; i < running.rows.size(); ++i) {
+      Request* request = running.sampled[i];
+      if (!AppendSampled(request, running.rows[i], now_us)) continue;
+      if (!request->TakeDraft()) {
+        running.changed.push_back(request);
+        continue;
+      }
+      running.scheduler->AcceptDraft(request);
+      ++counters_.accepted;
+      running.rows[num_next] = request->NextRow(running.rows[i].logits + limits_.vocab_size);
+      running.sampled[num_next++] = request;
     }
-    const FinishReason reason = request->Append(token);
-    request->queue->Append(token, now_us);
-    if (reason != FinishReason::kNone) {
-      EndRequest(request, reason, "");
-      running.sampled[i] = nullptr;
-    } else if (request->mask != nullptr) {
-      request->mask->Next(token);
-    }
+    running.rows.resize(num_next);
+    running.sampled.resize(num_next);
   }
   // All tokens are in their queues before the first reader wakes: one signal a step.
-  for (Request* request : running.sampled) {
-    if (request != nullptr) request->queue->Announce();
+  for (Request* request : running.changed) request->queue->Announce();
+}
+
+void ModelInstance::ReportLogits() const {
+  if (hook_ == nullptr) return;
+  for (size_t i = 0; i < running_->rows.size(); ++i) {
+    hook_(hook_context_, StepEvent{.phase = StepPhase::kLogits,
+                                   .request_id = running_->sampled[i]->request_id,
+                                   .position = running_->rows[i].position,
+                                   .logits = running_->rows[i].logits,
+                                   .vocab_size = limits_.vocab_size});
   }
+}
+
+bool ModelInstance::AppendSampled(Request* request, const SamplingRow& row, int64_t now_us) {
+  if (row.token < 0) {
+    const char* which = row.mask != nullptr ? "no token that the mask allows" : "no token";
+    EndRequest(
+        request, FinishReason::kError,
+        std::string(which) + " has a finite logit at position " + std::to_string(row.position));
+    return false;
+  }
+  const FinishReason reason = request->Append(row.token);
+  request->queue->Append(row.token, now_us);
+  ++counters_.generated;
+  if (reason != FinishReason::kNone) {
+    request->EndDrafts();
+    EndRequest(request, reason, "");
+    return false;
+  }
+  if (request->mask != nullptr) request->mask->Next(row.token);
+  return true;
 }
 
 void ModelInstance::AwaitMasks() {
@@ -294,11 +335,11 @@ void ModelInstance::UpdateCounters(const std::vector<PlannedChunk>& plan) {
   const Scheduler& scheduler = *running_->scheduler;
   int64_t prefilled = 0;
   for (const PlannedChunk& chunk : plan) {
-    if (!chunk.samples || chunk.num_tokens > 1) prefilled += chunk.num_tokens;
+    if (!IsDecode(chunk)) prefilled += chunk.num_tokens;
+    counters_.drafted += chunk.num_drafts;
   }
   const int64_t total_prefilled = counters_.prefilled += prefilled;
-  const int64_t total_generated = counters_.generated +=
-      static_cast<int64_t>(running_->rows.size());
+  const int64_t total_generated = counters_.generated.load();
   ++counters_.steps;
   counters_.preemptions = scheduler.num_preemptions();
   PublishUsage();

@@ -11,7 +11,9 @@ struct BatchSequence {
   int64_t num_tokens = 0;
   int64_t position = 0;  // of its first token
   const int32_t* block_table = nullptr;
-  int32_t logits_row = -1;  // row of Batch's logits for its last token; -1: not wanted
+  // Rows of Batch's logits for its last num_logits tokens, from logits_row on; -1: none wanted.
+  int32_t logits_row = -1;
+  int32_t num_logits = 1;
 };
 
 struct Batch {

@@ -80,8 +80,11 @@ void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t in
         << "batch: sequence " << index << " has block " << sequence.block_table[b] << " at index "
         << b << "; the pool has " << kv.num_blocks;
   }
-  AS_CHECK(sequence.logits_row >= -1 && sequence.logits_row < batch.num_logits_rows)
-      << "batch: sequence " << index << " wants logits row " << sequence.logits_row << " of "
+  if (sequence.logits_row < 0) return;
+  AS_CHECK(sequence.num_logits >= 1 && sequence.num_logits <= sequence.num_tokens &&
+           sequence.logits_row + sequence.num_logits <= batch.num_logits_rows)
+      << "batch: sequence " << index << " of " << sequence.num_tokens << " tokens wants "
+      << sequence.num_logits << " logits rows from " << sequence.logits_row << " on; there are "
       << batch.num_logits_rows;
 }
 
@@ -102,13 +105,13 @@ void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
         << " and to end by " << batch.num_tokens;
     CheckSequence(batch, kv, s);
     tokens += batch.sequences[s].num_tokens;
-    logits_rows += batch.sequences[s].logits_row >= 0 ? 1 : 0;
+    if (batch.sequences[s].logits_row >= 0) logits_rows += batch.sequences[s].num_logits;
   }
   AS_CHECK(tokens == batch.num_tokens)
       << "batch: the sequences have " << tokens << " tokens of " << batch.num_tokens;
   AS_CHECK(logits_rows == batch.num_logits_rows)
-      << "batch: " << logits_rows << " sequences want logits; there are " << batch.num_logits_rows
-      << " rows";
+      << "batch: " << logits_rows << " rows of logits are wanted; there are "
+      << batch.num_logits_rows;
 }
 
 void DecoderImpl::TakeSequences(const Batch& batch) {
@@ -118,9 +121,12 @@ void DecoderImpl::TakeSequences(const Batch& batch) {
     sequences_[static_cast<size_t>(s)] = {sequence.token_begin, sequence.num_tokens,
                                           sequence.position, sequence.block_table};
     if (sequence.logits_row < 0) continue;
-    int64_t& token = logits_tokens_[static_cast<size_t>(sequence.logits_row)];
-    AS_CHECK(token == -1) << "batch: two sequences want logits row " << sequence.logits_row;
-    token = sequence.token_begin + sequence.num_tokens - 1;
+    const int64_t first = sequence.token_begin + sequence.num_tokens - sequence.num_logits;
+    for (int32_t i = 0; i < sequence.num_logits; ++i) {
+      int64_t& token = logits_tokens_[static_cast<size_t>(sequence.logits_row + i)];
+      AS_CHECK(token == -1) << "batch: two sequences want logits row " << sequence.logits_row + i;
+      token = first + i;
+    }
   }
 }
 

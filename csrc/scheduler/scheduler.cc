@@ -125,7 +125,10 @@ const std::vector<PlannedChunk>& Scheduler::Plan() {
   plan_committed_ = false;
   preempted_in_plan_ = false;
   PlanDecodes();
+  const size_t num_decodes = plan_.size();
   PlanPrefill();
+  // A step that prefills has enough arithmetic without guesses.
+  if (plan_.size() == num_decodes && !preempted_in_plan_) PlanDrafts();
   if (preempted_in_plan_) DropPreemptedFromPlan();
   return plan_;
 }
@@ -138,7 +141,7 @@ void Scheduler::Commit() {
     AS_CHECK(chunk.sequence->num_computed == chunk.begin)
         << "sequence " << chunk.sequence->id << " was planned from token " << chunk.begin
         << " and has " << chunk.sequence->num_computed << " computed";
-    chunk.sequence->num_computed += chunk.num_tokens;
+    chunk.sequence->num_computed += chunk.num_tokens - chunk.num_drafts;
   }
 }
 
@@ -189,6 +192,28 @@ void Scheduler::PlanPrefill() {
     } else {
       break;
     }
+  }
+}
+
+// Lengthens the planned decodes by their drafts, as far as rows and blocks reach that nobody else
+// was promised.
+void Scheduler::PlanDrafts() {
+  int64_t budget = config_.max_draft_rows - static_cast<int64_t>(plan_.size());
+  for (PlannedChunk& chunk : plan_) {
+    ScheduledSequence& sequence = *chunk.sequence;
+    int64_t drafts = std::min(sequence.num_drafts, budget);
+    if (drafts <= 0) continue;
+    AS_CHECK(sequence.num_tokens + drafts < sequence.max_length)
+        << "sequence " << sequence.id << " drafts " << drafts << " tokens after "
+        << sequence.num_tokens << ", max_length " << sequence.max_length;
+    const int64_t end = sequence.num_tokens + drafts;
+    while (Capacity(sequence) < end && pool_.num_free() > 0 && Demand(sequence) > 0) {
+      TakeBlock(&sequence);
+    }
+    drafts = std::min(drafts, Capacity(sequence) - sequence.num_tokens);
+    chunk.num_tokens += drafts;
+    chunk.num_drafts = drafts;
+    budget -= drafts;
   }
 }
 

@@ -27,6 +27,9 @@ struct ScheduledSequence {
   int64_t num_tokens = 0;            // known tokens: prompt + generated
   int64_t max_length = 0;            // num_tokens never exceeds this
   std::vector<int32_t> block_table;  // capacity reserved for ceil(max_length / block_size)
+  // Set by the owner before Plan: tokens that it guesses to follow the known ones, to be computed
+  // in one go with a decode. num_tokens + num_drafts < max_length.
+  int64_t num_drafts = 0;
 
   // The scheduler's.
   int64_t arrival = 0;
@@ -44,6 +47,8 @@ struct SchedulerConfig {
   int64_t chunk_tokens_beside_decodes = 512;
   int64_t block_size = 32;
   int64_t num_blocks = 0;
+  // Decodes and drafts of one step, where there are drafts; beyond, drafts are left out.
+  int64_t max_draft_rows = 0;
 };
 
 // One sequence's part of a step: compute tokens [begin, begin + num_tokens).
@@ -51,7 +56,8 @@ struct PlannedChunk {
   ScheduledSequence* sequence;
   int64_t begin;
   int64_t num_tokens;
-  bool samples;  // reaches the newest known token: its logits are wanted
+  bool samples;            // reaches the newest known token: its logits are wanted
+  int64_t num_drafts = 0;  // of num_tokens: the last ones, beyond the known tokens
 };
 
 class Scheduler {
@@ -72,12 +78,15 @@ class Scheduler {
   void Remove(ScheduledSequence* sequence);
   // The next step; blocks for it are taken. Empty when nothing can run: nothing waits, or nothing
   // runs and the first in line does not fit the pool. Valid until the next call. Decodes come
-  // first, then prefill chunks; at most max_batch chunks and max_batch + chunk_tokens tokens. A
-  // plan that was not committed is planned again.
+  // first, then prefill chunks; at most max_batch chunks and max_batch + chunk_tokens tokens, or
+  // max_draft_rows. A plan that was not committed is planned again.
   const std::vector<PlannedChunk>& Plan();
-  // The planned step was computed: moves num_computed. Call before the owner appends sampled
-  // tokens, at most once per Plan.
+  // The planned step was computed: moves num_computed, but not over drafts. Call before the owner
+  // appends sampled tokens, at most once per Plan.
   void Commit();
+  // After Commit, once for each draft of the step that turned out to be the sampled token, in
+  // order: what was computed for it counts.
+  void AcceptDraft(ScheduledSequence* sequence) { ++sequence->num_computed; }
 
   int64_t num_waiting() const { return waiting_.size; }
   int64_t num_running() const { return running_.size; }
@@ -105,6 +114,7 @@ class Scheduler {
   int64_t Demand(const ScheduledSequence& sequence) const;
   void PlanDecodes();
   void PlanPrefill();
+  void PlanDrafts();
   int64_t PlanChunk(ScheduledSequence* sequence, int64_t budget);
   bool CanAdmit(const ScheduledSequence& candidate, int64_t slack) const;
   void Admit(ScheduledSequence* candidate);

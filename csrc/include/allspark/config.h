@@ -64,6 +64,10 @@ struct RuntimeConfig {
   int64_t max_waiting_requests = 0;
   // Longest that a step waits for token masks; a request without its mask by then ends in error.
   int64_t token_mask_timeout_ms = 10000;
+  // Most tokens of one step that are decoded or drafted, where requests ask for drafts
+  // (prompt_lookup_num_tokens): beyond, a step is bound by arithmetic and a draft costs what it may
+  // save. 0: no drafts.
+  int64_t max_draft_rows = 16;
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
 
@@ -84,6 +88,7 @@ struct RuntimeConfig {
         Field{"cache_mode", &C::cache_mode},
         Field{"max_waiting_requests", &C::max_waiting_requests, 0, 1e9},
         Field{"token_mask_timeout_ms", &C::token_mask_timeout_ms, 1, 1e9},
+        Field{"max_draft_rows", &C::max_draft_rows, 0, 1024},
         Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
         Field{"lora_max_num", &C::lora_max_num, 0, 4096});
   }
@@ -143,6 +148,9 @@ struct GenerationConfig {
   // repetition_ngram_threshold times in the output; either 0: off.
   int64_t repetition_ngram_size = 0;
   int64_t repetition_ngram_threshold = 0;
+  // Most tokens to draft per step by looking the last ones up in prompt and output (speculative
+  // decoding). The output does not change, only its speed where texts repeat; 0: off.
+  int64_t prompt_lookup_num_tokens = 0;
   // Larger runs earlier; FIFO within one priority.
   int64_t priority = 0;
 
@@ -167,6 +175,7 @@ struct GenerationConfig {
         Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size, 0, 1 << 24},
         Field{"repetition_ngram_size", &C::repetition_ngram_size, 0, 1 << 24},
         Field{"repetition_ngram_threshold", &C::repetition_ngram_threshold, 0, 1 << 24},
+        Field{"prompt_lookup_num_tokens", &C::prompt_lookup_num_tokens, 0, 64},
         Field{"priority", &C::priority, -1000000, 1000000});
   }
   bool operator==(const GenerationConfig&) const = default;

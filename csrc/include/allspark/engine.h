@@ -54,6 +54,7 @@ struct EngineStat {
   int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;
   double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
   int64_t num_preemptions = 0, num_steps = 0;
+  int64_t total_draft_token = 0, total_accepted_draft_token = 0;
 
   static constexpr auto Fields() {
     using C = EngineStat;
@@ -75,7 +76,9 @@ struct EngineStat {
         Field{"prefix_cache_miss_token", &C::prefix_cache_miss_token},
         Field{"prefix_cache_hit_rate", &C::prefix_cache_hit_rate},
         Field{"prefix_cache_miss_rate", &C::prefix_cache_miss_rate},
-        Field{"num_preemptions", &C::num_preemptions}, Field{"num_steps", &C::num_steps});
+        Field{"num_preemptions", &C::num_preemptions}, Field{"num_steps", &C::num_steps},
+        Field{"total_draft_token", &C::total_draft_token},
+        Field{"total_accepted_draft_token", &C::total_accepted_draft_token});
   }
 };
 

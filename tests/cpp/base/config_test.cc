@@ -140,7 +140,7 @@ TEST(GenerationConfigTest, DefaultsAreLegal) {
             "bad_words_ids=[], logit_bias={}, repetition_penalty=1, "
             "suppress_repetition_in_generation=false, presence_penalty=0, frequency_penalty=0, "
             "no_repeat_ngram_size=0, repetition_ngram_size=0, repetition_ngram_threshold=0, "
-            "priority=0");
+            "prompt_lookup_num_tokens=0, priority=0");
 }
 
 TEST(GenerationConfigTest, Ranges) {

@@ -41,6 +41,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.top_p = 0.9;
       generation.stop_words_ids = {{1, 2, 3}, {4}};
     }
+    if (i % 3 == 0) generation.prompt_lookup_num_tokens = 6;
     if (i % 4 == 1) {
       generation.repetition_penalty = 1.3;
       generation.frequency_penalty = 0.2;

@@ -47,12 +47,17 @@ class Runner {
     hook_.loop_gate.Open();
     std::vector<Trace> traces(jobs.size());
     for (size_t i = 0; i < jobs.size(); ++i) traces[i].tokens = ReadAll(*requests[i].queue);
-    preemptions_ = engine.GetEngineStat(config.model_name)->num_preemptions;
+    const EngineStat stat = *engine.GetEngineStat(config.model_name);
+    preemptions_ = stat.num_preemptions;
+    accepted_drafts_ = stat.total_accepted_draft_token;
+    drafts_ = stat.total_draft_token;
     Check(engine.StopModel(config.model_name));
     for (size_t i = 0; i < jobs.size(); ++i) traces[i].digests = digests_[requests[i].handle.id];
     return traces;
   }
   int64_t preemptions() const { return preemptions_; }
+  int64_t drafts() const { return drafts_; }
+  int64_t accepted_drafts() const { return accepted_drafts_; }
 
  private:
   static void Check(const Status& status) {
@@ -65,7 +70,7 @@ class Runner {
   }
   Hook hook_;
   std::map<uint64_t, std::vector<uint64_t>> digests_;
-  int64_t preemptions_ = 0;
+  int64_t preemptions_ = 0, drafts_ = 0, accepted_drafts_ = 0;
 };
 
 Job MakeJob(std::mt19937& rng, int64_t vocab_size, bool sampled) {
@@ -137,6 +142,46 @@ TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpe
 TEST_P(NumericsTest, BitsAreTheSameWithAQuantisedCache) {
   ExpectInvariant(TinyMistralSpec(GetParam()), 9, CacheMode::kQuantI8);
   ExpectInvariant(TinyQuantizedSpec(GetParam()), 9, CacheMode::kQuantU4);
+}
+
+// Guesses change how fast tokens come and nothing else: greedy and drawn, with penalties and stops,
+// alone, in a crowd and under preemption.
+TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
+  const proto::DecoderSpec spec = TinyQwen2Spec(GetParam());
+  std::mt19937 rng(12);
+  const auto image = MakeRandomModel(spec, 5);
+  std::vector<Job> jobs, drafting;
+  for (int i = 0; i < 10; ++i) {
+    Job job = MakeJob(rng, spec.vocab_size(), i % 2 == 1);
+    // A prompt of few tokens, and few that are likely: the output repeats what was there.
+    for (int64_t& id : job.prompt) id %= 5;
+    job.config.max_new_tokens = 40 + i;
+    job.config.top_k = 2;
+    job.config.temperature = 0.2;
+    if (i % 3 == 0) job.config.frequency_penalty = 0.01;
+    if (i % 4 == 0) job.config.stop_words_ids = {{1, 2, 3, 4}};
+    jobs.push_back(job);
+    job.config.prompt_lookup_num_tokens = 1 + i % 9;
+    drafting.push_back(job);
+  }
+  RuntimeConfig config = SmallConfig();
+  Runner runner;
+  const std::vector<Trace> expected = runner.Run(config, image, jobs);
+  ASSERT_EQ(runner.drafts(), 0);
+  RuntimeConfig tight = config;
+  tight.cache_span_num_init = 16;
+  for (const RuntimeConfig& drafts : {config, tight}) {
+    const std::vector<Trace> traces = runner.Run(drafts, image, drafting);
+    EXPECT_GT(runner.accepted_drafts(), 50);
+    EXPECT_GT(runner.drafts(), runner.accepted_drafts());
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      EXPECT_EQ(traces[i].tokens, expected[i].tokens) << "job " << i;
+      EXPECT_EQ(traces[i].digests, expected[i].digests) << "job " << i;
+    }
+  }
+  config.max_draft_rows = 0;
+  runner.Run(config, image, drafting);
+  EXPECT_EQ(runner.drafts(), 0);
 }
 
 TEST_P(NumericsTest, BitsAreTheSameInCrowdsOf64) { ExpectInvariant(TinyQwen3Spec(GetParam()), 64); }

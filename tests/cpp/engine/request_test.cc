@@ -27,7 +27,8 @@ TEST_F(EngineTest, DeliversEveryTokenOnceWithItsStatus) {
   EXPECT_EQ(info.at("generated_token_length"), 5);
   EXPECT_GE(info.at("last_token_time"), info.at("first_token_time"));
   EXPECT_GE(info.at("first_token_time"), info.at("arrival_time"));
-  EXPECT_EQ(info.size(), 11u);
+  EXPECT_EQ(info.at("draft_token_length"), 0);
+  EXPECT_EQ(info.size(), 13u);
 }
 
 TEST_F(EngineTest, GettersReturnNothingWhileNothingIsNew) {

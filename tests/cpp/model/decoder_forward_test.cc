@@ -140,11 +140,11 @@ TEST_F(DecoderBatchTest, RefusesBlocksOutsideThePool) {
 }
 TEST_F(DecoderBatchTest, RefusesLogitsRowsThatDoNotMatch) {
   sequences()[0].logits_row = 2;
-  ExpectRefused("wants logits row 2 of 2");
+  ExpectRefused("wants 1 logits rows from 2 on; there are 2");
   sequences()[0].logits_row = sequences()[1].logits_row;
   ExpectRefused("two sequences want logits row 0");
   sequences()[0].logits_row = -1;
-  ExpectRefused("1 sequences want logits; there are 2 rows");
+  ExpectRefused("1 rows of logits are wanted; there are 2");
 }
 TEST_F(DecoderBatchTest, RefusesTokensOutsideTheVocabulary) {
   harness_->tokens()[3] = 131;

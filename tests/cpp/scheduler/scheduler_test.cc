@@ -352,6 +352,39 @@ TEST(Scheduler, RemovalBetweenPlanAndCommit) {
   EXPECT_EQ(scheduler.num_running() + scheduler.num_waiting(), 0);
 }
 
+TEST(Scheduler, DraftsLengthenDecodesWhereThereIsRoom) {
+  Harness harness(
+      {.max_batch = 4, .chunk_tokens = 8, .block_size = 4, .num_blocks = 16, .max_draft_rows = 6});
+  TestSequence* first = harness.Add(0, 3, 40);
+  TestSequence* second = harness.Add(0, 2, 40);
+  EXPECT_EQ(Step(harness), "0:0+3* 1:0+2*");
+  const auto plan = [&](int64_t first_drafts, int64_t second_drafts) {
+    first->num_drafts = first_drafts;
+    second->num_drafts = second_drafts;
+    std::string text;
+    auto& scheduler = const_cast<Scheduler&>(harness.scheduler());
+    for (const PlannedChunk& chunk : scheduler.Plan()) {
+      text += std::to_string(chunk.num_tokens) + "," + std::to_string(chunk.num_drafts) + " ";
+    }
+    return text;
+  };
+  EXPECT_EQ(plan(0, 0), "1,0 1,0 ");
+  EXPECT_EQ(plan(2, 2), "3,2 3,2 ");
+  EXPECT_EQ(plan(9, 2), "5,4 1,0 ") << "six rows in all";
+  EXPECT_EQ(plan(1, 9), "2,1 4,3 ");
+  // What was computed for a draft counts once the owner says so.
+  auto& scheduler = const_cast<Scheduler&>(harness.scheduler());
+  scheduler.Commit();
+  EXPECT_EQ(second->num_computed, 3);
+  scheduler.AcceptDraft(second);
+  EXPECT_EQ(second->num_computed, 4);
+  first->num_tokens += 1;
+  second->num_tokens += 2;
+  // Beside a prefill there are none.
+  harness.Add(0, 2, 8);
+  EXPECT_EQ(plan(2, 2), "1,0 1,0 2,0 ");
+}
+
 TEST(Scheduler, MisuseThrows) {
   EXPECT_THROW(Scheduler({.max_batch = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.chunk_tokens = 0, .num_blocks = 1}), InternalError);
