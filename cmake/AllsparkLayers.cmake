@@ -35,22 +35,32 @@ set(ALLSPARK_ISA_avx512
     -mavx512f -mavx512bw -mavx512vl -mavx512dq ${ALLSPARK_ISA_avx2})
 set(ALLSPARK_ISA_avx512_vnni ${ALLSPARK_ISA_avx512} -mavx512vnni)
 set(ALLSPARK_ISA_avx512_bf16 ${ALLSPARK_ISA_avx512_vnni} -mavx512bf16)
+set(ALLSPARK_ISA_neon "")
+set(ALLSPARK_ISA_neon_dotprod -march=armv8.2-a+dotprod)
+set(ALLSPARK_ISA_neon_bf16 -march=armv8.2-a+bf16)
+set(ALLSPARK_ISAS_x86_64 avx2 avx512 avx512_vnni avx512_bf16)
+set(ALLSPARK_ISAS_aarch64 neon neon_dotprod neon_bf16)
 
-# kernels/, kernels/ref/ and kernels/cpu/. Only files named after an instruction set get its flags; on
-# other processors they are left out.
+# kernels/, kernels/ref/ and kernels/cpu/, where each kernels_ISA.cc gets its instruction set's flags;
+# those of other processors are left out.
 macro(as_add_kernels_layer)
   set(as_root "${CMAKE_CURRENT_SOURCE_DIR}/csrc/kernels")
   file(GLOB as_sources CONFIGURE_DEPENDS
        "${as_root}/*.cc" "${as_root}/ref/*.cc" "${as_root}/cpu/*.cc")
   string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" as_processor)
   set(as_isa_sources ${as_sources})
-  list(FILTER as_isa_sources INCLUDE REGEX "/cpu/[^/]*_avx(2|512|512_vnni|512_bf16)\\.cc$")
+  list(FILTER as_isa_sources INCLUDE REGEX "/cpu/kernels_[^/]*\\.cc$")
+  if(as_processor STREQUAL "amd64")
+    set(as_processor x86_64)
+  elseif(as_processor STREQUAL "arm64")
+    set(as_processor aarch64)
+  endif()
   foreach(as_source IN LISTS as_isa_sources)
-    if(NOT as_processor MATCHES "^(x86_64|amd64)$")
+    string(REGEX REPLACE ".*/kernels_([^/]*)\\.cc$" "\\1" as_isa "${as_source}")
+    if(NOT as_isa IN_LIST ALLSPARK_ISAS_${as_processor})
       list(REMOVE_ITEM as_sources "${as_source}")
       continue()
     endif()
-    string(REGEX REPLACE ".*_(avx2|avx512|avx512_vnni|avx512_bf16)\\.cc$" "\\1" as_isa "${as_source}")
     set(as_isa_flags ${ALLSPARK_ISA_COMMON} ${ALLSPARK_ISA_${as_isa}})
     if("undefined" IN_LIST ALLSPARK_SANITIZE)
       list(APPEND as_isa_flags -fno-sanitize=vptr)  # needs RTTI

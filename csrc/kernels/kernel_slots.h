@@ -31,10 +31,13 @@ struct KernelTable {
 
 // Each fills what its instruction set improves over what is there; one exported function per ISA
 // file.
-void FillReference(KernelTable& table) noexcept;   // double precision, portable
-void FillAvx2(KernelTable& table) noexcept;        // AVX2 + FMA + F16C
-void FillAvx512(KernelTable& table) noexcept;      // AVX-512 F, BW, VL, DQ
-void FillAvx512Vnni(KernelTable& table) noexcept;  // + VNNI
-void FillAvx512Bf16(KernelTable& table) noexcept;  // + BF16
+void FillReference(KernelTable& table) noexcept;    // double precision, portable
+void FillAvx2(KernelTable& table) noexcept;         // AVX2 + FMA + F16C
+void FillAvx512(KernelTable& table) noexcept;       // AVX-512 F, BW, VL, DQ
+void FillAvx512Vnni(KernelTable& table) noexcept;   // + VNNI
+void FillAvx512Bf16(KernelTable& table) noexcept;   // + BF16
+void FillNeon(KernelTable& table) noexcept;         // 64-bit Arm
+void FillNeonDotprod(KernelTable& table) noexcept;  // + DotProd
+void FillNeonBf16(KernelTable& table) noexcept;     // + BF16
 
 }  // namespace allspark::kernels

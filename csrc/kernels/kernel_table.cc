@@ -2,6 +2,10 @@
 
 #include <cstdlib>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include "kernels/attention_scratch.h"
 
 namespace allspark::kernels {
@@ -28,6 +32,12 @@ std::vector<Candidate> Candidates() {
   candidates.push_back({"avx512", FillAvx512, avx512});
   candidates.push_back({"avx512_vnni", FillAvx512Vnni, avx512_vnni});
   candidates.push_back({"avx512_bf16", FillAvx512Bf16, avx512_bf16});
+#elif defined(__aarch64__)
+  const bool dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  const bool bf16 = dotprod && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+  candidates.push_back({"neon", FillNeon, true});
+  candidates.push_back({"neon_dotprod", FillNeonDotprod, dotprod});
+  candidates.push_back({"neon_bf16", FillNeonBf16, bf16});
 #endif
   return candidates;
 }

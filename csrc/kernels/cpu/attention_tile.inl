@@ -35,9 +35,10 @@ struct Span {
   }
 };
 
-// Rows of an attention tile when there are many. On AVX2 one less than in GEMM, which takes all
-// registers: with what a tile keeps here besides, the compiler spilt accumulators (12 % slower).
-constexpr int64_t kUsualTileRows = kLanes == 16 ? kTileRows : 5;
+// Rows of an attention tile when there are many. With few registers one less than in GEMM, which
+// takes them all: with what a tile keeps here besides, the compiler spilt accumulators (12 % slower
+// on AVX2).
+constexpr int64_t kUsualTileRows = kRegisters == 32 ? kTileRows : 5;
 // When there are no more, one more where registers allow it: a decode of 7 query heads to a KV head
 // then passes over the cache once.
 constexpr int64_t kMostTileRows = kLanes == 16 ? 7 : kUsualTileRows;
@@ -102,7 +103,7 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
   for (int64_t g = 0; g < args.groups; ++g) {
     AS_UNROLL for (int i = 0; i < kGranules; ++i) {
       if ((fetched >> i & 1) == 0) continue;
-      _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + g * ahead_step, _MM_HINT_T0);
+      Prefetch(ahead[i] + g * ahead_step);
     }
     Dot::template Step<R, V>(
         acc, a, lda,
@@ -161,12 +162,12 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
     const unsigned char* b =
         args.values->granule[granule] + group % kGroups * stride + column * kLaneBytes;
     const int64_t ahead_step = args.ahead->step;
-    const char* ahead = reinterpret_cast<const char*>(args.ahead->granule[granule]) +
-                        (group % kGroups * stride + column * kLaneBytes) / 64 * ahead_step;
+    const unsigned char* ahead = args.ahead->granule[granule] +
+                                 (group % kGroups * stride + column * kLaneBytes) / 64 * ahead_step;
     const bool fetched = (args.fetched >> granule & 1) != 0;
     for (; group < end; ++group) {
       AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
-        if (fetched) _mm_prefetch(ahead + line / 64 * ahead_step, _MM_HINT_T0);
+        if (fetched) Prefetch(ahead + line / 64 * ahead_step);
       }
       ahead += stride / 64 * ahead_step;
       Dot::template Step<R, V>(
@@ -230,10 +231,8 @@ struct WeightFunction {
 
 #if defined(AS_KERNELS_NATIVE_BF16)
 AS_ALWAYS_INLINE void StoreQuery(uint16_t* p, VecF x) { StoreBf16(p, x); }
-// By the conversion instruction: that it flushes subnormal weights to zero does not matter here.
-AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
-}
+// That a subnormal weight may become zero does not matter here.
+AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) { StoreBf16Quickly(p, x); }
 
 // Beside bfloat16 products, the exponential is what attention's time goes into: 2^x with a scaling
 // instruction and a polynomial of degree 5, within 4 ulp.
@@ -245,7 +244,7 @@ struct WeightFunction<uint16_t> {
   __attribute__((always_inline)) inline VecF operator()(VecF score) const {
     // The second operand survives where it is NaN.
     const VecF x = Max(Set1(-200.0f), Fma(score, Set1(kLog2E), shift));
-    const VecF n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const VecF n = Round(x);
     const VecF f = Sub(x, n);
     VecF p = Set1(0.0013333558f);
     p = Fma(p, f, Set1(0.0096181291f));
@@ -253,7 +252,7 @@ struct WeightFunction<uint16_t> {
     p = Fma(p, f, Set1(0.2402265070f));
     p = Fma(p, f, Set1(0.6931471806f));
     p = Fma(p, f, Set1(1.0f));
-    return _mm512_scalef_ps(p, n);
+    return ScaleByPowerOf2(p, n);
   }
 };
 #endif

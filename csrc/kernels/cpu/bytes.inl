@@ -1,5 +1,7 @@
 // Dot products of unsigned bytes (weights) and signed bytes (activations), four to a 32-bit lane,
-// exact in int32: by the VNNI instruction, or by products of 16-bit halves.
+// exact in int32. On x86 by the VNNI instruction, or by products of 16-bit halves. On Arm, whose
+// dot product takes bytes of one kind, of the weights less kByteBias, which the sum's beginning
+// makes up for.
 #pragma once
 
 // After a vec_*.h.
@@ -7,15 +9,41 @@
 namespace allspark::kernels {
 namespace {
 
+// Four bytes as they lie.
+AS_ALWAYS_INLINE int32_t FourBytes(const int8_t* a) {
+  int32_t fours;
+  __builtin_memcpy(&fours, a, 4);
+  return fours;
+}
+
+#if defined(__aarch64__)
+constexpr int32_t kByteBias = 128;
+AS_ALWAYS_INLINE VecI BiasBytes(VecI u) {
+  return vreinterpretq_u32_u8(veorq_u8(vreinterpretq_u8_u32(u), vdupq_n_u8(0x80)));
+}
+using ByteRow = int8x16_t;
+AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
+  return vreinterpretq_s8_s32(vdupq_n_s32(FourBytes(a)));
+}
+AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
+  const int8x16_t w = vreinterpretq_s8_u32(u);
+#if defined(AS_KERNELS_NATIVE_SDOT)
+  return AsUnsigned(vdotq_s32(AsSigned(acc), w, a));
+#else
+  // Sums of two products fit 16 bits: 2 * 128 * 127.
+  const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(a));
+  const int16x8_t high = vmull_high_s8(w, a);
+  return AsUnsigned(vpadalq_s16(AsSigned(acc), vpaddq_s16(low, high)));
+#endif
+}
+#else
+constexpr int32_t kByteBias = 0;
+AS_ALWAYS_INLINE VecI BiasBytes(VecI u) { return u; }
 #if defined(AS_KERNELS_NATIVE_VNNI)
 struct ByteRow {
   VecI fours;
 };
-AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
-  int32_t fours;
-  __builtin_memcpy(&fours, a, 4);
-  return {Set1Int(fours)};
-}
+AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) { return {Set1Int(FourBytes(a))}; }
 AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   return _mm512_dpbusd_epi32(acc, u, a.fours);
 }
@@ -25,15 +53,14 @@ struct ByteRow {
   VecI even, odd;
 };
 AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
-  int32_t fours;
-  __builtin_memcpy(&fours, a, 4);
-  const VecI x = Set1Int(fours);
+  const VecI x = Set1Int(FourBytes(a));
   return {ShiftRightSigned16(ShiftLeft16(x)), ShiftRightSigned16(x)};
 }
 AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   const VecI even = DotPairs16(And(u, Set1Int(0x00ff00ff)), a.even);
   return AddInt(acc, AddInt(even, DotPairs16(ShiftRight16(u), a.odd)));
 }
+#endif
 #endif
 
 // The low and the high half of each byte.

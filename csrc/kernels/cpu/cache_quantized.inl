@@ -8,7 +8,7 @@
 namespace allspark::kernels {
 namespace {
 
-#if defined(AS_KERNELS_NATIVE_BF16)
+#if defined(AS_KERNELS_NATIVE_BF16) && defined(__x86_64__)
 // Pairs of signed bytes.
 AS_ALWAYS_INLINE VecI WidenBytes(const unsigned char* p) {
   const __m128i* bytes = reinterpret_cast<const __m128i*>(p);

@@ -1,24 +1,11 @@
-// What the bfloat16 dot product improves over AVX-512: GEMM with bfloat16 activations, and
-// attention over a bfloat16 cache, whose queries and weights are then rounded to bfloat16. The
-// rules of kernels_avx2.cc hold here too.
+// What the bfloat16 dot product improves over AVX-512. The rules of kernels_avx2.cc hold here too.
 #define AS_KERNELS_NATIVE_BF16 1
 #include "kernels/cpu/vec_avx512.h"
 
-#include "kernels/cpu/attention.inl"
-#include "kernels/cpu/gemm.inl"
-#include "kernels/cpu/quantized.inl"
-#include "kernels/kernel_slots.h"
+#include "kernels/cpu/fill_bf16.inl"
 
 namespace allspark::kernels {
 
-void FillAvx512Bf16(KernelTable& table) noexcept {
-  const DType bf16 = DType::kBFloat16;
-  FillGemm<GemmPlain<uint16_t, DotNative>>(table, bf16, bf16);
-  FillGemm<GemmWidened<uint16_t, DotNative, 8>>(table, DType::kUInt8, bf16);
-  FillGemm<GemmWidened<uint16_t, DotNative, 4>>(table, DType::kUInt4, bf16);
-  FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
-  FillAttention<QuantizedHead<8>, DotNative>(table, DType::kInt8);
-  FillAttention<QuantizedHead<4>, DotNative>(table, DType::kUInt4);
-}
+void FillAvx512Bf16(KernelTable& table) noexcept { FillBf16Products(table); }
 
 }  // namespace allspark::kernels

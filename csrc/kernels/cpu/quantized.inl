@@ -61,15 +61,17 @@ struct ByteBlock {
 
 template <int kBits, int R, int V>
 AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
+  constexpr int32_t kBias = kBits == 8 ? kByteBias : 0;
   AS_UNROLL for (int r = 0; r < R; ++r) {
     const int32_t* sums = block.a_sums + r * block.ld_sums + group * block.sums_per_group;
     int32_t sum = 0;
     for (int64_t i = 0; i < block.sums_per_group; ++i) sum -= sums[i];
     AS_UNROLL for (int v = 0; v < V; ++v) {
-      acc[r][v] =
-          block.zero == nullptr
-              ? Set1Int(sum * SymmetricZero(kBits))
-              : MulInt(LoadBytes(block.zero + group * kPanelColumns + v * kLanes), Set1Int(sum));
+      acc[r][v] = block.zero == nullptr
+                      ? Set1Int(sum * (SymmetricZero(kBits) - kBias))
+                      : MulInt(SubInt(LoadBytes(block.zero + group * kPanelColumns + v * kLanes),
+                                      Set1Int(kBias)),
+                               Set1Int(sum));
     }
   }
 }
@@ -97,7 +99,7 @@ void ByteTile(const ByteBlock& block) {
       VecI u[V];
       AS_UNROLL for (int v = 0; v < V; ++v) {
         u[v] = LoadI(b + v * kVecBytes);
-        if constexpr (kBits == 4) u[v] = LowNibbles(u[v]);
+        u[v] = kBits == 4 ? LowNibbles(u[v]) : BiasBytes(u[v]);
       }
       AS_UNROLL for (int r = 0; r < R; ++r) {
         const ByteRow x = BroadcastBytes(a + r * block.lda);
@@ -300,7 +302,7 @@ void WidenBlock(const unsigned char* from, const uint8_t* zeros, int64_t count,
     AS_UNROLL for (int v = 0; v < kVecs; ++v) {
       const unsigned char* lanes = from + v * kVecBytes;
       unsigned char* to = out + v * kVecBytes;
-      _mm_prefetch(reinterpret_cast<const char*>(lanes) + kStreamPrefetch, _MM_HINT_T0);
+      Prefetch(lanes + kStreamPrefetch);
       const VecI x = LoadI(lanes);
       if constexpr (kBits == 8) {
         StoreWide(Dot(), to, Widen<8, 0>(x, zero[v]), Widen<8, 8>(x, zero[v]));

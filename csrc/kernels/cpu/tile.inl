@@ -16,6 +16,8 @@ namespace {
 #define AS_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+AS_ALWAYS_INLINE void Prefetch(const void* p) { __builtin_prefetch(p); }
+
 constexpr int64_t kLaneBytes = 4;
 constexpr int64_t kVecBytes = kLanes * kLaneBytes;
 
@@ -64,13 +66,13 @@ struct DotNative {
 
   template <int R, int V, class Load>
   AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const uint16_t* a, int64_t lda, Load load) {
-    __m512bh b[V];
-    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = (__m512bh)load(v);
+    VecI b[V];
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = load(v);
     AS_UNROLL for (int r = 0; r < R; ++r) {
       int32_t pair;
       __builtin_memcpy(&pair, a + r * lda, 4);
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], x, b[v]);
+      const VecI x = Set1Int(pair);
+      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = DotBf16(acc[r][v], x, b[v]);
     }
   }
 };
@@ -101,9 +103,7 @@ template <int V>
 AS_ALWAYS_INLINE void FetchStep(Fetch& fetch) {
   constexpr int64_t kRequests = V * kVecBytes / 64 > 0 ? V * kVecBytes / 64 : 1;
   const int64_t apart = fetch.step / kRequests;
-  AS_UNROLL for (int64_t i = 0; i < kRequests; ++i) {
-    _mm_prefetch(reinterpret_cast<const char*>(fetch.at) + i * apart, _MM_HINT_T0);
-  }
+  AS_UNROLL for (int64_t i = 0; i < kRequests; ++i) { Prefetch(fetch.at + i * apart); }
   fetch.at += fetch.step;
 }
 

@@ -1,7 +1,7 @@
 // A vector of 8 float lanes on AVX2 with FMA: the vocabulary in which the CPU kernels are written
-// once. vec_avx512.h offers the same names with 16 lanes; one of the two is included per ISA file,
-// before the kernels. Everything has internal linkage and is inlined: nothing here may outlive its
-// object file.
+// once. vec_avx512.h offers the same names with 16 lanes, vec_neon.h with 4; one of them is
+// included per ISA file, before the kernels. Everything has internal linkage and is inlined:
+// nothing here may outlive its object file.
 #pragma once
 
 #include <immintrin.h>
@@ -14,6 +14,7 @@ namespace allspark::kernels {
 namespace {
 
 constexpr int kLanes = 8;
+constexpr int kRegisters = 16;
 // Most rows in a GEMM register tile, and the accumulator vectors per row that go with a number of
 // rows: 12 accumulators at most leave 4 of the 16 registers for operands.
 constexpr int kTileRows = 6;

@@ -19,6 +19,7 @@ namespace allspark::kernels {
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int kRegisters = 32;
 // 24 accumulators of 32 registers; a whole panel of 64 columns per row.
 constexpr int kTileRows = 6;
 constexpr int TileVecs(int) { return 4; }
@@ -157,6 +158,23 @@ AS_ALWAYS_INLINE void Interleave(VecF x, VecF y, VecF* first, VecF* second) {
   *first = _mm512_permutex2var_ps(x, low, y);
   *second = _mm512_permutex2var_ps(x, high, y);
 }
+
+#if defined(AS_KERNELS_NATIVE_BF16)
+// acc + the products of the pairs, two roundings at most; subnormals are zero.
+AS_ALWAYS_INLINE VecF DotBf16(VecF acc, VecI a, VecI b) {
+  return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+}
+// As StoreBf16, but by the conversion instruction, which flushes subnormals to zero.
+AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
+}
+// To integers, ties to even.
+AS_ALWAYS_INLINE VecF Round(VecF x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// x 2^n for integers n from -200 to 100.
+AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) { return _mm512_scalef_ps(x, n); }
+#endif
 
 }  // namespace
 }  // namespace allspark::kernels

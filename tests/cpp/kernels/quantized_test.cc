@@ -272,8 +272,10 @@ TEST_P(QuantizedTest, GatedGivesTheBitsOfBothSteps) {
 // Sums of integers are exact, and what follows is the same for all: so are the bits, but for the
 // reference, which works in double.
 TEST_P(QuantizedTest, EveryInstructionSetGivesTheSameBitsForInt8Activations) {
-  const KernelTable* first = FindTable("avx2");
-  if (first == nullptr || &table() == FindTable("reference")) GTEST_SKIP() << "nothing to compare";
+  if (AvailableTables().size() < 2 || &table() == AvailableTables().front()) {
+    GTEST_SKIP() << "nothing to compare";
+  }
+  const KernelTable* first = AvailableTables()[1];
   uint32_t seed = 50;
   for (const Shape& shape : Shapes()) {
     if (shape.act != Act::kInt8) continue;

@@ -1,0 +1,24 @@
+// What a bfloat16 dot product improves: GEMM with bfloat16 activations, and attention over a
+// bfloat16 cache, whose queries and weights are then rounded to bfloat16.
+#pragma once
+
+#include "kernels/cpu/attention.inl"
+#include "kernels/cpu/gemm.inl"
+#include "kernels/cpu/quantized.inl"
+#include "kernels/kernel_slots.h"
+
+namespace allspark::kernels {
+namespace {
+
+AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
+  const DType bf16 = DType::kBFloat16;
+  FillGemm<GemmPlain<uint16_t, DotNative>>(table, bf16, bf16);
+  FillGemm<GemmWidened<uint16_t, DotNative, 8>>(table, DType::kUInt8, bf16);
+  FillGemm<GemmWidened<uint16_t, DotNative, 4>>(table, DType::kUInt4, bf16);
+  FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
+  FillAttention<QuantizedHead<8>, DotNative>(table, DType::kInt8);
+  FillAttention<QuantizedHead<4>, DotNative>(table, DType::kUInt4);
+}
+
+}  // namespace
+}  // namespace allspark::kernels
