@@ -35,9 +35,10 @@ set(ALLSPARK_ISA_avx512
     -mavx512f -mavx512bw -mavx512vl -mavx512dq ${ALLSPARK_ISA_avx2})
 set(ALLSPARK_ISA_avx512_vnni ${ALLSPARK_ISA_avx512} -mavx512vnni)
 set(ALLSPARK_ISA_avx512_bf16 ${ALLSPARK_ISA_avx512_vnni} -mavx512bf16)
-set(ALLSPARK_ISA_neon "")
-set(ALLSPARK_ISA_neon_dotprod -march=armv8.2-a+dotprod)
-set(ALLSPARK_ISA_neon_bf16 -march=armv8.2-a+bf16)
+# On Arm, GCC reorders before it allocates registers, and then spills the tiles' accumulators.
+set(ALLSPARK_ISA_neon $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
+set(ALLSPARK_ISA_neon_dotprod ${ALLSPARK_ISA_neon} -march=armv8.2-a+dotprod)
+set(ALLSPARK_ISA_neon_bf16 ${ALLSPARK_ISA_neon} -march=armv8.2-a+bf16)
 set(ALLSPARK_ISAS_x86_64 avx2 avx512 avx512_vnni avx512_bf16)
 set(ALLSPARK_ISAS_aarch64 neon neon_dotprod neon_bf16)
 

@@ -21,6 +21,15 @@ else()
   target_link_libraries(as_test_support INTERFACE as_flags GTest::gtest)
 endif()
 
+set(as_test_properties TIMEOUT 600)
+set(as_test_filter "")
+if(CMAKE_CROSSCOMPILING)
+  # In qemu-user, which is many times slower and keeps notes of every page of a reserved region:
+  # a small one, and no test of how the process grows.
+  set(as_test_properties TIMEOUT 3600 ENVIRONMENT BFC_MEM_RATIO=0.05)
+  set(as_test_filter TEST_FILTER "-EngineTest.StartingAndStoppingLeaksNothing")
+endif()
+
 function(as_add_test name label layers)
   add_executable(${name} ${ARGN})
   list(TRANSFORM layers PREPEND "as_")
@@ -31,7 +40,7 @@ function(as_add_test name label layers)
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
-    PROPERTIES LABELS ${label} TIMEOUT 600)
+    ${as_test_filter} PROPERTIES LABELS ${label} ${as_test_properties})
 endfunction()
 
 # A folder named as no layer tests the whole.

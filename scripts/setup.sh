@@ -4,7 +4,7 @@
 #
 # usage: scripts/setup.sh [--test] [--slow] [--no-package]
 #   --test  also what scripts/test.sh needs: GoogleTest, the dev extra, torch (the parity tests compare with it)
-#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds
+#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, and what builds and runs Arm programs
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
 set -euo pipefail
@@ -22,6 +22,8 @@ done
 venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"
 # The CPU build; without the local version label pip may choose one that brings gigabytes of CUDA.
 torch_version=2.13.0
+
+aarch64_root="$PWD/build/aarch64-root"
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -54,28 +56,59 @@ missing_packages() {
 }
 
 install_packages() {
-  local missing sudo=()
+  local missing
   mapfile -t missing < <(missing_packages)
   [ "${#missing[@]}" -gt 0 ] || return 0
-  if ! command -v apt-get >/dev/null; then
-    echo "setup.sh: missing, and there is no apt-get to install them: ${missing[*]}" >&2
-    exit 1
-  fi
-  if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null || {
-      echo "setup.sh: run as root, or install sudo; missing: ${missing[*]}" >&2
-      exit 1
-    }
-    sudo=(sudo)
-  fi
   say "system packages: ${missing[*]}"
-  "${sudo[@]}" apt-get update -qq
+  as_root apt-get update -qq
   # Releases without clang 14 have a newer default.
   if ! apt-cache show clang-14 >/dev/null 2>&1; then
     missing=("${missing[@]/#clang-14/clang}")
     missing=("${missing[@]/#libclang-rt-14-dev/libclang-rt-dev}")
   fi
-  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  apt_install "${missing[@]}"
+}
+
+apt_install() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+as_root() {
+  if ! command -v apt-get >/dev/null; then
+    echo "setup.sh: there is no apt-get here for: $*" >&2
+    return 1
+  fi
+  if [ "$(id -u)" = 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    echo "setup.sh: run as root, or install sudo, for: $*" >&2
+    return 1
+  fi
+}
+
+# The preset aarch64: compiler and emulator, and the libraries of that architecture. These are unpacked into
+# build/, not installed: beside this machine's own packages they would have to be of the very same versions.
+has_aarch64() {
+  command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && [ -f "$aarch64_root/complete" ]
+}
+
+install_aarch64() {
+  local missing=(g++-aarch64-linux-gnu qemu-user) state="$aarch64_root/apt" package
+  say "cross build for aarch64: ${missing[*]}, libraries"
+  apt_install "${missing[@]}" || return 1
+  mkdir -p "$state/lists/partial" "$state/archives/partial"
+  printf '%s\n' "Dir::State::lists \"$state/lists\"; Dir::State::status \"/dev/null\"; Dir::Cache \"$state\";" \
+    'APT::Architecture "arm64"; APT::Architectures "arm64"; APT::Sandbox::User "root";' >"$state/apt.conf"
+  local -x APT_CONFIG="$state/apt.conf"
+  apt-get update -qq || return 1
+  for package in libprotobuf-dev libgtest-dev libxxhash-dev \
+    "$(apt-cache depends libprotobuf-dev | sed -n 's/^ *Depends: \(libprotobuf-lite.*\)/\1/p')"; do
+    (cd "$state" && apt-get download -qq "$package") || return 1
+    dpkg-deb -x "$state/${package}"_*.deb "$aarch64_root" || return 1
+  done
+  touch "$aarch64_root/complete"
 }
 
 # One hash of all files under the given paths, names included.
@@ -140,6 +173,9 @@ install_torch() {
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 install_packages
+if [ "$want_slow" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
+  install_aarch64 || echo "setup.sh: WARNING: no cross build for aarch64 here" >&2
+fi
 make_venv
 if [ "$want_test" = 1 ]; then install_torch; fi
 if [ "$want_package" = 1 ]; then install_package; fi

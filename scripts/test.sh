@@ -4,7 +4,8 @@
 #
 # usage: scripts/test.sh [--fast | --slow]
 #   --fast  what can be had in two minutes after a small change: the C++ unit tests, Python tests without torch
-#   --slow  also the slow tests, the C++ tests under ASan+UBSan and TSan, and a minute of fuzzing
+#   --slow  also the slow tests, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an emulated Arm
+#           processor, and a minute of fuzzing
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -77,6 +78,30 @@ fuzz() {  # a minute for all targets together
   done
 }
 
+# The kernel tables that some processors get: what they have, and nothing else.
+dispatch_aarch64() {
+  local cpu tables found
+  while read -r cpu tables; do
+    found="$(QEMU_CPU="$cpu" qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/test_kernels \
+      --gtest_filter='Tables/RowwiseTest.RmsNorm*' | sed -n 's,.* OK .*/\([a-z0-9_]*\) .*,\1,p' | sort -u | tr '\n' ' ')"
+    echo "$cpu: $found"
+    [ "$found" = "$tables reference " ] || return 1
+  done <<<'cortex-a57 neon
+cortex-a76 neon neon_dotprod
+max neon neon_bf16 neon_dotprod'
+}
+
+aarch64() {
+  if ! has_aarch64; then
+    echo "SKIPPED: aarch64: there is no cross compiler, no emulator, or no library for it" | tee -a "$results/summary.txt"
+    return 0
+  fi
+  step build-aarch64 build aarch64 || return 0
+  step isa-symbols-aarch64 "$venv/bin/python" scripts/check_isa_symbols.py build/aarch64 || true
+  step dispatch-aarch64 dispatch_aarch64 || true
+  step ctest-aarch64 run_ctest aarch64 unit || true
+}
+
 slow_tier() {
   local clangxx
   clangxx="$(command -v clang++-14 || command -v clang++)"
@@ -88,6 +113,7 @@ slow_tier() {
     step ctest-tsan run_ctest tsan unit setarch -R || true
   fi
   if step build-fuzz build fuzz "-DCMAKE_CXX_COMPILER=$clangxx"; then step fuzz fuzz || true; fi
+  if [ "$(uname -m)" = x86_64 ]; then aarch64; fi
 }
 
 # shellcheck source=setup.sh

@@ -43,7 +43,7 @@ enum class StopMode : int {
 // A snapshot of one model's counters (ancestor's AsEngineStat; a span is a KV block).
 struct EngineStat {
   std::string model_name;
-  std::string kernel_table;  // which kernels run it: "avx2", "avx512_bf16", ...
+  std::string kernel_table;  // which kernels run it: "avx2", "neon_bf16", ...
   int64_t total_span = 0, used_span = 0, free_span = 0, span_size = 0;
   int64_t total_token = 0, free_token = 0;
   int64_t pending_request = 0, running_request = 0;
