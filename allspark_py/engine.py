@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,10 +19,12 @@ from allspark._allspark import (
     AsEngineStat,
     AsModelConfig,
     AsStatus,
+    GenerateConfig,
     GenerateRequestStatus,
     ModelImage,
     ModelState,
     NativeEngine,
+    QueuedMask,
     RequestHandle,
     Status,
 )
@@ -30,6 +33,7 @@ from allspark.result_queue import ResultQueue
 from allspark.runtime_config import AsModelRuntimeConfigBuilder, TargetDevice
 
 if TYPE_CHECKING:
+    from allspark.guided import GuidedDecoding
     from allspark.model_loader import LLM
 
 __all__ = [
@@ -119,6 +123,8 @@ class Engine:
     def __init__(self) -> None:
         self._native = NativeEngine()
         self._errors = threading.local()
+        self._guided: GuidedDecoding | None = None
+        self._guided_lock = threading.Lock()
 
     # -- models ----------------------------------------------------------------------------
 
@@ -181,7 +187,7 @@ class Engine:
 
         Args:
             model_name: an installed, running model.
-            model: the loader; not needed here, may be None.
+            model: the loader; its tokenizer is needed for a `response_format`, else it may be None.
             input_ids: list, NumPy array or torch tensor of any integer type, shape [n] or [1, n].
             generate_config_builder: a builder, its dict, or None for the defaults.
 
@@ -191,10 +197,13 @@ class Engine:
         """
         ids = _to_id_array(input_ids)
         try:
-            config = GenerationConfigAdapter.to_native(generate_config_builder)
+            config, response_format = GenerationConfigAdapter.split(generate_config_builder)
+            mask = self._token_mask(response_format, model, config)
         except (TypeError, ValueError) as error:
             return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
-        status, handle, queue = self._native.start_request(model_name, ids, config)
+        status, handle, queue = self._native.start_request(model_name, ids, config, mask)
+        if handle is None and mask is not None:
+            self._guided_decoding().forget(mask)
         return self._result(status), handle, queue and ResultQueue(queue)
 
     def start_request(
@@ -297,6 +306,27 @@ class Engine:
         return f"Engine(version={self.get_version_full()}, models={self.list_models()})"
 
     # -- helpers -----------------------------------------------------------------------------
+
+    def _token_mask(
+        self, response_format: Any, model: LLM | None, config: GenerateConfig
+    ) -> QueuedMask | None:
+        if response_format is None:
+            return None
+        if model is None:
+            raise ValueError(
+                "response_format needs the tokenizer; give start_request_ids the loader as model"
+            )
+        return self._guided_decoding().mask(response_format, model.get_tokenizer(), config)
+
+    def _guided_decoding(self) -> GuidedDecoding:
+        from allspark.guided import GuidedDecoding
+
+        with self._guided_lock:
+            if self._guided is None:
+                self._guided = GuidedDecoding()
+                # After the engine has ended its requests: masks that fail would be their reason.
+                weakref.finalize(self._native, self._guided.close)
+            return self._guided
 
     def _fail(self, status: AsStatus, message: str) -> AsStatus:
         self._errors.message = message

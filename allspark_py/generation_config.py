@@ -209,6 +209,11 @@ class ASGenerationConfigBuilder:
         """Id sequences after any of which generation ends; they stay in the output."""
         return self._set("stop_words_ids", [list(word) for word in words])
 
+    def response_format(self, form: Mapping[str, Any] | None) -> ASGenerationConfigBuilder:
+        """Keeps the output in a format, e.g. {"type": "json_object"}; needs the loader when the
+        request starts. docs/guided_decoding.md has the forms. Default None: any text."""
+        return self._set("response_format", form)
+
     def priority(self, value: int) -> ASGenerationConfigBuilder:
         """Larger runs earlier; FIFO within one priority. Default 0."""
         return self._set("priority", value)
@@ -253,3 +258,15 @@ class GenerationConfigAdapter:
             if value not in (None, neutral):
                 raise ValueError(f"{name} is {value!r}; only {neutral!r} is served")
         return GenerateConfig.from_dict(fields)
+
+    @classmethod
+    def split(cls, config: Any) -> tuple[GenerateConfig, Any]:
+        """The engine's part as to_native gives it, and the `response_format`, which the engine does
+        not know."""
+        if isinstance(config, ASGenerationConfigBuilder):
+            config = config.build()
+        response_format = None
+        if isinstance(config, Mapping):
+            config = dict(config)
+            response_format = config.pop("response_format", None)
+        return cls.to_native(config), response_format

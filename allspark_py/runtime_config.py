@@ -118,6 +118,10 @@ class AsModelRuntimeConfigBuilder:
         """Requests that may wait beyond the running batch; more are denied. Default 0: no bound."""
         return self._set("max_waiting_requests", num_requests)
 
+    def token_mask_timeout_ms(self, timeout_ms: int) -> AsModelRuntimeConfigBuilder:
+        """Longest that a step waits for the masks of guided requests. Default 10000."""
+        return self._set("token_mask_timeout_ms", timeout_ms)
+
     def num_threads(self, num_threads: int) -> AsModelRuntimeConfigBuilder:
         """Compute threads. Default 0: one per core this process may run on."""
         return self._set("num_threads", num_threads)

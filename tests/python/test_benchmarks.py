@@ -72,6 +72,14 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     assert "not measured" in table  # The limits were left out.
 
 
+def test_guided_decoding_is_compared(tmp_path: Path) -> None:
+    script = [sys.executable, str(BENCHMARKS / "guided.py"), "--work-dir", str(tmp_path)]
+    sizes = ["--shape", "tiny", "--batch", "4", "--output", "8", "--rounds", "1"]
+    result = subprocess.run([*script, *sizes], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"\| a schema each \| [\d.]+ \| [\d.]+ \|", result.stdout)
+
+
 def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
     result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
     assert result.returncode == 0, result.stderr

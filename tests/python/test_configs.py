@@ -32,6 +32,7 @@ def test_runtime_builder_sets_every_field():
         .lora_max_rank("8")
         .lora_max_num(2)
         .max_waiting_requests(7)
+        .token_mask_timeout_ms(500)
         .enable_sparsity_matmul(False)
         .build()
     )
@@ -52,6 +53,7 @@ def test_runtime_builder_sets_every_field():
         lora_max_rank=8,
         lora_max_num=2,
         max_waiting_requests=7,
+        token_mask_timeout_ms=500,
     )
     assert "my_model" in repr(config)
 

@@ -73,6 +73,14 @@ def test_batch_example(demo_model, tmp_path):
     assert all(answer["finish"] == "stop" for answer in answers)
 
 
+def test_guided_example(demo_model):
+    result = run([sys.executable, "examples/python/guided.py", str(demo_model)])
+    number, choice, animal = (json.loads(line)["answer"] for line in result.stdout.splitlines())
+    assert number.endswith("47")
+    assert choice in ("yes", "no")
+    assert set(json.loads(animal)) == {"name", "legs"}
+
+
 def test_async_example(demo_model):
     result = run([sys.executable, "examples/python/async_streams.py", str(demo_model), "40"])
     assert "40 answers" in result.stdout

@@ -1,0 +1,192 @@
+"""The forms of `response_format`, each turned into one grammar that the compiler understands.
+
+Pure functions: nothing is compiled here. docs/guided_decoding.md lists the forms.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import llguidance
+
+# Keywords that the compiler cannot enforce are errors, whatever the schema itself asks for.
+_STRICT = {"lenient": False, "coerce_one_of": False}
+# Between the parts of a JSON text. Small models fall into endless blanks where they may.
+_WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,32}"}
+
+Schema = dict[str, Any]
+# Special tokens by the text that stands for them.
+SpecialTokens = Mapping[str, int]
+
+
+def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> str | None:
+    """The grammar of a response format; None for plain text.
+
+    Raises:
+        ValueError: an unknown type or key, or a bad value. TypeError: a value of a wrong type.
+    """
+    if response_format is None:
+        return None
+    if not isinstance(response_format, Mapping):
+        raise _wrong_type("response_format", response_format, "a dict with the key 'type'")
+    kind = response_format.get("type")
+    if kind not in _FORMS:
+        known = ", ".join(map(repr, _FORMS))
+        raise ValueError(f"response_format has the type {kind!r}; it must be one of {known}")
+    keys, convert = _FORMS[kind]
+    for key in response_format:
+        if key != "type" and key not in keys:
+            allowed = ", ".join(map(repr, ("type", *keys)))
+            raise ValueError(
+                f"response_format of type {kind!r} has the key {key!r}; its keys are {allowed}"
+            )
+    return convert(response_format, special_tokens)
+
+
+def _wrong_type(name: str, value: Any, expected: str) -> TypeError:
+    return TypeError(f"{name} is a {type(value).__name__}; it must be {expected}")
+
+
+def _field(fields: Mapping[str, Any], key: str, kind: type | tuple[type, ...], text: str) -> Any:
+    """fields[key], of that type; `text` names the type."""
+    if key not in fields:
+        raise ValueError(f"response_format lacks {key!r}")
+    if not isinstance(fields[key], kind):
+        raise _wrong_type(f"response_format's {key!r}", fields[key], text)
+    return fields[key]
+
+
+def _strict(schema: Any, name: str = "json_schema") -> Schema:
+    """A schema, or the text of one, as a dict that lets the compiler ignore nothing."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ValueError(f"response_format's {name!r} is not JSON: {error}") from error
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise _wrong_type(f"response_format's {name!r}", schema, "a schema: a dict or its text")
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, Mapping):
+        raise _wrong_type(f"response_format's {name!r}: 'x-guidance'", options, "a dict")
+    blanks = _WHITESPACE if options.get("whitespace_flexible", True) else {}
+    return {**schema, "x-guidance": {**blanks, **options, **_STRICT}}
+
+
+def _json_grammar(schema: Schema) -> str:
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"response_format's 'json_schema' is no JSON value: {error}") from error
+    return llguidance.LLMatcher.grammar_from_json_schema(text)
+
+
+def _json_object(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+    return _json_grammar(_strict(fields.get("json_schema", {"type": "object"})))
+
+
+def _json_schema(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+    schema = _field(fields, "json_schema", (Mapping, str, bool), "a schema: a dict or its text")
+    # {"name": ..., "schema": {...}}; 'schema' is no keyword of JSON Schema.
+    if isinstance(schema, Mapping) and "schema" in schema:
+        schema = schema["schema"]
+    return _json_grammar(_strict(schema))
+
+
+def _regex(key: str) -> Callable[[Mapping[str, Any], SpecialTokens], str]:
+    def convert(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+        return llguidance.LLMatcher.grammar_from_regex(_field(fields, key, str, "a str"))
+
+    return convert
+
+
+def _quoted(text: str) -> str:
+    """A literal of the Lark syntax."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _choice(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+    choices = _field(fields, "choice", (list, tuple), "a list of str")
+    if not choices:
+        raise ValueError("response_format's 'choice' is empty; it must have at least 1 str")
+    for choice in choices:
+        if not isinstance(choice, str):
+            raise _wrong_type("an element of response_format's 'choice'", choice, "a str")
+    return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choices)))
+
+
+def _grammar(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+    # Lark syntax, or EBNF as llama.cpp writes it; told apart by the '::=' of the latter.
+    return llguidance.grammar_from("grammar", _field(fields, "grammar", str, "a str"))
+
+
+def _literal(text: str, special_tokens: SpecialTokens) -> str:
+    """Text as a sequence of Lark literals and special tokens."""
+    names = sorted(special_tokens, key=len, reverse=True)
+    pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
+    return " ".join(
+        f"<[{special_tokens[piece]}]>" if piece in special_tokens else _quoted(piece)
+        for piece in pieces
+        if piece
+    )
+
+
+def _structural_tag(fields: Mapping[str, Any], special_tokens: SpecialTokens) -> str:
+    """Free text in which each trigger must open one of the structures that begin with it."""
+    triggers = _field(fields, "triggers", (list, tuple), "a list of str")
+    structures = _field(fields, "structures", (list, tuple), "a list of dicts")
+    bodies: dict[str, list[str]] = {}
+    for trigger in triggers:
+        if not isinstance(trigger, str) or not trigger:
+            raise ValueError(f"response_format's 'triggers' has {trigger!r}; each is a text")
+        bodies[trigger] = []
+    for index, structure in enumerate(structures):
+        name = f"structures[{index}]"
+        if not isinstance(structure, Mapping) or set(structure) != {"begin", "schema", "end"}:
+            raise ValueError(f"response_format's {name!r} must have 'begin', 'schema' and 'end'")
+        begin = _field(structure, "begin", str, "a str")
+        trigger = next((text for text in bodies if begin.startswith(text)), None)
+        if trigger is None:
+            raise ValueError(
+                f"response_format's {name!r} begins with {begin!r}, which no trigger begins"
+            )
+        schema = json.dumps(_strict(structure["schema"], f"{name}.schema"), allow_nan=False)
+        body = (
+            _literal(begin[len(trigger):], special_tokens),
+            f"%json {schema}",
+            _literal(_field(structure, "end", str, "a str"), special_tokens),
+        )
+        bodies[trigger].append(" ".join(part for part in body if part))
+    if not bodies or not all(bodies.values()):
+        raise ValueError("response_format's 'triggers' and 'structures' must have one another")
+    return llguidance.LLMatcher.grammar_from_lark(_tag_grammar(bodies, special_tokens))
+
+
+def _tag_grammar(bodies: Mapping[str, list[str]], special_tokens: SpecialTokens) -> str:
+    rules = ["TEXT: /(.|\\n)*/", "rest: TEXT"]
+    for index, (trigger, alternatives) in enumerate(bodies.items()):
+        if trigger in special_tokens:
+            rules.append(f"trigger_{index}: TEXT <[{special_tokens[trigger]}]>")
+        else:
+            # Lazy: it ends where the trigger first occurs, so text cannot step over it.
+            rules.append(f"trigger_{index}[lazy]: TEXT {_quoted(trigger)}")
+        rules.append(f"tag_{index}: trigger_{index} ({' | '.join(alternatives)})")
+    tags = " | ".join(f"tag_{index}" for index in range(len(bodies)))
+    return "\n".join([f"start: ({tags})* rest", *rules])
+
+
+# Type -> (its keys, how it becomes a grammar).
+_FORMS: dict[Any, tuple[tuple[str, ...], Callable[[Mapping[str, Any], SpecialTokens], Any]]] = {
+    "text": ((), lambda fields, special_tokens: None),
+    "json_object": (("json_schema",), _json_object),
+    "json_schema": (("json_schema",), _json_schema),
+    "regex_schema": (("regex_schema",), _regex("regex_schema")),
+    "regex": (("regex",), _regex("regex")),
+    "choice": (("choice",), _choice),
+    "grammar": (("grammar",), _grammar),
+    "structural_tag": (("triggers", "structures"), _structural_tag),
+}

@@ -1,0 +1,122 @@
+"""Guided against free decoding of this engine, interleaved, at a full batch.
+
+The grammar never ends, so that every request gives the same number of tokens either way. Costs
+depend on the vocabulary: give the tokenizer of the shape's real model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from allspark.guided import Compiler
+from checkpoints import SHAPES, ensure_checkpoint
+
+MODEL = "bench"
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}},
+        "address": {"type": "object", "properties": {"zip": {"type": "string"}}},
+    },
+    "required": ["name", "age", "tags"],
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
+    parser.add_argument("--tokenizer", type=Path, help="directory; default: one of bytes")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--output", type=int, default=128, help="tokens of each request")
+    parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    return parser.parse_args()
+
+
+def endless(properties: dict[str, Any]) -> dict[str, str]:
+    """Records one after the other, for ever."""
+    schema = {**RECORD, "properties": {**RECORD["properties"], **properties}}
+    lark = f"start: record+\nrecord: %json {json.dumps(schema)}"
+    return {"type": "grammar", "grammar": lark}
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        directory = ensure_checkpoint(options.shape, options.work_dir / f"guided-{options.shape}")
+        if options.tokenizer is not None:
+            for path in options.tokenizer.glob("*token*"):
+                shutil.copy(path, directory)
+        self.engine = Engine()
+        self.loader = HuggingFaceModel(str(directory), MODEL, user_set_data_type="bfloat16")
+        self.loader.load_model().serialize_to_memory(self.engine).free_model()
+        builder = self.loader.create_reference_runtime_config_builder(
+            MODEL, TargetDevice.CPU,
+            max_batch=options.batch, max_context_length=options.output + 64,
+        )  # fmt: skip
+        self.expect(self.engine.install_model(builder.num_threads(options.threads).build()))
+        self.expect(self.engine.start_model(MODEL))
+
+    def expect(self, status: AsStatus) -> None:
+        if status != AsStatus.ALLSPARK_SUCCESS:
+            raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
+
+    def tokens_per_second(self, formats: list[dict[str, str] | None]) -> float:
+        """One request for each format, from the first start to the last token."""
+        begin = time.perf_counter()
+        queues = []
+        for seed, response_format in enumerate(formats):
+            config = {
+                "max_new_tokens": self.options.output, "eos_token_id": -1, "seed": seed,
+                "top_k": 0, "response_format": response_format,
+            }  # fmt: skip
+            status, _, queue = self.engine.start_request_ids(MODEL, self.loader, [3] * 40, config)
+            self.expect(status)
+            queues.append(queue)
+        self.expect(self.engine.sync_request(MODEL))
+        seconds = time.perf_counter() - begin
+        total = sum(queue.GeneratedLength() for queue in queues)
+        wanted = len(formats) * self.options.output
+        if total != wanted:
+            raise RuntimeError(f"{total} of {wanted} tokens came: {queues[0].error}")
+        return total / seconds
+
+
+def main() -> None:
+    options = parse_arguments()
+    bench = Bench(options)
+    one = endless({})
+    kinds = {
+        "free": [None] * options.batch,
+        "one schema": [one] * options.batch,
+        "a schema each": [endless({f"own_{i}": {"type": "integer"}}) for i in range(options.batch)],
+    }
+    begin = time.perf_counter()
+    Compiler.of(bench.loader.get_tokenizer())
+    print(f"vocabulary read in {time.perf_counter() - begin:.2f} s")
+    results: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(options.rounds + 1):
+        for kind, formats in kinds.items():
+            rate = bench.tokens_per_second(formats)
+            if number > 0:  # the first warms up and compiles
+                results[kind].append(rate)
+    free = statistics.median(results["free"])
+    print(f"| {options.shape}, batch {options.batch} | tokens/s | of free |\n|---|---|---|")
+    for kind, rates in results.items():
+        rate = statistics.median(rates)
+        print(f"| {kind} | {rate:.1f} | {rate / free:.3f} |")
+    bench.expect(bench.engine.stop_model(MODEL))
+
+
+if __name__ == "__main__":
+    main()
