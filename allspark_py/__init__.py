@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from allspark.prompt_utils import PromptTemplate
     from allspark.result_queue import ResultQueue
     from allspark.runtime_config import AsModelRuntimeConfigBuilder
+    from allspark.text_queue import TextElements, TextQueue
 
 # Public name -> the module it lives in.
 _HOMES = {
@@ -55,6 +56,8 @@ _HOMES = {
     "PromptTemplate": "allspark.prompt_utils",
     "ResultQueue": "allspark.result_queue",
     "AsModelRuntimeConfigBuilder": "allspark.runtime_config",
+    "TextElements": "allspark.text_queue",
+    "TextQueue": "allspark.text_queue",
 }
 
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604

@@ -116,6 +116,8 @@ class GenerateConfig:
     frequency_penalty: float
     ignore_eos: bool
     logit_bias: dict[int, float]
+    logprobs: bool
+    logprobs_mode: str
     max_length: int
     max_new_tokens: int
     min_length: int
@@ -134,6 +136,7 @@ class GenerateConfig:
     suppress_repetition_in_generation: bool
     temperature: float
     top_k: int
+    top_logprobs: int
     top_p: float
 
 class AsEngineStat:
@@ -245,6 +248,7 @@ class NativeEngine:
         prompt_ids: ArrayLike,
         config: GenerateConfig,
         token_mask: TokenMask | None = None,
+        sharing: RequestHandle | None = None,
     ) -> tuple: ...
     def stop_model(self, model_name: str, drain: bool, timeout_ms: int, /) -> Status: ...
     def stop_request(self, model_name: str, handle: RequestHandle, /) -> Status: ...

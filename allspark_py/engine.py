@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,13 +24,19 @@ from allspark._allspark import (
     ModelImage,
     ModelState,
     NativeEngine,
+    NativeResultQueue,
     QueuedMask,
     RequestHandle,
     Status,
 )
-from allspark.generation_config import ASGenerationConfigBuilder, GenerationConfigAdapter
+from allspark.generation_config import (
+    ASGenerationConfigBuilder,
+    GenerationConfigAdapter,
+    RequestConfig,
+)
 from allspark.result_queue import ResultQueue
 from allspark.runtime_config import AsModelRuntimeConfigBuilder, TargetDevice
+from allspark.text_queue import TextQueue
 
 if TYPE_CHECKING:
     from allspark.guided import GuidedDecoding
@@ -50,7 +56,8 @@ __all__ = [
     "TargetDevice",
 ]
 
-Handles: TypeAlias = "RequestHandle | Sequence[RequestHandle]"
+Handles: TypeAlias = "RequestHandle | Sequence[Handles]"
+Started: TypeAlias = "tuple[AsStatus, Any, Any]"
 
 
 class RoPEScaleMethod(enum.IntEnum):
@@ -182,36 +189,57 @@ class Engine:
         model: LLM | None,
         input_ids: Any,
         generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
-    ) -> tuple[AsStatus, RequestHandle | None, ResultQueue | None]:
+    ) -> Started:
         """Starts a request on token ids and returns at once.
 
         Args:
             model_name: an installed, running model.
-            model: the loader; its tokenizer is needed for a `response_format`, else it may be None.
+            model: the loader; its tokenizer is needed for a `response_format` and for what is about
+                text, else it may be None.
             input_ids: list, NumPy array or torch tensor of any integer type, shape [n] or [1, n].
             generate_config_builder: a builder, its dict, or None for the defaults.
 
         Returns:
             (status, handle, queue); handle and queue are None unless the status is
-            ALLSPARK_SUCCESS.
+            ALLSPARK_SUCCESS. With stop_words or another field about text the queue is a TextQueue;
+            with n above 1 there are lists of n handles and n queues, empty on failure.
         """
         ids = _to_id_array(input_ids)
         try:
-            config, response_format = GenerationConfigAdapter.split(generate_config_builder)
-            mask = self._token_mask(response_format, model, config)
+            config = GenerationConfigAdapter.parse(generate_config_builder)
+            if config.text is not None and model is None:
+                raise ValueError(f"model is None; {config.text} needs the loader's tokenizer")
+            masks = [self._token_mask(model, config) for _ in range(config.n)]
         except (TypeError, ValueError) as error:
             return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
-        status, handle, queue = self._native.start_request(model_name, ids, config, mask)
-        if handle is None and mask is not None:
-            self._guided_decoding().forget(mask)
-        return self._result(status), handle, queue and ResultQueue(queue)
+
+        def start(
+            sequence: tuple[GenerateConfig, QueuedMask | None], first: RequestHandle | None
+        ) -> Started:
+            native_config, mask = sequence
+            status, handle, native = self._native.start_request(
+                model_name, ids, native_config, mask, first
+            )
+            if handle is None and mask is not None:
+                self._guided_decoding().forget(mask)
+            queue = native and self._wrap_queue(native, model_name, handle, model, config, len(ids))
+            return self._result(status), handle, queue
+
+        sequences = list(zip(config.sequences(), masks, strict=True))
+        if config.n == 1:
+            return start(sequences[0], None)
+        result = self._start_all(model_name, "sequence", start, sequences)
+        if result[0] != AsStatus.ALLSPARK_SUCCESS:
+            for mask in filter(None, masks):  # those that were never handed over too
+                self._guided_decoding().forget(mask)
+        return result
 
     def start_request(
         self,
         model_name: str,
         inputs: dict[str, Any],
         generate_config: ASGenerationConfigBuilder | dict[str, Any] | None = None,
-    ) -> tuple[AsStatus, RequestHandle | None, ResultQueue | None]:
+    ) -> Started:
         """The raw form: `inputs["input_ids"]` as for start_request_ids, or a DLPack capsule."""
         input_ids = inputs["input_ids"]
         if type(input_ids).__name__ == "PyCapsule":
@@ -224,7 +252,7 @@ class Engine:
         model: LLM,
         input_str_or_array: str | Sequence[str],
         generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
-    ) -> tuple[AsStatus, Any, Any]:
+    ) -> Started:
         """Tokenises text with the loader's tokenizer and starts a request, or one per string.
 
         No chat template is applied. A list of strings starts as one batch and returns
@@ -234,23 +262,15 @@ class Engine:
         if isinstance(input_str_or_array, str):
             ids = model.get_tokenizer().encode(input_str_or_array)
             return self.start_request_ids(model_name, model, ids, generate_config_builder)
-        handles: list[RequestHandle] = []
-        queues: list[ResultQueue] = []
         for index, text in enumerate(input_str_or_array):
             if not isinstance(text, str):
-                self.release_request(model_name, handles)
                 raise TypeError(f"input {index} is a {type(text).__name__}; it must be a str")
+
+        def start(text: str, _: Any) -> Started:
             ids = model.get_tokenizer().encode(text)
-            status, handle, queue = self.start_request_ids(
-                model_name, model, ids, generate_config_builder
-            )
-            if handle is None or queue is None:
-                message = self.last_error()
-                self.release_request(model_name, handles)
-                return self._fail(status, f"input {index}: {message}"), [], []
-            handles.append(handle)
-            queues.append(queue)
-        return AsStatus.ALLSPARK_SUCCESS, handles, queues
+            return self.start_request_ids(model_name, model, ids, generate_config_builder)
+
+        return self._start_all(model_name, "input", start, input_str_or_array)
 
     def stop_request(self, model_name: str, request_handle: Handles) -> AsStatus:
         """Ends a request after the running step at the latest; stopping twice is fine."""
@@ -307,16 +327,16 @@ class Engine:
 
     # -- helpers -----------------------------------------------------------------------------
 
-    def _token_mask(
-        self, response_format: Any, model: LLM | None, config: GenerateConfig
-    ) -> QueuedMask | None:
-        if response_format is None:
+    def _token_mask(self, model: LLM | None, config: RequestConfig) -> QueuedMask | None:
+        if config.response_format is None:
             return None
         if model is None:
             raise ValueError(
                 "response_format needs the tokenizer; give start_request_ids the loader as model"
             )
-        return self._guided_decoding().mask(response_format, model.get_tokenizer(), config)
+        return self._guided_decoding().mask(
+            config.response_format, model.get_tokenizer(), config.native
+        )
 
     def _guided_decoding(self) -> GuidedDecoding:
         from allspark.guided import GuidedDecoding
@@ -337,16 +357,70 @@ class Engine:
             return AsStatus.ALLSPARK_SUCCESS
         return self._fail(status.as_status, status.message)
 
+    def _start_all(
+        self,
+        model_name: str,
+        noun: str,
+        start: Callable[[Any, RequestHandle | None], Started],
+        items: Sequence[Any],
+    ) -> tuple[AsStatus, list, list]:
+        """Calls start(item, the first one's handle) for each; all of them start, or none does."""
+        handles: list[Any] = []
+        queues: list[Any] = []
+        for index, item in enumerate(items):
+            status, handle, queue = start(item, handles[0] if handles else None)
+            if status != AsStatus.ALLSPARK_SUCCESS:
+                message = self.last_error()
+                self.release_request(model_name, handles)
+                return self._fail(status, f"{noun} {index}: {message}"), [], []
+            handles.append(handle)
+            queues.append(queue)
+        return AsStatus.ALLSPARK_SUCCESS, handles, queues
+
+    def _wrap_queue(
+        self,
+        native: NativeResultQueue,
+        model_name: str,
+        handle: RequestHandle,
+        model: LLM | None,
+        config: RequestConfig,
+        prompt_length: int,
+    ) -> ResultQueue:
+        if config.text is None or model is None:
+            return ResultQueue(native)
+        minimum = max(config.native.min_new_tokens, config.native.min_length - prompt_length)
+        return TextQueue(
+            native,
+            model.get_tokenizer(),
+            config.text,
+            stop=_WeakStop(self, model_name, handle),
+            end_ids=config.end_ids(),
+            min_tokens=minimum,
+        )
+
     def _each(self, call: Any, model_name: str, handles: Handles) -> AsStatus:
         """Applies a call to one handle or to all of a list; the first failure is returned."""
         if isinstance(handles, RequestHandle):
             return self._result(call(model_name, handles))
         result = AsStatus.ALLSPARK_SUCCESS
         for handle in handles:
-            status = self._result(call(model_name, handle))
+            status = self._each(call, model_name, handle)
             if result == AsStatus.ALLSPARK_SUCCESS:
                 result = status
         return result
+
+
+class _WeakStop:
+    """Stops a request; does not keep the engine alive, which its queues outlive."""
+
+    def __init__(self, engine: Engine, model_name: str, handle: RequestHandle):
+        self._engine = weakref.ref(engine)
+        self._arguments = (model_name, handle)
+
+    def __call__(self) -> None:
+        engine = self._engine()
+        if engine is not None:
+            engine._native.stop_request(*self._arguments)
 
 
 class _DLPackCapsule:

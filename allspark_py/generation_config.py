@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from allspark._allspark import GenerateConfig
+from allspark.text_queue import TextOptions
+
+# The most sequences of one prompt.
+MAX_N = 128
 
 # Fields of other engines' generation configs that this one does not serve, with the value at which
 # each changes nothing. That value is left out; another is refused, or warned of where it comes from
@@ -80,6 +85,8 @@ class ASGenerationConfigBuilder:
             self.process_eos_tokens(hf["eos_token_id"], self._fields)
         # Which stop words are EOS tokens, and not the caller's.
         self._eos_words: list[list[int]] = list(self._fields.get("stop_words_ids", []))
+        if hf.get("stop_strings"):
+            self.stop_words(hf["stop_strings"])
         if eos_token_id is not None:
             self._fields["eos_token_id"] = eos_token_id
         if seed is not None:
@@ -214,6 +221,39 @@ class ASGenerationConfigBuilder:
         request starts. docs/guided_decoding.md has the forms. Default None: any text."""
         return self._set("response_format", form)
 
+    def n(self, count: int) -> ASGenerationConfigBuilder:
+        """Sequences of one prompt, which share its KV blocks: one queue each. Default 1."""
+        return self._set("n", count)
+
+    def stop_words(self, words: str | Sequence[str]) -> ASGenerationConfigBuilder:
+        """Strings before which the output's text ends; needs the loader's tokenizer."""
+        return self._set("stop_words", [words] if isinstance(words, str) else list(words))
+
+    def include_stop_str_in_output(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True leaves the stop string in the text. Default False."""
+        return self._set("include_stop_str_in_output", flag)
+
+    def skip_special_tokens(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """False leaves markers such as the end-of-sequence token in the text. Default True."""
+        return self._set("skip_special_tokens", flag)
+
+    def logprobs(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True gives the log-probability of each output token. Default False."""
+        return self._set("logprobs", flag)
+
+    def top_logprobs(self, count: int) -> ASGenerationConfigBuilder:
+        """And those of so many likeliest tokens, at most 20, where logprobs is on. Default 0."""
+        return self._set("top_logprobs", count)
+
+    def logprobs_mode(self, mode: str) -> ASGenerationConfigBuilder:
+        """'processed': of the logits as the choice saw them, before temperature (the default);
+        'raw': as the model gave them."""
+        return self._set("logprobs_mode", mode)
+
+    def log_probs(self, enable_logprobs: bool, top_logprobs: int) -> ASGenerationConfigBuilder:
+        """The name of `logprobs` and `top_logprobs` in DashInfer's builder."""
+        return self.logprobs(enable_logprobs).top_logprobs(top_logprobs)
+
     def priority(self, value: int) -> ASGenerationConfigBuilder:
         """Larger runs earlier; FIFO within one priority. Default 0."""
         return self._set("priority", value)
@@ -231,18 +271,61 @@ class ASGenerationConfigBuilder:
         return f"ASGenerationConfigBuilder({self._fields})"
 
 
+@dataclass(frozen=True)
+class RequestConfig:
+    """A generation config taken apart: the engine's part, and what the SDK does itself."""
+
+    native: GenerateConfig
+    text: TextOptions | None = None  # None: the config says nothing about text
+    n: int = 1
+    response_format: Any = None
+
+    def sequences(self) -> list[GenerateConfig]:
+        """The engine's part for each of the n sequences: the seeds follow one another."""
+        if self.n == 1 or self.native.seed < 0:
+            return [self.native] * self.n
+        fields = self.native.to_dict()
+        return [
+            GenerateConfig.from_dict({**fields, "seed": self.native.seed + i})
+            for i in range(self.n)
+        ]
+
+    def end_ids(self) -> list[int]:
+        """The single tokens that end a request."""
+        ids = list(self.native.stop_token_ids)
+        if self.native.early_stopping and not self.native.ignore_eos:
+            ids.append(self.native.eos_token_id)
+        return ids
+
+
+def _take_n(fields: dict[str, Any]) -> int:
+    n = fields.pop("n", 1)
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"n is {n!r} ({type(n).__name__}); it must be an integer")
+    if not 1 <= n <= MAX_N:
+        raise ValueError(f"n is {n}; it must be in [1, {MAX_N}]")
+    if n > 1 and fields.get("do_sample") is False:
+        raise ValueError(f"n is {n}; it must be 1 where do_sample is False: all would be the same")
+    return n
+
+
 class GenerationConfigAdapter:
     """Turns whatever a caller passes as a generation config into the engine's own type."""
 
     @staticmethod
     def to_native(config: Any) -> GenerateConfig:
+        """The engine's part of a config; see parse."""
+        return GenerationConfigAdapter.parse(config).native
+
+    @staticmethod
+    def parse(config: Any) -> RequestConfig:
         """Accepts a builder, a dict, a GenerateConfig, or None for the defaults.
 
         Raises:
             ValueError: unknown key. TypeError: wrong type, of a field or of `config`.
         """
         if isinstance(config, GenerateConfig):
-            return config
+            return RequestConfig(config)
         if isinstance(config, ASGenerationConfigBuilder):
             config = config.build()
         if config is None:
@@ -257,16 +340,7 @@ class GenerationConfigAdapter:
             value = fields.pop(name, neutral)
             if value not in (None, neutral):
                 raise ValueError(f"{name} is {value!r}; only {neutral!r} is served")
-        return GenerateConfig.from_dict(fields)
-
-    @classmethod
-    def split(cls, config: Any) -> tuple[GenerateConfig, Any]:
-        """The engine's part as to_native gives it, and the `response_format`, which the engine does
-        not know."""
-        if isinstance(config, ASGenerationConfigBuilder):
-            config = config.build()
-        response_format = None
-        if isinstance(config, Mapping):
-            config = dict(config)
-            response_format = config.pop("response_format", None)
-        return cls.to_native(config), response_format
+        text = TextOptions.take(fields)
+        n = _take_n(fields)
+        response_format = fields.pop("response_format", None)
+        return RequestConfig(GenerateConfig.from_dict(fields), text, n, response_format)

@@ -3,7 +3,7 @@ and `async for`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
 from allspark.aio import wait_changed
@@ -44,17 +44,17 @@ class ResultQueue:
 
         Returns None once the request has ended and every token was fetched.
         """
-        return self._native.get(-1)
+        return self._take(lambda: self._native.get(-1))
 
     def GetWithTimeout(self, timeout_ms: int) -> GeneratedElements | None:
         """As Get, but returns None when nothing came within `timeout_ms` milliseconds (>= 0)."""
         if timeout_ms < 0:
             raise ValueError(f"timeout_ms is {timeout_ms}; it must be at least 0")
-        return self._native.get(timeout_ms)
+        return self._take(lambda: self._native.get(timeout_ms))
 
     def GetNoWait(self) -> GeneratedElements | None:
         """New tokens, or None when there are none; never blocks."""
-        return self._native.get_nowait()
+        return self._take(self._native.get_nowait)
 
     @property
     def finished(self) -> bool:
@@ -81,10 +81,14 @@ class ResultQueue:
         while True:
             # The status is read first: tokens that come after it are in the queue by then.
             finished = self.finished
-            elements = self._native.get_nowait()
+            elements = self._take(self._native.get_nowait)
             if elements is not None or finished:
                 return elements
             await wait_changed(self._native)
+
+    def _take(self, fetch: Callable[[], GeneratedElements | None]) -> GeneratedElements | None:
+        """Every getter goes through here."""
+        return fetch()
 
     def __iter__(self) -> Iterator[GeneratedElements]:
         while (elements := self.Get()) is not None:

@@ -109,8 +109,8 @@ class Stream:
 
 
 def convert(job: Job) -> dict[str, float]:
-    """Checkpoint to native files, in place of what is there, beside a plain copy of the checkpoint's
-    weights. Both sides are in the page cache; nothing is synced to disk."""
+    """Checkpoint to native files, in place of what is there, beside a plain copy of the
+    checkpoint's weights. All is in the page cache; nothing is synced to disk."""
     model, quantisation = Path(job["model"]), job["options"]
     model.mkdir(parents=True, exist_ok=True)
     for path in model.glob("*"):

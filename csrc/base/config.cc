@@ -117,6 +117,10 @@ Status Validate(const GenerationConfig& config) {
     return Malformed("min_new_tokens", FormatValue(config.min_new_tokens),
                      "at most max_new_tokens, which is " + FormatValue(config.max_new_tokens));
   }
+  if (config.logprobs_mode != "processed" && config.logprobs_mode != "raw") {
+    return Malformed("logprobs_mode", FormatValue(config.logprobs_mode),
+                     "\"processed\" or \"raw\"");
+  }
   AS_RETURN_IF_ERROR(CheckTokenIds("stop_token_ids", config.stop_token_ids));
   AS_RETURN_IF_ERROR(CheckWords("stop_words_ids", config.stop_words_ids));
   AS_RETURN_IF_ERROR(CheckWords("bad_words_ids", config.bad_words_ids));

@@ -225,10 +225,11 @@ std::vector<std::string> Engine::ListModels() const {
 Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             std::span<const int64_t> prompt_ids,
                                             const GenerationConfig& config,
-                                            std::shared_ptr<TokenMask> token_mask) {
+                                            std::shared_ptr<TokenMask> token_mask,
+                                            RequestHandle sharing) {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   if (!instance.ok()) return instance.status();
-  return (*instance)->Submit(next_request_id++, prompt_ids, config, std::move(token_mask));
+  return (*instance)->Submit(next_request_id++, prompt_ids, config, std::move(token_mask), sharing);
 }
 
 Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {

@@ -238,7 +238,8 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
 Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
                                              std::span<const int64_t> prompt_ids,
                                              const GenerationConfig& generation,
-                                             std::shared_ptr<TokenMask> token_mask) {
+                                             std::shared_ptr<TokenMask> token_mask,
+                                             RequestHandle sharing) {
   Result<std::shared_ptr<Request>> created = Request::Create(
       request_id, prompt_ids, generation, limits_, engine_set_, std::move(token_mask));
   if (!created.ok()) return created.status();
@@ -258,6 +259,11 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
     return Status::RequestDenied(std::to_string(num_waiting) +
                                  " requests are waiting; max_waiting_requests is " +
                                  std::to_string(config_.max_waiting_requests));
+  }
+  if (sharing.id != 0) {
+    Result<std::shared_ptr<Request>> other = Find(sharing);
+    if (!other.ok()) return other.status();
+    request->sharing_request = std::move(*other);
   }
   requests_.emplace(request_id, request);
   request->self = request;

@@ -51,7 +51,7 @@ class ModelInstance {
 
   Result<StartedRequest> Submit(uint64_t request_id, std::span<const int64_t> prompt_ids,
                                 const GenerationConfig& generation,
-                                std::shared_ptr<TokenMask> token_mask);
+                                std::shared_ptr<TokenMask> token_mask, RequestHandle sharing);
   Status StopRequest(RequestHandle handle);
   Status ReleaseRequest(RequestHandle handle);
   Status SyncRequest(RequestHandle handle, int64_t timeout_ms);

@@ -195,8 +195,14 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
     request->counts = TokenCounts(std::min(max_length, limits.vocab_size));
     for (int32_t token : request->tokens) request->counts.Add(token, /*is_output=*/false);
   }
-  request->queue = std::make_shared<ResultQueueImpl>(request_id, prompt_length,
-                                                     max_length - prompt_length, engine_set);
+  request->wants_logprobs = config.logprobs;
+  request->logprobs.raw = config.logprobs_mode == "raw";
+  if (config.logprobs) request->logprobs.top.resize(static_cast<size_t>(config.top_logprobs));
+  const QueueCapacity capacity{.tokens = max_length - prompt_length,
+                               .logprobs = config.logprobs,
+                               .top_logprobs = config.logprobs ? config.top_logprobs : 0};
+  request->queue =
+      std::make_shared<ResultQueueImpl>(request_id, prompt_length, capacity, engine_set);
   if (token_mask != nullptr) {
     Result<std::unique_ptr<MaskReader>> mask =
         MaskReader::Create(std::move(token_mask), limits.vocab_size);
@@ -210,13 +216,14 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   return request;
 }
 
-SamplingRow Request::NextRow(float* logits) const {
+SamplingRow Request::NextRow(float* logits) {
   SamplingRow row{.params = &sampling, .logits = logits, .position = num_tokens};
   if (processors.Any()) {
     row.processors = &processors;
     row.tokens = tokens.data();
     row.counts = &counts;
   }
+  if (wants_logprobs) row.logprobs = &logprobs;
   if (num_tokens < min_length) {
     row.banned = end_tokens.data();
     row.num_banned = static_cast<int64_t>(end_tokens.size());
@@ -265,6 +272,10 @@ void Request::EndDrafts() {
   KeepDrafts(0);
 }
 
+void Request::Deliver(int32_t token, int64_t now_us) {
+  queue->Append(token, wants_logprobs ? &logprobs : nullptr, now_us);
+}
+
 FinishReason Request::Append(int32_t token) {
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
@@ -275,12 +286,22 @@ FinishReason Request::Append(int32_t token) {
   return num_tokens >= max_length ? FinishReason::kLength : FinishReason::kNone;
 }
 
+void Request::ShareBeginning() {
+  if (sharing_request == nullptr) return;
+  // Empty where that one has ended.
+  const std::vector<int32_t>& other = sharing_request->tokens;
+  sharing = sharing_request.get();
+  num_shared = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first -
+               tokens.begin();
+}
+
 void Request::ReleaseResources() {
   std::vector<int32_t>().swap(tokens);
   std::vector<int32_t>().swap(block_table);
   std::vector<int32_t>().swap(drafts);
   counts = TokenCounts();
   mask.reset();
+  sharing_request.reset();
 }
 
 }  // namespace allspark

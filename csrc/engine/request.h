@@ -45,7 +45,12 @@ struct Request : ScheduledSequence {
   // Appends a sampled token; returns why the request ends now, or kNone.
   FinishReason Append(int32_t token);
   // What the sampler needs to choose the next token; points into this request.
-  SamplingRow NextRow(float* logits) const;
+  SamplingRow NextRow(float* logits);
+  // Delivers the token that was chosen for NextRow.
+  void Deliver(int32_t token, int64_t now_us);
+  // Sees how much of `sharing_request` this one can use. For the step thread, before it is
+  // scheduled.
+  void ShareBeginning();
   // Frees everything but the queue; called once the request has ended.
   void ReleaseResources();
 
@@ -59,7 +64,9 @@ struct Request : ScheduledSequence {
   int64_t repetition_ngram_threshold = 0;
   SamplingParams sampling;
   LogitsProcessors processors;
+  bool wants_logprobs = false;
   std::shared_ptr<ResultQueueImpl> queue;
+  std::shared_ptr<const Request> sharing_request;  // whose KV blocks it may use; null: nobody's
 
   // The step thread's.
   std::unique_ptr<MaskReader> mask;  // null: every token may be chosen
@@ -68,6 +75,7 @@ struct Request : ScheduledSequence {
   DraftLength draft_length;
   std::vector<int32_t> drafts;    // num_drafts tokens, of the step at hand; capacity is reserved
   size_t num_taken = 0;           // of drafts: those that were right
+  RowLogprobs logprobs;           // of the newest token
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.

@@ -1,18 +1,23 @@
 #include "engine/result_queue_impl.h"
 
 #include <chrono>
+#include <span>
 
 #include "base/clock.h"
 
 namespace allspark {
 
-ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens, int64_t max_tokens,
+ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens,
+                                 const QueueCapacity& capacity,
                                  std::shared_ptr<CompletionSetImpl> engine_set)
     : request_id_(request_id),
       prompt_tokens_(prompt_tokens),
+      capacity_(capacity),
       engine_set_(std::move(engine_set)),
       arrival_us_(SteadyNowUs()) {
-  tokens_.reserve(static_cast<size_t>(max_tokens));
+  tokens_.reserve(static_cast<size_t>(capacity.tokens));
+  if (capacity.logprobs) logprobs_.reserve(static_cast<size_t>(capacity.tokens));
+  top_logprobs_.reserve(static_cast<size_t>(capacity.tokens * capacity.top_logprobs));
   engine_hook_.queue = this;
   attached_hook_.queue = this;
 }
@@ -76,6 +81,17 @@ std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
   GeneratedElements elements;
   elements.ids_from_generate.assign(tokens_.begin() + static_cast<int64_t>(delivered_),
                                     tokens_.end());
+  if (capacity_.logprobs) {
+    elements.token_logprobs_list.assign(logprobs_.begin() + static_cast<int64_t>(delivered_),
+                                        logprobs_.end());
+    const auto num_top = static_cast<size_t>(capacity_.top_logprobs);
+    for (size_t i = delivered_; i < tokens_.size(); ++i) {
+      auto& top = elements.log_probs_list.emplace_back();
+      for (const TokenLogprob& t : std::span(top_logprobs_).subspan(i * num_top, num_top)) {
+        if (t.token >= 0) top.emplace_back(t.token, t.logprob);
+      }
+    }
+  }
   delivered_ = tokens_.size();
   return elements;
 }
@@ -114,7 +130,7 @@ void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {
   accepted_ += accepted;
 }
 
-void ResultQueueImpl::Append(int32_t token, int64_t now_us) {
+void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t now_us) {
   std::lock_guard lock(mutex_);
   if (tokens_.empty()) {
     first_token_us_ = now_us;
@@ -124,6 +140,10 @@ void ResultQueueImpl::Append(int32_t token, int64_t now_us) {
   }
   last_token_us_ = now_us;
   tokens_.push_back(token);
+  if (logprobs != nullptr) {
+    logprobs_.push_back(logprobs->chosen);
+    top_logprobs_.insert(top_logprobs_.end(), logprobs->top.begin(), logprobs->top.end());
+  }
 }
 
 void ResultQueueImpl::Finish(FinishReason reason, std::string error, int64_t now_us) {

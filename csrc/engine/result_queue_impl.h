@@ -9,13 +9,21 @@
 #include "allspark/result_queue.h"
 #include "engine/completion_set.h"
 
+#include "sampling/logprobs.h"
+
 namespace allspark {
+
+// What a queue is reserved for, so that the step thread never allocates.
+struct QueueCapacity {
+  int64_t tokens = 0;  // most output tokens
+  bool logprobs = false;
+  int64_t top_logprobs = 0;  // for each token
+};
 
 class ResultQueueImpl final : public ResultQueue,
                               public std::enable_shared_from_this<ResultQueueImpl> {
  public:
-  // max_tokens: most output tokens; reserved here so that the step thread never allocates.
-  ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens, int64_t max_tokens,
+  ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens, const QueueCapacity& capacity,
                   std::shared_ptr<CompletionSetImpl> engine_set);
   ~ResultQueueImpl() override;
 
@@ -32,7 +40,8 @@ class ResultQueueImpl final : public ResultQueue,
   // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes
   // it.
   void OnScheduled(int64_t now_us);
-  void Append(int32_t token, int64_t now_us);
+  // logprobs: of the token; null unless the queue was made for them.
+  void Append(int32_t token, const RowLogprobs* logprobs, int64_t now_us);
   void OnDrafts(int64_t drafted, int64_t accepted);
   void Finish(FinishReason reason, std::string error, int64_t now_us);
   void Announce();
@@ -49,6 +58,7 @@ class ResultQueueImpl final : public ResultQueue,
   // Constant after construction.
   const uint64_t request_id_;
   const int64_t prompt_tokens_;
+  const QueueCapacity capacity_;
   const std::shared_ptr<CompletionSetImpl> engine_set_;
   const int64_t arrival_us_;
 
@@ -60,6 +70,8 @@ class ResultQueueImpl final : public ResultQueue,
   FinishReason reason_ = FinishReason::kNone;
   std::string error_;
   std::vector<int32_t> tokens_;
+  std::vector<float> logprobs_;             // one per token, where wanted
+  std::vector<TokenLogprob> top_logprobs_;  // top_logprobs per token
   size_t delivered_ = 0;
   int64_t drafted_ = 0, accepted_ = 0;
   int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;

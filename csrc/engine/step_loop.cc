@@ -60,6 +60,7 @@ bool ModelInstance::TakeMail() {
     // Read first: a request that ends here may be gone afterwards.
     Request* next = added->next_new;
     try {
+      added->ShareBeginning();
       scheduler.Add(added);
     } catch (const std::exception& error) {
       EndRequest(added, FinishReason::kError, error.what());
@@ -137,7 +138,8 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   for (const PlannedChunk& chunk : plan) {
     auto* request = static_cast<Request*>(chunk.sequence);
     request->KeepDrafts(chunk.num_drafts);
-    if (chunk.begin == 0) request->queue->OnScheduled(now_us);
+    // The first of these calls counts.
+    if (request->num_tokens == request->prompt_length) request->queue->OnScheduled(now_us);
     AS_CHECK(num_tokens + chunk.num_tokens <= decoder_options_.max_tokens)
         << "the plan exceeds the step's token budget";
     for (int64_t i = 0; i < chunk.num_tokens; ++i) {
@@ -222,7 +224,7 @@ bool ModelInstance::AppendSampled(Request* request, const SamplingRow& row, int6
     return false;
   }
   const FinishReason reason = request->Append(row.token);
-  request->queue->Append(row.token, now_us);
+  request->Deliver(row.token, now_us);
   ++counters_.generated;
   if (reason != FinishReason::kNone) {
     request->EndDrafts();

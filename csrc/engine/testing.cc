@@ -113,6 +113,7 @@ Result<SampledRows> SampleTokens(const GenerationConfig& config, const std::vect
     SamplingRow row = (*request)->NextRow(sampled.logits.data());
     sampler.Sample(&row, 1);
     sampled.tokens.push_back(row.token);
+    sampled.logprobs = (*request)->logprobs;
   }
   return sampled;
 }

@@ -9,6 +9,7 @@
 #include "allspark/engine.h"
 #include "engine/step_events.h"
 #include "memory/allocator.h"
+#include "sampling/logprobs.h"
 
 namespace allspark {
 
@@ -43,6 +44,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
 struct SampledRows {
   std::vector<int32_t> tokens;  // one per seed
   std::vector<float> logits;    // as the last choice saw them: processed, not yet tempered
+  RowLogprobs logprobs;         // of the last choice, where the config asks for them
 };
 
 // Chooses the token after `prompt` and `output` from `logits` once per seed, as the step loop does

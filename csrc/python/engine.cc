@@ -6,6 +6,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -17,11 +19,13 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 
 py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
-                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask) {
+                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask,
+                       std::optional<RequestHandle> sharing) {
   const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
   auto started = [&]() -> Result<StartedRequest> {
     py::gil_scoped_release release;
-    return engine.StartRequest(model_name, ids, config, std::move(token_mask));
+    return engine.StartRequest(model_name, ids, config, std::move(token_mask),
+                               sharing.value_or(RequestHandle{}));
   }();
   if (!started.ok()) return py::make_tuple(started.status(), py::none(), py::none());
   return py::make_tuple(started.status(), started->handle, started->queue);
@@ -71,7 +75,7 @@ void BindEngine(py::module_& m) {
            })
       .def("list_models", &Engine::ListModels)
       .def("start_request", &StartRequest, py::arg("model_name"), py::arg("prompt_ids"),
-           py::arg("config"), py::arg("token_mask") = nullptr)
+           py::arg("config"), py::arg("token_mask") = nullptr, py::arg("sharing") = std::nullopt)
       .def("stop_request", &Engine::StopRequest, NoGil())
       .def("release_request", &Engine::ReleaseRequest, NoGil())
       .def("sync_request",

@@ -45,7 +45,8 @@ T CastField(const char* name, py::handle value) {
     // With conversions None would be False. Without, NumPy's bool still is one.
     py::detail::make_caster<bool> caster;
     if (caster.load(value, /*convert=*/false)) return static_cast<bool>(caster);
-  } else if (!is_bool) {
+  } else if (!is_bool && (!std::is_same_v<T, std::string> || py::isinstance<py::str>(value))) {
+    // bytes would pass for a str.
     try {
       return value.cast<T>();
     } catch (const py::cast_error&) {

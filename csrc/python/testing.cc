@@ -85,10 +85,15 @@ void BindTesting(py::module_& parent) {
         auto sampled = SampleTokens(config, prompt, output, logits, seeds);
         ThrowIfError(sampled.status());
         const auto size = static_cast<py::ssize_t>(sampled->logits.size());
-        return py::make_tuple(sampled->tokens, py::array_t<float>(size, sampled->logits.data()));
+        py::list top;
+        for (const TokenLogprob& t : sampled->logprobs.top) {
+          if (t.token >= 0) top.append(py::make_tuple(t.token, t.logprob));
+        }
+        return py::make_tuple(sampled->tokens, py::array_t<float>(size, sampled->logits.data()),
+                              sampled->logprobs.chosen, top);
       },
       py::arg("config"), py::arg("prompt"), py::arg("output"), py::arg("logits"), py::arg("seeds"),
-      "(one token per seed, float32 [vocab]: the logits that were chosen from).");
+      "(one token per seed; of the last: the logits chosen from, its logprob, the top ones).");
   m.def("kernel_tables", &KernelTableNames, "Names of the kernel tables this machine can run.");
 }
 

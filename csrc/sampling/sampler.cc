@@ -35,13 +35,12 @@ Sampler::Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, Thread
   AS_CHECK(kernels.argmax != nullptr) << "kernel table '" << kernels.name << "' has no argmax";
   const int num_threads = pool != nullptr ? pool->num_threads() : 1;
   scratch_.resize(static_cast<size_t>(vocab_size) * static_cast<size_t>(num_threads));
+  raw_logits_.resize(scratch_.size());
 }
 
 void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
   const auto sample = [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t i = begin; i < end; ++i) {
-      SampleRow(rows[i], scratch_.data() + thread * vocab_size_);
-    }
+    for (int64_t i = begin; i < end; ++i) SampleRow(rows[i], thread);
   };
   if (pool_ != nullptr) {
     pool_->ParallelFor(num_rows, 1, sample);
@@ -50,7 +49,10 @@ void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
   }
 }
 
-void Sampler::SampleRow(SamplingRow& row, TokenCandidate* scratch) const {
+void Sampler::SampleRow(SamplingRow& row, int thread) {
+  float* const raw_logits = raw_logits_.data() + thread * vocab_size_;
+  const bool raw_logprobs = row.logprobs != nullptr && row.logprobs->raw;
+  if (raw_logprobs) std::copy_n(row.logits, vocab_size_, raw_logits);
   if (row.processors != nullptr) {
     row.processors->Apply({row.tokens, static_cast<size_t>(row.position)}, row.counts,
                           {row.logits, static_cast<size_t>(vocab_size_)});
@@ -62,17 +64,21 @@ void Sampler::SampleRow(SamplingRow& row, TokenCandidate* scratch) const {
     row.logits[id] = -kInfinity;
   }
   if (row.mask != nullptr) ApplyMask(row.mask, vocab_size_, row.logits);
-  const SamplingParams& params = *row.params;
-  if (params.greedy || !(params.temperature >= kGreedyTemperature)) {
-    row.token = ArgMax(row.logits);
-    return;
+  row.token = Choose(row, scratch_.data() + thread * vocab_size_);
+  if (row.logprobs != nullptr && row.token >= 0) {
+    ComputeLogprobs(raw_logprobs ? raw_logits : row.logits, vocab_size_, row.token, *row.logprobs);
   }
+}
+
+int32_t Sampler::Choose(const SamplingRow& row, TokenCandidate* scratch) const {
+  const SamplingParams& params = *row.params;
+  if (params.greedy || !(params.temperature >= kGreedyTemperature)) return ArgMax(row.logits);
   const TokenFilter filter{.temperature = params.temperature,
                            .top_k = params.top_k,
                            .top_p = params.top_p,
                            .min_p = params.min_p};
-  row.token = ChooseToken(row.logits, vocab_size_, filter,
-                          PositionUniform(params.seed, row.position), scratch);
+  return ChooseToken(row.logits, vocab_size_, filter, PositionUniform(params.seed, row.position),
+                     scratch);
 }
 
 int32_t Sampler::ArgMax(const float* logits) const {

@@ -11,6 +11,7 @@
 #include "kernels/kernel_table.h"
 #include "platform/thread_pool.h"
 #include "sampling/logits_processors.h"
+#include "sampling/logprobs.h"
 #include "sampling/token_choice.h"
 
 namespace allspark {
@@ -37,25 +38,30 @@ struct SamplingRow {
   int64_t num_banned = 0;
   // Bit i % 32 of word i / 32 is off where token i may not be chosen; null: all may.
   const uint32_t* mask = nullptr;
-  int32_t token = -1;  // result; -1 when no allowed token has a finite logit
+  RowLogprobs* logprobs = nullptr;  // filled; null: not asked for
+  int32_t token = -1;               // result; -1 when no allowed token has a finite logit
 };
 
 class Sampler {
  public:
-  // Takes 8 bytes x vocab_size per thread of the pool (null: one thread, the caller). `kernels` and
-  // `pool` must outlive it. Requires: the table has argmax.
+  // Takes 12 bytes x vocab_size per thread of the pool (null: one thread, the caller). `kernels`
+  // and `pool` must outlive it. Requires: the table has argmax.
   Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, ThreadPool* pool);
   // Sets each row's token. A banned id outside the vocabulary throws InternalError.
   void Sample(SamplingRow* rows, int64_t num_rows);
 
  private:
-  void SampleRow(SamplingRow& row, TokenCandidate* scratch) const;
+  void SampleRow(SamplingRow& row, int thread);
+  // The row as it is: no token with any probability gives -1.
+  int32_t Choose(const SamplingRow& row, TokenCandidate* scratch) const;
   int32_t ArgMax(const float* logits) const;
 
   int64_t vocab_size_;
   const kernels::KernelTable& kernels_;
   ThreadPool* pool_;
-  std::vector<TokenCandidate> scratch_;  // one row of vocab_size per thread
+  // One row of vocab_size per thread each.
+  std::vector<TokenCandidate> scratch_;
+  std::vector<float> raw_logits_;
 };
 
 }  // namespace allspark

@@ -182,8 +182,8 @@ void Scheduler::PlanPrefill() {
         (sequence == nullptr || Precedes(*candidate, *sequence))) {
       admitting = CanAdmit(*candidate, slack);
       if (admitting) {
-        slack -= Demand(*candidate);
         Admit(candidate);
+        slack -= Demand(*candidate);
         budget -= PlanChunk(candidate, budget);
       }
     } else if (sequence != nullptr) {
@@ -237,16 +237,37 @@ int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
   return num_tokens;
 }
 
+// Blocks that the candidate would take from the sequence it shares a beginning with. At least two
+// tokens stay its own, so that it begins as a prefill and not as a decode.
+int64_t Scheduler::SharedBlocks(const ScheduledSequence& candidate) const {
+  if (candidate.sharing == nullptr || candidate.sharing->state != State::kRunning) return 0;
+  return std::max<int64_t>(0, std::min(candidate.num_shared, candidate.num_tokens - 2)) /
+         config_.block_size;
+}
+
 bool Scheduler::CanAdmit(const ScheduledSequence& candidate, int64_t slack) const {
   if (running_.size == 0) return BlocksFor(candidate.num_tokens) <= pool_.num_free();
+  const int64_t num_shared_blocks = SharedBlocks(candidate);
+  if (num_shared_blocks > 0 &&
+      candidate.sharing->num_computed < num_shared_blocks * config_.block_size) {
+    return false;  // They are being computed.
+  }
   // Blocks that a preemption just freed are for those that ran out; admitting at once would thrash.
-  return !preempted_in_plan_ && running_.size < config_.max_batch && Demand(candidate) <= slack;
+  return !preempted_in_plan_ && running_.size < config_.max_batch &&
+         Demand(candidate) - num_shared_blocks <= slack;
 }
 
 void Scheduler::Admit(ScheduledSequence* candidate) {
   waiting_.Erase(candidate);
   candidate->state = State::kRunning;
   running_.Insert(candidate);
+  const int64_t num_shared_blocks = SharedBlocks(*candidate);
+  for (int64_t i = 0; i < num_shared_blocks; ++i) {
+    const int32_t block = candidate->sharing->block_table[static_cast<size_t>(i)];
+    pool_.AddReference(block);
+    candidate->block_table.push_back(block);
+  }
+  candidate->num_computed = num_shared_blocks * config_.block_size;
 }
 
 // Preempts sequences behind this one until a block is free. Returns false where this is the last

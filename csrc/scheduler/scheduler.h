@@ -30,6 +30,10 @@ struct ScheduledSequence {
   // Set by the owner before Plan: tokens that it guesses to follow the known ones, to be computed
   // in one go with a decode. num_tokens + num_drafts < max_length.
   int64_t num_drafts = 0;
+  // A sequence that begins with the same num_shared tokens, or null; outlives this one. While it
+  // runs, this one takes references to its full blocks of them instead of computing them again.
+  const ScheduledSequence* sharing = nullptr;
+  int64_t num_shared = 0;
 
   // The scheduler's.
   int64_t arrival = 0;
@@ -116,6 +120,7 @@ class Scheduler {
   void PlanPrefill();
   void PlanDrafts();
   int64_t PlanChunk(ScheduledSequence* sequence, int64_t budget);
+  int64_t SharedBlocks(const ScheduledSequence& candidate) const;
   bool CanAdmit(const ScheduledSequence& candidate, int64_t slack) const;
   void Admit(ScheduledSequence* candidate);
   bool SecureFreeBlock(const ScheduledSequence* sequence);

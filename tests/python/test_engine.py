@@ -179,6 +179,28 @@ def test_results_and_statistics(running):
     assert stat.to_dict()["model_name"] == "m"
 
 
+def test_logprobs_come_with_the_tokens(running):
+    config = {**GREEDY, "logprobs": True, "top_logprobs": 3}
+    _, _, queue = running.start_request_ids("m", None, [1, 2, 3], config)
+    count = 0
+    for elements in queue:
+        ids = elements.ids_from_generate
+        count += len(ids)
+        assert len(elements.token_logprobs_list) == len(elements.log_probs_list) == len(ids)
+        for token, logprob, top in zip(
+            ids, elements.token_logprobs_list, elements.log_probs_list, strict=True
+        ):
+            assert len(top) == 3 and top[0] == (token, logprob)
+            assert 0 >= top[0][1] >= top[1][1] >= top[2][1]
+    assert count == 8
+    _, _, queue = running.start_request_ids("m", None, [1], {**GREEDY, "logprobs": True})
+    elements = queue.Get()
+    assert elements.log_probs_list == [[]] * len(elements.ids_from_generate)
+    _, _, queue = running.start_request_ids("m", None, [1], {**GREEDY, "top_logprobs": 3})
+    elements = queue.Get()
+    assert elements.log_probs_list == elements.token_logprobs_list == []
+
+
 def test_queue_survives_release_stop_and_engine(checkpoint):
     engine, _ = start_engine(checkpoint)
     engine.start_model("m")
@@ -217,6 +239,49 @@ def test_lists_start_as_one_batch(checkpoint):
     status, handle, queue = engine.start_request_text("m", loader, "a bb", GREEDY)
     assert status == OK and read_all(queue) == run(engine, [1, 2])
     assert engine.sync_request("m", None) == OK
+
+
+def test_n_sequences_are_those_of_n_seeds(running):
+    config = {"temperature": 1.5, "top_k": 0, "max_new_tokens": 20, "seed": 7}
+    prompt = [7 * i % VOCAB_SIZE for i in range(80)]
+    status, handles, queues = running.start_request_ids("m", None, prompt, {**config, "n": 4})
+    assert status == OK and len(handles) == len(queues) == 4
+    tokens = [read_all(queue) for queue in queues]
+    alone = [run(running, prompt, {**config, "seed": 7 + i}) for i in range(4)]
+    assert tokens == alone and len(set(map(tuple, tokens))) == 4
+    assert running.release_request("m", handles) == OK
+    # Without a seed each draws its own.
+    config.pop("seed")
+    _, handles, queues = running.start_request_ids("m", None, prompt, {**config, "n": 2})
+    assert read_all(queues[0]) != read_all(queues[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"n": 0}, ["n is 0", "[1, 128]"]),
+        ({"n": 129}, ["n is 129", "[1, 128]"]),
+        ({"n": 1.0}, ["n is 1.0", "integer"]),
+        ({"n": True}, ["n is True", "integer"]),
+        ({"n": 2, "do_sample": False}, ["n is 2", "do_sample"]),
+        ({"n": 2, "top_p": 3.0}, ["sequence 0: top_p is 3", "[0, 1]"]),
+    ],
+)
+def test_bad_n_is_refused(running, config, words):
+    status, handles, queues = running.start_request_ids("m", None, [1, 2], config)
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR and not handles and not queues
+    assert all(word in running.last_error() for word in words), running.last_error()
+
+
+def test_all_sequences_start_or_none(checkpoint):
+    engine, loader = start_engine(checkpoint, max_waiting_requests=2, engine_max_batch=2)
+    engine.start_model("m")
+    config = {"n": 16, "max_new_tokens": 400}
+    status, handles, queues = engine.start_request_ids("m", None, [1], config)
+    assert status == AsStatus.ALLSPARK_REQUEST_DENIED and handles == queues == []
+    assert "max_waiting_requests" in engine.last_error()
+    assert engine.sync_request("m", timeout_ms=10000) == OK
+    assert engine.get_as_engine_stat("m").used_span == 0
 
 
 def test_raw_start_request_takes_dlpack(running):

@@ -80,6 +80,7 @@ def test_values_out_of_range_are_refused(engine, name, value, bound):
         ({"logit_bias": {4: 101.0}}, ["logit_bias[4]", "101", "[-100, 100]"]),
         ({"logit_bias": {4: math.nan}}, ["logit_bias[4]", "nan", "[-100, 100]"]),
         ({"logit_bias": [4]}, ["logit_bias", "[4]", "dict"]),
+        ({"logprobs_mode": "log"}, ["logprobs_mode", "log", "processed", "raw"]),
         ({"num_beams": 2}, ["num_beams", "2", "1"]),
         ({"num_return_sequences": 2}, ["num_return_sequences", "2", "1"]),
         ({"repetition_penality": 1.5}, ["repetition_penality", "repetition_penalty"]),

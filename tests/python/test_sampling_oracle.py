@@ -79,7 +79,7 @@ def oracle(config: dict, prompt: list[int], output: list[int], row: list[float])
 )
 def test_processors_equal_transformers(config, prompt, output, row):
     native = GenerateConfig.from_dict({**config, "eos_token_id": EOS, "do_sample": False})
-    (token,), processed = testing.sample_tokens(native, prompt, output, row, [0])
+    (token,), processed, _, _ = testing.sample_tokens(native, prompt, output, row, [0])
     expected = oracle(config, prompt, output, row)
     np.testing.assert_array_equal(np.isneginf(processed), np.isneginf(expected))
     np.testing.assert_allclose(processed, expected, rtol=3e-7)
@@ -95,7 +95,7 @@ def test_frequency_and_presence_penalties(frequency, presence):
     prompt, output = [0, 1, 1], [1, 2, 2, 2]
     row = np.linspace(-3, 3, VOCAB, dtype=np.float32)
     config = GenerateConfig(frequency_penalty=frequency, presence_penalty=presence)
-    _, processed = testing.sample_tokens(config, prompt, output, list(row), [0])
+    _, processed, _, _ = testing.sample_tokens(config, prompt, output, list(row), [0])
     expected = row.copy()
     for token in set(output):
         expected[token] -= frequency * output.count(token) + presence
@@ -139,7 +139,7 @@ def test_draws_follow_transformers_distribution(config, seed):
     native = GenerateConfig.from_dict(config)
     num_draws = 1500
     seeds = list(range(seed, seed + num_draws))
-    drawn, _ = testing.sample_tokens(native, [1, 2], [], row, seeds)
+    drawn, *_ = testing.sample_tokens(native, [1, 2], [], row, seeds)
     counts = np.bincount(drawn, minlength=VOCAB)
     expected = probabilities(config, row) * num_draws
     assert counts[expected == 0].sum() == 0, "drawn outside of what the warpers keep"
@@ -152,8 +152,26 @@ def test_draws_follow_transformers_distribution(config, seed):
     assert statistic <= chi_square_bound(max(len(wanted) - 1, 1))
 
 
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(row=logits, num_top=st.integers(0, 20), raw=st.booleans(), banned=st.lists(ids, max_size=8))
+def test_logprobs_equal_log_softmax(row, num_top, raw, banned):
+    config = GenerateConfig(
+        do_sample=False, logprobs=True, top_logprobs=num_top,
+        logprobs_mode="raw" if raw else "processed", bad_words_ids=[[token] for token in banned],
+    )  # fmt: skip
+    (token,), processed, logprob, top = testing.sample_tokens(config, [0], [], row, [0])
+    if token < 0:
+        return
+    seen = np.array(row, dtype=np.float32) if raw else processed
+    expected = torch.log_softmax(torch.tensor(seen, dtype=torch.float64), dim=-1).numpy()
+    assert logprob == pytest.approx(expected[token], rel=1e-6, abs=1e-6)
+    order = sorted((-seen[i], i) for i in range(VOCAB) if not np.isneginf(seen[i]))[:num_top]
+    assert [i for i, _ in top] == [i for _, i in order]
+    np.testing.assert_allclose([p for _, p in top], expected[[i for i, _ in top]], 1e-6, 1e-6)
+
+
 def test_greedy_ignores_the_warpers():
     row = [0.0, 1.0, 2.0, 2.0]
     config = GenerateConfig(do_sample=False, temperature=9.0, top_k=0, top_p=0.1, min_p=1.0)
-    drawn, _ = testing.sample_tokens(config, [0], [], row, [1, 2, 3])
+    drawn, *_ = testing.sample_tokens(config, [0], [], row, [1, 2, 3])
     assert drawn == [2, 2, 2]

@@ -151,6 +151,13 @@ struct GenerationConfig {
   // Most tokens to draft per step by looking the last ones up in prompt and output (speculative
   // decoding). The output does not change, only its speed where texts repeat; 0: off.
   int64_t prompt_lookup_num_tokens = 0;
+  // True: the log-probability of each output token comes with it.
+  bool logprobs = false;
+  // And those of so many likeliest tokens, where logprobs is true.
+  int64_t top_logprobs = 0;
+  // "processed": of the logits as the choice saw them, before temperature; "raw": as the model
+  // gave them.
+  std::string logprobs_mode = "processed";
   // Larger runs earlier; FIFO within one priority.
   int64_t priority = 0;
 
@@ -176,6 +183,8 @@ struct GenerationConfig {
         Field{"repetition_ngram_size", &C::repetition_ngram_size, 0, 1 << 24},
         Field{"repetition_ngram_threshold", &C::repetition_ngram_threshold, 0, 1 << 24},
         Field{"prompt_lookup_num_tokens", &C::prompt_lookup_num_tokens, 0, 64},
+        Field{"logprobs", &C::logprobs}, Field{"top_logprobs", &C::top_logprobs, 0, 20},
+        Field{"logprobs_mode", &C::logprobs_mode},
         Field{"priority", &C::priority, -1000000, 1000000});
   }
   bool operator==(const GenerationConfig&) const = default;

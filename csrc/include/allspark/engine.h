@@ -114,10 +114,14 @@ class Engine {
 
   // Returns at once. A failure is here or never: what is accepted reaches a terminal status.
   // `token_mask`: which tokens may be chosen, for guided decoding; null: all.
+  // `sharing`: a request of this model, not yet released, whose prompt begins alike; while it runs,
+  // this one uses its KV blocks of the common beginning instead of computing them again. The tokens
+  // are the same either way. So several sequences of one prompt cost one prefill.
   Result<StartedRequest> StartRequest(const std::string& model_name,
                                       std::span<const int64_t> prompt_ids,
                                       const GenerationConfig& config,
-                                      std::shared_ptr<TokenMask> token_mask = nullptr);
+                                      std::shared_ptr<TokenMask> token_mask = nullptr,
+                                      RequestHandle sharing = {});
   // Ends the request after the running step at the latest; stopping a finished one is OK.
   Status StopRequest(const std::string& model_name, RequestHandle handle);
   // Stops it if it runs and forgets the handle; the queue stays readable.

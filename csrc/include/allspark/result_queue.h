@@ -45,7 +45,8 @@ std::string_view FinishReasonName(FinishReason reason);
 // Everything that came since the last getter call.
 struct GeneratedElements {
   std::vector<int64_t> ids_from_generate;
-  // [token][top_logprobs] of (token id, log-probability); empty unless asked for.
+  // Empty unless asked for: [token][top_logprobs] of (token id, log-probability), likeliest first
+  // and fewer where fewer tokens could be chosen; and the log-probability of each token.
   std::vector<std::vector<std::pair<int64_t, float>>> log_probs_list;
   std::vector<float> token_logprobs_list;
   int64_t prefix_cache_len = 0;

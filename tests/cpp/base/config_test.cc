@@ -140,7 +140,8 @@ TEST(GenerationConfigTest, DefaultsAreLegal) {
             "bad_words_ids=[], logit_bias={}, repetition_penalty=1, "
             "suppress_repetition_in_generation=false, presence_penalty=0, frequency_penalty=0, "
             "no_repeat_ngram_size=0, repetition_ngram_size=0, repetition_ngram_threshold=0, "
-            "prompt_lookup_num_tokens=0, priority=0");
+            "prompt_lookup_num_tokens=0, logprobs=false, top_logprobs=0, "
+            "logprobs_mode=\"processed\", priority=0");
 }
 
 TEST(GenerationConfigTest, Ranges) {
@@ -203,6 +204,8 @@ TEST(GenerationConfigTest, TokenIdsAndBiases) {
             "logit_bias[7] is 100.5; it must be in [-100, 100]");
   EXPECT_EQ(GenerationError([](auto& c) { c.max_new_tokens = 3, c.min_new_tokens = 4; }),
             "min_new_tokens is 4; it must be at most max_new_tokens, which is 3");
+  EXPECT_EQ(GenerationError([](auto& c) { c.logprobs_mode = "log"; }),
+            "logprobs_mode is \"log\"; it must be \"processed\" or \"raw\"");
   GenerationConfig config;
   config.logit_bias = {{7, -0.5}, {9, 1}};
   EXPECT_NE(ToString(config).find("logit_bias={7: -0.5, 9: 1}, "), std::string::npos);

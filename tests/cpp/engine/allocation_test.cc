@@ -54,6 +54,9 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.min_new_tokens = 3;
       generation.stop_token_ids = {9};
       generation.min_p = 0.01;
+      generation.logprobs = true;
+      generation.top_logprobs = 5;
+      generation.logprobs_mode = i % 8 == 1 ? "raw" : "processed";
     }
     const Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_);
     requests.push_back(

@@ -206,6 +206,84 @@ TEST_F(EngineTest, NoTokenLeftIsAnError) {
   EXPECT_NE(request.queue->error().find("no token"), std::string::npos);
 }
 
+TEST_F(EngineTest, RequestsShareABeginning) {
+  RuntimeConfig config = SmallConfig();
+  Install(config);
+  std::vector<GenerationConfig> configs;
+  for (int i = 0; i < 6; ++i) {
+    configs.push_back(Greedy(30));
+    configs.back().do_sample = true;
+    configs.back().temperature = 1.5;
+    configs.back().seed = i;
+  }
+  const Ids prompt = RandomPrompt(rng_, 100, vocab_size_);
+  ASSERT_OK(engine_->StartModel("m"));
+  std::vector<Ids> alone;
+  for (const GenerationConfig& c : configs) alone.push_back(Run(prompt, c));
+  ASSERT_OK(engine_->StopModel("m"));
+
+  int64_t num_prefilled = 0, most_blocks = 0;
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
+    if (event.phase == StepPhase::kBegin) num_prefilled += event.num_prefill_tokens;
+    if (event.phase == StepPhase::kEnd) {
+      most_blocks = std::max(most_blocks, engine_->GetEngineStat("m")->used_span);
+    }
+  });
+  hook_.loop_gate.Close();
+  ASSERT_OK(engine_->StartModel("m"));
+  std::vector<StartedRequest> together;
+  for (size_t i = 0; i < configs.size(); ++i) {
+    Ids ids = prompt;
+    if (i == 5) ids[40] = (ids[40] + 1) % vocab_size_;  // shares two blocks of 16
+    auto started = engine_->StartRequest("m", ids, configs[i], nullptr,
+                                         i == 0 ? RequestHandle{} : together[0].handle);
+    ASSERT_OK(started.status());
+    together.push_back(*started);
+  }
+  hook_.loop_gate.Open();
+  for (size_t i = 0; i < 5; ++i) EXPECT_EQ(ReadAll(*together[i].queue), alone[i]) << i;
+  EXPECT_NE(ReadAll(*together[5].queue), alone[5]);
+  // 6 of 7 blocks are shared: the rest of each is 4 tokens.
+  EXPECT_EQ(num_prefilled, 100 + 4 * 4 + (100 - 32));
+  EXPECT_LE(most_blocks, 6 + 5 * 3 + 7);
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+
+  // After the end of the one that is shared there is nothing to share; after its release, nobody.
+  auto late = engine_->StartRequest("m", prompt, configs[1], nullptr, together[0].handle);
+  ASSERT_OK(late.status());
+  EXPECT_EQ(ReadAll(*late->queue), alone[1]);
+  EXPECT_OK(engine_->ReleaseRequest("m", together[0].handle));
+  EXPECT_EQ(engine_->StartRequest("m", prompt, configs[1], nullptr, together[0].handle)
+                .status()
+                .as_status(),
+            AsStatus::kIllegalRequestId);
+}
+
+TEST_F(EngineTest, SharingSurvivesPreemptionAndStops) {
+  RuntimeConfig config = SmallConfig();
+  config.cache_span_num_init = 16;
+  InstallAndStart(config);
+  const Ids prompt = RandomPrompt(rng_, 70, vocab_size_);
+  std::vector<Ids> alone;
+  std::vector<StartedRequest> together;
+  GenerationConfig generation = Greedy(100);
+  generation.do_sample = true;
+  for (generation.seed = 0; generation.seed < 8; ++generation.seed) {
+    alone.push_back(Run(prompt, generation));
+  }
+  for (generation.seed = 0; generation.seed < 8; ++generation.seed) {
+    together.push_back(*engine_->StartRequest(
+        "m", prompt, generation, nullptr, together.empty() ? RequestHandle{} : together[0].handle));
+  }
+  EXPECT_OK(engine_->StopRequest("m", together[0].handle));
+  for (size_t i = 1; i < 8; ++i) EXPECT_EQ(ReadAll(*together[i].queue), alone[i]) << i;
+  EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+}
+
 TEST_F(EngineTest, MinLengthHoldsBackTheEnd) {
   InstallAndStart(SmallConfig());
   const Ids prompt = {9, 8, 7};

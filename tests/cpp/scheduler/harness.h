@@ -4,6 +4,7 @@
 // invariants.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <ostream>
@@ -17,6 +18,12 @@ namespace allspark::testing {
 
 struct TestSequence : ScheduledSequence {
   int64_t last_planned_step = -1;
+  int64_t num_sharers = 0;
+
+  // Which token is at a position: (the sequence that it is of, the position).
+  std::pair<int64_t, int64_t> Token(int64_t position) const {
+    return {sharing != nullptr && position < num_shared ? sharing->id : id, position};
+  }
 };
 
 class Harness {
@@ -34,13 +41,20 @@ class Harness {
   // The first broken invariant; empty: none.
   const std::string& error() const { return error_; }
 
-  TestSequence* Add(int64_t priority, int64_t num_tokens, int64_t max_length) {
+  // Begins with the first num_shared tokens of `sharing`, which must outlive it.
+  TestSequence* Add(int64_t priority, int64_t num_tokens, int64_t max_length,
+                    TestSequence* sharing = nullptr, int64_t num_shared = 0) {
     auto sequence = std::make_unique<TestSequence>();
     const int64_t block_size = scheduler_.config().block_size;
     sequence->id = next_id_++;
     sequence->priority = priority;
     sequence->num_tokens = num_tokens;
     sequence->max_length = max_length;
+    if (sharing != nullptr) {
+      sequence->sharing = sharing;
+      sequence->num_shared = num_shared;
+      ++sharing->num_sharers;
+    }
     sequence->block_table.reserve(static_cast<size_t>((max_length + block_size - 1) / block_size));
     scheduler_.Add(sequence.get());
     if (trace_ != nullptr) {
@@ -55,7 +69,11 @@ class Harness {
     scheduler_.Remove(sequence);
     if (trace_ != nullptr) *trace_ << "remove " << sequence->id << "\n";
     Check(sequence->block_table.empty() && sequence->num_computed == 0, "removed but not reset");
-    std::erase_if(sequences_, [&](const auto& owned) { return owned.get() == sequence; });
+    const auto it = std::find_if(sequences_.begin(), sequences_.end(),
+                                 [&](const auto& owned) { return owned.get() == sequence; });
+    // What others name lives until the end, as in the engine it does while they do.
+    if (sequence->num_sharers > 0) removed_.push_back(std::move(*it));
+    sequences_.erase(it);
   }
 
   // Plans, computes and commits one step; appends a token where the plan samples. `ends(sequence)`
@@ -130,8 +148,15 @@ class Harness {
     int64_t used = 0;
     for (const auto& sequence : sequences_) {
       for (const int32_t block : sequence->block_table) {
-        Check(++references_[static_cast<size_t>(block)] == 1, "a block in two writable tables");
-        ++used;
+        if (++references_[static_cast<size_t>(block)] == 1) ++used;
+      }
+    }
+    for (const auto& sequence : sequences_) {
+      for (size_t i = 0; i < sequence->block_table.size(); ++i) {
+        const int64_t end = static_cast<int64_t>(i + 1) * scheduler_.config().block_size;
+        Check(references_[static_cast<size_t>(sequence->block_table[i])] == 1 ||
+                  end <= sequence->num_computed,
+              "a block in two writable tables");
       }
     }
     Check(pool.num_free() + used == pool.num_blocks(), "free + used differs from the total");
@@ -211,12 +236,13 @@ class Harness {
   // Reads what attention would read and writes what the step computes.
   void Execute() {
     for (const PlannedChunk& chunk : *plan_) {
+      const auto& sequence = static_cast<const TestSequence&>(*chunk.sequence);
       for (int64_t p = 0; p < chunk.begin; ++p) {
-        Check(Slot(*chunk.sequence, p) == std::pair(chunk.sequence->id, p),
+        Check(Slot(*chunk.sequence, p) == sequence.Token(p),
               "the cache holds another token than the sequence's");
       }
       for (int64_t p = chunk.begin; p < chunk.begin + chunk.num_tokens; ++p) {
-        Slot(*chunk.sequence, p) = {chunk.sequence->id, p};
+        Slot(*chunk.sequence, p) = sequence.Token(p);
       }
     }
   }
@@ -243,6 +269,7 @@ class Harness {
 
   Scheduler scheduler_;
   std::vector<std::unique_ptr<TestSequence>> sequences_;
+  std::vector<std::unique_ptr<TestSequence>> removed_;
   std::vector<std::pair<int64_t, int64_t>> slots_;  // (sequence, position) last written
   std::ostream* trace_;
   const std::vector<PlannedChunk>* plan_ = nullptr;

@@ -482,5 +482,43 @@ TEST(Scheduler, TenThousandWaitingDoNotSlowAStep) {
   EXPECT_LT(many, few * 20);
 }
 
+TEST(Scheduler, ASequenceSharesTheFullBlocksOfAnother) {
+  Harness harness({.max_batch = 4,
+                   .chunk_tokens = 8,
+                   .chunk_tokens_beside_decodes = 8,
+                   .block_size = 4,
+                   .num_blocks = 16});
+  TestSequence* first = harness.Add(0, 11, 20);
+  TestSequence* second = harness.Add(0, 11, 20, first, 11);
+  TestSequence* third = harness.Add(0, 11, 20, first, 5);
+  EXPECT_EQ(Step(harness), "0:0+8");
+  EXPECT_EQ(Step(harness), "0:8+3* 1:8+3* 2:4+2");
+  EXPECT_EQ(second->block_table[0], first->block_table[0]);
+  EXPECT_EQ(second->block_table[1], first->block_table[1]);
+  EXPECT_EQ(third->block_table[0], first->block_table[0]);
+  EXPECT_NE(third->block_table[1], first->block_table[1]);
+  EXPECT_NE(second->block_table[2], first->block_table[2]) << "the last, partial block is its own";
+  const int32_t shared = first->block_table[0];
+  harness.Remove(first);
+  EXPECT_EQ(harness.scheduler().pool().reference_count(shared), 2);
+  EXPECT_EQ(Step(harness), "1:11+1* 2:6+5*");
+}
+
+TEST(Scheduler, ASequenceDoesNotWaitForBlocksThatNobodyComputes) {
+  Harness harness({.max_batch = 4,
+                   .chunk_tokens = 8,
+                   .chunk_tokens_beside_decodes = 8,
+                   .block_size = 4,
+                   .num_blocks = 16});
+  TestSequence* first = harness.Add(0, 9, 20);
+  harness.Add(0, 9, 20, first, 9);
+  harness.Remove(first);
+  EXPECT_EQ(Step(harness), "1:0+8");
+  // One of a higher priority than the one that waits.
+  TestSequence* low = harness.Add(0, 9, 20);
+  harness.Add(1, 9, 20, low, 9);
+  EXPECT_EQ(Step(harness), "1:8+1* 3:0+8");
+}
+
 }  // namespace
 }  // namespace allspark

@@ -26,6 +26,7 @@ struct Totals {
   int64_t steps = 0;
   int64_t preemptions = 0;
   int64_t finished = 0;
+  int64_t sharers = 0;
 };
 
 // std::uniform_int_distribution differs between libraries; the golden trace must not.
@@ -41,8 +42,9 @@ class Random {
   std::mt19937 engine_;
 };
 
-// Returns what went wrong; empty: nothing.
-std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals) {
+// Returns what went wrong; empty: nothing. `shares`: some sequences begin as others do; the model
+// of the policy knows nothing of that, so those scripts have no trace.
+std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool shares = false) {
   Random random(seed);
   const int64_t longest = random.Range(2, 24);
   SchedulerConfig config;
@@ -69,7 +71,14 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals) {
       // Drawn one by one: compilers differ in the order in which they evaluate arguments.
       const int64_t prompt = random.Range(1, longest_prompt);
       const int64_t priority = random.Range(0, priorities - 1);
-      harness.Add(priority, prompt, max_length);
+      TestSequence* first = harness.Add(priority, prompt, max_length);
+      for (int64_t left = shares ? random.Range(0, 3) : 0; left > 0; --left) {
+        // Mostly the same prompt and priority, as for several sequences of one request.
+        const int64_t common = random.OneIn(4) ? random.Range(0, prompt) : prompt;
+        harness.Add(random.OneIn(6) ? random.Range(0, priorities - 1) : priority, prompt,
+                    max_length, first, common);
+        ++totals.sharers;
+      }
       if (arrive_one_in == 1 && random.OneIn(2)) break;
     }
     if (!harness.sequences().empty() && random.OneIn(15)) {
@@ -104,6 +113,16 @@ TEST(SchedulerScripts, InvariantsHoldInAHundredThousandScripts) {
   EXPECT_GT(totals.preemptions, 20000);
   EXPECT_GT(totals.finished, 100000);
   EXPECT_GT(totals.steps, 1600000);
+}
+
+TEST(SchedulerScripts, InvariantsHoldWithSharedBlocks) {
+  Totals totals;
+  for (uint64_t seed = 0; seed < 20000; ++seed) {
+    const std::string error = RunScript(seed, nullptr, totals, /*shares=*/true);
+    ASSERT_EQ(error, "") << "in the script of seed " << seed;
+  }
+  EXPECT_GT(totals.sharers, 50000);
+  EXPECT_GT(totals.preemptions, 5000);
 }
 
 constexpr uint64_t kGoldenScripts = 24;

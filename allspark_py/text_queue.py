@@ -1,0 +1,186 @@
+"""TextQueue: a ResultQueue that also gives text, and ends at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
+from allspark.detokenizer import Detokenizer
+from allspark.result_queue import ResultQueue
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The fields of a generation config that are about text; the engine itself sees ids alone."""
+
+    stop_words: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    @classmethod
+    def take(cls, fields: dict[str, Any]) -> TextOptions | None:
+        """Moves its fields out of `fields`; None where there are none.
+
+        Raises:
+            TypeError, ValueError: a value is wrong; the message names field, value and bound.
+        """
+        taken = {name: fields.pop(name) for name in _FIELDS if name in fields}
+        if not taken:
+            return None
+        for name in ("include_stop_str_in_output", "skip_special_tokens"):
+            value = taken.get(name, False)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} is {value!r}; it must be a bool")
+        words = taken.get("stop_words")
+        if isinstance(words, str):
+            words = [words]
+        if not isinstance(words, (list, tuple, type(None))):
+            raise TypeError(f"stop_words is {words!r}; it must be a list of str")
+        for index, word in enumerate(words or ()):
+            if not isinstance(word, str):
+                raise TypeError(f"stop_words[{index}] is {word!r}; it must be a str")
+            if not word:
+                raise ValueError(f"stop_words[{index}] is empty; it must hold a character at least")
+        return cls(**{**taken, "stop_words": tuple(words or ())})
+
+
+_FIELDS = tuple(TextOptions.__dataclass_fields__)
+
+
+class StopStrings:
+    """Finds stop strings in streamed text, and holds back what may still become one."""
+
+    def __init__(self, words: Sequence[str], include: bool = False):
+        self._words = words
+        self._include = include
+        self._held = ""
+
+    def put(self, text: str) -> tuple[str, bool]:
+        """Adds text; returns what is now certain, and whether it ends at a stop string. The one
+        that is complete first counts, the longest of those that end there."""
+        self._held += text
+        found = [(at + len(word), at) for word in self._words if (at := self._held.find(word)) >= 0]
+        if found:
+            end, begin = min(found)
+            return self._held[: end if self._include else begin], True
+        certain = len(self._held) - self._num_undecided()
+        out, self._held = self._held[:certain], self._held[certain:]
+        return out, False
+
+    def flush(self) -> str:
+        """What was held back; call once at the end."""
+        out, self._held = self._held, ""
+        return out
+
+    def _num_undecided(self) -> int:
+        """The longest end of the text that is the beginning of a stop string."""
+        longest = max((len(word) - 1 for word in self._words), default=0)
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(word.startswith(self._held[-length:]) for word in self._words):
+                return length
+        return 0
+
+
+@dataclass
+class TextElements:
+    """The members of GeneratedElements, and the text that became certain with these tokens."""
+
+    text: str = ""
+    ids_from_generate: list[int] = field(default_factory=list)
+    log_probs_list: list[list[tuple[int, float]]] = field(default_factory=list)
+    token_logprobs_list: list[float] = field(default_factory=list)
+    tensors_from_model_inference: list[dict] = field(default_factory=list)
+    prefix_cache_len: int = 0
+    prefix_len_gpu: int = 0
+    prefix_len_cpu: int = 0
+
+
+class TextQueue(ResultQueue):
+    """A ResultQueue whose elements have `text` too, and whose request ends at a stop string.
+
+    The text of all elements, joined, is the output's text, up to the stop string or including it;
+    the ids go up to the token that completes it. Tokens in `end_ids` (EOS, stop tokens) give text
+    only where the stop is included. Reading finds the stops, so a request that nobody reads goes on
+    to its length; what is read is the same either way. For one reader at a time.
+
+    Args:
+        native, tokenizer: where tokens come from, and what decodes them.
+        stop: ends the request.
+        min_tokens: no stop string counts before the output has so many tokens.
+    """
+
+    def __init__(
+        self,
+        native: NativeResultQueue,
+        tokenizer: Any,
+        options: TextOptions,
+        stop: Callable[[], Any],
+        end_ids: Sequence[int] = (),
+        min_tokens: int = 0,
+    ):
+        super().__init__(native)
+        self._text = Detokenizer(tokenizer, options.skip_special_tokens)
+        self._stops = StopStrings(options.stop_words, options.include_stop_str_in_output)
+        self._stop = stop
+        self._silent_ids = () if options.include_stop_str_in_output else frozenset(end_ids)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0  # delivered
+        self._stopped = False  # at a stop string
+        self._flushed = False
+
+    def GenerateStatus(self) -> GenerateRequestStatus:
+        """The request's status; a stop string found ends it."""
+        return GenerateRequestStatus.GenerateFinished if self._stopped else super().GenerateStatus()
+
+    def GeneratedLength(self) -> int:
+        """Output tokens so far; up to the stop string once that was found."""
+        return self._num_tokens if self._stopped else super().GeneratedLength()
+
+    @property
+    def finished(self) -> bool:
+        """True once the status is terminal; tokens may still wait to be fetched."""
+        return self._stopped or super().finished
+
+    @property
+    def finish_reason(self) -> str | None:
+        """As ResultQueue.finish_reason; 'stop' where a stop string was found."""
+        return "stop" if self._stopped else super().finish_reason
+
+    def _take(self, fetch: Callable[[], GeneratedElements | None]) -> TextElements | None:
+        if self._stopped or self._flushed:
+            return None
+        native = fetch()
+        elements = TextElements()
+        if native is not None:
+            self._add(native, elements)
+        drained = super().finished and super().GeneratedLength() == self._num_tokens
+        if drained and not self._stopped:
+            self._flushed = True
+            text, self._stopped = self._find_stop(self._text.flush())
+            elements.text += text if self._stopped else text + self._stops.flush()
+        return elements if native is not None or elements.text else None
+
+    def _add(self, native: GeneratedElements, elements: TextElements) -> None:
+        """Decodes token by token, so that the ids end where the text does."""
+        count = 0
+        for token in native.ids_from_generate:
+            count += 1
+            self._num_tokens += 1
+            piece = "" if token in self._silent_ids else self._text.put([token])
+            text, self._stopped = self._find_stop(piece)
+            elements.text += text
+            if self._stopped:
+                self._stop()
+                break
+        elements.ids_from_generate = native.ids_from_generate[:count]
+        elements.log_probs_list = native.log_probs_list[:count]
+        elements.token_logprobs_list = native.token_logprobs_list[:count]
+        elements.tensors_from_model_inference = native.tensors_from_model_inference
+        elements.prefix_cache_len = native.prefix_cache_len
+        elements.prefix_len_gpu = native.prefix_len_gpu
+        elements.prefix_len_cpu = native.prefix_len_cpu
+
+    def _find_stop(self, piece: str) -> tuple[str, bool]:
+        return (piece, False) if self._num_tokens < self._min_tokens else self._stops.put(piece)

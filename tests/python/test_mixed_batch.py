@@ -1,0 +1,93 @@
+"""64 requests, each with a random config over all fields, give together what each gives alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from allspark import AsStatus
+from allspark._allspark import GenerateConfig
+from engine_fixture import VOCAB_SIZE, start_engine, write_small_checkpoint
+
+
+def random_config(rng: random.Random, prompt_length: int) -> dict:
+    """About half of the fields, each with a value that changes something."""
+
+    def token() -> int:
+        return rng.randrange(VOCAB_SIZE)
+
+    def words() -> list[list[int]]:
+        return [[token() for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(1, 3))]
+
+    values = {
+        "do_sample": rng.random() < 0.8,
+        "temperature": rng.uniform(0.3, 2),
+        "top_k": rng.choice([0, 1, 5, 40]),
+        "top_p": rng.uniform(0.3, 1),
+        "min_p": rng.uniform(0, 0.2),
+        "max_length": prompt_length + rng.randint(20, 90),
+        "min_length": prompt_length + rng.randint(0, 10),
+        "min_new_tokens": rng.randint(0, 10),
+        "early_stopping": rng.random() < 0.5,
+        "ignore_eos": rng.random() < 0.5,
+        "eos_token_id": token(),
+        "stop_token_ids": [token() for _ in range(rng.randint(0, 3))],
+        "stop_words_ids": words(),
+        "bad_words_ids": words(),
+        "logit_bias": {token(): rng.uniform(-5, 5) for _ in range(rng.randint(0, 5))},
+        "repetition_penalty": rng.uniform(0.7, 1.5),
+        "suppress_repetition_in_generation": rng.random() < 0.5,
+        "presence_penalty": rng.uniform(-2, 2),
+        "frequency_penalty": rng.uniform(-2, 2),
+        "no_repeat_ngram_size": rng.randint(0, 4),
+        "repetition_ngram_size": rng.randint(0, 3),
+        "repetition_ngram_threshold": rng.randint(0, 4),
+        "prompt_lookup_num_tokens": rng.randint(0, 8),
+        "logprobs": rng.random() < 0.8,
+        "top_logprobs": rng.randint(0, 20),
+        "logprobs_mode": rng.choice(["processed", "raw"]),
+        "priority": rng.randint(-2, 2),
+    }
+    fixed = {"seed", "max_new_tokens"}
+    assert set(values) | fixed == set(GenerateConfig().to_dict()), "a field is not in this test"
+    config = {name: value for name, value in values.items() if rng.random() < 0.5}
+    return {**config, "seed": rng.randrange(10**9), "max_new_tokens": rng.randint(30, 90)}
+
+
+def outcome(queue) -> tuple:
+    ids, logprobs, top = [], [], []
+    for elements in queue:
+        ids += elements.ids_from_generate
+        logprobs += elements.token_logprobs_list
+        top += elements.log_probs_list
+    return ids, logprobs, top, queue.finish_reason, queue.error
+
+
+@pytest.mark.parametrize("blocks", [0, 20], ids=["roomy", "preempting"])
+def test_mixed_batch_equals_each_alone(tmp_path, blocks):
+    engine, _ = start_engine(
+        write_small_checkpoint(tmp_path), engine_max_batch=64, engine_max_length=256,
+        engine_max_prefill_length=64, cache_span_size=16, cache_span_num_init=blocks,
+    )  # fmt: skip
+    engine.start_model("m")
+    rng = random.Random(17)
+    lengths = [rng.randint(1, 100) for _ in range(64)]
+    jobs = [
+        ([rng.randrange(VOCAB_SIZE) for _ in range(length)], random_config(rng, length))
+        for length in lengths
+    ]
+
+    def start(job):
+        status, _, queue = engine.start_request_ids("m", None, *job)
+        assert status == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
+        return queue
+
+    alone = [outcome(start(job)) for job in jobs]
+    queues = [start(job) for job in jobs]
+    for job, expected, queue in zip(jobs, alone, queues, strict=True):
+        assert outcome(queue) == expected, job
+    preemptions = engine.get_as_engine_stat("m").num_preemptions
+    assert (preemptions > 0) == (blocks > 0)
+    # They are not all alike: some stop, some reach their length, and the outputs differ.
+    assert {"stop", "length"} <= {reason for *_, reason, _ in alone}
+    assert len({tuple(ids) for ids, *_ in alone}) > 50

@@ -1,0 +1,239 @@
+"""Stop strings: what is held back, where text and ids end, on real tokenizers and in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from allspark import AsStatus, GenerateRequestStatus, TextQueue
+from allspark._allspark import GenerateConfig
+from allspark.text_queue import StopStrings, TextElements, TextOptions
+from engine_fixture import start_engine, write_small_checkpoint
+
+TOKENIZERS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
+NAMES = ["qwen2.5", "gpt2", "internlm2", "mistral-v3", "chatglm3"]
+TEXT = (
+    "The quick brown fox, naïve – 日本語のテキスト 🎉🎉! def f(x):\n\n    return x + 1\n"
+    "Observation: none\nUser: 你好，世界。 <|im_end|> ÀÉÎ \t end"
+)
+
+
+def pieces(stops: list[str], texts: list[str], include: bool = False) -> tuple[list[str], bool]:
+    matcher = StopStrings(stops, include)
+    out = []
+    for text in texts:
+        piece, stopped = matcher.put(text)
+        out.append(piece)
+        if stopped:
+            return out, True
+    return [*out, matcher.flush()], False
+
+
+def test_text_is_held_back_while_it_may_become_a_stop():
+    assert pieces(["END"], ["a E", "N", "Ex", "END?"]) == (["a ", "", "ENEx"[:2] + "Ex", ""], True)
+    assert pieces(["END"], ["a E", "N"]) == (["a ", "", "EN"], False)
+    assert pieces(["aab"], ["aa", "ab"]) == (["", "a"], True)
+    assert pieces(["\n\n"], ["x\n", "\ny"], include=True) == (["x", "\n\n"], True)
+    # The one that is complete first counts, however the text was cut.
+    assert pieces(["abcdef", "cd"], ["abcdef"]) == (["ab"], True)
+    assert pieces(["abcdef", "cd"], list("abcdef")) == (["", "", "", "ab"], True)
+    assert pieces(["cd", "bcd"], ["abcd"]) == (["a"], True)
+    assert pieces([], ["a", "b"]) == (["a", "b", ""], False)
+
+
+class FakeQueue:
+    """A native queue that gives ids in chunks."""
+
+    request_id = 7
+
+    def __init__(self, chunks: list[list[int]]):
+        self.chunks = chunks
+        self.given = 0
+
+    def generated_length(self):
+        return self.given + sum(map(len, self.chunks))
+
+    def status(self):
+        status = GenerateRequestStatus
+        return status.Generating if self.chunks else status.GenerateFinished
+
+    def finish_reason(self):
+        return "" if self.chunks else "length"
+
+    def error(self):
+        return ""
+
+    def get(self, timeout_ms):
+        if not self.chunks:
+            return None
+        ids = self.chunks.pop(0)
+        self.given += len(ids)
+        return TextElements(ids_from_generate=ids, token_logprobs_list=[float(i) for i in ids])
+
+    def get_nowait(self):
+        return self.get(0)
+
+
+def load_tokenizer(name: str):
+    if not (TOKENIZERS / name).is_dir():
+        pytest.skip(f"no tokenizer {TOKENIZERS / name}")
+    transformers = pytest.importorskip("transformers")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(TOKENIZERS / name)
+    except Exception as error:  # a format that transformers cannot build alone
+        pytest.skip(f"transformers does not load {name}: {error}")
+
+
+def read(ids, tokenizer, options, rng, **settings):
+    """(text, ids, queue, how often it was stopped) of a TextQueue fed in random chunks."""
+    chunks, begin = [], 0
+    while begin < len(ids):
+        end = begin + rng.choice([1, 1, 2, 5, 40])
+        chunks.append(ids[begin:end])
+        begin = end
+    stops = []
+    queue = TextQueue(
+        FakeQueue(chunks), tokenizer, options, stop=lambda: stops.append(1), **settings
+    )
+    elements = list(queue)
+    assert all(len(e.token_logprobs_list) == len(e.ids_from_generate) for e in elements)
+    text = "".join(e.text for e in elements)
+    return text, [i for e in elements for i in e.ids_from_generate], queue, len(stops)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_ends_where_the_whole_decoding_says(name):
+    tokenizer = load_tokenizer(name)
+    rng = random.Random(5)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    text, kept, queue, num_stops = read(ids, tokenizer, TextOptions(), rng)
+    assert (text, kept, num_stops, queue.finish_reason) == (whole, ids, 0, "length")
+    for _ in range(200):
+        # Cut out of the text, so that stops span and split tokens; and some that never come.
+        words = []
+        for _ in range(rng.choice([1, 1, 2, 4])):
+            begin = rng.randrange(len(whole))
+            words.append(whole[begin : begin + rng.randint(1, 9)])
+        words += ["no such text"] * rng.randint(0, 1)
+        include = rng.random() < 0.5
+        options = TextOptions(tuple(words), include)
+        text, kept, queue, num_stops = read(ids, tokenizer, options, rng)
+        end, begin = min((whole.find(w) + len(w), whole.find(w)) for w in words if w in whole)
+        assert text == whole[: end if include else begin]
+        assert kept == ids[: len(kept)] and queue.GeneratedLength() == len(kept)
+        assert queue.finish_reason == "stop" and queue.finished
+        assert queue.Get() is None and queue.GetNoWait() is None
+        decoded = tokenizer.decode(kept, skip_special_tokens=True)
+        assert any(w in decoded for w in words) or kept == ids
+        shorter = tokenizer.decode(kept[:-1], skip_special_tokens=True)
+        # A token whose last character is not whole yet may hold the stop one token back.
+        if "\N{REPLACEMENT CHARACTER}" not in shorter and kept != ids:
+            assert not any(w in shorter for w in words)
+
+
+class Letters:
+    """Token i is the i-th letter; 26 is '</s>', a special token."""
+
+    def encode(self, text):
+        return [ord(c) - 97 for c in text]
+
+    def decode(self, ids, skip_special_tokens=True):
+        end = "" if skip_special_tokens else "</s>"
+        return "".join(end if i == 26 else chr(97 + i) for i in ids)
+
+
+def test_end_tokens_minimum_and_special_tokens():
+    ids = [0, 1, 2, 0, 1, 26]
+    rng = random.Random(1)
+    assert read(ids, Letters(), TextOptions(), rng)[0] == "abcab"
+    shown = TextOptions(skip_special_tokens=False)
+    assert read(ids, Letters(), shown, rng)[0] == "abcab</s>"
+    assert read(ids, Letters(), shown, rng, end_ids=[26])[0] == "abcab"
+    with_stop = TextOptions(include_stop_str_in_output=True, skip_special_tokens=False)
+    assert read(ids, Letters(), with_stop, rng, end_ids=[26])[0] == "abcab</s>"
+    stop = TextOptions(("ab",))
+    assert read(ids, Letters(), stop, rng)[:2] == ("", [0, 1])
+    assert read(ids, Letters(), stop, rng, min_tokens=3)[:2] == ("abc", [0, 1, 2, 0, 1])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    engine, loader = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("small")))
+    engine.start_model("m")
+    loader._tokenizer = Letters27()
+    return engine, loader
+
+
+class Letters27(Letters):
+    """Every id of the vocabulary is a letter."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(97 + i % 26) for i in ids)
+
+
+CONFIG = {"do_sample": False, "max_new_tokens": 200}
+
+
+def run(engine, loader, config):
+    status, handle, queue = engine.start_request_text("m", loader, "abc", config)
+    assert status == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
+    return handle, queue
+
+
+def test_a_stop_string_ends_the_request(running):
+    engine, loader = running
+    _, plain = run(engine, loader, CONFIG)
+    ids = [i for elements in plain for i in elements.ids_from_generate]
+    whole = loader.get_tokenizer().decode(ids)
+    word = whole[20:24]
+    expected = whole[: whole.find(word)]
+    handle, queue = run(engine, loader, {**CONFIG, "stop_words": [word], "logprobs": True})
+    assert isinstance(queue, TextQueue)
+    elements = list(queue)
+    assert "".join(e.text for e in elements) == expected
+    kept = [i for e in elements for i in e.ids_from_generate]
+    assert kept == ids[: len(expected) + 4] and queue.finish_reason == "stop"
+    assert sum(len(e.token_logprobs_list) for e in elements) == len(kept)
+    assert engine.sync_request("m", handle, timeout_ms=10000) == AsStatus.ALLSPARK_SUCCESS
+
+    # Read late, or on an event loop: the same.
+    handle, queue = run(engine, loader, {**CONFIG, "stop_words": word})
+    engine.sync_request("m", handle)
+    assert [e.text for e in queue] == [expected]
+
+    async def stream():
+        _, async_queue = run(engine, loader, {**CONFIG, "stop_words": [word]})
+        return "".join([e.text async for e in async_queue])
+
+    assert asyncio.run(stream()) == expected
+    # Text without stops, by ids and with a loader.
+    _, _, queue = engine.start_request_ids("m", loader, [0, 1, 2], {**CONFIG, "stop_words": []})
+    assert "".join(e.text for e in queue) == whole and queue.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("stop_words", 5, ["stop_words is 5", "list of str"]),
+        ("stop_words", ["a", 5], ["stop_words[1] is 5", "str"]),
+        ("stop_words", ["a", ""], ["stop_words[1] is empty"]),
+        ("include_stop_str_in_output", 1, ["include_stop_str_in_output is 1", "bool"]),
+        ("skip_special_tokens", "no", ["skip_special_tokens is 'no'", "bool"]),
+    ],
+)
+def test_bad_values_are_refused(running, field, value, words):
+    engine, loader = running
+    status, handle, queue = engine.start_request_text("m", loader, "a", {field: value})
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR and handle is None and queue is None
+    assert all(word in engine.last_error() for word in words), engine.last_error()
+
+
+def test_text_needs_a_tokenizer(running):
+    engine, _ = running
+    status, _, _ = engine.start_request_ids("m", None, [1], {"stop_words": ["a"]})
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR and "tokenizer" in engine.last_error()
+    status, _, queue = engine.start_request_ids("m", None, [1], GenerateConfig(max_new_tokens=1))
+    assert status == AsStatus.ALLSPARK_SUCCESS and queue.Get().ids_from_generate
