@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -15,6 +17,7 @@
 
 #include "base/int_math.h"
 #include "kernels/kernel_table.h"
+#include "memory/bfc_allocator.h"
 #include "ops/attention.h"
 #include "ops/kv_write.h"
 
@@ -106,9 +109,17 @@ class Layers {
     const int64_t part = kernels::KvPartBytes(c.cache, block_size, c.params.head_dim);
     const int64_t layer_bytes = 2 * c.params.kv_heads * part;
     num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
-    memory_.resize(static_cast<size_t>(blocks * num_ * layer_bytes));
+    // The engine's memory: in huge pages.
+    allocator_ = std::move(*CreateCpuBfcAllocator({}, int64_t{2} << 30));
+    memory_ = std::move(
+        *Buffer::Create(allocator_.get(), static_cast<size_t>(blocks * num_ * layer_bytes)));
     for (int32_t i = 0; i < blocks; ++i) table_.push_back(i);
-    kv_ = {memory_.data(), num_ * layer_bytes, 0, c.params.kv_heads * part, part, block_size};
+    kv_ = {static_cast<unsigned char*>(memory_.data()),
+           num_ * layer_bytes,
+           0,
+           c.params.kv_heads * part,
+           part,
+           block_size};
     layer_bytes_ = layer_bytes;
     const int64_t cols = c.params.kv_heads * c.params.head_dim;
     std::vector<float> x = Random(c.context * cols);
@@ -136,7 +147,8 @@ class Layers {
   const std::vector<SequenceRange>& sequences() const { return sequences_; }
 
  private:
-  std::vector<unsigned char> memory_;
+  std::unique_ptr<Allocator> allocator_;
+  Buffer memory_;
   std::vector<int32_t> table_;
   std::vector<SequenceRange> sequences_;
   kernels::PagedKv kv_;
