@@ -126,6 +126,7 @@ class GenerateConfig:
     no_repeat_ngram_size: int
     presence_penalty: float
     priority: int
+    prompt_logprobs: bool
     prompt_lookup_num_tokens: int
     repetition_ngram_size: int
     repetition_ngram_threshold: int
@@ -174,6 +175,10 @@ class GeneratedElements:
     def ids_from_generate(self) -> list[int]: ...
     @property
     def log_probs_list(self) -> list[list[tuple[int, float]]]: ...
+    @property
+    def prompt_log_probs_list(self) -> list[list[tuple[int, float]]]: ...
+    @property
+    def prompt_token_logprobs_list(self) -> list[float]: ...
     @property
     def prefix_cache_len(self) -> int: ...
     @property

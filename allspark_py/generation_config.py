@@ -250,6 +250,10 @@ class ASGenerationConfigBuilder:
         'raw': as the model gave them."""
         return self._set("logprobs_mode", mode)
 
+    def prompt_logprobs(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True gives the log-probability of each prompt token but the first. Default False."""
+        return self._set("prompt_logprobs", flag)
+
     def log_probs(self, enable_logprobs: bool, top_logprobs: int) -> ASGenerationConfigBuilder:
         """The name of `logprobs` and `top_logprobs` in DashInfer's builder."""
         return self.logprobs(enable_logprobs).top_logprobs(top_logprobs)

@@ -91,6 +91,8 @@ class TextElements:
     ids_from_generate: list[int] = field(default_factory=list)
     log_probs_list: list[list[tuple[int, float]]] = field(default_factory=list)
     token_logprobs_list: list[float] = field(default_factory=list)
+    prompt_log_probs_list: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_token_logprobs_list: list[float] = field(default_factory=list)
     tensors_from_model_inference: list[dict] = field(default_factory=list)
     prefix_cache_len: int = 0
     prefix_len_gpu: int = 0
@@ -177,6 +179,8 @@ class TextQueue(ResultQueue):
         elements.ids_from_generate = native.ids_from_generate[:count]
         elements.log_probs_list = native.log_probs_list[:count]
         elements.token_logprobs_list = native.token_logprobs_list[:count]
+        elements.prompt_log_probs_list = native.prompt_log_probs_list
+        elements.prompt_token_logprobs_list = native.prompt_token_logprobs_list
         elements.tensors_from_model_inference = native.tensors_from_model_inference
         elements.prefix_cache_len = native.prefix_cache_len
         elements.prefix_len_gpu = native.prefix_len_gpu

@@ -75,6 +75,10 @@ class ModelInstance {
     std::vector<int32_t> tokens, positions;
     std::vector<BatchSequence> sequences;
     std::vector<SamplingRow> rows;
+    // The step's scored prompt tokens.
+    std::vector<SamplingRow> scored_rows;
+    std::vector<Request*> scored;
+    std::vector<RowLogprobs> scores;
     std::vector<Request*> sampled;  // by row
     std::vector<Request*> changed;  // those that got tokens in this step and have not ended
     // Requests that ended within the running step, kept until it is over: its plan points at them.
@@ -97,6 +101,9 @@ class ModelInstance {
   void RunStep();
   void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
   void DraftTokens();
+  // `logits`: of the chunk's first token; the others' follow.
+  void AddScoredRows(const PlannedChunk& chunk, float* logits);
+  void DeliverScores();
   void SampleAndAppend();
   void ReportLogits() const;
   // False: the request has ended.

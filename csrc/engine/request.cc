@@ -196,11 +196,15 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
     for (int32_t token : request->tokens) request->counts.Add(token, /*is_output=*/false);
   }
   request->wants_logprobs = config.logprobs;
+  request->top_logprobs = config.top_logprobs;
+  // The logits of the last prompt token are the first output token's.
+  if (config.prompt_logprobs) request->num_scored = prompt_length - 1;
   request->logprobs.raw = config.logprobs_mode == "raw";
   if (config.logprobs) request->logprobs.top.resize(static_cast<size_t>(config.top_logprobs));
   const QueueCapacity capacity{.tokens = max_length - prompt_length,
                                .logprobs = config.logprobs,
-                               .top_logprobs = config.logprobs ? config.top_logprobs : 0};
+                               .prompt_logprobs = config.prompt_logprobs,
+                               .top_logprobs = config.top_logprobs};
   request->queue =
       std::make_shared<ResultQueueImpl>(request_id, prompt_length, capacity, engine_set);
   if (token_mask != nullptr) {
@@ -272,6 +276,14 @@ void Request::EndDrafts() {
   KeepDrafts(0);
 }
 
+SamplingRow Request::ScoredRow(int64_t position, float* logits, RowLogprobs& result) const {
+  result.top.resize(static_cast<size_t>(top_logprobs));
+  return {.logits = logits,
+          .position = position,
+          .logprobs = &result,
+          .scored_token = tokens[static_cast<size_t>(position + 1)]};
+}
+
 void Request::Deliver(int32_t token, int64_t now_us) {
   queue->Append(token, wants_logprobs ? &logprobs : nullptr, now_us);
 }
@@ -279,6 +291,7 @@ void Request::Deliver(int32_t token, int64_t now_us) {
 FinishReason Request::Append(int32_t token) {
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
+  num_scored = 0;
   if (processors.NeedsCounts()) counts.Add(token, /*is_output=*/true);
   if (num_tokens >= min_length && (EndsWithStop(*this) || EndsInRepetition(*this))) {
     return FinishReason::kStop;

@@ -46,6 +46,8 @@ struct Request : ScheduledSequence {
   FinishReason Append(int32_t token);
   // What the sampler needs to choose the next token; points into this request.
   SamplingRow NextRow(float* logits);
+  // What the sampler needs to score the token after `position`; fills `result`.
+  SamplingRow ScoredRow(int64_t position, float* logits, RowLogprobs& result) const;
   // Delivers the token that was chosen for NextRow.
   void Deliver(int32_t token, int64_t now_us);
   // Sees how much of `sharing_request` this one can use. For the step thread, before it is
@@ -65,6 +67,7 @@ struct Request : ScheduledSequence {
   SamplingParams sampling;
   LogitsProcessors processors;
   bool wants_logprobs = false;
+  int64_t top_logprobs = 0;
   std::shared_ptr<ResultQueueImpl> queue;
   std::shared_ptr<const Request> sharing_request;  // whose KV blocks it may use; null: nobody's
 

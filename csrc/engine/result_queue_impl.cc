@@ -1,5 +1,6 @@
 #include "engine/result_queue_impl.h"
 
+#include <algorithm>
 #include <chrono>
 #include <span>
 
@@ -16,8 +17,15 @@ ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens,
       engine_set_(std::move(engine_set)),
       arrival_us_(SteadyNowUs()) {
   tokens_.reserve(static_cast<size_t>(capacity.tokens));
-  if (capacity.logprobs) logprobs_.reserve(static_cast<size_t>(capacity.tokens));
-  top_logprobs_.reserve(static_cast<size_t>(capacity.tokens * capacity.top_logprobs));
+  if (capacity.logprobs) {
+    output_logprobs_.token.reserve(static_cast<size_t>(capacity.tokens));
+    output_logprobs_.top.reserve(static_cast<size_t>(capacity.tokens * capacity.top_logprobs));
+  }
+  if (capacity.prompt_logprobs) {
+    const int64_t count = prompt_tokens - 1;
+    prompt_logprobs_.token.resize(static_cast<size_t>(count));
+    prompt_logprobs_.top.resize(static_cast<size_t>(count * capacity.top_logprobs));
+  }
   engine_hook_.queue = this;
   attached_hook_.queue = this;
 }
@@ -82,18 +90,30 @@ std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
   elements.ids_from_generate.assign(tokens_.begin() + static_cast<int64_t>(delivered_),
                                     tokens_.end());
   if (capacity_.logprobs) {
-    elements.token_logprobs_list.assign(logprobs_.begin() + static_cast<int64_t>(delivered_),
-                                        logprobs_.end());
-    const auto num_top = static_cast<size_t>(capacity_.top_logprobs);
-    for (size_t i = delivered_; i < tokens_.size(); ++i) {
-      auto& top = elements.log_probs_list.emplace_back();
-      for (const TokenLogprob& t : std::span(top_logprobs_).subspan(i * num_top, num_top)) {
-        if (t.token >= 0) top.emplace_back(t.token, t.logprob);
-      }
-    }
+    const std::vector<float>& token = output_logprobs_.token;
+    elements.token_logprobs_list.assign(token.begin() + static_cast<int64_t>(delivered_),
+                                        token.end());
+    elements.log_probs_list = TopLocked(output_logprobs_, delivered_);
+  }
+  if (capacity_.prompt_logprobs && delivered_ == 0) {
+    elements.prompt_token_logprobs_list = prompt_logprobs_.token;
+    elements.prompt_log_probs_list = TopLocked(prompt_logprobs_, 0);
   }
   delivered_ = tokens_.size();
   return elements;
+}
+
+std::vector<std::vector<std::pair<int64_t, float>>> ResultQueueImpl::TopLocked(
+    const Logprobs& logprobs, size_t begin) const {
+  std::vector<std::vector<std::pair<int64_t, float>>> list;
+  const auto num_top = static_cast<size_t>(capacity_.top_logprobs);
+  for (size_t i = begin; i < logprobs.token.size(); ++i) {
+    auto& top = list.emplace_back();
+    for (const TokenLogprob& t : std::span(logprobs.top).subspan(i * num_top, num_top)) {
+      if (t.token >= 0) top.emplace_back(t.token, t.logprob);
+    }
+  }
+  return list;
 }
 
 std::optional<GeneratedElements> ResultQueueImpl::Get() {
@@ -130,6 +150,13 @@ void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {
   accepted_ += accepted;
 }
 
+void ResultQueueImpl::SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs) {
+  std::lock_guard lock(mutex_);
+  prompt_logprobs_.token[static_cast<size_t>(position)] = logprobs.chosen;
+  std::copy(logprobs.top.begin(), logprobs.top.end(),
+            prompt_logprobs_.top.begin() + position * capacity_.top_logprobs);
+}
+
 void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t now_us) {
   std::lock_guard lock(mutex_);
   if (tokens_.empty()) {
@@ -141,8 +168,9 @@ void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t
   last_token_us_ = now_us;
   tokens_.push_back(token);
   if (logprobs != nullptr) {
-    logprobs_.push_back(logprobs->chosen);
-    top_logprobs_.insert(top_logprobs_.end(), logprobs->top.begin(), logprobs->top.end());
+    output_logprobs_.token.push_back(logprobs->chosen);
+    output_logprobs_.top.insert(output_logprobs_.top.end(), logprobs->top.begin(),
+                                logprobs->top.end());
   }
 }
 

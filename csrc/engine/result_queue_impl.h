@@ -17,6 +17,7 @@ namespace allspark {
 struct QueueCapacity {
   int64_t tokens = 0;  // most output tokens
   bool logprobs = false;
+  bool prompt_logprobs = false;
   int64_t top_logprobs = 0;  // for each token
 };
 
@@ -40,6 +41,8 @@ class ResultQueueImpl final : public ResultQueue,
   // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes
   // it.
   void OnScheduled(int64_t now_us);
+  // Of the prompt token after `position`. All of them come before the first Append.
+  void SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs);
   // logprobs: of the token; null unless the queue was made for them.
   void Append(int32_t token, const RowLogprobs* logprobs, int64_t now_us);
   void OnDrafts(int64_t drafted, int64_t accepted);
@@ -51,8 +54,15 @@ class ResultQueueImpl final : public ResultQueue,
   void AttachSet(std::shared_ptr<CompletionSetImpl> set);
 
  private:
+  struct Logprobs {
+    std::vector<float> token;       // one per token
+    std::vector<TokenLogprob> top;  // top_logprobs per token
+  };
+
   bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
   std::optional<GeneratedElements> TakeLocked();
+  std::vector<std::vector<std::pair<int64_t, float>>> TopLocked(const Logprobs& logprobs,
+                                                                size_t begin) const;
   void AnnounceLocked();
 
   // Constant after construction.
@@ -70,8 +80,8 @@ class ResultQueueImpl final : public ResultQueue,
   FinishReason reason_ = FinishReason::kNone;
   std::string error_;
   std::vector<int32_t> tokens_;
-  std::vector<float> logprobs_;             // one per token, where wanted
-  std::vector<TokenLogprob> top_logprobs_;  // top_logprobs per token
+  // Where wanted.
+  Logprobs output_logprobs_, prompt_logprobs_;
   size_t delivered_ = 0;
   int64_t drafted_ = 0, accepted_ = 0;
   int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;

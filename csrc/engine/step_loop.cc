@@ -131,6 +131,8 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   running.sequences.clear();
   running.rows.clear();
   running.sampled.clear();
+  running.scored_rows.clear();
+  running.scored.clear();
   const int64_t now_us = SteadyNowUs();
   auto* logits = static_cast<float*>(running.logits_buffer.data());
   StepEvent event{.phase = StepPhase::kBegin};
@@ -151,11 +153,21 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
                            .num_tokens = chunk.num_tokens,
                            .position = chunk.begin,
                            .block_table = request->block_table.data()};
-    if (chunk.samples) {
+    if (chunk.begin < request->num_scored) {
+      // Every token has logits, also those beyond the scored ones.
       sequence.logits_row = static_cast<int32_t>(num_logits_rows);
-      sequence.num_logits = static_cast<int32_t>(1 + chunk.num_drafts);
-      num_logits_rows += sequence.num_logits;
-      running.rows.push_back(request->NextRow(logits + sequence.logits_row * limits_.vocab_size));
+      sequence.num_logits = static_cast<int32_t>(chunk.num_tokens);
+      AddScoredRows(chunk, logits + num_logits_rows * limits_.vocab_size);
+      num_logits_rows += chunk.num_tokens - (chunk.samples ? 1 : 0);
+    }
+    if (chunk.samples) {
+      float* const row = logits + num_logits_rows * limits_.vocab_size;
+      if (sequence.logits_row < 0) {
+        sequence.logits_row = static_cast<int32_t>(num_logits_rows);
+        sequence.num_logits = static_cast<int32_t>(1 + chunk.num_drafts);
+      }
+      num_logits_rows += 1 + chunk.num_drafts;
+      running.rows.push_back(request->NextRow(row));
       running.sampled.push_back(request);
     }
     running.sequences.push_back(sequence);
@@ -175,8 +187,32 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   if (hook_ != nullptr) hook_(hook_context_, event);
 }
 
+void ModelInstance::AddScoredRows(const PlannedChunk& chunk, float* logits) {
+  Running& running = *running_;
+  auto* request = static_cast<Request*>(chunk.sequence);
+  const int64_t end = std::min(request->num_scored, chunk.begin + chunk.num_tokens);
+  for (int64_t position = chunk.begin; position < end; ++position) {
+    RowLogprobs& score = running.scores[running.scored_rows.size()];
+    running.scored_rows.push_back(request->ScoredRow(position, logits, score));
+    running.scored.push_back(request);
+    logits += limits_.vocab_size;
+  }
+}
+
+void ModelInstance::DeliverScores() {
+  Running& running = *running_;
+  if (running.scored_rows.empty()) return;
+  running.sampler->Sample(running.scored_rows.data(),
+                          static_cast<int64_t>(running.scored_rows.size()));
+  for (size_t i = 0; i < running.scored_rows.size(); ++i) {
+    const SamplingRow& row = running.scored_rows[i];
+    running.scored[i]->queue->SetPromptLogprobs(row.position, *row.logprobs);
+  }
+}
+
 void ModelInstance::SampleAndAppend() {
   Running& running = *running_;
+  DeliverScores();
   AwaitMasks();
   // A round for every draft that turns out right: the row behind it is then the next one's.
   running.changed.clear();

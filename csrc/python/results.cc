@@ -65,6 +65,8 @@ void BindResults(py::module_& m) {
       .def_readonly("ids_from_generate", &GeneratedElements::ids_from_generate)
       .def_readonly("log_probs_list", &GeneratedElements::log_probs_list)
       .def_readonly("token_logprobs_list", &GeneratedElements::token_logprobs_list)
+      .def_readonly("prompt_log_probs_list", &GeneratedElements::prompt_log_probs_list)
+      .def_readonly("prompt_token_logprobs_list", &GeneratedElements::prompt_token_logprobs_list)
       .def_property_readonly("tensors_from_model_inference",
                              [](const GeneratedElements&) { return py::list(); })
       .def_readonly("prefix_cache_len", &GeneratedElements::prefix_cache_len)

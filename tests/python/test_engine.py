@@ -201,6 +201,30 @@ def test_logprobs_come_with_the_tokens(running):
     assert elements.log_probs_list == elements.token_logprobs_list == []
 
 
+def test_prompt_logprobs_are_those_of_generation(running):
+    # What a token's log-probability was as an output, it is as part of a prompt: the same bits.
+    prompt = [7 * i % VOCAB_SIZE for i in range(50)]
+    config = {"max_new_tokens": 60, "seed": 1, "logprobs": True, "logprobs_mode": "raw"}
+    config["top_logprobs"] = 4
+    _, _, queue = running.start_request_ids("m", None, prompt, config)
+    elements = list(queue)
+    output = [i for e in elements for i in e.ids_from_generate]
+    logprobs = [p for e in elements for p in e.token_logprobs_list]
+    top = [t for e in elements for t in e.log_probs_list]
+    assert all(e.prompt_token_logprobs_list == e.prompt_log_probs_list == [] for e in elements)
+
+    config = {"max_new_tokens": 2, "prompt_logprobs": True, "top_logprobs": 4}
+    _, _, queue = running.start_request_ids("m", None, prompt + output, config)
+    first, *rest = list(queue)
+    assert len(first.prompt_token_logprobs_list) == len(prompt) + len(output) - 1
+    assert first.prompt_token_logprobs_list[len(prompt) - 1 :] == logprobs
+    assert first.prompt_log_probs_list[len(prompt) - 1 :] == top
+    assert first.token_logprobs_list == [] and all(e.prompt_log_probs_list == [] for e in rest)
+    # A prompt of one token has nothing to say.
+    _, _, queue = running.start_request_ids("m", None, [1], config)
+    assert queue.Get().prompt_token_logprobs_list == []
+
+
 def test_queue_survives_release_stop_and_engine(checkpoint):
     engine, _ = start_engine(checkpoint)
     engine.start_model("m")

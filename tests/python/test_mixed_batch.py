@@ -46,6 +46,7 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
         "logprobs": rng.random() < 0.8,
         "top_logprobs": rng.randint(0, 20),
         "logprobs_mode": rng.choice(["processed", "raw"]),
+        "prompt_logprobs": rng.random() < 0.5,
         "priority": rng.randint(-2, 2),
     }
     fixed = {"seed", "max_new_tokens"}
@@ -55,12 +56,14 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
 
 
 def outcome(queue) -> tuple:
-    ids, logprobs, top = [], [], []
+    ids, logprobs, top, prompt = [], [], [], []
     for elements in queue:
         ids += elements.ids_from_generate
         logprobs += elements.token_logprobs_list
         top += elements.log_probs_list
-    return ids, logprobs, top, queue.finish_reason, queue.error
+        prompt += elements.prompt_token_logprobs_list
+        prompt += elements.prompt_log_probs_list
+    return ids, logprobs, top, prompt, queue.finish_reason, queue.error
 
 
 @pytest.mark.parametrize("blocks", [0, 20], ids=["roomy", "preempting"])

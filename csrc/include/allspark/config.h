@@ -95,6 +95,9 @@ struct RuntimeConfig {
   bool operator==(const RuntimeConfig&) const = default;
 };
 
+// The most of the likeliest tokens that come with each.
+inline constexpr int64_t kMaxTopLogprobs = 20;
+
 // What one request asks for. Lengths are in tokens; max_length and min_length count prompt +
 // output.
 struct GenerationConfig {
@@ -153,11 +156,13 @@ struct GenerationConfig {
   int64_t prompt_lookup_num_tokens = 0;
   // True: the log-probability of each output token comes with it.
   bool logprobs = false;
-  // And those of so many likeliest tokens, where logprobs is true.
+  // And those of so many likeliest tokens, beside what logprobs and prompt_logprobs give.
   int64_t top_logprobs = 0;
   // "processed": of the logits as the choice saw them, before temperature; "raw": as the model
   // gave them.
   std::string logprobs_mode = "processed";
+  // True: the log-probability of each prompt token but the first, as the model gave it.
+  bool prompt_logprobs = false;
   // Larger runs earlier; FIFO within one priority.
   int64_t priority = 0;
 
@@ -183,8 +188,9 @@ struct GenerationConfig {
         Field{"repetition_ngram_size", &C::repetition_ngram_size, 0, 1 << 24},
         Field{"repetition_ngram_threshold", &C::repetition_ngram_threshold, 0, 1 << 24},
         Field{"prompt_lookup_num_tokens", &C::prompt_lookup_num_tokens, 0, 64},
-        Field{"logprobs", &C::logprobs}, Field{"top_logprobs", &C::top_logprobs, 0, 20},
-        Field{"logprobs_mode", &C::logprobs_mode},
+        Field{"logprobs", &C::logprobs},
+        Field{"top_logprobs", &C::top_logprobs, 0, kMaxTopLogprobs},
+        Field{"logprobs_mode", &C::logprobs_mode}, Field{"prompt_logprobs", &C::prompt_logprobs},
         Field{"priority", &C::priority, -1000000, 1000000});
   }
   bool operator==(const GenerationConfig&) const = default;

@@ -49,6 +49,9 @@ struct GeneratedElements {
   // and fewer where fewer tokens could be chosen; and the log-probability of each token.
   std::vector<std::vector<std::pair<int64_t, float>>> log_probs_list;
   std::vector<float> token_logprobs_list;
+  // The same of the prompt's tokens but the first, with the first elements; empty unless asked for.
+  std::vector<std::vector<std::pair<int64_t, float>>> prompt_log_probs_list;
+  std::vector<float> prompt_token_logprobs_list;
   int64_t prefix_cache_len = 0;
   int64_t prefix_len_gpu = 0;
   int64_t prefix_len_cpu = 0;

@@ -55,7 +55,8 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.stop_token_ids = {9};
       generation.min_p = 0.01;
       generation.logprobs = true;
-      generation.top_logprobs = 5;
+      generation.top_logprobs = 20;
+      generation.prompt_logprobs = true;
       generation.logprobs_mode = i % 8 == 1 ? "raw" : "processed";
     }
     const Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_);
