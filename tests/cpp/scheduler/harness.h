@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -18,6 +19,7 @@ namespace allspark::testing {
 
 struct TestSequence : ScheduledSequence {
   int64_t last_planned_step = -1;
+  int64_t num_accepted = 0;  // drafts of the step at hand that turn out right
   int64_t num_sharers = 0;
 
   // Which token is at a position: (the sequence that it is of, the position).
@@ -40,6 +42,11 @@ class Harness {
   std::vector<std::unique_ptr<TestSequence>>& sequences() { return sequences_; }
   // The first broken invariant; empty: none.
   const std::string& error() const { return error_; }
+
+  // How many of a chunk's drafts turn out to be the sampled tokens.
+  void set_accept(std::function<int64_t(const PlannedChunk&)> accept) {
+    accept_ = std::move(accept);
+  }
 
   // Begins with the first num_shared tokens of `sharing`, which must outlive it.
   TestSequence* Add(int64_t priority, int64_t num_tokens, int64_t max_length,
@@ -107,8 +114,13 @@ class Harness {
     ended_.clear();
     for (const PlannedChunk& chunk : *plan_) {
       auto* sequence = static_cast<TestSequence*>(chunk.sequence);
-      Check(sequence->num_computed == chunk.begin + chunk.num_tokens, "Commit did not count");
+      Check(sequence->num_computed == chunk.begin + chunk.num_tokens - chunk.num_drafts,
+            "Commit did not count");
       if (!chunk.samples) continue;
+      for (int64_t i = 0; i < sequence->num_accepted; ++i) {
+        scheduler_.AcceptDraft(sequence);
+        ++sequence->num_tokens;
+      }
       const bool full = sequence->num_tokens == sequence->max_length;
       if (!full) ++sequence->num_tokens;
       // As in the engine, a sequence ends as it reaches max_length; a prompt of that length at
@@ -191,7 +203,9 @@ class Harness {
       if (s->state == ScheduledSequence::State::kWaiting) {
         Check(capacity == 0 && s->num_computed == 0, "a waiting sequence has blocks");
       } else {
-        Check(capacity >= s->num_computed && capacity < s->num_tokens + block_size,
+        // Drafts may have taken the block that comes next.
+        const int64_t most_ahead = scheduler_.config().max_draft_rows > 0 ? 2 : 1;
+        Check(capacity >= s->num_computed && capacity < s->num_tokens + most_ahead * block_size,
               "too few or too many blocks");
       }
     }
@@ -199,7 +213,7 @@ class Harness {
 
   void CheckPlan() {
     const SchedulerConfig& config = scheduler_.config();
-    int64_t prefill = 0, rows = 0;
+    int64_t prefill = 0, rows = 0, drafts = 0;
     bool after_prefill = false;
     for (const PlannedChunk& chunk : *plan_) {
       auto* s = static_cast<TestSequence*>(chunk.sequence);
@@ -207,8 +221,12 @@ class Harness {
       Check(s->last_planned_step != step_, "planned twice");
       s->last_planned_step = step_;
       Check(chunk.begin == s->num_computed && chunk.num_tokens >= 1, "planned from elsewhere");
-      Check(chunk.begin + chunk.num_tokens <= s->num_tokens, "planned beyond the known tokens");
-      Check(chunk.samples == (chunk.begin + chunk.num_tokens == s->num_tokens), "samples");
+      const int64_t end = chunk.begin + chunk.num_tokens - chunk.num_drafts;
+      Check(end <= s->num_tokens, "planned beyond the known tokens");
+      Check(chunk.samples == (end == s->num_tokens), "samples");
+      Check(chunk.num_drafts >= 0 && chunk.num_drafts <= s->num_drafts, "drafts nobody made");
+      Check(chunk.num_drafts == 0 || end - chunk.begin == 1, "drafts of a prefill");
+      drafts += chunk.num_drafts;
       Check(static_cast<int64_t>(s->block_table.size()) * config.block_size >=
                 chunk.begin + chunk.num_tokens,
             "planned without blocks");
@@ -225,7 +243,9 @@ class Harness {
     Check(prefill <= config.chunk_tokens, "more prefill than chunk_tokens");
     Check(rows == prefill || prefill <= config.chunk_tokens_beside_decodes,
           "more prefill than decodes allow");
-    Check(rows <= config.max_batch + config.chunk_tokens, "more rows than promised");
+    Check(rows <= std::max(config.max_batch + config.chunk_tokens, config.max_draft_rows),
+          "more rows than promised");
+    Check(drafts == 0 || (prefill == 0 && rows <= config.max_draft_rows), "too many drafts");
     for (const ScheduledSequence* s = scheduler_.first_running(); s != nullptr; s = s->next) {
       const bool planned = static_cast<const TestSequence*>(s)->last_planned_step == step_;
       Check(planned || s->num_tokens - s->num_computed > 1, "a running decode is not in the step");
@@ -236,13 +256,16 @@ class Harness {
   // Reads what attention would read and writes what the step computes.
   void Execute() {
     for (const PlannedChunk& chunk : *plan_) {
-      const auto& sequence = static_cast<const TestSequence&>(*chunk.sequence);
+      auto& sequence = static_cast<TestSequence&>(*chunk.sequence);
+      sequence.num_accepted = accept_ ? accept_(chunk) : 0;
+      const int64_t right = sequence.num_tokens + sequence.num_accepted;
       for (int64_t p = 0; p < chunk.begin; ++p) {
         Check(Slot(*chunk.sequence, p) == sequence.Token(p),
               "the cache holds another token than the sequence's");
       }
       for (int64_t p = chunk.begin; p < chunk.begin + chunk.num_tokens; ++p) {
-        Slot(*chunk.sequence, p) = sequence.Token(p);
+        Slot(*chunk.sequence, p) =
+            p < right ? sequence.Token(p) : std::pair<int64_t, int64_t>{-1, p};
       }
     }
   }
@@ -268,6 +291,7 @@ class Harness {
   }
 
   Scheduler scheduler_;
+  std::function<int64_t(const PlannedChunk&)> accept_;
   std::vector<std::unique_ptr<TestSequence>> sequences_;
   std::vector<std::unique_ptr<TestSequence>> removed_;
   std::vector<std::pair<int64_t, int64_t>> slots_;  // (sequence, position) last written

@@ -23,6 +23,7 @@ using testing::Harness;
 using testing::TestSequence;
 
 struct Totals {
+  int64_t drafts = 0;
   int64_t steps = 0;
   int64_t preemptions = 0;
   int64_t finished = 0;
@@ -42,9 +43,11 @@ class Random {
   std::mt19937 engine_;
 };
 
-// Returns what went wrong; empty: nothing. `shares`: some sequences begin as others do; the model
-// of the policy knows nothing of that, so those scripts have no trace.
-std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool shares = false) {
+// Returns what went wrong; empty: nothing. `shares`: some sequences begin as others do; `drafts`:
+// some have drafts. The model of the policy knows nothing of either, so those scripts have no
+// trace.
+std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool shares = false,
+                      bool drafts = false) {
   Random random(seed);
   const int64_t longest = random.Range(2, 24);
   SchedulerConfig config;
@@ -62,7 +65,19 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
            << config.chunk_tokens << " beside_decodes " << config.chunk_tokens_beside_decodes
            << " block " << config.block_size << " blocks " << config.num_blocks << "\n";
   }
+  if (drafts) config.max_draft_rows = random.Range(1, 12);
   Harness harness(config, trace);
+  harness.set_accept([&](const PlannedChunk& chunk) {
+    totals.drafts += chunk.num_drafts;
+    return chunk.num_drafts == 0 ? 0 : random.Range(0, chunk.num_drafts);
+  });
+  const auto draft = [&] {
+    if (!drafts) return;
+    for (const auto& sequence : harness.sequences()) {
+      const int64_t most = std::max<int64_t>(0, sequence->max_length - sequence->num_tokens - 1);
+      sequence->num_drafts = random.Range(0, std::min<int64_t>(most, 6));
+    }
+  };
   const auto ends = [&](const TestSequence&) { return random.OneIn(40); };
   for (int event = 0; event < 16; ++event) {
     while (harness.sequences().size() < 9 && random.OneIn(arrive_one_in)) {
@@ -86,6 +101,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
       harness.Remove(harness.sequences()[static_cast<size_t>(random.Range(0, last))].get());
     }
     ++totals.steps;
+    draft();
     if (!(random.OneIn(40) ? harness.FailStep() : harness.Step(ends))) return harness.error();
   }
   // Nothing arrives any more: every step computes something, and all come to their end.
@@ -93,6 +109,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
   while (!harness.sequences().empty()) {
     const size_t live = harness.sequences().size();
     ++totals.steps;
+    draft();
     if (!harness.Step(ends)) return harness.error();
     if (harness.plan().empty()) return "an empty plan with work left";
     if (--steps_left == 0) return "no end of the drain";
@@ -122,6 +139,17 @@ TEST(SchedulerScripts, InvariantsHoldWithSharedBlocks) {
     ASSERT_EQ(error, "") << "in the script of seed " << seed;
   }
   EXPECT_GT(totals.sharers, 50000);
+  EXPECT_GT(totals.preemptions, 5000);
+}
+
+TEST(SchedulerScripts, InvariantsHoldWithDrafts) {
+  Totals totals;
+  for (uint64_t seed = 0; seed < 50000; ++seed) {
+    const std::string error =
+        RunScript(seed, nullptr, totals, /*shares=*/seed % 3 == 0, /*drafts=*/true);
+    ASSERT_EQ(error, "") << "in the script of seed " << seed;
+  }
+  EXPECT_GT(totals.drafts, 100000);
   EXPECT_GT(totals.preemptions, 5000);
 }
 
