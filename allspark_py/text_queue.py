@@ -150,7 +150,9 @@ class TextQueue(ResultQueue):
         """As ResultQueue.finish_reason; 'stop' where a stop string was found."""
         return "stop" if self._stopped else super().finish_reason
 
-    def _take(self, fetch: Callable[[], GeneratedElements | None]) -> TextElements | None:
+    def _take(  # type: ignore[override]  # GeneratedElements, a native class, has no text
+        self, fetch: Callable[[], GeneratedElements | None]
+    ) -> TextElements | None:
         if self._stopped or self._flushed:
             return None
         native = fetch()
