@@ -71,23 +71,45 @@ struct StoreSums {
   }
 };
 
-// The same of a panel of gates and its panel of ups: `up_sums` floats after the gate's. T: how an
-// element of the result is held.
+// The same of a row of a panel of gates and, kGemmRows further in `sums`, of its panel of ups. T:
+// how an element of the result is held.
 template <class T, class Act>
+void FinishGatedRow(const GemmGatedArgs& gated, const float* sums, int64_t row, int64_t column) {
+  T* out = static_cast<T*>(gated.out) + row * gated.ldo + column;
+  const float* up_sums = sums + kGemmRows * kPanelColumns;
+  const Mask all = FirstLanes(kLanes);
+  for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+    const VecF gate = Finished(gated.gemm, sums + i, row, column + i, all);
+    const VecF up = Finished(gated.gemm, up_sums + i, row, gated.gemm.n / 2 + column + i, all);
+    StoreRow(out + i, Mul(Act::Apply(gate), up));
+  }
+}
+
+using FinishGated = void (*)(const GemmGatedArgs&, const float* sums, int64_t row, int64_t column);
+
+template <class T>
+FinishGated FinishGatedFor(Activation act) {
+  switch (act) {
+    case Activation::kSilu:
+      return FinishGatedRow<T, Silu>;
+    case Activation::kGeluTanh:
+      return FinishGatedRow<T, GeluTanh>;
+    case Activation::kGeluErf:
+      return FinishGatedRow<T, GeluErf>;
+    case Activation::kRelu:
+      return FinishGatedRow<T, Relu>;
+  }
+  return nullptr;
+}
+
 struct StoreGated {
   static constexpr int kPanels = 2;
   const GemmGatedArgs& gated;
-  int64_t up_sums;
+  FinishGated finish;
 
-  __attribute__((always_inline)) void Finish(const GemmArgs& args, const float* sums, int64_t row,
+  __attribute__((always_inline)) void Finish(const GemmArgs&, const float* sums, int64_t row,
                                              int64_t column) const {
-    T* out = static_cast<T*>(gated.out) + row * gated.ldo + column;
-    const Mask all = FirstLanes(kLanes);
-    for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
-      const VecF gate = Finished(args, sums + i, row, column + i, all);
-      const VecF up = Finished(args, sums + up_sums + i, row, args.n / 2 + column + i, all);
-      StoreRow(out + i, Mul(Act::Apply(gate), up));
-    }
+    finish(gated, sums, row, column);
   }
 };
 
@@ -110,26 +132,12 @@ AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, 
   }
 }
 
-// The gated form of the GEMM that `Kernel` is: Kernel::Run(args, store).
-template <class Kernel, class T>
-AS_ALWAYS_INLINE void RunGated(const GemmGatedArgs& args) {
-  constexpr int64_t kUpSums = kGemmRows * kPanelColumns;
-  switch (args.act) {
-    case Activation::kSilu:
-      return Kernel::Run(args.gemm, StoreGated<T, Silu>{args, kUpSums});
-    case Activation::kGeluTanh:
-      return Kernel::Run(args.gemm, StoreGated<T, GeluTanh>{args, kUpSums});
-    case Activation::kGeluErf:
-      return Kernel::Run(args.gemm, StoreGated<T, GeluErf>{args, kUpSums});
-    case Activation::kRelu:
-      return Kernel::Run(args.gemm, StoreGated<T, Relu>{args, kUpSums});
-  }
-}
-
+// A GEMM is what Kernel::Run(args, store) makes of its sums.
 template <class Kernel>
 void GemmGated(const GemmGatedArgs& args, Stream) noexcept {
-  if (args.out_dtype == DType::kFloat32) return RunGated<Kernel, float>(args);
-  RunGated<Kernel, uint16_t>(args);
+  const bool floats = args.out_dtype == DType::kFloat32;
+  Kernel::Run(args.gemm, StoreGated{args, floats ? FinishGatedFor<float>(args.act)
+                                                 : FinishGatedFor<uint16_t>(args.act)});
 }
 
 template <class Kernel>
