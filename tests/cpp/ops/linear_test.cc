@@ -150,7 +150,8 @@ class LinearGatedTest : public ::testing::TestWithParam<std::tuple<int, int, int
 };
 
 TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndGatedAct) {
-  const auto [threads, rows, cols] = GetParam();
+  const int threads = std::get<0>(GetParam());
+  const int64_t rows = std::get<1>(GetParam()), cols = std::get<2>(GetParam());
   ThreadPool pool(threads, false);
   const auto values = [](int64_t count) {
     std::vector<float> x(static_cast<size_t>(count));
