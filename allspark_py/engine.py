@@ -220,15 +220,14 @@ class Engine:
             status, handle, native = self._native.start_request(
                 model_name, ids, native_config, mask, first
             )
-            if handle is None and mask is not None:
-                self._guided_decoding().forget(mask)
             queue = native and self._wrap_queue(native, model_name, handle, model, config, len(ids))
             return self._result(status), handle, queue
 
         sequences = list(zip(config.sequences(), masks, strict=True))
         if config.n == 1:
-            return start(sequences[0], None)
-        result = self._start_all(model_name, "sequence", start, sequences)
+            result = start(sequences[0], None)
+        else:
+            result = self._start_all(model_name, "sequence", start, sequences)
         if result[0] != AsStatus.ALLSPARK_SUCCESS:
             for mask in filter(None, masks):  # those that were never handed over too
                 self._guided_decoding().forget(mask)

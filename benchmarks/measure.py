@@ -147,7 +147,7 @@ def start(job: Job) -> dict[str, float]:
 def streams(job: Job) -> dict[str, float]:
     """Many streams of a model with next to no arithmetic: what the engine itself costs.
 
-    Read twice: only at the end, and by a Python thread per stream as the tokens come.
+    Read twice: only at the end, and by one Python thread as the tokens come.
     """
     (wave,) = job["waves"]
     wanted = sum(request["num_output"] for request in wave)

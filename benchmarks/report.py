@@ -59,7 +59,7 @@ ENGINE_METRICS = {
     "gap.gap_prompt_s": Figure("gap: TTFT of the long prompt, s", 1),
     "streams.streams_tok_s": Figure("64 streams: tokens/s, read at the end", 0),
     "streams.streams_step_us": Figure("64 streams: time per step, µs", 0),
-    "streams.streams_read_tok_s": Figure("64 streams: tokens/s, a thread reads each", 0),
+    "streams.streams_read_tok_s": Figure("64 streams: tokens/s, read as they come", 0),
 }
 
 

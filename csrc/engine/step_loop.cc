@@ -122,7 +122,7 @@ void ModelInstance::DraftTokens() {
   if (scheduler.num_running() >= config_.max_draft_rows) return;
   for (ScheduledSequence* s = scheduler.first_running(); s != nullptr; s = s->next) {
     auto* request = static_cast<Request*>(s);
-    if (request->num_tokens - request->num_computed == 1) request->Draft();
+    if (request->decodes()) request->Draft();
   }
 }
 

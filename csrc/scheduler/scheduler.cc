@@ -32,8 +32,6 @@ int64_t Remaining(const ScheduledSequence& sequence) {
   return sequence.num_tokens - sequence.num_computed;
 }
 
-bool IsDecode(const ScheduledSequence& sequence) { return Remaining(sequence) == 1; }
-
 int64_t NumBlocks(const ScheduledSequence& sequence) {
   return static_cast<int64_t>(sequence.block_table.size());
 }
@@ -154,7 +152,7 @@ void Scheduler::PlanDecodes() {
     AS_CHECK(Remaining(*sequence) >= 1 && sequence->num_tokens <= sequence->max_length)
         << "sequence " << sequence->id << " has " << sequence->num_tokens << " tokens, "
         << sequence->num_computed << " of them computed, max_length " << sequence->max_length;
-    if (!IsDecode(*sequence)) continue;
+    if (!sequence->decodes()) continue;
     if (Capacity(*sequence) == sequence->num_computed) {
       if (!SecureFreeBlock(sequence)) {
         Preempt(sequence);  // It was the last of the list.
@@ -179,7 +177,7 @@ void Scheduler::PlanPrefill() {
   bool admitting = true;
   ScheduledSequence* sequence = running_.head;
   while (budget > 0) {
-    while (sequence != nullptr && IsDecode(*sequence)) sequence = sequence->next;
+    while (sequence != nullptr && sequence->decodes()) sequence = sequence->next;
     ScheduledSequence* candidate = waiting_.head;
     if (admitting && candidate != nullptr &&
         (sequence == nullptr || Precedes(*candidate, *sequence))) {

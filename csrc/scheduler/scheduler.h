@@ -45,6 +45,9 @@ struct ScheduledSequence {
   enum class State : int { kNone, kWaiting, kRunning } state = State::kNone;
   ScheduledSequence* prev = nullptr;
   ScheduledSequence* next = nullptr;
+
+  // One token left to compute: what it needs next is a decode, not a prefill.
+  bool decodes() const { return num_tokens - num_computed == 1; }
 };
 
 struct SchedulerConfig {
