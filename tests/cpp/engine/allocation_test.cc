@@ -41,7 +41,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.top_p = 0.9;
       generation.stop_words_ids = {{1, 2, 3}, {4}};
     }
-    if (i % 3 == 0) generation.prompt_lookup_num_tokens = 6;
+    if (i % 2 == 1) generation.prompt_lookup_num_tokens = 6;
     if (i % 4 == 1) {
       generation.repetition_penalty = 1.3;
       generation.frequency_penalty = 0.2;
@@ -59,7 +59,8 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.prompt_logprobs = true;
       generation.logprobs_mode = i % 8 == 1 ? "raw" : "processed";
     }
-    const Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, vocab_size_);
+    // Some repeat themselves, so that there is something to draft.
+    const Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, i % 4 == 3 ? 3 : vocab_size_);
     requests.push_back(
         *engine_->StartRequest("m", prompt, generation, i % 4 == 0 ? ThirdsMask() : nullptr));
     if (i % 5 == 4) {
@@ -69,6 +70,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   hook_.loop_gate.Open();
   ASSERT_OK(engine_->SyncAllRequests("m"));
   EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);
+  EXPECT_GT(engine_->GetEngineStat("m")->total_draft_token, 0);
   EXPECT_GT(steps, 40);
   EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
   EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);
