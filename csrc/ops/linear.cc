@@ -10,6 +10,10 @@ namespace {
 
 // Row parts are multiples of this many rows, so that register tiles stay full.
 constexpr int64_t kRowGranule = 32;
+// Rows of a part from which on it is better to cut rows than panels: a thread then finds the rows
+// in its own cache that it made there, and the weights, read once more, come in time.
+constexpr int64_t kLocalRows = 128;
+constexpr int64_t kItemsPerPart = 8;
 // Multiply-adds below which one thread is faster than a parallel region.
 constexpr int64_t kSerialWork = 1 << 16;
 
@@ -56,32 +60,35 @@ void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWei
   const bool serial = x.rows * w.n <= kSerialWork / w.k;
   const LinearSplit split =
       serial ? LinearSplit{} : SplitLinear(x.rows, panels, context.pool->num_threads());
-  context.pool->ParallelFor(
-      split.row_parts * split.panel_parts, 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t part = begin; part < end; ++part) {
-          const Range rows = PartOf(x.rows, split.row_parts == 1 ? 1 : kRowGranule,
-                                    part / split.panel_parts, split.row_parts);
-          const Range part_panels = PartOf(panels, 1, part % split.panel_parts, split.panel_parts);
-          if (rows.begin == rows.end || part_panels.begin == part_panels.end) continue;
-          kernels::GemmArgs args{};
-          args.a = internal::RowAt(x, rows.begin);
-          args.lda = x.ld;
-          args.w = w.data;
-          args.bias = w.bias;
-          args.m = rows.end - rows.begin;
-          args.n = w.n;
-          args.k = w.k;
-          args.panel_begin = part_panels.begin;
-          args.panel_end = part_panels.end;
-          args.scale = w.scales.scale;
-          args.zero = w.scales.zero;
-          args.group_size = w.scales.group_size;
-          if (x.dtype == DType::kInt8) {
-            args.a_scale = x.row_scale + rows.begin;
-            args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
-          }
-          run(args, rows.begin);
+  // Items of a part: enough that a thread which is late gives some away, few that panels still
+  // follow each other.
+  const int64_t items = serial ? 1 : std::min(kItemsPerPart, CeilDiv(panels, split.panel_parts));
+  context.pool->ParallelForItems(
+      split.row_parts * split.panel_parts * items, [&](int64_t item, int) {
+        const int64_t part = item / items;
+        const Range rows = PartOf(x.rows, split.row_parts == 1 ? 1 : kRowGranule,
+                                  part / split.panel_parts, split.row_parts);
+        const Range item_panels = PartOf(panels, 1, part % split.panel_parts * items + item % items,
+                                         split.panel_parts * items);
+        if (rows.begin == rows.end || item_panels.begin == item_panels.end) return;
+        kernels::GemmArgs args{};
+        args.a = internal::RowAt(x, rows.begin);
+        args.lda = x.ld;
+        args.w = w.data;
+        args.bias = w.bias;
+        args.m = rows.end - rows.begin;
+        args.n = w.n;
+        args.k = w.k;
+        args.panel_begin = item_panels.begin;
+        args.panel_end = item_panels.end;
+        args.scale = w.scales.scale;
+        args.zero = w.scales.zero;
+        args.group_size = w.scales.group_size;
+        if (x.dtype == DType::kInt8) {
+          args.a_scale = x.row_scale + rows.begin;
+          args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
         }
+        run(args, rows.begin);
       });
 }
 
@@ -93,10 +100,11 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
   int64_t best_cost = 0;
   for (int64_t row_parts = 1; row_parts <= std::min(num_threads, row_granules); ++row_parts) {
     const int64_t panel_parts = std::min(panels, num_threads / row_parts);
-    // The slowest part's share. Every row part reads the whole weight again, so more row parts must
-    // save a twentieth to be worth it.
+    // The slowest part's share. Every row part reads the whole weight again, so with few rows more
+    // row parts must save a twentieth to be worth it.
     const int64_t cost = CeilDiv(row_granules, row_parts) * CeilDiv(panels, panel_parts);
-    if (row_parts == 1 || cost * 20 < best_cost * 19) {
+    const bool local = rows >= row_parts * kLocalRows;
+    if (row_parts == 1 || cost * 20 < best_cost * 19 || (local && cost <= best_cost)) {
       best = {row_parts, panel_parts};
       best_cost = cost;
     }

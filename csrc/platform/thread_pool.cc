@@ -77,12 +77,39 @@ Range PartOf(int64_t n, int64_t parts, int64_t index) {
   return {begin, begin + size + (index < longer ? 1 : 0)};
 }
 
+// Items of a region that a thread still has to begin, [begin, end) in one word: the thread takes
+// the first, others the last.
+class ItemRange {
+ public:
+  void Set(Range range) {
+    word_.store(static_cast<uint64_t>(range.begin) << 32 | static_cast<uint64_t>(range.end),
+                std::memory_order_relaxed);
+  }
+  bool TakeFirst(int64_t* item) { return Take(item, uint64_t{1} << 32, /*first=*/true); }
+  bool TakeLast(int64_t* item) { return Take(item, ~uint64_t{0}, /*first=*/false); }
+
+ private:
+  // `step` is what taking it adds to the word. Who sees the region sees what was set before it; the
+  // items themselves order nothing.
+  bool Take(int64_t* item, uint64_t step, bool first) {
+    uint64_t word = word_.load(std::memory_order_relaxed);
+    do {
+      const uint64_t begin = word >> 32, end = word & 0xffffffffu;
+      if (begin >= end) return false;
+      *item = static_cast<int64_t>(first ? begin : end - 1);
+    } while (!word_.compare_exchange_weak(word, word + step, std::memory_order_relaxed));
+    return true;
+  }
+
+  std::atomic<uint64_t> word_{0};
+};
+
 }  // namespace
 
-// How a region runs. The caller writes n_, fn_ and pending_, then publishes them by changing word_,
-// which holds the region's number and how many threads take part. A worker that takes part may read
-// them until it has counted itself out of pending_; one that does not take part never reads them,
-// so the caller need not wait for it.
+// How a region runs. The caller writes what it consists of and pending_, then publishes them by
+// changing word_, which holds the region's number and how many threads take part. A worker that
+// takes part may read them until it has counted itself out of pending_; one that does not take part
+// never reads them, so the caller need not wait for it.
 //
 // How a worker sleeps. It raises num_sleepers_ and its own `asleep`, looks at word_ once more, and
 // sleeps on `asleep`. The caller changes word_, then looks at num_sleepers_. All four are
@@ -93,13 +120,16 @@ class ThreadPool::Impl {
   ~Impl() { Stop(); }
 
   int num_threads() const { return num_threads_; }
-  void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> fn);
+  using Function = FunctionRef<void(int64_t, int64_t, int)>;
+  using ItemFunction = FunctionRef<void(int64_t, int)>;
+
+  void ParallelFor(int64_t n, int64_t grain, Function fn);
+  void ParallelForItems(int64_t n, ItemFunction fn);
 
  private:
-  using Function = FunctionRef<void(int64_t, int64_t, int)>;
-
   struct alignas(kCacheLine) Worker {
-    std::atomic<uint32_t> asleep{0};
+    ItemRange items;
+    alignas(kCacheLine) std::atomic<uint32_t> asleep{0};
     std::exception_ptr
         error;  // Written by its thread within a region, read by the caller after it.
     std::thread thread;
@@ -112,6 +142,8 @@ class ThreadPool::Impl {
 
   void WorkerLoop(int id);
   uint64_t WaitForChange(Worker& self, uint64_t seen);
+  // Runs a region of `parts` threads: fn(id) on each.
+  void RunRegion(int parts, FunctionRef<void(int)> fn);
   // Runs part `id` and keeps what it throws.
   void RunPart(int id);
   void Publish(uint64_t parts);
@@ -127,9 +159,7 @@ class ThreadPool::Impl {
   std::mutex caller_mutex_;  // One region at a time.
 
   // The region, written by the caller before word_ and constant while it runs.
-  int64_t n_ = 0;
-  int64_t parts_ = 0;
-  const Function* fn_ = nullptr;
+  const FunctionRef<void(int)>* fn_ = nullptr;
 
   alignas(kCacheLine) std::atomic<uint64_t> word_{0};
   alignas(kCacheLine) std::atomic<uint32_t> num_sleepers_{0};
@@ -253,10 +283,9 @@ void ThreadPool::Impl::WorkerLoop(int id) {
 }
 
 void ThreadPool::Impl::RunPart(int id) {
-  const Range range = PartOf(n_, parts_, id);
   const RegionScope scope(this, id);
   try {
-    (*fn_)(range.begin, range.end, id);
+    (*fn_)(id);
   } catch (...) {
     workers_[static_cast<size_t>(id)].error = std::current_exception();
     failed_.store(true, std::memory_order_relaxed);
@@ -287,6 +316,15 @@ void ThreadPool::Impl::RethrowFirstError(int parts) {
   std::rethrow_exception(std::move(first));
 }
 
+void ThreadPool::Impl::RunRegion(int parts, FunctionRef<void(int)> fn) {
+  fn_ = &fn;
+  pending_.store(static_cast<uint32_t>(parts - 1), std::memory_order_relaxed);
+  Publish(static_cast<uint64_t>(parts));
+  RunPart(0);
+  WaitForWorkers();
+  RethrowFirstError(parts);
+}
+
 void ThreadPool::Impl::ParallelFor(int64_t n, int64_t grain, Function fn) {
   if (n <= 0) return;
   if (current_region.pool == this) {
@@ -302,14 +340,33 @@ void ThreadPool::Impl::ParallelFor(int64_t n, int64_t grain, Function fn) {
     fn(0, n, 0);
     return;
   }
-  n_ = n;
-  parts_ = parts;
-  fn_ = &fn;
-  pending_.store(static_cast<uint32_t>(parts - 1), std::memory_order_relaxed);
-  Publish(static_cast<uint64_t>(parts));
-  RunPart(0);
-  WaitForWorkers();
-  RethrowFirstError(parts);
+  RunRegion(parts, [&](int id) {
+    const Range range = PartOf(n, parts, id);
+    fn(range.begin, range.end, id);
+  });
+}
+
+void ThreadPool::Impl::ParallelForItems(int64_t n, ItemFunction fn) {
+  if (n <= 1 || num_threads_ == 1 || current_region.pool == this) {
+    ParallelFor(n, n, [&](int64_t begin, int64_t end, int id) {
+      for (int64_t item = begin; item < end; ++item) fn(item, id);
+    });
+    return;
+  }
+  AS_CHECK(n <= UINT32_MAX) << "a region of " << n << " items";
+  const std::lock_guard<std::mutex> lock(caller_mutex_);
+  const int parts = static_cast<int>(std::min<int64_t>(n, num_threads_));
+  for (int id = 0; id < parts; ++id) {
+    workers_[static_cast<size_t>(id)].items.Set(PartOf(n, parts, id));
+  }
+  RunRegion(parts, [&](int id) {
+    int64_t item = 0;
+    while (workers_[static_cast<size_t>(id)].items.TakeFirst(&item)) fn(item, id);
+    for (int other = id + 1; other < id + parts; ++other) {
+      ItemRange& items = workers_[static_cast<size_t>(other % parts)].items;
+      while (items.TakeLast(&item)) fn(item, id);
+    }
+  });
 }
 
 ThreadPool::ThreadPool(int num_threads, bool pin)
@@ -321,6 +378,10 @@ int ThreadPool::num_threads() const { return impl_->num_threads(); }
 void ThreadPool::ParallelFor(int64_t n, int64_t grain,
                              FunctionRef<void(int64_t, int64_t, int)> fn) {
   impl_->ParallelFor(n, grain, fn);
+}
+
+void ThreadPool::ParallelForItems(int64_t n, FunctionRef<void(int64_t, int)> fn) {
+  impl_->ParallelForItems(n, fn);
 }
 
 }  // namespace allspark

@@ -45,6 +45,10 @@ class ThreadPool {
   // the caller alone. Allocates nothing. An exception in fn is rethrown here after all parts have
   // ended.
   void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> fn);
+  // For items that take long: runs fn(item, thread_id) for each of [0, n). They are dealt out as by
+  // ParallelFor, but a thread that is done with its own takes over the last ones of others, one at
+  // a time: a core that something else disturbs holds up the rest by one item at most. n < 2^32.
+  void ParallelForItems(int64_t n, FunctionRef<void(int64_t, int)> fn);
 
  private:
   class Impl;

@@ -183,12 +183,14 @@ AS_ALWAYS_INLINE void SpreadNibbles(const unsigned char* b, int64_t lanes, unsig
 // The rows of a block in tiles, as even as can be.
 template <int kBits>
 AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
-                                    const unsigned char* next, int64_t bytes) {
+                                    const unsigned char* next, int64_t bytes,
+                                    const Destination& destination) {
   const int64_t steps = block.groups * block.lanes * kBits / 8;
   for (int64_t r = 0; r < rows;) {
     const int64_t tile_rows = NextTileRows(rows - r);
     block.fetch = rows == 1 ? Fetch{block.b + kStreamPrefetch, kPanelStride}
                             : FetchShare(next, bytes, rows, r, tile_rows, steps, columns);
+    destination.FetchRows(r, tile_rows);
     ByteTileRows<kBits>(tile_rows, block, columns);
     block.a += tile_rows * block.lda;
     block.a_sums += tile_rows * block.ld_sums;
@@ -200,7 +202,8 @@ AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t colum
 
 template <int kBits>
 void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
-                   int32_t* partial, unsigned char* spread, float* c) {
+                   int32_t* partial, unsigned char* spread, float* c,
+                   const Destination& destination) {
   const int64_t group = args.group_size;
   const int64_t features = ByteBlockFor<kBits>(rows);
   const int64_t whole_groups = features / group;  // 0: a group takes several blocks
@@ -228,15 +231,16 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     // The sum of a whole row is the last one.
     block.a_sums = sums + (group == args.k ? block.ld_sums - 1 : k / kSumBlock);
     const int64_t bytes = (next - k) * kPanelColumns * kBits / 8;
+    const Destination fetched = k == 0 ? destination : Destination{};
     if (kBits == 8 || rows <= kTileRows) {
-      ByteTilesOver<kBits>(block, rows, panel.columns, block.b + bytes, bytes);
+      ByteTilesOver<kBits>(block, rows, panel.columns, block.b + bytes, bytes, fetched);
       continue;
     }
     const unsigned char* next_block = block.b + bytes;
     SpreadNibbles(block.b, (next - k) / 8, spread);
     block.b = spread;
     if (panel.zero != nullptr) {
-      ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes);
+      ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes, fetched);
       continue;
     }
     // As bytes, but with the zero point of nibbles.
@@ -245,7 +249,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
       zeros[i] = static_cast<uint8_t>(SymmetricZero(4));
     }
     block.zero = zeros;
-    ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes);
+    ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes, fetched);
   }
 }
 
@@ -255,10 +259,13 @@ struct GemmBytes {
   AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     alignas(64) int32_t partial[kGemmRows * kPanelColumns];
     alignas(64) unsigned char spread[kBits == 4 ? kByteBlock * kPanelColumns : 1];
-    ForEachRowBlock(args, store, [&](int64_t p, int64_t row, int64_t rows, float* sums) {
-      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
-      GemmBytesRows<kBits>(args, PanelOf<kBits>(args, p), row, rows, partial, spread, sums);
-    });
+    ForEachRowBlock(
+        args, store,
+        [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
+          for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
+          GemmBytesRows<kBits>(args, PanelOf<kBits>(args, p), row, rows, partial, spread, sums,
+                               destination);
+        });
   }
 };
 
@@ -321,7 +328,8 @@ void WidenBlock(const unsigned char* from, const uint8_t* zeros, int64_t count,
 
 template <class Element, class Dot, int kBits>
 void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
-                     unsigned char* wide, float* partial, float* c) {
+                     unsigned char* wide, float* partial, float* c,
+                     const Destination& destination) {
   alignas(64) float gathered[kTileRows * kWideBlock];
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / args.group_size;
@@ -341,6 +349,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
       const Element* a = static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + k;
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
       tile.c = partial + r * kPanelColumns;
+      if (k == 0) destination.FetchRows(r, tile_rows);
       TileRows<Dot>(tile_rows, tile, panel.columns);
       r += tile_rows;
     }
@@ -362,11 +371,13 @@ struct GemmWidened {
   AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     alignas(64) float partial[kGemmRows * kPanelColumns] = {};
     alignas(64) unsigned char wide[kWideBlock / Dot::kGroup * kPanelStride];
-    ForEachRowBlock(args, store, [&](int64_t p, int64_t row, int64_t rows, float* sums) {
-      for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
-      GemmWidenedRows<Element, Dot, kBits>(args, PanelOf<kBits>(args, p), row, rows, wide, partial,
-                                           sums);
-    });
+    ForEachRowBlock(
+        args, store,
+        [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
+          for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
+          GemmWidenedRows<Element, Dot, kBits>(args, PanelOf<kBits>(args, p), row, rows, wide,
+                                               partial, sums, destination);
+        });
   }
 };
 

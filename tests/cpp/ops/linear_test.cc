@@ -68,10 +68,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearSplitTest,
                                             ::testing::Values(1, 7, 33, 64, 100, 300),
                                             ::testing::Values(1, 63, 64, 65, 200, 896)));
 
-TEST(SplitLinearTest, UsesTheThreadsAndPrefersPanels) {
+TEST(SplitLinearTest, UsesTheThreadsAndCutsManyRows) {
   EXPECT_EQ(SplitLinear(1, 14, 2).panel_parts, 2);
   EXPECT_EQ(SplitLinear(1, 14, 2).row_parts, 1);
-  EXPECT_EQ(SplitLinear(1024, 14, 2).row_parts, 1);
+  EXPECT_EQ(SplitLinear(128, 14, 2).row_parts, 1);
+  EXPECT_EQ(SplitLinear(256, 14, 2).row_parts, 2);
+  // As many, but one thread would have a third more rows than the other.
+  EXPECT_EQ(SplitLinear(288, 14, 2).row_parts, 1);
+  EXPECT_EQ(SplitLinear(512, 14, 8).row_parts, 4);
   // One panel keeps one thread busy; the rows keep the others.
   EXPECT_EQ(SplitLinear(1024, 1, 8).row_parts, 8);
   EXPECT_EQ(SplitLinear(1, 1, 8).row_parts, 1);

@@ -217,6 +217,48 @@ TEST_P(ThreadPoolTest, CallersTakeTurns) {
   EXPECT_EQ(num_errors, 0);
 }
 
+TEST_P(ThreadPoolTest, EveryItemRunsOnce) {
+  ThreadPool pool(GetParam());
+  for (const int64_t n : {0, 1, 2, 3, 5, 8, 64, 1000}) {
+    std::vector<std::atomic<int>> runs(static_cast<size_t>(n));
+    std::atomic<int> strange_ids = 0;
+    pool.ParallelForItems(n, [&](int64_t item, int thread_id) {
+      ++runs[static_cast<size_t>(item)];
+      if (thread_id < 0 || thread_id >= GetParam()) ++strange_ids;
+    });
+    for (const auto& count : runs) EXPECT_EQ(count, 1) << n;
+    EXPECT_EQ(strange_ids, 0);
+  }
+}
+
+TEST_P(ThreadPoolTest, OthersTakeOverTheItemsOfAThreadThatIsHeldUp) {
+  if (GetParam() == 1) GTEST_SKIP() << "one thread has no others";
+  ThreadPool pool(GetParam());
+  constexpr int64_t kItems = 100;
+  std::atomic<int64_t> done = 0;
+  pool.ParallelForItems(kItems, [&](int64_t item, int) {
+    // The first thread's first item ends after all others, its own among them.
+    while (item == 0 && done < kItems - 1) std::this_thread::yield();
+    ++done;
+  });
+  EXPECT_EQ(done, kItems);
+}
+
+TEST_P(ThreadPoolTest, ItemsNestInlineAndTheirExceptionsArrive) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> runs = 0;
+  pool.ParallelForItems(8, [&](int64_t, int outer_id) {
+    pool.ParallelForItems(8, [&](int64_t, int inner_id) { runs += outer_id == inner_id; });
+  });
+  EXPECT_EQ(runs, 64);
+  EXPECT_THROW(
+      pool.ParallelForItems(100, [](int64_t item, int) { AS_CHECK(item != 57) << "item 57"; }),
+      InternalError);
+  runs = 0;
+  pool.ParallelForItems(10, [&](int64_t, int) { ++runs; });
+  EXPECT_EQ(runs, 10) << "after an exception";
+}
+
 TEST_P(ThreadPoolTest, ARegionAllocatesNothing) {
   ThreadPool pool(GetParam());
   std::vector<int64_t> data(1000);
