@@ -1,9 +1,10 @@
-// Times whole steps of the decoder at the shape of a 0.5B model (hidden 896, 24 layers, vocabulary
-// 151,936) with random bfloat16 weights: decode of 1, 8 and 32 sequences and prefill of 512 tokens.
-// Beside the step's own time each row has the mean time per step and thread inside each kernel, so
-// what is missing from their sum is waiting. ALLSPARK_BENCH_LAYERS shortens the model,
-// ALLSPARK_BENCH_WEIGHTS quantises it (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head
-// in 8 bits), ALLSPARK_CPU_ISA chooses the kernels.
+// Times whole steps of the decoder with random bfloat16 weights: decodes of several sequences after
+// so many tokens, and prefill of 512 tokens. Beside the step's own time each row has the mean time
+// per step and thread inside each kernel, so what is missing from their sum is waiting; bytes are
+// those of the weights and of the KV that is read. ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the
+// default) or 1B (Llama-3.2-1B), ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS
+// quantises it (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head in 8 bits),
+// ALLSPARK_CPU_ISA chooses the kernels.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/int_math.h"
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
 #include "weights/model_reader.h"
@@ -26,12 +28,28 @@
 namespace allspark {
 namespace {
 
-constexpr int64_t kVocab = 151936;
 constexpr int64_t kBlockSize = 32;
-constexpr int64_t kMaxLength = 1024;
+constexpr int64_t kMaxLength = 8192;
 constexpr int64_t kMaxBatch = 32;
 constexpr int64_t kMaxTokens = 512;
-constexpr int64_t kDecodeContext = 200;
+constexpr int64_t kPoolTokens = 32768;  // of all sequences
+
+struct Shape {
+  int64_t vocab, hidden, layers, heads, kv_heads, intermediate;
+  bool qkv_bias;
+};
+const Shape& ModelShape() {
+  static const Shape shape = [] {
+    const char* name = std::getenv("ALLSPARK_BENCH_SHAPE");
+    Shape chosen = name != nullptr && std::string(name) == "1B"
+                       ? Shape{128256, 2048, 16, 32, 8, 8192, false}
+                       : Shape{151936, 896, 24, 14, 2, 4864, true};
+    const char* layers = std::getenv("ALLSPARK_BENCH_LAYERS");
+    if (layers != nullptr) chosen.layers = std::atoi(layers);
+    return chosen;
+  }();
+  return shape;
+}
 
 // Time inside kernels, by operation, added up over threads.
 enum Op { kGemm, kGemmGated, kHead, kAttention, kNorm, kAct, kRope, kKvWrite, kQuantize, kNumOps };
@@ -58,7 +76,7 @@ class OpTimer {
 
 template <int kWeight, int kAct>
 void TimedGemm(const kernels::GemmArgs& args, kernels::Stream stream) noexcept {
-  const OpTimer timer(args.n == kVocab ? kHead : kGemm);
+  const OpTimer timer(args.n == ModelShape().vocab ? kHead : kGemm);
   timed_table->gemm[kWeight][kAct](args, stream);
 }
 
@@ -141,19 +159,19 @@ void QuantizeSpec(const std::string& weights, proto::DecoderSpec& spec) {
 }
 
 proto::DecoderSpec Spec() {
-  const char* layers = std::getenv("ALLSPARK_BENCH_LAYERS");
+  const Shape& shape = ModelShape();
   proto::DecoderSpec spec;
   spec.set_architecture("Qwen2ForCausalLM");
-  spec.set_vocab_size(kVocab);
-  spec.set_hidden_size(896);
-  spec.set_num_layers(layers != nullptr ? std::atoi(layers) : 24);
-  spec.set_num_heads(14);
-  spec.set_num_kv_heads(2);
+  spec.set_vocab_size(shape.vocab);
+  spec.set_hidden_size(shape.hidden);
+  spec.set_num_layers(shape.layers);
+  spec.set_num_heads(shape.heads);
+  spec.set_num_kv_heads(shape.kv_heads);
   spec.set_head_dim(64);
-  spec.set_intermediate_size(4864);
+  spec.set_intermediate_size(shape.intermediate);
   spec.set_norm_eps(1e-6f);
   spec.set_tie_embeddings(true);
-  spec.set_qkv_bias(true);
+  spec.set_qkv_bias(shape.qkv_bias);
   spec.set_max_position(32768);
   spec.set_rotary_dim(64);
   spec.set_compute_type(proto::COMPUTE_BFLOAT16);
@@ -198,15 +216,18 @@ class Bench {
 
   // One step: `num_sequences` chunks of `num_tokens` at `position`.
   void Prepare(int64_t num_sequences, int64_t num_tokens, int64_t position) {
+    const int64_t blocks = CeilDiv(position + num_tokens, kBlockSize);
+    Require(blocks * num_sequences <= static_cast<int64_t>(blocks_.size())
+                ? Status()
+                : Status::InvalidArgument("more than the pool holds"));
     sequences_.clear();
     tokens_.clear();
     positions_.clear();
     for (int64_t s = 0; s < num_sequences; ++s) {
       sequences_.push_back({static_cast<int64_t>(tokens_.size()), num_tokens, position,
-                            blocks_.data() + s * (kMaxLength / kBlockSize),
-                            static_cast<int32_t>(s)});
+                            blocks_.data() + s * blocks, static_cast<int32_t>(s)});
       for (int64_t t = 0; t < num_tokens; ++t) {
-        tokens_.push_back(static_cast<int32_t>((s * 7919 + t * 104729) % kVocab));
+        tokens_.push_back(static_cast<int32_t>((s * 7919 + t * 104729) % ModelShape().vocab));
         positions_.push_back(static_cast<int32_t>(position + t));
       }
     }
@@ -220,6 +241,8 @@ class Bench {
 
   int num_threads() const { return pool_.num_threads(); }
   int64_t weight_bytes() const { return weight_bytes_; }
+  // Of the KV cache, all layers.
+  int64_t token_bytes() const { return decoder_->block_bytes() / kBlockSize; }
   const char* table_name() const { return table_.name; }
 
  private:
@@ -247,12 +270,12 @@ class Bench {
     Require(decoder.status());
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));
-    const int64_t num_blocks = kMaxBatch * kMaxLength / kBlockSize;
+    const int64_t num_blocks = kPoolTokens / kBlockSize;
     kv_buffer_ = Take(num_blocks * decoder_->block_bytes());
     std::memset(kv_buffer_.data(), 0, kv_buffer_.bytes());
     kv_ = {static_cast<unsigned char*>(kv_buffer_.data()), num_blocks};
     for (int64_t b = 0; b < num_blocks; ++b) blocks_.push_back(static_cast<int32_t>(b));
-    logits_.resize(static_cast<size_t>(kMaxBatch * kVocab));
+    logits_.resize(static_cast<size_t>(kMaxBatch * ModelShape().vocab));
   }
 
   Buffer Take(int64_t bytes) {
@@ -287,8 +310,9 @@ void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens
   for (auto _ : state) bench.Step();
   const double steps = static_cast<double>(state.iterations());
   state.SetItemsProcessed(state.iterations() * num_sequences * num_tokens);
-  // What a step must read at least: every weight once.
-  state.SetBytesProcessed(state.iterations() * bench.weight_bytes());
+  // What a step must read at least: every weight and every earlier token's KV once.
+  state.SetBytesProcessed(state.iterations() *
+                          (bench.weight_bytes() + num_sequences * position * bench.token_bytes()));
   for (int op = 0; op < kNumOps; ++op) {
     state.counters[kOpNames[op]] =
         static_cast<double>(op_ns[op]) * 1e-6 / steps / bench.num_threads();
@@ -297,10 +321,18 @@ void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens
                  " threads");
 }
 
-void Decode(benchmark::State& state) { RunSteps(state, state.range(0), 1, kDecodeContext); }
+void Decode(benchmark::State& state) { RunSteps(state, state.range(0), 1, state.range(1)); }
 void Prefill(benchmark::State& state) { RunSteps(state, 1, state.range(0), 0); }
 
-BENCHMARK(Decode)->Arg(1)->Arg(8)->Arg(32)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(Decode)
+    ->ArgNames({"sequences", "after"})
+    ->Args({1, 200})
+    ->Args({8, 200})
+    ->Args({32, 200})
+    ->Args({1, 8191})
+    ->Args({16, 2047})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 BENCHMARK(Prefill)->Arg(512)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 }  // namespace
