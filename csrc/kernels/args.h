@@ -191,7 +191,7 @@ struct AttentionArgs {
   int64_t begin_position;          // position of the chunk's token 0
   int64_t token_begin, token_end;  // within the chunk
   int64_t kv_head, group, head_dim;
-  float scale;
+  float scale;     // above 0
   int64_t window;  // keys seen, the token itself included; 0: all
   float soft_cap;  // 0: none
   float* scratch;  // AttentionScratchFloats(...) floats, private to this call

@@ -204,6 +204,8 @@ void CheckAttention(const OpContext& context, const AttentionParams& params,
   AS_CHECK(q.cols == cols && out.cols == cols && q.rows == out.rows)
       << "attention: q is [" << q.rows << ", " << q.cols << "], out is [" << out.rows << ", "
       << out.cols << "]; expected " << cols << " columns";
+  // The kernels look for the highest score before they scale.
+  AS_CHECK(params.scale > 0.0f) << "attention: scale is " << params.scale;
   AS_CHECK(params.window >= 0 && params.soft_cap >= 0.0f)
       << "attention: window is " << params.window << ", soft_cap is " << params.soft_cap;
   AS_CHECK(kv.pool != nullptr && kv.block_size > 0 && kernels::kAttentionChunk % kv.block_size == 0)

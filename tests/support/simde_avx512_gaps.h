@@ -99,8 +99,12 @@ AS_ALWAYS_INLINE Lanes32 ScaleBy(Lanes32 a, const Lanes32& b) {
   }
   return a;
 }
-AS_ALWAYS_INLINE Lanes32 RoundToWhole(Lanes32 x) {
-  for (uint32_t& lane : x.lane) lane = Bits<uint32_t>(std::nearbyintf(Bits<float>(lane)));
+// x - floor(x); 0 for infinities.
+AS_ALWAYS_INLINE Lanes32 Fraction(Lanes32 x) {
+  for (uint32_t& lane : x.lane) {
+    const float f = Bits<float>(lane);
+    lane = Bits<uint32_t>(std::isinf(f) ? 0.0f : f - std::floor(f));
+  }
   return x;
 }
 // Subnormal numbers become zero.
@@ -156,7 +160,7 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #undef _mm512_cvtepu8_epi32
 #undef _mm512_cvtsepi32_epi8
 #undef _mm512_scalef_ps
-#undef _mm512_roundscale_ps
+#undef _mm512_reduce_ps
 #undef _mm512_cvtneps_pbh
 #undef _mm512_cvtne2ps_pbh
 #undef _mm512_permutexvar_epi16
@@ -180,7 +184,7 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
   AS_GAPS::Bits<__m512i>(AS_GAPS::DotPairs16(AS_GAPS_IN(x), AS_GAPS_IN(y)))
 #define _mm512_extractf32x8_ps(x, half) AS_GAPS::Half(x, half)
 #define _mm512_scalef_ps(a, b) AS_GAPS::Bits<__m512>(AS_GAPS::ScaleBy(AS_GAPS_IN(a), AS_GAPS_IN(b)))
-#define _mm512_roundscale_ps(x, mode) AS_GAPS::Bits<__m512>(AS_GAPS::RoundToWhole(AS_GAPS_IN(x)))
+#define _mm512_reduce_ps(x, mode) AS_GAPS::Bits<__m512>(AS_GAPS::Fraction(AS_GAPS_IN(x)))
 #define _mm512_cvtneps_pbh(x) AS_GAPS::Bits<__m256i>(AS_GAPS::NarrowBf16(AS_GAPS_IN(x)))
 #define _mm512_cvtne2ps_pbh(x, y)                                                   \
   AS_GAPS::Bits<__m512i>(AS_GAPS::NarrowTwoBf16(AS_GAPS::NarrowBf16(AS_GAPS_IN(x)), \

@@ -70,9 +70,10 @@ AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
   return {args.window > 0 && end > args.window ? end - args.window : 0, end};
 }
 
-// The rows of one call of AttendRows.
+// The rows of one call of AttendRows, at most kAttentionRows.
 struct RowBlock {
   int64_t first, count;
+  const KeyRange* visible;  // of each: it is asked for often, and takes a division
 };
 
 // scores[r][p - chunk] = q[r] . k[p] for the rows and the positions of `seen`, and anything for
@@ -112,7 +113,6 @@ void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t c
              const Span& values, int64_t begin, KeyRange range) {
   using A = typename Dot::A;
   constexpr int64_t kGroup = Dot::kGroup;
-  if (Empty(range)) return;
   const A* weights = reinterpret_cast<const A*>(s.scores + row * kAttentionChunk) + (begin - chunk);
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const Mask columns = FirstLanes(head_dim - d);
@@ -168,7 +168,7 @@ AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, const Head&
 // chunk_sum[r] = sum over the row's positions p of the chunk, ascending, of weight[r][p] * v[p].
 template <class Head, class Dot>
 void AddValues(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
-               RowBlock rows, int64_t chunk, KeyRange seen, const NextKeys<Head>& next) {
+               const RowBlock& rows, int64_t chunk, KeyRange seen, const NextKeys<Head>& next) {
   using A = typename Dot::A;
   constexpr int64_t kGroup = Dot::kGroup;
   for (int64_t i = 0; i < rows.count * s.dim; i += kLanes) StoreF(s.chunk_sum + i, Zero());
@@ -186,15 +186,15 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
     for (int64_t r = 0; r < rows.count;) {
       const int64_t tile_rows = NextRows(rows.count - r);
       // What every row of the tile sees, in whole groups: where each begins later and ends earlier.
-      KeyRange common = Intersect(VisibleKeys(args, rows.first + r + tile_rows - 1), whole);
-      common.end = Lower(common.end, VisibleKeys(args, rows.first + r).end);
+      KeyRange common = Intersect(rows.visible[r + tile_rows - 1], whole);
+      common.end = Lower(common.end, rows.visible[r].end);
       common = {(common.begin + kGroup - 1) / kGroup * kGroup, common.end / kGroup * kGroup};
       if (Empty(common)) common = {whole.end, whole.end};
       const KeyRange shared = Intersect(common, span);
       for (int64_t i = r; i < r + tile_rows; ++i) {
-        const KeyRange visible = Intersect(VisibleKeys(args, rows.first + i), span);
-        AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin,
-                     {visible.begin, Lower(visible.end, common.begin)});
+        const KeyRange visible = Intersect(rows.visible[i], span);
+        const KeyRange edge{visible.begin, Lower(visible.end, common.begin)};
+        if (!Empty(edge)) AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin, edge);
       }
       if (!Empty(shared)) {
         tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
@@ -205,16 +205,16 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
         ValueRows<Dot>(tile_rows, tile, args.head_dim);
       }
       for (int64_t i = r; i < r + tile_rows; ++i) {
-        const KeyRange visible = Intersect(VisibleKeys(args, rows.first + i), span);
-        AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin,
-                     {Higher(visible.begin, common.end), visible.end});
+        const KeyRange visible = Intersect(rows.visible[i], span);
+        const KeyRange edge{Higher(visible.begin, common.end), visible.end};
+        if (!Empty(edge)) AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin, edge);
       }
       r += tile_rows;
     }
   }
 }
 
-// Scores of [begin, end) (within the chunk) become weights e^(score - highest), zero in the
+// Scores of [begin, end) (within the chunk) become weights e^(scale * score - highest), zero in the
 // neighbours up to whole vectors. kScaled: keys' scales first, values' at last.
 struct ChunkSoftmax {
   float highest, denominator;
@@ -224,22 +224,23 @@ template <class A, bool kScaled>
 AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
                                       int64_t end, float scale, float soft_cap) {
   const int64_t first = begin / kLanes * kLanes;
+  // A cap takes the scale before it; otherwise the exponent does, in one operation with highest.
+  const float factor = soft_cap > 0 ? 1.0f : scale;
   VecF highest = Set1(kNoScore);
   for (int64_t i = first; i < end; i += kLanes) {
-    VecF x = Mul(LoadF(scores + i), Set1(scale));
+    VecF x = LoadF(scores + i);
+    const bool edge = i < begin || i + kLanes > end;
     if (kScaled) x = Mul(x, LoadF(staging.key_scales + i));
-    if (soft_cap > 0) x = Mul(Set1(soft_cap), Tanh(Div(x, Set1(soft_cap))));
-    if (i < begin || i + kLanes > end) {
-      x = Select(RangeMask(i, begin, end), x, Set1(kNoScore));
-    }
+    if (soft_cap > 0) x = Mul(Set1(soft_cap), Tanh(Mul(x, Set1(scale / soft_cap))));
+    if (edge) x = Select(RangeMask(i, begin, end), x, Set1(kNoScore));
     highest = Max(x, highest);
-    StoreF(scores + i, x);
+    if (kScaled || edge || soft_cap > 0) StoreF(scores + i, x);
   }
   ChunkSoftmax result;
-  result.highest = ReduceMax(highest);
+  result.highest = factor * ReduceMax(highest);
   // Where every score is minus infinity, all weights are zero rather than NaN, as if in a larger
   // chunk.
-  const WeightFunction<A> weight_of(result.highest == kNoScore ? 0.0f : result.highest);
+  const WeightFunction<A> weight_of(factor, result.highest == kNoScore ? 0.0f : result.highest);
   A* weights = reinterpret_cast<A*>(scores);
   VecF sum = Zero();
   for (int64_t i = first; i < end; i += kLanes) {
@@ -282,8 +283,7 @@ AS_ALWAYS_INLINE void MergeSum(float* sum, const float* chunk_sum, int64_t dim, 
 }
 
 // Folds the chunk's results into the rows' running ones.
-AS_ALWAYS_INLINE void Merge(const AttentionArgs& args, const AttentionScratch& s, RowBlock rows,
-                            KeyRange chunk) {
+AS_ALWAYS_INLINE void Merge(const AttentionScratch& s, const RowBlock& rows, KeyRange chunk) {
   for (int64_t r = 0; r < rows.count; r += kLanes) {
     const VecF chunk_denominator = LoadF(s.chunk_denominator + r);
     const MergeFactors f = FactorsOf(LoadF(s.highest + r), LoadF(s.chunk_highest + r));
@@ -293,7 +293,7 @@ AS_ALWAYS_INLINE void Merge(const AttentionArgs& args, const AttentionScratch& s
     StoreF(keep, f.keep);
     StoreF(take, f.take);
     for (int64_t i = r; i < Lower(r + kLanes, rows.count); ++i) {
-      if (Empty(Intersect(VisibleKeys(args, rows.first + i), chunk))) continue;
+      if (Empty(Intersect(rows.visible[i], chunk))) continue;
       MergeSum(s.sum + i * s.dim, s.chunk_sum + i * s.dim, s.dim, Set1(keep[i - r]),
                Set1(take[i - r]));
     }
@@ -303,13 +303,13 @@ AS_ALWAYS_INLINE void Merge(const AttentionArgs& args, const AttentionScratch& s
 // One chunk's maximum, denominator and weighted sum of every row that sees some of it.
 template <class Head, class Dot>
 void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
-                 RowBlock rows, int64_t chunk, KeyRange all, bool last_rows) {
+                 const RowBlock& rows, int64_t chunk, KeyRange all, bool last_rows) {
   const KeyRange whole{chunk, chunk + kAttentionChunk};
   const KeyRange seen = Intersect(all, whole);
   Scores<Head, Dot>(args, head, s, rows.count, chunk, seen);
   if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
   for (int64_t r = 0; r < rows.count; ++r) {
-    const KeyRange visible = Intersect(VisibleKeys(args, rows.first + r), whole);
+    const KeyRange visible = Intersect(rows.visible[r], whole);
     const ChunkSoftmax softmax =
         Empty(visible) ? ChunkSoftmax{kNoScore, 0}
                        : Softmax<typename Dot::A, Head::kScaled>(
@@ -329,7 +329,7 @@ AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
 
 // Leaves a chunk's results as partial ones, laid out as AttentionArgs says.
 AS_ALWAYS_INLINE void StorePartials(const AttentionArgs& args, const AttentionScratch& s,
-                                    RowBlock rows, int64_t chunk) {
+                                    const RowBlock& rows, int64_t chunk) {
   const int64_t size = PartialFloats(args.head_dim);
   const int64_t index = (chunk / kAttentionChunk - args.chunk_begin) * args.group + rows.first;
   for (int64_t r = 0; r < rows.count; ++r) {
@@ -353,7 +353,7 @@ AS_ALWAYS_INLINE void StoreRow(Out* out, const float* sum, int64_t head_dim, Vec
 // Up to kAttentionRows rows over all the chunks that any of them sees, or those asked for.
 template <class Head, class Dot, class Out>
 void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
-                RowBlock rows, bool last_rows) {
+                const RowBlock& rows, bool last_rows) {
   using A = typename Dot::A;
   const int64_t head_dim = args.head_dim;
   for (int64_t r = 0; r < rows.count; ++r) {
@@ -368,8 +368,7 @@ void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScra
     StoreF(s.highest + r, Set1(kNoScore));
     StoreF(s.denominator + r, Zero());
   }
-  KeyRange all{VisibleKeys(args, rows.first).begin,
-               VisibleKeys(args, rows.first + rows.count - 1).end};
+  KeyRange all{rows.visible[0].begin, rows.visible[rows.count - 1].end};
   if (args.partials != nullptr) {
     all = Intersect(all, {args.chunk_begin * kAttentionChunk, args.chunk_end * kAttentionChunk});
   }
@@ -379,7 +378,7 @@ void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScra
     if (args.partials != nullptr) {
       StorePartials(args, s, rows, chunk);
     } else {
-      Merge(args, s, rows, {chunk, chunk + kAttentionChunk});
+      Merge(s, rows, {chunk, chunk + kAttentionChunk});
     }
   }
   if (args.partials != nullptr) return;
@@ -397,8 +396,10 @@ void Attention(const AttentionArgs& args, Stream) noexcept {
   const Head head = HeadOf<Head>(args, args.block_table, args.kv_head);
   const int64_t rows = (args.token_end - args.token_begin) * args.group;
   for (int64_t row = 0; row < rows; row += kAttentionRows) {
-    AttendRows<Head, Dot, Out>(args, head, s, {row, Lower(kAttentionRows, rows - row)},
-                               row + kAttentionRows >= rows);
+    KeyRange visible[kAttentionRows];
+    const RowBlock block{row, Lower(kAttentionRows, rows - row), visible};
+    for (int64_t i = 0; i < block.count; ++i) visible[i] = VisibleKeys(args, row + i);
+    AttendRows<Head, Dot, Out>(args, head, s, block, row + kAttentionRows >= rows);
   }
 }
 

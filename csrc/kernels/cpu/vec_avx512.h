@@ -168,11 +168,11 @@ AS_ALWAYS_INLINE VecF DotBf16(VecF acc, VecI a, VecI b) {
 AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
 }
-// To integers, ties to even.
-AS_ALWAYS_INLINE VecF Round(VecF x) {
-  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+// x less the integer not above it; 0 for minus infinity.
+AS_ALWAYS_INLINE VecF Fraction(VecF x) {
+  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
-// x 2^n for integers n from -200 to 100.
+// x 2^n for the integer not above n, which is not above 100; 0 for minus infinity.
 AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) { return _mm512_scalef_ps(x, n); }
 #endif
 

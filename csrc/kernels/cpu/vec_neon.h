@@ -165,9 +165,12 @@ AS_ALWAYS_INLINE VecF DotBf16(VecF acc, VecI a, VecI b) {
 AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
   vst1_u16(p, vreinterpret_u16_bf16(vcvt_bf16_f32(x)));
 }
-AS_ALWAYS_INLINE VecF Round(VecF x) { return vrndnq_f32(x); }
+AS_ALWAYS_INLINE VecF Fraction(VecF x) {
+  const VecF finite = Max(Set1(-200.0f), x);
+  return Sub(finite, vrndmq_f32(finite));
+}
 AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) {
-  const VecI whole = RoundToInt(n), half = HalfInt(whole);
+  const VecI whole = RoundToInt(vrndmq_f32(Max(Set1(-200.0f), n))), half = HalfInt(whole);
   return Mul(Mul(x, PowerOf2(half)), PowerOf2(SubInt(whole, half)));
 }
 #endif

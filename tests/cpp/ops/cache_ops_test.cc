@@ -278,6 +278,7 @@ TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
   ExpectCheck([&] { attend({2, 3, 8, 1.0f, 0, 0.0f}, kv_, k, data.data()); },
               "2 query heads over 3 KV heads");
   ExpectCheck([&] { attend(good, kv_, k, nullptr); }, "no scratch");
+  ExpectCheck([&] { attend({2, 1, 8, 0.0f, 0, 0.0f}, kv_, k, data.data()); }, "scale is 0");
   ExpectCheck([&] { attend({2, 1, 8, 1.0f, -1, 0.0f}, kv_, k, data.data()); }, "window is -1");
   kernels::PagedKv uneven = kv_;
   uneven.block_size = 48;
