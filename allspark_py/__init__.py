@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from allspark.generation_config import ASGenerationConfigBuilder
     from allspark.model_loader import DashInferModel, HuggingFaceModel, ModelScopeModel
     from allspark.prompt_utils import PromptTemplate
+    from allspark.prompts import PromptScore
     from allspark.result_queue import ResultQueue
     from allspark.runtime_config import AsModelRuntimeConfigBuilder
     from allspark.text_queue import TextElements, TextQueue
@@ -54,6 +55,7 @@ _HOMES = {
     "HuggingFaceModel": "allspark.model_loader",
     "ModelScopeModel": "allspark.model_loader",
     "PromptTemplate": "allspark.prompt_utils",
+    "PromptScore": "allspark.prompts",
     "ResultQueue": "allspark.result_queue",
     "AsModelRuntimeConfigBuilder": "allspark.runtime_config",
     "TextElements": "allspark.text_queue",

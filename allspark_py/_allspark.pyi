@@ -112,6 +112,7 @@ class GenerateConfig:
     bad_words_ids: list[list[int]]
     do_sample: bool
     early_stopping: bool
+    enable_tensors_from_model_inference: bool
     eos_token_id: int
     frequency_penalty: float
     ignore_eos: bool
@@ -124,9 +125,14 @@ class GenerateConfig:
     min_new_tokens: int
     min_p: float
     no_repeat_ngram_size: int
+    normalize: bool
+    output_last_hidden_state: str
+    output_logits: str
+    pooling: str
     presence_penalty: float
     priority: int
     prompt_logprobs: bool
+    prompt_only: bool
     prompt_lookup_num_tokens: int
     repetition_ngram_size: int
     repetition_ngram_threshold: int
@@ -186,7 +192,7 @@ class GeneratedElements:
     @property
     def prefix_len_gpu(self) -> int: ...
     @property
-    def tensors_from_model_inference(self) -> list: ...
+    def tensors_from_model_inference(self) -> list[dict[str, np.ndarray]]: ...
     @property
     def token_logprobs_list(self) -> list[float]: ...
 

@@ -41,6 +41,7 @@ from allspark.text_queue import TextQueue
 if TYPE_CHECKING:
     from allspark.guided import GuidedDecoding
     from allspark.model_loader import LLM
+    from allspark.prompts import PromptScore
 
 __all__ = [
     "AsCacheMode",
@@ -106,7 +107,7 @@ class RequestStatInfo:
         return f"RequestStatInfo({self.info})"
 
 
-def _to_id_array(input_ids: Any) -> np.ndarray:
+def to_id_array(input_ids: Any) -> np.ndarray:
     """A list, NumPy array or torch tensor of integers, 1-D or [1, n], as contiguous int64 [n]."""
     if hasattr(input_ids, "detach"):  # a torch tensor, wherever it lives
         input_ids = input_ids.detach().cpu().numpy()
@@ -204,7 +205,7 @@ class Engine:
             ALLSPARK_SUCCESS. With stop_words or another field about text the queue is a TextQueue;
             with n above 1 there are lists of n handles and n queues, empty on failure.
         """
-        ids = _to_id_array(input_ids)
+        ids = to_id_array(input_ids)
         try:
             config = GenerationConfigAdapter.parse(generate_config_builder)
             if config.text is not None and model is None:
@@ -295,6 +296,45 @@ class Engine:
             model_name,
             request_handle,
         )
+
+    # -- whole prompts -----------------------------------------------------------------------
+
+    def score(
+        self, model_name: str, model: LLM | None, inputs: Any, top_logprobs: int = 0
+    ) -> list[PromptScore]:
+        """How likely the model finds each input, of up to engine_max_length tokens; waits for all.
+
+        Args:
+            inputs: a text or ids in a form that start_request_ids takes, or a sequence of them.
+                Texts need the loader as `model`.
+            top_logprobs: so many likeliest tokens beside each, at most 20.
+
+        Raises:
+            ValueError: an input is refused. AllSparkError: it was stopped, or a step failed.
+        """
+        from allspark.prompts import score
+
+        return score(self, model_name, model, inputs, top_logprobs)
+
+    def get_ppl(self, model_name: str, model: LLM | None, inputs: Any) -> list[float]:
+        """The mean cross entropy of each input, as LMDeploy's call of this name gives it: its exp
+        is the perplexity. Inputs and exceptions as in score; they may differ in length."""
+        return [score.cross_entropy for score in self.score(model_name, model, inputs)]
+
+    def embed(
+        self,
+        model_name: str,
+        model: LLM | None,
+        inputs: Any,
+        pooling: str = "mean",
+        normalize: bool = True,
+    ) -> np.ndarray:
+        """Embeddings [number of inputs, hidden_size], float32: the "mean" of each input's last
+        hidden states or the "last" of them, of length 1 unless `normalize` is False. Inputs and
+        exceptions as in score."""
+        from allspark.prompts import embed
+
+        return embed(self, model_name, model, inputs, pooling, normalize)
 
     # -- completion signal -------------------------------------------------------------------
 

@@ -254,6 +254,33 @@ class ASGenerationConfigBuilder:
         """True gives the log-probability of each prompt token but the first. Default False."""
         return self._set("prompt_logprobs", flag)
 
+    def prompt_only(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True generates nothing: the request ends with what else is asked for of its prompt.
+        Default False."""
+        return self._set("prompt_only", flag)
+
+    def output_logits(self, which: str) -> ASGenerationConfigBuilder:
+        """Which logits come in tensors_from_model_inference: "all" of prompt and output,
+        "generation" one row for each output token, "" none (the default)."""
+        return self._set("output_logits", which)
+
+    def output_last_hidden_state(self, which: str) -> ASGenerationConfigBuilder:
+        """The same of the last hidden states."""
+        return self._set("output_last_hidden_state", which)
+
+    def enable_tensors_from_model_inference(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True gives the hidden states and input embeddings of prompt and output. Default False."""
+        return self._set("enable_tensors_from_model_inference", flag)
+
+    def pooling(self, kind: str) -> ASGenerationConfigBuilder:
+        """An embedding of the prompt: "mean" of its last hidden states, "last" of them, "" none
+        (the default)."""
+        return self._set("pooling", kind)
+
+    def normalize(self, flag: bool = True) -> ASGenerationConfigBuilder:
+        """True divides the embedding by its length. Default True."""
+        return self._set("normalize", flag)
+
     def log_probs(self, enable_logprobs: bool, top_logprobs: int) -> ASGenerationConfigBuilder:
         """The name of `logprobs` and `top_logprobs` in DashInfer's builder."""
         return self.logprobs(enable_logprobs).top_logprobs(top_logprobs)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
 from allspark.detokenizer import Detokenizer
 from allspark.result_queue import ResultQueue
@@ -93,7 +94,7 @@ class TextElements:
     token_logprobs_list: list[float] = field(default_factory=list)
     prompt_log_probs_list: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_token_logprobs_list: list[float] = field(default_factory=list)
-    tensors_from_model_inference: list[dict] = field(default_factory=list)
+    tensors_from_model_inference: list[dict[str, np.ndarray]] = field(default_factory=list)
     prefix_cache_len: int = 0
     prefix_len_gpu: int = 0
     prefix_len_cpu: int = 0

@@ -1,6 +1,8 @@
 #include "allspark/config.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <iterator>
 #include <string_view>
 
 #include "allspark/engine.h"
@@ -52,6 +54,17 @@ Status CheckComputeUnit(const std::string& unit) {
   }
   return Malformed("compute_unit", FormatValue(unit),
                    "CPU:<ids> or CUDA:<ids>, ids separated by commas, such as CPU:0");
+}
+
+Status CheckChoice(const char* name, const std::string& value,
+                   std::initializer_list<const char*> choices) {
+  std::string listed;
+  for (const char* choice : choices) {
+    if (value == choice) return Status::Ok();
+    const char* separator = listed.empty() ? "" : choice == *std::rbegin(choices) ? " or " : ", ";
+    listed += separator + FormatValue(std::string(choice));
+  }
+  return Malformed(name, FormatValue(value), listed);
 }
 
 Status CheckTokenIds(const std::string& name, const std::vector<int64_t>& ids) {
@@ -117,10 +130,11 @@ Status Validate(const GenerationConfig& config) {
     return Malformed("min_new_tokens", FormatValue(config.min_new_tokens),
                      "at most max_new_tokens, which is " + FormatValue(config.max_new_tokens));
   }
-  if (config.logprobs_mode != "processed" && config.logprobs_mode != "raw") {
-    return Malformed("logprobs_mode", FormatValue(config.logprobs_mode),
-                     "\"processed\" or \"raw\"");
-  }
+  AS_RETURN_IF_ERROR(CheckChoice("logprobs_mode", config.logprobs_mode, {"processed", "raw"}));
+  AS_RETURN_IF_ERROR(CheckChoice("output_logits", config.output_logits, {"", "all", "generation"}));
+  AS_RETURN_IF_ERROR(CheckChoice("output_last_hidden_state", config.output_last_hidden_state,
+                                 {"", "all", "generation"}));
+  AS_RETURN_IF_ERROR(CheckChoice("pooling", config.pooling, {"", "mean", "last"}));
   AS_RETURN_IF_ERROR(CheckTokenIds("stop_token_ids", config.stop_token_ids));
   AS_RETURN_IF_ERROR(CheckWords("stop_words_ids", config.stop_words_ids));
   AS_RETURN_IF_ERROR(CheckWords("bad_words_ids", config.bad_words_ids));

@@ -16,9 +16,9 @@ namespace allspark {
 namespace {
 
 constexpr int64_t kDefaultChunkTokens = 512;
-// Scored prompt tokens of one step. Each has a row of logits: more would take memory that nobody
-// else uses.
-constexpr int64_t kMaxScoredTokens = 16;
+// Rows of logits beside those that are sampled, for prompt tokens whose logits somebody wants: a
+// slice of so many costs a token what a whole chunk in one go would (docs/performance.md).
+constexpr int64_t kLogitsSliceRows = 32;
 // Beside decodes a step takes a fraction of the chunk: a stream then waits a quarter as long for
 // the prompts of others, and a prompt's tokens cost no more (docs/performance.md).
 constexpr int64_t kChunkShareBesideDecodes = 4;
@@ -92,12 +92,13 @@ Status ModelInstance::SizePool() {
   chunk_tokens_ = std::min(chunk_tokens_, config_.engine_max_length);
   decoder_options_.max_length = config_.engine_max_length;
   decoder_options_.max_logits_rows =
-      std::max(config_.engine_max_batch + kMaxScoredTokens, config_.max_draft_rows);
+      std::max(config_.engine_max_batch, config_.max_draft_rows) + kLogitsSliceRows;
   decoder_options_.max_tokens =
       std::max(chunk_tokens_ + config_.engine_max_batch, decoder_options_.max_logits_rows);
   decoder_options_.block_size = block_size;
   decoder_options_.cache_mode = config_.cache_mode;
   limits_ = {.vocab_size = reader_->spec().vocab_size(),
+             .hidden_size = reader_->spec().hidden_size(),
              .engine_max_length = config_.engine_max_length,
              .block_size = block_size};
   return Status::Ok();
@@ -134,7 +135,6 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
       .block_size = config_.cache_span_size,
       .num_blocks = num_blocks_,
       .max_draft_rows = config_.max_draft_rows,
-      .max_scored_tokens = kMaxScoredTokens,
   });
   running->sampler =
       std::make_unique<Sampler>(limits_.vocab_size, *device_.kernels, device_.pool.get());
@@ -144,11 +144,10 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
   running->positions.resize(max_tokens);
   running->sequences.reserve(max_batch);
   running->rows.reserve(max_batch);
-  running->scored_rows.reserve(kMaxScoredTokens);
-  running->scored.reserve(kMaxScoredTokens);
-  running->scores.resize(kMaxScoredTokens);
-  for (RowLogprobs& score : running->scores) score.top.reserve(kMaxTopLogprobs);
   running->sampled.reserve(max_batch);
+  running->prompts.reserve(max_batch);
+  running->outputs = std::make_unique<StepOutputs>(
+      config_.engine_max_batch, decoder_options_.max_tokens, decoder_options_.max_logits_rows);
   running->changed.reserve(max_batch);
   running->ended.reserve(max_batch);
   return running;

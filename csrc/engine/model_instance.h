@@ -14,6 +14,7 @@
 #include "allspark/engine.h"
 #include "engine/request.h"
 #include "engine/step_events.h"
+#include "engine/step_outputs.h"
 #include "kernels/kernel_table.h"
 #include "memory/allocator.h"
 #include "memory/step_arena.h"
@@ -75,11 +76,10 @@ class ModelInstance {
     std::vector<int32_t> tokens, positions;
     std::vector<BatchSequence> sequences;
     std::vector<SamplingRow> rows;
-    // The step's scored prompt tokens.
-    std::vector<SamplingRow> scored_rows;
-    std::vector<Request*> scored;
-    std::vector<RowLogprobs> scores;
     std::vector<Request*> sampled;  // by row
+    std::vector<Request*>
+        prompts;  // whose prompt is computed after this step, and which want no more
+    std::unique_ptr<StepOutputs> outputs;
     std::vector<Request*> changed;  // those that got tokens in this step and have not ended
     // Requests that ended within the running step, kept until it is over: its plan points at them.
     std::vector<std::shared_ptr<Request>> ended;
@@ -101,9 +101,7 @@ class ModelInstance {
   void RunStep();
   void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
   void DraftTokens();
-  // `logits`: of the chunk's first token; the others' follow.
-  void AddScoredRows(const PlannedChunk& chunk, float* logits);
-  void DeliverScores();
+  void WriteOutputs(int64_t num_logits_rows);
   void SampleAndAppend();
   void ReportLogits() const;
   // False: the request has ended.

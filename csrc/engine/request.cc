@@ -9,14 +9,15 @@
 namespace allspark {
 namespace {
 
-Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length,
+// A prompt that nothing follows may be one token longer.
+Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length, bool prompt_only,
                    const RequestLimits& limits) {
   const auto length = static_cast<int64_t>(prompt_ids.size());
   if (length == 0) return Status::ExceedLimit("input_ids is empty; a prompt has at least 1 token");
-  if (length >= max_length) {
-    return Status::ExceedLimit("input_ids has " + std::to_string(length) +
-                               " tokens; it must be below max_length, which is " +
-                               std::to_string(max_length));
+  if (prompt_only ? length > max_length : length >= max_length) {
+    return Status::ExceedLimit("input_ids has " + std::to_string(length) + " tokens; it must " +
+                               (prompt_only ? "not exceed" : "be below") +
+                               " max_length, which is " + std::to_string(max_length));
   }
   for (int64_t i = 0; i < length; ++i) {
     const int64_t id = prompt_ids[static_cast<size_t>(i)];
@@ -165,13 +166,28 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
                                std::to_string(limits.engine_max_length));
   }
   int64_t max_length = config.max_length > 0 ? config.max_length : limits.engine_max_length;
-  AS_RETURN_IF_ERROR(CheckPrompt(prompt_ids, max_length, limits));
+  AS_RETURN_IF_ERROR(CheckPrompt(prompt_ids, max_length, config.prompt_only, limits));
   AS_RETURN_IF_ERROR(CheckIds(config, limits.vocab_size));
   const auto prompt_length = static_cast<int64_t>(prompt_ids.size());
-  if (config.max_new_tokens > 0) {
-    max_length = std::min(max_length, prompt_length + config.max_new_tokens);
+  if (config.prompt_only) {
+    if (token_mask != nullptr) {
+      return Status::InvalidArgument(
+          "prompt_only is true; it must be false where a token mask (response_format) is given");
+    }
+    max_length = prompt_length;
+  } else {
+    if (config.max_new_tokens > 0) {
+      max_length = std::min(max_length, prompt_length + config.max_new_tokens);
+    }
+    AS_RETURN_IF_ERROR(CheckMinimum(config, prompt_length, max_length));
   }
-  AS_RETURN_IF_ERROR(CheckMinimum(config, prompt_length, max_length));
+  // The last token of an output has no position computed.
+  Result<std::shared_ptr<OutputTensors>> outputs = OutputTensors::Create(
+      config, {.prompt_length = prompt_length,
+               .num_positions = config.prompt_only ? prompt_length : max_length - 1,
+               .hidden_size = limits.hidden_size,
+               .vocab_size = limits.vocab_size});
+  if (!outputs.ok()) return outputs.status();
 
   auto request = std::make_shared<Request>();
   request->request_id = request_id;
@@ -197,16 +213,19 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   }
   request->wants_logprobs = config.logprobs;
   request->top_logprobs = config.top_logprobs;
-  // The logits of the last prompt token are the first output token's.
-  if (config.prompt_logprobs) request->num_scored = prompt_length - 1;
+  request->prompt_only = config.prompt_only;
+  request->scores_prompt = config.prompt_logprobs;
+  request->outputs = std::move(*outputs);
+  request->computes_all = config.prompt_logprobs ||
+                          (request->outputs != nullptr && request->outputs->WantsWholePrompt());
   request->logprobs.raw = config.logprobs_mode == "raw";
   if (config.logprobs) request->logprobs.top.resize(static_cast<size_t>(config.top_logprobs));
   const QueueCapacity capacity{.tokens = max_length - prompt_length,
                                .logprobs = config.logprobs,
                                .prompt_logprobs = config.prompt_logprobs,
                                .top_logprobs = config.top_logprobs};
-  request->queue =
-      std::make_shared<ResultQueueImpl>(request_id, prompt_length, capacity, engine_set);
+  request->queue = std::make_shared<ResultQueueImpl>(request_id, prompt_length, capacity,
+                                                     engine_set, request->outputs);
   if (token_mask != nullptr) {
     Result<std::unique_ptr<MaskReader>> mask =
         MaskReader::Create(std::move(token_mask), limits.vocab_size);
@@ -276,14 +295,6 @@ void Request::EndDrafts() {
   KeepDrafts(0);
 }
 
-SamplingRow Request::ScoredRow(int64_t position, float* logits, RowLogprobs& result) const {
-  result.top.resize(static_cast<size_t>(top_logprobs));
-  return {.logits = logits,
-          .position = position,
-          .logprobs = &result,
-          .scored_token = tokens[static_cast<size_t>(position + 1)]};
-}
-
 void Request::Deliver(int32_t token, int64_t now_us) {
   queue->Append(token, wants_logprobs ? &logprobs : nullptr, now_us);
 }
@@ -291,7 +302,8 @@ void Request::Deliver(int32_t token, int64_t now_us) {
 FinishReason Request::Append(int32_t token) {
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
-  num_scored = 0;
+  computes_all = false;
+  num_written = num_tokens - 1;  // of drafts that were right too
   if (processors.NeedsCounts()) counts.Add(token, /*is_output=*/true);
   if (num_tokens >= min_length && (EndsWithStop(*this) || EndsInRepetition(*this))) {
     return FinishReason::kStop;
@@ -315,6 +327,7 @@ void Request::ReleaseResources() {
   counts = TokenCounts();
   mask.reset();
   sharing_request.reset();
+  outputs.reset();
 }
 
 }  // namespace allspark

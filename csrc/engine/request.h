@@ -10,6 +10,7 @@
 
 #include "allspark/config.h"
 #include "engine/mask_reader.h"
+#include "engine/output_tensors.h"
 #include "engine/result_queue_impl.h"
 #include "sampling/prompt_lookup.h"
 #include "sampling/sampler.h"
@@ -20,6 +21,7 @@ namespace allspark {
 // What a request is checked against.
 struct RequestLimits {
   int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
   int64_t engine_max_length = 0;
   int64_t block_size = 0;
 };
@@ -46,8 +48,14 @@ struct Request : ScheduledSequence {
   FinishReason Append(int32_t token);
   // What the sampler needs to choose the next token; points into this request.
   SamplingRow NextRow(float* logits);
-  // What the sampler needs to score the token after `position`; fills `result`.
-  SamplingRow ScoredRow(int64_t position, float* logits, RowLogprobs& result) const;
+  // Whether anything but sampled tokens is wanted of a step.
+  bool WantsOutputs() const { return scores_prompt || outputs != nullptr; }
+  // Whether the log-probability of the token after `position` is wanted: both are of the prompt.
+  bool IsScored(int64_t position) const { return scores_prompt && position < prompt_length - 1; }
+  // Where the logits of a position are wanted; null: nowhere.
+  float* LogitsRow(int64_t position) const {
+    return outputs != nullptr ? outputs->logits().Row(position) : nullptr;
+  }
   // Delivers the token that was chosen for NextRow.
   void Deliver(int32_t token, int64_t now_us);
   // Sees how much of `sharing_request` this one can use. For the step thread, before it is
@@ -68,6 +76,9 @@ struct Request : ScheduledSequence {
   LogitsProcessors processors;
   bool wants_logprobs = false;
   int64_t top_logprobs = 0;
+  bool prompt_only = false;
+  bool scores_prompt = false;
+  std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<ResultQueueImpl> queue;
   std::shared_ptr<const Request> sharing_request;  // whose KV blocks it may use; null: nobody's
 
@@ -79,6 +90,7 @@ struct Request : ScheduledSequence {
   std::vector<int32_t> drafts;    // num_drafts tokens, of the step at hand; capacity is reserved
   size_t num_taken = 0;           // of drafts: those that were right
   RowLogprobs logprobs;           // of the newest token
+  int64_t num_written = 0;        // positions of which everything wanted was written
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.

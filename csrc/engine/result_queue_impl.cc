@@ -10,12 +10,14 @@ namespace allspark {
 
 ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens,
                                  const QueueCapacity& capacity,
-                                 std::shared_ptr<CompletionSetImpl> engine_set)
+                                 std::shared_ptr<CompletionSetImpl> engine_set,
+                                 std::shared_ptr<const OutputTensors> outputs)
     : request_id_(request_id),
       prompt_tokens_(prompt_tokens),
       capacity_(capacity),
       engine_set_(std::move(engine_set)),
-      arrival_us_(SteadyNowUs()) {
+      arrival_us_(SteadyNowUs()),
+      outputs_(std::move(outputs)) {
   tokens_.reserve(static_cast<size_t>(capacity.tokens));
   if (capacity.logprobs) {
     output_logprobs_.token.reserve(static_cast<size_t>(capacity.tokens));
@@ -84,8 +86,15 @@ std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
   };
 }
 
+int64_t ResultQueueImpl::NumPositionsLocked() const {
+  if (!tokens_.empty()) return prompt_tokens_ + static_cast<int64_t>(tokens_.size()) - 1;
+  // No length but that of the prompt can have been reached without a token.
+  return reason_ == FinishReason::kLength ? prompt_tokens_ : 0;
+}
+
 std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
-  if (delivered_ == tokens_.size()) return std::nullopt;
+  const int64_t num_positions = NumPositionsLocked();
+  if (delivered_positions_ == num_positions) return std::nullopt;
   GeneratedElements elements;
   elements.ids_from_generate.assign(tokens_.begin() + static_cast<int64_t>(delivered_),
                                     tokens_.end());
@@ -95,11 +104,15 @@ std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
                                         token.end());
     elements.log_probs_list = TopLocked(output_logprobs_, delivered_);
   }
-  if (capacity_.prompt_logprobs && delivered_ == 0) {
+  if (capacity_.prompt_logprobs && delivered_positions_ == 0) {
     elements.prompt_token_logprobs_list = prompt_logprobs_.token;
     elements.prompt_log_probs_list = TopLocked(prompt_logprobs_, 0);
   }
+  if (outputs_ != nullptr) {
+    elements.tensors_from_model_inference = {outputs_->Views(delivered_positions_, num_positions)};
+  }
   delivered_ = tokens_.size();
+  delivered_positions_ = num_positions;
   return elements;
 }
 

@@ -8,7 +8,7 @@
 
 #include "allspark/result_queue.h"
 #include "engine/completion_set.h"
-
+#include "engine/output_tensors.h"
 #include "sampling/logprobs.h"
 
 namespace allspark {
@@ -24,8 +24,10 @@ struct QueueCapacity {
 class ResultQueueImpl final : public ResultQueue,
                               public std::enable_shared_from_this<ResultQueueImpl> {
  public:
+  // outputs: whose rows come with the elements; or null.
   ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens, const QueueCapacity& capacity,
-                  std::shared_ptr<CompletionSetImpl> engine_set);
+                  std::shared_ptr<CompletionSetImpl> engine_set,
+                  std::shared_ptr<const OutputTensors> outputs = nullptr);
   ~ResultQueueImpl() override;
 
   GenerateRequestStatus GenerateStatus() const override;
@@ -60,6 +62,9 @@ class ResultQueueImpl final : public ResultQueue,
   };
 
   bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
+  // Positions whose outputs are complete: they come with the token chosen from the last of them, or
+  // with the end of a request that only wanted its prompt computed.
+  int64_t NumPositionsLocked() const;
   std::optional<GeneratedElements> TakeLocked();
   std::vector<std::vector<std::pair<int64_t, float>>> TopLocked(const Logprobs& logprobs,
                                                                 size_t begin) const;
@@ -71,6 +76,7 @@ class ResultQueueImpl final : public ResultQueue,
   const QueueCapacity capacity_;
   const std::shared_ptr<CompletionSetImpl> engine_set_;
   const int64_t arrival_us_;
+  const std::shared_ptr<const OutputTensors> outputs_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -83,6 +89,7 @@ class ResultQueueImpl final : public ResultQueue,
   // Where wanted.
   Logprobs output_logprobs_, prompt_logprobs_;
   size_t delivered_ = 0;
+  int64_t delivered_positions_ = 0;
   int64_t drafted_ = 0, accepted_ = 0;
   int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;
   std::shared_ptr<CompletionSetImpl> attached_set_;

@@ -104,6 +104,7 @@ void ModelInstance::RunStep() {
     auto* logits = static_cast<float*>(running.logits_buffer.data());
     running.decoder->Forward(batch, running.kv, running.arena, logits);
     scheduler.Commit();
+    WriteOutputs(batch.num_logits_rows);
     SampleAndAppend();
     UpdateCounters(*plan);
     if (hook_ != nullptr) hook_(hook_context_, StepEvent{.phase = StepPhase::kEnd});
@@ -131,8 +132,8 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   running.sequences.clear();
   running.rows.clear();
   running.sampled.clear();
-  running.scored_rows.clear();
-  running.scored.clear();
+  running.prompts.clear();
+  running.outputs->Clear();
   const int64_t now_us = SteadyNowUs();
   auto* logits = static_cast<float*>(running.logits_buffer.data());
   StepEvent event{.phase = StepPhase::kBegin};
@@ -153,22 +154,17 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
                            .num_tokens = chunk.num_tokens,
                            .position = chunk.begin,
                            .block_table = request->block_table.data()};
-    if (chunk.begin < request->num_scored) {
-      // Every token has logits, also those beyond the scored ones.
+    float* const row = logits + num_logits_rows * limits_.vocab_size;
+    const bool samples = chunk.samples && !request->prompt_only;
+    running.outputs->Add(request, chunk, num_tokens, samples ? row : nullptr);
+    if (samples) {
       sequence.logits_row = static_cast<int32_t>(num_logits_rows);
-      sequence.num_logits = static_cast<int32_t>(chunk.num_tokens);
-      AddScoredRows(chunk, logits + num_logits_rows * limits_.vocab_size);
-      num_logits_rows += chunk.num_tokens - (chunk.samples ? 1 : 0);
-    }
-    if (chunk.samples) {
-      float* const row = logits + num_logits_rows * limits_.vocab_size;
-      if (sequence.logits_row < 0) {
-        sequence.logits_row = static_cast<int32_t>(num_logits_rows);
-        sequence.num_logits = static_cast<int32_t>(1 + chunk.num_drafts);
-      }
+      sequence.num_logits = static_cast<int32_t>(1 + chunk.num_drafts);
       num_logits_rows += 1 + chunk.num_drafts;
       running.rows.push_back(request->NextRow(row));
       running.sampled.push_back(request);
+    } else if (chunk.samples) {
+      running.prompts.push_back(request);
     }
     running.sequences.push_back(sequence);
     num_tokens += chunk.num_tokens;
@@ -187,32 +183,17 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   if (hook_ != nullptr) hook_(hook_context_, event);
 }
 
-void ModelInstance::AddScoredRows(const PlannedChunk& chunk, float* logits) {
+void ModelInstance::WriteOutputs(int64_t num_logits_rows) {
   Running& running = *running_;
-  auto* request = static_cast<Request*>(chunk.sequence);
-  const int64_t end = std::min(request->num_scored, chunk.begin + chunk.num_tokens);
-  for (int64_t position = chunk.begin; position < end; ++position) {
-    RowLogprobs& score = running.scores[running.scored_rows.size()];
-    running.scored_rows.push_back(request->ScoredRow(position, logits, score));
-    running.scored.push_back(request);
-    logits += limits_.vocab_size;
-  }
-}
-
-void ModelInstance::DeliverScores() {
-  Running& running = *running_;
-  if (running.scored_rows.empty()) return;
-  running.sampler->Sample(running.scored_rows.data(),
-                          static_cast<int64_t>(running.scored_rows.size()));
-  for (size_t i = 0; i < running.scored_rows.size(); ++i) {
-    const SamplingRow& row = running.scored_rows[i];
-    running.scored[i]->queue->SetPromptLogprobs(row.position, *row.logprobs);
-  }
+  auto* logits = static_cast<float*>(running.logits_buffer.data());
+  running.outputs->Write(*running.decoder, *device_.pool,
+                         logits + num_logits_rows * limits_.vocab_size,
+                         decoder_options_.max_logits_rows - num_logits_rows);
+  for (Request* request : running.prompts) EndRequest(request, FinishReason::kLength, "");
 }
 
 void ModelInstance::SampleAndAppend() {
   Running& running = *running_;
-  DeliverScores();
   AwaitMasks();
   // A round for every draft that turns out right: the row behind it is then the next one's.
   running.changed.clear();

@@ -36,6 +36,7 @@ class DecoderImpl final : public Decoder {
         logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {}
 
   int64_t vocab_size() const override { return parts_.shape.vocab_size; }
+  int64_t hidden_size() const override { return parts_.shape.hidden; }
   int64_t block_bytes() const override {
     return KvBlockBytes(parts_.shape, parts_.options.block_size);
   }
@@ -43,14 +44,16 @@ class DecoderImpl final : public Decoder {
     return WorkspaceBytes(parts_.shape, parts_.options.max_tokens, pool_->num_threads());
   }
   void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) override;
+  void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) override;
+  void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) override;
+  void InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) override;
 
  private:
   void CheckBatch(const Batch& batch, const KvPool& kv) const;
   void CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const;
   // Fills sequences_ and logits_tokens_.
   void TakeSequences(const Batch& batch);
-  void WriteLogits(const OpContext& context, const Batch& batch, const Workspace& w,
-                   float* logits) const;
+  void CheckTokens(int64_t token_begin, int64_t num_tokens) const;
 
   // Constant after construction.
   const DecoderParts parts_;
@@ -59,6 +62,9 @@ class DecoderImpl final : public Decoder {
   // Of the step under way; sized for the largest.
   std::vector<SequenceRange> sequences_;
   std::vector<int64_t> logits_tokens_;  // by logits row, the token whose logits it takes
+  OpContext context_;
+  Workspace workspace_;  // in the step's arena
+  const int32_t* tokens_ = nullptr;
 };
 
 void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const {
@@ -130,40 +136,67 @@ void DecoderImpl::TakeSequences(const Batch& batch) {
   }
 }
 
-void DecoderImpl::WriteLogits(const OpContext& context, const Batch& batch, const Workspace& w,
-                              float* logits) const {
-  if (batch.num_logits_rows == 0) return;
-  AS_CHECK(logits != nullptr) << "batch: logits wanted, but no place to write them";
-  // The norm reads only the rows that sample, into the buffer that all layers are done with.
-  Matrix rows = w.normed.As(parts_.weights.lm_head.activation);
-  rows.rows = batch.num_logits_rows;
-  const NormWeight& norm = parts_.weights.final_norm;
-  RmsNormGather(context, w.residual, logits_tokens_.data(), norm.weight, norm.eps, rows);
-  const int64_t vocab = parts_.shape.vocab_size;
-  Linear(context, rows, parts_.weights.lm_head, /*accumulate=*/false,
-         {logits, DType::kFloat32, batch.num_logits_rows, vocab, vocab});
-}
-
 void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) {
   CheckBatch(batch, kv);
   if (batch.num_tokens == 0) return;
   TakeSequences(batch);
   const DecoderShape& shape = parts_.shape;
-  const Workspace w = AllocateWorkspace(shape, batch.num_tokens, pool_->num_threads(), arena);
-  const OpContext context{&kernels_, pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats};
+  workspace_ = AllocateWorkspace(shape, batch.num_tokens, pool_->num_threads(), arena);
+  const Workspace& w = workspace_;
+  context_ = {&kernels_, pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats};
+  tokens_ = batch.tokens;
   StepInput step;
   step.sequences = sequences_.data();
   step.num_sequences = batch.num_sequences;
   step.positions = batch.positions;
   step.rope = parts_.rope.view();
-  EmbeddingLookup(context, parts_.weights.embedding, batch.tokens, w.residual);
+  EmbeddingLookup(context_, parts_.weights.embedding, batch.tokens, w.residual);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
-    RunAttention(context, shape, weights.attention,
+    RunAttention(context_, shape, weights.attention,
                  MakePagedKv(shape, parts_.options.block_size, layer, kv.data), step, w);
-    RunMlp(context, weights.mlp, w);
+    RunMlp(context_, weights.mlp, w);
   }
-  WriteLogits(context, batch, w, logits);
+  Logits(logits_tokens_.data(), batch.num_logits_rows, logits);
+}
+
+void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logits) {
+  if (num_tokens == 0) return;
+  AS_CHECK(logits != nullptr) << "batch: logits wanted, but no place to write them";
+  AS_CHECK(num_tokens <= workspace_.residual.rows)
+      << "batch: " << num_tokens << " rows of logits of " << workspace_.residual.rows << " tokens";
+  // The norm reads only the rows that are wanted, into the buffer that all layers are done with.
+  Matrix rows = workspace_.normed.As(parts_.weights.lm_head.activation);
+  rows.rows = num_tokens;
+  const NormWeight& norm = parts_.weights.final_norm;
+  RmsNormGather(context_, workspace_.residual, tokens, norm.weight, norm.eps, rows);
+  const int64_t vocab = parts_.shape.vocab_size;
+  Linear(context_, rows, parts_.weights.lm_head, /*accumulate=*/false,
+         {logits, DType::kFloat32, num_tokens, vocab, vocab});
+}
+
+void DecoderImpl::CheckTokens(int64_t token_begin, int64_t num_tokens) const {
+  AS_CHECK(token_begin >= 0 && num_tokens >= 1 &&
+           num_tokens <= workspace_.residual.rows - token_begin)
+      << "batch: tokens [" << token_begin << ", +" << num_tokens << ") wanted; it has "
+      << workspace_.residual.rows;
+}
+
+void DecoderImpl::HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) {
+  CheckTokens(token_begin, num_tokens);
+  const int64_t cols = parts_.shape.hidden;
+  ConstMatrix x = workspace_.residual;
+  x.data = static_cast<const float*>(x.data) + token_begin * x.ld;
+  x.rows = num_tokens;
+  const NormWeight& norm = parts_.weights.final_norm;
+  RmsNorm(context_, x, norm.weight, norm.eps, {hidden, DType::kFloat32, num_tokens, cols, cols});
+}
+
+void DecoderImpl::InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) {
+  CheckTokens(token_begin, num_tokens);
+  const int64_t cols = parts_.shape.hidden;
+  EmbeddingLookup(context_, parts_.weights.embedding, tokens_ + token_begin,
+                  {embeddings, DType::kFloat32, num_tokens, cols, cols});
 }
 
 Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,

@@ -45,6 +45,7 @@ class Decoder {
   virtual ~Decoder() = default;
 
   virtual int64_t vocab_size() const = 0;
+  virtual int64_t hidden_size() const = 0;
   // Bytes one KV block takes, all layers, K and V.
   virtual int64_t block_bytes() const = 0;
   // Arena bytes the largest batch needs (logits not included).
@@ -52,6 +53,15 @@ class Decoder {
   // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the
   // sequences that want it.
   virtual void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) = 0;
+
+  // More of the tokens of the last Forward, by their place in its batch; until the arena is reset.
+  // logits: [num_tokens, vocab_size], of tokens[i] in row i. No more rows than the batch has
+  // tokens.
+  virtual void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) = 0;
+  // Of [token_begin, +num_tokens): what the last norm gives, and the rows of the embedding that
+  // were looked up. [num_tokens, hidden_size], float32 also where lm_head reads rounded rows.
+  virtual void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) = 0;
+  virtual void InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) = 0;
 };
 
 }  // namespace allspark

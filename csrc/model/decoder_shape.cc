@@ -151,9 +151,8 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
   const int float_slot = static_cast<int>(DType::kFloat32);
   if (table.embedding[slot] == nullptr) return Missing(table, "embedding", compute);
   if (table.rms_norm[slot] == nullptr) return Missing(table, "rms_norm", compute);
-  if (shape.qk_norm && table.rms_norm[float_slot] == nullptr) {
-    return Missing(table, "rms_norm", DType::kFloat32);
-  }
+  // Of heads, and of the last hidden states.
+  if (table.rms_norm[float_slot] == nullptr) return Missing(table, "rms_norm", DType::kFloat32);
   if (table.gemm[slot][slot] == nullptr) return Missing(table, "gemm", compute);
   if (shape.rotary_dim > 0 && table.rope == nullptr) {
     return Missing(table, "rope", DType::kFloat32);

@@ -2,6 +2,7 @@
 
 #include "allspark/result_queue.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "allspark/engine.h"
@@ -31,6 +32,23 @@ std::optional<GeneratedElements> GetInterruptible(ResultQueue& queue, int64_t ti
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (timeout_ms >= 0 && left_ms <= 0) return std::nullopt;
   }
+}
+
+// NumPy arrays over the tensors' own memory, which they keep alive; NumPy makes DLPack of them.
+py::list ToArrays(const GeneratedElements& elements) {
+  py::list list;
+  for (const auto& tensors : elements.tensors_from_model_inference) {
+    py::dict arrays;
+    for (const auto& [name, tensor] : tensors) {
+      auto owner = std::make_unique<std::shared_ptr<float>>(tensor.data);
+      py::capsule base(owner.get(),
+                       [](void* data) { delete static_cast<std::shared_ptr<float>*>(data); });
+      float* const data = owner.release()->get();
+      arrays[name.c_str()] = py::array_t<float>(tensor.shape, data, base);
+    }
+    list.append(arrays);
+  }
+  return list;
 }
 
 }  // namespace
@@ -67,8 +85,7 @@ void BindResults(py::module_& m) {
       .def_readonly("token_logprobs_list", &GeneratedElements::token_logprobs_list)
       .def_readonly("prompt_log_probs_list", &GeneratedElements::prompt_log_probs_list)
       .def_readonly("prompt_token_logprobs_list", &GeneratedElements::prompt_token_logprobs_list)
-      .def_property_readonly("tensors_from_model_inference",
-                             [](const GeneratedElements&) { return py::list(); })
+      .def_property_readonly("tensors_from_model_inference", &ToArrays)
       .def_readonly("prefix_cache_len", &GeneratedElements::prefix_cache_len)
       .def_readonly("prefix_len_gpu", &GeneratedElements::prefix_len_gpu)
       .def_readonly("prefix_len_cpu", &GeneratedElements::prefix_len_cpu);

@@ -50,10 +50,6 @@ void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
 }
 
 void Sampler::SampleRow(SamplingRow& row, int thread) {
-  if (row.scored_token >= 0) {
-    ComputeLogprobs(row.logits, vocab_size_, row.scored_token, *row.logprobs);
-    return;
-  }
   float* const raw_logits = raw_logits_.data() + thread * vocab_size_;
   const bool raw_logprobs = row.logprobs != nullptr && row.logprobs->raw;
   if (raw_logprobs) std::copy_n(row.logits, vocab_size_, raw_logits);

@@ -39,9 +39,7 @@ struct SamplingRow {
   // Bit i % 32 of word i / 32 is off where token i may not be chosen; null: all may.
   const uint32_t* mask = nullptr;
   RowLogprobs* logprobs = nullptr;  // filled; null: not asked for
-  // A token whose logprobs are wanted of the row, which then has no choice and no params; or -1.
-  int32_t scored_token = -1;
-  int32_t token = -1;  // result; -1 when no allowed token has a finite logit
+  int32_t token = -1;               // result; -1 when no allowed token has a finite logit
 };
 
 class Sampler {

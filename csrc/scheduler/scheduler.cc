@@ -16,8 +16,6 @@ const SchedulerConfig& Checked(const SchedulerConfig& config) {
       << "chunk_tokens is " << config.chunk_tokens << ", less than 1";
   AS_CHECK(config.chunk_tokens_beside_decodes >= 1)
       << "chunk_tokens_beside_decodes is " << config.chunk_tokens_beside_decodes << ", less than 1";
-  AS_CHECK(config.max_scored_tokens >= 1)
-      << "max_scored_tokens is " << config.max_scored_tokens << ", less than 1";
   AS_CHECK(config.block_size >= 1) << "block_size is " << config.block_size << ", less than 1";
   AS_CHECK(config.num_blocks >= 1) << "num_blocks is " << config.num_blocks << ", less than 1";
   return config;
@@ -124,7 +122,6 @@ const std::vector<PlannedChunk>& Scheduler::Plan() {
   plan_.clear();
   plan_committed_ = false;
   preempted_in_plan_ = false;
-  scored_budget_ = config_.max_scored_tokens;
   PlanDecodes();
   const size_t num_decodes = plan_.size();
   PlanPrefill();
@@ -224,8 +221,6 @@ void Scheduler::PlanDrafts() {
 int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
   const int64_t begin = sequence->num_computed;
   int64_t num_tokens = std::min(Remaining(*sequence), budget);
-  const bool is_scored = begin < sequence->num_scored;
-  if (is_scored) num_tokens = std::min(num_tokens, scored_budget_);
   while (Capacity(*sequence) < begin + num_tokens) {
     const int64_t room = Capacity(*sequence) - begin;
     if (pool_.num_free() == 0 && (room > 0 || !SecureFreeBlock(sequence))) {
@@ -234,7 +229,6 @@ int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
     }
     TakeBlock(sequence);
   }
-  if (is_scored) scored_budget_ -= num_tokens;
   if (num_tokens > 0) {
     plan_.push_back({sequence, begin, num_tokens, begin + num_tokens == sequence->num_tokens});
   }
@@ -244,7 +238,7 @@ int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
 // Blocks that the candidate would take from the sequence it shares a beginning with. At least two
 // tokens stay its own, so that it begins as a prefill and not as a decode.
 int64_t Scheduler::SharedBlocks(const ScheduledSequence& candidate) const {
-  if (candidate.num_scored > 0 || candidate.sharing == nullptr ||
+  if (candidate.computes_all || candidate.sharing == nullptr ||
       candidate.sharing->state != State::kRunning)
     return 0;
   return std::max<int64_t>(0, std::min(candidate.num_shared, candidate.num_tokens - 2)) /

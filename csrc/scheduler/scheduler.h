@@ -34,9 +34,9 @@ struct ScheduledSequence {
   // runs, this one takes references to its full blocks of them instead of computing them again.
   const ScheduledSequence* sharing = nullptr;
   int64_t num_shared = 0;
-  // The first so many tokens are scored: the owner wants the logits of each, of which one step has
-  // few. Scored tokens are computed, not shared; set it to 0 once it is done.
-  int64_t num_scored = 0;
+  // The owner wants what the model computes for each of the first tokens: none is taken from
+  // another sequence. Set it to false once that is done.
+  bool computes_all = false;
 
   // The scheduler's.
   int64_t arrival = 0;
@@ -59,7 +59,6 @@ struct SchedulerConfig {
   int64_t num_blocks = 0;
   // Decodes and drafts of one step, where there are drafts; beyond, drafts are left out.
   int64_t max_draft_rows = 0;
-  int64_t max_scored_tokens = 1;  // of one step
 };
 
 // One sequence's part of a step: compute tokens [begin, begin + num_tokens).
@@ -141,7 +140,6 @@ class Scheduler {
   std::vector<PlannedChunk> plan_;  // capacity max_batch
   bool plan_committed_ = true;
   bool preempted_in_plan_ = false;
-  int64_t scored_budget_ = 0;
   SequenceList waiting_;
   SequenceList running_;
   int64_t num_preemptions_ = 0;

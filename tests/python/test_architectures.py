@@ -12,7 +12,14 @@ import re
 import numpy as np
 import pytest
 from support.checkpoints import safetensors_bytes, shared_data
-from support.parity import BFLOAT16_FACTOR, FLOAT32_FACTOR, greedy, randomize, reference_for
+from support.parity import (
+    BFLOAT16_FACTOR,
+    FLOAT32_FACTOR,
+    exact_model,
+    greedy,
+    randomize,
+    reference_for,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -175,6 +182,56 @@ def test_float32_greedy_tokens(tmp_path, row):
         assert generate(engine, ids, NUM_GREEDY) == expected
         assert generate(engine, ids, NUM_GREEDY) == expected
         assert int(engine.stop_model(NAME)) == 0 and int(engine.release_model(NAME)) == 0
+
+
+def states_of(model, ids):
+    with torch.no_grad():
+        return model.model(torch.tensor([ids])).last_hidden_state[0].double().numpy()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_float32_states_embeddings_and_scores(tmp_path, row):
+    """What a prompt gives without generating, in chunks, against float64."""
+    model = build(row)
+    ids = prompt_ids(100)
+    states = states_of(exact_model(model), ids)
+    bound = FLOAT32_FACTOR * np.abs(states_of(model, ids) - states).max()
+    reference = reference_for(model, ids, FLOAT32_FACTOR)
+    loader, engine = image_of(save(model, tmp_path), "float32")
+    config = loader.create_reference_runtime_config_builder(NAME, TargetDevice.CPU, [0], 2)
+    engine.install_model(config.max_prefill_length(33).build())
+    assert int(engine.start_model(NAME)) == 0, engine.last_error()
+
+    fields = {
+        "prompt_only": True,
+        "output_logits": "all",
+        "enable_tensors_from_model_inference": True,
+    }
+    _, _, queue = engine.start_request_ids(NAME, None, ids, fields)
+    (tensors,) = queue.Get().tensors_from_model_inference
+    reference.check(tensors["logits"])
+    assert np.abs(tensors["hidden_states"] - states).max() <= bound
+    table = model.get_input_embeddings().weight.detach().numpy()
+    np.testing.assert_array_equal(tensors["inputs_embedding"], table[ids])
+
+    # A vector that is off by e is off by at most 2 e / |v| when it is divided by its length |v|.
+    # Beside that, three roundings of elements up to 1.
+    for pooling, exact in (("mean", states.mean(0)), ("last", states[-1])):
+        length = np.linalg.norm(exact)
+        error = engine.embed(NAME, None, ids, pooling)[0] - exact / length
+        worst = 2 * np.sqrt(len(exact)) * bound / length + 3 * np.sqrt(len(exact)) * 2.0**-24
+        assert np.linalg.norm(error) <= worst
+        error = engine.embed(NAME, None, ids, pooling, normalize=False)[0] - exact
+        assert np.abs(error).max() <= bound + np.abs(exact).max() * 2.0**-24
+
+    # Where logits are off by at most e, a log-probability is by at most 2 e; and it is rounded.
+    log_probs = reference.logits[:-1] - np.logaddexp.reduce(reference.logits[:-1], -1)[:, None]
+    exact = log_probs[np.arange(len(ids) - 1), ids[1:]]
+    (score,) = engine.score(NAME, None, ids)
+    worst = 2 * reference.bound + np.abs(exact).max() * 2.0**-23
+    assert np.abs(np.array(score.logprobs) - exact).max() <= worst
+    assert abs(engine.get_ppl(NAME, None, ids)[0] + exact.mean()) <= worst
+    engine.stop_model(NAME)
 
 
 @pytest.mark.parametrize("form", ["shards", "bin"])

@@ -73,6 +73,16 @@ def test_batch_example(demo_model, tmp_path):
     assert all(answer["finish"] == "stop" for answer in answers)
 
 
+def test_search_example(demo_model, tmp_path):
+    lines = ["What is a ResultQueue?", "How are you?", "zzq qqz zqz"]
+    path = tmp_path / "lines.txt"
+    path.write_text("\n".join(lines))
+    arguments = ["examples/python/search.py", str(demo_model), str(path), lines[1]]
+    found = [json.loads(line) for line in run([sys.executable, *arguments]).stdout.splitlines()]
+    assert found[0]["line"] == lines[1] and found[0]["similarity"] > 0.999
+    assert max(found, key=lambda line: line["perplexity"])["line"] == lines[2]
+
+
 def test_guided_example(demo_model):
     result = run([sys.executable, "examples/python/guided.py", str(demo_model)])
     number, choice, animal = (json.loads(line)["answer"] for line in result.stdout.splitlines())

@@ -47,6 +47,12 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
         "top_logprobs": rng.randint(0, 20),
         "logprobs_mode": rng.choice(["processed", "raw"]),
         "prompt_logprobs": rng.random() < 0.5,
+        "prompt_only": rng.random() < 0.2,
+        "output_logits": rng.choice(["", "all", "generation"]),
+        "output_last_hidden_state": rng.choice(["", "all", "generation"]),
+        "enable_tensors_from_model_inference": rng.random() < 0.5,
+        "pooling": rng.choice(["", "mean", "last"]),
+        "normalize": rng.random() < 0.5,
         "priority": rng.randint(-2, 2),
     }
     fixed = {"seed", "max_new_tokens"}
@@ -57,13 +63,17 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
 
 def outcome(queue) -> tuple:
     ids, logprobs, top, prompt = [], [], [], []
+    tensors: dict[str, bytes] = {}
     for elements in queue:
         ids += elements.ids_from_generate
         logprobs += elements.token_logprobs_list
         top += elements.log_probs_list
         prompt += elements.prompt_token_logprobs_list
         prompt += elements.prompt_log_probs_list
-    return ids, logprobs, top, prompt, queue.finish_reason, queue.error
+        for arrays in elements.tensors_from_model_inference:
+            for name, array in arrays.items():
+                tensors[name] = tensors.get(name, b"") + array.tobytes()
+    return ids, logprobs, top, prompt, tensors, queue.finish_reason, queue.error
 
 
 @pytest.mark.parametrize("blocks", [0, 20], ids=["roomy", "preempting"])

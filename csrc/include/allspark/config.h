@@ -163,6 +163,20 @@ struct GenerationConfig {
   std::string logprobs_mode = "processed";
   // True: the log-probability of each prompt token but the first, as the model gave it.
   bool prompt_logprobs = false;
+  // True: nothing is generated; the request ends with what else was asked for of its prompt, which
+  // may be as long as max_length. What is about output has no effect then.
+  bool prompt_only = false;
+  // The matrices that come in GeneratedElements::tensors_from_model_inference: "" none, "all" a row
+  // for each token of prompt and output but the last, "generation" one for each output token, from
+  // which it was chosen.
+  std::string output_logits;
+  std::string output_last_hidden_state;
+  // True: "hidden_states" as with output_last_hidden_state "all", and "inputs_embedding".
+  bool enable_tensors_from_model_inference = false;
+  // "mean" of the prompt's last hidden states, or the "last" of them, as "embedding"; "": none.
+  std::string pooling;
+  // Whether the embedding is divided by its length.
+  bool normalize = true;
   // Larger runs earlier; FIFO within one priority.
   int64_t priority = 0;
 
@@ -191,6 +205,10 @@ struct GenerationConfig {
         Field{"logprobs", &C::logprobs},
         Field{"top_logprobs", &C::top_logprobs, 0, kMaxTopLogprobs},
         Field{"logprobs_mode", &C::logprobs_mode}, Field{"prompt_logprobs", &C::prompt_logprobs},
+        Field{"prompt_only", &C::prompt_only}, Field{"output_logits", &C::output_logits},
+        Field{"output_last_hidden_state", &C::output_last_hidden_state},
+        Field{"enable_tensors_from_model_inference", &C::enable_tensors_from_model_inference},
+        Field{"pooling", &C::pooling}, Field{"normalize", &C::normalize},
         Field{"priority", &C::priority, -1000000, 1000000});
   }
   bool operator==(const GenerationConfig&) const = default;

@@ -42,6 +42,13 @@ enum class FinishReason : int {
 // "", "stop", "length", "cancelled", "interrupted", "error".
 std::string_view FinishReasonName(FinishReason reason);
 
+// A matrix or vector of float32, row-major, in host memory. It shares the ownership of its
+// elements: they outlive queue, request and engine, and nobody else touches them.
+struct OutputTensor {
+  std::shared_ptr<float> data;
+  std::vector<int64_t> shape;
+};
+
 // Everything that came since the last getter call.
 struct GeneratedElements {
   std::vector<int64_t> ids_from_generate;
@@ -52,6 +59,10 @@ struct GeneratedElements {
   // The same of the prompt's tokens but the first, with the first elements; empty unless asked for.
   std::vector<std::vector<std::pair<int64_t, float>>> prompt_log_probs_list;
   std::vector<float> prompt_token_logprobs_list;
+  // Empty or one map, of what was asked for: "hidden_states" and "inputs_embedding" [rows,
+  // hidden_size] and "logits" [rows, vocab_size], whose rows go on where those of the elements
+  // before ended; with the first elements "embedding" [hidden_size].
+  std::vector<std::map<std::string, OutputTensor>> tensors_from_model_inference;
   int64_t prefix_cache_len = 0;
   int64_t prefix_len_gpu = 0;
   int64_t prefix_len_cpu = 0;

@@ -42,6 +42,10 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.stop_words_ids = {{1, 2, 3}, {4}};
     }
     if (i % 2 == 1) generation.prompt_lookup_num_tokens = 6;
+    if (i % 5 == 1) generation.output_logits = "all";
+    if (i % 5 == 2) generation.enable_tensors_from_model_inference = true;
+    if (i % 5 == 3) generation.pooling = i % 2 == 0 ? "mean" : "last";
+    generation.prompt_only = i % 10 == 3;
     if (i % 4 == 1) {
       generation.repetition_penalty = 1.3;
       generation.frequency_penalty = 0.2;

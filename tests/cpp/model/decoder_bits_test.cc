@@ -166,6 +166,39 @@ TEST_P(DecoderBitsTest, SharedPrefixAndRecompute) {
   CheckChunks(harness, preempted, 78, "recomputed after preemption");
 }
 
+// What is asked for after a step is what the step itself would have given.
+TEST_P(DecoderBitsTest, MoreOfAStepsTokens) {
+  HarnessOptions options = base_;
+  options.num_threads = 2;
+  DecoderHarness harness(*reader_, options);
+  const int neighbour = harness.Add(RandomTokens(9, spec_.vocab_size(), 6));
+  const int sequence = harness.Add(tokens_);
+  harness.Step({{neighbour, 9, true}, {sequence, 50, false}});
+  Decoder& decoder = harness.decoder();
+  const auto vocab = static_cast<size_t>(decoder.vocab_size());
+  const auto hidden = static_cast<size_t>(decoder.hidden_size());
+  const int64_t tokens[] = {9 + 49, 9, 9 + 17};
+  std::vector<float> logits(3 * vocab);
+  for (int round = 0; round < 2; ++round) {
+    decoder.Logits(tokens, 3, logits.data());
+    for (size_t i = 0; i < 3; ++i) {
+      const auto begin = logits.begin() + static_cast<int64_t>(i * vocab);
+      ExpectSameBits(expected_[static_cast<size_t>(tokens[i] - 9)],
+                     {begin, begin + static_cast<int64_t>(vocab)}, "afterwards");
+    }
+    std::vector<float> all(50 * hidden), one(hidden);
+    decoder.HiddenStates(9, 50, all.data());
+    decoder.HiddenStates(9 + 17, 1, one.data());
+    const auto row = all.begin() + static_cast<int64_t>(17 * hidden);
+    ExpectSameBits({row, row + static_cast<int64_t>(hidden)}, one, "hidden states");
+    decoder.InputEmbeddings(9, 50, all.data());
+    decoder.InputEmbeddings(9 + 17, 1, one.data());
+    ExpectSameBits({row, row + static_cast<int64_t>(hidden)}, one, "input embeddings");
+  }
+  EXPECT_THROW(decoder.HiddenStates(9, 51, logits.data()), InternalError);
+  EXPECT_THROW(decoder.InputEmbeddings(-1, 1, logits.data()), InternalError);
+}
+
 std::string BitsName(
     const ::testing::TestParamInfo<std::tuple<int, proto::ComputeType, int, CacheMode>>& p) {
   const auto [spec, compute, table, cache] = p.param;

@@ -520,21 +520,15 @@ TEST(Scheduler, ASequenceDoesNotWaitForBlocksThatNobodyComputes) {
   EXPECT_EQ(Step(harness), "1:8+1* 3:0+8");
 }
 
-TEST(Scheduler, ScoredTokensAreFewInAStep) {
+TEST(Scheduler, ASequenceWhoseOwnerWantsEveryTokenComputedSharesNothing) {
   Harness harness({.max_batch = 4,
                    .chunk_tokens = 20,
                    .chunk_tokens_beside_decodes = 20,
                    .block_size = 4,
-                   .num_blocks = 32,
-                   .max_scored_tokens = 4});
-  TestSequence* first = harness.Add(0, 7, 20);
-  first->num_scored = 6;
-  TestSequence* second = harness.Add(0, 5, 20);
-  second->num_scored = 4;
-  harness.Add(0, 6, 20);
-  EXPECT_EQ(Step(harness), "0:0+4 2:0+6*");
-  EXPECT_EQ(Step(harness), "2:6+1* 0:4+3* 1:0+1");
-  EXPECT_EQ(Step(harness), "0:7+1* 2:7+1* 1:1+4*");
+                   .num_blocks = 32});
+  TestSequence* first = harness.Add(0, 9, 20);
+  harness.Add(0, 9, 20, first, 9)->computes_all = true;
+  EXPECT_EQ(Step(harness), "0:0+9* 1:0+9*");
 }
 
 }  // namespace
