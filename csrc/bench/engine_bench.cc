@@ -88,6 +88,7 @@ const kernels::KernelTable& EmptyTable() {
     }
     empty(t.quantize);
     empty(t.rope);
+    empty(t.sum_exp);
     t.argmax = [](const kernels::ArgMaxArgs& args, kernels::Stream) noexcept {
       for (int64_t r = 0; r < args.rows; ++r) args.index[r] = 1;
     };

@@ -183,6 +183,17 @@ void ArgMax(benchmark::State& state, const KernelTable* table) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 
+void SumExp(benchmark::State& state, const KernelTable* table) {
+  const std::vector<float> x = Random<float>(state.range(0));
+  float highest;
+  double sum;
+  for (auto _ : state) {
+    table->sum_exp({x.data(), 0, 1, state.range(0), &highest, &sum}, nullptr);
+    benchmark::DoNotOptimize(sum);
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+
 using Bench = void (*)(benchmark::State&, const KernelTable*);
 
 benchmark::internal::Benchmark* Register(const char* op, Bench bench, const KernelTable* table) {
@@ -220,6 +231,7 @@ void RegisterTable(const KernelTable* table) {
   Register("GatedSilu", GatedSilu, table)->Arg(5632);
   Register("Quantize", Quantize, table)->Arg(4864);
   Register("ArgMax", ArgMax, table)->Arg(151936);
+  Register("SumExp", SumExp, table)->Arg(151936);
 }
 
 // The reference is an oracle, not a kernel to measure.

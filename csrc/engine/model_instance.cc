@@ -146,8 +146,9 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
   running->rows.reserve(max_batch);
   running->sampled.reserve(max_batch);
   running->prompts.reserve(max_batch);
-  running->outputs = std::make_unique<StepOutputs>(
-      config_.engine_max_batch, decoder_options_.max_tokens, decoder_options_.max_logits_rows);
+  running->outputs =
+      std::make_unique<StepOutputs>(config_.engine_max_batch, decoder_options_.max_tokens,
+                                    decoder_options_.max_logits_rows, *device_.kernels);
   running->changed.reserve(max_batch);
   running->ended.reserve(max_batch);
   return running;

@@ -6,8 +6,9 @@
 
 namespace allspark {
 
-StepOutputs::StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_slice)
-    : max_slice_(max_slice), scores_(static_cast<size_t>(max_slice)) {
+StepOutputs::StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_slice,
+                         const kernels::KernelTable& kernels)
+    : max_slice_(max_slice), kernels_(kernels), scores_(static_cast<size_t>(max_slice)) {
   parts_.reserve(static_cast<size_t>(max_batch));
   rows_.reserve(static_cast<size_t>(max_tokens));
   row_tokens_.reserve(static_cast<size_t>(max_tokens));
@@ -71,7 +72,7 @@ void StepOutputs::WriteRow(const Row& row, const float* logits, int64_t vocab_si
   if (!request.IsScored(row.position)) return;
   scores_[index].top.resize(static_cast<size_t>(request.top_logprobs));
   const int32_t next = request.tokens[static_cast<size_t>(row.position + 1)];
-  ComputeLogprobs(logits, vocab_size, next, scores_[index]);
+  ComputeLogprobs(kernels_, logits, vocab_size, next, scores_[index]);
 }
 
 void StepOutputs::Write(Decoder& decoder, ThreadPool& pool, float* logits, int64_t num_rows) {

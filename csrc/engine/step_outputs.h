@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "kernels/kernel_table.h"
 #include "model/decoder.h"
 #include "platform/thread_pool.h"
 #include "sampling/logprobs.h"
@@ -19,7 +20,8 @@ namespace allspark {
 class StepOutputs {
  public:
   // max_slice: the most rows of logits computed in one go.
-  StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_slice);
+  StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_slice,
+              const kernels::KernelTable& kernels);
 
   void Clear();
   // The chunk's tokens lie in the batch from `token_begin` on; `sampled`: where the logits of its
@@ -47,7 +49,8 @@ class StepOutputs {
   // Sets scores_[index] and keeps the logits, where wanted.
   void WriteRow(const Row& row, const float* logits, int64_t vocab_size, size_t index);
 
-  int64_t max_slice_;
+  const int64_t max_slice_;
+  const kernels::KernelTable& kernels_;
   std::vector<Part> parts_;
   std::vector<Row> rows_;
   std::vector<int64_t> row_tokens_;  // by row: its token's place in the batch

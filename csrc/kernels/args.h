@@ -233,4 +233,14 @@ struct ArgMaxArgs {
   int32_t* index;
 };
 
+// highest[r] = the highest value of x[r, :]; sum[r] = the sum of e^(x[r, i] - highest[r]), in which
+// elements of the highest value count 1 also where that is infinite. NaN counts as minus infinity.
+struct SumExpArgs {
+  const float* x;
+  int64_t ldx;
+  int64_t rows, cols;
+  float* highest;
+  double* sum;
+};
+
 }  // namespace allspark::kernels

@@ -27,6 +27,7 @@ struct KernelTable {
   void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&, Stream) noexcept = {};
   void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
   void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
+  void (*sum_exp)(const SumExpArgs&, Stream) noexcept = nullptr;
 };
 
 // Each fills what its instruction set improves over what is there; one exported function per ISA

@@ -24,17 +24,21 @@ size_t FindTop(const float* logits, int64_t vocab_size, std::vector<TokenLogprob
 
 }  // namespace
 
-void ComputeLogprobs(const float* logits, int64_t vocab_size, int32_t token, RowLogprobs& result) {
-  float max = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < vocab_size; ++i) {
-    if (logits[i] > max) max = logits[i];
-  }
-  // Against the highest; the difference of equal infinities is 0 too.
-  const auto relative = [max](float logit) { return logit == max ? 0.0 : double{logit} - max; };
+void ComputeLogprobs(const kernels::KernelTable& kernels, const float* logits, int64_t vocab_size,
+                     int32_t token, RowLogprobs& result) {
+  float highest = 0;
   double sum = 0;
-  for (int64_t i = 0; i < vocab_size; ++i) {
-    if (!std::isnan(logits[i])) sum += std::exp(relative(logits[i]));
-  }
+  kernels.sum_exp({.x = logits,
+                   .ldx = vocab_size,
+                   .rows = 1,
+                   .cols = vocab_size,
+                   .highest = &highest,
+                   .sum = &sum},
+                  nullptr);
+  // Against the highest; the difference of equal infinities is 0 too.
+  const auto relative = [highest](float logit) {
+    return logit == highest ? 0.0 : double{logit} - highest;
+  };
   const double log_sum = std::log(sum);
   const auto logprob = [&](float logit) { return static_cast<float>(relative(logit) - log_sum); };
   result.chosen = logprob(logits[token]);

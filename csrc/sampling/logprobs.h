@@ -1,9 +1,11 @@
-// Log-probabilities of one row of logits: log-softmax over the whole vocabulary, in double. Pure
-// functions; any thread.
+// Log-probabilities of one row of logits: log-softmax over the whole vocabulary. Pure functions;
+// any thread.
 #pragma once
 
 #include <cstdint>
 #include <vector>
+
+#include "kernels/kernel_table.h"
 
 namespace allspark {
 
@@ -23,6 +25,7 @@ struct RowLogprobs {
 
 // logits: [vocab_size]. NaN counts as -inf; +inf logits share all probability. Requires: some logit
 // is above -inf. A token without probability has logprob -inf.
-void ComputeLogprobs(const float* logits, int64_t vocab_size, int32_t token, RowLogprobs& result);
+void ComputeLogprobs(const kernels::KernelTable& kernels, const float* logits, int64_t vocab_size,
+                     int32_t token, RowLogprobs& result);
 
 }  // namespace allspark

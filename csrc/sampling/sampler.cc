@@ -32,7 +32,8 @@ Sampler::Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, Thread
     : vocab_size_(vocab_size), kernels_(kernels), pool_(pool) {
   AS_CHECK(vocab_size >= 1 && vocab_size <= std::numeric_limits<int32_t>::max())
       << "vocab_size is " << vocab_size << ", outside [1, 2^31 - 1]";
-  AS_CHECK(kernels.argmax != nullptr) << "kernel table '" << kernels.name << "' has no argmax";
+  AS_CHECK(kernels.argmax != nullptr && kernels.sum_exp != nullptr)
+      << "kernel table '" << kernels.name << "' has no argmax or no sum_exp";
   const int num_threads = pool != nullptr ? pool->num_threads() : 1;
   scratch_.resize(static_cast<size_t>(vocab_size) * static_cast<size_t>(num_threads));
   raw_logits_.resize(scratch_.size());
@@ -66,7 +67,8 @@ void Sampler::SampleRow(SamplingRow& row, int thread) {
   if (row.mask != nullptr) ApplyMask(row.mask, vocab_size_, row.logits);
   row.token = Choose(row, scratch_.data() + thread * vocab_size_);
   if (row.logprobs != nullptr && row.token >= 0) {
-    ComputeLogprobs(raw_logprobs ? raw_logits : row.logits, vocab_size_, row.token, *row.logprobs);
+    ComputeLogprobs(kernels_, raw_logprobs ? raw_logits : row.logits, vocab_size_, row.token,
+                    *row.logprobs);
   }
 }
 

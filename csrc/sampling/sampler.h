@@ -45,7 +45,7 @@ struct SamplingRow {
 class Sampler {
  public:
   // Takes 12 bytes x vocab_size per thread of the pool (null: one thread, the caller). `kernels`
-  // and `pool` must outlive it. Requires: the table has argmax.
+  // and `pool` must outlive it. Requires: the table has argmax and sum_exp.
   Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, ThreadPool* pool);
   // Sets each row's token. A banned id outside the vocabulary throws InternalError.
   void Sample(SamplingRow* rows, int64_t num_rows);

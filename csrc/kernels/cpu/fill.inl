@@ -46,6 +46,7 @@ AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   table.quantize = Quantize;
   table.rope = Rope;
   table.argmax = ArgMax;
+  table.sum_exp = SumExp;
 }
 
 }  // namespace

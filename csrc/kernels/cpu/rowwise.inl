@@ -1,4 +1,5 @@
-// Operations on rows: norm, gated activation, embedding, rotary embedding, argmax, quantisation.
+// Operations on rows: norm, gated activation, embedding, rotary embedding, argmax, sums of
+// exponentials, quantisation.
 #pragma once
 
 #include "kernels/cpu/math.inl"
@@ -237,6 +238,39 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
     }
     const int64_t found = begin + FindFirst(x + begin, end - begin, highest);
     args.index[r] = static_cast<int32_t>(found < end ? found : 0);
+  }
+}
+
+[[maybe_unused]] void SumExp(const SumExpArgs& args, Stream) noexcept {
+  // So many elements are summed in float32, then in double: the error does not grow with the row.
+  constexpr int64_t kBlock = 64 * kLanes;
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    const float highest = Highest(x, args.cols);
+    const VecF top = Set1(highest), lowest = Set1(kMinusInfinity);
+    const auto term = [&](VecF v) __attribute__((always_inline)) {
+      v = Max(v, lowest);  // NaN too
+      return Exp(Select(Less(v, top), Sub(v, top), Zero()));
+    };
+    double total = 0;
+    for (int64_t begin = 0; begin < args.cols; begin += kBlock) {
+      const int64_t end = begin + kBlock < args.cols ? begin + kBlock : args.cols;
+      VecF sums[4] = {Zero(), Zero(), Zero(), Zero()};
+      int64_t i = begin;
+      for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
+        AS_UNROLL for (int j = 0; j < 4; ++j) {
+          sums[j] = Add(sums[j], term(LoadF(x + i + j * kLanes)));
+        }
+      }
+      for (; i < end; i += kLanes) {
+        const Mask mask = FirstLanes(end - i);
+        const VecF e = term(MaskLoadF(mask, x + i));
+        sums[0] = Add(sums[0], Select(mask, e, Zero()));
+      }
+      total += static_cast<double>(ReduceAdd(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3]))));
+    }
+    args.highest[r] = highest;
+    args.sum[r] = total;
   }
 }
 

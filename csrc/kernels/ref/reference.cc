@@ -128,6 +128,22 @@ void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
   }
 }
 
+void SumExp(const SumExpArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    float highest = -std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < args.cols; ++i) highest = x[i] > highest ? x[i] : highest;
+    double sum = 0;
+    for (int64_t i = 0; i < args.cols; ++i) {
+      if (std::isnan(x[i])) continue;
+      // The difference of equal infinities is 0 too.
+      sum += x[i] == highest ? 1.0 : std::exp(double{x[i]} - double{highest});
+    }
+    args.highest[r] = highest;
+    args.sum[r] = sum;
+  }
+}
+
 template <typename T>
 void FillType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
@@ -146,6 +162,7 @@ void FillReference(KernelTable& table) noexcept {
   FillQuantizedReference(table);
   table.rope = Rope;
   table.argmax = ArgMax;
+  table.sum_exp = SumExp;
 }
 
 }  // namespace allspark::kernels

@@ -74,6 +74,7 @@ TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
     }
     EXPECT_NE(table->rope, nullptr) << table->name;
     EXPECT_NE(table->argmax, nullptr) << table->name;
+    EXPECT_NE(table->sum_exp, nullptr) << table->name;
   }
 }
 

@@ -274,6 +274,43 @@ TEST_P(RowwiseTest, ArgMaxOfEveryRow) {
   EXPECT_EQ(index[2], 1);
 }
 
+TEST_P(RowwiseTest, SumExp) {
+  struct Result {
+    float highest = 0;
+    double sum = 0;
+  };
+  const auto run = [](const KernelTable& table, const std::vector<float>& x) {
+    Result result;
+    table.sum_exp({x.data(), 0, 1, static_cast<int64_t>(x.size()), &result.highest, &result.sum},
+                  nullptr);
+    return result;
+  };
+  // Of a sum: 16 terms in each lane of an accumulator, 8 levels of accumulators and lanes. Of a
+  // term: 2 ulp of the function, and half an ulp of a difference, which where terms count is at
+  // most 10.
+  constexpr double kBound = (16 + 8 + 4 + 10) * 0x1p-24;
+  for (int64_t n : {1, 2, 7, 8, 15, 16, 17, 63, 65, 1023, 1024, 1025, 5000}) {
+    Data data(static_cast<uint32_t>(n));
+    std::vector<float> x = data.Vector<float>(n);
+    for (float& v : x) v *= 4;
+    for (const float odd : {0.0f, kNan, -kInf, kInf}) {
+      x[static_cast<size_t>(data.Below(n))] = odd;
+      const Result got = run(table(), x), want = run(Reference(), x);
+      EXPECT_EQ(got.highest, want.highest) << table().name << " n=" << n << " with " << odd;
+      if (want.highest == -kInf) continue;  // Nothing that counts: no sum to speak of.
+      EXPECT_NEAR(got.sum, want.sum, want.sum * kBound) << table().name << " n=" << n;
+    }
+  }
+  const float rows[] = {1, 2, 9, 3, 3, 9};
+  float highest[2];
+  double sums[2];
+  table().sum_exp({rows, 3, 2, 2, highest, sums}, nullptr);
+  EXPECT_EQ(highest[0], 2);
+  EXPECT_NEAR(sums[0], 1 + std::exp(-1.0), 1e-6);
+  EXPECT_EQ(highest[1], 3);
+  EXPECT_EQ(sums[1], 2);
+}
+
 AS_INSTANTIATE_KERNEL_TEST(RowwiseTest);
 
 }  // namespace

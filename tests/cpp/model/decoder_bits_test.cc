@@ -3,6 +3,7 @@
 // whether its prefix was shared or recomputed. On every kernel table, each against itself.
 #include <cstring>
 
+#include "base/check.h"
 #include "cpp/model/decoder_harness.h"
 
 namespace allspark {

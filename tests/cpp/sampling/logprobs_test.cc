@@ -16,7 +16,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 RowLogprobs Logprobs(const std::vector<float>& logits, int32_t token, size_t num_top) {
   RowLogprobs result;
   result.top.resize(num_top, {99, 99});
-  ComputeLogprobs(logits.data(), static_cast<int64_t>(logits.size()), token, result);
+  ComputeLogprobs(*kernels::DefaultTable(), logits.data(), static_cast<int64_t>(logits.size()),
+                  token, result);
   return result;
 }
 
