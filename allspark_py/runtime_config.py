@@ -152,7 +152,7 @@ class AsModelRuntimeConfigBuilder:
 
     def max_draft_rows(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
         """Most tokens of one step that are decoded or guessed, where requests ask for guesses
-        (prompt_lookup_num_tokens). Default 16; 0: none are guessed."""
+        (prompt_lookup_num_tokens). Default 64; 0: none are guessed."""
         return self._set("max_draft_rows", num_tokens)
 
     def lora_max_rank(self, rank: int | str) -> AsModelRuntimeConfigBuilder:

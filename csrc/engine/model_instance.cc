@@ -27,6 +27,20 @@ const char* ComputeTypeName(proto::ComputeType type) {
   return type == proto::COMPUTE_BFLOAT16 ? "bfloat16" : "float32";
 }
 
+// What each row after the first adds to a step, of what a step of one row takes: measured at the
+// 0.5B shape 3 % with 16 bits a weight, 5 % with 8 and 9 % with 4, where reading the weights is
+// done sooner.
+double RowCost(const ModelReader& reader) {
+  double bits = 0, elements = 0;
+  for (const proto::TensorRecord& tensor : reader.file().tensors()) {
+    double size = 1;
+    for (int64_t extent : tensor.shape()) size *= static_cast<double>(extent);
+    bits += 8 * static_cast<double>(tensor.bytes());
+    elements += size;
+  }
+  return std::max(0.03, 0.5 * elements / bits);
+}
+
 std::string Mib(int64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 }  // namespace
@@ -135,15 +149,18 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
       .block_size = config_.cache_span_size,
       .num_blocks = num_blocks_,
       .max_draft_rows = config_.max_draft_rows,
+      .draft_row_cost = RowCost(*reader_),
   });
   running->sampler =
       std::make_unique<Sampler>(limits_.vocab_size, *device_.kernels, device_.pool.get());
+  running->drafters.push_back(std::make_unique<PromptLookupDrafter>());
   const auto max_tokens = static_cast<size_t>(decoder_options_.max_tokens);
   const auto max_batch = static_cast<size_t>(config_.engine_max_batch);
   running->tokens.resize(max_tokens);
   running->positions.resize(max_tokens);
   running->sequences.reserve(max_batch);
   running->rows.reserve(max_batch);
+  running->drafting.reserve(max_batch);
   running->sampled.reserve(max_batch);
   running->prompts.reserve(max_batch);
   running->outputs =

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "allspark/engine.h"
+#include "engine/drafter.h"
 #include "engine/request.h"
 #include "engine/step_events.h"
 #include "engine/step_outputs.h"
@@ -72,6 +73,8 @@ class ModelInstance {
     std::unique_ptr<Decoder> decoder;
     std::unique_ptr<Scheduler> scheduler;
     std::unique_ptr<Sampler> sampler;
+    std::vector<std::unique_ptr<Drafter>> drafters;
+    std::vector<Request*> drafting;  // those of one drafter
     // One step's batch, reserved for the largest.
     std::vector<int32_t> tokens, positions;
     std::vector<BatchSequence> sequences;
@@ -100,7 +103,8 @@ class ModelInstance {
   bool TakeMail();  // false: the loop ends
   void RunStep();
   void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
-  void DraftTokens();
+  void OfferDrafts();
+  void DraftTokens(const std::vector<PlannedChunk>& plan);
   void WriteOutputs(int64_t num_logits_rows);
   void SampleAndAppend();
   void ReportLogits() const;

@@ -233,7 +233,7 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
     request->mask = std::move(*mask);
   } else if (config.prompt_lookup_num_tokens > 0) {
     // A mask is made for one token at a time, so a guided request has no drafts.
-    request->draft_length = DraftLength(config.prompt_lookup_num_tokens);
+    request->most_looked_up = config.prompt_lookup_num_tokens;
     request->drafts.reserve(static_cast<size_t>(config.prompt_lookup_num_tokens));
   }
   return request;
@@ -254,22 +254,19 @@ SamplingRow Request::NextRow(float* logits) {
   return row;
 }
 
-void Request::Draft() {
+void Request::ClearOffers() {
+  drafter = nullptr;
+  num_drafts = 0;
   drafts.clear();
-  if (drafts.capacity() > 0) {
-    const int64_t most = std::min(draft_length.Next(), max_length - num_tokens - 1);
-    if (most > 0) {
-      const std::span<const int32_t> found = LookUpDraft(tokens, most);
-      drafts.assign(found.begin(), found.end());
-    }
-  }
-  num_drafts = static_cast<int64_t>(drafts.size());
+  num_taken = 0;
 }
 
-void Request::KeepDrafts(int64_t count) {
-  num_drafts = count;
-  num_taken = 0;
-  drafts.resize(static_cast<size_t>(count));
+void Request::Offer(const DraftOffer& offer) {
+  if (drafter != nullptr && offer.chance <= draft_chance) return;
+  drafter = offer.drafter;
+  num_drafts = std::max<int64_t>(0, std::min(offer.num_drafts, max_length - num_tokens - 1));
+  draft_chance = offer.chance;
+  draft_cost = offer.cost;
 }
 
 int32_t Request::KnownOrDrafted(int64_t position) const {
@@ -290,9 +287,8 @@ void Request::EndDrafts() {
   if (drafts.empty()) return;
   const auto drafted = static_cast<int64_t>(drafts.size());
   const auto accepted = static_cast<int64_t>(num_taken);
-  draft_length.Verified(drafted, accepted);
   queue->OnDrafts(drafted, accepted);
-  KeepDrafts(0);
+  drafts.clear();
 }
 
 void Request::Deliver(int32_t token, int64_t now_us) {

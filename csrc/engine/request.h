@@ -18,6 +18,16 @@
 
 namespace allspark {
 
+class Drafter;  // engine/drafter.h
+
+// What a drafter could guess for a request in the step at hand.
+struct DraftOffer {
+  Drafter* drafter = nullptr;
+  int64_t num_drafts = 0;
+  double chance = 0;  // of each, once those before it are right
+  double cost = 0;    // of one, in steps of one row
+};
+
 // What a request is checked against.
 struct RequestLimits {
   int64_t vocab_size = 0;
@@ -36,10 +46,10 @@ struct Request : ScheduledSequence {
                                                  std::shared_ptr<CompletionSetImpl> engine_set,
                                                  std::shared_ptr<TokenMask> token_mask = nullptr);
 
-  // Drafts what may follow, for the next step; no drafts where none were asked for.
-  void Draft();
-  // The first `count` drafts are computed in this step, the others forgotten.
-  void KeepDrafts(int64_t count);
+  // Forgets the offers of the last step.
+  void ClearOffers();
+  // Takes the offer of the best chance.
+  void Offer(const DraftOffer& offer);
   int32_t KnownOrDrafted(int64_t position) const;
   // Whether the token just appended is the next draft. If not, the step's drafts are over.
   bool TakeDraft();
@@ -86,12 +96,14 @@ struct Request : ScheduledSequence {
   std::unique_ptr<MaskReader> mask;  // null: every token may be chosen
   std::vector<int32_t> tokens;       // prompt, then generated; capacity is max_length
   TokenCounts counts;                // of `tokens`, where the processors need them
-  DraftLength draft_length;
-  std::vector<int32_t> drafts;    // num_drafts tokens, of the step at hand; capacity is reserved
-  size_t num_taken = 0;           // of drafts: those that were right
-  RowLogprobs logprobs;           // of the newest token
-  int64_t num_written = 0;        // positions of which everything wanted was written
-  std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
+  int64_t most_looked_up = 0;        // drafts of one step by prompt lookup; 0: not asked for
+  PromptLookup lookup;               // follows `tokens`
+  Drafter* drafter = nullptr;        // whose offer was the best; null: nobody's
+  std::vector<int32_t> drafts;       // num_drafts tokens, of the step at hand; capacity is reserved
+  size_t num_taken = 0;              // of drafts: those that were right
+  RowLogprobs logprobs;              // of the newest token
+  int64_t num_written = 0;           // positions of which everything wanted was written
+  std::shared_ptr<Request> self;     // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.
   bool ended = false;

@@ -79,7 +79,7 @@ void ModelInstance::RunStep() {
   Scheduler& scheduler = *running.scheduler;
   const std::vector<PlannedChunk>* plan = nullptr;
   try {
-    DraftTokens();
+    OfferDrafts();
     plan = &scheduler.Plan();
     AS_CHECK(!plan->empty() || scheduler.num_running() == 0)
         << "nothing was planned for " << scheduler.num_running() << " running sequences";
@@ -98,6 +98,7 @@ void ModelInstance::RunStep() {
   }
   running.in_step = true;
   try {
+    DraftTokens(*plan);
     Batch batch;
     BuildBatch(*plan, batch);
     running.arena.Reset();
@@ -117,14 +118,32 @@ void ModelInstance::RunStep() {
   running.ended.clear();
 }
 
-void ModelInstance::DraftTokens() {
+void ModelInstance::OfferDrafts() {
   const Scheduler& scheduler = *running_->scheduler;
-  // What the scheduler would leave out need not be looked up.
-  if (scheduler.num_running() >= config_.max_draft_rows) return;
+  // What the scheduler would leave out nobody need think about.
+  const bool has_room = scheduler.num_running() < config_.max_draft_rows;
   for (ScheduledSequence* s = scheduler.first_running(); s != nullptr; s = s->next) {
     auto* request = static_cast<Request*>(s);
-    if (request->decodes()) request->Draft();
+    request->ClearOffers();
+    if (!has_room || !request->decodes()) continue;
+    for (const auto& drafter : running_->drafters) drafter->Offer(*request);
   }
+}
+
+void ModelInstance::DraftTokens(const std::vector<PlannedChunk>& plan) {
+  std::vector<Request*>& drafting = running_->drafting;
+  for (const auto& drafter : running_->drafters) {
+    drafting.clear();
+    for (const PlannedChunk& chunk : plan) {
+      auto* request = static_cast<Request*>(chunk.sequence);
+      if (chunk.num_drafts > 0 && request->drafter == drafter.get()) drafting.push_back(request);
+    }
+    if (!drafting.empty()) drafter->Draft(drafting);
+    for (Request* request : drafting) {
+      request->num_drafts = static_cast<int64_t>(request->drafts.size());
+    }
+  }
+  running_->scheduler->TrimDrafts();
 }
 
 void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch) {
@@ -140,7 +159,6 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   int64_t num_tokens = 0, num_logits_rows = 0;
   for (const PlannedChunk& chunk : plan) {
     auto* request = static_cast<Request*>(chunk.sequence);
-    request->KeepDrafts(chunk.num_drafts);
     // The first of these calls counts.
     if (request->num_tokens == request->prompt_length) request->queue->OnScheduled(now_us);
     AS_CHECK(num_tokens + chunk.num_tokens <= decoder_options_.max_tokens)

@@ -4,11 +4,11 @@
 
 namespace allspark {
 
-std::span<const int32_t> LookUpDraft(std::span<const int32_t> tokens, int64_t most) {
+int64_t FindRepeat(std::span<const int32_t> tokens) {
   const auto length = static_cast<int64_t>(tokens.size());
-  int64_t best = kLeastNgram - 1, best_end = 0;
+  int64_t best = 0, best_end = length;
   // `end` is where an earlier occurrence ends; the latest first.
-  for (int64_t end = length - 1; end >= kLeastNgram && best < kMostNgram; --end) {
+  for (int64_t end = length - 1; end > 0 && best < kMostNgram; --end) {
     int64_t common = 0;
     while (common < std::min(kMostNgram, end) &&
            tokens[static_cast<size_t>(end - 1 - common)] ==
@@ -17,28 +17,19 @@ std::span<const int32_t> LookUpDraft(std::span<const int32_t> tokens, int64_t mo
     }
     if (common > best) best = common, best_end = end;
   }
-  if (best_end == 0) return {};
-  return tokens.subspan(static_cast<size_t>(best_end),
-                        static_cast<size_t>(std::min(most, length - best_end)));
+  return length - best_end;
 }
 
-int64_t DraftLength::Next() {
-  if (pause_ > 0) {
-    --pause_;
-    return 0;
+void PromptLookup::Follow(std::span<const int32_t> tokens) {
+  const auto length = static_cast<int64_t>(tokens.size());
+  for (; distance_ > 0 && length_ < length; ++length_) {
+    const bool right =
+        tokens[static_cast<size_t>(length_)] == tokens[static_cast<size_t>(length_ - distance_)];
+    chance_.Seen(right);
+    if (!right) distance_ = 0;
   }
-  return next_;
-}
-
-void DraftLength::Verified(int64_t drafted, int64_t accepted) {
-  if (accepted == 0) {
-    pause_ = next_pause_;
-    next_pause_ = std::min(2 * next_pause_, kMostPause);
-    next_ = std::min(most_, kFirst);
-    return;
-  }
-  next_pause_ = 1;
-  next_ = std::min(most_, accepted == drafted ? 2 * std::max(next_, drafted) : accepted + 1);
+  length_ = length;
+  if (distance_ == 0) distance_ = FindRepeat(tokens);
 }
 
 }  // namespace allspark

@@ -1,39 +1,40 @@
-// Drafts by prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): the last tokens of a text are
-// looked up earlier in it, and what followed them there is proposed to follow again. Plain data of
-// one request; the step thread calls it, and nothing allocates.
+// Guesses by prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): the last tokens of a text are
+// looked up earlier in it, and what followed them there is guessed to follow again. Plain data of
+// one text; one thread calls it, and nothing allocates.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
+#include "sampling/draft_chance.h"
+
 namespace allspark {
 
-// The tokens that followed the latest earlier occurrence of the last n-gram, at most `most`; empty
-// where it has none. The longest n-gram of at most kMostNgram tokens that occurs counts, and one of
-// at least kLeastNgram.
+// How far before the text's end the longest of its last n-grams ends that occurs earlier, of at
+// most kMostNgram tokens, and the latest such; 0: not even the last token occurs earlier.
 inline constexpr int64_t kMostNgram = 4;
-inline constexpr int64_t kLeastNgram = 2;
-std::span<const int32_t> LookUpDraft(std::span<const int32_t> tokens, int64_t most);
+int64_t FindRepeat(std::span<const int32_t> tokens);
 
-// How many tokens to draft: more while drafts are right, none for a while where they are wrong, so
-// that a text without repetition pays for few of them.
-class DraftLength {
+// Follows a text as it grows. While it repeats itself at the distance that was found, that is kept
+// and nothing is searched. What would have been right is seen from the text alone, whether or not
+// anybody computed the guesses: a text without repetition pays for few of them.
+class PromptLookup {
  public:
-  explicit DraftLength(int64_t most = 0) : most_(most), next_(most < kFirst ? most : kFirst) {}
-
-  // Of the step at hand; 0: do not look. Call once a step.
-  int64_t Next();
-  // What became of a draft that was not empty.
-  void Verified(int64_t drafted, int64_t accepted);
+  // To be called before guesses. Requires: `tokens` begins with those of the call before.
+  void Follow(std::span<const int32_t> tokens);
+  bool has_guess() const { return distance_ > 0; }
+  // That the next guess is right.
+  double chance() const { return chance_.value(); }
+  // The token guessed to come `index` tokens after the end of the text, which was followed. Guesses
+  // beyond the distance repeat: the text is taken to go round in a circle.
+  int32_t Guess(std::span<const int32_t> tokens, int64_t index) const {
+    return tokens[tokens.size() - static_cast<size_t>(distance_ - index % distance_)];
+  }
 
  private:
-  static constexpr int64_t kFirst = 2;
-  static constexpr int64_t kMostPause = 32;  // steps
-
-  int64_t most_;
-  int64_t next_;
-  int64_t pause_ = 0;       // steps left without a draft
-  int64_t next_pause_ = 1;  // after the next draft that is all wrong
+  int64_t length_ = 0;    // of the text when it was followed
+  int64_t distance_ = 0;  // 0: no guess
+  DraftChance chance_;
 };
 
 }  // namespace allspark

@@ -64,6 +64,7 @@ void Scheduler::SequenceList::Erase(ScheduledSequence* sequence) {
 Scheduler::Scheduler(const SchedulerConfig& config)
     : config_(Checked(config)), pool_(config.num_blocks) {
   plan_.reserve(static_cast<size_t>(config.max_batch));
+  grants_.reserve(static_cast<size_t>(config.max_batch));
 }
 
 int64_t Scheduler::BlocksFor(int64_t num_tokens) const {
@@ -128,6 +129,7 @@ const std::vector<PlannedChunk>& Scheduler::Plan() {
   // A step that prefills has enough arithmetic without guesses.
   if (plan_.size() == num_decodes && !preempted_in_plan_) PlanDrafts();
   if (preempted_in_plan_) DropPreemptedFromPlan();
+  for (const PlannedChunk& chunk : plan_) chunk.sequence->num_drafts = chunk.num_drafts;
   return plan_;
 }
 
@@ -193,25 +195,38 @@ void Scheduler::PlanPrefill() {
   }
 }
 
-// Lengthens the planned decodes by their drafts, as far as rows and blocks reach that nobody else
-// was promised.
+// Lengthens the planned decodes by drafts that are worth their rows, as far as blocks reach that
+// nobody else was promised.
 void Scheduler::PlanDrafts() {
-  int64_t budget = config_.max_draft_rows - static_cast<int64_t>(plan_.size());
-  for (PlannedChunk& chunk : plan_) {
-    ScheduledSequence& sequence = *chunk.sequence;
-    int64_t drafts = std::min(sequence.num_drafts, budget);
-    if (drafts <= 0) continue;
-    AS_CHECK(sequence.num_tokens + drafts < sequence.max_length)
-        << "sequence " << sequence.id << " drafts " << drafts << " tokens after "
+  grants_.clear();
+  for (const PlannedChunk& chunk : plan_) {
+    const ScheduledSequence& sequence = *chunk.sequence;
+    AS_CHECK(sequence.num_drafts == 0 ||
+             sequence.num_tokens + sequence.num_drafts < sequence.max_length)
+        << "sequence " << sequence.id << " drafts " << sequence.num_drafts << " tokens after "
         << sequence.num_tokens << ", max_length " << sequence.max_length;
-    const int64_t end = sequence.num_tokens + drafts;
+    grants_.push_back({.most = sequence.num_drafts,
+                       .chance = sequence.draft_chance,
+                       .cost = sequence.draft_cost});
+  }
+  GrantDrafts(grants_, config_.max_draft_rows, config_.draft_row_cost);
+  for (size_t i = 0; i < plan_.size(); ++i) {
+    PlannedChunk& chunk = plan_[i];
+    ScheduledSequence& sequence = *chunk.sequence;
+    const int64_t end = sequence.num_tokens + grants_[i].granted;
     while (Capacity(sequence) < end && pool_.num_free() > 0 && Demand(sequence) > 0) {
       TakeBlock(&sequence);
     }
-    drafts = std::min(drafts, Capacity(sequence) - sequence.num_tokens);
-    chunk.num_tokens += drafts;
-    chunk.num_drafts = drafts;
-    budget -= drafts;
+    chunk.num_drafts = std::min(grants_[i].granted, Capacity(sequence) - sequence.num_tokens);
+    chunk.num_tokens += chunk.num_drafts;
+  }
+}
+
+void Scheduler::TrimDrafts() {
+  for (PlannedChunk& chunk : plan_) {
+    if (chunk.num_drafts <= chunk.sequence->num_drafts) continue;
+    chunk.num_tokens -= chunk.num_drafts - chunk.sequence->num_drafts;
+    chunk.num_drafts = chunk.sequence->num_drafts;
   }
 }
 

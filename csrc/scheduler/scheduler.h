@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kv_cache/block_pool.h"
+#include "scheduler/draft_grants.h"
 
 namespace allspark {
 
@@ -27,9 +28,13 @@ struct ScheduledSequence {
   int64_t num_tokens = 0;            // known tokens: prompt + generated
   int64_t max_length = 0;            // num_tokens never exceeds this
   std::vector<int32_t> block_table;  // capacity reserved for ceil(max_length / block_size)
-  // Set by the owner before Plan: tokens that it guesses to follow the known ones, to be computed
-  // in one go with a decode. num_tokens + num_drafts < max_length.
+  // Set by the owner before Plan: how many of the tokens to follow it can guess, to be computed in
+  // one go with a decode, the chance that each is right once those before it are, and what guessing
+  // one costs, in steps of one row. Plan lowers num_drafts to what the step may compute.
+  // num_tokens + num_drafts < max_length.
   int64_t num_drafts = 0;
+  double draft_chance = 1;
+  double draft_cost = 0;
   // A sequence that begins with the same num_shared tokens, or null; outlives this one. While it
   // runs, this one takes references to its full blocks of them instead of computing them again.
   const ScheduledSequence* sharing = nullptr;
@@ -59,6 +64,7 @@ struct SchedulerConfig {
   int64_t num_blocks = 0;
   // Decodes and drafts of one step, where there are drafts; beyond, drafts are left out.
   int64_t max_draft_rows = 0;
+  double draft_row_cost = 0.03;  // of a step for each row after the first, of what one row takes
 };
 
 // One sequence's part of a step: compute tokens [begin, begin + num_tokens).
@@ -91,6 +97,9 @@ class Scheduler {
   // first, then prefill chunks; at most max_batch chunks and max_batch + chunk_tokens tokens, or
   // max_draft_rows. A plan that was not committed is planned again.
   const std::vector<PlannedChunk>& Plan();
+  // After Plan, where an owner has fewer guesses than it may compute: num_drafts of the planned
+  // sequences is lower now, and the plan follows.
+  void TrimDrafts();
   // The planned step was computed: moves num_computed, but not over drafts. Call before the owner
   // appends sampled tokens, at most once per Plan.
   void Commit();
@@ -138,6 +147,7 @@ class Scheduler {
   SchedulerConfig config_;
   BlockPool pool_;
   std::vector<PlannedChunk> plan_;  // capacity max_batch
+  std::vector<DraftGrant> grants_;  // the same
   bool plan_committed_ = true;
   bool preempted_in_plan_ = false;
   SequenceList waiting_;

@@ -424,3 +424,15 @@ def test_limits_compile_and_print_rates(tmp_path: Path) -> None:
     assert [row["threads"] for row in rows] == [1, 2]
     assert all(row["read_gb_s"] > 0 and row["fma_gflop_s"] > 0 for row in rows)
     assert subprocess.run([program, "0"], capture_output=True).returncode == 2
+
+
+def test_speculative_decoding_gives_the_same_tokens(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "speculative.py"), "--shape", "tiny", "--threads",
+               "1", "--output", "24", "--prompts", "2", "--batches", "1,4", "--rounds", "1",
+               "--work-dir", str(tmp_path)]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split(" | ") for line in result.stdout.splitlines()[3:]]
+    assert [(row[0], row[1]) for row in rows] == [
+        (f"| {name}", batch) for name in ("greedy", "copy", "noise") for batch in ("1", "4")
+    ]

@@ -65,9 +65,9 @@ struct RuntimeConfig {
   // Longest that a step waits for token masks; a request without its mask by then ends in error.
   int64_t token_mask_timeout_ms = 10000;
   // Most tokens of one step that are decoded or drafted, where requests ask for drafts
-  // (prompt_lookup_num_tokens): beyond, a step is bound by arithmetic and a draft costs what it may
-  // save. 0: no drafts.
-  int64_t max_draft_rows = 16;
+  // (prompt_lookup_num_tokens). Up to there a step has the drafts that are worth their arithmetic.
+  // 0: no drafts.
+  int64_t max_draft_rows = 64;
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
 

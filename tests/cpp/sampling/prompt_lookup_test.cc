@@ -10,84 +10,87 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-Tokens Draft(const Tokens& tokens, int64_t most) {
-  const auto found = LookUpDraft(tokens, most);
-  return {found.begin(), found.end()};
+// What a text that is seen for the first time lets one guess.
+Tokens Guesses(const Tokens& tokens, int64_t count) {
+  PromptLookup lookup;
+  lookup.Follow(tokens);
+  Tokens guesses;
+  for (int64_t i = 0; lookup.has_guess() && i < count; ++i) {
+    guesses.push_back(lookup.Guess(tokens, i));
+  }
+  return guesses;
 }
 
-TEST(LookUpDraftTest, TakesWhatFollowedTheLastNgram) {
-  EXPECT_EQ(Draft({1, 2, 3, 4, 5, 1, 2}, 3), (Tokens{3, 4, 5}));
-  EXPECT_EQ(Draft({1, 2, 3, 4, 5, 1, 2}, 1), (Tokens{3}));
-  EXPECT_EQ(Draft({1, 2, 3, 1, 2}, 8), (Tokens{3, 1, 2})) << "up to the end of what is known";
-  EXPECT_EQ(Draft({7, 7, 7, 7}, 8), (Tokens{7}));
+TEST(PromptLookupTest, GuessesWhatFollowedTheLastTokens) {
+  EXPECT_EQ(Guesses({1, 2, 3, 4, 5, 1, 2}, 3), (Tokens{3, 4, 5}));
+  EXPECT_EQ(Guesses({1, 2, 3, 2}, 2), (Tokens{3, 2})) << "one token is enough";
 }
 
-TEST(LookUpDraftTest, PrefersTheLongestMatchThenTheLatest) {
-  EXPECT_EQ(Draft({9, 1, 2, 5, 8, 1, 2, 6, 9, 1, 2}, 1), (Tokens{5})) << "three tokens match";
-  EXPECT_EQ(Draft({1, 2, 5, 1, 2, 6, 0, 1, 2}, 1), (Tokens{6}));
+TEST(PromptLookupTest, GoesRoundInACircle) {
+  EXPECT_EQ(Guesses({1, 2, 3, 1, 2}, 8), (Tokens{3, 1, 2, 3, 1, 2, 3, 1}));
+  EXPECT_EQ(Guesses({7, 7, 7, 7}, 5), (Tokens{7, 7, 7, 7, 7}));
 }
 
-TEST(LookUpDraftTest, FindsNothingWhereNothingRepeats) {
-  EXPECT_EQ(Draft({}, 4), Tokens{});
-  EXPECT_EQ(Draft({1}, 4), Tokens{});
-  EXPECT_EQ(Draft({1, 2}, 4), Tokens{});
-  EXPECT_EQ(Draft({1, 2, 3, 4}, 4), Tokens{});
-  EXPECT_EQ(Draft({1, 2, 3, 2}, 4), Tokens{}) << "one token is too little";
+TEST(PromptLookupTest, PrefersTheLongestMatchThenTheLatest) {
+  EXPECT_EQ(Guesses({9, 1, 2, 5, 8, 1, 2, 6, 9, 1, 2}, 1), (Tokens{5})) << "three tokens match";
+  EXPECT_EQ(Guesses({1, 2, 5, 1, 2, 6, 0, 1, 2}, 1), (Tokens{6}));
+}
+
+TEST(PromptLookupTest, FindsNothingWhereNothingRepeats) {
+  EXPECT_EQ(Guesses({}, 4), Tokens{});
+  EXPECT_EQ(Guesses({1}, 4), Tokens{});
+  EXPECT_EQ(Guesses({1, 2, 3, 4}, 4), Tokens{});
 }
 
 // Against a search written from the definition.
-TEST(LookUpDraftTest, MatchesTheDefinitionOnRandomTexts) {
+TEST(PromptLookupTest, FindsTheRepeatOfTheDefinition) {
   std::mt19937 rng(3);
   for (int round = 0; round < 2000; ++round) {
     Tokens tokens(rng() % 40);
-    for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % 4);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % 8);
     const auto length = static_cast<int64_t>(tokens.size());
-    Tokens expected;
-    for (int64_t n = kMostNgram; n >= kLeastNgram && expected.empty(); --n) {
-      for (int64_t end = length - 1; end >= n && expected.empty(); --end) {
+    int64_t expected = 0;
+    for (int64_t n = kMostNgram; n >= 1 && expected == 0; --n) {
+      for (int64_t end = length - 1; end >= n && expected == 0; --end) {
         if (std::equal(tokens.end() - n, tokens.end(), tokens.begin() + end - n)) {
-          expected.assign(tokens.begin() + end, tokens.begin() + std::min(length, end + 5));
+          expected = length - end;
         }
       }
     }
-    ASSERT_EQ(Draft(tokens, 5), expected) << "round " << round;
+    ASSERT_EQ(FindRepeat(tokens), expected) << "round " << round;
   }
 }
 
-TEST(DraftLengthTest, GrowsWhileDraftsAreRight) {
-  DraftLength length(10);
-  EXPECT_EQ(length.Next(), 2);
-  length.Verified(2, 2);
-  EXPECT_EQ(length.Next(), 4);
-  length.Verified(4, 4);
-  length.Verified(8, 8);
-  EXPECT_EQ(length.Next(), 10);
-  length.Verified(10, 3);
-  EXPECT_EQ(length.Next(), 4);
+TEST(PromptLookupTest, KeepsToItsSourceWhileThatIsRight) {
+  Tokens tokens = {1, 2, 3, 9, 1, 2, 4, 8, 1};
+  PromptLookup lookup;
+  lookup.Follow(tokens);
+  EXPECT_EQ(lookup.Guess(tokens, 0), 2);
+  EXPECT_EQ(lookup.Guess(tokens, 1), 4) << "the latest place";
+  tokens.push_back(2);
+  lookup.Follow(tokens);
+  EXPECT_EQ(lookup.Guess(tokens, 0), 4);
+  tokens.push_back(3);  // as at the first place
+  lookup.Follow(tokens);
+  EXPECT_EQ(lookup.Guess(tokens, 0), 9);
 }
 
-TEST(DraftLengthTest, PausesLongerAndLongerWhileTheyAreWrong) {
-  DraftLength length(10);
-  for (const int64_t pause : {1, 2, 4, 8, 16, 32, 32}) {
-    EXPECT_EQ(length.Next(), 2);
-    length.Verified(2, 0);
-    for (int64_t i = 0; i < pause; ++i) EXPECT_EQ(length.Next(), 0) << pause;
-  }
-  EXPECT_EQ(length.Next(), 2);
-  length.Verified(2, 1);
-  length.Next();
-  length.Verified(2, 0);
-  EXPECT_EQ(length.Next(), 0);
-  EXPECT_EQ(length.Next(), 2) << "one right token forgets the pauses";
-}
-
-TEST(DraftLengthTest, NeverDraftsWhereNoneWereAskedFor) {
-  DraftLength length(0);
-  EXPECT_EQ(length.Next(), 0);
-  DraftLength one(1);
-  EXPECT_EQ(one.Next(), 1);
-  one.Verified(1, 1);
-  EXPECT_EQ(one.Next(), 1);
+TEST(PromptLookupTest, LearnsItsChanceFromTheTextAlone) {
+  std::mt19937 rng(4);
+  Tokens tokens;
+  PromptLookup lookup;
+  const auto grow = [&](int count, auto&& next) {
+    for (int i = 0; i < count; ++i) {
+      tokens.push_back(next());
+      // Not after every token: a step may append several.
+      if (i % 3 == 0) lookup.Follow(tokens);
+    }
+    lookup.Follow(tokens);
+    return lookup.chance();
+  };
+  EXPECT_LT(grow(60, [&] { return static_cast<int32_t>(rng() % 10); }), 0.4);
+  EXPECT_GT(grow(60, [&] { return static_cast<int32_t>(tokens.size() % 7); }), 0.95);
+  EXPECT_LT(grow(60, [&] { return static_cast<int32_t>(rng() % 10); }), 0.4);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace allspark::testing {
 
 struct TestSequence : ScheduledSequence {
   int64_t last_planned_step = -1;
+  int64_t num_offered = 0;   // drafts before the plan
   int64_t num_accepted = 0;  // drafts of the step at hand that turn out right
   int64_t num_sharers = 0;
 
@@ -47,6 +48,9 @@ class Harness {
   void set_accept(std::function<int64_t(const PlannedChunk&)> accept) {
     accept_ = std::move(accept);
   }
+
+  // How many of a chunk's drafts its owner then has.
+  void set_trim(std::function<int64_t(const PlannedChunk&)> trim) { trim_ = std::move(trim); }
 
   // Begins with the first num_shared tokens of `sharing`, which must outlive it.
   TestSequence* Add(int64_t priority, int64_t num_tokens, int64_t max_length,
@@ -98,11 +102,15 @@ class Harness {
   // Plans a step and checks the plan. plan() may be read until Finish removes what has ended.
   void Plan() {
     ++step_;
+    for (const auto& sequence : sequences_) sequence->num_offered = sequence->num_drafts;
     plan_ = &scheduler_.Plan();
     if (trace_ != nullptr) WriteTrace();
     CheckPool();
     CheckLists();
     CheckPlan();
+    if (!trim_) return;
+    for (const PlannedChunk& chunk : *plan_) chunk.sequence->num_drafts = trim_(chunk);
+    scheduler_.TrimDrafts();
   }
 
   // The rest of a step.
@@ -224,7 +232,8 @@ class Harness {
       const int64_t end = chunk.begin + chunk.num_tokens - chunk.num_drafts;
       Check(end <= s->num_tokens, "planned beyond the known tokens");
       Check(chunk.samples == (end == s->num_tokens), "samples");
-      Check(chunk.num_drafts >= 0 && chunk.num_drafts <= s->num_drafts, "drafts nobody made");
+      Check(chunk.num_drafts >= 0 && chunk.num_drafts <= s->num_offered, "drafts nobody made");
+      Check(chunk.num_drafts == s->num_drafts, "the owner does not know of its drafts");
       Check(chunk.num_drafts == 0 || end - chunk.begin == 1, "drafts of a prefill");
       drafts += chunk.num_drafts;
       Check(static_cast<int64_t>(s->block_table.size()) * config.block_size >=
@@ -292,6 +301,7 @@ class Harness {
 
   Scheduler scheduler_;
   std::function<int64_t(const PlannedChunk&)> accept_;
+  std::function<int64_t(const PlannedChunk&)> trim_;
   std::vector<std::unique_ptr<TestSequence>> sequences_;
   std::vector<std::unique_ptr<TestSequence>> removed_;
   std::vector<std::pair<int64_t, int64_t>> slots_;  // (sequence, position) last written

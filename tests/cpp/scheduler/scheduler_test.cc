@@ -372,6 +372,9 @@ TEST(Scheduler, DraftsLengthenDecodesWhereThereIsRoom) {
   EXPECT_EQ(plan(2, 2), "3,2 3,2 ");
   EXPECT_EQ(plan(9, 2), "5,4 1,0 ") << "six rows in all";
   EXPECT_EQ(plan(1, 9), "2,1 4,3 ");
+  EXPECT_EQ(second->num_drafts, 3) << "the owner sees what became of its nine";
+  second->num_drafts = 2;
+  const_cast<Scheduler&>(harness.scheduler()).TrimDrafts();
   // What was computed for a draft counts once the owner says so.
   auto& scheduler = const_cast<Scheduler&>(harness.scheduler());
   scheduler.Commit();
@@ -380,6 +383,10 @@ TEST(Scheduler, DraftsLengthenDecodesWhereThereIsRoom) {
   EXPECT_EQ(second->num_computed, 4);
   first->num_tokens += 1;
   second->num_tokens += 2;
+  // Where one is likelier to be right than another it comes first.
+  second->draft_chance = 0.7;
+  first->draft_chance = 0.5;
+  EXPECT_EQ(plan(9, 9), "2,1 4,3 ");
   // Beside a prefill there are none.
   harness.Add(0, 2, 8);
   EXPECT_EQ(plan(2, 2), "1,0 1,0 2,0 ");

@@ -71,11 +71,17 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
     totals.drafts += chunk.num_drafts;
     return chunk.num_drafts == 0 ? 0 : random.Range(0, chunk.num_drafts);
   });
+  harness.set_trim([&](const PlannedChunk& chunk) {
+    const bool trims = chunk.num_drafts > 0 && random.OneIn(4);
+    return trims ? random.Range(0, chunk.num_drafts) : chunk.num_drafts;
+  });
   const auto draft = [&] {
     if (!drafts) return;
     for (const auto& sequence : harness.sequences()) {
       const int64_t most = std::max<int64_t>(0, sequence->max_length - sequence->num_tokens - 1);
       sequence->num_drafts = random.Range(0, std::min<int64_t>(most, 6));
+      sequence->draft_chance = 0.25 * static_cast<double>(random.Range(0, 4));
+      sequence->draft_cost = 0.02 * static_cast<double>(random.Range(0, 3));
     }
   };
   const auto ends = [&](const TestSequence&) { return random.OneIn(40); };

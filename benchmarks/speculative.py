@@ -1,0 +1,190 @@
+"""Speculative decoding against decoding token by token, interleaved, on the same requests.
+
+The model has random weights: its greedy text falls into cycles, and with the weights of a real
+model's shape a step costs what it costs there. The sets:
+
+  greedy   random prompts, continued greedily
+  copy     the same after 512 tokens of their greedy continuation, which are part of the prompt: the
+           text has its cycle, and the output repeats what the prompt holds
+  noise    drawn from the whole distribution: nothing repeats
+  others   files of ALLSPARK_SHARED_DATA/prompts whose names begin so, continued greedily
+
+Rates are of decoding alone: tokens after the first, over the time since it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from checkpoints import SHAPES, ensure_checkpoint
+from ours import PRECISIONS
+
+MODEL = "bench"
+_PROMPT = 32
+_COPIED = 512
+_LONGEST_PROMPT = 1024
+
+Ids = list[int]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
+    parser.add_argument("--precision", default="bf16", choices=PRECISIONS)
+    parser.add_argument("--sets", default="greedy,copy,noise", help="see above")
+    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--prompts", type=int, default=8, help="of a set, or the batch if more")
+    parser.add_argument("--output", type=int, default=128, help="tokens of each request")
+    parser.add_argument("--lookup", type=int, default=31, help="prompt_lookup_num_tokens")
+    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    return parser.parse_args()
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        shape = options.shape
+        directory = ensure_checkpoint(shape, options.work_dir / shape / "checkpoint")
+        self.vocab_size = SHAPES[shape].vocab_size
+        self.engine = Engine()
+        loader = HuggingFaceModel(str(directory), MODEL, user_set_data_type="bfloat16")
+        quantisation = PRECISIONS[options.precision].options
+        loader.load_model().serialize_to_memory(
+            self.engine,
+            enable_quant=bool(quantisation), customized_quant_config=quantisation or None,
+        ).free_model()  # fmt: skip
+        self.batches = [int(batch) for batch in options.batches.split(",")]
+        self.num_prompts = max(options.prompts, *self.batches)
+        builder = loader.create_reference_runtime_config_builder(
+            MODEL, TargetDevice.CPU, max_batch=max(self.batches),
+            max_context_length=_LONGEST_PROMPT + _COPIED + options.output,
+        )  # fmt: skip
+        self.expect(self.engine.install_model(builder.num_threads(options.threads).build()))
+        self.expect(self.engine.start_model(MODEL))
+
+    def expect(self, status: AsStatus) -> None:
+        if status != AsStatus.ALLSPARK_SUCCESS:
+            raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
+
+    def run(self, prompts: list[Ids], config: dict[str, Any]) -> list[Any]:
+        """Queues of the requests, all of which have ended."""
+        queues = []
+        for seed, ids in enumerate(prompts):
+            own = {"eos_token_id": -1, "seed": seed, **config}
+            status, _, queue = self.engine.start_request_ids(MODEL, None, ids, own)
+            self.expect(status)
+            queues.append(queue)
+        self.expect(self.engine.sync_request(MODEL))
+        return queues
+
+    def measure(
+        self, prompts: list[Ids], batch: int, config: dict[str, Any]
+    ) -> tuple[float, float, list[Ids]]:
+        """`batch` at a time: decoded tokens/s, the accepted part of the drafts, the outputs."""
+        config = {"max_new_tokens": self.options.output, **config}
+        seconds, tokens, drafted, accepted, outputs = 0.0, 0, 0, 0, []
+        for begin in range(0, len(prompts), batch):
+            wave = self.run(prompts[begin : begin + batch], config)
+            infos = [queue.RequestStatInfo() for queue in wave]
+            # Each stream from its own first token on.
+            decode_ms = [info["last_token_time"] - info["first_token_time"] for info in infos]
+            seconds += statistics.mean(decode_ms) / 1000
+            for info in infos:
+                tokens += info["generated_token_length"] - 1
+                drafted += info["draft_token_length"]
+                accepted += info["accepted_draft_token_length"]
+            outputs += [list(queue.Get().ids_from_generate) for queue in wave]
+        return tokens / seconds, accepted / max(drafted, 1), outputs
+
+    def random_prompts(self) -> list[Ids]:
+        rng = np.random.default_rng(7)
+        ids = rng.integers(0, self.vocab_size, (self.num_prompts, _PROMPT))
+        return [list(map(int, prompt)) for prompt in ids]
+
+    def copied_prompts(self) -> list[Ids]:
+        prompts = self.random_prompts()
+        config = {"do_sample": False, "max_new_tokens": _COPIED, "prompt_lookup_num_tokens": 31}
+        queues = self.run(prompts, config)
+        return [
+            ids + list(queue.Get().ids_from_generate)
+            for ids, queue in zip(prompts, queues, strict=True)
+        ]
+
+
+def data_prompts(name: str, count: int) -> list[Ids]:
+    """The first texts of a file of ALLSPARK_SHARED_DATA/prompts, in tokens of qwen2.5."""
+    from tokenizers import Tokenizer
+
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    data = Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
+    (path,) = (data / "prompts").glob(f"{name}*")
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    if path.suffix == ".txt":
+        step = len(text) // count
+        texts = [text[i * step : (i + 1) * step] for i in range(count)]
+    else:
+        records = json.loads(text) if path.suffix == ".json" else map(json.loads, text.splitlines())
+        texts = [prompt_of(record) for record in itertools.islice(records, count)]
+    tokenizer = Tokenizer.from_file(str(data / "tokenizers" / "qwen2.5" / "tokenizer.json"))
+    return [tokenizer.encode(text).ids[:_LONGEST_PROMPT] for text in texts]
+
+
+def prompt_of(record: dict[str, Any]) -> str:
+    """Of a line of any of the files."""
+    if "turns" in record:
+        return str(record["turns"][0])
+    if "conversations" in record:
+        return "\n".join(turn["value"] for turn in record["conversations"][:-1])
+    return str(record.get("question") or record["prompt"])
+
+
+def main() -> None:
+    options = parse_arguments()
+    bench = Bench(options)
+    greedy = {"do_sample": False}
+    prompts = {"greedy": bench.random_prompts, "copy": bench.copied_prompts}
+    print(f"{options.shape} {options.precision}, {options.output} tokens each")
+    print("| set | batch | tokens/s | speculative | factor | drafts accepted |")
+    print("|---|---|---|---|---|---|")
+    for name in options.sets.split(","):
+        if name == "noise":
+            config, make = {"top_k": 0, "temperature": 1.5}, bench.random_prompts
+        else:
+            config = greedy
+            make = prompts.get(name, lambda name=name: data_prompts(name, bench.num_prompts))
+        texts = make()
+        for batch in bench.batches:
+            used = texts[: max(options.prompts, batch)]
+            plain, fast, factors, accepted = [], [], [], 0.0
+            for _ in range(options.rounds):
+                rate, _, expected = bench.measure(used, batch, config)
+                lookup = {**config, "prompt_lookup_num_tokens": options.lookup}
+                faster, accepted, outputs = bench.measure(used, batch, lookup)
+                if outputs != expected:
+                    raise RuntimeError(f"{name}, batch {batch}: drafts changed the output")
+                plain.append(rate)
+                fast.append(faster)
+                factors.append(faster / rate)
+            medians = [statistics.median(values) for values in (plain, fast, factors)]
+            print(
+                f"| {name} | {batch} | {medians[0]:.1f} | {medians[1]:.1f} | {medians[2]:.2f} "
+                f"| {accepted:.0%} |",
+                flush=True,
+            )
+    bench.expect(bench.engine.stop_model(MODEL))
+
+
+if __name__ == "__main__":
+    main()

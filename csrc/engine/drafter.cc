@@ -1,0 +1,21 @@
+#include "engine/drafter.h"
+
+namespace allspark {
+
+void PromptLookupDrafter::Offer(Request& request) {
+  if (request.most_looked_up == 0) return;
+  request.lookup.Follow(request.tokens);
+  if (!request.lookup.has_guess()) return;
+  request.Offer(
+      {.drafter = this, .num_drafts = request.most_looked_up, .chance = request.lookup.chance()});
+}
+
+void PromptLookupDrafter::Draft(std::span<Request* const> requests) {
+  for (Request* request : requests) {
+    for (int64_t i = 0; i < request->num_drafts; ++i) {
+      request->drafts.push_back(request->lookup.Guess(request->tokens, i));
+    }
+  }
+}
+
+}  // namespace allspark
