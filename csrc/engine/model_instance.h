@@ -80,8 +80,7 @@ class ModelInstance {
     std::vector<BatchSequence> sequences;
     std::vector<SamplingRow> rows;
     std::vector<Request*> sampled;  // by row
-    std::vector<Request*>
-        prompts;  // whose prompt is computed after this step, and which want no more
+    std::vector<Request*> prompts;  // prompt_only requests that this step completes
     std::unique_ptr<StepOutputs> outputs;
     std::vector<Request*> changed;  // those that got tokens in this step and have not ended
     // Requests that ended within the running step, kept until it is over: its plan points at them.

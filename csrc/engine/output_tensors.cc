@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <utility>
 
 #include "platform/thread_pool.h"
 
@@ -45,11 +46,16 @@ Result<std::shared_ptr<OutputTensors>> OutputTensors::Create(const GenerationCon
   if (num_floats == 0 && config.pooling.empty()) return std::shared_ptr<OutputTensors>();
   const int64_t bytes = num_floats * static_cast<int64_t>(sizeof(float));
   const auto refuse = [&] {
-    return Status::ResourceExhausted(
-        "output_logits, output_last_hidden_state and enable_tensors_from_model_inference ask for " +
-        std::to_string(bytes >> 20) + " MiB for up to " + std::to_string(sizes.num_positions) +
-        " tokens; " + std::to_string(AvailableMemoryBytes() >> 20) +
-        " MiB are available (max_new_tokens sets the length)");
+    std::string fields = both ? "enable_tensors_from_model_inference" : "";
+    for (const auto& [name, asked] : {std::pair{"output_last_hidden_state", !hidden.empty()},
+                                      std::pair{"output_logits", !config.output_logits.empty()}}) {
+      if (asked) fields += (fields.empty() ? "" : " and ") + std::string(name);
+    }
+    return Status::ResourceExhausted("the tensors of " + fields + " take " +
+                                     std::to_string(bytes >> 20) + " MiB for up to " +
+                                     std::to_string(sizes.num_positions) + " tokens; " +
+                                     std::to_string(AvailableMemoryBytes() >> 20) +
+                                     " MiB are available (max_new_tokens sets the length)");
   };
   if (bytes > 0 && bytes > AvailableMemoryBytes()) return refuse();
   try {
