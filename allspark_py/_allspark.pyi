@@ -91,7 +91,9 @@ class AsModelConfig:
     lora_max_num: int
     lora_max_rank: int
     matmul_precision: str
+    draft_model: str
     max_draft_rows: int
+    num_draft_tokens: int
     max_waiting_requests: int
     model_name: str
     model_path: str
@@ -144,6 +146,7 @@ class GenerateConfig:
     temperature: float
     top_k: int
     top_logprobs: int
+    use_draft_model: bool
     top_p: float
 
 class AsEngineStat:

@@ -192,6 +192,10 @@ class ASGenerationConfigBuilder:
         """
         return self._set("prompt_lookup_num_tokens", num_tokens)
 
+    def use_draft_model(self, enable: bool = True) -> ASGenerationConfigBuilder:
+        """False: without the model's draft model, where it has one. Default True."""
+        return self._set("use_draft_model", enable)
+
     def logit_bias(self, biases: Mapping[int, float]) -> ASGenerationConfigBuilder:
         """Added to the logits of these tokens, each in [-100, 100]."""
         return self._set("logit_bias", dict(biases))

@@ -151,9 +151,15 @@ class AsModelRuntimeConfigBuilder:
         return self._set("cache_span_num_init", num_blocks)
 
     def max_draft_rows(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
-        """Most tokens of one step that are decoded or guessed, where requests ask for guesses
-        (prompt_lookup_num_tokens). Default 64; 0: none are guessed."""
+        """Most tokens of one step that are decoded or guessed, where tokens are guessed
+        (prompt_lookup_num_tokens, draft_model). Default 64; 0: none are guessed."""
         return self._set("max_draft_rows", num_tokens)
+
+    def draft_model(self, model: str, num_tokens: int = 5) -> AsModelRuntimeConfigBuilder:
+        """A smaller model of the same vocabulary that guesses what follows, at most so many tokens
+        for a request in one step: the path of its .asgraph, or the name of a model serialised to
+        memory. Default '': none."""
+        return self._set("draft_model", model)._set("num_draft_tokens", num_tokens)
 
     def lora_max_rank(self, rank: int | str) -> AsModelRuntimeConfigBuilder:
         """Largest rank of an adapter. Default 64."""

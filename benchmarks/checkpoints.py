@@ -120,9 +120,13 @@ SHAPES = {
 }  # fmt: skip
 
 
-def ensure_checkpoint(name: str, directory: Path, seed: int = 0) -> Path:
-    """The checkpoint `name` in `directory`, written now unless a whole one is there."""
-    shape = SHAPES[name]
+def ensure_checkpoint(
+    shape: str | Shape, directory: Path, seed: int = 0, silent_from: int | None = None
+) -> Path:
+    """The checkpoint of a shape in `directory`, written now unless a whole one is there. What the
+    layers from `silent_from` on add is next to nothing: the first layers alone, which a shape of
+    fewer layers has too, then say nearly the same."""
+    shape = SHAPES[shape] if isinstance(shape, str) else shape
     config_path = directory / "config.json"
     text = json.dumps(shape.config(), indent=1)
     if config_path.is_file() and config_path.read_text() == text:
@@ -130,7 +134,7 @@ def ensure_checkpoint(name: str, directory: Path, seed: int = 0) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     config_path.unlink(missing_ok=True)
     with open(directory / "model.safetensors", "wb") as file:
-        _write_safetensors(file, shape.tensors(), seed)
+        _write_safetensors(file, shape.tensors(), seed, silent_from)
     _write_tokenizer(directory, shape.vocab_size)
     config_path.write_text(text)  # Last: its presence says that the weights are whole.
     return directory
@@ -167,7 +171,15 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def _write_safetensors(file: BinaryIO, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
+def _is_silent(name: str, silent_from: int | None) -> bool:
+    if silent_from is None or not name.endswith(("o_proj.weight", "down_proj.weight")):
+        return False
+    return int(name.split(".")[2]) >= silent_from
+
+
+def _write_safetensors(
+    file: BinaryIO, shapes: dict[str, tuple[int, ...]], seed: int, silent_from: int | None
+) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -178,18 +190,21 @@ def _write_safetensors(file: BinaryIO, shapes: dict[str, tuple[int, ...]], seed:
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
     for name, shape in shapes.items():
-        for piece in _random_bf16(name, shape, seed):
+        deviation = 0.001 if _is_silent(name, silent_from) else 0.02
+        for piece in _random_bf16(name, shape, seed, deviation):
             file.write(piece.tobytes())
 
 
-def _random_bf16(name: str, shape: tuple[int, ...], seed: int) -> Iterator[np.ndarray]:
-    """Normal values of deviation 0.02, as a fresh model has; norms are around one."""
+def _random_bf16(
+    name: str, shape: tuple[int, ...], seed: int, deviation: float
+) -> Iterator[np.ndarray]:
+    """Normal values; norms are around one."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     mean = 1.0 if name.endswith("norm.weight") else 0.0
     left = int(np.prod(shape))
     while left > 0:
         count = min(left, _PIECE)
-        values = rng.standard_normal(count, np.float32) * np.float32(0.02) + np.float32(mean)
+        values = rng.standard_normal(count, np.float32) * np.float32(deviation) + np.float32(mean)
         # A bfloat16 is the upper half of a float32.
         yield (values.view(np.uint32) >> 16).astype("<u2")
         left -= count

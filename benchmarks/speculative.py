@@ -6,8 +6,12 @@ model's shape a step costs what it costs there. The sets:
   greedy   random prompts, continued greedily
   copy     the same after 512 tokens of their greedy continuation, which are part of the prompt: the
            text has its cycle, and the output repeats what the prompt holds
+  drawn    drawn at temperature 0.7 from the 50 likeliest
   noise    drawn from the whole distribution: nothing repeats
   others   files of ALLSPARK_SHARED_DATA/prompts whose names begin so, continued greedily
+
+Guesses come by prompt lookup, or with --draft-layers N by a draft model: the model's first N
+layers, quantised, where what its other layers add is next to nothing.
 
 Rates are of decoding alone: tokens after the first, over the time since it.
 """
@@ -15,6 +19,7 @@ Rates are of decoding alone: tokens after the first, over the time since it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gzip
 import itertools
 import json
@@ -45,6 +50,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="of a set, or the batch if more")
     parser.add_argument("--output", type=int, default=128, help="tokens of each request")
     parser.add_argument("--lookup", type=int, default=31, help="prompt_lookup_num_tokens")
+    parser.add_argument("--draft-layers", type=int, help="guess with a draft model instead")
+    parser.add_argument("--draft-precision", default="A8W4", choices=PRECISIONS)
+    parser.add_argument("--draft-tokens", type=int, default=5, help="num_draft_tokens")
     parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
@@ -54,24 +62,37 @@ def parse_arguments() -> argparse.Namespace:
 class Bench:
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        shape = options.shape
-        directory = ensure_checkpoint(shape, options.work_dir / shape / "checkpoint")
-        self.vocab_size = SHAPES[shape].vocab_size
         self.engine = Engine()
-        loader = HuggingFaceModel(str(directory), MODEL, user_set_data_type="bfloat16")
-        quantisation = PRECISIONS[options.precision].options
-        loader.load_model().serialize_to_memory(
-            self.engine,
-            enable_quant=bool(quantisation), customized_quant_config=quantisation or None,
-        ).free_model()  # fmt: skip
+        shape, layers = SHAPES[options.shape], options.draft_layers
+        self.vocab_size = shape.vocab_size
+        folder = options.work_dir / options.shape
+        if layers is None:
+            directory = ensure_checkpoint(shape, folder / "checkpoint")
+        else:
+            directory = ensure_checkpoint(shape, folder / f"silent-{layers}", silent_from=layers)
+            draft = dataclasses.replace(shape, num_layers=layers)
+            draft_directory = ensure_checkpoint(draft, folder / f"draft-{layers}")
+            self.serialize(draft_directory, "draft", options.draft_precision)
+        loader = self.serialize(directory, MODEL, options.precision)
         self.batches = [int(batch) for batch in options.batches.split(",")]
         self.num_prompts = max(options.prompts, *self.batches)
         builder = loader.create_reference_runtime_config_builder(
             MODEL, TargetDevice.CPU, max_batch=max(self.batches),
             max_context_length=_LONGEST_PROMPT + _COPIED + options.output,
         )  # fmt: skip
+        if layers is not None:
+            builder.draft_model("draft", options.draft_tokens)
         self.expect(self.engine.install_model(builder.num_threads(options.threads).build()))
         self.expect(self.engine.start_model(MODEL))
+
+    def serialize(self, directory: Path, name: str, precision: str) -> HuggingFaceModel:
+        quantisation = PRECISIONS[precision].options
+        loader = HuggingFaceModel(str(directory), name, user_set_data_type="bfloat16")
+        loader.load_model().serialize_to_memory(
+            self.engine,
+            enable_quant=bool(quantisation), customized_quant_config=quantisation or None,
+        ).free_model()  # fmt: skip
+        return loader
 
     def expect(self, status: AsStatus) -> None:
         if status != AsStatus.ALLSPARK_SUCCESS:
@@ -81,7 +102,7 @@ class Bench:
         """Queues of the requests, all of which have ended."""
         queues = []
         for seed, ids in enumerate(prompts):
-            own = {"eos_token_id": -1, "seed": seed, **config}
+            own = {"eos_token_id": -1, "seed": seed, "use_draft_model": False, **config}
             status, _, queue = self.engine.start_request_ids(MODEL, None, ids, own)
             self.expect(status)
             queues.append(queue)
@@ -99,7 +120,7 @@ class Bench:
             infos = [queue.RequestStatInfo() for queue in wave]
             # Each stream from its own first token on.
             decode_ms = [info["last_token_time"] - info["first_token_time"] for info in infos]
-            seconds += statistics.mean(decode_ms) / 1000
+            seconds += max(1, statistics.mean(decode_ms)) / 1000
             for info in infos:
                 tokens += info["generated_token_length"] - 1
                 drafted += info["draft_token_length"]
@@ -153,25 +174,27 @@ def prompt_of(record: dict[str, Any]) -> str:
 def main() -> None:
     options = parse_arguments()
     bench = Bench(options)
-    greedy = {"do_sample": False}
-    prompts = {"greedy": bench.random_prompts, "copy": bench.copied_prompts}
+    drawn = {"drawn": {"temperature": 0.7, "top_k": 50}, "noise": {"temperature": 1.5, "top_k": 0}}
+    prompts = {
+        "greedy": bench.random_prompts, "copy": bench.copied_prompts,
+        "drawn": bench.random_prompts, "noise": bench.random_prompts,
+    }  # fmt: skip
+    guesses: dict[str, Any] = {"prompt_lookup_num_tokens": options.lookup}
+    if options.draft_layers is not None:
+        guesses = {"use_draft_model": True}
     print(f"{options.shape} {options.precision}, {options.output} tokens each")
     print("| set | batch | tokens/s | speculative | factor | drafts accepted |")
     print("|---|---|---|---|---|---|")
     for name in options.sets.split(","):
-        if name == "noise":
-            config, make = {"top_k": 0, "temperature": 1.5}, bench.random_prompts
-        else:
-            config = greedy
-            make = prompts.get(name, lambda name=name: data_prompts(name, bench.num_prompts))
+        config = drawn.get(name, {"do_sample": False})
+        make = prompts.get(name, lambda name=name: data_prompts(name, bench.num_prompts))
         texts = make()
         for batch in bench.batches:
             used = texts[: max(options.prompts, batch)]
             plain, fast, factors, accepted = [], [], [], 0.0
             for _ in range(options.rounds):
                 rate, _, expected = bench.measure(used, batch, config)
-                lookup = {**config, "prompt_lookup_num_tokens": options.lookup}
-                faster, accepted, outputs = bench.measure(used, batch, lookup)
+                faster, accepted, outputs = bench.measure(used, batch, {**config, **guesses})
                 if outputs != expected:
                     raise RuntimeError(f"{name}, batch {batch}: drafts changed the output")
                 plain.append(rate)

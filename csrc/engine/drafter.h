@@ -13,10 +13,14 @@ namespace allspark {
 class Drafter {
  public:
   virtual ~Drafter() = default;
+  // Runs what the first steps would pay for; once, before any.
+  virtual void WarmUp() {}
   // Makes the request an offer (Request::Offer), where it has something to guess and was asked to.
   virtual void Offer(Request& request) = 0;
   // Fills `drafts` of each request, whose offers were taken, with num_drafts tokens, or fewer.
   virtual void Draft(std::span<Request* const> requests) = 0;
+  // The step is over: the first `accepted` drafts were right.
+  virtual void Verified(Request& /*request*/, int64_t /*accepted*/) {}
 };
 
 // Guesses what followed the last tokens earlier in prompt and output.

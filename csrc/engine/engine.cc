@@ -20,11 +20,6 @@ namespace allspark {
 // `models_mutex_` guards the list for the short time of a look-up, so no request waits for them.
 class Engine::Impl {
  public:
-  struct Model {
-    std::shared_ptr<ModelInstance> instance;
-    std::shared_ptr<const ModelImage> image;  // null when read from files
-  };
-
   Result<std::shared_ptr<ModelInstance>> Find(const std::string& name) const {
     std::shared_lock lock(models_mutex_);
     const auto it = std::find_if(models_.begin(), models_.end(),
@@ -32,7 +27,7 @@ class Engine::Impl {
     if (it == models_.end()) {
       return Status::NotFound("no model '" + name + "' is installed in this engine");
     }
-    return it->second.instance;
+    return it->second;
   }
 
   // The device's memory region and, per number of threads, its compute pool; made when first
@@ -76,6 +71,10 @@ class Engine::Impl {
     return it == images_.end() ? nullptr : it->second.lock();
   }
 
+  Result<std::unique_ptr<ModelReader>> OpenModel(RuntimeConfig& config, ThreadPool* pool);
+  // Null where the config names none.
+  Result<std::unique_ptr<ModelReader>> OpenDraftModel(const RuntimeConfig& config,
+                                                      ThreadPool* pool);
   Status Install(RuntimeConfig config);
   Status Release(const std::string& name);
 
@@ -88,7 +87,7 @@ class Engine::Impl {
 
   mutable std::shared_mutex models_mutex_;
   // Guarded by models_mutex_; in the order of installation.
-  std::vector<std::pair<std::string, Model>> models_;
+  std::vector<std::pair<std::string, std::shared_ptr<ModelInstance>>> models_;
 
   const std::shared_ptr<CompletionSetImpl> completions_ = std::make_shared<CompletionSetImpl>();
   const std::shared_ptr<CompletionSet> completions_base_ = completions_;
@@ -110,19 +109,51 @@ Status ResolveComputeUnit(RuntimeConfig& config) {
   return Status::Ok();
 }
 
+constexpr std::string_view kGraphEnding = ".asgraph";
+
+// Of the file beside `graph_path`, which has the ending.
+std::string ParamPath(const std::string& graph_path) {
+  return graph_path.substr(0, graph_path.size() - kGraphEnding.size()) + ".asparam";
+}
+
 Status CheckPaths(RuntimeConfig& config) {
   if (!config.weights_path.empty()) return Status::Ok();
-  const std::string ending = ".asgraph";
-  if (!config.model_path.ends_with(ending)) {
+  if (!config.model_path.ends_with(kGraphEnding)) {
     return Status::InvalidArgument("model_path is '" + config.model_path +
                                    "'; it must end in .asgraph when weights_path is empty");
   }
-  config.weights_path =
-      config.model_path.substr(0, config.model_path.size() - ending.size()) + ".asparam";
+  config.weights_path = ParamPath(config.model_path);
   return Status::Ok();
 }
 
 }  // namespace
+
+Result<std::unique_ptr<ModelReader>> Engine::Impl::OpenModel(RuntimeConfig& config,
+                                                             ThreadPool* pool) {
+  if (config.model_path.empty()) {
+    std::shared_ptr<const ModelImage> image = FindImage(config.model_name);
+    if (image == nullptr) {
+      return Status::NotFound("model_path is empty and no serialised model '" + config.model_name +
+                              "' is in memory; serialise it again or name its files");
+    }
+    return ModelReader::OpenImage(std::move(image), pool);
+  }
+  AS_RETURN_IF_ERROR(CheckPaths(config));
+  return ModelReader::OpenFiles(config.model_path, config.weights_path, pool);
+}
+
+Result<std::unique_ptr<ModelReader>> Engine::Impl::OpenDraftModel(const RuntimeConfig& config,
+                                                                  ThreadPool* pool) {
+  const std::string& name = config.draft_model;
+  if (name.empty()) return std::unique_ptr<ModelReader>();
+  if (name.ends_with(kGraphEnding)) return ModelReader::OpenFiles(name, ParamPath(name), pool);
+  std::shared_ptr<const ModelImage> image = FindImage(name);
+  if (image == nullptr) {
+    return Status::NotFound("draft_model is '" + name +
+                            "'; it must end in .asgraph, or be a serialised model in memory");
+  }
+  return ModelReader::OpenImage(std::move(image), pool);
+}
 
 Status Engine::Impl::Install(RuntimeConfig config) {
   AS_RETURN_IF_ERROR(Validate(config));
@@ -138,27 +169,18 @@ Status Engine::Impl::Install(RuntimeConfig config) {
   Result<DeviceContext> device = Device(config);
   if (!device.ok()) return device.status();
 
-  Model model;
-  Result<std::unique_ptr<ModelReader>> reader = Status::Internal("");
-  if (config.model_path.empty()) {
-    model.image = FindImage(config.model_name);
-    if (model.image == nullptr) {
-      return Status::NotFound("model_path is empty and no serialised model '" + config.model_name +
-                              "' is in memory; serialise it again or name its files");
-    }
-    reader = ModelReader::OpenImage(model.image, device->pool.get());
-  } else {
-    AS_RETURN_IF_ERROR(CheckPaths(config));
-    reader = ModelReader::OpenFiles(config.model_path, config.weights_path, device->pool.get());
-  }
+  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, device->pool.get());
   if (!reader.ok()) return reader.status();
-  Result<std::unique_ptr<ModelInstance>> instance =
-      ModelInstance::Create(config, std::move(*reader), std::move(*device), completions_);
+  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, device->pool.get());
+  if (!draft.ok()) return draft.status();
+  Result<std::unique_ptr<ModelInstance>> instance = ModelInstance::Create(
+      config, std::move(*reader), std::move(*draft), std::move(*device), completions_);
   if (!instance.ok()) return instance.status();
-  model.instance = std::move(*instance);
+  // The instance holds the images now.
   registered_.erase(config.model_name);
+  registered_.erase(config.draft_model);
   std::unique_lock lock(models_mutex_);
-  models_.emplace_back(config.model_name, std::move(model));
+  models_.emplace_back(config.model_name, std::move(*instance));
   return Status::Ok();
 }
 
@@ -167,12 +189,9 @@ Status Engine::Impl::Release(const std::string& name) {
   Result<std::shared_ptr<ModelInstance>> instance = Find(name);
   if (!instance.ok()) return instance.status();
   AS_RETURN_IF_ERROR((*instance)->Release());
-  Model released;  // dies after the lock
+  // The instance dies after the lock.
   std::unique_lock lock(models_mutex_);
-  const auto it = std::find_if(models_.begin(), models_.end(),
-                               [&](const auto& model) { return model.first == name; });
-  released = std::move(it->second);
-  models_.erase(it);
+  std::erase_if(models_, [&](const auto& model) { return model.first == name; });
   return Status::Ok();
 }
 

@@ -41,6 +41,15 @@ double RowCost(const ModelReader& reader) {
   return std::max(0.03, 0.5 * elements / bits);
 }
 
+// What a step of one token reads, about.
+double StepBytes(const ModelReader& reader) {
+  double bytes = 0;
+  for (const proto::TensorRecord& tensor : reader.file().tensors()) {
+    bytes += static_cast<double>(tensor.bytes());
+  }
+  return bytes;
+}
+
 std::string Mib(int64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 }  // namespace
@@ -53,7 +62,8 @@ ModelInstance::ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelR
       engine_set_(std::move(engine_set)) {}
 
 Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
-    const RuntimeConfig& config, std::unique_ptr<ModelReader> reader, DeviceContext device,
+    const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
+    std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
     std::shared_ptr<CompletionSetImpl> engine_set) {
   const proto::DecoderSpec& spec = reader->spec();
   if ((config.matmul_precision == "float32" || config.matmul_precision == "bfloat16") &&
@@ -64,6 +74,8 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
   }
   std::unique_ptr<ModelInstance> instance(
       new ModelInstance(config, std::move(reader), std::move(device), std::move(engine_set)));
+  instance->draft_reader_ = std::move(draft_reader);
+  AS_RETURN_IF_ERROR(instance->CheckDraftModel());
   AS_RETURN_IF_ERROR(instance->SizePool());
   return instance;
 }
@@ -72,11 +84,32 @@ ModelInstance::~ModelInstance() {
   if (step_thread_.joinable()) (void)Stop(StopMode::kCancel, -1);
 }
 
+Status ModelInstance::CheckDraftModel() const {
+  if (draft_reader_ == nullptr) return Status::Ok();
+  const int64_t vocab_size = draft_reader_->spec().vocab_size();
+  if (vocab_size == reader_->spec().vocab_size()) return Status::Ok();
+  return Status::InvalidArgument("draft_model is '" + config_.draft_model +
+                                 "', whose vocabulary has " + std::to_string(vocab_size) +
+                                 " tokens; it must be that of model '" + config_.model_name +
+                                 "', which has " + std::to_string(reader_->spec().vocab_size()));
+}
+
+Result<int64_t> ModelInstance::BlockBytes() const {
+  int64_t bytes = 0;
+  for (const ModelReader* reader : {reader_.get(), draft_reader_.get()}) {
+    if (reader == nullptr) continue;
+    Result<DecoderShape> shape = MakeDecoderShape(reader->spec(), config_.cache_mode);
+    if (!shape.ok()) return shape.status();
+    bytes += KvBlockBytes(*shape, config_.cache_span_size);
+  }
+  return bytes;
+}
+
 Status ModelInstance::SizePool() {
   const int64_t block_size = config_.cache_span_size;
-  Result<DecoderShape> shape = MakeDecoderShape(reader_->spec(), config_.cache_mode);
-  if (!shape.ok()) return shape.status();
-  const int64_t block_bytes = KvBlockBytes(*shape, block_size);
+  Result<int64_t> bytes = BlockBytes();
+  if (!bytes.ok()) return bytes.status();
+  const int64_t block_bytes = *bytes;
   const int64_t blocks_per_request = CeilDiv(config_.engine_max_length, block_size);
   const AllocatorStats stats = device_.allocator->Stats();
   const int64_t region_free =
@@ -114,8 +147,27 @@ Status ModelInstance::SizePool() {
   limits_ = {.vocab_size = reader_->spec().vocab_size(),
              .hidden_size = reader_->spec().hidden_size(),
              .engine_max_length = config_.engine_max_length,
-             .block_size = block_size};
+             .block_size = block_size,
+             .num_draft_tokens = draft_reader_ != nullptr ? config_.num_draft_tokens : 0};
   return Status::Ok();
+}
+
+Result<int64_t> ModelInstance::AddDraftModel(Running& running) const {
+  if (draft_reader_ == nullptr) return 0;
+  DraftModelOptions options;
+  options.decoder = decoder_options_;
+  options.decoder.max_logits_rows = config_.engine_max_batch;
+  options.num_blocks = num_blocks_;
+  options.num_tokens = config_.num_draft_tokens;
+  options.chunk_tokens = chunk_tokens_;
+  options.cost = StepBytes(*draft_reader_) / StepBytes(*reader_);
+  Result<std::unique_ptr<DraftModel>> model = DraftModel::Create(
+      *draft_reader_, options, *device_.kernels, device_.pool.get(), device_.allocator.get(),
+      {running.arena, running.logits_buffer, *running.sampler});
+  if (!model.ok()) return model.status();
+  const int64_t arena_bytes = (*model)->arena_bytes();
+  running.drafters.push_back(std::move(*model));
+  return arena_bytes;
 }
 
 Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() const {
@@ -132,8 +184,14 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
   running->kv_buffer = std::move(*kv);
   running->kv = {static_cast<unsigned char*>(running->kv_buffer.data()), num_blocks_};
 
-  Result<Buffer> arena =
-      Buffer::Create(allocator, static_cast<size_t>(running->decoder->arena_bytes()));
+  running->sampler =
+      std::make_unique<Sampler>(limits_.vocab_size, *device_.kernels, device_.pool.get());
+  running->drafters.push_back(std::make_unique<PromptLookupDrafter>());
+  Result<int64_t> draft_arena_bytes = AddDraftModel(*running);
+  if (!draft_arena_bytes.ok()) return draft_arena_bytes.status();
+
+  const int64_t arena_bytes = std::max(running->decoder->arena_bytes(), *draft_arena_bytes);
+  Result<Buffer> arena = Buffer::Create(allocator, static_cast<size_t>(arena_bytes));
   if (!arena.ok()) return arena.status();
   running->arena = StepArena(std::move(*arena));
   Result<Buffer> logits = Buffer::Create(
@@ -151,9 +209,6 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
       .max_draft_rows = config_.max_draft_rows,
       .draft_row_cost = RowCost(*reader_),
   });
-  running->sampler =
-      std::make_unique<Sampler>(limits_.vocab_size, *device_.kernels, device_.pool.get());
-  running->drafters.push_back(std::make_unique<PromptLookupDrafter>());
   const auto max_tokens = static_cast<size_t>(decoder_options_.max_tokens);
   const auto max_batch = static_cast<size_t>(config_.engine_max_batch);
   running->tokens.resize(max_tokens);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "allspark/engine.h"
-#include "engine/drafter.h"
+#include "engine/draft_model.h"
 #include "engine/request.h"
 #include "engine/step_events.h"
 #include "engine/step_outputs.h"
@@ -36,10 +36,12 @@ struct DeviceContext {
 
 class ModelInstance {
  public:
-  // Opens nothing: `reader` is open and verified. Checks that the KV pool can be had and can hold
-  // one request of engine_max_length.
+  // Opens nothing: `reader` is open and verified, and so is that of the draft model, null where
+  // there is none. Checks that the KV pool can be had and can hold one request of
+  // engine_max_length.
   static Result<std::unique_ptr<ModelInstance>> Create(
-      const RuntimeConfig& config, std::unique_ptr<ModelReader> reader, DeviceContext device,
+      const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
+      std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
       std::shared_ptr<CompletionSetImpl> engine_set);
   ~ModelInstance();
 
@@ -91,10 +93,15 @@ class ModelInstance {
   ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
                 DeviceContext device, std::shared_ptr<CompletionSetImpl> engine_set);
 
+  Status CheckDraftModel() const;
+  // One block of the KV pool, and its pair in the draft model's.
+  Result<int64_t> BlockBytes() const;
   Status SizePool();
   // True when a drain was under way and will now cancel.
   bool CutDrainShort();
   Result<std::unique_ptr<Running>> MakeRunning() const;
+  // Adds the draft model; its arena_bytes, 0 where there is none.
+  Result<int64_t> AddDraftModel(Running& running) const;
   void WarmUp(Running& running) const;
 
   // The step thread.
@@ -128,6 +135,7 @@ class ModelInstance {
   // Constant after construction.
   RuntimeConfig config_;
   std::unique_ptr<ModelReader> reader_;
+  std::unique_ptr<ModelReader> draft_reader_;  // null: no draft model
   DeviceContext device_;
   std::shared_ptr<CompletionSetImpl> engine_set_;
   DecoderOptions decoder_options_;

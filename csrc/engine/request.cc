@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/int_math.h"
+#include "engine/drafter.h"
 
 namespace allspark {
 namespace {
@@ -231,10 +232,12 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
         MaskReader::Create(std::move(token_mask), limits.vocab_size);
     if (!mask.ok()) return mask.status();
     request->mask = std::move(*mask);
-  } else if (config.prompt_lookup_num_tokens > 0) {
+  } else {
     // A mask is made for one token at a time, so a guided request has no drafts.
     request->most_looked_up = config.prompt_lookup_num_tokens;
-    request->drafts.reserve(static_cast<size_t>(config.prompt_lookup_num_tokens));
+    request->uses_draft_model = config.use_draft_model && limits.num_draft_tokens > 0;
+    request->drafts.reserve(static_cast<size_t>(std::max(
+        request->most_looked_up, request->uses_draft_model ? limits.num_draft_tokens : 0)));
   }
   return request;
 }
@@ -262,7 +265,7 @@ void Request::ClearOffers() {
 }
 
 void Request::Offer(const DraftOffer& offer) {
-  if (drafter != nullptr && offer.chance <= draft_chance) return;
+  if (drafter != nullptr && offer.chance - offer.cost <= draft_chance - draft_cost) return;
   drafter = offer.drafter;
   num_drafts = std::max<int64_t>(0, std::min(offer.num_drafts, max_length - num_tokens - 1));
   draft_chance = offer.chance;
@@ -287,6 +290,7 @@ void Request::EndDrafts() {
   if (drafts.empty()) return;
   const auto drafted = static_cast<int64_t>(drafts.size());
   const auto accepted = static_cast<int64_t>(num_taken);
+  drafter->Verified(*this, accepted);
   queue->OnDrafts(drafted, accepted);
   drafts.clear();
 }

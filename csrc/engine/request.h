@@ -25,7 +25,18 @@ struct DraftOffer {
   Drafter* drafter = nullptr;
   int64_t num_drafts = 0;
   double chance = 0;  // of each, once those before it are right
-  double cost = 0;    // of one, in steps of one row
+  double cost = 0;    // see ScheduledSequence::draft_cost
+};
+
+// What a draft model remembers of a request.
+struct DraftModelState {
+  bool is_new = true;
+  int64_t num_computed = 0;     // tokens whose KV is in its cache
+  int64_t num_preemptions = 0;  // of the request then: its blocks are others after one
+  // A weight that chance seldom takes below what makes guesses worthwhile: from there the way back
+  // is long.
+  static constexpr double kWeight = 1.0 / 16;
+  DraftChance chance{kWeight};
 };
 
 // What a request is checked against.
@@ -34,6 +45,7 @@ struct RequestLimits {
   int64_t hidden_size = 0;
   int64_t engine_max_length = 0;
   int64_t block_size = 0;
+  int64_t num_draft_tokens = 0;  // of the model's draft model; 0: it has none
 };
 
 // The base is the scheduler's view; num_tokens there equals tokens.size().
@@ -48,7 +60,7 @@ struct Request : ScheduledSequence {
 
   // Forgets the offers of the last step.
   void ClearOffers();
-  // Takes the offer of the best chance.
+  // Takes the best offer: that of the highest chance less cost.
   void Offer(const DraftOffer& offer);
   int32_t KnownOrDrafted(int64_t position) const;
   // Whether the token just appended is the next draft. If not, the step's drafts are over.
@@ -97,13 +109,15 @@ struct Request : ScheduledSequence {
   std::vector<int32_t> tokens;       // prompt, then generated; capacity is max_length
   TokenCounts counts;                // of `tokens`, where the processors need them
   int64_t most_looked_up = 0;        // drafts of one step by prompt lookup; 0: not asked for
-  PromptLookup lookup;               // follows `tokens`
-  Drafter* drafter = nullptr;        // whose offer was the best; null: nobody's
-  std::vector<int32_t> drafts;       // num_drafts tokens, of the step at hand; capacity is reserved
-  size_t num_taken = 0;              // of drafts: those that were right
-  RowLogprobs logprobs;              // of the newest token
-  int64_t num_written = 0;           // positions of which everything wanted was written
-  std::shared_ptr<Request> self;     // keeps it alive from Submit to its end
+  bool uses_draft_model = false;
+  DraftModelState draft_model;
+  PromptLookup lookup;            // follows `tokens`
+  Drafter* drafter = nullptr;     // whose offer was the best; null: nobody's
+  std::vector<int32_t> drafts;    // num_drafts tokens, of the step at hand; capacity is reserved
+  size_t num_taken = 0;           // of drafts: those that were right
+  RowLogprobs logprobs;           // of the newest token
+  int64_t num_written = 0;        // positions of which everything wanted was written
+  std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.
   bool ended = false;

@@ -126,7 +126,8 @@ void ModelInstance::OfferDrafts() {
     auto* request = static_cast<Request*>(s);
     request->ClearOffers();
     if (!has_room || !request->decodes()) continue;
-    for (const auto& drafter : running_->drafters) drafter->Offer(*request);
+    for (const auto& drafter : running_->drafters)
+      drafter->Offer(*request);
   }
 }
 
@@ -439,6 +440,7 @@ void ModelInstance::WarmUp(Running& running) const {
   running.arena.Reset();
   running.decoder->Forward(batch, running.kv, running.arena, logits);
   running.sampler->Sample(rows.data(), max_batch);
+  for (const auto& drafter : running.drafters) drafter->WarmUp();
 }
 
 }  // namespace allspark

@@ -1,8 +1,12 @@
 #include "scheduler/draft_grants.h"
 
-namespace allspark {
+#include <algorithm>
 
-void GrantDrafts(std::span<DraftGrant> grants, int64_t max_rows, double row_cost) {
+namespace allspark {
+namespace {
+
+// Each draft pays the part `share` of what making one costs.
+void Grant(std::span<DraftGrant> grants, int64_t max_rows, double row_cost, double share) {
   auto num_rows = static_cast<int64_t>(grants.size());
   double tokens = static_cast<double>(num_rows);
   double cost = 1 + row_cost * (tokens - 1);
@@ -11,14 +15,29 @@ void GrantDrafts(std::span<DraftGrant> grants, int64_t max_rows, double row_cost
     DraftGrant* best = nullptr;
     double best_rate = tokens / cost;
     for (DraftGrant& grant : grants) {
-      const double rate = grant.gain / (row_cost + grant.cost);
+      const double rate = grant.gain / (row_cost + share * grant.cost);
       if (grant.granted < grant.most && rate > best_rate) best = &grant, best_rate = rate;
     }
     if (best == nullptr) break;
     ++best->granted;
     tokens += best->gain;
-    cost += row_cost + best->cost;
+    cost += row_cost + share * best->cost;
     best->gain *= best->chance;
+  }
+}
+
+}  // namespace
+
+void GrantDrafts(std::span<DraftGrant> grants, int64_t max_rows, double row_cost) {
+  // As if all drafted; where fewer do, each pays more, so that fewer still may.
+  auto sharers = static_cast<int64_t>(grants.size());
+  while (true) {
+    Grant(grants, max_rows, row_cost, 1 / static_cast<double>(std::max<int64_t>(1, sharers)));
+    const int64_t payers = std::count_if(grants.begin(), grants.end(), [](const DraftGrant& grant) {
+      return grant.granted > 0 && grant.cost > 0;
+    });
+    if (payers == 0 || payers >= sharers) return;
+    sharers = payers;
   }
 }
 

@@ -12,7 +12,7 @@ namespace allspark {
 struct DraftGrant {
   int64_t most = 0;
   double chance = 1;  // of each draft, once those before it are right
-  double cost = 0;    // of making one
+  double cost = 0;    // of making one, for all that make one with it
   int64_t granted = 0;
   double gain = 0;  // scratch: the chance that the next one and all before it are right
 };

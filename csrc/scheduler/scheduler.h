@@ -30,8 +30,8 @@ struct ScheduledSequence {
   std::vector<int32_t> block_table;  // capacity reserved for ceil(max_length / block_size)
   // Set by the owner before Plan: how many of the tokens to follow it can guess, to be computed in
   // one go with a decode, the chance that each is right once those before it are, and what guessing
-  // one costs, in steps of one row. Plan lowers num_drafts to what the step may compute.
-  // num_tokens + num_drafts < max_length.
+  // one costs, in steps of one row, for all that guess one. Plan lowers num_drafts to what the step
+  // may compute. num_tokens + num_drafts < max_length.
   int64_t num_drafts = 0;
   double draft_chance = 1;
   double draft_cost = 0;

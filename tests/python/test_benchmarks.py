@@ -426,10 +426,11 @@ def test_limits_compile_and_print_rates(tmp_path: Path) -> None:
     assert subprocess.run([program, "0"], capture_output=True).returncode == 2
 
 
-def test_speculative_decoding_gives_the_same_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("guesses", ["--lookup=8", "--draft-layers=1"])
+def test_speculative_decoding_gives_the_same_tokens(tmp_path: Path, guesses: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "speculative.py"), "--shape", "tiny", "--threads",
                "1", "--output", "24", "--prompts", "2", "--batches", "1,4", "--rounds", "1",
-               "--work-dir", str(tmp_path)]  # fmt: skip
+               "--draft-precision", "bf16", "--work-dir", str(tmp_path), guesses]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     rows = [line.split(" | ") for line in result.stdout.splitlines()[3:]]

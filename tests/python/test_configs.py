@@ -33,6 +33,8 @@ def test_runtime_builder_sets_every_field():
         .lora_max_num(2)
         .max_waiting_requests(7)
         .token_mask_timeout_ms(500)
+        .max_draft_rows(40)
+        .draft_model("small", 7)
         .enable_sparsity_matmul(False)
         .build()
     )
@@ -54,6 +56,9 @@ def test_runtime_builder_sets_every_field():
         lora_max_num=2,
         max_waiting_requests=7,
         token_mask_timeout_ms=500,
+        max_draft_rows=40,
+        draft_model="small",
+        num_draft_tokens=7,
     )
     assert "my_model" in repr(config)
 

@@ -43,6 +43,7 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
         "repetition_ngram_size": rng.randint(0, 3),
         "repetition_ngram_threshold": rng.randint(0, 4),
         "prompt_lookup_num_tokens": rng.randint(0, 8),
+        "use_draft_model": rng.random() < 0.5,
         "logprobs": rng.random() < 0.8,
         "top_logprobs": rng.randint(0, 20),
         "logprobs_mode": rng.choice(["processed", "raw"]),

@@ -212,14 +212,27 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
   return values;
 }
 
-std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed) {
+namespace {
+
+// Whether the tensor is what a layer from silent_from on adds by.
+bool IsSilent(const std::string& name, int64_t silent_from) {
+  const std::string prefix = "layers.";
+  if (!name.starts_with(prefix) || !(EndsWith(name, ".o") || EndsWith(name, ".down"))) return false;
+  return std::stoll(name.substr(prefix.size())) >= silent_from;
+}
+
+}  // namespace
+
+std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed,
+                                                  int64_t silent_from) {
   auto tensors = RequiredTensors(spec);
   Require(tensors.status());
   auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", nullptr);
   Require(writer.status());
   for (const RequiredTensor& tensor : *tensors) {
     if (tensor.layout == proto::PANEL64_SCALE) continue;  // filled with its weight
-    const std::vector<float> values = RandomTensor(tensor, seed);
+    std::vector<float> values = RandomTensor(tensor, seed);
+    if (IsSilent(tensor.name, silent_from)) std::fill(values.begin(), values.end(), 0.0f);
     TensorView view;
     view.data = values.data();
     view.dtype = DType::kFloat32;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -36,14 +37,18 @@ std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute);
 // of a quantised one, before it is quantised.
 std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed);
 
+inline constexpr int64_t kNoLayer = std::numeric_limits<int64_t>::max();
+
 // How a spec quantises `tensor`, or null.
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor);
 
 // The weight that the stored integers, scales and zero points of `tensor` stand for, row-major.
 std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor& tensor);
 
-// Throws std::runtime_error with the writer's message when the spec is refused.
-std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed);
+// Throws std::runtime_error with the writer's message when the spec is refused. Layers from
+// silent_from on add nothing to the residual stream: the model is then that of as many layers.
+std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed,
+                                                  int64_t silent_from = kNoLayer);
 
 // The same, opened.
 std::unique_ptr<ModelReader> OpenRandomModel(const proto::DecoderSpec& spec, uint64_t seed);

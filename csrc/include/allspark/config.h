@@ -64,10 +64,15 @@ struct RuntimeConfig {
   int64_t max_waiting_requests = 0;
   // Longest that a step waits for token masks; a request without its mask by then ends in error.
   int64_t token_mask_timeout_ms = 10000;
-  // Most tokens of one step that are decoded or drafted, where requests ask for drafts
-  // (prompt_lookup_num_tokens). Up to there a step has the drafts that are worth their arithmetic.
-  // 0: no drafts.
+  // Most tokens of one step that are decoded or drafted, where tokens are drafted
+  // (prompt_lookup_num_tokens, draft_model). Up to there a step has the drafts that are worth their
+  // arithmetic. 0: no drafts.
   int64_t max_draft_rows = 64;
+  // A smaller model of the same vocabulary that guesses what follows: the path of its .asgraph, or
+  // the name of a memory image. Empty: none.
+  std::string draft_model;
+  // Most tokens that it guesses for a request in one step.
+  int64_t num_draft_tokens = 5;
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
 
@@ -88,7 +93,8 @@ struct RuntimeConfig {
         Field{"cache_mode", &C::cache_mode},
         Field{"max_waiting_requests", &C::max_waiting_requests, 0, 1e9},
         Field{"token_mask_timeout_ms", &C::token_mask_timeout_ms, 1, 1e9},
-        Field{"max_draft_rows", &C::max_draft_rows, 0, 1024},
+        Field{"max_draft_rows", &C::max_draft_rows, 0, 1024}, Field{"draft_model", &C::draft_model},
+        Field{"num_draft_tokens", &C::num_draft_tokens, 1, 64},
         Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
         Field{"lora_max_num", &C::lora_max_num, 0, 4096});
   }
@@ -154,6 +160,8 @@ struct GenerationConfig {
   // Most tokens to draft per step by looking the last ones up in prompt and output (speculative
   // decoding). The output does not change, only its speed where texts repeat; 0: off.
   int64_t prompt_lookup_num_tokens = 0;
+  // False: without the model's draft model, where it has one.
+  bool use_draft_model = true;
   // True: the log-probability of each output token comes with it.
   bool logprobs = false;
   // And those of so many likeliest tokens, beside what logprobs and prompt_logprobs give.
@@ -202,7 +210,7 @@ struct GenerationConfig {
         Field{"repetition_ngram_size", &C::repetition_ngram_size, 0, 1 << 24},
         Field{"repetition_ngram_threshold", &C::repetition_ngram_threshold, 0, 1 << 24},
         Field{"prompt_lookup_num_tokens", &C::prompt_lookup_num_tokens, 0, 64},
-        Field{"logprobs", &C::logprobs},
+        Field{"use_draft_model", &C::use_draft_model}, Field{"logprobs", &C::logprobs},
         Field{"top_logprobs", &C::top_logprobs, 0, kMaxTopLogprobs},
         Field{"logprobs_mode", &C::logprobs_mode}, Field{"prompt_logprobs", &C::prompt_logprobs},
         Field{"prompt_only", &C::prompt_only}, Field{"output_logits", &C::output_logits},

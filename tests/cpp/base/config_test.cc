@@ -140,7 +140,7 @@ TEST(GenerationConfigTest, DefaultsAreLegal) {
             "bad_words_ids=[], logit_bias={}, repetition_penalty=1, "
             "suppress_repetition_in_generation=false, presence_penalty=0, frequency_penalty=0, "
             "no_repeat_ngram_size=0, repetition_ngram_size=0, repetition_ngram_threshold=0, "
-            "prompt_lookup_num_tokens=0, logprobs=false, top_logprobs=0, "
+            "prompt_lookup_num_tokens=0, use_draft_model=true, logprobs=false, top_logprobs=0, "
             "logprobs_mode=\"processed\", prompt_logprobs=false, prompt_only=false, "
             "output_logits=\"\", output_last_hidden_state=\"\", "
             "enable_tensors_from_model_inference=false, pooling=\"\", normalize=true, priority=0");

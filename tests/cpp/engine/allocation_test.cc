@@ -16,7 +16,11 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   // a step.
   RuntimeConfig config = SmallConfig();
   config.cache_span_num_init = 24;
-  Install(config);
+  config.draft_model = "draft";
+  proto::DecoderSpec deep = TinyLlamaSpec();
+  deep.set_num_layers(24);
+  ASSERT_OK(engine_->RegisterImage("draft", MakeRandomModel(TinyLlamaSpec(), 1)));
+  Install(config, deep);
   AllocationCounter counter;
   int64_t steps = 0;
   bool counting = false;
@@ -46,6 +50,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
     if (i % 5 == 2) generation.enable_tensors_from_model_inference = true;
     if (i % 5 == 3) generation.pooling = i % 2 == 0 ? "mean" : "last";
     generation.prompt_only = i % 10 == 3;
+    if (i % 7 == 1) generation.use_draft_model = false;
     if (i % 4 == 1) {
       generation.repetition_penalty = 1.3;
       generation.frequency_penalty = 0.2;

@@ -29,10 +29,12 @@ class Runner {
  public:
   std::vector<Trace> Run(const RuntimeConfig& config,
                          const std::shared_ptr<const ModelImage>& image,
-                         const std::vector<Job>& jobs) {
+                         const std::vector<Job>& jobs,
+                         const std::shared_ptr<const ModelImage>& draft_image = nullptr) {
     Engine engine;
     digests_.clear();
     Check(engine.RegisterImage(config.model_name, image));
+    if (draft_image != nullptr) Check(engine.RegisterImage(config.draft_model, draft_image));
     Check(engine.InstallModel(config));
     hook_.Set([this](const StepEvent& event) { OnEvent(event); });
     Check(TestingAccess::SetStepHook(engine, config.model_name, &Hook::Call, &hook_));
@@ -182,6 +184,45 @@ TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
   config.max_draft_rows = 0;
   runner.Run(config, image, drafting);
   EXPECT_EQ(runner.drafts(), 0);
+}
+
+// The same by a draft model, which here agrees mostly: it is what the model's first layers are, in
+// the other compute type, and the other layers add nothing.
+TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
+  proto::DecoderSpec spec = TinyQwen2Spec(GetParam());
+  const auto draft_image =
+      MakeRandomModel(TinyQwen2Spec(GetParam() == proto::COMPUTE_FLOAT32 ? proto::COMPUTE_BFLOAT16
+                                                                         : proto::COMPUTE_FLOAT32),
+                      5);
+  spec.set_num_layers(24);
+  const auto image = MakeRandomModel(spec, 5, /*silent_from=*/2);
+  std::mt19937 rng(13);
+  std::vector<Job> jobs;
+  for (int i = 0; i < 10; ++i) {
+    jobs.push_back(MakeJob(rng, spec.vocab_size(), i % 2 == 1));
+    if (i % 3 == 0) jobs.back().config.repetition_penalty = 1.1;
+    if (i % 4 == 0) jobs.back().config.prompt_lookup_num_tokens = 4;
+  }
+  RuntimeConfig config = SmallConfig();
+  Runner runner;
+  std::vector<Job> plain = jobs;
+  for (Job& job : plain) job.config.prompt_lookup_num_tokens = 0;
+  const std::vector<Trace> expected = runner.Run(config, image, plain);
+  config.draft_model = "draft";
+  for (int64_t chunk : {7, 64}) {
+    for (int64_t blocks : {0, 16}) {
+      config.engine_max_prefill_length = chunk;
+      config.num_threads = chunk == 7 ? 1 : 2;
+      config.cache_span_num_init = blocks;
+      const std::vector<Trace> traces = runner.Run(config, image, jobs, draft_image);
+      // Small chunks leave few steps without a prefill.
+      EXPECT_GT(runner.accepted_drafts(), chunk == 7 ? 0 : 30);
+      for (size_t i = 0; i < jobs.size(); ++i) {
+        EXPECT_EQ(traces[i].tokens, expected[i].tokens) << "job " << i;
+        EXPECT_EQ(traces[i].digests, expected[i].digests) << "job " << i;
+      }
+    }
+  }
 }
 
 TEST_P(NumericsTest, BitsAreTheSameInCrowdsOf64) { ExpectInvariant(TinyQwen3Spec(GetParam()), 64); }

@@ -60,6 +60,18 @@ TEST(DraftGrantsTest, RisesWithTheChanceAndFallsWithTheCrowd) {
   }
 }
 
+TEST(DraftGrantsTest, SharesTheCostOfMakingThem) {
+  const DraftGrant likely{.most = 1, .chance = 0.7, .cost = 0.4};
+  EXPECT_EQ(Grant(std::vector<DraftGrant>(8, likely), 32), std::vector<int64_t>(8, 1));
+  // One alone among others that have none does not pay for it.
+  std::vector<DraftGrant> grants(8);
+  grants[3] = likely;
+  EXPECT_EQ(Grant(grants, 32), std::vector<int64_t>(8, 0));
+  // Another's that cost nothing stay.
+  grants[5] = {.most = 1, .chance = 0.7};
+  EXPECT_EQ(Grant(grants, 32), (std::vector<int64_t>{0, 0, 0, 0, 0, 1, 0, 0}));
+}
+
 // No other choice of up to four drafts each gives more tokens for its cost.
 TEST(DraftGrantsTest, IsTheBestChoice) {
   for (double one : {0.05, 0.2, 0.4, 0.6, 0.8, 1.0}) {

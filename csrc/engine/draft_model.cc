@@ -1,0 +1,143 @@
+#include "engine/draft_model.h"
+
+#include <algorithm>
+
+namespace allspark {
+namespace {
+
+// Tokens of a request that are caught up on in one step, where its share of the chunk is less.
+constexpr int64_t kLeastCatchUp = 16;
+// How soon one that was wrong is tried again: it costs a step of the draft model, and catching up.
+constexpr double kFadingByStep = 1.0 / 256;
+constexpr double kFadingByRequest = 1.0 / 32;
+
+}  // namespace
+
+Result<std::unique_ptr<DraftModel>> DraftModel::Create(const ModelReader& weights,
+                                                       const DraftModelOptions& options,
+                                                       const kernels::KernelTable& kernels,
+                                                       ThreadPool* pool, Allocator* allocator,
+                                                       DraftScratch scratch) {
+  std::unique_ptr<DraftModel> model(new DraftModel(options, scratch));
+  DecoderOptions& decoder_options = model->options_.decoder;
+  decoder_options.max_tokens =
+      std::max(options.chunk_tokens, kLeastCatchUp * decoder_options.max_logits_rows);
+  Result<std::unique_ptr<Decoder>> decoder =
+      Decoder::Create(weights, decoder_options, kernels, pool, allocator);
+  if (!decoder.ok()) return decoder.status();
+  model->decoder_ = std::move(*decoder);
+  Result<Buffer> kv = Buffer::Create(
+      allocator, static_cast<size_t>(options.num_blocks * model->decoder_->block_bytes()));
+  if (!kv.ok()) return kv.status();
+  model->kv_buffer_ = std::move(*kv);
+  model->kv_ = {static_cast<unsigned char*>(model->kv_buffer_.data()), options.num_blocks};
+  const auto max_requests = static_cast<size_t>(options.decoder.max_logits_rows);
+  model->requests_.reserve(max_requests);
+  model->tokens_.reserve(static_cast<size_t>(decoder_options.max_tokens));
+  model->positions_.reserve(static_cast<size_t>(decoder_options.max_tokens));
+  model->sequences_.reserve(max_requests);
+  model->rows_.reserve(max_requests);
+  model->sampled_.reserve(max_requests);
+  return model;
+}
+
+void DraftModel::Offer(Request& request) {
+  if (!request.uses_draft_model) return;
+  DraftModelState& state = request.draft_model;
+  if (state.is_new) {
+    state.is_new = false;
+    state.chance = chance_;
+    chance_.Fade(kFadingByRequest);
+  }
+  state.chance.Fade(kFadingByStep);
+  request.Offer({.drafter = this,
+                 .num_drafts = options_.num_tokens,
+                 .chance = state.chance.value(),
+                 .cost = options_.cost});
+}
+
+// A request leaves the loop with its last guess, or while it still catches up.
+void DraftModel::Draft(std::span<Request* const> requests) {
+  requests_.assign(requests.begin(), requests.end());
+  // Whoever has much to catch up on leaves the others their part.
+  const int64_t most =
+      std::max(kLeastCatchUp, options_.chunk_tokens / static_cast<int64_t>(requests.size()));
+  while (!requests_.empty()) {
+    tokens_.clear(), positions_.clear(), sequences_.clear(), rows_.clear(), sampled_.clear();
+    for (Request* request : requests_) AddSequence(*request, most);
+    Forward();
+    requests_.clear();
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      // None where no logit is finite; the model itself may still know one.
+      if (rows_[i].token < 0) continue;
+      Request* request = sampled_[i];
+      request->drafts.push_back(rows_[i].token);
+      const auto num_drafts = static_cast<int64_t>(request->drafts.size());
+      if (num_drafts < request->num_drafts) requests_.push_back(request);
+    }
+  }
+}
+
+void DraftModel::AddSequence(Request& request, int64_t most) {
+  DraftModelState& state = request.draft_model;
+  if (state.num_preemptions != request.num_preemptions) {
+    state.num_preemptions = request.num_preemptions;
+    state.num_computed = 0;
+  }
+  const int64_t end = request.num_tokens + static_cast<int64_t>(request.drafts.size());
+  BatchSequence sequence{.token_begin = static_cast<int64_t>(tokens_.size()),
+                         .num_tokens = std::min(most, end - state.num_computed),
+                         .position = state.num_computed,
+                         .block_table = request.block_table.data()};
+  for (int64_t i = 0; i < sequence.num_tokens; ++i, ++state.num_computed) {
+    tokens_.push_back(request.KnownOrDrafted(state.num_computed));
+    positions_.push_back(static_cast<int32_t>(state.num_computed));
+  }
+  if (state.num_computed == end) {
+    sequence.logits_row = static_cast<int32_t>(rows_.size());
+    auto* logits = static_cast<float*>(scratch_.logits.data());
+    // With the random numbers that the model's own choice will have: where the two models agree
+    // about the distribution they agree about the token.
+    rows_.push_back({.params = &request.sampling,
+                     .logits = logits + sequence.logits_row * decoder_->vocab_size(),
+                     .position = end});
+    sampled_.push_back(&request);
+  }
+  sequences_.push_back(sequence);
+}
+
+void DraftModel::Forward() {
+  const Batch batch{.tokens = tokens_.data(),
+                    .positions = positions_.data(),
+                    .num_tokens = static_cast<int64_t>(tokens_.size()),
+                    .sequences = sequences_.data(),
+                    .num_sequences = static_cast<int64_t>(sequences_.size()),
+                    .num_logits_rows = static_cast<int64_t>(rows_.size())};
+  scratch_.arena.Reset();
+  decoder_->Forward(batch, kv_, scratch_.arena, static_cast<float*>(scratch_.logits.data()));
+  scratch_.sampler.Sample(rows_.data(), static_cast<int64_t>(rows_.size()));
+}
+
+void DraftModel::WarmUp() {
+  // One token reads all weights.
+  const int32_t block = 0;
+  const SamplingParams greedy;
+  tokens_ = {0};
+  positions_ = {0};
+  sequences_ = {{.num_tokens = 1, .block_table = &block, .logits_row = 0}};
+  rows_ = {{.params = &greedy, .logits = static_cast<float*>(scratch_.logits.data())}};
+  Forward();
+}
+
+void DraftModel::Verified(Request& request, int64_t accepted) {
+  DraftModelState& state = request.draft_model;
+  const auto drafted = static_cast<int64_t>(request.drafts.size());
+  for (int64_t i = 0; i < std::min(accepted + 1, drafted); ++i) {
+    state.chance.Seen(i < accepted);
+    chance_.Seen(i < accepted);
+  }
+  // All but the newest token may count; what was computed for wrong drafts does not.
+  state.num_computed = std::min(state.num_computed, request.num_tokens - 1);
+}
+
+}  // namespace allspark

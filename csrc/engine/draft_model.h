@@ -1,0 +1,69 @@
+// Guesses by a second, smaller model of the same vocabulary. Its cache has a block for each block
+// of the model it guesses for, under the same id: a request's block table serves both, and whoever
+// takes or shares a block has its pair. What the draft model has not computed of a request (its
+// prompt, what came while nobody guessed) it catches up on, in chunks, before it guesses.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/drafter.h"
+#include "memory/step_arena.h"
+#include "model/decoder.h"
+
+namespace allspark {
+
+struct DraftModelOptions {
+  DecoderOptions decoder;    // max_logits_rows: the most requests of a step; no max_tokens
+  int64_t num_blocks = 0;    // as many as the model's
+  int64_t num_tokens = 0;    // most guesses for a request in one step
+  int64_t chunk_tokens = 0;  // that are caught up on in one step, about
+  double cost = 0;           // of one of its steps, in steps of the model
+};
+
+// What a step lends to its drafters: free until the step's own batch is computed.
+struct DraftScratch {
+  StepArena& arena;
+  Buffer& logits;  // max_logits_rows rows
+  Sampler& sampler;
+};
+
+class DraftModel : public Drafter {
+ public:
+  // `weights`, the references of `scratch`, and the device's parts outlive it.
+  static Result<std::unique_ptr<DraftModel>> Create(const ModelReader& weights,
+                                                    const DraftModelOptions& options,
+                                                    const kernels::KernelTable& kernels,
+                                                    ThreadPool* pool, Allocator* allocator,
+                                                    DraftScratch scratch);
+
+  int64_t arena_bytes() const { return decoder_->arena_bytes(); }
+  void WarmUp() override;
+  void Offer(Request& request) override;
+  void Draft(std::span<Request* const> requests) override;
+  void Verified(Request& request, int64_t accepted) override;
+
+ private:
+  DraftModel(const DraftModelOptions& options, DraftScratch scratch)
+      : options_(options), scratch_(scratch) {}
+
+  // Puts as many tokens into the batch as the request lacks, at most `most`.
+  void AddSequence(Request& request, int64_t most);
+  void Forward();
+
+  DraftModelOptions options_;
+  DraftChance chance_{DraftModelState::kWeight};  // of all requests; a new one begins with it
+  DraftScratch scratch_;
+  std::unique_ptr<Decoder> decoder_;
+  Buffer kv_buffer_;
+  KvPool kv_;
+  // One batch, reserved for the largest.
+  std::vector<Request*> requests_;  // those that go on
+  std::vector<int32_t> tokens_, positions_;
+  std::vector<BatchSequence> sequences_;
+  std::vector<SamplingRow> rows_;
+  std::vector<Request*> sampled_;  // by row
+};
+
+}  // namespace allspark
