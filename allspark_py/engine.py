@@ -214,19 +214,17 @@ class Engine:
         except (TypeError, ValueError) as error:
             return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
 
-        def start(
-            sequence: tuple[GenerateConfig, QueuedMask | None], first: RequestHandle | None
-        ) -> Started:
+        def start(sequence: tuple[GenerateConfig, QueuedMask | None]) -> Started:
             native_config, mask = sequence
             status, handle, native = self._native.start_request(
-                model_name, ids, native_config, mask, first
+                model_name, ids, native_config, mask
             )
             queue = native and self._wrap_queue(native, model_name, handle, model, config, len(ids))
             return self._result(status), handle, queue
 
         sequences = list(zip(config.sequences(), masks, strict=True))
         if config.n == 1:
-            result = start(sequences[0], None)
+            result = start(sequences[0])
         else:
             result = self._start_all(model_name, "sequence", start, sequences)
         if result[0] != AsStatus.ALLSPARK_SUCCESS:
@@ -266,7 +264,7 @@ class Engine:
             if not isinstance(text, str):
                 raise TypeError(f"input {index} is a {type(text).__name__}; it must be a str")
 
-        def start(text: str, _: Any) -> Started:
+        def start(text: str) -> Started:
             ids = model.get_tokenizer().encode(text)
             return self.start_request_ids(model_name, model, ids, generate_config_builder)
 
@@ -336,6 +334,39 @@ class Engine:
 
         return embed(self, model_name, model, inputs, pooling, normalize)
 
+    # -- prefix cache ------------------------------------------------------------------------
+
+    def find_prefix(self, model_name: str, input_ids: Any) -> int:
+        """How many tokens at the beginning of `input_ids` the model's prefix cache holds now.
+
+        This and the calls below raise KeyError for an unknown name, ValueError for ids that are
+        not in the vocabulary, and AllSparkError where the model does not run or was installed
+        without a prefix cache.
+        """
+        return self._native.find_prefix(model_name, to_id_array(input_ids))
+
+    def pin_prefix(self, model_name: str, input_ids: Any) -> int:
+        """Keeps what the cache holds of `input_ids`, from the beginning, whatever else comes.
+
+        It is kept until `unpin_prefix`, as often as it was pinned. Nothing is computed: run a
+        request with these ids first.
+
+        Returns:
+            How many tokens are pinned: whole KV blocks, 0 where the cache holds none.
+
+        Raises:
+            OutOfMemoryError: no room would be left for a request of engine_max_length.
+        """
+        return self._native.pin_prefix(model_name, to_id_array(input_ids))
+
+    def unpin_prefix(self, model_name: str, input_ids: Any) -> int:
+        """Undoes one `pin_prefix`; returns how many tokens it had pinned, 0: none."""
+        return self._native.unpin_prefix(model_name, to_id_array(input_ids))
+
+    def clear_prefix_cache(self, model_name: str) -> int:
+        """Forgets all that no running request uses, pinned or not; returns how many tokens."""
+        return self._native.clear_prefix_cache(model_name)
+
     # -- completion signal -------------------------------------------------------------------
 
     def fileno(self) -> int:
@@ -400,14 +431,14 @@ class Engine:
         self,
         model_name: str,
         noun: str,
-        start: Callable[[Any, RequestHandle | None], Started],
+        start: Callable[[Any], Started],
         items: Sequence[Any],
     ) -> tuple[AsStatus, list, list]:
-        """Calls start(item, the first one's handle) for each; all of them start, or none does."""
+        """Calls start(item) for each; all of them start, or none does."""
         handles: list[Any] = []
         queues: list[Any] = []
         for index, item in enumerate(items):
-            status, handle, queue = start(item, handles[0] if handles else None)
+            status, handle, queue = start(item)
             if status != AsStatus.ALLSPARK_SUCCESS:
                 message = self.last_error()
                 self.release_request(model_name, handles)

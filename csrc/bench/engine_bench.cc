@@ -121,7 +121,7 @@ void StepLoop(benchmark::State& state) {
   const int64_t begin_us = SteadyNowUs();
   for (auto _ : state) {
     for (int64_t i = 0; i < num_streams; ++i) {
-      Require((*instance)->Submit(++id, prompt, generation, nullptr, {}).status());
+      Require((*instance)->Submit(++id, prompt, generation, nullptr).status());
     }
     Require((*instance)->SyncAll(-1));
   }

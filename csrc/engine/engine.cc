@@ -30,6 +30,13 @@ class Engine::Impl {
     return it->second;
   }
 
+  Result<int64_t> CallPrefixCache(const std::string& name, ModelInstance::PrefixOp op,
+                                  std::span<const int64_t> prompt_ids) const {
+    Result<std::shared_ptr<ModelInstance>> instance = Find(name);
+    if (!instance.ok()) return instance.status();
+    return (*instance)->CallPrefixCache(op, prompt_ids);
+  }
+
   // The device's memory region and, per number of threads, its compute pool; made when first
   // needed.
   Result<DeviceContext> Device(const RuntimeConfig& config) {
@@ -244,11 +251,10 @@ std::vector<std::string> Engine::ListModels() const {
 Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             std::span<const int64_t> prompt_ids,
                                             const GenerationConfig& config,
-                                            std::shared_ptr<TokenMask> token_mask,
-                                            RequestHandle sharing) {
+                                            std::shared_ptr<TokenMask> token_mask) {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   if (!instance.ok()) return instance.status();
-  return (*instance)->Submit(next_request_id++, prompt_ids, config, std::move(token_mask), sharing);
+  return (*instance)->Submit(next_request_id++, prompt_ids, config, std::move(token_mask));
 }
 
 Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {
@@ -270,6 +276,25 @@ Status Engine::SyncRequest(const std::string& model_name, RequestHandle handle,
 Status Engine::SyncAllRequests(const std::string& model_name, int64_t timeout_ms) {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   return instance.ok() ? (*instance)->SyncAll(timeout_ms) : instance.status();
+}
+
+Result<int64_t> Engine::FindPrefix(const std::string& model_name,
+                                   std::span<const int64_t> prompt_ids) {
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kFind, prompt_ids);
+}
+
+Result<int64_t> Engine::PinPrefix(const std::string& model_name,
+                                  std::span<const int64_t> prompt_ids) {
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kPin, prompt_ids);
+}
+
+Result<int64_t> Engine::UnpinPrefix(const std::string& model_name,
+                                    std::span<const int64_t> prompt_ids) {
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kUnpin, prompt_ids);
+}
+
+Result<int64_t> Engine::ClearPrefixCache(const std::string& model_name) {
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kClear, {});
 }
 
 Result<EngineStat> Engine::GetEngineStat(const std::string& model_name) const {

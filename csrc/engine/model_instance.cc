@@ -208,6 +208,10 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
       .num_blocks = num_blocks_,
       .max_draft_rows = config_.max_draft_rows,
       .draft_row_cost = RowCost(*reader_),
+      .enable_prefix_cache = config_.enable_prefix_cache,
+      .prefix_cache_ttl_us = config_.prefix_cache_ttl * 1000000,
+      .max_pinned_blocks =
+          num_blocks_ - CeilDiv(config_.engine_max_length, config_.cache_span_size),
   });
   const auto max_tokens = static_cast<size_t>(decoder_options_.max_tokens);
   const auto max_batch = static_cast<size_t>(config_.engine_max_batch);
@@ -311,7 +315,7 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
   }
   step_thread_.join();
   running_.reset();
-  counters_.used_blocks = counters_.running = 0;
+  counters_.used_blocks = counters_.cached_blocks = counters_.running = 0;
   state_ = ModelState::kStop;
   return Status::Ok();
 }
@@ -319,32 +323,18 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
 Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
                                              std::span<const int64_t> prompt_ids,
                                              const GenerationConfig& generation,
-                                             std::shared_ptr<TokenMask> token_mask,
-                                             RequestHandle sharing) {
+                                             std::shared_ptr<TokenMask> token_mask) {
   Result<std::shared_ptr<Request>> created = Request::Create(
       request_id, prompt_ids, generation, limits_, engine_set_, std::move(token_mask));
   if (!created.ok()) return created.status();
   std::shared_ptr<Request>& request = *created;
   std::lock_guard lock(mutex_);
-  if (!accepting_) {
-    if (stopping_ && loop_running_) {
-      return Status::RequestDenied("model '" + config_.model_name +
-                                   "' is stopping and takes no requests");
-    }
-    return Status::FailedPrecondition("model '" + config_.model_name + "' is " +
-                                      std::string(ModelStateName(state_.load())) +
-                                      "; a request needs it Running");
-  }
+  AS_RETURN_IF_ERROR(CheckAcceptingLocked("a request"));
   const int64_t num_waiting = num_live_ - config_.engine_max_batch;
   if (config_.max_waiting_requests > 0 && num_waiting >= config_.max_waiting_requests) {
     return Status::RequestDenied(std::to_string(num_waiting) +
                                  " requests are waiting; max_waiting_requests is " +
                                  std::to_string(config_.max_waiting_requests));
-  }
-  if (sharing.id != 0) {
-    Result<std::shared_ptr<Request>> other = Find(sharing);
-    if (!other.ok()) return other.status();
-    request->sharing_request = std::move(*other);
   }
   requests_.emplace(request_id, request);
   request->self = request;
@@ -353,6 +343,17 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
   ++num_live_;
   mail_.notify_one();
   return StartedRequest{RequestHandle{request_id}, request->queue};
+}
+
+Status ModelInstance::CheckAcceptingLocked(const char* what) const {
+  if (accepting_) return Status::Ok();
+  if (stopping_ && loop_running_) {
+    return Status::RequestDenied("model '" + config_.model_name +
+                                 "' is stopping and takes no requests");
+  }
+  return Status::FailedPrecondition("model '" + config_.model_name + "' is " +
+                                    std::string(ModelStateName(state_.load())) + "; " + what +
+                                    " needs it Running");
 }
 
 Result<std::shared_ptr<Request>> ModelInstance::Find(RequestHandle handle) const {
@@ -440,6 +441,7 @@ EngineStat ModelInstance::Stat() const {
   stat.span_size = config_.cache_span_size;
   stat.total_span = num_blocks_;
   stat.used_span = counters_.used_blocks.load();
+  stat.cached_span = counters_.cached_blocks.load();
   stat.free_span = stat.total_span - stat.used_span;
   stat.total_token = stat.total_span * stat.span_size;
   stat.free_token = stat.free_span * stat.span_size;
@@ -455,6 +457,14 @@ EngineStat ModelInstance::Stat() const {
   stat.used_device_memory_pool_size = memory.bytes_in_use;
   stat.total_generated_token = counters_.generated.load();
   stat.total_prefill_token = counters_.prefilled.load();
+  stat.prefix_cache_hit_token = counters_.prefix_hits.load();
+  stat.prefix_cache_miss_token = stat.total_prefill_token;
+  if (const int64_t looked_up = stat.prefix_cache_hit_token + stat.prefix_cache_miss_token;
+      looked_up > 0) {
+    stat.prefix_cache_hit_rate =
+        static_cast<double>(stat.prefix_cache_hit_token) / static_cast<double>(looked_up);
+    stat.prefix_cache_miss_rate = 1 - stat.prefix_cache_hit_rate;
+  }
   // A window that nobody has closed for two seconds belongs to the past: nothing runs.
   if (SteadyNowUs() - counters_.window_begin_us.load() < 2000000) {
     stat.generate_token_persec = counters_.generated_per_second.load();

@@ -55,12 +55,16 @@ class ModelInstance {
 
   Result<StartedRequest> Submit(uint64_t request_id, std::span<const int64_t> prompt_ids,
                                 const GenerationConfig& generation,
-                                std::shared_ptr<TokenMask> token_mask, RequestHandle sharing);
+                                std::shared_ptr<TokenMask> token_mask);
   Status StopRequest(RequestHandle handle);
   Status ReleaseRequest(RequestHandle handle);
   Status SyncRequest(RequestHandle handle, int64_t timeout_ms);
   Status SyncAll(int64_t timeout_ms);
   EngineStat Stat() const;
+
+  enum class PrefixOp { kFind, kPin, kUnpin, kClear };
+  // Returns a number of tokens; waits for the running step.
+  Result<int64_t> CallPrefixCache(PrefixOp op, std::span<const int64_t> prompt_ids);
 
   // Called by the step thread around each step; set before Start. Tests only.
   void set_step_hook(StepHook hook, void* context) { hook_ = hook, hook_context_ = context; }
@@ -127,6 +131,14 @@ class ModelInstance {
   void UpdateCounters(const std::vector<PlannedChunk>& plan);
   void PublishUsage();
 
+  struct PrefixCall;
+  void AnswerPrefixCalls(PrefixCall* calls);
+  Result<int64_t> AnswerPrefixCall(const PrefixCall& call);
+  void FailPrefixCallsLocked();
+  void FinishPrefixCallsLocked(PrefixCall* calls);
+
+  // Whether the model takes `what`; the message says why not.
+  Status CheckAcceptingLocked(const char* what) const;
   Result<std::shared_ptr<Request>> Find(RequestHandle handle) const;
   void PostStopLocked(const std::shared_ptr<Request>& request);
   // Of requests; the list is the step thread's by now.
@@ -154,11 +166,13 @@ class ModelInstance {
   mutable std::mutex mutex_;
   std::condition_variable mail_;
   std::condition_variable loop_ended_;
+  std::condition_variable prefix_calls_done_;
   // Guarded by mutex_.
   std::unordered_map<uint64_t, std::shared_ptr<Request>> requests_;
   Request* new_head_ = nullptr;
   Request* new_tail_ = nullptr;
   Request* stop_head_ = nullptr;
+  PrefixCall* prefix_calls_ = nullptr;  // on their callers' stacks
   bool accepting_ = false;
   bool stopping_ = false;
   StopMode stop_mode_ = StopMode::kCancel;
@@ -169,7 +183,7 @@ class ModelInstance {
   struct Counters {
     std::atomic<int64_t> generated{0}, prefilled{0}, steps{0}, preemptions{0};
     std::atomic<int64_t> drafted{0}, accepted{0};
-    std::atomic<int64_t> running{0}, used_blocks{0};
+    std::atomic<int64_t> running{0}, used_blocks{0}, cached_blocks{0}, prefix_hits{0};
     std::atomic<int64_t> window_begin_us{0}, window_generated{0}, window_prefilled{0};
     std::atomic<double> generated_per_second{0}, prefilled_per_second{0};
   };

@@ -8,6 +8,17 @@
 #include "engine/drafter.h"
 
 namespace allspark {
+
+Status CheckTokenIds(std::span<const int64_t> ids, int64_t vocab_size) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab_size) continue;
+    return Status::InvalidArgument("input_ids[" + std::to_string(i) + "] is " +
+                                   std::to_string(ids[i]) + "; it must be in [0, " +
+                                   std::to_string(vocab_size - 1) + "]");
+  }
+  return Status::Ok();
+}
+
 namespace {
 
 // A prompt that nothing follows may be one token longer.
@@ -20,15 +31,7 @@ Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length, bool
                                (prompt_only ? "not exceed" : "be below") +
                                " max_length, which is " + std::to_string(max_length));
   }
-  for (int64_t i = 0; i < length; ++i) {
-    const int64_t id = prompt_ids[static_cast<size_t>(i)];
-    if (id < 0 || id >= limits.vocab_size) {
-      return Status::InvalidArgument("input_ids[" + std::to_string(i) + "] is " +
-                                     std::to_string(id) + "; it must be in [0, " +
-                                     std::to_string(limits.vocab_size - 1) + "]");
-    }
-  }
-  return Status::Ok();
+  return CheckTokenIds(prompt_ids, limits.vocab_size);
 }
 
 // Every token id of the config is in the vocabulary; that none is negative is checked already.
@@ -208,6 +211,7 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->processors = ToProcessors(config);
   request->tokens.reserve(static_cast<size_t>(max_length));
   for (int64_t id : prompt_ids) request->tokens.push_back(static_cast<int32_t>(id));
+  request->token_ids = request->tokens.data();
   if (request->processors.NeedsCounts()) {
     request->counts = TokenCounts(std::min(max_length, limits.vocab_size));
     for (int32_t token : request->tokens) request->counts.Add(token, /*is_output=*/false);
@@ -311,22 +315,13 @@ FinishReason Request::Append(int32_t token) {
   return num_tokens >= max_length ? FinishReason::kLength : FinishReason::kNone;
 }
 
-void Request::ShareBeginning() {
-  if (sharing_request == nullptr) return;
-  // Empty where that one has ended.
-  const std::vector<int32_t>& other = sharing_request->tokens;
-  sharing = sharing_request.get();
-  num_shared = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first -
-               tokens.begin();
-}
-
 void Request::ReleaseResources() {
   std::vector<int32_t>().swap(tokens);
+  token_ids = nullptr;
   std::vector<int32_t>().swap(block_table);
   std::vector<int32_t>().swap(drafts);
   counts = TokenCounts();
   mask.reset();
-  sharing_request.reset();
   outputs.reset();
 }
 

@@ -39,6 +39,9 @@ struct DraftModelState {
   DraftChance chance{kWeight};
 };
 
+// Every id is one of the vocabulary.
+Status CheckTokenIds(std::span<const int64_t> ids, int64_t vocab_size);
+
 // What a request is checked against.
 struct RequestLimits {
   int64_t vocab_size = 0;
@@ -80,9 +83,6 @@ struct Request : ScheduledSequence {
   }
   // Delivers the token that was chosen for NextRow.
   void Deliver(int32_t token, int64_t now_us);
-  // Sees how much of `sharing_request` this one can use. For the step thread, before it is
-  // scheduled.
-  void ShareBeginning();
   // Frees everything but the queue; called once the request has ended.
   void ReleaseResources();
 
@@ -102,7 +102,6 @@ struct Request : ScheduledSequence {
   bool scores_prompt = false;
   std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<ResultQueueImpl> queue;
-  std::shared_ptr<const Request> sharing_request;  // whose KV blocks it may use; null: nobody's
 
   // The step thread's.
   std::unique_ptr<MaskReader> mask;  // null: every token may be chosen

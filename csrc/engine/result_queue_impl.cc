@@ -75,7 +75,7 @@ std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
       {"finished_time", since(scheduled_us_ != 0 ? scheduled_us_ : arrival_us_, last_us)},
       {"context_token_length", prompt_tokens_},
       {"generated_token_length", generated},
-      {"context_cached_length", 0},
+      {"context_cached_length", cached_},
       {"context_tps",
        first_token_us_ == 0 ? 0 : per_second(prompt_tokens_, first_token_us_ - scheduled_us_)},
       // The first token comes out of the prefill; only those after it took decode time.
@@ -111,6 +111,7 @@ std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
   if (outputs_ != nullptr) {
     elements.tensors_from_model_inference = {outputs_->Views(delivered_positions_, num_positions)};
   }
+  elements.prefix_cache_len = elements.prefix_len_cpu = cached_;
   delivered_ = tokens_.size();
   delivered_positions_ = num_positions;
   return elements;
@@ -152,9 +153,10 @@ std::optional<GeneratedElements> ResultQueueImpl::GetNoWait() {
   return TakeLocked();
 }
 
-void ResultQueueImpl::OnScheduled(int64_t now_us) {
+void ResultQueueImpl::OnScheduled(int64_t now_us, int64_t num_cached) {
   std::lock_guard lock(mutex_);
   if (scheduled_us_ == 0) scheduled_us_ = now_us;
+  cached_ += num_cached;
 }
 
 void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {

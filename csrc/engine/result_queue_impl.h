@@ -42,7 +42,8 @@ class ResultQueueImpl final : public ResultQueue,
 
   // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes
   // it.
-  void OnScheduled(int64_t now_us);
+  // Part of the prompt is computed, after so many tokens that were found in the prefix cache.
+  void OnScheduled(int64_t now_us, int64_t num_cached);
   // Of the prompt token after `position`. All of them come before the first Append.
   void SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs);
   // logprobs: of the token; null unless the queue was made for them.
@@ -90,7 +91,7 @@ class ResultQueueImpl final : public ResultQueue,
   Logprobs output_logprobs_, prompt_logprobs_;
   size_t delivered_ = 0;
   int64_t delivered_positions_ = 0;
-  int64_t drafted_ = 0, accepted_ = 0;
+  int64_t cached_ = 0, drafted_ = 0, accepted_ = 0;
   int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;
   std::shared_ptr<CompletionSetImpl> attached_set_;
   CompletionHook engine_hook_, attached_hook_;

@@ -19,8 +19,11 @@ namespace allspark {
 
 namespace {
 
+// Computes a token that was generated, not the end of a prompt.
 bool IsDecode(const PlannedChunk& chunk) {
-  return chunk.samples && chunk.num_tokens == 1 + chunk.num_drafts;
+  const auto* request = static_cast<const Request*>(chunk.sequence);
+  return chunk.samples && chunk.num_tokens == 1 + chunk.num_drafts &&
+         chunk.begin >= request->prompt_length;
 }
 
 }  // namespace
@@ -32,6 +35,7 @@ void ModelInstance::StepLoop() {
   EndAll(FinishReason::kCancelled, "");
   // The notify stays under the lock: once it is released, Stop may destroy this object.
   std::lock_guard lock(mutex_);
+  FailPrefixCallsLocked();
   loop_running_ = false;
   loop_ended_.notify_all();
 }
@@ -39,12 +43,14 @@ void ModelInstance::StepLoop() {
 bool ModelInstance::TakeMail() {
   Request* added = nullptr;
   Request* stopped = nullptr;
+  PrefixCall* prefix_calls = nullptr;
   Scheduler& scheduler = *running_->scheduler;
   {
     std::unique_lock lock(mutex_);
     const auto has_work = [&] { return scheduler.num_waiting() + scheduler.num_running() > 0; };
     mail_.wait(lock, [&] {
-      return new_head_ != nullptr || stop_head_ != nullptr || stopping_ || has_work();
+      return new_head_ != nullptr || stop_head_ != nullptr || prefix_calls_ != nullptr ||
+             stopping_ || has_work();
     });
     std::swap(added, new_head_);
     new_tail_ = nullptr;
@@ -55,12 +61,13 @@ bool ModelInstance::TakeMail() {
       DropStops(stopped);
       return false;
     }
+    std::swap(prefix_calls, prefix_calls_);
   }
+  AnswerPrefixCalls(prefix_calls);
   while (added != nullptr) {
     // Read first: a request that ends here may be gone afterwards.
     Request* next = added->next_new;
     try {
-      added->ShareBeginning();
       scheduler.Add(added);
     } catch (const std::exception& error) {
       EndRequest(added, FinishReason::kError, error.what());
@@ -80,7 +87,7 @@ void ModelInstance::RunStep() {
   const std::vector<PlannedChunk>* plan = nullptr;
   try {
     OfferDrafts();
-    plan = &scheduler.Plan();
+    plan = &scheduler.Plan(SteadyNowUs());
     AS_CHECK(!plan->empty() || scheduler.num_running() == 0)
         << "nothing was planned for " << scheduler.num_running() << " running sequences";
   } catch (const std::exception& error) {
@@ -160,8 +167,12 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
   int64_t num_tokens = 0, num_logits_rows = 0;
   for (const PlannedChunk& chunk : plan) {
     auto* request = static_cast<Request*>(chunk.sequence);
-    // The first of these calls counts.
-    if (request->num_tokens == request->prompt_length) request->queue->OnScheduled(now_us);
+    const int64_t num_cached = chunk.begin - request->num_computed;
+    counters_.prefix_hits += num_cached;
+    // Of a prompt, the first time that it is computed.
+    if (request->num_tokens == request->prompt_length && request->num_preemptions == 0) {
+      request->queue->OnScheduled(now_us, num_cached);
+    }
     AS_CHECK(num_tokens + chunk.num_tokens <= decoder_options_.max_tokens)
         << "the plan exceeds the step's token budget";
     for (int64_t i = 0; i < chunk.num_tokens; ++i) {
@@ -366,7 +377,9 @@ void ModelInstance::EndAll(FinishReason reason, const std::string& error) {
 void ModelInstance::PublishUsage() {
   const Scheduler& scheduler = *running_->scheduler;
   counters_.running = scheduler.num_running();
-  counters_.used_blocks = scheduler.pool().num_blocks() - scheduler.pool().num_free();
+  const PrefixCache& cache = scheduler.prefix_cache();
+  counters_.used_blocks = cache.pool().num_blocks() - cache.num_available();
+  counters_.cached_blocks = cache.num_unused();
 }
 
 void ModelInstance::UpdateCounters(const std::vector<PlannedChunk>& plan) {

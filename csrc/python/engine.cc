@@ -6,8 +6,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <optional>
-
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -19,16 +17,32 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 
 py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
-                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask,
-                       std::optional<RequestHandle> sharing) {
+                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask) {
   const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
   auto started = [&]() -> Result<StartedRequest> {
     py::gil_scoped_release release;
-    return engine.StartRequest(model_name, ids, config, std::move(token_mask),
-                               sharing.value_or(RequestHandle{}));
+    return engine.StartRequest(model_name, ids, config, std::move(token_mask));
   }();
   if (!started.ok()) return py::make_tuple(started.status(), py::none(), py::none());
   return py::make_tuple(started.status(), started->handle, started->queue);
+}
+
+// Runs a call without the GIL; its failure becomes an exception.
+template <typename Call>
+int64_t Unwrap(Call call) {
+  const Result<int64_t> result = [&] {
+    py::gil_scoped_release release;
+    return call();
+  }();
+  ThrowIfError(result.status());
+  return *result;
+}
+
+auto PrefixCall(Result<int64_t> (Engine::*call)(const std::string&, std::span<const int64_t>)) {
+  return [call](Engine& engine, const std::string& model_name, const IdArray& prompt_ids) {
+    const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
+    return Unwrap([&] { return (engine.*call)(model_name, ids); });
+  };
 }
 
 // Waits in slices, so that a signal such as Ctrl-C ends the wait. `sync(slice_ms)` is one wait.
@@ -75,7 +89,7 @@ void BindEngine(py::module_& m) {
            })
       .def("list_models", &Engine::ListModels)
       .def("start_request", &StartRequest, py::arg("model_name"), py::arg("prompt_ids"),
-           py::arg("config"), py::arg("token_mask") = nullptr, py::arg("sharing") = std::nullopt)
+           py::arg("config"), py::arg("token_mask") = nullptr)
       .def("stop_request", &Engine::StopRequest, NoGil())
       .def("release_request", &Engine::ReleaseRequest, NoGil())
       .def("sync_request",
@@ -89,6 +103,16 @@ void BindEngine(py::module_& m) {
              return SyncInterruptible(timeout_ms, [&](int64_t slice_ms) {
                return engine.SyncAllRequests(name, slice_ms);
              });
+           })
+      .def("find_prefix", PrefixCall(&Engine::FindPrefix), py::arg("model_name"),
+           py::arg("prompt_ids"))
+      .def("pin_prefix", PrefixCall(&Engine::PinPrefix), py::arg("model_name"),
+           py::arg("prompt_ids"))
+      .def("unpin_prefix", PrefixCall(&Engine::UnpinPrefix), py::arg("model_name"),
+           py::arg("prompt_ids"))
+      .def("clear_prefix_cache",
+           [](Engine& engine, const std::string& name) {
+             return Unwrap([&] { return engine.ClearPrefixCache(name); });
            })
       .def("engine_stat",
            [](const Engine& engine, const std::string& name) {

@@ -62,7 +62,12 @@ void Scheduler::SequenceList::Erase(ScheduledSequence* sequence) {
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config)
-    : config_(Checked(config)), pool_(config.num_blocks) {
+    : config_(Checked(config)),
+      cache_({.num_blocks = config.num_blocks,
+              .block_size = config.block_size,
+              .enabled = config.enable_prefix_cache,
+              .ttl_us = config.prefix_cache_ttl_us,
+              .max_pinned_blocks = config.max_pinned_blocks}) {
   plan_.reserve(static_cast<size_t>(config.max_batch));
   grants_.reserve(static_cast<size_t>(config.max_batch));
 }
@@ -106,20 +111,26 @@ void Scheduler::Add(ScheduledSequence* sequence) {
 void Scheduler::Remove(ScheduledSequence* sequence) {
   if (sequence->state == State::kNone) return;
   (sequence->state == State::kWaiting ? waiting_ : running_).Erase(sequence);
-  ReleaseBlocks(sequence);
+  ReleaseBlocks(sequence, 0);
+  sequence->num_computed = 0;
   sequence->state = State::kNone;
 }
 
-void Scheduler::ReleaseBlocks(ScheduledSequence* sequence) {
-  // Last block first, so that the pool hands them out again in order of position.
-  while (!sequence->block_table.empty()) {
-    pool_.Release(sequence->block_table.back());
+// All but the first num_kept. Last block first, so that the pool hands them out again in order of
+// position and the prefix cache forgets the ends of chains before their beginnings.
+void Scheduler::ReleaseBlocks(ScheduledSequence* sequence, int64_t num_kept) {
+  while (NumBlocks(*sequence) > num_kept) {
+    const int32_t block = sequence->block_table.back();
+    if (Capacity(*sequence) > sequence->plan_begin) cache_.Withdraw(block);  // its to fill
+    cache_.Release(block);
     sequence->block_table.pop_back();
   }
-  sequence->num_computed = 0;
+  sequence->plan_begin = std::min(sequence->plan_begin, Capacity(*sequence));
 }
 
-const std::vector<PlannedChunk>& Scheduler::Plan() {
+const std::vector<PlannedChunk>& Scheduler::Plan(int64_t now_us) {
+  if (!plan_committed_) DropUncomputed();
+  cache_.Advance(now_us);
   plan_.clear();
   plan_committed_ = false;
   preempted_in_plan_ = false;
@@ -137,12 +148,19 @@ void Scheduler::Commit() {
   AS_CHECK(!plan_committed_) << "Commit without a Plan before it";
   plan_committed_ = true;
   for (const PlannedChunk& chunk : plan_) {
-    if (chunk.sequence->state != State::kRunning) continue;  // removed since
-    AS_CHECK(chunk.sequence->num_computed == chunk.begin)
-        << "sequence " << chunk.sequence->id << " was planned from token " << chunk.begin
-        << " and has " << chunk.sequence->num_computed << " computed";
-    chunk.sequence->num_computed += chunk.num_tokens - chunk.num_drafts;
+    ScheduledSequence* sequence = chunk.sequence;
+    if (sequence->state != State::kRunning) continue;  // removed since
+    const int64_t begin = sequence->num_computed;
+    AS_CHECK(begin <= chunk.begin) << "sequence " << sequence->id << " was planned from token "
+                                   << chunk.begin << " and has " << begin << " computed";
+    sequence->num_computed = chunk.begin + chunk.num_tokens - chunk.num_drafts;
+    IndexBlocks(sequence, begin, sequence->num_computed, /*filled=*/true);
   }
+}
+
+void Scheduler::AcceptDraft(ScheduledSequence* sequence) {
+  const int64_t begin = sequence->num_computed++;
+  IndexBlocks(sequence, begin, sequence->num_computed, /*filled=*/true);
 }
 
 void Scheduler::PlanDecodes() {
@@ -166,11 +184,7 @@ void Scheduler::PlanDecodes() {
 // Merges the running sequences that prefill with those in line, in one order: a newcomer of high
 // priority does not wait for the end of a long prompt of low priority.
 void Scheduler::PlanPrefill() {
-  // What admission may still promise. Taking blocks for a running sequence lowers the free ones and
-  // its demand alike, so the difference holds throughout the loop.
-  int64_t slack = pool_.num_free();
-  for (const ScheduledSequence* s = running_.head; s != nullptr; s = s->next) slack -= Demand(*s);
-
+  slack_ = Slack();
   int64_t budget = config_.chunk_tokens;
   if (!plan_.empty()) budget = std::min(budget, config_.chunk_tokens_beside_decodes);
   bool admitting = true;
@@ -180,10 +194,9 @@ void Scheduler::PlanPrefill() {
     ScheduledSequence* candidate = waiting_.head;
     if (admitting && candidate != nullptr &&
         (sequence == nullptr || Precedes(*candidate, *sequence))) {
-      admitting = CanAdmit(*candidate, slack);
+      admitting = CanAdmit(*candidate);
       if (admitting) {
         Admit(candidate);
-        slack -= Demand(*candidate);
         budget -= PlanChunk(candidate, budget);
       }
     } else if (sequence != nullptr) {
@@ -214,7 +227,7 @@ void Scheduler::PlanDrafts() {
     PlannedChunk& chunk = plan_[i];
     ScheduledSequence& sequence = *chunk.sequence;
     const int64_t end = sequence.num_tokens + grants_[i].granted;
-    while (Capacity(sequence) < end && pool_.num_free() > 0 && Demand(sequence) > 0) {
+    while (Capacity(sequence) < end && cache_.num_available() > 0 && Demand(sequence) > 0) {
       TakeBlock(&sequence);
     }
     chunk.num_drafts = std::min(grants_[i].granted, Capacity(sequence) - sequence.num_tokens);
@@ -234,11 +247,11 @@ void Scheduler::TrimDrafts() {
 // none free and no room in its own, those behind it give way; the last one waits, keeping what it
 // has.
 int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
-  const int64_t begin = sequence->num_computed;
-  int64_t num_tokens = std::min(Remaining(*sequence), budget);
+  const int64_t begin = TakeCached(sequence);
+  int64_t num_tokens = std::min(sequence->num_tokens - begin, budget);
   while (Capacity(*sequence) < begin + num_tokens) {
     const int64_t room = Capacity(*sequence) - begin;
-    if (pool_.num_free() == 0 && (room > 0 || !SecureFreeBlock(sequence))) {
+    if (cache_.num_available() == 0 && (room > 0 || !SecureFreeBlock(sequence))) {
       num_tokens = room;
       break;
     }
@@ -246,49 +259,44 @@ int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
   }
   if (num_tokens > 0) {
     plan_.push_back({sequence, begin, num_tokens, begin + num_tokens == sequence->num_tokens});
+    IndexBlocks(sequence, begin, begin + num_tokens, /*filled=*/false);
+  } else if (begin > sequence->num_computed) {
+    // Blocks that this step fills are for those that are in it: it may fail.
+    ReleaseBlocks(sequence, BlocksFor(sequence->num_computed));
+    slack_ = Slack();
   }
   return num_tokens;
 }
 
-// Blocks that the candidate would take from the sequence it shares a beginning with. At least two
-// tokens stay its own, so that it begins as a prefill and not as a decode.
-int64_t Scheduler::SharedBlocks(const ScheduledSequence& candidate) const {
-  if (candidate.computes_all || candidate.sharing == nullptr ||
-      candidate.sharing->state != State::kRunning)
-    return 0;
-  return std::max<int64_t>(0, std::min(candidate.num_shared, candidate.num_tokens - 2)) /
-         config_.block_size;
+// What admission may promise. Taking blocks for a running sequence lowers the available ones and
+// its demand alike, so the difference holds while a step is planned.
+int64_t Scheduler::Slack() const {
+  int64_t slack = cache_.num_available();
+  for (const ScheduledSequence* s = running_.head; s != nullptr; s = s->next) slack -= Demand(*s);
+  return slack;
 }
 
-bool Scheduler::CanAdmit(const ScheduledSequence& candidate, int64_t slack) const {
-  if (running_.size == 0) return BlocksFor(candidate.num_tokens) <= pool_.num_free();
-  const int64_t num_shared_blocks = SharedBlocks(candidate);
-  if (num_shared_blocks > 0 &&
-      candidate.sharing->num_computed < num_shared_blocks * config_.block_size) {
-    return false;  // They are being computed.
-  }
+bool Scheduler::CanAdmit(const ScheduledSequence& candidate) const {
   // Blocks that a preemption just freed are for those that ran out; admitting at once would thrash.
-  return !preempted_in_plan_ && running_.size < config_.max_batch &&
-         Demand(candidate) - num_shared_blocks <= slack;
+  if (running_.size > 0 && (preempted_in_plan_ || running_.size >= config_.max_batch)) return false;
+  const int64_t num_in_use = FindCached(candidate).num_in_use;
+  if (running_.size == 0) {
+    return BlocksFor(candidate.num_tokens) - num_in_use <= cache_.num_available();
+  }
+  return Demand(candidate) - num_in_use <= slack_;
 }
 
 void Scheduler::Admit(ScheduledSequence* candidate) {
   waiting_.Erase(candidate);
   candidate->state = State::kRunning;
   running_.Insert(candidate);
-  const int64_t num_shared_blocks = SharedBlocks(*candidate);
-  for (int64_t i = 0; i < num_shared_blocks; ++i) {
-    const int32_t block = candidate->sharing->block_table[static_cast<size_t>(i)];
-    pool_.AddReference(block);
-    candidate->block_table.push_back(block);
-  }
-  candidate->num_computed = num_shared_blocks * config_.block_size;
+  slack_ -= Demand(*candidate);
 }
 
 // Preempts sequences behind this one until a block is free. Returns false where this is the last
 // and none is.
 bool Scheduler::SecureFreeBlock(const ScheduledSequence* sequence) {
-  while (pool_.num_free() == 0) {
+  while (cache_.num_available() == 0) {
     if (running_.tail == sequence) return false;
     Preempt(running_.tail);
   }
@@ -296,12 +304,13 @@ bool Scheduler::SecureFreeBlock(const ScheduledSequence* sequence) {
 }
 
 void Scheduler::TakeBlock(ScheduledSequence* sequence) {
-  sequence->block_table.push_back(pool_.Allocate());
+  sequence->block_table.push_back(cache_.Allocate());
 }
 
 void Scheduler::Preempt(ScheduledSequence* victim) {
   running_.Erase(victim);
-  ReleaseBlocks(victim);
+  ReleaseBlocks(victim, 0);
+  victim->num_computed = 0;
   victim->state = State::kWaiting;
   waiting_.Insert(victim);
   ++victim->num_preemptions;

@@ -7,13 +7,14 @@
 // step. Apart from those, the step's prefill budget (chunk_tokens) goes to sequences with more to
 // compute, in order of (priority, arrival). When blocks run out, the youngest sequence of the
 // lowest priority gives back its blocks and waits again, at its old place in the queue; its tokens,
-// generated ones included, are recomputed later.
+// generated ones included, are recomputed later. Full blocks are found again by what they hold: by
+// the next request that begins alike, and by a preempted sequence (kv_cache/prefix_cache.h).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "kv_cache/block_pool.h"
+#include "kv_cache/prefix_cache.h"
 #include "scheduler/draft_grants.h"
 
 namespace allspark {
@@ -28,6 +29,10 @@ struct ScheduledSequence {
   int64_t num_tokens = 0;            // known tokens: prompt + generated
   int64_t max_length = 0;            // num_tokens never exceeds this
   std::vector<int32_t> block_table;  // capacity reserved for ceil(max_length / block_size)
+  // The known tokens, for the prefix cache; null: it shares no block.
+  const int32_t* token_ids = nullptr;
+  // What its blocks depend on beside the tokens; only sequences with the same salt share them.
+  uint64_t cache_salt = 0;
   // Set by the owner before Plan: how many of the tokens to follow it can guess, to be computed in
   // one go with a decode, the chance that each is right once those before it are, and what guessing
   // one costs, in steps of one row, for all that guess one. Plan lowers num_drafts to what the step
@@ -35,17 +40,14 @@ struct ScheduledSequence {
   int64_t num_drafts = 0;
   double draft_chance = 1;
   double draft_cost = 0;
-  // A sequence that begins with the same num_shared tokens, or null; outlives this one. While it
-  // runs, this one takes references to its full blocks of them instead of computing them again.
-  const ScheduledSequence* sharing = nullptr;
-  int64_t num_shared = 0;
-  // The owner wants what the model computes for each of the first tokens: none is taken from
-  // another sequence. Set it to false once that is done.
+  // The owner wants what the model computes for each of the first tokens: none is taken from the
+  // prefix cache. Set it to false once that is done.
   bool computes_all = false;
 
   // The scheduler's.
   int64_t arrival = 0;
   int64_t num_computed = 0;  // tokens whose KV is in the cache
+  int64_t plan_begin = 0;    // where its newest chunk began: the blocks before it others filled
   int64_t num_preemptions = 0;
   enum class State : int { kNone, kWaiting, kRunning } state = State::kNone;
   ScheduledSequence* prev = nullptr;
@@ -65,9 +67,14 @@ struct SchedulerConfig {
   // Decodes and drafts of one step, where there are drafts; beyond, drafts are left out.
   int64_t max_draft_rows = 0;
   double draft_row_cost = 0.03;  // of a step for each row after the first, of what one row takes
+  bool enable_prefix_cache = false;
+  int64_t prefix_cache_ttl_us = 0;
+  int64_t max_pinned_blocks = 0;
 };
 
-// One sequence's part of a step: compute tokens [begin, begin + num_tokens).
+// One sequence's part of a step: compute tokens [begin, begin + num_tokens). What lies between the
+// sequence's num_computed and begin was found in the prefix cache, or is computed by a chunk in
+// front of this one: a step writes all keys and values of a layer before it reads any.
 struct PlannedChunk {
   ScheduledSequence* sequence;
   int64_t begin;
@@ -92,11 +99,11 @@ class Scheduler {
   // Commit the plan stays as it is; Commit passes over the sequence, whose memory must last until
   // then.
   void Remove(ScheduledSequence* sequence);
-  // The next step; blocks for it are taken. Empty when nothing can run: nothing waits, or nothing
-  // runs and the first in line does not fit the pool. Valid until the next call. Decodes come
-  // first, then prefill chunks; at most max_batch chunks and max_batch + chunk_tokens tokens, or
-  // max_draft_rows. A plan that was not committed is planned again.
-  const std::vector<PlannedChunk>& Plan();
+  // The next step, at a time that does not go back; blocks for it are taken. Empty when nothing can
+  // run: nothing waits, or nothing runs and the first in line does not fit the pool. Valid until
+  // the next call. Decodes come first, then prefill chunks; at most max_batch chunks and max_batch
+  // + chunk_tokens tokens, or max_draft_rows. A plan that was not committed is planned again.
+  const std::vector<PlannedChunk>& Plan(int64_t now_us = 0);
   // After Plan, where an owner has fewer guesses than it may compute: num_drafts of the planned
   // sequences is lower now, and the plan follows.
   void TrimDrafts();
@@ -104,13 +111,16 @@ class Scheduler {
   // appends sampled tokens, at most once per Plan.
   void Commit();
   // After Commit, once for each draft of the step that turned out to be the sampled token, in
-  // order: what was computed for it counts.
-  void AcceptDraft(ScheduledSequence* sequence) { ++sequence->num_computed; }
+  // order, when it is among the known tokens: what was computed for it counts.
+  void AcceptDraft(ScheduledSequence* sequence);
 
   int64_t num_waiting() const { return waiting_.size; }
   int64_t num_running() const { return running_.size; }
   int64_t num_preemptions() const { return num_preemptions_; }
-  const BlockPool& pool() const { return pool_; }
+  const BlockPool& pool() const { return cache_.pool(); }
+  const PrefixCache& prefix_cache() const { return cache_; }
+  // Between steps: to pin and to clear.
+  PrefixCache& prefix_cache() { return cache_; }
   const SchedulerConfig& config() const { return config_; }
   // Waiting then running sequences, each in order of (priority, arrival), for inspection by tests
   // and for ending all.
@@ -135,21 +145,30 @@ class Scheduler {
   void PlanPrefill();
   void PlanDrafts();
   int64_t PlanChunk(ScheduledSequence* sequence, int64_t budget);
-  int64_t SharedBlocks(const ScheduledSequence& candidate) const;
-  bool CanAdmit(const ScheduledSequence& candidate, int64_t slack) const;
+  int64_t Slack() const;
+  bool CanAdmit(const ScheduledSequence& candidate) const;
   void Admit(ScheduledSequence* candidate);
   bool SecureFreeBlock(const ScheduledSequence* sequence);
   void TakeBlock(ScheduledSequence* sequence);
   void Preempt(ScheduledSequence* victim);
   void DropPreemptedFromPlan();
-  void ReleaseBlocks(ScheduledSequence* sequence);
+  void ReleaseBlocks(ScheduledSequence* sequence, int64_t num_kept);
+
+  // What the prefix cache adds; prefix_sharing.cc.
+  bool MaySearch(const ScheduledSequence& sequence) const;
+  PrefixCache::Match FindCached(const ScheduledSequence& candidate) const;
+  int64_t TakeCached(ScheduledSequence* sequence);
+  void IndexBlocks(ScheduledSequence* sequence, int64_t begin, int64_t end, bool filled);
+  void DropUncomputed();
 
   SchedulerConfig config_;
-  BlockPool pool_;
+  PrefixCache cache_;
   std::vector<PlannedChunk> plan_;  // capacity max_batch
   std::vector<DraftGrant> grants_;  // the same
   bool plan_committed_ = true;
   bool preempted_in_plan_ = false;
+  // Blocks that admission may still promise in this plan.
+  int64_t slack_ = 0;
   SequenceList waiting_;
   SequenceList running_;
   int64_t num_preemptions_ = 0;

@@ -10,21 +10,36 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(eq=False)
+class Block:
+    """A KV block; `beginning` is what it is known by: all tokens up to its end."""
+
+    beginning: tuple[int, ...] | None = None
+    filled: bool = False
+    users: int = 0
+    last_used: int = 0
+
+
+@dataclass(eq=False)
 class Sequence:
     """A sequence as the policy sees it."""
 
     name: int
     priority: int
-    tokens: int
+    ids: list[int]
     max_length: int
     arrival: int
     computed: int = 0
-    blocks: int = 0
+    begin: int = 0  # of its newest chunk
+    table: list[Block] = field(default_factory=list)
 
     @property
     def rank(self) -> tuple[int, int]:
         return (-self.priority, self.arrival)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
 
     @property
     def left(self) -> int:
@@ -43,14 +58,103 @@ class Chunk:
 
 
 @dataclass
+class Pool:
+    """Blocks are made as they are needed: those that are nowhere are free."""
+
+    size: int
+    block: int
+    cache: bool
+    ttl: int
+    now: int = 0
+    in_use: set[Block] = field(default_factory=set)
+    unused: list[Block] = field(default_factory=list)  # the oldest first
+    known: dict[tuple[int, ...], Block] = field(default_factory=dict)
+
+    @property
+    def available(self) -> int:
+        return self.size - len(self.in_use)
+
+    def forget_oldest(self) -> None:
+        beginning = self.unused.pop(0).beginning
+        assert beginning is not None
+        del self.known[beginning]
+
+    def expire(self) -> None:
+        while self.unused and self.now - self.unused[0].last_used >= self.ttl:
+            self.forget_oldest()
+
+    def take_new(self) -> Block:
+        if len(self.in_use) + len(self.unused) == self.size:
+            self.forget_oldest()
+        block = Block(users=1)
+        self.in_use.add(block)
+        return block
+
+    def take_known(self, block: Block) -> None:
+        if block in self.unused:
+            self.unused.remove(block)
+            self.in_use.add(block)
+        block.users += 1
+
+    def give_back(self, block: Block) -> None:
+        block.users -= 1
+        if block.users == 0:
+            self.in_use.remove(block)
+            if block.beginning is not None:
+                block.last_used = self.now
+                self.unused.append(block)
+
+    def trim(self, s: Sequence, kept: int) -> None:
+        """Gives blocks back, the last one first. What it was to fill and did not is not there."""
+        while len(s.table) > kept:
+            block = s.table.pop()
+            own = (len(s.table) + 1) * self.block > s.begin
+            if own and block.beginning is not None and not block.filled:
+                del self.known[block.beginning]
+                block.beginning = None
+            self.give_back(block)
+
+    def beginnings(self, s: Sequence, begin: int, end: int) -> Iterator[tuple[int, tuple]]:
+        for i in range(begin // self.block, end // self.block):
+            yield i, tuple(s.ids[: (i + 1) * self.block])
+
+    def cached(self, s: Sequence) -> list[Block]:
+        """The known blocks of what it computes next; the newest token is always computed."""
+        blocks: list[Block] = []
+        if self.cache and len(s.table) * self.block == s.computed:
+            for _, beginning in self.beginnings(s, s.computed, s.tokens - 1):
+                if beginning not in self.known:
+                    break
+                blocks.append(self.known[beginning])
+        return blocks
+
+    def announce(self, s: Sequence, begin: int, end: int) -> None:
+        """A step will fill these blocks: those behind in it may have them."""
+        for i, beginning in self.beginnings(s, begin, end) if self.cache else ():
+            if self.known.setdefault(beginning, s.table[i]) is not s.table[i]:
+                break
+            s.table[i].beginning = beginning
+
+    def fill(self, s: Sequence, begin: int, end: int) -> None:
+        """A step has filled these blocks; of two that are the same, the known one stays."""
+        for i, beginning in self.beginnings(s, begin, end) if self.cache else ():
+            known = self.known.setdefault(beginning, s.table[i])
+            if known is not s.table[i]:
+                self.take_known(known)
+                self.give_back(s.table[i])
+                s.table[i] = known
+            known.beginning = beginning
+            known.filled = True
+
+
+@dataclass
 class Model:
-    """Everything waits or runs; `free` is all the model knows of the pool."""
+    """Everything waits or runs."""
 
     max_batch: int
     chunk: int
     chunk_beside_decodes: int
-    block: int
-    free: int
+    pool: Pool
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     plan: list[Chunk] = field(default_factory=list)
@@ -58,8 +162,8 @@ class Model:
     preemptions: int = 0
     preempted_now: bool = False
 
-    def add(self, name: int, priority: int, tokens: int, max_length: int) -> None:
-        self.waiting.append(Sequence(name, priority, tokens, max_length, self.arrivals))
+    def add(self, name: int, priority: int, max_length: int, ids: list[int]) -> None:
+        self.waiting.append(Sequence(name, priority, ids, max_length, self.arrivals))
         self.arrivals += 1
         self.sort()
 
@@ -73,10 +177,10 @@ class Model:
     def remove(self, name: int) -> None:
         sequence = self.find(name)
         (self.waiting if sequence in self.waiting else self.running).remove(sequence)
-        self.free += sequence.blocks
+        self.pool.trim(sequence, 0)
 
     def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.block)
+        return -(-tokens // self.pool.block)
 
     def grown(self, s: Sequence) -> int:
         """Blocks of the known tokens and one to grow into."""
@@ -84,8 +188,8 @@ class Model:
 
     def preempt_last(self) -> Sequence:
         victim = self.running.pop()
-        self.free += victim.blocks
-        victim.blocks = victim.computed = 0
+        self.pool.trim(victim, 0)
+        victim.computed = victim.begin = 0
         self.waiting.append(victim)
         self.sort()
         self.plan = [c for c in self.plan if c.sequence is not victim]
@@ -93,29 +197,28 @@ class Model:
         self.preempted_now = True
         return victim
 
-    def room(self, s: Sequence) -> int:
-        """Tokens that fit into its own blocks and the free ones."""
-        return (s.blocks + self.free) * self.block - s.computed
+    def room(self, s: Sequence, begin: int) -> int:
+        """Tokens that fit into its own blocks and the available ones."""
+        return (len(s.table) + self.pool.available) * self.pool.block - begin
 
-    def take(self, s: Sequence, count: int) -> None:
-        more = max(self.blocks_for(s.computed + count) - s.blocks, 0)
-        s.blocks += more
-        self.free -= more
-        assert self.free >= 0
-        self.plan.append(Chunk(s, s.computed, count))
+    def take(self, s: Sequence, begin: int, count: int) -> None:
+        while len(s.table) < self.blocks_for(begin + count):
+            s.table.append(self.pool.take_new())
+        self.plan.append(Chunk(s, begin, count))
 
     def step(self) -> list[Chunk]:
         self.plan = []
         self.preempted_now = False
+        self.pool.expire()
         for s in [s for s in self.running if s.left == 1]:
-            while s in self.running and self.room(s) == 0:
+            while s in self.running and self.room(s, s.computed) == 0:
                 self.preempt_last()
             if s in self.running:
-                self.take(s, 1)
+                self.take(s, s.computed, 1)
         budget = min(self.chunk, self.chunk_beside_decodes) if self.plan else self.chunk
         served = [s for s in self.running if s.left == 1]
         while budget > 0:
-            prefills = [s for s in self.running if not any(s is t for t in served)]
+            prefills = [s for s in self.running if s not in served]
             head = self.waiting[0] if self.waiting else None
             if head and (not prefills or head.rank < prefills[0].rank) and self.may_admit(head):
                 self.waiting.remove(head)
@@ -126,35 +229,49 @@ class Model:
                 s = prefills[0]
             else:
                 break
-            while self.room(s) == 0 and s is not self.running[-1]:
-                self.preempt_last()
-            count = min(s.left, budget, self.room(s))
-            if count > 0:
-                self.take(s, count)
-            budget -= count
+            budget -= self.plan_prefill(s, budget)
             served.append(s)
         return self.plan
 
+    def plan_prefill(self, s: Sequence, budget: int) -> int:
+        s.begin = s.computed
+        for block in self.pool.cached(s):
+            self.pool.take_known(block)
+            s.table.append(block)
+            s.begin += self.pool.block
+        while self.room(s, s.begin) == 0 and s is not self.running[-1]:
+            self.preempt_last()
+        count = min(s.tokens - s.begin, budget, self.room(s, s.begin))
+        if count > 0:
+            self.take(s, s.begin, count)
+            self.pool.announce(s, s.begin, s.begin + count)
+        else:
+            self.pool.trim(s, self.blocks_for(s.computed))
+        return count
+
     def may_admit(self, s: Sequence) -> bool:
+        shared = sum(block.users > 0 for block in self.pool.cached(s))
         if not self.running:
-            return self.blocks_for(s.tokens) <= self.free
+            return self.blocks_for(s.tokens) - shared <= self.pool.available
         if self.preempted_now or len(self.running) >= self.max_batch:
             return False
         # A promise: what runs and the newcomer, each grown, next to one another.
-        promised = sum(self.grown(r) - r.blocks for r in self.running)
-        return promised + self.grown(s) <= self.free
+        promised = sum(self.grown(r) - len(r.table) for r in self.running)
+        return promised + self.grown(s) - shared <= self.pool.available
 
     def commit(self) -> None:
         for chunk in self.plan:
-            chunk.sequence.computed += chunk.count
-        for chunk in self.plan:
-            if chunk.sequence.left == 0:
-                chunk.sequence.tokens += 1
+            s, before = chunk.sequence, chunk.sequence.computed
+            s.computed = chunk.begin + chunk.count
+            self.pool.fill(s, before, s.computed)
 
     def state(self) -> str:
         waiting = " ".join(str(s.name) for s in self.waiting)
         running = " ".join(str(s.name) for s in self.running)
-        text = f"free {self.free} preempted {self.preemptions} waiting {waiting} running {running}"
+        text = (
+            f"available {self.pool.available} unused {len(self.pool.unused)} "
+            f"preempted {self.preemptions} waiting {waiting} running {running}"
+        )
         return " ".join(text.split())
 
 
@@ -171,16 +288,21 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
         if words[0] == "script":
             script = words[1]
             values = parse_pairs(words[2:])
-            names = ("max_batch", "chunk", "beside_decodes", "block", "blocks")
-            model = Model(*(values[name] for name in names))
+            pool = Pool(values["blocks"], values["block"], bool(values["cache"]), values["ttl"])
+            model = Model(values["max_batch"], values["chunk"], values["beside_decodes"], pool)
             continue
         assert model is not None, "a trace begins with a script"
         expected = None
         if words[0] == "add":
-            values = parse_pairs(words)
-            model.add(values["add"], values["priority"], values["tokens"], values["max_length"])
+            values = parse_pairs(words[:6])
+            ids = [int(word) for word in words[7:]]
+            model.add(values["add"], values["priority"], values["max_length"], ids)
         elif words[0] == "remove":
             model.remove(int(words[1]))
+        elif words[0] == "now":
+            model.pool.now = int(words[1])
+        elif words[0] == "append":
+            model.find(int(words[1])).ids.append(int(words[2]))
         elif words[0] == "plan":
             expected = " ".join(["plan", *map(str, model.step())])
         elif words[0] == "commit":

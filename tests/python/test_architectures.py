@@ -181,6 +181,7 @@ def test_float32_greedy_tokens(tmp_path, row):
         assert int(engine.start_model(NAME)) == 0, engine.last_error()
         assert generate(engine, ids, NUM_GREEDY) == expected
         assert generate(engine, ids, NUM_GREEDY) == expected
+        assert engine.get_as_engine_stat(NAME).prefix_cache_hit_token > 0
         assert int(engine.stop_model(NAME)) == 0 and int(engine.release_model(NAME)) == 0
 
 

@@ -80,6 +80,14 @@ def test_guided_decoding_is_compared(tmp_path: Path) -> None:
     assert re.search(r"\| a schema each \| [\d.]+ \| [\d.]+ \|", result.stdout)
 
 
+def test_the_prefix_cache_is_compared(tmp_path: Path) -> None:
+    script = [sys.executable, str(BENCHMARKS / "prefix_cache.py"), "--work-dir", str(tmp_path)]
+    sizes = ["--shape", "tiny", "--prompt", "200", "--shares", "0,0.96", "--rounds", "1"]
+    result = subprocess.run([*script, *sizes], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"\| 96.0% \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
+
+
 def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
     result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
     assert result.returncode == 0, result.stderr

@@ -91,6 +91,16 @@ def test_guided_example(demo_model):
     assert set(json.loads(animal)) == {"name", "legs"}
 
 
+def test_conversation_example(demo_model):
+    questions = ["12+35", "what is a resultqueue", "How does the prefix cache work?"]
+    example = [sys.executable, "examples/python/conversation.py", str(demo_model), *questions]
+    turns = [json.loads(line) for line in run(example).stdout.splitlines()]
+    assert [turn["question"] for turn in turns] == questions and "47" in turns[0]["answer"]
+    # All of the turn before, but its last block and the token that was not computed.
+    for before, turn in zip(turns, turns[1:], strict=False):
+        assert turn["from_cache"] >= before["prompt_tokens"] - 16
+
+
 def test_async_example(demo_model):
     result = run([sys.executable, "examples/python/async_streams.py", str(demo_model), "40"])
     assert "40 answers" in result.stdout

@@ -56,8 +56,9 @@ struct RuntimeConfig {
   int64_t cache_span_size = 32;
   // KV blocks in the pool; 0: sized from max_batch x max_length, at most half the memory available.
   int64_t cache_span_num_init = 0;
+  // Requests take the KV blocks of their beginning from those before and beside them.
   bool enable_prefix_cache = true;
-  // Seconds an unused prefix stays in the cache.
+  // Seconds that blocks stay in the prefix cache which nobody uses; 0: only while a request runs.
   int64_t prefix_cache_ttl = 300;
   CacheMode cache_mode = CacheMode::kDefault;
   // Requests that may wait beyond the running batch; more are denied. 0: no bound.

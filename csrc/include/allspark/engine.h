@@ -44,14 +44,15 @@ enum class StopMode : int {
 struct EngineStat {
   std::string model_name;
   std::string kernel_table;  // which kernels run it: "avx2", "neon_bf16", ...
-  int64_t total_span = 0, used_span = 0, free_span = 0, span_size = 0;
+  // cached_span: those free ones that the prefix cache finds again.
+  int64_t total_span = 0, used_span = 0, free_span = 0, cached_span = 0, span_size = 0;
   int64_t total_token = 0, free_token = 0;
   int64_t pending_request = 0, running_request = 0;
   int64_t total_device_memory_pool_size = 0, used_device_memory_pool_size = 0;  // bytes
   int64_t total_generated_token = 0, total_prefill_token = 0;
   double generate_token_persec = 0, process_token_persec = 0;  // over the last second
   double token_usage_percentage = 0;
-  int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;
+  int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;  // found, computed instead
   double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
   int64_t num_preemptions = 0, num_steps = 0;
   int64_t total_draft_token = 0, total_accepted_draft_token = 0;
@@ -61,9 +62,9 @@ struct EngineStat {
     return std::make_tuple(
         Field{"model_name", &C::model_name}, Field{"kernel_table", &C::kernel_table},
         Field{"total_span", &C::total_span}, Field{"used_span", &C::used_span},
-        Field{"free_span", &C::free_span}, Field{"span_size", &C::span_size},
-        Field{"total_token", &C::total_token}, Field{"free_token", &C::free_token},
-        Field{"pending_request", &C::pending_request},
+        Field{"free_span", &C::free_span}, Field{"cached_span", &C::cached_span},
+        Field{"span_size", &C::span_size}, Field{"total_token", &C::total_token},
+        Field{"free_token", &C::free_token}, Field{"pending_request", &C::pending_request},
         Field{"running_request", &C::running_request},
         Field{"total_device_memory_pool_size", &C::total_device_memory_pool_size},
         Field{"used_device_memory_pool_size", &C::used_device_memory_pool_size},
@@ -114,14 +115,10 @@ class Engine {
 
   // Returns at once. A failure is here or never: what is accepted reaches a terminal status.
   // `token_mask`: which tokens may be chosen, for guided decoding; null: all.
-  // `sharing`: a request of this model, not yet released, whose prompt begins alike; while it runs,
-  // this one uses its KV blocks of the common beginning instead of computing them again. The tokens
-  // are the same either way. So several sequences of one prompt cost one prefill.
   Result<StartedRequest> StartRequest(const std::string& model_name,
                                       std::span<const int64_t> prompt_ids,
                                       const GenerationConfig& config,
-                                      std::shared_ptr<TokenMask> token_mask = nullptr,
-                                      RequestHandle sharing = {});
+                                      std::shared_ptr<TokenMask> token_mask = nullptr);
   // Ends the request after the running step at the latest; stopping a finished one is OK.
   Status StopRequest(const std::string& model_name, RequestHandle handle);
   // Stops it if it runs and forgets the handle; the queue stays readable.
@@ -129,6 +126,18 @@ class Engine {
   // Blocks until the request is terminal; timeout_ms < 0 waits for ever.
   Status SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms = -1);
   Status SyncAllRequests(const std::string& model_name, int64_t timeout_ms = -1);
+
+  // The prefix cache keeps the keys and values of what was computed, in blocks, and a request takes
+  // those of its beginning from there. These calls are about the blocks that hold the beginning of
+  // `prompt_ids`, return how many tokens those hold, and wait for the running step at most.
+  Result<int64_t> FindPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids);
+  // Keeps them until UnpinPrefix (as often as it was pinned) or ClearPrefixCache. Pinned blocks
+  // leave room for one request of engine_max_length; a pin beyond that is refused.
+  Result<int64_t> PinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids);
+  // 0: neither these tokens nor a beginning of them is pinned.
+  Result<int64_t> UnpinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids);
+  // Forgets everything that no running request uses, pinned or not.
+  Result<int64_t> ClearPrefixCache(const std::string& model_name);
 
   Result<EngineStat> GetEngineStat(const std::string& model_name) const;
   // Every change of every queue of this engine is signalled here.

@@ -63,6 +63,7 @@ struct GeneratedElements {
   // hidden_size] and "logits" [rows, vocab_size], whose rows go on where those of the elements
   // before ended; with the first elements "embedding" [hidden_size].
   std::vector<std::map<std::string, OutputTensor>> tensors_from_model_inference;
+  // Tokens of the prompt that the prefix cache had: in all, in a GPU's memory, in the host's.
   int64_t prefix_cache_len = 0;
   int64_t prefix_len_gpu = 0;
   int64_t prefix_len_cpu = 0;

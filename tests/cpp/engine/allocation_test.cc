@@ -69,7 +69,9 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.logprobs_mode = i % 8 == 1 ? "raw" : "processed";
     }
     // Some repeat themselves, so that there is something to draft.
-    const Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, i % 4 == 3 ? 3 : vocab_size_);
+    Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, i % 4 == 3 ? 3 : vocab_size_);
+    // And some begin alike, so that there is something to find in the prefix cache.
+    if (i % 4 == 2) std::fill_n(prompt.begin(), prompt.size() * 3 / 4, 7);
     requests.push_back(
         *engine_->StartRequest("m", prompt, generation, i % 4 == 0 ? ThirdsMask() : nullptr));
     if (i % 5 == 4) {
@@ -80,6 +82,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   ASSERT_OK(engine_->SyncAllRequests("m"));
   EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);
   EXPECT_GT(engine_->GetEngineStat("m")->total_draft_token, 0);
+  EXPECT_GT(engine_->GetEngineStat("m")->prefix_cache_hit_token, 0);
   EXPECT_GT(steps, 40);
   EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
   EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);

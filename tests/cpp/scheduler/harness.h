@@ -1,14 +1,17 @@
 // A scheduler with sequences of its own and an executor that fakes the model: it remembers which
-// token of which sequence was written into each slot of the cache, so that a block in two tables or
-// a token that was not recomputed shows at the next step that reads it. Check() states the
-// invariants.
+// token after which others was written into each slot of the cache, so that a block in two tables,
+// a token that was not recomputed or a block of another beginning shows at the next step that reads
+// it. Check() states the invariants.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <ostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,13 +22,16 @@ namespace allspark::testing {
 
 struct TestSequence : ScheduledSequence {
   int64_t last_planned_step = -1;
-  int64_t num_offered = 0;   // drafts before the plan
-  int64_t num_accepted = 0;  // drafts of the step at hand that turn out right
-  int64_t num_sharers = 0;
+  int64_t num_offered = 0;         // drafts before the plan
+  int64_t num_accepted = 0;        // drafts of the step at hand that turn out right
+  bool was_decode = false;         // before the step at hand was planned
+  std::vector<int32_t> tokens;     // known ones, and drafts that turn out right; never moves
+  std::vector<uint64_t> contents;  // what the cache holds of each: it and all before it
 
-  // Which token is at a position: (the sequence that it is of, the position).
-  std::pair<int64_t, int64_t> Token(int64_t position) const {
-    return {sharing != nullptr && position < num_shared ? sharing->id : id, position};
+  void Append(int32_t token) {
+    const uint64_t before = contents.empty() ? cache_salt + 1 : contents.back();
+    tokens.push_back(token);
+    contents.push_back((before ^ static_cast<uint64_t>(token)) * 0x9E3779B97F4A7C15 + 1);
   }
 };
 
@@ -35,7 +41,7 @@ class Harness {
   // be null.
   explicit Harness(const SchedulerConfig& config, std::ostream* trace = nullptr)
       : scheduler_(config),
-        slots_(static_cast<size_t>(config.num_blocks * config.block_size), {-1, -1}),
+        slots_(static_cast<size_t>(config.num_blocks * config.block_size)),
         trace_(trace) {}
 
   Scheduler& scheduler() { return scheduler_; }
@@ -44,6 +50,9 @@ class Harness {
   // The first broken invariant; empty: none.
   const std::string& error() const { return error_; }
 
+  // Tokens that were planned to be taken from the prefix cache.
+  int64_t num_hit_tokens() const { return num_hit_tokens_; }
+
   // How many of a chunk's drafts turn out to be the sampled tokens.
   void set_accept(std::function<int64_t(const PlannedChunk&)> accept) {
     accept_ = std::move(accept);
@@ -51,26 +60,41 @@ class Harness {
 
   // How many of a chunk's drafts its owner then has.
   void set_trim(std::function<int64_t(const PlannedChunk&)> trim) { trim_ = std::move(trim); }
+  // Sets the time of the steps that follow.
+  void set_now(int64_t now_us) {
+    now_us_ = now_us;
+    if (trace_ != nullptr) *trace_ << "now " << now_us << "\n";
+  }
+  // Which token follows a sequence. By default one that no other has had there.
+  void set_next_token(std::function<int32_t(const TestSequence&)> next_token) {
+    next_token_ = std::move(next_token);
+  }
 
-  // Begins with the first num_shared tokens of `sharing`, which must outlive it.
-  TestSequence* Add(int64_t priority, int64_t num_tokens, int64_t max_length,
-                    TestSequence* sharing = nullptr, int64_t num_shared = 0) {
+  // With tokens that no other has.
+  TestSequence* Add(int64_t priority, int64_t num_tokens, int64_t max_length) {
+    std::vector<int32_t> prompt(static_cast<size_t>(num_tokens));
+    for (int32_t& token : prompt) token = fresh_token_++;
+    return Add(priority, prompt, max_length);
+  }
+  TestSequence* Add(int64_t priority, const std::vector<int32_t>& prompt, int64_t max_length,
+                    uint64_t salt = 0) {
     auto sequence = std::make_unique<TestSequence>();
     const int64_t block_size = scheduler_.config().block_size;
     sequence->id = next_id_++;
     sequence->priority = priority;
-    sequence->num_tokens = num_tokens;
+    sequence->num_tokens = static_cast<int64_t>(prompt.size());
     sequence->max_length = max_length;
-    if (sharing != nullptr) {
-      sequence->sharing = sharing;
-      sequence->num_shared = num_shared;
-      ++sharing->num_sharers;
-    }
+    sequence->cache_salt = salt;
+    sequence->tokens.reserve(static_cast<size_t>(max_length));
+    for (const int32_t token : prompt) sequence->Append(token);
+    sequence->token_ids = sequence->tokens.data();
     sequence->block_table.reserve(static_cast<size_t>((max_length + block_size - 1) / block_size));
     scheduler_.Add(sequence.get());
     if (trace_ != nullptr) {
-      *trace_ << "add " << sequence->id << " priority " << priority << " tokens " << num_tokens
-              << " max_length " << max_length << "\n";
+      *trace_ << "add " << sequence->id << " priority " << priority << " max_length " << max_length
+              << " tokens";
+      for (const int32_t token : prompt) *trace_ << " " << token;
+      *trace_ << "\n";
     }
     sequences_.push_back(std::move(sequence));
     return sequences_.back().get();
@@ -82,8 +106,6 @@ class Harness {
     Check(sequence->block_table.empty() && sequence->num_computed == 0, "removed but not reset");
     const auto it = std::find_if(sequences_.begin(), sequences_.end(),
                                  [&](const auto& owned) { return owned.get() == sequence; });
-    // What others name lives until the end, as in the engine it does while they do.
-    if (sequence->num_sharers > 0) removed_.push_back(std::move(*it));
     sequences_.erase(it);
   }
 
@@ -102,8 +124,11 @@ class Harness {
   // Plans a step and checks the plan. plan() may be read until Finish removes what has ended.
   void Plan() {
     ++step_;
-    for (const auto& sequence : sequences_) sequence->num_offered = sequence->num_drafts;
-    plan_ = &scheduler_.Plan();
+    for (const auto& sequence : sequences_) {
+      sequence->num_offered = sequence->num_drafts;
+      sequence->was_decode = sequence->decodes();
+    }
+    plan_ = &scheduler_.Plan(now_us_);
     if (trace_ != nullptr) WriteTrace();
     CheckPool();
     CheckLists();
@@ -126,11 +151,14 @@ class Harness {
             "Commit did not count");
       if (!chunk.samples) continue;
       for (int64_t i = 0; i < sequence->num_accepted; ++i) {
-        scheduler_.AcceptDraft(sequence);
         ++sequence->num_tokens;
+        scheduler_.AcceptDraft(sequence);
       }
       const bool full = sequence->num_tokens == sequence->max_length;
-      if (!full) ++sequence->num_tokens;
+      if (!full) {
+        AppendTo(sequence);
+        ++sequence->num_tokens;
+      }
       // As in the engine, a sequence ends as it reaches max_length; a prompt of that length at
       // once.
       if (full || sequence->num_tokens == sequence->max_length || ends(*sequence)) {
@@ -158,32 +186,42 @@ class Harness {
     error_ = std::string(what) + " in step " + std::to_string(step_);
   }
 
+  void AppendTo(TestSequence* sequence) {
+    const int32_t token = next_token_ ? next_token_(*sequence) : fresh_token_++;
+    sequence->Append(token);
+    if (trace_ != nullptr) *trace_ << "append " << sequence->id << " " << token << "\n";
+  }
+
   static bool Precedes(const ScheduledSequence& a, const ScheduledSequence& b) {
     return a.priority > b.priority || (a.priority == b.priority && a.arrival < b.arrival);
   }
 
   void CheckPool() {
+    const PrefixCache& cache = scheduler_.prefix_cache();
     const BlockPool& pool = scheduler_.pool();
+    const int64_t block_size = scheduler_.config().block_size;
     references_.assign(static_cast<size_t>(pool.num_blocks()), 0);
-    int64_t used = 0;
+    writers_.assign(references_.size(), 0);
     for (const auto& sequence : sequences_) {
-      for (const int32_t block : sequence->block_table) {
-        if (++references_[static_cast<size_t>(block)] == 1) ++used;
-      }
-    }
-    for (const auto& sequence : sequences_) {
+      // The first plan_begin tokens are computed already, or by the chunks of others.
+      const int64_t writes_from = std::max(sequence->num_computed, sequence->plan_begin);
       for (size_t i = 0; i < sequence->block_table.size(); ++i) {
-        const int64_t end = static_cast<int64_t>(i + 1) * scheduler_.config().block_size;
-        Check(references_[static_cast<size_t>(sequence->block_table[i])] == 1 ||
-                  end <= sequence->num_computed,
-              "a block in two writable tables");
+        const auto block = static_cast<size_t>(sequence->block_table[i]);
+        ++references_[block];
+        if (static_cast<int64_t>(i + 1) * block_size > writes_from) ++writers_[block];
       }
     }
-    Check(pool.num_free() + used == pool.num_blocks(), "free + used differs from the total");
+    int64_t used = 0;
     for (int32_t block = 0; block < pool.num_blocks(); ++block) {
-      Check(pool.reference_count(block) == references_[static_cast<size_t>(block)],
+      const int32_t tables = references_[static_cast<size_t>(block)];
+      Check(writers_[static_cast<size_t>(block)] <= 1, "a block in two writable tables");
+      Check(cache.IsInUse(block) == (tables > 0), "in use differs from the table entries");
+      const int32_t indexed = pool.reference_count(block) - tables;
+      Check(indexed == 0 || (indexed == 1 && scheduler_.config().enable_prefix_cache),
             "a reference count differs from the table entries");
+      if (tables > 0) ++used;
     }
+    Check(cache.num_available() + used == pool.num_blocks(), "available + used differs from all");
   }
 
   int64_t CheckList(const ScheduledSequence* head, ScheduledSequence::State state) {
@@ -213,7 +251,8 @@ class Harness {
       } else {
         // Drafts may have taken the block that comes next.
         const int64_t most_ahead = scheduler_.config().max_draft_rows > 0 ? 2 : 1;
-        Check(capacity >= s->num_computed && capacity < s->num_tokens + most_ahead * block_size,
+        Check(capacity >= std::max(s->num_computed, s->plan_begin) &&
+                  capacity < s->num_tokens + most_ahead * block_size,
               "too few or too many blocks");
       }
     }
@@ -228,7 +267,11 @@ class Harness {
       Check(s->state == ScheduledSequence::State::kRunning, "planned but not running");
       Check(s->last_planned_step != step_, "planned twice");
       s->last_planned_step = step_;
-      Check(chunk.begin == s->num_computed && chunk.num_tokens >= 1, "planned from elsewhere");
+      Check(chunk.begin >= s->num_computed && chunk.num_tokens >= 1, "planned from elsewhere");
+      Check(chunk.begin == s->num_computed || (chunk.begin % config.block_size == 0 &&
+                                               config.enable_prefix_cache && !s->was_decode),
+            "tokens were left out");
+      num_hit_tokens_ += chunk.begin - s->num_computed;
       const int64_t end = chunk.begin + chunk.num_tokens - chunk.num_drafts;
       Check(end <= s->num_tokens, "planned beyond the known tokens");
       Check(chunk.samples == (end == s->num_tokens), "samples");
@@ -239,13 +282,13 @@ class Harness {
       Check(static_cast<int64_t>(s->block_table.size()) * config.block_size >=
                 chunk.begin + chunk.num_tokens,
             "planned without blocks");
-      const bool decode = chunk.begin > 0 && s->num_tokens - chunk.begin == 1;
+      const bool decode = s->num_computed > 0 && s->was_decode;
       Check(!decode || !after_prefill, "a decode after a prefill");
       after_prefill |= !decode;
       if (!decode) prefill += chunk.num_tokens;
       rows += chunk.num_tokens;
       // What was just admitted did not overtake anything that waits.
-      Check(chunk.begin > 0 || scheduler_.first_waiting() == nullptr ||
+      Check(s->num_computed > 0 || scheduler_.first_waiting() == nullptr ||
                 Precedes(*s, *scheduler_.first_waiting()),
             "admitted past the head of the line");
     }
@@ -262,24 +305,28 @@ class Harness {
     }
   }
 
-  // Reads what attention would read and writes what the step computes.
+  // Writes what the step computes, then reads what attention would read.
   void Execute() {
     for (const PlannedChunk& chunk : *plan_) {
       auto& sequence = static_cast<TestSequence&>(*chunk.sequence);
       sequence.num_accepted = accept_ ? accept_(chunk) : 0;
-      const int64_t right = sequence.num_tokens + sequence.num_accepted;
-      for (int64_t p = 0; p < chunk.begin; ++p) {
-        Check(Slot(*chunk.sequence, p) == sequence.Token(p),
-              "the cache holds another token than the sequence's");
+      for (int64_t i = 0; i < sequence.num_accepted; ++i) AppendTo(&sequence);
+      for (int64_t i = 0; i < chunk.num_tokens; ++i) {
+        const auto position = static_cast<size_t>(chunk.begin + i);
+        Slot(sequence, chunk.begin + i) =
+            position < sequence.contents.size() ? sequence.contents[position] : 0;
       }
-      for (int64_t p = chunk.begin; p < chunk.begin + chunk.num_tokens; ++p) {
-        Slot(*chunk.sequence, p) =
-            p < right ? sequence.Token(p) : std::pair<int64_t, int64_t>{-1, p};
+    }
+    for (const PlannedChunk& chunk : *plan_) {
+      const auto& sequence = static_cast<const TestSequence&>(*chunk.sequence);
+      for (int64_t position = 0; position < chunk.begin; ++position) {
+        Check(Slot(sequence, position) == sequence.contents[static_cast<size_t>(position)],
+              "the cache holds another token than the sequence's");
       }
     }
   }
 
-  std::pair<int64_t, int64_t>& Slot(const ScheduledSequence& sequence, int64_t position) {
+  uint64_t& Slot(const ScheduledSequence& sequence, int64_t position) {
     const int64_t block_size = scheduler_.config().block_size;
     const int64_t block = sequence.block_table[static_cast<size_t>(position / block_size)];
     return slots_[static_cast<size_t>(block * block_size + position % block_size)];
@@ -291,7 +338,8 @@ class Harness {
       *trace_ << " " << chunk.sequence->id << ":" << chunk.begin << "+" << chunk.num_tokens
               << (chunk.samples ? "*" : "");
     }
-    *trace_ << "\nstate free " << scheduler_.pool().num_free() << " preempted "
+    *trace_ << "\nstate available " << scheduler_.prefix_cache().num_available() << " unused "
+            << scheduler_.prefix_cache().num_unused() << " preempted "
             << scheduler_.num_preemptions() << " waiting";
     for (auto* s = scheduler_.first_waiting(); s != nullptr; s = s->next) *trace_ << " " << s->id;
     *trace_ << " running";
@@ -302,16 +350,38 @@ class Harness {
   Scheduler scheduler_;
   std::function<int64_t(const PlannedChunk&)> accept_;
   std::function<int64_t(const PlannedChunk&)> trim_;
+  std::function<int32_t(const TestSequence&)> next_token_;
   std::vector<std::unique_ptr<TestSequence>> sequences_;
-  std::vector<std::unique_ptr<TestSequence>> removed_;
-  std::vector<std::pair<int64_t, int64_t>> slots_;  // (sequence, position) last written
+  std::vector<uint64_t> slots_;  // what was last written
   std::ostream* trace_;
   const std::vector<PlannedChunk>* plan_ = nullptr;
   std::vector<TestSequence*> ended_;
-  std::vector<int32_t> references_;
+  std::vector<int32_t> references_, writers_;
   std::string error_;
+  int64_t num_hit_tokens_ = 0;
   int64_t next_id_ = 0;
+  int64_t now_us_ = 0;
+  int32_t fresh_token_ = 1000;
   int64_t step_ = 0;
 };
+
+// "id:begin+count", with * where it samples.
+inline std::string ToString(const std::vector<PlannedChunk>& plan) {
+  std::ostringstream text;
+  for (const PlannedChunk& chunk : plan) {
+    if (&chunk != plan.data()) text << " ";
+    text << chunk.sequence->id << ":" << chunk.begin << "+" << chunk.num_tokens
+         << (chunk.samples ? "*" : "");
+  }
+  return text.str();
+}
+
+// Takes a step in which nobody ends, and says what was planned.
+inline std::string Step(Harness& harness) {
+  harness.Plan();
+  const std::string plan = ToString(harness.plan());
+  EXPECT_TRUE(harness.Finish([](const TestSequence&) { return false; })) << harness.error();
+  return plan;
+}
 
 }  // namespace allspark::testing

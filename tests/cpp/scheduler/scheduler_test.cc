@@ -21,25 +21,9 @@ namespace {
 
 using State = ScheduledSequence::State;
 using testing::Harness;
+using testing::Step;
 using testing::TestSequence;
-
-// "id:begin+count", with * where it samples.
-std::string ToString(const std::vector<PlannedChunk>& plan) {
-  std::ostringstream text;
-  for (const PlannedChunk& chunk : plan) {
-    if (&chunk != plan.data()) text << " ";
-    text << chunk.sequence->id << ":" << chunk.begin << "+" << chunk.num_tokens
-         << (chunk.samples ? "*" : "");
-  }
-  return text.str();
-}
-
-std::string Step(Harness& harness) {
-  harness.Plan();
-  const std::string plan = ToString(harness.plan());
-  EXPECT_TRUE(harness.Finish([](const TestSequence&) { return false; })) << harness.error();
-  return plan;
-}
+using testing::ToString;
 
 std::string Ids(const ScheduledSequence* sequence) {
   std::string text;
@@ -487,55 +471,6 @@ TEST(Scheduler, TenThousandWaitingDoNotSlowAStep) {
   // Measured ratios are 2 to 3 (10,000 sequences are added, and out of the caches); walking the
   // queue at each insertion would make it over 50.
   EXPECT_LT(many, few * 20);
-}
-
-TEST(Scheduler, ASequenceSharesTheFullBlocksOfAnother) {
-  Harness harness({.max_batch = 4,
-                   .chunk_tokens = 8,
-                   .chunk_tokens_beside_decodes = 8,
-                   .block_size = 4,
-                   .num_blocks = 16});
-  TestSequence* first = harness.Add(0, 11, 20);
-  TestSequence* second = harness.Add(0, 11, 20, first, 11);
-  TestSequence* third = harness.Add(0, 11, 20, first, 5);
-  EXPECT_EQ(Step(harness), "0:0+8");
-  EXPECT_EQ(Step(harness), "0:8+3* 1:8+3* 2:4+2");
-  EXPECT_EQ(second->block_table[0], first->block_table[0]);
-  EXPECT_EQ(second->block_table[1], first->block_table[1]);
-  EXPECT_EQ(third->block_table[0], first->block_table[0]);
-  EXPECT_NE(third->block_table[1], first->block_table[1]);
-  EXPECT_NE(second->block_table[2], first->block_table[2]) << "the last, partial block is its own";
-  const int32_t shared = first->block_table[0];
-  harness.Remove(first);
-  EXPECT_EQ(harness.scheduler().pool().reference_count(shared), 2);
-  EXPECT_EQ(Step(harness), "1:11+1* 2:6+5*");
-}
-
-TEST(Scheduler, ASequenceDoesNotWaitForBlocksThatNobodyComputes) {
-  Harness harness({.max_batch = 4,
-                   .chunk_tokens = 8,
-                   .chunk_tokens_beside_decodes = 8,
-                   .block_size = 4,
-                   .num_blocks = 16});
-  TestSequence* first = harness.Add(0, 9, 20);
-  harness.Add(0, 9, 20, first, 9);
-  harness.Remove(first);
-  EXPECT_EQ(Step(harness), "1:0+8");
-  // One of a higher priority than the one that waits.
-  TestSequence* low = harness.Add(0, 9, 20);
-  harness.Add(1, 9, 20, low, 9);
-  EXPECT_EQ(Step(harness), "1:8+1* 3:0+8");
-}
-
-TEST(Scheduler, ASequenceWhoseOwnerWantsEveryTokenComputedSharesNothing) {
-  Harness harness({.max_batch = 4,
-                   .chunk_tokens = 20,
-                   .chunk_tokens_beside_decodes = 20,
-                   .block_size = 4,
-                   .num_blocks = 32});
-  TestSequence* first = harness.Add(0, 9, 20);
-  harness.Add(0, 9, 20, first, 9)->computes_all = true;
-  EXPECT_EQ(Step(harness), "0:0+9* 1:0+9*");
 }
 
 }  // namespace

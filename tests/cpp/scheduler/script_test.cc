@@ -13,6 +13,7 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "cpp/scheduler/harness.h"
 
@@ -27,7 +28,7 @@ struct Totals {
   int64_t steps = 0;
   int64_t preemptions = 0;
   int64_t finished = 0;
-  int64_t sharers = 0;
+  int64_t hit_tokens = 0;
 };
 
 // std::uniform_int_distribution differs between libraries; the golden trace must not.
@@ -43,10 +44,36 @@ class Random {
   std::mt19937 engine_;
 };
 
-// Returns what went wrong; empty: nothing. `shares`: some sequences begin as others do; `drafts`:
-// some have drafts. The model of the policy knows nothing of either, so those scripts have no
-// trace.
-std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool shares = false,
+// Sequences that begin as others do: a prompt is a part of an older one, as long as another is, and
+// tokens are few, so that also what follows may be the same.
+class Prompts {
+ public:
+  explicit Prompts(Random& random) : random_(random) {}
+  std::vector<int32_t> Draw(int64_t num_tokens) {
+    std::vector<int32_t> prompt;
+    if (!old_.empty() && !random_.OneIn(3)) {
+      prompt = old_[static_cast<size_t>(random_.Range(0, static_cast<int64_t>(old_.size()) - 1))];
+      if (random_.OneIn(2)) {
+        prompt.resize(static_cast<size_t>(random_.Range(0, static_cast<int64_t>(prompt.size()))));
+      }
+    }
+    prompt.resize(std::min(prompt.size(), static_cast<size_t>(num_tokens)));
+    while (static_cast<int64_t>(prompt.size()) < num_tokens) prompt.push_back(Token());
+    old_.push_back(prompt);
+    return prompt;
+  }
+  // An output becomes the beginning of a prompt, as in a conversation.
+  void Keep(const std::vector<int32_t>& tokens) { old_.push_back(tokens); }
+  int32_t Token() { return static_cast<int32_t>(random_.Range(0, 1)); }
+
+ private:
+  Random& random_;
+  std::vector<std::vector<int32_t>> old_;
+};
+
+// Returns what went wrong; empty: nothing. `drafts`: some sequences have drafts; the model of the
+// policy knows nothing of them, so those scripts have no trace.
+std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool cache = false,
                       bool drafts = false) {
   Random random(seed);
   const int64_t longest = random.Range(2, 24);
@@ -60,10 +87,13 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
   const int64_t arrive_one_in = random.Range(1, 3);
   // Short prompts that grow long make blocks run out; long ones make prefills queue up.
   const int64_t prompt_share = random.Range(1, 4);
+  config.enable_prefix_cache = cache;
+  if (cache) config.prefix_cache_ttl_us = random.OneIn(3) ? random.Range(0, 9) : 1000000;
   if (trace != nullptr) {
     *trace << "script " << seed << " max_batch " << config.max_batch << " chunk "
            << config.chunk_tokens << " beside_decodes " << config.chunk_tokens_beside_decodes
-           << " block " << config.block_size << " blocks " << config.num_blocks << "\n";
+           << " block " << config.block_size << " blocks " << config.num_blocks << " cache "
+           << (cache ? 1 : 0) << " ttl " << config.prefix_cache_ttl_us << "\n";
   }
   if (drafts) config.max_draft_rows = random.Range(1, 12);
   Harness harness(config, trace);
@@ -84,7 +114,21 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
       sequence->draft_cost = 0.02 * static_cast<double>(random.Range(0, 3));
     }
   };
-  const auto ends = [&](const TestSequence&) { return random.OneIn(40); };
+  Prompts prompts(random);
+  if (cache) harness.set_next_token([&](const TestSequence&) { return prompts.Token(); });
+  const auto add = [&](int64_t priority, int64_t num_tokens, int64_t max_length) {
+    if (cache) {
+      harness.Add(priority, prompts.Draw(num_tokens), max_length);
+    } else {
+      harness.Add(priority, num_tokens, max_length);
+    }
+  };
+  const auto ends = [&](const TestSequence& sequence) {
+    const bool result = random.OneIn(40);
+    if (cache && result) prompts.Keep(sequence.tokens);
+    return result;
+  };
+  int64_t now_us = 0;
   for (int event = 0; event < 16; ++event) {
     while (harness.sequences().size() < 9 && random.OneIn(arrive_one_in)) {
       const int64_t max_length = random.Range((longest + 1) / 2, longest);
@@ -92,13 +136,10 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
       // Drawn one by one: compilers differ in the order in which they evaluate arguments.
       const int64_t prompt = random.Range(1, longest_prompt);
       const int64_t priority = random.Range(0, priorities - 1);
-      TestSequence* first = harness.Add(priority, prompt, max_length);
-      for (int64_t left = shares ? random.Range(0, 3) : 0; left > 0; --left) {
-        // Mostly the same prompt and priority, as for several sequences of one request.
-        const int64_t common = random.OneIn(4) ? random.Range(0, prompt) : prompt;
-        harness.Add(random.OneIn(6) ? random.Range(0, priorities - 1) : priority, prompt,
-                    max_length, first, common);
-        ++totals.sharers;
+      add(priority, prompt, max_length);
+      // Some come at once, with one prompt or several that begin alike.
+      for (int64_t left = cache ? random.Range(0, 2) : 0; left > 0; --left) {
+        add(random.OneIn(6) ? random.Range(0, priorities - 1) : priority, prompt, max_length);
       }
       if (arrive_one_in == 1 && random.OneIn(2)) break;
     }
@@ -106,6 +147,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
       const auto last = static_cast<int64_t>(harness.sequences().size()) - 1;
       harness.Remove(harness.sequences()[static_cast<size_t>(random.Range(0, last))].get());
     }
+    if (cache && random.OneIn(3)) harness.set_now(now_us += random.Range(0, 4));
     ++totals.steps;
     draft();
     if (!(random.OneIn(40) ? harness.FailStep() : harness.Step(ends))) return harness.error();
@@ -122,6 +164,8 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool s
     totals.finished += static_cast<int64_t>(live - harness.sequences().size());
   }
   totals.preemptions += harness.scheduler().num_preemptions();
+  totals.hit_tokens += harness.num_hit_tokens();
+  harness.scheduler().prefix_cache().Clear();
   if (harness.scheduler().pool().num_free() != config.num_blocks) return "blocks leaked";
   return "";
 }
@@ -138,13 +182,13 @@ TEST(SchedulerScripts, InvariantsHoldInAHundredThousandScripts) {
   EXPECT_GT(totals.steps, 1600000);
 }
 
-TEST(SchedulerScripts, InvariantsHoldWithSharedBlocks) {
+TEST(SchedulerScripts, InvariantsHoldWithThePrefixCache) {
   Totals totals;
-  for (uint64_t seed = 0; seed < 20000; ++seed) {
-    const std::string error = RunScript(seed, nullptr, totals, /*shares=*/true);
+  for (uint64_t seed = 0; seed < 30000; ++seed) {
+    const std::string error = RunScript(seed, nullptr, totals, /*cache=*/true);
     ASSERT_EQ(error, "") << "in the script of seed " << seed;
   }
-  EXPECT_GT(totals.sharers, 50000);
+  EXPECT_GT(totals.hit_tokens, 300000);
   EXPECT_GT(totals.preemptions, 5000);
 }
 
@@ -152,21 +196,21 @@ TEST(SchedulerScripts, InvariantsHoldWithDrafts) {
   Totals totals;
   for (uint64_t seed = 0; seed < 50000; ++seed) {
     const std::string error =
-        RunScript(seed, nullptr, totals, /*shares=*/seed % 3 == 0, /*drafts=*/true);
+        RunScript(seed, nullptr, totals, /*cache=*/seed % 3 == 0, /*drafts=*/true);
     ASSERT_EQ(error, "") << "in the script of seed " << seed;
   }
   EXPECT_GT(totals.drafts, 100000);
   EXPECT_GT(totals.preemptions, 5000);
 }
 
-constexpr uint64_t kGoldenScripts = 24;
+constexpr uint64_t kGoldenScripts = 20;
 constexpr uint64_t kTracedScripts = 2000;
 
 TEST(SchedulerTrace, IsTheGoldenOne) {
   std::ostringstream trace;
   Totals totals;
   for (uint64_t seed = 0; seed < kGoldenScripts; ++seed) {
-    ASSERT_EQ(RunScript(seed, &trace, totals), "");
+    ASSERT_EQ(RunScript(seed, &trace, totals, /*cache=*/seed % 2 == 1), "");
   }
   const auto path = std::filesystem::path(__FILE__).parent_path() / "golden_trace.txt";
   if (std::getenv("ALLSPARK_UPDATE_GOLDEN") != nullptr) {
@@ -192,7 +236,7 @@ TEST(SchedulerTrace, WritesTheTraceAskedFor) {
   std::ofstream trace(path, std::ios::binary);
   Totals totals;
   for (uint64_t seed = 1000; seed < 1000 + kTracedScripts; ++seed) {
-    ASSERT_EQ(RunScript(seed, &trace, totals), "") << seed;
+    ASSERT_EQ(RunScript(seed, &trace, totals, /*cache=*/seed % 2 == 1), "") << seed;
   }
   trace.close();
   EXPECT_TRUE(trace.good()) << path;

@@ -1,0 +1,103 @@
+"""Time to the first token with the prefix cache against without it, interleaved, by share found.
+
+One model is installed twice, with and without the cache. In each round both serve the same
+prompts: one that nobody sent before, and prompts that begin with so much of one that was served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from checkpoints import SHAPES, ensure_checkpoint
+
+SPAN = 32  # tokens per KV block
+OUTPUT = 3
+VOCABULARY = 7900  # ids below it are in every shape's vocabulary
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens of each prompt")
+    parser.add_argument("--shares", default="0,0.288,0.576,0.896,0.96", help="found, of the prompt")
+    parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    return parser.parse_args()
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.rng = np.random.default_rng(0)
+        directory = ensure_checkpoint(options.shape, options.work_dir / f"prefix-{options.shape}")
+        self.engine = Engine()
+        for name, cached in (("with", True), ("without", False)):
+            loader = HuggingFaceModel(str(directory), name, user_set_data_type="bfloat16")
+            loader.load_model().serialize_to_memory(self.engine).free_model()
+            builder = loader.create_reference_runtime_config_builder(
+                name, TargetDevice.CPU, max_batch=2, max_context_length=options.prompt + OUTPUT
+            )
+            builder.num_threads(options.threads).kv_cache_span_size(SPAN).prefill_cache(cached)
+            self.expect(self.engine.install_model(builder.build()))
+            self.expect(self.engine.start_model(name))
+
+    def expect(self, status: AsStatus) -> None:
+        if status != AsStatus.ALLSPARK_SUCCESS:
+            raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
+
+    def ids(self, count: int) -> list[int]:
+        return [int(token) for token in self.rng.integers(3, VOCABULARY, size=count)]
+
+    def ttft_ms(self, name: str, prompt: list[int], found: int) -> float:
+        """Of one request alone; `found`: what the cache must have of it."""
+        config = {"do_sample": False, "max_new_tokens": OUTPUT, "eos_token_id": -1}
+        begin = time.perf_counter()
+        status, handle, queue = self.engine.start_request_ids(name, None, prompt, config)
+        self.expect(status)
+        elements = queue.Get()
+        elapsed = time.perf_counter() - begin
+        self.expect(self.engine.sync_request(name, handle))
+        self.expect(self.engine.release_request(name, handle))
+        if elements is None or elements.prefix_cache_len != found:
+            raise RuntimeError(f"not {found} tokens were found: {elements} {queue.error}")
+        return elapsed * 1e3
+
+    def measure(self, share: float) -> tuple[float, float]:
+        """Time to the first token with and without the cache, ms."""
+        length = self.options.prompt
+        found = int(share * length) // SPAN * SPAN
+        self.engine.clear_prefix_cache("with")
+        beginning = self.ids(found)
+        if found > 0:
+            self.ttft_ms("with", [*beginning, 1], 0)
+        prompt = beginning + self.ids(length - found)
+        return self.ttft_ms("with", prompt, found), self.ttft_ms("without", prompt, 0)
+
+
+def main() -> None:
+    options = parse_arguments()
+    shares = [float(share) for share in options.shares.split(",")]
+    bench = Bench(options)
+    results: dict[float, list[tuple[float, float]]] = {share: [] for share in shares}
+    for number in range(options.rounds + 1):
+        for share in shares:
+            times = bench.measure(share)
+            if number > 0:  # the first warms up
+                results[share].append(times)
+    print(f"| {options.shape}, {options.prompt} tokens: found | TTFT with, ms | without | ratio |")
+    print("|---|---|---|---|")
+    for share, times in results.items():
+        cached, plain = (statistics.median(column) for column in zip(*times, strict=True))
+        print(f"| {share:.1%} | {cached:.1f} | {plain:.1f} | {cached / plain:.3f} |")
+    for name in ("with", "without"):
+        bench.expect(bench.engine.stop_model(name))
+
+
+if __name__ == "__main__":
+    main()
