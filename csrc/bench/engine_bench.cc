@@ -107,7 +107,7 @@ void StepLoop(benchmark::State& state) {
   config.engine_max_length = kTokens + 1;
   config.engine_max_batch = num_streams;
   auto instance = ModelInstance::Create(
-      config, Open(pool.get()),
+      config, Open(pool.get()), /*draft_reader=*/nullptr,
       {std::shared_ptr<Allocator>(std::move(*allocator)), pool, &EmptyTable()},
       std::make_shared<CompletionSetImpl>());
   Require(instance.status());

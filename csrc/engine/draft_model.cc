@@ -78,6 +78,23 @@ void DraftModel::Draft(std::span<Request* const> requests) {
   }
 }
 
+// How many tokens of the request may be added: two sequences of a batch must not write a block that
+// they share. Who comes later waits; it computes the same again.
+int64_t DraftModel::TokensApart(const Request& request, int64_t num_tokens) const {
+  const int64_t block_size = options_.decoder.block_size;
+  const int64_t begin = request.draft_model.num_computed;
+  for (const BatchSequence& other : sequences_) {
+    const int64_t other_end = other.position + other.num_tokens;
+    for (int64_t i = std::max(begin, other.position) / block_size;
+         i * block_size < std::min(begin + num_tokens, other_end); ++i) {
+      if (request.block_table[static_cast<size_t>(i)] == other.block_table[i]) {
+        num_tokens = std::max<int64_t>(0, i * block_size - begin);
+      }
+    }
+  }
+  return num_tokens;
+}
+
 void DraftModel::AddSequence(Request& request, int64_t most) {
   DraftModelState& state = request.draft_model;
   if (state.num_preemptions != request.num_preemptions) {
@@ -85,10 +102,12 @@ void DraftModel::AddSequence(Request& request, int64_t most) {
     state.num_computed = 0;
   }
   const int64_t end = request.num_tokens + static_cast<int64_t>(request.drafts.size());
-  BatchSequence sequence{.token_begin = static_cast<int64_t>(tokens_.size()),
-                         .num_tokens = std::min(most, end - state.num_computed),
-                         .position = state.num_computed,
-                         .block_table = request.block_table.data()};
+  BatchSequence sequence{
+      .token_begin = static_cast<int64_t>(tokens_.size()),
+      .num_tokens = TokensApart(request, std::min(most, end - state.num_computed)),
+      .position = state.num_computed,
+      .block_table = request.block_table.data()};
+  if (sequence.num_tokens == 0) return;
   for (int64_t i = 0; i < sequence.num_tokens; ++i, ++state.num_computed) {
     tokens_.push_back(request.KnownOrDrafted(state.num_computed));
     positions_.push_back(static_cast<int32_t>(state.num_computed));

@@ -50,6 +50,7 @@ class DraftModel : public Drafter {
 
   // Puts as many tokens into the batch as the request lacks, at most `most`.
   void AddSequence(Request& request, int64_t most);
+  int64_t TokensApart(const Request& request, int64_t num_tokens) const;
   void Forward();
 
   DraftModelOptions options_;

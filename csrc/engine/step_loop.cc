@@ -133,8 +133,7 @@ void ModelInstance::OfferDrafts() {
     auto* request = static_cast<Request*>(s);
     request->ClearOffers();
     if (!has_room || !request->decodes()) continue;
-    for (const auto& drafter : running_->drafters)
-      drafter->Offer(*request);
+    for (const auto& drafter : running_->drafters) drafter->Offer(*request);
   }
 }
 

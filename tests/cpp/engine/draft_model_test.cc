@@ -29,11 +29,10 @@ class DraftModelTest : public EngineTest {
 
   // The outputs of the requests, which run together.
   std::vector<Ids> RunAll(const std::vector<Ids>& prompts,
-                          const std::vector<GenerationConfig>& configs, bool sharing = false) {
+                          const std::vector<GenerationConfig>& configs) {
     std::vector<StartedRequest> requests;
     for (size_t i = 0; i < prompts.size(); ++i) {
-      const RequestHandle other = sharing && i % 2 == 1 ? requests[i - 1].handle : RequestHandle{};
-      requests.push_back(*engine_->StartRequest("m", prompts[i], configs[i], nullptr, other));
+      requests.push_back(*engine_->StartRequest("m", prompts[i], configs[i]));
     }
     hook_.loop_gate.Open();
     std::vector<Ids> outputs;
@@ -88,7 +87,7 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
   const std::vector<Ids> expected = Expected(prompts, configs);
   struct Case {
     int64_t chunk, blocks, threads;
-    bool sharing;
+    bool sharing;  // Some of the prompts are equal.
   };
   // The third has a pool of little more than one longest request: others are preempted.
   for (const Case& c : {Case{32, 0, 2, false}, Case{7, 0, 1, true}, Case{32, 17, 2, true}}) {
@@ -98,8 +97,9 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
     config.cache_span_num_init = c.blocks;
     config.num_threads = c.threads;
     config.num_draft_tokens = 3;
+    config.enable_prefix_cache = c.sharing;
     Start(config, spec_, kSeed);
-    EXPECT_EQ(RunAll(prompts, configs, c.sharing), expected) << "chunk " << c.chunk;
+    EXPECT_EQ(RunAll(prompts, configs), expected) << "chunk " << c.chunk;
     ASSERT_OK(engine_->StopModel("m"));  // The step's counters come after its tokens.
     const EngineStat stat = *engine_->GetEngineStat("m");
     // Small chunks leave few steps without a prefill.
