@@ -1,7 +1,8 @@
 // Guesses by a second, smaller model of the same vocabulary. Its cache has a block for each block
 // of the model it guesses for, under the same id: a request's block table serves both, and whoever
 // takes or shares a block has its pair. What the draft model has not computed of a request (its
-// prompt, what came while nobody guessed) it catches up on, in chunks, before it guesses.
+// prompt, what came while nobody guessed) it catches up on, in chunks, before it guesses. Of blocks
+// that requests share each computes the draft model's part anew, and writes the same bits.
 #pragma once
 
 #include <memory>

@@ -33,8 +33,8 @@ struct DraftModelState {
   bool is_new = true;
   int64_t num_computed = 0;     // tokens whose KV is in its cache
   int64_t num_preemptions = 0;  // of the request then: its blocks are others after one
-  // A weight that chance seldom takes below what makes guesses worthwhile: from there the way back
-  // is long.
+  // Low: a few wrong guesses in a row do not yet put an end to all, from where the way back is
+  // long.
   static constexpr double kWeight = 1.0 / 16;
   DraftChance chance{kWeight};
 };
