@@ -17,7 +17,6 @@ from checkpoints import SHAPES, ensure_checkpoint
 
 SPAN = 32  # tokens per KV block
 OUTPUT = 3
-VOCABULARY = 7900  # ids below it are in every shape's vocabulary
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -52,7 +51,8 @@ class Bench:
             raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
 
     def ids(self, count: int) -> list[int]:
-        return [int(token) for token in self.rng.integers(3, VOCABULARY, size=count)]
+        vocab_size = SHAPES[self.options.shape].vocab_size
+        return [int(token) for token in self.rng.integers(3, vocab_size, size=count)]
 
     def ttft_ms(self, name: str, prompt: list[int], found: int) -> float:
         """Of one request alone; `found`: what the cache must have of it."""
