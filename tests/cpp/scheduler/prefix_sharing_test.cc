@@ -252,18 +252,28 @@ TEST(PrefixSharing, AcceptedDraftsFillBlocks) {
   EXPECT_EQ(Step(harness), "1:12+1*");
 }
 
-TEST(PrefixSharing, PinsAreNotThereForAdmission) {
+TEST(PrefixSharing, PinnedBlocksAreThereForThoseWhoShareThemAlone) {
   SchedulerConfig config = Config(8);
   config.max_pinned_blocks = 4;
   Harness harness(config);
-  TestSequence* first = harness.Add(0, Count(16), 20);
-  EXPECT_EQ(Step(harness), "0:0+16*");
-  harness.Remove(first);
-  auto& scheduler = const_cast<Scheduler&>(harness.scheduler());
-  ASSERT_EQ(*scheduler.prefix_cache().Pin(Count(16), 0), 16);
-  EXPECT_EQ(scheduler.prefix_cache().num_available(), 4);
-  scheduler.prefix_cache().Unpin(Count(16), 0);
-  EXPECT_EQ(scheduler.prefix_cache().num_available(), 8);
+  harness.Remove([&] {
+    TestSequence* first = harness.Add(0, Count(16), 20);
+    EXPECT_EQ(Step(harness), "0:0+16*");
+    return first;
+  }());
+  PrefixCache& cache = harness.scheduler().prefix_cache();
+  ASSERT_EQ(*cache.Pin(Count(16), 0), 16);
+  TestSequence* other = harness.Add(0, Count(17, 500), 20);
+  harness.scheduler().Plan();
+  EXPECT_EQ(other->state, ScheduledSequence::State::kWaiting) << "it needs five blocks of four";
+  harness.Remove(other);
+  TestSequence* sharer = harness.Add(0, Join(Count(16), {1, 2}), 20);
+  harness.scheduler().Plan();
+  EXPECT_EQ(sharer->block_table.size(), 5u);
+  EXPECT_EQ(cache.num_available(), 3);
+  harness.Remove(sharer);
+  cache.Unpin(Count(16), 0);
+  EXPECT_EQ(cache.num_available(), 8);
 }
 
 TEST(PrefixSharing, AllocatesNothingAfterConstruction) {
