@@ -112,12 +112,15 @@ class GenerateConfig:
     def to_dict(self) -> dict: ...
     def validate(self) -> Status: ...
     bad_words_ids: list[list[int]]
+    beam_early_stopping: str
+    best_of: int
     do_sample: bool
     early_stopping: bool
     enable_tensors_from_model_inference: bool
     eos_token_id: int
     frequency_penalty: float
     ignore_eos: bool
+    length_penalty: float
     logit_bias: dict[int, float]
     logprobs: bool
     logprobs_mode: str
@@ -128,6 +131,8 @@ class GenerateConfig:
     min_p: float
     no_repeat_ngram_size: int
     normalize: bool
+    num_beams: int
+    num_return_sequences: int
     output_last_hidden_state: str
     output_logits: str
     pooling: str
@@ -206,6 +211,7 @@ class NativeResultQueue:
     def generated_length(self) -> int: ...
     def get(self, timeout_ms: int) -> GeneratedElements | None: ...
     def get_nowait(self) -> GeneratedElements | None: ...
+    def sequence_score(self) -> float | None: ...
     def stat_info(self) -> dict[str, int]: ...
     def status(self) -> GenerateRequestStatus: ...
     @property

@@ -203,7 +203,8 @@ class Engine:
         Returns:
             (status, handle, queue); handle and queue are None unless the status is
             ALLSPARK_SUCCESS. With stop_words or another field about text the queue is a TextQueue;
-            with n above 1 there are lists of n handles and n queues, empty on failure.
+            with n or num_return_sequences above 1 there are lists of as many handles and queues,
+            empty on failure.
         """
         ids = to_id_array(input_ids)
         try:
@@ -216,11 +217,18 @@ class Engine:
 
         def start(sequence: tuple[GenerateConfig, QueuedMask | None]) -> Started:
             native_config, mask = sequence
-            status, handle, native = self._native.start_request(
+            status, handles, natives = self._native.start_request(
                 model_name, ids, native_config, mask
             )
-            queue = native and self._wrap_queue(native, model_name, handle, model, config, len(ids))
-            return self._result(status), handle, queue
+            queues = [
+                self._wrap_queue(native, model_name, handle, model, config, len(ids))
+                for handle, native in zip(handles, natives, strict=True)
+            ]
+            if config.native.num_return_sequences > 1:
+                return self._result(status), handles, queues
+            if not handles:
+                return self._result(status), None, None
+            return self._result(status), handles[0], queues[0]
 
         sequences = list(zip(config.sequences(), masks, strict=True))
         if config.n == 1:

@@ -16,12 +16,7 @@ MAX_N = 128
 # Fields of other engines' generation configs that this one does not serve, with the value at which
 # each changes nothing. That value is left out; another is refused, or warned of where it comes from
 # a checkpoint's file.
-_NOT_SERVED = {
-    "length_penalty": 1.0,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "typical_p": 1.0,
-}
+_NOT_SERVED = {"typical_p": 1.0}
 # Fields that mean the same in a Hugging Face generation config.
 _COPIED = (
     "do_sample",
@@ -36,7 +31,14 @@ _COPIED = (
     "no_repeat_ngram_size",
     "bad_words_ids",
     "prompt_lookup_num_tokens",
+    "num_beams",
+    "num_return_sequences",
+    "length_penalty",
 )
+
+
+def _is_above_one(value: Any) -> bool:
+    return isinstance(value, int) and value > 1
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
@@ -56,8 +58,8 @@ class ASGenerationConfigBuilder:
 
     Args:
         hf_gen_config: a Hugging Face GenerationConfig (object or dict) to start from. Its
-            `early_stopping` is about beam search and is not copied. As there, sampling is off
-            unless it says otherwise; without one, the engine's defaults hold (sampling on).
+            `early_stopping` is about beam search: beam_early_stopping here. As there, sampling is
+            off unless it says otherwise; without one, the engine's defaults hold (sampling on).
         seed: 64-bit seed; None draws one for each request.
         eos_token_id: overrides that of `hf_gen_config`.
     """
@@ -75,7 +77,14 @@ class ASGenerationConfigBuilder:
         for name in _COPIED:
             if hf.get(name) is not None:
                 self._fields[name] = hf[name]
-        for name, neutral in _NOT_SERVED.items():
+        not_served = dict(_NOT_SERVED)
+        if _is_above_one(hf.get("num_beams")):
+            if hf.get("early_stopping") is not None:
+                self._fields["beam_early_stopping"] = hf["early_stopping"]
+            if hf.get("do_sample"):
+                not_served["num_beams"] = 1
+                del self._fields["num_beams"]
+        for name, neutral in not_served.items():
             if hf.get(name) not in (None, neutral):
                 warnings.warn(
                     f"the generation config's {name}={hf[name]!r} is not served and is left out",
@@ -118,8 +127,9 @@ class ASGenerationConfigBuilder:
         """True draws from the distribution, False takes the likeliest token. Default True."""
         return self._set("do_sample", flag)
 
-    def early_stopping(self, flag: bool = True) -> ASGenerationConfigBuilder:
-        """True ends at the EOS token. Default True."""
+    def early_stopping(self, flag: bool | str = True) -> ASGenerationConfigBuilder:
+        """True ends at the EOS token. Default True. With num_beams above 1 it is
+        beam_early_stopping, as in transformers."""
         return self._set("early_stopping", flag)
 
     def ignore_eos(self, flag: bool = True) -> ASGenerationConfigBuilder:
@@ -228,6 +238,29 @@ class ASGenerationConfigBuilder:
     def n(self, count: int) -> ASGenerationConfigBuilder:
         """Sequences of one prompt, which share its KV blocks: one queue each. Default 1."""
         return self._set("n", count)
+
+    def num_beams(self, count: int) -> ASGenerationConfigBuilder:
+        """Above 1: a beam search with so many beams; needs do_sample False. Default 1."""
+        return self._set("num_beams", count)
+
+    def best_of(self, count: int) -> ASGenerationConfigBuilder:
+        """Above 1: so many samples, of which the best n come back. Default 1."""
+        return self._set("best_of", count)
+
+    def num_return_sequences(self, count: int) -> ASGenerationConfigBuilder:
+        """Sequences that come back, each with its queue: the best of num_beams or of best_of, or
+        without either so many samples, as `n`. Default 1."""
+        return self._set("num_return_sequences", count)
+
+    def length_penalty(self, exponent: float) -> ASGenerationConfigBuilder:
+        """Sequences are ranked by the sum of their log-probabilities / length ** exponent: above 0
+        longer ones gain. Default 1, the mean."""
+        return self._set("length_penalty", exponent)
+
+    def beam_early_stopping(self, rule: bool | str) -> ASGenerationConfigBuilder:
+        """When a beam search ends, as transformers' early_stopping: False, True or "never".
+        Default False."""
+        return self._set("beam_early_stopping", rule)
 
     def stop_words(self, words: str | Sequence[str]) -> ASGenerationConfigBuilder:
         """Strings before which the output's text ends; needs the loader's tokenizer."""
@@ -339,9 +372,53 @@ def _take_n(fields: dict[str, Any]) -> int:
         raise TypeError(f"n is {n!r} ({type(n).__name__}); it must be an integer")
     if not 1 <= n <= MAX_N:
         raise ValueError(f"n is {n}; it must be in [1, {MAX_N}]")
-    if n > 1 and fields.get("do_sample") is False:
-        raise ValueError(f"n is {n}; it must be 1 where do_sample is False: all would be the same")
     return n
+
+
+def _rename_early_stopping(fields: dict[str, Any]) -> None:
+    """Leaves each rule under the name, and in the words, of the engine."""
+    if _is_above_one(fields.get("num_beams")) and "early_stopping" in fields:
+        fields.setdefault("beam_early_stopping", fields.pop("early_stopping"))
+        fields.pop("early_stopping", None)
+    if isinstance(rule := fields.get("beam_early_stopping"), bool):
+        fields["beam_early_stopping"] = "true" if rule else "false"
+
+
+def _settle_sequences(n: int, native: GenerateConfig) -> int:
+    """Makes `n` and num_return_sequences one: returns how many requests are to start."""
+    ranked = "num_beams" if native.num_beams > 1 else "best_of" if native.best_of > 1 else None
+    asked = native.num_return_sequences
+    if not 1 <= asked <= MAX_N:
+        return n  # the engine refuses it
+    if n > 1 and (native.num_beams > 1 or asked not in (1, n)):
+        raise ValueError(
+            f"n is {n}; it must be 1 where num_beams is {native.num_beams} and "
+            f"num_return_sequences is {asked}"
+        )
+    if ranked:
+        native.num_return_sequences = max(n, asked)
+        return 1
+    name, count = ("n", n) if n > 1 else ("num_return_sequences", asked)
+    if count > 1 and not native.do_sample:
+        raise ValueError(
+            f"{name} is {count}; it must be 1 where do_sample is False: all would be the same"
+        )
+    native.num_return_sequences = 1
+    return count
+
+
+def _check_group(native: GenerateConfig, text: TextOptions | None, response_format: Any) -> None:
+    """Refuses what the SDK does while tokens come, where they come ranked."""
+    name, count = max(
+        ("best_of", native.best_of), ("num_beams", native.num_beams), key=lambda pair: pair[1]
+    )
+    if count > 1 and text is not None and text.stop_words:
+        raise ValueError(
+            f"stop_words is {list(text.stop_words)!r}; it must be empty where {name} is {count}: "
+            "reading finds stop strings, which is after the ranking (stop_words_ids end a sequence)"
+        )
+    if count > 1 and response_format is not None:
+        raise ValueError(f"response_format is given; it must not be where {name} is {count}")
 
 
 class GenerationConfigAdapter:
@@ -378,4 +455,8 @@ class GenerationConfigAdapter:
         text = TextOptions.take(fields)
         n = _take_n(fields)
         response_format = fields.pop("response_format", None)
-        return RequestConfig(GenerateConfig.from_dict(fields), text, n, response_format)
+        _rename_early_stopping(fields)
+        native = GenerateConfig.from_dict(fields)
+        n = _settle_sequences(n, native)
+        _check_group(native, text, response_format)
+        return RequestConfig(native, text, n, response_format)

@@ -72,6 +72,12 @@ class ResultQueue:
         return self._native.error() or None
 
     @property
+    def sequence_score(self) -> float | None:
+        """The score that ranked the sequence, where num_beams or best_of asked for a ranking: the
+        sum of its log-probabilities / length ** length_penalty. None until it has ended."""
+        return self._native.sequence_score()
+
+    @property
     def request_id(self) -> int:
         """The id of the request's handle."""
         return self._native.request_id

@@ -96,6 +96,70 @@ Status CheckLogitBias(const std::map<int64_t, double>& logit_bias) {
   return Status::Ok();
 }
 
+// Refuses what does not go with a field that is above 1.
+class Contradictions {
+ public:
+  Contradictions(const char* name, int64_t value) : name_(name), value_(value) {}
+  template <typename T>
+  void Require(const char* field, const T& value, const T& only) {
+    if (value == only || !status_.ok()) return;
+    status_ = Malformed(field, FormatValue(value),
+                        FormatValue(only) + " where " + name_ + " is " + std::to_string(value_));
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  const char* name_;
+  int64_t value_;
+  Status status_;
+};
+
+// What is given for each token as it comes.
+void RequireNoTensors(const GenerationConfig& config, Contradictions& group) {
+  group.Require("prompt_only", config.prompt_only, false);
+  group.Require("output_logits", config.output_logits, std::string());
+  group.Require("output_last_hidden_state", config.output_last_hidden_state, std::string());
+  group.Require("enable_tensors_from_model_inference", config.enable_tensors_from_model_inference,
+                false);
+  group.Require("pooling", config.pooling, std::string());
+}
+
+Status CheckBeams(const GenerationConfig& config) {
+  if (config.num_beams == 1) return Status::Ok();
+  Contradictions beams("num_beams", config.num_beams);
+  beams.Require("do_sample", config.do_sample, false);
+  beams.Require("best_of", config.best_of, int64_t{1});
+  beams.Require("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens, int64_t{0});
+  beams.Require("prompt_logprobs", config.prompt_logprobs, false);
+  // How many tokens of a row may end a sequence is not known for loops.
+  if (config.repetition_ngram_size > 0) {
+    beams.Require("repetition_ngram_threshold", config.repetition_ngram_threshold, int64_t{0});
+  }
+  RequireNoTensors(config, beams);
+  return beams.status();
+}
+
+Status CheckSamples(const GenerationConfig& config) {
+  if (config.best_of == 1) return Status::Ok();
+  Contradictions samples("best_of", config.best_of);
+  samples.Require("do_sample", config.do_sample, true);
+  RequireNoTensors(config, samples);
+  return samples.status();
+}
+
+Status CheckSequences(const GenerationConfig& config) {
+  AS_RETURN_IF_ERROR(
+      CheckChoice("beam_early_stopping", config.beam_early_stopping, {"false", "true", "never"}));
+  AS_RETURN_IF_ERROR(CheckBeams(config));
+  AS_RETURN_IF_ERROR(CheckSamples(config));
+  const bool is_search = config.num_beams > 1;
+  const int64_t most = is_search ? config.num_beams : config.best_of;
+  if (config.num_return_sequences <= most) return Status::Ok();
+  return Malformed("num_return_sequences", FormatValue(config.num_return_sequences),
+                   std::string("at most ") + (is_search ? "num_beams" : "best_of") + ", which is " +
+                       FormatValue(most));
+}
+
 }  // namespace
 
 Status Validate(const RuntimeConfig& config) {
@@ -135,6 +199,7 @@ Status Validate(const GenerationConfig& config) {
   AS_RETURN_IF_ERROR(CheckChoice("output_last_hidden_state", config.output_last_hidden_state,
                                  {"", "all", "generation"}));
   AS_RETURN_IF_ERROR(CheckChoice("pooling", config.pooling, {"", "mean", "last"}));
+  AS_RETURN_IF_ERROR(CheckSequences(config));
   AS_RETURN_IF_ERROR(CheckTokenIds("stop_token_ids", config.stop_token_ids));
   AS_RETURN_IF_ERROR(CheckWords("stop_words_ids", config.stop_words_ids));
   AS_RETURN_IF_ERROR(CheckWords("bad_words_ids", config.bad_words_ids));

@@ -254,7 +254,11 @@ Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             std::shared_ptr<TokenMask> token_mask) {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   if (!instance.ok()) return instance.status();
-  return (*instance)->Submit(next_request_id++, prompt_ids, config, std::move(token_mask));
+  // The sequences of a request have ids that follow one another.
+  const int64_t num_ids =
+      std::clamp<int64_t>(std::max(config.num_beams, config.best_of), 1, kMaxSequences);
+  return (*instance)->Submit(next_request_id.fetch_add(static_cast<uint64_t>(num_ids)), prompt_ids,
+                             config, std::move(token_mask));
 }
 
 Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {

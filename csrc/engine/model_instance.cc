@@ -147,6 +147,7 @@ Status ModelInstance::SizePool() {
   limits_ = {.vocab_size = reader_->spec().vocab_size(),
              .hidden_size = reader_->spec().hidden_size(),
              .engine_max_length = config_.engine_max_length,
+             .engine_max_batch = config_.engine_max_batch,
              .block_size = block_size,
              .num_draft_tokens = draft_reader_ != nullptr ? config_.num_draft_tokens : 0};
   return Status::Ok();
@@ -336,13 +337,20 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
                                  " requests are waiting; max_waiting_requests is " +
                                  std::to_string(config_.max_waiting_requests));
   }
+  StartedRequest started{RequestHandle{request_id}, request->queue};
   requests_.emplace(request_id, request);
+  if (request->group != nullptr) {
+    for (const Request* other : request->group->returned().subspan(1)) {
+      started.next_best.push_back({RequestHandle{other->request_id}, other->queue});
+      requests_.emplace(other->request_id, request);
+    }
+  }
   request->self = request;
   (new_tail_ != nullptr ? new_tail_->next_new : new_head_) = request.get();
   new_tail_ = request.get();
-  ++num_live_;
+  num_live_ += request->num_live();
   mail_.notify_one();
-  return StartedRequest{RequestHandle{request_id}, request->queue};
+  return started;
 }
 
 Status ModelInstance::CheckAcceptingLocked(const char* what) const {

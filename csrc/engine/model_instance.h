@@ -127,6 +127,12 @@ class ModelInstance {
   bool IsStopping(const Request& request) const;
   void FailStep(const std::vector<PlannedChunk>& plan, const std::string& message);
   void EndRequest(Request* request, FinishReason reason, std::string error);
+  // Groups, in step_groups.cc. The next beams, once the candidates of all are there.
+  void AdvanceSearch(Request* beam, const SamplingRow& row);
+  // False: it was not the last of its group.
+  bool EndSample(Request* sample, FinishReason reason);
+  void AddToScheduler(Request* request);
+  void RemoveFromScheduler(Request* request);
   void EndAll(FinishReason reason, const std::string& error);
   void UpdateCounters(const std::vector<PlannedChunk>& plan);
   void PublishUsage();

@@ -155,6 +155,41 @@ bool EndsInRepetition(const Request& request) {
   return occurrences >= request.repetition_ngram_threshold;
 }
 
+// The other members of the group that the config asks for: as the first, with the seeds that
+// follow.
+Result<std::vector<std::shared_ptr<Request>>> CreateOthers(
+    uint64_t first_id, std::span<const int64_t> prompt_ids, GenerationConfig config,
+    const RequestLimits& limits, const std::shared_ptr<CompletionSetImpl>& engine_set) {
+  std::vector<std::shared_ptr<Request>> others;
+  const int64_t count = std::max(config.num_beams, config.best_of);
+  config.num_beams = config.best_of = config.num_return_sequences = 1;
+  for (int64_t i = 1; i < count; ++i) {
+    if (config.seed >= 0) ++config.seed;
+    Result<std::shared_ptr<Request>> other = Request::Create(
+        first_id + static_cast<uint64_t>(i), prompt_ids, config, limits, engine_set);
+    if (!other.ok()) return other.status();
+    others.push_back(std::move(*other));
+  }
+  return others;
+}
+
+// What a group cannot have, and what only the engine knows of it.
+Status CheckGroup(const GenerationConfig& config, const RequestLimits& limits, bool has_mask) {
+  const bool is_search = config.num_beams > 1;
+  if (config.num_beams > limits.engine_max_batch) {
+    return Status::InvalidArgument("num_beams is " + std::to_string(config.num_beams) +
+                                   "; it must not exceed engine_max_batch, which is " +
+                                   std::to_string(limits.engine_max_batch));
+  }
+  if (has_mask && (is_search || config.best_of > 1)) {
+    return Status::InvalidArgument(
+        std::string(is_search ? "num_beams is " : "best_of is ") +
+        std::to_string(is_search ? config.num_beams : config.best_of) +
+        "; it must be 1 for a guided request (response_format, token_mask)");
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
@@ -172,6 +207,7 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   int64_t max_length = config.max_length > 0 ? config.max_length : limits.engine_max_length;
   AS_RETURN_IF_ERROR(CheckPrompt(prompt_ids, max_length, config.prompt_only, limits));
   AS_RETURN_IF_ERROR(CheckIds(config, limits.vocab_size));
+  AS_RETURN_IF_ERROR(CheckGroup(config, limits, token_mask != nullptr));
   const auto prompt_length = static_cast<int64_t>(prompt_ids.size());
   if (config.prompt_only) {
     if (token_mask != nullptr) {
@@ -243,6 +279,12 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
     request->drafts.reserve(static_cast<size_t>(std::max(
         request->most_looked_up, request->uses_draft_model ? limits.num_draft_tokens : 0)));
   }
+  if (config.num_beams > 1 || config.best_of > 1) {
+    auto others = CreateOthers(request_id, prompt_ids, config, limits, engine_set);
+    if (!others.ok()) return others.status();
+    request->owned_group = std::make_unique<RequestGroup>(request.get(), std::move(*others), config,
+                                                          limits.vocab_size);
+  }
   return request;
 }
 
@@ -253,7 +295,9 @@ SamplingRow Request::NextRow(float* logits) {
     row.tokens = tokens.data();
     row.counts = &counts;
   }
-  if (wants_logprobs) row.logprobs = &logprobs;
+  if (is_beam()) row.candidates = &candidates;
+  // The score of a sample is made of them.
+  if (wants_logprobs || is_sample()) row.logprobs = &logprobs;
   if (num_tokens < min_length) {
     row.banned = end_tokens.data();
     row.num_banned = static_cast<int64_t>(end_tokens.size());
@@ -299,8 +343,20 @@ void Request::EndDrafts() {
   drafts.clear();
 }
 
+void Request::OnScheduled(int64_t now_us, int64_t num_cached) {
+  if (!is_beam()) return queue->OnScheduled(now_us, num_cached);
+  for (Request* beam : group->returned()) beam->queue->OnScheduled(now_us, num_cached);
+}
+
 void Request::Deliver(int32_t token, int64_t now_us) {
-  queue->Append(token, wants_logprobs ? &logprobs : nullptr, now_us);
+  if (group == nullptr) {
+    queue->Append(token, wants_logprobs ? &logprobs : nullptr, now_us);
+    return;
+  }
+  sum_logprobs += logprobs.chosen;
+  if (!wants_logprobs) return;
+  output_logprobs.chosen.push_back(logprobs.chosen);
+  output_logprobs.top.insert(output_logprobs.top.end(), logprobs.top.begin(), logprobs.top.end());
 }
 
 FinishReason Request::Append(int32_t token) {
@@ -309,10 +365,32 @@ FinishReason Request::Append(int32_t token) {
   computes_all = false;
   num_written = num_tokens - 1;  // of drafts that were right too
   if (processors.NeedsCounts()) counts.Add(token, /*is_output=*/true);
+  return Reason();
+}
+
+FinishReason Request::ReasonAfter(int32_t token) {
+  tokens.push_back(token);
+  ++num_tokens;
+  const FinishReason reason = Reason();
+  tokens.pop_back();
+  --num_tokens;
+  return reason;
+}
+
+FinishReason Request::Reason() const {
   if (num_tokens >= min_length && (EndsWithStop(*this) || EndsInRepetition(*this))) {
     return FinishReason::kStop;
   }
   return num_tokens >= max_length ? FinishReason::kLength : FinishReason::kNone;
+}
+
+void Request::Finish(FinishReason reason, std::string error, int64_t now_us) {
+  if (group != nullptr) {
+    group->Finish(reason, error, now_us);
+    return;
+  }
+  ReleaseResources();
+  queue->Finish(reason, std::move(error), now_us);
 }
 
 void Request::ReleaseResources() {
@@ -320,6 +398,7 @@ void Request::ReleaseResources() {
   token_ids = nullptr;
   std::vector<int32_t>().swap(block_table);
   std::vector<int32_t>().swap(drafts);
+  output_logprobs = OutputLogprobs();
   counts = TokenCounts();
   mask.reset();
   outputs.reset();

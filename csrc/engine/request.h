@@ -11,6 +11,7 @@
 #include "allspark/config.h"
 #include "engine/mask_reader.h"
 #include "engine/output_tensors.h"
+#include "engine/request_group.h"
 #include "engine/result_queue_impl.h"
 #include "sampling/prompt_lookup.h"
 #include "sampling/sampler.h"
@@ -47,13 +48,20 @@ struct RequestLimits {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t engine_max_length = 0;
+  int64_t engine_max_batch = 1;
   int64_t block_size = 0;
   int64_t num_draft_tokens = 0;  // of the model's draft model; 0: it has none
 };
 
+// Whether a request with this end has a whole output.
+inline bool IsOutput(FinishReason reason) {
+  return reason == FinishReason::kStop || reason == FinishReason::kLength;
+}
+
 // The base is the scheduler's view; num_tokens there equals tokens.size().
 struct Request : ScheduledSequence {
-  // Checks prompt and config; the message names the field, the value and the bound.
+  // Checks prompt and config; the message names the field, the value and the bound. Where the
+  // config asks for a group, it is the first of one, and the others have the ids that follow.
   static Result<std::shared_ptr<Request>> Create(uint64_t request_id,
                                                  std::span<const int64_t> prompt_ids,
                                                  const GenerationConfig& config,
@@ -71,6 +79,8 @@ struct Request : ScheduledSequence {
   void EndDrafts();
   // Appends a sampled token; returns why the request ends now, or kNone.
   FinishReason Append(int32_t token);
+  // What Append would return.
+  FinishReason ReasonAfter(int32_t token);
   // What the sampler needs to choose the next token; points into this request.
   SamplingRow NextRow(float* logits);
   // Whether anything but sampled tokens is wanted of a step.
@@ -81,10 +91,19 @@ struct Request : ScheduledSequence {
   float* LogitsRow(int64_t position) const {
     return outputs != nullptr ? outputs->logits().Row(position) : nullptr;
   }
-  // Delivers the token that was chosen for NextRow.
+  // Its first step begins.
+  void OnScheduled(int64_t now_us, int64_t num_cached);
+  // Delivers the token that was chosen for NextRow; one of a group keeps it.
   void Deliver(int32_t token, int64_t now_us);
-  // Frees everything but the queue; called once the request has ended.
+  // The end: frees everything but the queues (for a group all of it), which say why.
+  void Finish(FinishReason reason, std::string error, int64_t now_us);
+  // Frees everything but the queue.
   void ReleaseResources();
+
+  bool is_beam() const { return group != nullptr && group->is_search(); }
+  bool is_sample() const { return group != nullptr && !group->is_search(); }
+  // Requests that it counts as: the samples of a group do one by one.
+  int64_t num_live() const { return group != nullptr ? group->num_live() : 1; }
 
   // Constant after Create.
   uint64_t request_id = 0;
@@ -102,6 +121,8 @@ struct Request : ScheduledSequence {
   bool scores_prompt = false;
   std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<ResultQueueImpl> queue;
+  RequestGroup* group = nullptr;              // that it is a member of
+  std::unique_ptr<RequestGroup> owned_group;  // of the first of it
 
   // The step thread's.
   std::unique_ptr<MaskReader> mask;  // null: every token may be chosen
@@ -110,12 +131,17 @@ struct Request : ScheduledSequence {
   int64_t most_looked_up = 0;        // drafts of one step by prompt lookup; 0: not asked for
   bool uses_draft_model = false;
   DraftModelState draft_model;
-  PromptLookup lookup;            // follows `tokens`
-  Drafter* drafter = nullptr;     // whose offer was the best; null: nobody's
-  std::vector<int32_t> drafts;    // num_drafts tokens, of the step at hand; capacity is reserved
-  size_t num_taken = 0;           // of drafts: those that were right
-  RowLogprobs logprobs;           // of the newest token
-  int64_t num_written = 0;        // positions of which everything wanted was written
+  PromptLookup lookup;          // follows `tokens`
+  Drafter* drafter = nullptr;   // whose offer was the best; null: nobody's
+  std::vector<int32_t> drafts;  // num_drafts tokens, of the step at hand; capacity is reserved
+  size_t num_taken = 0;         // of drafts: those that were right
+  RowLogprobs logprobs;         // of the newest token
+  int64_t num_written = 0;      // positions of which everything wanted was written
+  // Of a member of a group.
+  RowCandidates candidates;
+  bool has_candidates = false;
+  OutputLogprobs output_logprobs;  // where wanted
+  double sum_logprobs = 0;
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
 
   // Guarded by the instance's mailbox mutex.
@@ -123,6 +149,9 @@ struct Request : ScheduledSequence {
   Request* next_new = nullptr;
   Request* next_stop = nullptr;
   std::shared_ptr<Request> stop_self;  // keeps it alive while in the list of stops
+
+ private:
+  FinishReason Reason() const;
 };
 
 }  // namespace allspark

@@ -20,12 +20,12 @@ ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens,
       outputs_(std::move(outputs)) {
   tokens_.reserve(static_cast<size_t>(capacity.tokens));
   if (capacity.logprobs) {
-    output_logprobs_.token.reserve(static_cast<size_t>(capacity.tokens));
+    output_logprobs_.chosen.reserve(static_cast<size_t>(capacity.tokens));
     output_logprobs_.top.reserve(static_cast<size_t>(capacity.tokens * capacity.top_logprobs));
   }
   if (capacity.prompt_logprobs) {
     const int64_t count = prompt_tokens - 1;
-    prompt_logprobs_.token.resize(static_cast<size_t>(count));
+    prompt_logprobs_.chosen.resize(static_cast<size_t>(count));
     prompt_logprobs_.top.resize(static_cast<size_t>(count * capacity.top_logprobs));
   }
   engine_hook_.queue = this;
@@ -55,6 +55,11 @@ size_t ResultQueueImpl::GeneratedLength() const {
 std::string ResultQueueImpl::error() const {
   std::lock_guard lock(mutex_);
   return error_;
+}
+
+std::optional<double> ResultQueueImpl::sequence_score() const {
+  std::lock_guard lock(mutex_);
+  return score_;
 }
 
 std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
@@ -99,13 +104,13 @@ std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
   elements.ids_from_generate.assign(tokens_.begin() + static_cast<int64_t>(delivered_),
                                     tokens_.end());
   if (capacity_.logprobs) {
-    const std::vector<float>& token = output_logprobs_.token;
+    const std::vector<float>& token = output_logprobs_.chosen;
     elements.token_logprobs_list.assign(token.begin() + static_cast<int64_t>(delivered_),
                                         token.end());
     elements.log_probs_list = TopLocked(output_logprobs_, delivered_);
   }
   if (capacity_.prompt_logprobs && delivered_positions_ == 0) {
-    elements.prompt_token_logprobs_list = prompt_logprobs_.token;
+    elements.prompt_token_logprobs_list = prompt_logprobs_.chosen;
     elements.prompt_log_probs_list = TopLocked(prompt_logprobs_, 0);
   }
   if (outputs_ != nullptr) {
@@ -118,10 +123,10 @@ std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
 }
 
 std::vector<std::vector<std::pair<int64_t, float>>> ResultQueueImpl::TopLocked(
-    const Logprobs& logprobs, size_t begin) const {
+    const OutputLogprobs& logprobs, size_t begin) const {
   std::vector<std::vector<std::pair<int64_t, float>>> list;
   const auto num_top = static_cast<size_t>(capacity_.top_logprobs);
-  for (size_t i = begin; i < logprobs.token.size(); ++i) {
+  for (size_t i = begin; i < logprobs.chosen.size(); ++i) {
     auto& top = list.emplace_back();
     for (const TokenLogprob& t : std::span(logprobs.top).subspan(i * num_top, num_top)) {
       if (t.token >= 0) top.emplace_back(t.token, t.logprob);
@@ -167,7 +172,7 @@ void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {
 
 void ResultQueueImpl::SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs) {
   std::lock_guard lock(mutex_);
-  prompt_logprobs_.token[static_cast<size_t>(position)] = logprobs.chosen;
+  prompt_logprobs_.chosen[static_cast<size_t>(position)] = logprobs.chosen;
   std::copy(logprobs.top.begin(), logprobs.top.end(),
             prompt_logprobs_.top.begin() + position * capacity_.top_logprobs);
 }
@@ -183,10 +188,20 @@ void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t
   last_token_us_ = now_us;
   tokens_.push_back(token);
   if (logprobs != nullptr) {
-    output_logprobs_.token.push_back(logprobs->chosen);
+    output_logprobs_.chosen.push_back(logprobs->chosen);
     output_logprobs_.top.insert(output_logprobs_.top.end(), logprobs->top.begin(),
                                 logprobs->top.end());
   }
+}
+
+void ResultQueueImpl::AppendRanked(std::span<const int32_t> tokens, const OutputLogprobs& logprobs,
+                                   double score, int64_t now_us) {
+  std::lock_guard lock(mutex_);
+  first_token_us_ = last_token_us_ = now_us;
+  status_ = GenerateRequestStatus::kGenerating;
+  score_ = score;
+  tokens_.assign(tokens.begin(), tokens.end());
+  if (capacity_.logprobs) output_logprobs_ = logprobs;
 }
 
 void ResultQueueImpl::Finish(FinishReason reason, std::string error, int64_t now_us) {

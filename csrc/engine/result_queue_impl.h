@@ -5,6 +5,8 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 
 #include "allspark/result_queue.h"
 #include "engine/completion_set.h"
@@ -36,6 +38,7 @@ class ResultQueueImpl final : public ResultQueue,
   std::string error() const override;
   std::map<std::string, int64_t> RequestStatInfo() const override;
   uint64_t request_id() const override { return request_id_; }
+  std::optional<double> sequence_score() const override;
   std::optional<GeneratedElements> Get() override;
   std::optional<GeneratedElements> Get(int64_t timeout_ms) override;
   std::optional<GeneratedElements> GetNoWait() override;
@@ -48,6 +51,9 @@ class ResultQueueImpl final : public ResultQueue,
   void SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs);
   // logprobs: of the token; null unless the queue was made for them.
   void Append(int32_t token, const RowLogprobs* logprobs, int64_t now_us);
+  // All of an output at once. `logprobs` are read where the queue was made for them.
+  void AppendRanked(std::span<const int32_t> tokens, const OutputLogprobs& logprobs, double score,
+                    int64_t now_us);
   void OnDrafts(int64_t drafted, int64_t accepted);
   void Finish(FinishReason reason, std::string error, int64_t now_us);
   void Announce();
@@ -57,17 +63,12 @@ class ResultQueueImpl final : public ResultQueue,
   void AttachSet(std::shared_ptr<CompletionSetImpl> set);
 
  private:
-  struct Logprobs {
-    std::vector<float> token;       // one per token
-    std::vector<TokenLogprob> top;  // top_logprobs per token
-  };
-
   bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
   // Positions whose outputs are complete: they come with the token chosen from the last of them, or
   // with the end of a request that only wanted its prompt computed.
   int64_t NumPositionsLocked() const;
   std::optional<GeneratedElements> TakeLocked();
-  std::vector<std::vector<std::pair<int64_t, float>>> TopLocked(const Logprobs& logprobs,
+  std::vector<std::vector<std::pair<int64_t, float>>> TopLocked(const OutputLogprobs& logprobs,
                                                                 size_t begin) const;
   void AnnounceLocked();
 
@@ -88,7 +89,8 @@ class ResultQueueImpl final : public ResultQueue,
   std::string error_;
   std::vector<int32_t> tokens_;
   // Where wanted.
-  Logprobs output_logprobs_, prompt_logprobs_;
+  OutputLogprobs output_logprobs_, prompt_logprobs_;
+  std::optional<double> score_;
   size_t delivered_ = 0;
   int64_t delivered_positions_ = 0;
   int64_t cached_ = 0, drafted_ = 0, accepted_ = 0;

@@ -57,7 +57,7 @@ bool ModelInstance::TakeMail() {
     std::swap(stopped, stop_head_);
     if (stopping_ && (stop_mode_ == StopMode::kCancel || (added == nullptr && !has_work()))) {
       // What was taken joins the scheduler so that EndAll finds it.
-      for (; added != nullptr; added = added->next_new) scheduler.Add(added);
+      for (; added != nullptr; added = added->next_new) AddToScheduler(added);
       DropStops(stopped);
       return false;
     }
@@ -68,7 +68,7 @@ bool ModelInstance::TakeMail() {
     // Read first: a request that ends here may be gone afterwards.
     Request* next = added->next_new;
     try {
-      scheduler.Add(added);
+      AddToScheduler(added);
     } catch (const std::exception& error) {
       EndRequest(added, FinishReason::kError, error.what());
     }
@@ -170,7 +170,7 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
     counters_.prefix_hits += num_cached;
     // Of a prompt, the first time that it is computed.
     if (request->num_tokens == request->prompt_length && request->num_preemptions == 0) {
-      request->queue->OnScheduled(now_us, num_cached);
+      request->OnScheduled(now_us, num_cached);
     }
     AS_CHECK(num_tokens + chunk.num_tokens <= decoder_options_.max_tokens)
         << "the plan exceeds the step's token budget";
@@ -233,9 +233,15 @@ void ModelInstance::SampleAndAppend() {
     size_t num_next = 0;
     for (size_t i = 0; i < running.rows.size(); ++i) {
       Request* request = running.sampled[i];
+      // It ended with another one of its group.
+      if (request->state == ScheduledSequence::State::kNone) continue;
+      if (request->is_beam()) {
+        AdvanceSearch(request, running.rows[i]);
+        continue;
+      }
       if (!AppendSampled(request, running.rows[i], now_us)) continue;
       if (!request->TakeDraft()) {
-        running.changed.push_back(request);
+        if (request->group == nullptr) running.changed.push_back(request);
         continue;
       }
       running.scheduler->AcceptDraft(request);
@@ -342,18 +348,16 @@ void ModelInstance::FailStep(const std::vector<PlannedChunk>& plan, const std::s
 }
 
 void ModelInstance::EndRequest(Request* request, FinishReason reason, std::string error) {
+  if (request->is_sample() && IsOutput(reason) && !EndSample(request, reason)) return;
+  if (request->group != nullptr) request = request->group->first();
   {
     std::lock_guard lock(mutex_);
     if (request->ended) return;
     request->ended = true;
-    --num_live_;
+    num_live_ -= request->num_live();
   }
-  if (request->state != ScheduledSequence::State::kNone) {
-    running_->scheduler->Remove(request);
-    PublishUsage();  // before the queue says so: who sees the end sees the blocks free
-  }
-  request->ReleaseResources();
-  request->queue->Finish(reason, std::move(error), SteadyNowUs());
+  RemoveFromScheduler(request);
+  request->Finish(reason, std::move(error), SteadyNowUs());
   std::shared_ptr<Request> self = std::move(request->self);  // may be the last reference
   if (running_->in_step) running_->ended.push_back(std::move(self));
 }

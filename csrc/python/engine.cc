@@ -23,8 +23,16 @@ py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdAr
     py::gil_scoped_release release;
     return engine.StartRequest(model_name, ids, config, std::move(token_mask));
   }();
-  if (!started.ok()) return py::make_tuple(started.status(), py::none(), py::none());
-  return py::make_tuple(started.status(), started->handle, started->queue);
+  py::list handles, queues;
+  if (started.ok()) {
+    const auto append = [&](const StartedRequest& sequence) {
+      handles.append(sequence.handle);
+      queues.append(sequence.queue);
+    };
+    append(*started);
+    for (const StartedRequest& sequence : started->next_best) append(sequence);
+  }
+  return py::make_tuple(started.status(), handles, queues);
 }
 
 // Runs a call without the GIL; its failure becomes an exception.

@@ -99,6 +99,7 @@ void BindResults(py::module_& m) {
       .def("generated_length", &ResultQueue::GeneratedLength)
       .def("stat_info", &ResultQueue::RequestStatInfo)
       .def_property_readonly("request_id", &ResultQueue::request_id)
+      .def("sequence_score", &ResultQueue::sequence_score)
       .def("get", &GetInterruptible, py::arg("timeout_ms"))
       .def("get_nowait", &ResultQueue::GetNoWait);
 

@@ -23,6 +23,27 @@ struct RowLogprobs {
   float chosen = 0;  // of the chosen token
 };
 
+// A row's likeliest continuations, for a beam search.
+struct RowCandidates {
+  // As RowLogprobs::top, of the processed log-probabilities: processing comes after the log-softmax
+  // here, and nothing is normalised again.
+  std::vector<TokenLogprob> likeliest;
+  std::vector<float> reported;  // what RowLogprobs::chosen is to be where that one is chosen
+};
+
+// The log-probabilities of the tokens of one output, and for each so many likeliest ones.
+struct OutputLogprobs {
+  std::vector<float> chosen;
+  std::vector<TokenLogprob> top;
+};
+
+// The highest values, as many as `top` has elements, in order of (value descending, index
+// ascending); where fewer are above -inf, the rest have token -1.
+void FindLikeliest(const float* values, int64_t vocab_size, std::vector<TokenLogprob>& top);
+
+// In place. Nothing above -inf: the row stays as it is.
+void LogSoftmax(const kernels::KernelTable& kernels, float* logits, int64_t vocab_size);
+
 // logits: [vocab_size]. NaN counts as -inf; +inf logits share all probability. Requires: some logit
 // is above -inf. A token without probability has logprob -inf.
 void ComputeLogprobs(const kernels::KernelTable& kernels, const float* logits, int64_t vocab_size,

@@ -51,9 +51,41 @@ void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
 }
 
 void Sampler::SampleRow(SamplingRow& row, int thread) {
+  if (row.candidates != nullptr) {
+    RankRow(row, thread);
+    return;
+  }
   float* const raw_logits = raw_logits_.data() + thread * vocab_size_;
   const bool raw_logprobs = row.logprobs != nullptr && row.logprobs->raw;
   if (raw_logprobs) std::copy_n(row.logits, vocab_size_, raw_logits);
+  Process(row);
+  row.token = Choose(row, scratch_.data() + thread * vocab_size_);
+  if (row.logprobs != nullptr && row.token >= 0) {
+    ComputeLogprobs(kernels_, raw_logprobs ? raw_logits : row.logits, vocab_size_, row.token,
+                    *row.logprobs);
+  }
+}
+
+// The order of transformers' beam search: what processes a choice's logits processes
+// log-probabilities here.
+void Sampler::RankRow(SamplingRow& row, int thread) {
+  LogSoftmax(kernels_, row.logits, vocab_size_);
+  float* reported = row.logits;
+  if (row.logprobs != nullptr && row.logprobs->raw) {
+    reported = raw_logits_.data() + thread * vocab_size_;
+    std::copy_n(row.logits, vocab_size_, reported);
+  }
+  Process(row);
+  RowCandidates& candidates = *row.candidates;
+  FindLikeliest(row.logits, vocab_size_, candidates.likeliest);
+  for (size_t i = 0; i < candidates.likeliest.size(); ++i) {
+    const int32_t token = candidates.likeliest[i].token;
+    if (token >= 0) candidates.reported[i] = reported[token];
+  }
+  if (row.logprobs != nullptr) FindLikeliest(reported, vocab_size_, row.logprobs->top);
+}
+
+void Sampler::Process(const SamplingRow& row) const {
   if (row.processors != nullptr) {
     row.processors->Apply({row.tokens, static_cast<size_t>(row.position)}, row.counts,
                           {row.logits, static_cast<size_t>(vocab_size_)});
@@ -65,11 +97,6 @@ void Sampler::SampleRow(SamplingRow& row, int thread) {
     row.logits[id] = -kInfinity;
   }
   if (row.mask != nullptr) ApplyMask(row.mask, vocab_size_, row.logits);
-  row.token = Choose(row, scratch_.data() + thread * vocab_size_);
-  if (row.logprobs != nullptr && row.token >= 0) {
-    ComputeLogprobs(kernels_, raw_logprobs ? raw_logits : row.logits, vocab_size_, row.token,
-                    *row.logprobs);
-  }
 }
 
 int32_t Sampler::Choose(const SamplingRow& row, TokenCandidate* scratch) const {

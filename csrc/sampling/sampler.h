@@ -39,7 +39,9 @@ struct SamplingRow {
   // Bit i % 32 of word i / 32 is off where token i may not be chosen; null: all may.
   const uint32_t* mask = nullptr;
   RowLogprobs* logprobs = nullptr;  // filled; null: not asked for
-  int32_t token = -1;               // result; -1 when no allowed token has a finite logit
+  // Filled instead of choosing a token; of `logprobs` then the top alone. Null: a token is chosen.
+  RowCandidates* candidates = nullptr;
+  int32_t token = -1;  // result; -1 when no allowed token has a finite logit
 };
 
 class Sampler {
@@ -52,6 +54,8 @@ class Sampler {
 
  private:
   void SampleRow(SamplingRow& row, int thread);
+  void RankRow(SamplingRow& row, int thread);
+  void Process(const SamplingRow& row) const;
   // The row as it is: no token with any probability gives -1.
   int32_t Choose(const SamplingRow& row, TokenCandidate* scratch) const;
   int32_t ArgMax(const float* logits) const;

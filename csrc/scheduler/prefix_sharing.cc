@@ -63,8 +63,10 @@ void Scheduler::IndexBlocks(ScheduledSequence* sequence, int64_t begin, int64_t 
 // After a step that was planned and not computed: what it would have filled is not there.
 void Scheduler::DropUncomputed() {
   for (ScheduledSequence* s = running_.head; s != nullptr; s = s->next) {
-    ReleaseBlocks(s, BlocksFor(s->num_computed));
-    if (s->num_computed < Capacity(*s)) cache_.Withdraw(s->block_table.back());
+    for (ScheduledSequence* beam = s; beam != nullptr; beam = beam->next_beam) {
+      ReleaseBlocks(beam, BlocksFor(beam->num_computed));
+      if (beam->num_computed < Capacity(*beam)) cache_.Withdraw(beam->block_table.back());
+    }
   }
 }
 

@@ -34,6 +34,16 @@ int64_t NumBlocks(const ScheduledSequence& sequence) {
   return static_cast<int64_t>(sequence.block_table.size());
 }
 
+int64_t NumBeams(const ScheduledSequence& sequence) {
+  int64_t count = 0;
+  for (auto* beam = &sequence; beam != nullptr; beam = beam->next_beam) ++count;
+  return count;
+}
+
+void SetState(ScheduledSequence* sequence, State state) {
+  for (auto* beam = sequence; beam != nullptr; beam = beam->next_beam) beam->state = state;
+}
+
 }  // namespace
 
 // Walks from both ends at once. New arrivals belong near the tail and preempted sequences near the
@@ -52,6 +62,7 @@ void Scheduler::SequenceList::Insert(ScheduledSequence* sequence) {
   (sequence->prev != nullptr ? sequence->prev->next : head) = sequence;
   (next != nullptr ? next->prev : tail) = sequence;
   ++size;
+  num_rows += NumBeams(*sequence);
 }
 
 void Scheduler::SequenceList::Erase(ScheduledSequence* sequence) {
@@ -59,6 +70,7 @@ void Scheduler::SequenceList::Erase(ScheduledSequence* sequence) {
   (sequence->next != nullptr ? sequence->next->prev : tail) = sequence->prev;
   sequence->prev = sequence->next = nullptr;
   --size;
+  num_rows -= NumBeams(*sequence);
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config)
@@ -68,8 +80,13 @@ Scheduler::Scheduler(const SchedulerConfig& config)
               .enabled = config.enable_prefix_cache,
               .ttl_us = config.prefix_cache_ttl_us,
               .max_pinned_blocks = config.max_pinned_blocks}) {
-  plan_.reserve(static_cast<size_t>(config.max_batch));
-  grants_.reserve(static_cast<size_t>(config.max_batch));
+  const auto max_batch = static_cast<size_t>(config.max_batch);
+  plan_.reserve(max_batch);
+  grants_.reserve(max_batch);
+  old_tables_.resize(max_batch);
+  heirs_.reserve(max_batch);
+  unused_blocks_.reserve(max_batch);
+  copies_.reserve(max_batch);
 }
 
 int64_t Scheduler::BlocksFor(int64_t num_tokens) const {
@@ -82,10 +99,23 @@ int64_t Scheduler::Capacity(const ScheduledSequence& sequence) const {
 }
 
 // Blocks the sequence will still take before it has generated for a block's length: those of its
-// known tokens and one to grow into.
+// known tokens and one to grow into, for each beam.
 int64_t Scheduler::Demand(const ScheduledSequence& sequence) const {
-  return std::min(BlocksFor(sequence.num_tokens) + 1, BlocksFor(sequence.max_length)) -
-         NumBlocks(sequence);
+  int64_t demand = 0;
+  for (auto* beam = &sequence; beam != nullptr; beam = beam->next_beam) {
+    demand += std::min(BlocksFor(beam->num_tokens) + 1, BlocksFor(beam->max_length)) -
+              std::max(NumBlocks(*beam), SharedBeamBlocks(*beam));
+  }
+  return demand;
+}
+
+// Blocks of the known tokens of a sequence that has none.
+int64_t Scheduler::KnownBlocks(const ScheduledSequence& sequence) const {
+  int64_t count = 0;
+  for (auto* beam = &sequence; beam != nullptr; beam = beam->next_beam) {
+    count += BlocksFor(beam->num_tokens) - SharedBeamBlocks(*beam);
+  }
+  return count;
 }
 
 void Scheduler::Add(ScheduledSequence* sequence) {
@@ -96,6 +126,9 @@ void Scheduler::Add(ScheduledSequence* sequence) {
       << ", outside [1, max_length = " << sequence->max_length << "]";
   AS_CHECK(sequence->block_table.empty())
       << "sequence " << sequence->id << " brings " << NumBlocks(*sequence) << " blocks";
+  AS_CHECK(NumBeams(*sequence) <= config_.max_batch)
+      << "sequence " << sequence->id << " has " << NumBeams(*sequence) << " beams, max_batch is "
+      << config_.max_batch;
   const auto capacity = static_cast<int64_t>(sequence->block_table.capacity());
   AS_CHECK(capacity >= BlocksFor(sequence->max_length))
       << "sequence " << sequence->id << ": block_table is reserved for " << capacity
@@ -104,16 +137,23 @@ void Scheduler::Add(ScheduledSequence* sequence) {
   sequence->arrival = next_arrival_++;
   sequence->num_computed = 0;
   sequence->num_preemptions = 0;
-  sequence->state = State::kWaiting;
+  SetState(sequence, State::kWaiting);
   waiting_.Insert(sequence);
 }
 
 void Scheduler::Remove(ScheduledSequence* sequence) {
   if (sequence->state == State::kNone) return;
   (sequence->state == State::kWaiting ? waiting_ : running_).Erase(sequence);
-  ReleaseBlocks(sequence, 0);
-  sequence->num_computed = 0;
-  sequence->state = State::kNone;
+  Reset(sequence, State::kNone);
+}
+
+// It has no blocks any more, nor have its beams.
+void Scheduler::Reset(ScheduledSequence* sequence, State state) {
+  for (auto* beam = sequence; beam != nullptr; beam = beam->next_beam) {
+    ReleaseBlocks(beam, 0);
+    beam->num_computed = 0;
+  }
+  SetState(sequence, state);
 }
 
 // All but the first num_kept. Last block first, so that the pool hands them out again in order of
@@ -166,19 +206,34 @@ void Scheduler::AcceptDraft(ScheduledSequence* sequence) {
 void Scheduler::PlanDecodes() {
   for (ScheduledSequence* sequence = running_.head; sequence != nullptr;
        sequence = sequence->next) {
-    AS_CHECK(Remaining(*sequence) >= 1 && sequence->num_tokens <= sequence->max_length)
+    // A beam may wait for the others.
+    const bool waits = Remaining(*sequence) == 0 && sequence->next_beam != nullptr;
+    AS_CHECK((Remaining(*sequence) >= 1 || waits) && sequence->num_tokens <= sequence->max_length)
         << "sequence " << sequence->id << " has " << sequence->num_tokens << " tokens, "
         << sequence->num_computed << " of them computed, max_length " << sequence->max_length;
     if (!sequence->decodes()) continue;
-    if (Capacity(*sequence) == sequence->num_computed) {
-      if (!SecureFreeBlock(sequence)) {
-        Preempt(sequence);  // It was the last of the list.
-        break;
-      }
-      TakeBlock(sequence);
+    if (!PlanDecode(sequence)) {
+      Preempt(sequence);  // It was the last of the list.
+      break;
     }
-    plan_.push_back({sequence, sequence->num_computed, 1, true});
   }
+}
+
+// Plans a token of each beam; false and nothing where blocks are short.
+bool Scheduler::PlanDecode(ScheduledSequence* sequence) {
+  const size_t num_planned = plan_.size();
+  for (auto* beam = sequence; beam != nullptr; beam = beam->next_beam) {
+    if (beam->num_tokens == 0) continue;
+    if (Capacity(*beam) == beam->num_computed) {
+      if (!SecureFreeBlock(sequence)) {
+        plan_.erase(plan_.begin() + static_cast<int64_t>(num_planned), plan_.end());
+        return false;
+      }
+      TakeBlock(beam);
+    }
+    plan_.push_back({beam, beam->num_computed, 1, true});
+  }
+  return true;
 }
 
 // Merges the running sequences that prefill with those in line, in one order: a newcomer of high
@@ -197,11 +252,19 @@ void Scheduler::PlanPrefill() {
       admitting = CanAdmit(*candidate);
       if (admitting) {
         Admit(candidate);
-        budget -= PlanChunk(candidate, budget);
+        budget -= PlanChunks(candidate, budget);
       }
     } else if (sequence != nullptr) {
-      budget -= PlanChunk(sequence, budget);
-      sequence = sequence->next;
+      const int64_t num_tokens = PlanChunks(sequence, budget);
+      budget -= num_tokens;
+      if (num_tokens == 0 && sequence->next_beam != nullptr && running_.size == 1) {
+        // Beams for which the whole pool is too small; one sequence it always holds.
+        Preempt(sequence);
+        admitting = true;
+        sequence = nullptr;
+      } else {
+        sequence = sequence->next;
+      }
     } else {
       break;
     }
@@ -243,26 +306,37 @@ void Scheduler::TrimDrafts() {
   }
 }
 
-// Plans up to `budget` tokens of a prefill and returns how many: fewer where blocks are short. With
-// none free and no room in its own, those behind it give way; the last one waits, keeping what it
-// has.
-int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, int64_t budget) {
-  const int64_t begin = TakeCached(sequence);
-  int64_t num_tokens = std::min(sequence->num_tokens - begin, budget);
-  while (Capacity(*sequence) < begin + num_tokens) {
-    const int64_t room = Capacity(*sequence) - begin;
+// Plans up to `budget` tokens of a sequence, which are those of its beams, and returns how many.
+int64_t Scheduler::PlanChunks(ScheduledSequence* sequence, int64_t budget) {
+  int64_t num_tokens = 0;
+  for (auto* beam = sequence; beam != nullptr && num_tokens < budget; beam = beam->next_beam) {
+    if (Remaining(*beam) > 0 && TakeBeamBlocks(beam)) {
+      num_tokens += PlanChunk(sequence, beam, budget - num_tokens);
+    }
+  }
+  return num_tokens;
+}
+
+// Plans up to `budget` tokens of a beam's prefill and returns how many: fewer where blocks are
+// short. With none free and no room in its own, those behind it give way; the last one waits,
+// keeping what it has.
+int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget) {
+  const int64_t begin = TakeCached(beam);
+  int64_t num_tokens = std::min(beam->num_tokens - begin, budget);
+  while (Capacity(*beam) < begin + num_tokens) {
+    const int64_t room = Capacity(*beam) - begin;
     if (cache_.num_available() == 0 && (room > 0 || !SecureFreeBlock(sequence))) {
       num_tokens = room;
       break;
     }
-    TakeBlock(sequence);
+    TakeBlock(beam);
   }
   if (num_tokens > 0) {
-    plan_.push_back({sequence, begin, num_tokens, begin + num_tokens == sequence->num_tokens});
-    IndexBlocks(sequence, begin, begin + num_tokens, /*filled=*/false);
-  } else if (begin > sequence->num_computed) {
+    plan_.push_back({beam, begin, num_tokens, begin + num_tokens == beam->num_tokens});
+    IndexBlocks(beam, begin, begin + num_tokens, /*filled=*/false);
+  } else if (begin > beam->num_computed) {
     // Blocks that this step fills are for those that are in it: it may fail.
-    ReleaseBlocks(sequence, BlocksFor(sequence->num_computed));
+    ReleaseBlocks(beam, BlocksFor(beam->num_computed));
     slack_ = Slack();
   }
   return num_tokens;
@@ -278,17 +352,18 @@ int64_t Scheduler::Slack() const {
 
 bool Scheduler::CanAdmit(const ScheduledSequence& candidate) const {
   // Blocks that a preemption just freed are for those that ran out; admitting at once would thrash.
-  if (running_.size > 0 && (preempted_in_plan_ || running_.size >= config_.max_batch)) return false;
+  const bool is_full = running_.num_rows + NumBeams(candidate) > config_.max_batch;
+  if (running_.size > 0 && (preempted_in_plan_ || is_full)) return false;
   const int64_t num_in_use = FindCached(candidate).num_in_use;
   if (running_.size == 0) {
-    return BlocksFor(candidate.num_tokens) - num_in_use <= cache_.num_available();
+    return KnownBlocks(candidate) - num_in_use <= cache_.num_available();
   }
   return Demand(candidate) - num_in_use <= slack_;
 }
 
 void Scheduler::Admit(ScheduledSequence* candidate) {
   waiting_.Erase(candidate);
-  candidate->state = State::kRunning;
+  SetState(candidate, State::kRunning);
   running_.Insert(candidate);
   slack_ -= Demand(*candidate);
 }
@@ -309,9 +384,8 @@ void Scheduler::TakeBlock(ScheduledSequence* sequence) {
 
 void Scheduler::Preempt(ScheduledSequence* victim) {
   running_.Erase(victim);
-  ReleaseBlocks(victim, 0);
-  victim->num_computed = 0;
-  victim->state = State::kWaiting;
+  RememberSharedBlocks(victim);
+  Reset(victim, State::kWaiting);
   waiting_.Insert(victim);
   ++victim->num_preemptions;
   ++num_preemptions_;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kv_cache/prefix_cache.h"
@@ -44,17 +45,36 @@ struct ScheduledSequence {
   // prefix cache. Set it to false once that is done.
   bool computes_all = false;
 
+  // The next beam of the search that this one is a beam of. The first of them stands for all: it
+  // alone is added, removed, in lists, and has token_ids; the others have its priority and
+  // max_length. A beam with num_tokens 0 is not there at the moment.
+  ScheduledSequence* next_beam = nullptr;
+
   // The scheduler's.
   int64_t arrival = 0;
   int64_t num_computed = 0;  // tokens whose KV is in the cache
   int64_t plan_begin = 0;    // where its newest chunk began: the blocks before it others filled
   int64_t num_preemptions = 0;
+  // Of a beam other than the first that has no blocks: it is to take those of the first num_shared
+  // tokens from this earlier beam.
+  const ScheduledSequence* sharing = nullptr;
+  int64_t num_shared = 0;
   enum class State : int { kNone, kWaiting, kRunning } state = State::kNone;
   ScheduledSequence* prev = nullptr;
   ScheduledSequence* next = nullptr;
 
-  // One token left to compute: what it needs next is a decode, not a prefill.
-  bool decodes() const { return num_tokens - num_computed == 1; }
+  // One token left to compute, of every beam: what it needs next is a decode, not a prefill.
+  bool decodes() const {
+    for (const ScheduledSequence* beam = this; beam != nullptr; beam = beam->next_beam) {
+      if (beam->num_tokens > 0 && beam->num_tokens - beam->num_computed != 1) return false;
+    }
+    return true;
+  }
+};
+
+// The contents of one block are to be copied to another.
+struct BlockCopy {
+  int32_t from, to;
 };
 
 struct SchedulerConfig {
@@ -113,6 +133,12 @@ class Scheduler {
   // After Commit, once for each draft of the step that turned out to be the sampled token, in
   // order, when it is among the known tokens: what was computed for it counts.
   void AcceptDraft(ScheduledSequence* sequence);
+  // After Commit, once everything of every beam is computed: from now on beams[i] continues what
+  // beams[parents[i]] was, and beams beyond `parents` are not there. Sets num_tokens, to which the
+  // owner adds the chosen tokens. Full blocks become common ones; what the caller has to copy is
+  // valid until the next call. Requires: beams are the whole search, the first one running.
+  const std::vector<BlockCopy>& Fork(std::span<ScheduledSequence* const> beams,
+                                     std::span<const int32_t> parents);
 
   int64_t num_waiting() const { return waiting_.size; }
   int64_t num_running() const { return running_.size; }
@@ -133,6 +159,7 @@ class Scheduler {
     ScheduledSequence* head = nullptr;
     ScheduledSequence* tail = nullptr;
     int64_t size = 0;
+    int64_t num_rows = 0;  // beams count one by one
 
     void Insert(ScheduledSequence* sequence);
     void Erase(ScheduledSequence* sequence);
@@ -141,10 +168,13 @@ class Scheduler {
   int64_t BlocksFor(int64_t num_tokens) const;
   int64_t Capacity(const ScheduledSequence& sequence) const;
   int64_t Demand(const ScheduledSequence& sequence) const;
+  int64_t KnownBlocks(const ScheduledSequence& sequence) const;
   void PlanDecodes();
+  bool PlanDecode(ScheduledSequence* sequence);
   void PlanPrefill();
   void PlanDrafts();
-  int64_t PlanChunk(ScheduledSequence* sequence, int64_t budget);
+  int64_t PlanChunks(ScheduledSequence* sequence, int64_t budget);
+  int64_t PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget);
   int64_t Slack() const;
   bool CanAdmit(const ScheduledSequence& candidate) const;
   void Admit(ScheduledSequence* candidate);
@@ -153,6 +183,15 @@ class Scheduler {
   void Preempt(ScheduledSequence* victim);
   void DropPreemptedFromPlan();
   void ReleaseBlocks(ScheduledSequence* sequence, int64_t num_kept);
+  void Reset(ScheduledSequence* sequence, ScheduledSequence::State state);
+
+  // What beams add; beams.cc.
+  int64_t SharedBeamBlocks(const ScheduledSequence& beam) const;
+  void TakeSharedBlocks(ScheduledSequence* beam);
+  bool TakeBeamBlocks(ScheduledSequence* beam);
+  void RememberSharedBlocks(ScheduledSequence* sequence);
+  void ReleaseOldTables(int64_t num_full);
+  void BranchOff(ScheduledSequence* heir, ScheduledSequence* beam);
 
   // What the prefix cache adds; prefix_sharing.cc.
   bool MaySearch(const ScheduledSequence& sequence) const;
@@ -173,6 +212,11 @@ class Scheduler {
   SequenceList running_;
   int64_t num_preemptions_ = 0;
   int64_t next_arrival_ = 0;
+  // Of Fork: the tables as they were, who goes on with each, and the partial blocks of the others.
+  std::vector<std::vector<int32_t>> old_tables_;
+  std::vector<ScheduledSequence*> heirs_;
+  std::vector<int32_t> unused_blocks_;
+  std::vector<BlockCopy> copies_;
 };
 
 }  // namespace allspark

@@ -119,7 +119,7 @@ def test_generation_builder_starts_from_a_hugging_face_config():
     builder = ASGenerationConfigBuilder(
         {"top_k": 20, "top_p": 0.8, "temperature": 0.7, "do_sample": True,
          "eos_token_id": [5, 6], "early_stopping": False, "transformers_version": "5",
-         "repetition_penalty": 1.05, "bad_words_ids": [[1, 2]], "min_p": None, "num_beams": 1}
+         "repetition_penalty": 1.05, "bad_words_ids": [[1, 2]], "min_p": None, "num_beams": None}
     )  # fmt: skip
     assert builder.build() == {
         "do_sample": True, "top_k": 20, "top_p": 0.8, "temperature": 0.7, "eos_token_id": 5,

@@ -126,7 +126,7 @@ def test_wrong_types_of_ids_raise(running, ids, match):
         ([1], {"do_sample": "yes"}, "PARAM", ["do_sample", "yes", "bool"]),
         ([1], {"stop_words_ids": [1]}, "PARAM", ["stop_words_ids"]),
         ([1], {"max_lenght": 5}, "PARAM", ["max_lenght", "max_length"]),
-        ([1], {"num_beams": 4}, "PARAM", ["num_beams", "4", "1"]),
+        ([1], {"num_beams": 4}, "PARAM", ["do_sample is true", "num_beams is 4"]),
         ([1], 5, "PARAM", ["int"]),
     ],
 )

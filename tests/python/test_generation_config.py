@@ -84,8 +84,7 @@ def test_values_out_of_range_are_refused(engine, name, value, bound):
         ({"output_logits": "prompt"}, ["output_logits", "prompt", "all", "generation"]),
         ({"output_last_hidden_state": "x"}, ["output_last_hidden_state", "x", "all"]),
         ({"pooling": "max"}, ["pooling", "max", "mean", "last"]),
-        ({"num_beams": 2}, ["num_beams", "2", "1"]),
-        ({"num_return_sequences": 2}, ["num_return_sequences", "2", "1"]),
+        ({"typical_p": 0.5}, ["typical_p", "0.5", "1"]),
         ({"repetition_penality": 1.5}, ["repetition_penality", "repetition_penalty"]),
     ],
 )

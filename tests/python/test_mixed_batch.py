@@ -9,6 +9,11 @@ from allspark import AsStatus
 from allspark._allspark import GenerateConfig
 from engine_fixture import VOCAB_SIZE, start_engine, write_small_checkpoint
 
+TENSORS = [
+    "prompt_only", "output_logits", "output_last_hidden_state",
+    "enable_tensors_from_model_inference", "pooling",
+]  # fmt: skip
+
 
 def random_config(rng: random.Random, prompt_length: int) -> dict:
     """About half of the fields, each with a value that changes something."""
@@ -56,13 +61,40 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
         "normalize": rng.random() < 0.5,
         "priority": rng.randint(-2, 2),
     }
-    fixed = {"seed", "max_new_tokens"}
-    assert set(values) | fixed == set(GenerateConfig().to_dict()), "a field is not in this test"
     config = {name: value for name, value in values.items() if rng.random() < 0.5}
+    group = random_group(rng)
+    fixed = {"seed", "max_new_tokens"}
+    fields = set(values) | set(group) | fixed
+    assert fields == set(GenerateConfig().to_dict()), "a field is not in this test"
+    refused = {
+        "num_beams": [*TENSORS, "prompt_lookup_num_tokens", "prompt_logprobs",
+                      "repetition_ngram_threshold"],
+        "best_of": [*TENSORS, "do_sample"],
+    }  # fmt: skip
+    for name in [name for kind, names in refused.items() if group[kind] > 1 for name in names]:
+        config.pop(name, None)
+    if group["num_beams"] > 1:
+        config["do_sample"] = False
+    config.update(group)
     return {**config, "seed": rng.randrange(10**9), "max_new_tokens": rng.randint(30, 90)}
 
 
+def random_group(rng: random.Random) -> dict:
+    """A beam search, some samples, or neither."""
+    kind, count = rng.randrange(4), rng.randint(2, 5)
+    return {
+        "num_beams": count if kind == 0 else 1,
+        "best_of": count if kind == 1 else 1,
+        "num_return_sequences": rng.randint(1, count) if kind < 2 else 1,
+        "length_penalty": rng.uniform(-1, 2),
+        "beam_early_stopping": rng.choice(["false", "true", "never"]),
+    }
+
+
 def outcome(queue) -> tuple:
+    if isinstance(queue, list):  # of a group; the best one stands for it in what is counted
+        best, *others = [outcome(one) for one in queue]
+        return (*best[:-2], others, *best[-2:])
     ids, logprobs, top, prompt = [], [], [], []
     tensors: dict[str, bytes] = {}
     for elements in queue:
@@ -74,7 +106,8 @@ def outcome(queue) -> tuple:
         for arrays in elements.tensors_from_model_inference:
             for name, array in arrays.items():
                 tensors[name] = tensors.get(name, b"") + array.tobytes()
-    return ids, logprobs, top, prompt, tensors, queue.finish_reason, queue.error
+    score = queue.sequence_score
+    return ids, logprobs, top, prompt, tensors, score, queue.finish_reason, queue.error
 
 
 @pytest.mark.parametrize("blocks", [0, 20], ids=["roomy", "preempting"])

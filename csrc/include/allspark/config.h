@@ -104,6 +104,8 @@ struct RuntimeConfig {
 
 // The most of the likeliest tokens that come with each.
 inline constexpr int64_t kMaxTopLogprobs = 20;
+// The most sequences of one request.
+inline constexpr int64_t kMaxSequences = 128;
 
 // What one request asks for. Lengths are in tokens; max_length and min_length count prompt +
 // output.
@@ -186,6 +188,18 @@ struct GenerationConfig {
   std::string pooling;
   // Whether the embedding is divided by its length.
   bool normalize = true;
+  // Above 1: a beam search with so many beams, which draws nothing (do_sample false). Sequences are
+  // ranked by their score: the sum of the log-probabilities / output length ^ length_penalty.
+  int64_t num_beams = 1;
+  // Above 1: so many samples, of which the best come back, ranked by the same score.
+  int64_t best_of = 1;
+  // Sequences that come back, the best ones, once all have ended; at most num_beams or best_of.
+  int64_t num_return_sequences = 1;
+  double length_penalty = 1.0;
+  // When a search ends that has num_beams ended sequences, in the words of transformers'
+  // early_stopping: "false": once no beam is likely to become better; "true": at once; "never":
+  // once none can.
+  std::string beam_early_stopping = "false";
   // Larger runs earlier; FIFO within one priority.
   int64_t priority = 0;
 
@@ -218,6 +232,11 @@ struct GenerationConfig {
         Field{"output_last_hidden_state", &C::output_last_hidden_state},
         Field{"enable_tensors_from_model_inference", &C::enable_tensors_from_model_inference},
         Field{"pooling", &C::pooling}, Field{"normalize", &C::normalize},
+        Field{"num_beams", &C::num_beams, 1, kMaxSequences},
+        Field{"best_of", &C::best_of, 1, kMaxSequences},
+        Field{"num_return_sequences", &C::num_return_sequences, 1, kMaxSequences},
+        Field{"length_penalty", &C::length_penalty, -10, 10},
+        Field{"beam_early_stopping", &C::beam_early_stopping},
         Field{"priority", &C::priority, -1000000, 1000000});
   }
   bool operator==(const GenerationConfig&) const = default;

@@ -29,6 +29,9 @@ struct RequestHandle {
 struct StartedRequest {
   RequestHandle handle;
   std::shared_ptr<ResultQueue> queue;
+  // The second best sequence and so on, where num_return_sequences is above 1. All are one request:
+  // stopping or releasing one handle stops all, and they end together.
+  std::vector<StartedRequest> next_best = {};
 };
 
 enum class ModelState : int { kInitial = 0, kRunning = 1, kStop = 2, kReleased = 3 };

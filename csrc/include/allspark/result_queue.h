@@ -82,6 +82,8 @@ class ResultQueue {
   // Keys and units as documented for RequestStatInfo: times in ms, lengths in tokens.
   virtual std::map<std::string, int64_t> RequestStatInfo() const = 0;
   virtual uint64_t request_id() const = 0;
+  // What ranked the sequence, once it has ended; nullopt where none was (num_beams and best_of 1).
+  virtual std::optional<double> sequence_score() const = 0;
 
   // Blocks until new tokens or a terminal status. Returns nullopt once the request is terminal
   // and every token has been delivered.

@@ -143,7 +143,24 @@ TEST(GenerationConfigTest, DefaultsAreLegal) {
             "prompt_lookup_num_tokens=0, use_draft_model=true, logprobs=false, top_logprobs=0, "
             "logprobs_mode=\"processed\", prompt_logprobs=false, prompt_only=false, "
             "output_logits=\"\", output_last_hidden_state=\"\", "
-            "enable_tensors_from_model_inference=false, pooling=\"\", normalize=true, priority=0");
+            "enable_tensors_from_model_inference=false, pooling=\"\", normalize=true, num_beams=1, "
+            "best_of=1, num_return_sequences=1, length_penalty=1, beam_early_stopping=\"false\", "
+            "priority=0");
+}
+
+TEST(GenerationConfigTest, Groups) {
+  const auto beams = [](auto& c) { c.num_beams = 4, c.do_sample = false; };
+  EXPECT_EQ(GenerationError(beams), "");
+  EXPECT_EQ(GenerationError([](auto& c) { c.num_beams = 4; }),
+            "do_sample is true; it must be false where num_beams is 4");
+  EXPECT_EQ(GenerationError([&](auto& c) { beams(c), c.num_return_sequences = 5; }),
+            "num_return_sequences is 5; it must be at most num_beams, which is 4");
+  EXPECT_EQ(GenerationError([](auto& c) { c.best_of = 2, c.num_return_sequences = 3; }),
+            "num_return_sequences is 3; it must be at most best_of, which is 2");
+  EXPECT_EQ(GenerationError([&](auto& c) { beams(c), c.best_of = 2; }),
+            "best_of is 2; it must be 1 where num_beams is 4");
+  EXPECT_EQ(GenerationError([](auto& c) { c.beam_early_stopping = "no"; }),
+            "beam_early_stopping is \"no\"; it must be \"false\", \"true\" or \"never\"");
 }
 
 TEST(GenerationConfigTest, Ranges) {

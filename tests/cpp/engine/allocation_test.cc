@@ -11,11 +11,31 @@
 namespace allspark::testing {
 namespace {
 
+// Beams or samples, with all that they hand on or keep.
+GenerationConfig RankedConfig(int i) {
+  GenerationConfig config;
+  config.max_new_tokens = 20 + i;
+  if (i % 8 == 2) {
+    config.do_sample = false;
+    config.num_beams = 2 + i % 3;
+  } else {
+    config.best_of = 3;
+    config.prompt_lookup_num_tokens = 6;
+  }
+  config.num_return_sequences = 2;
+  config.repetition_penalty = 1.2;
+  config.no_repeat_ngram_size = 4;
+  config.logprobs = true;
+  config.top_logprobs = 5;
+  config.stop_words_ids = {{1, 2}, {4}};
+  return config;
+}
+
 TEST_F(EngineTest, AStepAllocatesNothing) {
   // A pool small enough for preemption, prompts of several chunks, stops in between: every path of
   // a step.
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 24;
+  config.cache_span_num_init = 18;
   config.draft_model = "draft";
   proto::DecoderSpec deep = TinyLlamaSpec();
   deep.set_num_layers(24);
@@ -68,6 +88,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.prompt_logprobs = true;
       generation.logprobs_mode = i % 8 == 1 ? "raw" : "processed";
     }
+    if (i % 4 == 2) generation = RankedConfig(i);
     // Some repeat themselves, so that there is something to draft.
     Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, i % 4 == 3 ? 3 : vocab_size_);
     // And some begin alike, so that there is something to find in the prefix cache.

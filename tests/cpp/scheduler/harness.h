@@ -27,6 +27,10 @@ struct TestSequence : ScheduledSequence {
   bool was_decode = false;         // before the step at hand was planned
   std::vector<int32_t> tokens;     // known ones, and drafts that turn out right; never moves
   std::vector<uint64_t> contents;  // what the cache holds of each: it and all before it
+  TestSequence* first_beam = this;
+  // Of a search: itself first; empty: it is none.
+  std::vector<ScheduledSequence*> beams;
+  std::vector<std::unique_ptr<TestSequence>> other_beams;
 
   void Append(int32_t token) {
     const uint64_t before = contents.empty() ? cache_salt + 1 : contents.back();
@@ -100,8 +104,46 @@ class Harness {
     return sequences_.back().get();
   }
 
+  // A search with so many beams.
+  TestSequence* AddBeams(int64_t priority, const std::vector<int32_t>& prompt, int64_t max_length,
+                         int64_t num_beams) {
+    auto first = std::make_unique<TestSequence>();
+    const int64_t block_size = scheduler_.config().block_size;
+    first->id = next_id_++;
+    first->num_tokens = static_cast<int64_t>(prompt.size());
+    ScheduledSequence* last = nullptr;
+    for (int64_t i = 0; i < num_beams; ++i) {
+      TestSequence* beam = first.get();
+      if (i > 0) {
+        beam = first->other_beams.emplace_back(std::make_unique<TestSequence>()).get();
+        beam->first_beam = first.get();
+        last->next_beam = beam;
+      }
+      beam->priority = priority;
+      beam->max_length = max_length;
+      beam->tokens.reserve(static_cast<size_t>(max_length));
+      beam->block_table.reserve(static_cast<size_t>((max_length + block_size - 1) / block_size));
+      first->beams.push_back(beam);
+      last = beam;
+    }
+    for (const int32_t token : prompt) first->Append(token);
+    first->token_ids = first->tokens.data();
+    scheduler_.Add(first.get());
+    sequences_.push_back(std::move(first));
+    return sequences_.back().get();
+  }
+
+  // Which beams the next ones of a search continue; it has so many.
+  void set_parents(std::function<std::vector<int32_t>(const TestSequence&)> parents) {
+    parents_ = std::move(parents);
+  }
+
   void Remove(TestSequence* sequence) {
     scheduler_.Remove(sequence);
+    for (const ScheduledSequence* beam : sequence->beams) {
+      Check(beam->block_table.empty() && beam->state == ScheduledSequence::State::kNone,
+            "a beam was left");
+    }
     if (trace_ != nullptr) *trace_ << "remove " << sequence->id << "\n";
     Check(sequence->block_table.empty() && sequence->num_computed == 0, "removed but not reset");
     const auto it = std::find_if(sequences_.begin(), sequences_.end(),
@@ -149,7 +191,7 @@ class Harness {
       auto* sequence = static_cast<TestSequence*>(chunk.sequence);
       Check(sequence->num_computed == chunk.begin + chunk.num_tokens - chunk.num_drafts,
             "Commit did not count");
-      if (!chunk.samples) continue;
+      if (!chunk.samples || !sequence->first_beam->beams.empty()) continue;
       for (int64_t i = 0; i < sequence->num_accepted; ++i) {
         ++sequence->num_tokens;
         scheduler_.AcceptDraft(sequence);
@@ -165,6 +207,14 @@ class Harness {
         ended_.push_back(sequence);
       }
     }
+    for (const auto& sequence : sequences_) {
+      if (!IsComputed(*sequence)) continue;
+      if (sequence->num_tokens + 1 >= sequence->max_length || ends(*sequence)) {
+        ended_.push_back(sequence.get());
+      } else {
+        Fork(*sequence, parents_(*sequence));
+      }
+    }
     for (TestSequence* sequence : ended_) Remove(sequence);
     return error_.empty();
   }
@@ -174,7 +224,8 @@ class Harness {
     Plan();
     ended_.clear();
     for (const PlannedChunk& chunk : *plan_) {
-      ended_.push_back(static_cast<TestSequence*>(chunk.sequence));
+      TestSequence* const first = static_cast<TestSequence*>(chunk.sequence)->first_beam;
+      if (std::find(ended_.begin(), ended_.end(), first) == ended_.end()) ended_.push_back(first);
     }
     for (TestSequence* sequence : ended_) Remove(sequence);
     return error_.empty();
@@ -184,6 +235,47 @@ class Harness {
   void Check(bool condition, const char* what) {
     if (condition || !error_.empty()) return;
     error_ = std::string(what) + " in step " + std::to_string(step_);
+  }
+
+  // Every beam of a search.
+  static bool IsComputed(const TestSequence& sequence) {
+    return !sequence.beams.empty() && sequence.state == ScheduledSequence::State::kRunning &&
+           std::all_of(sequence.beams.begin(), sequence.beams.end(),
+                       [](const auto* beam) { return beam->num_computed == beam->num_tokens; });
+  }
+
+  // The search goes on with beams that continue `parents`, one token longer.
+  void Fork(TestSequence& search, const std::vector<int32_t>& parents) {
+    std::vector<std::pair<std::vector<int32_t>, std::vector<uint64_t>>> histories;
+    for (const ScheduledSequence* beam : search.beams) {
+      const auto& test = static_cast<const TestSequence&>(*beam);
+      histories.emplace_back(test.tokens, test.contents);
+    }
+    for (const BlockCopy& copy : scheduler_.Fork(search.beams, parents)) {
+      const int64_t size = scheduler_.config().block_size;
+      std::copy_n(slots_.begin() + copy.from * size, size, slots_.begin() + copy.to * size);
+    }
+    for (size_t i = 0; i < search.beams.size(); ++i) {
+      auto& beam = static_cast<TestSequence&>(*search.beams[i]);
+      Check((beam.num_tokens > 0) == (i < parents.size()), "a beam too many or too few");
+      if (i >= parents.size()) continue;
+      const auto& history = histories[static_cast<size_t>(parents[i])];
+      beam.tokens = history.first;
+      beam.contents = history.second;
+      AppendTo(&beam);
+      ++beam.num_tokens;
+    }
+    CheckPool();
+  }
+
+  template <typename Function>
+  void ForEachBeam(Function function) const {
+    for (const auto& sequence : sequences_) {
+      for (const ScheduledSequence* beam = sequence.get(); beam != nullptr;
+           beam = beam->next_beam) {
+        function(*beam);
+      }
+    }
   }
 
   void AppendTo(TestSequence* sequence) {
@@ -202,15 +294,15 @@ class Harness {
     const int64_t block_size = scheduler_.config().block_size;
     references_.assign(static_cast<size_t>(pool.num_blocks()), 0);
     writers_.assign(references_.size(), 0);
-    for (const auto& sequence : sequences_) {
+    ForEachBeam([&](const ScheduledSequence& sequence) {
       // The first plan_begin tokens are computed already, or by the chunks of others.
-      const int64_t writes_from = std::max(sequence->num_computed, sequence->plan_begin);
-      for (size_t i = 0; i < sequence->block_table.size(); ++i) {
-        const auto block = static_cast<size_t>(sequence->block_table[i]);
+      const int64_t writes_from = std::max(sequence.num_computed, sequence.plan_begin);
+      for (size_t i = 0; i < sequence.block_table.size(); ++i) {
+        const auto block = static_cast<size_t>(sequence.block_table[i]);
         ++references_[block];
         if (static_cast<int64_t>(i + 1) * block_size > writes_from) ++writers_[block];
       }
-    }
+    });
     int64_t used = 0;
     for (int32_t block = 0; block < pool.num_blocks(); ++block) {
       const int32_t tables = references_[static_cast<size_t>(block)];
@@ -242,20 +334,22 @@ class Harness {
     Check(waiting == scheduler_.num_waiting(), "num_waiting");
     Check(running == scheduler_.num_running(), "num_running");
     Check(waiting + running == static_cast<int64_t>(sequences_.size()), "a sequence was lost");
-    Check(running <= scheduler_.config().max_batch, "more run than max_batch");
     const int64_t block_size = scheduler_.config().block_size;
-    for (const auto& s : sequences_) {
-      const auto capacity = static_cast<int64_t>(s->block_table.size()) * block_size;
-      if (s->state == ScheduledSequence::State::kWaiting) {
-        Check(capacity == 0 && s->num_computed == 0, "a waiting sequence has blocks");
+    int64_t rows = 0;
+    ForEachBeam([&](const ScheduledSequence& s) {
+      const auto capacity = static_cast<int64_t>(s.block_table.size()) * block_size;
+      if (s.state == ScheduledSequence::State::kWaiting) {
+        Check(capacity == 0 && s.num_computed == 0, "a waiting sequence has blocks");
       } else {
         // Drafts may have taken the block that comes next.
         const int64_t most_ahead = scheduler_.config().max_draft_rows > 0 ? 2 : 1;
-        Check(capacity >= std::max(s->num_computed, s->plan_begin) &&
-                  capacity < s->num_tokens + most_ahead * block_size,
+        Check(capacity >= std::max(s.num_computed, s.plan_begin) &&
+                  capacity < s.num_tokens + most_ahead * block_size,
               "too few or too many blocks");
+        ++rows;
       }
-    }
+    });
+    Check(rows <= scheduler_.config().max_batch, "more run than max_batch");
   }
 
   void CheckPlan() {
@@ -282,13 +376,13 @@ class Harness {
       Check(static_cast<int64_t>(s->block_table.size()) * config.block_size >=
                 chunk.begin + chunk.num_tokens,
             "planned without blocks");
-      const bool decode = s->num_computed > 0 && s->was_decode;
+      const bool decode = s->num_computed > 0 && s->first_beam->was_decode;
       Check(!decode || !after_prefill, "a decode after a prefill");
       after_prefill |= !decode;
       if (!decode) prefill += chunk.num_tokens;
       rows += chunk.num_tokens;
       // What was just admitted did not overtake anything that waits.
-      Check(s->num_computed > 0 || scheduler_.first_waiting() == nullptr ||
+      Check(s->num_computed > 0 || s->first_beam != s || scheduler_.first_waiting() == nullptr ||
                 Precedes(*s, *scheduler_.first_waiting()),
             "admitted past the head of the line");
     }
@@ -300,8 +394,9 @@ class Harness {
     Check(drafts == 0 || (prefill == 0 && rows <= config.max_draft_rows), "too many drafts");
     for (const ScheduledSequence* s = scheduler_.first_running(); s != nullptr; s = s->next) {
       const bool planned = static_cast<const TestSequence*>(s)->last_planned_step == step_;
-      Check(planned || s->num_tokens - s->num_computed > 1, "a running decode is not in the step");
-      Check(planned || s != scheduler_.first_running(), "the first in line is not in the step");
+      Check(planned || !s->decodes(), "a running decode is not in the step");
+      Check(planned || s != scheduler_.first_running() || s->next_beam != nullptr,
+            "the first in line is not in the step");
     }
   }
 
@@ -351,6 +446,7 @@ class Harness {
   std::function<int64_t(const PlannedChunk&)> accept_;
   std::function<int64_t(const PlannedChunk&)> trim_;
   std::function<int32_t(const TestSequence&)> next_token_;
+  std::function<std::vector<int32_t>(const TestSequence&)> parents_;
   std::vector<std::unique_ptr<TestSequence>> sequences_;
   std::vector<uint64_t> slots_;  // what was last written
   std::ostream* trace_;

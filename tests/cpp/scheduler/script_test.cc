@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <string>
@@ -29,6 +30,8 @@ struct Totals {
   int64_t preemptions = 0;
   int64_t finished = 0;
   int64_t hit_tokens = 0;
+  int64_t forks = 0;
+  int64_t too_large = 0;  // for the whole pool
 };
 
 // std::uniform_int_distribution differs between libraries; the golden trace must not.
@@ -180,6 +183,88 @@ TEST(SchedulerScripts, InvariantsHoldInAHundredThousandScripts) {
   EXPECT_GT(totals.preemptions, 20000);
   EXPECT_GT(totals.finished, 100000);
   EXPECT_GT(totals.steps, 1600000);
+}
+
+// Beam searches among sequences that are none. A search may outgrow the pool; the owner then ends
+// it.
+std::string RunBeamScript(uint64_t seed, Totals& totals) {
+  Random random(seed);
+  const int64_t longest = random.Range(2, 24);
+  SchedulerConfig config;
+  config.block_size = random.Range(1, 4);
+  config.max_batch = random.Range(2, 9);
+  config.chunk_tokens = random.Range(1, 16);
+  config.chunk_tokens_beside_decodes = random.Range(1, 16);
+  config.num_blocks = (longest + config.block_size - 1) / config.block_size + random.Range(0, 20);
+  config.enable_prefix_cache = random.OneIn(2);
+  config.prefix_cache_ttl_us = 1000000;
+  Harness harness(config);
+  // Beams that begin alike differ in their last token.
+  int32_t next_token = 1000;
+  harness.set_next_token([&](const TestSequence&) { return next_token++; });
+  harness.set_parents([&](const TestSequence& search) {
+    const auto num_beams = static_cast<int64_t>(search.beams.size());
+    int64_t num_there = 0;
+    for (const auto* beam : search.beams) num_there += beam->num_tokens > 0;
+    std::vector<int32_t> parents;
+    for (int64_t left = random.OneIn(4) ? random.Range(1, num_beams) : num_beams; left > 0;
+         --left) {
+      parents.push_back(static_cast<int32_t>(random.Range(0, num_there - 1)));
+    }
+    totals.forks += static_cast<int64_t>(parents.size());
+    return parents;
+  });
+  const auto ends = [&](const TestSequence&) { return random.OneIn(40); };
+  const auto step = [&] {
+    ++totals.steps;
+    if (!(random.OneIn(60) ? harness.FailStep() : harness.Step(ends))) return false;
+    if (harness.plan().empty() && harness.scheduler().first_waiting() != nullptr) {
+      auto* first = static_cast<TestSequence*>(harness.scheduler().first_waiting());
+      if (first->beams.empty()) return false;  // a sequence alone always fits
+      harness.Remove(first);
+      ++totals.too_large;
+    }
+    return true;
+  };
+  int64_t steps_left = 40 * longest * longest;
+  for (int event = 0; event < 16 || !harness.sequences().empty(); ++event) {
+    while (event < 16 && harness.sequences().size() < 6 && random.OneIn(2)) {
+      const int64_t max_length = random.Range((longest + 1) / 2, longest);
+      // Prompts are beginnings of one of two texts.
+      std::vector<int32_t> prompt(static_cast<size_t>(random.Range(1, max_length)));
+      std::iota(prompt.begin(), prompt.end(), random.OneIn(2) ? 0 : 100);
+      const int64_t priority = random.Range(0, 1);
+      if (random.OneIn(2)) {
+        harness.AddBeams(priority, prompt, max_length, random.Range(2, config.max_batch));
+      } else {
+        harness.Add(priority, prompt, max_length);
+      }
+    }
+    if (!harness.sequences().empty() && random.OneIn(20)) {
+      const auto last = static_cast<int64_t>(harness.sequences().size()) - 1;
+      harness.Remove(harness.sequences()[static_cast<size_t>(random.Range(0, last))].get());
+    }
+    if (!step()) return harness.error() + ", or a sequence that fits is not admitted";
+    if (--steps_left == 0) return "no end of the drain";
+  }
+  totals.preemptions += harness.scheduler().num_preemptions();
+  totals.hit_tokens += harness.num_hit_tokens();
+  const PrefixCache& cache = harness.scheduler().prefix_cache();
+  return cache.num_available() == config.num_blocks ? "" : "blocks leaked";
+}
+
+TEST(SchedulerScripts, InvariantsHoldWithBeams) {
+  Totals totals;
+  for (uint64_t seed = 0; seed < 50000; ++seed) {
+    const std::string error = RunBeamScript(seed, totals);
+    ASSERT_EQ(error, "") << "in the script of seed " << seed;
+  }
+  EXPECT_GT(totals.forks, 1000000);
+  EXPECT_GT(totals.preemptions, 10000);
+  EXPECT_GT(totals.hit_tokens, 100000);
+  EXPECT_GT(totals.too_large, 100);
+  // Searches that outgrow the pool are few: the others' preemptions are invisible.
+  EXPECT_LT(totals.too_large, totals.preemptions);
 }
 
 TEST(SchedulerScripts, InvariantsHoldWithThePrefixCache) {

@@ -1,0 +1,183 @@
+#include "engine/request_group.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/request.h"
+
+namespace allspark {
+namespace {
+
+BeamStop ToBeamStop(const std::string& early_stopping) {
+  if (early_stopping == "true") return BeamStop::kAtOnce;
+  return early_stopping == "never" ? BeamStop::kNever : BeamStop::kHeuristic;
+}
+
+void Add(OutputLogprobs& logprobs, float chosen, const std::vector<TokenLogprob>& top) {
+  logprobs.chosen.push_back(chosen);
+  logprobs.top.insert(logprobs.top.end(), top.begin(), top.end());
+}
+
+}  // namespace
+
+RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>> others,
+                           const GenerationConfig& config, int64_t vocab_size)
+    : others_(std::move(others)),
+      num_returned_(config.num_return_sequences),
+      length_penalty_(config.length_penalty) {
+  members_.push_back(first);
+  for (const auto& other : others_) members_.push_back(other.get());
+  const auto max_output = static_cast<size_t>(first->max_length - first->prompt_length);
+  const auto reserve = [&](OutputLogprobs& logprobs) {
+    if (!first->wants_logprobs) return;
+    logprobs.chosen.reserve(max_output);
+    logprobs.top.reserve(max_output * first->logprobs.top.size());
+  };
+  outputs_.resize(members_.size());
+  for (Output& output : outputs_) {
+    output.tokens.reserve(max_output);
+    reserve(output.logprobs);
+  }
+  for (Request* member : members_) {
+    member->group = this;
+    reserve(member->output_logprobs);
+  }
+  if (config.num_beams == 1) return;
+  histories_.resize(members_.size());
+  for (History& history : histories_) {
+    history.tokens.reserve(static_cast<size_t>(first->max_length));
+    if (first->processors.NeedsCounts()) {
+      history.counts = TokenCounts(std::min(first->max_length, vocab_size));
+    }
+    reserve(history.logprobs);
+  }
+  ReserveSearch(config, vocab_size);
+}
+
+void RequestGroup::ReserveSearch(const GenerationConfig& config, int64_t vocab_size) {
+  Request* const first = members_.front();
+  const auto num_ends = static_cast<int64_t>(first->end_tokens.size() + first->stop_words.size());
+  const int64_t num_candidates = std::min(config.num_beams + num_ends, vocab_size);
+  search_ = std::make_unique<BeamSearch>(
+      BeamSearchParams{.num_beams = config.num_beams,
+                       .num_candidates = num_candidates,
+                       .max_output = first->max_length - first->prompt_length,
+                       .length_penalty = config.length_penalty,
+                       .stop = ToBeamStop(config.beam_early_stopping)});
+  rows_.reserve(members_.size());
+  parents_.reserve(members_.size());
+  for (Request* member : members_) {
+    sequences_.push_back(member);
+    member->candidates.likeliest.resize(static_cast<size_t>(num_candidates));
+    member->candidates.reported.resize(static_cast<size_t>(num_candidates));
+    // Drafts follow one sequence.
+    member->most_looked_up = 0;
+    member->uses_draft_model = false;
+    if (member == first) continue;
+    sequences_[sequences_.size() - 2]->next_beam = member;
+    member->num_tokens = 0;
+    member->token_ids = nullptr;  // the scheduler knows what beams share
+  }
+}
+
+std::span<Request* const> RequestGroup::returned() const {
+  return std::span(members_).first(static_cast<size_t>(num_returned_));
+}
+
+void RequestGroup::KeepSample(const Request* sample, FinishReason reason) {
+  const auto index = std::find(members_.begin(), members_.end(), sample) - members_.begin();
+  Output& output = outputs_[static_cast<size_t>(index)];
+  output.tokens.assign(sample->tokens.begin() + sample->prompt_length, sample->tokens.end());
+  output.logprobs = sample->output_logprobs;
+  output.score = SequenceScore(sample->sum_logprobs, static_cast<int64_t>(output.tokens.size()),
+                               length_penalty_);
+  output.reason = reason;
+  ++num_ended_;
+}
+
+bool RequestGroup::TakeCandidates(Request* beam) {
+  beam->has_candidates = true;
+  return std::all_of(members_.begin(), members_.end(), [](const Request* member) {
+    return member->num_tokens == 0 || member->has_candidates;
+  });
+}
+
+void RequestGroup::Choose() {
+  rows_.clear();
+  for (Request* member : members_) {
+    if (member->num_tokens > 0) rows_.push_back(&member->candidates);
+    member->has_candidates = false;
+  }
+  search_->Advance(rows_, [this](size_t beam, int32_t token) {
+    return members_[beam]->ReasonAfter(token) != FinishReason::kNone;
+  });
+  for (const BeamChoice& choice : search_->ended()) KeepEnded(choice);
+  parents_.clear();
+  for (const BeamChoice& choice : search_->beams()) parents_.push_back(choice.parent);
+}
+
+void RequestGroup::KeepEnded(const BeamChoice& choice) {
+  Request* const parent = members_[static_cast<size_t>(choice.parent)];
+  Output& output = outputs_[choice.place];
+  output.tokens.assign(parent->tokens.begin() + parent->prompt_length, parent->tokens.end());
+  output.tokens.push_back(choice.token);
+  if (parent->wants_logprobs) {
+    output.logprobs = parent->output_logprobs;
+    Add(output.logprobs, choice.reported, parent->logprobs.top);
+  }
+  output.score = search_->scores()[choice.place];
+  output.reason = parent->ReasonAfter(choice.token);
+}
+
+void RequestGroup::Continue() {
+  for (size_t i = 0; i < members_.size(); ++i) {
+    histories_[i].tokens.swap(members_[i]->tokens);
+    std::swap(histories_[i].counts, members_[i]->counts);
+    std::swap(histories_[i].logprobs, members_[i]->output_logprobs);
+  }
+  for (size_t i = 0; i < search_->beams().size(); ++i) {
+    const BeamChoice& choice = search_->beams()[i];
+    const auto parent = static_cast<size_t>(choice.parent);
+    Request* const beam = members_[i];
+    beam->tokens = histories_[parent].tokens;
+    if (i == 0) beam->token_ids = beam->tokens.data();
+    beam->counts = histories_[parent].counts;
+    beam->output_logprobs = histories_[parent].logprobs;
+    if (beam->wants_logprobs) {
+      Add(beam->output_logprobs, choice.reported, members_[parent]->logprobs.top);
+    }
+    const FinishReason reason = beam->Append(choice.token);
+    AS_CHECK(reason == FinishReason::kNone) << "a beam goes on that has ended";
+  }
+}
+
+void RequestGroup::Finish(FinishReason reason, const std::string& error, int64_t now_us) {
+  for (Request* member : members_) member->ReleaseResources();
+  if (IsOutput(reason)) RankOutputs();
+  // The first one's last: who waits for a request waits for that.
+  for (size_t rank = returned().size(); rank-- > 0;) {
+    ResultQueueImpl& queue = *returned()[rank]->queue;
+    if (IsOutput(reason)) {
+      const Output& output = outputs_[rank];
+      queue.AppendRanked(output.tokens, output.logprobs, output.score, now_us);
+      queue.Finish(output.reason, "", now_us);
+    } else {
+      queue.Finish(reason, error, now_us);
+    }
+  }
+  std::vector<Output>().swap(outputs_);
+  std::vector<History>().swap(histories_);
+}
+
+// Moves the best outputs to the front; equal ones stay in order.
+void RequestGroup::RankOutputs() {
+  const size_t num_outputs = is_search() ? search_->scores().size() : outputs_.size();
+  const auto end = outputs_.begin() + static_cast<int64_t>(num_outputs);
+  for (auto front = outputs_.begin(); front < end; ++front) {
+    const auto best = std::max_element(
+        front, end, [](const Output& a, const Output& b) { return a.score < b.score; });
+    std::rotate(front, best, best + 1);
+  }
+}
+
+}  // namespace allspark

@@ -1,0 +1,88 @@
+// Sequences of one prompt that come back ranked once all have ended: the beams of a search, or the
+// samples of best_of. Each is a request of its own to the step; the first of them owns the group
+// and stands for all towards the caller. Made whole on the caller's thread; then the step thread's.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allspark/config.h"
+#include "allspark/result_queue.h"
+#include "sampling/beam_search.h"
+#include "sampling/token_counts.h"
+#include "scheduler/scheduler.h"
+
+namespace allspark {
+
+struct Request;
+
+class RequestGroup {
+ public:
+  // `members`: the requests, of which the caller's is the first; all made alike. The others are
+  // the group's from now on.
+  RequestGroup(Request* first, std::vector<std::shared_ptr<Request>> others,
+               const GenerationConfig& config, int64_t vocab_size);
+
+  bool is_search() const { return search_ != nullptr; }
+  Request* first() const { return members_.front(); }
+  std::span<Request* const> members() const { return members_; }
+  // Those whose queues the caller has: the best sequence comes out of the first.
+  std::span<Request* const> returned() const;
+  // Requests that the scheduler has or had, and that have not ended.
+  int64_t num_live() const { return is_search() ? 1 : size() - num_ended_; }
+
+  // Samples: keeps the output of one that ended.
+  void KeepSample(const Request* sample, FinishReason reason);
+  bool all_ended() const { return num_ended_ == size(); }
+
+  // A search: notes that a beam has its candidates; true once every beam has.
+  bool TakeCandidates(Request* beam);
+  // Chooses the next beams. Afterwards is_done(), or parents() and sequences() are for
+  // Scheduler::Fork and then Continue() gives the beams their tokens.
+  void Choose();
+  bool is_done() const { return search_->done(); }
+  // Whether the search has as many sequences as are to come back.
+  bool has_enough() const { return search_->scores().size() >= returned().size(); }
+  std::span<const int32_t> parents() const { return parents_; }
+  std::span<ScheduledSequence* const> sequences() const { return sequences_; }
+  void Continue();
+
+  // The end: the queues get the best outputs if all ended well, and say why it ended otherwise.
+  void Finish(FinishReason reason, const std::string& error, int64_t now_us);
+
+ private:
+  struct Output {
+    std::vector<int32_t> tokens;
+    OutputLogprobs logprobs;
+    double score = 0;
+    FinishReason reason = FinishReason::kNone;
+  };
+  // What a beam hands on to those that continue it.
+  struct History {
+    std::vector<int32_t> tokens;
+    TokenCounts counts;
+    OutputLogprobs logprobs;
+  };
+
+  int64_t size() const { return static_cast<int64_t>(members_.size()); }
+  void ReserveSearch(const GenerationConfig& config, int64_t vocab_size);
+  void KeepEnded(const BeamChoice& choice);
+  void RankOutputs();
+
+  std::vector<std::shared_ptr<Request>> others_;
+  std::vector<Request*> members_;
+  int64_t num_returned_;
+  double length_penalty_;
+  std::vector<Output> outputs_;  // by member or by place
+  int64_t num_ended_ = 0;
+  // Of a search.
+  std::unique_ptr<BeamSearch> search_;
+  std::vector<ScheduledSequence*> sequences_;
+  std::vector<const RowCandidates*> rows_;
+  std::vector<int32_t> parents_;
+  std::vector<History> histories_;
+};
+
+}  // namespace allspark

@@ -1,0 +1,66 @@
+// The part of ModelInstance's step that is about groups: beams go on, samples end one by one.
+
+#include <cstring>
+#include <string>
+
+#include "engine/model_instance.h"
+
+namespace allspark {
+
+void ModelInstance::AdvanceSearch(Request* beam, const SamplingRow& row) {
+  RequestGroup& group = *beam->group;
+  ++counters_.generated;
+  if (!group.TakeCandidates(beam)) return;
+  group.Choose();
+  if (!group.is_done()) {
+    const auto bytes = static_cast<size_t>(running_->decoder->block_bytes());
+    for (const BlockCopy& copy : running_->scheduler->Fork(group.sequences(), group.parents())) {
+      std::memcpy(running_->kv.data + static_cast<size_t>(copy.to) * bytes,
+                  running_->kv.data + static_cast<size_t>(copy.from) * bytes, bytes);
+    }
+    group.Continue();
+  } else if (group.has_enough()) {
+    EndRequest(beam, FinishReason::kStop, "");
+  } else {
+    EndRequest(beam, FinishReason::kError,
+               "too few tokens have a finite logit up to position " + std::to_string(row.position) +
+                   " for num_return_sequences, which is " +
+                   std::to_string(group.returned().size()));
+  }
+}
+
+bool ModelInstance::EndSample(Request* sample, FinishReason reason) {
+  running_->scheduler->Remove(sample);
+  {
+    std::lock_guard lock(mutex_);
+    --num_live_;
+  }
+  PublishUsage();
+  sample->group->KeepSample(sample, reason);
+  sample->ReleaseResources();
+  return sample->group->all_ended();
+}
+
+void ModelInstance::AddToScheduler(Request* request) {
+  running_->scheduler->Add(request);
+  if (!request->is_sample()) return;
+  for (Request* sample : request->group->members().subspan(1)) running_->scheduler->Add(sample);
+}
+
+void ModelInstance::RemoveFromScheduler(Request* request) {
+  bool was_there = false;
+  const auto remove = [&](Request* member) {
+    // Beams leave with the first of them.
+    if (member->state == ScheduledSequence::State::kNone) return;
+    running_->scheduler->Remove(member);
+    was_there = true;
+  };
+  if (request->group == nullptr) {
+    remove(request);
+  } else {
+    for (Request* member : request->group->members()) remove(member);
+  }
+  if (was_there) PublishUsage();  // before the queue says so: who sees the end sees the blocks free
+}
+
+}  // namespace allspark
