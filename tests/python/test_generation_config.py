@@ -27,7 +27,7 @@ def refusal(engine, config) -> str:
     """The message with which the engine refuses the config."""
     status, handle, queue = engine.start_request_ids("m", None, [1, 2], config)
     assert status.name in ("ALLSPARK_PARAM_ERROR", "ALLSPARK_EXCEED_LIMIT_ERROR")
-    assert handle is None and queue is None
+    assert not handle and not queue
     return engine.last_error()
 
 
