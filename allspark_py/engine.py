@@ -29,6 +29,7 @@ from allspark._allspark import (
     RequestHandle,
     Status,
 )
+from allspark.bad_words import to_token_sequences
 from allspark.generation_config import (
     ASGenerationConfigBuilder,
     GenerationConfigAdapter,
@@ -211,6 +212,8 @@ class Engine:
             config = GenerationConfigAdapter.parse(generate_config_builder)
             if config.text is not None and model is None:
                 raise ValueError(f"model is None; {config.text} needs the loader's tokenizer")
+            if config.bad_words:
+                self._bar_words(model, config)
             masks = [self._token_mask(model, config) for _ in range(config.n)]
         except (TypeError, ValueError) as error:
             return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
@@ -239,6 +242,14 @@ class Engine:
             for mask in filter(None, masks):  # those that were never handed over too
                 self._guided_decoding().forget(mask)
         return result
+
+    @staticmethod
+    def _bar_words(model: LLM | None, config: RequestConfig) -> None:
+        """Adds what the tokenizer makes of the config's bad_words to its bad_words_ids."""
+        if model is None:
+            raise ValueError(f"model is None; bad_words {list(config.bad_words)} needs a tokenizer")
+        sequences = to_token_sequences(model.get_tokenizer(), config.bad_words)
+        config.native.bad_words_ids = [*config.native.bad_words_ids, *sequences]
 
     def start_request(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allspark._allspark import GenerateConfig
+from allspark.bad_words import take_bad_words
 from allspark.text_queue import TextOptions
 
 # The most sequences of one prompt.
@@ -270,6 +271,11 @@ class ASGenerationConfigBuilder:
         """True leaves the stop string in the text. Default False."""
         return self._set("include_stop_str_in_output", flag)
 
+    def bad_words(self, words: Sequence[str]) -> ASGenerationConfigBuilder:
+        """Strings that the tokenizer's tokens for them never make up in the output; default none.
+        Needs the loader's tokenizer; bad_words_ids are the same as ids."""
+        return self._set("bad_words", list(words) if not isinstance(words, str) else [words])
+
     def skip_special_tokens(self, flag: bool = True) -> ASGenerationConfigBuilder:
         """False leaves markers such as the end-of-sequence token in the text. Default True."""
         return self._set("skip_special_tokens", flag)
@@ -347,6 +353,7 @@ class RequestConfig:
     text: TextOptions | None = None  # None: the config says nothing about text
     n: int = 1
     response_format: Any = None
+    bad_words: tuple[str, ...] = ()
 
     def sequences(self) -> list[GenerateConfig]:
         """The engine's part for each of the n sequences: the seeds follow one another."""
@@ -453,10 +460,11 @@ class GenerationConfigAdapter:
             if value not in (None, neutral):
                 raise ValueError(f"{name} is {value!r}; only {neutral!r} is served")
         text = TextOptions.take(fields)
+        bad_words = take_bad_words(fields)
         n = _take_n(fields)
         response_format = fields.pop("response_format", None)
         _rename_early_stopping(fields)
         native = GenerateConfig.from_dict(fields)
         n = _settle_sequences(n, native)
         _check_group(native, text, response_format)
-        return RequestConfig(native, text, n, response_format)
+        return RequestConfig(native, text, n, response_format, bad_words)

@@ -1,0 +1,40 @@
+"""bad_words: strings that an output must not hold, as the token sequences that bad_words_ids bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def take_bad_words(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Moves `bad_words` out of a generation config's fields.
+
+    Raises:
+        TypeError, ValueError: a value is wrong; the message names field and value.
+    """
+    words = fields.pop("bad_words", None)
+    if isinstance(words, str):
+        words = [words]
+    if not isinstance(words, (list, tuple, type(None))):
+        raise TypeError(f"bad_words is {words!r}; it must be a list of str")
+    for index, word in enumerate(words or ()):
+        if not isinstance(word, str):
+            raise TypeError(f"bad_words[{index}] is {word!r}; it must be a str")
+        if not word.strip():
+            raise ValueError(f"bad_words[{index}] is {word!r}; it must hold more than white space")
+    return tuple(words or ())
+
+
+def to_token_sequences(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
+    """What the tokenizer makes of each word at the beginning of a text and after a space.
+
+    The same letters in other tokens are not found: a model that may not say a word in its usual
+    tokens can still spell it.
+    """
+    sequences: list[list[int]] = []
+    for word in words:
+        for text in (word, " " + word):
+            ids = [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+            if ids and ids not in sequences:
+                sequences.append(ids)
+    return sequences

@@ -1,0 +1,78 @@
+"""bad_words: strings that no output holds, whatever their place in it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from allspark import ASGenerationConfigBuilder, AsStatus
+from allspark.bad_words import to_token_sequences
+from engine_fixture import start_engine
+
+QUESTION = "<|im_start|>user\nWhat is a ResultQueue?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def demo(demo_model):
+    engine, loader = start_engine(demo_model)
+    engine.start_model("m")
+    yield engine, loader
+    engine.stop_model("m")
+
+
+def answer(demo, **config) -> str:
+    engine, loader = demo
+    status, _, queue = engine.start_request_text(
+        "m", loader, QUESTION, {"do_sample": False, "max_new_tokens": 40, **config}
+    )
+    assert status == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
+    ids = [token for elements in queue for token in elements.ids_from_generate]
+    return loader.get_tokenizer().decode(ids, skip_special_tokens=True)
+
+
+def test_no_output_holds_a_bad_word(demo):
+    plain = answer(demo)
+    words = [word for word in re.findall(r"\w+", plain) if len(word) > 3][:3]
+    assert words, plain
+    for word in words:
+        assert word not in answer(demo, bad_words=[word])
+    assert not any(word in answer(demo, bad_words=words) for word in words)
+
+
+def test_a_word_is_barred_at_the_beginning_and_after_a_space(demo):
+    tokenizer = demo[1].get_tokenizer()
+    sequences = to_token_sequences(tokenizer, ["queue", "queue"])
+    texts = {tokenizer.decode(sequence) for sequence in sequences}
+    assert {text.strip() for text in texts} == {"queue"}
+    assert len(sequences) == len({tuple(sequence) for sequence in sequences})
+
+
+def test_words_join_the_ids(demo):
+    engine, loader = demo
+    builder = ASGenerationConfigBuilder({"do_sample": False}).bad_words("queue")
+    ids = to_token_sequences(loader.get_tokenizer(), ["queue"])
+    by_words = answer(demo, **builder.max_new_tokens(40).build())
+    assert by_words == answer(demo, bad_words_ids=ids)
+    assert by_words == answer(demo, bad_words=["queue"], bad_words_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        (3, ["bad_words is 3", "list of str"]),
+        (["a", 3], ["bad_words[1] is 3", "str"]),
+        (["a", " "], ["bad_words[1] is ' '", "white space"]),
+    ],
+)
+def test_what_is_refused(demo, value, parts):
+    engine, loader = demo
+    status, handle, queue = engine.start_request_text("m", loader, "a", {"bad_words": value})
+    assert (status, handle, queue) == (AsStatus.ALLSPARK_PARAM_ERROR, None, None)
+    assert all(part in engine.last_error() for part in parts), engine.last_error()
+
+
+def test_words_need_a_tokenizer(demo):
+    engine, _ = demo
+    status, _, _ = engine.start_request_ids("m", None, [1], {"bad_words": ["queue"]})
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR
+    assert "model is None" in engine.last_error() and "queue" in engine.last_error()
