@@ -1,4 +1,4 @@
-"""bad_words: strings that an output must not hold, as the token sequences that bad_words_ids bars."""
+"""bad_words: strings that an output must not hold, as token sequences for bad_words_ids."""
 
 from __future__ import annotations
 
