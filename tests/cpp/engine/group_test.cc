@@ -93,8 +93,8 @@ TEST_F(GroupTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
   std::vector<std::pair<Ids, GenerationConfig>> jobs;
   InstallAndStart(SmallConfig());
   for (int i = 0; i < 40; ++i) {
-    jobs.emplace_back(RandomPrompt(rng_, 1 + i * 7 % 40, vocab_size_),
-                      RandomConfig(rng_, vocab_size_));
+    Ids prompt = RandomPrompt(rng_, 1 + i * 7 % 40, vocab_size_);
+    jobs.emplace_back(std::move(prompt), RandomConfig(rng_, vocab_size_));
   }
   std::vector<std::vector<Sequence>> alone;
   for (const auto& [prompt, config] : jobs) alone.push_back(ReadGroup(Start(prompt, config)));
@@ -106,12 +106,14 @@ TEST_F(GroupTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
     config.engine_max_prefill_length = chunk;
     config.num_threads = threads;
     config.engine_max_batch = 16;
-    config.cache_span_num_init = 45;
+    config.cache_span_num_init = 32;
+    hook_.loop_gate.Close();
     InstallAndStart(config);
     std::vector<StartedRequest> requests;
     for (const auto& [prompt, generation] : jobs) {
       requests.push_back(Start(prompt, generation, "crowd"));
     }
+    hook_.loop_gate.Open();
     for (size_t i = 0; i < jobs.size(); ++i) EXPECT_EQ(ReadGroup(requests[i]), alone[i]) << i;
     preemptions += engine_->GetEngineStat("crowd")->num_preemptions;
     EXPECT_EQ(engine_->GetEngineStat("crowd")->used_span, 0);
