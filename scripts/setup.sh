@@ -48,6 +48,7 @@ missing_packages() {
     has_header gtest/gtest.h || echo libgtest-dev
     # Runs the AVX-512 kernels, emulated, where the processor has none.
     has_header simde/x86/avx512.h || echo libsimde-dev
+    has_header benchmark/benchmark.h || echo libbenchmark-dev
   fi
   if [ "$want_slow" = 1 ] && ! has_clang; then
     echo clang-14
