@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from allspark.text_queue import to_words
+
 
 def take_bad_words(fields: dict[str, Any]) -> tuple[str, ...]:
     """Moves `bad_words` out of a generation config's fields.
@@ -12,17 +14,11 @@ def take_bad_words(fields: dict[str, Any]) -> tuple[str, ...]:
     Raises:
         TypeError, ValueError: a value is wrong; the message names field and value.
     """
-    words = fields.pop("bad_words", None)
-    if isinstance(words, str):
-        words = [words]
-    if not isinstance(words, (list, tuple, type(None))):
-        raise TypeError(f"bad_words is {words!r}; it must be a list of str")
-    for index, word in enumerate(words or ()):
-        if not isinstance(word, str):
-            raise TypeError(f"bad_words[{index}] is {word!r}; it must be a str")
+    words = to_words("bad_words", fields.pop("bad_words", None))
+    for index, word in enumerate(words):
         if not word.strip():
             raise ValueError(f"bad_words[{index}] is {word!r}; it must hold more than white space")
-    return tuple(words or ())
+    return words
 
 
 def to_token_sequences(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:

@@ -386,7 +386,6 @@ def _rename_early_stopping(fields: dict[str, Any]) -> None:
     """Leaves each rule under the name, and in the words, of the engine."""
     if _is_above_one(fields.get("num_beams")) and "early_stopping" in fields:
         fields.setdefault("beam_early_stopping", fields.pop("early_stopping"))
-        fields.pop("early_stopping", None)
     if isinstance(rule := fields.get("beam_early_stopping"), bool):
         fields["beam_early_stopping"] = "true" if rule else "false"
 

@@ -12,6 +12,18 @@ from allspark.detokenizer import Detokenizer
 from allspark.result_queue import ResultQueue
 
 
+def to_words(name: str, value: Any) -> tuple[str, ...]:
+    """A field that is None, a str or a list of them. Raises TypeError for anything else."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, (list, tuple, type(None))):
+        raise TypeError(f"{name} is {value!r}; it must be a list of str")
+    for index, word in enumerate(value or ()):
+        if not isinstance(word, str):
+            raise TypeError(f"{name}[{index}] is {word!r}; it must be a str")
+    return tuple(value or ())
+
+
 @dataclass(frozen=True)
 class TextOptions:
     """The fields of a generation config that are about text; the engine itself sees ids alone."""
@@ -34,17 +46,11 @@ class TextOptions:
             value = taken.get(name, False)
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is {value!r}; it must be a bool")
-        words = taken.get("stop_words")
-        if isinstance(words, str):
-            words = [words]
-        if not isinstance(words, (list, tuple, type(None))):
-            raise TypeError(f"stop_words is {words!r}; it must be a list of str")
-        for index, word in enumerate(words or ()):
-            if not isinstance(word, str):
-                raise TypeError(f"stop_words[{index}] is {word!r}; it must be a str")
+        words = to_words("stop_words", taken.get("stop_words"))
+        for index, word in enumerate(words):
             if not word:
                 raise ValueError(f"stop_words[{index}] is empty; it must hold a character at least")
-        return cls(**{**taken, "stop_words": tuple(words or ())})
+        return cls(**{**taken, "stop_words": words})
 
 
 _FIELDS = tuple(TextOptions.__dataclass_fields__)
