@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         AsCacheMode,
         AsEngineStat,
         AsModelConfig,
+        AsModelInfo,
         AsStatus,
         CompletionSet,
         GeneratedElements,
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
         RequestHandle,
     )
     from allspark.detokenizer import Detokenizer
-    from allspark.engine import Engine, RequestStatInfo, RoPEScaleMethod, TargetDevice
+    from allspark.engine import Engine, RoPEScaleMethod, TargetDevice
     from allspark.errors import AllSparkError, OutOfMemoryError
     from allspark.generation_config import ASGenerationConfigBuilder
-    from allspark.model_loader import DashInferModel, HuggingFaceModel, ModelScopeModel
+    from allspark.model_loader import (
+        DashInferModel,
+        HuggingFaceModel,
+        LoraAdapter,
+        ModelScopeModel,
+    )
     from allspark.prompt_utils import PromptTemplate
     from allspark.prompts import PromptScore
+    from allspark.request_stat import RequestStatInfo
     from allspark.result_queue import ResultQueue
     from allspark.runtime_config import AsModelRuntimeConfigBuilder
     from allspark.text_queue import TextElements, TextQueue
@@ -37,6 +44,7 @@ _HOMES = {
     "AsCacheMode": "allspark._allspark",
     "AsEngineStat": "allspark._allspark",
     "AsModelConfig": "allspark._allspark",
+    "AsModelInfo": "allspark._allspark",
     "AsStatus": "allspark._allspark",
     "CompletionSet": "allspark._allspark",
     "GeneratedElements": "allspark._allspark",
@@ -45,7 +53,7 @@ _HOMES = {
     "RequestHandle": "allspark._allspark",
     "Detokenizer": "allspark.detokenizer",
     "Engine": "allspark.engine",
-    "RequestStatInfo": "allspark.engine",
+    "RequestStatInfo": "allspark.request_stat",
     "RoPEScaleMethod": "allspark.engine",
     "TargetDevice": "allspark.engine",
     "AllSparkError": "allspark.errors",
@@ -53,6 +61,7 @@ _HOMES = {
     "ASGenerationConfigBuilder": "allspark.generation_config",
     "DashInferModel": "allspark.model_loader",
     "HuggingFaceModel": "allspark.model_loader",
+    "LoraAdapter": "allspark.model_loader",
     "ModelScopeModel": "allspark.model_loader",
     "PromptTemplate": "allspark.prompt_utils",
     "PromptScore": "allspark.prompts",

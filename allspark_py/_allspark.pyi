@@ -1,7 +1,8 @@
 """The extension module; tests/python/test_stub.py holds this file to it."""
 
+import builtins
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,18 +89,22 @@ class AsModelConfig:
     engine_max_batch: int
     engine_max_length: int
     engine_max_prefill_length: int
+    interrupt_on_cache_exhaustion: bool
     lora_max_num: int
     lora_max_rank: int
     matmul_precision: str
     draft_model: str
     max_draft_rows: int
+    max_output_tensor_bytes: int
     num_draft_tokens: int
     max_waiting_requests: int
     model_name: str
     model_path: str
     num_threads: int
     prefix_cache_ttl: int
+    queue_full_policy: str
     token_mask_timeout_ms: int
+    trace_path: str
     weights_path: str
 
 class GenerateConfig:
@@ -124,6 +129,7 @@ class GenerateConfig:
     logit_bias: dict[int, float]
     logprobs: bool
     logprobs_mode: str
+    lora_name: str
     max_length: int
     max_new_tokens: int
     min_length: int
@@ -132,12 +138,14 @@ class GenerateConfig:
     no_repeat_ngram_size: int
     normalize: bool
     num_beams: int
+    num_generated_in_prompt: int
     num_return_sequences: int
     output_last_hidden_state: str
     output_logits: str
     pooling: str
     presence_penalty: float
     priority: int
+    timeout_ms: int
     prompt_logprobs: bool
     prompt_only: bool
     prompt_lookup_num_tokens: int
@@ -154,11 +162,43 @@ class GenerateConfig:
     use_draft_model: bool
     top_p: float
 
-class AsEngineStat:
+class AsModelInfo:
     @staticmethod
     def fields() -> list[tuple[str, str, float | None, float | None]]: ...
     def to_dict(self) -> dict: ...
+    architecture: str
+    bytes_per_token: int
+    cache_mode: AsCacheMode
+    engine_max_batch: int
+    engine_max_length: int
+    hidden_size: int
+    kv_pool_bytes: int
+    model_name: str
+    num_layers: int
+    num_longest_request: int
+    source: str
+    span_size: int
+    total_span: int
+    total_token: int
+    vocab_size: int
+    weight_bytes: int
+    work_bytes: int
+
+class AsEngineStat:
+    @staticmethod
+    def fields() -> list[tuple[str, str, float | None, float | None]]: ...
+    def ToString(self) -> str: ...
+    def dict(self) -> builtins.dict[str, str]: ...
+    def to_dict(self) -> builtins.dict: ...
+    blocked_request: int
     cached_span: int
+    denied_request: int
+    finished_cancelled: int
+    finished_deadline: int
+    finished_error: int
+    finished_interrupted: int
+    finished_length: int
+    finished_stop: int
     free_span: int
     free_token: int
     generate_token_persec: float
@@ -166,6 +206,7 @@ class AsEngineStat:
     model_name: str
     num_preemptions: int
     num_steps: int
+    output_tensor_bytes: int
     total_accepted_draft_token: int
     total_draft_token: int
     pending_request: int
@@ -184,6 +225,8 @@ class AsEngineStat:
     total_token: int
     used_device_memory_pool_size: int
     used_span: int
+    @property
+    def pendding_request(self) -> int: ...
 
 class GeneratedElements:
     @property
@@ -238,6 +281,13 @@ class ModelWriter:
     def add_tensor(self, name: str, row_begin: int, data: np.ndarray, dtype: str) -> None: ...
     def finish(self) -> ModelImage | None: ...
 
+class LoraImage: ...
+
+class LoraWriter:
+    def __init__(self, build: bytes, path: str = "") -> None: ...
+    def add_pair(self, tensor: str, row_begin: int, a: np.ndarray, b: np.ndarray) -> None: ...
+    def finish(self) -> LoraImage | None: ...
+
 class TokenMask: ...
 
 class MaskQueue:
@@ -257,13 +307,27 @@ class NativeEngine:
     def __init__(self) -> None: ...
     def clear_prefix_cache(self, model_name: str, /) -> int: ...
     def engine_stat(self, model_name: str, /) -> AsEngineStat: ...
-    def find_prefix(self, model_name: str, prompt_ids: ArrayLike) -> int: ...
+    def find_prefix(self, model_name: str, prompt_ids: ArrayLike, lora_name: str = "") -> int: ...
     def install_model(self, config: AsModelConfig, /) -> Status: ...
+    def list_loras(self, model_name: str, /) -> list[str]: ...
     def list_models(self) -> list[str]: ...
+    def load_lora(
+        self, model_name: str, lora_name: str, source: str | LoraImage, /
+    ) -> Status: ...
+    def metrics(
+        self,
+    ) -> list[
+        tuple[str, str, str, list[float], list[tuple[dict[str, str], float, list[int]]]]
+    ]: ...
+    def metrics_text(self) -> str: ...
+    def model_info(self, model_name: str, /) -> AsModelInfo: ...
+    def model_spec(self, model_name: str, /) -> bytes: ...
     def model_state(self, model_name: str, /) -> ModelState: ...
-    def pin_prefix(self, model_name: str, prompt_ids: ArrayLike) -> int: ...
+    def pin_prefix(self, model_name: str, prompt_ids: ArrayLike, lora_name: str = "") -> int: ...
     def register_image(self, model_name: str, image: ModelImage, /) -> Status: ...
     def release_model(self, model_name: str, /) -> Status: ...
+    def unload_device_mem(self, model_name: str, /) -> Status: ...
+    def load_device_mem(self, model_name: str, /) -> Status: ...
     def release_request(self, model_name: str, handle: RequestHandle, /) -> Status: ...
     def start_model(self, model_name: str, /) -> Status: ...
     def start_request(
@@ -272,6 +336,7 @@ class NativeEngine:
         prompt_ids: ArrayLike,
         config: GenerateConfig,
         token_mask: TokenMask | None = None,
+        gives_up: Callable[[], bool] | None = None,
     ) -> tuple: ...
     def stop_model(self, model_name: str, drain: bool, timeout_ms: int, /) -> Status: ...
     def stop_request(self, model_name: str, handle: RequestHandle, /) -> Status: ...
@@ -279,7 +344,9 @@ class NativeEngine:
     def sync_request(
         self, model_name: str, handle: RequestHandle, timeout_ms: int, /
     ) -> Status: ...
-    def unpin_prefix(self, model_name: str, prompt_ids: ArrayLike) -> int: ...
+    def unload_lora(self, model_name: str, lora_name: str, /) -> Status: ...
+    def unpin_prefix(self, model_name: str, prompt_ids: ArrayLike, lora_name: str = "") -> int: ...
+    def write_trace(self, model_name: str, path: str, /) -> Status: ...
     @property
     def completions(self) -> CompletionSet: ...
 

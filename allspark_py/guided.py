@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import llguidance
@@ -153,14 +154,25 @@ class GuidedDecoding:
         self._thread.start()
 
     def mask(
-        self, response_format: Any, tokenizer: Any, config: GenerateConfig
+        self,
+        response_format: Any,
+        tokenizer: Any,
+        config: GenerateConfig,
+        generated: Sequence[int] = (),
     ) -> QueuedMask | None:
-        """The mask of a new request; None for plain text. Give it back with `forget` where the
-        engine refuses the request. Raises as Compiler.matcher does."""
+        """The mask of a new request, whose output begins with `generated`; None for plain text.
+        Give it back with `forget` where the engine refuses the request. Raises as Compiler.matcher
+        does."""
         compiler = Compiler.of(tokenizer)
         matcher = compiler.matcher(response_format)
         if matcher is None:
             return None
+        if generated and matcher.validate_tokens(list(generated)) < len(generated):
+            raise ValueError(
+                f"num_generated_in_prompt is {len(generated)}, but these tokens do not begin a "
+                "text of the response_format"
+            )
+        matcher.consume_tokens(list(generated))
         end_tokens = compiler.end_tokens(config)
         mask = QueuedMask(self._queue, end_tokens)
         self._guides[mask] = _Guide(compiler, matcher, bool(end_tokens))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from allspark._allspark import AsStatus, GeneratedElements
-from allspark.engine import to_id_array
 from allspark.errors import AllSparkError, OutOfMemoryError
+from allspark.input_ids import to_id_array
 
 if TYPE_CHECKING:
     from allspark.engine import Engine

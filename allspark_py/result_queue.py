@@ -63,7 +63,8 @@ class ResultQueue:
 
     @property
     def finish_reason(self) -> str | None:
-        """'stop', 'length', 'cancelled', 'interrupted' or 'error'; None while it runs."""
+        """'stop', 'length', 'cancelled', 'deadline', 'interrupted' or 'error'; None while it
+        runs."""
         return self._native.finish_reason() or None
 
     @property

@@ -115,8 +115,18 @@ class AsModelRuntimeConfigBuilder:
         return self._set("engine_max_prefill_length", num_tokens)
 
     def max_waiting_requests(self, num_requests: int) -> AsModelRuntimeConfigBuilder:
-        """Requests that may wait beyond the running batch; more are denied. Default 0: no bound."""
+        """Requests that may wait beyond the running batch. Default 0: no bound."""
         return self._set("max_waiting_requests", num_requests)
+
+    def queue_full_policy(self, policy: str) -> AsModelRuntimeConfigBuilder:
+        """What a start does where so many wait: 'refuse' (the default), or 'block' until there is
+        room."""
+        return self._set("queue_full_policy", policy)
+
+    def max_output_tensor_bytes(self, num_bytes: int) -> AsModelRuntimeConfigBuilder:
+        """Bytes that the output tensors of all requests that wait or run may take together; one
+        that would take more is denied. Default 0: no bound."""
+        return self._set("max_output_tensor_bytes", num_bytes)
 
     def token_mask_timeout_ms(self, timeout_ms: int) -> AsModelRuntimeConfigBuilder:
         """Longest that a step waits for the masks of guided requests. Default 10000."""
@@ -150,6 +160,11 @@ class AsModelRuntimeConfigBuilder:
         """KV blocks in the pool. Default 0: sized from max_batch, max_length and memory."""
         return self._set("cache_span_num_init", num_blocks)
 
+    def interrupt_on_cache_exhaustion(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
+        """True ends the youngest request of the lowest priority as GenerateInterrupted when KV
+        blocks run out; False lets it wait and go on later, unseen. Default False."""
+        return self._set("interrupt_on_cache_exhaustion", enable)
+
     def max_draft_rows(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
         """Most tokens of one step that are decoded or guessed, where tokens are guessed
         (prompt_lookup_num_tokens, draft_model). Default 64; 0: none are guessed."""
@@ -160,6 +175,11 @@ class AsModelRuntimeConfigBuilder:
         for a request in one step: the path of its .asgraph, or the name of a model serialised to
         memory. Default '': none."""
         return self._set("draft_model", model)._set("num_draft_tokens", num_tokens)
+
+    def trace_path(self, path: str) -> AsModelRuntimeConfigBuilder:
+        """A file in which stop_model leaves a trace of the last steps and requests, for Perfetto or
+        chrome://tracing. Default '': none is kept."""
+        return self._set("trace_path", os.fspath(path))
 
     def lora_max_rank(self, rank: int | str) -> AsModelRuntimeConfigBuilder:
         """Largest rank of an adapter. Default 64."""

@@ -76,6 +76,11 @@ class StopStrings:
         out, self._held = self._held[:certain], self._held[certain:]
         return out, False
 
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
+
     def flush(self) -> str:
         """What was held back; call once at the end."""
         out, self._held = self._held, ""
@@ -118,6 +123,8 @@ class TextQueue(ResultQueue):
         native, tokenizer: where tokens come from, and what decodes them.
         stop: ends the request.
         min_tokens: no stop string counts before the output has so many tokens.
+        generated: tokens that the output began with, in an earlier request. The text goes on where
+            that request's ended.
     """
 
     def __init__(
@@ -128,16 +135,21 @@ class TextQueue(ResultQueue):
         stop: Callable[[], Any],
         end_ids: Sequence[int] = (),
         min_tokens: int = 0,
+        generated: Sequence[int] = (),
     ):
         super().__init__(native)
         self._text = Detokenizer(tokenizer, options.skip_special_tokens)
         self._stops = StopStrings(options.stop_words, options.include_stop_str_in_output)
         self._stop = stop
         self._silent_ids = () if options.include_stop_str_in_output else frozenset(end_ids)
-        self._min_tokens = min_tokens
-        self._num_tokens = 0  # delivered
+        self._min_tokens = min_tokens - len(generated)
+        self._num_tokens = -len(generated)  # delivered
         self._stopped = False  # at a stop string
         self._flushed = False
+        for token in generated:
+            self._decode(token)
+        # What was held back came at the end of the earlier request.
+        self._num_given = self._stops.num_held
 
     def GenerateStatus(self) -> GenerateRequestStatus:
         """The request's status; a stop string found ends it."""
@@ -170,7 +182,8 @@ class TextQueue(ResultQueue):
         if drained and not self._stopped:
             self._flushed = True
             text, self._stopped = self._find_stop(self._text.flush())
-            elements.text += text if self._stopped else text + self._stops.flush()
+            text += "" if self._stopped else self._stops.flush()
+            elements.text += self._without_given(text)
         return elements if native is not None or elements.text else None
 
     def _add(self, native: GeneratedElements, elements: TextElements) -> None:
@@ -178,10 +191,8 @@ class TextQueue(ResultQueue):
         count = 0
         for token in native.ids_from_generate:
             count += 1
-            self._num_tokens += 1
-            piece = "" if token in self._silent_ids else self._text.put([token])
-            text, self._stopped = self._find_stop(piece)
-            elements.text += text
+            text, self._stopped = self._decode(token)
+            elements.text += self._without_given(text)
             if self._stopped:
                 self._stop()
                 break
@@ -194,6 +205,15 @@ class TextQueue(ResultQueue):
         elements.prefix_cache_len = native.prefix_cache_len
         elements.prefix_len_gpu = native.prefix_len_gpu
         elements.prefix_len_cpu = native.prefix_len_cpu
+
+    def _decode(self, token: int) -> tuple[str, bool]:
+        self._num_tokens += 1
+        return self._find_stop("" if token in self._silent_ids else self._text.put([token]))
+
+    def _without_given(self, text: str) -> str:
+        given = min(self._num_given, len(text))
+        self._num_given -= given
+        return text[given:]
 
     def _find_stop(self, piece: str) -> tuple[str, bool]:
         return (piece, False) if self._num_tokens < self._min_tokens else self._stops.put(piece)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -137,6 +137,29 @@ def ensure_checkpoint(
         _write_safetensors(file, shape.tensors(), seed, silent_from)
     _write_tokenizer(directory, shape.vocab_size)
     config_path.write_text(text)  # Last: its presence says that the weights are whole.
+    return directory
+
+
+def ensure_adapter(
+    shape: Shape, directory: Path, modules: Sequence[str], rank: int, seed: int = 0
+) -> Path:
+    """A LoRA adapter in PEFT's layout for every layer's `modules` ("q_proj" ...) of a shape."""
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(modules)}
+    config_path = directory / "adapter_config.json"
+    text = json.dumps(config)
+    if config_path.is_file() and config_path.read_text() == text:
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    config_path.unlink(missing_ok=True)
+    shapes = {}
+    for name, weight in shape.tensors().items():
+        module = name.removesuffix(".weight")
+        if module != name and module.rsplit(".", 1)[-1] in modules:
+            shapes[f"base_model.model.{module}.lora_A.weight"] = (rank, weight[1])
+            shapes[f"base_model.model.{module}.lora_B.weight"] = (weight[0], rank)
+    with open(directory / "adapter_model.safetensors", "wb") as file:
+        _write_safetensors(file, shapes, seed, None)
+    config_path.write_text(text)
     return directory
 
 

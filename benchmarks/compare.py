@@ -265,6 +265,7 @@ class Bench:
             "model": str(self._model_dir(shape, contestant)),
             "threads": self.options.threads,
             "chunk": self.options.chunk,
+            "cache_mode": contestant.precision.cache_mode,
             "max_batch": 32,
             "max_length": 2048,
             **sizes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ def _quantised(bits: int, compute_method: str, group_size: int = 0) -> Precision
     return Precision(bits + scale_bits, 8 + scale_bits, rate, config)
 
 
-# Named after the bits of activations and weights.
+# Named after the bits of activations and weights, and of the KV cache where it is quantised.
 PRECISIONS: Mapping[str, Precision] = {
     "bf16": BF16,
+    "bf16-kv8": replace(BF16, cache_mode="AsCacheQuantI8"),
+    "bf16-kv4": replace(BF16, cache_mode="AsCacheQuantU4"),
     "A16W8": _quantised(8, "weight_only"),
     "A8W8": _quantised(8, "activate_quant"),
     "A16W4": _quantised(4, "weight_only", group_size=64),

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from allspark.runtime_config import get_cache_mode_from_str
 from checkpoints import SHAPES, ensure_checkpoint
 from ours import PRECISIONS
 
@@ -80,6 +81,7 @@ class Bench:
             MODEL, TargetDevice.CPU, max_batch=max(self.batches),
             max_context_length=_LONGEST_PROMPT + _COPIED + options.output,
         )  # fmt: skip
+        builder.kv_cache_mode(get_cache_mode_from_str(PRECISIONS[options.precision].cache_mode))
         if layers is not None:
             builder.draft_model("draft", options.draft_tokens)
         self.expect(self.engine.install_model(builder.num_threads(options.threads).build()))

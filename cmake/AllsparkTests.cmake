@@ -25,10 +25,11 @@ set(as_test_properties TIMEOUT 600)
 set(as_test_filter "")
 if(CMAKE_CROSSCOMPILING)
   # In qemu-user, which is many times slower and keeps notes of every page of a reserved region:
-  # a small one, only small crowds, and no test of which pages are resident, which it does not know.
+  # a small one, only small crowds, no soak, and no test of which pages are resident, which it does
+  # not know.
   set(as_test_properties TIMEOUT 3600 ENVIRONMENT BFC_MEM_RATIO=0.05)
   set(as_test_filter TEST_FILTER
-      "-*InCrowdsOf64*:*OnEveryTable*:BfcRegionTest.*:EngineTest.StartingAndStoppingLeaksNothing")
+      "-*InCrowdsOf64*:*OnEveryTable*:*SoakTest*:BfcRegionTest.*:EngineTest.StartingAndStoppingLeaksNothing")
 endif()
 
 function(as_add_test name label layers)
@@ -39,6 +40,9 @@ function(as_add_test name label layers)
   target_link_libraries(${name} PRIVATE as_test_support ${layers} as_proto GTest::gtest GTest::gtest_main)
   # The layers' code is what is tested; that of the tests need not be fast, and compiles faster.
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(label STREQUAL slow)
+    set(as_test_properties TIMEOUT 7200)  # ALLSPARK_SOAK_SECONDS says how long
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
     ${as_test_filter} PROPERTIES LABELS ${label} ${as_test_properties})

@@ -9,6 +9,7 @@ from .dashinfer import DashInferModel
 from .errors import ConfigFieldMissingError, ModelSerializerException
 from .hugging_face import HuggingFaceModel, ModelScopeModel
 from .llm import LLM
+from .lora import LoraAdapter
 
 __all__ = [
     "LLM",
@@ -16,6 +17,7 @@ __all__ = [
     "DashInferModel",
     "HuggingFaceModel",
     "LoadFormat",
+    "LoraAdapter",
     "ModelScopeModel",
     "ModelSerializerException",
 ]

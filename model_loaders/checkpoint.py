@@ -7,7 +7,7 @@ Opening reads and checks the headers only; tensors are read one at a time when a
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,10 @@ def _read_pickle(path: Path) -> list[TensorEntry]:
 
 _SAFETENSORS = _Layout("model.safetensors", "model.safetensors.index.json", read_safetensors)
 _PICKLE = _Layout("pytorch_model.bin", "pytorch_model.bin.index.json", _read_pickle)
+_ADAPTER_LAYOUTS = tuple(
+    _Layout(f"adapter_model{ending}", f"adapter_model{ending}.index.json", layout.read)
+    for ending, layout in ((".safetensors", _SAFETENSORS), (".bin", _PICKLE))
+)
 _LAYOUTS = {
     LoadFormat.AUTO: (_SAFETENSORS, _PICKLE),
     LoadFormat.SAFETENSORS: (_SAFETENSORS,),
@@ -60,8 +64,17 @@ class Checkpoint:
     @classmethod
     def open(cls, directory: Path, load_format: LoadFormat | str = LoadFormat.AUTO) -> Checkpoint:
         """Errors (CheckpointError, a ValueError) name the file and the tensor."""
+        return cls._open(directory, _LAYOUTS[LoadFormat(load_format)])
+
+    @classmethod
+    def open_adapter(cls, directory: Path) -> Checkpoint:
+        """The same for the weights of an adapter in PEFT's layout."""
+        return cls._open(directory, _ADAPTER_LAYOUTS)
+
+    @classmethod
+    def _open(cls, directory: Path, layouts: Sequence[_Layout]) -> Checkpoint:
         wanted = []
-        for layout in _LAYOUTS[LoadFormat(load_format)]:
+        for layout in layouts:
             for name in (layout.single, layout.index):
                 path = directory / name
                 # A link that leads nowhere is somebody's weights too: opening it says what is

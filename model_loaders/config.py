@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointNotFoundError, ConfigError, ConfigFieldMissingError
+from .errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    ConfigFieldMissingError,
+    UnsupportedModelError,
+)
 
 # No configuration comes near this; a file that does is not one.
 MAX_JSON_BYTES = 64 << 20
@@ -42,9 +47,25 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
 class ModelConfig(Mapping[str, Any]):
     """The fields of one ``config.json``; ``source`` is its name in messages."""
 
-    def __init__(self, fields: Mapping[str, Any], source: str = "config.json") -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        source: str = "config.json",
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._fields = dict(fields)
         self.source = source
+        self._names = dict(names or {})
+
+    def with_names(self, **names: str) -> ModelConfig:
+        """The same fields under more names: ``hidden_size="n_embd"`` makes ``hidden_size`` read
+        ``n_embd``, and messages speak of ``n_embd``.
+        """
+        fields = {name: self._fields[own] for name, own in names.items() if own in self._fields}
+        return ModelConfig({**self._fields, **fields}, self.source, {**self._names, **names})
+
+    def with_fields(self, **fields: Any) -> ModelConfig:
+        return ModelConfig({**self._fields, **fields}, self.source, self._names)
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
@@ -60,15 +81,26 @@ class ModelConfig(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._fields)
 
+    def own_name(self, field: str) -> str:
+        """The name that the file has for ``field``."""
+        return self._names.get(field, field)
+
     def error(self, field: str, message: str) -> ConfigError:
-        return ConfigError(f"{self.source}: {field} {message}")
+        return ConfigError(f"{self.source}: {self.own_name(field)} {message}")
+
+    def refuse(self, field: str, supported: Any) -> UnsupportedModelError:
+        """The error for a field whose value changes the model in a way that is not served."""
+        value = self._fields.get(field)
+        message = f"{self.source}: {self.own_name(field)} is {value!r}, supported: {supported}"
+        return UnsupportedModelError(message)
 
     def _value(self, name: str, default: Any) -> Any:
         value = self._fields.get(name)
         if value is not None:
             return value
         if default is _UNSET:
-            raise ConfigFieldMissingError(f"{self.source}: the field {name!r} is missing")
+            own = self.own_name(name)
+            raise ConfigFieldMissingError(f"{self.source}: the field {own!r} is missing")
         return default
 
     def integer(
@@ -90,6 +122,18 @@ class ModelConfig(Mapping[str, Any]):
         if not math.isfinite(value) or value <= above:
             raise self.error(name, f"is {value}, expected a finite number above {above}")
         return float(value)
+
+    def numbers(self, name: str, count: int) -> list[float]:
+        """A list of ``count`` finite numbers above 0."""
+        values = self._value(name, _UNSET)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.error(name, f"is not a list of {count} numbers")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise self.error(name, f"has {value!r}, expected a number")
+            if not math.isfinite(value) or value <= 0:
+                raise self.error(name, f"has {value}, expected a finite number above 0")
+        return [float(value) for value in values]
 
     def flag(self, name: str, default: Any = _UNSET) -> bool:
         value = self._value(name, default)

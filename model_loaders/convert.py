@@ -15,9 +15,17 @@ from typing import Any
 
 from .checkpoint import Checkpoint
 from .config import ModelConfig
-from .errors import CheckpointError, UnsupportedModelError
+from .errors import CheckpointError
 from .quantization import MatrixWeight, Quantization
-from .rope import Rope, compute_rope
+from .quantized import (
+    checkpoint_format,
+    checkpoint_method,
+    is_quantized,
+    keep_quantized,
+    warn_of_dequantized,
+    without_idle_biases,
+)
+from .rope import Rope, compute_rope, with_window_rope
 from .spec import (
     Architecture,
     Part,
@@ -27,9 +35,11 @@ from .spec import (
     message_class,
     resolve,
 )
+from .storage import as_float32
 
 COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
 INV_FREQ = "rope.inv_freq"
+WINDOW_INV_FREQ = "rope.window_inv_freq"
 
 # Loading that is over sooner shows nothing.
 _PROGRESS_DELAY_S = 1
@@ -57,26 +67,22 @@ class Plan:
 
 def decoder_fields(config: ModelConfig) -> tuple[Architecture, dict[str, Any], Rope]:
     """What ``config`` describes. Errors name the file and the field."""
-    quantization = config.section("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method")
-        raise UnsupportedModelError(
-            f"{config.source}: quantization_config is not supported (quant_method {method!r}); "
-            "use the checkpoint in float16, bfloat16 or float32"
-        )
+    checkpoint_format(config)
     architecture = find_architecture(config.architecture())
-    fields = architecture.decoder(config)
-    rope = compute_rope(config, fields["head_dim"])
-    return (
-        architecture,
-        {
-            "architecture": architecture.name,
-            **fields,
-            "rotary_dim": fields["head_dim"],
-            "rope_attention_scaling": rope.attention_scaling,
-        },
-        rope,
-    )
+    config = architecture.standard(config)
+    fields = {"architecture": architecture.name, **architecture.decoder(config)}
+    rotary_dim = fields.setdefault("rotary_dim", fields["head_dim"])
+    rope = compute_rope(config, fields["head_dim"], rotary_dim)
+    if fields.get("window_rope"):
+        rope = with_window_rope(rope, config, fields["head_dim"], rotary_dim)
+    return architecture, {**fields, "rope_attention_scaling": rope.attention_scaling}, rope
+
+
+def make_spec(config: ModelConfig, data_type: str) -> Any:
+    """The DecoderSpec message of ``config``, not quantised."""
+    _, fields, _ = decoder_fields(config)
+    compute_type = COMPUTE_TYPES[checked_data_type(data_type)]
+    return message_class("DecoderSpec")(**fields, compute_type=compute_type)
 
 
 def make_plan(
@@ -89,34 +95,45 @@ def make_plan(
     """Checks that configuration and checkpoint make a whole model of ``data_type``, and that it can
     be quantised so.
     """
-    architecture, fields, rope = decoder_fields(config)
-    spec = message_class("DecoderSpec")(
-        **fields, compute_type=COMPUTE_TYPES[checked_data_type(data_type)]
-    )
+    architecture, _, rope = decoder_fields(config)
+    spec = make_spec(config, data_type)
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
-    parts = resolve(
-        architecture, spec.num_layers, required, checkpoint.tensors, computed=(INV_FREQ,)
-    )
+    tensors = without_idle_biases(checkpoint.tensors, _sources(architecture, spec, required))
+    computed = (INV_FREQ, WINDOW_INV_FREQ)
+    parts = resolve(architecture, spec.num_layers, required, tensors, computed)
     if quantization is not None:
+        quantization.check_method(checkpoint_method(config), is_quantized(tensors))
+    if is_quantized(tensors) and (quantization is None or quantization.keeps_checkpoint):
+        activations = None if quantization is None else quantization.quantize_activations
+        parts, quants = keep_quantized(parts, activations)
+        spec.weight_quant.extend(quants)
+    elif quantization is not None:
         weights = _matrix_weights(architecture, spec, required)
         spec.weight_quant.extend(quantization.weight_quants(weights, spec.tie_embeddings))
+    if quantization is None:
+        warn_of_dequantized(parts, data_type)
+    if spec.weight_quant:
         required_tensors(spec.SerializeToString())  # The engine's own checks, before the reading.
     build = message_class("BuildRecord")(
-        version=_package_version(),
+        version=package_version(),
         source=checkpoint.directory.name,
         options={"data_type": data_type, "fingerprint": fingerprint(config, checkpoint)},
     )
     return Plan(spec, build, rope, parts)
 
 
+def _sources(architecture: Architecture, spec: Any, required: list[RequiredTensor]) -> set[str]:
+    """The checkpoint's names of what the spec requires."""
+    names = {tensor.name for tensor in required}
+    rules = expand(architecture.weights, spec.num_layers)
+    return {source for rule in rules if rule.target in names for source in rule.sources}
+
+
 def _matrix_weights(
     architecture: Architecture, spec: Any, required: list[RequiredTensor]
 ) -> list[MatrixWeight]:
     """What can be quantised, with the decoder's name and those of the checkpoint's modules."""
-    modules = {
-        rule.target: tuple(source.removesuffix(".weight") for source in rule.sources)
-        for rule in expand(architecture.weights, spec.num_layers)
-    }
+    modules = {rule.target: rule.modules for rule in expand(architecture.weights, spec.num_layers)}
     if spec.tie_embeddings:  # One weight, known by both names.
         modules["embedding"] += ("lm_head",)
     return [
@@ -137,7 +154,7 @@ def fingerprint(config: ModelConfig, checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _package_version() -> str:
+def package_version() -> str:
     import importlib.metadata
 
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -157,19 +174,26 @@ def write_model(
     try:
         with _progress(sum(part.source.nbytes for part in plan.parts)) as advance:
             for part in plan.parts:
-                _add(writer, part)
+                _add(writer, part, plan.spec)
                 advance(part.source.nbytes)
         writer.add_tensor(INV_FREQ, 0, plan.rope.inv_freq, "float32")
+        if plan.rope.window_inv_freq is not None:
+            writer.add_tensor(WINDOW_INV_FREQ, 0, plan.rope.window_inv_freq, "float32")
         return writer.finish()
     finally:
         # An unfinished writer removes its files when it goes, which a traceback would put off.
         del writer
 
 
-def _add(writer: Any, part: Part) -> None:
+def _add(writer: Any, part: Part, spec: Any) -> None:
+    rule, dtype = part.rule, part.source.dtype
     with part.source.open() as array:
         try:
-            writer.add_tensor(part.target, part.row_begin, array, part.source.dtype)
+            if rule.order is not None:
+                array = array[rule.order(spec)]
+            if rule.transform is not None:
+                array, dtype = rule.transform(as_float32(array, dtype)), "float32"
+            writer.add_tensor(rule.target, part.row_begin, array, dtype)
         except ValueError as error:
             raise CheckpointError(f"{part.source.where}: {error}") from error
         finally:

@@ -9,6 +9,7 @@ from .config import ModelConfig
 from .errors import CheckpointError, CheckpointNotFoundError
 from .export import read_graph
 from .llm import LLM
+from .lora import open_adapters
 
 
 class DashInferModel(LLM):
@@ -34,6 +35,11 @@ class DashInferModel(LLM):
     def directory(self) -> Path:
         return self._graph.parent
 
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """``NAME.asgraph`` and ``NAME.asparam``."""
+        return self._graph, self._graph.with_suffix(".asparam")
+
     def load_model(self, *args: Any, **kwargs: Any) -> DashInferModel:
         """Checks that both files are there; the engine maps them when the model is installed."""
         del args, kwargs
@@ -52,7 +58,7 @@ class DashInferModel(LLM):
         if (self.directory / "config.json").exists():
             self._config = ModelConfig.read(self.directory)
         else:
-            spec = read_graph(self._graph).spec
+            spec = self.decoder_spec()
             fields = {
                 "architectures": [spec.architecture],
                 "max_position_embeddings": spec.max_position,
@@ -60,12 +66,14 @@ class DashInferModel(LLM):
             self._config = ModelConfig(fields, str(self._graph))
         return self
 
-    def get_model_context_length(self) -> int:
-        return int(read_graph(self._graph).spec.max_position)
+    def decoder_spec(self) -> Any:
+        return read_graph(self._graph).spec
 
     def serialize(self, *args: Any, **kwargs: Any) -> DashInferModel:
-        """Nothing to do: the model is serialised."""
-        del args, kwargs
+        """The model is serialised; writes the adapters of ``lora_cfg`` beside its files."""
+        del args
+        for name, adapter in open_adapters(kwargs.get("lora_cfg"), self)[0].items():
+            adapter.serialize_to_path(self.directory / f"{name}.aslora")
         return self
 
     serialize_to_memory = serialize

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import filecmp
+import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +53,10 @@ def is_current(plan: Plan, graph: Path, param: Path, engine: Any) -> bool:
             return False
     except ModelSerializerException:
         return False
-    return _engine_accepts(graph, param, engine)
+    return engine_accepts(graph, param, engine)
 
 
-def _engine_accepts(graph: Path, param: Path, engine: Any) -> bool:
+def engine_accepts(graph: Path, param: Path, engine: Any = None) -> bool:
     """Lets an engine open the files, which checks every checksum."""
     from allspark.engine import Engine, TargetDevice
     from allspark.runtime_config import AsModelRuntimeConfigBuilder
@@ -79,30 +78,34 @@ def _engine_accepts(graph: Path, param: Path, engine: Any) -> bool:
 
 def copy_companions(source: Path, target: Path, config: ModelConfig, graph: Path) -> None:
     """Copies tokenizer and configuration from ``source``, so that ``target`` is a whole model by
-    itself.
+    itself; a ``config`` that is in no file is written.
 
     Refuses to replace those of another model that lies in ``target``.
     """
     others = [path.name for path in target.glob("*.asgraph") if path.name != graph.name]
     for name in COMPANIONS:
         begin, end = source / name, target / name
-        if not begin.is_file() or (end.exists() and os.path.samefile(begin, end)):
+        if begin.is_file():
+            data = begin.read_bytes()
+        elif name == "config.json":
+            data = json.dumps(dict(config), indent=2).encode()
+        else:
             continue
-        if end.exists() and filecmp.cmp(begin, end, shallow=False):
+        if end.exists() and end.read_bytes() == data:
             continue
         if end.exists() and others:
             raise ModelSerializerException(
                 f"{end}: belongs to another model ({', '.join(sorted(others))}) and differs; "
                 "serialise each model to a directory of its own"
             )
-        _copy(begin, end)
+        _write(data, end)
 
 
-def _copy(begin: Path, end: Path) -> None:
+def _write(data: bytes, end: Path) -> None:
     """A reader of ``end`` sees the old file or the new one, never a part."""
     partial = end.with_name(f".{end.name}.{os.getpid()}.tmp")
     try:
-        shutil.copyfile(begin, partial)
+        partial.write_bytes(data)
         os.replace(partial, end)
     finally:
         with contextlib.suppress(FileNotFoundError):

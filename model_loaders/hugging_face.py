@@ -6,18 +6,23 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .checkpoint import Checkpoint, LoadFormat
 from .config import ModelConfig
-from .convert import Plan, checked_data_type, decoder_fields, make_plan, write_model
+from .convert import Plan, checked_data_type, decoder_fields, make_plan, make_spec, write_model
 from .errors import PARAM_ERROR, ModelSerializerException
 from .export import copy_companions, is_current
 from .hub import download_from_huggingface, download_from_modelscope, local_directory
 from .llm import LLM
+from .lora import open_adapters
+from .meta import is_meta, open_meta
 from .native import native
 from .quantization import Quantization, parse_quantization
+from .quantized import checkpoint_format
+from .storage import TensorEntry
 
 DEFAULT_DATA_TYPE = "bfloat16"
 
@@ -51,6 +56,7 @@ class HuggingFaceModel(LLM):
         self._load_format = LoadFormat.AUTO
         self._quantization: tuple[bool, dict[str, Any] | None] = (False, None)
         self._image: Any = None
+        self._lora_images: dict[str, Any] = {}
         self._engine: weakref.ref[Any] | None = None
 
     @property
@@ -85,17 +91,32 @@ class HuggingFaceModel(LLM):
             self.data_type = checked_data_type(override_data_type)
         self._load_format = LoadFormat(load_format)
         self.read_model_config()
-        self._checkpoint = Checkpoint.open(self.directory, self._load_format)
+        self._checkpoint = self._open_checkpoint()
         return self
+
+    def _open_checkpoint(self) -> Checkpoint:
+        if is_meta(self.directory):
+            return open_meta(self.directory)[1]
+        checkpoint = Checkpoint.open(self.directory, self._load_format)
+        quantized = checkpoint_format(self._model_config())
+        if quantized is None:
+            return checkpoint
+        tensors = quantized.view(checkpoint.tensors)
+        return Checkpoint(checkpoint.directory, checkpoint.files, tensors)
 
     def read_model_config(self) -> HuggingFaceModel:
         """Reads ``config.json`` and checks that the engine can run what it describes."""
-        config = ModelConfig.read(self.directory)
+        config = self._read_config()
         if self._rope_override is not None:
             config = ModelConfig({**config, "rope_scaling": self._rope_override}, config.source)
         decoder_fields(config)
         self._config = config
         return self
+
+    def _read_config(self) -> ModelConfig:
+        if is_meta(self.directory):
+            return open_meta(self.directory)[0]
+        return ModelConfig.read(self.directory)
 
     def set_rope_scale_method(
         self, method: Any, parameter_dict: dict[str, Any] | None = None
@@ -121,7 +142,7 @@ class HuggingFaceModel(LLM):
         return self
 
     def _base_rope(self) -> dict[str, Any]:
-        fields = ModelConfig.read(self.directory)
+        fields = self._read_config()
         section = fields.section("rope_scaling") or fields.section("rope_parameters")
         return dict(section) if section is not None else {}
 
@@ -143,6 +164,12 @@ class HuggingFaceModel(LLM):
             enable_quant or enabled, weight_only_quant, default if config is None else config
         )
 
+    def decoder_spec(self) -> Any:
+        return make_spec(self._model_config(), self.data_type)
+
+    def checkpoint_tensors(self) -> Mapping[str, TensorEntry]:
+        return (self._checkpoint or self._open_checkpoint()).tensors
+
     # Serialising.
 
     def serialize(
@@ -158,8 +185,9 @@ class HuggingFaceModel(LLM):
         """``serialize_to_memory`` or ``serialize_to_path``, as ``in_memory_serialize`` says.
 
         ``enable_quant`` quantises the weights of all layers to int8, per output feature, and the
-        activations, too, unless ``weight_only_quant``. ``customized_quant_config`` says all of it
-        in detail (docs/quantization.md).
+        activations, too, unless ``weight_only_quant``; weights of a checkpoint that is quantised
+        stay as they are. ``customized_quant_config`` says all of it
+        in detail (docs/quantization.md). ``lora_cfg`` serialises adapters, too (docs/lora.md).
         """
         in_memory = self.in_memory_serialize
         if in_memory is None:
@@ -194,18 +222,28 @@ class HuggingFaceModel(LLM):
         quantization = self._parse_quantization(
             enable_quant, weight_only_quant, customized_quant_config
         )
-        self._refuse_lora(lora_cfg)
+        adapters, adapters_only = open_adapters(lora_cfg, self)
         if engine is None:
             raise TypeError("engine is None, expected the Engine that will install the model")
-        # The last image is let go first: two of them would be twice the model.
-        plan = self._plan(quantization)
-        self._image = None
-        self._image = write_model(plan, native().ModelWriter)
-        self._model_files = None
+        if not adapters_only:
+            # The last image is let go first: two of them would be twice the model.
+            plan = self._plan(quantization)
+            self._image = None
+            self._image = write_model(plan, native().ModelWriter)
+            self._model_files = None
+        self._lora_images.update(
+            {name: adapter.serialize_to_memory() for name, adapter in adapters.items()}
+        )
         self._engine = weakref.ref(engine)
         for name in {self.pretrain_model_name, self.safe_model_name}:
-            engine.register_image(name, self._image)
+            self._register(engine, name)
         return self
+
+    def _register(self, engine: Any, model_name: str) -> None:
+        if self._image is not None:
+            engine.register_image(model_name, self._image)
+        for lora_name, image in self._lora_images.items():
+            engine.register_lora(model_name, lora_name, image)
 
     def serialize_to_path(
         self,
@@ -219,7 +257,7 @@ class HuggingFaceModel(LLM):
         lora_cfg: dict[str, Any] | None = None,
     ) -> HuggingFaceModel:
         """Writes ``<name>.asgraph`` and ``<name>.asparam`` with tokenizer and configuration beside
-        them.
+        them, and ``<lora_name>.aslora`` for each adapter of ``lora_cfg``.
 
         ``skip_if_exists`` leaves files alone that are whole and were made from this very checkpoint
         with these settings; anything else is written again. ``model_output_dir`` empty: the current
@@ -229,17 +267,21 @@ class HuggingFaceModel(LLM):
         quantization = self._parse_quantization(
             enable_quant, weight_only_quant, customized_quant_config
         )
-        self._refuse_lora(lora_cfg)
-        plan = self._plan(quantization)
+        adapters, adapters_only = open_adapters(lora_cfg, self)
+        plan = None if adapters_only else self._plan(quantization)
         target = Path(model_output_dir or ".").expanduser()
         target.mkdir(parents=True, exist_ok=True)
         graph = target / f"{self.safe_model_name}.asgraph"
         param = target / f"{self.safe_model_name}.asparam"
-        if not (skip_if_exists and is_current(plan, graph, param, engine)):
-            write_model(plan, native().ModelWriter, str(graph), str(param))
-        copy_companions(self.directory, target, self._model_config(), graph)
-        self._model_files = (graph, param)
-        self._image = None
+        if plan is not None:
+            if not (skip_if_exists and is_current(plan, graph, param, engine)):
+                write_model(plan, native().ModelWriter, str(graph), str(param))
+            copy_companions(self.directory, target, self._model_config(), graph)
+        for name, adapter in adapters.items():
+            adapter.serialize_to_path(target / f"{name}.aslora")
+        if plan is not None or (graph.is_file() and param.is_file()):
+            self._model_files = (graph, param)
+            self._image = None
         return self
 
     def _plan(self, quantization: Quantization | None) -> Plan:
@@ -258,17 +300,8 @@ class HuggingFaceModel(LLM):
     def _prepare_install(self, engine_model_name: str) -> None:
         # An image is found under the name of the installed model, which need not be the loader's.
         engine = self._engine() if self._engine is not None else None
-        if self._image is None or engine is None:
-            return
-        if engine_model_name not in (self.pretrain_model_name, self.safe_model_name):
-            engine.register_image(engine_model_name, self._image)
-
-    @staticmethod
-    def _refuse_lora(lora_cfg: dict[str, Any] | None) -> None:
-        if lora_cfg:
-            raise NotImplementedError(
-                "LoRA adapters are not available yet; serialize with lora_cfg=None"
-            )
+        if engine is not None:
+            self._register(engine, engine_model_name)
 
     # Releasing.
 
@@ -279,6 +312,7 @@ class HuggingFaceModel(LLM):
 
     def free_memory_serialize_file(self) -> HuggingFaceModel:
         self._image = None
+        self._lora_images = {}
         self._engine = None
         return self
 

@@ -7,11 +7,12 @@ configuration builders with the model's own values filled in. Loaders are used b
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import ModelConfig, read_json_object
+from .storage import TensorEntry
 from .tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -64,7 +65,17 @@ class LLM:
 
     def get_model_context_length(self) -> int:
         """Most tokens, prompt and output, that the model was made for."""
-        return self._model_config().integer("max_position_embeddings")
+        return int(self.decoder_spec().max_position)
+
+    # The model under its adapters.
+
+    def decoder_spec(self) -> Any:
+        """The DecoderSpec message of the model."""
+        raise NotImplementedError
+
+    def checkpoint_tensors(self) -> Mapping[str, TensorEntry] | None:
+        """The weights the model is made from, by name; None where they are not at hand."""
+        return None
 
     # Tokenizer.
 

@@ -14,6 +14,7 @@ from .errors import ModelSerializerException
 class Native:
     ModelWriter: Callable[..., Any]
     required_tensors: Callable[[bytes], list[Any]]
+    LoraWriter: Callable[..., Any]
 
 
 @functools.cache
@@ -25,4 +26,4 @@ def native() -> Native:
             f"the native module of allspark cannot be imported: {error}; is the installation "
             "complete?"
         ) from error
-    return Native(module.ModelWriter, module.required_tensors)
+    return Native(module.ModelWriter, module.required_tensors, module.LoraWriter)

@@ -17,6 +17,9 @@ from .spec import message_class
 # Bits, and whether each group has a zero point.
 _FORMATS = {"int8": (8, False), "uint8": (8, True), "int4": (4, False), "uint4": (4, True)}
 _METHODS = ("instant_quant", "iq")
+# The quantisation that a checkpoint has (quantized/) stays as it is.
+_KEEPING_METHODS = ("gptq", "awq", "compressed-tensors")
+_KEEPING_KEYS = ("quant_method", "compute_method", "activate_format")
 _COMPUTE_METHODS = ("weight_only", "activate_quant")
 _GROUP_SIZES = (-1, 0, 32, 64, 128)  # -1 and 0: one scale per output feature
 # Weights that are quantised only where the configuration names them.
@@ -43,14 +46,31 @@ class MatrixWeight:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What to quantise and how, as the caller said it."""
+    """What to quantise and how, as the caller said it. ``quant_method`` None: left open."""
 
+    quant_method: str | None = None
     weight_format: str = "int8"
-    quantize_activations: bool = False
+    quantize_activations: bool | None = False  # None: as a quantised checkpoint was made for
     group_size: int = 0
     group_settings: Mapping[str, int] = field(default_factory=dict)  # by pattern, first match wins
     modules_to_not_convert: tuple[str, ...] = ()
     tables: Mapping[str, str | None] = field(default_factory=dict)  # formats of lm_head, embedding
+
+    @property
+    def keeps_checkpoint(self) -> bool:
+        """Whether weights of a quantised checkpoint stay as they are."""
+        return self.quant_method not in _METHODS
+
+    def check_method(self, checkpoint_method: str | None, has_integers: bool) -> None:
+        """Whether the checkpoint has the quantisation that is to be kept."""
+        if self.quant_method not in _KEEPING_METHODS:
+            return
+        if self.quant_method != checkpoint_method or not has_integers:
+            kind = "" if has_integers else ", without integers to keep"
+            raise ValueError(
+                f"customized_quant_config: quant_method is {self.quant_method!r}, but the "
+                f"checkpoint's is {checkpoint_method!r}{kind}"
+            )
 
     def weight_quants(self, weights: Sequence[MatrixWeight], tied: bool) -> list[Any]:
         """The WeightQuant messages for a model's ``weights``. Errors name the weight or the key."""
@@ -71,7 +91,7 @@ class Quantization:
                     group_size=self._group_size(weight, bits),
                     asymmetric=asymmetric,
                     # Rows of an embedding that is no head are looked up, not multiplied.
-                    quantize_activations=self.quantize_activations
+                    quantize_activations=bool(self.quantize_activations)
                     and (name != "embedding" or tied),
                 )
             )
@@ -144,14 +164,24 @@ def parse_quantization(
             raise ValueError(
                 f"customized_quant_config: unknown key {key!r}, expected {', '.join(_KEYS)}"
             )
-    _check_method(config.get("quant_method", _METHODS[0]))
+    method = _checked_method(config.get("quant_method", _METHODS[0]))
+    if method in _KEEPING_METHODS:
+        for key in config:
+            if key not in _KEEPING_KEYS:
+                raise ValueError(
+                    f"customized_quant_config: {key} is given, which the checkpoint decides with "
+                    f"quant_method {method!r}"
+                )
     weight_format = _checked_format("weight_format", config.get("weight_format", "int8"))
     compute_method = config.get("compute_method", _COMPUTE_METHODS[0])
     if compute_method not in _COMPUTE_METHODS:
         raise _error("compute_method", compute_method, _COMPUTE_METHODS)
-    quantize_activations = compute_method == "activate_quant"
+    quantize_activations: bool | None = compute_method == "activate_quant"
     _check_activate_format(config.get("activate_format"), quantize_activations)
+    if method in _KEEPING_METHODS and "compute_method" not in config:
+        quantize_activations = None
     return Quantization(
+        quant_method=method,
         weight_format=weight_format,
         quantize_activations=quantize_activations,
         group_size=_checked_group_size("group_size", config.get("group_size", 0)),
@@ -171,15 +201,15 @@ def _error(key: str, value: Any, expected: Iterable[Any]) -> ValueError:
     )
 
 
-def _check_method(method: Any) -> None:
-    if method in _METHODS:
-        return
-    if isinstance(method, str) and method.startswith(("gptq", "awq", "fp8")):
+def _checked_method(method: Any) -> str:
+    if isinstance(method, str) and method in (*_METHODS, *_KEEPING_METHODS):
+        return method
+    if isinstance(method, str) and method.startswith("fp8"):
         raise UnsupportedModelError(
             f"customized_quant_config: quant_method {method!r} is not available yet; "
             "'instant_quant' quantises a checkpoint in float16, bfloat16 or float32"
         )
-    raise _error("quant_method", method, _METHODS)
+    raise _error("quant_method", method, (*_METHODS, *_KEEPING_METHODS))
 
 
 def _checked_format(key: str, value: Any) -> str:
@@ -193,7 +223,7 @@ def _checked_format(key: str, value: Any) -> str:
     raise _error(key, value, _FORMATS)
 
 
-def _check_activate_format(value: Any, quantize_activations: bool) -> None:
+def _check_activate_format(value: Any, quantize_activations: bool | None) -> None:
     expected = ("int8",) if quantize_activations else ("bfloat16", "float16", "float32")
     if value is not None and value not in expected:
         raise _error("activate_format", value, expected)

@@ -10,7 +10,7 @@ and sizes are equal).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,19 @@ from .errors import UnsupportedModelError
 
 Float32Array = NDArray[np.float32]
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn", "longrope")
 DEFAULT_THETA = 10000.0
 
 
 @dataclass(frozen=True)
 class Rope:
-    """``inv_freq`` is [rotary_dim / 2]; ``attention_scaling`` multiplies cosine and sine."""
+    """``inv_freq`` is [rotary_dim / 2], as is ``window_inv_freq``, which layers with a window have
+    where it is given; ``attention_scaling`` multiplies cosine and sine.
+    """
 
     inv_freq: Float32Array
     attention_scaling: float = 1.0
+    window_inv_freq: Float32Array | None = None
 
 
 def rope_section(config: ModelConfig) -> tuple[ModelConfig, float]:
@@ -52,7 +55,14 @@ def rope_section(config: ModelConfig) -> tuple[ModelConfig, float]:
     return section, theta
 
 
-def compute_rope(config: ModelConfig, rotary_dim: int) -> Rope:
+def partial_rotary_dim(config: ModelConfig, head_dim: int, default_factor: float = 1.0) -> int:
+    """The rotated dimensions of a head, for architectures that read ``partial_rotary_factor``."""
+    section, _ = rope_section(config)
+    factor = config.number("partial_rotary_factor", default_factor)
+    return int(head_dim * section.number("partial_rotary_factor", factor))
+
+
+def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
     """The frequencies for ``rotary_dim`` (even) rotated dimensions of each head.
 
     Raises UnsupportedModelError (a NotImplementedError) for a kind of scaling that is not known.
@@ -61,15 +71,18 @@ def compute_rope(config: ModelConfig, rotary_dim: int) -> Rope:
     if rotary_dim % 2:
         raise config.error("head_dim", f"is {rotary_dim}; rotary embedding needs an even number")
     for where in (config, section):
-        if where.number("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedModelError(
-                f"{where.source}: partial_rotary_factor is {where['partial_rotary_factor']}, "
-                "only 1.0 is supported"
-            )
+        factor = where.number("partial_rotary_factor", rotary_dim / head_dim)
+        if int(head_dim * factor) != rotary_dim:
+            raise where.refuse("partial_rotary_factor", rotary_dim / head_dim)
     kind = section.text("rope_type", section.text("type", "default"))
+    if "long_factor" in section:  # Phi-3 has had several names for it.
+        kind = "longrope"
     inv_freq = _base_inv_freq(theta, rotary_dim)
-    if kind == "default":
+    # Dynamic frequencies change beyond max_position_embeddings, and no sequence is longer.
+    if kind in ("default", "dynamic"):
         return Rope(inv_freq)
+    if kind == "longrope":
+        return _longrope(inv_freq, section, config)
     if kind == "linear":
         return Rope((inv_freq / np.float32(section.number("factor"))).astype(np.float32))
     if kind == "llama3":
@@ -79,6 +92,20 @@ def compute_rope(config: ModelConfig, rotary_dim: int) -> Rope:
     raise UnsupportedModelError(
         f"{section.source}: rope_type is {kind!r}, supported are {', '.join(ROPE_TYPES)}"
     )
+
+
+def with_window_rope(rope: Rope, config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
+    """``rope`` with the frequencies that ``window_rope_parameters`` describe."""
+    parameters = config["window_rope_parameters"]
+    window = compute_rope(
+        config.with_fields(rope_scaling=None, rope_parameters=parameters), head_dim, rotary_dim
+    )
+    if window.attention_scaling != rope.attention_scaling:
+        raise UnsupportedModelError(
+            f"{config.source}: rope_parameters: layers with and without a window have different "
+            f"attention factors, {window.attention_scaling} and {rope.attention_scaling}"
+        )
+    return replace(rope, window_inv_freq=window.inv_freq)
 
 
 def _base_inv_freq(theta: float, rotary_dim: int) -> Float32Array:
@@ -149,3 +176,22 @@ def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, the
     keep = np.float32(1) - ramp
     mixed = divided * (np.float32(1) - keep) + inv_freq * keep
     return Rope(mixed.astype(np.float32), float(scaling))
+
+
+def _longrope(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig) -> Rope:
+    """LongRoPE: each frequency is divided by a factor of its own, from one list up to the length of
+    pretraining and from another beyond.
+
+    A token's bits depend on the tokens before it alone, so a model has one of the lists: that for
+    the longest sequences it is for.
+    """
+    length, longest = _original_length(section, config), config.integer("max_position_embeddings")
+    name = "long_factor" if longest > length else "short_factor"
+    factors = section.numbers(name, len(inv_freq))
+    factor = section.number("factor", longest / length)
+    scaling = section.number(
+        "attention_factor",
+        1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length)),
+    )
+    divided = np.float32(1) / (np.array(factors, np.float32) * (np.float32(1) / inv_freq))
+    return Rope(divided.astype(np.float32), scaling)

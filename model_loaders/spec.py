@@ -12,8 +12,11 @@ import functools
 import importlib.resources
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .config import ModelConfig
 from .errors import ModelSerializerException, UnexplainedTensorError, UnsupportedModelError
@@ -26,30 +29,43 @@ WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 _MAX_NAMES = 8
 
 
+# The rows of a source in the order in which the decoder has them, computed from its DecoderSpec.
+RowOrder = Callable[[Any], NDArray[np.intp]]
+
+
 @dataclass(frozen=True)
 class Weight:
     """Where the decoder's tensor ``target`` comes from; ``{i}`` stands for each layer's number.
 
     Several sources are stacked along rows, in order. An ``optional`` rule explains sources that a
     checkpoint may hold although its spec leaves the target out (an ``lm_head`` that is tied); they
-    are not used then.
+    are not used then. A single source may have its rows in another ``order``, or its float32 values
+    changed by ``transform``.
     """
 
     target: str
     sources: tuple[str, ...]
     optional: bool = False
+    order: RowOrder | None = None
+    transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The checkpoint's modules whose weights the sources are."""
+        return tuple(source.removesuffix(".weight") for source in self.sources)
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One Hugging Face model class. ``ignored`` are regular expressions for whole names of tensors
-    without use.
+    without use; ``standard`` gives a configuration transformers' names where it has others.
     """
 
     name: str
     decoder: Callable[[ModelConfig], dict[str, Any]]
     weights: tuple[Weight, ...]
     ignored: tuple[str, ...] = ()
+    standard: Callable[[ModelConfig], ModelConfig] = lambda config: config
 
 
 class RequiredTensor(NamedTuple):
@@ -63,9 +79,11 @@ class RequiredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a conversion: ``source`` becomes the rows of ``target`` from ``row_begin`` on."""
+    """One step of a conversion: ``source`` becomes the rows of ``target`` from ``row_begin`` on, by
+    its rule.
+    """
 
-    target: str
+    rule: Weight
     row_begin: int
     source: TensorEntry
 
@@ -105,7 +123,8 @@ def expand(weights: Iterable[Weight], num_layers: int) -> list[Weight]:
             continue
         for i in range(num_layers):
             names = tuple(source.replace("{i}", str(i)) for source in rule.sources)
-            expanded.append(Weight(rule.target.replace("{i}", str(i)), names, rule.optional))
+            target = rule.target.replace("{i}", str(i))
+            expanded.append(replace(rule, target=target, sources=names))
     return expanded
 
 
@@ -139,7 +158,7 @@ def resolve(
         if lacking:
             absent.extend(lacking)
         else:
-            parts.extend(_parts(target, [tensors[source] for source in rule.sources]))
+            parts.extend(_parts(rule, target, [tensors[source] for source in rule.sources]))
     patterns = [re.compile(pattern) for pattern in architecture.ignored]
     mystery = [
         name
@@ -165,7 +184,7 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(map(repr, listed[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
-def _parts(target: RequiredTensor, sources: Sequence[TensorEntry]) -> list[Part]:
+def _parts(rule: Weight, target: RequiredTensor, sources: Sequence[TensorEntry]) -> list[Part]:
     parts, rows = [], 0
     for source in sources:
         if source.dtype not in WEIGHT_DTYPES:
@@ -177,7 +196,7 @@ def _parts(target: RequiredTensor, sources: Sequence[TensorEntry]) -> list[Part]
                 f"{source.where} has shape {list(source.shape)}, which does not fit "
                 f"{target.name!r} {list(target.shape)}"
             )
-        parts.append(Part(target.name, rows, source))
+        parts.append(Part(rule, rows, source))
         rows += source.shape[0]
     if rows != target.shape[0]:
         raise UnexplainedTensorError(

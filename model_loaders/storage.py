@@ -113,6 +113,25 @@ class TensorEntry:
         return np.require(array, requirements=["C", "A"])
 
 
+def as_float32(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The values of a float32, float16 or bfloat16 array, exactly."""
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def round_float32(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Finite float32 values rounded to the nearest of ``dtype``, as float32."""
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        return (rounded & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    return values
+
+
 def file_size(path: Path) -> int:
     """Bytes of a regular file; errors say what is there instead."""
     try:

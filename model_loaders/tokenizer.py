@@ -52,6 +52,8 @@ def load_tokenizer(
     config = read_json_object(settings, "a tokenizer's settings") if settings.exists() else {}
     loader = _tokenizer_class(directory, config, trust_remote_code)
     options: dict[str, Any] = {"padding_side": padding_side, "local_files_only": True}
+    if not config and loader.__name__ in _SENTENCEPIECE_CLASSES.values():
+        options["add_bos_token"] = True  # As Meta's models were taught.
     if trust_remote_code:
         options["trust_remote_code"] = True
     try:
@@ -72,7 +74,9 @@ def _tokenizer_class(directory: Path, config: dict[str, Any], trust_remote_code:
     remote = "auto_map" in config and trust_remote_code
     if (directory / "tokenizer.json").exists() and not remote:
         return transformers.PreTrainedTokenizerFast
-    named = _SENTENCEPIECE_CLASSES.get(str(config.get("tokenizer_class")))
+    # Without settings it is Meta's checkpoint.
+    own = str(config.get("tokenizer_class")) if config else "LlamaTokenizer"
+    named = _SENTENCEPIECE_CLASSES.get(own)
     if (directory / "tokenizer.model").exists() and named is not None and not remote:
         return getattr(transformers, named)
     return transformers.AutoTokenizer

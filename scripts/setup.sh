@@ -4,7 +4,7 @@
 #
 # usage: scripts/setup.sh [--test] [--slow] [--no-package]
 #   --test  also what scripts/test.sh needs: GoogleTest, the dev extra, torch (the parity tests compare with it)
-#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, and what builds and runs Arm programs
+#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, peft, and what builds and runs Arm programs
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
 set -euo pipefail
@@ -22,6 +22,7 @@ done
 venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"
 # The CPU build; without the local version label pip may choose one that brings gigabytes of CUDA.
 torch_version=2.13.0
+peft_version=0.21.2
 
 aarch64_root="$PWD/build/aarch64-root"
 
@@ -172,6 +173,13 @@ install_torch() {
   set_done torch "$torch_version"
 }
 
+install_peft() {
+  is_done peft "$peft_version" && return 0
+  say "peft $peft_version, which slow tests compare with"
+  pip install -q "peft==$peft_version" || return 1  # Its caller goes on without it.
+  set_done peft "$peft_version"
+}
+
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 install_packages
 if [ "$want_slow" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
@@ -179,4 +187,5 @@ if [ "$want_slow" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
 fi
 make_venv
 if [ "$want_test" = 1 ]; then install_torch; fi
+if [ "$want_slow" = 1 ]; then install_peft || echo "setup.sh: WARNING: no peft here; its tests will be skipped" >&2; fi
 if [ "$want_package" = 1 ]; then install_package; fi

@@ -4,8 +4,8 @@
 #
 # usage: scripts/test.sh [--fast | --slow]
 #   --fast  what can be had in two minutes after a small change: the C++ unit tests, Python tests without torch
-#   --slow  also the slow tests, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an emulated Arm
-#           processor, and a minute of fuzzing
+#   --slow  also the slow tests (the soak: ALLSPARK_SOAK_SECONDS says how long), the C++ tests under ASan+UBSan
+#           and TSan and, on x86-64, on an emulated Arm processor, and a minute of fuzzing
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -107,10 +107,14 @@ slow_tier() {
   clangxx="$(command -v clang++-14 || command -v clang++)"
   step ctest-slow run_ctest release slow || true
   step pytest-slow run_pytest slow || true
-  if step build-asan build asan; then step ctest-asan run_ctest asan unit || true; fi
+  if step build-asan build asan; then
+    step ctest-asan run_ctest asan unit || true
+    step ctest-asan-slow run_ctest asan slow env "ALLSPARK_SOAK_SECONDS=${ALLSPARK_SOAK_SECONDS:-20}" || true
+  fi
   # ThreadSanitizer's shadow memory has fixed addresses, which randomised mappings can hit.
   if step build-tsan build tsan "-DCMAKE_CXX_COMPILER=$clangxx"; then
     step ctest-tsan run_ctest tsan unit setarch -R || true
+    step ctest-tsan-slow run_ctest tsan slow setarch -R || true
   fi
   if step build-fuzz build fuzz "-DCMAKE_CXX_COMPILER=$clangxx"; then step fuzz fuzz || true; fi
   if [ "$(uname -m)" = x86_64 ]; then aarch64; fi

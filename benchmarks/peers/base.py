@@ -33,6 +33,7 @@ class Precision:
     head_bits: float
     rate: str  # A rate that limits.cc measures.
     options: Mapping[str, Any] = field(default_factory=dict)  # For the engine's own use.
+    cache_mode: str = "AsCacheDefault"  # Of this engine, which keeps that out of its files.
 
 
 BF16 = Precision(16, 16, "bf16_gflop_s")

@@ -14,6 +14,8 @@ static_assert(FieldsListEveryMember<RuntimeConfig>(),
               "RuntimeConfig has a member that Fields() does not list");
 static_assert(FieldsListEveryMember<GenerationConfig>(),
               "GenerationConfig has a member that Fields() does not list");
+static_assert(FieldsListEveryMember<ModelInfo>(),
+              "ModelInfo has a member that Fields() does not list");
 static_assert(FieldsListEveryMember<EngineStat>(),
               "EngineStat has a member that Fields() does not list");
 
@@ -114,8 +116,9 @@ class Contradictions {
   Status status_;
 };
 
-// What is given for each token as it comes.
-void RequireNoTensors(const GenerationConfig& config, Contradictions& group) {
+// What is given for each token as it comes, and what a sequence alone can go on from.
+void RequirePlainOutput(const GenerationConfig& config, Contradictions& group) {
+  group.Require("num_generated_in_prompt", config.num_generated_in_prompt, int64_t{0});
   group.Require("prompt_only", config.prompt_only, false);
   group.Require("output_logits", config.output_logits, std::string());
   group.Require("output_last_hidden_state", config.output_last_hidden_state, std::string());
@@ -135,7 +138,7 @@ Status CheckBeams(const GenerationConfig& config) {
   if (config.repetition_ngram_size > 0) {
     beams.Require("repetition_ngram_threshold", config.repetition_ngram_threshold, int64_t{0});
   }
-  RequireNoTensors(config, beams);
+  RequirePlainOutput(config, beams);
   return beams.status();
 }
 
@@ -143,7 +146,7 @@ Status CheckSamples(const GenerationConfig& config) {
   if (config.best_of == 1) return Status::Ok();
   Contradictions samples("best_of", config.best_of);
   samples.Require("do_sample", config.do_sample, true);
-  RequireNoTensors(config, samples);
+  RequirePlainOutput(config, samples);
   return samples.status();
 }
 
@@ -173,6 +176,8 @@ Status Validate(const RuntimeConfig& config) {
     return Malformed("matmul_precision", FormatValue(precision),
                      "empty, \"float32\" or \"bfloat16\"");
   }
+  AS_RETURN_IF_ERROR(
+      CheckChoice("queue_full_policy", config.queue_full_policy, {"refuse", "block"}));
   const int64_t span = config.cache_span_size;
   if (span != 16 && span != 32 && span != 64 && span != 128) {
     return Malformed("cache_span_size", FormatValue(span), "16, 32, 64 or 128");
@@ -194,6 +199,10 @@ Status Validate(const GenerationConfig& config) {
     return Malformed("min_new_tokens", FormatValue(config.min_new_tokens),
                      "at most max_new_tokens, which is " + FormatValue(config.max_new_tokens));
   }
+  if (config.max_new_tokens > 0 && config.num_generated_in_prompt >= config.max_new_tokens) {
+    return Malformed("num_generated_in_prompt", FormatValue(config.num_generated_in_prompt),
+                     "below max_new_tokens, which is " + FormatValue(config.max_new_tokens));
+  }
   AS_RETURN_IF_ERROR(CheckChoice("logprobs_mode", config.logprobs_mode, {"processed", "raw"}));
   AS_RETURN_IF_ERROR(CheckChoice("output_logits", config.output_logits, {"", "all", "generation"}));
   AS_RETURN_IF_ERROR(CheckChoice("output_last_hidden_state", config.output_last_hidden_state,
@@ -208,5 +217,6 @@ Status Validate(const GenerationConfig& config) {
 
 std::string ToString(const RuntimeConfig& config) { return FormatFields(config); }
 std::string ToString(const GenerationConfig& config) { return FormatFields(config); }
+std::string ToString(const ModelInfo& info) { return FormatFields(info); }
 
 }  // namespace allspark

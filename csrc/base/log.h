@@ -1,22 +1,28 @@
-// The library's log: one line per statement, to stderr or to a file in HIE_LOG_DIR. HIE_LOG_LEVEL
-// says from which level on: 0 info, 1 warning (the default), 2 error, 3 nothing. Read once, at the
-// first statement. Thread-safe; a statement below the level evaluates nothing and allocates
-// nothing. The log never ends the process.
+// The library's log: one line per statement, to stderr or to a file in HIE_LOG_DIR, as text or,
+// with ALLSPARK_LOG_FORMAT=json, as a JSON object. HIE_LOG_LEVEL says from which level on: -1
+// debug, 0 info, 1 warning (the default), 2 error, 3 nothing. Read once, at the first statement.
+// Thread-safe; a statement below the level evaluates nothing and allocates nothing. The log never
+// ends the process.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 namespace allspark {
 
-enum class LogLevel : int { kInfo = 0, kWarning = 1, kError = 2, kOff = 3 };
+enum class LogLevel : int { kDebug = -1, kInfo = 0, kWarning = 1, kError = 2, kOff = 3 };
 
 struct LogConfig {
   LogLevel level = LogLevel::kWarning;
   std::string dir;  // Empty: stderr.
+  bool is_json = false;
 
-  // Reads the environment. A malformed level keeps the default and is itself logged.
+  // Reads the environment. What is malformed keeps the default and is itself logged.
   static LogConfig FromEnv();
 };
 
@@ -24,15 +30,26 @@ struct LogConfig {
 // cannot be opened the log goes to stderr and says so.
 void ConfigureLog(const LogConfig& config);
 
+// A named value of a line: key=value in text, a member of the object in JSON.
+struct LogField {
+  LogField(const char* name, std::string_view text) : key(name), value(text), is_text(true) {}
+  LogField(const char* name, int64_t number)
+      : key(name), value(std::to_string(number)), is_text(false) {}
+
+  const char* key;
+  std::string value;
+  bool is_text;
+};
+
 namespace internal {
 
-// -1 until the first statement.
+inline constexpr int kNotConfigured = -2;  // until the first statement
 extern std::atomic<int> log_level;
 int InitLogLevel();
 
 inline bool LogEnabled(LogLevel level) {
   int enabled_from = log_level.load(std::memory_order_relaxed);
-  if (enabled_from < 0) [[unlikely]] {
+  if (enabled_from == kNotConfigured) [[unlikely]] {
     enabled_from = InitLogLevel();
   }
   return static_cast<int>(level) >= enabled_from;
@@ -41,7 +58,8 @@ inline bool LogEnabled(LogLevel level) {
 // Collects a line and writes it, in one piece, at the end of the statement.
 class LogMessage {
  public:
-  LogMessage(LogLevel level, const char* file, int line);
+  LogMessage(LogLevel level, const char* file, int line)
+      : level_(level), file_(file), line_(line) {}
   ~LogMessage();
   LogMessage(const LogMessage&) = delete;
   LogMessage& operator=(const LogMessage&) = delete;
@@ -50,9 +68,17 @@ class LogMessage {
     stream_ << value;
     return *this;
   }
+  LogMessage& operator<<(LogField field) {
+    fields_.push_back(std::move(field));
+    return *this;
+  }
 
  private:
+  const LogLevel level_;
+  const char* const file_;
+  const int line_;
   std::ostringstream stream_;
+  std::vector<LogField> fields_;
 };
 
 }  // namespace internal
@@ -66,3 +92,7 @@ class LogMessage {
     if (!::allspark::internal::LogEnabled(::allspark::LogLevel::level)) { \
     } else                                                                \
       ::allspark::internal::LogMessage(::allspark::LogLevel::level, __FILE__, __LINE__)
+
+// The same at any level: for what a variable of its own asks for.
+#define AS_LOG_ANYWAY(level) \
+  ::allspark::internal::LogMessage(::allspark::LogLevel::level, __FILE__, __LINE__)

@@ -17,6 +17,8 @@ std::string_view FinishReasonName(FinishReason reason) {
       return "interrupted";
     case FinishReason::kError:
       return "error";
+    case FinishReason::kDeadline:
+      return "deadline";
   }
   return "unknown";
 }

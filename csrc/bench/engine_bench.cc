@@ -106,10 +106,13 @@ void StepLoop(benchmark::State& state) {
   config.model_name = "m";
   config.engine_max_length = kTokens + 1;
   config.engine_max_batch = num_streams;
-  auto instance = ModelInstance::Create(
-      config, Open(pool.get()), /*draft_reader=*/nullptr,
-      {std::shared_ptr<Allocator>(std::move(*allocator)), pool, &EmptyTable()},
-      std::make_shared<CompletionSetImpl>());
+  auto instance =
+      ModelInstance::Create(config, Open(pool.get()), /*draft_reader=*/nullptr,
+                            {.allocator = std::shared_ptr<Allocator>(std::move(*allocator)),
+                             .pool = pool,
+                             .kernels = &EmptyTable(),
+                             .host_copier = nullptr},
+                            std::make_shared<CompletionSetImpl>());
   Require(instance.status());
   Require((*instance)->Start());
   GenerationConfig generation;
@@ -121,7 +124,7 @@ void StepLoop(benchmark::State& state) {
   const int64_t begin_us = SteadyNowUs();
   for (auto _ : state) {
     for (int64_t i = 0; i < num_streams; ++i) {
-      Require((*instance)->Submit(++id, prompt, generation, nullptr).status());
+      Require((*instance)->Submit(++id, prompt, generation, nullptr, {}).status());
     }
     Require((*instance)->SyncAll(-1));
   }

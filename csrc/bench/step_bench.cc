@@ -1,10 +1,10 @@
 // Times whole steps of the decoder with random bfloat16 weights: decodes of several sequences after
-// so many tokens, and prefill of 512 tokens. Beside the step's own time each row has the mean time
-// per step and thread inside each kernel, so what is missing from their sum is waiting; bytes are
-// those of the weights and of the KV that is read. ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the
-// default) or 1B (Llama-3.2-1B), ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS
-// quantises it (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head in 8 bits),
-// ALLSPARK_CPU_ISA chooses the kernels.
+// so many tokens, with LoRA adapters or without, and prefill of 512 tokens. Beside the step's own
+// time each row has the mean time per step and thread inside each kernel, so what is missing from
+// their sum is waiting; bytes are those of the weights and of the KV that is read.
+// ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the default) or 1B (Llama-3.2-1B),
+// ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS quantises it (a8w8, a16w8, a8w4,
+// a16w4: 4 bits in groups of 64, the head in 8 bits), ALLSPARK_CPU_ISA chooses the kernels.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -22,6 +22,7 @@
 #include "base/int_math.h"
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
+#include "model/lora.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
 
@@ -52,9 +53,23 @@ const Shape& ModelShape() {
 }
 
 // Time inside kernels, by operation, added up over threads.
-enum Op { kGemm, kGemmGated, kHead, kAttention, kNorm, kAct, kRope, kKvWrite, kQuantize, kNumOps };
-constexpr const char* kOpNames[kNumOps] = {"gemm_ms", "gated_ms", "head_ms",  "attn_ms", "norm_ms",
-                                           "act_ms",  "rope_ms",  "write_ms", "quant_ms"};
+enum Op {
+  kGemm,
+  kGemmGated,
+  kHead,
+  kAttention,
+  kNorm,
+  kAct,
+  kRope,
+  kKvWrite,
+  kQuantize,
+  kLora,
+  kNumOps
+};
+constexpr const char* kOpNames[kNumOps] = {"gemm_ms",  "gated_ms", "head_ms", "attn_ms",
+                                           "norm_ms",  "act_ms",   "rope_ms", "write_ms",
+                                           "quant_ms", "lora_ms"};
+constexpr int64_t kLoraRank = 16;
 std::atomic<int64_t> op_ns[kNumOps];
 const kernels::KernelTable* timed_table = nullptr;
 constexpr int kSlot = static_cast<int>(DType::kBFloat16);
@@ -76,7 +91,9 @@ class OpTimer {
 
 template <int kWeight, int kAct>
 void TimedGemm(const kernels::GemmArgs& args, kernels::Stream stream) noexcept {
-  const OpTimer timer(args.n == ModelShape().vocab ? kHead : kGemm);
+  const OpTimer timer(args.panel_columns != kernels::kPanelColumns ? kLora
+                      : args.n == ModelShape().vocab               ? kHead
+                                                                   : kGemm);
   timed_table->gemm[kWeight][kAct](args, stream);
 }
 
@@ -125,6 +142,14 @@ kernels::KernelTable TimingTable(const kernels::KernelTable& table) {
   timing.quantize = [](const kernels::QuantizeArgs& args, Stream stream) noexcept {
     const OpTimer timer(kQuantize);
     timed_table->quantize(args, stream);
+  };
+  timing.convert[kInt8Slot][kSlot] = [](const kernels::ConvertArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kLora);
+    timed_table->convert[kInt8Slot][kSlot](args, stream);
+  };
+  timing.convert[kFloatSlot][kSlot] = [](const kernels::ConvertArgs& args, Stream stream) noexcept {
+    const OpTimer timer(kLora);
+    timed_table->convert[kFloatSlot][kSlot](args, stream);
   };
   timing.rope = [](const kernels::RopeArgs& args, Stream stream) noexcept {
     const OpTimer timer(kRope);
@@ -206,6 +231,46 @@ void AddRandom(ModelWriter& writer, const RequiredTensor& tensor) {
   }
 }
 
+// An adapter of rank kLoraRank: of all linear modules, or of queries and values alone.
+class BenchLora final : public LoraFile {
+ public:
+  explicit BenchLora(bool all_modules) {
+    const Shape& shape = ModelShape();
+    const int64_t q = shape.heads * 64, kv = shape.kv_heads * 64;
+    for (int64_t i = 0; i < shape.layers; ++i) {
+      const std::string layer = "layers." + std::to_string(i) + ".";
+      Add(layer + "qkv", 0, q, shape.hidden);
+      Add(layer + "qkv", q + kv, kv, shape.hidden);
+      if (!all_modules) continue;
+      Add(layer + "qkv", q, kv, shape.hidden);
+      Add(layer + "o", 0, shape.hidden, q);
+      Add(layer + "gate_up", 0, shape.intermediate, shape.hidden);
+      Add(layer + "gate_up", shape.intermediate, shape.intermediate, shape.hidden);
+      Add(layer + "down", 0, shape.hidden, shape.intermediate);
+    }
+  }
+  std::span<const LoraPair> pairs() const override { return pairs_; }
+  const std::string& source() const override { return source_; }
+
+ private:
+  void Add(const std::string& tensor, int64_t row_begin, int64_t rows, int64_t cols) {
+    LoraPair pair;
+    pair.tensor = tensor;
+    pair.row_begin = row_begin;
+    pair.rows = rows;
+    pair.cols = cols;
+    pair.rank = kLoraRank;
+    pair.a = pair.b = values_.data();
+    pairs_.push_back(pair);
+  }
+
+  const std::vector<float> values_ = std::vector<float>(
+      static_cast<size_t>(std::max(ModelShape().intermediate * 2, ModelShape().vocab) * kLoraRank),
+      0.01f);
+  std::vector<LoraPair> pairs_;
+  std::string source_ = "bench";
+};
+
 // The model, its decoder and their memory: built once, on first use.
 class Bench {
  public:
@@ -214,8 +279,10 @@ class Bench {
     return bench;
   }
 
-  // One step: `num_sequences` chunks of `num_tokens` at `position`.
-  void Prepare(int64_t num_sequences, int64_t num_tokens, int64_t position) {
+  // One step: `num_sequences` chunks of `num_tokens` at `position`. Where there are adapters, each
+  // has as many neighbours of them, and reads those of its own.
+  void Prepare(int64_t num_sequences, int64_t num_tokens, int64_t position,
+               std::span<const std::shared_ptr<const LoraAdapter>> loras) {
     const int64_t blocks = CeilDiv(position + num_tokens, kBlockSize);
     Require(blocks * num_sequences <= static_cast<int64_t>(blocks_.size())
                 ? Status()
@@ -224,8 +291,16 @@ class Bench {
     tokens_.clear();
     positions_.clear();
     for (int64_t s = 0; s < num_sequences; ++s) {
-      sequences_.push_back({static_cast<int64_t>(tokens_.size()), num_tokens, position,
-                            blocks_.data() + s * blocks, static_cast<int32_t>(s)});
+      sequences_.push_back({.token_begin = static_cast<int64_t>(tokens_.size()),
+                            .num_tokens = num_tokens,
+                            .position = position,
+                            .block_table = blocks_.data() + s * blocks,
+                            .logits_row = static_cast<int32_t>(s)});
+      if (!loras.empty()) {
+        const size_t lora =
+            static_cast<size_t>(s) * loras.size() / static_cast<size_t>(num_sequences);
+        sequences_.back().lora = loras[lora].get();
+      }
       for (int64_t t = 0; t < num_tokens; ++t) {
         tokens_.push_back(static_cast<int32_t>((s * 7919 + t * 104729) % ModelShape().vocab));
         positions_.push_back(static_cast<int32_t>(position + t));
@@ -237,6 +312,14 @@ class Bench {
   void Step() {
     arena_.Reset();
     decoder_->Forward(batch_, kv_, arena_, logits_.data());
+  }
+
+  std::shared_ptr<const LoraAdapter> Load(const LoraFile& file) {
+    auto shape = MakeDecoderShape(reader_->spec(), CacheMode::kDefault);
+    Require(shape.status());
+    auto lora = LoraAdapter::Create(file, *shape, kLoraRank, table_, allocator_.get());
+    Require(lora.status());
+    return *lora;
   }
 
   int num_threads() const { return pool_.num_threads(); }
@@ -265,8 +348,13 @@ class Bench {
     auto reader = ModelReader::OpenImage(std::move(*image), &pool_, /*verify=*/false);
     Require(reader.status());
     reader_ = std::move(*reader);
-    auto decoder = Decoder::Create(*reader_, {kMaxLength, kMaxTokens, kMaxBatch, kBlockSize},
-                                   table_, &pool_, allocator_.get());
+    DecoderOptions options;
+    options.max_length = kMaxLength;
+    options.max_tokens = kMaxTokens;
+    options.max_logits_rows = kMaxBatch;
+    options.block_size = kBlockSize;
+    options.lora_max_rank = kLoraRank;
+    auto decoder = Decoder::Create(*reader_, options, table_, &pool_, allocator_.get());
     Require(decoder.status());
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));
@@ -301,10 +389,10 @@ class Bench {
   std::vector<float> logits_;
 };
 
-void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens,
-              int64_t position) {
+void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens, int64_t position,
+              std::span<const std::shared_ptr<const LoraAdapter>> loras = {}) {
   Bench& bench = Bench::Get();
-  bench.Prepare(num_sequences, num_tokens, position);
+  bench.Prepare(num_sequences, num_tokens, position, loras);
   bench.Step();
   for (auto& ns : op_ns) ns = 0;
   for (auto _ : state) bench.Step();
@@ -322,6 +410,18 @@ void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens
 }
 
 void Decode(benchmark::State& state) { RunSteps(state, state.range(0), 1, state.range(1)); }
+// 32 sequences after 200 tokens.
+void DecodeLora(benchmark::State& state) {
+  std::vector<std::shared_ptr<const LoraAdapter>> loras;
+  const BenchLora file(state.range(1) != 0);
+  for (int64_t i = 0; i < state.range(0); ++i) loras.push_back(Bench::Get().Load(file));
+  RunSteps(state, kMaxBatch, 1, 200, loras);
+}
+void PrefillLora(benchmark::State& state) {
+  const BenchLora file(state.range(1) != 0);
+  const std::shared_ptr<const LoraAdapter> loras[] = {Bench::Get().Load(file)};
+  RunSteps(state, 1, state.range(0), 0, loras);
+}
 void Prefill(benchmark::State& state) { RunSteps(state, 1, state.range(0), 0); }
 
 BENCHMARK(Decode)
@@ -331,6 +431,20 @@ BENCHMARK(Decode)
     ->Args({32, 200})
     ->Args({1, 8191})
     ->Args({16, 2047})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+BENCHMARK(DecodeLora)
+    ->ArgNames({"adapters", "all_modules"})
+    ->Args({0, 1})
+    ->Args({1, 1})
+    ->Args({8, 0})
+    ->Args({8, 1})
+    ->Args({32, 1})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+BENCHMARK(PrefillLora)
+    ->ArgNames({"tokens", "all_modules"})
+    ->Args({512, 1})
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
 BENCHMARK(Prefill)->Arg(512)->Unit(benchmark::kMillisecond)->UseRealTime();

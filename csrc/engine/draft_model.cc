@@ -13,15 +13,20 @@ constexpr double kFadingByRequest = 1.0 / 32;
 
 }  // namespace
 
+DecoderOptions DraftModel::DecoderOptionsOf(const DraftModelOptions& options) {
+  DecoderOptions decoder = options.decoder;
+  decoder.max_tokens =
+      std::max(options.chunk_tokens, kLeastCatchUp * options.decoder.max_logits_rows);
+  return decoder;
+}
+
 Result<std::unique_ptr<DraftModel>> DraftModel::Create(const ModelReader& weights,
                                                        const DraftModelOptions& options,
                                                        const kernels::KernelTable& kernels,
                                                        ThreadPool* pool, Allocator* allocator,
                                                        DraftScratch scratch) {
   std::unique_ptr<DraftModel> model(new DraftModel(options, scratch));
-  DecoderOptions& decoder_options = model->options_.decoder;
-  decoder_options.max_tokens =
-      std::max(options.chunk_tokens, kLeastCatchUp * decoder_options.max_logits_rows);
+  const DecoderOptions decoder_options = DecoderOptionsOf(options);
   Result<std::unique_ptr<Decoder>> decoder =
       Decoder::Create(weights, decoder_options, kernels, pool, allocator);
   if (!decoder.ok()) return decoder.status();

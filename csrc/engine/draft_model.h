@@ -39,6 +39,9 @@ class DraftModel : public Drafter {
                                                     ThreadPool* pool, Allocator* allocator,
                                                     DraftScratch scratch);
 
+  // What its decoder is made with.
+  static DecoderOptions DecoderOptionsOf(const DraftModelOptions& options);
+
   int64_t arena_bytes() const { return decoder_->arena_bytes(); }
   void WarmUp() override;
   void Offer(Request& request) override;

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "engine/metrics.h"
 #include "engine/model_instance.h"
 #include "engine/testing.h"
 #include "engine/version.h"
@@ -31,10 +32,18 @@ class Engine::Impl {
   }
 
   Result<int64_t> CallPrefixCache(const std::string& name, ModelInstance::PrefixOp op,
-                                  std::span<const int64_t> prompt_ids) const {
+                                  std::span<const int64_t> prompt_ids,
+                                  const std::string& lora_name) const {
     Result<std::shared_ptr<ModelInstance>> instance = Find(name);
     if (!instance.ok()) return instance.status();
-    return (*instance)->CallPrefixCache(op, prompt_ids);
+    return (*instance)->CallPrefixCache(op, prompt_ids, lora_name);
+  }
+
+  Status LoadLora(const std::string& model_name, const std::string& lora_name,
+                  const Result<std::shared_ptr<const LoraFile>>& file) const {
+    if (!file.ok()) return file.status();
+    Result<std::shared_ptr<ModelInstance>> instance = Find(model_name);
+    return instance.ok() ? (*instance)->LoadLora(lora_name, **file) : instance.status();
   }
 
   // The device's memory region and, per number of threads, its compute pool; made when first
@@ -48,6 +57,12 @@ class Engine::Impl {
           CreateCpuBfcAllocator(*options, TotalMemoryBytes());
       if (!allocator.ok()) return allocator.status();
       allocator_ = std::move(*allocator);
+      cpu_cache_ratio_ = options->cpu_cache_ratio;
+    }
+    device.host_copier = host_copier_;
+    if (host_copier_ != nullptr) {
+      device.host_cache_bytes =
+          static_cast<int64_t>(cpu_cache_ratio_ * static_cast<double>(AvailableMemoryBytes()));
     }
     device.allocator = allocator_;
     device.kernels = kernels::DefaultTable();
@@ -88,6 +103,8 @@ class Engine::Impl {
   std::mutex lifecycle_;
   // Guarded by lifecycle_.
   std::shared_ptr<Allocator> allocator_;
+  std::shared_ptr<HostCopier> host_copier_;  // null: the device's memory is the host's
+  double cpu_cache_ratio_ = 0;
   std::map<int, std::weak_ptr<ThreadPool>> pools_;
   std::map<std::string, std::weak_ptr<const ModelImage>> images_;
   std::map<std::string, std::shared_ptr<const ModelImage>> registered_;  // not installed yet
@@ -235,10 +252,26 @@ Status Engine::StopModel(const std::string& model_name, StopMode mode, int64_t t
 
 Status Engine::ReleaseModel(const std::string& model_name) { return impl_->Release(model_name); }
 
+Status Engine::UnloadDeviceMemory(const std::string& model_name) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->UnloadMemory() : instance.status();
+}
+
+Status Engine::LoadDeviceMemory(const std::string& model_name) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->LoadMemory() : instance.status();
+}
+
 Result<ModelState> Engine::GetModelState(const std::string& model_name) const {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   if (!instance.ok()) return instance.status();
   return (*instance)->state();
+}
+
+Result<std::string> Engine::GetModelSpec(const std::string& model_name) const {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  return (*instance)->spec().SerializeAsString();
 }
 
 std::vector<std::string> Engine::ListModels() const {
@@ -251,14 +284,15 @@ std::vector<std::string> Engine::ListModels() const {
 Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             std::span<const int64_t> prompt_ids,
                                             const GenerationConfig& config,
-                                            std::shared_ptr<TokenMask> token_mask) {
+                                            std::shared_ptr<TokenMask> token_mask,
+                                            const std::function<bool()>& cancelled) {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   if (!instance.ok()) return instance.status();
   // The sequences of a request have ids that follow one another.
   const int64_t num_ids =
       std::clamp<int64_t>(std::max(config.num_beams, config.best_of), 1, kMaxSequences);
   return (*instance)->Submit(next_request_id.fetch_add(static_cast<uint64_t>(num_ids)), prompt_ids,
-                             config, std::move(token_mask));
+                             config, std::move(token_mask), cancelled);
 }
 
 Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {
@@ -282,29 +316,74 @@ Status Engine::SyncAllRequests(const std::string& model_name, int64_t timeout_ms
   return instance.ok() ? (*instance)->SyncAll(timeout_ms) : instance.status();
 }
 
+Status Engine::LoadLora(const std::string& model_name, const std::string& lora_name,
+                        const std::string& path) {
+  return impl_->LoadLora(model_name, lora_name, LoraFile::Open(path));
+}
+
+Status Engine::LoadLora(const std::string& model_name, const std::string& lora_name,
+                        std::shared_ptr<const LoraImage> image) {
+  if (image == nullptr) return Status::InvalidArgument("image is null");
+  return impl_->LoadLora(model_name, lora_name, LoraFile::OpenImage(std::move(image)));
+}
+
+Status Engine::UnloadLora(const std::string& model_name, const std::string& lora_name) {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->loras().Remove(lora_name) : instance.status();
+}
+
+Result<std::vector<std::string>> Engine::ListLoras(const std::string& model_name) const {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  return (*instance)->loras().Names();
+}
+
 Result<int64_t> Engine::FindPrefix(const std::string& model_name,
-                                   std::span<const int64_t> prompt_ids) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kFind, prompt_ids);
+                                   std::span<const int64_t> prompt_ids,
+                                   const std::string& lora_name) {
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kFind, prompt_ids, lora_name);
 }
 
 Result<int64_t> Engine::PinPrefix(const std::string& model_name,
-                                  std::span<const int64_t> prompt_ids) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kPin, prompt_ids);
+                                  std::span<const int64_t> prompt_ids,
+                                  const std::string& lora_name) {
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kPin, prompt_ids, lora_name);
 }
 
 Result<int64_t> Engine::UnpinPrefix(const std::string& model_name,
-                                    std::span<const int64_t> prompt_ids) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kUnpin, prompt_ids);
+                                    std::span<const int64_t> prompt_ids,
+                                    const std::string& lora_name) {
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kUnpin, prompt_ids, lora_name);
 }
 
 Result<int64_t> Engine::ClearPrefixCache(const std::string& model_name) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kClear, {});
+  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kClear, {}, "");
+}
+
+Result<ModelInfo> Engine::GetModelInfo(const std::string& model_name) const {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  return (*instance)->info();
 }
 
 Result<EngineStat> Engine::GetEngineStat(const std::string& model_name) const {
   Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
   if (!instance.ok()) return instance.status();
   return (*instance)->Stat();
+}
+
+Status Engine::WriteTrace(const std::string& model_name, const std::string& path) const {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  return instance.ok() ? (*instance)->WriteTrace(path) : instance.status();
+}
+
+std::vector<Metric> Engine::GetMetrics() const {
+  std::vector<Metric> metrics;
+  for (const std::string& name : ListModels()) {
+    const Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(name);
+    if (instance.ok()) MergeMetrics(metrics, (*instance)->Metrics());
+  }
+  return metrics;
 }
 
 const std::shared_ptr<CompletionSet>& Engine::completions() const {
@@ -323,6 +402,11 @@ Status TestingAccess::SetStepHook(Engine& engine, const std::string& model_name,
   }
   (*instance)->set_step_hook(hook, context);
   return Status::Ok();
+}
+
+void TestingAccess::SetHostCopier(Engine& engine, std::shared_ptr<HostCopier> copier) {
+  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  engine.impl_->host_copier_ = std::move(copier);
 }
 
 Result<AllocatorStats> TestingAccess::DeviceStats(Engine& engine) {

@@ -5,17 +5,25 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "allspark/engine.h"
+#include "engine/admission.h"
 #include "engine/draft_model.h"
+#include "engine/engine_log.h"
+#include "engine/host_copier.h"
+#include "engine/lora_registry.h"
+#include "engine/metrics.h"
 #include "engine/request.h"
 #include "engine/step_events.h"
 #include "engine/step_outputs.h"
+#include "engine/step_trace.h"
 #include "kernels/kernel_table.h"
 #include "memory/allocator.h"
 #include "memory/step_arena.h"
@@ -32,6 +40,9 @@ struct DeviceContext {
   std::shared_ptr<Allocator> allocator;
   std::shared_ptr<ThreadPool> pool;
   const kernels::KernelTable* kernels = nullptr;
+  // Of a device with memory of its own: how blocks get to the host, and room for them there.
+  std::shared_ptr<HostCopier> host_copier;
+  int64_t host_cache_bytes = 0;
 };
 
 class ModelInstance {
@@ -46,25 +57,38 @@ class ModelInstance {
   ~ModelInstance();
 
   const RuntimeConfig& config() const { return config_; }
+  const proto::DecoderSpec& spec() const { return reader_->spec(); }
   ModelState state() const { return state_.load(); }
 
   Status Start();
   Status Stop(StopMode mode, int64_t timeout_ms);
   // Initial | Stop -> Released: no Start succeeds any more.
   Status Release();
+  // Running: gives the memory of the device back, and takes it again.
+  Status UnloadMemory();
+  Status LoadMemory();
 
   Result<StartedRequest> Submit(uint64_t request_id, std::span<const int64_t> prompt_ids,
                                 const GenerationConfig& generation,
-                                std::shared_ptr<TokenMask> token_mask);
+                                std::shared_ptr<TokenMask> token_mask,
+                                const std::function<bool()>& cancelled);
   Status StopRequest(RequestHandle handle);
   Status ReleaseRequest(RequestHandle handle);
   Status SyncRequest(RequestHandle handle, int64_t timeout_ms);
   Status SyncAll(int64_t timeout_ms);
   EngineStat Stat() const;
+  Status WriteTrace(const std::string& path) const;
+  std::vector<Metric> Metrics() const { return MakeMetrics(Stat(), statistics_); }
+  const ModelInfo& info() const { return info_; }
 
   enum class PrefixOp { kFind, kPin, kUnpin, kClear };
   // Returns a number of tokens; waits for the running step.
-  Result<int64_t> CallPrefixCache(PrefixOp op, std::span<const int64_t> prompt_ids);
+  Result<int64_t> CallPrefixCache(PrefixOp op, std::span<const int64_t> prompt_ids,
+                                  const std::string& lora_name);
+
+  // Packs the adapter on the caller's thread.
+  Status LoadLora(const std::string& lora_name, const LoraFile& file);
+  LoraRegistry& loras() { return loras_; }
 
   // Called by the step thread around each step; set before Start. Tests only.
   void set_step_hook(StepHook hook, void* context) { hook_ = hook, hook_context_ = context; }
@@ -72,7 +96,11 @@ class ModelInstance {
  private:
   // Everything that exists only while the model runs; only the step thread touches it then.
   struct Running {
+    explicit Running(const std::string& model_name) : log(model_name) {}
+
+    bool has_memory = true;  // false: unloaded, nobody steps
     Buffer kv_buffer;
+    std::vector<unsigned char> host_blocks;  // of the prefix cache's second tier
     KvPool kv;
     StepArena arena;
     Buffer logits_buffer;
@@ -82,6 +110,7 @@ class ModelInstance {
     std::vector<std::unique_ptr<Drafter>> drafters;
     std::vector<Request*> drafting;  // those of one drafter
     // One step's batch, reserved for the largest.
+    std::vector<const PlannedChunk*> chunks;  // of the plan, neighbours by adapter
     std::vector<int32_t> tokens, positions;
     std::vector<BatchSequence> sequences;
     std::vector<SamplingRow> rows;
@@ -92,18 +121,29 @@ class ModelInstance {
     // Requests that ended within the running step, kept until it is over: its plan points at them.
     std::vector<std::shared_ptr<Request>> ended;
     bool in_step = false;
+    StepRecord step;  // the one at hand
+    EngineLog log;
   };
 
   ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
                 DeviceContext device, std::shared_ptr<CompletionSetImpl> engine_set);
 
   Status CheckDraftModel() const;
-  // One block of the KV pool, and its pair in the draft model's.
-  Result<int64_t> BlockBytes() const;
-  Status SizePool();
+  // Sizes, in model_sizes.cc.
+  Status SizeUp();
+  void SetOptions();
+  DraftModelOptions DraftOptions() const;
+  // Of blocks of the model and, where there is one, the draft model.
+  Status SizePool(int64_t block_bytes);
+  void FillInfo(int64_t block_bytes);
   // True when a drain was under way and will now cancel.
   bool CutDrainShort();
   Result<std::unique_ptr<Running>> MakeRunning() const;
+  // What of it is memory of the device, or as large.
+  Status TakeMemory(Running& running) const;
+  static void GiveMemoryBack(Running& running);
+  // That it runs, and has its memory or not.
+  Status CheckMemory(const char* call, bool has_memory) const;
   // Adds the draft model; its arena_bytes, 0 where there is none.
   Result<int64_t> AddDraftModel(Running& running) const;
   void WarmUp(Running& running) const;
@@ -111,8 +151,15 @@ class ModelInstance {
   // The step thread.
   void StepLoop();
   bool TakeMail();  // false: the loop ends
+  void AwaitMail(std::unique_lock<std::mutex>& lock);
+  // Somebody waits or runs, and can be served.
+  bool HasWork() const;
   void RunStep();
+  // Fills Running::chunks.
+  void OrderChunks(const std::vector<PlannedChunk>& plan);
   void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
+  // Between the pool and the host, as the plan needs it.
+  void CopyBlocks();
   void OfferDrafts();
   void DraftTokens(const std::vector<PlannedChunk>& plan);
   void WriteOutputs(int64_t num_logits_rows);
@@ -122,9 +169,13 @@ class ModelInstance {
   bool AppendSampled(Request* request, const SamplingRow& row, int64_t now_us);
   // Drops the rows of the step whose request ends for want of its mask.
   void AwaitMasks();
-  // False: the request has ended.
-  bool AwaitMask(Request* request, int64_t deadline_us, SamplingRow& row);
+  // Sets the row's mask, or ends the request.
+  void AwaitMask(Request* request, int64_t deadline_us, SamplingRow& row);
   bool IsStopping(const Request& request) const;
+  // Ends those in the scheduler whose deadline is over.
+  void EndExpired();
+  // One of them, or null.
+  Request* TakeExpired(int64_t now_us) const;
   void FailStep(const std::vector<PlannedChunk>& plan, const std::string& message);
   void EndRequest(Request* request, FinishReason reason, std::string error);
   // Groups, in step_groups.cc. The next beams, once the candidates of all are there.
@@ -134,14 +185,21 @@ class ModelInstance {
   void AddToScheduler(Request* request);
   void RemoveFromScheduler(Request* request);
   void EndAll(FinishReason reason, const std::string& error);
-  void UpdateCounters(const std::vector<PlannedChunk>& plan);
+  void CountStep(const std::vector<PlannedChunk>& plan);
+  // Of the last plan; false: there were none.
+  bool EndInterrupted();
+  void EndStep();
+  void CountToken(Request& request, int64_t now_us);
+  void CountEnd(const Request& request, FinishReason reason, int64_t now_us);
   void PublishUsage();
 
-  struct PrefixCall;
-  void AnswerPrefixCalls(PrefixCall* calls);
-  Result<int64_t> AnswerPrefixCall(const PrefixCall& call);
-  void FailPrefixCallsLocked();
-  void FinishPrefixCallsLocked(PrefixCall* calls);
+  // Calls that the step thread answers between two steps, in step_calls.cc. `what` it is, where it
+  // is refused.
+  struct StepCall;
+  Result<int64_t> CallStepThread(const char* what, std::function<Result<int64_t>()> work);
+  void AnswerStepCalls(StepCall* calls);
+  void FailStepCallsLocked();
+  void FinishStepCallsLocked(StepCall* calls);
 
   // Whether the model takes `what`; the message says why not.
   Status CheckAcceptingLocked(const char* what) const;
@@ -156,10 +214,15 @@ class ModelInstance {
   std::unique_ptr<ModelReader> draft_reader_;  // null: no draft model
   DeviceContext device_;
   std::shared_ptr<CompletionSetImpl> engine_set_;
+  LoraRegistry loras_;
   DecoderOptions decoder_options_;
   int64_t chunk_tokens_ = 0;
   int64_t num_blocks_ = 0;
+  int64_t num_host_blocks_ = 0;
+  double row_cost_ = 0;  // see SchedulerConfig::draft_row_cost
   RequestLimits limits_;
+  ModelInfo info_;
+  std::unique_ptr<StepTrace> trace_;  // null: none is kept
   StepHook hook_ = nullptr;
   void* hook_context_ = nullptr;
 
@@ -172,28 +235,21 @@ class ModelInstance {
   mutable std::mutex mutex_;
   std::condition_variable mail_;
   std::condition_variable loop_ended_;
-  std::condition_variable prefix_calls_done_;
+  std::condition_variable step_calls_done_;
   // Guarded by mutex_.
   std::unordered_map<uint64_t, std::shared_ptr<Request>> requests_;
   Request* new_head_ = nullptr;
   Request* new_tail_ = nullptr;
   Request* stop_head_ = nullptr;
-  PrefixCall* prefix_calls_ = nullptr;  // on their callers' stacks
+  StepCall* step_calls_ = nullptr;  // on their callers' stacks
   bool accepting_ = false;
   bool stopping_ = false;
   StopMode stop_mode_ = StopMode::kCancel;
   bool loop_running_ = false;
-  int64_t num_live_ = 0;  // accepted and not ended
+  Admission admission_;  // of requests that were accepted and have not ended
+  std::set<std::pair<int64_t, Request*>> deadlines_;  // of live requests that have one
 
-  // Counters, written by the step thread.
-  struct Counters {
-    std::atomic<int64_t> generated{0}, prefilled{0}, steps{0}, preemptions{0};
-    std::atomic<int64_t> drafted{0}, accepted{0};
-    std::atomic<int64_t> running{0}, used_blocks{0}, cached_blocks{0}, prefix_hits{0};
-    std::atomic<int64_t> window_begin_us{0}, window_generated{0}, window_prefilled{0};
-    std::atomic<double> generated_per_second{0}, prefilled_per_second{0};
-  };
-  Counters counters_;
+  Statistics statistics_;
 };
 
 }  // namespace allspark

@@ -66,6 +66,7 @@ Result<std::shared_ptr<OutputTensors>> OutputTensors::Create(const GenerationCon
   } catch (const std::bad_alloc&) {
     return refuse();
   }
+  outputs->bytes_ = bytes;
   outputs->prompt_length_ = sizes.prompt_length;
   outputs->hidden_size_ = sizes.hidden_size;
   if (!config.pooling.empty()) {

@@ -42,6 +42,8 @@ class OutputTensors {
   static Result<std::shared_ptr<OutputTensors>> Create(const GenerationConfig& config,
                                                        const Sizes& sizes);
 
+  int64_t bytes() const { return bytes_; }
+
   // For the step thread.
   const PositionRows& hidden_states() const { return hidden_states_; }
   const PositionRows& inputs_embedding() const { return inputs_embedding_; }
@@ -65,6 +67,7 @@ class OutputTensors {
   bool normalize_ = false;
   int64_t prompt_length_ = 0;
   int64_t hidden_size_ = 0;
+  int64_t bytes_ = 0;  // of all rows
 };
 
 }  // namespace allspark

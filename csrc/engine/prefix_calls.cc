@@ -1,77 +1,42 @@
-// ModelInstance's calls on the prefix cache. The cache is the step thread's, so a caller posts what
-// it wants and sleeps until that thread has done it, between two steps.
+// ModelInstance's calls on the prefix cache.
 
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "engine/model_instance.h"
 
 namespace allspark {
 
-struct ModelInstance::PrefixCall {
-  PrefixOp op;
-  std::vector<int32_t> tokens;
-  Result<int64_t> result = int64_t{0};
-  bool done = false;  // guarded by mutex_
-  PrefixCall* next = nullptr;
-};
-
-Result<int64_t> ModelInstance::CallPrefixCache(PrefixOp op, std::span<const int64_t> prompt_ids) {
+Result<int64_t> ModelInstance::CallPrefixCache(PrefixOp op, std::span<const int64_t> prompt_ids,
+                                               const std::string& lora_name) {
   if (!config_.enable_prefix_cache) {
     return Status::FailedPrecondition("enable_prefix_cache of model '" + config_.model_name +
                                       "' is false; it has no prefix cache");
   }
   AS_RETURN_IF_ERROR(CheckTokenIds(prompt_ids, limits_.vocab_size));
-  PrefixCall call{.op = op, .tokens = {prompt_ids.begin(), prompt_ids.end()}};
-  std::unique_lock lock(mutex_);
-  AS_RETURN_IF_ERROR(CheckAcceptingLocked("a call on the prefix cache"));
-  call.next = std::exchange(prefix_calls_, &call);
-  mail_.notify_one();
-  prefix_calls_done_.wait(lock, [&] { return call.done; });
-  return std::move(call.result);
-}
-
-Result<int64_t> ModelInstance::AnswerPrefixCall(const PrefixCall& call) {
-  PrefixCache& cache = running_->scheduler->prefix_cache();
-  switch (call.op) {
-    case PrefixOp::kFind:
-      return cache.FindAll(call.tokens, 0).num_blocks * config_.cache_span_size;
-    case PrefixOp::kPin:
-      return cache.Pin(call.tokens, 0);
-    case PrefixOp::kUnpin:
-      return cache.Unpin(call.tokens, 0);
-    case PrefixOp::kClear:
-      break;
-  }
-  return cache.Clear() * config_.cache_span_size;
-}
-
-void ModelInstance::AnswerPrefixCalls(PrefixCall* calls) {
-  if (calls == nullptr) return;
-  for (PrefixCall* call = calls; call != nullptr; call = call->next) {
-    try {
-      running_->scheduler->prefix_cache().Advance(SteadyNowUs());
-      call->result = AnswerPrefixCall(*call);
-    } catch (const std::exception& error) {
-      call->result = Status::Internal(error.what());
+  Result<std::shared_ptr<const LoadedLora>> lora = loras_.Find(lora_name);
+  if (!lora.ok()) return lora.status();
+  const uint64_t salt = *lora != nullptr ? (*lora)->cache_salt : 0;
+  const std::vector<int32_t> tokens(prompt_ids.begin(), prompt_ids.end());
+  return CallStepThread("a call on the prefix cache", [&]() -> Result<int64_t> {
+    PrefixCache& cache = running_->scheduler->prefix_cache();
+    cache.Advance(SteadyNowUs());
+    switch (op) {
+      case PrefixOp::kFind: {
+        const PrefixCache::Match match = cache.FindAll(tokens, salt);
+        return (match.num_blocks + cache.CountOnHost(match, tokens, salt)) *
+               config_.cache_span_size;
+      }
+      case PrefixOp::kPin:
+        return cache.Pin(tokens, salt);
+      case PrefixOp::kUnpin:
+        return cache.Unpin(tokens, salt);
+      case PrefixOp::kClear:
+        break;
     }
-  }
-  PublishUsage();
-  std::lock_guard lock(mutex_);
-  FinishPrefixCallsLocked(calls);
-}
-
-void ModelInstance::FailPrefixCallsLocked() {
-  for (PrefixCall* call = prefix_calls_; call != nullptr; call = call->next) {
-    call->result = Status::RequestDenied("model '" + config_.model_name + "' is stopping");
-  }
-  FinishPrefixCallsLocked(std::exchange(prefix_calls_, nullptr));
-}
-
-void ModelInstance::FinishPrefixCallsLocked(PrefixCall* calls) {
-  for (PrefixCall* call = calls; call != nullptr; call = call->next) call->done = true;
-  prefix_calls_done_.notify_all();
+    return cache.Clear() * config_.cache_span_size;
+  });
 }
 
 }  // namespace allspark

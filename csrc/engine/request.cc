@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "base/clock.h"
 #include "base/int_math.h"
 #include "engine/drafter.h"
 
@@ -58,18 +59,18 @@ Status CheckIds(const GenerationConfig& config, int64_t vocab_size) {
 }
 
 // No request is asked for a length that it cannot reach.
-Status CheckMinimum(const GenerationConfig& config, int64_t prompt_length, int64_t max_length) {
+Status CheckMinimum(const GenerationConfig& config, int64_t output_begin, int64_t max_length) {
   if (config.min_length > max_length) {
     return Status::InvalidArgument(
         "min_length is " + std::to_string(config.min_length) +
         "; it must not exceed the longest length this request can reach, which is " +
         std::to_string(max_length));
   }
-  if (config.min_new_tokens > max_length - prompt_length) {
+  if (config.min_new_tokens > max_length - output_begin) {
     return Status::InvalidArgument(
         "min_new_tokens is " + std::to_string(config.min_new_tokens) +
         "; it must not exceed the longest output this request can reach, which is " +
-        std::to_string(max_length - prompt_length));
+        std::to_string(max_length - output_begin));
   }
   return Status::Ok();
 }
@@ -132,7 +133,7 @@ bool EndsWithStop(const Request& request) {
   const std::vector<int32_t>& tokens = request.tokens;
   const auto& ends = request.end_tokens;
   if (std::find(ends.begin(), ends.end(), tokens.back()) != ends.end()) return true;
-  const auto generated = static_cast<size_t>(request.num_tokens - request.prompt_length);
+  const auto generated = static_cast<size_t>(request.num_tokens - request.output_begin);
   return std::any_of(request.stop_words.begin(), request.stop_words.end(), [&](const auto& word) {
     // A stop word lies wholly in the output: the prompt may well contain it.
     return word.size() <= generated && std::equal(word.rbegin(), word.rend(), tokens.rbegin());
@@ -143,7 +144,7 @@ bool EndsWithStop(const Request& request) {
 bool EndsInRepetition(const Request& request) {
   const auto size = static_cast<size_t>(request.repetition_ngram_size);
   const std::span<const int32_t> output =
-      std::span(request.tokens).subspan(static_cast<size_t>(request.prompt_length));
+      std::span(request.tokens).subspan(static_cast<size_t>(request.output_begin));
   if (size == 0 || output.size() < size) return false;
   const std::span<const int32_t> last = output.last(size);
   int64_t occurrences = 0;
@@ -209,6 +210,12 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   AS_RETURN_IF_ERROR(CheckIds(config, limits.vocab_size));
   AS_RETURN_IF_ERROR(CheckGroup(config, limits, token_mask != nullptr));
   const auto prompt_length = static_cast<int64_t>(prompt_ids.size());
+  const int64_t output_begin = prompt_length - config.num_generated_in_prompt;
+  if (output_begin < 1) {
+    return Status::InvalidArgument(
+        "num_generated_in_prompt is " + std::to_string(config.num_generated_in_prompt) +
+        "; it must be below the length of input_ids, which is " + std::to_string(prompt_length));
+  }
   if (config.prompt_only) {
     if (token_mask != nullptr) {
       return Status::InvalidArgument(
@@ -217,9 +224,9 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
     max_length = prompt_length;
   } else {
     if (config.max_new_tokens > 0) {
-      max_length = std::min(max_length, prompt_length + config.max_new_tokens);
+      max_length = std::min(max_length, output_begin + config.max_new_tokens);
     }
-    AS_RETURN_IF_ERROR(CheckMinimum(config, prompt_length, max_length));
+    AS_RETURN_IF_ERROR(CheckMinimum(config, output_begin, max_length));
   }
   // The last token of an output has no position computed.
   Result<std::shared_ptr<OutputTensors>> outputs = OutputTensors::Create(
@@ -233,11 +240,13 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->request_id = request_id;
   request->id = static_cast<int64_t>(request_id);
   request->priority = config.priority;
+  if (config.timeout_ms > 0) request->deadline_us = SteadyNowUs() + config.timeout_ms * 1000;
   request->num_tokens = prompt_length;
   request->max_length = max_length;
   request->block_table.reserve(static_cast<size_t>(CeilDiv(max_length, limits.block_size)));
   request->prompt_length = prompt_length;
-  request->min_length = std::max(config.min_length, prompt_length + config.min_new_tokens);
+  request->output_begin = output_begin;
+  request->min_length = std::max(config.min_length, output_begin + config.min_new_tokens);
   SetStops(config, *request);
   if (config.repetition_ngram_threshold > 0) {
     request->repetition_ngram_size = config.repetition_ngram_size;
@@ -250,7 +259,9 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->token_ids = request->tokens.data();
   if (request->processors.NeedsCounts()) {
     request->counts = TokenCounts(std::min(max_length, limits.vocab_size));
-    for (int32_t token : request->tokens) request->counts.Add(token, /*is_output=*/false);
+    for (int64_t i = 0; i < prompt_length; ++i) {
+      request->counts.Add(request->tokens[static_cast<size_t>(i)], /*is_output=*/i >= output_begin);
+    }
   }
   request->wants_logprobs = config.logprobs;
   request->top_logprobs = config.top_logprobs;
@@ -286,6 +297,16 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
                                                           limits.vocab_size);
   }
   return request;
+}
+
+void Request::UseLora(std::shared_ptr<const LoadedLora> loaded) {
+  if (loaded == nullptr) return;
+  const auto give = [&](Request* request) {
+    request->lora = loaded;
+    request->cache_salt = loaded->cache_salt;
+  };
+  if (group == nullptr) return give(this);
+  for (Request* member : group->members()) give(member);
 }
 
 SamplingRow Request::NextRow(float* logits) {
@@ -343,9 +364,12 @@ void Request::EndDrafts() {
   drafts.clear();
 }
 
-void Request::OnScheduled(int64_t now_us, int64_t num_cached) {
-  if (!is_beam()) return queue->OnScheduled(now_us, num_cached);
-  for (Request* beam : group->returned()) beam->queue->OnScheduled(now_us, num_cached);
+void Request::OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host) {
+  if (scheduled_us == 0) scheduled_us = now_us;
+  if (!is_beam()) return queue->OnScheduled(now_us, num_cached, num_on_host);
+  for (Request* beam : group->returned()) {
+    beam->queue->OnScheduled(now_us, num_cached, num_on_host);
+  }
 }
 
 void Request::Deliver(int32_t token, int64_t now_us) {
@@ -402,6 +426,7 @@ void Request::ReleaseResources() {
   counts = TokenCounts();
   mask.reset();
   outputs.reset();
+  lora.reset();
 }
 
 }  // namespace allspark

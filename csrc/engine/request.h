@@ -4,11 +4,14 @@
 #pragma once
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "allspark/config.h"
+#include "engine/admission.h"
+#include "engine/lora_registry.h"
 #include "engine/mask_reader.h"
 #include "engine/output_tensors.h"
 #include "engine/request_group.h"
@@ -53,6 +56,8 @@ struct RequestLimits {
   int64_t num_draft_tokens = 0;  // of the model's draft model; 0: it has none
 };
 
+inline constexpr int64_t kNoDeadline = std::numeric_limits<int64_t>::max();
+
 // Whether a request with this end has a whole output.
 inline bool IsOutput(FinishReason reason) {
   return reason == FinishReason::kStop || reason == FinishReason::kLength;
@@ -68,6 +73,9 @@ struct Request : ScheduledSequence {
                                                  const RequestLimits& limits,
                                                  std::shared_ptr<CompletionSetImpl> engine_set,
                                                  std::shared_ptr<TokenMask> token_mask = nullptr);
+
+  // Before it is submitted, with all of its group; null: the model as it is.
+  void UseLora(std::shared_ptr<const LoadedLora> loaded);
 
   // Forgets the offers of the last step.
   void ClearOffers();
@@ -92,7 +100,7 @@ struct Request : ScheduledSequence {
     return outputs != nullptr ? outputs->logits().Row(position) : nullptr;
   }
   // Its first step begins.
-  void OnScheduled(int64_t now_us, int64_t num_cached);
+  void OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host);
   // Delivers the token that was chosen for NextRow; one of a group keeps it.
   void Deliver(int32_t token, int64_t now_us);
   // The end: frees everything but the queues (for a group all of it), which say why.
@@ -101,14 +109,25 @@ struct Request : ScheduledSequence {
   void ReleaseResources();
 
   bool is_beam() const { return group != nullptr && group->is_search(); }
+  // Whether it is what a caller started: not one of a group but the first.
+  bool stands_for_all() const { return group == nullptr || group->first() == this; }
+  int64_t arrival_us() const { return queue->arrival_us(); }
+  // Output tokens; of a group those of its longest sequence.
+  int64_t output_length() const {
+    return group != nullptr ? group->longest_output() : num_tokens - prompt_length;
+  }
   bool is_sample() const { return group != nullptr && !group->is_search(); }
-  // Requests that it counts as: the samples of a group do one by one.
-  int64_t num_live() const { return group != nullptr ? group->num_live() : 1; }
+  // What it still takes of the model's bounds; the samples of a group leave one by one.
+  Admission::Share share() const {
+    return {.num_requests = group != nullptr ? group->num_live() : 1,
+            .tensor_bytes = outputs != nullptr ? outputs->bytes() : 0};
+  }
 
   // Constant after Create.
   uint64_t request_id = 0;
   int64_t prompt_length = 0;
-  int64_t min_length = 0;                        // of prompt + output
+  int64_t output_begin = 0;  // at most prompt_length: a prompt may end with output of another
+  int64_t min_length = 0;    // of prompt + output
   std::vector<int32_t> end_tokens;               // EOS, stop tokens, stop words of one token
   std::vector<std::vector<int32_t>> stop_words;  // longer ones
   int64_t repetition_ngram_size = 0;             // 0: off
@@ -121,28 +140,33 @@ struct Request : ScheduledSequence {
   bool scores_prompt = false;
   std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<ResultQueueImpl> queue;
+  int64_t deadline_us = kNoDeadline;
   RequestGroup* group = nullptr;              // that it is a member of
   std::unique_ptr<RequestGroup> owned_group;  // of the first of it
 
   // The step thread's.
-  std::unique_ptr<MaskReader> mask;  // null: every token may be chosen
-  std::vector<int32_t> tokens;       // prompt, then generated; capacity is max_length
-  TokenCounts counts;                // of `tokens`, where the processors need them
-  int64_t most_looked_up = 0;        // drafts of one step by prompt lookup; 0: not asked for
+  std::shared_ptr<const LoadedLora> lora;  // null: none
+  std::unique_ptr<MaskReader> mask;        // null: every token may be chosen
+  std::vector<int32_t> tokens;             // prompt, then generated; capacity is max_length
+  TokenCounts counts;                      // of `tokens`, where the processors need them
+  int64_t most_looked_up = 0;              // drafts of one step by prompt lookup; 0: not asked for
   bool uses_draft_model = false;
   DraftModelState draft_model;
   PromptLookup lookup;          // follows `tokens`
   Drafter* drafter = nullptr;   // whose offer was the best; null: nobody's
   std::vector<int32_t> drafts;  // num_drafts tokens, of the step at hand; capacity is reserved
   size_t num_taken = 0;         // of drafts: those that were right
-  RowLogprobs logprobs;         // of the newest token
-  int64_t num_written = 0;      // positions of which everything wanted was written
+  // Of its first step, first and last token; 0: not yet, or of a group.
+  int64_t scheduled_us = 0, first_token_us = 0, last_token_us = 0;
+  RowLogprobs logprobs;     // of the newest token
+  int64_t num_written = 0;  // positions of which everything wanted was written
   // Of a member of a group.
   RowCandidates candidates;
   bool has_candidates = false;
   OutputLogprobs output_logprobs;  // where wanted
   double sum_logprobs = 0;
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
+  bool joined = false;            // the scheduler: it has left the mailbox
 
   // Guarded by the instance's mailbox mutex.
   bool ended = false;
@@ -153,5 +177,12 @@ struct Request : ScheduledSequence {
  private:
   FinishReason Reason() const;
 };
+
+// Whether a chunk computes a token that was generated, not the end of a prompt.
+inline bool IsDecode(const PlannedChunk& chunk) {
+  const auto* request = static_cast<const Request*>(chunk.sequence);
+  return chunk.samples && chunk.num_tokens == 1 + chunk.num_drafts &&
+         chunk.begin >= request->prompt_length;
+}
 
 }  // namespace allspark

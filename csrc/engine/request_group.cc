@@ -84,6 +84,22 @@ std::span<Request* const> RequestGroup::returned() const {
   return std::span(members_).first(static_cast<size_t>(num_returned_));
 }
 
+int64_t RequestGroup::longest_output() const {
+  int64_t longest = 0;
+  for (const Request* member : members_) {
+    longest = std::max(longest, member->num_tokens - member->prompt_length);
+  }
+  for (const Output& output : outputs_) {
+    longest = std::max(longest, static_cast<int64_t>(output.tokens.size()));
+  }
+  return longest;
+}
+
+FinishReason RequestGroup::best_reason() const {
+  const auto end = outputs_.begin() + static_cast<int64_t>(num_outputs());
+  return std::max_element(outputs_.begin(), end, IsWorse)->reason;
+}
+
 void RequestGroup::KeepSample(const Request* sample, FinishReason reason) {
   const auto index = std::find(members_.begin(), members_.end(), sample) - members_.begin();
   Output& output = outputs_[static_cast<size_t>(index)];
@@ -171,11 +187,9 @@ void RequestGroup::Finish(FinishReason reason, const std::string& error, int64_t
 
 // Moves the best outputs to the front; equal ones stay in order.
 void RequestGroup::RankOutputs() {
-  const size_t num_outputs = is_search() ? search_->scores().size() : outputs_.size();
-  const auto end = outputs_.begin() + static_cast<int64_t>(num_outputs);
+  const auto end = outputs_.begin() + static_cast<int64_t>(num_outputs());
   for (auto front = outputs_.begin(); front < end; ++front) {
-    const auto best = std::max_element(
-        front, end, [](const Output& a, const Output& b) { return a.score < b.score; });
+    const auto best = std::max_element(front, end, IsWorse);
     std::rotate(front, best, best + 1);
   }
 }

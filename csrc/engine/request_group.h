@@ -33,6 +33,11 @@ class RequestGroup {
   // Requests that the scheduler has or had, and that have not ended.
   int64_t num_live() const { return is_search() ? 1 : size() - num_ended_; }
 
+  // Tokens of the longest sequence so far.
+  int64_t longest_output() const;
+  // Why the best output ended, once all have ended well.
+  FinishReason best_reason() const;
+
   // Samples: keeps the output of one that ended.
   void KeepSample(const Request* sample, FinishReason reason);
   bool all_ended() const { return num_ended_ == size(); }
@@ -59,6 +64,7 @@ class RequestGroup {
     double score = 0;
     FinishReason reason = FinishReason::kNone;
   };
+  static bool IsWorse(const Output& a, const Output& b) { return a.score < b.score; }
   // What a beam hands on to those that continue it.
   struct History {
     std::vector<int32_t> tokens;
@@ -69,6 +75,7 @@ class RequestGroup {
   int64_t size() const { return static_cast<int64_t>(members_.size()); }
   void ReserveSearch(const GenerationConfig& config, int64_t vocab_size);
   void KeepEnded(const BeamChoice& choice);
+  size_t num_outputs() const { return is_search() ? search_->scores().size() : outputs_.size(); }
   void RankOutputs();
 
   std::vector<std::shared_ptr<Request>> others_;

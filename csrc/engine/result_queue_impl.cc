@@ -54,6 +54,10 @@ size_t ResultQueueImpl::GeneratedLength() const {
 
 std::string ResultQueueImpl::error() const {
   std::lock_guard lock(mutex_);
+  // The step thread gives no text: that would take memory from the heap.
+  if (reason_ == FinishReason::kInterrupted && error_.empty()) {
+    return "the KV cache ran full, and interrupt_on_cache_exhaustion is true";
+  }
   return error_;
 }
 
@@ -71,18 +75,25 @@ std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
   };
   const int64_t generated = static_cast<int64_t>(tokens_.size());
   const int64_t last_us = finished_us_ != 0 ? finished_us_ : last_token_us_;
+  // One that waits does so up to now, and one that never began did up to its end.
+  const int64_t waited_until_us = scheduled_us_ != 0  ? scheduled_us_
+                                  : finished_us_ != 0 ? finished_us_
+                                                      : SteadyNowUs();
+  // The prompt is computed when its first token is there; where none is to come, at the end.
+  const bool is_prompt_done = generated == 0 && reason_ == FinishReason::kLength;
+  const int64_t prefilled_us = is_prompt_done ? finished_us_ : first_token_us_;
   return {
       {"arrival_time", ms(arrival_us_)},
       {"first_token_time", ms(first_token_us_)},
       {"last_token_time", ms(last_token_us_)},
       {"time_to_first_token", since(arrival_us_, first_token_us_)},
-      {"time_in_queue", since(arrival_us_, scheduled_us_)},
-      {"finished_time", since(scheduled_us_ != 0 ? scheduled_us_ : arrival_us_, last_us)},
+      {"time_in_queue", since(arrival_us_, waited_until_us)},
+      {"finished_time", scheduled_us_ == 0 ? 0 : since(scheduled_us_, last_us)},
       {"context_token_length", prompt_tokens_},
       {"generated_token_length", generated},
       {"context_cached_length", cached_},
       {"context_tps",
-       first_token_us_ == 0 ? 0 : per_second(prompt_tokens_, first_token_us_ - scheduled_us_)},
+       prefilled_us == 0 ? 0 : per_second(prompt_tokens_, prefilled_us - scheduled_us_)},
       // The first token comes out of the prefill; only those after it took decode time.
       {"generate_tps",
        generated < 2 ? 0 : per_second(generated - 1, last_token_us_ - first_token_us_)},
@@ -116,7 +127,9 @@ std::optional<GeneratedElements> ResultQueueImpl::TakeLocked() {
   if (outputs_ != nullptr) {
     elements.tensors_from_model_inference = {outputs_->Views(delivered_positions_, num_positions)};
   }
-  elements.prefix_cache_len = elements.prefix_len_cpu = cached_;
+  elements.prefix_cache_len = cached_;
+  elements.prefix_len_cpu = cached_on_host_;
+  elements.prefix_len_gpu = cached_ - cached_on_host_;
   delivered_ = tokens_.size();
   delivered_positions_ = num_positions;
   return elements;
@@ -158,10 +171,11 @@ std::optional<GeneratedElements> ResultQueueImpl::GetNoWait() {
   return TakeLocked();
 }
 
-void ResultQueueImpl::OnScheduled(int64_t now_us, int64_t num_cached) {
+void ResultQueueImpl::OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host) {
   std::lock_guard lock(mutex_);
   if (scheduled_us_ == 0) scheduled_us_ = now_us;
   cached_ += num_cached;
+  cached_on_host_ += num_on_host;
 }
 
 void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {

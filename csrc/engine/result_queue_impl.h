@@ -38,6 +38,7 @@ class ResultQueueImpl final : public ResultQueue,
   std::string error() const override;
   std::map<std::string, int64_t> RequestStatInfo() const override;
   uint64_t request_id() const override { return request_id_; }
+  int64_t arrival_us() const { return arrival_us_; }
   std::optional<double> sequence_score() const override;
   std::optional<GeneratedElements> Get() override;
   std::optional<GeneratedElements> Get(int64_t timeout_ms) override;
@@ -46,7 +47,8 @@ class ResultQueueImpl final : public ResultQueue,
   // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes
   // it.
   // Part of the prompt is computed, after so many tokens that were found in the prefix cache.
-  void OnScheduled(int64_t now_us, int64_t num_cached);
+  // num_on_host: of num_cached, tokens whose blocks were in the host's memory.
+  void OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host);
   // Of the prompt token after `position`. All of them come before the first Append.
   void SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs);
   // logprobs: of the token; null unless the queue was made for them.
@@ -93,7 +95,7 @@ class ResultQueueImpl final : public ResultQueue,
   std::optional<double> score_;
   size_t delivered_ = 0;
   int64_t delivered_positions_ = 0;
-  int64_t cached_ = 0, drafted_ = 0, accepted_ = 0;
+  int64_t cached_ = 0, cached_on_host_ = 0, drafted_ = 0, accepted_ = 0;
   int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;
   std::shared_ptr<CompletionSetImpl> attached_set_;
   CompletionHook engine_hook_, attached_hook_;

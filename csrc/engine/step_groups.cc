@@ -9,7 +9,7 @@ namespace allspark {
 
 void ModelInstance::AdvanceSearch(Request* beam, const SamplingRow& row) {
   RequestGroup& group = *beam->group;
-  ++counters_.generated;
+  statistics_.OnToken();
   if (!group.TakeCandidates(beam)) return;
   group.Choose();
   if (!group.is_done()) {
@@ -33,7 +33,7 @@ bool ModelInstance::EndSample(Request* sample, FinishReason reason) {
   running_->scheduler->Remove(sample);
   {
     std::lock_guard lock(mutex_);
-    --num_live_;
+    admission_.Leave({.num_requests = 1});
   }
   PublishUsage();
   sample->group->KeepSample(sample, reason);
@@ -42,6 +42,7 @@ bool ModelInstance::EndSample(Request* sample, FinishReason reason) {
 }
 
 void ModelInstance::AddToScheduler(Request* request) {
+  request->joined = true;
   running_->scheduler->Add(request);
   if (!request->is_sample()) return;
   for (Request* sample : request->group->members().subspan(1)) running_->scheduler->Add(sample);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "allspark/engine.h"
+#include "engine/host_copier.h"
 #include "engine/step_events.h"
 #include "memory/allocator.h"
 #include "sampling/logprobs.h"
@@ -17,6 +18,8 @@ struct TestingAccess {
   // Events of the model's step thread go to `hook`; the model must not be Running.
   static Status SetStepHook(Engine& engine, const std::string& model_name, StepHook hook,
                             void* context);
+  // As if models installed from now on were on a device with memory of its own.
+  static void SetHostCopier(Engine& engine, std::shared_ptr<HostCopier> copier);
   // The device allocator's statistics.
   static Result<AllocatorStats> DeviceStats(Engine& engine);
 };

@@ -20,6 +20,8 @@ using Stream = void*;
 
 // Columns per packed weight panel.
 inline constexpr int64_t kPanelColumns = 64;
+// And of weights of few columns, which in a wide panel would be mostly zeros.
+inline constexpr int64_t kNarrowPanelColumns = 16;
 // Attention reduces over chunks of this many key positions, aligned at multiples of it, and merges
 // the chunks' partial results in ascending order. A multiple of every legal KV block size.
 inline constexpr int64_t kAttentionChunk = 256;
@@ -34,6 +36,19 @@ AS_ALWAYS_INLINE int64_t RowSums(int64_t cols) { return (cols + kSumBlock - 1) /
 // The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
 AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return bits == 8 ? 128 : 8; }
 
+// Rows [row_begin, row_end) times a matrix of a few k, for panels [panel_begin, panel_end) of a
+// GEMM's result.
+struct LowRank {
+  int64_t row_begin, row_end;
+  int64_t panel_begin, panel_end;
+  const void* a;  // [.., k], of row 0
+  int64_t lda;
+  const void* b;  // [panel_end - panel_begin][k/group][64][group]
+  int64_t k;
+  // sums[rows][64] += of rows [row, row + rows) and one panel: KernelTable::low_rank.
+  void (*add)(const LowRank& args, int64_t row, int64_t rows, int64_t panel, float* sums) noexcept;
+};
+
 // c[m, n] (+)= sum_k a[m, k] * w[k, n] (+ bias[n]).
 // Order per element: acc = 0; for each group of k ascending: acc += dot(group); then + bias; then +
 // c when accumulate.
@@ -42,6 +57,10 @@ AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return bits == 8 ? 128 : 
 // per column and group_size k. sum = 0; for each of these groups ascending: sum = fma(dot, scale,
 // sum), where dot is the chain above over a * (u - zero), from zero. With int8 activations dot is
 // an exact integer, and the whole sum is multiplied by the row's scale before bias is added.
+//
+// Adapters (LowRank) go on with the sums where the weight ends: for each of a row's adapter
+// products ascending, sum = sum + the chain above over its k, from where it is. What multiplies the
+// row's sums multiplies these products too.
 struct GemmArgs {
   const void* a;  // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
   int64_t lda;
@@ -54,12 +73,19 @@ struct GemmArgs {
   int64_t m, n, k;                 // k is a multiple of group
   int64_t panel_begin, panel_end;  // this call's panels of 64 columns
   bool accumulate;
+  // kNarrowPanelColumns: panels have so many columns instead of 64. Not of quantised weights.
+  int64_t panel_columns = kPanelColumns;
   // Quantised weights only.
   const BFloat16* scale = nullptr;  // [ceil(n/64)][k/group_size][64]
   const uint8_t* zero = nullptr;    // the same, or null: SymmetricZero
   int64_t group_size = 0;           // divides k; a multiple of kSumBlock, or k
+  // Multiplies each row's sums, before bias is added; null: 1. int8 activations have it always.
+  const float* a_scale = nullptr;  // [m]
+  // By row_begin and panel_begin; num_low_rank of them. Not with narrow panels.
+  const LowRank* low_rank = nullptr;
+  int64_t num_low_rank = 0;
+  int64_t first_row = 0;  // of this call, as low_rank counts them
   // int8 activations only.
-  const float* a_scale = nullptr;   // [m]
   const int32_t* a_sums = nullptr;  // [m][RowSums(k)]
 };
 
@@ -91,6 +117,16 @@ struct QuantizeArgs {
   int64_t rows, cols;
 };
 
+// y[r, :] = x[r, :], rounded to nearest even, where the table slot has these dtypes: float32 to
+// bfloat16, and int8 (without its scale) exactly to either.
+struct ConvertArgs {
+  const void* x;
+  int64_t ldx;
+  void* y;
+  int64_t ldy;
+  int64_t rows, cols;
+};
+
 // y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight. y in the table slot's dtype; it may be
 // x.
 struct RmsNormArgs {
@@ -101,6 +137,19 @@ struct RmsNormArgs {
   int64_t ldy;
   int64_t rows, cols;
   float eps;
+};
+
+// y[r, :] = f(x[r, :]), or += where accumulate; f(x) = scale * x, or soft_cap * tanh(scale * x /
+// soft_cap) where soft_cap > 0. y may be x.
+struct ScaleArgs {
+  const float* x;
+  int64_t ldx;
+  float* y;
+  int64_t ldy;
+  int64_t rows, cols;
+  float scale;
+  float soft_cap;
+  bool accumulate;
 };
 
 // out[r, :] = table[ids[r], :], float32, from a table in the slot's dtype.

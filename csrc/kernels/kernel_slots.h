@@ -13,6 +13,9 @@ struct KernelTable {
   void (*gemm[kNumDTypes][kNumDTypes])(const GemmArgs&, Stream) noexcept = {};
   // The same. Null: gemm and gated_act one after the other.
   void (*gemm_gated[kNumDTypes][kNumDTypes])(const GemmGatedArgs&, Stream) noexcept = {};
+  // LowRank::add, by the dtype of a and b.
+  void (*low_rank[kNumDTypes])(const LowRank&, int64_t row, int64_t rows, int64_t panel,
+                               float* sums) noexcept = {};
   // Output dtype.
   void (*rms_norm[kNumDTypes])(const RmsNormArgs&, Stream) noexcept = {};
   void (*gated_act[kNumDTypes])(const GatedActArgs&, Stream) noexcept = {};
@@ -22,9 +25,12 @@ struct KernelTable {
   void (*kv_write[kNumDTypes])(const KvWriteArgs&, Stream) noexcept = {};
   // Cache dtype x output dtype.
   void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&, Stream) noexcept = {};
+  // Source dtype x result dtype.
+  void (*convert[kNumDTypes][kNumDTypes])(const ConvertArgs&, Stream) noexcept = {};
   void (*quantize)(const QuantizeArgs&, Stream) noexcept = nullptr;
   // Output dtype. Null: the table's attention knows no partial results.
   void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&, Stream) noexcept = {};
+  void (*scale)(const ScaleArgs&, Stream) noexcept = nullptr;
   void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
   void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
   void (*sum_exp)(const SumExpArgs&, Stream) noexcept = nullptr;

@@ -1,10 +1,6 @@
 #include "kv_cache/prefix_cache.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
-#include <bit>
 #include <string>
 
 #include "base/check.h"
@@ -12,17 +8,26 @@
 namespace allspark {
 
 PrefixCache::PrefixCache(const PrefixCacheOptions& options)
-    : options_(options), pool_(options.num_blocks) {
+    : options_(options),
+      pool_(options.num_blocks),
+      index_(options.enabled ? options.num_blocks : 0),
+      host_(options.enabled ? options.num_host_blocks : 0, options.block_size, options.ttl_us),
+      unused_(options.num_blocks) {
   AS_CHECK(options.block_size >= 1) << "block_size is " << options.block_size << ", less than 1";
   const auto num_blocks = static_cast<size_t>(options.num_blocks);
   entries_.resize(num_blocks);
   if (!options.enabled) return;
   tokens_.resize(num_blocks * static_cast<size_t>(options.block_size));
-  slots_.assign(std::bit_ceil(2 * num_blocks + 1), kNone);
+  if (options.num_host_blocks > 0) copies_.reserve(2 * num_blocks);
 }
 
 int32_t PrefixCache::Allocate() {
-  if (pool_.num_free() == 0 && oldest_ != kNone) Evict(oldest_);
+  if (pool_.num_free() == 0 && unused_.oldest() != kNone) {
+    const int32_t block = unused_.oldest();
+    const int32_t slot = host_.Put(index_.hash_of(block), At(block).salt, TokensOf(block));
+    if (slot != kNone) copies_.push_back({.to_host = true, .block = block, .slot = slot});
+    Evict(block);
+  }
   return pool_.Allocate();
 }
 
@@ -31,7 +36,7 @@ bool PrefixCache::IsInUse(int32_t block) const {
 }
 
 void PrefixCache::AddReference(int32_t block) {
-  if (At(block).indexed && !IsInUse(block)) EraseUnused(block);
+  if (At(block).indexed && !IsInUse(block)) unused_.Erase(block);
   pool_.AddReference(block);
 }
 
@@ -40,16 +45,16 @@ void PrefixCache::Release(int32_t block) {
   pool_.Release(block);
   if (!At(block).indexed || IsInUse(block)) return;
   AS_CHECK(At(block).filled) << "block " << block << " was left before it was filled";
-  AppendUnused(block);
+  unused_.Append(block, now_us_);
 }
 
-PrefixCache::Hash PrefixCache::HashOf(int32_t parent, uint64_t salt, const int32_t* tokens) const {
-  const Hash before = parent != kNone ? At(parent).hash : Hash{};
-  const auto num_bytes = static_cast<size_t>(options_.block_size) * sizeof(int32_t);
-  const XXH128_hash_t own = XXH3_128bits_withSeed(tokens, num_bytes, salt);
-  const uint64_t chain[] = {before.low, before.high, own.low64, own.high64};
-  const XXH128_hash_t hash = XXH3_128bits(chain, sizeof(chain));
-  return {hash.low64 & options_.hash_mask, hash.high64 & options_.hash_mask};
+ChainHash PrefixCache::HashOf(int32_t parent) const {
+  return parent != kNone ? index_.hash_of(parent) : ChainHash{};
+}
+
+ChainHash PrefixCache::HashOf(const ChainHash& before, uint64_t salt, const int32_t* tokens) const {
+  const ChainHash hash = HashOfNext(before, salt, tokens, options_.block_size);
+  return {hash.low & options_.hash_mask, hash.high & options_.hash_mask};
 }
 
 bool PrefixCache::Holds(int32_t block, int32_t parent, uint64_t salt, const int32_t* tokens) const {
@@ -59,17 +64,39 @@ bool PrefixCache::Holds(int32_t block, int32_t parent, uint64_t salt, const int3
          std::equal(own, own + options_.block_size, tokens);
 }
 
-size_t PrefixCache::SlotOf(const Hash& hash) const {
-  const size_t mask = slots_.size() - 1;
-  size_t slot = hash.low & mask;
-  while (slots_[slot] != kNone && At(slots_[slot]).hash != hash) slot = (slot + 1) & mask;
-  return slot;
-}
-
 int32_t PrefixCache::Find(int32_t parent, uint64_t salt, const int32_t* tokens) const {
   if (!enabled() || (parent != kNone && !At(parent).indexed)) return kNone;
-  const int32_t block = slots_[SlotOf(HashOf(parent, salt, tokens))];
+  const int32_t block = index_.Find(HashOf(HashOf(parent), salt, tokens));
   return block != kNone && Holds(block, parent, salt, tokens) ? block : kNone;
+}
+
+int32_t PrefixCache::Restore(int32_t parent, uint64_t salt, const int32_t* tokens) {
+  if (host_.num_used() == 0 || num_available() == 0) return kNone;
+  if (parent != kNone && !At(parent).indexed) return kNone;
+  const ChainHash hash = HashOf(HashOf(parent), salt, tokens);
+  const int32_t slot = host_.Find(hash, salt, tokens, /*use=*/true);
+  if (slot == kNone || index_.Find(hash) != kNone) return kNone;
+  const int32_t block = Allocate();
+  // To make room the pool may have taken the slot's place in the tier.
+  if (host_.Find(hash, salt, tokens, /*use=*/false) != slot) {
+    pool_.Release(block);
+    return kNone;
+  }
+  copies_.push_back({.to_host = false, .block = block, .slot = slot});
+  return Insert(block, parent, salt, tokens, /*filled=*/true);
+}
+
+int64_t PrefixCache::CountOnHost(const Match& match, std::span<const int32_t> tokens,
+                                 uint64_t salt) {
+  const auto block_size = static_cast<size_t>(options_.block_size);
+  ChainHash hash = HashOf(match.last);
+  int64_t num_blocks = 0;
+  tokens = tokens.subspan(static_cast<size_t>(match.num_blocks) * block_size);
+  for (; tokens.size() >= block_size; tokens = tokens.subspan(block_size), ++num_blocks) {
+    hash = HashOf(hash, salt, tokens.data());
+    if (host_.Find(hash, salt, tokens.data(), /*use=*/false) == kNone) break;
+  }
+  return num_blocks;
 }
 
 PrefixCache::Match PrefixCache::FindAll(std::span<const int32_t> tokens, uint64_t salt) const {
@@ -94,13 +121,11 @@ int32_t PrefixCache::Insert(int32_t block, int32_t parent, uint64_t salt, const 
     return block;
   }
   if (!enabled() || (parent != kNone && !At(parent).indexed)) return kNone;
-  const Hash hash = HashOf(parent, salt, tokens);
-  const size_t slot = SlotOf(hash);
-  if (slots_[slot] != kNone) {
-    return Holds(slots_[slot], parent, salt, tokens) ? slots_[slot] : kNone;
+  const ChainHash hash = HashOf(HashOf(parent), salt, tokens);
+  if (const int32_t known = index_.Find(hash); known != kNone) {
+    return Holds(known, parent, salt, tokens) ? known : kNone;
   }
-  slots_[slot] = block;
-  entry.hash = hash;
+  index_.Insert(block, hash);
   entry.salt = salt;
   entry.parent = parent;
   entry.indexed = true;
@@ -117,48 +142,25 @@ void PrefixCache::Withdraw(int32_t block) {
   pool_.Release(block);
 }
 
-// Closes the gap, so that every block can be reached from its hash's slot: no tombstones, which
-// would fill the table up.
 void PrefixCache::EraseFromIndex(int32_t block) {
   At(block).indexed = At(block).filled = false;
-  const size_t mask = slots_.size() - 1;
-  size_t gap = SlotOf(At(block).hash);
-  for (size_t slot = (gap + 1) & mask; slots_[slot] != kNone; slot = (slot + 1) & mask) {
-    const size_t home = At(slots_[slot]).hash.low & mask;
-    if (((slot - home) & mask) < ((slot - gap) & mask)) continue;
-    slots_[gap] = slots_[slot];
-    gap = slot;
-  }
-  slots_[gap] = kNone;
+  index_.Erase(block);
 }
 
 void PrefixCache::Evict(int32_t block) {
-  EraseUnused(block);
+  unused_.Erase(block);
   EraseFromIndex(block);
   pool_.Release(block);
-}
-
-void PrefixCache::AppendUnused(int32_t block) {
-  Entry& entry = At(block);
-  entry.last_used_us = now_us_;
-  entry.older = newest_;
-  entry.newer = kNone;
-  (newest_ != kNone ? At(newest_).newer : oldest_) = block;
-  newest_ = block;
-  ++num_unused_;
-}
-
-void PrefixCache::EraseUnused(int32_t block) {
-  const Entry& entry = At(block);
-  (entry.older != kNone ? At(entry.older).newer : oldest_) = entry.newer;
-  (entry.newer != kNone ? At(entry.newer).older : newest_) = entry.older;
-  --num_unused_;
 }
 
 void PrefixCache::Advance(int64_t now_us) {
   AS_CHECK(now_us >= now_us_) << "time goes back from " << now_us_ << " to " << now_us;
   now_us_ = now_us;
-  while (oldest_ != kNone && now_us - At(oldest_).last_used_us >= options_.ttl_us) Evict(oldest_);
+  host_.Advance(now_us);
+  while (unused_.oldest() != kNone &&
+         now_us - unused_.last_used_us(unused_.oldest()) >= options_.ttl_us) {
+    Evict(unused_.oldest());
+  }
 }
 
 Result<int64_t> PrefixCache::Pin(std::span<const int32_t> tokens, uint64_t salt) {
@@ -202,8 +204,10 @@ int64_t PrefixCache::Clear() {
     Release(block);
   }
   num_pinned_ = 0;
-  const int64_t num_forgotten = num_unused_;
-  while (oldest_ != kNone) Evict(oldest_);
+  const int64_t num_forgotten = unused_.size();
+  while (unused_.oldest() != kNone) Evict(unused_.oldest());
+  host_.Clear();
+  copies_.clear();
   return num_forgotten;
 }
 

@@ -15,6 +15,9 @@
 
 #include "allspark/status.h"
 #include "kv_cache/block_pool.h"
+#include "kv_cache/chain_index.h"
+#include "kv_cache/host_tier.h"
+#include "kv_cache/use_order.h"
 
 namespace allspark {
 
@@ -24,7 +27,15 @@ struct PrefixCacheOptions {
   bool enabled = false;  // false: a pool without an index; nothing is found or kept
   int64_t ttl_us = 0;    // how long a block stays that nobody uses
   int64_t max_pinned_blocks = 0;
+  int64_t num_host_blocks = 0;        // of the second tier; 0: there is none
   uint64_t hash_mask = ~uint64_t{0};  // applied to both halves of a hash: tests make collisions
+};
+
+// One block between the device's pool and a slot of the host tier.
+struct HostCopy {
+  bool to_host = false;
+  int32_t block = 0;
+  int32_t slot = 0;
 };
 
 class PrefixCache {
@@ -43,11 +54,12 @@ class PrefixCache {
   bool enabled() const { return options_.enabled; }
   const BlockPool& pool() const { return pool_; }
   // Blocks that Allocate can give: free ones, and those in the index that nobody uses.
-  int64_t num_available() const { return pool_.num_free() + num_unused_; }
-  int64_t num_unused() const { return num_unused_; }
+  int64_t num_available() const { return pool_.num_free() + unused_.size(); }
+  int64_t num_unused() const { return unused_.size(); }
   int64_t num_pinned() const { return num_pinned_; }
 
-  // As of the pool; if none is free, the block that has not been used for longest is forgotten.
+  // As of the pool; if none is free, the block that has not been used for longest is forgotten, or
+  // goes to the host tier.
   // Requires: num_available() > 0.
   int32_t Allocate();
   // Requires: the block is in use or in the index.
@@ -60,6 +72,16 @@ class PrefixCache {
   int32_t Find(int32_t parent, uint64_t salt, const int32_t* tokens) const;
   // The longest chain with the beginning of `tokens`.
   Match FindAll(std::span<const int32_t> tokens, uint64_t salt) const;
+  // The same from the host tier, for a block that Find does not have: a block of the pool that is
+  // in the index now, with a reference for the caller, and a copy to it among copies(). kNone where
+  // the tier does not have it either, or none is available.
+  int32_t Restore(int32_t parent, uint64_t salt, const int32_t* tokens);
+  // How many blocks of the host tier go on where `match`, of the same tokens, ends.
+  int64_t CountOnHost(const Match& match, std::span<const int32_t> tokens, uint64_t salt);
+  // What is to be copied, in this order, before anything is computed.
+  const std::vector<HostCopy>& copies() const { return copies_; }
+  void ClearCopies() { copies_.clear(); }
+
   // Puts a block that the caller holds into the index. `filled` false: the running step fills it;
   // a second call says when it has. Returns the block that is in the index for these tokens: this
   // one, or another one that was there before; kNone where there can be none, since `parent` is
@@ -80,22 +102,16 @@ class PrefixCache {
   // Undoes one Pin of these tokens, or else of the longest beginning of them that is pinned;
   // returns its length, 0: none is.
   int64_t Unpin(std::span<const int32_t> tokens, uint64_t salt);
-  // Forgets every block that no sequence uses, pinned or not; returns how many.
+  // Forgets every block that no sequence uses, pinned or not, and the host tier; returns how many
+  // of the pool's.
   int64_t Clear();
 
  private:
-  struct Hash {
-    uint64_t low = 0, high = 0;
-    bool operator==(const Hash&) const = default;
-  };
   struct Entry {
-    Hash hash;
     uint64_t salt = 0;
-    int64_t last_used_us = 0;  // while unused
     int32_t parent = kNone;
-    int32_t older = kNone, newer = kNone;  // while unused
-    int32_t num_pins = 0;                  // pins of chains that it is in
-    int32_t num_pin_ends = 0;              // of those: that end with it
+    int32_t num_pins = 0;      // pins of chains that it is in
+    int32_t num_pin_ends = 0;  // of those: that end with it
     bool indexed = false;
     bool filled = false;
   };
@@ -103,22 +119,21 @@ class PrefixCache {
   Entry& At(int32_t block) { return entries_[static_cast<size_t>(block)]; }
   const Entry& At(int32_t block) const { return entries_[static_cast<size_t>(block)]; }
   int32_t* TokensOf(int32_t block) { return tokens_.data() + block * options_.block_size; }
-  Hash HashOf(int32_t parent, uint64_t salt, const int32_t* tokens) const;
+  // Of the chain that ends with `parent`.
+  ChainHash HashOf(int32_t parent) const;
+  ChainHash HashOf(const ChainHash& before, uint64_t salt, const int32_t* tokens) const;
   bool Holds(int32_t block, int32_t parent, uint64_t salt, const int32_t* tokens) const;
-  // The slot of the block with this hash, or the free one where it belongs.
-  size_t SlotOf(const Hash& hash) const;
   void EraseFromIndex(int32_t block);
   void Evict(int32_t block);
-  void AppendUnused(int32_t block);
-  void EraseUnused(int32_t block);
 
   const PrefixCacheOptions options_;
   BlockPool pool_;  // the index has a reference to each of its blocks
   std::vector<Entry> entries_;
   std::vector<int32_t> tokens_;  // block_size of each block
-  std::vector<int32_t> slots_;   // open addressing, linear probing; a power of two, half empty
-  int32_t oldest_ = kNone, newest_ = kNone;
-  int64_t num_unused_ = 0;
+  ChainIndex index_;
+  HostTier host_;
+  std::vector<HostCopy> copies_;  // room for one out and one in of every block
+  UseOrder unused_;
   int64_t num_pinned_ = 0;
   int64_t now_us_ = 0;
 };

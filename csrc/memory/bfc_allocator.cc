@@ -55,6 +55,7 @@ Status ReadNumber(const char* name, T* value, const char* form, bool (*is_legal)
 
 // False for NaN.
 bool IsLegalRatio(double ratio) { return ratio > 0 && ratio <= 1; }
+bool IsLegalShare(double share) { return share >= 0 && share <= 1; }
 bool IsLegalLeftover(int64_t leftover_mb) {
   return leftover_mb >= 0 && leftover_mb <= kMaxLeftoverMb;
 }
@@ -69,6 +70,8 @@ Result<BfcOptions> BfcOptions::FromEnv() {
                                         IsLegalRatio));
   AS_RETURN_IF_ERROR(ReadNumber<int64_t>("BFC_LEFTOVER_MB", &options.leftover_mb,
                                          "a whole number of MiB, at least 0", IsLegalLeftover));
+  AS_RETURN_IF_ERROR(ReadNumber<double>("CPU_CACHE_RATIO", &options.cpu_cache_ratio,
+                                        "a number from 0 to 1, such as 0.3", IsLegalShare));
   AS_RETURN_IF_ERROR(ReadBool("BFC_ALLOW_GROWTH", &options.allow_growth));
   return options;
 }

@@ -15,7 +15,10 @@ struct BfcOptions {
   bool enabled = true;        // BFC_ALLOCATOR: OFF uses the system's heap, within the same bound
   double mem_ratio = 0.9;     // BFC_MEM_RATIO: (total - leftover) * ratio is reserved
   int64_t leftover_mb = 350;  // BFC_LEFTOVER_MB
-  bool allow_growth = true;   // BFC_ALLOW_GROWTH: OFF commits the whole region at creation
+  // CPU_CACHE_RATIO: the share of the host's available memory that the prefix cache's second tier
+  // takes, where the device has memory of its own.
+  double cpu_cache_ratio = 0;
+  bool allow_growth = true;  // BFC_ALLOW_GROWTH: OFF commits the whole region at creation
 
   // Reads the environment; a malformed value is an InvalidArgument naming variable, value and form.
   // Booleans: ON/OFF, 1/0, true/false, any case.

@@ -1,5 +1,6 @@
 #include "model/attention.h"
 
+#include "model/branch.h"
 #include "ops/kv_write.h"
 #include "ops/quantize.h"
 #include "ops/rms_norm.h"
@@ -49,10 +50,15 @@ AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
 void RunAttention(const OpContext& context, const DecoderShape& shape,
                   const AttentionWeights& weights, const kernels::PagedKv& kv,
                   const StepInput& step, const Workspace& w) {
-  const Matrix normed = w.normed.As(weights.qkv.activation);
-  RmsNorm(context, w.residual, weights.norm.weight, weights.norm.eps, normed);
-  Linear(context, normed, weights.qkv, /*accumulate=*/false, w.qkv);
-  if (weights.q_norm.weight != nullptr) {
+  const ConstMatrix normed = ReadResidual(context, weights.norm, weights.qkv.activation, w);
+  Linear(context, normed, weights.qkv, /*accumulate=*/false, w.qkv,
+         step.lora->Layer(context, normed, step.layer, &LoraLayer::qkv, w.lora));
+  if (shape.qk_norm_whole) {
+    // As of one wide head: kv_cols divide q_cols, so the keys are a head of that size.
+    RmsNormHeads(context, w.qkv, 0, 1, shape.q_cols(), weights.q_norm.weight, weights.q_norm.eps);
+    RmsNormHeads(context, w.qkv, shape.q_heads / shape.kv_heads, 1, shape.kv_cols(),
+                 weights.k_norm.weight, weights.k_norm.eps);
+  } else if (weights.q_norm.weight != nullptr) {
     RmsNormHeads(context, w.qkv, 0, shape.q_heads, shape.head_dim, weights.q_norm.weight,
                  weights.q_norm.eps);
     RmsNormHeads(context, w.qkv, shape.q_heads, shape.kv_heads, shape.head_dim,
@@ -76,7 +82,8 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
     Quantize(context, attended, quantized);
     attended = quantized;
   }
-  Linear(context, attended, weights.o, /*accumulate=*/true, w.residual);
+  AddToResidual(context, attended, weights.o, weights.post_norm, shape.residual_scaling,
+                step.lora->Layer(context, attended, step.layer, &LoraLayer::o, w.lora), w);
 }
 
 }  // namespace allspark

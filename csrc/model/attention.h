@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "model/decoder_weights.h"
+#include "model/lora.h"
 #include "model/workspace.h"
 #include "ops/attention.h"
 #include "ops/rope.h"
@@ -18,6 +19,8 @@ struct StepInput {
   int64_t num_sequences = 0;
   const int32_t* positions = nullptr;  // [tokens]
   RopeView rope;                       // rotary_dim 0: none
+  int64_t layer = 0;
+  LoraBatch* lora = nullptr;
 };
 
 // Where a layer's keys and values lie in a block: K of all KV heads, then V of all, layer after

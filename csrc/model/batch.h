@@ -6,6 +6,8 @@
 
 namespace allspark {
 
+class LoraAdapter;  // model/lora.h
+
 struct BatchSequence {
   int64_t token_begin = 0;  // in Batch::tokens: where the sequence before it ends
   int64_t num_tokens = 0;
@@ -14,6 +16,9 @@ struct BatchSequence {
   // Rows of Batch's logits for its last num_logits tokens, from logits_row on; -1: none wanted.
   int32_t logits_row = -1;
   int32_t num_logits = 1;
+  // Null: the model as it is. Sequences of one adapter had better be neighbours, which read it
+  // together.
+  const LoraAdapter* lora = nullptr;
 };
 
 struct Batch {

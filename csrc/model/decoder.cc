@@ -11,19 +11,34 @@
 #include "model/attention.h"
 #include "model/decoder_shape.h"
 #include "model/decoder_weights.h"
+#include "model/lora.h"
 #include "model/mlp.h"
 #include "model/rope_table.h"
 #include "model/workspace.h"
 #include "ops/rms_norm.h"
+#include "ops/scale.h"
 
 namespace allspark {
 namespace {
+
+WorkspaceSize SizeFor(int64_t tokens, int64_t num_threads, int64_t lora_max_rank) {
+  return {tokens, num_threads, lora_max_rank > 0 ? MaxLoraColumns(lora_max_rank) : 0};
+}
+
+DecoderBytes BytesOf(const DecoderShape& shape, const DecoderOptions& options,
+                     int64_t num_threads) {
+  const WorkspaceSize largest = SizeFor(options.max_tokens, num_threads, options.lora_max_rank);
+  return {.block = KvBlockBytes(shape, options.block_size),
+          .arena = WorkspaceBytes(shape, largest),
+          .tables = (shape.window_rope ? 2 : 1) * RopeTable::Bytes(shape, options.max_length)};
+}
 
 struct DecoderParts {
   DecoderShape shape;
   DecoderOptions options;
   DecoderWeights weights;
   RopeTable rope;
+  RopeTable window_rope;  // empty: rope
 };
 
 class DecoderImpl final : public Decoder {
@@ -32,17 +47,15 @@ class DecoderImpl final : public Decoder {
       : parts_(std::move(parts)),
         kernels_(kernels),
         pool_(pool),
+        bytes_(BytesOf(parts_.shape, parts_.options, pool->num_threads())),
+        lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
         sequences_(static_cast<size_t>(parts_.options.max_tokens)),
         logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {}
 
   int64_t vocab_size() const override { return parts_.shape.vocab_size; }
   int64_t hidden_size() const override { return parts_.shape.hidden; }
-  int64_t block_bytes() const override {
-    return KvBlockBytes(parts_.shape, parts_.options.block_size);
-  }
-  int64_t arena_bytes() const override {
-    return WorkspaceBytes(parts_.shape, parts_.options.max_tokens, pool_->num_threads());
-  }
+  int64_t block_bytes() const override { return bytes_.block; }
+  int64_t arena_bytes() const override { return bytes_.arena; }
   void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) override;
   void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) override;
   void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) override;
@@ -54,11 +67,14 @@ class DecoderImpl final : public Decoder {
   // Fills sequences_ and logits_tokens_.
   void TakeSequences(const Batch& batch);
   void CheckTokens(int64_t token_begin, int64_t num_tokens) const;
+  void Embed(int64_t token_begin, const Matrix& out);
 
   // Constant after construction.
   const DecoderParts parts_;
   const kernels::KernelTable& kernels_;
   ThreadPool* const pool_;
+  const DecoderBytes bytes_;
+  LoraBatch lora_;
   // Of the step under way; sized for the largest.
   std::vector<SequenceRange> sequences_;
   std::vector<int64_t> logits_tokens_;  // by logits row, the token whose logits it takes
@@ -79,6 +95,9 @@ void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t in
         << batch.positions[sequence.token_begin + i] << "; its sequence says "
         << sequence.position + i;
   }
+  AS_CHECK(sequence.lora == nullptr || sequence.lora->rank() <= parts_.options.lora_max_rank)
+      << "batch: sequence " << index << " has an adapter of rank " << sequence.lora->rank()
+      << "; the decoder takes " << parts_.options.lora_max_rank;
   AS_CHECK(sequence.block_table != nullptr) << "batch: sequence " << index << " has no blocks";
   const int64_t block_size = parts_.options.block_size;
   for (int64_t b = 0; b < CeilDiv(end, block_size); ++b) {
@@ -141,7 +160,9 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   if (batch.num_tokens == 0) return;
   TakeSequences(batch);
   const DecoderShape& shape = parts_.shape;
-  workspace_ = AllocateWorkspace(shape, batch.num_tokens, pool_->num_threads(), arena);
+  lora_.Take(batch);
+  workspace_ = AllocateWorkspace(
+      shape, SizeFor(batch.num_tokens, pool_->num_threads(), parts_.options.lora_max_rank), arena);
   const Workspace& w = workspace_;
   context_ = {&kernels_, pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats};
   tokens_ = batch.tokens;
@@ -149,15 +170,26 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   step.sequences = sequences_.data();
   step.num_sequences = batch.num_sequences;
   step.positions = batch.positions;
-  step.rope = parts_.rope.view();
-  EmbeddingLookup(context_, parts_.weights.embedding, batch.tokens, w.residual);
+  step.lora = &lora_;
+  Embed(0, w.residual);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
+    step.layer = layer;
+    const bool windowed = shape.window_rope && weights.attention.window > 0;
+    step.rope = windowed ? parts_.window_rope.view() : parts_.rope.view();
     RunAttention(context_, shape, weights.attention,
                  MakePagedKv(shape, parts_.options.block_size, layer, kv.data), step, w);
-    RunMlp(context_, weights.mlp, w);
+    RunMlp(context_, shape, weights.mlp, layer, lora_, w);
   }
   Logits(logits_tokens_.data(), batch.num_logits_rows, logits);
+}
+
+void DecoderImpl::Embed(int64_t token_begin, const Matrix& out) {
+  const int32_t* ids = tokens_ + token_begin;
+  EmbeddingLookup(context_, parts_.weights.embedding, ids, out);
+  lora_.AddEmbedding(context_, ids, token_begin, workspace_.lora, out);
+  const Scaling& scaling = parts_.shape.embedding_scaling;
+  if (!scaling.is_identity()) Scale(context_, out, scaling, /*accumulate=*/false, out);
 }
 
 void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logits) {
@@ -171,8 +203,11 @@ void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logit
   const NormWeight& norm = parts_.weights.final_norm;
   RmsNormGather(context_, workspace_.residual, tokens, norm.weight, norm.eps, rows);
   const int64_t vocab = parts_.shape.vocab_size;
-  Linear(context_, rows, parts_.weights.lm_head, /*accumulate=*/false,
-         {logits, DType::kFloat32, num_tokens, vocab, vocab});
+  const Matrix out{logits, DType::kFloat32, num_tokens, vocab, vocab};
+  Linear(context_, rows, parts_.weights.lm_head, /*accumulate=*/false, out,
+         lora_.LmHead(context_, rows, tokens, workspace_.lora));
+  const Scaling& scaling = parts_.shape.logits_scaling;
+  if (!scaling.is_identity()) Scale(context_, out, scaling, /*accumulate=*/false, out);
 }
 
 void DecoderImpl::CheckTokens(int64_t token_begin, int64_t num_tokens) const {
@@ -195,8 +230,7 @@ void DecoderImpl::HiddenStates(int64_t token_begin, int64_t num_tokens, float* h
 void DecoderImpl::InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) {
   CheckTokens(token_begin, num_tokens);
   const int64_t cols = parts_.shape.hidden;
-  EmbeddingLookup(context_, parts_.weights.embedding, tokens_ + token_begin,
-                  {embeddings, DType::kFloat32, num_tokens, cols, cols});
+  Embed(token_begin, {embeddings, DType::kFloat32, num_tokens, cols, cols});
 }
 
 Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
@@ -213,14 +247,26 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
   Result<DecoderWeights> bound = BindWeights(weights, parts.shape);
   if (!bound.ok()) return bound.status();
   parts.weights = std::move(*bound);
-  Result<RopeTable> rope = RopeTable::Create(parts.shape, parts.weights.rope_inv_freq,
-                                             options.max_length, pool, allocator);
-  if (!rope.ok()) return rope.status();
-  parts.rope = std::move(*rope);
+  const auto make_rope = [&](const char* name, const float* inv_freq, RopeTable& table) {
+    Result<RopeTable> rope =
+        RopeTable::Create(parts.shape, name, inv_freq, options.max_length, pool, allocator);
+    if (rope.ok()) table = std::move(*rope);
+    return rope.status();
+  };
+  AS_RETURN_IF_ERROR(make_rope("rope.inv_freq", parts.weights.rope_inv_freq, parts.rope));
+  AS_RETURN_IF_ERROR(
+      make_rope("rope.window_inv_freq", parts.weights.rope_window_inv_freq, parts.window_rope));
   return std::unique_ptr<Decoder>(std::make_unique<DecoderImpl>(std::move(parts), kernels, pool));
 }
 
 }  // namespace
+
+Result<DecoderBytes> Decoder::Measure(const ModelReader& weights, const DecoderOptions& options,
+                                      int64_t num_threads) {
+  Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
+  if (!shape.ok()) return shape.status();
+  return BytesOf(*shape, options, num_threads);
+}
 
 Result<std::unique_ptr<Decoder>> Decoder::Create(const ModelReader& weights,
                                                  const DecoderOptions& options,

@@ -25,6 +25,14 @@ struct DecoderOptions {
   int64_t max_logits_rows = 0;  // most logits rows in one batch
   int64_t block_size = 32;      // KV tokens per block
   CacheMode cache_mode = CacheMode::kDefault;
+  int64_t lora_max_rank = 0;  // highest rank of a batch's adapters; 0: there are none
+};
+
+// What a decoder takes of the device's memory.
+struct DecoderBytes {
+  int64_t block = 0;   // of one KV block, all layers, K and V
+  int64_t arena = 0;   // of the arena, for the largest batch (logits not included)
+  int64_t tables = 0;  // of what it computes at its creation and keeps
 };
 
 // The KV pool as the decoder sees it; block ids index it.
@@ -42,13 +50,14 @@ class Decoder {
                                                  const DecoderOptions& options,
                                                  const kernels::KernelTable& kernels,
                                                  ThreadPool* pool, Allocator* allocator);
+  // What Create and the steps will take, before there is a decoder. Errors as MakeDecoderShape's.
+  static Result<DecoderBytes> Measure(const ModelReader& weights, const DecoderOptions& options,
+                                      int64_t num_threads);
   virtual ~Decoder() = default;
 
   virtual int64_t vocab_size() const = 0;
   virtual int64_t hidden_size() const = 0;
-  // Bytes one KV block takes, all layers, K and V.
   virtual int64_t block_bytes() const = 0;
-  // Arena bytes the largest batch needs (logits not included).
   virtual int64_t arena_bytes() const = 0;
   // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the
   // sequences that want it.

@@ -40,6 +40,9 @@ Status CheckOption(const char* name, int64_t value, int64_t min, int64_t max) {
                                  std::to_string(max) + "]");
 }
 
+// What absent scales of a spec stand for.
+float OneIfZero(float scale) { return scale == 0.0f ? 1.0f : scale; }
+
 Status Missing(const kernels::KernelTable& table, const std::string& op, DType dtype) {
   return Status::Unimplemented("kernel table '" + std::string(table.name) + "' has no " + op +
                                " for " + DTypeName(dtype));
@@ -66,16 +69,26 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.qk_norm = spec.qk_norm();
   shape.rotary_dim = spec.rotary_dim();
   shape.rope_interleaved = spec.rope_interleaved();
-  shape.rope_scaling = spec.rope_attention_scaling() == 0.0f ? 1.0f : spec.rope_attention_scaling();
+  shape.rope_scaling = OneIfZero(spec.rope_attention_scaling());
   shape.attention_scale = spec.attention_scale() == 0.0f
                               ? static_cast<float>(1.0 / std::sqrt(double(spec.head_dim())))
                               : spec.attention_scale();
   shape.attention_soft_cap = spec.attention_soft_cap();
+  shape.embedding_scaling.scale = OneIfZero(spec.embedding_scale());
+  shape.residual_scaling.scale = OneIfZero(spec.residual_scale());
+  shape.logits_scaling = {OneIfZero(spec.logits_scale()), spec.logits_soft_cap()};
+  shape.norm_before = spec.norm_placement() != proto::NORM_AFTER;
+  shape.norm_after = spec.norm_placement() != proto::NORM_BEFORE;
+  shape.qk_norm_whole = spec.qk_norm_whole();
+  shape.window_rope = spec.window_rope();
   shape.compute =
       spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat32;
   shape.cache = cache_mode == CacheMode::kQuantI8   ? DType::kInt8
                 : cache_mode == CacheMode::kQuantU4 ? DType::kUInt4
                                                     : shape.compute;
+  shape.int8_activations =
+      std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(),
+                  [](const proto::WeightQuant& quant) { return quant.quantize_activations(); });
   if (shape.cache == DType::kUInt4 && shape.head_dim % 2 != 0) {
     return Status::Unimplemented("cache_mode is AsCacheQuantU4 and head_dim is " +
                                  std::to_string(shape.head_dim) +
@@ -156,6 +169,13 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
   if (table.gemm[slot][slot] == nullptr) return Missing(table, "gemm", compute);
   if (shape.rotary_dim > 0 && table.rope == nullptr) {
     return Missing(table, "rope", DType::kFloat32);
+  }
+  const bool scales = shape.has_branch() || !shape.embedding_scaling.is_identity() ||
+                      !shape.logits_scaling.is_identity();
+  if (scales && table.scale == nullptr) return Missing(table, "scale", DType::kFloat32);
+  if (!shape.norm_before && compute != DType::kFloat32 &&
+      table.convert[float_slot][slot] == nullptr) {
+    return Missing(table, "convert", compute);
   }
   const int cache_slot = static_cast<int>(shape.cache);
   if (table.kv_write[cache_slot] == nullptr) return Missing(table, "kv_write", shape.cache);

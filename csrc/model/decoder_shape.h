@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "kernels/kernel_table.h"
 #include "model/decoder.h"
+#include "ops/scale.h"
 #include "proto/allspark.pb.h"
 
 namespace allspark {
@@ -30,11 +31,21 @@ struct DecoderShape {
   float rope_scaling = 1.0f;  // multiplies cos and sin
   float attention_scale = 1.0f;
   float attention_soft_cap = 0.0f;
+  Scaling embedding_scaling;
+  Scaling residual_scaling;  // of what attention and MLP add to the stream
+  Scaling logits_scaling;
+  bool norm_before = true;  // attention and MLP
+  bool norm_after = false;
+  bool qk_norm_whole = false;
+  bool window_rope = false;
   DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
   DType cache = DType::kUndefined;    // of keys and values
+  bool int8_activations = false;      // before some GEMM or other
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
+  // Whether attention and MLP add to the stream by way of Workspace::branch.
+  bool has_branch() const { return norm_after || !residual_scaling.is_identity(); }
   int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
 };
 

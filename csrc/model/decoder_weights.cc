@@ -131,21 +131,25 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   const std::string prefix = "layers." + std::to_string(layer) + ".";
   LayerWeights weights;
   AttentionWeights& attention = weights.attention;
-  attention.norm = {binder.Vector(prefix + "attention_norm", shape.hidden), shape.norm_eps};
+  const auto norm = [&](const char* name, int64_t size, bool has) {
+    return NormWeight{has ? binder.Vector(prefix + name, size) : nullptr, shape.norm_eps};
+  };
+  attention.norm = norm("attention_norm", shape.hidden, shape.norm_before);
   attention.qkv = binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
-  if (shape.qk_norm) {
-    attention.q_norm = {binder.Vector(prefix + "q_norm", shape.head_dim), shape.norm_eps};
-    attention.k_norm = {binder.Vector(prefix + "k_norm", shape.head_dim), shape.norm_eps};
-  }
+  const bool whole = shape.qk_norm_whole;
+  attention.q_norm = norm("q_norm", whole ? shape.q_cols() : shape.head_dim, shape.qk_norm);
+  attention.k_norm = norm("k_norm", whole ? shape.kv_cols() : shape.head_dim, shape.qk_norm);
   attention.o = binder.Linear(prefix + "o", shape.hidden, shape.q_cols(), spec.o_bias());
+  attention.post_norm = norm("attention_post_norm", shape.hidden, shape.norm_after);
   if (spec.layer_window_size() > 0) {
     attention.window = spec.layer_window(static_cast<int>(layer));
   }
   MlpWeights& mlp = weights.mlp;
-  mlp.norm = {binder.Vector(prefix + "mlp_norm", shape.hidden), shape.norm_eps};
+  mlp.norm = norm("mlp_norm", shape.hidden, shape.norm_before);
   mlp.gate_up =
       binder.Linear(prefix + "gate_up", 2 * shape.intermediate, shape.hidden, spec.mlp_bias());
   mlp.down = binder.Linear(prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
+  mlp.post_norm = norm("mlp_post_norm", shape.hidden, shape.norm_after);
   mlp.activation = shape.activation;
   return weights;
 }
@@ -167,6 +171,9 @@ Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape
                                   shape.hidden, false);
   if (shape.rotary_dim > 0) {
     weights.rope_inv_freq = binder.Vector("rope.inv_freq", shape.rotary_dim / 2);
+  }
+  if (shape.window_rope) {
+    weights.rope_window_inv_freq = binder.Vector("rope.window_inv_freq", shape.rotary_dim / 2);
   }
   return weights;
 }

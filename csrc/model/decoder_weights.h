@@ -14,16 +14,17 @@
 namespace allspark {
 
 struct NormWeight {
-  const float* weight = nullptr;  // [cols]
+  const float* weight = nullptr;  // [cols]; null: the spec has none
   float eps = 0.0f;
 };
 
 struct AttentionWeights {
   NormWeight norm;
-  LinearWeight qkv;   // rows: queries, keys, values
-  NormWeight q_norm;  // weight null: the spec has none
+  LinearWeight qkv;  // rows: queries, keys, values
+  NormWeight q_norm;
   NormWeight k_norm;
   LinearWeight o;
+  NormWeight post_norm;
   int64_t window = 0;  // 0: all
 };
 
@@ -31,6 +32,7 @@ struct MlpWeights {
   NormWeight norm;
   LinearWeight gate_up;  // rows: gate, up
   LinearWeight down;
+  NormWeight post_norm;
   kernels::Activation activation = kernels::Activation::kSilu;
 };
 
@@ -44,7 +46,8 @@ struct DecoderWeights {
   std::vector<LayerWeights> layers;
   NormWeight final_norm;
   LinearWeight lm_head;
-  const float* rope_inv_freq = nullptr;  // [rotary_dim / 2]; null without rope
+  const float* rope_inv_freq = nullptr;         // [rotary_dim / 2]; null without rope
+  const float* rope_window_inv_freq = nullptr;  // of layers with a window; null: the same
 };
 
 // DataLoss naming tensor and file when a tensor that the spec requires is missing or has another

@@ -1,16 +1,18 @@
 #include "model/mlp.h"
 
+#include "model/branch.h"
 #include "ops/linear.h"
-#include "ops/rms_norm.h"
 
 namespace allspark {
 
-void RunMlp(const OpContext& context, const MlpWeights& weights, const Workspace& w) {
-  const Matrix normed = w.normed.As(weights.gate_up.activation);
-  RmsNorm(context, w.residual, weights.norm.weight, weights.norm.eps, normed);
+void RunMlp(const OpContext& context, const DecoderShape& shape, const MlpWeights& weights,
+            int64_t layer, LoraBatch& lora, const Workspace& w) {
+  const ConstMatrix normed = ReadResidual(context, weights.norm, weights.gate_up.activation, w);
   const Matrix gated = w.gated.As(weights.down.activation);
-  LinearGated(context, normed, weights.gate_up, weights.activation, w.gate_up, gated);
-  Linear(context, gated, weights.down, /*accumulate=*/true, w.residual);
+  LinearGated(context, normed, weights.gate_up, weights.activation, w.gate_up, gated,
+              lora.Layer(context, normed, layer, &LoraLayer::gate_up, w.lora));
+  AddToResidual(context, gated, weights.down, weights.post_norm, shape.residual_scaling,
+                lora.Layer(context, gated, layer, &LoraLayer::down, w.lora), w);
 }
 
 }  // namespace allspark

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "model/decoder_weights.h"
+#include "model/lora.h"
 #include "model/workspace.h"
 
 namespace allspark {
 
 // Adds the layer's MLP to w.residual.
-void RunMlp(const OpContext& context, const MlpWeights& weights, const Workspace& w);
+void RunMlp(const OpContext& context, const DecoderShape& shape, const MlpWeights& weights,
+            int64_t layer, LoraBatch& lora, const Workspace& w);
 
 }  // namespace allspark

@@ -6,17 +6,22 @@
 
 namespace allspark {
 
-Result<RopeTable> RopeTable::Create(const DecoderShape& shape, const float* inv_freq,
-                                    int64_t max_length, ThreadPool* pool, Allocator* allocator) {
+// A cosine and a sine for each pair of each position.
+int64_t RopeTable::Bytes(const DecoderShape& shape, int64_t max_length) {
+  return max_length * (shape.rotary_dim / 2) * 2 * static_cast<int64_t>(sizeof(float));
+}
+
+Result<RopeTable> RopeTable::Create(const DecoderShape& shape, const char* name,
+                                    const float* inv_freq, int64_t max_length, ThreadPool* pool,
+                                    Allocator* allocator) {
   RopeTable table;
-  if (shape.rotary_dim == 0) return table;
+  if (inv_freq == nullptr) return table;
   const int64_t pairs = shape.rotary_dim / 2;
   for (int64_t i = 0; i < pairs; ++i) {
     if (std::isfinite(inv_freq[i])) continue;
-    return Status::DataLoss("rope.inv_freq[" + std::to_string(i) + "] is not finite");
+    return Status::DataLoss(std::string(name) + "[" + std::to_string(i) + "] is not finite");
   }
-  Result<Buffer> buffer =
-      Buffer::Create(allocator, static_cast<size_t>(max_length * pairs * 2) * sizeof(float));
+  Result<Buffer> buffer = Buffer::Create(allocator, static_cast<size_t>(Bytes(shape, max_length)));
   if (!buffer.ok()) return buffer.status();
   table.buffer_ = std::move(*buffer);
   float* cos_sin = static_cast<float*>(table.buffer_.data());

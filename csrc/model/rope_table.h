@@ -15,10 +15,13 @@ namespace allspark {
 
 class RopeTable {
  public:
-  // An empty table where the shape has no rope. ResourceExhausted when the allocator has no room;
-  // DataLoss when a frequency is not finite.
-  static Result<RopeTable> Create(const DecoderShape& shape, const float* inv_freq,
-                                  int64_t max_length, ThreadPool* pool, Allocator* allocator);
+  // `inv_freq` is the tensor `name`; null: an empty table. ResourceExhausted when the allocator has
+  // no room; DataLoss when a frequency is not finite.
+  static Result<RopeTable> Create(const DecoderShape& shape, const char* name,
+                                  const float* inv_freq, int64_t max_length, ThreadPool* pool,
+                                  Allocator* allocator);
+
+  static int64_t Bytes(const DecoderShape& shape, int64_t max_length);
 
   RopeTable() = default;
   const RopeView& view() const { return view_; }

@@ -44,14 +44,24 @@ struct Layout {
   int64_t bytes;
 };
 
-Layout Carve(const DecoderShape& shape, int64_t tokens, int64_t num_threads, unsigned char* base) {
+Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char* base) {
+  const auto [tokens, num_threads, lora_columns] = size;
   Workspace w;
   Carver common(base, 0);
   w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);
   w.normed = common.TakeActivations(shape.compute, tokens, shape.hidden);
+  if (shape.has_branch()) w.branch = common.Take(DType::kFloat32, tokens, shape.hidden);
   w.row_scratch_floats = AlignUp(std::max(shape.hidden, shape.intermediate), 16);
   w.row_scratch =
       static_cast<float*>(common.Take(DType::kFloat32, num_threads, w.row_scratch_floats).data);
+  if (lora_columns > 0) {
+    w.lora.sums = common.Take(DType::kFloat32, tokens, lora_columns);
+    w.lora.low = shape.compute == DType::kFloat32
+                     ? w.lora.sums
+                     : common.Take(shape.compute, tokens, lora_columns);
+    const int64_t widest = std::max({shape.hidden, shape.intermediate, shape.q_cols()});
+    if (shape.int8_activations) w.lora.wide = common.Take(shape.compute, tokens, widest);
+  }
   Carver attention(base, common.offset());
   w.qkv = attention.Take(DType::kFloat32, tokens, shape.qkv_cols());
   w.attended = attention.TakeActivations(DType::kFloat32, tokens, shape.q_cols());
@@ -66,15 +76,15 @@ Layout Carve(const DecoderShape& shape, int64_t tokens, int64_t num_threads, uns
 
 }  // namespace
 
-int64_t WorkspaceBytes(const DecoderShape& shape, int64_t tokens, int64_t num_threads) {
-  return Carve(shape, tokens, num_threads, nullptr).bytes;
+int64_t WorkspaceBytes(const DecoderShape& shape, const WorkspaceSize& size) {
+  return Carve(shape, size, nullptr).bytes;
 }
 
-Workspace AllocateWorkspace(const DecoderShape& shape, int64_t tokens, int64_t num_threads,
+Workspace AllocateWorkspace(const DecoderShape& shape, const WorkspaceSize& size,
                             StepArena& arena) {
-  const int64_t bytes = WorkspaceBytes(shape, tokens, num_threads);
+  const int64_t bytes = WorkspaceBytes(shape, size);
   auto* base = static_cast<unsigned char*>(arena.Allocate(bytes));
-  return Carve(shape, tokens, num_threads, base).workspace;
+  return Carve(shape, size, base).workspace;
 }
 
 }  // namespace allspark

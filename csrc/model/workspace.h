@@ -6,6 +6,7 @@
 
 #include "memory/step_arena.h"
 #include "model/decoder_shape.h"
+#include "ops/lora.h"
 #include "ops/op_context.h"
 
 namespace allspark {
@@ -23,8 +24,10 @@ struct ActivationBuffer {
 struct Workspace {
   Matrix residual;          // [tokens, hidden] float32: the stream that attention and MLP add to
   ActivationBuffer normed;  // [tokens, hidden]; last, the rows that sample
+  Matrix branch;            // [tokens, hidden] float32; empty unless shape.has_branch()
   float* row_scratch = nullptr;  // [threads][row_scratch_floats]: a row before it is quantised
   int64_t row_scratch_floats = 0;
+  LoraScratch lora;  // empty without adapters
   // Attention half.
   Matrix qkv;                      // [tokens, qkv_cols] float32
   ActivationBuffer attended;       // [tokens, q_cols]
@@ -35,10 +38,16 @@ struct Workspace {
   ActivationBuffer gated;  // [tokens, intermediate]
 };
 
-// Arena bytes a step of `tokens` tokens takes. Grows with tokens.
-int64_t WorkspaceBytes(const DecoderShape& shape, int64_t tokens, int64_t num_threads);
+// What decides how large a workspace is.
+struct WorkspaceSize {
+  int64_t tokens = 0;
+  int64_t num_threads = 1;
+  int64_t lora_columns = 0;  // most elements of an adapter's a * x; 0: no adapters
+};
+
+// Arena bytes a step takes. Grows with its tokens.
+int64_t WorkspaceBytes(const DecoderShape& shape, const WorkspaceSize& size);
 // Takes WorkspaceBytes(...) from the arena.
-Workspace AllocateWorkspace(const DecoderShape& shape, int64_t tokens, int64_t num_threads,
-                            StepArena& arena);
+Workspace AllocateWorkspace(const DecoderShape& shape, const WorkspaceSize& size, StepArena& arena);
 
 }  // namespace allspark

@@ -52,11 +52,20 @@ void CheckResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
   AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
 }
 
+void CheckLowRank(const LinearWeight& w, std::span<const kernels::LowRank> low_rank) {
+  const int64_t panels = CeilDiv(w.n, kernels::kPanelColumns);
+  for (const kernels::LowRank& low : low_rank) {
+    AS_CHECK(low.panel_begin >= 0 && low.panel_end <= panels)
+        << "linear: an adapter of panels [" << low.panel_begin << ", " << low.panel_end << ") of "
+        << panels;
+  }
+}
+
 // Calls run(args, row) for the parts of x * w^T that the pool's threads take, `panels` of the
 // weight's panels in all: `args` lacks only where the result goes, `row` is the part's first.
 template <class Run>
 void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
-                 int64_t panels, const Run& run) {
+                 int64_t panels, std::span<const kernels::LowRank> low_rank, const Run& run) {
   const bool serial = x.rows * w.n <= kSerialWork / w.k;
   const LinearSplit split =
       serial ? LinearSplit{} : SplitLinear(x.rows, panels, context.pool->num_threads());
@@ -84,6 +93,9 @@ void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWei
         args.scale = w.scales.scale;
         args.zero = w.scales.zero;
         args.group_size = w.scales.group_size;
+        args.low_rank = low_rank.data();
+        args.num_low_rank = static_cast<int64_t>(low_rank.size());
+        args.first_row = rows.begin;
         if (x.dtype == DType::kInt8) {
           args.a_scale = x.row_scale + rows.begin;
           args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
@@ -113,13 +125,14 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
 }
 
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
-            const Matrix& y) {
+            const Matrix& y, std::span<const kernels::LowRank> low_rank) {
   CheckLinear(context, x, w);
   CheckResult(x, y, w.n);
+  CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
   if (x.rows == 0) return;
   const auto gemm = context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
-  ForEachPart(context, x, w, CeilDiv(w.n, kernels::kPanelColumns),
+  ForEachPart(context, x, w, CeilDiv(w.n, kernels::kPanelColumns), low_rank,
               [&](kernels::GemmArgs& args, int64_t row) {
                 args.c = static_cast<float*>(internal::RowAt(y, row));
                 args.ldc = y.ld;
@@ -129,15 +142,17 @@ void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& 
 }
 
 void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
-                 kernels::Activation activation, const Matrix& scratch, const Matrix& y) {
+                 kernels::Activation activation, const Matrix& scratch, const Matrix& y,
+                 std::span<const kernels::LowRank> low_rank) {
   CheckLinear(context, x, w);
   AS_CHECK(w.n % 2 == 0) << "linear: the weight makes " << w.n << " columns of gate and up";
   CheckResult(x, y, w.n / 2);
   CheckResult(x, scratch, w.n);
+  CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "scratch", scratch.dtype, DType::kFloat32);
   const auto kernel = context.kernels->gemm_gated[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
   if (kernel == nullptr || w.n % (2 * kernels::kPanelColumns) != 0) {
-    Linear(context, x, w, /*accumulate=*/false, scratch);
+    Linear(context, x, w, /*accumulate=*/false, scratch, low_rank);
     return GatedAct(context, activation, scratch, y);
   }
   if (x.rows == 0) return;
@@ -145,7 +160,7 @@ void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWei
   const bool quantize = y.dtype == DType::kInt8;
   const Matrix out =
       quantize ? Matrix{scratch.data, DType::kFloat32, y.rows, y.cols, /*ld=*/y.cols} : y;
-  ForEachPart(context, x, w, y.cols / kernels::kPanelColumns,
+  ForEachPart(context, x, w, y.cols / kernels::kPanelColumns, low_rank,
               [&](const kernels::GemmArgs& args, int64_t row) {
                 kernel({args, internal::RowAt(out, row), out.ld, out.dtype, activation},
                        context.stream);

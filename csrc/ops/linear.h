@@ -2,6 +2,8 @@
 // over rows too when there are more threads than panels keep busy.
 #pragma once
 
+#include <span>
+
 #include "ops/op_context.h"
 
 namespace allspark {
@@ -26,15 +28,16 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
 
 // x: [rows, w.k] in a dtype that the kernel table pairs with the weight's: the same, or for
 // quantised weights float32, bfloat16 or int8; y: [rows, w.n] float32. `accumulate` adds to what y
-// holds.
+// holds. `low_rank`: what adapters add to the products (ops/lora.h).
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
-            const Matrix& y);
+            const Matrix& y, std::span<const kernels::LowRank> low_rank = {});
 
 // The activation of a gated MLP, act(gate) * up, over a weight whose rows are gate, then up: the
 // bits of Linear and GatedAct, without writing gate and up to memory where the kernel table and
 // whole panels allow it. scratch: [rows, w.n] float32; y: [rows, w.n / 2] float32, bfloat16 or
 // int8.
 void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
-                 kernels::Activation activation, const Matrix& scratch, const Matrix& y);
+                 kernels::Activation activation, const Matrix& scratch, const Matrix& y,
+                 std::span<const kernels::LowRank> low_rank = {});
 
 }  // namespace allspark

@@ -48,6 +48,9 @@ float* ScratchRow(const char* op, const OpContext& context, int64_t cols, int th
 void QuantizeRows(const OpContext& context, const float* x, int64_t ldx, const Matrix& q,
                   int64_t begin, int64_t end);
 
+// y = x in the dtype of y, on the calling thread (convert.cc): of what a thread has of a batch.
+void ConvertRows(const char* op, const OpContext& context, const ConstMatrix& x, const Matrix& y);
+
 // Rows of a matrix that are worth a thread: below this a region costs more than it saves.
 // A parallel region costs a few microseconds, in which one core handles about this many elements.
 inline int64_t RowGrain(int64_t cols) {

@@ -17,6 +17,11 @@ struct ImageHandle {
   std::shared_ptr<const ModelImage> image;
 };
 
+// The same for an adapter.
+struct LoraImageHandle {
+  std::shared_ptr<const LoraImage> image;
+};
+
 void BindResults(pybind11::module_& module);
 void BindSerializer(pybind11::module_& module);
 void BindGuided(pybind11::module_& module);

@@ -17,12 +17,25 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 
 py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
-                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask) {
+                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask,
+                       const py::object& gives_up) {
   const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
+  bool has_raised = false;
+  const auto cancelled = [&] {
+    py::gil_scoped_acquire acquire;
+    try {
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      return !gives_up.is_none() && gives_up().cast<bool>();
+    } catch (py::error_already_set& error) {
+      error.restore();
+      return has_raised = true;
+    }
+  };
   auto started = [&]() -> Result<StartedRequest> {
     py::gil_scoped_release release;
-    return engine.StartRequest(model_name, ids, config, std::move(token_mask));
+    return engine.StartRequest(model_name, ids, config, std::move(token_mask), cancelled);
   }();
+  if (has_raised) throw py::error_already_set();
   py::list handles, queues;
   if (started.ok()) {
     const auto append = [&](const StartedRequest& sequence) {
@@ -46,10 +59,12 @@ int64_t Unwrap(Call call) {
   return *result;
 }
 
-auto PrefixCall(Result<int64_t> (Engine::*call)(const std::string&, std::span<const int64_t>)) {
-  return [call](Engine& engine, const std::string& model_name, const IdArray& prompt_ids) {
+auto PrefixCall(Result<int64_t> (Engine::*call)(const std::string&, std::span<const int64_t>,
+                                                const std::string&)) {
+  return [call](Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
+                const std::string& lora_name) {
     const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
-    return Unwrap([&] { return (engine.*call)(model_name, ids); });
+    return Unwrap([&] { return (engine.*call)(model_name, ids, lora_name); });
   };
 }
 
@@ -71,6 +86,20 @@ Status SyncInterruptible(int64_t timeout_ms, Sync sync) {
   }
 }
 
+// [(name, help, kind, bounds, [(labels, value, buckets)])], as in allspark/metrics.h.
+py::list ListMetrics(const Engine& engine) {
+  py::list list;
+  for (const Metric& metric : engine.GetMetrics()) {
+    py::list samples;
+    for (const MetricSample& sample : metric.samples) {
+      samples.append(py::make_tuple(sample.labels, sample.value, sample.buckets));
+    }
+    list.append(py::make_tuple(metric.name, metric.help, MetricKindName(metric.kind), metric.bounds,
+                               samples));
+  }
+  return list;
+}
+
 }  // namespace
 
 void BindEngine(py::module_& m) {
@@ -89,15 +118,23 @@ void BindEngine(py::module_& m) {
           },
           NoGil())
       .def("release_model", &Engine::ReleaseModel, NoGil())
+      .def("unload_device_mem", &Engine::UnloadDeviceMemory, NoGil())
+      .def("load_device_mem", &Engine::LoadDeviceMemory, NoGil())
       .def("model_state",
            [](const Engine& engine, const std::string& name) {
              auto state = engine.GetModelState(name);
              ThrowIfError(state.status());
              return *state;
            })
+      .def("model_spec",
+           [](const Engine& engine, const std::string& name) {
+             auto spec = engine.GetModelSpec(name);
+             ThrowIfError(spec.status());
+             return py::bytes(*spec);
+           })
       .def("list_models", &Engine::ListModels)
       .def("start_request", &StartRequest, py::arg("model_name"), py::arg("prompt_ids"),
-           py::arg("config"), py::arg("token_mask") = nullptr)
+           py::arg("config"), py::arg("token_mask") = nullptr, py::arg("gives_up") = py::none())
       .def("stop_request", &Engine::StopRequest, NoGil())
       .def("release_request", &Engine::ReleaseRequest, NoGil())
       .def("sync_request",
@@ -112,15 +149,38 @@ void BindEngine(py::module_& m) {
                return engine.SyncAllRequests(name, slice_ms);
              });
            })
+      .def("load_lora",
+           py::overload_cast<const std::string&, const std::string&, const std::string&>(
+               &Engine::LoadLora),
+           NoGil())
+      .def("load_lora",
+           [](Engine& engine, const std::string& model_name, const std::string& lora_name,
+              const LoraImageHandle& handle) {
+             py::gil_scoped_release release;
+             return engine.LoadLora(model_name, lora_name, handle.image);
+           })
+      .def("unload_lora", &Engine::UnloadLora, NoGil())
+      .def("list_loras",
+           [](const Engine& engine, const std::string& name) {
+             auto names = engine.ListLoras(name);
+             ThrowIfError(names.status());
+             return *names;
+           })
       .def("find_prefix", PrefixCall(&Engine::FindPrefix), py::arg("model_name"),
-           py::arg("prompt_ids"))
+           py::arg("prompt_ids"), py::arg("lora_name") = "")
       .def("pin_prefix", PrefixCall(&Engine::PinPrefix), py::arg("model_name"),
-           py::arg("prompt_ids"))
+           py::arg("prompt_ids"), py::arg("lora_name") = "")
       .def("unpin_prefix", PrefixCall(&Engine::UnpinPrefix), py::arg("model_name"),
-           py::arg("prompt_ids"))
+           py::arg("prompt_ids"), py::arg("lora_name") = "")
       .def("clear_prefix_cache",
            [](Engine& engine, const std::string& name) {
              return Unwrap([&] { return engine.ClearPrefixCache(name); });
+           })
+      .def("model_info",
+           [](const Engine& engine, const std::string& name) {
+             auto info = engine.GetModelInfo(name);
+             ThrowIfError(info.status());
+             return std::move(*info);
            })
       .def("engine_stat",
            [](const Engine& engine, const std::string& name) {
@@ -128,6 +188,9 @@ void BindEngine(py::module_& m) {
              ThrowIfError(stat.status());
              return std::move(*stat);
            })
+      .def("write_trace", &Engine::WriteTrace, NoGil())
+      .def("metrics", &ListMetrics)
+      .def("metrics_text", [](const Engine& engine) { return MetricsText(engine.GetMetrics()); })
       .def_property_readonly("completions", &Engine::completions)
       .def_static("version", &Engine::Version);
 }

@@ -95,7 +95,19 @@ void BindStatusAndConfigs(py::module_& m) {
           "__eq__", [](const GenerationConfig& a, const GenerationConfig& b) { return a == b; },
           py::is_operator());
 
-  BindFields<EngineStat>(m, "AsEngineStat", "A snapshot of a model's counters.");
+  BindFields<ModelInfo>(m, "AsModelInfo", "What an installed model is and takes.")
+      .def("__str__", [](const ModelInfo& info) { return ToString(info); });
+  // Under the names of the ancestor too, one of them misspelt.
+  BindFields<EngineStat>(m, "AsEngineStat", "A snapshot of a model's counters.")
+      .def_property_readonly("pendding_request",
+                             [](const EngineStat& stat) { return stat.pending_request; })
+      .def("ToString", [](const EngineStat& stat) { return Repr("AsEngineStat", stat); })
+      .def("dict", [](const EngineStat& stat) {
+        py::dict texts;
+        for (const auto& [key, value] : ToDict(stat)) texts[key] = py::str(value);
+        texts["pendding_request"] = py::str(texts["pending_request"]);
+        return texts;
+      });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// ModelWriter (the loaders' seam to the native format) and ModelImage.
+// ModelWriter and LoraWriter (the loaders' seam to the native formats), and the images they make.
 
 #include "allspark/model_serializer.h"
 
@@ -45,6 +45,46 @@ void AddTensor(ModelSerializer& writer, const std::string& name, int64_t row_beg
   ThrowIfError(status);
 }
 
+using FloatMatrix = py::array_t<float, py::array::c_style>;
+
+std::unique_ptr<LoraSerializer> CreateLoraWriter(const std::string& build,
+                                                 const std::string& path) {
+  auto serializer = LoraSerializer::Create(build, path);
+  ThrowIfError(serializer.status());
+  return std::move(*serializer);
+}
+
+// `a`: [rank, cols], `b`: [rows, rank]; of "embedding", a: [cols, rank].
+void AddPair(LoraSerializer& writer, const std::string& tensor, int64_t row_begin,
+             const FloatMatrix& a, const FloatMatrix& b) {
+  if (a.ndim() != 2 || b.ndim() != 2) {
+    throw py::value_error("tensor '" + tensor + "': a and b must be matrices");
+  }
+  const bool transposed = tensor == "embedding";
+  const int64_t cols = a.shape(transposed ? 0 : 1);
+  const std::span<const float> a_values(a.data(), static_cast<size_t>(a.size()));
+  const std::span<const float> b_values(b.data(), static_cast<size_t>(b.size()));
+  const int64_t rows = b.shape(0);
+  const int64_t rank = b.shape(1);
+  const Status status = [&] {
+    py::gil_scoped_release release;
+    return writer.AddPair(tensor, row_begin, rows, cols, rank, a_values, b_values);
+  }();
+  ThrowIfError(status);
+}
+
+// Runs a writer's Finish without the GIL; None where files were written.
+template <typename Handle, typename Writer>
+std::optional<Handle> Finish(Writer& writer) {
+  auto image = [&] {
+    py::gil_scoped_release release;
+    return writer.Finish();
+  }();
+  ThrowIfError(image.status());
+  if (*image == nullptr) return std::nullopt;
+  return Handle{*image};
+}
+
 }  // namespace
 
 void BindSerializer(py::module_& m) {
@@ -55,15 +95,14 @@ void BindSerializer(py::module_& m) {
            py::arg("param_path") = "")
       .def("add_tensor", &AddTensor, py::arg("name"), py::arg("row_begin"), py::arg("data"),
            py::arg("dtype"))
-      .def("finish", [](ModelSerializer& writer) -> std::optional<ImageHandle> {
-        auto image = [&] {
-          py::gil_scoped_release release;
-          return writer.Finish();
-        }();
-        ThrowIfError(image.status());
-        if (*image == nullptr) return std::nullopt;
-        return ImageHandle{*image};
-      });
+      .def("finish", &Finish<ImageHandle, ModelSerializer>);
+  py::class_<LoraImageHandle>(m, "LoraImage", "A LoRA adapter held in memory.");
+  py::class_<LoraSerializer>(m, "LoraWriter",
+                             "Writes a LoRA adapter pair by pair; an empty path writes an image.")
+      .def(py::init(&CreateLoraWriter), py::arg("build"), py::arg("path") = "")
+      .def("add_pair", &AddPair, py::arg("tensor"), py::arg("row_begin"), py::arg("a"),
+           py::arg("b"))
+      .def("finish", &Finish<LoraImageHandle, LoraSerializer>);
   m.def(
       "required_tensors",
       [](const std::string& spec) {

@@ -27,14 +27,20 @@ int64_t Scheduler::TakeCached(ScheduledSequence* sequence) {
   std::vector<int32_t>& table = sequence->block_table;
   int64_t& begin = sequence->plan_begin;
   begin = sequence->num_computed;
+  sequence->num_restored = 0;
   if (!MaySearch(*sequence) || Capacity(*sequence) != begin) return begin;
   while (begin + config_.block_size < sequence->num_tokens) {
     const int32_t parent = table.empty() ? PrefixCache::kNone : table.back();
-    const int32_t block = cache_.Find(parent, sequence->cache_salt, sequence->token_ids + begin);
-    if (block == PrefixCache::kNone) break;
-    // Its demand is one less, and no block less is available.
-    if (cache_.IsInUse(block)) ++slack_;
-    cache_.AddReference(block);
+    int32_t block = cache_.Find(parent, sequence->cache_salt, sequence->token_ids + begin);
+    if (block != PrefixCache::kNone) {
+      // Its demand is one less, and no block less is available.
+      if (cache_.IsInUse(block)) ++slack_;
+      cache_.AddReference(block);
+    } else {
+      block = cache_.Restore(parent, sequence->cache_salt, sequence->token_ids + begin);
+      if (block == PrefixCache::kNone) break;
+      sequence->num_restored += config_.block_size;
+    }
     table.push_back(block);
     begin += config_.block_size;
   }

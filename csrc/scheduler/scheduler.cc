@@ -79,10 +79,12 @@ Scheduler::Scheduler(const SchedulerConfig& config)
               .block_size = config.block_size,
               .enabled = config.enable_prefix_cache,
               .ttl_us = config.prefix_cache_ttl_us,
-              .max_pinned_blocks = config.max_pinned_blocks}) {
+              .max_pinned_blocks = config.max_pinned_blocks,
+              .num_host_blocks = config.num_host_blocks}) {
   const auto max_batch = static_cast<size_t>(config.max_batch);
   plan_.reserve(max_batch);
   grants_.reserve(max_batch);
+  interrupted_.reserve(max_batch);
   old_tables_.resize(max_batch);
   heirs_.reserve(max_batch);
   unused_blocks_.reserve(max_batch);
@@ -172,6 +174,7 @@ const std::vector<PlannedChunk>& Scheduler::Plan(int64_t now_us) {
   if (!plan_committed_) DropUncomputed();
   cache_.Advance(now_us);
   plan_.clear();
+  interrupted_.clear();
   plan_committed_ = false;
   preempted_in_plan_ = false;
   PlanDecodes();
@@ -213,7 +216,7 @@ void Scheduler::PlanDecodes() {
         << sequence->num_computed << " of them computed, max_length " << sequence->max_length;
     if (!sequence->decodes()) continue;
     if (!PlanDecode(sequence)) {
-      Preempt(sequence);  // It was the last of the list.
+      MakeRoom(sequence);  // It was the last of the list.
       break;
     }
   }
@@ -259,7 +262,7 @@ void Scheduler::PlanPrefill() {
       budget -= num_tokens;
       if (num_tokens == 0 && sequence->next_beam != nullptr && running_.size == 1) {
         // Beams for which the whole pool is too small; one sequence it always holds.
-        Preempt(sequence);
+        MakeRoom(sequence);
         admitting = true;
         sequence = nullptr;
       } else {
@@ -368,18 +371,30 @@ void Scheduler::Admit(ScheduledSequence* candidate) {
   slack_ -= Demand(*candidate);
 }
 
-// Preempts sequences behind this one until a block is free. Returns false where this is the last
-// and none is.
+// Takes the blocks of sequences behind this one until one is free. Returns false where this is the
+// last and none is.
 bool Scheduler::SecureFreeBlock(const ScheduledSequence* sequence) {
   while (cache_.num_available() == 0) {
     if (running_.tail == sequence) return false;
-    Preempt(running_.tail);
+    MakeRoom(running_.tail);
   }
   return true;
 }
 
 void Scheduler::TakeBlock(ScheduledSequence* sequence) {
   sequence->block_table.push_back(cache_.Allocate());
+}
+
+void Scheduler::PreemptAll() {
+  while (running_.tail != nullptr) Preempt(running_.tail);
+}
+
+// Takes the blocks of a running sequence for those in front of it.
+void Scheduler::MakeRoom(ScheduledSequence* victim) {
+  preempted_in_plan_ = true;
+  if (!config_.interrupts) return Preempt(victim);
+  Remove(victim);
+  interrupted_.push_back(victim);
 }
 
 void Scheduler::Preempt(ScheduledSequence* victim) {
@@ -389,7 +404,6 @@ void Scheduler::Preempt(ScheduledSequence* victim) {
   waiting_.Insert(victim);
   ++victim->num_preemptions;
   ++num_preemptions_;
-  preempted_in_plan_ = true;
 }
 
 // A prefill may preempt decodes that were planned before it.

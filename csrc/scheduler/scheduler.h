@@ -7,7 +7,8 @@
 // step. Apart from those, the step's prefill budget (chunk_tokens) goes to sequences with more to
 // compute, in order of (priority, arrival). When blocks run out, the youngest sequence of the
 // lowest priority gives back its blocks and waits again, at its old place in the queue; its tokens,
-// generated ones included, are recomputed later. Full blocks are found again by what they hold: by
+// generated ones included, are recomputed later; or, where the config says so, it leaves the
+// scheduler. Full blocks are found again by what they hold: by
 // the next request that begins alike, and by a preempted sequence (kv_cache/prefix_cache.h).
 #pragma once
 
@@ -54,6 +55,7 @@ struct ScheduledSequence {
   int64_t arrival = 0;
   int64_t num_computed = 0;  // tokens whose KV is in the cache
   int64_t plan_begin = 0;    // where its newest chunk began: the blocks before it others filled
+  int64_t num_restored = 0;  // tokens before it that came from the host tier for this plan
   int64_t num_preemptions = 0;
   // Of a beam other than the first that has no blocks: it is to take those of the first num_shared
   // tokens from this earlier beam.
@@ -90,6 +92,9 @@ struct SchedulerConfig {
   bool enable_prefix_cache = false;
   int64_t prefix_cache_ttl_us = 0;
   int64_t max_pinned_blocks = 0;
+  int64_t num_host_blocks = 0;  // of the prefix cache's second tier
+  // A sequence that blocks run out for leaves (interrupted()) instead of waiting again.
+  bool interrupts = false;
 };
 
 // One sequence's part of a step: compute tokens [begin, begin + num_tokens). What lies between the
@@ -119,11 +124,16 @@ class Scheduler {
   // Commit the plan stays as it is; Commit passes over the sequence, whose memory must last until
   // then.
   void Remove(ScheduledSequence* sequence);
+  // Between steps: all that run give their blocks back and wait, at their old places.
+  void PreemptAll();
   // The next step, at a time that does not go back; blocks for it are taken. Empty when nothing can
   // run: nothing waits, or nothing runs and the first in line does not fit the pool. Valid until
   // the next call. Decodes come first, then prefill chunks; at most max_batch chunks and max_batch
   // + chunk_tokens tokens, or max_draft_rows. A plan that was not committed is planned again.
   const std::vector<PlannedChunk>& Plan(int64_t now_us = 0);
+  // Those that the last Plan took out for want of blocks, where the config interrupts: their state
+  // is kNone, and they are in no plan. Valid until the next call.
+  const std::vector<ScheduledSequence*>& interrupted() const { return interrupted_; }
   // After Plan, where an owner has fewer guesses than it may compute: num_drafts of the planned
   // sequences is lower now, and the plan follows.
   void TrimDrafts();
@@ -180,6 +190,7 @@ class Scheduler {
   void Admit(ScheduledSequence* candidate);
   bool SecureFreeBlock(const ScheduledSequence* sequence);
   void TakeBlock(ScheduledSequence* sequence);
+  void MakeRoom(ScheduledSequence* victim);
   void Preempt(ScheduledSequence* victim);
   void DropPreemptedFromPlan();
   void ReleaseBlocks(ScheduledSequence* sequence, int64_t num_kept);
@@ -204,6 +215,7 @@ class Scheduler {
   PrefixCache cache_;
   std::vector<PlannedChunk> plan_;  // capacity max_batch
   std::vector<DraftGrant> grants_;  // the same
+  std::vector<ScheduledSequence*> interrupted_;
   bool plan_committed_ = true;
   bool preempted_in_plan_ = false;
   // Blocks that admission may still promise in this plan.

@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <new>
 
 #include "weights/format.h"
@@ -39,6 +40,15 @@ int64_t NumPieces(int64_t tensor_bytes) { return CeilDiv(tensor_bytes, kPieceByt
 
 uint64_t CombinePieces(const std::vector<uint64_t>& piece_hashes) {
   return Hash64(piece_hashes.data(), static_cast<int64_t>(piece_hashes.size() * sizeof(uint64_t)));
+}
+
+uint64_t TensorChecksum(const void* data, int64_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  std::vector<uint64_t> piece_hashes;
+  for (int64_t begin = 0; begin < bytes; begin += kPieceBytes) {
+    piece_hashes.push_back(Hash64(at + begin, std::min(kPieceBytes, bytes - begin)));
+  }
+  return CombinePieces(piece_hashes);
 }
 
 }  // namespace allspark::weights

@@ -30,5 +30,7 @@ void ForEachPart(ThreadPool* pool, int64_t n, FunctionRef<void(int64_t, int64_t,
 int64_t NumPieces(int64_t tensor_bytes);
 // A tensor's checksum: the hash of the concatenated hashes of its pieces.
 uint64_t CombinePieces(const std::vector<uint64_t>& piece_hashes);
+// The checksum of a tensor that lies in memory, on the caller's thread.
+uint64_t TensorChecksum(const void* data, int64_t bytes);
 
 }  // namespace allspark::weights

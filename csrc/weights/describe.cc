@@ -23,6 +23,11 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
       << "\nrope_attention_scaling: " << spec.rope_attention_scaling()
       << "\nattention_scale: " << spec.attention_scale()
       << "\nattention_soft_cap: " << spec.attention_soft_cap()
+      << "\nembedding_scale: " << spec.embedding_scale()
+      << "\nresidual_scale: " << spec.residual_scale() << "\nlogits_scale: " << spec.logits_scale()
+      << "\nlogits_soft_cap: " << spec.logits_soft_cap()
+      << "\nnorm_placement: " << proto::NormPlacement_Name(spec.norm_placement())
+      << "\nqk_norm_whole: " << spec.qk_norm_whole() << "\nwindow_rope: " << spec.window_rope()
       << "\nlayer_window: " << weights::ShapeString(spec.layer_window())
       << "\ncompute_type: " << proto::ComputeType_Name(spec.compute_type()) << "\n";
   for (const proto::WeightQuant& quant : spec.weight_quant()) {

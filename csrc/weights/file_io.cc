@@ -185,6 +185,10 @@ Result<Mapping> Mapping::File(const OpenedFile& file, const std::string& path) {
 
 void Mapping::MakeReadOnly() { (void)mprotect(base_, mapped_bytes_, PROT_READ); }
 
+void Mapping::ReleasePages() const {
+  if (base_ != nullptr) (void)madvise(base_, mapped_bytes_, MADV_DONTNEED);
+}
+
 bool Mapping::Populate(int64_t offset, int64_t bytes) const {
   const int64_t begin = offset / kTensorAlignment * kTensorAlignment;
   const auto size = static_cast<size_t>(offset + bytes - begin);

@@ -66,6 +66,8 @@ class Mapping {
   int64_t bytes() const { return bytes_; }
   // From here on a write to it faults.
   void MakeReadOnly();
+  // Of a file: gives the memory behind the pages back; they are read again when they are touched.
+  void ReleasePages() const;
   // Maps the pages of a part now, in one call; false when the file under it has become shorter.
   bool Populate(int64_t offset, int64_t bytes) const;
 

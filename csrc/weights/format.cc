@@ -1,8 +1,5 @@
 #include "weights/format.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -11,83 +8,6 @@
 
 namespace allspark::weights {
 namespace {
-
-void PutU32(unsigned char* at, uint32_t value) { std::memcpy(at, &value, sizeof(value)); }
-void PutU64(unsigned char* at, uint64_t value) { std::memcpy(at, &value, sizeof(value)); }
-uint32_t GetU32(const void* at) {
-  uint32_t value;
-  std::memcpy(&value, at, sizeof(value));
-  return value;
-}
-uint64_t GetU64(const void* at) {
-  uint64_t value;
-  std::memcpy(&value, at, sizeof(value));
-  return value;
-}
-
-std::string Hex(uint64_t value) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text = "0x";
-  for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[(value >> shift) & 15];
-  return text;
-}
-
-Status CheckMagicAndVersion(const void* bytes, const char* magic, const char* kind) {
-  const auto* at = static_cast<const char*>(bytes);
-  if (std::memcmp(at, magic, kMagicBytes) != 0) {
-    return Status::DataLoss(std::string("not a ") + kind + " file: wrong magic at offset 0");
-  }
-  const uint32_t version = GetU32(at + 8);
-  if (version == 0) return Status::DataLoss("format version 0 at offset 8; the first is 1");
-  if (version > kFormatVersion) {
-    return Status::Unimplemented("written by a newer version (format " + std::to_string(version) +
-                                 "); this build reads up to " + std::to_string(kFormatVersion));
-  }
-  const uint32_t flags = GetU32(at + 12);
-  if (flags != 0) {
-    return Status::DataLoss("unknown flags " + Hex(flags) + " at offset 12; format " +
-                            std::to_string(version) + " has none");
-  }
-  return Status::Ok();
-}
-
-// Calls on_field(number, data, bytes) for each length-delimited field of one message on the wire.
-// DataLoss with the offset from `origin` when it is none.
-template <typename OnField>
-Status WalkMessage(const char* data, int size, int64_t origin, OnField on_field) {
-  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(data), size);
-  while (const uint32_t tag = in.ReadTag()) {
-    uint64_t skipped;
-    uint32_t length = 0;
-    bool ok = false;
-    switch (tag & 7u) {
-      case 0:
-        ok = in.ReadVarint64(&skipped);
-        break;
-      case 1:
-        ok = in.Skip(8);
-        break;
-      case 2:
-        ok = in.ReadVarint32(&length);
-        if (ok) {
-          const int begin = in.CurrentPosition();
-          ok = in.Skip(static_cast<int>(length));
-          if (ok) AS_RETURN_IF_ERROR(on_field(tag >> 3, data + begin, static_cast<int>(length)));
-        }
-        break;
-      case 5:
-        ok = in.Skip(4);
-        break;
-      default:
-        break;  // Groups are not used by any version.
-    }
-    if (!ok) {
-      return Status::DataLoss("the message is malformed near offset " +
-                              std::to_string(origin + in.CurrentPosition()));
-    }
-  }
-  return Status::Ok();
-}
 
 // Counts repeated messages on the wire before the parser makes an object of each: two bytes on disk
 // can become a hundred in memory.
@@ -113,19 +33,14 @@ Status CheckRecordCounts(const char* message, int size) {
       });
 }
 
-std::string SerializeDeterministic(const google::protobuf::MessageLite& message) {
-  std::string bytes;
-  google::protobuf::io::StringOutputStream stream(&bytes);
-  google::protobuf::io::CodedOutputStream out(&stream);
-  out.SetSerializationDeterministic(true);  // Map order must not differ between two runs.
-  message.SerializeToCodedStream(&out);
-  out.Trim();
-  return bytes;
-}
-
 }  // namespace
 
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
+  const bool version3 = spec.embedding_scale() != 0.0f || spec.residual_scale() != 0.0f ||
+                        spec.logits_scale() != 0.0f || spec.logits_soft_cap() != 0.0f ||
+                        spec.norm_placement() != proto::NORM_BEFORE || spec.qk_norm_whole() ||
+                        spec.window_rope();
+  if (version3) return 3;
   return spec.weight_quant_size() > 0 ? 2 : 1;
 }
 
@@ -219,7 +134,8 @@ std::array<unsigned char, kParamHeaderContentBytes> EncodeParamHeader(const Para
 }
 
 Result<ParamHeader> DecodeParamHeader(const unsigned char* bytes) {
-  AS_RETURN_IF_ERROR(CheckMagicAndVersion(bytes, kParamMagic, "parameter (.asparam)"));
+  AS_RETURN_IF_ERROR(
+      CheckMagicAndVersion(bytes, kParamMagic, "parameter (.asparam)", kFormatVersion));
   if (GetU64(bytes + 56) != Hash64(bytes, 56)) {
     return Status::DataLoss("the header's checksum at offset 56 is wrong: the file is damaged");
   }
@@ -256,7 +172,8 @@ Result<proto::ModelFile> DecodeGraph(std::string_view bytes) {
     return Status::DataLoss("the file has " + std::to_string(size) +
                             " bytes; a graph has at most " + std::to_string(kMaxGraphBytes));
   }
-  AS_RETURN_IF_ERROR(CheckMagicAndVersion(bytes.data(), kGraphMagic, "graph (.asgraph)"));
+  AS_RETURN_IF_ERROR(
+      CheckMagicAndVersion(bytes.data(), kGraphMagic, "graph (.asgraph)", kFormatVersion));
   const int64_t body_end = size - kGraphChecksumBytes;
   if (GetU64(bytes.data() + body_end) != Hash64(bytes.data(), body_end)) {
     return Status::DataLoss("the checksum at offset " + std::to_string(body_end) +

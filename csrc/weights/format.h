@@ -13,16 +13,16 @@
 #include "allspark/status.h"
 #include "base/int_math.h"
 #include "weights/model_reader.h"
+#include "weights/wire.h"
 
 namespace allspark::weights {
 
 static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
-inline constexpr uint32_t kFormatVersion = 2;  // The newest that this build reads and writes.
+inline constexpr uint32_t kFormatVersion = 3;  // The newest that this build reads and writes.
 // The version that a model is written in: the oldest one that can hold it.
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
-inline constexpr int64_t kMagicBytes = 8;
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};
 inline constexpr char kParamMagic[kMagicBytes] = {'A', 'S', 'P', 'A', 'R', 'A', 'M', '\0'};
 inline constexpr int64_t kGraphHeaderBytes = 16;

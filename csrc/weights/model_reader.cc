@@ -110,7 +110,7 @@ Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char
   const uint32_t version = weights::FormatVersionOf(file.spec());
   if (file.format_version() < version) {
     // Readers of that version would not see what they do not know.
-    return Status::DataLoss("spec: weight_quant needs format " + std::to_string(version) +
+    return Status::DataLoss("spec: its fields need format " + std::to_string(version) +
                             "; the file has format " + std::to_string(file.format_version()));
   }
   const Result<std::vector<RequiredTensor>> required = RequiredTensors(file.spec());
@@ -179,6 +179,7 @@ class Reader final : public ModelReader {
     if (found != views_.end()) return found->second;
     return Status::NotFound("tensor \"" + std::string(name) + "\" is not in " + source_);
   }
+  void ReleasePages() const override { mapping_.ReleasePages(); }
 
   // Takes the graph's bytes apart. Errors do not name the file.
   Status ReadGraph(std::string_view graph) {

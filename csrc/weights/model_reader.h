@@ -44,6 +44,9 @@ class ModelReader {
   virtual const std::string& source() const = 0;
   // NotFound naming tensor and file.
   virtual Result<WeightView> Find(std::string_view name) const = 0;
+  // Gives the memory of mapped weights back; what is touched again is read from the file again. An
+  // image in memory stays: there is no other copy of it.
+  virtual void ReleasePages() const {}
 };
 
 // Which tensors a spec requires, with dtype, shape and layout: the one list that writer, reader and

@@ -61,6 +61,10 @@ Status CheckRopeAndWindows(const proto::DecoderSpec& spec) {
     return Status::InvalidArgument("rotary_dim is " + std::to_string(spec.rotary_dim()) +
                                    "; it must be even");
   }
+  if (spec.window_rope() && (spec.rotary_dim() == 0 || spec.layer_window_size() == 0)) {
+    return Status::InvalidArgument(
+        "window_rope is true; it must be false without rotary_dim and layer_window");
+  }
   if (spec.layer_window_size() != 0 && spec.layer_window_size() != spec.num_layers()) {
     return Status::InvalidArgument("layer_window has " + std::to_string(spec.layer_window_size()) +
                                    " values; it must have none or num_layers, " +
@@ -82,6 +86,21 @@ Status CheckFloatsAndEnums(const proto::DecoderSpec& spec) {
                                 "finite and not negative", spec.attention_scale() >= 0.0f));
   AS_RETURN_IF_ERROR(CheckFloat("attention_soft_cap", spec.attention_soft_cap(),
                                 "finite and not negative", spec.attention_soft_cap() >= 0.0f));
+  const std::pair<const char*, float> scales[] = {{"embedding_scale", spec.embedding_scale()},
+                                                  {"residual_scale", spec.residual_scale()},
+                                                  {"logits_scale", spec.logits_scale()},
+                                                  {"logits_soft_cap", spec.logits_soft_cap()}};
+  for (const auto& [field, value] : scales) {
+    AS_RETURN_IF_ERROR(CheckFloat(field, value, "finite and not negative", value >= 0.0f));
+  }
+  if (!proto::NormPlacement_IsValid(spec.norm_placement())) {
+    return Status::InvalidArgument("norm_placement is " + std::to_string(spec.norm_placement()) +
+                                   "; it must be a value of NormPlacement, 0 to " +
+                                   std::to_string(proto::NormPlacement_MAX));
+  }
+  if (spec.qk_norm_whole() && !spec.qk_norm()) {
+    return Status::InvalidArgument("qk_norm_whole is true; it must be false without qk_norm");
+  }
   if (!proto::Activation_IsValid(spec.activation())) {
     return Status::InvalidArgument("activation is " + std::to_string(spec.activation()) +
                                    "; it must be a value of Activation, 0 to " +
@@ -216,20 +235,25 @@ void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) 
   const int64_t q_size = spec.num_heads() * spec.head_dim();
   const int64_t qkv_size = q_size + 2 * spec.num_kv_heads() * spec.head_dim();
   const int64_t inner = spec.intermediate_size();
-  list.Vector(prefix + "attention_norm", hidden);
+  const bool before = spec.norm_placement() != proto::NORM_AFTER;
+  const bool after = spec.norm_placement() != proto::NORM_BEFORE;
+  if (before) list.Vector(prefix + "attention_norm", hidden);
   list.Gemm(prefix + "qkv", qkv_size, hidden);
   if (spec.qkv_bias()) list.Vector(prefix + "qkv_bias", qkv_size);
   if (spec.qk_norm()) {
-    list.Vector(prefix + "q_norm", spec.head_dim());
-    list.Vector(prefix + "k_norm", spec.head_dim());
+    const int64_t kv_size = spec.num_kv_heads() * spec.head_dim();
+    list.Vector(prefix + "q_norm", spec.qk_norm_whole() ? q_size : spec.head_dim());
+    list.Vector(prefix + "k_norm", spec.qk_norm_whole() ? kv_size : spec.head_dim());
   }
   list.Gemm(prefix + "o", hidden, q_size);
   if (spec.o_bias()) list.Vector(prefix + "o_bias", hidden);
-  list.Vector(prefix + "mlp_norm", hidden);
+  if (after) list.Vector(prefix + "attention_post_norm", hidden);
+  if (before) list.Vector(prefix + "mlp_norm", hidden);
   list.Gemm(prefix + "gate_up", 2 * inner, hidden);
   if (spec.mlp_bias()) list.Vector(prefix + "gate_up_bias", 2 * inner);
   list.Gemm(prefix + "down", hidden, inner);
   if (spec.mlp_bias()) list.Vector(prefix + "down_bias", hidden);
+  if (after) list.Vector(prefix + "mlp_post_norm", hidden);
 }
 
 }  // namespace
@@ -251,6 +275,7 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   list.Vector("final_norm", spec.hidden_size());
   if (!spec.tie_embeddings()) list.Gemm("lm_head", spec.vocab_size(), spec.hidden_size());
   if (spec.rotary_dim() > 0) list.Vector("rope.inv_freq", spec.rotary_dim() / 2);
+  if (spec.window_rope()) list.Vector("rope.window_inv_freq", spec.rotary_dim() / 2);
   Result<std::vector<RequiredTensor>> tensors = list.Take();
   if (!tensors.ok()) return tensors;
   const Result<weights::FilePlan> plan = weights::PlanFile(tensors.value());

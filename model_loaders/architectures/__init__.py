@@ -2,6 +2,17 @@
 all.
 """
 
-from . import llama
+from . import baichuan, chatglm, gemma, glm, granite, internlm, llama, olmo, phi, qwen
 
-__all__ = ["llama"]
+__all__ = [
+    "baichuan",
+    "chatglm",
+    "gemma",
+    "glm",
+    "granite",
+    "internlm",
+    "llama",
+    "olmo",
+    "phi",
+    "qwen",
+]

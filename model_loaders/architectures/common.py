@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..config import ModelConfig
 from ..errors import UnsupportedModelError
+from ..spec import Weight
 
 # No decoder is deeper; rules are expanded for every layer, so the number is bounded before.
 _MAX_LAYERS = 4096
+
+_WHOLE_MODEL = ("embedding", "final_norm", "lm_head")
+NORMS = (
+    "attention_norm",
+    "attention_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "q_norm",
+    "k_norm",
+    "final_norm",
+)
+_BIASED = ("qkv", "o", "gate_up", "down")
 
 _ACTIVATIONS = {
     "silu": "SILU",
@@ -20,6 +34,43 @@ _ACTIVATIONS = {
 }
 
 
+def weights(layer: str, **modules: str) -> tuple[Weight, ...]:
+    """The rules of a decoder whose modules have these names, by the decoder's tensors; several,
+    separated by spaces, are stacked. Those of a layer follow ``layer``, which has ``{i}``.
+
+    Matrices of layers have rules for their biases, too, which do nothing where a spec has none.
+    """
+    rules = []
+    for tensor, names in modules.items():
+        prefix, where = ("", "") if tensor in _WHOLE_MODEL else ("layers.{i}.", layer)
+        sources = [where + name for name in names.split()]
+        for kind in ("weight", "bias") if tensor in _BIASED else ("weight",):
+            target = prefix + tensor + ("_bias" if kind == "bias" else "")
+            tied = tensor == "lm_head"
+            rules.append(Weight(target, tuple(f"{name}.{kind}" for name in sources), tied))
+    return tuple(rules)
+
+
+def changed(rules: tuple[Weight, ...], *tensors: str, **changes: Any) -> tuple[Weight, ...]:
+    """``rules`` with ``changes`` of those for ``tensors`` and their biases."""
+    names = {*tensors, *(f"{tensor}_bias" for tensor in tensors)}
+    return tuple(
+        replace(rule, **changes) if rule.target.split(".")[-1] in names else rule for rule in rules
+    )
+
+
+def require(config: ModelConfig, **fields: Any) -> None:
+    """Refuses a configuration in which one of ``fields`` is there with another value."""
+    for name, value in fields.items():
+        if config.get(name) not in (None, value):
+            raise config.refuse(name, value)
+
+
+def optional_number(config: ModelConfig, name: str) -> float:
+    """A number above 0, or 0 where the field is absent or null."""
+    return 0.0 if config.get(name) is None else config.number(name)
+
+
 def sizes(config: ModelConfig) -> dict[str, Any]:
     """Sizes, norm and tying. Absent ``head_dim`` and ``num_key_value_heads`` follow from the other
     sizes.
@@ -28,7 +79,8 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise config.error(
-            "num_attention_heads", f"is {heads}, not a multiple of num_key_value_heads, {kv_heads}"
+            "num_attention_heads",
+            f"is {heads}, not a multiple of {config.own_name('num_key_value_heads')}, {kv_heads}",
         )
     if config.get("head_dim") is None and hidden % heads:
         raise config.error(
@@ -57,12 +109,12 @@ def activation(config: ModelConfig) -> str:
     return _ACTIVATIONS[name]
 
 
-def layer_windows(config: ModelConfig, always: bool = False) -> list[int]:
+def layer_windows(config: ModelConfig, always: bool = False, pattern: int = 0) -> list[int]:
     """The attention window of each layer in tokens, 0 for full attention; empty where all are full.
 
     ``always``: a ``sliding_window`` counts for every layer. Otherwise it counts where
-    ``use_sliding_window`` says so, for the layers that ``layer_types`` names, or for those from
-    ``max_window_layers`` on.
+    ``use_sliding_window`` says so, for those from ``max_window_layers`` on. Of every ``pattern``
+    layers the last has none. Where ``layer_types`` is given, it says which layers instead.
     """
     window = config.integer("sliding_window", 0, minimum=0)
     layers = config.integer("num_hidden_layers", maximum=_MAX_LAYERS)
@@ -72,7 +124,9 @@ def layer_windows(config: ModelConfig, always: bool = False) -> list[int]:
     if types is None:
         first = 0 if always else config.integer("max_window_layers", 28, minimum=0)
         types = [
-            "sliding_attention" if window and i >= first else "full_attention"
+            "sliding_attention"
+            if window and i >= first and (not pattern or (i + 1) % pattern)
+            else "full_attention"
             for i in range(layers)
         ]
     if not isinstance(types, list) or len(types) != layers:

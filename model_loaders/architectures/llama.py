@@ -7,33 +7,24 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import ModelConfig
-from ..spec import Architecture, Weight, register
-from .common import activation, layer_windows, sizes
+from ..spec import Architecture, register
+from .common import activation, layer_windows, sizes, weights
 
-_LAYER = "model.layers.{i}."
-_ATTENTION = _LAYER + "self_attn."
-_QKV = tuple(_ATTENTION + name for name in ("q_proj", "k_proj", "v_proj"))
-_GATE_UP = (_LAYER + "mlp.gate_proj", _LAYER + "mlp.up_proj")
-
-WEIGHTS = (
-    Weight("embedding", ("model.embed_tokens.weight",)),
-    Weight("layers.{i}.attention_norm", (_LAYER + "input_layernorm.weight",)),
-    Weight("layers.{i}.qkv", tuple(name + ".weight" for name in _QKV)),
-    Weight("layers.{i}.qkv_bias", tuple(name + ".bias" for name in _QKV)),
-    Weight("layers.{i}.o", (_ATTENTION + "o_proj.weight",)),
-    Weight("layers.{i}.o_bias", (_ATTENTION + "o_proj.bias",)),
-    Weight("layers.{i}.mlp_norm", (_LAYER + "post_attention_layernorm.weight",)),
-    Weight("layers.{i}.gate_up", tuple(name + ".weight" for name in _GATE_UP)),
-    Weight("layers.{i}.gate_up_bias", tuple(name + ".bias" for name in _GATE_UP)),
-    Weight("layers.{i}.down", (_LAYER + "mlp.down_proj.weight",)),
-    Weight("layers.{i}.down_bias", (_LAYER + "mlp.down_proj.bias",)),
-    Weight("final_norm", ("model.norm.weight",)),
-    Weight("lm_head", ("lm_head.weight",), optional=True),
-)
-QK_NORM = (
-    Weight("layers.{i}.q_norm", (_ATTENTION + "q_norm.weight",)),
-    Weight("layers.{i}.k_norm", (_ATTENTION + "k_norm.weight",)),
-)
+# The names of modules, which relatives change one by one.
+NAMES = {
+    "layer": "model.layers.{i}.",
+    "embedding": "model.embed_tokens",
+    "attention_norm": "input_layernorm",
+    "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate_up": "mlp.gate_proj mlp.up_proj",
+    "down": "mlp.down_proj",
+    "final_norm": "model.norm",
+    "lm_head": "lm_head",
+}
+WEIGHTS = weights(**NAMES)
+QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 # Frequencies that old checkpoints carry; they are computed from the configuration.
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
@@ -69,4 +60,4 @@ def qwen3(config: ModelConfig) -> dict[str, Any]:
 register(Architecture("LlamaForCausalLM", decoder, WEIGHTS, IGNORED))
 register(Architecture("MistralForCausalLM", mistral, WEIGHTS, IGNORED))
 register(Architecture("Qwen2ForCausalLM", qwen2, WEIGHTS, IGNORED))
-register(Architecture("Qwen3ForCausalLM", qwen3, WEIGHTS + QK_NORM, IGNORED))
+register(Architecture("Qwen3ForCausalLM", qwen3, weights(**NAMES, **QK_NORM), IGNORED))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from allspark._allspark import GenerateConfig, MaskQueue, QueuedMask
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 
 MAX_LENGTH = 512
@@ -35,3 +37,12 @@ GREEDY = {"do_sample": False, "max_new_tokens": 8}
 def read_all(queue) -> list[int]:
     """Every token the queue still gives."""
     return [token for elements in queue for token in elements.ids_from_generate]
+
+
+def start_endless(engine):
+    """Handles of a request that runs until it is stopped, since its mask does not come."""
+    status, handles, _ = engine._native.start_request(
+        "m", np.array([1]), GenerateConfig(), QueuedMask(MaskQueue(), [])
+    )
+    assert status.ok, status
+    return handles

@@ -104,14 +104,18 @@ class Pool:
                 block.last_used = self.now
                 self.unused.append(block)
 
+    def withdraw(self, block: Block) -> None:
+        """What was to be filled and was not is not there."""
+        if block.beginning is not None and not block.filled:
+            del self.known[block.beginning]
+            block.beginning = None
+
     def trim(self, s: Sequence, kept: int) -> None:
-        """Gives blocks back, the last one first. What it was to fill and did not is not there."""
+        """Gives blocks back, the last one first."""
         while len(s.table) > kept:
             block = s.table.pop()
-            own = (len(s.table) + 1) * self.block > s.begin
-            if own and block.beginning is not None and not block.filled:
-                del self.known[block.beginning]
-                block.beginning = None
+            if (len(s.table) + 1) * self.block > s.begin:  # its own to fill
+                self.withdraw(block)
             self.give_back(block)
 
     def beginnings(self, s: Sequence, begin: int, end: int) -> Iterator[tuple[int, tuple]]:
@@ -155,12 +159,15 @@ class Model:
     chunk: int
     chunk_beside_decodes: int
     pool: Pool
+    interrupts: bool = False
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     plan: list[Chunk] = field(default_factory=list)
     arrivals: int = 0
     preemptions: int = 0
     preempted_now: bool = False
+    interrupted: list[Sequence] = field(default_factory=list)
+    committed: bool = True
 
     def add(self, name: int, priority: int, max_length: int, ids: list[int]) -> None:
         self.waiting.append(Sequence(name, priority, ids, max_length, self.arrivals))
@@ -186,16 +193,18 @@ class Model:
         """Blocks of the known tokens and one to grow into."""
         return min(self.blocks_for(s.tokens) + 1, self.blocks_for(s.max_length))
 
-    def preempt_last(self) -> Sequence:
+    def preempt_last(self) -> None:
         victim = self.running.pop()
         self.pool.trim(victim, 0)
+        self.plan = [c for c in self.plan if c.sequence is not victim]
+        self.preempted_now = True
+        if self.interrupts:
+            self.interrupted.append(victim)
+            return
         victim.computed = victim.begin = 0
         self.waiting.append(victim)
         self.sort()
-        self.plan = [c for c in self.plan if c.sequence is not victim]
         self.preemptions += 1
-        self.preempted_now = True
-        return victim
 
     def room(self, s: Sequence, begin: int) -> int:
         """Tokens that fit into its own blocks and the available ones."""
@@ -206,9 +215,19 @@ class Model:
             s.table.append(self.pool.take_new())
         self.plan.append(Chunk(s, begin, count))
 
+    def drop_uncomputed(self) -> None:
+        """A step was planned and not computed."""
+        for s in self.running:
+            self.pool.trim(s, self.blocks_for(s.computed))
+            if len(s.table) * self.pool.block > s.computed:
+                self.pool.withdraw(s.table[-1])
+
     def step(self) -> list[Chunk]:
+        if not self.committed:
+            self.drop_uncomputed()
         self.plan = []
-        self.preempted_now = False
+        self.interrupted = []
+        self.preempted_now = self.committed = False
         self.pool.expire()
         for s in [s for s in self.running if s.left == 1]:
             while s in self.running and self.room(s, s.computed) == 0:
@@ -260,6 +279,7 @@ class Model:
         return promised + self.grown(s) - shared <= self.pool.available
 
     def commit(self) -> None:
+        self.committed = True
         for chunk in self.plan:
             s, before = chunk.sequence, chunk.sequence.computed
             s.computed = chunk.begin + chunk.count
@@ -272,6 +292,8 @@ class Model:
             f"available {self.pool.available} unused {len(self.pool.unused)} "
             f"preempted {self.preemptions} waiting {waiting} running {running}"
         )
+        if self.interrupted:
+            text += f" interrupted {' '.join(str(s.name) for s in self.interrupted)}"
         return " ".join(text.split())
 
 
@@ -289,7 +311,13 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
             script = words[1]
             values = parse_pairs(words[2:])
             pool = Pool(values["blocks"], values["block"], bool(values["cache"]), values["ttl"])
-            model = Model(values["max_batch"], values["chunk"], values["beside_decodes"], pool)
+            model = Model(
+                values["max_batch"],
+                values["chunk"],
+                values["beside_decodes"],
+                pool,
+                bool(values["interrupts"]),
+            )
             continue
         assert model is not None, "a trace begins with a script"
         expected = None

@@ -11,12 +11,14 @@ import re
 
 import numpy as np
 import pytest
+from support import families
 from support.checkpoints import safetensors_bytes, shared_data
 from support.parity import (
     BFLOAT16_FACTOR,
     FLOAT32_FACTOR,
     exact_model,
     greedy,
+    logits_of,
     randomize,
     reference_for,
 )
@@ -61,7 +63,49 @@ LLAMA3 = rope(
     original_max_position_embeddings=64,
 )
 
-# Name -> (transformers' prefix, what differs from BASE).
+LONGROPE = rope(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.5, 2.0, 2.0, 2.5, 3.0],
+    long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 9.0],
+    original_max_position_embeddings=32,
+)
+PHI3 = {"pad_token_id": 0}
+GLM = {"head_dim": 16, "pad_token_id": 0}
+GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
+GEMMA2 = {
+    **GEMMA,
+    "attn_implementation": "eager",  # of which alone transformers has a soft cap
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 20.0,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 11,
+}
+GEMMA3 = {
+    **GEMMA,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "sliding_window": 11,
+}
+GRANITE = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.22,
+}
+MINICPM = {
+    "attention_multiplier": 16**-0.5,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 64 / 16,
+    "residual_multiplier": 1.4 / 2**0.5,
+}
+SPLIT_HEADS = {"num_key_value_heads": 4}  # what has no groups
+
+# Name -> (transformers' prefix, what differs from BASE, and for families that transformers has no
+# class for, how they save such a model).
 ROWS = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -84,6 +128,33 @@ ROWS = {
     "qwen3-head-dim": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-window-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, **WINDOW,
                                     "max_window_layers": 0}),
+    "yi": ("Llama", rope("default", rope_theta=5e6)),
+    "codellama": ("Llama", {**SPLIT_HEADS, **rope("default", rope_theta=1e6)}),
+    "internlm": ("Llama", {**SPLIT_HEADS, "attention_bias": True}, families.internlm),
+    "internlm2": ("Llama", rope("default", rope_theta=1e6), families.internlm2),
+    "internlm2-bias": ("Llama", {"attention_bias": True}, families.internlm2),
+    "internlm3": ("Llama", {"attention_bias": True, "mlp_bias": True}, families.internlm3),
+    "baichuan": ("Llama", SPLIT_HEADS, families.baichuan),
+    "baichuan2": ("Llama", SPLIT_HEADS, families.baichuan2),
+    "qwen1": ("Qwen2", SPLIT_HEADS, families.qwen1),
+    "phi3": ("Phi3", PHI3),
+    "phi3-window": ("Phi3", {**PHI3, "sliding_window": 11}),
+    "phi3-longrope": ("Phi3", {**PHI3, **LONGROPE, "original_max_position_embeddings": 32}),
+    "phi4-mini": ("Phi3", {**PHI3, **rope("default", partial_rotary_factor=0.75),
+                           "tie_word_embeddings": True}),
+    "glm": ("Glm", {**GLM, "num_key_value_heads": 1}),
+    "chatglm3": ("Glm", {**GLM, **rope("default", partial_rotary_factor=0.5)}, families.chatglm),
+    "glm4": ("Glm4", GLM),
+    "granite": ("Granite", GRANITE),
+    "granite-tied": ("Granite", {**GRANITE, "tie_word_embeddings": True}),
+    "minicpm": ("Granite", {**MINICPM, "tie_word_embeddings": True}, families.minicpm),
+    "gemma": ("Gemma", GEMMA),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma3": ("Gemma3", GEMMA3),
+    "gemma3-1b": ("Gemma3", GEMMA3, families.gemma3),
+    "olmo2": ("Olmo2", {}),
+    "glm-4": ("Glm", {**GLM, **rope("default", partial_rotary_factor=0.5, rope_theta=5e6)},
+              families.chatglm),
 }  # fmt: skip
 
 PROMPT_LENGTH = 40
@@ -93,11 +164,15 @@ NAME = "model"
 
 def build(row, seed=1):
     """The transformers model of a row, in float32, with random weights."""
-    prefix, fields = ROWS[row]
-    config_class = getattr(transformers, f"{prefix}Config")
-    config = config_class(**{**BASE, **fields}, attn_implementation="sdpa")
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    prefix, fields, *family = ROWS[row]
+    model_class = getattr(transformers, f"{prefix}ForCausalLM")
+    config = model_class.config_class(**{**BASE, "attn_implementation": "sdpa", **fields})
+    model = model_class(config).eval()
     randomize(model, seed)
+    if family == [families.baichuan2]:
+        families.unit_head(model)
+    model.family = family[0] if family else None
+    logits_of(model, prompt_ids())  # Frequencies that depend on the length are those of prompts.
     return model
 
 
@@ -106,7 +181,10 @@ def prompt_ids(length=PROMPT_LENGTH, seed=0):
 
 
 def save(model, directory):
-    model.save_pretrained(directory)
+    if model.family is None:
+        model.save_pretrained(directory)
+    else:
+        families.save_as(model.family, model, directory)
     return str(directory)
 
 
@@ -212,8 +290,9 @@ def test_float32_states_embeddings_and_scores(tmp_path, row):
     (tensors,) = queue.Get().tensors_from_model_inference
     reference.check(tensors["logits"])
     assert np.abs(tensors["hidden_states"] - states).max() <= bound
-    table = model.get_input_embeddings().weight.detach().numpy()
-    np.testing.assert_array_equal(tensors["inputs_embedding"], table[ids])
+    with torch.no_grad():
+        first = model.model(torch.tensor([ids]), output_hidden_states=True).hidden_states[0][0]
+    np.testing.assert_array_equal(tensors["inputs_embedding"], first.numpy())
 
     # A vector that is off by e is off by at most 2 e / |v| when it is divided by its length |v|.
     # Beside that, three roundings of elements up to 1.

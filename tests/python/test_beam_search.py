@@ -7,7 +7,13 @@ import random
 import numpy as np
 import pytest
 from allspark import AsStatus
-from engine_fixture import VOCAB_SIZE, read_all, start_engine, write_small_checkpoint
+from engine_fixture import (
+    VOCAB_SIZE,
+    read_all,
+    start_endless,
+    start_engine,
+    write_small_checkpoint,
+)
 
 OK = AsStatus.ALLSPARK_SUCCESS
 VOCAB = 101  # of the models of test_architectures
@@ -206,8 +212,11 @@ def test_early_stopping_has_two_meanings(running):
 def test_stopping_one_sequence_stops_all(running):
     for group in ({**BEAMS, "num_return_sequences": 3}, {"best_of": 4, "n": 3}):
         config = {**group, "max_new_tokens": 400}
+        # No step ends before its mask comes, so the search cannot.
+        endless = start_endless(running)
         handles, queues = start(running, config)
         assert running.stop_request("m", handles[1]) == OK
+        assert running.release_request("m", endless) == OK
         assert running.sync_request("m", handles) == OK
         assert {queue.finish_reason for queue in queues} == {"cancelled"}
         assert running.release_request("m", handles) == OK

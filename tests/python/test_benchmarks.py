@@ -88,6 +88,15 @@ def test_the_prefix_cache_is_compared(tmp_path: Path) -> None:
     assert re.search(r"\| 96.0% \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
 
 
+def test_adapters_are_compared_with_the_base_model(tmp_path: Path) -> None:
+    script = [sys.executable, str(BENCHMARKS / "lora.py"), "--work-dir", str(tmp_path)]
+    sizes = ["--shape", "tiny", "--requests", "4", "--adapters", "2", "--output", "4"]
+    result = subprocess.run([*script, *sizes, "--rounds", "1"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for name in ("all linear", "q and v"):
+        assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
+
+
 def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
     result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
     assert result.returncode == 0, result.stderr

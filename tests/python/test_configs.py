@@ -27,6 +27,7 @@ def test_runtime_builder_sets_every_field():
         .kv_cache_mode(AsCacheMode.AsCacheQuantU4)
         .kv_cache_span_size(64)
         .set_span_init_size(100)
+        .interrupt_on_cache_exhaustion()
         .prefill_cache(False)
         .prefix_cache_ttl(60)
         .lora_max_rank("8")
@@ -50,6 +51,7 @@ def test_runtime_builder_sets_every_field():
         cache_mode=AsCacheMode.AsCacheQuantU4,
         cache_span_size=64,
         cache_span_num_init=100,
+        interrupt_on_cache_exhaustion=True,
         enable_prefix_cache=False,
         prefix_cache_ttl=60,
         lora_max_rank=8,

@@ -91,6 +91,25 @@ def test_guided_example(demo_model):
     assert set(json.loads(animal)) == {"name", "legs"}
 
 
+def test_lora_example(demo_model):
+    """The demo adapter reads every 2 as a 3, and is what its README says."""
+    example = ["examples/python/lora.py", str(demo_model), "12+35", "examples/demo_adapter"]
+    base, adapter = run([sys.executable, *example]).stdout.splitlines()
+    assert base.startswith("without an adapter: ") and "47" in base
+    assert adapter.startswith("demo_adapter: ") and "48" in adapter
+
+    from allspark.model_loader import HuggingFaceModel, LoraAdapter
+
+    loader = HuggingFaceModel(str(demo_model), "demo")
+    (pair,) = LoraAdapter(ROOT / "examples" / "demo_adapter", loader).pairs
+    a, b = pair.read()
+    two, three = (loader.get_tokenizer().encode(digit)[-1] for digit in "23")
+    assert a.shape == (len(a), 1) and a[two] == 1 and abs(a).sum() == 1
+    with loader.checkpoint_tensors()["model.embed_tokens.weight"].open() as bits:
+        rows = (bits[[two, three]].astype("<u4") << 16).view("<f4")
+    assert (b[:, 0] == rows[1] - rows[0]).all()
+
+
 def test_conversation_example(demo_model):
     questions = ["12+35", "what is a resultqueue", "How does the prefix cache work?"]
     example = [sys.executable, "examples/python/conversation.py", str(demo_model), *questions]

@@ -524,3 +524,28 @@ def test_all_schemas_of_others(guided, schemas, least_ended, most_refused):
     ended, cut, refused = check_schemas(guided, list(schemas()))
     print(f"{ended} ended by themselves, {cut} were cut, {refused} were refused")
     assert ended > least_ended and refused < most_refused
+
+
+def test_a_guided_request_goes_on_in_its_format(guided):
+    form = {"type": "json_schema", "json_schema": PERSON}
+    ids, text, reason = guided.run(form, max_new_tokens=200)
+    assert reason == "stop"
+    prompt = guided.tokenizer.encode(PROMPT)
+    config = {
+        "temperature": 2.0, "top_k": 0, "max_new_tokens": 200, "eos_token_id": EOS, "seed": 3,
+        "response_format": form,
+    }  # fmt: skip
+
+    def resume(generated: list[int]):
+        fields = {**config, "num_generated_in_prompt": len(generated)}
+        return guided.engine.start_request_ids(
+            "m", guided.loader, [*prompt, *generated], fields
+        )
+
+    for count in (1, len(ids) // 2, len(ids) - 1):
+        status, _, queue = resume(ids[:count])
+        assert status == OK, guided.engine.last_error()
+        assert read_all(queue) == ids[count:] and queue.finish_reason == "stop"
+    status, _, _ = resume(guided.tokenizer.encode("[no"))
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR
+    assert "do not begin a text of the response_format" in guided.engine.last_error()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from allspark import AsStatus
+from allspark import AsCacheMode, AsStatus
 from allspark._allspark import GenerateConfig
 from engine_fixture import VOCAB_SIZE, start_engine, write_small_checkpoint
 
@@ -31,6 +31,7 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
         "top_p": rng.uniform(0.3, 1),
         "min_p": rng.uniform(0, 0.2),
         "max_length": prompt_length + rng.randint(20, 90),
+        "num_generated_in_prompt": rng.randrange(min(prompt_length, 20)),
         "min_length": prompt_length + rng.randint(0, 10),
         "min_new_tokens": rng.randint(0, 10),
         "early_stopping": rng.random() < 0.5,
@@ -60,16 +61,17 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
         "pooling": rng.choice(["", "mean", "last"]),
         "normalize": rng.random() < 0.5,
         "priority": rng.randint(-2, 2),
+        "timeout_ms": rng.choice([0, 10**8]),
     }
     config = {name: value for name, value in values.items() if rng.random() < 0.5}
     group = random_group(rng)
-    fixed = {"seed", "max_new_tokens"}
+    fixed = {"seed", "max_new_tokens", "lora_name"}  # adapters: test_lora.py
     fields = set(values) | set(group) | fixed
     assert fields == set(GenerateConfig().to_dict()), "a field is not in this test"
     refused = {
-        "num_beams": [*TENSORS, "prompt_lookup_num_tokens", "prompt_logprobs",
-                      "repetition_ngram_threshold"],
-        "best_of": [*TENSORS, "do_sample"],
+        "num_beams": [*TENSORS, "num_generated_in_prompt", "prompt_lookup_num_tokens",
+                      "prompt_logprobs", "repetition_ngram_threshold"],
+        "best_of": [*TENSORS, "num_generated_in_prompt", "do_sample"],
     }  # fmt: skip
     for name in [name for kind, names in refused.items() if group[kind] > 1 for name in names]:
         config.pop(name, None)
@@ -111,10 +113,12 @@ def outcome(queue) -> tuple:
 
 
 @pytest.mark.parametrize("blocks", [0, 20], ids=["roomy", "preempting"])
-def test_mixed_batch_equals_each_alone(tmp_path, blocks):
+@pytest.mark.parametrize("cache_mode", AsCacheMode, ids=lambda mode: mode.name)
+def test_mixed_batch_equals_each_alone(tmp_path, blocks, cache_mode):
     engine, _ = start_engine(
         write_small_checkpoint(tmp_path), engine_max_batch=64, engine_max_length=256,
         engine_max_prefill_length=64, cache_span_size=16, cache_span_num_init=blocks,
+        kv_cache_mode=cache_mode,
     )  # fmt: skip
     engine.start_model("m")
     rng = random.Random(17)

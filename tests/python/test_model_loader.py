@@ -44,7 +44,7 @@ from support.fake_native import FakeEngine, FakeWriter, required_tensors
 @pytest.fixture
 def fake_native(monkeypatch):
     """Loaders write with the stand-in; gives the list of its instances."""
-    monkeypatch.setattr(hugging_face, "native", lambda: Native(FakeWriter, required_tensors))
+    monkeypatch.setattr(hugging_face, "native", lambda: Native(FakeWriter, required_tensors, None))
     monkeypatch.setattr(FakeWriter, "made", [])
     return FakeWriter.made
 
@@ -307,6 +307,13 @@ def test_missing_fields_are_named(tmp_path, field):
         ({"rope_scaling": 5}, "rope_scaling is 5, expected an object"),
         ({"rope_scaling": {"type": "linear"}}, "'factor' is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "'low_freq_factor' is missing"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'short_factor' is missing"),
+        (
+            {"rope_scaling": {"type": "su", "long_factor": [1]},
+             "original_max_position_embeddings": 32},
+            "long_factor is not a list of 2",
+        ),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1, 0]}}, "short_factor has 0"),
     ],
 )
 def test_bad_values_are_named(changes, message):
@@ -319,12 +326,11 @@ def test_bad_values_are_named(changes, message):
     ("changes", "message"),
     [
         ({"hidden_act": "xielu"}, "hidden_act is 'xielu', supported are silu"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type is 'dynamic', supported"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_scaling": {"type": "mrope"}}, "rope_type is 'mrope', supported are default"),
         ({"rope_parameters": {"full_attention": {}}}, "per layer type"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
+        ({"quantization_config": {"quant_method": "magic"}}, "quant_method is 'magic', supported"),
         ({"architectures": ["BertModel"]}, "'BertModel' is not supported"),
     ],
 )
@@ -381,7 +387,7 @@ def test_frequencies_are_those_of_transformers(theta, head_dim, rope):
         rope_parameters={**rope, "rope_theta": theta},
     )
     reference = LlamaRotaryEmbedding(config)
-    ours = compute_rope(ModelConfig(config.to_dict()), head_dim)
+    ours = compute_rope(ModelConfig(config.to_dict()), head_dim, head_dim)
     expected = reference.inv_freq.numpy()
     assert ours.inv_freq.dtype == np.float32
     # One rounding of the power differs at most, and seldom; steps after it are the same, so they
@@ -402,7 +408,7 @@ def test_both_places_of_the_rope_parameters(rope):
         rope_theta=5e5,
         rope_scaling={"type" if key == "rope_type" else key: x for key, x in rope.items()},
     )
-    first, *others = [compute_rope(ModelConfig(config), 16) for config in (new, old, oldest)]
+    first, *others = [compute_rope(ModelConfig(config), 16, 16) for config in (new, old, oldest)]
     for other in others:
         np.testing.assert_array_equal(first.inv_freq, other.inv_freq)
         assert first.attention_scaling == other.attention_scaling
@@ -475,16 +481,6 @@ def test_override_data_type(tmp_path, fake_native):
     loader = HuggingFaceModel(str(write_checkpoint(tmp_path)), "m")
     loader.load_model(override_data_type="float32").serialize_to_memory(FakeEngine())
     assert fake_native[0].spec.compute_type == 1
-
-
-def test_what_is_not_there_yet_says_so(tmp_path, fake_native):
-    loader = HuggingFaceModel(str(write_checkpoint(tmp_path)), "m").load_model()
-    options = {"lora_cfg": {"lora_names": ["a"]}}
-    with pytest.raises(NotImplementedError, match="not available yet"):
-        loader.serialize_to_memory(FakeEngine(), **options)
-    with pytest.raises(NotImplementedError, match="not available yet"):
-        loader.serialize_to_path(None, str(tmp_path / "out"), **options)
-    assert not fake_native and not (tmp_path / "out").exists()
 
 
 def test_rope_scale_method(tmp_path, fake_native):

@@ -1,6 +1,6 @@
 """Quantised weights: what callers may ask for, and what then lies in the files.
 
-The files are read by this module's own few lines of NumPy, written from csrc/weights/README.md.
+The files are read by support/model_file.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from allspark.model_loader.export import read_graph
 from allspark.model_loader.quantization import parse_quantization
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 from support.fake_native import required_tensors
-
-UINT8, UINT4, BFLOAT16 = 10, 13, 9
-PANEL64, PANEL64_SCALE = 1, 2
+from support.model_file import PARTS, bfloat16, dequantise, parts_of, read_tensors, restore
 
 # Input features of 64 and 96: groups of 32 fit all, groups of 64 all but "down".
 WIDE = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 75}
@@ -132,6 +130,8 @@ def test_a_tied_embedding_is_one_weight(tmp_path):
     [
         ({"groupsize": 32}, "unknown key 'groupsize', expected quant_method"),
         ({"quant_method": "magic"}, "quant_method is 'magic', expected instant_quant, iq"),
+        ({"quant_method": "gptq"}, "quant_method is 'gptq', but the checkpoint's is None"),
+        ({"quant_method": "awq", "group_size": 32}, "group_size is given, which the checkpoint"),
         ({"quant_method": None}, "quant_method is None"),
         ({"weight_format": "int2"}, "weight_format is 'int2', expected int8, uint8, int4, uint4"),
         ({"weight_format": 8}, "weight_format is 8"),
@@ -167,7 +167,6 @@ def test_bad_values_are_refused_by_name(checkpoint, fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quant_method": "gptq"}, "quant_method 'gptq' is not available yet"),
         ({"quant_method": "fp8"}, "quant_method 'fp8' is not available yet"),
         ({"weight_format": "fp8_e4m3"}, "weight_format 'fp8_e4m3' is not available yet"),
     ],
@@ -208,69 +207,6 @@ def test_refusals_come_before_anything_is_written(checkpoint, tmp_path):
 
 
 # What is written.
-
-
-def bfloat16(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def unpack(record, raw):
-    """One record of a file as a row-major array; quantised values as they are stored."""
-    rows, cols = record.shape[0], record.shape[1] if len(record.shape) > 1 else 1
-    panels = -(-rows // 64)
-    if record.layout == PANEL64_SCALE:
-        values = raw.view("<u2" if record.dtype == BFLOAT16 else "u1")
-        values = values.reshape(panels, cols, 64).transpose(0, 2, 1)
-    elif record.layout == PANEL64:
-        lanes = raw.reshape(panels, -1, 64, 4)
-        if record.dtype == UINT4:
-            lanes = np.concatenate([lanes & 15, lanes >> 4], axis=-1)
-        elif record.dtype != UINT8:
-            lanes = lanes.view("<u2" if record.dtype == BFLOAT16 else "<f4")
-        values = lanes.transpose(0, 2, 1, 3)
-    else:
-        return raw.view("<u2" if record.dtype == BFLOAT16 else "<f4").reshape(record.shape)
-    values = values.reshape(panels * 64, cols)
-    assert not values[rows:].any(), f"{record.name}: the padding is not zero"
-    return values[:rows]
-
-
-def read_tensors(graph):
-    file = read_graph(graph)
-    param = np.fromfile(graph.with_suffix(".asparam"), np.uint8)
-    return file, {
-        record.name: unpack(record, param[record.offset : record.offset + record.bytes])
-        for record in file.tensors
-    }
-
-
-def dequantise(tensors, quant):
-    """The weight as float64, with the scale of each of its elements."""
-    values = tensors[quant.tensor].astype(np.int64)
-    scale = bfloat16(tensors[quant.tensor + "_scale"]).astype(np.float64)
-    per_scale = values.shape[1] // scale.shape[1]
-    assert per_scale == (quant.group_size or values.shape[1])
-    scale = np.repeat(scale, per_scale, axis=1)
-    zero = 1 << (quant.bits - 1)
-    if quant.asymmetric:
-        zero = np.repeat(tensors[quant.tensor + "_zero"].astype(np.int64), per_scale, axis=1)
-    return (values - zero) * scale, scale
-
-
-PARTS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-
-
-def parts_of(target):
-    """The names in a checkpoint of what the decoder's weight ``target`` is made of."""
-    if target in ("embedding", "lm_head"):
-        return ["lm_head.weight" if target == "lm_head" else "model.embed_tokens.weight"]
-    _, layer, name = target.split(".")
-    return [f"model.layers.{layer}.{part}.weight" for part in PARTS[name]]
 
 
 def sources(checkpoint):
@@ -374,12 +310,7 @@ def test_the_engine_computes_with_the_weights_that_the_file_holds(tmp_path, fiel
     if config is WIDE:
         quant_config["lm_head"] = "uint4"
     found = logits(tmp_path / "in", enable_quant=True, customized_quant_config=quant_config)
-    file, stored = read_tensors(tmp_path / "in" / "m.asgraph")
-    for quant in file.spec.weight_quant:
-        restored, row = dequantise(stored, quant)[0].astype(np.float32), 0
-        for name in parts_of(quant.tensor):
-            rows = len(tensors[name])
-            tensors[name], row = restored[row : row + rows], row + rows
+    restore(tensors, tmp_path / "in" / "m.asgraph")
     expected = logits(write_checkpoint(tmp_path / "restored", tensors, config))
     # The weights are the same numbers; only the sums are rounded in another order.
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())

@@ -150,9 +150,33 @@ proto::DecoderSpec TinyQuantizedSpec(proto::ComputeType compute) {
   return spec;  // layers.1.down is not quantised
 }
 
+proto::DecoderSpec TinyGemmaSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("GemmaForCausalLM", compute);
+  spec.set_norm_placement(proto::NORM_AROUND);
+  spec.set_tie_embeddings(true);
+  spec.set_embedding_scale(8.0f);
+  spec.set_logits_soft_cap(3.0f);
+  spec.set_qk_norm(true);
+  spec.set_window_rope(true);
+  spec.add_layer_window(17);
+  spec.add_layer_window(0);
+  return spec;
+}
+
+proto::DecoderSpec TinyOlmoSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("OlmoForCausalLM", compute);
+  spec.set_norm_placement(proto::NORM_AFTER);
+  spec.set_qk_norm(true);
+  spec.set_qk_norm_whole(true);
+  spec.set_residual_scale(0.22f);
+  spec.set_logits_scale(0.125f);
+  return spec;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
   return {TinyLlamaSpec(compute),   TinyQwen2Spec(compute), TinyQwen3Spec(compute),
-          TinyMistralSpec(compute), TinyOddSpec(compute),   TinyQuantizedSpec(compute)};
+          TinyMistralSpec(compute), TinyOddSpec(compute),   TinyQuantizedSpec(compute),
+          TinyGemmaSpec(compute),   TinyOlmoSpec(compute)};
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {

@@ -26,6 +26,12 @@ proto::DecoderSpec TinyMistralSpec(proto::ComputeType compute = proto::COMPUTE_F
 // attention scaling, norms of heads that fill no vector, soft cap, own attention scale, tanh GELU.
 proto::DecoderSpec TinyOddSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
+// Norms before and after attention and MLP, frequencies of their own for layers with a window, a
+// scaled embedding, capped logits.
+proto::DecoderSpec TinyGemmaSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// Norms after attention and MLP alone, and over all heads at once; scaled branches and logits.
+proto::DecoderSpec TinyOlmoSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+
 // Weights of 8 and 4 bits, with and without zero points and groups, each layer in its own way, some
 // with int8 activations and some without; the tied embedding too.
 proto::DecoderSpec TinyQuantizedSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);

@@ -56,13 +56,21 @@ struct RuntimeConfig {
   int64_t cache_span_size = 32;
   // KV blocks in the pool; 0: sized from max_batch x max_length, at most half the memory available.
   int64_t cache_span_num_init = 0;
+  // When blocks run out, the youngest request of the lowest priority ends as GenerateInterrupted
+  // with what it has generated. False: it waits, and goes on later as if nothing had happened.
+  bool interrupt_on_cache_exhaustion = false;
   // Requests take the KV blocks of their beginning from those before and beside them.
   bool enable_prefix_cache = true;
   // Seconds that blocks stay in the prefix cache which nobody uses; 0: only while a request runs.
   int64_t prefix_cache_ttl = 300;
   CacheMode cache_mode = CacheMode::kDefault;
-  // Requests that may wait beyond the running batch; more are denied. 0: no bound.
+  // Requests that may wait beyond the running batch. 0: no bound.
   int64_t max_waiting_requests = 0;
+  // What StartRequest does where so many wait: "refuse", or "block" until there is room.
+  std::string queue_full_policy = "refuse";
+  // Bytes that the output tensors of all requests that wait or run may take; one that would take
+  // more is denied. 0: no bound.
+  int64_t max_output_tensor_bytes = 0;
   // Longest that a step waits for token masks; a request without its mask by then ends in error.
   int64_t token_mask_timeout_ms = 10000;
   // Most tokens of one step that are decoded or drafted, where tokens are drafted
@@ -74,6 +82,10 @@ struct RuntimeConfig {
   std::string draft_model;
   // Most tokens that it guesses for a request in one step.
   int64_t num_draft_tokens = 5;
+  // Highest rank of an adapter's modules, and most adapters at a time; 0: none can be loaded.
+  // Where StopModel writes a trace of the last steps and requests, in Chrome's trace format; empty:
+  // none is kept.
+  std::string trace_path;
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
 
@@ -89,13 +101,16 @@ struct RuntimeConfig {
         Field{"matmul_precision", &C::matmul_precision},
         Field{"cache_span_size", &C::cache_span_size, 16, 128},
         Field{"cache_span_num_init", &C::cache_span_num_init, 0, 1 << 30},
+        Field{"interrupt_on_cache_exhaustion", &C::interrupt_on_cache_exhaustion},
         Field{"enable_prefix_cache", &C::enable_prefix_cache},
         Field{"prefix_cache_ttl", &C::prefix_cache_ttl, 0, 1e9},
         Field{"cache_mode", &C::cache_mode},
         Field{"max_waiting_requests", &C::max_waiting_requests, 0, 1e9},
+        Field{"queue_full_policy", &C::queue_full_policy},
+        Field{"max_output_tensor_bytes", &C::max_output_tensor_bytes, 0, 1e15},
         Field{"token_mask_timeout_ms", &C::token_mask_timeout_ms, 1, 1e9},
         Field{"max_draft_rows", &C::max_draft_rows, 0, 1024}, Field{"draft_model", &C::draft_model},
-        Field{"num_draft_tokens", &C::num_draft_tokens, 1, 64},
+        Field{"num_draft_tokens", &C::num_draft_tokens, 1, 64}, Field{"trace_path", &C::trace_path},
         Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
         Field{"lora_max_num", &C::lora_max_num, 0, 4096});
   }
@@ -127,6 +142,9 @@ struct GenerationConfig {
   int64_t max_length = 0;
   // Output tokens; 0: bounded by max_length alone.
   int64_t max_new_tokens = 0;
+  // So many of the prompt's last tokens were generated, by a request that ended early: they are
+  // output to whatever looks at the output, so that this one gives what that one would have.
+  int64_t num_generated_in_prompt = 0;
   // No EOS, stop token or stop word ends the request before prompt + output reach this; 0: no
   // constraint.
   int64_t min_length = 0;
@@ -200,8 +218,12 @@ struct GenerationConfig {
   // early_stopping: "false": once no beam is likely to become better; "true": at once; "never":
   // once none can.
   std::string beam_early_stopping = "false";
+  // The adapter that was loaded under this name; "": the model as it is.
+  std::string lora_name;
   // Larger runs earlier; FIFO within one priority.
   int64_t priority = 0;
+  // From StartRequest on; a request that has not ended by then ends with what it has. 0: no limit.
+  int64_t timeout_ms = 0;
 
   static constexpr auto Fields() {
     using C = GenerationConfig;
@@ -211,6 +233,7 @@ struct GenerationConfig {
         Field{"min_p", &C::min_p, 0, 1}, Field{"seed", &C::seed, -1, 9.2e18},
         Field{"max_length", &C::max_length, 0, 1 << 24},
         Field{"max_new_tokens", &C::max_new_tokens, 0, 1 << 24},
+        Field{"num_generated_in_prompt", &C::num_generated_in_prompt, 0, 1 << 24},
         Field{"min_length", &C::min_length, 0, 1 << 24},
         Field{"min_new_tokens", &C::min_new_tokens, 0, 1 << 24},
         Field{"early_stopping", &C::early_stopping}, Field{"ignore_eos", &C::ignore_eos},
@@ -236,8 +259,9 @@ struct GenerationConfig {
         Field{"best_of", &C::best_of, 1, kMaxSequences},
         Field{"num_return_sequences", &C::num_return_sequences, 1, kMaxSequences},
         Field{"length_penalty", &C::length_penalty, -10, 10},
-        Field{"beam_early_stopping", &C::beam_early_stopping},
-        Field{"priority", &C::priority, -1000000, 1000000});
+        Field{"beam_early_stopping", &C::beam_early_stopping}, Field{"lora_name", &C::lora_name},
+        Field{"priority", &C::priority, -1000000, 1000000},
+        Field{"timeout_ms", &C::timeout_ms, 0, 1e9});
   }
   bool operator==(const GenerationConfig&) const = default;
 };

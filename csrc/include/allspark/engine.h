@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "allspark/config.h"
+#include "allspark/metrics.h"
 #include "allspark/result_queue.h"
 #include "allspark/status.h"
 #include "allspark/token_mask.h"
@@ -43,6 +45,40 @@ enum class StopMode : int {
   kDrain = 1,   // deny new ones, finish these first
 };
 
+// What an installed model is and takes, known before it starts (a span is a KV block).
+struct ModelInfo {
+  std::string model_name;
+  std::string architecture;  // of the checkpoint, such as "LlamaForCausalLM"
+  std::string source;        // the files, or the image in memory
+  int64_t vocab_size = 0, hidden_size = 0, num_layers = 0;
+  int64_t engine_max_length = 0, engine_max_batch = 0;
+  // What the KV pool will hold: tokens, blocks, and requests of engine_max_length at once.
+  CacheMode cache_mode = CacheMode::kDefault;
+  int64_t total_token = 0, total_span = 0, span_size = 0;
+  int64_t num_longest_request = 0;
+  // A token's keys and values in all layers, those of the draft model included.
+  int64_t bytes_per_token = 0;
+  // Weights lie in their files or their image from install on; start_model takes the rest: the KV
+  // pool, and what a step writes besides (activations, logits, tables).
+  int64_t weight_bytes = 0, kv_pool_bytes = 0, work_bytes = 0;
+
+  static constexpr auto Fields() {
+    using C = ModelInfo;
+    return std::make_tuple(
+        Field{"model_name", &C::model_name}, Field{"architecture", &C::architecture},
+        Field{"source", &C::source}, Field{"vocab_size", &C::vocab_size},
+        Field{"hidden_size", &C::hidden_size}, Field{"num_layers", &C::num_layers},
+        Field{"engine_max_length", &C::engine_max_length},
+        Field{"engine_max_batch", &C::engine_max_batch}, Field{"cache_mode", &C::cache_mode},
+        Field{"total_token", &C::total_token}, Field{"total_span", &C::total_span},
+        Field{"span_size", &C::span_size}, Field{"num_longest_request", &C::num_longest_request},
+        Field{"bytes_per_token", &C::bytes_per_token}, Field{"weight_bytes", &C::weight_bytes},
+        Field{"kv_pool_bytes", &C::kv_pool_bytes}, Field{"work_bytes", &C::work_bytes});
+  }
+};
+// "name=value, name=value", in the order of Fields().
+std::string ToString(const ModelInfo& info);
+
 // A snapshot of one model's counters (ancestor's AsEngineStat; a span is a KV block).
 struct EngineStat {
   std::string model_name;
@@ -51,14 +87,21 @@ struct EngineStat {
   int64_t total_span = 0, used_span = 0, free_span = 0, cached_span = 0, span_size = 0;
   int64_t total_token = 0, free_token = 0;
   int64_t pending_request = 0, running_request = 0;
+  int64_t blocked_request = 0;      // StartRequest calls that wait for room
+  int64_t output_tensor_bytes = 0;  // of requests that wait or run
   int64_t total_device_memory_pool_size = 0, used_device_memory_pool_size = 0;  // bytes
-  int64_t total_generated_token = 0, total_prefill_token = 0;
+  int64_t total_generated_token = 0;
+  int64_t total_prefill_token = 0;  // what a preemption had computed again included
   double generate_token_persec = 0, process_token_persec = 0;  // over the last second
   double token_usage_percentage = 0;
   int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;  // found, computed instead
   double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
   int64_t num_preemptions = 0, num_steps = 0;
   int64_t total_draft_token = 0, total_accepted_draft_token = 0;
+  // Requests that ended, by their FinishReason; and those denied for want of room.
+  int64_t finished_stop = 0, finished_length = 0, finished_cancelled = 0;
+  int64_t finished_deadline = 0, finished_interrupted = 0, finished_error = 0;
+  int64_t denied_request = 0;
 
   static constexpr auto Fields() {
     using C = EngineStat;
@@ -69,6 +112,8 @@ struct EngineStat {
         Field{"span_size", &C::span_size}, Field{"total_token", &C::total_token},
         Field{"free_token", &C::free_token}, Field{"pending_request", &C::pending_request},
         Field{"running_request", &C::running_request},
+        Field{"blocked_request", &C::blocked_request},
+        Field{"output_tensor_bytes", &C::output_tensor_bytes},
         Field{"total_device_memory_pool_size", &C::total_device_memory_pool_size},
         Field{"used_device_memory_pool_size", &C::used_device_memory_pool_size},
         Field{"total_generated_token", &C::total_generated_token},
@@ -82,12 +127,19 @@ struct EngineStat {
         Field{"prefix_cache_miss_rate", &C::prefix_cache_miss_rate},
         Field{"num_preemptions", &C::num_preemptions}, Field{"num_steps", &C::num_steps},
         Field{"total_draft_token", &C::total_draft_token},
-        Field{"total_accepted_draft_token", &C::total_accepted_draft_token});
+        Field{"total_accepted_draft_token", &C::total_accepted_draft_token},
+        Field{"finished_stop", &C::finished_stop}, Field{"finished_length", &C::finished_length},
+        Field{"finished_cancelled", &C::finished_cancelled},
+        Field{"finished_deadline", &C::finished_deadline},
+        Field{"finished_interrupted", &C::finished_interrupted},
+        Field{"finished_error", &C::finished_error}, Field{"denied_request", &C::denied_request});
   }
 };
 
 // A serialised model held in memory instead of in files. Opaque; made by the model writer.
 class ModelImage;
+// A LoRA adapter held in memory instead of in a file. Opaque; made by LoraSerializer.
+class LoraImage;
 
 class Engine {
  public:
@@ -112,16 +164,29 @@ class Engine {
                    int64_t timeout_ms = -1);
   // Initial | Stop -> Released, and the name is free again.
   Status ReleaseModel(const std::string& model_name);
+  // A running model gives its KV pool, scratch and mapped weights back, after the running step;
+  // what it keeps is small, but for weights in a memory image and adapters. Requests that run or
+  // come wait for LoadDeviceMemory and go on as if nothing had been; the prefix cache is empty
+  // then, and nothing is pinned. LoadDeviceMemory blocks for the warm-up; where there is no memory
+  // (ResourceExhausted) the model stays as it is.
+  Status UnloadDeviceMemory(const std::string& model_name);
+  Status LoadDeviceMemory(const std::string& model_name);
   Result<ModelState> GetModelState(const std::string& model_name) const;
+  // What an installed model is: its serialised DecoderSpec (proto/allspark.proto).
+  Result<std::string> GetModelSpec(const std::string& model_name) const;
   // Installed models, in the order of installation.
   std::vector<std::string> ListModels() const;
 
   // Returns at once. A failure is here or never: what is accepted reaches a terminal status.
   // `token_mask`: which tokens may be chosen, for guided decoding; null: all.
+  // Where too many requests wait and queue_full_policy is "block", it waits for room, until
+  // StopModel, until timeout_ms is over, or until `cancelled`, asked some times a second, is true;
+  // that must not throw. Calls that wait enter in the order in which they came.
   Result<StartedRequest> StartRequest(const std::string& model_name,
                                       std::span<const int64_t> prompt_ids,
                                       const GenerationConfig& config,
-                                      std::shared_ptr<TokenMask> token_mask = nullptr);
+                                      std::shared_ptr<TokenMask> token_mask = nullptr,
+                                      const std::function<bool()>& cancelled = nullptr);
   // Ends the request after the running step at the latest; stopping a finished one is OK.
   Status StopRequest(const std::string& model_name, RequestHandle handle);
   // Stops it if it runs and forgets the handle; the queue stays readable.
@@ -130,19 +195,43 @@ class Engine {
   Status SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms = -1);
   Status SyncAllRequests(const std::string& model_name, int64_t timeout_ms = -1);
 
+  // Loads a LoRA adapter (a .aslora file, or one in memory) that requests then name in their
+  // lora_name; any mixture of adapters and none runs in one batch. It takes device memory until it
+  // is unloaded or the model is released. The statuses are the ancestor's: LORA_ALREADY_LOADED,
+  // LORA_NUM_EXCEED_LIMIT_ERROR above lora_max_num, LORA_RANK_EXCEED_LIMIT_ERROR above
+  // lora_max_rank, PARAM_ERROR where it does not fit the model.
+  Status LoadLora(const std::string& model_name, const std::string& lora_name,
+                  const std::string& path);
+  Status LoadLora(const std::string& model_name, const std::string& lora_name,
+                  std::shared_ptr<const LoraImage> image);
+  // LORA_NOT_FOUND; LORA_IN_USE while requests that have not ended use it.
+  Status UnloadLora(const std::string& model_name, const std::string& lora_name);
+  // Their names, in alphabetical order.
+  Result<std::vector<std::string>> ListLoras(const std::string& model_name) const;
+
   // The prefix cache keeps the keys and values of what was computed, in blocks, and a request takes
   // those of its beginning from there. These calls are about the blocks that hold the beginning of
-  // `prompt_ids`, return how many tokens those hold, and wait for the running step at most.
-  Result<int64_t> FindPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids);
+  // `prompt_ids` as the adapter `lora_name` computes it ("": the model alone), return how many
+  // tokens those hold, and wait for the running step at most.
+  Result<int64_t> FindPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
+                             const std::string& lora_name = "");
   // Keeps them until UnpinPrefix (as often as it was pinned) or ClearPrefixCache. Pinned blocks
   // leave room for one request of engine_max_length; a pin beyond that is refused.
-  Result<int64_t> PinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids);
+  Result<int64_t> PinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
+                            const std::string& lora_name = "");
   // 0: neither these tokens nor a beginning of them is pinned.
-  Result<int64_t> UnpinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids);
+  Result<int64_t> UnpinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
+                              const std::string& lora_name = "");
   // Forgets everything that no running request uses, pinned or not.
   Result<int64_t> ClearPrefixCache(const std::string& model_name);
 
+  // From InstallModel on, in every state.
+  Result<ModelInfo> GetModelInfo(const std::string& model_name) const;
   Result<EngineStat> GetEngineStat(const std::string& model_name) const;
+  // Writes what the trace has by now, where the model keeps one (trace_path).
+  Status WriteTrace(const std::string& model_name, const std::string& path) const;
+  // Of all installed models; empty where there is none.
+  std::vector<Metric> GetMetrics() const;
   // Every change of every queue of this engine is signalled here.
   const std::shared_ptr<CompletionSet>& completions() const;
 

@@ -1,11 +1,12 @@
 // Writes a model in the native format (NAME.asgraph + NAME.asparam, or an image in memory) tensor
-// by tensor. The DecoderSpec and BuildRecord come as serialised protobuf messages
-// (proto/allspark.proto), so that no protobuf header is needed here. One thread at a time per
-// serializer.
+// by tensor, or a LoRA adapter (NAME.aslora) pair by pair. The DecoderSpec and BuildRecord come as
+// serialised protobuf messages (proto/allspark.proto), so that no protobuf header is needed here.
+// One thread at a time per serializer.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,23 @@ class ModelSerializer {
                            const std::vector<int64_t>& shape, const void* data) = 0;
   // Fails naming what is missing. Returns the image, or null when files were written.
   virtual Result<std::shared_ptr<const ModelImage>> Finish() = 0;
+};
+
+class LoraSerializer {
+ public:
+  // `build`: a serialised BuildRecord, or empty. `path` empty: writes an image in memory. Nothing
+  // appears at `path` before Finish, and a serializer that is dropped unfinished leaves nothing.
+  static Result<std::unique_ptr<LoraSerializer>> Create(std::string_view build,
+                                                        const std::string& path);
+  virtual ~LoraSerializer() = default;
+
+  // Rows [row_begin, row_begin + rows) of the model's tensor `tensor` (names and rows as in
+  // csrc/weights/README.md) get b * (a * x) added; the adapter's scale is in b. a: [rank, cols],
+  // row-major, of "embedding" the transpose [cols, rank]; b: [rows, rank]. Errors name the tensor.
+  virtual Status AddPair(std::string_view tensor, int64_t row_begin, int64_t rows, int64_t cols,
+                         int64_t rank, std::span<const float> a, std::span<const float> b) = 0;
+  // Returns the image, or null when a file was written.
+  virtual Result<std::shared_ptr<const LoraImage>> Finish() = 0;
 };
 
 }  // namespace allspark

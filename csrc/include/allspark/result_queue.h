@@ -38,8 +38,9 @@ enum class FinishReason : int {
   kCancelled = 3,    // stop_request, release_request or stop_model
   kInterrupted = 4,  // can never fit the KV cache
   kError = 5,        // a failure inside a step; see ResultQueue::error()
+  kDeadline = 6,     // timeout_ms was over
 };
-// "", "stop", "length", "cancelled", "interrupted", "error".
+// "", "stop", "length", "cancelled", "interrupted", "error", "deadline".
 std::string_view FinishReasonName(FinishReason reason);
 
 // A matrix or vector of float32, row-major, in host memory. It shares the ownership of its

@@ -23,7 +23,8 @@ class TokenMask {
   TokenMask& operator=(const TokenMask&) = delete;
 
  protected:
-  // Begins the mask that follows `token`, which was just chosen, or the first one (kNoToken).
+  // Begins the mask that follows `token`, which was just chosen, or the first one (kNoToken): that
+  // of the output's beginning, or after num_generated_in_prompt tokens of it, which you know.
   // Called by StartRequest, then by the step thread: hand the work to another thread, do not wait,
   // do not allocate. The request ends with the message of what it throws.
   virtual void Next(int32_t token) = 0;

@@ -17,11 +17,13 @@ template <class T, class Dot>
 AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
   FillGemm<GemmPlain<T, Dot>>(table, dtype, dtype);
+  table.low_rank[i] = AddLowRank<T, Dot>;
   table.rms_norm[i] = RmsNorm<T>;
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
   table.kv_write[i] = KvWrite<T>;
   table.attention_merge[i] = AttentionMerge<T>;
+  table.convert[static_cast<int>(DType::kInt8)][i] = Convert<int8_t, T>;
   FillAttention<CacheHead<T>, Dot>(table, dtype);
 }
 
@@ -43,7 +45,10 @@ AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   table.kv_write[static_cast<int>(DType::kUInt4)] = KvWriteQuantized<4>;
   FillAttention<QuantizedHead<8>, DotPair>(table, DType::kInt8);
   FillAttention<QuantizedHead<4>, DotPair>(table, DType::kUInt4);
+  table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
+      Convert<float, uint16_t>;
   table.quantize = Quantize;
+  table.scale = Scale;
   table.rope = Rope;
   table.argmax = ArgMax;
   table.sum_exp = SumExp;

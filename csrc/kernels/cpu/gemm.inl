@@ -10,6 +10,7 @@
 namespace allspark::kernels {
 namespace {
 
+// Bytes of a k group of a panel of kPanelColumns.
 constexpr int64_t kPanelStride = kPanelColumns * kLaneBytes;
 // Rows whose partial sums wait together.
 constexpr int64_t kGemmRows = 96;
@@ -68,13 +69,18 @@ struct Destination {
   }
 };
 
+// The columns of the panel that begins with `column`.
+AS_ALWAYS_INLINE int64_t PanelWidth(const GemmArgs& args, int64_t column) {
+  return args.n - column < args.panel_columns ? args.n - column : args.panel_columns;
+}
+
 // What becomes of the sums of a panel's rows: written to c, or added to it.
 struct StoreSums {
   static constexpr int kPanels = 1;
 
   __attribute__((always_inline)) Destination At(const GemmArgs& args, int64_t row,
                                                 int64_t column) const {
-    const int64_t columns = args.n - column < kPanelColumns ? args.n - column : kPanelColumns;
+    const int64_t columns = PanelWidth(args, column);
     return {reinterpret_cast<const unsigned char*>(args.c + row * args.ldc + column), args.ldc * 4,
             columns * 4};
   }
@@ -82,7 +88,7 @@ struct StoreSums {
   __attribute__((always_inline)) void Finish(const GemmArgs& args, const float* sums, int64_t row,
                                              int64_t column) const {
     float* c = args.c + row * args.ldc + column;
-    const int64_t columns = args.n - column < kPanelColumns ? args.n - column : kPanelColumns;
+    const int64_t columns = PanelWidth(args, column);
     for (int64_t i = 0; i < columns; i += kLanes) {
       const Mask mask = FirstLanes(columns - i);
       VecF x = Finished(args, sums + i, row, column + i, mask);
@@ -141,6 +147,20 @@ struct StoreGated {
   }
 };
 
+// Adds what adapters add to the sums of rows [row, row + rows) of a panel.
+AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, int64_t row, int64_t rows,
+                                  float* sums) {
+  const int64_t begin = args.first_row + row, end = begin + rows;
+  for (int64_t i = 0; i < args.num_low_rank; ++i) {
+    const LowRank& low = args.low_rank[i];
+    if (low.row_begin >= end) break;
+    if (low.row_end <= begin || panel < low.panel_begin || panel >= low.panel_end) continue;
+    const int64_t from = low.row_begin > begin ? low.row_begin : begin;
+    const int64_t to = low.row_end < end ? low.row_end : end;
+    low.add(low, from, to - from, panel, sums + (from - begin) * kPanelColumns);
+  }
+}
+
 // Runs sums_of(panel, row, rows, sums, destination) for blocks of rows of each of this call's
 // panels, and finishes what it gives by `store`.
 template <class Store, class SumsOf>
@@ -150,13 +170,15 @@ AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, 
   for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
     for (int64_t row = 0; row < args.m; row += kGemmRows) {
       const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
-      Destination destination = store.At(args, row, p * kPanelColumns);
+      Destination destination = store.At(args, row, p * args.panel_columns);
       for (int64_t i = 0; i < Store::kPanels; ++i) {
-        sums_of(p + i * apart, row, rows, sums + i * kGemmRows * kPanelColumns, destination);
+        float* panel_sums = sums + i * kGemmRows * kPanelColumns;
+        sums_of(p + i * apart, row, rows, panel_sums, destination);
+        if (args.num_low_rank > 0) AddLowRanks(args, p + i * apart, row, rows, panel_sums);
         destination = {};  // The first panel has fetched it.
       }
       for (int64_t r = 0; r < rows; ++r) {
-        store.Finish(args, sums + r * kPanelColumns, row + r, p * kPanelColumns);
+        store.Finish(args, sums + r * kPanelColumns, row + r, p * args.panel_columns);
       }
     }
   }
@@ -200,28 +222,34 @@ AS_ALWAYS_INLINE void PlaceRows(const Element* a, int64_t lda, int64_t rows, flo
   tile->lda = lda;
 }
 
+// `resume`: goes on from what sums holds.
 template <class Element, class Dot>
 void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t columns,
-                  int64_t row_begin, int64_t rows, float* sums, const Destination& destination) {
+                  int64_t row_begin, int64_t rows, float* sums, const Destination& destination,
+                  bool resume = false) {
   alignas(64) float gathered[kTileRows * kGemmGroups * Dot::kGroup];
   const int64_t groups_total = args.k / Dot::kGroup;
-  const int64_t block = rows > 1 && rows <= kGemmFewRows ? kGemmFewGroups : kGemmGroups;
+  const int64_t stride = args.panel_columns * kLaneBytes;
+  const int64_t fitting = rows > 1 && rows <= kGemmFewRows ? kGemmFewGroups : kGemmGroups;
+  // What goes on from a panel's sums is short, and what comes next is its next panel: much passes
+  // through the cache before that, so nothing further ahead is worth fetching.
+  const int64_t block = resume && groups_total < fitting ? groups_total : fitting;
   int64_t group = 0;
   do {
     TileArgs<typename Dot::A> tile;
     tile.groups = groups_total - group < block ? groups_total - group : block;
-    tile.b = panel + group * kPanelStride;
-    tile.b_stride = kPanelStride;
+    tile.b = panel + group * stride;
+    tile.b_stride = stride;
     tile.ldc = kPanelColumns;
-    tile.resume = group > 0;
+    tile.resume = resume || group > 0;
     for (int64_t r = 0; r < rows;) {
       const int64_t tile_rows = NextTileRows(rows - r);
       const Element* a =
           static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + group * Dot::kGroup;
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
-      tile.fetch = rows == 1 ? Fetch{tile.b + kStreamPrefetch, kPanelStride}
-                             : FetchShare(tile.b + block * kPanelStride, tile.groups * kPanelStride,
-                                          rows, r, tile_rows, tile.groups, columns);
+      tile.fetch = rows == 1 && !resume ? Fetch{tile.b + kStreamPrefetch, stride}
+                                        : FetchShare(tile.b + block * stride, tile.groups * stride,
+                                                     rows, r, tile_rows, tile.groups, columns);
       tile.c = sums + r * kPanelColumns;
       if (group == 0) destination.FetchRows(r, tile_rows);
       TileRows<Dot>(tile_rows, tile, columns);
@@ -229,6 +257,18 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
     }
     group += tile.groups;
   } while (group < groups_total);
+}
+
+template <class Element, class Dot>
+void AddLowRank(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
+                float* sums) noexcept {
+  GemmArgs args{};
+  args.a = low.a;
+  args.lda = low.lda;
+  args.k = low.k;
+  const unsigned char* b = static_cast<const unsigned char*>(low.b) +
+                           (panel - low.panel_begin) * (low.k / Dot::kGroup) * kPanelStride;
+  GemmRowBlock<Element, Dot>(args, b, kPanelColumns, row, rows, sums, {}, /*resume=*/true);
 }
 
 // Element: how A is stored.
@@ -239,11 +279,10 @@ struct GemmPlain {
     ForEachRowBlock(
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
-          const unsigned char* panel =
-              static_cast<const unsigned char*>(args.w) + p * (args.k / Dot::kGroup) * kPanelStride;
+          const unsigned char* panel = static_cast<const unsigned char*>(args.w) +
+                                       p * (args.k / Dot::kGroup) * args.panel_columns * kLaneBytes;
           // Whole vectors: the panel is padded with zeros.
-          const int64_t wanted = args.n - p * kPanelColumns;
-          const int64_t columns = wanted < kPanelColumns ? wanted : kPanelColumns;
+          const int64_t columns = PanelWidth(args, p * args.panel_columns);
           GemmRowBlock<Element, Dot>(args, panel, (columns + kLanes - 1) / kLanes * kLanes, row,
                                      rows, sums, destination);
         });

@@ -1,5 +1,5 @@
 // Operations on rows: norm, gated activation, embedding, rotary embedding, argmax, sums of
-// exponentials, quantisation.
+// exponentials, quantisation, conversion.
 #pragma once
 
 #include "kernels/cpu/math.inl"
@@ -66,6 +66,20 @@ void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
     ForEachVec(
         args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
           store(y + i, Mul(Mul(load(x + i), scale), load(args.weight + i)));
+        });
+  }
+}
+
+[[maybe_unused]] void Scale(const ScaleArgs& args, Stream) noexcept {
+  const VecF scale = Set1(args.scale), cap = Set1(args.soft_cap);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    float* y = args.y + r * args.ldy;
+    ForEachVec(
+        args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+          VecF value = Mul(load(x + i), scale);
+          if (args.soft_cap > 0) value = Mul(cap, Tanh(Div(value, cap)));
+          store(y + i, args.accumulate ? Add(load(y + i), value) : value);
         });
   }
 }
@@ -312,6 +326,27 @@ AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
       total += static_cast<uint32_t>(sums[begin / kSumBlock]);
     }
     sums[RowSums(args.cols) - 1] = static_cast<int32_t>(total);
+  }
+}
+
+AS_ALWAYS_INLINE VecF LoadRow(const float* p) { return LoadF(p); }
+AS_ALWAYS_INLINE VecF LoadRow(const int8_t* p) {
+  const VecI bytes = LoadBytes(reinterpret_cast<const uint8_t*>(p));
+  return IntToFloat(ShiftRightSigned<24>(ShiftLeft<24>(bytes)));
+}
+
+// From: float or int8_t.
+template <class From, class To>
+void Convert(const ConvertArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const From* x = static_cast<const From*>(args.x) + r * args.ldx;
+    To* y = static_cast<To*>(args.y) + r * args.ldy;
+    int64_t i = 0;
+    for (; i + kLanes <= args.cols; i += kLanes) StoreRow(y + i, LoadRow(x + i));
+    if (i == args.cols) continue;
+    From rest[kLanes] = {};
+    for (int64_t j = i; j < args.cols; ++j) rest[j - i] = x[j];
+    StoreRowFirst(y + i, args.cols - i, LoadRow(rest));
   }
 }
 

@@ -51,6 +51,7 @@ void Gemm(const GemmArgs& args, Stream) noexcept {
       for (int64_t k = 0; k < args.k; ++k) {
         sum += Load(a + k) * weight.Integer(k, n) * weight.Scale(k, n);
       }
+      sum += LowRankSum(args, m, n);
       if (args.a_scale != nullptr) sum *= Load(args.a_scale + m);
       if (args.bias != nullptr) sum += Load(args.bias + n);
       float* c = args.c + m * args.ldc + n;

@@ -15,13 +15,14 @@ namespace {
 template <typename T>
 constexpr int64_t kGroup = 4 / static_cast<int64_t>(sizeof(T));
 
-// Element (k, n) of a packed weight with k_total rows.
+// Element (k, n) of a weight with k_total rows, packed in panels of so many columns.
 template <typename T>
-const T* PackedAt(const T* w, int64_t k_total, int64_t k, int64_t n) {
+const T* PackedAt(const T* w, int64_t k_total, int64_t k, int64_t n,
+                  int64_t panel_columns = kPanelColumns) {
   const int64_t group = kGroup<T>;
-  const int64_t panel = n / kPanelColumns;
-  const int64_t column = n % kPanelColumns;
-  return w + panel * kPanelColumns * k_total + (k / group) * kPanelColumns * group +
+  const int64_t panel = n / panel_columns;
+  const int64_t column = n % panel_columns;
+  return w + panel * panel_columns * k_total + (k / group) * panel_columns * group +
          column * group + k % group;
 }
 
@@ -29,19 +30,57 @@ template <typename T>
 void Gemm(const GemmArgs& args, Stream) noexcept {
   const T* a = static_cast<const T*>(args.a);
   const T* w = static_cast<const T*>(args.w);
-  const int64_t n_begin = args.panel_begin * kPanelColumns;
-  const int64_t n_limit = args.panel_end * kPanelColumns;
+  const int64_t n_begin = args.panel_begin * args.panel_columns;
+  const int64_t n_limit = args.panel_end * args.panel_columns;
   const int64_t n_end = n_limit < args.n ? n_limit : args.n;
   for (int64_t m = 0; m < args.m; ++m) {
     for (int64_t n = n_begin; n < n_end; ++n) {
       double sum = 0;
       for (int64_t k = 0; k < args.k; ++k) {
-        sum += Load(a + m * args.lda + k) * Load(PackedAt(w, args.k, k, n));
+        sum += Load(a + m * args.lda + k) * Load(PackedAt(w, args.k, k, n, args.panel_columns));
       }
+      sum += LowRankSum(args, m, n);
+      if (args.a_scale != nullptr) sum *= Load(args.a_scale + m);
       if (args.bias != nullptr) sum += Load(args.bias + n);
       float* c = args.c + m * args.ldc + n;
       if (args.accumulate) sum += Load(c);
       Store(c, sum);
+    }
+  }
+}
+
+template <typename T>
+void AddLowRank(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
+                float* sums) noexcept {
+  const T* b = static_cast<const T*>(low.b) + (panel - low.panel_begin) * low.k * kPanelColumns;
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* a = static_cast<const T*>(low.a) + (row + r) * low.lda;
+    for (int64_t n = 0; n < kPanelColumns; ++n) {
+      float* out = sums + r * kPanelColumns + n;
+      double sum = Load(out);
+      for (int64_t k = 0; k < low.k; ++k) sum += Load(a + k) * Load(PackedAt(b, low.k, k, n));
+      Store(out, sum);
+    }
+  }
+}
+
+template <typename From, typename To>
+void Convert(const ConvertArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const From* x = static_cast<const From*>(args.x) + r * args.ldx;
+    To* y = static_cast<To*>(args.y) + r * args.ldy;
+    for (int64_t i = 0; i < args.cols; ++i) Store(y + i, Load(x + i));
+  }
+}
+
+void Scale(const ScaleArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols; ++i) {
+      float* y = args.y + r * args.ldy + i;
+      double value = Load(args.x + r * args.ldx + i) * Load(&args.scale);
+      const double cap = Load(&args.soft_cap);
+      if (cap > 0) value = cap * std::tanh(value / cap);
+      Store(y, args.accumulate ? Load(y) + value : value);
     }
   }
 }
@@ -148,9 +187,11 @@ template <typename T>
 void FillType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
   table.gemm[i][i] = Gemm<T>;
+  table.low_rank[i] = AddLowRank<T>;
   table.rms_norm[i] = RmsNorm<T>;
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
+  table.convert[static_cast<int>(DType::kInt8)][i] = Convert<int8_t, T>;
 }
 
 }  // namespace
@@ -160,6 +201,9 @@ void FillReference(KernelTable& table) noexcept {
   FillType<BFloat16>(table, DType::kBFloat16);
   FillAttentionReference(table);
   FillQuantizedReference(table);
+  table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
+      Convert<float, BFloat16>;
+  table.scale = Scale;
   table.rope = Rope;
   table.argmax = ArgMax;
   table.sum_exp = SumExp;

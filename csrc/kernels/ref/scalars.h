@@ -1,7 +1,7 @@
 // How the reference kernels read and write elements: in double, rounded once at the end.
 #pragma once
 
-#include "base/dtype.h"
+#include "kernels/args.h"
 
 namespace allspark::kernels {
 
@@ -13,5 +13,20 @@ AS_ALWAYS_INLINE double Load(const int8_t* p) { return *p; }
 // type.
 AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
 AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
+
+// What adapters add to element (row, n) of a GEMM's result.
+inline double LowRankSum(const GemmArgs& args, int64_t row, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < args.num_low_rank; ++i) {
+    const LowRank& low = args.low_rank[i];
+    const int64_t at = args.first_row + row, panel = n / kPanelColumns;
+    if (at < low.row_begin || at >= low.row_end) continue;
+    if (panel < low.panel_begin || panel >= low.panel_end) continue;
+    float sums[kPanelColumns] = {};
+    low.add(low, at, 1, panel, sums);
+    sum += Load(sums + n % kPanelColumns);
+  }
+  return sum;
+}
 
 }  // namespace allspark::kernels

@@ -135,9 +135,9 @@ TEST(GenerationConfigTest, DefaultsAreLegal) {
   EXPECT_TRUE(Validate(GenerationConfig()).ok());
   EXPECT_EQ(ToString(GenerationConfig()),
             "do_sample=true, temperature=1, top_k=50, top_p=1, min_p=0, seed=-1, max_length=0, "
-            "max_new_tokens=0, min_length=0, min_new_tokens=0, early_stopping=true, "
-            "ignore_eos=false, eos_token_id=-1, stop_token_ids=[], stop_words_ids=[], "
-            "bad_words_ids=[], logit_bias={}, repetition_penalty=1, "
+            "max_new_tokens=0, num_generated_in_prompt=0, min_length=0, min_new_tokens=0, "
+            "early_stopping=true, ignore_eos=false, eos_token_id=-1, stop_token_ids=[], "
+            "stop_words_ids=[], bad_words_ids=[], logit_bias={}, repetition_penalty=1, "
             "suppress_repetition_in_generation=false, presence_penalty=0, frequency_penalty=0, "
             "no_repeat_ngram_size=0, repetition_ngram_size=0, repetition_ngram_threshold=0, "
             "prompt_lookup_num_tokens=0, use_draft_model=true, logprobs=false, top_logprobs=0, "
@@ -145,7 +145,7 @@ TEST(GenerationConfigTest, DefaultsAreLegal) {
             "output_logits=\"\", output_last_hidden_state=\"\", "
             "enable_tensors_from_model_inference=false, pooling=\"\", normalize=true, num_beams=1, "
             "best_of=1, num_return_sequences=1, length_penalty=1, beam_early_stopping=\"false\", "
-            "priority=0");
+            "lora_name=\"\", priority=0, timeout_ms=0");
 }
 
 TEST(GenerationConfigTest, Groups) {
@@ -153,6 +153,10 @@ TEST(GenerationConfigTest, Groups) {
   EXPECT_EQ(GenerationError(beams), "");
   EXPECT_EQ(GenerationError([](auto& c) { c.num_beams = 4; }),
             "do_sample is true; it must be false where num_beams is 4");
+  EXPECT_EQ(GenerationError([&](auto& c) { beams(c), c.num_generated_in_prompt = 1; }),
+            "num_generated_in_prompt is 1; it must be 0 where num_beams is 4");
+  EXPECT_EQ(GenerationError([](auto& c) { c.best_of = 2, c.num_generated_in_prompt = 1; }),
+            "num_generated_in_prompt is 1; it must be 0 where best_of is 2");
   EXPECT_EQ(GenerationError([&](auto& c) { beams(c), c.num_return_sequences = 5; }),
             "num_return_sequences is 5; it must be at most num_beams, which is 4");
   EXPECT_EQ(GenerationError([](auto& c) { c.best_of = 2, c.num_return_sequences = 3; }),
@@ -223,6 +227,8 @@ TEST(GenerationConfigTest, TokenIdsAndBiases) {
             "logit_bias[7] is 100.5; it must be in [-100, 100]");
   EXPECT_EQ(GenerationError([](auto& c) { c.max_new_tokens = 3, c.min_new_tokens = 4; }),
             "min_new_tokens is 4; it must be at most max_new_tokens, which is 3");
+  EXPECT_EQ(GenerationError([](auto& c) { c.max_new_tokens = c.num_generated_in_prompt = 3; }),
+            "num_generated_in_prompt is 3; it must be below max_new_tokens, which is 3");
   EXPECT_EQ(GenerationError([](auto& c) { c.logprobs_mode = "log"; }),
             "logprobs_mode is \"log\"; it must be \"processed\" or \"raw\"");
   GenerationConfig config;

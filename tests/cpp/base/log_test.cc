@@ -36,6 +36,7 @@ class LogTest : public ::testing::Test {
     ConfigureLog(LogConfig());
     unsetenv("HIE_LOG_LEVEL");
     unsetenv("HIE_LOG_DIR");
+    unsetenv("ALLSPARK_LOG_FORMAT");
     std::filesystem::remove_all(dir_);
   }
   std::vector<std::string> Lines() const {
@@ -112,17 +113,56 @@ TEST_F(LogTest, ReadsTheEnvironment) {
   setenv("HIE_LOG_DIR", dir_.c_str(), 1);
   EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kInfo);
   EXPECT_EQ(LogConfig::FromEnv().dir, dir_);
+  setenv("HIE_LOG_LEVEL", "-1", 1);
+  EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kDebug);
   setenv("HIE_LOG_LEVEL", "3", 1);
   EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kOff);
-  for (const char* malformed : {"", "4", "-1", "info", "1 "}) {
+  for (const char* malformed : {"", "4", "-2", "info", "1 "}) {
     setenv("HIE_LOG_LEVEL", malformed, 1);
     ::testing::internal::CaptureStderr();
     EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kWarning);
     const std::string text = ::testing::internal::GetCapturedStderr();
-    EXPECT_NE(text.find("HIE_LOG_LEVEL is \"" + std::string(malformed) + "\"; it must be 0"),
+    EXPECT_NE(text.find("HIE_LOG_LEVEL is \"" + std::string(malformed) + "\"; it must be -1"),
               std::string::npos)
         << text;
   }
+}
+
+TEST_F(LogTest, FieldsAreKeysAndValues) {
+  ConfigureLog({LogLevel::kDebug, dir_});
+  AS_LOG(kDebug) << "done" << LogField("model", "m") << LogField("tokens", 12)
+                 << LogField("text", "a \"b\"\n") << LogField("none", "");
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0][0], 'D');
+  EXPECT_TRUE(lines[0].ends_with(R"(] done model=m tokens=12 text="a \"b\"\u000a" none="")"))
+      << lines[0];
+}
+
+TEST_F(LogTest, LinesCanBeJson) {
+  setenv("ALLSPARK_LOG_FORMAT", "json", 1);
+  EXPECT_TRUE(LogConfig::FromEnv().is_json);
+  setenv("ALLSPARK_LOG_FORMAT", "xml", 1);
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE(LogConfig::FromEnv().is_json);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("ALLSPARK_LOG_FORMAT is \"xml\""),
+            std::string::npos);
+  ConfigureLog({LogLevel::kInfo, dir_, /*is_json=*/true});
+  AS_LOG(kWarning) << "a \"b\"\\" << LogField("model", "x\ty") << LogField("tokens", -3);
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_TRUE(Matches(lines[0],
+                      "^[{]\"time\":\"[0-9T:.-]+Z\",\"level\":\"warning\","
+                      "\"thread\":[0-9]+,\"source\":\"log_test[.]cc:[0-9]+\","))
+      << lines[0];
+  EXPECT_TRUE(lines[0].ends_with(R"("message":"a \"b\"\\","model":"x\u0009y","tokens":-3})"))
+      << lines[0];
+}
+
+TEST_F(LogTest, WhatIsAskedForComesAtAnyLevel) {
+  ConfigureLog({LogLevel::kOff, dir_});
+  AS_LOG_ANYWAY(kInfo) << "asked for";
+  EXPECT_EQ(Lines().size(), 1u);
 }
 
 }  // namespace

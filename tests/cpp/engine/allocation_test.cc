@@ -2,11 +2,14 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
+#include "cpp/engine/fake_device.h"
 #include "cpp/engine/function_mask.h"
 #include "support/alloc_counter.h"
+#include "support/random_lora.h"
 
 namespace allspark::testing {
 namespace {
@@ -31,16 +34,31 @@ GenerationConfig RankedConfig(int i) {
   return config;
 }
 
-TEST_F(EngineTest, AStepAllocatesNothing) {
-  // A pool small enough for preemption, prompts of several chunks, stops in between: every path of
-  // a step.
+// With requests that are preempted, or interrupted.
+class AllocationTest : public EngineTest,
+                       public ::testing::WithParamInterface<std::tuple<CacheMode, bool>> {};
+
+TEST_P(AllocationTest, AStepAllocatesNothing) {
+  // A pool small enough for preemption, prompts of several chunks, stops in between, adapters, a
+  // tier on the host: every path of a step.
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 18;
+  config.cache_span_num_init = 16;
+  config.cache_mode = std::get<0>(GetParam());
+  const bool interrupts = std::get<1>(GetParam());
+  config.interrupt_on_cache_exhaustion = interrupts;
   config.draft_model = "draft";
+  config.trace_path = ::testing::TempDir() + "/allocation_trace.json";
   proto::DecoderSpec deep = TinyLlamaSpec();
   deep.set_num_layers(24);
   ASSERT_OK(engine_->RegisterImage("draft", MakeRandomModel(TinyLlamaSpec(), 1)));
+  const auto device = std::make_shared<FakeDevice>();
+  const CacheRatio cache_ratio("0.001");
+  TestingAccess::SetHostCopier(*engine_, device);
   Install(config, deep);
+  for (const char* name : {"a", "b"}) {
+    const auto image = RandomLora(static_cast<uint64_t>(name[0])).AddAll(deep, 4).ToImage();
+    ASSERT_OK(engine_->LoadLora("m", name, image));
+  }
   AllocationCounter counter;
   int64_t steps = 0;
   bool counting = false;
@@ -58,7 +76,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
   std::vector<StartedRequest> requests;
   for (int i = 0; i < 40; ++i) {
-    GenerationConfig generation = Greedy(20 + i);
+    GenerationConfig generation = Greedy(60 + i);
     if (i % 3 == 0) {
       generation.do_sample = true;
       generation.seed = i;
@@ -71,6 +89,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
     if (i % 5 == 3) generation.pooling = i % 2 == 0 ? "mean" : "last";
     generation.prompt_only = i % 10 == 3;
     if (i % 7 == 1) generation.use_draft_model = false;
+    if (i % 6 == 2) generation.timeout_ms = i % 4 == 0 ? 1 : 1000000;
     if (i % 4 == 1) {
       generation.repetition_penalty = 1.3;
       generation.frequency_penalty = 0.2;
@@ -89,6 +108,7 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
       generation.logprobs_mode = i % 8 == 1 ? "raw" : "processed";
     }
     if (i % 4 == 2) generation = RankedConfig(i);
+    if (i % 3 != 1) generation.lora_name = i % 3 == 0 ? "a" : "b";
     // Some repeat themselves, so that there is something to draft.
     Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, i % 4 == 3 ? 3 : vocab_size_);
     // And some begin alike, so that there is something to find in the prefix cache.
@@ -101,10 +121,15 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   }
   hook_.loop_gate.Open();
   ASSERT_OK(engine_->SyncAllRequests("m"));
-  EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->num_preemptions > 0, !interrupts);
+  const auto is_interrupted = [](const StartedRequest& request) {
+    return request.queue->finish_reason() == FinishReason::kInterrupted;
+  };
+  EXPECT_EQ(std::any_of(requests.begin(), requests.end(), is_interrupted), interrupts);
   EXPECT_GT(engine_->GetEngineStat("m")->total_draft_token, 0);
   EXPECT_GT(engine_->GetEngineStat("m")->prefix_cache_hit_token, 0);
   EXPECT_GT(steps, 40);
+  EXPECT_GT(device->num_out, 0);
   EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
   EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);
   // Stops counting on the thread that began it.
@@ -116,6 +141,13 @@ TEST_F(EngineTest, AStepAllocatesNothing) {
   });
   Run({1}, Greedy(1));
 }
+
+INSTANTIATE_TEST_SUITE_P(Exhaustion, AllocationTest,
+                         ::testing::Combine(::testing::ValuesIn(kCacheModes), ::testing::Bool()),
+                         [](const ::testing::TestParamInfo<std::tuple<CacheMode, bool>>& test) {
+                           return CacheModeName(std::get<0>(test.param)) +
+                                  (std::get<1>(test.param) ? "Interrupts" : "Preempts");
+                         });
 
 TEST_F(EngineTest, AnIdleEngineUsesNoCpu) {
   InstallAndStart(SmallConfig());

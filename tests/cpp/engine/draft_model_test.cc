@@ -42,11 +42,14 @@ class DraftModelTest : public EngineTest {
 
   // What the model gives without a draft model.
   std::vector<Ids> Expected(const std::vector<Ids>& prompts,
-                            const std::vector<GenerationConfig>& configs) {
+                            const std::vector<GenerationConfig>& configs,
+                            CacheMode cache_mode = CacheMode::kDefault) {
     Engine engine;
     std::vector<Ids> outputs;
     EXPECT_OK(engine.RegisterImage("m", image_));
-    EXPECT_OK(engine.InstallModel(SmallConfig()));
+    RuntimeConfig config = SmallConfig();
+    config.cache_mode = cache_mode;
+    EXPECT_OK(engine.InstallModel(config));
     EXPECT_OK(engine.StartModel("m"));
     for (size_t i = 0; i < prompts.size(); ++i) {
       outputs.push_back(ReadAll(*engine.StartRequest("m", prompts[i], configs[i])->queue));
@@ -84,13 +87,17 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
   std::vector<Ids> prompts;
   std::vector<GenerationConfig> configs;
   MakeRequests(12, prompts, configs);
-  const std::vector<Ids> expected = Expected(prompts, configs);
   struct Case {
     int64_t chunk, blocks, threads;
     bool sharing;  // Some of the prompts are equal.
+    CacheMode cache_mode;
   };
-  // The third has a pool of little more than one longest request: others are preempted.
-  for (const Case& c : {Case{32, 0, 2, false}, Case{7, 0, 1, true}, Case{32, 17, 2, true}}) {
+  // The last three have a pool of little more than one longest request: others are preempted.
+  for (const Case& c :
+       {Case{32, 0, 2, false, CacheMode::kDefault}, Case{7, 0, 1, true, CacheMode::kDefault},
+        Case{32, 17, 2, true, CacheMode::kDefault}, Case{32, 17, 2, true, CacheMode::kQuantI8},
+        Case{32, 17, 2, true, CacheMode::kQuantU4}}) {
+    const std::vector<Ids> expected = Expected(prompts, configs, c.cache_mode);
     engine_ = std::make_unique<Engine>();
     RuntimeConfig config = SmallConfig();
     config.engine_max_prefill_length = c.chunk;
@@ -98,6 +105,7 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
     config.num_threads = c.threads;
     config.num_draft_tokens = 3;
     config.enable_prefix_cache = c.sharing;
+    config.cache_mode = c.cache_mode;
     Start(config, spec_, kSeed);
     EXPECT_EQ(RunAll(prompts, configs), expected) << "chunk " << c.chunk;
     ASSERT_OK(engine_->StopModel("m"));  // The step's counters come after its tokens.

@@ -31,6 +31,19 @@ namespace allspark::testing {
 
 using Ids = std::vector<int64_t>;
 
+inline constexpr CacheMode kCacheModes[] = {CacheMode::kDefault, CacheMode::kQuantI8,
+                                            CacheMode::kQuantU4};
+inline std::string CacheModeName(CacheMode mode) {
+  const char* const names[] = {"Default", "Int8", "Uint4"};
+  return names[static_cast<int>(mode)];
+}
+// Of tests over compute types and cache modes.
+inline std::string ModeName(
+    const ::testing::TestParamInfo<std::tuple<proto::ComputeType, CacheMode>>& test) {
+  return std::string(std::get<0>(test.param) == proto::COMPUTE_FLOAT32 ? "Float32" : "BFloat16") +
+         CacheModeName(std::get<1>(test.param));
+}
+
 inline RuntimeConfig SmallConfig(const std::string& name = "m") {
   RuntimeConfig config;
   config.model_name = name;

@@ -89,9 +89,13 @@ class GroupTest : public EngineTest {
   }
 };
 
-TEST_F(GroupTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
+class GroupNumericsTest : public GroupTest, public ::testing::WithParamInterface<CacheMode> {};
+
+TEST_P(GroupNumericsTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
   std::vector<std::pair<Ids, GenerationConfig>> jobs;
-  InstallAndStart(SmallConfig());
+  RuntimeConfig alone_config = SmallConfig();
+  alone_config.cache_mode = GetParam();
+  InstallAndStart(alone_config);
   for (int i = 0; i < 40; ++i) {
     Ids prompt = RandomPrompt(rng_, 1 + i * 7 % 40, vocab_size_);
     jobs.emplace_back(std::move(prompt), RandomConfig(rng_, vocab_size_));
@@ -103,6 +107,7 @@ TEST_F(GroupTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
   const std::vector<std::pair<int64_t, int64_t>> runs{{32, 2}, {5, 1}, {100, 2}};
   for (const auto& [chunk, threads] : runs) {
     RuntimeConfig config = SmallConfig("crowd");
+    config.cache_mode = GetParam();
     config.engine_max_prefill_length = chunk;
     config.num_threads = threads;
     config.engine_max_batch = 16;
@@ -122,6 +127,9 @@ TEST_F(GroupTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
   }
   EXPECT_GT(preemptions, 10);
 }
+
+INSTANTIATE_TEST_SUITE_P(Caches, GroupNumericsTest, ::testing::ValuesIn(kCacheModes),
+                         [](const auto& test) { return CacheModeName(test.param); });
 
 TEST_F(GroupTest, NothingComesBeforeTheEnd) {
   InstallAndStart(SmallConfig());

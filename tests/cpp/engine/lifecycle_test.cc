@@ -90,8 +90,103 @@ TEST_F(EngineTest, RefusesAPoolThatCannotHoldOneRequest) {
   ASSERT_OK(engine_->RegisterImage("m", MakeRandomModel(TinyLlamaSpec(), 1)));
   const Status status = engine_->InstallModel(config);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(status.message().find("15"), std::string::npos) << status.message();
-  EXPECT_NE(status.message().find("16"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("can have 240 tokens (15 blocks of 16, "), std::string::npos)
+      << status.message();
+  EXPECT_NE(status.message().find("engine_max_length 256 needs 256 tokens (16 blocks of 16, "),
+            std::string::npos)
+      << status.message();
+  config.cache_span_num_init = int64_t{1} << 30;
+  const Status large = engine_->InstallModel(config);
+  EXPECT_EQ(large.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(large.message().find("cache_span_num_init is 1073741824, a KV cache pool of "
+                                 "17179869184 tokens (1073741824 blocks of 16, "),
+            std::string::npos)
+      << large.message();
+  EXPECT_NE(large.message().find("has room for "), std::string::npos) << large.message();
+}
+
+TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
+  EXPECT_EQ(engine_->GetModelInfo("m").status().code(), StatusCode::kNotFound);
+  const auto draft = MakeRandomModel(TinyQwen2Spec(), 2);
+  // Of a key or a value: float32; bytes and a scale; half bytes, a scale and a zero point.
+  const auto bytes_of = [](CacheMode mode, int64_t head_dim) {
+    return mode == CacheMode::kDefault   ? head_dim * 4
+           : mode == CacheMode::kQuantI8 ? head_dim + 4
+                                         : head_dim / 2 + 5;
+  };
+  for (const CacheMode mode : kCacheModes) {
+    for (const bool drafts : {false, true}) {
+      SCOPED_TRACE(CacheModeName(mode) + (drafts ? " with a draft model" : ""));
+      RuntimeConfig config = SmallConfig();
+      config.cache_mode = mode;
+      config.cache_span_num_init = 100;
+      if (drafts) {
+        config.draft_model = "draft";
+        ASSERT_OK(engine_->RegisterImage("draft", draft));
+      }
+      Install(config);
+      ASSERT_FALSE(HasFatalFailure());
+      const ModelInfo info = *engine_->GetModelInfo("m");
+      EXPECT_EQ(info.architecture, "LlamaForCausalLM");
+      EXPECT_EQ(info.vocab_size, 131);
+      EXPECT_EQ(info.cache_mode, mode);
+      EXPECT_EQ(info.total_span, 100);
+      EXPECT_EQ(info.total_token, 1600);
+      EXPECT_EQ(info.num_longest_request, 6);
+      // Two layers with 2 KV heads of 16; of the draft model with one of 24.
+      EXPECT_EQ(info.bytes_per_token,
+                2 * 2 * (2 * bytes_of(mode, 16) + (drafts ? bytes_of(mode, 24) : 0)));
+      EXPECT_EQ(info.kv_pool_bytes, 1600 * info.bytes_per_token);
+      EXPECT_GT(info.weight_bytes, 4 * 2 * 131 * 64);
+      const int64_t before = TestingAccess::DeviceStats(*engine_)->bytes_in_use;
+      ASSERT_OK(engine_->StartModel("m"));
+      const int64_t taken = TestingAccess::DeviceStats(*engine_)->bytes_in_use - before;
+      // Each of at most six allocations is rounded up.
+      EXPECT_GE(taken, info.kv_pool_bytes + info.work_bytes);
+      EXPECT_LE(taken, info.kv_pool_bytes + info.work_bytes + 6 * 256);
+      const EngineStat stat = *engine_->GetEngineStat("m");
+      EXPECT_EQ(stat.total_token, info.total_token);
+      EXPECT_EQ(ToString(*engine_->GetModelInfo("m")), ToString(info)) << "running or not";
+      ASSERT_OK(engine_->StopModel("m"));
+      ASSERT_OK(engine_->ReleaseModel("m"));
+    }
+  }
+}
+
+TEST_F(EngineTest, ACacheModeIsAChoiceOfTheEngineNotOfTheFile) {
+  const auto image = MakeRandomModel(TinyLlamaSpec(), 1);
+  for (const CacheMode mode : kCacheModes) {
+    RuntimeConfig config = SmallConfig(CacheModeName(mode));
+    config.cache_mode = mode;
+    ASSERT_OK(engine_->RegisterImage(config.model_name, image));
+    ASSERT_OK(engine_->InstallModel(config));
+    ASSERT_OK(engine_->StartModel(config.model_name));
+  }
+  const int64_t exact = engine_->GetModelInfo("Default")->kv_pool_bytes;
+  EXPECT_LT(engine_->GetModelInfo("Int8")->kv_pool_bytes, exact / 2);
+  EXPECT_LT(engine_->GetModelInfo("Uint4")->kv_pool_bytes, exact / 3);
+  for (const CacheMode mode : kCacheModes) {
+    EXPECT_EQ(Run({1, 2, 3}, Greedy(20), CacheModeName(mode)).size(), 20u);
+  }
+}
+
+TEST_F(EngineTest, ACacheModeThatDoesNotFitIsRefused) {
+  proto::DecoderSpec odd = TinyLlamaSpec();
+  odd.set_head_dim(15);
+  odd.set_rotary_dim(14);
+  ASSERT_OK(engine_->RegisterImage("odd", MakeRandomModel(odd, 1)));
+  ASSERT_OK(engine_->RegisterImage("m", MakeRandomModel(TinyLlamaSpec(), 1)));
+  RuntimeConfig config = SmallConfig("odd");
+  config.cache_mode = CacheMode::kQuantU4;
+  const std::string bound =
+      "cache_mode is AsCacheQuantU4 and head_dim is 15; pairs of 4 bits need an even one";
+  EXPECT_EQ(engine_->InstallModel(config).message(), bound);
+  config.model_name = "m";
+  config.draft_model = "odd";
+  EXPECT_EQ(engine_->InstallModel(config).message(),
+            "draft_model is 'odd', which cannot be used: " + bound);
+  config.cache_mode = CacheMode::kQuantI8;
+  ASSERT_OK(engine_->InstallModel(config));
 }
 
 TEST_F(EngineTest, RefusesBadRuntimeConfigs) {

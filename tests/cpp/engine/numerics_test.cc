@@ -1,6 +1,6 @@
 // The numerics contract through the whole engine: logits and tokens of a request are the same bits
 // alone, in crowds, for any chunking and block size, with preemption forced, for any number of
-// threads, on every table.
+// threads, with every way to keep the cache, on every table.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -89,17 +89,22 @@ Job MakeJob(std::mt19937& rng, int64_t vocab_size, bool sampled) {
   return job;
 }
 
-class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
+class NumericsTest : public ::testing::TestWithParam<std::tuple<proto::ComputeType, CacheMode>> {
  protected:
   void TearDown() override { unsetenv("ALLSPARK_CPU_ISA"); }
 
-  void ExpectInvariant(const proto::DecoderSpec& spec, int crowd,
-                       CacheMode cache_mode = CacheMode::kDefault) {
+  static proto::ComputeType compute() { return std::get<0>(GetParam()); }
+  static RuntimeConfig Config() {
+    RuntimeConfig config = SmallConfig();
+    config.cache_mode = std::get<1>(GetParam());
+    return config;
+  }
+
+  void ExpectInvariant(const proto::DecoderSpec& spec, int crowd) {
     std::mt19937 rng(11);
     const auto image = MakeRandomModel(spec, 5);
-    RuntimeConfig config = SmallConfig();
+    RuntimeConfig config = Config();
     config.engine_max_batch = crowd;
-    config.cache_mode = cache_mode;
     std::vector<Job> jobs;
     for (int i = 0; i < crowd; ++i) jobs.push_back(MakeJob(rng, spec.vocab_size(), i % 2 == 1));
 
@@ -139,17 +144,12 @@ class NumericsTest : public ::testing::TestWithParam<proto::ComputeType> {
   }
 };
 
-TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpec(GetParam()), 9); }
-
-TEST_P(NumericsTest, BitsAreTheSameWithAQuantisedCache) {
-  ExpectInvariant(TinyMistralSpec(GetParam()), 9, CacheMode::kQuantI8);
-  ExpectInvariant(TinyQuantizedSpec(GetParam()), 9, CacheMode::kQuantU4);
-}
+TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpec(compute()), 9); }
 
 // Guesses change how fast tokens come and nothing else: greedy and drawn, with penalties and stops,
 // alone, in a crowd and under preemption.
 TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
-  const proto::DecoderSpec spec = TinyQwen2Spec(GetParam());
+  const proto::DecoderSpec spec = TinyQwen2Spec(compute());
   std::mt19937 rng(12);
   const auto image = MakeRandomModel(spec, 5);
   std::vector<Job> jobs, drafting;
@@ -166,7 +166,7 @@ TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
     job.config.prompt_lookup_num_tokens = 1 + i % 9;
     drafting.push_back(job);
   }
-  RuntimeConfig config = SmallConfig();
+  RuntimeConfig config = Config();
   Runner runner;
   const std::vector<Trace> expected = runner.Run(config, image, jobs);
   ASSERT_EQ(runner.drafts(), 0);
@@ -189,10 +189,10 @@ TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
 // The same by a draft model, which here agrees mostly: it is what the model's first layers are, in
 // the other compute type, and the other layers add nothing.
 TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
-  proto::DecoderSpec spec = TinyQwen2Spec(GetParam());
+  proto::DecoderSpec spec = TinyQwen2Spec(compute());
   const auto draft_image =
-      MakeRandomModel(TinyQwen2Spec(GetParam() == proto::COMPUTE_FLOAT32 ? proto::COMPUTE_BFLOAT16
-                                                                         : proto::COMPUTE_FLOAT32),
+      MakeRandomModel(TinyQwen2Spec(compute() == proto::COMPUTE_FLOAT32 ? proto::COMPUTE_BFLOAT16
+                                                                        : proto::COMPUTE_FLOAT32),
                       5);
   spec.set_num_layers(24);
   const auto image = MakeRandomModel(spec, 5, /*silent_from=*/2);
@@ -203,7 +203,7 @@ TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
     if (i % 3 == 0) jobs.back().config.repetition_penalty = 1.1;
     if (i % 4 == 0) jobs.back().config.prompt_lookup_num_tokens = 4;
   }
-  RuntimeConfig config = SmallConfig();
+  RuntimeConfig config = Config();
   Runner runner;
   std::vector<Job> plain = jobs;
   for (Job& job : plain) job.config.prompt_lookup_num_tokens = 0;
@@ -225,23 +225,33 @@ TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
   }
 }
 
-TEST_P(NumericsTest, BitsAreTheSameInCrowdsOf64) { ExpectInvariant(TinyQwen3Spec(GetParam()), 64); }
+// What takes long. Every table with every cache: tests/cpp/model/decoder_bits_test.cc.
+class LargeNumericsTest : public NumericsTest {};
 
-TEST_P(NumericsTest, BitsAreTheSameOnEveryTable) {
+TEST_P(LargeNumericsTest, BitsAreTheSameInCrowdsOf64) {
+  ExpectInvariant(TinyQwen3Spec(compute()), 64);
+}
+
+TEST_P(LargeNumericsTest, BitsAreTheSameOnEveryTable) {
   for (const kernels::KernelTable* table : kernels::AvailableTables()) {
     setenv("ALLSPARK_CPU_ISA", table->name, 1);
     SCOPED_TRACE(table->name);
-    ExpectInvariant(TinyQwen2Spec(GetParam()), 12);
-    ExpectInvariant(TinyMistralSpec(GetParam()), 12);
-    ExpectInvariant(TinyQuantizedSpec(GetParam()), 12);
+    ExpectInvariant(TinyQwen2Spec(compute()), 12);
+    ExpectInvariant(TinyMistralSpec(compute()), 12);
+    ExpectInvariant(TinyQuantizedSpec(compute()), 12);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(ComputeTypes, NumericsTest,
-                         ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
-                         [](const auto& type) {
-                           return type.param == proto::COMPUTE_FLOAT32 ? "Float32" : "BFloat16";
-                         });
+INSTANTIATE_TEST_SUITE_P(Modes, NumericsTest,
+                         ::testing::Combine(::testing::Values(proto::COMPUTE_FLOAT32,
+                                                              proto::COMPUTE_BFLOAT16),
+                                            ::testing::ValuesIn(kCacheModes)),
+                         ModeName);
+INSTANTIATE_TEST_SUITE_P(Modes, LargeNumericsTest,
+                         ::testing::Combine(::testing::Values(proto::COMPUTE_FLOAT32,
+                                                              proto::COMPUTE_BFLOAT16),
+                                            ::testing::Values(CacheMode::kDefault)),
+                         ModeName);
 
 }  // namespace
 }  // namespace allspark::testing

@@ -340,19 +340,11 @@ TEST_P(PrefixNumericsTest, AHitChangesNoBit) {
   }
 }
 
-std::string CacheName(
-    const ::testing::TestParamInfo<std::tuple<proto::ComputeType, CacheMode>>& test) {
-  const char* const modes[] = {"Default", "Int8", "Uint4"};
-  return std::string(std::get<0>(test.param) == proto::COMPUTE_FLOAT32 ? "Float32" : "BFloat16") +
-         modes[static_cast<int>(std::get<1>(test.param))];
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Caches, PrefixNumericsTest,
-    ::testing::Combine(::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
-                       ::testing::Values(CacheMode::kDefault, CacheMode::kQuantI8,
-                                         CacheMode::kQuantU4)),
-    CacheName);
+INSTANTIATE_TEST_SUITE_P(Modes, PrefixNumericsTest,
+                         ::testing::Combine(::testing::Values(proto::COMPUTE_FLOAT32,
+                                                              proto::COMPUTE_BFLOAT16),
+                                            ::testing::ValuesIn(kCacheModes)),
+                         ModeName);
 
 }  // namespace
 }  // namespace allspark::testing

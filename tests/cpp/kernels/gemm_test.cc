@@ -192,6 +192,101 @@ void TestColumnTails(const KernelTable& table) {
 TEST_P(GemmTest, ColumnTailsGiveTheSameBitsFloat32) { TestColumnTails<float>(table()); }
 TEST_P(GemmTest, ColumnTailsGiveTheSameBitsBFloat16) { TestColumnTails<BFloat16>(table()); }
 
+// How wide the panels are must not matter either, nor their split.
+template <class T>
+void TestNarrowPanels(const KernelTable& table) {
+  for (const int64_t m : {1, 4, 13, 70}) {
+    for (const int64_t n : {1, 16, 24, 48, 130}) {
+      const Problem<T> p(m, n, 1030, {.accumulate = n == 24, .pad_a = 2}, 17);
+      std::vector<float> wide = p.c, narrow = p.c;
+      table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(wide), nullptr);
+      const std::vector<T> packed = Pack(p.w, p.k, n, kNarrowPanelColumns);
+      const int64_t panels = (n + kNarrowPanelColumns - 1) / kNarrowPanelColumns;
+      GemmArgs args = p.Args(narrow);
+      args.w = packed.data();
+      args.panel_columns = kNarrowPanelColumns;
+      for (const int64_t begin : {panels / 2, int64_t{0}}) {
+        args.panel_begin = begin;
+        args.panel_end = begin == 0 ? panels / 2 : panels;
+        if (panels == 1) args.panel_end = 1;
+        table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+        if (panels == 1) break;
+      }
+      EXPECT_TRUE(SameBits(wide.data(), narrow.data(), static_cast<int64_t>(wide.size())))
+          << table.name << " m=" << m << " n=" << n;
+    }
+  }
+}
+TEST_P(GemmTest, NarrowPanelsGiveTheSameBitsFloat32) { TestNarrowPanels<float>(table()); }
+TEST_P(GemmTest, NarrowPanelsGiveTheSameBitsBFloat16) { TestNarrowPanels<BFloat16>(table()); }
+
+// Rows and panels with an adapter get the bits of a GEMM whose weight goes on with the adapter's,
+// the others their own.
+template <class T>
+void TestLowRank(const KernelTable& table) {
+  const int64_t k = 66, rank = 16, n = 190;
+  for (const int64_t m : {1, 7, 130}) {
+    const Problem<T> whole(m, n, k + rank, {.bias = true, .accumulate = true}, 19);
+    const auto rows_of = [&](int64_t begin, int64_t count) {
+      return std::vector<T>(whole.w.begin() + begin * n, whole.w.begin() + (begin + count) * n);
+    };
+    const std::vector<T> w = Pack(rows_of(0, k), k, n), b = Pack(rows_of(k, rank), rank, n);
+    std::vector<float> plain = whole.c, adapted = whole.c, out = whole.c;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](whole.Args(adapted), nullptr);
+    GemmArgs args = whole.Args(plain);
+    args.w = w.data();
+    args.k = k;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+    // Rows are counted from 5 on; panels 1 and 2 of the first rows, and none of what follows.
+    const int64_t first_row = 5, end = (m + 1) / 2;
+    const T* low = whole.a.data() + 1 + k - first_row * whole.lda();
+    const LowRank entries[] = {
+        {0, first_row, 0, 3, low, whole.lda(), b.data(), rank, table.low_rank[kSlotOf<T>]},
+        {first_row, first_row + end, 1, 3, low, whole.lda(), b.data() + rank * kPanelColumns, rank,
+         table.low_rank[kSlotOf<T>]},
+        {first_row + m, first_row + m + 9, 0, 3, low, whole.lda(), b.data(), rank,
+         table.low_rank[kSlotOf<T>]}};
+    args.c = out.data() + 1;
+    args.low_rank = entries;
+    args.num_low_rank = 3;
+    args.first_row = first_row;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+    for (int64_t row = 0; row < m; ++row) {
+      for (int64_t column = 0; column < n; ++column) {
+        const auto at = static_cast<size_t>(1 + row * whole.ldc() + column);
+        const float expected = row < end && column >= kPanelColumns ? adapted[at] : plain[at];
+        // The reference rounds the adapter's part by itself: two more roundings, of results
+        // below 64.
+        const double bound = &table == FindTable("reference") ? 2 * 0x1p-24 * 64 : 0;
+        ASSERT_NEAR(static_cast<double>(out[at]), static_cast<double>(expected), bound)
+            << table.name << " m=" << m << " row " << row << " column " << column;
+      }
+    }
+  }
+}
+TEST_P(GemmTest, AdaptersGoOnWithTheSumsFloat32) { TestLowRank<float>(table()); }
+TEST_P(GemmTest, AdaptersGoOnWithTheSumsBFloat16) { TestLowRank<BFloat16>(table()); }
+
+TEST_P(GemmTest, ScalesRowsBeforeTheyAreAdded) {
+  const Problem<BFloat16> p(3, 20, 64, {.accumulate = true}, 18);
+  std::vector<float> product(p.c.size()), scaled = p.c;
+  GemmArgs args = p.Args(product);
+  args.accumulate = false;
+  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](args, nullptr);
+  const float scale[] = {0.5f, -3.0f, 0.1f};
+  args = p.Args(scaled);
+  args.a_scale = scale;
+  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](args, nullptr);
+  for (int64_t i = 0; i < 60; ++i) {
+    const auto at = static_cast<size_t>(1 + i);
+    const double expected = static_cast<double>(product[at]) * static_cast<double>(scale[i / 20]) +
+                            static_cast<double>(p.c[at]);
+    // The product's last rounding, where the reference has none, and the two that follow.
+    EXPECT_NEAR(static_cast<double>(scaled[at]), expected,
+                0x1p-22 * (std::fabs(expected) + std::fabs(static_cast<double>(p.c[at]))));
+  }
+}
+
 // The bits of GEMM and activation one after the other, for every activation and result dtype.
 template <class T>
 void TestGated(const KernelTable& table) {

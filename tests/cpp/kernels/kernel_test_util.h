@@ -91,15 +91,15 @@ class Data {
   std::normal_distribution<float> normal_;
 };
 
-// w: [k, n] row-major, to panels.
+// w: [k, n] row-major, to panels of so many columns.
 template <class T>
-std::vector<T> Pack(const std::vector<T>& w, int64_t k, int64_t n) {
-  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, group = kGroupOf<T>;
-  std::vector<T> packed(static_cast<size_t>(panels * kPanelColumns * k), T{});
+std::vector<T> Pack(const std::vector<T>& w, int64_t k, int64_t n, int64_t width = kPanelColumns) {
+  const int64_t panels = (n + width - 1) / width, group = kGroupOf<T>;
+  std::vector<T> packed(static_cast<size_t>(panels * width * k), T{});
   for (int64_t row = 0; row < k; ++row) {
     for (int64_t col = 0; col < n; ++col) {
-      const int64_t at = col / kPanelColumns * kPanelColumns * k +
-                         (row / group * kPanelColumns + col % kPanelColumns) * group + row % group;
+      const int64_t at =
+          col / width * width * k + (row / group * width + col % width) * group + row % group;
       packed[static_cast<size_t>(at)] = w[static_cast<size_t>(row * n + col)];
     }
   }

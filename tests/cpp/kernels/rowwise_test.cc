@@ -76,6 +76,35 @@ TEST_P(RowwiseTest, RmsNormOfARowDependsOnNoOther) {
   }
 }
 
+TEST_P(RowwiseTest, Scale) {
+  for (int64_t cols : kColumns) {
+    for (const float cap : {0.0f, 2.5f}) {
+      for (const bool accumulate : {false, true}) {
+        Data data(static_cast<uint32_t>(cols));
+        const int64_t ld = cols + 3;
+        const std::vector<float> x = data.Vector<float>(3 * ld + 1, 6.0f);
+        std::vector<float> expected = data.Vector<float>(3 * ld + 1), got = expected;
+        const std::vector<float> before = expected;
+        const auto run = [&](const KernelTable& table, std::vector<float>& y) {
+          table.scale({x.data() + 1, ld, y.data() + 1, ld, 3, cols, 0.7f, cap, accumulate},
+                      nullptr);
+        };
+        run(Reference(), expected);
+        run(table(), got);
+        for (size_t i = 0; i < got.size(); ++i) {
+          const int64_t col = (static_cast<int64_t>(i) + ld - 1) % ld;
+          // A product, a quotient, a tanh within 3 ulp, a product and a sum.
+          const double size = std::fabs(static_cast<double>(x[i])) +
+                              (accumulate ? std::fabs(static_cast<double>(before[i])) : 0);
+          const double bound = i > 0 && col < cols ? 8 * 0x1p-24 * size : 0;
+          ASSERT_NEAR(static_cast<double>(got[i]), static_cast<double>(expected[i]), bound)
+              << table().name << " cols=" << cols << " cap " << cap << " at " << i;
+        }
+      }
+    }
+  }
+}
+
 // The argument of the exponential inside, whose rounding it magnifies.
 double Exponent(Activation act, double x) {
   switch (act) {
@@ -309,6 +338,37 @@ TEST_P(RowwiseTest, SumExp) {
   EXPECT_NEAR(sums[0], 1 + std::exp(-1.0), 1e-6);
   EXPECT_EQ(highest[1], 3);
   EXPECT_EQ(sums[1], 2);
+}
+
+// Conversions are exact, or round to nearest even: every table gives the same.
+template <class From, class To>
+void TestConvert(const KernelTable& table, DType from) {
+  const auto convert = table.convert[static_cast<int>(from)][kSlotOf<To>];
+  ASSERT_NE(convert, nullptr) << table.name;
+  for (int64_t cols : {1, 7, 16, 33, 100}) {
+    const int64_t rows = 3, ldx = cols + 2, ldy = cols + 5;
+    Data data(static_cast<uint32_t>(cols));
+    std::vector<From> x;
+    for (int64_t i = 0; i < rows * ldx; ++i) x.push_back(static_cast<From>(data.Normal() * 40));
+    if (cols > 1) x[1] = static_cast<From>(-127);
+    std::vector<To> y(static_cast<size_t>(rows * ldy));
+    convert({x.data(), ldx, y.data(), ldy, rows, cols}, nullptr);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < ldy; ++i) {
+        To expected{};
+        if (i < cols) Set(&expected, static_cast<float>(x[static_cast<size_t>(r * ldx + i)]));
+        ASSERT_EQ(Value(y[static_cast<size_t>(r * ldy + i)]), Value(expected))
+            << table.name << " row " << r << " column " << i << " of " << cols;
+      }
+    }
+  }
+}
+TEST_P(RowwiseTest, ConvertFloatToBFloat16) {
+  TestConvert<float, BFloat16>(table(), DType::kFloat32);
+}
+TEST_P(RowwiseTest, ConvertInt8) {
+  TestConvert<int8_t, float>(table(), DType::kInt8);
+  TestConvert<int8_t, BFloat16>(table(), DType::kInt8);
 }
 
 AS_INSTANTIATE_KERNEL_TEST(RowwiseTest);

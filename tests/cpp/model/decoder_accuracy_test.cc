@@ -83,13 +83,14 @@ std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   return specs[static_cast<size_t>(info.param)].architecture();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 6), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 8), SpecName);
 
 // The bound must be tight enough to see the mistakes that are easy to make.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
   struct Mistake {
     const char* name;
     void (*apply)(proto::DecoderSpec&);
+    proto::DecoderSpec (*spec)(proto::ComputeType) = testing::TinyMistralSpec;
   };
   const Mistake mistakes[] = {
       {"norm_eps", [](proto::DecoderSpec& s) { s.set_norm_eps(2e-4f); }},
@@ -98,13 +99,23 @@ TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
       {"scale", [](proto::DecoderSpec& s) { s.set_attention_scale(0.2501f); }},
       {"soft cap", [](proto::DecoderSpec& s) { s.set_attention_soft_cap(50.0f); }},
       {"activation", [](proto::DecoderSpec& s) { s.set_activation(proto::GELU_ERF); }},
+      {"embedding scale", [](proto::DecoderSpec& s) { s.set_embedding_scale(8.01f); },
+       testing::TinyGemmaSpec},
+      {"logits cap", [](proto::DecoderSpec& s) { s.set_logits_soft_cap(3.01f); },
+       testing::TinyGemmaSpec},
+      {"window rope", [](proto::DecoderSpec& s) { s.set_window_rope(false); },
+       testing::TinyGemmaSpec},
+      {"residual scale", [](proto::DecoderSpec& s) { s.set_residual_scale(0.2201f); },
+       testing::TinyOlmoSpec},
+      {"logits scale", [](proto::DecoderSpec& s) { s.set_logits_scale(0.1251f); },
+       testing::TinyOlmoSpec},
   };
-  const proto::DecoderSpec spec = testing::TinyMistralSpec();
-  const std::vector<int32_t> tokens = RandomTokens(kTokens, spec.vocab_size(), 3);
-  const auto reader = testing::OpenRandomModel(spec, kSeed);
   HarnessOptions options;
   options.table = kernels::DefaultTable();
   for (const Mistake& mistake : mistakes) {
+    const proto::DecoderSpec spec = mistake.spec(proto::COMPUTE_FLOAT32);
+    const std::vector<int32_t> tokens = RandomTokens(kTokens, spec.vocab_size(), 3);
+    const auto reader = testing::OpenRandomModel(spec, kSeed);
     proto::DecoderSpec wrong = spec;
     mistake.apply(wrong);
     DecoderHarness harness(*reader, options);

@@ -104,6 +104,14 @@ TEST_F(DecoderCreateTest, MissingKernelsNameOpAndDType) {
   table_.rms_norm[f32] = nullptr;
   const auto qwen3 = OpenRandomModel(testing::TinyQwen3Spec(proto::COMPUTE_BFLOAT16), 1);
   ExpectRefused(Create(*qwen3), StatusCode::kUnimplemented, "no rms_norm for float32");
+  table_ = *kernels::FindTable("reference");
+  table_.scale = nullptr;
+  table_.convert[f32][static_cast<int>(DType::kBFloat16)] = nullptr;
+  const auto gemma = OpenRandomModel(testing::TinyGemmaSpec(), 1);
+  ExpectRefused(Create(*gemma), StatusCode::kUnimplemented, "no scale for float32");
+  table_.scale = kernels::FindTable("reference")->scale;
+  const auto olmo = OpenRandomModel(testing::TinyOlmoSpec(proto::COMPUTE_BFLOAT16), 1);
+  ExpectRefused(Create(*olmo), StatusCode::kUnimplemented, "no convert for bfloat16");
   // What a spec does not use may be missing.
   table_.rope = nullptr;
   table_.rms_norm[f32] = kernels::FindTable("reference")->rms_norm[f32];

@@ -53,6 +53,7 @@ struct HarnessOptions {
   int64_t num_blocks = 0;  // 0: enough for 8 sequences of max_length
   uint64_t seed = 1;       // of the order in which blocks are handed out
   CacheMode cache_mode = CacheMode::kDefault;
+  int64_t lora_max_rank = 0;
 };
 
 class DecoderHarness {
@@ -71,7 +72,7 @@ class DecoderHarness {
     if (options_.num_blocks == 0) options_.num_blocks = 8 * blocks_per_sequence;
     auto decoder = Decoder::Create(reader,
                                    {options.max_length, options.max_tokens, options.max_logits_rows,
-                                    options.block_size, options.cache_mode},
+                                    options.block_size, options.cache_mode, options.lora_max_rank},
                                    *options.table, &pool_, &allocator_);
     if (!decoder.ok()) throw std::runtime_error(decoder.status().ToString());
     decoder_ = std::move(*decoder);
@@ -85,8 +86,9 @@ class DecoderHarness {
   }
 
   // Returns the sequence's id.
-  int Add(std::vector<int32_t> tokens) {
+  int Add(std::vector<int32_t> tokens, const LoraAdapter* lora = nullptr) {
     Sequence sequence;
+    sequence.lora = lora;
     sequence.tokens = std::move(tokens);
     const int64_t blocks =
         (static_cast<int64_t>(sequence.tokens.size()) + options_.block_size - 1) /
@@ -153,8 +155,12 @@ class DecoderHarness {
     batch_.num_logits_rows = wanted;
     for (const Chunk& chunk : chunks) {
       Sequence& s = sequences_[static_cast<size_t>(chunk.sequence)];
-      batch_sequences_.push_back({static_cast<int64_t>(tokens_.size()), chunk.num_tokens, s.done,
-                                  s.blocks.data(), chunk.wants_logits ? --wanted : -1});
+      batch_sequences_.push_back({.token_begin = static_cast<int64_t>(tokens_.size()),
+                                  .num_tokens = chunk.num_tokens,
+                                  .position = s.done,
+                                  .block_table = s.blocks.data(),
+                                  .logits_row = chunk.wants_logits ? --wanted : -1,
+                                  .lora = s.lora});
       for (int64_t i = 0; i < chunk.num_tokens; ++i, ++s.done) {
         tokens_.push_back(s.tokens.at(static_cast<size_t>(s.done)));
         positions_.push_back(static_cast<int32_t>(s.done));
@@ -190,6 +196,7 @@ class DecoderHarness {
     std::vector<int32_t> tokens;
     std::vector<int32_t> blocks;
     int64_t done = 0;
+    const LoraAdapter* lora = nullptr;
   };
 
   Buffer Take(int64_t bytes) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "support/random_model.h"
+#include "weights/lora_file.h"
 
 namespace allspark::testing {
 
@@ -37,6 +38,9 @@ class ReferenceDecoder {
     compute_unit_ = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 0x1p-8 : kFloatUnit;
   }
 
+  // An adapter that outlives this; its values count as they are kept, in the compute type.
+  void SetLora(const LoraFile* lora) { lora_ = lora; }
+
   // Logits of every token, [tokens][vocab].
   Rows Logits(const std::vector<int32_t>& tokens) const {
     const int64_t hidden = spec_.hidden_size();
@@ -47,6 +51,8 @@ class ReferenceDecoder {
         row[static_cast<size_t>(i)].v =
             weights_.at("embedding")[static_cast<size_t>(token * hidden + i)];
       }
+      AddLora("embedding", Row(1, Num{static_cast<double>(token), 0}), row);
+      if (spec_.embedding_scale() != 0) Scale(spec_.embedding_scale(), row);
       x.push_back(row);
     }
     for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
@@ -57,7 +63,9 @@ class ReferenceDecoder {
     Rows logits;
     for (const Row& row : x) {
       const Row normed = Norm(row, weights_.at("final_norm"), compute_unit_);
-      logits.push_back(Gemm(spec_.tie_embeddings() ? "embedding" : "lm_head", "", normed));
+      logits.push_back(Gemm(spec_.tie_embeddings() ? "embedding" : "lm_head", "", normed,
+                            /*module=*/"lm_head"));
+      CapLogits(logits.back());
     }
     return logits;
   }
@@ -68,6 +76,39 @@ class ReferenceDecoder {
   static double Square(double x) { return x * x; }
   // The value after a rounding of relative size `unit`.
   static Num Rounded(Num x, double unit) { return {x.v, x.e + Square(unit * x.v)}; }
+
+  static void Scale(float scale, Row& row) {
+    const double factor = static_cast<double>(scale);
+    for (Num& n : row) n = Rounded({n.v * factor, n.e * factor * factor}, kFloatUnit);
+  }
+
+  void CapLogits(Row& logits) const {
+    if (spec_.logits_scale() != 0) Scale(spec_.logits_scale(), logits);
+    const double cap = static_cast<double>(spec_.logits_soft_cap());
+    if (cap == 0) return;
+    for (Num& n : logits) {
+      const double t = std::tanh(n.v / cap);
+      n = {cap * t, n.e * Square(1 - t * t) + 16 * Square(kFloatUnit * cap * t)};
+    }
+  }
+
+  // What attention and MLP read of the stream.
+  Row ReadResidual(const Row& x, const std::string& norm) const {
+    if (spec_.norm_placement() != proto::NORM_AFTER) {
+      return Norm(x, weights_.at(norm), compute_unit_);
+    }
+    Row y = x;
+    for (Num& n : y) n = Rounded(n, compute_unit_);
+    return y;
+  }
+
+  void AddToResidual(Row branch, const std::string& post_norm, Row& x) const {
+    if (spec_.norm_placement() != proto::NORM_BEFORE) {
+      branch = Norm(branch, weights_.at(post_norm), kFloatUnit);
+    }
+    if (spec_.residual_scale() != 0) Scale(spec_.residual_scale(), branch);
+    Add(branch, x);
+  }
 
   Row Norm(const Row& x, const std::vector<float>& weight, double unit) const {
     double squares = 0, spread = 0;
@@ -89,8 +130,47 @@ class ReferenceDecoder {
     return y;
   }
 
-  // out = x w^T (+ bias), accumulated in float32 in ascending order.
-  Row Gemm(const std::string& name, const std::string& bias, Row x) const {
+  double Kept(float x) const {
+    return static_cast<double>(compute_unit_ == kFloatUnit ? x : ToFloat(ToBFloat16(x)));
+  }
+
+  // y += b (a x) of the adapter's modules of `name`; of the embedding x is the token's id.
+  void AddLora(const std::string& name, const Row& x, Row& y) const {
+    if (lora_ == nullptr) return;
+    for (const LoraPair& pair : lora_->pairs()) {
+      if (pair.tensor != name) continue;
+      const auto rank = static_cast<size_t>(pair.rank);
+      Row low(rank);
+      for (size_t r = 0; r < rank; ++r) {
+        if (name == "embedding") {
+          low[r].v = Kept(pair.a[static_cast<size_t>(x[0].v) * rank + r]);
+          continue;
+        }
+        for (size_t k = 0; k < x.size(); ++k) {
+          AddProduct(Kept(pair.a[r * x.size() + k]), x[k], low[r]);
+        }
+        low[r] = Rounded(low[r], compute_unit_);
+      }
+      for (size_t row = 0; row < static_cast<size_t>(pair.rows); ++row) {
+        Num sum;
+        for (size_t r = 0; r < rank; ++r) AddProduct(Kept(pair.b[row * rank + r]), low[r], sum);
+        Num& out = y[static_cast<size_t>(pair.row_begin) + row];
+        out = Rounded({out.v + sum.v, out.e + sum.e}, kFloatUnit);
+      }
+    }
+  }
+
+  // One step of a sum of products in float32.
+  static void AddProduct(double weight, const Num& x, Num& sum) {
+    sum.v += weight * x.v;
+    const double rounding = Square(sum.v) + Square(weight * x.v);
+    sum.e += Square(weight) * x.e + Square(kFloatUnit) * rounding;
+  }
+
+  // out = x w^T (+ bias), accumulated in float32 in ascending order. `module`: what adapters call
+  // it; empty: `name`.
+  Row Gemm(const std::string& name, const std::string& bias, Row x,
+           const std::string& module = "") const {
     const proto::WeightQuant* quant = QuantOf(spec_, name);
     if (quant != nullptr && quant->quantize_activations()) QuantizeRow(x);
     const std::vector<float>& w = weights_.at(name);
@@ -99,10 +179,7 @@ class ReferenceDecoder {
     for (size_t n = 0; n < y.size(); ++n) {
       Num sum;
       for (size_t k = 0; k < k_total; ++k) {
-        const double weight = static_cast<double>(w[n * k_total + k]);
-        sum.v += weight * x[k].v;
-        const double rounding = Square(sum.v) + Square(weight * x[k].v);
-        sum.e += Square(weight) * x[k].e + Square(kFloatUnit) * rounding;
+        AddProduct(static_cast<double>(w[n * k_total + k]), x[k], sum);
       }
       if (!bias.empty()) {
         sum.v += static_cast<double>(weights_.at(bias)[n]);
@@ -110,6 +187,7 @@ class ReferenceDecoder {
       }
       y[n] = sum;
     }
+    AddLora(module.empty() ? name : module, x, y);
     return y;
   }
 
@@ -120,15 +198,14 @@ class ReferenceDecoder {
     for (Num& n : x) n.e += Square(0.5 * highest / 127);
   }
 
-  void RotateHead(Num* head, int64_t position) const {
+  void RotateHead(Num* head, int64_t position, const std::vector<float>& inv_freq) const {
     const int64_t pairs = spec_.rotary_dim() / 2;
     const double scaling = spec_.rope_attention_scaling() == 0.0f
                                ? 1.0
                                : static_cast<double>(spec_.rope_attention_scaling());
     for (int64_t i = 0; i < pairs; ++i) {
       // The angle is a float32 product by definition.
-      const float angle =
-          static_cast<float>(position) * weights_.at("rope.inv_freq")[static_cast<size_t>(i)];
+      const float angle = static_cast<float>(position) * inv_freq[static_cast<size_t>(i)];
       const double c = std::cos(static_cast<double>(angle)) * scaling;
       const double s = std::sin(static_cast<double>(angle)) * scaling;
       Num& first = head[spec_.rope_interleaved() ? 2 * i : i];
@@ -196,17 +273,27 @@ class ReferenceDecoder {
     return out;
   }
 
-  void SplitHeads(const std::string& prefix, Row& qkv, int64_t position) const {
+  void NormInPlace(Num* x, int64_t size, const std::string& weight) const {
+    const Row normed = Norm(Row(x, x + size), weights_.at(weight), kFloatUnit);
+    std::copy(normed.begin(), normed.end(), x);
+  }
+
+  void SplitHeads(const std::string& prefix, int64_t window, Row& qkv, int64_t position) const {
     const int64_t dim = spec_.head_dim();
     const int64_t heads = spec_.num_heads() + spec_.num_kv_heads();
+    const int64_t q_cols = spec_.num_heads() * dim;
+    if (spec_.qk_norm_whole()) {
+      NormInPlace(qkv.data(), q_cols, prefix + "q_norm");
+      NormInPlace(qkv.data() + q_cols, spec_.num_kv_heads() * dim, prefix + "k_norm");
+    }
+    const bool own = spec_.window_rope() && window > 0;
+    const std::string inv_freq = own ? "rope.window_inv_freq" : "rope.inv_freq";
     for (int64_t h = 0; h < heads; ++h) {
       Num* head = qkv.data() + h * dim;
-      if (spec_.qk_norm()) {
-        const char* name = h < spec_.num_heads() ? "q_norm" : "k_norm";
-        const Row normed = Norm(Row(head, head + dim), weights_.at(prefix + name), kFloatUnit);
-        std::copy(normed.begin(), normed.end(), head);
+      if (spec_.qk_norm() && !spec_.qk_norm_whole()) {
+        NormInPlace(head, dim, prefix + (h < spec_.num_heads() ? "q_norm" : "k_norm"));
       }
-      RotateHead(head, position);
+      RotateHead(head, position, weights_.at(inv_freq));
     }
   }
 
@@ -238,8 +325,8 @@ class ReferenceDecoder {
     Rows q, k, v;
     for (size_t t = 0; t < x.size(); ++t) {
       Row qkv = Gemm(prefix + "qkv", spec_.qkv_bias() ? prefix + "qkv_bias" : "",
-                     Norm(x[t], weights_.at(prefix + "attention_norm"), compute_unit_));
-      SplitHeads(prefix, qkv, static_cast<int64_t>(t));
+                     ReadResidual(x[t], prefix + "attention_norm"));
+      SplitHeads(prefix, window, qkv, static_cast<int64_t>(t));
       q.emplace_back(qkv.begin(), qkv.begin() + q_cols);
       k.emplace_back(qkv.begin() + q_cols, qkv.begin() + q_cols + kv_cols);
       v.emplace_back(qkv.begin() + q_cols + kv_cols, qkv.end());
@@ -254,7 +341,8 @@ class ReferenceDecoder {
         const Row head = Attend(q[t].data() + h * dim, k, v, h / group, begin, end);
         attended.insert(attended.end(), head.begin(), head.end());
       }
-      Add(Gemm(prefix + "o", spec_.o_bias() ? prefix + "o_bias" : "", attended), x[t]);
+      AddToResidual(Gemm(prefix + "o", spec_.o_bias() ? prefix + "o_bias" : "", attended),
+                    prefix + "attention_post_norm", x[t]);
     }
   }
 
@@ -275,7 +363,7 @@ class ReferenceDecoder {
     const size_t inner = static_cast<size_t>(spec_.intermediate_size());
     for (Row& row : x) {
       const Row gate_up = Gemm(prefix + "gate_up", spec_.mlp_bias() ? prefix + "gate_up_bias" : "",
-                               Norm(row, weights_.at(prefix + "mlp_norm"), compute_unit_));
+                               ReadResidual(row, prefix + "mlp_norm"));
       Row gated(inner);
       for (size_t i = 0; i < inner; ++i) {
         const Num gate = gate_up[i], up = gate_up[inner + i];
@@ -287,7 +375,8 @@ class ReferenceDecoder {
                     Square(slope * up.v) * gate.e + Square(act) * up.e + Square(up.v) * act_error};
         gated[i] = Rounded(gated[i], compute_unit_);
       }
-      Add(Gemm(prefix + "down", spec_.mlp_bias() ? prefix + "down_bias" : "", gated), row);
+      AddToResidual(Gemm(prefix + "down", spec_.mlp_bias() ? prefix + "down_bias" : "", gated),
+                    prefix + "mlp_post_norm", row);
     }
   }
 
@@ -301,6 +390,7 @@ class ReferenceDecoder {
   CacheMode cache_mode_;
   std::map<std::string, std::vector<float>> weights_;
   double compute_unit_ = 0;
+  const LoraFile* lora_ = nullptr;
 };
 
 }  // namespace allspark::testing

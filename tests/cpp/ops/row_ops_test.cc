@@ -5,10 +5,12 @@
 
 #include "cpp/ops/op_test_util.h"
 #include "ops/argmax.h"
+#include "ops/convert.h"
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/scale.h"
 
 namespace allspark {
 namespace {
@@ -51,6 +53,24 @@ void TraceGatedAct(const kernels::GatedActArgs& args, kernels::Stream) noexcept 
   }
 }
 
+void TraceScale(const kernels::ScaleArgs& args, kernels::Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols; ++i) {
+      args.y[r * args.ldy + i] +=
+          args.x[r * args.ldx + i] * args.scale + args.soft_cap + (args.accumulate ? 0.5f : 0.0f);
+    }
+  }
+}
+
+void TraceConvert(const kernels::ConvertArgs& args, kernels::Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols; ++i) {
+      static_cast<BFloat16*>(args.y)[r * args.ldy + i].bits =
+          static_cast<uint16_t>(static_cast<const float*>(args.x)[r * args.ldx + i] / 10000.0f);
+    }
+  }
+}
+
 void TraceArgMax(const kernels::ArgMaxArgs& args, kernels::Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     args.index[r] += static_cast<int32_t>(args.x[r * args.ldx]);
@@ -65,6 +85,8 @@ class RowOpsTest : public ::testing::TestWithParam<int> {
     table_.embedding[kFloatSlot] = TraceEmbedding;
     table_.gated_act[kFloatSlot] = TraceGatedAct;
     table_.rope = TraceRope;
+    table_.scale = TraceScale;
+    table_.convert[kFloatSlot][static_cast<int>(DType::kBFloat16)] = TraceConvert;
     table_.argmax = TraceArgMax;
   }
 
@@ -97,6 +119,36 @@ TEST_P(RowOpsTest, RmsNorm) {
       ASSERT_EQ(y[static_cast<size_t>(r * (kCols + 2) + i)], expected) << r << ", " << i;
     }
   }
+}
+
+TEST_P(RowOpsTest, Scale) {
+  std::vector<float> x = Numbered(kRows, kCols + 1);
+  std::vector<float> y(static_cast<size_t>(kRows * (kCols + 2)), 0.0f);
+  const Matrix from = FloatMatrix(x, kRows, kCols, kCols + 1);
+  const Matrix to = FloatMatrix(y, kRows, kCols, kCols + 2);
+  Scale(context_, from, {2.0f, 0.25f}, /*accumulate=*/true, to);
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t i = 0; i < kCols + 2; ++i) {
+      const float expected = i < kCols ? static_cast<float>(2 * (r * 10000 + i)) + 0.75f : 0.0f;
+      ASSERT_EQ(y[static_cast<size_t>(r * (kCols + 2) + i)], expected) << r << ", " << i;
+    }
+  }
+  ExpectCheck([&] { Scale(context_, FloatMatrix(x, 3, kCols), {}, false, to); },
+              "scale: x is [3, 1024], y is [37, 1024]");
+  table_.scale = nullptr;
+  ExpectCheck([&] { Scale(context_, from, {}, false, to); }, "scale");
+}
+
+TEST_P(RowOpsTest, Convert) {
+  std::vector<float> x = Numbered(kRows, kCols);
+  std::vector<BFloat16> y(static_cast<size_t>(kRows * kCols));
+  const Matrix to{y.data(), DType::kBFloat16, kRows, kCols, kCols};
+  Convert(context_, FloatMatrix(x, kRows, kCols), to);
+  for (int64_t r = 0; r < kRows; ++r) {
+    ASSERT_EQ(y[static_cast<size_t>(r * kCols + 5)].bits, static_cast<uint16_t>(r));
+  }
+  ExpectCheck([&] { Convert(context_, FloatMatrix(x, 3, kCols), to); },
+              "convert: x is [3, 1024], y is [37, 1024]");
 }
 
 TEST_P(RowOpsTest, RmsNormGather) {

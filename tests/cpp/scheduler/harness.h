@@ -54,6 +54,8 @@ class Harness {
   // The first broken invariant; empty: none.
   const std::string& error() const { return error_; }
 
+  // The ids of sequences that were taken out for want of blocks so far.
+  const std::vector<int64_t>& interrupted() const { return interrupted_; }
   // Tokens that were planned to be taken from the prefix cache.
   int64_t num_hit_tokens() const { return num_hit_tokens_; }
 
@@ -145,10 +147,7 @@ class Harness {
             "a beam was left");
     }
     if (trace_ != nullptr) *trace_ << "remove " << sequence->id << "\n";
-    Check(sequence->block_table.empty() && sequence->num_computed == 0, "removed but not reset");
-    const auto it = std::find_if(sequences_.begin(), sequences_.end(),
-                                 [&](const auto& owned) { return owned.get() == sequence; });
-    sequences_.erase(it);
+    Forget(sequence);
   }
 
   // Plans, computes and commits one step; appends a token where the plan samples. `ends(sequence)`
@@ -172,6 +171,11 @@ class Harness {
     }
     plan_ = &scheduler_.Plan(now_us_);
     if (trace_ != nullptr) WriteTrace();
+    for (ScheduledSequence* sequence : scheduler_.interrupted()) {
+      Check(sequence->state == ScheduledSequence::State::kNone, "interrupted but still there");
+      interrupted_.push_back(sequence->id);
+      Forget(sequence);
+    }
     CheckPool();
     CheckLists();
     CheckPlan();
@@ -235,6 +239,12 @@ class Harness {
   void Check(bool condition, const char* what) {
     if (condition || !error_.empty()) return;
     error_ = std::string(what) + " in step " + std::to_string(step_);
+  }
+
+  // It has left the scheduler.
+  void Forget(const ScheduledSequence* sequence) {
+    Check(sequence->block_table.empty() && sequence->num_computed == 0, "removed but not reset");
+    std::erase_if(sequences_, [&](const auto& owned) { return owned.get() == sequence; });
   }
 
   // Every beam of a search.
@@ -439,6 +449,8 @@ class Harness {
     for (auto* s = scheduler_.first_waiting(); s != nullptr; s = s->next) *trace_ << " " << s->id;
     *trace_ << " running";
     for (auto* s = scheduler_.first_running(); s != nullptr; s = s->next) *trace_ << " " << s->id;
+    if (!scheduler_.interrupted().empty()) *trace_ << " interrupted";
+    for (const ScheduledSequence* s : scheduler_.interrupted()) *trace_ << " " << s->id;
     *trace_ << "\n";
   }
 
@@ -452,6 +464,7 @@ class Harness {
   std::ostream* trace_;
   const std::vector<PlannedChunk>* plan_ = nullptr;
   std::vector<TestSequence*> ended_;
+  std::vector<int64_t> interrupted_;
   std::vector<int32_t> references_, writers_;
   std::string error_;
   int64_t num_hit_tokens_ = 0;

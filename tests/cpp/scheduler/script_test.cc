@@ -32,6 +32,7 @@ struct Totals {
   int64_t hit_tokens = 0;
   int64_t forks = 0;
   int64_t too_large = 0;  // for the whole pool
+  int64_t interrupted = 0;
 };
 
 // std::uniform_int_distribution differs between libraries; the golden trace must not.
@@ -74,29 +75,40 @@ class Prompts {
   std::vector<std::vector<int32_t>> old_;
 };
 
-// Returns what went wrong; empty: nothing. `drafts`: some sequences have drafts; the model of the
-// policy knows nothing of them, so those scripts have no trace.
-std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool cache = false,
-                      bool drafts = false) {
-  Random random(seed);
-  const int64_t longest = random.Range(2, 24);
+// A pool that holds a sequence of `longest` and up to `most_spare` blocks more.
+SchedulerConfig DrawConfig(Random& random, int64_t longest, int64_t least_batch, int64_t most_batch,
+                           int64_t most_spare) {
   SchedulerConfig config;
   config.block_size = random.Range(1, 4);
-  config.max_batch = random.Range(1, 5);
+  config.max_batch = random.Range(least_batch, most_batch);
   config.chunk_tokens = random.Range(1, 16);
   config.chunk_tokens_beside_decodes = random.Range(1, 16);
-  config.num_blocks = (longest + config.block_size - 1) / config.block_size + random.Range(0, 5);
+  config.num_blocks =
+      (longest + config.block_size - 1) / config.block_size + random.Range(0, most_spare);
+  return config;
+}
+
+// Returns what went wrong; empty: nothing. `drafts`: some sequences have drafts; the model of the
+// policy knows nothing of them, so those scripts have no trace.
+// `interrupts`: a sequence that blocks run out for leaves.
+std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool cache = false,
+                      bool drafts = false, bool interrupts = false) {
+  Random random(seed);
+  const int64_t longest = random.Range(2, 24);
+  SchedulerConfig config = DrawConfig(random, longest, 1, 5, 5);
   const int64_t priorities = random.Range(1, 3);
   const int64_t arrive_one_in = random.Range(1, 3);
   // Short prompts that grow long make blocks run out; long ones make prefills queue up.
   const int64_t prompt_share = random.Range(1, 4);
+  config.interrupts = interrupts;
   config.enable_prefix_cache = cache;
   if (cache) config.prefix_cache_ttl_us = random.OneIn(3) ? random.Range(0, 9) : 1000000;
   if (trace != nullptr) {
     *trace << "script " << seed << " max_batch " << config.max_batch << " chunk "
            << config.chunk_tokens << " beside_decodes " << config.chunk_tokens_beside_decodes
            << " block " << config.block_size << " blocks " << config.num_blocks << " cache "
-           << (cache ? 1 : 0) << " ttl " << config.prefix_cache_ttl_us << "\n";
+           << (cache ? 1 : 0) << " ttl " << config.prefix_cache_ttl_us << " interrupts "
+           << (interrupts ? 1 : 0) << "\n";
   }
   if (drafts) config.max_draft_rows = random.Range(1, 12);
   Harness harness(config, trace);
@@ -131,6 +143,12 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     if (cache && result) prompts.Keep(sequence.tokens);
     return result;
   };
+  const auto step = [&] {
+    harness.Plan();
+    // The owner may plan again without those that left.
+    while (!harness.scheduler().interrupted().empty() && random.OneIn(2)) harness.Plan();
+    return harness.Finish(ends);
+  };
   int64_t now_us = 0;
   for (int event = 0; event < 16; ++event) {
     while (harness.sequences().size() < 9 && random.OneIn(arrive_one_in)) {
@@ -153,7 +171,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     if (cache && random.OneIn(3)) harness.set_now(now_us += random.Range(0, 4));
     ++totals.steps;
     draft();
-    if (!(random.OneIn(40) ? harness.FailStep() : harness.Step(ends))) return harness.error();
+    if (!(random.OneIn(40) ? harness.FailStep() : step())) return harness.error();
   }
   // Nothing arrives any more: every step computes something, and all come to their end.
   int64_t steps_left = 9 * longest * longest;
@@ -161,12 +179,13 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     const size_t live = harness.sequences().size();
     ++totals.steps;
     draft();
-    if (!harness.Step(ends)) return harness.error();
+    if (!step()) return harness.error();
     if (harness.plan().empty()) return "an empty plan with work left";
     if (--steps_left == 0) return "no end of the drain";
     totals.finished += static_cast<int64_t>(live - harness.sequences().size());
   }
   totals.preemptions += harness.scheduler().num_preemptions();
+  totals.interrupted += static_cast<int64_t>(harness.interrupted().size());
   totals.hit_tokens += harness.num_hit_tokens();
   harness.scheduler().prefix_cache().Clear();
   if (harness.scheduler().pool().num_free() != config.num_blocks) return "blocks leaked";
@@ -190,12 +209,7 @@ TEST(SchedulerScripts, InvariantsHoldInAHundredThousandScripts) {
 std::string RunBeamScript(uint64_t seed, Totals& totals) {
   Random random(seed);
   const int64_t longest = random.Range(2, 24);
-  SchedulerConfig config;
-  config.block_size = random.Range(1, 4);
-  config.max_batch = random.Range(2, 9);
-  config.chunk_tokens = random.Range(1, 16);
-  config.chunk_tokens_beside_decodes = random.Range(1, 16);
-  config.num_blocks = (longest + config.block_size - 1) / config.block_size + random.Range(0, 20);
+  SchedulerConfig config = DrawConfig(random, longest, 2, 9, 20);
   config.enable_prefix_cache = random.OneIn(2);
   config.prefix_cache_ttl_us = 1000000;
   Harness harness(config);
@@ -288,14 +302,32 @@ TEST(SchedulerScripts, InvariantsHoldWithDrafts) {
   EXPECT_GT(totals.preemptions, 5000);
 }
 
+TEST(SchedulerScripts, InvariantsHoldWithInterruptions) {
+  Totals totals;
+  for (uint64_t seed = 0; seed < 30000; ++seed) {
+    const std::string error =
+        RunScript(seed, nullptr, totals, /*cache=*/seed % 2 == 0, /*drafts=*/seed % 3 == 0,
+                  /*interrupts=*/true);
+    ASSERT_EQ(error, "") << "in the script of seed " << seed;
+  }
+  EXPECT_GT(totals.interrupted, 5000);
+  EXPECT_EQ(totals.preemptions, 0);
+}
+
+// Two in a trace of four have a prefix cache, and one in four interrupts.
+std::string TraceScript(uint64_t seed, std::ostream& trace) {
+  Totals totals;
+  return RunScript(seed, &trace, totals, /*cache=*/seed % 2 == 1, /*drafts=*/false,
+                   /*interrupts=*/seed % 8 >= 6);
+}
+
 constexpr uint64_t kGoldenScripts = 20;
 constexpr uint64_t kTracedScripts = 2000;
 
 TEST(SchedulerTrace, IsTheGoldenOne) {
   std::ostringstream trace;
-  Totals totals;
   for (uint64_t seed = 0; seed < kGoldenScripts; ++seed) {
-    ASSERT_EQ(RunScript(seed, &trace, totals, /*cache=*/seed % 2 == 1), "");
+    ASSERT_EQ(TraceScript(seed, trace), "");
   }
   const auto path = std::filesystem::path(__FILE__).parent_path() / "golden_trace.txt";
   if (std::getenv("ALLSPARK_UPDATE_GOLDEN") != nullptr) {
@@ -319,9 +351,8 @@ TEST(SchedulerTrace, WritesTheTraceAskedFor) {
   const char* path = std::getenv("ALLSPARK_SCHEDULER_TRACE");
   if (path == nullptr) GTEST_SKIP() << "ALLSPARK_SCHEDULER_TRACE names no file";
   std::ofstream trace(path, std::ios::binary);
-  Totals totals;
   for (uint64_t seed = 1000; seed < 1000 + kTracedScripts; ++seed) {
-    ASSERT_EQ(RunScript(seed, &trace, totals, /*cache=*/seed % 2 == 1), "") << seed;
+    ASSERT_EQ(TraceScript(seed, trace), "") << seed;
   }
   trace.close();
   EXPECT_TRUE(trace.good()) << path;

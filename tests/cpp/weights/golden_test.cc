@@ -1,9 +1,12 @@
-// Files of every format version stay readable: tests/golden holds one pair per version, written
-// once and never again. ALLSPARK_WRITE_GOLDEN=<folder> writes the newest version's pair, for the
-// day a version is added.
+// Files of every format version stay readable: tests/golden holds one pair per version of the
+// model, and one file per version of the adapter, written once and never again.
+// ALLSPARK_WRITE_GOLDEN=<folder> writes the newest versions' files, for the day a version is added.
 #include <cstdlib>
 
+#include "allspark/model_serializer.h"
 #include "cpp/weights/weights_test_util.h"
+#include "weights/lora_file.h"
+#include "weights/lora_format.h"
 
 namespace allspark::testing {
 namespace {
@@ -39,6 +42,16 @@ proto::DecoderSpec GoldenSpec(int version) {
   quantise("layers.0.gate_up", 4, 0, false);
   quantise("layers.0.down", 4, 32, true);
   spec.mutable_weight_quant(1)->set_quantize_activations(true);
+  if (version == 2) return spec;
+  spec.set_embedding_scale(4.0f);
+  spec.set_residual_scale(0.5f);
+  spec.set_logits_scale(0.25f);
+  spec.set_logits_soft_cap(30.0f);
+  spec.set_norm_placement(proto::NORM_AROUND);
+  spec.set_qk_norm(true);
+  spec.set_qk_norm_whole(true);
+  spec.set_rotary_dim(8);
+  spec.set_window_rope(true);
   return spec;
 }
 
@@ -84,10 +97,46 @@ void WriteGolden(int version, const std::string& stem) {
 
 std::string Name(int version) { return "v" + std::to_string(version); }
 
+// The adapter of every version: two modules of one fused tensor, and the embedding.
+const std::vector<LoraPair>& GoldenPairs() {
+  static const std::vector<LoraPair> pairs = {
+      {"layers.0.qkv", 0, 4, 4, 3}, {"layers.0.qkv", 6, 2, 4, 1}, {"embedding", 0, 4, 5, 2}};
+  return pairs;
+}
+
+std::vector<float> GoldenMatrix(int64_t pair_idx, char matrix, int64_t size) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < size; ++i) {
+    values.push_back(static_cast<float>(matrix == 'a' ? 1 + pair_idx : -1 - pair_idx) +
+                     static_cast<float>(i) * 0.015625f);
+  }
+  return values;
+}
+
+void WriteGoldenLora(const std::string& path) {
+  proto::BuildRecord build;
+  build.set_version("golden");
+  auto serializer = LoraSerializer::Create(build.SerializeAsString(), path);
+  ASSERT_TRUE(serializer.ok()) << serializer.status().ToString();
+  int64_t idx = 0;
+  for (const LoraPair& pair : GoldenPairs()) {
+    const Status added = (*serializer)
+                             ->AddPair(pair.tensor, pair.row_begin, pair.rows, pair.cols, pair.rank,
+                                       GoldenMatrix(idx, 'a', pair.rank * pair.cols),
+                                       GoldenMatrix(idx, 'b', pair.rank * pair.rows));
+    ASSERT_TRUE(added.ok()) << added.ToString();
+    ++idx;
+  }
+  ASSERT_TRUE((*serializer)->Finish().ok());
+}
+
+std::string LoraName(uint32_t version) { return "v" + std::to_string(version) + ".aslora"; }
+
 TEST(Golden, WriteWhenAsked) {
   const char* folder = std::getenv("ALLSPARK_WRITE_GOLDEN");
   if (folder == nullptr) GTEST_SKIP() << "set ALLSPARK_WRITE_GOLDEN to write the golden files";
   WriteGolden(weights::kFormatVersion, std::string(folder) + "/" + Name(weights::kFormatVersion));
+  WriteGoldenLora(std::string(folder) + "/" + LoraName(weights::kLoraVersion));
 }
 
 class GoldenVersion : public ::testing::TestWithParam<int> {};
@@ -123,7 +172,33 @@ TEST_P(GoldenVersion, IsWhatTheWriterWrites) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3));
+
+TEST(GoldenLora, IsReadable) {
+  auto file = LoraFile::Open(GoldenPath(LoraName(1)));
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  ASSERT_EQ((*file)->pairs().size(), GoldenPairs().size());
+  int64_t idx = 0;
+  for (const LoraPair& expected : GoldenPairs()) {
+    const LoraPair& pair = (*file)->pairs()[static_cast<size_t>(idx)];
+    EXPECT_EQ(pair.tensor, expected.tensor);
+    EXPECT_EQ(pair.row_begin, expected.row_begin);
+    EXPECT_EQ(pair.rows, expected.rows);
+    EXPECT_EQ(pair.cols, expected.cols);
+    ASSERT_EQ(pair.rank, expected.rank);
+    const std::vector<float> a = GoldenMatrix(idx, 'a', pair.rank * pair.cols);
+    const std::vector<float> b = GoldenMatrix(idx, 'b', pair.rank * pair.rows);
+    EXPECT_EQ(std::vector<float>(pair.a, pair.a + a.size()), a);
+    EXPECT_EQ(std::vector<float>(pair.b, pair.b + b.size()), b);
+    ++idx;
+  }
+}
+
+TEST(GoldenLora, IsWhatTheSerializerWrites) {
+  const TempDir dir;
+  WriteGoldenLora(dir / "now.aslora");
+  EXPECT_TRUE(ReadFile(dir / "now.aslora") == ReadFile(GoldenPath(LoraName(1))));
+}
 
 }  // namespace
 }  // namespace allspark::testing

@@ -129,6 +129,31 @@ TEST(ModelReaderPaths, FollowsSymbolicLinksAndNamesTheFileInErrors) {
   EXPECT_EQ((*reader)->Find("final_norm").value().shape[0], 4);
 }
 
+TEST(ModelReaderPaths, MappedPagesAreGivenBackAndReadAgain) {
+  const auto file_pages = [] {
+    std::ifstream statm("/proc/self/statm");
+    int64_t total = 0, resident = 0, shared = 0;
+    statm >> total >> resident >> shared;
+    return shared * sysconf(_SC_PAGESIZE);
+  };
+  proto::DecoderSpec spec = SmallSpec();
+  spec.set_vocab_size(1 << 20);
+  const int64_t bytes = (int64_t{1} << 20) * spec.hidden_size() * 4;
+  const TempDir dir;
+  BuildModel(spec, DType::kFloat32, nullptr, dir / "m");
+  auto reader = ModelReader::OpenFiles(dir / "m.asgraph", dir / "m.asparam", nullptr);
+  ASSERT_TRUE(reader.ok()) << reader.status().ToString();
+  const WeightView view = (*reader)->Find("embedding").value();
+  ASSERT_GE(view.bytes, bytes);
+  const auto* data = static_cast<const unsigned char*>(view.data);
+  const std::vector<unsigned char> before(data, data + view.bytes);
+  const int64_t opened = file_pages();
+  (*reader)->ReleasePages();
+  EXPECT_LE(file_pages(), opened - bytes * 9 / 10);
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), data));
+  EXPECT_GE(file_pages(), opened - bytes / 10);
+}
+
 TEST(ModelReaderPaths, AHugeGraphIsRefusedUnread) {
   const TempDir dir;
   BuildModel(SmallSpec(), DType::kFloat32, nullptr, dir / "m");
@@ -230,9 +255,9 @@ TEST(ModelReaderHeaders, NewerVersionsSayWhatToDo) {
   std::string graph = good.graph;
   graph[8] = 7;
   ExpectError(OpenBytes(graph, good.param), StatusCode::kUnimplemented,
-              {"written by a newer version (format 7)", "this build reads up to 2"});
-  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {3, 0, good.file.file_id(), 36864})),
-              StatusCode::kUnimplemented, {"(format 3)", "up to 2"});
+              {"written by a newer version (format 7)", "this build reads up to 3"});
+  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {4, 0, good.file.file_id(), 36864})),
+              StatusCode::kUnimplemented, {"(format 4)", "up to 3"});
   graph[8] = 0;
   ExpectError(OpenBytes(graph, good.param), kDamaged, {"version 0"});
 }

@@ -462,7 +462,7 @@ TEST(QuantizedModel, NeedsVersion2) {
   ExpectError(ModelReader::OpenImage(
                   std::make_shared<FakeImage>(weights::EncodeGraph(*file), param), nullptr)
                   .status(),
-              StatusCode::kDataLoss, {"weight_quant needs format 2", "has format 1"});
+              StatusCode::kDataLoss, {"its fields need format 2", "has format 1"});
   auto plain = weights::DecodeGraph(GraphOf(*BuildModel(SmallSpec())));
   EXPECT_EQ(plain->format_version(), 1u);
 }

@@ -50,6 +50,25 @@ TEST(RequiredTensors, ListsEveryTensorOfAFullSpec) {
   EXPECT_EQ(list.size(), 4u + 2u * 12u);
 }
 
+TEST(RequiredTensors, NormsAndFrequenciesOfOtherDecoders) {
+  proto::DecoderSpec spec = OddSpec(proto::COMPUTE_BFLOAT16);
+  const size_t plain = Required(spec).size();
+  spec.set_norm_placement(proto::NORM_AROUND);
+  spec.set_qk_norm_whole(true);
+  spec.set_window_rope(true);
+  auto list = Required(spec);
+  EXPECT_EQ(list.size(), plain + 2 * 2 + 1);
+  ExpectTensor(list, "layers.1.attention_post_norm", DType::kFloat32, proto::ROW_MAJOR, {18});
+  ExpectTensor(list, "layers.1.mlp_post_norm", DType::kFloat32, proto::ROW_MAJOR, {18});
+  ExpectTensor(list, "layers.0.q_norm", DType::kFloat32, proto::ROW_MAJOR, {90});
+  ExpectTensor(list, "layers.0.k_norm", DType::kFloat32, proto::ROW_MAJOR, {10});
+  ExpectTensor(list, "rope.window_inv_freq", DType::kFloat32, proto::ROW_MAJOR, {3});
+  spec.set_norm_placement(proto::NORM_AFTER);
+  list = Required(spec);
+  EXPECT_EQ(list.size(), plain + 1);
+  EXPECT_EQ(FindIn(list, "layers.0.attention_norm"), nullptr);
+}
+
 TEST(RequiredTensors, LeavesOptionalTensorsOut) {
   const auto list = Required(SmallSpec());
   EXPECT_EQ(list.size(), 8u);
@@ -96,6 +115,14 @@ TEST(RequiredTensors, RefusesInconsistentSpecsByFieldValueAndBound) {
       {[=](S& s) { s.set_attention_scale(inf); }, {"attention_scale is inf"}},
       {[=](S& s) { s.set_attention_soft_cap(-inf); }, {"attention_soft_cap"}},
       {[=](S& s) { s.set_rope_attention_scaling(nan); }, {"rope_attention_scaling"}},
+      {[](S& s) { s.set_embedding_scale(-1.0f); }, {"embedding_scale is -1", "not negative"}},
+      {[=](S& s) { s.set_residual_scale(nan); }, {"residual_scale is nan"}},
+      {[=](S& s) { s.set_logits_scale(inf); }, {"logits_scale is inf"}},
+      {[](S& s) { s.set_logits_soft_cap(-30.0f); }, {"logits_soft_cap is -30"}},
+      {[](S& s) { s.set_norm_placement(static_cast<proto::NormPlacement>(3)); },
+       {"norm_placement is 3", "0 to 2"}},
+      {[](S& s) { s.set_qk_norm(false), s.set_qk_norm_whole(true); }, {"qk_norm_whole is true"}},
+      {[](S& s) { s.clear_layer_window(), s.set_window_rope(true); }, {"window_rope is true"}},
       {[](S& s) { s.set_activation(static_cast<proto::Activation>(9)); }, {"activation is 9"}},
       {[](S& s) { s.set_compute_type(proto::COMPUTE_UNSPECIFIED); }, {"compute_type is 0"}},
       {[](S& s) { s.set_compute_type(static_cast<proto::ComputeType>(7)); }, {"compute_type is 7"}},

@@ -25,7 +25,16 @@ CONFIG = {
     "vocab_size": 40,
 }
 
-_SAFETENSORS_NAMES = {"<f4": "F32", "<f2": "F16", "<u2": "BF16", "<f8": "F64", "<i8": "I64"}
+_SAFETENSORS_NAMES = {
+    "<f4": "F32",
+    "<f2": "F16",
+    "<u2": "BF16",
+    "<f8": "F64",
+    "<i8": "I64",
+    "<i4": "I32",
+    "|i1": "I8",
+    "|u1": "F8_E4M3",
+}
 
 
 def shared_data() -> Path:

@@ -55,20 +55,24 @@ def exact_model(model):
     exact = copy.deepcopy(model).double()
 
     def norm_forward(module, x):
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
-        return module.weight * (x * scale)
+        gemma = "Gemma" in type(module).__name__
+        eps = module.eps if gemma else module.variance_epsilon
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+        return (module.weight + 1 if gemma else module.weight) * (x * scale)
 
-    def rotary_forward(module, x, position_ids):
+    def rotary_forward(module, x, position_ids, layer_type=None):
+        prefix = "" if layer_type is None else f"{layer_type}_"
+        # The frequencies are part of the model as they are in float32.
+        inv_freq = getattr(model.model.rotary_emb, f"{prefix}inv_freq").float().double()
         angles = position_ids[..., None].double() * inv_freq
         angles = torch.cat((angles, angles), -1)
-        return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
+        scaling = getattr(module, f"{prefix}attention_scaling")
+        return angles.cos() * scaling, angles.sin() * scaling
 
     for module in exact.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = norm_forward.__get__(module)
         elif type(module).__name__.endswith("RotaryEmbedding"):
-            # The frequencies are part of the model as they are in float32.
-            inv_freq = model.model.rotary_emb.inv_freq.float().double()
             module.forward = rotary_forward.__get__(module)
     return exact
 

@@ -1,0 +1,28 @@
+"""The command ``allspark``: converts checkpoints and says what a serialised model holds
+(docs/cli.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import convert, formats, inspect
+
+_COMMANDS = {"convert": convert, "inspect": inspect, "list": formats}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0, or 1 where a message says what is wrong (2: the arguments are)."""
+    parser = argparse.ArgumentParser(prog="allspark", description=__doc__.split(" (")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in _COMMANDS.items():
+        summary = (module.__doc__ or "").splitlines()[0]
+        module.add_arguments(commands.add_parser(name, help=summary, description=summary))
+    options = parser.parse_args(arguments)
+    try:
+        return _COMMANDS[options.command].run(options)
+    except (ValueError, NotImplementedError, RuntimeError, OSError) as error:
+        print(f"allspark {options.command}: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,7 @@
+"""``python -m allspark.cli`` is the command ``allspark``."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

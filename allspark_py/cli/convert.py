@@ -1,0 +1,60 @@
+"""Serialises a checkpoint to a directory that is a whole model by itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", help="directory of a checkpoint, or its name on the Hugging Face hub")
+    add("--output", required=True, metavar="DIR", help="where the model goes")
+    add("--name", help="name of the files (default: the last part of MODEL)")
+    add("--data-type", default="bfloat16", help="bfloat16 (default) or float32")
+    add(
+        "--weight-format",
+        choices=_WEIGHT_FORMATS,
+        help="quantise the layers' weights (default: leave weights as they are)",
+    )
+    add("--group-size", type=int, help="input features per scale: 32, 64, 128 (default: all)")
+    add("--activate-quant", action="store_true", help="quantise activations to int8, too")
+    add("--lm-head", choices=_WEIGHT_FORMATS, help="quantise the head")
+    add("--embedding", choices=_WEIGHT_FORMATS, help="quantise the embedding")
+    parser.set_defaults(fail=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    from allspark.model_loader import HuggingFaceModel
+
+    config = _quant_config(options)
+    name = options.name or Path(options.model).resolve().name
+    loader = HuggingFaceModel(options.model, name, user_set_data_type=options.data_type)
+    loader.load_model().serialize_to_path(
+        None,
+        options.output,
+        enable_quant=config is not None,
+        customized_quant_config=config,
+    )
+    for ending in ("asgraph", "asparam"):
+        path = Path(options.output) / f"{loader.safe_model_name}.{ending}"
+        print(f"{path}: {path.stat().st_size} bytes")
+    return 0
+
+
+def _quant_config(options: argparse.Namespace) -> dict[str, Any] | None:
+    given = {
+        "group_size": options.group_size,
+        "compute_method": "activate_quant" if options.activate_quant else None,
+        "lm_head": options.lm_head,
+        "embedding": options.embedding,
+    }
+    config = {key: value for key, value in given.items() if value is not None}
+    if options.weight_format is None:
+        if config:
+            options.fail("how to quantise is said, but not to what; add --weight-format")
+        return None
+    return {"weight_format": options.weight_format, **config}

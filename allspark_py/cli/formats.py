@@ -1,0 +1,22 @@
+"""Lists the architectures and checkpoint formats that can be read."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from allspark.model_loader.convert import COMPUTE_TYPES
+    from allspark.model_loader.quantized import FORMATS
+    from allspark.model_loader.spec import registered
+
+    del options
+    print("architectures:", *registered(), sep="\n  ")
+    print("checkpoints:", "safetensors", ".bin", "Meta's .pth", sep="\n  ")
+    print("quantised checkpoints (quant_method):", *FORMATS, sep="\n  ")
+    print("compute types:", *COMPUTE_TYPES, sep="\n  ")
+    return 0

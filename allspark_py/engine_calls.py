@@ -1,0 +1,44 @@
+"""What every call of the Engine is made of: the native engine, and statuses with their messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from allspark._allspark import AsStatus, NativeEngine, RequestHandle, Status
+
+Handles: TypeAlias = "RequestHandle | Sequence[Handles]"
+
+
+class EngineCalls:
+    """The base of Engine."""
+
+    def __init__(self) -> None:
+        self._native = NativeEngine()
+        # `message` of the last failure; `gives_up`: asked while a start waits for room
+        self._thread = threading.local()
+
+    def last_error(self) -> str:
+        """The message of this thread's last failed call on this engine; '' if none failed."""
+        return getattr(self._thread, "message", "")
+
+    def _fail(self, status: AsStatus, message: str) -> AsStatus:
+        self._thread.message = message
+        return status
+
+    def _result(self, status: Status) -> AsStatus:
+        if status.ok:
+            return AsStatus.ALLSPARK_SUCCESS
+        return self._fail(status.as_status, status.message)
+
+    def _each(self, call: Any, model_name: str, handles: Handles) -> AsStatus:
+        """Applies a call to one handle or to all of a list; the first failure is returned."""
+        if isinstance(handles, RequestHandle):
+            return self._result(call(model_name, handles))
+        result = AsStatus.ALLSPARK_SUCCESS
+        for handle in handles:
+            status = self._each(call, model_name, handle)
+            if result == AsStatus.ALLSPARK_SUCCESS:
+                result = status
+        return result

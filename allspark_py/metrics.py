@@ -1,0 +1,67 @@
+"""What an operator watches: a collector for prometheus_client over an engine's metrics.
+
+The names and their meaning are the engine's (docs/observability.md). prometheus_client is imported
+when the collector is asked; `Engine.metrics_text()` needs it not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allspark.engine import Engine
+
+
+def _prometheus_core() -> Any:
+    try:
+        from prometheus_client import core
+    except ImportError as error:
+        raise ImportError(
+            "prometheus_client is not installed; pip install 'allspark[metrics]' brings it"
+        ) from error
+    return core
+
+
+class EngineCollector:
+    """Gives a registry of prometheus_client the metrics of all models of an engine.
+
+    It does not keep the engine alive; once that is gone it gives nothing.
+    """
+
+    def __init__(self, engine: Engine):
+        self._core = _prometheus_core()
+        self._engine = weakref.ref(engine)
+
+    def collect(self) -> Iterator[Any]:
+        """The metric families, as prometheus_client's registries ask for them."""
+        engine = self._engine()
+        if engine is None:
+            return
+        for name, text, kind, bounds, samples in engine._native.metrics():
+            labels = list(samples[0][0])
+            family = getattr(self._core, f"{kind.capitalize()}MetricFamily")(
+                name, text, labels=labels
+            )
+            for values, value, buckets in samples:
+                if kind == "histogram":
+                    limits = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+                    family.add_metric(
+                        list(values.values()), list(zip(limits, buckets, strict=True)), value
+                    )
+                else:
+                    family.add_metric(list(values.values()), value)
+            yield family
+
+
+def register(engine: Engine, registry: Any = None) -> EngineCollector:
+    """Adds the engine to a registry, by default prometheus_client's own, and returns the collector,
+    which `registry.unregister` takes.
+
+    Raises:
+        ImportError: prometheus_client is not installed.
+    """
+    collector = EngineCollector(engine)
+    (registry or _prometheus_core().REGISTRY).register(collector)
+    return collector

@@ -1,0 +1,111 @@
+#include "engine/admission.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <string>
+
+#include "base/clock.h"
+
+namespace allspark {
+namespace {
+
+// How often a caller that waits is asked whether it still wants to.
+constexpr int64_t kSliceUs = 100000;
+
+void WaitUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
+               int64_t until_us) {
+  // The far end of time is beyond what the clock's own unit can say.
+  if (until_us == std::numeric_limits<int64_t>::max()) {
+    changed.wait(lock);
+  } else {
+    changed.wait_until(lock,
+                       std::chrono::steady_clock::time_point{std::chrono::microseconds(until_us)});
+  }
+}
+
+}  // namespace
+
+Admission::Admission(const RuntimeConfig& config)
+    : max_batch_(config.engine_max_batch),
+      max_waiting_(config.max_waiting_requests),
+      max_tensor_bytes_(config.max_output_tensor_bytes),
+      blocks_(config.queue_full_policy == "block") {}
+
+Status Admission::Enter(std::unique_lock<std::mutex>& lock, const Share& share, int64_t deadline_us,
+                        const std::function<bool()>& cancelled) {
+  Status status = CheckTensors(share.tensor_bytes);
+  if (status.ok() && (!HasRoom() || !callers_.empty())) {
+    status = blocks_ ? Wait(lock, deadline_us, cancelled) : Status::RequestDenied(DescribeQueue());
+    if (status.ok()) status = CheckTensors(share.tensor_bytes);
+  }
+  if (status.ok()) {
+    num_live_ += share.num_requests;
+    tensor_bytes_ += share.tensor_bytes;
+  }
+  CallNext();
+  return status;
+}
+
+void Admission::Leave(const Share& share) {
+  num_live_ -= share.num_requests;
+  tensor_bytes_ -= share.tensor_bytes;
+  CallNext();
+}
+
+void Admission::Close() {
+  for (Caller* caller : callers_) {
+    caller->is_denied = true;
+    caller->turn.notify_one();
+  }
+}
+
+Status Admission::CheckTensors(int64_t bytes) const {
+  if (max_tensor_bytes_ == 0 || bytes == 0 || bytes <= max_tensor_bytes_ - tensor_bytes_) {
+    return Status::Ok();
+  }
+  return Status::RequestDenied("the output tensors of this request take " + std::to_string(bytes) +
+                               " bytes, beside " + std::to_string(tensor_bytes_) +
+                               " of others; max_output_tensor_bytes is " +
+                               std::to_string(max_tensor_bytes_));
+}
+
+Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
+                       const std::function<bool()>& cancelled) {
+  Caller caller;
+  const auto place = callers_.insert(callers_.end(), &caller);
+  Status status = WaitForTurn(lock, caller, deadline_us, cancelled);
+  callers_.erase(place);
+  return status;
+}
+
+Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller,
+                              int64_t deadline_us, const std::function<bool()>& cancelled) {
+  while (true) {
+    if (caller.is_denied) return Status::RequestDenied("the model is stopping; " + DescribeQueue());
+    if (callers_.front() == &caller && HasRoom()) return Status::Ok();
+    const int64_t now_us = SteadyNowUs();
+    if (now_us >= deadline_us) {
+      return Status(StatusCode::kDeadlineExceeded, AsStatus::kRequestDenied,
+                    "timeout_ms was over while the request waited for room: " + DescribeQueue());
+    }
+    WaitUntil(caller.turn, lock,
+              cancelled ? std::min(now_us + kSliceUs, deadline_us) : deadline_us);
+    if (!cancelled) continue;
+    lock.unlock();
+    const bool gives_up = cancelled();
+    lock.lock();
+    if (gives_up) return Status::Cancelled("the caller gave up; " + DescribeQueue());
+  }
+}
+
+void Admission::CallNext() {
+  if (!callers_.empty() && HasRoom()) callers_.front()->turn.notify_one();
+}
+
+std::string Admission::DescribeQueue() const {
+  return std::to_string(num_waiting()) + " requests are waiting; max_waiting_requests is " +
+         std::to_string(max_waiting_);
+}
+
+}  // namespace allspark

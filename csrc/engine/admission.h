@@ -1,0 +1,63 @@
+// Who may join the requests of a model: how many wait, what their tensors take, and callers that
+// wait for room. Every call is made with the mailbox's mutex held; waiting gives it up.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <mutex>
+
+#include "allspark/config.h"
+#include "allspark/status.h"
+
+namespace allspark {
+
+class Admission {
+ public:
+  explicit Admission(const RuntimeConfig& config);
+
+  // What a request takes from Enter to Leave.
+  struct Share {
+    int64_t num_requests = 0;
+    int64_t tensor_bytes = 0;
+  };
+  // OK: there is room, and it is taken. Where the queue is full and the config says so, the caller
+  // waits for it: until `deadline_us`, Close, or `cancelled`, which is asked from time to time,
+  // without the lock, and may be empty. Callers that wait enter in the order in which they came.
+  Status Enter(std::unique_lock<std::mutex>& lock, const Share& share, int64_t deadline_us,
+               const std::function<bool()>& cancelled);
+  void Leave(const Share& share);
+  // Callers that wait are denied.
+  void Close();
+
+  // Of those that have entered and not left.
+  int64_t num_live() const { return num_live_; }
+  int64_t tensor_bytes() const { return tensor_bytes_; }
+  int64_t num_blocked() const { return static_cast<int64_t>(callers_.size()); }
+
+ private:
+  struct Caller {  // on its own stack
+    std::condition_variable turn;
+    bool is_denied = false;
+  };
+
+  int64_t num_waiting() const { return num_live_ - max_batch_; }
+  bool HasRoom() const { return max_waiting_ == 0 || num_waiting() < max_waiting_; }
+  Status CheckTensors(int64_t bytes) const;
+  Status Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
+              const std::function<bool()>& cancelled);
+  Status WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller, int64_t deadline_us,
+                     const std::function<bool()>& cancelled);
+  void CallNext();
+  std::string DescribeQueue() const;
+
+  // Constant after construction.
+  const int64_t max_batch_, max_waiting_, max_tensor_bytes_;
+  const bool blocks_;
+
+  int64_t num_live_ = 0;
+  int64_t tensor_bytes_ = 0;
+  std::list<Caller*> callers_;
+};
+
+}  // namespace allspark

@@ -1,0 +1,48 @@
+// LoraRegistry: the adapters that one model has loaded, by name. Any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "allspark/status.h"
+#include "model/lora.h"
+
+namespace allspark {
+
+// Held by the registry and by each request that uses it.
+struct LoadedLora {
+  std::string name;
+  // Tells the blocks of this adapter from all others in the prefix cache; never the same twice,
+  // since another adapter may have the name after an unload. Not 0, which is no adapter's.
+  uint64_t cache_salt = 0;
+  std::shared_ptr<const LoraAdapter> adapter;
+};
+
+class LoraRegistry {
+ public:
+  explicit LoraRegistry(int64_t max_num) : max_num_(max_num) {}
+
+  // Whether Add would take the name now: LORA_ALREADY_LOADED, LORA_NUM_EXCEED_LIMIT_ERROR.
+  Status Check(const std::string& name) const;
+  Status Add(const std::string& name, std::shared_ptr<const LoraAdapter> adapter);
+  // LORA_NOT_FOUND; LORA_IN_USE while a request that has not ended uses it.
+  Status Remove(const std::string& name);
+  // LORA_NOT_FOUND, naming those that there are. Null for the empty name.
+  Result<std::shared_ptr<const LoadedLora>> Find(const std::string& name) const;
+  // In alphabetical order.
+  std::vector<std::string> Names() const;
+
+ private:
+  Status CheckLocked(const std::string& name) const;
+  Status NotFoundLocked(const std::string& name) const;
+
+  const int64_t max_num_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<const LoadedLora>> loras_;
+};
+
+}  // namespace allspark

@@ -1,0 +1,139 @@
+// ModelInstance's calls about requests: each takes the mailbox's lock for a moment, or waits at a
+// queue.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "engine/model_instance.h"
+
+namespace allspark {
+
+Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
+                                             std::span<const int64_t> prompt_ids,
+                                             const GenerationConfig& generation,
+                                             std::shared_ptr<TokenMask> token_mask,
+                                             const std::function<bool()>& cancelled) {
+  Result<std::shared_ptr<Request>> created = Request::Create(
+      request_id, prompt_ids, generation, limits_, engine_set_, std::move(token_mask));
+  if (!created.ok()) return created.status();
+  std::shared_ptr<Request>& request = *created;
+  Result<std::shared_ptr<const LoadedLora>> lora = loras_.Find(generation.lora_name);
+  if (!lora.ok()) return lora.status();
+  request->UseLora(std::move(*lora));
+  std::unique_lock lock(mutex_);
+  AS_RETURN_IF_ERROR(CheckAcceptingLocked("a request"));
+  const Status entered = admission_.Enter(lock, request->share(), request->deadline_us, cancelled);
+  if (!entered.ok()) {
+    statistics_.OnDenied();
+    return entered;
+  }
+  StartedRequest started{RequestHandle{request_id}, request->queue};
+  requests_.emplace(request_id, request);
+  if (request->group != nullptr) {
+    for (const Request* other : request->group->returned().subspan(1)) {
+      started.next_best.push_back({RequestHandle{other->request_id}, other->queue});
+      requests_.emplace(other->request_id, request);
+    }
+  }
+  if (request->deadline_us != kNoDeadline) {
+    deadlines_.emplace(request->deadline_us, request.get());
+  }
+  request->self = request;
+  (new_tail_ != nullptr ? new_tail_->next_new : new_head_) = request.get();
+  new_tail_ = request.get();
+  mail_.notify_one();
+  return started;
+}
+
+Status ModelInstance::CheckAcceptingLocked(const char* what) const {
+  if (accepting_) return Status::Ok();
+  if (stopping_ && loop_running_) {
+    return Status::RequestDenied("model '" + config_.model_name +
+                                 "' is stopping and takes no requests");
+  }
+  return Status::FailedPrecondition("model '" + config_.model_name + "' is " +
+                                    std::string(ModelStateName(state_.load())) + "; " + what +
+                                    " needs it Running");
+}
+
+Result<std::shared_ptr<Request>> ModelInstance::Find(RequestHandle handle) const {
+  const auto it = requests_.find(handle.id);
+  if (it == requests_.end()) {
+    return Status(StatusCode::kNotFound, AsStatus::kIllegalRequestId,
+                  "model '" + config_.model_name + "' has no request " + std::to_string(handle.id) +
+                      "; it was released, or is another model's");
+  }
+  return it->second;
+}
+
+void ModelInstance::PostStopLocked(const std::shared_ptr<Request>& request) {
+  if (request->ended || request->stop_self != nullptr) return;
+  request->stop_self = request;
+  request->next_stop = stop_head_;
+  stop_head_ = request.get();
+  mail_.notify_one();
+}
+
+void ModelInstance::DropStops(Request* head) {
+  while (head != nullptr) {
+    Request* next = head->next_stop;
+    head->stop_self.reset();  // may be the last reference
+    head = next;
+  }
+}
+
+Status ModelInstance::StopRequest(RequestHandle handle) {
+  std::lock_guard lock(mutex_);
+  Result<std::shared_ptr<Request>> request = Find(handle);
+  if (!request.ok()) return request.status();
+  PostStopLocked(*request);
+  return Status::Ok();
+}
+
+Status ModelInstance::ReleaseRequest(RequestHandle handle) {
+  std::shared_ptr<Request> released;  // dies after the lock
+  std::lock_guard lock(mutex_);
+  Result<std::shared_ptr<Request>> request = Find(handle);
+  if (!request.ok()) return request.status();
+  released = std::move(*request);
+  PostStopLocked(released);
+  requests_.erase(handle.id);
+  return Status::Ok();
+}
+
+Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms) {
+  std::shared_ptr<ResultQueueImpl> queue;
+  {
+    std::lock_guard lock(mutex_);
+    Result<std::shared_ptr<Request>> request = Find(handle);
+    if (!request.ok()) return request.status();
+    queue = (*request)->queue;
+  }
+  if (queue->WaitTerminal(timeout_ms)) return Status::Ok();
+  return Status::DeadlineExceeded("sync_request: request " + std::to_string(handle.id) +
+                                  " has not ended within " + std::to_string(timeout_ms) + " ms");
+}
+
+Status ModelInstance::SyncAll(int64_t timeout_ms) {
+  std::vector<std::shared_ptr<ResultQueueImpl>> queues;
+  {
+    std::lock_guard lock(mutex_);
+    queues.reserve(requests_.size());
+    for (const auto& [id, request] : requests_) queues.push_back(request->queue);
+  }
+  const int64_t deadline_us = SteadyNowUs() + timeout_ms * 1000;
+  for (const auto& queue : queues) {
+    const int64_t left_ms =
+        timeout_ms < 0 ? -1 : std::max<int64_t>(0, (deadline_us - SteadyNowUs()) / 1000);
+    if (!queue->WaitTerminal(left_ms)) {
+      return Status::DeadlineExceeded(
+          "sync_request: request " + std::to_string(queue->request_id()) +
+          " has not ended within " + std::to_string(timeout_ms) + " ms");
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace allspark

@@ -1,0 +1,76 @@
+#include "engine/statistics.h"
+
+namespace allspark {
+
+void Statistics::OnComputed(const StepRecord& step, int64_t num_preemptions) {
+  prefilled_ += step.num_prefill_tokens;
+  drafted_ += step.num_drafts;
+  preemptions_ = num_preemptions;
+  ++steps_;
+  batch_size_.Observe(static_cast<double>(step.num_sequences));
+}
+
+void Statistics::OnStepEnd(const StepRecord& step) {
+  const int64_t now_us = step.delivered_us;
+  step_seconds_.Observe(Seconds(now_us - step.begin_us));
+  const int64_t window_us = now_us - window_begin_us_;
+  if (window_us < 1000000) return;
+  const int64_t generated = generated_, prefilled = prefilled_;
+  generated_per_second_ = static_cast<double>(generated - window_generated_) / Seconds(window_us);
+  prefilled_per_second_ = static_cast<double>(prefilled - window_prefilled_) / Seconds(window_us);
+  window_begin_us_ = now_us;
+  window_generated_ = generated;
+  window_prefilled_ = prefilled;
+}
+
+void Statistics::OnEnd(const RequestRecord& request) {
+  ++ended_[static_cast<size_t>(request.reason)];
+  request_seconds_.Observe(Seconds(request.end_us - request.arrival_us));
+  prompt_tokens_.Observe(static_cast<double>(request.prompt_tokens));
+  output_tokens_.Observe(static_cast<double>(request.output_tokens));
+}
+
+void Statistics::SetUsage(const Usage& usage) {
+  running_ = usage.running;
+  used_blocks_ = usage.used_blocks;
+  cached_blocks_ = usage.cached_blocks;
+}
+
+void Statistics::Report(EngineStat& stat, int64_t now_us) const {
+  stat.used_span = used_blocks_;
+  stat.cached_span = cached_blocks_;
+  stat.free_span = stat.total_span - stat.used_span;
+  stat.total_token = stat.total_span * stat.span_size;
+  stat.free_token = stat.free_span * stat.span_size;
+  stat.token_usage_percentage =
+      100.0 * static_cast<double>(stat.used_span) / static_cast<double>(stat.total_span);
+  stat.running_request = running_;
+  stat.total_generated_token = generated_;
+  stat.total_prefill_token = prefilled_;
+  stat.prefix_cache_hit_token = prefix_hits_;
+  stat.prefix_cache_miss_token = stat.total_prefill_token;
+  if (const int64_t looked_up = stat.prefix_cache_hit_token + stat.prefix_cache_miss_token;
+      looked_up > 0) {
+    stat.prefix_cache_hit_rate =
+        static_cast<double>(stat.prefix_cache_hit_token) / static_cast<double>(looked_up);
+    stat.prefix_cache_miss_rate = 1 - stat.prefix_cache_hit_rate;
+  }
+  // A window that nobody has closed for two seconds belongs to the past: nothing runs.
+  if (now_us - window_begin_us_ < 2000000) {
+    stat.generate_token_persec = generated_per_second_;
+    stat.process_token_persec = prefilled_per_second_;
+  }
+  stat.num_preemptions = preemptions_;
+  stat.num_steps = steps_;
+  stat.total_draft_token = drafted_;
+  stat.total_accepted_draft_token = accepted_;
+  stat.denied_request = denied_;
+  stat.finished_stop = Ended(FinishReason::kStop);
+  stat.finished_length = Ended(FinishReason::kLength);
+  stat.finished_cancelled = Ended(FinishReason::kCancelled);
+  stat.finished_deadline = Ended(FinishReason::kDeadline);
+  stat.finished_interrupted = Ended(FinishReason::kInterrupted);
+  stat.finished_error = Ended(FinishReason::kError);
+}
+
+}  // namespace allspark

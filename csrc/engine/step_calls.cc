@@ -1,0 +1,56 @@
+// ModelInstance's calls that are answered between two steps: on the prefix cache, on memory. What
+// they are about is the step thread's, so a caller posts what it wants and sleeps until that thread
+// has done it.
+
+#include <string>
+#include <utility>
+
+#include "engine/model_instance.h"
+
+namespace allspark {
+
+struct ModelInstance::StepCall {
+  std::function<Result<int64_t>()> work;
+  Result<int64_t> result = int64_t{0};
+  bool done = false;  // guarded by mutex_
+  StepCall* next = nullptr;
+};
+
+Result<int64_t> ModelInstance::CallStepThread(const char* what,
+                                              std::function<Result<int64_t>()> work) {
+  StepCall call{.work = std::move(work)};
+  std::unique_lock lock(mutex_);
+  AS_RETURN_IF_ERROR(CheckAcceptingLocked(what));
+  call.next = std::exchange(step_calls_, &call);
+  mail_.notify_one();
+  step_calls_done_.wait(lock, [&] { return call.done; });
+  return std::move(call.result);
+}
+
+void ModelInstance::AnswerStepCalls(StepCall* calls) {
+  if (calls == nullptr) return;
+  for (StepCall* call = calls; call != nullptr; call = call->next) {
+    try {
+      call->result = call->work();
+    } catch (const std::exception& error) {
+      call->result = Status::Internal(error.what());
+    }
+  }
+  PublishUsage();
+  std::lock_guard lock(mutex_);
+  FinishStepCallsLocked(calls);
+}
+
+void ModelInstance::FailStepCallsLocked() {
+  for (StepCall* call = step_calls_; call != nullptr; call = call->next) {
+    call->result = Status::RequestDenied("model '" + config_.model_name + "' is stopping");
+  }
+  FinishStepCallsLocked(std::exchange(step_calls_, nullptr));
+}
+
+void ModelInstance::FinishStepCallsLocked(StepCall* calls) {
+  for (StepCall* call = calls; call != nullptr; call = call->next) call->done = true;
+  step_calls_done_.notify_all();
+}
+
+}  // namespace allspark

@@ -1,0 +1,38 @@
+#include "model/branch.h"
+
+#include "ops/convert.h"
+#include "ops/quantize.h"
+#include "ops/rms_norm.h"
+#include "ops/scale.h"
+
+namespace allspark {
+
+ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType dtype,
+                         const Workspace& w) {
+  const Matrix out = w.normed.As(dtype);
+  if (norm.weight != nullptr) {
+    RmsNorm(context, w.residual, norm.weight, norm.eps, out);
+  } else if (dtype == DType::kInt8) {
+    Quantize(context, w.residual, out);
+  } else if (dtype == DType::kFloat32) {
+    return w.residual;
+  } else {
+    Convert(context, w.residual, out);
+  }
+  return out;
+}
+
+void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
+                   const NormWeight& post_norm, const Scaling& scaling,
+                   std::span<const kernels::LowRank> low_rank, const Workspace& w) {
+  if (w.branch.data == nullptr) {
+    return Linear(context, x, weight, /*accumulate=*/true, w.residual, low_rank);
+  }
+  Linear(context, x, weight, /*accumulate=*/false, w.branch, low_rank);
+  if (post_norm.weight != nullptr) {
+    RmsNorm(context, w.branch, post_norm.weight, post_norm.eps, w.branch);
+  }
+  Scale(context, w.branch, scaling, /*accumulate=*/true, w.residual);
+}
+
+}  // namespace allspark

@@ -1,0 +1,21 @@
+// What attention and MLP have in common: how they read the residual stream and add to it.
+#pragma once
+
+#include <span>
+
+#include "model/decoder_weights.h"
+#include "model/workspace.h"
+
+namespace allspark {
+
+// The stream as a GEMM with activations of `dtype` reads it: normalised, or where the spec has no
+// norm there, as it is.
+ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType dtype,
+                         const Workspace& w);
+
+// Adds x * weight^T to the stream, normalised and scaled before where the spec says so.
+void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
+                   const NormWeight& post_norm, const Scaling& scaling,
+                   std::span<const kernels::LowRank> low_rank, const Workspace& w);
+
+}  // namespace allspark

@@ -1,0 +1,336 @@
+#include "model/lora.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/int_math.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark {
+namespace {
+
+// Queries, keys and values: no weight has more modules.
+constexpr int64_t kMaxModules = 3;
+constexpr int64_t kAlignment = 64;
+
+// Ranks are filled up with zeros to what one lane of the packed layouts holds.
+int64_t PaddedRank(int64_t rank, DType dtype) { return AlignUp(rank, 4 / ElementBytes(dtype)); }
+
+// Writes elements of the adapter's dtype; false once one is no longer finite.
+class ElementWriter {
+ public:
+  explicit ElementWriter(DType dtype) : dtype_(dtype) {}
+
+  void Write(void* base, int64_t index, float value) {
+    if (dtype_ == DType::kFloat32) {
+      static_cast<float*>(base)[index] = value;
+    } else {
+      const BFloat16 rounded = ToBFloat16(value);
+      static_cast<BFloat16*>(base)[index] = rounded;
+      value = ToFloat(rounded);
+    }
+    finite_ = finite_ && std::isfinite(value);
+  }
+  bool finite() const { return finite_; }
+
+ private:
+  DType dtype_;
+  bool finite_ = true;
+};
+
+// Where element (row, k) of a weight of k_total columns lies, packed in panels of `width` rows.
+int64_t PackedIndex(int64_t row, int64_t k, int64_t k_total, int64_t width, int64_t group) {
+  return ((row / width * (k_total / group) + k / group) * width + row % width) * group + k % group;
+}
+
+}  // namespace
+
+int64_t MaxLoraColumns(int64_t max_rank) {
+  return AlignUp(kMaxModules * AlignUp(max_rank, 2), kernels::kNarrowPanelColumns);
+}
+
+// Lays an adapter out, in two passes over the same code: the first counts bytes.
+class LoraBuilder {
+ public:
+  LoraBuilder(const LoraFile& file, const DecoderShape& shape, int64_t max_rank)
+      : file_(file), shape_(shape), max_rank_(max_rank) {}
+
+  Result<std::shared_ptr<const LoraAdapter>> Build(Allocator* allocator) {
+    adapter_->layers_.resize(static_cast<size_t>(shape_.num_layers));
+    AS_RETURN_IF_ERROR(TakePairs());
+    int64_t bytes = 0;
+    for (Target& target : targets_) bytes += TargetBytes(target);
+    if (bytes == 0) return Status::InvalidArgument(file_.source() + " adapts nothing");
+    Result<Buffer> buffer = Buffer::Create(allocator, static_cast<size_t>(bytes));
+    if (!buffer.ok()) return buffer.status();
+    adapter_->buffer_ = std::move(*buffer);
+    std::memset(adapter_->buffer_.data(), 0, static_cast<size_t>(bytes));
+    next_ = static_cast<unsigned char*>(adapter_->buffer_.data());
+    for (Target& target : targets_) AS_RETURN_IF_ERROR(Pack(target));
+    return std::shared_ptr<const LoraAdapter>(std::move(adapter_));
+  }
+
+ private:
+  // One of the decoder's weights, and what the adapter has for it.
+  struct Target {
+    std::string tensor;
+    LoraWeight* weight = nullptr;
+    std::vector<int64_t> ends;  // of its modules' rows
+    int64_t cols = 0;
+    bool is_embedding = false;
+    std::vector<const LoraPair*> pairs;
+  };
+
+  Status Error(const LoraPair& pair, const std::string& what) const {
+    return Status::InvalidArgument(file_.source() + ": the adapter of '" + pair.tensor + "' " +
+                                   what);
+  }
+
+  // The model's weight of that name; weight null: it has none.
+  Target FindTarget(const std::string& tensor) {
+    if (tensor == "embedding") {
+      return {tensor, &adapter_->embedding_, {shape_.hidden}, shape_.vocab_size, true, {}};
+    }
+    if (tensor == "lm_head") {
+      return {tensor, &adapter_->lm_head_, {shape_.vocab_size}, shape_.hidden, false, {}};
+    }
+    for (int64_t i = 0; i < shape_.num_layers; ++i) {
+      const std::string prefix = "layers." + std::to_string(i) + ".";
+      if (tensor.compare(0, prefix.size(), prefix) != 0) continue;
+      const std::string name = tensor.substr(prefix.size());
+      LoraLayer& layer = adapter_->layers_[static_cast<size_t>(i)];
+      if (name == "qkv") {
+        const int64_t q = shape_.q_cols(), kv = shape_.kv_cols();
+        return {tensor, &layer.qkv, {q, q + kv, q + 2 * kv}, shape_.hidden, false, {}};
+      }
+      if (name == "o") return {tensor, &layer.o, {shape_.hidden}, shape_.q_cols(), false, {}};
+      if (name == "gate_up") {
+        const int64_t inner = shape_.intermediate;
+        return {tensor, &layer.gate_up, {inner, 2 * inner}, shape_.hidden, false, {}};
+      }
+      if (name == "down") {
+        return {tensor, &layer.down, {shape_.hidden}, shape_.intermediate, false, {}};
+      }
+    }
+    return {};
+  }
+
+  Status TakePairs() {
+    for (const LoraPair& pair : file_.pairs()) {
+      auto known = std::find_if(targets_.begin(), targets_.end(),
+                                [&](const Target& t) { return t.tensor == pair.tensor; });
+      if (known == targets_.end()) known = targets_.insert(known, FindTarget(pair.tensor));
+      Target& target = *known;
+      if (target.weight == nullptr) {
+        return Error(pair, "is for a weight that the model does not have");
+      }
+      AS_RETURN_IF_ERROR(CheckPair(pair, target));
+      target.pairs.insert(std::upper_bound(target.pairs.begin(), target.pairs.end(), &pair,
+                                           [](const LoraPair* a, const LoraPair* b) {
+                                             return a->row_begin < b->row_begin;
+                                           }),
+                          &pair);
+      adapter_->rank_ = std::max(adapter_->rank_, pair.rank);
+    }
+    return Status::Ok();
+  }
+
+  Status CheckPair(const LoraPair& pair, const Target& target) const {
+    if (pair.cols != target.cols) {
+      return Error(pair, "reads " + std::to_string(pair.cols) + " features; the model has " +
+                             std::to_string(target.cols));
+    }
+    // Whole modules: those of another model may lie within these rows, too.
+    const auto ends_at = [&](int64_t row) {
+      return std::find(target.ends.begin(), target.ends.end(), row) != target.ends.end();
+    };
+    const int64_t row_end = pair.row_begin + pair.rows;
+    if (pair.rows < 1 || (pair.row_begin != 0 && !ends_at(pair.row_begin)) || !ends_at(row_end)) {
+      std::string ends;
+      for (const int64_t end : target.ends) {
+        ends += (ends.empty() ? "" : ", ") + std::to_string(end);
+      }
+      return Error(pair, "has rows [" + std::to_string(pair.row_begin) + ", " +
+                             std::to_string(row_end) + "); the model's modules end at " + ends);
+    }
+    if (pair.rank < 1 || pair.rank > max_rank_) {
+      return Status(StatusCode::kInvalidArgument, AsStatus::kLoraRankExceedLimitError,
+                    Error(pair, "has rank " + std::to_string(pair.rank) + "; lora_max_rank is " +
+                                    std::to_string(max_rank_))
+                        .message());
+    }
+    for (const LoraPair* other : target.pairs) {
+      if (pair.row_begin < other->row_begin + other->rows &&
+          other->row_begin < pair.row_begin + pair.rows) {
+        return Error(pair, "has row " + std::to_string(std::max(pair.row_begin, other->row_begin)) +
+                               " twice");
+      }
+    }
+    return Status::Ok();
+  }
+
+  int64_t Rank(const Target& target) const {
+    int64_t rank = 0;
+    for (const LoraPair* pair : target.pairs) rank += PaddedRank(pair->rank, shape_.compute);
+    return rank;
+  }
+  int64_t ABytes(const Target& target) const {
+    const int64_t rank = Rank(target);
+    const int64_t rows = target.is_embedding ? rank : AlignUp(rank, kernels::kNarrowPanelColumns);
+    return AlignUp(rows * target.cols * ElementBytes(shape_.compute), kAlignment);
+  }
+  // Of the panels that the pair's rows lie in, whole.
+  int64_t BBytes(const LoraPair& pair) const {
+    return (PanelEnd(pair) - PanelBegin(pair)) * kernels::kPanelColumns *
+           PaddedRank(pair.rank, shape_.compute) * ElementBytes(shape_.compute);
+  }
+  static int64_t PanelBegin(const LoraPair& pair) {
+    return pair.row_begin / kernels::kPanelColumns;
+  }
+  static int64_t PanelEnd(const LoraPair& pair) {
+    return CeilDiv(pair.row_begin + pair.rows, kernels::kPanelColumns);
+  }
+  int64_t TargetBytes(const Target& target) const {
+    int64_t bytes = ABytes(target);
+    for (const LoraPair* pair : target.pairs) bytes += BBytes(*pair);
+    return bytes;
+  }
+
+  void* TakeBytes(int64_t bytes) { return std::exchange(next_, next_ + bytes); }
+
+  Status Pack(const Target& target) {
+    const DType dtype = shape_.compute;
+    const int64_t group = 4 / ElementBytes(dtype);
+    LoraWeight& weight = *target.weight;
+    ElementWriter writer(dtype);
+    void* a = TakeBytes(ABytes(target));
+    weight.a = a;
+    weight.dtype = dtype;
+    weight.rank = Rank(target);
+    weight.k = target.cols;
+    int64_t rank_begin = 0;
+    for (const LoraPair* pair : target.pairs) {
+      const int64_t rank = PaddedRank(pair->rank, dtype);
+      for (int64_t r = 0; r < pair->rank; ++r) {
+        for (int64_t k = 0; k < pair->cols; ++k) {
+          const int64_t to = rank_begin + r;
+          if (target.is_embedding) {
+            writer.Write(a, k * weight.rank + to, pair->a[k * pair->rank + r]);
+          } else {
+            writer.Write(a, PackedIndex(to, k, pair->cols, kernels::kNarrowPanelColumns, group),
+                         pair->a[r * pair->cols + k]);
+          }
+        }
+      }
+      void* b = TakeBytes(BBytes(*pair));
+      const int64_t first = pair->row_begin % kernels::kPanelColumns;
+      for (int64_t row = 0; row < pair->rows; ++row) {
+        for (int64_t r = 0; r < pair->rank; ++r) {
+          writer.Write(b, PackedIndex(first + row, r, rank, kernels::kPanelColumns, group),
+                       pair->b[row * pair->rank + r]);
+        }
+      }
+      if (!writer.finite()) return Error(*pair, "has a value that is not finite");
+      weight.parts.push_back({PanelBegin(*pair), PanelEnd(*pair), rank_begin, rank, b});
+      rank_begin += rank;
+    }
+    return Status::Ok();
+  }
+
+  const LoraFile& file_;
+  const DecoderShape& shape_;
+  const int64_t max_rank_;
+  std::shared_ptr<LoraAdapter> adapter_ = std::make_shared<LoraAdapter>();
+  std::vector<Target> targets_;
+  unsigned char* next_ = nullptr;
+};
+
+Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(const LoraFile& file,
+                                                               const DecoderShape& shape,
+                                                               int64_t max_rank,
+                                                               const kernels::KernelTable& table,
+                                                               Allocator* allocator) {
+  const auto slot = static_cast<int>(shape.compute);
+  if (table.low_rank[slot] == nullptr ||
+      table.convert[static_cast<int>(DType::kInt8)][slot] == nullptr ||
+      (shape.compute != DType::kFloat32 &&
+       table.convert[static_cast<int>(DType::kFloat32)][slot] == nullptr)) {
+    return Status::Unimplemented("kernel table '" + std::string(table.name) +
+                                 "' has no low_rank or no convert to " + DTypeName(shape.compute) +
+                                 ", which adapters need");
+  }
+  return LoraBuilder(file, shape, max_rank).Build(allocator);
+}
+
+LoraBatch::LoraBatch(int64_t max_tokens) {
+  ranges_.reserve(static_cast<size_t>(max_tokens));
+  rows_.reserve(static_cast<size_t>(max_tokens));
+  low_rank_.reserve(static_cast<size_t>(max_tokens * kMaxModules));
+}
+
+void LoraBatch::Take(const Batch& batch) {
+  ranges_.clear();
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const BatchSequence& sequence = batch.sequences[s];
+    if (sequence.lora == nullptr) continue;
+    // Neighbours of one adapter are one range: its weights are read once for all of them.
+    if (!ranges_.empty() && ranges_.back().adapter == sequence.lora &&
+        ranges_.back().token_begin + ranges_.back().num_tokens == sequence.token_begin) {
+      ranges_.back().num_tokens += sequence.num_tokens;
+    } else {
+      ranges_.push_back({sequence.token_begin, sequence.num_tokens, sequence.lora});
+    }
+  }
+}
+
+void LoraBatch::Add(int64_t row_begin, int64_t num_rows, const LoraWeight& weight) {
+  if (weight.rank == 0) return;
+  if (!rows_.empty() && rows_.back().weight == &weight &&
+      rows_.back().row_begin + rows_.back().num_rows == row_begin) {
+    rows_.back().num_rows += num_rows;
+  } else {
+    rows_.push_back({row_begin, num_rows, &weight});
+  }
+}
+
+std::span<const kernels::LowRank> LoraBatch::Layer(const OpContext& context, const ConstMatrix& x,
+                                                   int64_t layer, LoraWeight LoraLayer::*weight,
+                                                   const LoraScratch& scratch) {
+  rows_.clear();
+  for (const Range& range : ranges_) {
+    Add(range.token_begin, range.num_tokens, range.adapter->layer(layer).*weight);
+  }
+  ShrinkLora(context, x, rows_, scratch, low_rank_);
+  return low_rank_;
+}
+
+std::span<const kernels::LowRank> LoraBatch::LmHead(const OpContext& context, const ConstMatrix& x,
+                                                    const int64_t* tokens,
+                                                    const LoraScratch& scratch) {
+  rows_.clear();
+  for (int64_t i = 0; i < x.rows && !ranges_.empty(); ++i) {
+    const auto after = std::upper_bound(
+        ranges_.begin(), ranges_.end(), tokens[i],
+        [](int64_t token, const Range& range) { return token < range.token_begin; });
+    if (after == ranges_.begin()) continue;
+    const Range& range = *(after - 1);
+    if (tokens[i] < range.token_begin + range.num_tokens) Add(i, 1, range.adapter->lm_head());
+  }
+  ShrinkLora(context, x, rows_, scratch, low_rank_);
+  return low_rank_;
+}
+
+void LoraBatch::AddEmbedding(const OpContext& context, const int32_t* ids, int64_t token_begin,
+                             const LoraScratch& scratch, const Matrix& out) {
+  rows_.clear();
+  for (const Range& range : ranges_) {
+    const int64_t begin = std::max(range.token_begin, token_begin);
+    const int64_t end = std::min(range.token_begin + range.num_tokens, token_begin + out.rows);
+    if (begin < end) Add(begin - token_begin, end - begin, range.adapter->embedding());
+  }
+  AddLoraEmbedding(context, ids, rows_, scratch, out);
+}
+
+}  // namespace allspark

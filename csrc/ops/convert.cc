@@ -1,0 +1,32 @@
+#include "ops/convert.h"
+
+#include "ops/op_check.h"
+
+namespace allspark {
+namespace internal {
+
+void ConvertRows(const char* op, const OpContext& context, const ConstMatrix& x, const Matrix& y) {
+  const auto kernel = context.kernels->convert[Slot(x.dtype)][Slot(y.dtype)];
+  CheckKernel(op, y.dtype, kernel != nullptr, context);
+  kernel({x.data, x.ld, y.data, y.ld, x.rows, x.cols}, context.stream);
+}
+
+}  // namespace internal
+
+void Convert(const OpContext& context, const ConstMatrix& x, const Matrix& y) {
+  internal::CheckMatrix("convert", "x", x);
+  internal::CheckMatrix("convert", "y", y);
+  AS_CHECK(x.rows == y.rows && x.cols == y.cols) << "convert: x is [" << x.rows << ", " << x.cols
+                                                 << "], y is [" << y.rows << ", " << y.cols << "]";
+  context.pool->ParallelFor(x.rows, internal::RowGrain(x.cols),
+                            [&](int64_t begin, int64_t end, int) {
+                              ConstMatrix from = x;
+                              from.data = internal::RowAt(x, begin);
+                              from.rows = end - begin;
+                              Matrix to = y;
+                              to.data = internal::RowAt(y, begin);
+                              internal::ConvertRows("convert", context, from, to);
+                            });
+}
+
+}  // namespace allspark

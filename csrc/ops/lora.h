@@ -1,0 +1,58 @@
+// LoRA (Hu et al. 2021): what adapters add to the results of a Linear, b * (a * x), for those rows
+// of a batch that have one, each its own. The low-rank products a * x are computed here; b joins
+// the sums of the Linear itself, so that its result makes no second trip through memory. A row's
+// result depends on its own x and adapter alone.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "ops/op_context.h"
+
+namespace allspark {
+
+// Panels [panel_begin, panel_end) of a weight's result get b times elements [rank_begin, + rank) of
+// a * x.
+struct LoraPart {
+  int64_t panel_begin = 0;
+  int64_t panel_end = 0;
+  int64_t rank_begin = 0;
+  int64_t rank = 0;
+  const void* b = nullptr;  // [panels][rank/group][64][group]
+};
+
+// What an adapter adds to one weight. The elements of a * x are those of the parts, one after the
+// other; `rank` of them in all, 0 where the adapter leaves the weight as it is.
+struct LoraWeight {
+  // [rank, k] in panels of kernels::kNarrowPanelColumns; of an embedding [k, rank], row-major.
+  const void* a = nullptr;
+  DType dtype = DType::kUndefined;  // of a, and of every b
+  int64_t rank = 0;
+  int64_t k = 0;
+  std::vector<LoraPart> parts;
+};
+
+// Rows [row_begin, + num_rows) of a batch, with what their adapter adds to the weight at hand.
+struct LoraRows {
+  int64_t row_begin = 0;
+  int64_t num_rows = 0;
+  const LoraWeight* weight = nullptr;
+  int64_t first_block = 0;  // filled in by the op
+};
+
+// Room for the batch's rows, and the highest rank.
+struct LoraScratch {
+  Matrix sums;  // [rows, rank] float32: a * x
+  Matrix low;   // [rows, rank] in the adapters' dtype: what b reads; where that is float32, `sums`
+  Matrix wide;  // [rows, k] in the adapters' dtype: int8 rows of x, widened; unused otherwise
+};
+
+// Computes a * x and puts what the Linear over x is to add into `low_rank`, whose capacity is
+// enough. x: [tokens, k] in the adapters' dtype, or int8, whose scales then are the Linear's alone.
+void ShrinkLora(const OpContext& context, const ConstMatrix& x, std::span<LoraRows> rows,
+                const LoraScratch& scratch, std::vector<kernels::LowRank>& low_rank);
+// y += b * (a * x) for one-hot x: a * x is row ids[i] of a. One part. y: [tokens, n] float32.
+void AddLoraEmbedding(const OpContext& context, const int32_t* ids, std::span<LoraRows> rows,
+                      const LoraScratch& scratch, const Matrix& y);
+
+}  // namespace allspark

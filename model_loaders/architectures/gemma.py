@@ -1,0 +1,76 @@
+"""Gemma (scaled embedding, norms about one), Gemma 2 (norms around attention and MLP, soft caps),
+text models of Gemma 3 (normalised q and k, frequencies of their own for layers with a window).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..config import ModelConfig
+from ..spec import Architecture, Weight, register
+from . import llama
+from .common import NORMS, changed, layer_windows, optional_number, require, weights
+
+AROUND = {
+    **llama.NAMES,
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+
+
+def standard(config: ModelConfig) -> ModelConfig:
+    """What configurations of Gemma leave out, and a "gelu" that always meant its approximation."""
+    activation = config.get("hidden_activation") or config.get("hidden_act") or "gelu"
+    return config.with_fields(
+        hidden_act="gelu_pytorch_tanh" if activation == "gelu" else activation,
+        tie_word_embeddings=config.flag("tie_word_embeddings", True),
+    )
+
+
+def standard3(config: ModelConfig) -> ModelConfig:
+    """The frequencies of layers with a window apart, in whichever place they are."""
+    config = standard(config)
+    both = config.section("rope_parameters") or ModelConfig({})
+    whole, window = both.section("full_attention"), both.section("sliding_attention")
+    local = config.number("rope_local_base_freq", 10000.0)
+    return config.with_fields(
+        rope_theta=config.number("rope_theta", 1e6),
+        rope_parameters=dict(both if whole is None else whole),
+        window_rope_parameters={"rope_theta": local, **(window or {})},
+    )
+
+
+def gemma(config: ModelConfig) -> dict[str, Any]:
+    require(config, use_bidirectional_attention=False)
+    fields = llama.decoder(config)
+    return {**fields, "embedding_scale": math.sqrt(fields["hidden_size"])}
+
+
+def gemma2(config: ModelConfig, pattern: int = 2) -> dict[str, Any]:
+    """One layer in ``pattern`` has no window."""
+    return {
+        **gemma(config),
+        "norm_placement": "NORM_AROUND",
+        "attention_scale": config.number("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_soft_cap": optional_number(config, "attn_logit_softcapping"),
+        "logits_soft_cap": optional_number(config, "final_logit_softcapping"),
+        "layer_window": layer_windows(config, always=True, pattern=pattern),
+    }
+
+
+def gemma3(config: ModelConfig) -> dict[str, Any]:
+    pattern = config.integer("sliding_window_pattern", 6)
+    return {**gemma2(config, pattern), "qk_norm": True, "window_rope": True}
+
+
+def rules(names: dict[str, str]) -> tuple[Weight, ...]:
+    """Norms are stored as what they add to one."""
+    return changed(weights(**names), *NORMS, transform=lambda norm: norm + 1)
+
+
+QK_NORM = {**AROUND, **llama.QK_NORM}
+register(Architecture("GemmaForCausalLM", gemma, rules(llama.NAMES), llama.IGNORED, standard))
+register(Architecture("Gemma2ForCausalLM", gemma2, rules(AROUND), llama.IGNORED, standard))
+register(Architecture("Gemma3ForCausalLM", gemma3, rules(QK_NORM), llama.IGNORED, standard3))

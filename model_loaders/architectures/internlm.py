@@ -1,0 +1,63 @@
+"""InternLM (biased attention), InternLM2 (q, k and v in one matrix, by groups), InternLM3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import ModelConfig
+from ..spec import Architecture, register
+from . import llama
+from .common import changed, weights
+
+
+def standard(config: ModelConfig) -> ModelConfig:
+    """InternLM keeps the base of its frequencies in an object of its own."""
+    rotary = config.section("rotary") or ModelConfig({})
+    if rotary.get("type", "origin") not in ("origin", "dynamic"):
+        raise rotary.refuse("type", "origin, dynamic")
+    theta = rotary.number("base", config.number("rope_theta", 10000.0))
+    return config.with_fields(rope_theta=theta)
+
+
+def internlm(config: ModelConfig) -> dict[str, Any]:
+    bias = config.flag("bias", True)
+    return {**llama.decoder(config), "qkv_bias": bias, "o_bias": bias}
+
+
+def internlm3(config: ModelConfig) -> dict[str, Any]:
+    fields = llama.decoder(config)
+    bias = config.flag("bias", fields["mlp_bias"])
+    qkv_bias = config.flag("qkv_bias", fields["qkv_bias"])
+    return {**fields, "qkv_bias": qkv_bias, "o_bias": bias, "mlp_bias": bias}
+
+
+def by_groups(spec: Any) -> NDArray[np.intp]:
+    """Of rows that lie group by group, a group's queries, its key and its value: all queries, all
+    keys, all values.
+    """
+    queries = spec.num_heads // spec.num_kv_heads
+    shape = (spec.num_kv_heads, queries + 2, spec.head_dim)
+    rows = np.arange(np.prod(shape), dtype=np.intp).reshape(shape)
+    return np.concatenate([part.ravel() for part in np.split(rows, [queries, queries + 1], 1)])
+
+
+WEIGHTS2 = weights(
+    layer="model.layers.{i}.",
+    embedding="model.tok_embeddings",
+    attention_norm="attention_norm",
+    qkv="attention.wqkv",
+    o="attention.wo",
+    mlp_norm="ffn_norm",
+    gate_up="feed_forward.w1 feed_forward.w3",
+    down="feed_forward.w2",
+    final_norm="model.norm",
+    lm_head="output",
+)
+WEIGHTS2 = changed(WEIGHTS2, "qkv", order=by_groups)
+
+register(Architecture("InternLMForCausalLM", internlm, llama.WEIGHTS, llama.IGNORED, standard))
+register(Architecture("InternLM2ForCausalLM", internlm, WEIGHTS2, llama.IGNORED))
+register(Architecture("InternLM3ForCausalLM", internlm3, llama.WEIGHTS, llama.IGNORED))

@@ -1,0 +1,26 @@
+"""OLMo2: norms after attention and MLP instead of before, and over all heads at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import ModelConfig
+from ..spec import Architecture, register
+from . import llama
+from .common import weights
+
+NAMES = {
+    **{name: module for name, module in llama.NAMES.items() if not name.endswith("_norm")},
+    **llama.QK_NORM,
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+    "final_norm": llama.NAMES["final_norm"],
+}
+
+
+def olmo2(config: ModelConfig) -> dict[str, Any]:
+    fields = {"norm_placement": "NORM_AFTER", "qk_norm": True, "qk_norm_whole": True}
+    return {**llama.decoder(config), **fields}
+
+
+register(Architecture("Olmo2ForCausalLM", olmo2, weights(**NAMES), llama.IGNORED))

@@ -1,0 +1,68 @@
+"""Checkpoints that are quantised already, one module per format (docs/quantization.md).
+
+A format is found by ``quantization_config`` of ``config.json``. It turns the tensors of a
+checkpoint into those that the architectures' rules name, so that nothing else knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ..config import ModelConfig
+from ..errors import UnsupportedModelError
+from ..storage import TensorEntry
+from .awq import Awq
+from .compressed import CompressedTensors
+from .fp8 import Fp8
+from .gptq import Gptq
+from .plan import is_quantized, keep_quantized, warn_of_dequantized, without_idle_biases
+
+__all__ = [
+    "FORMATS",
+    "CheckpointFormat",
+    "checkpoint_format",
+    "checkpoint_method",
+    "is_quantized",
+    "keep_quantized",
+    "warn_of_dequantized",
+    "without_idle_biases",
+]
+
+
+class CheckpointFormat(Protocol):
+    def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+        """The tensors, with one float32 ``weight`` in place of what each quantised module has."""
+
+
+FORMATS: dict[str, Callable[[ModelConfig], CheckpointFormat]] = {
+    "gptq": Gptq.parse,
+    "awq": Awq.parse,
+    "compressed-tensors": CompressedTensors.parse,
+    "fp8": Fp8.parse,
+}
+# Why others cannot be read.
+_REASONS = {
+    "bitsandbytes": "; its 4-bit values are no integers but numbers of a table, and its scales are "
+    "quantised, too; save the model dequantised, and quantise it here",
+}
+
+
+def checkpoint_method(config: ModelConfig) -> str | None:
+    """``quant_method`` of a quantised checkpoint."""
+    section = config.section("quantization_config")
+    return None if section is None else section.text("quant_method")
+
+
+def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
+    """The format that ``config`` announces; None: not quantised. Errors name the field."""
+    section = config.section("quantization_config")
+    if section is None:
+        return None
+    method = section.text("quant_method")
+    if method not in FORMATS:
+        raise UnsupportedModelError(
+            f"{section.source}: quant_method is {method!r}, supported are {', '.join(FORMATS)}"
+            f"{_REASONS.get(method, '')}"
+        )
+    return FORMATS[method](section)

@@ -1,0 +1,124 @@
+"""GPTQ: integers packed along the input features, zero points along the output features.
+
+A module has ``qweight`` int32 [in / pack, out], ``qzeros`` int32 [groups, out / pack], ``scales``
+[groups, out] and, often, ``g_idx`` int32 [in], the group of each input feature. pack = 32 / bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import ModelConfig
+from ..derived import derive
+from ..errors import CheckpointError, UnsupportedModelError
+from ..storage import TensorEntry
+from .tensor import FLOATS, QuantizedTensor, check, quantize_view, replace_modules, unpack
+
+_BITS = (4, 8)
+# By the name of the format: what is added to a stored zero point.
+_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+
+
+@dataclass(frozen=True)
+class Gptq:
+    bits: int
+    group_size: int  # -1: all input features
+    symmetric: bool
+    zero_offset: int
+
+    @classmethod
+    def parse(cls, config: ModelConfig) -> Gptq:
+        bits = config.integer("bits")
+        if bits not in _BITS:
+            raise UnsupportedModelError(f"{config.source}: bits is {bits}, supported are 4 and 8")
+        layout = config.text("checkpoint_format", "gptq")
+        if layout not in _ZERO_OFFSETS or config.flag("is_marlin_format", False):
+            raise UnsupportedModelError(
+                f"{config.source}: checkpoint_format is {layout!r}, supported are "
+                f"{', '.join(_ZERO_OFFSETS)}"
+            )
+        # Patterns of modules: those with "-:" leave one out, which its tensors show.
+        for pattern in config.section("dynamic") or ():
+            if not pattern.startswith("-:"):
+                raise UnsupportedModelError(
+                    f"{config.source}: dynamic gives {pattern!r} settings of its own; all modules "
+                    "must share theirs"
+                )
+        config.flag("desc_act", False)  # g_idx is what counts.
+        return cls(
+            bits, checked_group_size(config), config.flag("sym", True), _ZERO_OFFSETS[layout]
+        )
+
+    def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+        return replace_modules(tensors, "qweight", ("qzeros", "scales"), ("g_idx",), self._weight)
+
+    def _weight(self, module: Mapping[str, TensorEntry]) -> QuantizedTensor:
+        pack = 32 // self.bits
+        qweight, qzeros, scales = module["qweight"], module["qzeros"], module["scales"]
+        words, rows = check(qweight, ("int32",), (None, None))
+        cols = words * pack
+        size = cols if self.group_size == -1 else self.group_size
+        groups = -(-cols // size)
+        if rows % pack:
+            raise CheckpointError(
+                f"{qweight.where} has {rows} output features, expected a multiple of {pack}"
+            )
+        check(qzeros, ("int32",), (groups, rows // pack))
+        check(scales, FLOATS, (groups, rows))
+        order = None
+        if "g_idx" in module:
+            order = _order(module["g_idx"], cols, groups, np.arange(cols) // size)
+
+        def zeros(packed: NDArray[Any]) -> NDArray[Any]:
+            stored = unpack(packed, self.bits).T
+            most = (1 << self.bits) - 1 - self.zero_offset
+            if stored.max() > most:
+                raise CheckpointError(
+                    f"{qzeros.where} holds {stored.max()}, which readers of checkpoint_format "
+                    f"'gptq' take for 0 or for {most + 2}; expected at most {most}"
+                )
+            return stored + np.uint8(self.zero_offset)
+
+        def values(packed: NDArray[Any], packed_zeros: NDArray[Any]) -> NDArray[Any]:
+            if self.symmetric and (zeros(packed_zeros) != 1 << (self.bits - 1)).any():
+                raise CheckpointError(
+                    f"{qzeros.where} holds a zero point other than {1 << (self.bits - 1)}, which "
+                    "sym of quantization_config rules out"
+                )
+            return unpack(packed.T, self.bits)
+
+        shape = (rows, groups)
+        return quantize_view(
+            self.bits,
+            size,
+            derive(values, "uint8", (rows, cols), qweight, qzeros),
+            derive(np.transpose, scales.dtype, shape, scales),
+            None if self.symmetric else derive(zeros, "uint8", shape, qzeros),
+            order,
+        )
+
+
+def checked_group_size(config: ModelConfig) -> int:
+    size = config.integer("group_size", -1, minimum=-1)
+    if size == 0:
+        raise config.error("group_size", "is 0, expected -1 or a size")
+    return size
+
+
+def _order(
+    entry: TensorEntry, cols: int, groups: int, consecutive: NDArray[np.intp]
+) -> NDArray[np.intp] | None:
+    """The group of each input feature; None where they follow each other."""
+    check(entry, ("int32", "int64"), (cols,))
+    with entry.open() as array:
+        order = array.astype(np.intp)
+    if order.min() < 0 or order.max() >= groups:
+        raise CheckpointError(
+            f"{entry.where} holds {order.min()} to {order.max()}, expected 0 to {groups - 1}"
+        )
+    return None if np.array_equal(order, consecutive) else order

@@ -1,0 +1,130 @@
+// The prefix cache's second tier, on a device that pretends to have memory of its own: blocks that
+// its pool had no room for come back from the host with the same bits.
+#include "cpp/engine/engine_harness.h"
+#include "cpp/engine/fake_device.h"
+
+namespace allspark {
+namespace {
+
+using testing::CacheRatio;
+using testing::EngineTest;
+using testing::FakeDevice;
+using testing::Greedy;
+using testing::Ids;
+using testing::RandomPrompt;
+using testing::ReadAll;
+using testing::SmallConfig;
+
+class HostTierTest : public EngineTest {
+ protected:
+  // 16 blocks on the device: what one request of engine_max_length needs.
+  void StartOnDevice(const char* ratio) {
+    const CacheRatio cache_ratio(ratio);
+    TestingAccess::SetHostCopier(*engine_, device_);
+    RuntimeConfig config = SmallConfig();
+    config.cache_span_num_init = 16;
+    InstallAndStart(config);
+  }
+  struct Outcome {
+    Ids ids;
+    int64_t cached = 0, on_gpu = 0, on_cpu = 0;
+  };
+  Outcome RunAndLook(const Ids& prompt) {
+    const StartedRequest request = Start(prompt, Greedy(4));
+    Outcome outcome;
+    while (auto elements = request.queue->Get()) {
+      outcome.ids.insert(outcome.ids.end(), elements->ids_from_generate.begin(),
+                         elements->ids_from_generate.end());
+      outcome.cached = elements->prefix_cache_len;
+      outcome.on_gpu = elements->prefix_len_gpu;
+      outcome.on_cpu = elements->prefix_len_cpu;
+    }
+    return outcome;
+  }
+
+  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>();
+};
+
+TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
+  StartOnDevice("0.01");
+  std::vector<Ids> prompts;
+  std::vector<Outcome> first;
+  for (int i = 0; i < 4; ++i) {
+    prompts.push_back(RandomPrompt(rng_, 120, vocab_size_));
+    first.push_back(RunAndLook(prompts.back()));
+    EXPECT_EQ(first.back().cached, 0);
+  }
+  EXPECT_GT(device_->num_out, 0);
+  EXPECT_EQ(device_->num_in, 0);
+  // All four take 28 blocks: the first ones are not on the device any more.
+  EXPECT_EQ(*engine_->FindPrefix("m", prompts[0]), 112);
+  const Outcome again = RunAndLook(prompts[0]);
+  EXPECT_EQ(again.ids, first[0].ids);
+  EXPECT_EQ(again.cached, 112);
+  EXPECT_EQ(again.on_cpu, 112);
+  EXPECT_EQ(again.on_gpu, 0);
+  EXPECT_EQ(device_->num_in, 7);
+  const Outcome third = RunAndLook(prompts[0]);
+  EXPECT_EQ(third.ids, first[0].ids);
+  EXPECT_EQ(third.on_gpu, 112);
+  EXPECT_EQ(third.on_cpu, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->prefix_cache_hit_token, 224);
+  EXPECT_EQ(*engine_->ClearPrefixCache("m") > 0, true);
+  EXPECT_EQ(*engine_->FindPrefix("m", prompts[1]), 0);
+  EXPECT_EQ(RunAndLook(prompts[1]).ids, first[1].ids);
+}
+
+// Requests that preempt each other and find their blocks on the host, against each alone.
+TEST_F(HostTierTest, ACrowdGivesWhatEachGivesAlone) {
+  StartOnDevice("0.01");
+  TestingAccess::SetHostCopier(*engine_, nullptr);
+  InstallAndStart(SmallConfig("plain"));
+  std::vector<Ids> prompts;
+  for (int i = 0; i < 24; ++i) {
+    prompts.push_back(RandomPrompt(rng_, 20 + static_cast<int64_t>(rng_() % 100), vocab_size_));
+    if (i % 3 == 2) prompts.back() = prompts[static_cast<size_t>(i - 2)];
+  }
+  std::vector<StartedRequest> started;
+  for (const Ids& prompt : prompts) started.push_back(Start(prompt, Greedy(60)));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(ReadAll(*started[i].queue), Run(prompts[i], Greedy(60), "plain")) << "request " << i;
+  }
+  EXPECT_GT(device_->num_in, 0);
+}
+
+TEST_F(HostTierTest, AFailedCopyEndsTheRequestsAndTheEngineGoesOn) {
+  StartOnDevice("0.01");
+  const Ids prompt = RandomPrompt(rng_, 120, vocab_size_);
+  const Outcome first = RunAndLook(prompt);
+  for (int i = 0; i < 4; ++i) RunAndLook(RandomPrompt(rng_, 120, vocab_size_));
+  device_->fails = true;
+  const StartedRequest request = Start(prompt, Greedy(4));
+  EXPECT_TRUE(ReadAll(*request.queue).empty());
+  EXPECT_EQ(request.queue->GenerateStatus(), GenerateRequestStatus::kInternalError);
+  EXPECT_NE(request.queue->error().find("the link is down"), std::string::npos);
+  device_->fails = false;
+  const Outcome again = RunAndLook(prompt);
+  EXPECT_EQ(again.ids, first.ids);
+  EXPECT_EQ(again.cached, 0) << "nothing that was there is trusted";
+}
+
+TEST_F(HostTierTest, WithoutARatioThereIsNone) {
+  StartOnDevice("0");
+  const Ids prompt = RandomPrompt(rng_, 120, vocab_size_);
+  RunAndLook(prompt);
+  for (int i = 0; i < 4; ++i) RunAndLook(RandomPrompt(rng_, 120, vocab_size_));
+  EXPECT_EQ(device_->num_out, 0);
+  EXPECT_EQ(RunAndLook(prompt).cached, 0);
+}
+
+TEST_F(HostTierTest, ABadRatioIsRefused) {
+  const CacheRatio cache_ratio("1.5");
+  ASSERT_OK(engine_->RegisterImage("m", testing::MakeRandomModel(testing::TinyLlamaSpec(), 1)));
+  const Status status = engine_->InstallModel(SmallConfig());
+  EXPECT_NE(status.message().find("CPU_CACHE_RATIO is \"1.5\"; it must be a number from 0 to 1"),
+            std::string::npos)
+      << status.ToString();
+}
+
+}  // namespace
+}  // namespace allspark

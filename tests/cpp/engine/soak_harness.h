@@ -1,0 +1,392 @@
+// The soak: rounds of random requests (soak_jobs.h) against one engine whose KV pool is too small
+// for them, with stops and releases at random moments, steps that fail and models that stop. Every
+// request ends, gives what it gives alone in a fresh engine, or the beginning of it, and leaves
+// nothing behind.
+//
+// Half of the rounds run in lockstep: the caller acts on the step thread, between steps, so that
+// all of it follows from the seed and happens again with it. In the others four threads call while
+// it runs; a seed then gives the same requests at other moments.
+//
+//   ALLSPARK_SOAK_SEED=N     the seed, which every failure names
+//   ALLSPARK_SOAK_LOCKSTEP=1 lockstep alone
+//   ALLSPARK_SOAK_SECONDS=N  of the long form, for each combination
+#pragma once
+
+#include <malloc.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "cpp/engine/engine_harness.h"
+#include "cpp/engine/soak_client.h"
+#include "support/random_lora.h"
+#include "support/sanitized.h"
+
+namespace allspark::testing {
+
+inline int64_t SoakSetting(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoll(text);
+}
+
+class Soak {
+ public:
+  Soak(proto::ComputeType compute, CacheMode cache_mode, uint64_t seed)
+      : seed_(seed),
+        draw_(seed),
+        beginnings_(DrawBeginnings(draw_)),
+        interrupts_(draw_.Chance(0.2)) {
+    // A draft model that agrees mostly: it is the model's first layers in the other compute type,
+    // and the others add nothing.
+    proto::DecoderSpec spec = TinyQwen2Spec(compute);
+    spec.set_num_layers(8);
+    image_ = MakeRandomModel(spec, 5, /*silent_from=*/2);
+    draft_image_ =
+        MakeRandomModel(TinyQwen2Spec(compute == proto::COMPUTE_FLOAT32 ? proto::COMPUTE_BFLOAT16
+                                                                        : proto::COMPUTE_FLOAT32),
+                        5);
+    for (const char* name : {"a", "b"}) {
+      loras_[name] = RandomLora(static_cast<uint64_t>(name[0])).AddAll(spec, 4).ToImage();
+    }
+    config_ = SmallConfig();
+    config_.engine_max_length = kSoakMaxLength;
+    config_.cache_mode = cache_mode;
+  }
+  ~Soak() { hook_.Set({}); }
+  Soak(const Soak&) = delete;
+  Soak& operator=(const Soak&) = delete;
+
+  void Start() {
+    RuntimeConfig config = config_;
+    config.draft_model = "draft";
+    config.interrupt_on_cache_exhaustion = interrupts_;
+    config.cache_span_num_init = kSoakMaxLength / config.cache_span_size + 2;
+    ASSERT_OK(engine_.RegisterImage("draft", draft_image_));
+    ASSERT_OK(engine_.RegisterImage("m", image_));
+    ASSERT_OK(engine_.InstallModel(config));
+    ASSERT_OK(TestingAccess::SetStepHook(engine_, "m", &Hook::Call, &hook_));
+    ASSERT_OK(engine_.StartModel("m"));
+    for (const auto& lora : loras_) ASSERT_OK(engine_.LoadLora("m", lora.first, lora.second));
+    at_start_ = Measure();
+  }
+
+  void Round(int64_t num_jobs, bool lockstep) {
+    SCOPED_TRACE("seed " + std::to_string(seed_) + ", round " + std::to_string(num_rounds_) +
+                 (lockstep ? ", in lockstep" : ", in threads"));
+    injects_ = draw_.Chance(0.5);
+    std::vector<SoakJob> jobs;
+    for (int64_t i = 0; i < num_jobs; ++i) {
+      jobs.push_back(DrawJob(draw_, beginnings_));
+      // In lockstep nothing may depend on how fast it goes.
+      int64_t& timeout_ms = jobs.back().config.timeout_ms;
+      if (lockstep && timeout_ms > 0) timeout_ms = 1000000;
+    }
+    if (lockstep) {
+      RunInLockstep(std::move(jobs));
+    } else {
+      RunInThreads(std::move(jobs));
+    }
+    ExpectNothingLeft();
+    ++num_rounds_;
+  }
+
+  // Over all rounds so far: the soak met what it is for.
+  void ExpectCoverage() const {
+    EXPECT_EQ(num_preemptions_ > 0, !interrupts_);
+    EXPECT_GT(num_hits_, 0);
+    EXPECT_GT(num_drafts_, 0);
+    for (FinishReason reason :
+         {FinishReason::kStop, FinishReason::kLength, FinishReason::kCancelled}) {
+      EXPECT_GT(NumEnded(reason), 0) << FinishReasonName(reason);
+    }
+  }
+  int64_t num_resumed() const { return num_resumed_; }
+  int64_t NumEnded(FinishReason reason) const {
+    const auto it = num_ended_.find(reason);
+    return it == num_ended_.end() ? 0 : it->second;
+  }
+  // After a few rounds, for a later ExpectBoundedHeap.
+  void NoteHeap() { heap_noted_ = HeapBytes(); }
+  void ExpectBoundedHeap() const {
+    // Hundreds of requests: one that left only its handle behind would show.
+    if (!AS_SANITIZED) {
+      EXPECT_LT(HeapBytes() - heap_noted_, 256 << 10);
+    }
+  }
+
+ private:
+  static constexpr int kNumThreads = 4;
+
+  // What a running model has taken and no request may keep.
+  struct Held {
+    int64_t device_bytes = 0, num_device_allocs = 0, num_threads = 0, num_descriptors = 0;
+    bool operator==(const Held&) const = default;
+  };
+  static int64_t NumEntries(const char* directory) {
+    return std::distance(std::filesystem::directory_iterator(directory), {});
+  }
+  Held Measure() {
+    const AllocatorStats stats = *TestingAccess::DeviceStats(engine_);
+    return {stats.bytes_in_use, stats.num_live, NumEntries("/proc/self/task"),
+            NumEntries("/proc/self/fd")};
+  }
+  static int64_t HeapBytes() {
+    const struct mallinfo2 info = mallinfo2();
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  }
+
+  void FailSometimes(Draw& draw) const {
+    if (injects_ && draw.Chance(0.01)) throw std::runtime_error("injected");
+  }
+
+  void RunInLockstep(std::vector<SoakJob> jobs) {
+    SoakClient client(engine_, masks_, std::move(jobs), draw_.Seed(), /*may_wait=*/false);
+    std::mutex mutex;  // of client and draw
+    Draw draw(draw_.Seed());
+    const HookGuard guard(hook_);
+    hook_.Set([&](const StepEvent& event) {
+      if (event.phase != StepPhase::kBegin) return;
+      std::lock_guard lock(mutex);
+      for (int64_t i = draw.Below(5); i > 0 && !client.done(); --i) client.Tick();
+      FailSometimes(draw);
+    });
+    // Without requests there are no steps to act in.
+    for (bool done = false; !done;) {
+      {
+        std::lock_guard lock(mutex);
+        if (client.IsIdle()) client.Tick();
+        done = client.done();
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    Verify(client, /*model_stopped=*/false);
+  }
+
+  void RunInThreads(std::vector<SoakJob> jobs) {
+    Draw step_draw(draw_.Seed());
+    const HookGuard guard(hook_);
+    hook_.Set([&](const StepEvent& event) {
+      if (event.phase == StepPhase::kBegin) FailSometimes(step_draw);
+    });
+    std::vector<std::unique_ptr<SoakClient>> clients;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kNumThreads; ++t) {
+      std::vector<SoakJob> share;
+      for (size_t i = static_cast<size_t>(t); i < jobs.size(); i += kNumThreads) {
+        share.push_back(jobs[i]);
+      }
+      clients.push_back(std::make_unique<SoakClient>(engine_, masks_, std::move(share),
+                                                     draw_.Seed(), /*may_wait=*/true));
+      threads.emplace_back([client = clients.back().get(), draw = Draw(draw_.Seed())]() mutable {
+        while (!client->done()) {
+          client->Tick();
+          if (draw.Chance(0.5)) {
+            std::this_thread::sleep_for(std::chrono::microseconds(draw.Below(500)));
+          }
+        }
+      });
+    }
+    std::atomic<bool> ended{false};
+    std::thread other([&, draw = Draw(draw_.Seed())]() mutable {
+      while (!ended) CallSomething(draw);
+    });
+    const bool stops = draw_.Chance(0.3);
+    if (stops) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(draw_.Below(300)));
+      const StopMode mode = draw_.Chance(0.5) ? StopMode::kCancel : StopMode::kDrain;
+      EXPECT_OK(engine_.StopModel("m", mode, draw_.Below(20)));
+    }
+    for (std::thread& thread : threads) thread.join();
+    ended = true;
+    other.join();
+    (void)engine_.UnloadLora("m", "c");
+    if (stops) {
+      NoteStat();  // which begins anew
+      EXPECT_OK(engine_.StartModel("m"));
+    }
+    for (const auto& client : clients) Verify(*client, stops);
+  }
+
+  // What others do with an engine meanwhile.
+  void CallSomething(Draw& draw) {
+    const std::vector<int64_t> beginning = draw.Pick(beginnings_);
+    switch (draw.Below(8)) {
+      case 0:
+        (void)engine_.PinPrefix("m", beginning);
+        break;
+      case 1:
+        (void)engine_.UnpinPrefix("m", beginning);
+        break;
+      case 2:
+        (void)engine_.ClearPrefixCache("m");
+        break;
+      case 3:
+        (void)engine_.GetEngineStat("m");
+        break;
+      case 4:
+        (void)engine_.LoadLora("m", "c", loras_.at("a"));
+        break;
+      case 5:
+        (void)engine_.UnloadLora("m", "c");
+        break;
+      case 6:
+        for (const auto& queue : engine_.completions()->Drain()) (void)queue->RequestStatInfo();
+        break;
+      default:
+        (void)engine_.FindPrefix("m", beginning);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(draw.Below(2000)));
+  }
+
+  void Verify(const SoakClient& client, bool model_stopped) {
+    num_resumed_ += client.num_resumed();
+    for (size_t i = 0; i < client.jobs().size(); ++i) {
+      const SoakOutcome& outcome = client.outcomes()[i];
+      if (outcome.empty()) {
+        EXPECT_TRUE(model_stopped) << "a request was denied";
+        continue;
+      }
+      const SoakJob& job = client.jobs()[i];
+      SCOPED_TRACE("request " + std::to_string(i) + ": " + job.what + "\n" + ToString(job.config));
+      const SoakOutcome alone = RunAlone(job);
+      ASSERT_EQ(outcome.size(), alone.size());
+      for (size_t s = 0; s < outcome.size(); ++s) {
+        const SoakSequence& got = outcome[s];
+        ++num_ended_[got.reason];
+        EXPECT_EQ(Difference(got, alone[s], !EndedEarly(got, job, model_stopped)), "")
+            << "of sequence " << s << ", which ended by " << FinishReasonName(got.reason) << " "
+            << got.error << " after " << got.ids.size() << " tokens; alone by "
+            << FinishReasonName(alone[s].reason) << " " << alone[s].error << " after "
+            << alone[s].ids.size();
+      }
+    }
+  }
+
+  // Whether something that it does not meet alone may have ended it.
+  bool EndedEarly(const SoakSequence& got, const SoakJob& job, bool model_stopped) const {
+    switch (got.reason) {
+      case FinishReason::kCancelled:
+        return model_stopped || job.fate != SoakJob::Fate::kEnd;
+      case FinishReason::kError:
+        return injects_ && got.error.find("injected") != std::string::npos;
+      case FinishReason::kInterrupted:
+        return interrupts_ || job.config.num_beams > 1;  // which may outgrow the pool
+      case FinishReason::kDeadline:
+        return job.config.timeout_ms > 0;
+      default:
+        return false;
+    }
+  }
+
+  // In a fresh engine with one thread, all the memory it wants, and nothing that could help it.
+  SoakOutcome RunAlone(const SoakJob& job) {
+    RuntimeConfig config = config_;
+    config.num_threads = 1;
+    config.enable_prefix_cache = false;
+    Engine engine;
+    EXPECT_OK(engine.RegisterImage("m", image_));
+    EXPECT_OK(engine.InstallModel(config));
+    EXPECT_OK(engine.StartModel("m"));
+    const auto lora = loras_.find(job.config.lora_name);
+    if (lora != loras_.end()) EXPECT_OK(engine.LoadLora("m", lora->first, lora->second));
+    GenerationConfig generation = job.config;
+    generation.timeout_ms = 0;
+    const Result<StartedRequest> started =
+        engine.StartRequest("m", job.prompt, generation, job.MakeMask(&masks_));
+    EXPECT_OK(started.status());
+    SoakOutcome outcome;
+    const auto read = [&outcome](ResultQueue& queue) {
+      SoakSequence& sequence = outcome.emplace_back();
+      while (auto elements = queue.Get()) sequence.Add(*elements);
+      sequence.AddEnd(queue);
+    };
+    if (!started.ok()) return outcome;
+    read(*started->queue);
+    for (const StartedRequest& next : started->next_best) read(*next.queue);
+    return outcome;
+  }
+
+  void ExpectNothingLeft() {
+    EXPECT_OK(engine_.SyncAllRequests("m", 0));
+    // Answered by the step thread: its last step is over. What was pinned goes as well.
+    EXPECT_OK((draw_.Chance(0.5) ? engine_.ClearPrefixCache("m") : UnpinAll()).status());
+    const EngineStat stat = *engine_.GetEngineStat("m");
+    EXPECT_EQ(stat.running_request + stat.pending_request, 0);
+    EXPECT_EQ(stat.used_span, 0);
+    EXPECT_EQ(stat.free_span, stat.total_span);
+    Held now = Measure();
+    // A thread that was joined leaves the list of threads a moment later.
+    for (int i = 0; i < 100 && !(now == at_start_); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      now = Measure();
+    }
+    EXPECT_EQ(now.device_bytes, at_start_.device_bytes);
+    EXPECT_EQ(now.num_device_allocs, at_start_.num_device_allocs);
+    EXPECT_EQ(now.num_threads, at_start_.num_threads);
+    EXPECT_EQ(now.num_descriptors, at_start_.num_descriptors);
+    NoteStat();
+  }
+
+  void NoteStat() {
+    const EngineStat stat = *engine_.GetEngineStat("m");
+    num_preemptions_ = std::max(num_preemptions_, stat.num_preemptions);
+    num_hits_ = std::max(num_hits_, stat.prefix_cache_hit_token);
+    num_drafts_ = std::max(num_drafts_, stat.total_accepted_draft_token);
+  }
+
+  Result<int64_t> UnpinAll() {
+    for (const auto& beginning : beginnings_) {
+      while (true) {
+        const Result<int64_t> unpinned = engine_.UnpinPrefix("m", beginning);
+        if (!unpinned.ok()) return unpinned;
+        if (*unpinned == 0) break;
+      }
+    }
+    return 0;
+  }
+
+  const uint64_t seed_;
+  Draw draw_;
+  const std::vector<std::vector<int64_t>> beginnings_;
+  // Whether requests end when blocks run out, instead of waiting.
+  const bool interrupts_;
+  std::shared_ptr<const ModelImage> image_, draft_image_;
+  std::map<std::string, std::shared_ptr<const LoraImage>> loras_;
+  RuntimeConfig config_;  // without what is to make it hard
+  Hook hook_;
+  MaskWorker masks_;
+  Engine engine_;
+  Held at_start_;
+  bool injects_ = false;
+  int64_t num_rounds_ = 0, heap_noted_ = 0, num_resumed_ = 0;
+  int64_t num_preemptions_ = 0, num_hits_ = 0, num_drafts_ = 0;  // the most that a start had
+  std::map<FinishReason, int64_t> num_ended_;
+};
+
+class SoakTest : public ::testing::TestWithParam<std::tuple<proto::ComputeType, CacheMode>> {
+ protected:
+  // The warm-up is not what is tested, and most of what a request alone would take.
+  void SetUp() override { setenv("ALLSPARK_DISABLE_WARMUP", "1", 1); }
+  void TearDown() override { unsetenv("ALLSPARK_DISABLE_WARMUP"); }
+
+  static std::unique_ptr<Soak> MakeSoak(uint64_t seed) {
+    const auto [compute, cache_mode] = GetParam();
+    seed = static_cast<uint64_t>(SoakSetting("ALLSPARK_SOAK_SEED", static_cast<int64_t>(seed)));
+    return std::make_unique<Soak>(compute, cache_mode, seed);
+  }
+  static bool IsLockstep(int64_t round) {
+    return SoakSetting("ALLSPARK_SOAK_LOCKSTEP", 0) != 0 || round % 2 == 0;
+  }
+};
+
+}  // namespace allspark::testing

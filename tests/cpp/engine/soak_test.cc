@@ -1,0 +1,23 @@
+// The soak in its short form: two rounds in each way to keep the cache.
+
+#include "cpp/engine/soak_harness.h"
+
+namespace allspark::testing {
+namespace {
+
+TEST_P(SoakTest, EveryRequestGivesWhatItGivesAlone) {
+  const std::unique_ptr<Soak> soak = MakeSoak(static_cast<uint64_t>(std::get<1>(GetParam())));
+  soak->Start();
+  for (int64_t round = 0; round < 2 && !HasFailure(); ++round) soak->Round(30, IsLockstep(round));
+  soak->ExpectCoverage();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, SoakTest,
+    ::testing::Values(std::make_tuple(proto::COMPUTE_FLOAT32, CacheMode::kDefault),
+                      std::make_tuple(proto::COMPUTE_BFLOAT16, CacheMode::kQuantI8),
+                      std::make_tuple(proto::COMPUTE_FLOAT32, CacheMode::kQuantU4)),
+    ModeName);
+
+}  // namespace
+}  // namespace allspark::testing

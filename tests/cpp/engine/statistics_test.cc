@@ -1,0 +1,273 @@
+// What statistics and metrics say, against an account that is kept beside the engine.
+
+#include <chrono>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "cpp/engine/engine_harness.h"
+#include "cpp/engine/function_mask.h"
+
+namespace allspark::testing {
+namespace {
+
+class StatisticsTest : public EngineTest {
+ protected:
+  // A step's own time is counted after its tokens are delivered.
+  void AwaitIdle() {
+    ASSERT_OK(engine_->SyncAllRequests("m"));
+    Run({1}, Greedy(1));
+    ASSERT_OK(engine_->StopModel("m"));
+  }
+  EngineStat Stat() { return *engine_->GetEngineStat("m"); }
+  Metric Find(const std::string& name) {
+    for (const Metric& metric : engine_->GetMetrics()) {
+      if (metric.name == name) return metric;
+    }
+    ADD_FAILURE() << "no metric " << name;
+    return {};
+  }
+  int64_t Count(const std::string& name) { return Find(name).samples.at(0).buckets.back(); }
+  double Sum(const std::string& name) { return Find(name).samples.at(0).value; }
+};
+
+TEST_F(StatisticsTest, AgreeWithAnAccountOfTheRequests) {
+  RuntimeConfig runtime = SmallConfig();
+  runtime.engine_max_batch = 4;
+  Install(runtime);
+  int64_t num_steps = 0, num_decodes = 0, num_prefilled = 0;
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
+    if (event.phase != StepPhase::kBegin) return;
+    ++num_steps;
+    num_decodes += event.num_decodes;
+    num_prefilled += event.num_prefill_tokens;
+  });
+  ASSERT_OK(engine_->StartModel("m"));
+  struct Job {
+    StartedRequest request;
+    int64_t prompt_length;
+  };
+  std::vector<Job> jobs;
+  const auto start = [&](const Ids& prompt, const GenerationConfig& config,
+                         std::shared_ptr<TokenMask> mask = nullptr) {
+    auto started = engine_->StartRequest("m", prompt, config, std::move(mask));
+    ASSERT_TRUE(started.ok()) << started.status().ToString();
+    jobs.push_back({*started, static_cast<int64_t>(prompt.size())});
+  };
+  start({1, 2, 3}, Greedy(3));
+  GenerationConfig stops = Greedy(20);
+  stops.eos_token_id = ReadAll(*jobs[0].request.queue).back();
+  GenerationConfig expires = Greedy(200);
+  expires.timeout_ms = 1;
+  GenerationConfig prompt_only;
+  prompt_only.prompt_only = true;
+  for (int i = 0; i < 5; ++i) {
+    start({1, 2, 3}, stops);
+    start(RandomPrompt(rng_, 10 + i * 13, vocab_size_), Greedy(4 + i));
+    start(RandomPrompt(rng_, 40 + i, vocab_size_), prompt_only);
+    start({4, 5}, Greedy(9),
+          std::make_shared<FunctionMask>([](FunctionMask& mask, int32_t) { mask.Fail("broken"); }));
+    start({6, 7}, Greedy(250));
+    EXPECT_OK(engine_->StopRequest("m", jobs.back().request.handle));
+    start({8, 9, 10}, expires);
+  }
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  EXPECT_FALSE(engine_->StartRequest("m", Ids{}, Greedy(1)).ok());
+
+  const auto prompts = static_cast<int64_t>(jobs.size());
+  std::map<FinishReason, int64_t> reasons;
+  int64_t prompt_total = 0, outputs = 0, first_tokens = 0;
+  for (const Job& job : jobs) {
+    ++reasons[job.request.queue->finish_reason()];
+    prompt_total += job.prompt_length;
+    outputs += static_cast<int64_t>(job.request.queue->GeneratedLength());
+    first_tokens += job.request.queue->GeneratedLength() > 0 ? 1 : 0;
+  }
+  const EngineStat stat = Stat();
+  EXPECT_EQ(stat.finished_stop, reasons[FinishReason::kStop]);
+  EXPECT_EQ(stat.finished_stop, 5);
+  EXPECT_EQ(stat.finished_length, reasons[FinishReason::kLength]);
+  EXPECT_EQ(stat.finished_cancelled, reasons[FinishReason::kCancelled]);
+  EXPECT_EQ(stat.finished_deadline, reasons[FinishReason::kDeadline]);
+  EXPECT_EQ(stat.finished_error, 5);
+  EXPECT_EQ(stat.finished_interrupted, 0);
+  EXPECT_EQ(stat.denied_request, 0) << "bad input is not denied, it is refused";
+  EXPECT_EQ(stat.total_generated_token, outputs);
+  EXPECT_EQ(stat.num_steps, num_steps);
+  EXPECT_EQ(stat.total_prefill_token, num_prefilled);
+  EXPECT_EQ(stat.running_request + stat.pending_request, 0);
+  EXPECT_EQ(stat.num_preemptions, 0);
+  EXPECT_EQ(Count("allspark_prompt_tokens"), prompts);
+  EXPECT_EQ(Sum("allspark_prompt_tokens"), static_cast<double>(prompt_total));
+  EXPECT_EQ(Count("allspark_output_tokens"), prompts);
+  EXPECT_EQ(Sum("allspark_output_tokens"), static_cast<double>(outputs));
+  EXPECT_EQ(Count("allspark_request_seconds"), prompts);
+  EXPECT_EQ(Count("allspark_time_to_first_token_seconds"), first_tokens);
+  EXPECT_EQ(Count("allspark_inter_token_seconds"), outputs - first_tokens);
+  EXPECT_EQ(Count("allspark_step_sequences"), num_steps);
+  EXPECT_GE(Sum("allspark_step_sequences"), static_cast<double>(num_decodes));
+
+  // The sums of times are those of the requests' own statistics, which are cut to milliseconds.
+  double queue_ms = 0, first_ms = 0;
+  for (const Job& job : jobs) {
+    const auto info = job.request.queue->RequestStatInfo();
+    const bool has_begun = info.at("finished_time") > 0 || info.at("generated_token_length") > 0;
+    if (has_begun) queue_ms += static_cast<double>(info.at("time_in_queue"));
+    first_ms += static_cast<double>(info.at("time_to_first_token"));
+  }
+  EXPECT_GE(Sum("allspark_time_to_first_token_seconds") * 1e3, first_ms);
+  EXPECT_LE(Sum("allspark_time_to_first_token_seconds") * 1e3,
+            first_ms + static_cast<double>(prompts));
+  EXPECT_GE(Sum("allspark_queue_seconds") * 1e3, queue_ms);
+  AwaitIdle();
+  EXPECT_EQ(Count("allspark_step_seconds"), num_steps);
+  EXPECT_GT(Sum("allspark_step_seconds"), 0);
+}
+
+TEST_F(StatisticsTest, PrefillAndPrefixHitsAddUpToThePrompts) {
+  InstallAndStart(SmallConfig());
+  const Ids prompt = RandomPrompt(rng_, 100, vocab_size_);
+  for (int i = 0; i < 3; ++i) Run(prompt, Greedy(2));
+  const EngineStat stat = Stat();
+  EXPECT_EQ(stat.prefix_cache_hit_token, 2 * 96) << "whole blocks of 16, the last token computed";
+  EXPECT_EQ(stat.total_prefill_token, 300 - 2 * 96);
+  EXPECT_EQ(stat.prefix_cache_miss_token, stat.total_prefill_token);
+  EXPECT_DOUBLE_EQ(stat.prefix_cache_hit_rate, 2.0 * 96 / 300);
+  EXPECT_DOUBLE_EQ(stat.prefix_cache_hit_rate + stat.prefix_cache_miss_rate, 1);
+  EXPECT_EQ(stat.total_token, stat.total_span * stat.span_size);
+  EXPECT_EQ(stat.free_token, stat.free_span * stat.span_size);
+}
+
+TEST_F(StatisticsTest, GroupsCountAsOneRequest) {
+  InstallAndStart(SmallConfig());
+  GenerationConfig beams = Greedy(6);
+  beams.num_beams = beams.num_return_sequences = 3;
+  GenerationConfig samples;
+  samples.max_new_tokens = 5;
+  samples.best_of = 4;
+  Run({1, 2, 3}, beams);
+  Run({1, 2, 3}, samples);
+  EXPECT_EQ(Stat().finished_length, 2);
+  EXPECT_EQ(Count("allspark_request_seconds"), 2);
+  EXPECT_EQ(Count("allspark_queue_seconds"), 2);
+  EXPECT_EQ(Count("allspark_time_to_first_token_seconds"), 2);
+  EXPECT_EQ(Sum("allspark_output_tokens"), 6 + 5) << "the longest of each";
+  EXPECT_EQ(Count("allspark_inter_token_seconds"), 0) << "all tokens come at once";
+}
+
+TEST_F(StatisticsTest, DeniedAndInterruptedRequestsAreCounted) {
+  RuntimeConfig config = SmallConfig();
+  config.max_waiting_requests = 1;
+  config.cache_span_num_init = 16;  // one sequence of 256 tokens
+  Install(config);
+  hook_.loop_gate.Close();
+  ASSERT_OK(engine_->StartModel("m"));
+  GenerationConfig beams = Greedy(150);
+  beams.num_beams = 8;
+  const StartedRequest search = Start(RandomPrompt(rng_, 100, vocab_size_), beams);
+  for (int i = 0; i < 8; ++i) Start({1}, Greedy(2));
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(engine_->StartRequest("m", Ids{1}, Greedy(2)).ok());
+  hook_.loop_gate.Open();
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  EXPECT_EQ(search.queue->finish_reason(), FinishReason::kInterrupted);
+  EXPECT_EQ(Stat().denied_request, 3);
+  EXPECT_EQ(Stat().finished_interrupted, 1);
+  EXPECT_EQ(Stat().finished_length, 8);
+}
+
+TEST_F(StatisticsTest, ARequestsOwnStatisticsAreDefinedAlways) {
+  RuntimeConfig config = SmallConfig();
+  config.engine_max_batch = 1;
+  Install(config);
+  hook_.loop_gate.Close();
+  ASSERT_OK(engine_->StartModel("m"));
+  const StartedRequest running = Start({1, 2, 3}, Greedy(3));
+  GenerationConfig prompt_config;
+  prompt_config.prompt_only = true;
+  const StartedRequest prompt_only = Start(Ids(200, 5), prompt_config);
+  const StartedRequest withdrawn = Start({1, 2, 3}, Greedy(3));
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  auto info = withdrawn.queue->RequestStatInfo();
+  EXPECT_GE(info.at("time_in_queue"), 10) << "it goes on while a request waits";
+  for (const char* key : {"first_token_time", "last_token_time", "time_to_first_token",
+                          "finished_time", "context_tps", "generate_tps"}) {
+    EXPECT_EQ(info.at(key), 0) << key;
+  }
+  EXPECT_OK(engine_->StopRequest("m", withdrawn.handle));
+  hook_.loop_gate.Open();
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  info = withdrawn.queue->RequestStatInfo();
+  EXPECT_GE(info.at("time_in_queue"), 10);
+  EXPECT_EQ(info.at("finished_time"), 0) << "it never began";
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(withdrawn.queue->RequestStatInfo(), info) << "and its time is over";
+  info = prompt_only.queue->RequestStatInfo();
+  EXPECT_GT(info.at("context_tps"), 0);
+  EXPECT_EQ(info.at("time_to_first_token"), 0);
+  EXPECT_EQ(info.at("context_token_length"), 200);
+  info = running.queue->RequestStatInfo();
+  EXPECT_EQ(info.at("generated_token_length"), 3);
+  EXPECT_GE(info.at("time_to_first_token"), info.at("time_in_queue"));
+}
+
+TEST_F(StatisticsTest, PreemptionsKeepARequestsTimes) {
+  RuntimeConfig config = SmallConfig();
+  config.cache_span_num_init = 16;
+  Install(config);
+  hook_.loop_gate.Close();
+  ASSERT_OK(engine_->StartModel("m"));
+  std::vector<StartedRequest> requests;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back(Start(RandomPrompt(rng_, 20, vocab_size_), Greedy(100)));
+  }
+  hook_.loop_gate.Open();
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  const EngineStat stat = Stat();
+  EXPECT_GT(stat.num_preemptions, 0);
+  EXPECT_GT(stat.total_prefill_token + stat.prefix_cache_hit_token, 8 * 20) << "computed again";
+  EXPECT_EQ(stat.total_generated_token, 8 * 100);
+  EXPECT_EQ(Count("allspark_queue_seconds"), 8);
+  EXPECT_EQ(Count("allspark_time_to_first_token_seconds"), 8);
+  for (const StartedRequest& request : requests) {
+    const auto info = request.queue->RequestStatInfo();
+    EXPECT_LE(info.at("time_in_queue"), info.at("time_to_first_token"));
+    EXPECT_LE(info.at("context_cached_length"), 20) << "of the prompt, the first time";
+  }
+}
+
+TEST_F(StatisticsTest, TextOfTheMetrics) {
+  EXPECT_EQ(MetricsText(engine_->GetMetrics()), "");
+  InstallAndStart(SmallConfig("m"));
+  RuntimeConfig odd = SmallConfig("a \"b\"\\\n");
+  ASSERT_OK(engine_->RegisterImage(odd.model_name, MakeRandomModel(TinyLlamaSpec(), 1)));
+  ASSERT_OK(engine_->InstallModel(odd));
+  Run({1, 2, 3}, Greedy(4));
+  const std::string text = MetricsText(engine_->GetMetrics());
+  for (const char* line :
+       {"# TYPE allspark_generated_tokens_total counter",
+        "allspark_generated_tokens_total{model=\"m\"} 4",
+        "allspark_generated_tokens_total{model=\"a \\\"b\\\"\\\\\\n\"} 0",
+        "allspark_requests_finished_total{model=\"m\",reason=\"length\"} 1",
+        "# TYPE allspark_kv_blocks gauge", "# TYPE allspark_prompt_tokens histogram",
+        "allspark_prompt_tokens_bucket{le=\"2.0\",model=\"m\"} 0",
+        "allspark_prompt_tokens_bucket{le=\"4.0\",model=\"m\"} 1",
+        "allspark_prompt_tokens_bucket{le=\"+Inf\",model=\"m\"} 1",
+        "allspark_prompt_tokens_sum{model=\"m\"} 3",
+        "allspark_prompt_tokens_count{model=\"m\"} 1"}) {
+    EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line << " in\n" << text;
+  }
+  // Each line is of the format, and a metric's lines stand together.
+  std::istringstream lines(text);
+  std::set<std::string> seen;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("# HELP ")) {
+      const std::string name = line.substr(7, line.find(' ', 7) - 7);
+      EXPECT_TRUE(seen.insert(name).second) << name << " comes twice";
+    }
+  }
+  EXPECT_EQ(seen.size(), engine_->GetMetrics().size());
+}
+
+}  // namespace
+}  // namespace allspark::testing

@@ -1,0 +1,175 @@
+#include "ops/lora.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "base/int_math.h"
+#include "cpp/ops/op_test_util.h"
+#include "ops/linear.h"
+#include "tensor/tensor_view.h"
+
+namespace allspark {
+namespace {
+
+using testing::ExpectCheck;
+using testing::FloatMatrix;
+
+constexpr int64_t kCols = 70, kOut = 200, kMaxRank = 48;
+
+// An adapter of a weight [kOut, kCols] in float32: two modules, which both begin within a panel,
+// and a hole between them.
+struct Adapter {
+  std::vector<float> a, first_b, second_b;
+  LoraWeight weight;
+
+  Adapter(int64_t first_rank, int64_t second_rank, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal;
+    const int64_t rank = first_rank + second_rank;
+    a.resize(static_cast<size_t>(AlignUp(rank, kernels::kNarrowPanelColumns) * kCols));
+    for (int64_t r = 0; r < rank; ++r) {
+      for (int64_t k = 0; k < kCols; ++k) *A(r, k) = normal(random);
+    }
+    weight = {a.data(), DType::kFloat32, rank, kCols, {}};
+    const auto add = [&](int64_t column, int64_t n, int64_t begin, int64_t count,
+                         std::vector<float>& b) {
+      const int64_t first = column / 64, end = CeilDiv(column + n, 64);
+      b.resize(static_cast<size_t>((end - first) * 64 * count));
+      weight.parts.push_back({first, end, begin, count, b.data()});
+      for (int64_t i = column; i < column + n; ++i) {
+        for (int64_t r = 0; r < count; ++r) b[At(weight.parts.back(), i, r)] = normal(random);
+      }
+    };
+    add(3, 100, 0, first_rank, first_b);
+    add(120, kOut - 120, first_rank, second_rank, second_b);
+  }
+
+  float* A(int64_t r, int64_t k) {
+    const int64_t width = kernels::kNarrowPanelColumns;
+    return &a[static_cast<size_t>((r / width * kCols + k) * width + r % width)];
+  }
+  static size_t At(const LoraPart& part, int64_t column, int64_t r) {
+    return static_cast<size_t>(((column / 64 - part.panel_begin) * part.rank + r) * 64 +
+                               column % 64);
+  }
+  // What it adds to element `column`, and the sum of the terms' magnitudes.
+  std::pair<double, double> Delta(const float* x, int64_t column) {
+    double sum = 0, magnitude = 0;
+    for (const LoraPart& part : weight.parts) {
+      if (column / 64 < part.panel_begin || column / 64 >= part.panel_end) continue;
+      for (int64_t r = 0; r < part.rank; ++r) {
+        const double b =
+            static_cast<double>(static_cast<const float*>(part.b)[At(part, column, r)]);
+        for (int64_t k = 0; k < kCols; ++k) {
+          const double term =
+              b * static_cast<double>(*A(part.rank_begin + r, k)) * static_cast<double>(x[k]);
+          sum += term;
+          magnitude += std::abs(term);
+        }
+      }
+    }
+    return {sum, magnitude};
+  }
+};
+
+// A Linear over a batch of rows, some with adapters, through the best kernels there are. The weight
+// is zero, so that its result is what the adapters add to y.
+class LoraOpTest : public ::testing::Test {
+ protected:
+  LoraOpTest() : x_(static_cast<size_t>(kRows * kCols)), y_(static_cast<size_t>(kRows * kOut)) {
+    std::mt19937_64 random(3);
+    std::normal_distribution<float> normal;
+    for (float& value : x_) value = normal(random);
+    for (float& value : y_) value = normal(random);
+  }
+  std::vector<LoraRows> Rows() {
+    return {{2, 1, &one_.weight}, {3, 70, &other_.weight}, {80, 33, &one_.weight}};
+  }
+  std::vector<float> Run(int threads, std::vector<LoraRows> rows) {
+    ThreadPool pool(threads, false);
+    const OpContext context{kernels::DefaultTable(), &pool, nullptr, nullptr};
+    const Matrix sums = FloatMatrix(sums_, kRows, kMaxRank);
+    std::vector<kernels::LowRank> low_rank;
+    low_rank.reserve(2 * rows.size());
+    const Matrix x = FloatMatrix(x_, kRows, kCols);
+    ShrinkLora(context, x, rows, {sums, sums, {}}, low_rank);
+    std::vector<float> y = y_;
+    const LinearWeight zero{zeros_.data(), DType::kFloat32, kOut, kCols, nullptr};
+    Linear(context, x, zero, /*accumulate=*/true, FloatMatrix(y, kRows, kOut), low_rank);
+    return y;
+  }
+
+  static constexpr int64_t kRows = 120;
+  Adapter one_{5, 16, 1}, other_{1, 40, 2};
+  std::vector<float> x_, y_;
+  const std::vector<float> zeros_ = std::vector<float>(256 * kCols);
+  std::vector<float> sums_ = std::vector<float>(kRows * kMaxRank);
+};
+
+TEST_F(LoraOpTest, AddsToTheRowsAndColumnsOfEachAdapter) {
+  const std::vector<float> y = Run(2, Rows());
+  for (int64_t row = 0; row < kRows; ++row) {
+    Adapter* adapter = row == 2 || (row >= 80 && row < 113) ? &one_ : &other_;
+    const bool adapted = (row >= 2 && row < 73) || (row >= 80 && row < 113);
+    for (int64_t i = 0; i < kOut; ++i) {
+      const auto at = static_cast<size_t>(row * kOut + i);
+      const auto [delta, magnitude] = adapted
+                                          ? adapter->Delta(&x_[static_cast<size_t>(row * kCols)], i)
+                                          : std::pair<double, double>{0, 0};
+      const double expected = static_cast<double>(y_[at]) + delta;
+      // Two chains of products after one another.
+      const double bound = 0x1p-24 * (kCols + kMaxRank + 2) * (magnitude + std::abs(expected));
+      ASSERT_NEAR(static_cast<double>(y[at]), expected, adapted ? bound : 0.0)
+          << "row " << row << " column " << i;
+    }
+  }
+}
+
+TEST_F(LoraOpTest, ARowDependsOnNoOther) {
+  const std::vector<float> together = Run(1, Rows());
+  EXPECT_EQ(Run(3, Rows()), together);
+  for (const LoraRows& range : Rows()) {
+    for (int64_t i = 0; i < range.num_rows; i += 11) {
+      const int64_t row = range.row_begin + i;
+      const std::vector<float> alone = Run(2, {{row, 1, range.weight}});
+      EXPECT_EQ(std::memcmp(&alone[static_cast<size_t>(row * kOut)],
+                            &together[static_cast<size_t>(row * kOut)], kOut * sizeof(float)),
+                0)
+          << "row " << row;
+    }
+  }
+}
+
+TEST_F(LoraOpTest, NoRowsIsNoWork) { EXPECT_EQ(Run(1, {}), y_); }
+
+TEST_F(LoraOpTest, RefusesWhatDoesNotFit) {
+  ExpectCheck([&] { Run(1, {{119, 2, &one_.weight}}); }, "rows [119, +2) of 120");
+  LoraWeight weight = one_.weight;
+  weight.k = 69;
+  ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "x has 70 columns; the adapter reads 69");
+  weight = one_.weight;
+  weight.rank = kMaxRank + 1;
+  ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "rank 49");
+  weight = one_.weight;
+  weight.parts[1].rank = 17;
+  ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "elements [5, +17) of 21");
+  weight = one_.weight;
+  weight.dtype = DType::kBFloat16;
+  ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "low is float32; expected bfloat16");
+  std::vector<kernels::LowRank> low_rank;
+  low_rank.push_back({0, 2, 0, 5, sums_.data(), kMaxRank, zeros_.data(), 4, nullptr});
+  ThreadPool pool(1, false);
+  const OpContext context{kernels::DefaultTable(), &pool, nullptr, nullptr};
+  const LinearWeight zero{zeros_.data(), DType::kFloat32, kOut, kCols, nullptr};
+  std::vector<float> y = y_;
+  ExpectCheck(
+      [&] {
+        Linear(context, FloatMatrix(x_, kRows, kCols), zero, false, FloatMatrix(y, kRows, kOut),
+               low_rank);
+      },
+      "panels [0, 5) of 4");
+}
+
+}  // namespace
+}  // namespace allspark

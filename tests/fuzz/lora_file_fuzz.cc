@@ -1,0 +1,155 @@
+// Feeds arbitrary bytes to the reader of LoRA adapters, as an image and as a file. An input is
+//
+//   mode (1 byte), index bytes (2 bytes, little-endian), index, matrices
+//
+// Mode bit 0: index and matrices get a header that fits them and right checksums, so that the
+// checks behind them are reached; otherwise all of it is the file. Bit 1: also opened as a file.
+// Whatever opens must be readable to its last value.
+//
+// ALLSPARK_FUZZ_SEEDS=<folder> writes a seed corpus there first (below 1 KB each).
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allspark/model_serializer.h"
+#include "weights/checksum.h"
+#include "weights/lora_file.h"
+#include "weights/lora_format.h"
+
+namespace allspark {
+namespace {
+
+class BytesImage final : public LoraImage {
+ public:
+  explicit BytesImage(const std::string& bytes) : size_(bytes.size()) {
+    // Exactly sized, so that the sanitizer sees an access past the end.
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, std::max<size_t>(size_, 1)) != 0) abort();
+    data_ = static_cast<unsigned char*>(memory);
+    std::memcpy(data_, bytes.data(), size_);
+  }
+  ~BytesImage() override { free(data_); }
+  std::span<const unsigned char> bytes() const override { return {data_, size_}; }
+
+ private:
+  unsigned char* data_;
+  size_t size_;
+};
+
+// An adapter of `matrices` whose index gets the checksums of what it places.
+std::string Wrap(const std::string& message, const std::string& matrices) {
+  std::string bytes(static_cast<size_t>(weights::kLoraHeaderBytes), '\0');
+  bytes += matrices;
+  std::string index_bytes = message;
+  proto::LoraIndex index;
+  if (index.ParseFromString(message)) {
+    weights::LoraPlan plan;
+    for (proto::LoraRecord& record : *index.mutable_records()) {
+      const auto place = plan.Next(record);
+      if (!place.ok() || place.value().end > static_cast<int64_t>(bytes.size())) break;
+      plan.Add(record, place.value());
+      const auto checksum = [&](int64_t offset, int64_t size) {
+        return weights::TensorChecksum(bytes.data() + offset, size);
+      };
+      record.set_a_checksum(checksum(place.value().a_offset, place.value().a_bytes));
+      record.set_b_checksum(checksum(place.value().b_offset, place.value().b_bytes));
+    }
+    index_bytes = index.SerializeAsString();
+  }
+  const auto header = weights::EncodeLoraHeader(
+      {bytes.size() + index_bytes.size(), bytes.size(), index_bytes.size(),
+       weights::Hash64(index_bytes.data(), static_cast<int64_t>(index_bytes.size()))});
+  std::memcpy(bytes.data(), header.data(), header.size());
+  return bytes + index_bytes;
+}
+
+void UseAdapter(const Result<std::shared_ptr<const LoraFile>>& opened) {
+  if (!opened.ok()) {
+    if (opened.status().message().empty()) abort();
+    return;
+  }
+  volatile float sink = 0;
+  for (const LoraPair& pair : opened.value()->pairs()) {
+    for (int64_t i = 0; i < pair.rank * pair.cols; ++i) sink = pair.a[i];
+    for (int64_t i = 0; i < pair.rank * pair.rows; ++i) sink = pair.b[i];
+  }
+  (void)sink;
+}
+
+void WriteBytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+const std::string& ScratchFile() {
+  static const std::string path = [] {
+    const char* base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    std::string pattern = std::string(base) + "/lora-file-fuzz-XXXXXX";
+    const int fd = mkstemp(pattern.data());
+    if (fd < 0) abort();
+    close(fd);
+    static std::string to_remove = pattern;
+    atexit([] { unlink(to_remove.c_str()); });
+    return pattern;
+  }();
+  return path;
+}
+
+std::string Input(char mode, const std::string& index, const std::string& rest) {
+  std::string input(1, mode);
+  input += static_cast<char>(index.size() & 0xff);
+  input += static_cast<char>(index.size() >> 8);
+  return input + index + rest;
+}
+
+void WriteSeeds(const std::string& folder) {
+  int count = 0;
+  for (const int64_t num_pairs : {1, 3}) {
+    auto serializer = LoraSerializer::Create("", "");
+    for (int64_t i = 0; i < num_pairs; ++i) {
+      const std::vector<float> a(6, 1.0f), b(4, 2.0f);
+      if (!(*serializer)->AddPair("layers.0.qkv", 2 * i, 2, 3, 2, a, b).ok()) abort();
+    }
+    const auto image = (*serializer)->Finish();
+    const auto bytes = image.value()->bytes();
+    const std::string file(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const auto header = weights::DecodeLoraHeader(bytes.data(), static_cast<int64_t>(bytes.size()));
+    const uint64_t index = header.value().index_offset;
+    const std::string tensors = file.substr(64, index - 64);
+    WriteBytes(folder + "/seed-" + std::to_string(count++), Input(2, "", file));
+    WriteBytes(folder + "/seed-" + std::to_string(count++), Input(3, file.substr(index), tensors));
+  }
+}
+
+}  // namespace
+}  // namespace allspark
+
+extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
+  // The parser reports each bad string on stderr, thousands a second here.
+  google::protobuf::SetLogHandler(nullptr);
+  if (const char* folder = getenv("ALLSPARK_FUZZ_SEEDS")) allspark::WriteSeeds(folder);
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace allspark;  // NOLINT: the entry point is outside of any namespace.
+  if (size < 3) return 0;
+  const unsigned mode = data[0];
+  const size_t index_bytes = std::min(data[1] + size_t{256} * data[2], size - 3);
+  const std::string index(reinterpret_cast<const char*>(data) + 3, index_bytes);
+  const std::string rest(reinterpret_cast<const char*>(data) + 3 + index_bytes,
+                         size - 3 - index_bytes);
+  const std::string bytes = mode & 1 ? Wrap(index, rest) : index + rest;
+  UseAdapter(LoraFile::OpenImage(std::make_shared<BytesImage>(bytes)));
+  if (mode & 2) {
+    WriteBytes(ScratchFile(), bytes);
+    UseAdapter(LoraFile::Open(ScratchFile()));
+  }
+  return 0;
+}

@@ -1,0 +1,124 @@
+"""Quantised checkpoints for tests: the integers are drawn here, and packed as each format says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from support.checkpoints import llama_tensors
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 101,
+}
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+@dataclass
+class Quantized:
+    """The weight (values - zeros) * scales, scales and zeros by row and group."""
+
+    values: np.ndarray
+    zeros: np.ndarray
+    scales: np.ndarray  # float16
+    bits: int
+    group_size: int
+
+    def weight(self, round_scales):
+        """Its values in float64; ``round_scales``: as the engine has them, in bfloat16."""
+        scales = self.scales.astype(np.float32)
+        if round_scales:
+            bits = scales.view(np.uint32)
+            scales = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32)
+            scales = scales.view(np.float32)
+        factor = np.repeat(scales.astype(np.float64), self.group_size, axis=1)
+        zero = np.repeat(self.zeros.astype(np.int64), self.group_size, axis=1)
+        return (self.values - zero) * factor
+
+
+def draw(rng, shape, bits, group_size, symmetric):
+    rows, cols = shape
+    size = cols if group_size == -1 else group_size
+    groups = (rows, cols // size)
+    half = 1 << (bits - 1)
+    zeros = np.full(groups, half) if symmetric else rng.integers(1, 2 * half - 1, groups)
+    scales = rng.uniform(0.5, 1.5, groups) * cols**-0.5 / half
+    return Quantized(
+        rng.integers(0, 2 * half, shape, np.uint8), zeros.astype(np.uint8),
+        scales.astype(np.float16), bits, size,
+    )  # fmt: skip
+
+
+def pack(fields, bits):
+    """The last axis in int32 words, the first field lowest."""
+    count = 32 // bits
+    words = np.zeros((*fields.shape[:-1], fields.shape[-1] // count), np.uint32)
+    for i in range(count):
+        words |= fields[..., i::count].astype(np.uint32) << np.uint32(bits * i)
+    return words.view("<i4")
+
+
+def gptq(q, offset=1):
+    return {
+        "qweight": pack(q.values, q.bits).T.copy(),
+        "qzeros": pack((q.zeros.astype(np.int64) - offset).T, q.bits),
+        "scales": q.scales.T.copy(),
+        "g_idx": (np.arange(q.values.shape[1]) // q.group_size).astype("<i4"),
+    }
+
+
+def awq(q):
+    def packed(fields):
+        words = fields.T.reshape(fields.shape[1], -1, 8)[:, :, AWQ_ORDER]
+        return pack(words.reshape(fields.shape[1], -1), 4)
+
+    return {"qweight": packed(q.values), "qzeros": packed(q.zeros), "scales": q.scales.T.copy()}
+
+
+def symmetric(q):
+    return (q.zeros == 1 << (q.bits - 1)).all()
+
+
+def packed(q):
+    """compressed-tensors' pack-quantized."""
+    return {
+        "weight_packed": pack(q.values, q.bits),
+        "weight_scale": q.scales,
+        **({} if symmetric(q) else {"weight_zero_point": pack(q.zeros.T, q.bits).T}),
+        "weight_shape": np.array(q.values.shape, "<i8"),
+    }
+
+
+def signed(q):
+    """compressed-tensors' int-quantized."""
+    return {
+        "weight": (q.values.astype(np.int16) - 128).astype("i1"),
+        "weight_scale": q.scales,
+        "weight_zero_point": (q.zeros.astype(np.int16) - 128).astype("i1"),
+    }
+
+
+def quantized_llama(make, bits, group_size, symmetric=False, config=CONFIG):
+    """(tensors of the quantised checkpoint, {weight: Quantized}, the tensors that are plain)."""
+    rng = np.random.default_rng(7)
+    tensors, quantized, plain = {}, {}, {}
+    for name, values in llama_tensors(config).items():
+        module = name.removesuffix(".weight")
+        if "_proj" not in name:
+            plain[name] = values if "norm" in name else values * np.float32(0.125)
+            tensors[name] = plain[name]
+            continue
+        quantized[name] = draw(rng, values.shape, bits, group_size, symmetric)
+        for part, array in make(quantized[name]).items():
+            tensors[f"{module}.{part}"] = array
+    return tensors, quantized, plain

@@ -1,0 +1,225 @@
+"""What requests may take: deadlines, priorities, and starts where too many wait."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+
+import pytest
+from allspark import AsStatus, GenerateRequestStatus
+from engine_fixture import (
+    GREEDY,
+    MAX_LENGTH,
+    VOCAB_SIZE,
+    read_all,
+    start_endless,
+    start_engine,
+    write_small_checkpoint,
+)
+
+OK = AsStatus.ALLSPARK_SUCCESS
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
+
+
+def test_a_deadline_ends_a_request_with_what_it_has(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    engine.start_model("m")
+    whole = {"do_sample": False, "max_new_tokens": MAX_LENGTH - 3}
+    _, _, queue = engine.start_request_ids("m", None, [1, 2, 3], whole)
+    tokens = read_all(queue)
+    assert queue.finish_reason == "length"
+    # Many requests, so that they take longer than a millisecond on any machine.
+    timed = {**whole, "timeout_ms": 1}
+    queues = [engine.start_request_ids("m", None, [1, 2, 3], timed)[2] for _ in range(64)]
+    for queue in queues:
+        ids = read_all(queue)
+        assert ids == tokens[: len(ids)]
+        assert queue.GenerateStatus() == GenerateRequestStatus.GenerateFinished
+    assert queues[-1].finish_reason == "deadline" and queues[-1].error is None
+    assert engine.sync_request("m", timeout_ms=10000) == OK
+    assert engine.get_as_engine_stat("m").used_span == 0
+
+
+def test_a_larger_priority_begins_earlier(checkpoint):
+    engine, _ = start_engine(checkpoint, engine_max_batch=1, token_mask_timeout_ms=10**6)
+    engine.start_model("m")
+    running = start_endless(engine)
+    queues = {}
+    for priority in (0, 3, -3, 7):
+        config = {**GREEDY, "max_new_tokens": 200, "priority": priority}
+        _, _, queues[priority] = engine.start_request_ids("m", None, [1, 2], config)
+    assert engine.release_request("m", running) == OK
+    assert engine.sync_request("m", timeout_ms=60000) == OK
+    first = [queues[p].RequestStatInfo()["first_token_time"] for p in (7, 3, 0, -3)]
+    assert first == sorted(first)
+
+
+class FullQueue:
+    """One request runs until it is stopped; one more waits."""
+
+    def __init__(self, checkpoint, policy="block"):
+        self.engine, self.loader = start_engine(
+            checkpoint, engine_max_batch=1, max_waiting_requests=1, queue_full_policy=policy,
+            token_mask_timeout_ms=10**6,
+        )  # fmt: skip
+        self.engine.start_model("m")
+        running = start_endless(self.engine)
+        status, waiting, _ = self.engine.start_request_ids("m", None, [1, 2], GREEDY)
+        assert status == OK, self.engine.last_error()
+        # The one that waits ends first, so that it never runs.
+        self.handles = [waiting, *running]
+
+    def make_room(self):
+        assert self.engine.release_request("m", self.handles) == OK
+
+    def num_blocked(self):
+        return self.engine.get_as_engine_stat("m").blocked_request
+
+    def start_threads(self, count):
+        """So many threads that wait for room, and what they get."""
+        results = []
+        threads = [
+            threading.Thread(
+                target=lambda: results.append(
+                    (*self.engine.start_request_ids("m", None, [1], GREEDY),
+                     self.engine.last_error())
+                )
+            )
+            for _ in range(count)
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        while self.num_blocked() < count:
+            time.sleep(0.001)
+        return threads, results
+
+
+def join_all(threads):
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
+def test_a_start_waits_for_room(checkpoint):
+    full = FullQueue(checkpoint)
+    threads, results = full.start_threads(3)
+    assert not results
+    full.make_room()
+    join_all(threads)
+    assert [(status, len(read_all(queue))) for status, _, queue, _ in results] == [(OK, 8)] * 3
+
+
+def test_a_stop_denies_starts_that_wait(checkpoint):
+    full = FullQueue(checkpoint)
+    threads, results = full.start_threads(3)
+    assert full.engine.stop_model("m") == OK
+    join_all(threads)
+    for status, handle, _, message in results:
+        # Room may have come before the end of all.
+        assert status == OK or (handle is None and "stopping" in message), message
+
+
+def test_a_deadline_ends_the_wait(checkpoint):
+    full = FullQueue(checkpoint)
+    config = {**GREEDY, "timeout_ms": 20}
+    status, handle, queue = full.engine.start_request_ids("m", None, [1], config)
+    assert status == AsStatus.ALLSPARK_REQUEST_DENIED and handle is queue is None
+    assert "timeout_ms was over" in full.engine.last_error()
+    assert full.num_blocked() == 0
+
+
+def test_ctrl_c_ends_the_wait(checkpoint):
+    full = FullQueue(checkpoint)
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            full.engine.start_request_ids("m", None, [1], GREEDY)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert full.num_blocked() == 0
+
+
+def test_an_event_loop_is_not_blocked(checkpoint):
+    full = FullQueue(checkpoint)
+    order = []
+
+    async def stream(number):
+        status, handle, queue = await full.engine.start_request_ids_async(
+            "m", None, [1, number], GREEDY
+        )
+        assert status == OK, full.engine.last_error()
+        order.append(number)
+        tokens = [token async for elements in queue for token in elements.ids_from_generate]
+        full.engine.release_request("m", handle)
+        return len(tokens)
+
+    async def main():
+        streams = asyncio.gather(*[stream(number) for number in range(20)])
+        while full.num_blocked() == 0:
+            await asyncio.sleep(0)
+        assert not order
+        full.make_room()
+        return await streams
+
+    assert asyncio.run(main()) == [8] * 20
+    assert order == list(range(20))
+
+
+def test_a_cancelled_start_leaves_no_request(checkpoint):
+    full = FullQueue(checkpoint)
+
+    async def main():
+        starts = [
+            asyncio.create_task(full.engine.start_request_ids_async("m", None, [1], GREEDY))
+            for _ in range(8)
+        ]
+        while full.num_blocked() == 0:
+            await asyncio.sleep(0)
+        for start in starts:
+            start.cancel()
+        outcomes = await asyncio.gather(*starts, return_exceptions=True)
+        assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+
+    asyncio.run(main())
+    full.make_room()
+    assert full.engine.sync_request("m", timeout_ms=30000) == OK
+    while full.num_blocked() > 0:
+        time.sleep(0.001)
+    stat = full.engine.get_as_engine_stat("m")
+    assert stat.pending_request == stat.running_request == 0
+    assert stat.total_generated_token == 0, "a request ran that was withdrawn"
+
+
+def test_an_async_start_says_why_it_failed(checkpoint):
+    full = FullQueue(checkpoint, policy="refuse")
+
+    async def main():
+        return await full.engine.start_request_ids_async("m", None, [1, 2], GREEDY)
+
+    status, handle, queue = asyncio.run(main())
+    assert status == AsStatus.ALLSPARK_REQUEST_DENIED and handle is queue is None
+    assert "max_waiting_requests is 1" in full.engine.last_error()
+
+
+def test_tensors_of_all_requests_are_bounded(checkpoint):
+    engine, _ = start_engine(checkpoint, max_output_tensor_bytes=4 * VOCAB_SIZE * 4)
+    engine.start_model("m")
+    config = {**GREEDY, "output_logits": "generation"}
+    status, _, _ = engine.start_request_ids("m", None, [1], config)
+    assert status == AsStatus.ALLSPARK_REQUEST_DENIED
+    assert "max_output_tensor_bytes" in engine.last_error()
+    status, _, queue = engine.start_request_ids("m", None, [1], {**config, "max_new_tokens": 4})
+    assert status == OK and len(read_all(queue)) == 4
+
+
+def test_a_bad_policy_is_refused(checkpoint):
+    with pytest.raises(AssertionError, match="queue_full_policy is .drop."):
+        start_engine(checkpoint, queue_full_policy="drop")

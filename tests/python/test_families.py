@@ -1,0 +1,221 @@
+"""Families whose checkpoints have other names, orders and configurations: quantised, with adapters,
+and what of them is refused. That they compute what they should: test_architectures.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import safetensors_bytes
+from support.lora import PREFIX, write_adapter
+from support.parity import FLOAT32_FACTOR, reference_for
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("allspark._allspark")
+
+from allspark.engine import Engine  # noqa: E402
+from allspark.model_loader import HuggingFaceModel, LoraAdapter  # noqa: E402
+from allspark.model_loader.config import ModelConfig  # noqa: E402
+from allspark.model_loader.convert import decoder_fields  # noqa: E402
+from allspark.model_loader.errors import UnexplainedTensorError, UnsupportedModelError  # noqa: E402
+from safetensors.numpy import load  # noqa: E402
+from test_architectures import NAME, ROWS, build, forward, prompt_ids, save  # noqa: E402
+from test_lora import Served  # noqa: E402
+
+SAME_WEIGHTS = ["internlm", "internlm2-bias", "internlm3", "baichuan", "qwen1", "chatglm3"]
+QUANTIZED = {
+    "float32": {},
+    "int8": {"enable_quant": True},
+    # The inner size of the rows is no multiple of 8.
+    "int4": {
+        "enable_quant": True,
+        "customized_quant_config": {
+            "weight_format": "int4",
+            "modules_to_not_convert": [r"\.down$"],
+        },
+    },
+}
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def logits_of(directory, quantization):
+    loader = HuggingFaceModel(str(directory), NAME, user_set_data_type="float32").load_model()
+    loader.serialize_to_memory(Engine(), **QUANTIZED[quantization])
+    return forward(loader, prompt_ids())
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize("row", SAME_WEIGHTS)
+def test_a_family_is_its_transformers_twin_bit_for_bit(tmp_path, row, quantization):
+    model = build(row)
+    model.save_pretrained(tmp_path / "twin")
+    ours = logits_of(save(model, tmp_path / "family"), quantization)
+    np.testing.assert_array_equal(ours, logits_of(tmp_path / "twin", quantization))
+
+
+@pytest.mark.parametrize("data_type", ["float32", "bfloat16"])
+@pytest.mark.parametrize("row", ["gemma3", "granite", "olmo2"])
+def test_int8_activations_where_norms_and_scales_are_elsewhere(tmp_path, row, data_type):
+    """Quantisation costs little, and a row's bits still depend on its own tokens alone."""
+    model = build(row)
+    loader = HuggingFaceModel(save(model, tmp_path), NAME, user_set_data_type=data_type)
+    loader.load_model().serialize_to_memory(Engine(), enable_quant=True)
+    ids = prompt_ids()
+    ours = forward(loader, ids)
+    np.testing.assert_array_equal(forward(loader, ids, (7,)), ours)
+    exact = reference_for(model, ids, FLOAT32_FACTOR).logits
+    # 8 bits are wrong by 0.4 % of a row's largest element at most, in weights and activations.
+    assert np.linalg.norm(ours - exact) <= 0.1 * np.linalg.norm(exact)
+
+
+ADAPTED = ["internlm2", "baichuan2", "qwen1", "phi3", "chatglm3", "gemma3", "granite", "olmo2"]
+
+
+@pytest.mark.parametrize("row", ADAPTED)
+def test_an_adapter_is_what_it_would_be_merged(tmp_path, row):
+    """For every matrix of the layers, by the family's own names."""
+    model = build(row)
+    directory = Path(save(model, tmp_path / "base"))
+    tensors = load((directory / "model.safetensors").read_bytes())
+    rng = np.random.default_rng(4)
+    adapter, merged = {}, dict(tensors)
+    for name, weight in tensors.items():
+        module = name.removesuffix(".weight")
+        if weight.ndim != 2 or not any(part.isdigit() for part in module.split(".")):
+            continue  # The embedding and the head are no part of a layer.
+        a = rng.standard_normal((4, weight.shape[1]), np.float32) / np.sqrt(weight.shape[1])
+        b = rng.standard_normal((len(weight), 4), np.float32) * 0.25
+        adapter[f"{PREFIX}{module}.lora_A.weight"] = a.astype(np.float32)
+        adapter[f"{PREFIX}{module}.lora_B.weight"] = b
+        merged[name] = (weight + 2 * b.astype(np.float64) @ a).astype(np.float32)
+    modules = {key.split(".lora_")[0].rsplit(".", 1)[-1] for key in adapter}
+    write_adapter(tmp_path / "lora", adapter, target_modules=sorted(modules))
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "config.json").write_text((directory / "config.json").read_text())
+    (tmp_path / "merged" / "model.safetensors").write_bytes(safetensors_bytes(merged))
+
+    served = Served(directory)
+    served.load("a", LoraAdapter(tmp_path / "lora", served.loader))
+    error = np.abs(served.logits(prompt_ids(), "a") - logits_of(tmp_path / "merged", "float32"))
+    # Both are off by the rounding of such a network; that of the merged weights is a part of it.
+    assert error.max() <= 2 * reference_for(model, prompt_ids(), FLOAT32_FACTOR).bound
+
+
+def test_a_computed_head_takes_no_adapter(tmp_path):
+    save(build("baichuan2"), tmp_path)
+    base = HuggingFaceModel(str(tmp_path), NAME).load_model()
+    pair = {"lora_A": (4, 64), "lora_B": (101, 4)}
+    tensors = {f"{PREFIX}lm_head.{k}.weight": np.ones(s, np.float32) for k, s in pair.items()}
+    write_adapter(tmp_path / "lora", tensors, target_modules=["lm_head"])
+    with pytest.raises(UnexplainedTensorError, match="no matrix 'lm_head'"):
+        LoraAdapter(tmp_path / "lora", base)
+
+
+def test_the_context_is_what_the_family_calls_it(tmp_path):
+    save(build("qwen1"), tmp_path)
+    loader = HuggingFaceModel(str(tmp_path), NAME).load_model()
+    assert loader.get_model_context_length() == 256  # seq_length
+    assert loader.get_model_config()["max_position_embeddings"] == 1024
+
+
+def fields_of(family, **changes):
+    """What a row's configuration describes with ``changes``; None removes a field."""
+    model = build(family)
+    config, _ = ROWS[family][2](model.config.to_dict(), dict(model.state_dict()))
+    config = json.loads(json.dumps({**config, **changes}))
+    return decoder_fields(ModelConfig(config))[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("baichuan2", {"max_position_embeddings": None}, "max_position_embeddings is None.*ALiBi"),
+        ("baichuan2", {"hidden_size": 5120}, "hidden_size is 5120.*ALiBi"),
+        ("qwen1", {"rotary_pct": 0.5}, "rotary_pct is 0.5, supported: 1.0"),
+        ("qwen1", {"scale_attn_weights": False}, "scale_attn_weights is False, supported: True"),
+        ("internlm", {"rotary": {"type": "linear"}}, "rotary: type is 'linear', supported: origin"),
+        ("internlm2", {"rope_scaling": {"type": "xpos"}}, "rope_type is 'xpos'"),
+        ("chatglm3", {"position_encoding_2d": True}, "position_encoding_2d is True"),
+        ("chatglm3", {"rmsnorm": False}, "rmsnorm is False, supported: True"),
+        ("chatglm3", {"pre_seq_len": 128}, "pre_seq_len is 128, supported: 0"),
+        ("chatglm3", {"post_layer_norm": False}, "post_layer_norm is False"),
+        ("gemma3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        (
+            "gemma3-1b",
+            {"rope_scaling": None, "rope_parameters": {"full_attention": YARN}},
+            "different attention factors",
+        ),
+    ],
+)
+def test_what_is_refused_is_named(family, changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        fields_of(family, **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("qwen1", {"kv_channels": 0}, "kv_channels is 0"),
+        ("qwen1", {"seq_length": "long"}, "seq_length is 'long', expected an integer"),
+        ("qwen1", {"intermediate_size": 7}, "intermediate_size is 7, which is odd"),
+        ("chatglm3", {"multi_query_group_num": 3}, "multiple of multi_query_group_num, 3"),
+        ("chatglm3", {"num_layers": None}, "the field 'num_layers' is missing"),
+    ],
+)
+def test_bad_values_are_named_as_the_family_names_them(family, changes, message):
+    with pytest.raises(ValueError, match=message):
+        fields_of(family, **changes)
+
+
+def test_groups_count_only_where_there_are_some():
+    assert fields_of("chatglm3")["num_kv_heads"] == 2
+    assert fields_of("chatglm3", multi_query_attention=False)["num_kv_heads"] == 4
+    assert fields_of("qwen1", no_bias=False)["mlp_bias"]
+
+
+def test_every_family_is_in_the_guide(repo_root):
+    from allspark.model_loader.spec import registered
+
+    guide = (repo_root / "docs" / "models.md").read_text()
+    assert [name for name in registered() if f"`{name}`" not in guide] == []
+
+
+
+
+def test_the_guide_adds_a_model_as_it_says(tmp_path, repo_root, monkeypatch):
+    """The declaration of docs/models.md, run as it stands, reads such a checkpoint."""
+    from allspark.model_loader import spec
+
+    registry = dict(spec._REGISTRY)
+    monkeypatch.setattr(spec, "_REGISTRY", registry)
+    guide = (repo_root / "docs" / "models.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.S)
+    exec(code, {})
+    assert "NimbusForCausalLM" in registry
+
+    model = build("granite-tied")
+    model.config.embedding_multiplier = 2.5
+    twin = {"attention_multiplier": 0.25, "logits_scaling": 1.0, "residual_multiplier": 1.0}
+    for name, value in twin.items():
+        setattr(model.config, name, value)
+    model.save_pretrained(tmp_path / "twin")
+    config = json.loads((tmp_path / "twin" / "config.json").read_text())
+    config.update(architectures=["NimbusForCausalLM"], embed_scale=2.5, n_layers=2)
+    del config["num_hidden_layers"]
+    tensors = load((tmp_path / "twin" / "model.safetensors").read_bytes())
+    for i in range(2):
+        attention = f"model.layers.{i}.self_attn."
+        parts = [tensors.pop(f"{attention}{name}_proj.weight") for name in "qkv"]
+        tensors[f"{attention}qkv_proj.weight"] = np.concatenate(parts)
+        tensors[f"{attention}dense.weight"] = tensors.pop(f"{attention}o_proj.weight")
+    (tmp_path / "nimbus").mkdir()
+    (tmp_path / "nimbus" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "nimbus" / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    ours, twin = (logits_of(tmp_path / name, "float32") for name in ("nimbus", "twin"))
+    np.testing.assert_array_equal(ours, twin)

@@ -1,0 +1,107 @@
+"""The trace and the log are what their readers take: valid JSON, spans one in the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from allspark import AsStatus
+from engine_fixture import GREEDY, read_all, start_engine, write_small_checkpoint
+
+OK = AsStatus.ALLSPARK_SUCCESS
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
+
+
+def check_nesting(spans):
+    """Of [(begin, end)], in order of their begins: any two are apart, or one in the other."""
+    open_ends = []
+    for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        assert begin <= end
+        while open_ends and open_ends[-1] <= begin:
+            open_ends.pop()
+        assert not open_ends or end <= open_ends[-1]
+        open_ends.append(end)
+
+
+def test_the_trace_loads_and_nests(checkpoint, tmp_path):
+    path = tmp_path / "trace.json"
+    engine, _ = start_engine(checkpoint, trace_path=str(path), engine_max_batch=2)
+    engine.start_model("m")
+    configs = [GREEDY, {"prompt_only": True}, {**GREEDY, "num_beams": 2}, GREEDY, GREEDY]
+    queues = [engine.start_request_ids("m", None, [1, 2, 3], config)[2] for config in configs]
+    for queue in queues:
+        read_all(queue)
+    assert engine.write_trace("m", str(tmp_path / "now.json")) == OK
+    assert json.loads((tmp_path / "now.json").read_text())["traceEvents"]
+    assert engine.write_trace("m", str(tmp_path / "missing" / "x")) != OK
+    assert "missing" in engine.last_error()
+    engine.stop_model("m")
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = [event for event in events if event["ph"] == "X"]
+    check_nesting([(event["ts"], event["ts"] + event["dur"]) for event in steps])
+    whole = [event for event in steps if event["name"] == "step"]
+    assert len(whole) == engine.get_as_engine_stat("m").num_steps
+    assert sum(event["args"]["prefill_tokens"] for event in whole) >= 3
+    for name in ("plan", "forward", "outputs", "masks", "sample", "deliver"):
+        assert sum(event["name"] == name for event in steps) == len(whole)
+
+    open_spans = defaultdict(list)  # of each request, as a viewer reads them
+    seen = defaultdict(list)
+    for event in sorted((e for e in events if e["ph"] in "be"), key=lambda event: event["ts"]):
+        spans = open_spans[event["id"]]
+        if event["ph"] == "b":
+            spans.append(event["name"])
+            seen[event["id"]].append(event["name"])
+        else:
+            assert spans.pop() == event["name"], "spans that cross"
+    assert not any(open_spans.values())
+    assert len(seen) == len(configs)
+    requests = [event for event in events if event["ph"] == "b" and event["name"] == "request"]
+    assert {event["args"]["reason"] for event in requests} == {"length"}
+    plain = seen[queues[0].request_id]
+    assert sorted(plain) == ["decode", "prefill", "queue", "request"] and plain[0] == "request"
+
+
+def test_json_lines_and_every_variable(checkpoint, tmp_path):
+    code = """
+        import sys
+        sys.path[:0] = sys.argv[2:]
+        from pathlib import Path
+        from engine_fixture import GREEDY, read_all, start_engine
+        engine, _ = start_engine(Path(sys.argv[1]))
+        engine.start_model("m")
+        _, _, queue = engine.start_request_ids("m", None, [1, 2, 3], GREEDY)
+        print(read_all(queue))
+        engine.stop_model("m")
+    """
+    here = Path(__file__).parent
+    variables = {
+        "HIE_LOG_DIR": str(tmp_path), "HIE_LOG_LEVEL": "-1", "ALLSPARK_LOG_FORMAT": "json",
+        "ALLSPARK_TIME_LOG": "1", "ALLSPARK_DUMP_OUTPUT_TOKEN": "1",
+    }  # fmt: skip
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(checkpoint), str(here), str(here.parent)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, **variables},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (log,) = tmp_path.glob("allspark.*.log")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    by_message = defaultdict(list)
+    for line in lines:
+        assert {"time", "level", "thread", "source", "message"} <= set(line)
+        by_message[line["message"]].append(line)
+    assert len(by_message["step"]) == 8 and by_message["step"][0]["prefill_tokens"] == 3
+    (end,) = by_message["request ended"]
+    assert (end["reason"], end["output_tokens"], end["level"]) == ("length", 8, "debug")
+    (output,) = by_message["output"]
+    assert json.loads(output["token_ids"]) == json.loads(result.stdout)

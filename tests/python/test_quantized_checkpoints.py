@@ -1,0 +1,343 @@
+"""Checkpoints that are quantised already: their integers arrive in the file bit by bit, the engine
+computes with the weights they stand for, and nothing damaged gets through.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from allspark.model_loader import HuggingFaceModel
+from support.checkpoints import write_checkpoint
+from support.model_file import bfloat16, dequantise, parts_of, read_tensors
+from support.quantized import CONFIG, awq, gptq, pack, packed, quantized_llama, signed
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+GPTQ_V2 = functools.partial(gptq, offset=0)
+
+
+
+def compressed(layout, dynamic=False, **weights):
+    """quantization_config of compressed-tensors; bits and group_size are the tests' own."""
+    group = {"targets": ["Linear"], "weights": {"type": "int", **weights}}
+    if dynamic:
+        group["input_activations"] = {"num_bits": 8, "type": "int", "dynamic": True}
+    return {
+        "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"],
+        "config_groups": {"group_0": group}, "bits": weights["num_bits"],
+        "group_size": weights.get("group_size", -1),
+    }  # fmt: skip
+
+
+PACKED = {"num_bits": 4, "strategy": "group", "group_size": 32}
+CHANNEL = {"num_bits": 8, "strategy": "channel"}
+
+# Name -> (quantization_config, how a module is packed, whether zero points are in the middle).
+ROWS = {
+    "gptq-int4": (GPTQ, gptq, True),
+    "gptq-uint4": ({**GPTQ, "sym": False}, gptq, False),
+    "gptq-int8": ({**GPTQ, "bits": 8, "group_size": -1}, gptq, True),
+    "gptq-uint8-v2": (
+        {**GPTQ, "bits": 8, "sym": False, "checkpoint_format": "gptq_v2"}, GPTQ_V2, False,
+    ),
+    "awq": (AWQ, awq, False),
+    "awq-channel": ({**AWQ, "group_size": -1}, awq, False),
+    "packed-int4": (compressed("pack-quantized", **PACKED), packed, True),
+    "packed-uint4": (compressed("pack-quantized", **PACKED, symmetric=False), packed, False),
+    "packed-int8": (compressed("pack-quantized", **CHANNEL), packed, True),
+    "w8a8": (compressed("int-quantized", dynamic=True, **CHANNEL), signed, True),
+    "w8a8-zeros": (
+        compressed("int-quantized", dynamic=True, symmetric=False, **CHANNEL), signed, False,
+    ),
+}  # fmt: skip
+
+
+def write(directory, row, edit=None, **fields):
+    """A checkpoint of the row; ``edit`` may change its tensors, ``fields`` its configuration."""
+    settings, make, symmetric = ROWS[row]
+    tensors, quantized, plain = quantized_llama(
+        make, settings["bits"], settings["group_size"], symmetric
+    )
+    if edit is not None:
+        edit(tensors)
+    config = {**CONFIG, "quantization_config": {**settings, **fields}}
+    write_checkpoint(directory, tensors, config)
+    return quantized, plain
+
+
+def convert(directory, out, **options):
+    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
+    loader.serialize_to_path(None, str(out), **options)
+    return out / "m.asgraph"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_integers_scales_and_zero_points_are_those_of_the_checkpoint(tmp_path, row):
+    pytest.importorskip("allspark._allspark")
+    quantized, _ = write(tmp_path / "in", row)
+    file, tensors = read_tensors(convert(tmp_path / "in", tmp_path / "out"))
+    settings, _, symmetric = ROWS[row]
+    assert len(file.spec.weight_quant) == 8
+    for quant in file.spec.weight_quant:
+        parts = [quantized[name] for name in parts_of(quant.tensor)]
+        assert quant.bits == settings["bits"]
+        assert quant.group_size == max(settings["group_size"], 0)
+        assert quant.asymmetric != symmetric
+        assert quant.quantize_activations == row.startswith("w8a8")
+        stored = tensors[quant.tensor]
+        np.testing.assert_array_equal(stored, np.concatenate([part.values for part in parts]))
+        if not symmetric:
+            zeros = np.concatenate([part.zeros for part in parts])
+            np.testing.assert_array_equal(tensors[quant.tensor + "_zero"], zeros)
+        # Scales are the only thing that is rounded.
+        scales = np.concatenate([part.scales for part in parts]).astype(np.float64)
+        found = bfloat16(tensors[quant.tensor + "_scale"])
+        assert (np.abs(found - scales) <= 2.0**-8 * scales).all()
+        weights = np.concatenate([part.weight(round_scales=True) for part in parts])
+        np.testing.assert_array_equal(dequantise(tensors, quant)[0], weights)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_parity_with_the_dequantised_model(tmp_path, row):
+    native = pytest.importorskip("allspark._allspark")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from support.parity import FLOAT32_FACTOR, reference_for
+
+    quantized, plain = write(tmp_path / "in", row)
+    graph = convert(tmp_path / "in", tmp_path / "out", enable_quant=True, weight_only_quant=True)
+    weights = {name: q.weight(round_scales=True) for name, q in quantized.items()}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).eval()
+    state = {name: torch.tensor(values).float() for name, values in {**plain, **weights}.items()}
+    model.load_state_dict(state)
+    ids = np.random.default_rng(0).integers(3, CONFIG["vocab_size"], 40).tolist()
+    ours = native.testing.forward_logits(str(graph), ids, [], 1, "", 16)
+    reference_for(model, ids, FLOAT32_FACTOR).check(ours)
+
+
+# What the caller may say.
+
+
+def quants_of(graph):
+    return {
+        (quant.bits, quant.group_size, quant.quantize_activations)
+        for quant in read_tensors(graph)[0].spec.weight_quant
+    }
+
+
+def test_activations_and_another_quantisation(tmp_path):
+    pytest.importorskip("allspark._allspark")
+    write(tmp_path, "gptq-int4")
+
+    def found(weight_only=False, **config):
+        return quants_of(
+            convert(tmp_path, tmp_path / "out", enable_quant=True, weight_only_quant=weight_only,
+                    customized_quant_config=config or None)
+        )  # fmt: skip
+
+    assert found() == {(4, 32, True)}
+    assert found(weight_only=True) == {(4, 32, False)}
+    assert found(quant_method="gptq") == {(4, 32, False)}
+    assert found(quant_method="gptq", compute_method="activate_quant") == {(4, 32, True)}
+    assert found(quant_method="instant_quant", weight_format="int8") == {(8, 0, False)}
+    with pytest.raises(ValueError, match="quant_method is 'awq', but the checkpoint's is 'gptq'"):
+        found(quant_method="awq")
+
+
+def test_activations_are_quantised_where_the_checkpoint_was_made_for_it(tmp_path):
+    pytest.importorskip("allspark._allspark")
+    write(tmp_path, "w8a8")
+
+    def found(**config):
+        options = {"enable_quant": bool(config), "customized_quant_config": config or None}
+        return quants_of(convert(tmp_path, tmp_path / "out", **options))
+
+    method = {"quant_method": "compressed-tensors"}
+    assert found() == found(**method) == {(8, 0, True)}
+    assert found(**method, compute_method="weight_only") == {(8, 0, False)}
+
+
+def shuffled(tensors):
+    """Groups of features that do not follow each other, as desc_act leaves them."""
+    for name in tensors:
+        if name.endswith("g_idx"):
+            tensors[name] = np.random.default_rng(3).permutation(tensors[name])
+
+
+def test_act_order_is_refused_unless_it_is_quantised_anew(tmp_path):
+    pytest.importorskip("allspark._allspark")
+    quantized, _ = write(tmp_path, "gptq-uint4", shuffled, desc_act=True)
+    with pytest.raises(NotImplementedError, match=r"q_proj.qweight' cannot stay.*desc_act"):
+        convert(tmp_path, tmp_path / "out")
+    config = {"weight_format": "int8", "modules_to_not_convert": ["o_proj"]}
+    graph = convert(
+        tmp_path, tmp_path / "out", enable_quant=True, customized_quant_config=config
+    )
+    _, tensors = read_tensors(graph)
+    for name in parts_of("layers.1.o"):
+        q = quantized[name]
+        groups = np.random.default_rng(3).permutation(np.arange(64) // 32)
+        exact = (q.values - q.zeros[:, groups].astype(np.int64)) * q.scales[:, groups].astype("f8")
+        np.testing.assert_array_equal(tensors["layers.1.o"], exact.astype(np.float32))
+
+
+def test_act_order_with_groups_in_place_is_kept(tmp_path):
+    """static_groups, and one group for all."""
+    pytest.importorskip("allspark._allspark")
+    write(tmp_path, "gptq-int4", desc_act=True)
+    assert quants_of(convert(tmp_path, tmp_path / "out")) == {(4, 32, False)}
+
+
+def test_biases_of_zeros_that_the_model_does_not_have(tmp_path):
+    pytest.importorskip("allspark._allspark")
+    name = "model.layers.0.self_attn.o_proj.bias"
+    write(tmp_path, "gptq-int4", lambda tensors: tensors.update({name: np.zeros(64, "<f2")}))
+    convert(tmp_path, tmp_path / "out")
+    write(tmp_path, "gptq-int4", lambda tensors: tensors.update({name: np.ones(64, "<f2")}))
+    with pytest.raises(ValueError, match=f"no rule explains '{name}'"):
+        convert(tmp_path, tmp_path / "out")
+
+
+# What is refused.
+
+Q = "model.layers.0.self_attn.q_proj."
+
+
+def put(part, change):
+    def edit(tensors):
+        tensors[Q + part] = change(tensors[Q + part])
+
+    return edit
+
+
+def drop(part):
+    return lambda tensors: tensors.pop(Q + part)
+
+
+def first_zero(value, bits=4):
+    """qzeros whose first field is ``value``."""
+
+    def change(words):
+        words = words.copy()
+        words[0, 0] = words[0, 0] & ~((1 << bits) - 1) | value
+        return words
+
+    return put("qzeros", change)
+
+
+DAMAGED = {
+    "no scales": ("gptq-int4", drop("scales"), r"'.*q_proj.qweight'.*'.*q_proj.scales' is missing"),
+    "no qzeros": ("awq", drop("qzeros"), r"'.*q_proj.qweight'.*'.*q_proj.qzeros' is missing"),
+    "scales alone": ("awq", drop("qweight"), "no rule explains .*q_proj.qzeros"),
+    "also in floats": (
+        "awq", lambda t: t.update({Q + "weight": np.zeros((64, 64), "<f4")}), "a weight is either",
+    ),
+    "qweight of floats": ("awq", put("qweight", lambda a: a.view("<f4")), "qweight' has dtype fl"),
+    "qweight flat": ("gptq-int4", put("qweight", np.ravel), "qweight' has shape .512., expected"),
+    "scales of another shape": (
+        "gptq-int4", put("scales", lambda a: a[:1]), r"scales' has shape \[1, 64\], expected",
+    ),
+    "scales of integers": ("awq", put("scales", lambda a: a.astype("<i4")), "has dtype int32"),
+    "qzeros of another shape": (
+        "awq", put("qzeros", lambda a: a[:, 1:]), r"qzeros' has shape \[2, 7\], expected \[2, 8\]",
+    ),
+    "g_idx short": ("gptq-int4", put("g_idx", lambda a: a[1:]), r"g_idx' has shape \[63\]"),
+    "g_idx out of range": ("gptq-int4", put("g_idx", lambda a: a + 1), "g_idx' holds 1 to 2, exp"),
+    "g_idx negative": ("gptq-int4", put("g_idx", lambda a: a - 1), "holds -1 to 0, expected"),
+    "not symmetric": ("gptq-int4", first_zero(3), "qzeros' holds a zero point other than 8"),
+    "ambiguous zero": ("gptq-uint4", first_zero(15), "qzeros' holds 15, which readers of"),
+    "scales not finite": (
+        "awq", put("scales", lambda a: a * np.float16(np.inf)), "q_proj.scales'.*must be finite",
+    ),
+    "packed scales of another shape": (
+        "packed-int4", put("weight_scale", np.ravel), r"scale' has shape \[128\], expected \[64, 2",
+    ),
+    "packed zeros missing": ("packed-uint4", drop("weight_zero_point"), "zero_point' is missing"),
+    "packed zeros of another shape": (
+        "packed-uint4", put("weight_zero_point", lambda a: a[1:]), "zero_point' has shape .7, 2.",
+    ),
+    "words that are missing": (
+        "packed-int4", put("weight_packed", lambda a: a[:, :4]), "scale' has shape .64, 2.",
+    ),
+    "int8 of floats": ("w8a8", put("weight", lambda a: a.astype("<f4")), "has dtype float32, exp"),
+    "int8 without scales": ("w8a8", drop("weight_scale"), "weight' has dtype int8, expec"),
+    "w8a8 not symmetric": ("w8a8", put("weight_zero_point", lambda a: a + 1), "rules out"),
+    "rows that fill no word": (
+        "gptq-int4",
+        lambda t: t.update({Q + part: t[Q + part][:, :60] for part in ("qweight", "scales")}),
+        "qweight' has 60 output features, expected a multiple of 8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_checkpoints_are_refused_by_name(tmp_path, case):
+    pytest.importorskip("allspark._allspark")
+    row, edit, message = DAMAGED[case]
+    write(tmp_path / "in", row, edit)
+    with pytest.raises(ValueError, match=message) as caught:
+        convert(tmp_path / "in", tmp_path / "out")
+    assert "model.safetensors" in str(caught.value) or "no rule" in str(caught.value)
+    assert not list(tmp_path.glob("out/*.asparam"))
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "message"),
+    [
+        ("gptq-int4", {"bits": 3}, "quantization_config: bits is 3, supported are 4 and 8"),
+        ("gptq-int4", {"bits": "4"}, "bits is '4', expected an integer"),
+        ("gptq-int4", {"group_size": 0}, "group_size is 0, expected -1 or a size"),
+        ("gptq-int4", {"group_size": -2}, "group_size is -2, expected -1 to"),
+        ("gptq-int4", {"sym": 1}, "sym is 1, expected true or false"),
+        ("gptq-int4", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', supported"),
+        ("gptq-int4", {"dynamic": {"+:down": {"bits": 8}}}, "dynamic gives '.:down' settings"),
+        ("gptq-int4", {"quant_method": None}, "quant_method.* is missing"),
+        ("w8a8", {"format": "marlin-24"}, "format is 'marlin-24', supported are pack-quantized"),
+        ("w8a8", {"config_groups": {}}, "config_groups has 0 groups, supported is 1"),
+        ("w8a8", {"config_groups": {"g": {"weights": {"num_bits": 2}}}}, "num_bits is 2, supp"),
+        ("w8a8", {"config_groups": {"g": {"targets": []}}}, "'weights' is missing"),
+        (
+            "w8a8",
+            {"config_groups": {"g": {"weights": {"num_bits": 8, "strategy": "block"}}}},
+            "strategy is 'block', supported",
+        ),
+        (
+            "w8a8",
+            {"config_groups": {"g": {"weights": {"num_bits": 8},
+                                     "input_activations": {"num_bits": 8, "dynamic": False}}}},
+            "input_activations: type is 'int', num_bits is 8 and dynamic is False, supported",
+        ),
+        ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes', supported.*numbers of a table"),
+        ("awq", {"quant_method": "hqq"}, "quant_method is 'hqq', supported are gptq, awq, comp"),
+        ("awq", {"bits": 8}, "quantization_config: bits is 8, supported is 4"),
+        ("awq", {"version": "gemv"}, "version is 'gemv', supported is 'gemm'"),
+        ("awq", {"zero_point": False}, "zero_point is False, supported is True"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(tmp_path, row, fields, message):
+    write(tmp_path, row, **fields)
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        HuggingFaceModel(str(tmp_path), "m").load_model()
+
+
+def test_group_sizes_that_the_engine_does_not_have(tmp_path):
+    pytest.importorskip("allspark._allspark")
+
+    def groups_of_16(tensors):
+        for name in tensors:
+            if name.endswith((".scales", ".qzeros")):
+                tensors[name] = np.repeat(tensors[name], 2, axis=0)
+            elif name.endswith("g_idx"):
+                tensors[name] = (np.arange(len(tensors[name])) // 16).astype("<i4")
+
+    write(tmp_path, "gptq-int4", groups_of_16, group_size=16)
+    with pytest.raises(NotImplementedError, match="its group size is 16, the engine has 0, 32, 64"):
+        convert(tmp_path, tmp_path / "out")
+
+
+def test_packing_of_the_tests_is_the_formats_own():
+    """Words written out by hand, so that test and reader do not share a mistake."""
+    assert pack(np.arange(1, 9, dtype=np.uint8)[None], 4)[0, 0] == np.int32(0x87654321 - (1 << 32))
+    assert pack(np.array([[1, 2, 3, 4]], np.uint8), 8)[0, 0] == 0x04030201

@@ -1,0 +1,321 @@
+"""The soak of the SDK: random requests of every kind from threads and from an event loop at once,
+against a KV pool too small for them, with stops and releases at random moments. Every request ends
+and gives what it gives alone in a fresh engine, or the beginning of it; nothing is left behind.
+
+ALLSPARK_SOAK_SECONDS says for how long in each cache mode (60), ALLSPARK_SOAK_SEED with which seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from allspark import AsCacheMode, AsStatus, Engine, HuggingFaceModel, TargetDevice
+from test_mixed_batch import random_config
+
+OK = AsStatus.ALLSPARK_SUCCESS
+SECONDS = float(os.environ.get("ALLSPARK_SOAK_SECONDS", "60"))
+ROUND = 40  # requests
+THREADS, TASKS = 4, 8
+MAX_LENGTH, SPAN = 256, 16
+
+BEGINNINGS = [
+    "",
+    "You answer in one short sentence. ",
+    "A ResultQueue gives the tokens of one request, in the order in which they were chosen. " * 3,
+    "one two three one two three one two three one two three ",
+]
+ENDS = ["What is a ResultQueue?", "Name a colour.", "Why?", "Count to ten: 1, 2,", "Hello"]
+FORMATS: list[dict[str, Any]] = [
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "a", "schema": {
+        "type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yz"]}},
+        "required": ["a", "b"], "additionalProperties": False}}},
+    {"type": "regex", "regex": "[a-z]{2,40}( [0-9]+){1,5}"},
+    {"type": "choice", "choice": ["red", "green", "dark blue"]},
+]  # fmt: skip
+# What the text of a stop string may be; the first ones come often.
+STOP_WORDS = ["e", "the", ". ", "ing", "queue", "\n", "zzz"]
+
+
+def by_fields(rng: random.Random, length: int) -> dict[str, Any]:
+    return random_config(rng, length)
+
+
+def by_text(rng: random.Random, length: int) -> dict[str, Any]:
+    return {
+        "do_sample": rng.random() < 0.7, "temperature": rng.uniform(0.5, 2), "top_k": 0,
+        "stop_words": rng.sample(STOP_WORDS, rng.randint(0, 3)),
+        "include_stop_str_in_output": rng.random() < 0.5,
+        "logprobs": rng.random() < 0.3, "priority": rng.randint(-1, 1),
+    }  # fmt: skip
+
+
+def guided(rng: random.Random, length: int) -> dict[str, Any]:
+    text = by_text(rng, length) if rng.random() < 0.3 else {"temperature": rng.uniform(0.5, 2)}
+    return {**text, "response_format": rng.choice(FORMATS)}
+
+
+def sequences(rng: random.Random, length: int) -> dict[str, Any]:
+    return {"n": rng.randint(2, 4), "temperature": rng.uniform(0.5, 2)}
+
+
+KINDS = {by_fields: 4, by_text: 3, guided: 3, sequences: 1}
+
+
+@dataclass
+class Job:
+    text: str
+    config: dict[str, Any]
+    reads: int | None  # after so many it is stopped or released; None: never
+    releases: bool
+
+
+def draw_job(rng: random.Random, tokenizer) -> Job:
+    text = rng.choice(BEGINNINGS) + rng.choice(ENDS)
+    length = len(tokenizer.encode(text))
+    (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+    config = {
+        "seed": rng.randrange(10**9), "max_new_tokens": rng.randint(5, 80), **kind(rng, length)
+    }  # fmt: skip
+    config.pop("max_length", None)  # random_config's is by a prompt of its own
+    reads = rng.randint(0, 20) if rng.random() < 0.3 else None
+    return Job(text, config, reads, rng.random() < 0.5)
+
+
+class Reading:
+    """What came out of one queue."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.text = ""
+        self.tensors: dict[str, bytes] = {}
+        self.end: tuple = ()
+
+    def add(self, elements) -> None:
+        self.ids += elements.ids_from_generate
+        self.logprobs += elements.token_logprobs_list
+        self.text += getattr(elements, "text", "")
+        for arrays in elements.tensors_from_model_inference:
+            for name, array in arrays.items():
+                self.tensors[name] = self.tensors.get(name, b"") + array.tobytes()
+
+    def close(self, queue) -> None:
+        assert queue.finished, queue
+        self.end = (queue.finish_reason, queue.error, queue.sequence_score)
+
+    def check(self, alone: Reading, job: Job, may_be_interrupted: bool) -> None:
+        reason = self.end[0]
+        early = (reason == "cancelled" and job.reads is not None) or (
+            reason == "interrupted" and may_be_interrupted
+        )
+        if not early:
+            assert vars(self) == vars(alone)
+            return
+        # The text may hold what a stop string or the rest of a character would have taken back.
+        assert self.ids == alone.ids[: len(self.ids)]
+        assert self.logprobs == alone.logprobs[: len(self.logprobs)]
+        for name, rows in self.tensors.items():
+            assert alone.tensors[name].startswith(rows), name
+
+
+class Soak:
+    def __init__(self, loader: HuggingFaceModel, mode: AsCacheMode, seed: int) -> None:
+        self.loader, self.mode, self.seed = loader, mode, seed
+        self.rng = random.Random(seed)
+        self.engine = self.start_engine(cache_span_num_init=MAX_LENGTH // SPAN + 4)
+        self.ended: Counter[str] = Counter()
+
+    def start_engine(self, **settings: Any) -> Engine:
+        engine = Engine()
+        engine.register_image("m", self.loader._image)
+        builder = self.loader.create_reference_runtime_config_builder(
+            "m", TargetDevice.CPU, max_batch=8, max_context_length=MAX_LENGTH
+        )
+        builder.update_from_dict(
+            {"kv_cache_mode": self.mode, "cache_span_size": SPAN,
+             "engine_max_prefill_length": 64, **settings}
+        )  # fmt: skip
+        assert engine.install_model(builder.build()) == OK, engine.last_error()
+        assert engine.start_model("m") == OK, engine.last_error()
+        return engine
+
+    def start(self, engine: Engine, job: Job) -> tuple[list, list]:
+        """Handles and queues, also of a request with one of each."""
+        status, handles, queues = engine.start_request_text("m", self.loader, job.text, job.config)
+        assert status == OK, (engine.last_error(), job)
+        return (handles, queues) if isinstance(queues, list) else ([handles], [queues])
+
+    def end_early(self, job: Job, handles: list) -> None:
+        call = self.engine.release_request if job.releases else self.engine.stop_request
+        assert call("m", handles) == OK
+
+    def close(self, job: Job, handles: list, was_early: bool) -> None:
+        if not (was_early and job.releases):
+            assert self.engine.release_request("m", handles) == OK
+        assert self.engine.release_request("m", handles[0]) != OK
+
+    def serve(self, job: Job, rng: random.Random) -> list[Reading]:
+        """On a thread, by every getter there is."""
+        handles, queues = self.start(self.engine, job)
+        readings = [Reading() for _ in queues]
+        reads, early = 0, False
+        while not all(queue.finished for queue in queues):
+            if job.reads is not None and reads >= job.reads and not early:
+                early = True
+                self.end_early(job, handles)
+            reads += 1
+            for queue, reading in zip(queues, readings, strict=True):
+                elements = rng.choice([queue.GetNoWait, lambda q=queue: q.GetWithTimeout(5)])()
+                if elements is not None:
+                    reading.add(elements)
+        for queue, reading in zip(queues, readings, strict=True):
+            for elements in queue:
+                reading.add(elements)
+            reading.close(queue)
+        self.close(job, handles, early)
+        return readings
+
+    async def serve_async(self, job: Job) -> list[Reading]:
+        handles, queues = self.start(self.engine, job)
+        early = False
+
+        async def read(queue, is_first: bool) -> Reading:
+            nonlocal early
+            reading, reads = Reading(), 0
+            if is_first and job.reads == 0:
+                early = True
+                self.end_early(job, handles)
+            async for elements in queue:
+                reading.add(elements)
+                reads += 1
+                if is_first and job.reads is not None and reads >= job.reads and not early:
+                    early = True
+                    self.end_early(job, handles)
+            reading.close(queue)
+            return reading
+
+        readings = await asyncio.gather(*(read(q, i == 0) for i, q in enumerate(queues)))
+        self.close(job, handles, early)
+        return list(readings)
+
+    def round(self, jobs: list[Job]) -> list[list[Reading]]:
+        results: list[Any] = [None] * len(jobs)
+        left, lock = iter(range(len(jobs))), threading.Lock()
+        seeds = [self.rng.random() for _ in range(THREADS)]
+
+        def take() -> int | None:
+            with lock:
+                return next(left, None)
+
+        def keep(index: int, call) -> None:
+            try:
+                results[index] = call()
+            except BaseException as error:
+                results[index] = error
+
+        def thread(seed: float) -> None:
+            rng = random.Random(seed)
+            while (index := take()) is not None:
+                keep(index, lambda i=index: self.serve(jobs[i], rng))
+
+        async def task() -> None:
+            while (index := take()) is not None:
+                try:
+                    results[index] = await self.serve_async(jobs[index])
+                except BaseException as error:
+                    results[index] = error
+
+        async def all_tasks() -> None:
+            await asyncio.gather(*(task() for _ in range(TASKS)))
+
+        threads = [threading.Thread(target=thread, args=(seed,)) for seed in seeds]
+        threads.append(threading.Thread(target=lambda: asyncio.run(all_tasks())))
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        for index, result in enumerate(results):
+            assert isinstance(result, list), (self.seed, index, jobs[index], result)
+        return results
+
+    def alone(self, jobs: list[Job]) -> list[list[Reading]]:
+        """One after the other, each in a fresh engine with one thread."""
+        outcomes = []
+        for job in jobs:
+            engine = self.start_engine(num_threads=1, enable_prefix_cache=False)
+            _, queues = self.start(engine, job)
+            readings = []
+            for queue in queues:
+                readings.append(Reading())
+                for elements in queue:
+                    readings[-1].add(elements)
+                readings[-1].close(queue)
+            outcomes.append(readings)
+        return outcomes
+
+    def run_round(self) -> None:
+        jobs = [draw_job(self.rng, self.loader.get_tokenizer()) for _ in range(ROUND)]
+        together = self.round(jobs)
+        for index, alone in enumerate(self.alone(jobs)):
+            job = jobs[index]
+            for got, expected in zip(together[index], alone, strict=True):
+                try:
+                    got.check(expected, job, job.config.get("num_beams", 1) > 1)
+                except AssertionError as error:
+                    raise AssertionError(f"seed {self.seed}, request {index}: {job}") from error
+                self.ended[got.end[0]] += 1
+
+    def held(self) -> dict[str, int]:
+        """What no request may keep."""
+        assert self.engine.sync_request("m", timeout_ms=0) == OK
+        self.engine.clear_prefix_cache("m")  # answered once the last step is over
+        stat = self.engine.get_as_engine_stat("m")
+        return {
+            "requests": stat.running_request + stat.pending_request,
+            "blocks": stat.used_span,
+            "device bytes": stat.used_device_memory_pool_size,
+            "threads": len(os.listdir("/proc/self/task")),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+        }
+
+    def wait_until_held(self, expected: dict[str, int]) -> None:
+        deadline = time.monotonic() + 10  # threads that end, and queues that are collected
+        while (held := self.held()) != expected and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert held == expected, f"seed {self.seed}"
+
+
+@pytest.fixture(scope="module")
+def loader(demo_model):
+    loader = HuggingFaceModel(str(demo_model), "m").load_model().read_model_config()
+    loader.serialize_to_memory(Engine())
+    return loader
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("mode", AsCacheMode, ids=lambda mode: mode.name)
+def test_soak(loader, mode, monkeypatch):
+    monkeypatch.setenv("ALLSPARK_DISABLE_WARMUP", "1")
+    seed = int(os.environ.get("ALLSPARK_SOAK_SEED", str(random.randrange(10**6))))
+    print(f"seed {seed}")
+    soak = Soak(loader, mode, seed)
+    end = time.monotonic() + SECONDS
+    soak.run_round()
+    held = soak.held()  # with what the first guided request and the first event loop have made
+    assert held["requests"] == held["blocks"] == 0
+    while time.monotonic() < end:
+        soak.run_round()
+        soak.wait_until_held(held)
+    assert {"stop", "length", "cancelled"} <= set(soak.ended), soak.ended
+    assert soak.engine.get_as_engine_stat("m").num_preemptions > 0
+    print(f"{sum(soak.ended.values())} sequences: {dict(soak.ended)}")

@@ -1,0 +1,92 @@
+// Random adapters for the tiny models of random_model.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <list>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "allspark/model_serializer.h"
+#include "proto/allspark.pb.h"
+#include "weights/lora_file.h"
+
+namespace allspark::testing {
+
+// An adapter in the test's memory.
+class RandomLora final : public LoraFile {
+ public:
+  explicit RandomLora(uint64_t seed) : random_(seed) {}
+
+  // Elements of a * x and of b's columns keep the variance of what they read.
+  RandomLora& Add(const std::string& tensor, int64_t row_begin, int64_t rows, int64_t cols,
+                  int64_t rank) {
+    const bool is_embedding = tensor == "embedding";
+    LoraPair pair;
+    pair.tensor = tensor;
+    pair.row_begin = row_begin;
+    pair.rows = rows;
+    pair.cols = cols;
+    pair.rank = rank;
+    pair.a = Values(rank * cols, is_embedding ? 1.0 : 1.0 / std::sqrt(static_cast<double>(cols)));
+    pair.b = Values(rows * rank, 0.5 / std::sqrt(static_cast<double>(rank)));
+    pairs_.push_back(pair);
+    return *this;
+  }
+  // Every module of every layer, with ranks that differ, embedding and head.
+  RandomLora& AddAll(const proto::DecoderSpec& spec, int64_t rank) {
+    const int64_t hidden = spec.hidden_size(), inner = spec.intermediate_size();
+    const int64_t q = spec.num_heads() * spec.head_dim();
+    const int64_t kv = spec.num_kv_heads() * spec.head_dim();
+    for (int64_t i = 0; i < spec.num_layers(); ++i) {
+      const std::string layer = "layers." + std::to_string(i) + ".";
+      Add(layer + "qkv", 0, q, hidden, rank);
+      Add(layer + "qkv", q, kv, hidden, 1);
+      Add(layer + "qkv", q + kv, kv, hidden, rank);
+      Add(layer + "o", 0, hidden, q, rank);
+      Add(layer + "gate_up", 0, inner, hidden, 3);
+      Add(layer + "gate_up", inner, inner, hidden, rank);
+      Add(layer + "down", 0, hidden, inner, rank);
+    }
+    Add("embedding", 0, hidden, spec.vocab_size(), rank);
+    return Add("lm_head", 0, spec.vocab_size(), hidden, rank);
+  }
+
+  std::shared_ptr<const LoraImage> ToImage() const {
+    auto serializer = LoraSerializer::Create("", "");
+    Require(serializer.status());
+    for (const LoraPair& pair : pairs_) {
+      const auto size = [&](int64_t rows) { return static_cast<size_t>(rows * pair.rank); };
+      Require((*serializer)
+                  ->AddPair(pair.tensor, pair.row_begin, pair.rows, pair.cols, pair.rank,
+                            {pair.a, size(pair.cols)}, {pair.b, size(pair.rows)}));
+    }
+    auto image = (*serializer)->Finish();
+    Require(image.status());
+    return *image;
+  }
+
+  std::span<const LoraPair> pairs() const override { return pairs_; }
+  const std::string& source() const override { return source_; }
+
+ private:
+  static void Require(const Status& status) {
+    if (!status.ok()) throw std::runtime_error(status.ToString());
+  }
+
+  const float* Values(int64_t count, double scale) {
+    std::normal_distribution<double> normal(0.0, scale);
+    std::vector<float>& values = values_.emplace_back(static_cast<size_t>(count));
+    for (float& value : values) value = static_cast<float>(normal(random_));
+    return values.data();
+  }
+
+  std::mt19937_64 random_;
+  std::list<std::vector<float>> values_;
+  std::vector<LoraPair> pairs_;
+  std::string source_ = "random";
+};
+
+}  // namespace allspark::testing
