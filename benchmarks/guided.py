@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from allspark import TargetDevice
 from allspark.guided import Compiler
-from checkpoints import SHAPES, ensure_checkpoint
+from bench_engine import MODEL, BenchEngine, make_parser
+from checkpoints import ensure_checkpoint
 
-MODEL = "bench"
 RECORD = {
     "type": "object",
     "properties": {
@@ -32,14 +32,10 @@ RECORD = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--tokenizer", type=Path, help="directory; default: one of bytes")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--output", type=int, default=128, help="tokens of each request")
-    parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
     return parser.parse_args()
 
 
@@ -50,26 +46,20 @@ def endless(properties: dict[str, Any]) -> dict[str, str]:
     return {"type": "grammar", "grammar": lark}
 
 
-class Bench:
+class Bench(BenchEngine):
     def __init__(self, options: argparse.Namespace):
+        super().__init__()
         self.options = options
         directory = ensure_checkpoint(options.shape, options.work_dir / f"guided-{options.shape}")
         if options.tokenizer is not None:
             for path in options.tokenizer.glob("*token*"):
                 shutil.copy(path, directory)
-        self.engine = Engine()
-        self.loader = HuggingFaceModel(str(directory), MODEL, user_set_data_type="bfloat16")
-        self.loader.load_model().serialize_to_memory(self.engine).free_model()
+        self.loader = self.serialize(directory)
         builder = self.loader.create_reference_runtime_config_builder(
             MODEL, TargetDevice.CPU,
             max_batch=options.batch, max_context_length=options.output + 64,
         )  # fmt: skip
-        self.expect(self.engine.install_model(builder.num_threads(options.threads).build()))
-        self.expect(self.engine.start_model(MODEL))
-
-    def expect(self, status: AsStatus) -> None:
-        if status != AsStatus.ALLSPARK_SUCCESS:
-            raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
+        self.start(builder, options.threads)
 
     def tokens_per_second(self, formats: list[dict[str, str] | None]) -> float:
         """One request for each format, from the first start to the last token."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
-from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from allspark import TargetDevice
+from bench_engine import BenchEngine, make_parser
 from checkpoints import SHAPES, ensure_checkpoint
 
 SPAN = 32  # tokens per KV block
@@ -20,35 +20,25 @@ OUTPUT = 3
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of each prompt")
     parser.add_argument("--shares", default="0,0.288,0.576,0.896,0.96", help="found, of the prompt")
-    parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
     return parser.parse_args()
 
 
-class Bench:
+class Bench(BenchEngine):
     def __init__(self, options: argparse.Namespace):
+        super().__init__()
         self.options = options
         self.rng = np.random.default_rng(0)
         directory = ensure_checkpoint(options.shape, options.work_dir / f"prefix-{options.shape}")
-        self.engine = Engine()
         for name, cached in (("with", True), ("without", False)):
-            loader = HuggingFaceModel(str(directory), name, user_set_data_type="bfloat16")
-            loader.load_model().serialize_to_memory(self.engine).free_model()
+            loader = self.serialize(directory, name)
             builder = loader.create_reference_runtime_config_builder(
                 name, TargetDevice.CPU, max_batch=2, max_context_length=options.prompt + OUTPUT
             )
-            builder.num_threads(options.threads).kv_cache_span_size(SPAN).prefill_cache(cached)
-            self.expect(self.engine.install_model(builder.build()))
-            self.expect(self.engine.start_model(name))
-
-    def expect(self, status: AsStatus) -> None:
-        if status != AsStatus.ALLSPARK_SUCCESS:
-            raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
+            builder.kv_cache_span_size(SPAN).prefill_cache(cached)
+            self.start(builder, options.threads)
 
     def ids(self, count: int) -> list[int]:
         vocab_size = SHAPES[self.options.shape].vocab_size

@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
-from allspark.runtime_config import get_cache_mode_from_str
+from allspark import TargetDevice
+from bench_engine import MODEL, BenchEngine, make_parser
 from checkpoints import SHAPES, ensure_checkpoint
 from ours import PRECISIONS
 
-MODEL = "bench"
 _PROMPT = 32
 _COPIED = 512
 _LONGEST_PROMPT = 1024
@@ -43,9 +42,7 @@ Ids = list[int]
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
-    parser.add_argument("--precision", default="bf16", choices=PRECISIONS)
+    parser = make_parser(__doc__, rounds=3, precisions=True)
     parser.add_argument("--sets", default="greedy,copy,noise", help="see above")
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--prompts", type=int, default=8, help="of a set, or the batch if more")
@@ -54,16 +51,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--draft-layers", type=int, help="guess with a draft model instead")
     parser.add_argument("--draft-precision", default="A8W4", choices=PRECISIONS)
     parser.add_argument("--draft-tokens", type=int, default=5, help="num_draft_tokens")
-    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
     return parser.parse_args()
 
 
-class Bench:
+class Bench(BenchEngine):
     def __init__(self, options: argparse.Namespace):
+        super().__init__()
         self.options = options
-        self.engine = Engine()
         shape, layers = SHAPES[options.shape], options.draft_layers
         self.vocab_size = shape.vocab_size
         folder = options.work_dir / options.shape
@@ -81,24 +75,9 @@ class Bench:
             MODEL, TargetDevice.CPU, max_batch=max(self.batches),
             max_context_length=_LONGEST_PROMPT + _COPIED + options.output,
         )  # fmt: skip
-        builder.kv_cache_mode(get_cache_mode_from_str(PRECISIONS[options.precision].cache_mode))
         if layers is not None:
             builder.draft_model("draft", options.draft_tokens)
-        self.expect(self.engine.install_model(builder.num_threads(options.threads).build()))
-        self.expect(self.engine.start_model(MODEL))
-
-    def serialize(self, directory: Path, name: str, precision: str) -> HuggingFaceModel:
-        quantisation = PRECISIONS[precision].options
-        loader = HuggingFaceModel(str(directory), name, user_set_data_type="bfloat16")
-        loader.load_model().serialize_to_memory(
-            self.engine,
-            enable_quant=bool(quantisation), customized_quant_config=quantisation or None,
-        ).free_model()  # fmt: skip
-        return loader
-
-    def expect(self, status: AsStatus) -> None:
-        if status != AsStatus.ALLSPARK_SUCCESS:
-            raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
+        self.start(builder, options.threads, options.precision)
 
     def run(self, prompts: list[Ids], config: dict[str, Any]) -> list[Any]:
         """Queues of the requests, all of which have ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,16 @@ def read_all(queue) -> list[int]:
 
 
 def start_endless(engine):
-    """Handles of a request that runs until it is stopped, since its mask does not come."""
+    """Handles of a request that runs until it is stopped, since its mask does not come.
+
+    The engine, idle before, is in that request's step when this returns: what starts from here on
+    is not looked at before it has been stopped.
+    """
+    num_steps = engine.get_as_engine_stat("m").num_steps
     status, handles, _ = engine._native.start_request(
         "m", np.array([1]), GenerateConfig(), QueuedMask(MaskQueue(), [])
     )
     assert status.ok, status
+    while engine.get_as_engine_stat("m").num_steps == num_steps:
+        time.sleep(0.001)
     return handles
