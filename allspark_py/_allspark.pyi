@@ -103,8 +103,10 @@ class AsModelConfig:
     num_threads: int
     prefix_cache_ttl: int
     queue_full_policy: str
+    rope_scaling_factor: float
     token_mask_timeout_ms: int
     trace_path: str
+    use_logn_attn: bool
     weights_path: str
 
 class GenerateConfig:

@@ -176,6 +176,17 @@ class AsModelRuntimeConfigBuilder:
         memory. Default '': none."""
         return self._set("draft_model", model)._set("num_draft_tokens", num_tokens)
 
+    def rope_scaling_factor(self, factor: float) -> AsModelRuntimeConfigBuilder:
+        """For requests longer than the model was trained for, 1 or more: rope frequencies by
+        dynamic NTK scaling with this factor for max_length tokens, for every request. Default 0: as
+        the model has them."""
+        return self._set("rope_scaling_factor", factor)
+
+    def use_logn_attn(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
+        """Queries beyond the length the model was trained for are scaled by the logarithm of their
+        position, to the base of that length. Default off."""
+        return self._set("use_logn_attn", enable)
+
     def trace_path(self, path: str) -> AsModelRuntimeConfigBuilder:
         """A file in which stop_model leaves a trace of the last steps and requests, for Perfetto or
         chrome://tracing. Default '': none is kept."""

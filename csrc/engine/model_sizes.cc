@@ -69,6 +69,8 @@ void ModelInstance::SetOptions() {
       std::max(chunk_tokens_ + config_.engine_max_batch, decoder_options_.max_logits_rows);
   decoder_options_.block_size = config_.cache_span_size;
   decoder_options_.cache_mode = config_.cache_mode;
+  decoder_options_.rope_scaling_factor = config_.rope_scaling_factor;
+  decoder_options_.use_logn_attn = config_.use_logn_attn;
   decoder_options_.lora_max_rank = config_.lora_max_num > 0 ? config_.lora_max_rank : 0;
   limits_ = {.vocab_size = reader_->spec().vocab_size(),
              .hidden_size = reader_->spec().hidden_size(),

@@ -39,7 +39,9 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
                                        .max_tokens = num_tokens,
                                        .max_logits_rows = num_tokens,
                                        .block_size = options.block_size,
-                                       .cache_mode = options.cache_mode};
+                                       .cache_mode = options.cache_mode,
+                                       .rope_scaling_factor = options.rope_scaling_factor,
+                                       .use_logn_attn = options.use_logn_attn};
   Result<std::unique_ptr<Decoder>> decoder =
       Decoder::Create(**reader, decoder_options, *table, &pool, allocator->get());
   if (!decoder.ok()) return decoder.status();

@@ -34,6 +34,8 @@ struct ForwardOptions {
   std::string isa;  // "" or a kernel table's name
   int64_t block_size = 32;
   CacheMode cache_mode = CacheMode::kDefault;
+  double rope_scaling_factor = 0;
+  bool use_logn_attn = false;
 };
 
 // Logits of every position of `ids`, [ids.size(), vocab_size] row-major, straight from a decoder:

@@ -2,6 +2,7 @@
 
 #include "model/branch.h"
 #include "ops/kv_write.h"
+#include "ops/logn.h"
 #include "ops/quantize.h"
 #include "ops/rms_norm.h"
 #include "tensor/tensor_view.h"
@@ -67,6 +68,11 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   if (step.rope.rotary_dim > 0) {
     // Keys follow the queries in a row, so one call rotates both.
     Rope(context, w.qkv, shape.q_heads + shape.kv_heads, shape.head_dim, step.positions, step.rope);
+  }
+  if (step.logn_length > 0) {
+    Matrix queries = w.qkv;
+    queries.cols = shape.q_cols();
+    LogN(context, step.positions, step.logn_length, queries);
   }
   const ConstMatrix q = Columns(w.qkv, 0, shape.q_cols());
   const ConstMatrix k = Columns(w.qkv, shape.q_cols(), shape.kv_cols());

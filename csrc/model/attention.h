@@ -19,6 +19,7 @@ struct StepInput {
   int64_t num_sequences = 0;
   const int32_t* positions = nullptr;  // [tokens]
   RopeView rope;                       // rotary_dim 0: none
+  int64_t logn_length = 0;             // the length that LogN counts from; 0: no LogN
   int64_t layer = 0;
   LoraBatch* lora = nullptr;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "base/check.h"
 #include "base/int_math.h"
 #include "model/attention.h"
+#include "model/context_extension.h"
 #include "model/decoder_shape.h"
 #include "model/decoder_weights.h"
 #include "model/lora.h"
@@ -171,6 +173,7 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   step.num_sequences = batch.num_sequences;
   step.positions = batch.positions;
   step.lora = &lora_;
+  step.logn_length = parts_.options.use_logn_attn ? shape.max_position : 0;
   Embed(0, w.residual);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
@@ -233,6 +236,16 @@ void DecoderImpl::InputEmbeddings(int64_t token_begin, int64_t num_tokens, float
   Embed(token_begin, {embeddings, DType::kFloat32, num_tokens, cols, cols});
 }
 
+// Of layers that see everything; those with a window do not see farther in longer sequences.
+Result<std::vector<float>> Frequencies(const DecoderParts& parts) {
+  const DecoderOptions& options = parts.options;
+  const std::span<const float> given(parts.weights.rope_inv_freq,
+                                     static_cast<size_t>(parts.shape.rotary_dim / 2));
+  if (options.rope_scaling_factor == 0) return std::vector<float>(given.begin(), given.end());
+  return ExtendFrequencies(given, options.rope_scaling_factor, options.max_length,
+                           parts.shape.max_position);
+}
+
 Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
                                             const DecoderOptions& options,
                                             const kernels::KernelTable& kernels, ThreadPool* pool,
@@ -253,7 +266,11 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
     if (rope.ok()) table = std::move(*rope);
     return rope.status();
   };
-  AS_RETURN_IF_ERROR(make_rope("rope.inv_freq", parts.weights.rope_inv_freq, parts.rope));
+  Result<std::vector<float>> frequencies = Frequencies(parts);
+  if (!frequencies.ok()) return frequencies.status();
+  const bool has_rope = parts.shape.rotary_dim > 0;
+  AS_RETURN_IF_ERROR(
+      make_rope("rope.inv_freq", has_rope ? frequencies->data() : nullptr, parts.rope));
   AS_RETURN_IF_ERROR(
       make_rope("rope.window_inv_freq", parts.weights.rope_window_inv_freq, parts.window_rope));
   return std::unique_ptr<Decoder>(std::make_unique<DecoderImpl>(std::move(parts), kernels, pool));

@@ -26,6 +26,9 @@ struct DecoderOptions {
   int64_t block_size = 32;      // KV tokens per block
   CacheMode cache_mode = CacheMode::kDefault;
   int64_t lora_max_rank = 0;  // highest rank of a batch's adapters; 0: there are none
+  // For max_length beyond the model's max_position (RuntimeConfig says what they do).
+  double rope_scaling_factor = 0;  // 0: rope as the model has it
+  bool use_logn_attn = false;
 };
 
 // What a decoder takes of the device's memory.

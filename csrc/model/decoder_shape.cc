@@ -67,6 +67,7 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.activation = static_cast<kernels::Activation>(spec.activation());
   shape.tie_embeddings = spec.tie_embeddings();
   shape.qk_norm = spec.qk_norm();
+  shape.max_position = spec.max_position();
   shape.rotary_dim = spec.rotary_dim();
   shape.rope_interleaved = spec.rope_interleaved();
   shape.rope_scaling = OneIfZero(spec.rope_attention_scaling());
@@ -101,6 +102,11 @@ Status CheckDecoderOptions(const DecoderOptions& options) {
   AS_RETURN_IF_ERROR(CheckOption("max_length", options.max_length, 1, kMaxPositions));
   AS_RETURN_IF_ERROR(CheckOption("max_tokens", options.max_tokens, 1, kMaxPositions));
   AS_RETURN_IF_ERROR(CheckOption("max_logits_rows", options.max_logits_rows, 1, kMaxPositions));
+  if (options.rope_scaling_factor != 0 && !(options.rope_scaling_factor >= 1)) {
+    return Status::InvalidArgument("rope_scaling_factor is " +
+                                   std::to_string(options.rope_scaling_factor) +
+                                   "; it must be 0 (off), or 1 or more");
+  }
   const int64_t block_size = options.block_size;
   if (block_size != 16 && block_size != 32 && block_size != 64 && block_size != 128) {
     return Status::InvalidArgument("block_size is " + std::to_string(block_size) +

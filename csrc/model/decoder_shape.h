@@ -26,6 +26,7 @@ struct DecoderShape {
   kernels::Activation activation = kernels::Activation::kSilu;
   bool tie_embeddings = false;
   bool qk_norm = false;
+  int64_t max_position = 0;  // the length that the model was trained for
   int64_t rotary_dim = 0;
   bool rope_interleaved = false;
   float rope_scaling = 1.0f;  // multiplies cos and sin

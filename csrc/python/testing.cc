@@ -18,7 +18,8 @@ namespace {
 
 py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
                           const std::vector<int64_t>& chunk_sizes, int64_t num_threads,
-                          const std::string& isa, int64_t block_size, CacheMode cache_mode) {
+                          const std::string& isa, int64_t block_size, CacheMode cache_mode,
+                          double rope_scaling_factor, bool use_logn_attn) {
   std::shared_ptr<const ModelImage> image;
   std::string graph_path, param_path;
   if (py::isinstance<ImageHandle>(model)) {
@@ -34,7 +35,9 @@ py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
                           .num_threads = num_threads,
                           .isa = isa,
                           .block_size = block_size,
-                          .cache_mode = cache_mode});
+                          .cache_mode = cache_mode,
+                          .rope_scaling_factor = rope_scaling_factor,
+                          .use_logn_attn = use_logn_attn});
   }();
   ThrowIfError(logits.status());
   const auto rows = static_cast<py::ssize_t>(ids.size());
@@ -60,6 +63,7 @@ void BindTesting(py::module_& parent) {
       "forward_logits", &Logits, py::arg("model"), py::arg("ids"),
       py::arg("chunk_sizes") = std::vector<int64_t>{}, py::arg("num_threads") = 1,
       py::arg("isa") = "", py::arg("block_size") = 32, py::arg("cache_mode") = CacheMode::kDefault,
+      py::arg("rope_scaling_factor") = 0.0, py::arg("use_logn_attn") = false,
       "float32 [len(ids), vocab]: logits of every position. model: an .asgraph path or an image.");
   m.def("enable_step_faults", [](Engine& engine, const std::string& name) {
     ThrowIfError(TestingAccess::SetStepHook(engine, name, FaultHook, nullptr));

@@ -35,6 +35,8 @@ def test_runtime_builder_sets_every_field():
         .max_waiting_requests(7)
         .token_mask_timeout_ms(500)
         .max_draft_rows(40)
+        .rope_scaling_factor(2.5)
+        .use_logn_attn()
         .draft_model("small", 7)
         .enable_sparsity_matmul(False)
         .build()
@@ -59,6 +61,8 @@ def test_runtime_builder_sets_every_field():
         max_waiting_requests=7,
         token_mask_timeout_ms=500,
         max_draft_rows=40,
+        rope_scaling_factor=2.5,
+        use_logn_attn=True,
         draft_model="small",
         num_draft_tokens=7,
     )

@@ -82,10 +82,17 @@ struct RuntimeConfig {
   std::string draft_model;
   // Most tokens that it guesses for a request in one step.
   int64_t num_draft_tokens = 5;
-  // Highest rank of an adapter's modules, and most adapters at a time; 0: none can be loaded.
+  // For requests longer than the model was trained for, 1 or more: rope frequencies by dynamic NTK
+  // scaling with this factor for engine_max_length tokens, for every request (what a token sees
+  // does not depend on how many follow). 0: as the model has them.
+  double rope_scaling_factor = 0.0;
+  // Queries beyond the length the model was trained for are scaled by the logarithm of their
+  // position, to the base of that length.
+  bool use_logn_attn = false;
   // Where StopModel writes a trace of the last steps and requests, in Chrome's trace format; empty:
   // none is kept.
   std::string trace_path;
+  // Highest rank of an adapter's modules, and most adapters at a time; 0: none can be loaded.
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
 
@@ -110,7 +117,9 @@ struct RuntimeConfig {
         Field{"max_output_tensor_bytes", &C::max_output_tensor_bytes, 0, 1e15},
         Field{"token_mask_timeout_ms", &C::token_mask_timeout_ms, 1, 1e9},
         Field{"max_draft_rows", &C::max_draft_rows, 0, 1024}, Field{"draft_model", &C::draft_model},
-        Field{"num_draft_tokens", &C::num_draft_tokens, 1, 64}, Field{"trace_path", &C::trace_path},
+        Field{"num_draft_tokens", &C::num_draft_tokens, 1, 64},
+        Field{"rope_scaling_factor", &C::rope_scaling_factor, 0, 1e6},
+        Field{"use_logn_attn", &C::use_logn_attn}, Field{"trace_path", &C::trace_path},
         Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
         Field{"lora_max_num", &C::lora_max_num, 0, 4096});
   }

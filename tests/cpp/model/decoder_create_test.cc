@@ -80,6 +80,8 @@ TEST_F(DecoderCreateTest, OptionsOutOfRange) {
                 "max_tokens is -1");
   ExpectRefused(Create(*reader_, with([](auto& o) { o.max_logits_rows = 0; })), bad,
                 "max_logits_rows is 0");
+  ExpectRefused(Create(*reader_, with([](auto& o) { o.rope_scaling_factor = 0.5; })), bad,
+                "rope_scaling_factor is 0.500000; it must be 0 (off), or 1 or more");
 }
 
 TEST_F(DecoderCreateTest, MissingKernelsNameOpAndDType) {

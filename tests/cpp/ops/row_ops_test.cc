@@ -1,5 +1,6 @@
 // The ops that split over rows: each must reach its kernel with every row once, whatever the number
 // of threads, and refuse operands that do not fit. Kernels here are stand-ins that leave a trace.
+#include <cmath>
 #include <memory>
 #include <numeric>
 
@@ -8,6 +9,7 @@
 #include "ops/convert.h"
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
+#include "ops/logn.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/scale.h"
@@ -137,6 +139,24 @@ TEST_P(RowOpsTest, Scale) {
               "scale: x is [3, 1024], y is [37, 1024]");
   table_.scale = nullptr;
   ExpectCheck([&] { Scale(context_, from, {}, false, to); }, "scale");
+}
+
+TEST_P(RowOpsTest, LogN) {
+  std::vector<float> x(static_cast<size_t>(kRows * kCols), 1.0f);
+  std::vector<int32_t> positions;
+  for (int32_t r = 0; r < int32_t{kRows}; ++r) positions.push_back(r * 3 % int32_t{kRows});
+  LogN(context_, positions.data(), 16, FloatMatrix(x, kRows, kCols - 8, kCols));
+  for (int64_t r = 0; r < kRows; ++r) {
+    const double length = positions[static_cast<size_t>(r)] + 1;
+    const auto factor = static_cast<float>(std::log(length) / std::log(16.0));
+    // The tracing kernel adds what it is to write.
+    const float expected = length > 16 ? 1.0f + factor : 1.0f;
+    ASSERT_EQ(x[static_cast<size_t>(r * kCols)], expected) << r;
+    ASSERT_EQ(x[static_cast<size_t>(r * kCols + kCols - 9)], expected) << r;
+    ASSERT_EQ(x[static_cast<size_t>(r * kCols + kCols - 8)], 1.0f) << r;
+  }
+  ExpectCheck([&] { LogN(context_, positions.data(), 1, FloatMatrix(x, 3, kCols)); },
+              "logn: trained_length is 1");
 }
 
 TEST_P(RowOpsTest, Convert) {
