@@ -107,9 +107,12 @@ def reference_for(model, ids, factor):
     """``model`` in the precision to compare with; its weights are taken as exact."""
     exact = logits_of(exact_model(model), ids)
     rounding = float(np.max(np.abs(logits_of(model, ids) - exact)))
-    # The yardstick itself: rounding of a type with 24 or 8 bits, through some 20 operations.
+    # The yardstick itself. The rounding of a type with 24 or 8 bits, through some 20 operations, is
+    # 5 to 12 units here, and up to 120 with strong adapters and MKL's sums; a mistake in the exact
+    # model is thousands.
     unit = 2.0**-24 if factor == FLOAT32_FACTOR else 2.0**-8
-    assert 0 < rounding < 100 * unit * np.max(np.abs(exact)), f"{rounding:.3g} is not rounding"
+    largest = np.max(np.abs(exact))
+    assert 0 < rounding < min(1000 * unit, 0.4) * largest, f"{rounding:.3g} is not rounding"
     return Reference(list(ids), exact, rounding, factor * rounding)
 
 
