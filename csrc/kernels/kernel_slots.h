@@ -43,6 +43,7 @@ void FillAvx2(KernelTable& table) noexcept;         // AVX2 + FMA + F16C
 void FillAvx512(KernelTable& table) noexcept;       // AVX-512 F, BW, VL, DQ
 void FillAvx512Vnni(KernelTable& table) noexcept;   // + VNNI
 void FillAvx512Bf16(KernelTable& table) noexcept;   // + BF16
+void FillAmx(KernelTable& table) noexcept;          // + AMX tiles, BF16, INT8
 void FillNeon(KernelTable& table) noexcept;         // 64-bit Arm
 void FillNeonDotprod(KernelTable& table) noexcept;  // + DotProd
 void FillNeonBf16(KernelTable& table) noexcept;     // + BF16

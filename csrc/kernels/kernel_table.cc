@@ -4,6 +4,10 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "kernels/attention_scratch.h"
@@ -16,6 +20,19 @@ struct Candidate {
   void (*fill)(KernelTable&) noexcept;
   bool available;
 };
+
+#if defined(__x86_64__)
+// Whether the processor has AMX, and the system lets this process use it: the tiles' 8 KiB of state
+// are for those who ask.
+bool HaveAmx() {
+  unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kAll = kBf16 | kTile | kInt8;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return (edx & kAll) == kAll && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 // Weakest first; each builds on the ones before it.
 std::vector<Candidate> Candidates() {
@@ -32,6 +49,7 @@ std::vector<Candidate> Candidates() {
   candidates.push_back({"avx512", FillAvx512, avx512});
   candidates.push_back({"avx512_vnni", FillAvx512Vnni, avx512_vnni});
   candidates.push_back({"avx512_bf16", FillAvx512Bf16, avx512_bf16});
+  candidates.push_back({"amx", FillAmx, avx512_bf16 && HaveAmx()});
 #elif defined(__aarch64__)
   const bool dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
   const bool bf16 = dotprod && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;

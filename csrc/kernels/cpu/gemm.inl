@@ -21,7 +21,7 @@ constexpr int64_t kGemmRows = 96;
 constexpr int64_t kGemmGroups = 512;
 constexpr int64_t kGemmFewGroups = 32;
 constexpr int64_t kGemmFewRows = 2 * kTileRows;
-// How far one row alone, which streams the panel, fetches ahead.
+// How far a tile that streams the panel fetches ahead.
 constexpr int64_t kStreamPrefetch = 4096;
 
 // A block of rows side by side, as float32: rows a power of two apart would share few cache sets.
@@ -230,7 +230,8 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
   alignas(64) float gathered[kTileRows * kGemmGroups * Dot::kGroup];
   const int64_t groups_total = args.k / Dot::kGroup;
   const int64_t stride = args.panel_columns * kLaneBytes;
-  const int64_t fitting = rows > 1 && rows <= kGemmFewRows ? kGemmFewGroups : kGemmGroups;
+  const bool streams = rows <= TileShape<Dot>::kStreamRows;
+  const int64_t fitting = !streams && rows <= kGemmFewRows ? kGemmFewGroups : kGemmGroups;
   // What goes on from a panel's sums is short, and what comes next is its next panel: much passes
   // through the cache before that, so nothing further ahead is worth fetching.
   const int64_t block = resume && groups_total < fitting ? groups_total : fitting;
@@ -243,11 +244,11 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
     tile.ldc = kPanelColumns;
     tile.resume = resume || group > 0;
     for (int64_t r = 0; r < rows;) {
-      const int64_t tile_rows = NextTileRows(rows - r);
+      const int64_t tile_rows = TileShape<Dot>::NextRows(rows - r);
       const Element* a =
           static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + group * Dot::kGroup;
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
-      tile.fetch = rows == 1 && !resume ? Fetch{tile.b + kStreamPrefetch, stride}
+      tile.fetch = streams && !resume ? Fetch{tile.b + kStreamPrefetch, stride}
                                         : FetchShare(tile.b + block * stride, tile.groups * stride,
                                                      rows, r, tile_rows, tile.groups, columns);
       tile.c = sums + r * kPanelColumns;

@@ -180,18 +180,18 @@ AS_ALWAYS_INLINE void SpreadNibbles(const unsigned char* b, int64_t lanes, unsig
   }
 }
 
-// The rows of a block in tiles, as even as can be.
-template <int kBits>
+// The rows of a block in tiles, of Tiles::NextRows rows each, by Tiles::Rows.
+template <int kBits, class Tiles>
 AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
                                     const unsigned char* next, int64_t bytes,
                                     const Destination& destination) {
   const int64_t steps = block.groups * block.lanes * kBits / 8;
   for (int64_t r = 0; r < rows;) {
-    const int64_t tile_rows = NextTileRows(rows - r);
+    const int64_t tile_rows = Tiles::NextRows(rows - r, block.lanes);
     block.fetch = rows == 1 ? Fetch{block.b + kStreamPrefetch, kPanelStride}
                             : FetchShare(next, bytes, rows, r, tile_rows, steps, columns);
     destination.FetchRows(r, tile_rows);
-    ByteTileRows<kBits>(tile_rows, block, columns);
+    Tiles::template Rows<kBits>(tile_rows, block, columns);
     block.a += tile_rows * block.lda;
     block.a_sums += tile_rows * block.ld_sums;
     block.c += tile_rows * kPanelColumns;
@@ -200,7 +200,22 @@ AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t colum
   }
 }
 
-template <int kBits>
+// Of the vocabulary's dot products.
+struct ByteTiles {
+  // Whether tiles of so many rows pass over blocks in which nibbles are spread to bytes.
+  AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
+
+  AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t) {
+    return TileShape<ByteTiles>::NextRows(left);
+  }
+
+  template <int kBits>
+  AS_ALWAYS_INLINE void Rows(int64_t rows, const ByteBlock& block, int64_t columns) {
+    ByteTileRows<kBits>(rows, block, columns);
+  }
+};
+
+template <int kBits, class Tiles>
 void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
                    int32_t* partial, unsigned char* spread, float* c,
                    const Destination& destination) {
@@ -232,15 +247,15 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     block.a_sums = sums + (group == args.k ? block.ld_sums - 1 : k / kSumBlock);
     const int64_t bytes = (next - k) * kPanelColumns * kBits / 8;
     const Destination fetched = k == 0 ? destination : Destination{};
-    if (kBits == 8 || rows <= kTileRows) {
-      ByteTilesOver<kBits>(block, rows, panel.columns, block.b + bytes, bytes, fetched);
+    if (kBits == 8 || !Tiles::Spreads(rows)) {
+      ByteTilesOver<kBits, Tiles>(block, rows, panel.columns, block.b + bytes, bytes, fetched);
       continue;
     }
     const unsigned char* next_block = block.b + bytes;
     SpreadNibbles(block.b, (next - k) / 8, spread);
     block.b = spread;
     if (panel.zero != nullptr) {
-      ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes, fetched);
+      ByteTilesOver<8, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
       continue;
     }
     // As bytes, but with the zero point of nibbles.
@@ -249,11 +264,11 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
       zeros[i] = static_cast<uint8_t>(SymmetricZero(4));
     }
     block.zero = zeros;
-    ByteTilesOver<8>(block, rows, panel.columns, next_block, bytes, fetched);
+    ByteTilesOver<8, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
   }
 }
 
-template <int kBits>
+template <int kBits, class Tiles = ByteTiles>
 struct GemmBytes {
   template <class Store>
   AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
@@ -263,7 +278,7 @@ struct GemmBytes {
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
           for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
-          GemmBytesRows<kBits>(args, PanelOf<kBits>(args, p), row, rows, partial, spread, sums,
+          GemmBytesRows<kBits, Tiles>(args, PanelOf<kBits>(args, p), row, rows, partial, spread, sums,
                                destination);
         });
   }
@@ -345,7 +360,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
     tile.resume = k % args.group_size != 0;
     tile.fetch = {wide, 0};
     for (int64_t r = 0; r < rows;) {
-      const int64_t tile_rows = NextTileRows(rows - r);
+      const int64_t tile_rows = TileShape<Dot>::NextRows(rows - r);
       const Element* a = static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + k;
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
       tile.c = partial + r * kPanelColumns;

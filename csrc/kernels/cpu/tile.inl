@@ -196,12 +196,18 @@ void TileRows(int64_t rows, const TileArgs<typename Dot::A>& args, int64_t colum
   }
 }
 
-// The rows of the next tile when `left` remain: tiles as even as can be, since a tile of one or two
-// rows after full ones would leave most of the multipliers idle.
-AS_ALWAYS_INLINE int64_t NextTileRows(int64_t left) {
-  const int64_t tiles = (left + kTileRows - 1) / kTileRows;
-  return (left + tiles - 1) / tiles;
-}
+// How rows make tiles.
+template <class Dot>
+struct TileShape {
+  // So many pass over B in one tile, which reads it once.
+  static constexpr int64_t kStreamRows = 1;
+  // The rows of the next tile when `left` remain: tiles as even as can be, since a tile of one or
+  // two rows after full ones would leave most of the multipliers idle.
+  AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
+    const int64_t tiles = (left + kTileRows - 1) / kTileRows;
+    return (left + tiles - 1) / tiles;
+  }
+};
 
 // The share of the `bytes` at `next` that a tile of `tile_rows` of `rows` fetches, from row `row`
 // on: as even as the work, since a burst of requests would stall on memory. A tile passes over its

@@ -234,8 +234,7 @@ void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) 
   Sequence stored = s;
   RoundToCache<T>(sizes, &stored.k);
   RoundToCache<T>(sizes, &stored.v);
-  const bool bf16_products =
-      !std::is_same_v<T, float> && std::string_view(table.name).find("_bf16") != std::string::npos;
+  const bool bf16_products = !std::is_same_v<T, float> && HasBf16Products(table);
   // Every token near the begin, the end and the chunk boundary, some of the others.
   for (int64_t t = 0; t < sizes.num_tokens; ++t) {
     const bool near = t < 3 || t + 3 > sizes.num_tokens || std::abs(t - 256) < 3;

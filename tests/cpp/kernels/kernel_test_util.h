@@ -41,6 +41,14 @@ inline const std::vector<const KernelTable*>& TestTables() {
   return *tables;
 }
 
+// AMX cuts K into tiles, and adds what each gives.
+inline bool IsAmx(const KernelTable& table) { return std::string(table.name) == "amx"; }
+
+// Whether attention multiplies bfloat16.
+inline bool HasBf16Products(const KernelTable& table) {
+  return IsAmx(table) || std::string(table.name).find("_bf16") != std::string::npos;
+}
+
 inline std::string TableName(const ::testing::TestParamInfo<const KernelTable*>& info) {
   std::string name;
   for (const char* p = info.param->name; *p != '\0'; ++p) {
