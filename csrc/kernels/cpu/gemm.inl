@@ -249,8 +249,8 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
           static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + group * Dot::kGroup;
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
       tile.fetch = streams && !resume ? Fetch{tile.b + kStreamPrefetch, stride}
-                                        : FetchShare(tile.b + block * stride, tile.groups * stride,
-                                                     rows, r, tile_rows, tile.groups, columns);
+                                      : FetchShare(tile.b + block * stride, tile.groups * stride,
+                                                   rows, r, tile_rows, tile.groups, columns);
       tile.c = sums + r * kPanelColumns;
       if (group == 0) destination.FetchRows(r, tile_rows);
       TileRows<Dot>(tile_rows, tile, columns);

@@ -278,8 +278,8 @@ struct GemmBytes {
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
           for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
-          GemmBytesRows<kBits, Tiles>(args, PanelOf<kBits>(args, p), row, rows, partial, spread, sums,
-                               destination);
+          GemmBytesRows<kBits, Tiles>(args, PanelOf<kBits>(args, p), row, rows, partial, spread,
+                                      sums, destination);
         });
   }
 };
