@@ -66,7 +66,7 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
         assert tiny[key]["min"] <= tiny[key]["median"] <= tiny[key]["max"]
         assert tiny[key]["median"] > 0, key
     assert streams["streams.streams_tok_s"]["median"] > 0
-    assert re.fullmatch("reference|(avx|neon)[a-z0-9_]*", report["machine"]["isa"])
+    assert re.fullmatch("reference|amx|(avx|neon)[a-z0-9_]*", report["machine"]["isa"])
     table = (tmp_path / "results" / "t.md").read_text()
     assert "| b32: output, tokens/s |" in table and "16 times shorter" in table
     assert "not measured" in table  # The limits were left out.

@@ -26,6 +26,7 @@
 #include <simde/x86/avx512.h>
 
 #include "base/dtype.h"
+#include "support/emulated_amx.h"
 #include "support/simde_avx512_gaps.h"
 
 // The integer dot product for all of them: without it, AVX-512 does what AVX2 does.
@@ -33,8 +34,12 @@
 #define AS_KERNELS_NATIVE_BF16 1
 #define FillAvx512 FillAvx512OnSimde
 #define FillAvx512Bf16 FillAvx512Bf16OnSimde
+#define FillAmx FillAmxOnSimde
 #include "kernels/cpu/kernels_avx512.cc"
 #include "kernels/cpu/kernels_avx512_bf16.cc"
+#undef AS_KERNELS_NATIVE_VNNI
+#undef AS_KERNELS_NATIVE_BF16
+#include "kernels/cpu/kernels_amx.cc"
 
 #include "support/emulated_avx512.h"
 
@@ -45,6 +50,7 @@ bool HaveEmulatedAvx512() {
 }
 void FillEmulatedAvx512(kernels::KernelTable& table) { kernels::FillAvx512OnSimde(table); }
 void FillEmulatedAvx512Bf16(kernels::KernelTable& table) { kernels::FillAvx512Bf16OnSimde(table); }
+void FillEmulatedAmx(kernels::KernelTable& table) { kernels::FillAmxOnSimde(table); }
 
 }  // namespace allspark::testing
 
@@ -61,6 +67,7 @@ namespace allspark::testing {
 bool HaveEmulatedAvx512() { return false; }
 void FillEmulatedAvx512(kernels::KernelTable&) {}
 void FillEmulatedAvx512Bf16(kernels::KernelTable&) {}
+void FillEmulatedAmx(kernels::KernelTable&) {}
 
 }  // namespace allspark::testing
 

@@ -268,6 +268,20 @@ void TestLowRank(const KernelTable& table) {
 TEST_P(GemmTest, AdaptersGoOnWithTheSumsFloat32) { TestLowRank<float>(table()); }
 TEST_P(GemmTest, AdaptersGoOnWithTheSumsBFloat16) { TestLowRank<BFloat16>(table()); }
 
+// What the kernels' notes say of the instruction's order and roundings.
+TEST(AmxTest, TheEmulationGivesTheBitsOfTheProcessor) {
+  const KernelTable* amx = FindTable("amx");
+  if (amx == nullptr || !IsAmx(*TestTables().back()) || TestTables().back() == amx) {
+    GTEST_SKIP() << "no AMX, or no emulation of it";
+  }
+  const Problem<BFloat16> p(70, 130, 1030, {.bias = true, .accumulate = true}, 23);
+  std::vector<float> real = p.c, emulated = p.c;
+  constexpr int kSlot = kSlotOf<BFloat16>;
+  amx->gemm[kSlot][kSlot](p.Args(real), nullptr);
+  TestTables().back()->gemm[kSlot][kSlot](p.Args(emulated), nullptr);
+  EXPECT_TRUE(SameBits(real.data(), emulated.data(), static_cast<int64_t>(real.size())));
+}
+
 TEST_P(GemmTest, ScalesRowsBeforeTheyAreAdded) {
   const Problem<BFloat16> p(3, 20, 64, {.accumulate = true}, 18);
   std::vector<float> product(p.c.size()), scaled = p.c;

@@ -35,6 +35,10 @@ inline const std::vector<const KernelTable*>& TestTables() {
       bf16->name = "avx512_bf16 (emulated)";
       all->push_back(avx512);
       all->push_back(bf16);
+      auto* amx = new KernelTable(*bf16);
+      testing::FillEmulatedAmx(*amx);
+      amx->name = "amx (emulated)";
+      all->push_back(amx);
     }
     return all;
   }();
@@ -42,7 +46,7 @@ inline const std::vector<const KernelTable*>& TestTables() {
 }
 
 // AMX cuts K into tiles, and adds what each gives.
-inline bool IsAmx(const KernelTable& table) { return std::string(table.name) == "amx"; }
+inline bool IsAmx(const KernelTable& table) { return std::string(table.name).starts_with("amx"); }
 
 // Whether attention multiplies bfloat16.
 inline bool HasBf16Products(const KernelTable& table) {
