@@ -1,7 +1,7 @@
 // Measures what this machine can do at most, as one JSON object on stdout: read bandwidth (GB/s),
 // float32 multiply-adds (GFLOP/s), and, where the CPU has the instructions, bfloat16 dot products
-// (GFLOP/s) and int8 dot products (GOP/s), with 1, 2, 4, ... threads. A rate the CPU has no
-// instruction for is null.
+// (GFLOP/s) and int8 dot products (GOP/s), of vectors or tiles, with 1, 2, 4, ... threads. A rate
+// the CPU has no instruction for is null.
 //
 // usage: limits [MAX_THREADS [MIB]]
 // Build: c++ -std=c++17 -O3 -march=native -pthread limits.cc -o limits
@@ -21,6 +21,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace {
@@ -154,6 +156,47 @@ void DotInt8(int) {}
 constexpr double kInt8Ops = 0;
 #endif
 
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+constexpr int kTileShare = 32;  // a product of tiles counts as so many of vectors
+constexpr double kTileBf16Ops = 2.0 * 16 * 16 * 32 / kTileShare;
+
+// The system gives a process the tiles' state when it asks (ARCH_REQ_XCOMP_PERM).
+bool HaveTiles() {
+  static const bool have = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return have;
+}
+
+template <bool kBytes>
+void DotTiles(int) {
+  struct alignas(64) Config {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+  static const Config config;
+  _tile_loadconfig(&config);
+  for (int64_t i = 0; i < kChains * kIterations / kTileShare; i += 4) {
+    if constexpr (kBytes) {
+      _tile_dpbsud(0, 4, 6);
+      _tile_dpbsud(1, 4, 7);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+    } else {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_release();
+}
+#else
+constexpr double kTileBf16Ops = 0;
+bool HaveTiles() { return false; }
+template <bool kBytes>
+void DotTiles(int) {}
+#endif
+
 double Rate(int num_threads, double ops_per_vector, void (*work)(int)) {
   const double ops = ops_per_vector * kChains * static_cast<double>(kIterations) * num_threads;
   return ops / BestSeconds(num_threads, work) * 1e-9;
@@ -191,8 +234,12 @@ int main(int argc, char** argv) {
   std::printf("{\"vector_bytes\": %d, \"threads\": [", kVectorBytes);
   for (size_t i = 0; i < counts.size(); ++i) {
     const int n = counts[i];
-    const double bf16 = kHasBf16 ? Rate(n, kBf16Ops, DotBf16) : 0;
-    const double int8 = kHasInt8 ? Rate(n, kInt8Ops, DotInt8) : 0;
+    double bf16 = kHasBf16 ? Rate(n, kBf16Ops, DotBf16) : 0;
+    double int8 = kHasInt8 ? Rate(n, kInt8Ops, DotInt8) : 0;
+    if (HaveTiles()) {
+      bf16 = std::max(bf16, Rate(n, kTileBf16Ops, DotTiles<false>));
+      int8 = std::max(int8, Rate(n, 2 * kTileBf16Ops, DotTiles<true>));
+    }
     std::printf(
         "%s{\"threads\": %d, \"read_gb_s\": %f, \"fma_gflop_s\": %f, \"bf16_gflop_s\": %s, "
         "\"int8_gop_s\": %s}",
