@@ -20,6 +20,7 @@ from .quantization import MatrixWeight, Quantization
 from .quantized import (
     checkpoint_format,
     checkpoint_method,
+    dequantized_targets,
     is_quantized,
     keep_quantized,
     warn_of_dequantized,
@@ -103,15 +104,17 @@ def make_plan(
     parts = resolve(architecture, spec.num_layers, required, tensors, computed)
     if quantization is not None:
         quantization.check_method(checkpoint_method(config), is_quantized(tensors))
+    weights = _matrix_weights(architecture, spec, required)
     if is_quantized(tensors) and (quantization is None or quantization.keeps_checkpoint):
         activations = None if quantization is None else quantization.quantize_activations
         parts, quants = keep_quantized(parts, activations)
         spec.weight_quant.extend(quants)
-    elif quantization is not None:
-        weights = _matrix_weights(architecture, spec, required)
+        # What cannot stay as it is can be quantised anew.
+        left = dequantized_targets(parts)
+        weights = [weight for weight in weights if weight.names[0] in left]
+    if quantization is not None:
         spec.weight_quant.extend(quantization.weight_quants(weights, spec.tie_embeddings))
-    if quantization is None:
-        warn_of_dequantized(parts, data_type)
+    warn_of_dequantized(parts, [quant.tensor for quant in spec.weight_quant], data_type)
     if spec.weight_quant:
         required_tensors(spec.SerializeToString())  # The engine's own checks, before the reading.
     build = message_class("BuildRecord")(

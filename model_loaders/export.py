@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,22 @@ def engine_accepts(graph: Path, param: Path, engine: Any = None) -> bool:
     return True
 
 
-def copy_companions(source: Path, target: Path, config: ModelConfig, graph: Path) -> None:
+def copy_companions(
+    source: Path, target: Path, config: ModelConfig, graph: Path, made: Mapping[str, str]
+) -> None:
     """Copies tokenizer and configuration from ``source``, so that ``target`` is a whole model by
-    itself; a ``config`` that is in no file is written.
+    itself; a ``config`` that is in no file is written, as are those that were ``made``.
 
     Refuses to replace those of another model that lies in ``target``.
     """
     others = [path.name for path in target.glob("*.asgraph") if path.name != graph.name]
     for name in COMPANIONS:
         begin, end = source / name, target / name
-        if begin.is_file():
+        if begin.is_file() and end.exists() and begin.samefile(end):
+            continue
+        if name in made:
+            data = made[name].encode()
+        elif begin.is_file():
             data = begin.read_bytes()
         elif name == "config.json":
             data = json.dumps(dict(config), indent=2).encode()

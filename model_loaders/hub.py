@@ -17,20 +17,25 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
-    """``name_or_path`` itself if it is a directory, else what ``download`` makes of the name.
+    """``name_or_path`` itself if it is a directory, that of a GGUF file, else what ``download``
+    makes of the name.
 
     What looks like a path is never taken for the name of a model on a hub.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
+    if path.suffix == ".gguf" and (path.is_file() or os.path.lexists(path.parent)):
+        return path.parent
     if os.path.lexists(path):
         kind = (
             "a symbolic link that leads nowhere"
             if path.is_symlink() and not path.exists()
             else "not a directory"
         )
-        raise CheckpointNotFoundError(f"{path}: {kind}; expected the directory of a model")
+        raise CheckpointNotFoundError(
+            f"{path}: {kind}; expected the directory of a model or a .gguf file"
+        )
     if not _HUB_NAME.fullmatch(name_or_path) or name_or_path.startswith("."):
         raise CheckpointNotFoundError(f"{name_or_path}: no such directory")
     return download(name_or_path)

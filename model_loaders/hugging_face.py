@@ -4,6 +4,8 @@ install.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from .config import ModelConfig
 from .convert import Plan, checked_data_type, decoder_fields, make_plan, make_spec, write_model
 from .errors import PARAM_ERROR, ModelSerializerException
 from .export import copy_companions, is_current
+from .gguf import GgufFile, find_gguf, open_gguf, read_gguf, tokenizer_files
 from .hub import download_from_huggingface, download_from_modelscope, local_directory
 from .llm import LLM
 from .lora import open_adapters
@@ -23,6 +26,7 @@ from .native import native
 from .quantization import Quantization, parse_quantization
 from .quantized import checkpoint_format
 from .storage import TensorEntry
+from .tokenizer import has_tokenizer, load_tokenizer
 
 DEFAULT_DATA_TYPE = "bfloat16"
 
@@ -50,6 +54,7 @@ class HuggingFaceModel(LLM):
         self.in_memory_serialize = in_memory_serialize
         self.data_type = checked_data_type(user_set_data_type or DEFAULT_DATA_TYPE)
         self._directory: Path | None = None
+        self._gguf_file: GgufFile | None = None
         self._revision: str | None = None
         self._rope_override: dict[str, Any] | None = None
         self._checkpoint: Checkpoint | None = None
@@ -67,6 +72,14 @@ class HuggingFaceModel(LLM):
                 self.pretrain_model_name_or_path, lambda name: self._download(name, self._revision)
             )
         return self._directory
+
+    def _gguf(self) -> GgufFile | None:
+        """The file of a model in that form, read when first asked for."""
+        if self._gguf_file is None:
+            path = Path(self.pretrain_model_name_or_path).expanduser()
+            found = find_gguf(path if path.suffix == ".gguf" else self.directory)
+            self._gguf_file = None if found is None else read_gguf(found)
+        return self._gguf_file
 
     # Loading.
 
@@ -90,6 +103,7 @@ class HuggingFaceModel(LLM):
         if override_data_type is not None:
             self.data_type = checked_data_type(override_data_type)
         self._load_format = LoadFormat(load_format)
+        self._gguf_file = None
         self.read_model_config()
         self._checkpoint = self._open_checkpoint()
         return self
@@ -97,6 +111,8 @@ class HuggingFaceModel(LLM):
     def _open_checkpoint(self) -> Checkpoint:
         if is_meta(self.directory):
             return open_meta(self.directory)[1]
+        if (file := self._gguf()) is not None:
+            return open_gguf(file)[1]
         checkpoint = Checkpoint.open(self.directory, self._load_format)
         quantized = checkpoint_format(self._model_config())
         if quantized is None:
@@ -116,6 +132,8 @@ class HuggingFaceModel(LLM):
     def _read_config(self) -> ModelConfig:
         if is_meta(self.directory):
             return open_meta(self.directory)[0]
+        if (file := self._gguf()) is not None:
+            return open_gguf(file)[0]
         return ModelConfig.read(self.directory)
 
     def set_rope_scale_method(
@@ -169,6 +187,28 @@ class HuggingFaceModel(LLM):
 
     def checkpoint_tensors(self) -> Mapping[str, TensorEntry]:
         return (self._checkpoint or self._open_checkpoint()).tensors
+
+    def _load_tokenizer(self, padding_side: str) -> Any:
+        file = self._gguf()
+        if file is None or has_tokenizer(self.directory):
+            return super()._load_tokenizer(padding_side)
+        with tempfile.TemporaryDirectory() as directory:
+            for name, text in tokenizer_files(file.metadata, str(file.paths[0])).items():
+                (Path(directory) / name).write_text(text)
+            return load_tokenizer(Path(directory), padding_side)
+
+    def _made_companions(self) -> dict[str, str]:
+        """Of what lies beside a serialised model, that which a GGUF file holds."""
+        file = self._gguf()
+        if file is None:
+            return {}
+        made = {"config.json": json.dumps(dict(self._model_config()), indent=2)}
+        if not has_tokenizer(self.directory):
+            try:
+                made |= tokenizer_files(file.metadata, str(file.paths[0]))
+            except ModelSerializerException as error:
+                warnings.warn(f"the model is serialised without a tokenizer: {error}", stacklevel=2)
+        return made
 
     # Serialising.
 
@@ -276,7 +316,9 @@ class HuggingFaceModel(LLM):
         if plan is not None:
             if not (skip_if_exists and is_current(plan, graph, param, engine)):
                 write_model(plan, native().ModelWriter, str(graph), str(param))
-            copy_companions(self.directory, target, self._model_config(), graph)
+            copy_companions(
+                self.directory, target, self._model_config(), graph, self._made_companions()
+            )
         for name, adapter in adapters.items():
             adapter.serialize_to_path(target / f"{name}.aslora")
         if plan is not None or (graph.is_file() and param.is_file()):

@@ -81,8 +81,11 @@ class LLM:
 
     def init_tokenizer(self, padding_side: str = "left") -> LLM:
         """Loads the tokenizer (transformers is imported here, and nowhere earlier)."""
-        self._tokenizer = load_tokenizer(self.directory, padding_side, self.trust_remote_code)
+        self._tokenizer = self._load_tokenizer(padding_side)
         return self
+
+    def _load_tokenizer(self, padding_side: str) -> Any:
+        return load_tokenizer(self.directory, padding_side, self.trust_remote_code)
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer, loaded when first asked for."""

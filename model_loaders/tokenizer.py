@@ -38,13 +38,17 @@ _SENTENCEPIECE_CLASSES = {
 }
 
 
+def has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).exists() for name in TOKENIZER_FILES)
+
+
 def load_tokenizer(
     directory: Path, padding_side: str = "left", trust_remote_code: bool = False
 ) -> Any:
     """A transformers tokenizer. Errors name the directory."""
     if padding_side not in ("left", "right"):
         raise ValueError(f"padding_side is {padding_side!r}, expected 'left' or 'right'")
-    if not any((directory / name).exists() for name in TOKENIZER_FILES):
+    if not has_tokenizer(directory):
         raise CheckpointNotFoundError(
             f"{directory}: holds no tokenizer; looked for {', '.join(TOKENIZER_FILES)}"
         )

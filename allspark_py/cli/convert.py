@@ -11,7 +11,7 @@ _WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="directory of a checkpoint, or its name on the Hugging Face hub")
+    add("model", help="directory of a checkpoint, a GGUF file, or a name on the Hugging Face hub")
     add("--output", required=True, metavar="DIR", help="where the model goes")
     add("--name", help="name of the files (default: the last part of MODEL)")
     add("--data-type", default="bfloat16", help="bfloat16 (default) or float32")
@@ -31,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
     from allspark.model_loader import HuggingFaceModel
 
     config = _quant_config(options)
-    name = options.name or Path(options.model).resolve().name
+    path = Path(options.model).resolve()
+    name = options.name or (path.stem if path.suffix == ".gguf" else path.name)
     loader = HuggingFaceModel(options.model, name, user_set_data_type=options.data_type)
     loader.load_model().serialize_to_path(
         None,

@@ -11,12 +11,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from allspark.model_loader.convert import COMPUTE_TYPES
+    from allspark.model_loader.gguf import FAMILIES
     from allspark.model_loader.quantized import FORMATS
     from allspark.model_loader.spec import registered
 
     del options
     print("architectures:", *registered(), sep="\n  ")
-    print("checkpoints:", "safetensors", ".bin", "Meta's .pth", sep="\n  ")
+    print("checkpoints:", "safetensors", ".bin", "Meta's .pth", "GGUF", sep="\n  ")
     print("quantised checkpoints (quant_method):", *FORMATS, sep="\n  ")
+    print("GGUF (general.architecture):", *FAMILIES, sep="\n  ")
     print("compute types:", *COMPUTE_TYPES, sep="\n  ")
     return 0

@@ -16,13 +16,20 @@ from .awq import Awq
 from .compressed import CompressedTensors
 from .fp8 import Fp8
 from .gptq import Gptq
-from .plan import is_quantized, keep_quantized, warn_of_dequantized, without_idle_biases
+from .plan import (
+    dequantized_targets,
+    is_quantized,
+    keep_quantized,
+    warn_of_dequantized,
+    without_idle_biases,
+)
 
 __all__ = [
     "FORMATS",
     "CheckpointFormat",
     "checkpoint_format",
     "checkpoint_method",
+    "dequantized_targets",
     "is_quantized",
     "keep_quantized",
     "warn_of_dequantized",

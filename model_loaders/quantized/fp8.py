@@ -14,10 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ModelConfig
-from ..derived import DerivedTensor, derive
 from ..errors import CheckpointError
 from ..storage import TensorEntry, as_float32
-from .tensor import FLOATS, check, replace_modules, strips
+from .tensor import (
+    FLOATS,
+    DequantizedTensor,
+    check,
+    dequantized_view,
+    replace_modules,
+    strips,
+)
 
 _DTYPE = "float8_e4m3"
 
@@ -44,7 +50,7 @@ class Fp8:
     def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
         marker = "weight_scale" if self.block is None else "weight_scale_inv"
 
-        def weight(module: Mapping[str, TensorEntry]) -> DerivedTensor:
+        def weight(module: Mapping[str, TensorEntry]) -> DequantizedTensor:
             return fp8_weight(module["weight"], module[marker], self.block)
 
         return replace_modules(tensors, marker, ("weight",), ("input_scale",), weight)
@@ -52,7 +58,7 @@ class Fp8:
 
 def fp8_weight(
     weight: TensorEntry, scale: TensorEntry, block: tuple[int, int] | None
-) -> DerivedTensor:
+) -> DequantizedTensor:
     rows, cols = check(weight, (_DTYPE,), (None, None))
     if block is not None:
         check(scale, FLOATS, (-(-rows // block[0]), -(-cols // block[1])))
@@ -76,7 +82,7 @@ def fp8_weight(
             weights[strip] *= factors[by_row[strip]][:, by_column]
         return weights
 
-    return derive(compute, "float32", (rows, cols), weight, scale)
+    return dequantized_view(compute, (rows, cols), "float8", weight, scale)
 
 
 def _values() -> NDArray[np.float32]:

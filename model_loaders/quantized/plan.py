@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..derived import DerivedTensor
 from ..errors import UnsupportedModelError
 from ..spec import Part, message_class
 from ..storage import TensorEntry
-from .tensor import QuantizedTensor
+from .tensor import DequantizedTensor, QuantizedTensor
 
 _ANEW = (
     "customized_quant_config={'quant_method': 'instant_quant', ...} with enable_quant=True "
@@ -24,20 +24,20 @@ def is_quantized(tensors: Mapping[str, TensorEntry]) -> bool:
 
 
 def keep_quantized(
-    parts: Iterable[Part], quantize_activations: bool | None
+    parts: list[Part], quantize_activations: bool | None
 ) -> tuple[list[Part], list[Any]]:
     """The parts, where those of quantised weights are integers, scales and zero points; and the
     WeightQuant messages that say so. ``quantize_activations`` None: as the checkpoint was made for.
-    A weight that cannot be kept is an error that names it.
+    A weight that cannot be kept stays in floats where its format mixes types, and is an error that
+    names it otherwise.
     """
+    mixed = _mixed_targets(parts)
     kept: list[Part] = []
     formats: dict[str, tuple[int, int, bool, bool] | None] = {}  # None: in floats
     for part in parts:
         target, source, found = part.rule.target, part.source, None
-        if isinstance(source, QuantizedTensor):
-            problem = source.problem()
-            if part.rule.transform is not None:
-                problem = f"{target!r} is computed from it"
+        if isinstance(source, QuantizedTensor) and target not in mixed:
+            problem = _problem(part)
             if problem is not None:
                 raise _refused(part, problem)
             activations = source.quantize_activations
@@ -64,6 +64,25 @@ def keep_quantized(
         if found is not None
     ]
     return kept, quants
+
+
+def _mixed_targets(parts: Iterable[Part]) -> set[str]:
+    """What has parts of several types where a format allows that, or parts that cannot stay."""
+    types: dict[str, set[str | None]] = {}
+    mixing: set[str] = set()
+    for part in parts:
+        source, found = part.source, None
+        if isinstance(source, QuantizedTensor) and source.stored_as:
+            mixing.add(part.rule.target)
+            found = None if _problem(part) else source.stored_as
+        types.setdefault(part.rule.target, set()).add(found)
+    return {target for target in mixing if len(types[target]) > 1 or None in types[target]}
+
+
+def _problem(part: Part) -> str | None:
+    if part.rule.transform is not None:
+        return f"{part.rule.target!r} is computed from it"
+    return part.source.problem() if isinstance(part.source, QuantizedTensor) else None
 
 
 def _beside(part: Part, suffix: str, source: TensorEntry) -> Part:
@@ -93,18 +112,31 @@ def without_idle_biases(
     return {name: entry for name, entry in tensors.items() if not is_idle(name, entry)}
 
 
-def warn_of_dequantized(parts: Sequence[Part], data_type: str) -> None:
-    """Says which weights take more memory than they did in the checkpoint."""
-    found = [
-        part.source
-        for part in parts
-        if isinstance(part.source, DerivedTensor) and "float8" in part.source.inputs[0].dtype
-    ]
-    if found:
-        times = 4 if data_type == "float32" else 2
-        warnings.warn(
-            f"{found[0].file.path}: {len(found)} weights are float8, for which the engine has no "
-            f"kernels; they become {data_type} and take {times} times the memory. "
-            "enable_quant=True makes them int8",
-            stacklevel=2,
-        )
+def dequantized_targets(parts: Iterable[Part]) -> set[str]:
+    """What becomes floats although the checkpoint has it quantised."""
+    return {part.rule.target for part in parts if _stored_as(part)}
+
+
+def _stored_as(part: Part) -> str | None:
+    source = part.source
+    return source.stored_as if isinstance(source, (DequantizedTensor, QuantizedTensor)) else None
+
+
+def warn_of_dequantized(parts: Iterable[Part], kept: Collection[str], data_type: str) -> None:
+    """Says which weights take more memory than they did in the checkpoint; ``kept`` are not among
+    them.
+    """
+    found = [part for part in parts if _stored_as(part) and part.rule.target not in kept]
+    if not found:
+        return
+    sources = [part.source for part in found]
+    before = sum(source.nbytes for source in sources)
+    element_bytes = 4 if data_type == "float32" else 2
+    after = element_bytes * sum(math.prod(source.shape) for source in sources)
+    types = ", ".join(sorted({str(_stored_as(part)) for part in found}))
+    warnings.warn(
+        f"{sources[0].file.path}: {len(found)} weights are {types}, which the engine does not "
+        f"compute with as they lie there; they become {data_type} and take {after} bytes instead "
+        f"of {before}. enable_quant=True makes those of layers int8",
+        stacklevel=2,
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..derived import DerivedTensor
 from ..errors import CheckpointError
 from ..storage import TensorEntry, as_float32
 
@@ -35,6 +36,8 @@ class QuantizedTensor(TensorEntry):
     zeros: TensorEntry | None  # uint8, as scales; None: 2^(bits - 1) everywhere
     order: NDArray[np.intp] | None  # the group of each input feature, where they do not follow
     quantize_activations: bool  # as the checkpoint was made for
+    # The type's name in a format that mixes types: what cannot stay as it is becomes floats there.
+    stored_as: str | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[NDArray[Any]]:
@@ -84,6 +87,7 @@ def quantize_view(
     zeros: TensorEntry | None = None,
     order: NDArray[np.intp] | None = None,
     quantize_activations: bool = False,
+    stored_as: str | None = None,
 ) -> QuantizedTensor:
     size = 0 if group_size == values.shape[1] else group_size
     return QuantizedTensor(
@@ -100,6 +104,34 @@ def quantize_view(
         zeros=zeros,
         order=order,
         quantize_activations=quantize_activations,
+        stored_as=stored_as,
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DequantizedTensor(DerivedTensor):
+    """A weight whose format the engine has not: float32, computed when it is read."""
+
+    stored_as: str
+
+
+def dequantized_view(
+    compute: Callable[..., NDArray[Any]],
+    shape: tuple[int, ...],
+    stored_as: str,
+    *inputs: TensorEntry,
+) -> DequantizedTensor:
+    first = inputs[0]
+    return DequantizedTensor(
+        first.name,
+        "float32",
+        shape,
+        first.file,
+        first.offset,
+        first.nbytes,
+        inputs=inputs,
+        compute=compute,
+        stored_as=stored_as,
     )
 
 

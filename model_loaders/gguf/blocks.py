@@ -1,0 +1,71 @@
+"""The tensors of GGUF files as the other loaders see them.
+
+F32, F16 and BF16 are what they are. Q8_0 and Q4_0 are the engine's own formats (integers in groups
+of 32 with one scale each) and may stay as they are; all other types have no kernels, and become
+floats when they are read, as does what lies beside them in one weight of the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..derived import derive
+from ..quantized.tensor import dequantized_view, quantize_view
+from ..storage import TensorEntry
+from .file import GgufTensor, library
+
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SCALE_BYTES = 2
+_GROUP = 32
+# Their bits, and the integers of blocks without their scales, as the engine has them: from 0.
+_KEPT: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
+    "Q8_0": (8, lambda octets: octets ^ np.uint8(128)),
+    "Q4_0": (4, lambda octets: np.concatenate([octets & 15, octets >> 4], axis=-1)),
+}
+
+
+def tensor_entry(tensor: GgufTensor, order: NDArray[np.intp] | None = None) -> TensorEntry:
+    """The weight that ``tensor`` holds, its rows in ``order``."""
+    raw, shape, name = tensor.raw, tensor.shape, tensor.block.name
+    if name in _FLOATS:
+        entry = TensorEntry(raw.name, _FLOATS[name], shape, raw.file, raw.offset, raw.nbytes)
+        return entry if order is None else derive(lambda a: a[order], entry.dtype, shape, entry)
+    if order is not None:
+        raw = derive(lambda rows: rows[order], raw.dtype, raw.shape, raw)
+    if name not in _KEPT or len(shape) != 2:
+        return dequantized_view(_dequantise(tensor), shape, name, raw)
+    bits, integers = _KEPT[name]
+    groups = (shape[0], shape[1] // _GROUP)
+
+    def blocks(rows: NDArray[Any]) -> NDArray[Any]:
+        return rows.reshape(*groups, -1)
+
+    def scales(rows: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(blocks(rows)[..., :_SCALE_BYTES]).view("<f2")[..., 0]
+
+    def values(rows: NDArray[Any]) -> NDArray[Any]:
+        return integers(blocks(rows)[..., _SCALE_BYTES:]).reshape(shape)
+
+    return quantize_view(
+        bits,
+        _GROUP,
+        derive(values, "uint8", shape, raw),
+        derive(scales, "float16", groups, raw),
+        stored_as=name,
+    )
+
+
+def _dequantise(tensor: GgufTensor) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    block, shape = tensor.block, tensor.shape
+
+    def compute(rows: NDArray[Any]) -> NDArray[Any]:
+        gguf = library(f"{tensor.raw.where} is {block.name}")
+        kind = gguf.constants.GGMLQuantizationType(block.code)
+        values: NDArray[Any] = gguf.quants.dequantize(rows, kind)
+        return values.reshape(shape)
+
+    return compute

@@ -1,0 +1,128 @@
+"""GGUF files for tests, written with llama.cpp's own package: its names of tensors, and the order
+of rows and the keys that its converter gives.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3")
+
+
+def in_pairs(rows, heads):
+    """Queries and keys as llama.cpp turns them: neighbours instead of halves."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def renamed(arch, tensors, config, pairs=False):
+    """{name in a GGUF file: values} of tensors that have transformers' names."""
+    import gguf
+
+    arch_id = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(arch_id, config["num_hidden_layers"])
+    result = {}
+    for name, values in tensors.items():
+        values = np.asarray(values)
+        if pairs and "q_proj" in name:
+            values = in_pairs(values, config["num_attention_heads"])
+        if pairs and "k_proj" in name:
+            values = in_pairs(values, config["num_key_value_heads"])
+        if arch in NORMS_WITH_ONE and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        if arch == "chatglm":  # As llama.cpp's converter does.
+            name = name.removeprefix("transformer.")
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        result[target] = values
+    return result
+
+
+def metadata(config, **fields):
+    """Keys under the architecture's prefix; ``fields`` may change them, None leaves one out."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config.get("rope_parameters") or {}
+    keys = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
+        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
+        "vocab_size": config["vocab_size"],
+        **{key.replace("__", "."): value for key, value in fields.items()},
+    }
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def add_keys(writer, keys):
+    for key, value in keys.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+
+
+def write_gguf(path, arch, tensors, keys, whole=(), shard_tensors=0):
+    """``tensors``: {name: float array or (type's name, raw blocks)}; ``keys`` under the prefix,
+    ``whole`` with theirs.
+    """
+    import gguf
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=shard_tensors)
+    add_keys(writer, {f"{arch}.{key}": value for key, value in keys.items()})
+    add_keys(writer, dict(whole))
+    for name, values in tensors.items():
+        if isinstance(values, tuple):
+            kind, raw = values
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def quantized(values, kind):
+    """What ``write_gguf`` takes for a matrix, and the values it then stands for."""
+    import gguf
+
+    type_id = gguf.GGMLQuantizationType[kind]
+    if kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+        raw = gguf.quants.quantize(values, type_id)
+    else:
+        raw = random_blocks(values, type_id)
+    return (kind, raw), gguf.quants.dequantize(raw, type_id)
+
+
+# Where the float16 scales of a block lie.
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+          "IQ4_NL": (0,)}  # fmt: skip
+
+
+def random_blocks(values, type_id):
+    """The package has no quantiser for these; any bytes are blocks if their scales are numbers."""
+    import gguf
+
+    elements, size = gguf.GGML_QUANT_SIZES[type_id]
+    rows, cols = values.shape
+    blocks = np.random.default_rng(5).integers(0, 256, (rows, cols // elements, size), np.uint8)
+    scale = np.array([2.0**-12], "<f2").view(np.uint8)
+    for begin in SCALES[type_id.name]:
+        blocks[..., begin : begin + 2] = scale
+    return blocks.reshape(rows, -1)

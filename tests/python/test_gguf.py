@@ -1,0 +1,579 @@
+"""GGUF files: what they serialise to is what the same model in transformers' layout does, blocks
+that the engine can hold arrive bit by bit, and tokenizers give the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from support import gguf_files
+from support.checkpoints import llama_tensors, shared_data, write_checkpoint
+from support.gguf_files import metadata, quantized, renamed, write_gguf
+from support.model_file import bfloat16, parts_of, read_tensors
+from support.quantized import CONFIG
+
+gguf = pytest.importorskip("gguf")
+native = pytest.importorskip("allspark._allspark")
+
+from allspark.model_loader import DashInferModel, HuggingFaceModel  # noqa: E402
+
+
+def serialize(source, out, data_type="float32", **options):
+    loader = HuggingFaceModel(str(source), "m", user_set_data_type=data_type).load_model()
+    loader.serialize_to_path(None, str(out), **options)
+    return out / "m.asgraph"
+
+
+# Families.
+
+WINDOW2 = {"attention__sliding_window": 11}
+POSTS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, **WINDOW2}
+FACTORS = {"rope_freqs.weight": "llama3"}
+# Row of the parity test -> (architecture in the file, rows in pairs, keys that other models lack).
+ROWS = {
+    "llama": ("llama", True, {}),
+    "llama-tied": ("llama", True, {}),
+    "llama-3.1-rope": ("llama", True, {}),
+    "llama-linear-rope": (
+        "llama", True, {"rope__scaling__type": "linear", "rope__scaling__factor": 3.0},
+    ),
+    "llama-yarn-rope": (
+        "llama", True,
+        {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0,
+         "rope__scaling__original_context_length": 64, "rope__scaling__finetuned": True},
+    ),
+    "llama-biases": ("llama", True, {}),
+    "llama-head-dim": ("llama", True, {}),
+    "llama-one-kv-head": ("llama", True, {}),
+    "mistral-window": ("llama", True, WINDOW2),
+    "internlm3": ("llama", True, {}),
+    "internlm2": ("internlm2", True, {}),
+    "baichuan": ("baichuan", True, {}),
+    "qwen1": ("qwen", False, {"feed_forward_length": 2 * 172}),
+    "qwen2": ("qwen2", False, {}),
+    "qwen2-tied": ("qwen2", False, {}),
+    "qwen3": ("qwen3", False, {}),
+    "qwen3-head-dim": ("qwen3", False, {}),
+    "gemma": ("gemma", False, {}),
+    "gemma2": ("gemma2", False, POSTS),
+    "gemma3": (
+        "gemma3", False,
+        {**WINDOW2, "attention__sliding_window_pattern": 2, "rope__scaling__type": "linear",
+         "rope__scaling__factor": 8.0, "rope__freq_base": 1e6},
+    ),
+    "phi3": ("phi3", False, {}),
+    "phi3-window": ("phi3", False, WINDOW2),
+    "phi3-longrope": ("phi3", False, {"rope__scaling__original_context_length": 32}),
+    "phi4-mini": ("phi3", False, {}),
+    "chatglm3": ("chatglm", False, {}),
+    "glm-4": ("chatglm", False, {}),
+    "glm4": ("glm4", False, {"rope__dimension_count": 8}),
+    "granite": (
+        "granite", True,
+        {"attention__scale": 0.3, "embedding_scale": 12.0, "residual_scale": 0.22,
+         "logit_scale": 4.0},
+    ),
+    "minicpm": (
+        "minicpm", True,
+        {"embedding_scale": 12.0, "residual_scale": 1.4 / 2**0.5, "logit_scale": 4.0},
+    ),
+    "olmo2": ("olmo2", False, {}),
+}  # fmt: skip
+# What llama.cpp computes from the size of heads cannot be said.
+SAME_SCALE = {"query_pre_attn_scalar": 16}
+# Frequencies are factors in the file, and rounded once more.
+ROUNDED = ("llama-3.1-rope", "phi3-longrope")
+# Their own names are those that llama.cpp's converter reads.
+OWN_NAMES = ("qwen1", "chatglm3", "glm-4")
+
+
+def rope_factors(row, model):
+    """The tensors in which files have what stretches frequencies."""
+    rope = model.config.to_dict()["rope_parameters"]
+    if row == "phi3-longrope":
+        return {
+            f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)
+            for kind in ("long", "short")
+        }
+    if row != "llama-3.1-rope":
+        return {}
+    dim = model.config.hidden_size // model.config.num_attention_heads
+    base = 10000.0 ** -(np.arange(0, dim, 2) / dim)
+    return {"rope_freqs.weight": (base / model.model.rotary_emb.inv_freq.numpy()).astype("f4")}
+
+
+def write_row(directory, row, monkeypatch):
+    """The model of a row, saved for transformers and as a GGUF file."""
+    import test_architectures as parity
+
+    prefix, fields, *family = parity.ROWS[row]
+    if row in ("gemma2", "gemma3"):
+        monkeypatch.setitem(parity.ROWS, row, (prefix, {**fields, **SAME_SCALE}, *family))
+    model = parity.build(row)
+    parity.save(model, directory / "hf")
+    arch, pairs, changes = ROWS[row]
+    config = {**parity.BASE, **model.config.to_dict()}
+    keys = metadata(config, **changes)
+    state = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    if config.get("tie_word_embeddings"):
+        state.pop("lm_head.weight", None)
+    if row in OWN_NAMES:
+        state = model.family(model.config.to_dict(), state)[1]
+    state = {name: tensor.numpy() for name, tensor in state.items()}
+    tensors = {**renamed(arch, state, config, pairs), **rope_factors(row, model)}
+    if row == "phi3-longrope":
+        attention = float(np.sqrt(1 + np.log(256 / 32) / np.log(32)))
+        keys["rope.scaling.attn_factor"] = attention
+    ids = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+    write_gguf(directory / "m.gguf", arch, tensors, keys, ids)
+    return model
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.torch
+def test_same_model_as_from_transformers_layout(tmp_path, row, monkeypatch):
+    pytest.importorskip("transformers")
+    model = write_row(tmp_path, row, monkeypatch)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*without a tokenizer")
+        file, found = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "a"))
+    expected_file, expected = read_tensors(serialize(tmp_path / "hf", tmp_path / "b"))
+    for spec in (file.spec, expected_file.spec):
+        spec.architecture = ""  # Some are read by the declaration of what they are equal to.
+        if spec.attention_scale == spec.head_dim**-0.5:  # What it is where it is not set.
+            spec.ClearField("attention_scale")
+    assert file.spec == expected_file.spec
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        if row in ROUNDED and name == "rope.inv_freq":
+            np.testing.assert_allclose(found[name], values, rtol=2.0**-22)
+        else:
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
+    if row in ROUNDED:
+        import test_architectures as parity
+
+        ids = parity.prompt_ids()
+        logits = native.testing.forward_logits(str(tmp_path / "a/m.asgraph"), ids, [], 1, "", 16)
+        parity.reference_for(model, ids, parity.FLOAT32_FACTOR).check(logits)
+
+
+# Blocks of integers.
+
+
+def llama_file(path, kinds, config=CONFIG, **options):
+    """A Llama whose matrices are of the type that ``kinds`` gives for the first pattern in a name
+    ("": all others); and the tensors it stands for, under transformers' names.
+    """
+    tensors = llama_tensors(config)
+    for name in tensors:
+        if name.endswith("_proj.weight") or "embed" in name or "lm_head" in name:
+            tensors[name] *= np.float32(0.125)
+    stored, exact = {}, {}
+    for name, values in tensors.items():
+        kind = next(kind for pattern, kind in kinds.items() if pattern in name)
+        if values.ndim == 1 or kind == "F32":
+            stored[name], exact[name] = values, values
+            continue
+        stored[name], exact[name] = quantized(values, kind)
+
+    def pairs(name, entry):
+        """Blocks lie along rows, so rows can change places."""
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        count = next((heads[part] for part in heads if part in name), 0)
+        if not count:
+            return entry
+        if isinstance(entry, tuple):
+            return entry[0], gguf_files.in_pairs(entry[1], count)
+        return gguf_files.in_pairs(entry, count)
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    named = {
+        names.get_name(name, try_suffixes=(".weight",)): pairs(name, entry)
+        for name, entry in stored.items()
+    }
+    write_gguf(path, "llama", named, metadata(config), **options)
+    return exact, stored
+
+
+def round_scales(scales):
+    bits = scales.astype(np.float32).view(np.uint32)
+    return bfloat16(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
+
+
+def blocks_of(raw, kind):
+    """(stored integers, float16 scales) of blocks, from the definition of the type."""
+    size = {"Q8_0": 34, "Q4_0": 18}[kind]
+    blocks = raw.reshape(len(raw), -1, size)
+    scales = blocks[..., :2].copy().view("<f2")[..., 0]
+    octets = blocks[..., 2:]
+    if kind == "Q8_0":
+        values = octets.view(np.int8).astype(np.int16) + 128
+    else:
+        values = np.concatenate([octets & 15, octets >> 4], -1)
+    return values.reshape(len(raw), -1), scales
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.filterwarnings("error:.*weights are")
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
+def test_integers_stay_as_they_are(tmp_path, kind):
+    exact, stored = llama_file(tmp_path / "m.gguf", {"": kind})
+    file, tensors = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out"))
+    assert {(q.bits, q.group_size, q.asymmetric) for q in file.spec.weight_quant} == {
+        (8 if kind == "Q8_0" else 4, 32, False)
+    }
+    assert {q.tensor for q in file.spec.weight_quant} >= {"embedding", "lm_head", "layers.1.qkv"}
+    for quant in file.spec.weight_quant:
+        parts = [blocks_of(stored[name][1], kind) for name in parts_of(quant.tensor)]
+        np.testing.assert_array_equal(
+            tensors[quant.tensor], np.concatenate([values for values, _ in parts])
+        )
+        scales = round_scales(np.concatenate([scales for _, scales in parts]))
+        np.testing.assert_array_equal(bfloat16(tensors[quant.tensor + "_scale"]), scales)
+        if kind == "Q4_0":
+            assert (scales < 0).any()  # As many as not: the sign goes with the largest value's.
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
+@pytest.mark.torch
+def test_parity_with_the_dequantised_model(tmp_path, kind):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from support.parity import FLOAT32_FACTOR, reference_for
+
+    exact, stored = llama_file(tmp_path / "m.gguf", {"": kind})
+    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+    for name, entry in stored.items():
+        if isinstance(entry, tuple):
+            values, scales = blocks_of(entry[1], kind)
+            zero = 128 if kind == "Q8_0" else 8
+            scales = np.repeat(round_scales(scales), 32, 1).reshape(values.shape)
+            exact[name] = (values.astype(np.float32) - zero) * scales
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).eval()
+    model.load_state_dict({name: torch.tensor(values) for name, values in exact.items()})
+    ids = np.random.default_rng(0).integers(3, CONFIG["vocab_size"], 40).tolist()
+    ours = native.testing.forward_logits(str(graph), ids, [], 1, "", 16)
+    reference_for(model, ids, FLOAT32_FACTOR).check(ours)
+
+
+LARGE = {**CONFIG, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+# Of each weight, or of parts of one, a type that has no kernels.
+FLOATS = {
+    "legacy": (CONFIG, {"q_proj": "Q5_0", "k_proj": "Q5_1", "": "Q4_1"}),
+    "k": (LARGE, {"q_proj": "Q4_K", "v_proj": "Q6_K", "down": "Q5_K", "o_proj": "Q3_K",
+                  "up": "Q2_K", "": "Q6_K"}),
+    "i": (LARGE, {"": "IQ4_NL"}),
+    "parts": (CONFIG, {"v_proj": "Q8_0", "k_proj": "F32", "q_proj": "Q4_0", "up": "Q8_0",
+                       "gate": "Q5_0", "": "F32"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FLOATS)
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
+def test_other_types_become_floats_with_a_warning(tmp_path, case):
+    config, kinds = FLOATS[case]
+    exact, stored = llama_file(tmp_path / "m.gguf", kinds, config)
+    entries = [entry for entry in stored.values() if isinstance(entry, tuple)]
+    types = ", ".join(sorted({kind for kind, _ in entries}))
+    before = sum(raw.nbytes for _, raw in entries)
+    after = sum(4 * exact[name].size for name, entry in stored.items() if isinstance(entry, tuple))
+    message = f"m.gguf: {len(entries)} weights are {types}, .*{after} bytes instead of {before}"
+    with pytest.warns(UserWarning, match=message) as caught:
+        graph = serialize(tmp_path / "m.gguf", tmp_path / "a")
+    assert len([w for w in caught if "weights are" in str(w.message)]) == 1
+    write_checkpoint(tmp_path / "hf", exact, config)
+    other = serialize(tmp_path / "hf", tmp_path / "b")
+    assert (
+        graph.with_suffix(".asparam").read_bytes()[64:]
+        == other.with_suffix(".asparam").read_bytes()[64:]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are")
+def test_what_the_caller_may_say(tmp_path):
+    llama_file(
+        tmp_path / "m.gguf", {"down": "Q4_0", "o_proj": "Q5_0", "lm_head": "Q5_0", "": "Q8_0"}
+    )
+
+    def quants(**options):
+        file, _ = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out", **options))
+        found = {quant.tensor: quant for quant in file.spec.weight_quant}
+        return {
+            name: (found[name].bits, found[name].group_size, found[name].quantize_activations)
+            for name in ("embedding", "layers.0.qkv", "layers.0.o", "layers.0.down", "lm_head")
+            if name in found
+        }
+
+    kept = {"embedding": (8, 32, False), "layers.0.qkv": (8, 32, False),
+            "layers.0.down": (4, 32, False)}  # fmt: skip
+    assert quants() == kept
+    weight_only = quants(enable_quant=True, weight_only_quant=True)
+    assert weight_only == {**kept, "layers.0.o": (8, 0, False)}
+    assert quants(enable_quant=True) == {
+        "embedding": (8, 32, False), "layers.0.qkv": (8, 32, True), "layers.0.o": (8, 0, True),
+        "layers.0.down": (4, 32, True),
+    }  # fmt: skip
+    anew = {"quant_method": "instant_quant", "weight_format": "uint8", "lm_head": "int8"}
+    found = quants(enable_quant=True, customized_quant_config=anew)
+    assert {name: bits for name, (bits, *_) in found.items()} == {
+        "layers.0.qkv": 8, "layers.0.o": 8, "layers.0.down": 8, "lm_head": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
+def test_half_precision(tmp_path, kind):
+    import gguf as package
+
+    tensors = llama_tensors(CONFIG)
+    type_id = package.GGMLQuantizationType[kind]
+    raw = {
+        name: values if values.ndim == 1 else (kind, package.quants.quantize(values, type_id))
+        for name, values in tensors.items()
+    }
+    exact = {
+        name: entry if not isinstance(entry, tuple)
+        else package.quants.dequantize(entry[1], type_id)
+        for name, entry in raw.items()
+    }  # fmt: skip
+    if kind == "F16":
+        raw = {
+            name: entry if not isinstance(entry, tuple) else entry[1].view("<f2")
+            for name, entry in raw.items()
+        }
+    names = package.get_tensor_name_map(package.MODEL_ARCH.LLAMA, CONFIG["num_hidden_layers"])
+    named = {}
+    for name, entry in raw.items():
+        heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
+        if heads:
+            array = entry[1] if isinstance(entry, tuple) else entry
+            array = gguf_files.in_pairs(array, heads)
+            entry = (entry[0], array) if isinstance(entry, tuple) else array
+        named[names.get_name(name, try_suffixes=(".weight",))] = entry
+    write_gguf(tmp_path / "m.gguf", "llama", named, metadata(CONFIG))
+    write_checkpoint(tmp_path / "hf", exact, CONFIG)
+    a = serialize(tmp_path / "m.gguf", tmp_path / "a").with_suffix(".asparam")
+    b = serialize(tmp_path / "hf", tmp_path / "b").with_suffix(".asparam")
+    assert a.read_bytes()[64:] == b.read_bytes()[64:]
+
+
+# Places.
+
+
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
+def test_shards_and_directories(tmp_path):
+    llama_file(tmp_path / "one" / "m.gguf", {"": "Q8_0"})
+    llama_file(tmp_path / "many" / "m.gguf", {"": "Q8_0"}, shard_tensors=5)
+    shards = sorted((tmp_path / "many").iterdir())
+    assert len(shards) > 3
+    expected = serialize(tmp_path / "one" / "m.gguf", tmp_path / "a").with_suffix(".asparam")
+    for source in (tmp_path / "one", tmp_path / "many", shards[0], shards[-1]):
+        found = serialize(source, tmp_path / "b").with_suffix(".asparam")
+        assert found.read_bytes()[64:] == expected.read_bytes()[64:]
+    shards[1].unlink()
+    with pytest.raises(FileNotFoundError, match=f"{shards[1].name}: missing, .* one of 0000"):
+        serialize(shards[0], tmp_path / "b")
+
+
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
+def test_the_command_names_a_model_after_its_file(tmp_path, capsys):
+    from allspark.cli import main
+
+    llama_file(tmp_path / "tiny.Q8_0.gguf", {"": "Q8_0"})
+    source, out = str(tmp_path / "tiny.Q8_0.gguf"), str(tmp_path / "out")
+    assert main(["convert", source, "--output", out]) == 0
+    assert (tmp_path / "out" / "tiny.Q8_0.asgraph").is_file()
+    assert main(["inspect", out, "--verify"]) == 0
+    assert "weights of 8 bits: groups of 32" in capsys.readouterr().out
+
+
+def test_several_models_in_a_directory(tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        llama_file(tmp_path / name, {"": "F32"})
+    with pytest.raises(FileNotFoundError, match=r"holds several models \(a.gguf, b.gguf\)"):
+        HuggingFaceModel(str(tmp_path), "m").load_model()
+    HuggingFaceModel(str(tmp_path / "a.gguf"), "m").load_model()
+    with pytest.raises(FileNotFoundError, match="c.gguf: no such file"):
+        HuggingFaceModel(str(tmp_path / "c.gguf"), "m").load_model()
+
+
+def test_another_form_beside_it_has_priority(tmp_path):
+    write_checkpoint(tmp_path)
+    (tmp_path / "m.gguf").write_bytes(b"never opened")
+    HuggingFaceModel(str(tmp_path), "m").load_model()
+
+
+# Tokenizers.
+
+
+def vocabulary(tokenizer):
+    """(tokens, types) by id of a tokenizer of transformers, types as llama.cpp numbers them."""
+    size = len(tokenizer)
+    added = tokenizer.added_tokens_decoder
+    tokens = [
+        added[i].content if i in added else tokenizer.convert_ids_to_tokens(i) for i in range(size)
+    ]
+    types = [1 if i not in added else 3 if added[i].special else 4 for i in range(size)]
+    return tokens, types
+
+
+def text_keys(tokenizer, model, pre=None, **fields):
+    tokens, types = vocabulary(tokenizer)
+    keys = {"model": model, "pre": pre, "tokens": tokens, "token_type": types, **fields}
+    for role in ("bos", "eos"):
+        token_id = getattr(tokenizer, f"{role}_token_id")
+        keys[f"{role}_token_id"] = token_id
+    whole = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value is not None}
+    if tokenizer.chat_template:
+        whole["tokenizer.chat_template"] = tokenizer.chat_template
+    return whole
+
+
+TEXTS = (
+    "Once upon a time, there was a girl called Lily.\nShe had 12345 red apples!",
+    "It's  two   spaces, naïve café, 中文字符 and 🙂🙃\n\n\ttabs; don't WE'LL",
+    " leading and trailing ",
+    "",
+)
+
+
+def check_tokenizer(directory, tokenizer, whole):
+    llama_file(directory / "m.gguf", {"": "F32"}, whole=whole)
+    ours = HuggingFaceModel(str(directory / "m.gguf"), "m").get_tokenizer()
+    for text in TEXTS:
+        expected = tokenizer.encode(text)
+        assert ours.encode(text) == expected
+        assert ours.decode(expected, skip_special_tokens=True) == tokenizer.decode(
+            expected, skip_special_tokens=True
+        )
+    return ours
+
+
+@pytest.mark.parametrize(("name", "pre"), [("qwen2.5", "qwen2"), ("gpt2", "gpt-2")])
+def test_byte_level_tokenizers(tmp_path, name, pre):
+    transformers = pytest.importorskip("transformers")
+    source = shared_data() / "tokenizers" / name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    ours = check_tokenizer(tmp_path, tokenizer, text_keys(tokenizer, "gpt2", pre, merges=merges))
+    assert ours.eos_token_id == tokenizer.eos_token_id
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": "Hello <|im_end|>"}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert ours.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == text
+        assert ours.encode(text) == tokenizer.encode(text)
+
+
+def test_sentence_piece_tokenizer(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    source = shared_data() / "checkpoints" / "stories260K"
+    model = sentencepiece.SentencePieceProcessor(str(source / "tokenizer.model"))
+    size = model.vocab_size()
+    kinds = ((model.is_unknown, 2), (model.is_control, 3), (model.is_byte, 6))
+    whole = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in range(size)],
+        "tokenizer.ggml.scores": [float(model.get_score(i)) for i in range(size)],
+        "tokenizer.ggml.token_type": [
+            next((kind for is_kind, kind in kinds if is_kind(i)), 1) for i in range(size)
+        ],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    llama_file(tmp_path / "m.gguf", {"": "F32"}, whole=whole)
+    ours = HuggingFaceModel(str(tmp_path / "m.gguf"), "m").get_tokenizer()
+    for text in TEXTS:
+        assert ours.encode(text) == [1, *model.encode(text)]
+        assert ours.decode(model.encode(text)) == model.decode(model.encode(text))
+    loader = HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model()
+    loader.serialize_to_path(None, str(tmp_path / "out"))
+    written = DashInferModel(str(tmp_path / "out"), "m")
+    assert written.get_tokenizer().encode(TEXTS[0]) == ours.encode(TEXTS[0])
+    fields = written.get_generation_config()
+    assert (fields["bos_token_id"], fields["eos_token_id"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model": "t5"}, "tokenizer.ggml.model is 't5', supported are gpt2, llama; put tokenizer"),
+        ({"model": "gpt2", "pre": "new"}, "tokenizer.ggml.pre is 'new', supported are gpt-2, llam"),
+        ({"model": "gpt2"}, "tokenizer.ggml.pre is 'default', supported are"),
+        ({"model": "gpt2", "pre": "qwen2"}, "tokenizer.ggml.merges is missing"),
+        ({"model": "llama"}, "tokenizer.ggml.scores is not a list of 3 numbers"),
+        ({"model": "llama", "tokens": None}, "tokenizer.ggml.tokens is missing"),
+        (
+            {"model": "llama", "eos_token_id": 3},
+            "tokenizer.ggml.eos_token_id is 3, expected 0 to 2",
+        ),
+    ],
+)
+def test_tokenizers_that_cannot_be_made(tmp_path, keys, message):
+    keys = {"tokens": ["a", "b", "ab"], **keys}
+    whole = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value is not None}
+    llama_file(tmp_path / "m.gguf", {"": "F32"}, whole=whole)
+    loader = HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model()
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        loader.get_tokenizer()
+    with pytest.warns(UserWarning, match=f"without a tokenizer: .*{message}"):
+        loader.serialize_to_path(None, str(tmp_path / "out"))
+
+
+# What is refused.
+
+
+def test_keys_that_are_not_known(tmp_path):
+    path = tmp_path / "m.gguf"
+    keys = {**metadata(CONFIG), "attention.clamp_kqv": 8.0}
+    write_gguf(path, "llama", renamed("llama", llama_tensors(CONFIG), CONFIG), keys)
+    with pytest.raises(NotImplementedError, match=r"'llama.attention.clamp_kqv' \(8.0\) is not kn"):
+        HuggingFaceModel(str(path), "m").load_model()
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields", "error", "message"),
+    [
+        ("bert", {}, NotImplementedError, "general.architecture is 'bert', supported: llama, inte"),
+        ("llama", {"block_count": None}, KeyError, "'llama.block_count' is missing"),
+        ("llama", {"block_count": 0}, ValueError, "llama.block_count is 0, expected 1 to"),
+        ("llama", {"expert_count": 8}, NotImplementedError, "llama.expert_count is 8, supported"),
+        (
+            "llama", {"attention__value_length": 8}, NotImplementedError,
+            "llama.attention.value_length is 8, supported: 16",
+        ),
+        (
+            "llama", {"rope__scaling__type": "su"}, NotImplementedError,
+            "llama.rope.scaling.type is 'su', supported: linear, yarn",
+        ),
+        (
+            "llama", {"rope__dimension_count": 8}, NotImplementedError,
+            "partial_rotary_factor is 0.5, supported: 1.0",
+        ),
+        ("baichuan", {"block_count": 40}, NotImplementedError, "block_count is 40: Baichuan 13B"),
+    ],
+)  # fmt: skip
+def test_metadata_that_is_not_served(tmp_path, arch, fields, error, message):
+    path = tmp_path / "m.gguf"
+    tensors = renamed("llama", llama_tensors(CONFIG), CONFIG)
+    write_gguf(path, arch, tensors, metadata(CONFIG, **fields))
+    with pytest.raises(error, match=message) as caught:
+        HuggingFaceModel(str(path), "m").load_model()
+    assert "m.gguf" in str(caught.value)
+
+
+def test_a_package_that_is_missing(tmp_path, monkeypatch):
+    import sys
+
+    llama_file(tmp_path / "m.gguf", {"": "Q8_0"})
+    llama_file(tmp_path / "k.gguf", {"": "Q5_0"})
+    for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model()
+    with pytest.raises(RuntimeError, match=r"GGUF type 6, for which the package 'gguf'.*gguf\]"):
+        HuggingFaceModel(str(tmp_path / "k.gguf"), "m").load_model()
