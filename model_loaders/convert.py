@@ -200,7 +200,7 @@ def _add(writer: Any, part: Part, spec: Any) -> None:
         except ValueError as error:
             raise CheckpointError(f"{part.source.where}: {error}") from error
         finally:
-            del array
+            del array, writer
 
 
 @contextlib.contextmanager

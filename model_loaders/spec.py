@@ -173,9 +173,16 @@ def resolve(
     if missing_targets:
         problems.append(f"no rule produces {_names(missing_targets)}")
     if problems:
-        raise UnexplainedTensorError(f"{architecture.name}: {'; '.join(problems)}")
+        where = "".join(f"{place}: " for place in _places(tensors))
+        raise UnexplainedTensorError(f"{where}{architecture.name}: {'; '.join(problems)}")
     parts.sort(key=lambda part: (str(part.source.file.path), part.source.offset))
     return parts
+
+
+def _places(tensors: Mapping[str, TensorEntry]) -> list[str]:
+    """The file that ``tensors`` lie in, or the directory of several."""
+    paths = {entry.file.path for entry in tensors.values()}
+    return sorted({str(path if len(paths) == 1 else path.parent) for path in paths})
 
 
 def _names(names: Iterable[str]) -> str:

@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..derived import derive
+from ..errors import CheckpointError
 from ..quantized.tensor import dequantized_view, quantize_view
 from ..storage import TensorEntry
 from .file import GgufTensor, library
 
-_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Others than the first three are no weights, which the rules for them say.
+_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
+          "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"}  # fmt: skip
 _SCALE_BYTES = 2
 _GROUP = 32
 # Their bits, and the integers of blocks without their scales, as the engine has them: from 0.
@@ -31,8 +34,8 @@ _KEPT: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 def tensor_entry(tensor: GgufTensor, order: NDArray[np.intp] | None = None) -> TensorEntry:
     """The weight that ``tensor`` holds, its rows in ``order``."""
     raw, shape, name = tensor.raw, tensor.shape, tensor.block.name
-    if name in _FLOATS:
-        entry = TensorEntry(raw.name, _FLOATS[name], shape, raw.file, raw.offset, raw.nbytes)
+    if name in _PLAIN:
+        entry = TensorEntry(raw.name, _PLAIN[name], shape, raw.file, raw.offset, raw.nbytes)
         return entry if order is None else derive(lambda a: a[order], entry.dtype, shape, entry)
     if order is not None:
         raw = derive(lambda rows: rows[order], raw.dtype, raw.shape, raw)
@@ -65,7 +68,12 @@ def _dequantise(tensor: GgufTensor) -> Callable[[NDArray[Any]], NDArray[Any]]:
     def compute(rows: NDArray[Any]) -> NDArray[Any]:
         gguf = library(f"{tensor.raw.where} is {block.name}")
         kind = gguf.constants.GGMLQuantizationType(block.code)
-        values: NDArray[Any] = gguf.quants.dequantize(rows, kind)
+        try:
+            values: NDArray[Any] = gguf.quants.dequantize(rows, kind)
+        except NotImplementedError:
+            raise CheckpointError(
+                f"{tensor.raw.where} is {block.name}, which the package 'gguf' does not read"
+            ) from None
         return values.reshape(shape)
 
     return compute
