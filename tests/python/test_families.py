@@ -25,6 +25,7 @@ from allspark.model_loader.errors import UnexplainedTensorError, UnsupportedMode
 from safetensors.numpy import load  # noqa: E402
 from test_architectures import NAME, ROWS, build, forward, prompt_ids, save  # noqa: E402
 from test_lora import Served  # noqa: E402
+from test_model_forms import FAMILIES  # noqa: E402
 
 SAME_WEIGHTS = ["internlm", "internlm2-bias", "internlm3", "baichuan", "qwen1", "chatglm3"]
 QUANTIZED = {
@@ -74,10 +75,7 @@ def test_int8_activations_where_norms_and_scales_are_elsewhere(tmp_path, row, da
     assert np.linalg.norm(ours - exact) <= 0.1 * np.linalg.norm(exact)
 
 
-ADAPTED = ["internlm2", "baichuan2", "qwen1", "phi3", "chatglm3", "gemma3", "granite", "olmo2"]
-
-
-@pytest.mark.parametrize("row", ADAPTED)
+@pytest.mark.parametrize("row", FAMILIES)
 def test_an_adapter_is_what_it_would_be_merged(tmp_path, row):
     """For every matrix of the layers, by the family's own names."""
     model = build(row)

@@ -1,0 +1,170 @@
+"""Every family in every form of weights and cache that it can have: one row of ROWS
+(test_architectures.py) for each declaration, whatever its names, orders and fused matrices.
+
+Weights are first moved onto the grid of a format, so that quantising changes none of them: logits
+must then be those of the same checkpoint in floats, within rounding. docs/models.md has a table of
+what is tested here (scripts/model_table.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import safetensors_bytes
+from support.parity import FLOAT32_FACTOR, reference_for
+from support.quantized import Quantized, awq, gptq
+
+torch = pytest.importorskip("torch")
+native = pytest.importorskip("allspark._allspark")
+pytestmark = pytest.mark.torch
+
+import test_architectures as parity  # noqa: E402
+from allspark import AsCacheMode  # noqa: E402
+from allspark.engine import Engine  # noqa: E402
+from allspark.model_loader import HuggingFaceModel  # noqa: E402
+from safetensors.numpy import load  # noqa: E402
+from test_architectures import ROWS, forward, prompt_ids  # noqa: E402
+
+
+def representatives():
+    """The first row of each declaration: of each class, or way to save one."""
+    first = {}
+    for row, (prefix, _, *family) in ROWS.items():
+        first.setdefault((prefix, *family), row)
+    return list(first.values())
+
+
+FAMILIES = representatives()
+GROUP = 32
+# Name -> (bits, input features per scale, settings of a checkpoint that has the integers).
+GPTQ = {"quant_method": "gptq", "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True}
+FORMS = {
+    "int8": (8, None, None),
+    "int4": (4, GROUP, None),
+    "gptq": (4, GROUP, {**GPTQ, "bits": 4, "group_size": GROUP}),
+    "gptq-int8": (8, None, {**GPTQ, "bits": 8, "group_size": -1}),
+    "awq": (4, GROUP, AWQ),
+}
+PACKED = {"gptq": gptq, "gptq-int8": gptq, "awq": awq}
+
+
+# Quantisers leave what chooses among experts in floats.
+ROUTERS = ("gate", "router", "shared_expert_gate")
+
+
+def on_grid(weight, bits, group, symmetric):
+    """``weight`` rounded to integers times powers of two. The largest integer of each scale is a
+    symmetric format's own, so that the scale a quantiser takes is that power. Zero points differ
+    from row to row.
+    """
+    rows, cols = weight.shape
+    middle = 1 << (bits - 1)
+    most = middle - 1 if symmetric else middle - 3
+    groups = weight.reshape(rows, -1, group or cols)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    scale = 2.0 ** np.round(np.log2(np.maximum(largest, 1e-6) / most))
+    integers = np.clip(np.round(groups / scale), -most, most)
+    np.put_along_axis(integers, np.abs(groups).argmax(-1)[..., None], most, -1)
+    zeros = np.full(scale.shape, middle)
+    if not symmetric:
+        zeros += np.arange(rows)[:, None, None] % 5 - 2
+    return Quantized(
+        (integers + zeros).reshape(rows, cols).astype(np.uint8),
+        zeros[..., 0].astype(np.uint8),
+        scale[..., 0].astype(np.float16),
+        bits,
+        group or cols,
+    )
+
+
+def matrices(tensors):
+    """Weights of layers that tokens are multiplied with."""
+    return [
+        name
+        for name, values in tensors.items()
+        if values.ndim == 2
+        and any(part.isdigit() for part in name.split("."))
+        and name.split(".")[-2] not in ROUTERS
+    ]
+
+
+@pytest.fixture
+def model(request, monkeypatch):
+    # Groups must divide the inner size, and words the rows.
+    monkeypatch.setitem(parity.BASE, "intermediate_size", 192)
+    return parity.build(request.param)
+
+
+def write(directory, config, tensors):
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    return directory
+
+
+def image(directory, **options):
+    loader = HuggingFaceModel(str(directory), parity.NAME, user_set_data_type="float32")
+    loader.load_model().serialize_to_memory(Engine(), **options)
+    return loader
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+@pytest.mark.parametrize("form", FORMS)
+def test_weights(tmp_path, model, form):
+    bits, group, settings = FORMS[form]
+    directory = Path(parity.save(model, tmp_path / "base"))
+    config = json.loads((directory / "config.json").read_text())
+    plain = dict(load((directory / "model.safetensors").read_bytes()))
+    packed = dict(plain)
+    for name in matrices(plain):
+        weight = on_grid(plain[name], bits, group, symmetric=form != "awq")
+        plain[name] = weight.weight(round_scales=False).astype(np.float32)
+        if settings is not None:
+            del packed[name]
+            for part, values in PACKED[form](weight).items():
+                packed[f"{name.removesuffix('weight')}{part}"] = values
+    exact = image(write(tmp_path / "plain", config, plain))
+    ids = prompt_ids()
+    if settings is None:
+        loader = image(
+            tmp_path / "plain",
+            enable_quant=True,
+            customized_quant_config={"weight_format": form, "group_size": group or 0},
+        )
+    else:
+        config["quantization_config"] = settings
+        loader = image(write(tmp_path / "packed", config, packed))
+    ours = forward(loader, ids)
+    np.testing.assert_array_equal(forward(loader, ids, (7,)), ours)
+    # Both are off by the rounding of such a network.
+    error = np.abs(ours - forward(exact, ids)).max()
+    assert error <= 2 * reference_for(model, ids, FLOAT32_FACTOR).bound
+
+
+# What errors of a cache may do to logits: a part of their length. 8 bits are wrong by up to 1/254
+# of the largest element of a key or value, 4 bits by 1/30 of its range; attention and what follows
+# may make that five times as much (found: 1.7 and 2.7 times).
+CACHES = {
+    "int8": (AsCacheMode.AsCacheQuantI8, 5 / 254),
+    "uint4": (AsCacheMode.AsCacheQuantU4, 5 / 30),
+}
+
+
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+@pytest.mark.parametrize("cache", CACHES)
+def test_caches(tmp_path, model, cache):
+    mode, most = CACHES[cache]
+    loader = image(parity.save(model, tmp_path))
+    ids = prompt_ids()
+    exact = forward(loader, ids)
+
+    def logits(chunks):
+        return native.testing.forward_logits(loader._image, ids, chunks, 2, cache_mode=mode)
+
+    ours = logits([])
+    np.testing.assert_array_equal(logits([7]), ours)
+    assert 0 < np.linalg.norm(ours - exact) <= most * np.linalg.norm(exact)
