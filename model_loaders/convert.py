@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .checkpoint import Checkpoint
@@ -177,8 +177,9 @@ def write_model(
     try:
         with _progress(sum(part.source.nbytes for part in plan.parts)) as advance:
             for part in plan.parts:
-                _add(writer, part, plan.spec)
-                advance(part.source.nbytes)
+                for piece in _pieces(part):
+                    _add(writer, piece, plan.spec)
+                    advance(piece.source.nbytes)
         writer.add_tensor(INV_FREQ, 0, plan.rope.inv_freq, "float32")
         if plan.rope.window_inv_freq is not None:
             writer.add_tensor(WINDOW_INV_FREQ, 0, plan.rope.window_inv_freq, "float32")
@@ -186,6 +187,15 @@ def write_model(
     finally:
         # An unfinished writer removes its files when it goes, which a traceback would put off.
         del writer
+
+
+def _pieces(part: Part) -> Iterator[Part]:
+    """What is read and written at once; all where the rule needs all rows."""
+    if part.rule.order is not None or part.rule.transform is not None:
+        yield part
+        return
+    for row, source in part.source.pieces():
+        yield replace(part, row_begin=part.row_begin + row, source=source)
 
 
 def _add(writer: Any, part: Part, spec: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,43 @@ from numpy.typing import NDArray
 
 from .storage import TensorEntry
 
+# Elements computed at a time, where that can be chosen; and a multiple of rows that are written
+# at once.
+_PIECE_ELEMENTS = 1 << 22
+_PANEL_ROWS = 64
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DerivedTensor(TensorEntry):
-    """A tensor that is computed from others when it is read. Its name and place are the first's."""
+    """A tensor that is computed from others when it is read. Its name and place are the first's.
+    ``by_rows``: each row is made of that row of its only input, and of nothing else.
+    """
 
     inputs: tuple[TensorEntry, ...]
     compute: Callable[..., NDArray[Any]]
+    by_rows: bool = False
+
+    def pieces(self) -> Iterator[tuple[int, TensorEntry]]:
+        source = self.inputs[0]
+        if not self.by_rows or isinstance(source, DerivedTensor) or source.strides is not None:
+            yield 0, self
+            return
+        rows, row_bytes = self.shape[0], source.nbytes // self.shape[0]
+        panels = _PIECE_ELEMENTS // math.prod(self.shape[1:]) // _PANEL_ROWS
+        step = _PANEL_ROWS * max(panels, 1)
+        for begin in range(0, rows, step):
+            count = min(step, rows - begin)
+            part = replace(
+                source,
+                shape=(count, *source.shape[1:]),
+                offset=source.offset + begin * row_bytes,
+                nbytes=count * row_bytes,
+            )
+            shape = (count, *self.shape[1:])
+            yield (
+                begin,
+                replace(self, shape=shape, offset=part.offset, nbytes=part.nbytes, inputs=(part,)),
+            )
 
     @contextlib.contextmanager
     def open(self) -> Iterator[NDArray[Any]]:
@@ -28,7 +59,11 @@ class DerivedTensor(TensorEntry):
 
 
 def derive(
-    compute: Callable[..., NDArray[Any]], dtype: str, shape: tuple[int, ...], *inputs: TensorEntry
+    compute: Callable[..., NDArray[Any]],
+    dtype: str,
+    shape: tuple[int, ...],
+    *inputs: TensorEntry,
+    by_rows: bool = False,
 ) -> DerivedTensor:
     first = inputs[0]
     return DerivedTensor(
@@ -40,4 +75,5 @@ def derive(
         first.nbytes,
         inputs=inputs,
         compute=compute,
+        by_rows=by_rows,
     )

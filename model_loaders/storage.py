@@ -90,6 +90,10 @@ class TensorEntry:
     def where(self) -> str:
         return f"{self.file.path}: tensor {self.name!r}"
 
+    def pieces(self) -> Iterator[tuple[int, TensorEntry]]:
+        """Ranges of rows, with the first of each, as it is best to read them: all at once."""
+        yield 0, self
+
     @contextlib.contextmanager
     def open(self) -> Iterator[NDArray[Any]]:
         """The tensor as a C-contiguous array, a view of the file where its layout allows it."""

@@ -40,24 +40,23 @@ def tensor_entry(tensor: GgufTensor, order: NDArray[np.intp] | None = None) -> T
     if order is not None:
         raw = derive(lambda rows: rows[order], raw.dtype, raw.shape, raw)
     if name not in _KEPT or len(shape) != 2:
-        return dequantized_view(_dequantise(tensor), shape, name, raw)
+        return dequantized_view(_dequantise(tensor), shape, name, raw, by_rows=len(shape) == 2)
     bits, integers = _KEPT[name]
-    groups = (shape[0], shape[1] // _GROUP)
 
     def blocks(rows: NDArray[Any]) -> NDArray[Any]:
-        return rows.reshape(*groups, -1)
+        return rows.reshape(len(rows), shape[1] // _GROUP, -1)
 
     def scales(rows: NDArray[Any]) -> NDArray[Any]:
         return np.ascontiguousarray(blocks(rows)[..., :_SCALE_BYTES]).view("<f2")[..., 0]
 
     def values(rows: NDArray[Any]) -> NDArray[Any]:
-        return integers(blocks(rows)[..., _SCALE_BYTES:]).reshape(shape)
+        return integers(blocks(rows)[..., _SCALE_BYTES:]).reshape(len(rows), -1)
 
     return quantize_view(
         bits,
         _GROUP,
-        derive(values, "uint8", shape, raw),
-        derive(scales, "float16", groups, raw),
+        derive(values, "uint8", shape, raw, by_rows=True),
+        derive(scales, "float16", (shape[0], shape[1] // _GROUP), raw, by_rows=True),
         stored_as=name,
     )
 
@@ -74,6 +73,6 @@ def _dequantise(tensor: GgufTensor) -> Callable[[NDArray[Any]], NDArray[Any]]:
             raise CheckpointError(
                 f"{tensor.raw.where} is {block.name}, which the package 'gguf' does not read"
             ) from None
-        return values.reshape(shape)
+        return values.reshape(-1, *shape[1:])
 
     return compute

@@ -139,7 +139,8 @@ def _byte_level(config: ModelConfig, tokens: list[str]) -> tuple[Any, bool]:
             "tokenizer.json beside the file"
         )
     expressions, gpt2, whole_words = _PRE[pre]
-    merges = [tuple(merge.split(" ", 1)) for merge in _strings(config, "tokenizer.ggml.merges")]
+    pairs = (merge.partition(" ") for merge in _strings(config, "tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in pairs]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=whole_words))
     if pre in _NFC:

@@ -120,6 +120,7 @@ def dequantized_view(
     shape: tuple[int, ...],
     stored_as: str,
     *inputs: TensorEntry,
+    by_rows: bool = False,
 ) -> DequantizedTensor:
     first = inputs[0]
     return DequantizedTensor(
@@ -131,6 +132,7 @@ def dequantized_view(
         first.nbytes,
         inputs=inputs,
         compute=compute,
+        by_rows=by_rows,
         stored_as=stored_as,
     )
 

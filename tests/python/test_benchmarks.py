@@ -427,6 +427,23 @@ def test_a_common_beginning_is_work_once(load) -> None:
     assert 1.5 < both / once < 1.6 + 2 * shape.head_weights / once
 
 
+@pytest.mark.torch
+def test_conversion_is_watched(tmp_path: Path, load) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("gguf")
+    # A tiny model is no Llama, and its rows are shorter than blocks of Q4_K.
+    others = ("Meta .pth", "GGUF Q4_K")
+    formats = [name for name in load("conversion").FORMATS if name not in others]
+    command = [sys.executable, str(BENCHMARKS / "conversion.py"), "--shape", "tiny", "--work-dir",
+               str(tmp_path), "--formats", *formats]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    rows = [line.strip("|").split("|") for line in result.stdout.splitlines()[4:]]
+    assert [row[0].strip() for row in rows] == formats
+    assert all(0 < int(row[3]) < int(row[4]) for row in rows)  # megabytes
+    assert not list(tmp_path.iterdir())
+
+
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 
 

@@ -18,7 +18,7 @@ from support.quantized import CONFIG
 gguf = pytest.importorskip("gguf")
 native = pytest.importorskip("allspark._allspark")
 
-from allspark.model_loader import DashInferModel, HuggingFaceModel  # noqa: E402
+from allspark.model_loader import DashInferModel, HuggingFaceModel, derived  # noqa: E402
 
 
 def serialize(source, out, data_type="float32", **options):
@@ -291,6 +291,20 @@ def test_other_types_become_floats_with_a_warning(tmp_path, case):
         graph.with_suffix(".asparam").read_bytes()[64:]
         == other.with_suffix(".asparam").read_bytes()[64:]
     )
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0"])
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are")
+def test_large_weights_are_read_in_pieces(tmp_path, kind, monkeypatch):
+    llama_file(tmp_path / "m.gguf", {"": kind})
+    whole = serialize(tmp_path / "m.gguf", tmp_path / "a").with_suffix(".asparam").read_bytes()
+    monkeypatch.setattr(derived, "_PIECE_ELEMENTS", 64 * 64)
+    tensors = HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model().checkpoint_tensors()
+    entry = tensors["lm_head.weight"]
+    pieces = (entry if kind == "Q5_0" else entry.values).pieces()
+    assert [(row, piece.shape) for row, piece in pieces] == [(0, (64, 64)), (64, (37, 64))]
+    found = serialize(tmp_path / "m.gguf", tmp_path / "b").with_suffix(".asparam").read_bytes()
+    assert found[64:] == whole[64:]
 
 
 @pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are")

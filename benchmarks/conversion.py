@@ -1,0 +1,296 @@
+"""What converting a checkpoint takes in memory, for each format.
+
+A checkpoint of random values in a real model's shape is written, converted to files in a process of
+its own, and removed, one format after the other. That process is watched: anonymous memory is what
+it needs; the rest of its resident memory are pages of files that it has mapped, which the system
+can take back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import SHAPES, Shape
+
+# (type's name, shape of what is stored)
+Stored = tuple[str, tuple[int, ...]]
+_SAFETENSORS = {
+    "BF16": "<u2",
+    "F16": "<f2",
+    "F32": "<f4",
+    "I32": "<i4",
+    "I8": "i1",
+    "F8_E4M3": "u1",
+}
+_GROUP = 64
+_FP8_BLOCK = 128
+_PIECE_BYTES = 1 << 24
+_SAMPLE_S = 0.005
+
+
+def values(dtype: str, count: int) -> np.ndarray:
+    """Plausible ones: small numbers, any integers."""
+    rng = np.random.default_rng(0)
+    if dtype == "BF16":
+        return (values("F32", count).view("<u4") >> 16).astype("<u2")
+    if dtype in ("F16", "F32"):
+        return (rng.standard_normal(count, np.float32) * 0.02).astype(_SAFETENSORS[dtype])
+    if dtype == "F8_E4M3":  # Every code but NaN.
+        return rng.integers(0, 127, count, np.uint8)
+    if dtype == "I8":
+        return rng.integers(-128, 128, count, np.int8)
+    # Fields from 0 to 7 of 4 bits each, so that they are zero points, too.
+    return (rng.integers(0, 1 << 31, count, np.int64) & 0x77777777).astype("<i4")
+
+
+def pieces(dtype: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    left = int(np.prod(shape))
+    piece = values(dtype, min(left, _PIECE_BYTES // np.dtype(_SAFETENSORS[dtype]).itemsize))
+    while left > 0:
+        yield piece[:left]
+        left -= len(piece)
+
+
+def write_safetensors(directory: Path, tensors: dict[str, Stored]) -> None:
+    header, offset = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = offset + int(np.prod(shape)) * np.dtype(_SAFETENSORS[dtype]).itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(directory / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for dtype, shape in tensors.values():
+            for piece in pieces(dtype, shape):
+                file.write(piece.tobytes())
+
+
+def write_config(directory: Path, shape: Shape, settings: dict[str, Any] | None) -> None:
+    config = shape.config()
+    if settings is not None:
+        config["quantization_config"] = settings
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def plain(directory: Path, shape: Shape) -> None:
+    write_config(directory, shape, None)
+    write_safetensors(directory, {name: ("BF16", dims) for name, dims in shape.tensors().items()})
+
+
+Parts = Callable[[int, int], dict[str, Stored]]
+
+
+def quantized(settings: dict[str, Any], parts: Parts) -> Callable[[Path, Shape], None]:
+    """A checkpoint whose modules of layers consist of ``parts`` of their rows and columns."""
+
+    def write(directory: Path, shape: Shape) -> None:
+        tensors: dict[str, Stored] = {}
+        for name, dims in shape.tensors().items():
+            module = name.removesuffix("weight")
+            if len(dims) == 2 and ".layers." in name:
+                tensors |= {module + part: stored for part, stored in parts(*dims).items()}
+            else:
+                tensors[name] = ("BF16", dims)
+        write_config(directory, shape, settings)
+        write_safetensors(directory, tensors)
+
+    return write
+
+
+def gptq(rows: int, cols: int) -> dict[str, Stored]:
+    return {
+        "qweight": ("I32", (cols // 8, rows)),
+        "qzeros": ("I32", (cols // _GROUP, rows // 8)),
+        "scales": ("F16", (cols // _GROUP, rows)),
+    }
+
+
+def awq(rows: int, cols: int) -> dict[str, Stored]:
+    return {**gptq(rows, cols), "qweight": ("I32", (cols, rows // 8))}
+
+
+def w8a8(rows: int, cols: int) -> dict[str, Stored]:
+    return {"weight": ("I8", (rows, cols)), "weight_scale": ("BF16", (rows, 1))}
+
+
+def fp8(rows: int, cols: int) -> dict[str, Stored]:
+    blocks = (-(-rows // _FP8_BLOCK), -(-cols // _FP8_BLOCK))
+    return {"weight": ("F8_E4M3", (rows, cols)), "weight_scale_inv": ("F32", blocks)}
+
+
+def pickled(file: str) -> Callable[[Path, Shape], None]:
+    def write(directory: Path, shape: Shape) -> None:
+        import torch
+
+        state = {}
+        for name, dims in shape.tensors().items():
+            if file.endswith(".pth"):
+                name = meta_name(name)
+            bits = np.concatenate(list(pieces("BF16", dims))).view("<i2").reshape(dims)
+            state[name] = torch.from_numpy(bits).view(torch.bfloat16)
+        if file.endswith(".pth"):
+            params = {"dim": shape.hidden_size, "n_layers": shape.num_layers,
+                      "n_heads": shape.q_heads, "n_kv_heads": shape.kv_heads,
+                      "norm_eps": shape.norm_eps, "rope_theta": shape.rope_theta}  # fmt: skip
+            (directory / "params.json").write_text(json.dumps(params))
+        else:
+            write_config(directory, shape, None)
+        torch.save(state, directory / file)
+
+    return write
+
+
+_META = {
+    "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3", "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm", "model.embed_tokens": "tok_embeddings",
+}  # fmt: skip
+
+
+def meta_name(name: str) -> str:
+    for own, metas in _META.items():
+        name = name.replace(own, metas)
+    return name.removeprefix("model.")
+
+
+def gguf_file(kind: str) -> Callable[[Path, Shape], None]:
+    def write(directory: Path, shape: Shape) -> None:
+        import gguf
+        from peers.gguf_writer import add_metadata, target_name
+
+        config = shape.config()
+        writer = gguf.GGUFWriter(directory / "model.gguf", config["model_type"])
+        add_metadata(writer, config)
+        type_id = gguf.GGMLQuantizationType[kind]
+        elements, size = gguf.GGML_QUANT_SIZES[type_id]
+        scale_bytes = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2)}[kind]
+        for name, dims in shape.tensors().items():
+            if len(dims) == 1:
+                array = np.concatenate(list(pieces("F32", dims)))
+                writer.add_tensor(target_name(name), array)
+                continue
+            blocks = np.random.default_rng(0).integers(
+                0, 256, (dims[0] * dims[1] // elements, size), np.uint8
+            )
+            for begin in scale_bytes:
+                blocks[:, begin : begin + 2] = np.array([2.0**-12], "<f2").view(np.uint8)
+            writer.add_tensor(target_name(name), blocks.reshape(dims[0], -1), raw_dtype=type_id)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    return write
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    group = {"weights": {"type": "int", **weights}}
+    return {"quant_method": "compressed-tensors", "format": "int-quantized",
+            "config_groups": {"group_0": group}}  # fmt: skip
+
+
+_INT4 = {"bits": 4, "group_size": _GROUP}
+# Name -> (who writes it, arguments of serialize_to_path).
+FORMATS: dict[str, tuple[Callable[[Path, Shape], None], dict[str, Any]]] = {
+    "safetensors": (plain, {}),
+    "safetensors to int8": (plain, {"enable_quant": True}),
+    ".bin": (pickled("pytorch_model.bin"), {}),
+    "Meta .pth": (pickled("consolidated.00.pth"), {}),
+    "GPTQ int4": (quantized({"quant_method": "gptq", "sym": False, **_INT4}, gptq), {}),
+    "AWQ": (quantized({"quant_method": "awq", **_INT4}, awq), {}),
+    "compressed-tensors int8": (quantized(compressed(num_bits=8, strategy="channel"), w8a8), {}),
+    "FP8": (
+        quantized({"quant_method": "fp8", "weight_block_size": [_FP8_BLOCK] * 2}, fp8), {},
+    ),
+    "GGUF Q8_0": (gguf_file("Q8_0"), {}),
+    "GGUF Q4_0": (gguf_file("Q4_0"), {}),
+    "GGUF Q4_K": (gguf_file("Q4_K"), {}),
+}  # fmt: skip
+
+
+def convert(source: str, target: str, options: dict[str, Any]) -> None:
+    """What the watched process does."""
+    import warnings
+
+    from allspark import HuggingFaceModel
+
+    warnings.simplefilter("ignore")
+    loader = HuggingFaceModel(source, "m")
+    loader.load_model()
+    begin = time.perf_counter()
+    loader.serialize_to_path(None, target, **options)
+    print(time.perf_counter() - begin)
+
+
+def watch(command: list[str]) -> tuple[float, int, int]:
+    """Seconds of the conversion, and the peaks of anonymous and all resident memory in bytes."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    anonymous = resident = 0
+    status = Path(f"/proc/{process.pid}/status")
+    while process.poll() is None:
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        anonymous = max(anonymous, kilobytes(fields, "RssAnon"))
+        resident = max(resident, kilobytes(fields, "VmHWM"))
+        time.sleep(_SAMPLE_S)
+    assert process.stdout is not None
+    output = process.stdout.read()
+    if process.returncode != 0:
+        sys.exit(f"conversion.py: the conversion failed: {' '.join(command)}")
+    return float(output), 1024 * anonymous, 1024 * resident
+
+
+def kilobytes(fields: dict[str, str], name: str) -> int:
+    return int(fields.get(name, "0 kB").split()[0])
+
+
+def size_of(directory: Path, pattern: str = "*") -> int:
+    return sum(path.stat().st_size for path in directory.glob(pattern))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--shape", default="1B", choices=SHAPES)
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--work-dir", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--convert", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.convert:
+        source, target, arguments = options.convert
+        convert(source, target, json.loads(arguments))
+        return
+    shape = SHAPES[options.shape]
+    elements = max(int(np.prod(dims)) for dims in shape.tensors().values())
+    print(f"{shape.title}; the largest tensor has {elements / 1e6:.1f} million elements. In MB:\n")
+    print("| format | checkpoint | model | anonymous | resident | s |\n|---|---|---|---|---|---|")
+    for name in options.formats:
+        write, arguments = FORMATS[name]
+        root = Path(tempfile.mkdtemp(dir=options.work_dir))
+        try:
+            source, target = root / "in", root / "out"
+            source.mkdir()
+            write(source, shape)
+            command = [sys.executable, __file__, "--convert", str(source), str(target)]
+            seconds, anonymous, resident = watch([*command, json.dumps(arguments)])
+            sizes = (size_of(source), size_of(target, "m.as*"), anonymous, resident)
+            cells = " | ".join(f"{size / 1e6:,.0f}" for size in sizes)
+            print(f"| {name} | {cells} | {seconds:.1f} |", flush=True)
+        finally:
+            shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()
