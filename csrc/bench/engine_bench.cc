@@ -81,6 +81,7 @@ const kernels::KernelTable& EmptyTable() {
         empty(t.attention[i][j]);
       }
       empty(t.rms_norm[i]);
+      empty(t.layer_norm[i]);
       empty(t.gated_act[i]);
       empty(t.embedding[i]);
       empty(t.kv_write[i]);

@@ -120,7 +120,7 @@ void TimeRows(kernels::KernelTable& timing) {
     const OpTimer timer(kAttention);
     timed_table->attention[kSlot][kOut](args, stream);
   };
-  timing.rms_norm[kOut] = [](const kernels::RmsNormArgs& args, Stream stream) noexcept {
+  timing.rms_norm[kOut] = [](const kernels::NormArgs& args, Stream stream) noexcept {
     const OpTimer timer(kNorm);
     timed_table->rms_norm[kOut](args, stream);
   };

@@ -94,12 +94,14 @@ enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2, kRelu 
 // out[m, i] = act(c[m, i]) * c[m, n / 2 + i] of what GEMM would have left in c, with the bits of
 // GatedActArgs: gate and up of an MLP without a trip to memory between. n / 2 is a multiple of
 // kPanelColumns, the panels are those of the gate. gemm.c and gemm.accumulate are not used.
+// Where !gated, out[m, i] = act(c[m, i]), for any n.
 struct GemmGatedArgs {
   GemmArgs gemm;
-  void* out;  // [m, n / 2]
+  void* out;  // [m, n / 2]; where !gated [m, n]
   int64_t ldo;
   DType out_dtype;  // float32 or bfloat16
   Activation act;
+  bool gated = true;
 };
 
 // q[r, :] = round(x[r, :] * (127 / max|x[r, :]|)), ties to even; scale[r] = max|x[r, :]| / 127. In
@@ -127,9 +129,10 @@ struct ConvertArgs {
   int64_t rows, cols;
 };
 
-// y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight. y in the table slot's dtype; it may be
-// x.
-struct RmsNormArgs {
+// rms_norm: y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight.
+// layer_norm: the same of x[r, :] - mean(x[r, :]), + bias.
+// y in the table slot's dtype; it may be x.
+struct NormArgs {
   const float* x;
   int64_t ldx;
   const float* weight;  // [cols]
@@ -137,6 +140,7 @@ struct RmsNormArgs {
   int64_t ldy;
   int64_t rows, cols;
   float eps;
+  const float* bias = nullptr;  // [cols] or null; layer_norm only
 };
 
 // y[r, :] = f(x[r, :]), or += where accumulate; f(x) = scale * x, or soft_cap * tanh(scale * x /
@@ -152,7 +156,7 @@ struct ScaleArgs {
   bool accumulate;
 };
 
-// out[r, :] = table[ids[r], :], float32, from a table in the slot's dtype.
+// out[r, :] = table[ids[r], :], or += where accumulate, float32, from a table in the slot's dtype.
 struct EmbeddingArgs {
   const void*
       table;  // [vocab, cols] row-major, or packed as a GEMM weight with n = vocab, k = cols
@@ -165,6 +169,7 @@ struct EmbeddingArgs {
   const BFloat16* scale = nullptr;
   const uint8_t* zero = nullptr;
   int64_t group_size = 0;
+  bool accumulate = false;  // row-major tables only
 };
 
 // Rotates, in place, the first rotary_dim elements of every head of x.
@@ -243,6 +248,9 @@ struct AttentionArgs {
   float scale;     // above 0
   int64_t window;  // keys seen, the token itself included; 0: all
   float soft_cap;  // 0: none
+  // Of each query head, or null: scores get slope * (key position - query position), after scale
+  // and cap.
+  const float* slopes;
   float* scratch;  // AttentionScratchFloats(...) floats, private to this call
   // Not null: of one token, reduces the chunks [chunk_begin, chunk_end) alone and leaves, instead
   // of `out`, a partial result of AttentionPartialFloats(head_dim) floats for each chunk and query
@@ -264,14 +272,15 @@ struct AttentionMergeArgs {
   void* out;                   // [group, head_dim], in the compute dtype
 };
 
-// out[r, i] = act(x[r, i]) * x[r, cols + i], out in the slot's dtype.
+// out[r, i] = act(x[r, i]) * x[r, cols + i], or where !gated act(x[r, i]), out in the slot's dtype.
 struct GatedActArgs {
-  const float* x;  // [rows, 2 * cols], row stride ldx: gate, then up
+  const float* x;  // [rows, 2 * cols], row stride ldx: gate, then up; where !gated [rows, cols]
   int64_t ldx;
   void* out;
   int64_t ldo;
   int64_t rows, cols;
   Activation act;
+  bool gated = true;
 };
 
 // index[r] = the lowest index of the highest value of x[r, :]; NaN counts as lowest.

@@ -17,7 +17,8 @@ struct KernelTable {
   void (*low_rank[kNumDTypes])(const LowRank&, int64_t row, int64_t rows, int64_t panel,
                                float* sums) noexcept = {};
   // Output dtype.
-  void (*rms_norm[kNumDTypes])(const RmsNormArgs&, Stream) noexcept = {};
+  void (*rms_norm[kNumDTypes])(const NormArgs&, Stream) noexcept = {};
+  void (*layer_norm[kNumDTypes])(const NormArgs&, Stream) noexcept = {};
   void (*gated_act[kNumDTypes])(const GatedActArgs&, Stream) noexcept = {};
   // Table dtype.
   void (*embedding[kNumDTypes])(const EmbeddingArgs&, Stream) noexcept = {};

@@ -3,8 +3,8 @@
 #include "model/branch.h"
 #include "ops/kv_write.h"
 #include "ops/logn.h"
+#include "ops/norm.h"
 #include "ops/quantize.h"
-#include "ops/rms_norm.h"
 #include "tensor/tensor_view.h"
 
 namespace allspark {
@@ -56,14 +56,11 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
          step.lora->Layer(context, normed, step.layer, &LoraLayer::qkv, w.lora));
   if (shape.qk_norm_whole) {
     // As of one wide head: kv_cols divide q_cols, so the keys are a head of that size.
-    RmsNormHeads(context, w.qkv, 0, 1, shape.q_cols(), weights.q_norm.weight, weights.q_norm.eps);
-    RmsNormHeads(context, w.qkv, shape.q_heads / shape.kv_heads, 1, shape.kv_cols(),
-                 weights.k_norm.weight, weights.k_norm.eps);
+    NormHeads(context, w.qkv, 0, 1, shape.q_cols(), weights.q_norm);
+    NormHeads(context, w.qkv, shape.q_heads / shape.kv_heads, 1, shape.kv_cols(), weights.k_norm);
   } else if (weights.q_norm.weight != nullptr) {
-    RmsNormHeads(context, w.qkv, 0, shape.q_heads, shape.head_dim, weights.q_norm.weight,
-                 weights.q_norm.eps);
-    RmsNormHeads(context, w.qkv, shape.q_heads, shape.kv_heads, shape.head_dim,
-                 weights.k_norm.weight, weights.k_norm.eps);
+    NormHeads(context, w.qkv, 0, shape.q_heads, shape.head_dim, weights.q_norm);
+    NormHeads(context, w.qkv, shape.q_heads, shape.kv_heads, shape.head_dim, weights.k_norm);
   }
   if (step.rope.rotary_dim > 0) {
     // Keys follow the queries in a row, so one call rotates both.
@@ -81,8 +78,10 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
           shape.head_dim);
   const bool quantize = weights.o.activation == DType::kInt8;
   Matrix attended = w.attended.As(quantize ? DType::kFloat32 : shape.compute);
-  PagedAttention(context, MakeAttentionParams(shape, weights.window), kv, shape.cache,
-                 step.sequences, step.num_sequences, q, w.scratch, attended);
+  AttentionParams params = MakeAttentionParams(shape, weights.window);
+  params.slopes = step.alibi_slopes;
+  PagedAttention(context, params, kv, shape.cache, step.sequences, step.num_sequences, q, w.scratch,
+                 attended);
   if (quantize) {
     const Matrix quantized = w.attended_int8.As(DType::kInt8);
     Quantize(context, attended, quantized);

@@ -17,9 +17,10 @@ namespace allspark {
 struct StepInput {
   const SequenceRange* sequences = nullptr;
   int64_t num_sequences = 0;
-  const int32_t* positions = nullptr;  // [tokens]
-  RopeView rope;                       // rotary_dim 0: none
-  int64_t logn_length = 0;             // the length that LogN counts from; 0: no LogN
+  const int32_t* positions = nullptr;   // [tokens]
+  RopeView rope;                        // rotary_dim 0: none
+  int64_t logn_length = 0;              // the length that LogN counts from; 0: no LogN
+  const float* alibi_slopes = nullptr;  // [q_heads]; null: none
   int64_t layer = 0;
   LoraBatch* lora = nullptr;
 };

@@ -1,17 +1,22 @@
 #include "model/branch.h"
 
 #include "ops/convert.h"
+#include "ops/norm.h"
 #include "ops/quantize.h"
-#include "ops/rms_norm.h"
 #include "ops/scale.h"
 
 namespace allspark {
 
 ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType dtype,
                          const Workspace& w) {
-  const Matrix out = w.normed.As(dtype);
+  return ReadResidualInto(context, norm, dtype, w.normed, w);
+}
+
+ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, DType dtype,
+                             const ActivationBuffer& room, const Workspace& w) {
+  const Matrix out = room.As(dtype);
   if (norm.weight != nullptr) {
-    RmsNorm(context, w.residual, norm.weight, norm.eps, out);
+    Norm(context, w.residual, norm, out);
   } else if (dtype == DType::kInt8) {
     Quantize(context, w.residual, out);
   } else if (dtype == DType::kFloat32) {
@@ -29,9 +34,7 @@ void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearW
     return Linear(context, x, weight, /*accumulate=*/true, w.residual, low_rank);
   }
   Linear(context, x, weight, /*accumulate=*/false, w.branch, low_rank);
-  if (post_norm.weight != nullptr) {
-    RmsNorm(context, w.branch, post_norm.weight, post_norm.eps, w.branch);
-  }
+  if (post_norm.weight != nullptr) Norm(context, w.branch, post_norm, w.branch);
   Scale(context, w.branch, scaling, /*accumulate=*/true, w.residual);
 }
 

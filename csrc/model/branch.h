@@ -12,6 +12,9 @@ namespace allspark {
 // norm there, as it is.
 ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType dtype,
                          const Workspace& w);
+// The same into `room`, for later.
+ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, DType dtype,
+                             const ActivationBuffer& room, const Workspace& w);
 
 // Adds x * weight^T to the stream, normalised and scaled before where the spec says so.
 void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,

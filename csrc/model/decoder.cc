@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/int_math.h"
 #include "model/attention.h"
+#include "model/branch.h"
 #include "model/context_extension.h"
 #include "model/decoder_shape.h"
 #include "model/decoder_weights.h"
@@ -17,7 +18,7 @@
 #include "model/mlp.h"
 #include "model/rope_table.h"
 #include "model/workspace.h"
-#include "ops/rms_norm.h"
+#include "ops/norm.h"
 #include "ops/scale.h"
 
 namespace allspark {
@@ -83,6 +84,7 @@ class DecoderImpl final : public Decoder {
   OpContext context_;
   Workspace workspace_;  // in the step's arena
   const int32_t* tokens_ = nullptr;
+  const int32_t* positions_ = nullptr;
 };
 
 void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const {
@@ -168,18 +170,23 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   const Workspace& w = workspace_;
   context_ = {&kernels_, pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats};
   tokens_ = batch.tokens;
+  positions_ = batch.positions;
   StepInput step;
   step.sequences = sequences_.data();
   step.num_sequences = batch.num_sequences;
   step.positions = batch.positions;
   step.lora = &lora_;
   step.logn_length = parts_.options.use_logn_attn ? shape.max_position : 0;
+  step.alibi_slopes = parts_.weights.alibi_slopes;
   Embed(0, w.residual);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
     step.layer = layer;
     const bool windowed = shape.window_rope && weights.attention.window > 0;
     step.rope = windowed ? parts_.window_rope.view() : parts_.rope.view();
+    if (shape.parallel_residual && !shape.shares_normed()) {
+      ReadResidualInto(context_, weights.mlp.norm, weights.mlp.gate_up.activation, w.mlp_normed, w);
+    }
     RunAttention(context_, shape, weights.attention,
                  MakePagedKv(shape, parts_.options.block_size, layer, kv.data), step, w);
     RunMlp(context_, shape, weights.mlp, layer, lora_, w);
@@ -193,6 +200,12 @@ void DecoderImpl::Embed(int64_t token_begin, const Matrix& out) {
   lora_.AddEmbedding(context_, ids, token_begin, workspace_.lora, out);
   const Scaling& scaling = parts_.shape.embedding_scaling;
   if (!scaling.is_identity()) Scale(context_, out, scaling, /*accumulate=*/false, out);
+  const EmbeddingWeight& positions = parts_.weights.position_embedding;
+  if (positions.data != nullptr) {
+    EmbeddingLookup(context_, positions, positions_ + token_begin, out, /*accumulate=*/true);
+  }
+  const NormWeight& norm = parts_.weights.embedding_norm;
+  if (norm.weight != nullptr) Norm(context_, out, norm, out);
 }
 
 void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logits) {
@@ -203,8 +216,7 @@ void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logit
   // The norm reads only the rows that are wanted, into the buffer that all layers are done with.
   Matrix rows = workspace_.normed.As(parts_.weights.lm_head.activation);
   rows.rows = num_tokens;
-  const NormWeight& norm = parts_.weights.final_norm;
-  RmsNormGather(context_, workspace_.residual, tokens, norm.weight, norm.eps, rows);
+  NormGather(context_, workspace_.residual, tokens, parts_.weights.final_norm, rows);
   const int64_t vocab = parts_.shape.vocab_size;
   const Matrix out{logits, DType::kFloat32, num_tokens, vocab, vocab};
   Linear(context_, rows, parts_.weights.lm_head, /*accumulate=*/false, out,
@@ -226,8 +238,7 @@ void DecoderImpl::HiddenStates(int64_t token_begin, int64_t num_tokens, float* h
   ConstMatrix x = workspace_.residual;
   x.data = static_cast<const float*>(x.data) + token_begin * x.ld;
   x.rows = num_tokens;
-  const NormWeight& norm = parts_.weights.final_norm;
-  RmsNorm(context_, x, norm.weight, norm.eps, {hidden, DType::kFloat32, num_tokens, cols, cols});
+  Norm(context_, x, parts_.weights.final_norm, {hidden, DType::kFloat32, num_tokens, cols, cols});
 }
 
 void DecoderImpl::InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) {
@@ -256,6 +267,7 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
   Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
   if (!shape.ok()) return shape.status();
   parts.shape = *shape;
+  AS_RETURN_IF_ERROR(CheckLearnedPositions(parts.shape, options.max_length));
   AS_RETURN_IF_ERROR(CheckKernels(parts.shape, weights.spec(), kernels));
   Result<DecoderWeights> bound = BindWeights(weights, parts.shape);
   if (!bound.ok()) return bound.status();
@@ -282,6 +294,7 @@ Result<DecoderBytes> Decoder::Measure(const ModelReader& weights, const DecoderO
                                       int64_t num_threads) {
   Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
   if (!shape.ok()) return shape.status();
+  AS_RETURN_IF_ERROR(CheckLearnedPositions(*shape, options.max_length));
   return BytesOf(*shape, options, num_threads);
 }
 

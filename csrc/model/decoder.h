@@ -70,8 +70,8 @@ class Decoder {
   // logits: [num_tokens, vocab_size], of tokens[i] in row i. No more rows than the batch has
   // tokens.
   virtual void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) = 0;
-  // Of [token_begin, +num_tokens): what the last norm gives, and the rows of the embedding that
-  // were looked up. [num_tokens, hidden_size], float32 also where lm_head reads rounded rows.
+  // Of [token_begin, +num_tokens): what the last norm gives, and what the first layer reads of the
+  // embedding. [num_tokens, hidden_size], float32 also where lm_head reads rounded rows.
   virtual void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) = 0;
   virtual void InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) = 0;
 };

@@ -82,6 +82,14 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.norm_after = spec.norm_placement() != proto::NORM_BEFORE;
   shape.qk_norm_whole = spec.qk_norm_whole();
   shape.window_rope = spec.window_rope();
+  shape.layer_norm = spec.norm_kind() == proto::LAYER_NORM;
+  shape.norm_bias = spec.norm_bias();
+  shape.gated_mlp = !spec.ungated_mlp();
+  shape.parallel_residual = spec.parallel_residual();
+  shape.shared_norm = spec.shared_norm();
+  shape.learned_positions = spec.learned_positions() ? spec.max_position() : 0;
+  shape.embedding_norm = spec.embedding_norm();
+  shape.alibi = spec.alibi();
   shape.compute =
       spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat32;
   shape.cache = cache_mode == CacheMode::kQuantI8   ? DType::kInt8
@@ -115,6 +123,13 @@ Status CheckDecoderOptions(const DecoderOptions& options) {
   return Status::Ok();
 }
 
+Status CheckLearnedPositions(const DecoderShape& shape, int64_t max_length) {
+  if (shape.learned_positions == 0 || max_length <= shape.learned_positions) return Status::Ok();
+  return Status::InvalidArgument("max_length is " + std::to_string(max_length) +
+                                 "; the model has embeddings of " +
+                                 std::to_string(shape.learned_positions) + " positions");
+}
+
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
                                           const std::string& tensor) {
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
@@ -128,6 +143,14 @@ DType ActivationDType(const proto::WeightQuant& quant, DType compute) {
 }
 
 namespace {
+
+const char* NormName(const DecoderShape& shape) {
+  return shape.layer_norm ? "layer_norm" : "rms_norm";
+}
+
+auto NormKernel(const DecoderShape& shape, const kernels::KernelTable& table, DType dtype) {
+  return (shape.layer_norm ? table.layer_norm : table.rms_norm)[static_cast<int>(dtype)];
+}
 
 Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
                          const kernels::KernelTable& table) {
@@ -143,9 +166,11 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
     if (!quant.quantize_activations()) continue;
     const int float_slot = static_cast<int>(DType::kFloat32);
     if (table.quantize == nullptr) return Missing(table, "quantize", DType::kInt8);
-    if (table.rms_norm[float_slot] == nullptr || table.gated_act[float_slot] == nullptr ||
+    if (NormKernel(shape, table, DType::kFloat32) == nullptr ||
+        table.gated_act[float_slot] == nullptr ||
         table.attention[static_cast<int>(shape.cache)][float_slot] == nullptr) {
-      return Missing(table, "rms_norm, gated_act or attention", DType::kFloat32);
+      return Missing(table, std::string(NormName(shape)) + ", gated_act or attention",
+                     DType::kFloat32);
     }
     // A sum of products of bytes stays below 2^31 up to here.
     constexpr int64_t kMaxSumK = 65536;
@@ -169,9 +194,12 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
   const int slot = static_cast<int>(compute);
   const int float_slot = static_cast<int>(DType::kFloat32);
   if (table.embedding[slot] == nullptr) return Missing(table, "embedding", compute);
-  if (table.rms_norm[slot] == nullptr) return Missing(table, "rms_norm", compute);
-  // Of heads, and of the last hidden states.
-  if (table.rms_norm[float_slot] == nullptr) return Missing(table, "rms_norm", DType::kFloat32);
+  for (const DType dtype : {compute, DType::kFloat32}) {  // float32: of the last hidden states
+    if (NormKernel(shape, table, dtype) == nullptr) return Missing(table, NormName(shape), dtype);
+  }
+  if (shape.qk_norm && table.rms_norm[float_slot] == nullptr) {
+    return Missing(table, "rms_norm", DType::kFloat32);
+  }
   if (table.gemm[slot][slot] == nullptr) return Missing(table, "gemm", compute);
   if (shape.rotary_dim > 0 && table.rope == nullptr) {
     return Missing(table, "rope", DType::kFloat32);

@@ -39,6 +39,14 @@ struct DecoderShape {
   bool norm_after = false;
   bool qk_norm_whole = false;
   bool window_rope = false;
+  bool layer_norm = false;  // of the stream, instead of RMSNorm
+  bool norm_bias = false;
+  bool gated_mlp = true;
+  bool parallel_residual = false;  // attention and MLP read the same stream
+  bool shared_norm = false;        // by one norm
+  int64_t learned_positions = 0;   // rows of their table; 0: none
+  bool embedding_norm = false;
+  bool alibi = false;
   DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
   DType cache = DType::kUndefined;    // of keys and values
   bool int8_activations = false;      // before some GEMM or other
@@ -47,6 +55,11 @@ struct DecoderShape {
   int64_t kv_cols() const { return kv_heads * head_dim; }
   // Whether attention and MLP add to the stream by way of Workspace::branch.
   bool has_branch() const { return norm_after || !residual_scaling.is_identity(); }
+  // Whether the MLP reads the very rows that attention reads.
+  bool shares_normed() const { return shared_norm && !int8_activations; }
+  // The MLP's first weight.
+  const char* up_name() const { return gated_mlp ? "gate_up" : "up"; }
+  int64_t up_cols() const { return gated_mlp ? 2 * intermediate : intermediate; }
   int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
 };
 
@@ -56,6 +69,8 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
 
 // InvalidArgument naming the option, the value and the bound.
 Status CheckDecoderOptions(const DecoderOptions& options);
+// The same of positions that the model has rows for.
+Status CheckLearnedPositions(const DecoderShape& shape, int64_t max_length);
 
 // Unimplemented naming op and dtype when `table` lacks a kernel that the decoder of `spec` needs.
 Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,

@@ -89,6 +89,11 @@ class Binder {
             Scales(name, n, k),
             quant == nullptr ? compute_ : ActivationDType(*quant, compute_)};
   }
+  // Of the stream: as long as a row of it.
+  NormWeight Norm(const std::string& name, const DecoderShape& shape) const {
+    return {Vector(name, shape.hidden), shape.norm_eps, shape.layer_norm,
+            shape.norm_bias ? Vector(name + "_bias", shape.hidden) : nullptr};
+  }
   EmbeddingWeight Embedding(const std::string& name, int64_t vocab, int64_t cols) const {
     const WeightView view = Find(name, vocab, cols);
     return {view.data,
@@ -131,26 +136,30 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   const std::string prefix = "layers." + std::to_string(layer) + ".";
   LayerWeights weights;
   AttentionWeights& attention = weights.attention;
-  const auto norm = [&](const char* name, int64_t size, bool has) {
-    return NormWeight{has ? binder.Vector(prefix + name, size) : nullptr, shape.norm_eps};
+  const auto norm = [&](const char* name, bool has) {
+    return has ? binder.Norm(prefix + name, shape) : NormWeight{};
   };
-  attention.norm = norm("attention_norm", shape.hidden, shape.norm_before);
+  const auto head_norm = [&](const char* name, int64_t size) {
+    return NormWeight{shape.qk_norm ? binder.Vector(prefix + name, size) : nullptr, shape.norm_eps};
+  };
+  attention.norm = norm("attention_norm", shape.norm_before);
   attention.qkv = binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
   const bool whole = shape.qk_norm_whole;
-  attention.q_norm = norm("q_norm", whole ? shape.q_cols() : shape.head_dim, shape.qk_norm);
-  attention.k_norm = norm("k_norm", whole ? shape.kv_cols() : shape.head_dim, shape.qk_norm);
+  attention.q_norm = head_norm("q_norm", whole ? shape.q_cols() : shape.head_dim);
+  attention.k_norm = head_norm("k_norm", whole ? shape.kv_cols() : shape.head_dim);
   attention.o = binder.Linear(prefix + "o", shape.hidden, shape.q_cols(), spec.o_bias());
-  attention.post_norm = norm("attention_post_norm", shape.hidden, shape.norm_after);
+  attention.post_norm = norm("attention_post_norm", shape.norm_after);
   if (spec.layer_window_size() > 0) {
     attention.window = spec.layer_window(static_cast<int>(layer));
   }
   MlpWeights& mlp = weights.mlp;
-  mlp.norm = norm("mlp_norm", shape.hidden, shape.norm_before);
+  mlp.norm = shape.shared_norm ? attention.norm : norm("mlp_norm", shape.norm_before);
   mlp.gate_up =
-      binder.Linear(prefix + "gate_up", 2 * shape.intermediate, shape.hidden, spec.mlp_bias());
+      binder.Linear(prefix + shape.up_name(), shape.up_cols(), shape.hidden, spec.mlp_bias());
   mlp.down = binder.Linear(prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
-  mlp.post_norm = norm("mlp_post_norm", shape.hidden, shape.norm_after);
+  mlp.post_norm = norm("mlp_post_norm", shape.norm_after);
   mlp.activation = shape.activation;
+  mlp.gated = shape.gated_mlp;
   return weights;
 }
 
@@ -166,9 +175,16 @@ Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     weights.layers.push_back(BindLayer(binder, shape, spec, layer));
   }
-  weights.final_norm = {binder.Vector("final_norm", shape.hidden), shape.norm_eps};
+  weights.final_norm = binder.Norm("final_norm", shape);
   weights.lm_head = binder.Linear(shape.tie_embeddings ? "embedding" : "lm_head", shape.vocab_size,
                                   shape.hidden, false);
+  if (spec.lm_head_bias()) weights.lm_head.bias = binder.Vector("lm_head_bias", shape.vocab_size);
+  if (shape.learned_positions > 0) {
+    weights.position_embedding =
+        binder.Embedding("position_embedding", shape.learned_positions, shape.hidden);
+  }
+  if (shape.embedding_norm) weights.embedding_norm = binder.Norm("embedding_norm", shape);
+  if (shape.alibi) weights.alibi_slopes = binder.Vector("alibi.slopes", shape.q_heads);
   if (shape.rotary_dim > 0) {
     weights.rope_inv_freq = binder.Vector("rope.inv_freq", shape.rotary_dim / 2);
   }

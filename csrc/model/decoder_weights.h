@@ -9,14 +9,10 @@
 #include "model/decoder_shape.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
+#include "ops/norm.h"
 #include "weights/model_reader.h"
 
 namespace allspark {
-
-struct NormWeight {
-  const float* weight = nullptr;  // [cols]; null: the spec has none
-  float eps = 0.0f;
-};
 
 struct AttentionWeights {
   NormWeight norm;
@@ -30,10 +26,11 @@ struct AttentionWeights {
 
 struct MlpWeights {
   NormWeight norm;
-  LinearWeight gate_up;  // rows: gate, up
+  LinearWeight gate_up;  // rows: gate, up; up alone where the spec has no gate
   LinearWeight down;
   NormWeight post_norm;
   kernels::Activation activation = kernels::Activation::kSilu;
+  bool gated = true;
 };
 
 struct LayerWeights {
@@ -43,11 +40,14 @@ struct LayerWeights {
 
 struct DecoderWeights {
   EmbeddingWeight embedding;
+  EmbeddingWeight position_embedding;  // no data without learned positions
+  NormWeight embedding_norm;
   std::vector<LayerWeights> layers;
   NormWeight final_norm;
   LinearWeight lm_head;
   const float* rope_inv_freq = nullptr;         // [rotary_dim / 2]; null without rope
   const float* rope_window_inv_freq = nullptr;  // of layers with a window; null: the same
+  const float* alibi_slopes = nullptr;          // [q_heads]; null without ALiBi
 };
 
 // DataLoss naming tensor and file when a tensor that the spec requires is missing or has another

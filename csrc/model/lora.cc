@@ -106,9 +106,10 @@ class LoraBuilder {
         return {tensor, &layer.qkv, {q, q + kv, q + 2 * kv}, shape_.hidden, false, {}};
       }
       if (name == "o") return {tensor, &layer.o, {shape_.hidden}, shape_.q_cols(), false, {}};
-      if (name == "gate_up") {
-        const int64_t inner = shape_.intermediate;
-        return {tensor, &layer.gate_up, {inner, 2 * inner}, shape_.hidden, false, {}};
+      if (name == shape_.up_name()) {
+        // Without a gate, both are the same end.
+        return {tensor,        &layer.gate_up, {shape_.intermediate, shape_.up_cols()},
+                shape_.hidden, false,          {}};
       }
       if (name == "down") {
         return {tensor, &layer.down, {shape_.hidden}, shape_.intermediate, false, {}};

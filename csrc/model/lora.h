@@ -21,7 +21,7 @@ namespace allspark {
 struct LoraLayer {
   LoraWeight qkv;
   LoraWeight o;
-  LoraWeight gate_up;
+  LoraWeight gate_up;  // or up alone
   LoraWeight down;
 };
 

@@ -7,10 +7,14 @@ namespace allspark {
 
 void RunMlp(const OpContext& context, const DecoderShape& shape, const MlpWeights& weights,
             int64_t layer, LoraBatch& lora, const Workspace& w) {
-  const ConstMatrix normed = ReadResidual(context, weights.norm, weights.gate_up.activation, w);
+  const DType input = weights.gate_up.activation;
+  const ConstMatrix normed = shape.parallel_residual
+                                 ? w.mlp_normed.As(input)
+                                 : ReadResidual(context, weights.norm, input, w);
   const Matrix gated = w.gated.As(weights.down.activation);
-  LinearGated(context, normed, weights.gate_up, weights.activation, w.gate_up, gated,
-              lora.Layer(context, normed, layer, &LoraLayer::gate_up, w.lora));
+  (weights.gated ? LinearGated : LinearActivated)(
+      context, normed, weights.gate_up, weights.activation, w.gate_up, gated,
+      lora.Layer(context, normed, layer, &LoraLayer::gate_up, w.lora));
   AddToResidual(context, gated, weights.down, weights.post_norm, shape.residual_scaling,
                 lora.Layer(context, gated, layer, &LoraLayer::down, w.lora), w);
 }

@@ -50,6 +50,10 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
   Carver common(base, 0);
   w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);
   w.normed = common.TakeActivations(shape.compute, tokens, shape.hidden);
+  w.mlp_normed = w.normed;
+  if (shape.parallel_residual && !shape.shares_normed()) {
+    w.mlp_normed = common.TakeActivations(shape.compute, tokens, shape.hidden);
+  }
   if (shape.has_branch()) w.branch = common.Take(DType::kFloat32, tokens, shape.hidden);
   w.row_scratch_floats = AlignUp(std::max(shape.hidden, shape.intermediate), 16);
   w.row_scratch =
@@ -69,7 +73,7 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
   const int64_t scratch_floats = PagedAttentionScratch(MakeAttentionParams(shape, 0), num_threads);
   w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
   Carver mlp(base, common.offset());
-  w.gate_up = mlp.Take(DType::kFloat32, tokens, 2 * shape.intermediate);
+  w.gate_up = mlp.Take(DType::kFloat32, tokens, shape.up_cols());
   w.gated = mlp.TakeActivations(shape.compute, tokens, shape.intermediate);
   return {w, std::max(attention.offset(), mlp.offset())};
 }

@@ -24,7 +24,8 @@ struct ActivationBuffer {
 struct Workspace {
   Matrix residual;          // [tokens, hidden] float32: the stream that attention and MLP add to
   ActivationBuffer normed;  // [tokens, hidden]; last, the rows that sample
-  Matrix branch;            // [tokens, hidden] float32; empty unless shape.has_branch()
+  ActivationBuffer mlp_normed;   // of parallel_residual, what the MLP reads; may be `normed`
+  Matrix branch;                 // [tokens, hidden] float32; empty unless shape.has_branch()
   float* row_scratch = nullptr;  // [threads][row_scratch_floats]: a row before it is quantised
   int64_t row_scratch_floats = 0;
   LoraScratch lora;  // empty without adapters
@@ -34,7 +35,7 @@ struct Workspace {
   ActivationBuffer attended_int8;  // the same, quantised
   float* scratch = nullptr;
   // MLP half.
-  Matrix gate_up;          // [tokens, 2 * intermediate] float32: what LinearGated may need
+  Matrix gate_up;          // [tokens, up_cols] float32: what LinearGated may need
   ActivationBuffer gated;  // [tokens, intermediate]
 };
 

@@ -229,6 +229,7 @@ kernels::AttentionArgs CommonArgs(const AttentionParams& params, const kernels::
   args.scale = params.scale;
   args.window = params.window;
   args.soft_cap = params.soft_cap;
+  args.slopes = params.slopes;
   return args;
 }
 

@@ -17,6 +17,8 @@ struct AttentionParams {
   float scale = 1.0f;
   int64_t window = 0;     // keys seen, the token itself included; 0: all
   float soft_cap = 0.0f;  // 0: none
+  // [q_heads] or null: scores get slope * (key position - query position).
+  const float* slopes = nullptr;
 };
 
 // Scratch floats PagedAttention needs for `num_threads` threads.

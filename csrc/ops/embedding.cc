@@ -5,10 +5,11 @@
 namespace allspark {
 
 void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, const int32_t* ids,
-                     const Matrix& out) {
+                     const Matrix& out, bool accumulate) {
   internal::CheckMatrix("embedding", "out", out);
   internal::CheckDType("embedding", "out", out.dtype, DType::kFloat32);
   AS_CHECK(table.data != nullptr) << "embedding: no table";
+  AS_CHECK(!accumulate || !table.packed) << "embedding: rows of a packed table are not added";
   AS_CHECK(table.cols == out.cols)
       << "embedding: the table has " << table.cols << " columns, out has " << out.cols;
   if (IsQuantized(table.dtype)) internal::CheckScales("embedding", table.scales, table.cols);
@@ -32,6 +33,7 @@ void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, con
                               args.scale = table.scales.scale;
                               args.zero = table.scales.zero;
                               args.group_size = table.scales.group_size;
+                              args.accumulate = accumulate;
                               kernel(args, context.stream);
                             });
 }

@@ -15,8 +15,9 @@ struct EmbeddingWeight {
   WeightScales scales = {};  // of uint8 and uint4 tables, which are packed
 };
 
-// out[r, :] = table[ids[r], :]. out: [rows, cols] float32. Requires: 0 <= ids[r] < vocab.
+// out[r, :] = table[ids[r], :], or += where `accumulate`, of row-major tables alone. out: [rows,
+// cols] float32. Requires: 0 <= ids[r] < vocab.
 void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, const int32_t* ids,
-                     const Matrix& out);
+                     const Matrix& out, bool accumulate = false);
 
 }  // namespace allspark

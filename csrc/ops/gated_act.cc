@@ -3,15 +3,16 @@
 #include "ops/op_check.h"
 
 namespace allspark {
+namespace {
 
-void GatedAct(const OpContext& context, kernels::Activation activation, const ConstMatrix& x,
-              const Matrix& out) {
+void Run(const OpContext& context, kernels::Activation activation, bool gated, const ConstMatrix& x,
+         const Matrix& out) {
   internal::CheckMatrix("gated_act", "x", x);
   internal::CheckMatrix("gated_act", "out", out);
   internal::CheckDType("gated_act", "x", x.dtype, DType::kFloat32);
-  AS_CHECK(x.cols == 2 * out.cols && x.rows == out.rows)
+  AS_CHECK(x.cols == (gated ? 2 : 1) * out.cols && x.rows == out.rows)
       << "gated_act: x is [" << x.rows << ", " << x.cols << "], out is [" << out.rows << ", "
-      << out.cols << "]; x holds gate and up";
+      << out.cols << "]; x holds " << (gated ? "gate and up" : "up alone");
   const bool quantize = out.dtype == DType::kInt8;
   if (quantize) internal::CheckQuantized("gated_act", context, out);
   const DType dtype = quantize ? DType::kFloat32 : out.dtype;
@@ -28,6 +29,7 @@ void GatedAct(const OpContext& context, kernels::Activation activation, const Co
     args.rows = end - begin;
     args.cols = out.cols;
     args.act = activation;
+    args.gated = gated;
     if (!quantize) return kernel(args, context.stream);
     float* row = internal::ScratchRow("gated_act", context, out.cols, thread_id);
     args.out = row;
@@ -38,6 +40,18 @@ void GatedAct(const OpContext& context, kernels::Activation activation, const Co
       internal::QuantizeRows(context, row, out.cols, out, i, i + 1);
     }
   });
+}
+
+}  // namespace
+
+void GatedAct(const OpContext& context, kernels::Activation activation, const ConstMatrix& x,
+              const Matrix& out) {
+  Run(context, activation, /*gated=*/true, x, out);
+}
+
+void Activate(const OpContext& context, kernels::Activation activation, const ConstMatrix& x,
+              const Matrix& out) {
+  Run(context, activation, /*gated=*/false, x, out);
 }
 
 }  // namespace allspark

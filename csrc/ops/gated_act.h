@@ -1,4 +1,5 @@
-// GatedAct: the activation of a gated MLP, act(gate) * up. Splits over rows.
+// GatedAct and Activate: the activation of an MLP, with a gate act(gate) * up, without one act(up).
+// Splits over rows.
 #pragma once
 
 #include "ops/op_context.h"
@@ -7,6 +8,9 @@ namespace allspark {
 
 // x: [rows, 2 * cols] float32, gate then up; out: [rows, cols].
 void GatedAct(const OpContext& context, kernels::Activation activation, const ConstMatrix& x,
+              const Matrix& out);
+// out = act(x). x: [rows, cols] float32; out: [rows, cols].
+void Activate(const OpContext& context, kernels::Activation activation, const ConstMatrix& x,
               const Matrix& out);
 
 }  // namespace allspark

@@ -104,6 +104,34 @@ void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWei
       });
 }
 
+// LinearGated, and where !gated LinearActivated.
+void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                  kernels::Activation activation, bool gated, const Matrix& scratch,
+                  const Matrix& y, std::span<const kernels::LowRank> low_rank) {
+  CheckLinear(context, x, w);
+  CheckResult(x, y, gated ? w.n / 2 : w.n);
+  CheckResult(x, scratch, w.n);
+  CheckLowRank(w, low_rank);
+  internal::CheckDType("linear", "scratch", scratch.dtype, DType::kFloat32);
+  const auto kernel = context.kernels->gemm_gated[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
+  if (kernel == nullptr || (gated && w.n % (2 * kernels::kPanelColumns) != 0)) {
+    Linear(context, x, w, /*accumulate=*/false, scratch, low_rank);
+    return gated ? GatedAct(context, activation, scratch, y)
+                 : Activate(context, activation, scratch, y);
+  }
+  if (x.rows == 0) return;
+  // An int8 row is quantised once it is whole.
+  const bool quantize = y.dtype == DType::kInt8;
+  const Matrix out =
+      quantize ? Matrix{scratch.data, DType::kFloat32, y.rows, y.cols, /*ld=*/y.cols} : y;
+  ForEachPart(context, x, w, CeilDiv(y.cols, kernels::kPanelColumns), low_rank,
+              [&](const kernels::GemmArgs& args, int64_t row) {
+                kernel({args, internal::RowAt(out, row), out.ld, out.dtype, activation, gated},
+                       context.stream);
+              });
+  if (quantize) Quantize(context, out, y);
+}
+
 }  // namespace
 
 LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
@@ -144,28 +172,14 @@ void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& 
 void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                  kernels::Activation activation, const Matrix& scratch, const Matrix& y,
                  std::span<const kernels::LowRank> low_rank) {
-  CheckLinear(context, x, w);
   AS_CHECK(w.n % 2 == 0) << "linear: the weight makes " << w.n << " columns of gate and up";
-  CheckResult(x, y, w.n / 2);
-  CheckResult(x, scratch, w.n);
-  CheckLowRank(w, low_rank);
-  internal::CheckDType("linear", "scratch", scratch.dtype, DType::kFloat32);
-  const auto kernel = context.kernels->gemm_gated[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
-  if (kernel == nullptr || w.n % (2 * kernels::kPanelColumns) != 0) {
-    Linear(context, x, w, /*accumulate=*/false, scratch, low_rank);
-    return GatedAct(context, activation, scratch, y);
-  }
-  if (x.rows == 0) return;
-  // An int8 row is quantised once it is whole.
-  const bool quantize = y.dtype == DType::kInt8;
-  const Matrix out =
-      quantize ? Matrix{scratch.data, DType::kFloat32, y.rows, y.cols, /*ld=*/y.cols} : y;
-  ForEachPart(context, x, w, y.cols / kernels::kPanelColumns, low_rank,
-              [&](const kernels::GemmArgs& args, int64_t row) {
-                kernel({args, internal::RowAt(out, row), out.ld, out.dtype, activation},
-                       context.stream);
-              });
-  if (quantize) Quantize(context, out, y);
+  RunActivated(context, x, w, activation, /*gated=*/true, scratch, y, low_rank);
+}
+
+void LinearActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                     kernels::Activation activation, const Matrix& scratch, const Matrix& y,
+                     std::span<const kernels::LowRank> low_rank) {
+  RunActivated(context, x, w, activation, /*gated=*/false, scratch, y, low_rank);
 }
 
 }  // namespace allspark

@@ -40,4 +40,9 @@ void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWei
                  kernels::Activation activation, const Matrix& scratch, const Matrix& y,
                  std::span<const kernels::LowRank> low_rank = {});
 
+// The same of an MLP without a gate: act(x * w^T + bias). y: [rows, w.n].
+void LinearActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                     kernels::Activation activation, const Matrix& scratch, const Matrix& y,
+                     std::span<const kernels::LowRank> low_rank = {});
+
 }  // namespace allspark

@@ -28,6 +28,13 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
       << "\nlogits_soft_cap: " << spec.logits_soft_cap()
       << "\nnorm_placement: " << proto::NormPlacement_Name(spec.norm_placement())
       << "\nqk_norm_whole: " << spec.qk_norm_whole() << "\nwindow_rope: " << spec.window_rope()
+      << "\nnorm_kind: " << proto::NormKind_Name(spec.norm_kind())
+      << "\nnorm_bias: " << spec.norm_bias() << "\nungated_mlp: " << spec.ungated_mlp()
+      << "\nparallel_residual: " << spec.parallel_residual()
+      << "\nshared_norm: " << spec.shared_norm()
+      << "\nlearned_positions: " << spec.learned_positions()
+      << "\nlm_head_bias: " << spec.lm_head_bias() << "\nembedding_norm: " << spec.embedding_norm()
+      << "\nalibi: " << spec.alibi()
       << "\nlayer_window: " << weights::ShapeString(spec.layer_window())
       << "\ncompute_type: " << proto::ComputeType_Name(spec.compute_type()) << "\n";
   for (const proto::WeightQuant& quant : spec.weight_quant()) {

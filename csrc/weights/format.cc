@@ -39,7 +39,10 @@ uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
   const bool version3 = spec.embedding_scale() != 0.0f || spec.residual_scale() != 0.0f ||
                         spec.logits_scale() != 0.0f || spec.logits_soft_cap() != 0.0f ||
                         spec.norm_placement() != proto::NORM_BEFORE || spec.qk_norm_whole() ||
-                        spec.window_rope();
+                        spec.window_rope() || spec.norm_kind() != proto::RMS_NORM ||
+                        spec.norm_bias() || spec.ungated_mlp() || spec.parallel_residual() ||
+                        spec.shared_norm() || spec.learned_positions() || spec.lm_head_bias() ||
+                        spec.embedding_norm() || spec.alibi();
   if (version3) return 3;
   return spec.weight_quant_size() > 0 ? 2 : 1;
 }

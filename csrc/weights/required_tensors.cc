@@ -101,6 +101,23 @@ Status CheckFloatsAndEnums(const proto::DecoderSpec& spec) {
   if (spec.qk_norm_whole() && !spec.qk_norm()) {
     return Status::InvalidArgument("qk_norm_whole is true; it must be false without qk_norm");
   }
+  if (!proto::NormKind_IsValid(spec.norm_kind())) {
+    return Status::InvalidArgument("norm_kind is " + std::to_string(spec.norm_kind()) +
+                                   "; it must be a value of NormKind, 0 to " +
+                                   std::to_string(proto::NormKind_MAX));
+  }
+  if (spec.norm_bias() && spec.norm_kind() != proto::LAYER_NORM) {
+    return Status::InvalidArgument("norm_bias is true; it must be false without LAYER_NORM");
+  }
+  if (spec.parallel_residual() && spec.norm_placement() != proto::NORM_BEFORE) {
+    return Status::InvalidArgument(
+        "parallel_residual is true; it must be false without NORM_BEFORE");
+  }
+  if (spec.shared_norm() && !spec.parallel_residual()) {
+    return Status::InvalidArgument(
+        "shared_norm is true; it must be false without "
+        "parallel_residual");
+  }
   if (!proto::Activation_IsValid(spec.activation())) {
     return Status::InvalidArgument("activation is " + std::to_string(spec.activation()) +
                                    "; it must be a value of Activation, 0 to " +
@@ -189,8 +206,17 @@ class ListBuilder {
   void Table(const std::string& name, int64_t rows, int64_t cols) {
     Matrix(name, proto::ROW_MAJOR, rows, cols);
   }
+  // A table that is never quantised.
+  void Positions(const std::string& name, int64_t rows, int64_t cols) {
+    list_.push_back({name, compute_, proto::ROW_MAJOR, {rows, cols}});
+  }
   void Vector(const std::string& name, int64_t size) {
     list_.push_back({name, DType::kFloat32, proto::ROW_MAJOR, {size}});
+  }
+  // Of the residual stream.
+  void Norm(const proto::DecoderSpec& spec, const std::string& name) {
+    Vector(name, spec.hidden_size());
+    if (spec.norm_bias()) Vector(name + "_bias", spec.hidden_size());
   }
   // Fails when an entry of weight_quant does not fit its tensor, or has none.
   Result<std::vector<RequiredTensor>> Take() {
@@ -237,7 +263,7 @@ void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) 
   const int64_t inner = spec.intermediate_size();
   const bool before = spec.norm_placement() != proto::NORM_AFTER;
   const bool after = spec.norm_placement() != proto::NORM_BEFORE;
-  if (before) list.Vector(prefix + "attention_norm", hidden);
+  if (before) list.Norm(spec, prefix + "attention_norm");
   list.Gemm(prefix + "qkv", qkv_size, hidden);
   if (spec.qkv_bias()) list.Vector(prefix + "qkv_bias", qkv_size);
   if (spec.qk_norm()) {
@@ -247,13 +273,15 @@ void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) 
   }
   list.Gemm(prefix + "o", hidden, q_size);
   if (spec.o_bias()) list.Vector(prefix + "o_bias", hidden);
-  if (after) list.Vector(prefix + "attention_post_norm", hidden);
-  if (before) list.Vector(prefix + "mlp_norm", hidden);
-  list.Gemm(prefix + "gate_up", 2 * inner, hidden);
-  if (spec.mlp_bias()) list.Vector(prefix + "gate_up_bias", 2 * inner);
+  if (after) list.Norm(spec, prefix + "attention_post_norm");
+  if (before && !spec.shared_norm()) list.Norm(spec, prefix + "mlp_norm");
+  const std::string up = prefix + (spec.ungated_mlp() ? "up" : "gate_up");
+  const int64_t up_size = spec.ungated_mlp() ? inner : 2 * inner;
+  list.Gemm(up, up_size, hidden);
+  if (spec.mlp_bias()) list.Vector(up + "_bias", up_size);
   list.Gemm(prefix + "down", hidden, inner);
   if (spec.mlp_bias()) list.Vector(prefix + "down_bias", hidden);
-  if (after) list.Vector(prefix + "mlp_post_norm", hidden);
+  if (after) list.Norm(spec, prefix + "mlp_post_norm");
 }
 
 }  // namespace
@@ -271,11 +299,17 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   } else {
     list.Table("embedding", spec.vocab_size(), spec.hidden_size());
   }
+  if (spec.learned_positions()) {
+    list.Positions("position_embedding", spec.max_position(), spec.hidden_size());
+  }
+  if (spec.embedding_norm()) list.Norm(spec, "embedding_norm");
   for (int64_t layer = 0; layer < spec.num_layers(); ++layer) AddLayer(spec, layer, list);
-  list.Vector("final_norm", spec.hidden_size());
+  list.Norm(spec, "final_norm");
   if (!spec.tie_embeddings()) list.Gemm("lm_head", spec.vocab_size(), spec.hidden_size());
+  if (spec.lm_head_bias()) list.Vector("lm_head_bias", spec.vocab_size());
   if (spec.rotary_dim() > 0) list.Vector("rope.inv_freq", spec.rotary_dim() / 2);
   if (spec.window_rope()) list.Vector("rope.window_inv_freq", spec.rotary_dim() / 2);
+  if (spec.alibi()) list.Vector("alibi.slopes", spec.num_heads());
   Result<std::vector<RequiredTensor>> tensors = list.Take();
   if (!tensors.ok()) return tensors;
   const Result<weights::FilePlan> plan = weights::PlanFile(tensors.value());

@@ -46,8 +46,12 @@ class RandomLora final : public LoraFile {
       Add(layer + "qkv", q, kv, hidden, 1);
       Add(layer + "qkv", q + kv, kv, hidden, rank);
       Add(layer + "o", 0, hidden, q, rank);
-      Add(layer + "gate_up", 0, inner, hidden, 3);
-      Add(layer + "gate_up", inner, inner, hidden, rank);
+      if (spec.ungated_mlp()) {
+        Add(layer + "up", 0, inner, hidden, rank);
+      } else {
+        Add(layer + "gate_up", 0, inner, hidden, 3);
+        Add(layer + "gate_up", inner, inner, hidden, rank);
+      }
       Add(layer + "down", 0, hidden, inner, rank);
     }
     Add("embedding", 0, hidden, spec.vocab_size(), rank);

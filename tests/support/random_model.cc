@@ -48,6 +48,15 @@ std::vector<float> InvFreq(int64_t pairs) {
   return values;
 }
 
+std::vector<float> Slopes(int64_t heads) {
+  std::vector<float> values;
+  for (int64_t i = 1; i <= heads; ++i) {
+    values.push_back(static_cast<float>(
+        std::pow(2.0, -8.0 * static_cast<double>(i) / static_cast<double>(heads))));
+  }
+  return values;
+}
+
 void Require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
 }
@@ -173,10 +182,64 @@ proto::DecoderSpec TinyOlmoSpec(proto::ComputeType compute) {
   return spec;
 }
 
+proto::DecoderSpec TinyNeoxSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("NeoxForCausalLM", compute);
+  spec.set_num_kv_heads(4);
+  spec.set_rotary_dim(4);
+  spec.set_norm_kind(proto::LAYER_NORM);
+  spec.set_norm_bias(true);
+  spec.set_ungated_mlp(true);
+  spec.set_parallel_residual(true);
+  spec.set_activation(proto::GELU_ERF);
+  spec.set_qkv_bias(true);
+  spec.set_o_bias(true);
+  spec.set_mlp_bias(true);
+  spec.set_lm_head_bias(true);
+  for (const char* tensor : {"layers.1.up", "layers.1.down"}) {
+    proto::WeightQuant* quant = spec.add_weight_quant();
+    quant->set_tensor(tensor);
+    quant->set_bits(8);
+    quant->set_quantize_activations(true);
+  }
+  return spec;
+}
+
+proto::DecoderSpec TinyGpt2Spec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("Gpt2ForCausalLM", compute);
+  spec.set_num_kv_heads(4);
+  spec.set_intermediate_size(100);
+  spec.set_rotary_dim(0);
+  spec.set_norm_kind(proto::LAYER_NORM);
+  spec.set_norm_bias(true);
+  spec.set_ungated_mlp(true);
+  spec.set_learned_positions(true);
+  spec.set_tie_embeddings(true);
+  spec.set_activation(proto::GELU_TANH);
+  spec.set_qkv_bias(true);
+  spec.set_o_bias(true);
+  spec.set_mlp_bias(true);
+  return spec;
+}
+
+proto::DecoderSpec TinyAlibiSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("AlibiForCausalLM", compute);
+  spec.set_num_heads(6);
+  spec.set_rotary_dim(0);
+  spec.set_alibi(true);
+  spec.set_norm_kind(proto::LAYER_NORM);
+  spec.set_parallel_residual(true);
+  spec.set_shared_norm(true);
+  spec.set_embedding_norm(true);
+  spec.add_layer_window(0);
+  spec.add_layer_window(17);
+  return spec;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
   return {TinyLlamaSpec(compute),   TinyQwen2Spec(compute), TinyQwen3Spec(compute),
           TinyMistralSpec(compute), TinyOddSpec(compute),   TinyQuantizedSpec(compute),
-          TinyGemmaSpec(compute),   TinyOlmoSpec(compute)};
+          TinyGemmaSpec(compute),   TinyOlmoSpec(compute),  TinyNeoxSpec(compute),
+          TinyGpt2Spec(compute),    TinyAlibiSpec(compute)};
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {
@@ -220,9 +283,10 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
   if (tensor.name == "rope.inv_freq") return InvFreq(size);
   // Norm weights around 1; matrices keep the variance of what they multiply a little above 1, so
   // that attention is neither flat nor a single key.
+  if (tensor.name == "alibi.slopes") return Slopes(size);
   const bool is_norm = EndsWith(tensor.name, "norm");
   float scale = 0.2f;
-  if (tensor.name == "embedding") {
+  if (EndsWith(tensor.name, "embedding")) {
     scale = 0.5f;
   } else if (tensor.shape.size() == 2) {
     scale = 2.0f / std::sqrt(static_cast<float>(tensor.shape[1]));

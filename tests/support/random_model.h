@@ -32,6 +32,15 @@ proto::DecoderSpec TinyGemmaSpec(proto::ComputeType compute = proto::COMPUTE_FLO
 // Norms after attention and MLP alone, and over all heads at once; scaled branches and logits.
 proto::DecoderSpec TinyOlmoSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
+// LayerNorm, an MLP without a gate, attention and MLP beside each other with a norm each, biases
+// everywhere, the head's too; one layer with int8 activations of the MLP alone.
+proto::DecoderSpec TinyNeoxSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// The same one after the other, with learned positions and a tied embedding, and no rope.
+proto::DecoderSpec TinyGpt2Spec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// ALiBi over heads that are no power of two, LayerNorm without biases, one for attention and MLP,
+// one after the embedding, a window.
+proto::DecoderSpec TinyAlibiSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+
 // Weights of 8 and 4 bits, with and without zero points and groups, each layer in its own way, some
 // with int8 activations and some without; the tied embedding too.
 proto::DecoderSpec TinyQuantizedSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);

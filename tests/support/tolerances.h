@@ -34,6 +34,17 @@ inline double RmsNormBound(int64_t cols, double expected) {
   return Gamma(chain / 2 + 8) * std::fabs(expected) + kFloatTiny;
 }
 
+// y = (x - mean) / sqrt(variance + eps) * weight + bias. mean_abs: of |x|; scale: 1 / sqrt(variance
+// + eps); gain: |weight| * scale; centered: |x - mean|. The mean's error, of a sum in at least 16
+// lanes, moves every element alike, and the variance by its square; the rest is as RmsNormBound's.
+inline double LayerNormBound(int64_t cols, double mean_abs, double scale, double gain,
+                             double centered, double expected) {
+  const double chain = static_cast<double>(cols) / 16 + 12;
+  const double mean = Gamma(chain) * mean_abs;
+  const double relative = Gamma(chain / 2 + 10) + mean * scale * mean * scale;
+  return gain * (mean + (centered + mean) * relative) + Gamma(2) * std::fabs(expected) + kFloatTiny;
+}
+
 // act(gate) * up. Functions built on the vector exponential (3 u at most): a handful of roundings
 // around it, and the exponent's own rounding, which the exponential turns into a relative error of
 // `exponent` u. Where e^-gate overflows, the result is zero instead of gate * 2^-128 at most.

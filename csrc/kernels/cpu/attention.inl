@@ -220,21 +220,37 @@ struct ChunkSoftmax {
   float highest, denominator;
 };
 
+// What a row's scores get by position: slope * (position - the row's own).
+struct PositionBias {
+  float slope;
+  int64_t distance;  // from the row's position to the chunk's first; 0 or less
+
+  // Of positions i and following within the chunk.
+  __attribute__((always_inline)) VecF At(int64_t i) const {
+    const VecF first = Set1(static_cast<float>(distance + i));
+    return Mul(Add(first, LoadF(kLaneNumbers)), Set1(slope));
+  }
+};
+
 template <class A, bool kScaled>
 AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
-                                      int64_t end, float scale, float soft_cap) {
+                                      int64_t end, float scale, float soft_cap, PositionBias bias) {
   const int64_t first = begin / kLanes * kLanes;
-  // A cap takes the scale before it; otherwise the exponent does, in one operation with highest.
-  const float factor = soft_cap > 0 ? 1.0f : scale;
+  // Cap and bias take the scale before them; otherwise the exponent does, in one operation with
+  // highest.
+  const bool biased = bias.slope != 0;
+  const bool finished = soft_cap > 0 || biased;
+  const float factor = finished ? 1.0f : scale;
   VecF highest = Set1(kNoScore);
   for (int64_t i = first; i < end; i += kLanes) {
     VecF x = LoadF(scores + i);
     const bool edge = i < begin || i + kLanes > end;
     if (kScaled) x = Mul(x, LoadF(staging.key_scales + i));
     if (soft_cap > 0) x = Mul(Set1(soft_cap), Tanh(Mul(x, Set1(scale / soft_cap))));
+    if (biased) x = Fma(x, Set1(soft_cap > 0 ? 1.0f : scale), bias.At(i));
     if (edge) x = Select(RangeMask(i, begin, end), x, Set1(kNoScore));
     highest = Max(x, highest);
-    if (kScaled || edge || soft_cap > 0) StoreF(scores + i, x);
+    if (kScaled || edge || finished) StoreF(scores + i, x);
   }
   ChunkSoftmax result;
   result.highest = factor * ReduceMax(highest);
@@ -300,6 +316,10 @@ AS_ALWAYS_INLINE void Merge(const AttentionScratch& s, const RowBlock& rows, Key
   }
 }
 
+AS_ALWAYS_INLINE float SlopeOf(const AttentionArgs& args, int64_t row) {
+  return args.slopes == nullptr ? 0.0f : args.slopes[args.kv_head * args.group + row % args.group];
+}
+
 // One chunk's maximum, denominator and weighted sum of every row that sees some of it.
 template <class Head, class Dot>
 void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
@@ -310,11 +330,12 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
   for (int64_t r = 0; r < rows.count; ++r) {
     const KeyRange visible = Intersect(rows.visible[r], whole);
+    const PositionBias bias{SlopeOf(args, rows.first + r), chunk + 1 - rows.visible[r].end};
     const ChunkSoftmax softmax =
         Empty(visible) ? ChunkSoftmax{kNoScore, 0}
                        : Softmax<typename Dot::A, Head::kScaled>(
                              s.scores + r * kAttentionChunk, s.staging, visible.begin - chunk,
-                             visible.end - chunk, args.scale, args.soft_cap);
+                             visible.end - chunk, args.scale, args.soft_cap, bias);
     s.chunk_highest[r] = softmax.highest;
     s.chunk_denominator[r] = softmax.denominator;
   }

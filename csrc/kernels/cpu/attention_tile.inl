@@ -11,6 +11,8 @@ namespace allspark::kernels {
 namespace {
 
 constexpr float kNoScore = -__builtin_huge_valf();
+constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+static_assert(kLanes <= 16);
 
 AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
 AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -19,6 +19,7 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   FillGemm<GemmPlain<T, Dot>>(table, dtype, dtype);
   table.low_rank[i] = AddLowRank<T, Dot>;
   table.rms_norm[i] = RmsNorm<T>;
+  table.layer_norm[i] = LayerNorm<T>;
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
   table.kv_write[i] = KvWrite<T>;

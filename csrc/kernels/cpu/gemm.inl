@@ -112,33 +112,56 @@ void FinishGatedRow(const GemmGatedArgs& gated, const float* sums, int64_t row, 
   }
 }
 
+// The same of a panel without a gate, whose last columns may be missing.
+template <class T, class Act>
+void FinishActivatedRow(const GemmGatedArgs& args, const float* sums, int64_t row, int64_t column) {
+  T* out = static_cast<T*>(args.out) + row * args.ldo + column;
+  const int64_t columns = PanelWidth(args.gemm, column);
+  for (int64_t i = 0; i < columns; i += kLanes) {
+    const int64_t rest = columns - i;
+    const VecF x = Act::Apply(Finished(args.gemm, sums + i, row, column + i, FirstLanes(rest)));
+    if (rest >= kLanes) {
+      StoreRow(out + i, x);
+    } else {
+      StoreRowFirst(out + i, rest, x);
+    }
+  }
+}
+
 using FinishGated = void (*)(const GemmGatedArgs&, const float* sums, int64_t row, int64_t column);
 
+template <class T, class Act>
+FinishGated FinishGatedWith(bool gated) {
+  return gated ? FinishGatedRow<T, Act> : FinishActivatedRow<T, Act>;
+}
+
 template <class T>
-FinishGated FinishGatedFor(Activation act) {
-  switch (act) {
+FinishGated FinishGatedFor(const GemmGatedArgs& args) {
+  switch (args.act) {
     case Activation::kSilu:
-      return FinishGatedRow<T, Silu>;
+      return FinishGatedWith<T, Silu>(args.gated);
     case Activation::kGeluTanh:
-      return FinishGatedRow<T, GeluTanh>;
+      return FinishGatedWith<T, GeluTanh>(args.gated);
     case Activation::kGeluErf:
-      return FinishGatedRow<T, GeluErf>;
+      return FinishGatedWith<T, GeluErf>(args.gated);
     case Activation::kRelu:
-      return FinishGatedRow<T, Relu>;
+      return FinishGatedWith<T, Relu>(args.gated);
   }
   return nullptr;
 }
 
+// Panels: two where there is a gate, else one.
+template <int Panels>
 struct StoreGated {
-  static constexpr int kPanels = 2;
+  static constexpr int kPanels = Panels;
   const GemmGatedArgs& gated;
   FinishGated finish;
 
-  __attribute__((always_inline)) Destination At(const GemmArgs&, int64_t row,
+  __attribute__((always_inline)) Destination At(const GemmArgs& args, int64_t row,
                                                 int64_t column) const {
     const int64_t element = gated.out_dtype == DType::kFloat32 ? 4 : 2;
     return {static_cast<const unsigned char*>(gated.out) + (row * gated.ldo + column) * element,
-            gated.ldo * element, kPanelColumns * element};
+            gated.ldo * element, PanelWidth(args, column) * element};
   }
 
   __attribute__((always_inline)) void Finish(const GemmArgs&, const float* sums, int64_t row,
@@ -188,8 +211,12 @@ AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, 
 template <class Kernel>
 void GemmGated(const GemmGatedArgs& args, Stream) noexcept {
   const bool floats = args.out_dtype == DType::kFloat32;
-  Kernel::Run(args.gemm, StoreGated{args, floats ? FinishGatedFor<float>(args.act)
-                                                 : FinishGatedFor<uint16_t>(args.act)});
+  const FinishGated finish = floats ? FinishGatedFor<float>(args) : FinishGatedFor<uint16_t>(args);
+  if (args.gated) {
+    Kernel::Run(args.gemm, StoreGated<2>{args, finish});
+  } else {
+    Kernel::Run(args.gemm, StoreGated<1>{args, finish});
+  }
 }
 
 template <class Kernel>

@@ -39,29 +39,57 @@ AS_ALWAYS_INLINE void ForEachVec(int64_t n, Body body) {
   }
 }
 
-// Lane i of accumulator j sums elements (4 q + j) * kLanes + i, q ascending; then a fixed tree.
-AS_ALWAYS_INLINE float SumOfSquares(const float* x, int64_t n) {
+// add(sum, v) of all elements: lane i of accumulator j takes elements (4 q + j) * kLanes + i, q
+// ascending; then a fixed tree. Where a vector is partial, v is `rest` beyond it.
+template <class Step>
+AS_ALWAYS_INLINE float SumInLanes(const float* x, int64_t n, VecF rest, Step add) {
   VecF sums[4] = {Zero(), Zero(), Zero(), Zero()};
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    AS_UNROLL for (int j = 0; j < 4; ++j) {
-      const VecF v = LoadF(x + i + j * kLanes);
-      sums[j] = Fma(v, v, sums[j]);
-    }
+    AS_UNROLL for (int j = 0; j < 4; ++j) sums[j] = add(sums[j], LoadF(x + i + j * kLanes));
   }
   for (int j = 0; i < n; i += kLanes, ++j) {
-    const VecF v = MaskLoadF(FirstLanes(n - i), x + i);
-    sums[j] = Fma(v, v, sums[j]);
+    const Mask mask = FirstLanes(n - i);
+    sums[j] = add(sums[j], Select(mask, MaskLoadF(mask, x + i), rest));
   }
   return ReduceAdd(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3])));
 }
 
+AS_ALWAYS_INLINE float SumOfSquares(const float* x, int64_t n, VecF mean) {
+  return SumInLanes(
+      x, n, mean, [mean](VecF sum, VecF v) __attribute__((always_inline)) {
+        const VecF centered = Sub(v, mean);
+        return Fma(centered, centered, sum);
+      });
+}
+
 template <class T>
-void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
+void LayerNorm(const NormArgs& args, Stream) noexcept {
+  const float count = static_cast<float>(args.cols);
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     T* y = static_cast<T*>(args.y) + r * args.ldy;
-    const float mean = SumOfSquares(x, args.cols) / static_cast<float>(args.cols);
+    const float sum = SumInLanes(
+        x, args.cols, Zero(),
+        [](VecF total, VecF v) __attribute__((always_inline)) { return Add(total, v); });
+    const VecF mean = Set1(sum / count);
+    const float variance = SumOfSquares(x, args.cols, mean) / count;
+    const VecF scale = Div(Set1(1.0f), Sqrt(Set1(variance + args.eps)));
+    ForEachVec(
+        args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+          const VecF scaled = Mul(Sub(load(x + i), mean), scale);
+          const VecF bias = args.bias == nullptr ? Zero() : load(args.bias + i);
+          store(y + i, Fma(scaled, load(args.weight + i), bias));
+        });
+  }
+}
+
+template <class T>
+void RmsNorm(const NormArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    T* y = static_cast<T*>(args.y) + r * args.ldy;
+    const float mean = SumOfSquares(x, args.cols, Zero()) / static_cast<float>(args.cols);
     const VecF scale = Div(Set1(1.0f), Sqrt(Set1(mean + args.eps)));
     ForEachVec(
         args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
@@ -92,7 +120,8 @@ void GatedActRows(const GatedActArgs& args) {
     T* out = static_cast<T*>(args.out) + r * args.ldo;
     ForEachVec(
         args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-          store(out + i, Mul(Act::Apply(load(gate + i)), load(up + i)));
+          const VecF act = Act::Apply(load(gate + i));
+          store(out + i, args.gated ? Mul(act, load(up + i)) : act);
         });
   }
 }
@@ -111,15 +140,22 @@ void GatedAct(const GatedActArgs& args, Stream) noexcept {
   }
 }
 
-AS_ALWAYS_INLINE void WidenRow(const float* from, int64_t n, float* to) {
+AS_ALWAYS_INLINE void WidenRow(const float* from, int64_t n, bool accumulate, float* to) {
   ForEachVec(
-      n, [&](int64_t i, auto load, auto store)
-             __attribute__((always_inline)) { store(to + i, load(from + i)); });
+      n, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+        store(to + i, accumulate ? Add(load(to + i), load(from + i)) : load(from + i));
+      });
 }
-AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, float* to) {
+AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, bool accumulate, float* to) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) StoreF(to + i, LoadBf16(from + i));
-  for (; i < n; ++i) to[i] = ToFloat(BFloat16{from[i]});
+  for (; i + kLanes <= n; i += kLanes) {
+    const VecF row = LoadBf16(from + i);
+    StoreF(to + i, accumulate ? Add(LoadF(to + i), row) : row);
+  }
+  for (; i < n; ++i) {
+    const float value = ToFloat(BFloat16{from[i]});
+    to[i] = accumulate ? to[i] + value : value;
+  }
 }
 
 // One column of a packed panel: one lane of 32 bits per group of k.
@@ -145,7 +181,7 @@ void Embedding(const EmbeddingArgs& args, Stream) noexcept {
       const T* panel = table + id / kPanelColumns * kPanelColumns * args.cols;
       UnpackColumn(panel + id % kPanelColumns * kGroup, args.cols, out);
     } else {
-      WidenRow(table + id * args.cols, args.cols, out);
+      WidenRow(table + id * args.cols, args.cols, args.accumulate, out);
     }
   }
 }

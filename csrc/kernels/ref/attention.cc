@@ -165,14 +165,16 @@ struct AttentionRow {
   const AttentionArgs& args;
   const Head head;
   const float* q;
-  int64_t begin, end;  // visible positions
+  int64_t begin, end;  // visible positions, the row's own last
+  double slope;
 
   double Score(int64_t position) const {
     double dot = 0;
     for (int64_t d = 0; d < args.head_dim; ++d) dot += Load(q + d) * head.Key(position, d);
     dot *= static_cast<double>(args.scale);
     const double cap = static_cast<double>(args.soft_cap);
-    return cap > 0 ? cap * std::tanh(dot / cap) : dot;
+    const double score = cap > 0 ? cap * std::tanh(dot / cap) : dot;
+    return score + slope * static_cast<double>(position + 1 - end);
   }
 
   // sums: [head_dim]. Returns the denominator.
@@ -197,12 +199,13 @@ void Attention(const AttentionArgs& args, Stream) noexcept {
     const int64_t end = args.begin_position + t + 1;
     const int64_t begin = args.window > 0 && end > args.window ? end - args.window : 0;
     for (int64_t g = 0; g < args.group; ++g) {
-      const int64_t q_head = (args.kv_head * args.group + g) * args.head_dim;
+      const int64_t head = args.kv_head * args.group + g, q_head = head * args.head_dim;
       const AttentionRow<Head> row{args,
                                    {args.kv, args.block_table, args.kv_head, args.head_dim},
                                    args.q + t * args.ldq + q_head,
                                    begin,
-                                   end};
+                                   end,
+                                   args.slopes == nullptr ? 0 : Load(args.slopes + head)};
       const double denominator = row.Run(sums);
       Out* out = static_cast<Out*>(args.out) + t * args.ldo + q_head;
       for (int64_t d = 0; d < args.head_dim; ++d) Store(out + d, sums[d] / denominator);

@@ -86,7 +86,7 @@ void Scale(const ScaleArgs& args, Stream) noexcept {
 }
 
 template <typename T>
-void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
+void RmsNorm(const NormArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     T* y = static_cast<T*>(args.y) + r * args.ldy;
@@ -96,6 +96,23 @@ void RmsNorm(const RmsNormArgs& args, Stream) noexcept {
     const double scale = 1.0 / std::sqrt(mean + static_cast<double>(args.eps));
     for (int64_t i = 0; i < args.cols; ++i)
       Store(y + i, Load(x + i) * scale * Load(args.weight + i));
+  }
+}
+
+template <typename T>
+void LayerNorm(const NormArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = args.x + r * args.ldx;
+    T* y = static_cast<T*>(args.y) + r * args.ldy;
+    const double count = static_cast<double>(args.cols);
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; i < args.cols; ++i) mean += Load(x + i) / count;
+    for (int64_t i = 0; i < args.cols; ++i) squares += (Load(x + i) - mean) * (Load(x + i) - mean);
+    const double scale = 1.0 / std::sqrt(squares / count + static_cast<double>(args.eps));
+    for (int64_t i = 0; i < args.cols; ++i) {
+      const double bias = args.bias == nullptr ? 0 : Load(args.bias + i);
+      Store(y + i, (Load(x + i) - mean) * scale * Load(args.weight + i) + bias);
+    }
   }
 }
 
@@ -120,7 +137,8 @@ void GatedAct(const GatedActArgs& args, Stream) noexcept {
     const float* x = args.x + r * args.ldx;
     T* out = static_cast<T*>(args.out) + r * args.ldo;
     for (int64_t i = 0; i < args.cols; ++i) {
-      Store(out + i, Activate(args.act, Load(x + i)) * Load(x + args.cols + i));
+      const double up = args.gated ? Load(x + args.cols + i) : 1.0;
+      Store(out + i, Activate(args.act, Load(x + i)) * up);
     }
   }
 }
@@ -132,7 +150,8 @@ void Embedding(const EmbeddingArgs& args, Stream) noexcept {
     const int64_t id = args.ids[r];
     for (int64_t i = 0; i < args.cols; ++i) {
       const T* p = args.packed ? PackedAt(table, args.cols, i, id) : table + id * args.cols + i;
-      Store(args.out + r * args.ldo + i, Load(p));
+      float* out = args.out + r * args.ldo + i;
+      Store(out, args.accumulate ? Load(out) + Load(p) : Load(p));
     }
   }
 }
@@ -189,6 +208,7 @@ void FillType(KernelTable& table, DType dtype) {
   table.gemm[i][i] = Gemm<T>;
   table.low_rank[i] = AddLowRank<T>;
   table.rms_norm[i] = RmsNorm<T>;
+  table.layer_norm[i] = LayerNorm<T>;
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
   table.convert[static_cast<int>(DType::kInt8)][i] = Convert<int8_t, T>;

@@ -35,6 +35,7 @@ struct Sizes {
   int64_t num_tokens = 0;  // in the sequence
   int64_t window = 0;
   float soft_cap = 0;
+  bool alibi = false;
   int64_t q_heads() const { return group * kv_heads; }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 };
@@ -42,15 +43,17 @@ struct Sizes {
 std::ostream& operator<<(std::ostream& os, const Sizes& s) {
   return os << "head_dim=" << s.head_dim << " group=" << s.group << " block_size=" << s.block_size
             << " num_tokens=" << s.num_tokens << " window=" << s.window
-            << " soft_cap=" << s.soft_cap;
+            << " soft_cap=" << s.soft_cap << " alibi=" << s.alibi;
 }
 
 // Queries, keys and values of one sequence.
 struct Sequence {
   Sizes sizes;
   std::vector<float> q, k, v;
+  std::vector<float> slopes;  // of query heads
 
   Sequence(const Sizes& s, uint32_t seed) : sizes(s) {
+    for (int64_t h = 0; h < s.q_heads(); ++h) slopes.push_back(0.7f / static_cast<float>(1 + h));
     Data data(seed);
     q = data.Vector<float>(s.num_tokens * s.q_heads() * s.head_dim, 1.5f);
     k = data.Vector<float>(s.num_tokens * s.kv_heads * s.head_dim);
@@ -120,6 +123,7 @@ AttentionArgs CallArgs(const Sequence& s, const Cache<T>& cache, int64_t chunk_b
   args.scale = z.scale();
   args.window = z.window;
   args.soft_cap = z.soft_cap;
+  args.slopes = z.alibi ? s.slopes.data() : nullptr;
   return args;
 }
 
@@ -196,7 +200,9 @@ struct Expected {
         dot += term, dot_abs += std::fabs(term);
       }
       const double scale = static_cast<double>(z.scale()), cap = static_cast<double>(z.soft_cap);
-      const double score = cap > 0 ? cap * std::tanh(dot * scale / cap) : dot * scale;
+      const double slope = z.alibi ? static_cast<double>(s.slopes[static_cast<size_t>(q_head)]) : 0;
+      const double bias = slope * static_cast<double>(p - token);
+      const double score = (cap > 0 ? cap * std::tanh(dot * scale / cap) : dot * scale) + bias;
       scores.push_back(score);
       score_abs = std::max(score_abs, dot_abs * scale);
       limit = std::max({limit, std::fabs(score), cap});
@@ -302,6 +308,7 @@ void TestSizes(const KernelTable& table) {
       const int64_t windows[] = {0, 5, 100};
       sizes.window = windows[seed % 3];
       sizes.soft_cap = seed % 4 == 1 ? 2.5f : 0.0f;
+      sizes.alibi = seed % 3 == 2;
       ExpectCorrect<T>(table, sizes, seed);
       ++seed;
     }
@@ -339,6 +346,7 @@ void TestTokensAlone(const KernelTable& table) {
       sizes.kv_heads = 1;
       sizes.window = window;
       sizes.soft_cap = seed % 5 == 0 ? 3.0f : 0.0f;
+      sizes.alibi = seed % 3 == 2;
       // Around the boundaries of chunks, and from the begin.
       const int64_t begins[] = {0, 239, 250, 505};
       const int64_t begin = begins[seed % 4];
@@ -366,6 +374,7 @@ void TestPartials(const KernelTable& table) {
     sizes.kv_heads = 1;
     sizes.num_tokens = 700;
     sizes.window = window;
+    sizes.alibi = group % 2 == 0;
     const Sequence s(sizes, 11);
     Cache<T> cache(sizes, sizes.num_tokens, 11);
     cache.Write(table, s, 0, sizes.num_tokens);

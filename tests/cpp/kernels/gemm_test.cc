@@ -335,6 +335,39 @@ void TestGated(const KernelTable& table) {
     }
   }
 }
+// The same without a gate, for columns that fill no panel or vector.
+template <class T>
+void TestActivated(const KernelTable& table) {
+  const auto gemm = table.gemm_gated[kSlotOf<T>][kSlotOf<T>];
+  if (gemm == nullptr) GTEST_SKIP() << table.name << " has no GEMM with activation";
+  for (const int64_t cols : {1, 20, 128, 203}) {
+    for (const int64_t m : {1, 5, 130}) {
+      const Problem<T> p(m, cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
+      std::vector<float> product = p.c;
+      table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(product), nullptr);
+      for (int act = 0; act < 4; ++act) {
+        SCOPED_TRACE(::testing::Message() << table.name << " m=" << m << " n=" << cols);
+        const auto activation = static_cast<Activation>(act);
+        const auto expect_same = [&](auto element) {
+          using Out = decltype(element);
+          std::vector<Out> expected(static_cast<size_t>(m * cols + 1)), out(expected.size());
+          for (std::vector<Out>* rows : {&expected, &out}) Set(&rows->back(), 7.0f);
+          table.gated_act[kSlotOf<Out>]({product.data() + 1, p.ldc(), expected.data(), cols, m,
+                                         cols, activation, /*gated=*/false},
+                                        nullptr);
+          gemm({p.Args(product), out.data(), cols, kDTypeOf<Out>, activation, /*gated=*/false},
+               nullptr);
+          EXPECT_TRUE(SameBits(expected.data(), out.data(), m * cols + 1));
+        };
+        expect_same(float{});
+        expect_same(BFloat16{});
+      }
+    }
+  }
+}
+TEST_P(GemmTest, ActivatedGivesTheBitsOfBothStepsFloat32) { TestActivated<float>(table()); }
+TEST_P(GemmTest, ActivatedGivesTheBitsOfBothStepsBFloat16) { TestActivated<BFloat16>(table()); }
+
 TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsFloat32) { TestGated<float>(table()); }
 TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsBFloat16) { TestGated<BFloat16>(table()); }
 

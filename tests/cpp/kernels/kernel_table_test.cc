@@ -61,6 +61,7 @@ TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
     for (int dtype : {kSlotOf<float>, kSlotOf<BFloat16>}) {
       EXPECT_NE(table->gemm[dtype][dtype], nullptr) << table->name;
       EXPECT_NE(table->rms_norm[dtype], nullptr) << table->name;
+      EXPECT_NE(table->layer_norm[dtype], nullptr) << table->name;
       EXPECT_NE(table->gated_act[dtype], nullptr) << table->name;
       EXPECT_NE(table->embedding[dtype], nullptr) << table->name;
       EXPECT_NE(table->kv_write[dtype], nullptr) << table->name;

@@ -36,6 +36,76 @@ struct NormCase {
 };
 
 template <class T>
+void TestLayerNorm(const KernelTable& table) {
+  for (const int64_t cols : kColumns) {
+    for (const bool with_bias : {true, false}) {
+      const int64_t rows = 3, ldx = cols + 3, ldy = cols + 5;
+      Data data(static_cast<uint32_t>(cols));
+      std::vector<float> x = data.Vector<float>(rows * ldx + 1, 3.0f);
+      for (int64_t i = 0; i < cols; ++i) {
+        x[static_cast<size_t>(1 + i)] += 20.0f;       // far from its mean's zero
+        x[static_cast<size_t>(1 + ldx + i)] = -1.5f;  // without any variance
+      }
+      const std::vector<float> weight = data.Vector<float>(cols + 1);
+      const std::vector<float> bias = data.Vector<float>(cols + 1);
+      std::vector<T> got(static_cast<size_t>(rows * ldy + 1));
+      for (T& e : got) Set(&e, 7.0f);
+      table.layer_norm[kSlotOf<T>]({x.data() + 1, ldx, weight.data() + 1, got.data() + 1, ldy, rows,
+                                    cols, 1e-5f, with_bias ? bias.data() + 1 : nullptr},
+                                   nullptr);
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto at = [&](int64_t i) {
+          return static_cast<double>(x[static_cast<size_t>(1 + r * ldx + i)]);
+        };
+        const double count = static_cast<double>(cols);
+        double mean = 0, mean_abs = 0, variance = 0;
+        for (int64_t i = 0; i < cols; ++i)
+          mean += at(i) / count, mean_abs += std::fabs(at(i)) / count;
+        for (int64_t i = 0; i < cols; ++i) variance += (at(i) - mean) * (at(i) - mean) / count;
+        const double scale = 1 / std::sqrt(variance + static_cast<double>(1e-5f));
+        for (int64_t i = 0; i < ldy && 1 + r * ldy + i < static_cast<int64_t>(got.size()); ++i) {
+          const double y = static_cast<double>(Value(got[static_cast<size_t>(1 + r * ldy + i)]));
+          if (i >= cols) {
+            ASSERT_EQ(y, 7.0) << table.name << " wrote beyond " << cols;
+            continue;
+          }
+          const auto w = static_cast<double>(weight[static_cast<size_t>(1 + i)]);
+          const double b = with_bias ? static_cast<double>(bias[static_cast<size_t>(1 + i)]) : 0;
+          const double want = (at(i) - mean) * scale * w + b;
+          const double bound =
+              testing::LayerNormBound(cols, mean_abs, scale, std::fabs(w) * scale,
+                                      std::fabs(at(i) - mean), std::fabs(want) + std::fabs(b));
+          ASSERT_NEAR(y, want, StoreBound(kIsBf16<T>, want, bound))
+              << table.name << " cols=" << cols << " row " << r << " column " << i;
+        }
+      }
+    }
+  }
+}
+TEST_P(RowwiseTest, LayerNormFloat32) { TestLayerNorm<float>(table()); }
+TEST_P(RowwiseTest, LayerNormBFloat16) { TestLayerNorm<BFloat16>(table()); }
+
+TEST_P(RowwiseTest, LayerNormOfARowDependsOnNoOther) {
+  for (const int64_t cols : {17, 111, 1031}) {
+    Data data(4);
+    const std::vector<float> x = data.Vector<float>(5 * cols), weight = data.Vector<float>(cols);
+    std::vector<float> all(x.size()), one(static_cast<size_t>(cols));
+    const auto run = [&](const float* from, int64_t rows, float* to) {
+      table().layer_norm[kSlotOf<float>](
+          {from, cols, weight.data(), to, cols, rows, cols, 1e-5f, weight.data()}, nullptr);
+    };
+    run(x.data(), 5, all.data());
+    for (int64_t r = 0; r < 5; ++r) {
+      run(x.data() + r * cols, 1, one.data());
+      EXPECT_TRUE(SameBits(one.data(), all.data() + r * cols, cols));
+    }
+    std::vector<float> in_place = x;
+    run(in_place.data(), 5, in_place.data());
+    EXPECT_TRUE(SameBits(in_place.data(), all.data(), 5 * cols));
+  }
+}
+
+template <class T>
 void TestRmsNorm(const KernelTable& table) {
   for (int64_t cols : kColumns) {
     NormCase<float> expected(3, cols, 1);
@@ -188,6 +258,31 @@ TEST_P(RowwiseTest, GatedActOfExtremes) {
   }
 }
 
+// Without a gate: the bits of a gate over ups of one.
+template <class T>
+void TestUngated(const KernelTable& table) {
+  for (const int64_t cols : kColumns) {
+    Data data(static_cast<uint32_t>(cols));
+    const int64_t rows = 3, ldo = cols + 2;
+    std::vector<float> both(static_cast<size_t>(rows * 2 * cols), 1.0f), up;
+    for (int64_t i = 0; i < rows * cols; ++i) {
+      up.push_back(4 * data.Normal());
+      both[static_cast<size_t>(i / cols * 2 * cols + i % cols)] = up.back();
+    }
+    for (int act = 0; act < 4; ++act) {
+      const auto activation = static_cast<Activation>(act);
+      std::vector<T> want(static_cast<size_t>(rows * ldo)), got(want.size());
+      table.gated_act[kSlotOf<T>]({both.data(), 2 * cols, want.data(), ldo, rows, cols, activation},
+                                  nullptr);
+      table.gated_act[kSlotOf<T>](
+          {up.data(), cols, got.data(), ldo, rows, cols, activation, /*gated=*/false}, nullptr);
+      EXPECT_TRUE(SameBits(got.data(), want.data(), rows * ldo)) << "activation " << act;
+    }
+  }
+}
+TEST_P(RowwiseTest, UngatedActFloat32) { TestUngated<float>(table()); }
+TEST_P(RowwiseTest, UngatedActBFloat16) { TestUngated<BFloat16>(table()); }
+
 // The same value in every position of a row gives the same bits.
 TEST_P(RowwiseTest, GatedActKnowsNoPosition) {
   for (int act = 0; act < 4; ++act) {
@@ -226,6 +321,18 @@ void TestEmbedding(const KernelTable& table) {
           const float want = i < cols ? Value(rows[static_cast<size_t>(ids[r] * cols + i)]) : 9.0f;
           ASSERT_EQ(out[at], want) << table.name << " packed=" << use_packed << " row " << r;
         }
+      }
+      if (use_packed) continue;
+      EmbeddingArgs more{
+          from, false, ids.data(), out.data() + 1, ldo, static_cast<int64_t>(ids.size()), cols};
+      more.accumulate = true;
+      table.embedding[kSlotOf<T>](more, nullptr);
+      for (size_t at = 1; at < out.size(); ++at) {
+        const size_t r = (at - 1) / static_cast<size_t>(ldo),
+                     i = (at - 1) % static_cast<size_t>(ldo);
+        const bool inside = static_cast<int64_t>(i) < cols;
+        const size_t element = static_cast<size_t>(ids[r]) * static_cast<size_t>(cols) + i;
+        ASSERT_EQ(out[at], inside ? 2 * Value(rows[element]) : 9.0f) << table.name << " row " << r;
       }
     }
   }

@@ -83,7 +83,7 @@ std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   return specs[static_cast<size_t>(info.param)].architecture();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 8), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 11), SpecName);
 
 // The bound must be tight enough to see the mistakes that are easy to make.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
@@ -109,6 +109,15 @@ TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
        testing::TinyOlmoSpec},
       {"logits scale", [](proto::DecoderSpec& s) { s.set_logits_scale(0.1251f); },
        testing::TinyOlmoSpec},
+      {"norm's mean", [](proto::DecoderSpec& s) { s.set_norm_kind(proto::RMS_NORM); },
+       testing::TinyAlibiSpec},
+      {"ALiBi", [](proto::DecoderSpec& s) { s.set_alibi(false); }, testing::TinyAlibiSpec},
+      {"sequence of attention and MLP",
+       [](proto::DecoderSpec& s) { s.set_parallel_residual(false); }, testing::TinyNeoxSpec},
+      {"head's bias", [](proto::DecoderSpec& s) { s.set_lm_head_bias(false); },
+       testing::TinyNeoxSpec},
+      {"learned positions", [](proto::DecoderSpec& s) { s.set_learned_positions(false); },
+       testing::TinyGpt2Spec},
   };
   HarnessOptions options;
   options.table = kernels::DefaultTable();

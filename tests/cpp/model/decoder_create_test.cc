@@ -114,6 +114,14 @@ TEST_F(DecoderCreateTest, MissingKernelsNameOpAndDType) {
   table_.scale = kernels::FindTable("reference")->scale;
   const auto olmo = OpenRandomModel(testing::TinyOlmoSpec(proto::COMPUTE_BFLOAT16), 1);
   ExpectRefused(Create(*olmo), StatusCode::kUnimplemented, "no convert for bfloat16");
+  table_ = *kernels::FindTable("reference");
+  table_.rms_norm[f32] = nullptr;
+  const auto gpt2 = OpenRandomModel(testing::TinyGpt2Spec(), 1);
+  EXPECT_TRUE(Create(*gpt2).ok());
+  table_.layer_norm[f32] = nullptr;
+  ExpectRefused(Create(*gpt2), StatusCode::kUnimplemented, "no layer_norm for float32");
+  table_ = *kernels::FindTable("reference");
+  table_.scale = nullptr;
   // What a spec does not use may be missing.
   table_.rope = nullptr;
   table_.rms_norm[f32] = kernels::FindTable("reference")->rms_norm[f32];
@@ -166,6 +174,17 @@ TEST_F(DecoderCreateTest, InconsistentSpecs) {
   ExpectRefused(with([](auto& s) { s.add_layer_window(4); }), bad, "layer_window has 1 values");
   ExpectRefused(with([](auto& s) { s.set_compute_type(proto::COMPUTE_UNSPECIFIED); }), bad,
                 "compute_type");
+}
+
+TEST_F(DecoderCreateTest, PositionsBeyondTheTable) {
+  const auto gpt2 = OpenRandomModel(testing::TinyGpt2Spec(), 1);
+  DecoderOptions options = kOptions;
+  options.max_length = 2049;
+  const char* message = "max_length is 2049; the model has embeddings of 2048 positions";
+  ExpectRefused(Create(*gpt2, options), StatusCode::kInvalidArgument, message);
+  ExpectRefused(Decoder::Measure(*gpt2, options, 1).status(), StatusCode::kInvalidArgument,
+                message);
+  EXPECT_TRUE(Create(*reader_, options).ok());
 }
 
 TEST_F(DecoderCreateTest, SizesThatDoNotPack) {

@@ -53,17 +53,28 @@ class ReferenceDecoder {
       }
       AddLora("embedding", Row(1, Num{static_cast<double>(token), 0}), row);
       if (spec_.embedding_scale() != 0) Scale(spec_.embedding_scale(), row);
+      if (spec_.learned_positions()) {
+        for (int64_t i = 0; i < hidden; ++i) {
+          const auto at = static_cast<size_t>(static_cast<int64_t>(x.size()) * hidden + i);
+          Num& n = row[static_cast<size_t>(i)];
+          n.v += static_cast<double>(weights_.at("position_embedding")[at]);
+          n = Rounded(n, kFloatUnit);
+        }
+      }
+      if (spec_.embedding_norm()) row = Norm(row, "embedding_norm", kFloatUnit);
       x.push_back(row);
     }
     for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
       const std::string prefix = "layers." + std::to_string(layer) + ".";
+      const Rows before = x;
       Attention(prefix, spec_.layer_window_size() > 0 ? spec_.layer_window(int(layer)) : 0, x);
-      Mlp(prefix, x);
+      Mlp(prefix, spec_.parallel_residual() ? before : x, x);
     }
     Rows logits;
     for (const Row& row : x) {
-      const Row normed = Norm(row, weights_.at("final_norm"), compute_unit_);
-      logits.push_back(Gemm(spec_.tie_embeddings() ? "embedding" : "lm_head", "", normed,
+      const Row normed = Norm(row, "final_norm", compute_unit_);
+      logits.push_back(Gemm(spec_.tie_embeddings() ? "embedding" : "lm_head",
+                            spec_.lm_head_bias() ? "lm_head_bias" : "", normed,
                             /*module=*/"lm_head"));
       CapLogits(logits.back());
     }
@@ -95,7 +106,7 @@ class ReferenceDecoder {
   // What attention and MLP read of the stream.
   Row ReadResidual(const Row& x, const std::string& norm) const {
     if (spec_.norm_placement() != proto::NORM_AFTER) {
-      return Norm(x, weights_.at(norm), compute_unit_);
+      return Norm(x, norm, compute_unit_);
     }
     Row y = x;
     for (Num& n : y) n = Rounded(n, compute_unit_);
@@ -104,13 +115,38 @@ class ReferenceDecoder {
 
   void AddToResidual(Row branch, const std::string& post_norm, Row& x) const {
     if (spec_.norm_placement() != proto::NORM_BEFORE) {
-      branch = Norm(branch, weights_.at(post_norm), kFloatUnit);
+      branch = Norm(branch, post_norm, kFloatUnit);
     }
     if (spec_.residual_scale() != 0) Scale(spec_.residual_scale(), branch);
     Add(branch, x);
   }
 
-  Row Norm(const Row& x, const std::vector<float>& weight, double unit) const {
+  // Of a row of the stream.
+  Row Norm(const Row& x, const std::string& name, double unit) const {
+    if (spec_.norm_kind() == proto::RMS_NORM) return RmsNorm(x, weights_.at(name), unit);
+    double mean = 0, mean_error = 0, size = 0;
+    for (const Num& n : x) {
+      mean += n.v;
+      mean_error += n.e;
+      size += std::abs(n.v);
+    }
+    const double count = static_cast<double>(x.size());
+    mean /= count;
+    Row centered = x;
+    for (Num& n : centered) {
+      // Of the sum of the mean, and of the difference.
+      const double rounding = Square(kFloatUnit * size / count) * (count / 4 + 4);
+      n = Rounded({n.v - mean, n.e + mean_error / Square(count) + rounding}, kFloatUnit);
+    }
+    Row y = RmsNorm(centered, weights_.at(name), kFloatUnit);
+    for (size_t i = 0; i < y.size(); ++i) {
+      if (spec_.norm_bias()) y[i].v += static_cast<double>(weights_.at(name + "_bias")[i]);
+      y[i] = Rounded(Rounded(y[i], kFloatUnit), unit);
+    }
+    return y;
+  }
+
+  Row RmsNorm(const Row& x, const std::vector<float>& weight, double unit) const {
     double squares = 0, spread = 0;
     for (const Num& n : x) {
       squares += n.v * n.v;
@@ -218,8 +254,9 @@ class ReferenceDecoder {
   }
 
   // One query head of one token over keys [begin, end).
-  Row Attend(const Num* q, const Rows& k, const Rows& v, int64_t kv_head, int64_t begin,
+  Row Attend(const Num* q, const Rows& k, const Rows& v, int64_t q_head, int64_t begin,
              int64_t end) const {
+    const int64_t kv_head = q_head / (spec_.num_heads() / spec_.num_kv_heads());
     const int64_t dim = spec_.head_dim();
     const double scale = spec_.attention_scale() == 0.0f
                              ? 1.0 / std::sqrt(static_cast<double>(dim))
@@ -240,6 +277,11 @@ class ReferenceDecoder {
       if (cap > 0) {
         const double t = std::tanh(s.v / cap);
         s = {cap * t, s.e * Square(1 - t * t) + 16 * Square(kFloatUnit * cap)};
+      }
+      if (spec_.alibi()) {
+        const float slope = weights_.at("alibi.slopes")[static_cast<size_t>(q_head)];
+        const double bias = static_cast<double>(slope) * static_cast<double>(p + 1 - end);
+        s = Rounded({s.v + bias, s.e + Square(kFloatUnit * bias)}, kFloatUnit);
       }
       highest = std::max(highest, s.v);
       scores.push_back(s);
@@ -274,7 +316,7 @@ class ReferenceDecoder {
   }
 
   void NormInPlace(Num* x, int64_t size, const std::string& weight) const {
-    const Row normed = Norm(Row(x, x + size), weights_.at(weight), kFloatUnit);
+    const Row normed = RmsNorm(Row(x, x + size), weights_.at(weight), kFloatUnit);
     std::copy(normed.begin(), normed.end(), x);
   }
 
@@ -293,7 +335,7 @@ class ReferenceDecoder {
       if (spec_.qk_norm() && !spec_.qk_norm_whole()) {
         NormInPlace(head, dim, prefix + (h < spec_.num_heads() ? "q_norm" : "k_norm"));
       }
-      RotateHead(head, position, weights_.at(inv_freq));
+      if (spec_.rotary_dim() > 0) RotateHead(head, position, weights_.at(inv_freq));
     }
   }
 
@@ -321,7 +363,6 @@ class ReferenceDecoder {
     const int64_t dim = spec_.head_dim();
     const int64_t q_cols = spec_.num_heads() * dim;
     const int64_t kv_cols = spec_.num_kv_heads() * dim;
-    const int64_t group = spec_.num_heads() / spec_.num_kv_heads();
     Rows q, k, v;
     for (size_t t = 0; t < x.size(); ++t) {
       Row qkv = Gemm(prefix + "qkv", spec_.qkv_bias() ? prefix + "qkv_bias" : "",
@@ -338,7 +379,7 @@ class ReferenceDecoder {
       const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
       Row attended;
       for (int64_t h = 0; h < spec_.num_heads(); ++h) {
-        const Row head = Attend(q[t].data() + h * dim, k, v, h / group, begin, end);
+        const Row head = Attend(q[t].data() + h * dim, k, v, h, begin, end);
         attended.insert(attended.end(), head.begin(), head.end());
       }
       AddToResidual(Gemm(prefix + "o", spec_.o_bias() ? prefix + "o_bias" : "", attended),
@@ -359,14 +400,17 @@ class ReferenceDecoder {
     }
   }
 
-  void Mlp(const std::string& prefix, Rows& x) const {
+  // Reads the rows of `from`, adds to those of `x`.
+  void Mlp(const std::string& prefix, const Rows& from, Rows& x) const {
     const size_t inner = static_cast<size_t>(spec_.intermediate_size());
-    for (Row& row : x) {
-      const Row gate_up = Gemm(prefix + "gate_up", spec_.mlp_bias() ? prefix + "gate_up_bias" : "",
-                               ReadResidual(row, prefix + "mlp_norm"));
+    const std::string name = prefix + (spec_.ungated_mlp() ? "up" : "gate_up");
+    const std::string norm = prefix + (spec_.shared_norm() ? "attention_norm" : "mlp_norm");
+    for (size_t t = 0; t < x.size(); ++t) {
+      const Row gate_up =
+          Gemm(name, spec_.mlp_bias() ? name + "_bias" : "", ReadResidual(from[t], norm));
       Row gated(inner);
       for (size_t i = 0; i < inner; ++i) {
-        const Num gate = gate_up[i], up = gate_up[inner + i];
+        const Num gate = gate_up[i], up = spec_.ungated_mlp() ? Num{1, 0} : gate_up[inner + i];
         const double act = Activate(gate.v);
         const double slope = (Activate(gate.v + 1e-5) - Activate(gate.v - 1e-5)) / 2e-5;
         // The activations' exponentials and polynomials: a few units of the input's size.
@@ -376,7 +420,7 @@ class ReferenceDecoder {
         gated[i] = Rounded(gated[i], compute_unit_);
       }
       AddToResidual(Gemm(prefix + "down", spec_.mlp_bias() ? prefix + "down_bias" : "", gated),
-                    prefix + "mlp_post_norm", row);
+                    prefix + "mlp_post_norm", x[t]);
     }
   }
 

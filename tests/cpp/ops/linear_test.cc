@@ -147,13 +147,14 @@ TEST_F(LinearTest, NoRowsIsNoWork) {
   EXPECT_EQ(num_calls, 0);
 }
 
-// LinearGated against Linear and GatedAct: whole panels or not, with a gated kernel or without.
+// LinearGated and LinearActivated against Linear and the activation: whole panels or not, with a
+// gated kernel or without.
 class LinearGatedTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {
  protected:
   static constexpr int64_t kDepth = 130;
 };
 
-TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndGatedAct) {
+TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndActivation) {
   const int threads = std::get<0>(GetParam());
   const int64_t rows = std::get<1>(GetParam()), cols = std::get<2>(GetParam());
   ThreadPool pool(threads, false);
@@ -165,28 +166,34 @@ TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndGatedAct) {
   std::vector<float> x = values(rows * kDepth), bias = values(2 * cols);
   const std::vector<float> w = values((2 * cols + 63) / 64 * 64 * kDepth);
   const LinearWeight weight{w.data(), DType::kFloat32, 2 * cols, kDepth, bias.data()};
+  const LinearWeight up{w.data(), DType::kFloat32, cols, kDepth, bias.data()};
+  const auto act = kernels::Activation::kGeluTanh;
   for (const kernels::KernelTable* table : kernels::AvailableTables()) {
     SCOPED_TRACE(table->name);
     std::vector<float> row_scratch(static_cast<size_t>(threads * cols));
     const OpContext context{table, &pool, nullptr, nullptr, row_scratch.data(), cols};
-    const auto run = [&](bool gated, DType dtype) {
+    const auto run = [&](bool fused, bool gated, DType dtype) {
       std::vector<float> scratch(static_cast<size_t>(rows * 2 * cols));
       std::vector<unsigned char> y(static_cast<size_t>(rows * cols * ElementBytes(dtype)));
       std::vector<float> scale(static_cast<size_t>(rows));
-      std::vector<int32_t> sums(static_cast<size_t>(rows * kernels::RowSums(cols)));
-      const Matrix out{y.data(), dtype, rows, cols, cols, scale.data(), sums.data()};
-      const Matrix both = FloatMatrix(scratch, rows, 2 * cols);
+      std::vector<int32_t> row_sums(static_cast<size_t>(rows * kernels::RowSums(cols)));
+      const Matrix out{y.data(), dtype, rows, cols, cols, scale.data(), row_sums.data()};
+      const Matrix sums = FloatMatrix(scratch, rows, gated ? 2 * cols : cols);
       const ConstMatrix in = FloatMatrix(x, rows, kDepth);
-      if (gated) {
-        LinearGated(context, in, weight, kernels::Activation::kGeluTanh, both, out);
+      if (fused) {
+        (gated ? LinearGated : LinearActivated)(context, in, gated ? weight : up, act, sums, out,
+                                                {});
       } else {
-        Linear(context, in, weight, false, both);
-        GatedAct(context, kernels::Activation::kGeluTanh, both, out);
+        Linear(context, in, gated ? weight : up, false, sums);
+        (gated ? GatedAct : Activate)(context, act, sums, out);
       }
-      return std::make_tuple(y, scale, sums);
+      return std::make_tuple(y, scale, row_sums);
     };
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt8}) {
-      EXPECT_EQ(run(true, dtype), run(false, dtype)) << DTypeName(dtype);
+      for (const bool gated : {true, false}) {
+        EXPECT_EQ(run(true, gated, dtype), run(false, gated, dtype))
+            << DTypeName(dtype) << (gated ? " gated" : " without a gate");
+      }
     }
   }
 }

@@ -10,7 +10,7 @@
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
 #include "ops/linear.h"
-#include "ops/rms_norm.h"
+#include "ops/norm.h"
 
 namespace allspark {
 namespace {
@@ -66,17 +66,24 @@ TEST_P(QuantizeOpTest, NormsAndActivationsAreThoseOfFloat32Quantised) {
     Int8Rows expected(rows, kCols), actual(rows, kCols);
 
     const Matrix half = FloatMatrix(x, rows, kCols, 2 * kCols);
-    RmsNorm(context_, half, weight.data(), 1e-5f, to_float);
+    for (const bool centered : {false, true}) {
+      const NormWeight norm{weight.data(), 1e-5f, centered, centered ? weight.data() : nullptr};
+      Norm(context_, half, norm, to_float);
+      Quantize(context_, to_float, expected.matrix);
+      Norm(context_, half, norm, actual.matrix);
+      EXPECT_TRUE(expected == actual) << rows << " rows of norms";
+
+      const std::vector<int64_t> ids = {rows - 1, 0};
+      Int8Rows gathered(2, kCols);
+      NormGather(context_, half, ids.data(), norm, gathered.matrix);
+      EXPECT_EQ(gathered.scale[0], expected.scale[static_cast<size_t>(rows - 1)]);
+      EXPECT_EQ(gathered.scale[1], expected.scale[0]);
+    }
+
+    Activate(context_, kernels::Activation::kGeluErf, half, to_float);
     Quantize(context_, to_float, expected.matrix);
-    RmsNorm(context_, half, weight.data(), 1e-5f, actual.matrix);
-    EXPECT_TRUE(expected == actual) << rows << " rows of norms";
-
-    const std::vector<int64_t> ids = {rows - 1, 0};
-    Int8Rows gathered(2, kCols);
-    RmsNormGather(context_, half, ids.data(), weight.data(), 1e-5f, gathered.matrix);
-    EXPECT_EQ(gathered.scale[0], expected.scale[static_cast<size_t>(rows - 1)]);
-    EXPECT_EQ(gathered.scale[1], expected.scale[0]);
-
+    Activate(context_, kernels::Activation::kGeluErf, half, actual.matrix);
+    EXPECT_TRUE(expected == actual) << rows << " rows without gates";
     GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, rows, 2 * kCols), to_float);
     Quantize(context_, to_float, expected.matrix);
     GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, rows, 2 * kCols), actual.matrix);
@@ -142,7 +149,7 @@ TEST_P(QuantizeOpTest, RefusesWhatDoesNotFit) {
   ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 1, kCols), q.matrix); }, "x is [1, 200]");
   OpContext context = context_;
   context.row_scratch_floats = kCols - 1;
-  const auto norm = [&] { RmsNorm(context, FloatMatrix(x, 2, kCols), weight.data(), 0, q.matrix); };
+  const auto norm = [&] { Norm(context, FloatMatrix(x, 2, kCols), {weight.data()}, q.matrix); };
   ExpectCheck(norm, "scratch row of 199 elements for 200");
 
   std::vector<float> y(2 * 64);

@@ -10,7 +10,7 @@
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
 #include "ops/logn.h"
-#include "ops/rms_norm.h"
+#include "ops/norm.h"
 #include "ops/rope.h"
 #include "ops/scale.h"
 
@@ -21,7 +21,7 @@ using testing::ExpectCheck;
 using testing::FloatMatrix;
 using testing::kFloatSlot;
 
-void TraceNorm(const kernels::RmsNormArgs& args, kernels::Stream) noexcept {
+void TraceNorm(const kernels::NormArgs& args, kernels::Stream) noexcept {
   float* y = static_cast<float*>(args.y);
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
@@ -30,10 +30,21 @@ void TraceNorm(const kernels::RmsNormArgs& args, kernels::Stream) noexcept {
   }
 }
 
+void TraceLayerNorm(const kernels::NormArgs& args, kernels::Stream stream) noexcept {
+  TraceNorm(args, stream);
+  float* y = static_cast<float*>(args.y);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols && args.bias != nullptr; ++i)
+      y[r * args.ldy + i] += args.bias[i];
+  }
+}
+
 void TraceEmbedding(const kernels::EmbeddingArgs& args, kernels::Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
-      args.out[r * args.ldo + i] += static_cast<float>(args.ids[r] + (args.packed ? 1000 : 0));
+      float& out = args.out[r * args.ldo + i];
+      if (args.accumulate) out += 500.0f;
+      out += static_cast<float>(args.ids[r] + (args.packed ? 1000 : 0));
     }
   }
 }
@@ -50,7 +61,8 @@ void TraceGatedAct(const kernels::GatedActArgs& args, kernels::Stream) noexcept 
   float* out = static_cast<float*>(args.out);
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
-      out[r * args.ldo + i] += args.x[r * args.ldx + i] - args.x[r * args.ldx + args.cols + i];
+      const float up = args.gated ? args.x[r * args.ldx + args.cols + i] : 1.0f;
+      out[r * args.ldo + i] += args.x[r * args.ldx + i] - up;
     }
   }
 }
@@ -84,6 +96,7 @@ class RowOpsTest : public ::testing::TestWithParam<int> {
   RowOpsTest() : pool_(GetParam(), false), context_{&table_, &pool_, nullptr, nullptr} {
     table_.name = "trace";
     table_.rms_norm[kFloatSlot] = TraceNorm;
+    table_.layer_norm[kFloatSlot] = TraceLayerNorm;
     table_.embedding[kFloatSlot] = TraceEmbedding;
     table_.gated_act[kFloatSlot] = TraceGatedAct;
     table_.rope = TraceRope;
@@ -109,18 +122,40 @@ class RowOpsTest : public ::testing::TestWithParam<int> {
 constexpr int64_t kRows = 37;
 constexpr int64_t kCols = 1024;  // A few rows are worth a thread, so 37 are split.
 
-TEST_P(RowOpsTest, RmsNorm) {
+TEST_P(RowOpsTest, Norm) {
   std::vector<float> x = Numbered(kRows, kCols + 1);
   std::vector<float> y(static_cast<size_t>(kRows * (kCols + 2)), -1.0f);
   std::vector<float> weight(kCols, 0.5f);
-  RmsNorm(context_, FloatMatrix(x, kRows, kCols, kCols + 1), weight.data(), 0.25f,
-          FloatMatrix(y, kRows, kCols, kCols + 2));
+  Norm(context_, FloatMatrix(x, kRows, kCols, kCols + 1), {weight.data(), 0.25f},
+       FloatMatrix(y, kRows, kCols, kCols + 2));
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kCols + 2; ++i) {
       const float expected = i < kCols ? static_cast<float>(r * 10000 + i) + 0.75f : -1.0f;
       ASSERT_EQ(y[static_cast<size_t>(r * (kCols + 2) + i)], expected) << r << ", " << i;
     }
   }
+}
+
+TEST_P(RowOpsTest, LayerNorm) {
+  std::vector<float> x = Numbered(kRows, kCols), y(x.size());
+  std::vector<float> weight(kCols, 0.5f), bias(kCols, 2.0f);
+  const Matrix from = FloatMatrix(x, kRows, kCols), to = FloatMatrix(y, kRows, kCols);
+  for (const bool with_bias : {false, true}) {
+    const float* added = with_bias ? bias.data() : nullptr;
+    const NormWeight norm{weight.data(), 0.25f, /*centered=*/true, added};
+    Norm(context_, from, norm, to);
+    const float extra = with_bias ? 2.75f : 0.75f;
+    for (int64_t i = 0; i < kRows * kCols; ++i) {
+      ASSERT_EQ(y[static_cast<size_t>(i)], x[static_cast<size_t>(i)] + extra) << i;
+    }
+    const int64_t row = kRows - 1;
+    NormGather(context_, from, &row, norm, FloatMatrix(y, 1, kCols));
+    ASSERT_EQ(y[3], static_cast<float>(row * 10000 + 3) + extra);
+  }
+  ExpectCheck([&] { Norm(context_, from, {weight.data(), 0, false, bias.data()}, to); },
+              "rms_norm: it has no bias");
+  table_.layer_norm[kFloatSlot] = nullptr;
+  ExpectCheck([&] { Norm(context_, from, {weight.data(), 0, true}, to); }, "layer_norm");
 }
 
 TEST_P(RowOpsTest, Scale) {
@@ -171,14 +206,14 @@ TEST_P(RowOpsTest, Convert) {
               "convert: x is [3, 1024], y is [37, 1024]");
 }
 
-TEST_P(RowOpsTest, RmsNormGather) {
+TEST_P(RowOpsTest, NormGather) {
   std::vector<float> x = Numbered(kRows, kCols);
   std::vector<float> y(static_cast<size_t>(kRows * kCols));
   std::vector<float> weight(kCols, 0.0f);
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < 20; ++i) ids.push_back(i * 7 % kRows);
-  RmsNormGather(context_, FloatMatrix(x, kRows, kCols), ids.data(), weight.data(), 0.0f,
-                FloatMatrix(y, 20, kCols));
+  NormGather(context_, FloatMatrix(x, kRows, kCols), ids.data(), {weight.data(), 0.0f},
+             FloatMatrix(y, 20, kCols));
   for (int64_t r = 0; r < 20; ++r) {
     ASSERT_EQ(y[static_cast<size_t>(r * kCols + 3)],
               static_cast<float>(ids[static_cast<size_t>(r)] * 10000 + 3));
@@ -186,18 +221,18 @@ TEST_P(RowOpsTest, RmsNormGather) {
   ids[4] = kRows;
   ExpectCheck(
       [&] {
-        RmsNormGather(context_, FloatMatrix(x, kRows, kCols), ids.data(), weight.data(), 0.0f,
-                      FloatMatrix(y, 20, kCols));
+        NormGather(context_, FloatMatrix(x, kRows, kCols), ids.data(), {weight.data(), 0.0f},
+                   FloatMatrix(y, 20, kCols));
       },
       "row 37 wanted");
 }
 
-TEST_P(RowOpsTest, RmsNormHeadsLeavesTheOthers) {
+TEST_P(RowOpsTest, NormHeadsLeavesTheOthers) {
   const int64_t head_dim = 128;
   std::vector<float> x = Numbered(kRows, kCols);
   const std::vector<float> before = x;
   std::vector<float> weight(head_dim, 1.0f);
-  RmsNormHeads(context_, FloatMatrix(x, kRows, kCols), 2, 3, head_dim, weight.data(), 0.0f);
+  NormHeads(context_, FloatMatrix(x, kRows, kCols), 2, 3, head_dim, {weight.data(), 0.0f});
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kCols; ++i) {
       const size_t at = static_cast<size_t>(r * kCols + i);
@@ -207,7 +242,7 @@ TEST_P(RowOpsTest, RmsNormHeadsLeavesTheOthers) {
   }
   ExpectCheck(
       [&] {
-        RmsNormHeads(context_, FloatMatrix(x, kRows, kCols), 6, 3, head_dim, weight.data(), 0.0f);
+        NormHeads(context_, FloatMatrix(x, kRows, kCols), 6, 3, head_dim, {weight.data(), 0.0f});
       },
       "do not lie in 1024 columns");
 }
@@ -222,6 +257,12 @@ TEST_P(RowOpsTest, Embedding) {
     ASSERT_EQ(out[static_cast<size_t>(r * kCols + kCols - 1)],
               static_cast<float>(1000 + r * 5 % 50));
   }
+  const EmbeddingWeight rows{table.data(), DType::kFloat32, 50, kCols, false};
+  EmbeddingLookup(context_, rows, ids.data(), FloatMatrix(out, kRows, kCols), /*accumulate=*/true);
+  ASSERT_EQ(out[kCols], static_cast<float>(1000 + 5 + 500 + 5));
+  ExpectCheck(
+      [&] { EmbeddingLookup(context_, weight, ids.data(), FloatMatrix(out, kRows, kCols), true); },
+      "rows of a packed table are not added");
   for (const int32_t bad : {-1, 50}) {
     ids[6] = bad;
     ExpectCheck(
@@ -263,6 +304,17 @@ TEST_P(RowOpsTest, GatedAct) {
                  FloatMatrix(out, kRows, kCols));
       },
       "x holds gate and up");
+  std::fill(out.begin(), out.end(), 0.0f);
+  std::vector<float> up = Numbered(kRows, kCols);
+  Activate(context_, kernels::Activation::kSilu, FloatMatrix(up, kRows, kCols),
+           FloatMatrix(out, kRows, kCols));
+  for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], up[i] - 1);
+  ExpectCheck(
+      [&] {
+        Activate(context_, kernels::Activation::kSilu, FloatMatrix(x, kRows, 2 * kCols),
+                 FloatMatrix(out, kRows, kCols));
+      },
+      "x holds up alone");
 }
 
 TEST_P(RowOpsTest, ArgMax) {
@@ -281,7 +333,7 @@ TEST_P(RowOpsTest, MissingKernelsAreNamed) {
   const Matrix my = FloatMatrix(y, 2, 4);
   const Matrix half = FloatMatrix(y, 2, 2);
   const std::string message = "kernel table 'empty' has no entry for float32";
-  ExpectCheck([&] { RmsNorm(context, mx, weight.data(), 0, my); }, message);
+  ExpectCheck([&] { Norm(context, mx, {weight.data()}, my); }, message);
   ExpectCheck([&] { GatedAct(context, kernels::Activation::kRelu, mx, half); }, message);
   ExpectCheck([&] { ArgMax(context, mx, ids.data()); }, message);
   ExpectCheck([&] { Rope(context, mx, 1, 4, ids.data(), {x.data(), 8, 4, false}); }, message);
@@ -290,16 +342,13 @@ TEST_P(RowOpsTest, MissingKernelsAreNamed) {
       message);
 }
 
-TEST_P(RowOpsTest, RmsNormRefusesWhatDoesNotFit) {
+TEST_P(RowOpsTest, NormRefusesWhatDoesNotFit) {
   std::vector<float> x(8), y(8), weight(4);
-  ExpectCheck(
-      [&] { RmsNorm(context_, FloatMatrix(x, 2, 4), weight.data(), 0, FloatMatrix(y, 2, 3)); },
-      "x has 4 columns, y has 3");
-  ExpectCheck(
-      [&] { RmsNorm(context_, FloatMatrix(x, 2, 4), weight.data(), 0, FloatMatrix(y, 1, 4)); },
-      "x has 2 rows, y has 1");
-  ExpectCheck([&] { RmsNorm(context_, FloatMatrix(x, 2, 4), nullptr, 0, FloatMatrix(y, 2, 4)); },
-              "no weight");
+  ExpectCheck([&] { Norm(context_, FloatMatrix(x, 2, 4), {weight.data()}, FloatMatrix(y, 2, 3)); },
+              "x has 4 columns, y has 3");
+  ExpectCheck([&] { Norm(context_, FloatMatrix(x, 2, 4), {weight.data()}, FloatMatrix(y, 1, 4)); },
+              "x has 2 rows, y has 1");
+  ExpectCheck([&] { Norm(context_, FloatMatrix(x, 2, 4), {}, FloatMatrix(y, 2, 4)); }, "no weight");
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, RowOpsTest, ::testing::Values(1, 2, 3, 8));

@@ -69,6 +69,47 @@ TEST(RequiredTensors, NormsAndFrequenciesOfOtherDecoders) {
   EXPECT_EQ(FindIn(list, "layers.0.attention_norm"), nullptr);
 }
 
+TEST(RequiredTensors, LayerNormsAndOlderShapes) {
+  proto::DecoderSpec spec = OddSpec(proto::COMPUTE_BFLOAT16);
+  const size_t plain = Required(spec).size();
+  const DType w = DType::kBFloat16, f = DType::kFloat32;
+  const proto::Layout row = proto::ROW_MAJOR;
+  spec.set_norm_kind(proto::LAYER_NORM);
+  spec.set_ungated_mlp(true);
+  auto list = Required(spec);
+  EXPECT_EQ(list.size(), plain);
+  ExpectTensor(list, "layers.1.up", w, proto::PANEL64, {70, 18});
+  ExpectTensor(list, "layers.1.up_bias", f, row, {70});
+  EXPECT_EQ(FindIn(list, "layers.1.gate_up"), nullptr);
+  spec.set_norm_bias(true);
+  spec.set_learned_positions(true);
+  spec.set_lm_head_bias(true);
+  spec.set_embedding_norm(true);
+  spec.set_alibi(true);
+  list = Required(spec);
+  EXPECT_EQ(list.size(), plain + 2 * 2 + 1 + 1 + 1 + 2 + 1);
+  for (const char* name : {"layers.0.attention_norm_bias", "layers.1.mlp_norm_bias",
+                           "final_norm_bias", "embedding_norm", "embedding_norm_bias"}) {
+    ExpectTensor(list, name, f, row, {18});
+  }
+  ExpectTensor(list, "position_embedding", w, row, {spec.max_position(), 18});
+  ExpectTensor(list, "lm_head_bias", f, row, {37});
+  ExpectTensor(list, "alibi.slopes", f, row, {9});
+  spec.set_parallel_residual(true);
+  EXPECT_EQ(Required(spec).size(), list.size());
+  spec.set_shared_norm(true);
+  EXPECT_EQ(Required(spec).size(), list.size() - 2 * 2);
+  for (auto set :
+       {&proto::DecoderSpec::set_ungated_mlp, &proto::DecoderSpec::set_parallel_residual,
+        &proto::DecoderSpec::set_learned_positions, &proto::DecoderSpec::set_lm_head_bias,
+        &proto::DecoderSpec::set_embedding_norm, &proto::DecoderSpec::set_alibi}) {
+    proto::DecoderSpec one = OddSpec(proto::COMPUTE_BFLOAT16);
+    EXPECT_EQ(weights::FormatVersionOf(one), 1u);
+    (one.*set)(true);
+    EXPECT_EQ(weights::FormatVersionOf(one), 3u);
+  }
+}
+
 TEST(RequiredTensors, LeavesOptionalTensorsOut) {
   const auto list = Required(SmallSpec());
   EXPECT_EQ(list.size(), 8u);
@@ -123,6 +164,18 @@ TEST(RequiredTensors, RefusesInconsistentSpecsByFieldValueAndBound) {
        {"norm_placement is 3", "0 to 2"}},
       {[](S& s) { s.set_qk_norm(false), s.set_qk_norm_whole(true); }, {"qk_norm_whole is true"}},
       {[](S& s) { s.clear_layer_window(), s.set_window_rope(true); }, {"window_rope is true"}},
+      {[](S& s) { s.set_norm_kind(static_cast<proto::NormKind>(2)); },
+       {"norm_kind is 2", "0 to 1"}},
+      {[](S& s) { s.set_norm_bias(true); }, {"norm_bias is true", "LAYER_NORM"}},
+      {[](S& s) { s.set_shared_norm(true); }, {"shared_norm is true", "parallel_residual"}},
+      {[](S& s) { s.set_parallel_residual(true), s.set_norm_placement(proto::NORM_AFTER); },
+       {"parallel_residual is true", "NORM_BEFORE"}},
+      {[](S& s) {
+         s.set_learned_positions(true);
+         s.add_weight_quant()->set_tensor("position_embedding");
+         s.mutable_weight_quant(0)->set_bits(8);
+       },
+       {"\"position_embedding\"", "neither the weight"}},
       {[](S& s) { s.set_activation(static_cast<proto::Activation>(9)); }, {"activation is 9"}},
       {[](S& s) { s.set_compute_type(proto::COMPUTE_UNSPECIFIED); }, {"compute_type is 0"}},
       {[](S& s) { s.set_compute_type(static_cast<proto::ComputeType>(7)); }, {"compute_type is 7"}},
