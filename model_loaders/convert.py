@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import CheckpointError
@@ -26,7 +29,7 @@ from .quantized import (
     warn_of_dequantized,
     without_idle_biases,
 )
-from .rope import Rope, compute_rope, with_window_rope
+from .rope import compute_rope, with_window_rope
 from .spec import (
     Architecture,
     Part,
@@ -41,6 +44,9 @@ from .storage import as_float32
 COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
 INV_FREQ = "rope.inv_freq"
 WINDOW_INV_FREQ = "rope.window_inv_freq"
+ALIBI_SLOPES = "alibi.slopes"
+# A matrix that is never quantised and takes no adapters.
+POSITION_EMBEDDING = "position_embedding"
 
 # Loading that is over sooner shows nothing.
 _PROGRESS_DELAY_S = 1
@@ -58,25 +64,39 @@ def checked_data_type(data_type: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion that is known to fit: the decoder, its frequencies, and the parts to copy."""
+    """A conversion that is known to fit: the decoder, what is computed, and the parts to copy."""
 
     spec: Any  # proto.DecoderSpec
     build: Any  # proto.BuildRecord
-    rope: Rope
+    computed: dict[str, NDArray[np.float32]]  # tensors that are not in the checkpoint
     parts: list[Part] = field(repr=False)
 
 
-def decoder_fields(config: ModelConfig) -> tuple[Architecture, dict[str, Any], Rope]:
-    """What ``config`` describes. Errors name the file and the field."""
+def decoder_fields(
+    config: ModelConfig,
+) -> tuple[Architecture, dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """What ``config`` describes: its architecture, DecoderSpec's fields, and the tensors that are
+    computed. Errors name the file and the field.
+    """
     checkpoint_format(config)
-    architecture = find_architecture(config.architecture())
-    config = architecture.standard(config)
+    config = find_architecture(config.architecture()).standard(config)
+    architecture = find_architecture(config.architecture())  # One name may stand for several.
     fields = {"architecture": architecture.name, **architecture.decoder(config)}
+    computed = {}
+    slopes = fields.pop("alibi_slopes", None)
+    if slopes is not None:
+        fields["alibi"] = True
+        computed[ALIBI_SLOPES] = slopes
     rotary_dim = fields.setdefault("rotary_dim", fields["head_dim"])
+    if not rotary_dim:
+        return architecture, fields, computed
     rope = compute_rope(config, fields["head_dim"], rotary_dim)
     if fields.get("window_rope"):
         rope = with_window_rope(rope, config, fields["head_dim"], rotary_dim)
-    return architecture, {**fields, "rope_attention_scaling": rope.attention_scaling}, rope
+    computed[INV_FREQ] = rope.inv_freq
+    if rope.window_inv_freq is not None:
+        computed[WINDOW_INV_FREQ] = rope.window_inv_freq
+    return architecture, {**fields, "rope_attention_scaling": rope.attention_scaling}, computed
 
 
 def make_spec(config: ModelConfig, data_type: str) -> Any:
@@ -96,11 +116,11 @@ def make_plan(
     """Checks that configuration and checkpoint make a whole model of ``data_type``, and that it can
     be quantised so.
     """
-    architecture, _, rope = decoder_fields(config)
+    architecture, _, computed = decoder_fields(config)
     spec = make_spec(config, data_type)
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
-    tensors = without_idle_biases(checkpoint.tensors, _sources(architecture, spec, required))
-    computed = (INV_FREQ, WINDOW_INV_FREQ)
+    named = architecture.full_names(checkpoint.tensors)
+    tensors = without_idle_biases(named, _sources(architecture, spec, required))
     parts = resolve(architecture, spec.num_layers, required, tensors, computed)
     if quantization is not None:
         quantization.check_method(checkpoint_method(config), is_quantized(tensors))
@@ -122,7 +142,7 @@ def make_plan(
         source=checkpoint.directory.name,
         options={"data_type": data_type, "fingerprint": fingerprint(config, checkpoint)},
     )
-    return Plan(spec, build, rope, parts)
+    return Plan(spec, build, computed, parts)
 
 
 def _sources(architecture: Architecture, spec: Any, required: list[RequiredTensor]) -> set[str]:
@@ -136,13 +156,15 @@ def _matrix_weights(
     architecture: Architecture, spec: Any, required: list[RequiredTensor]
 ) -> list[MatrixWeight]:
     """What can be quantised, with the decoder's name and those of the checkpoint's modules."""
-    modules = {rule.target: rule.modules for rule in expand(architecture.weights, spec.num_layers)}
+    modules: dict[str, tuple[str, ...]] = {}
+    for rule in expand(architecture.weights, spec.num_layers):
+        modules[rule.target] = modules.get(rule.target, ()) + rule.modules
     if spec.tie_embeddings:  # One weight, known by both names.
         modules["embedding"] += ("lm_head",)
     return [
         MatrixWeight((tensor.name, *modules[tensor.name]), tensor.shape[1])
         for tensor in required
-        if len(tensor.shape) == 2
+        if len(tensor.shape) == 2 and tensor.name != POSITION_EMBEDDING
     ]
 
 
@@ -180,9 +202,8 @@ def write_model(
                 for piece in _pieces(part):
                     _add(writer, piece, plan.spec)
                     advance(piece.source.nbytes)
-        writer.add_tensor(INV_FREQ, 0, plan.rope.inv_freq, "float32")
-        if plan.rope.window_inv_freq is not None:
-            writer.add_tensor(WINDOW_INV_FREQ, 0, plan.rope.window_inv_freq, "float32")
+        for name, values in plan.computed.items():
+            writer.add_tensor(name, 0, values, "float32")
         return writer.finish()
     finally:
         # An unfinished writer removes its files when it goes, which a traceback would put off.
@@ -202,6 +223,8 @@ def _add(writer: Any, part: Part, spec: Any) -> None:
     rule, dtype = part.rule, part.source.dtype
     with part.source.open() as array:
         try:
+            if rule.transposed:
+                array = np.ascontiguousarray(array.T)
             if rule.order is not None:
                 array = array[rule.order(spec)]
             if rule.transform is not None:

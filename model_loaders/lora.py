@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checkpoint import Checkpoint
-from .convert import package_version
+from .convert import POSITION_EMBEDDING, package_version
 from .errors import CheckpointError, UnexplainedTensorError
 from .native import native
 from .peft_config import PeftConfig
@@ -241,6 +241,7 @@ class LoraAdapter:
         tensors = self._base.checkpoint_tensors()
         if tensors is None:
             return None
+        tensors = find_architecture(self._spec.architecture).full_names(tensors)
         entry = tensors.get(f"{module.name}.weight")
         if entry is None and module.tensor == _LM_HEAD:  # It is tied.
             embedding = next(m for m in self._modules.values() if m.tensor == _EMBEDDING)
@@ -269,7 +270,7 @@ def _modules(spec: Any) -> dict[str, Module]:
     architecture = find_architecture(spec.architecture)
     for rule in expand(architecture.weights, spec.num_layers):
         tensor, names, shape = rule.target, rule.modules, shapes.get(rule.target, ())
-        if len(shape) != 2:
+        if len(shape) != 2 or tensor == POSITION_EMBEDDING:
             continue  # A norm or a bias, or not in this model.
         if rule.transform is not None:
             continue  # The change of a weight that is computed is no product of two matrices.

@@ -40,7 +40,9 @@ class Weight:
     Several sources are stacked along rows, in order. An ``optional`` rule explains sources that a
     checkpoint may hold although its spec leaves the target out (an ``lm_head`` that is tied); they
     are not used then. A single source may have its rows in another ``order``, or its float32 values
-    changed by ``transform``.
+    changed by ``transform``. A ``transposed`` matrix lies with its columns as rows.
+
+    Rules for the same target are alternatives: the first whose sources are all there counts.
     """
 
     target: str
@@ -48,6 +50,7 @@ class Weight:
     optional: bool = False
     order: RowOrder | None = None
     transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    transposed: bool = False
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -59,6 +62,7 @@ class Weight:
 class Architecture:
     """One Hugging Face model class. ``ignored`` are regular expressions for whole names of tensors
     without use; ``standard`` gives a configuration transformers' names where it has others.
+    ``prefix`` is what names lack in checkpoints that were saved without the head.
     """
 
     name: str
@@ -66,6 +70,16 @@ class Architecture:
     weights: tuple[Weight, ...]
     ignored: tuple[str, ...] = ()
     standard: Callable[[ModelConfig], ModelConfig] = lambda config: config
+    prefix: str = ""
+
+    def full_names(self, tensors: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
+        """``tensors`` by the names that the rules have for them."""
+        if not self.prefix or any(name.startswith(self.prefix) for name in tensors):
+            return tensors
+        return {
+            name if name.startswith("lm_head.") else self.prefix + name: entry
+            for name, entry in tensors.items()
+        }
 
 
 class RequiredTensor(NamedTuple):
@@ -147,12 +161,16 @@ def resolve(
     explained: set[str] = set()
     absent: list[str] = []
     parts: list[Part] = []
+    alternatives: dict[str, list[Weight]] = {}
     for rule in expand(architecture.weights, num_layers):
-        target = missing_targets.pop(rule.target, None)
+        alternatives.setdefault(rule.target, []).append(rule)
+    for name, rules in alternatives.items():
+        target = missing_targets.pop(name, None)
         if target is None:
-            if rule.optional:
-                explained.update(rule.sources)
+            explained.update(*(rule.sources for rule in rules if rule.optional))
             continue
+        complete = (rule for rule in rules if all(source in tensors for source in rule.sources))
+        rule = next(complete, rules[0])
         explained.update(rule.sources)
         lacking = [source for source in rule.sources if source not in tensors]
         if lacking:
@@ -198,13 +216,14 @@ def _parts(rule: Weight, target: RequiredTensor, sources: Sequence[TensorEntry])
             raise UnexplainedTensorError(
                 f"{source.where} has dtype {source.dtype}, expected {', '.join(WEIGHT_DTYPES)}"
             )
-        if len(source.shape) != len(target.shape) or source.shape[1:] != target.shape[1:]:
+        shape = source.shape[::-1] if rule.transposed else source.shape
+        if len(shape) != len(target.shape) or shape[1:] != target.shape[1:]:
             raise UnexplainedTensorError(
                 f"{source.where} has shape {list(source.shape)}, which does not fit "
                 f"{target.name!r} {list(target.shape)}"
             )
         parts.append(Part(rule, rows, source))
-        rows += source.shape[0]
+        rows += shape[0]
     if rows != target.shape[0]:
         raise UnexplainedTensorError(
             f"{', '.join(source.where for source in sources)}: {rows} rows, but {target.name!r} "

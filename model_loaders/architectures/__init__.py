@@ -2,17 +2,40 @@
 all.
 """
 
-from . import baichuan, chatglm, gemma, glm, granite, internlm, llama, olmo, phi, qwen
+from . import (
+    baichuan,
+    bloom,
+    chatglm,
+    falcon,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    granite,
+    internlm,
+    llama,
+    mpt,
+    olmo,
+    phi,
+    qwen,
+    starcoder2,
+)
 
 __all__ = [
     "baichuan",
+    "bloom",
     "chatglm",
+    "falcon",
     "gemma",
     "glm",
+    "gpt2",
+    "gpt_neox",
     "granite",
     "internlm",
     "llama",
+    "mpt",
     "olmo",
     "phi",
     "qwen",
+    "starcoder2",
 ]

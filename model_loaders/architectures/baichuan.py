@@ -1,5 +1,5 @@
-"""Baichuan and Baichuan2 of 7 billion parameters: Llama with q, k and v in one matrix. The larger
-ones have ALiBi instead of a rotary embedding, which is not served.
+"""Baichuan and Baichuan2: Llama with q, k and v in one matrix; the larger ones (13B) have ALiBi
+instead of a rotary embedding.
 """
 
 from __future__ import annotations
@@ -9,24 +9,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..alibi import alibi_slopes
 from ..config import ModelConfig
-from ..errors import UnsupportedModelError
 from ..spec import Architecture, register
 from . import llama
-from .common import changed, weights
+from .common import changed, renamed, weights
 
 # The configurations of the models with ALiBi do not name this field.
 _ROTARY_FIELD = "max_position_embeddings"
 _ALIBI_HIDDEN_SIZE = 5120
+# Baichuan 13B has the class of Baichuan2, and the head and vocabulary of Baichuan.
+_VOCAB_SIZE1 = 64000
+
+
+def standard(config: ModelConfig) -> ModelConfig:
+    alibi = config.get(_ROTARY_FIELD) is None or config.get("hidden_size") == _ALIBI_HIDDEN_SIZE
+    config = renamed(config, max_position_embeddings="model_max_length").with_fields(alibi=alibi)
+    if config.get("vocab_size") != _VOCAB_SIZE1:
+        return config
+    return config.with_fields(architectures=["BaiChuanForCausalLM"])
 
 
 def decoder(config: ModelConfig) -> dict[str, Any]:
-    if config.get(_ROTARY_FIELD) is None or config.get("hidden_size") == _ALIBI_HIDDEN_SIZE:
-        raise UnsupportedModelError(
-            f"{config.source}: hidden_size is {config.get('hidden_size')!r} and {_ROTARY_FIELD} is "
-            f"{config.get(_ROTARY_FIELD)!r}: Baichuan 13B, whose ALiBi is not supported"
-        )
-    return llama.decoder(config)
+    fields = llama.decoder(config)
+    if not config.flag("alibi"):
+        return fields
+    return {**fields, "rotary_dim": 0, "alibi_slopes": alibi_slopes(fields["num_heads"])}
 
 
 def unit_rows(values: NDArray[Any]) -> NDArray[Any]:
@@ -39,5 +47,5 @@ def unit_rows(values: NDArray[Any]) -> NDArray[Any]:
 WEIGHTS = weights(**{**llama.NAMES, "qkv": "self_attn.W_pack"})
 WEIGHTS2 = changed(WEIGHTS, "lm_head", transform=unit_rows)
 
-register(Architecture("BaiChuanForCausalLM", decoder, WEIGHTS, llama.IGNORED))
-register(Architecture("BaichuanForCausalLM", decoder, WEIGHTS2, llama.IGNORED))
+register(Architecture("BaiChuanForCausalLM", decoder, WEIGHTS, llama.IGNORED, standard))
+register(Architecture("BaichuanForCausalLM", decoder, WEIGHTS2, llama.IGNORED, standard))

@@ -12,7 +12,7 @@ from ..spec import Weight
 # No decoder is deeper; rules are expanded for every layer, so the number is bounded before.
 _MAX_LAYERS = 4096
 
-_WHOLE_MODEL = ("embedding", "final_norm", "lm_head")
+_WHOLE_MODEL = ("embedding", "position_embedding", "embedding_norm", "final_norm", "lm_head")
 NORMS = (
     "attention_norm",
     "attention_post_norm",
@@ -22,12 +22,13 @@ NORMS = (
     "k_norm",
     "final_norm",
 )
-_BIASED = ("qkv", "o", "gate_up", "down")
+_BIASED = ("qkv", "o", "gate_up", "up", "down", "lm_head", "embedding_norm", *NORMS)
 
 _ACTIVATIONS = {
     "silu": "SILU",
     "swish": "SILU",
     "gelu": "GELU_ERF",
+    "gelu_fast": "GELU_TANH",
     "gelu_new": "GELU_TANH",
     "gelu_pytorch_tanh": "GELU_TANH",
     "relu": "RELU",
@@ -38,7 +39,7 @@ def weights(layer: str, **modules: str) -> tuple[Weight, ...]:
     """The rules of a decoder whose modules have these names, by the decoder's tensors; several,
     separated by spaces, are stacked. Those of a layer follow ``layer``, which has ``{i}``.
 
-    Matrices of layers have rules for their biases, too, which do nothing where a spec has none.
+    Matrices and norms have rules for their biases, too, which do nothing where a spec has none.
     """
     rules = []
     for tensor, names in modules.items():
@@ -46,7 +47,7 @@ def weights(layer: str, **modules: str) -> tuple[Weight, ...]:
         sources = [where + name for name in names.split()]
         for kind in ("weight", "bias") if tensor in _BIASED else ("weight",):
             target = prefix + tensor + ("_bias" if kind == "bias" else "")
-            tied = tensor == "lm_head"
+            tied = tensor == "lm_head" and kind == "weight"
             rules.append(Weight(target, tuple(f"{name}.{kind}" for name in sources), tied))
     return tuple(rules)
 
@@ -56,6 +57,32 @@ def changed(rules: tuple[Weight, ...], *tensors: str, **changes: Any) -> tuple[W
     names = {*tensors, *(f"{tensor}_bias" for tensor in tensors)}
     return tuple(
         replace(rule, **changes) if rule.target.split(".")[-1] in names else rule for rule in rules
+    )
+
+
+def renamed(config: ModelConfig, **names: str) -> ModelConfig:
+    """``config`` with standard names for fields that have others, unless it has those, too."""
+    return config.with_names(
+        **{name: own for name, own in names.items() if config.get(name) is None}
+    )
+
+
+def older_names(config: ModelConfig, default_act: str, **names: str) -> ModelConfig:
+    """``config`` with standard names where it has those of GPT-2's time, or others in ``names``,
+    and with what was left out then.
+    """
+    older = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
+    config = renamed(config, **{**older, **names})
+    return config.with_fields(
+        hidden_act=config.text("hidden_act", default_act),
+        intermediate_size=config.integer("intermediate_size", 4 * config.integer("hidden_size")),
+        max_position_embeddings=config.integer("max_position_embeddings", 2048),
+        tie_word_embeddings=config.flag("tie_word_embeddings", True),
     )
 
 
@@ -97,6 +124,21 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
         "norm_eps": config.number("rms_norm_eps", 1e-6),
         "tie_embeddings": config.flag("tie_word_embeddings", False),
         "max_position": config.integer("max_position_embeddings"),
+    }
+
+
+def layer_norm_decoder(config: ModelConfig, bias: bool = True) -> dict[str, Any]:
+    """A decoder with LayerNorm and an MLP without a gate; ``bias``: of its matrices."""
+    return {
+        **sizes(config),
+        "norm_kind": "LAYER_NORM",
+        "norm_bias": True,
+        "norm_eps": config.number("layer_norm_eps", 1e-5),
+        "activation": activation(config),
+        "ungated_mlp": True,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": bias,
     }
 
 

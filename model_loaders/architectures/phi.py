@@ -1,5 +1,6 @@
-"""Phi-3, Phi-3.5 and Phi-4 (dense): Llama with fused projections, a window for every layer, and
-rotated parts of heads. Of LongRoPE's two sets of factors see ``rope.py``.
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP beside each other, behind one norm. Phi-3, Phi-3.5
+and Phi-4 (dense): Llama with fused projections, a window for every layer, and rotated parts of
+heads. Of LongRoPE's two sets of factors see ``rope.py``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,32 @@ from ..config import ModelConfig
 from ..rope import partial_rotary_dim
 from ..spec import Architecture, register
 from . import llama
-from .common import layer_windows, weights
+from .common import layer_norm_decoder, layer_windows, require, weights
 
-WEIGHTS = weights(
-    **{**llama.NAMES, "qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+WEIGHTS2 = weights(
+    layer="model.layers.{i}.",
+    embedding="model.embed_tokens",
+    attention_norm="input_layernorm",
+    qkv="self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    o="self_attn.dense",
+    up="mlp.fc1",
+    down="mlp.fc2",
+    final_norm="model.final_layernorm",
+    lm_head="lm_head",
 )
+WEIGHTS = weights(**{**llama.NAMES, "qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"})
+
+
+def phi2(config: ModelConfig) -> dict[str, Any]:
+    require(config, qk_layernorm=False)
+    fields = layer_norm_decoder(config)
+    return {
+        **fields,
+        "parallel_residual": True,
+        "shared_norm": True,
+        "lm_head_bias": True,
+        "rotary_dim": partial_rotary_dim(config, fields["head_dim"], 0.5),
+    }
 
 
 def phi3(config: ModelConfig) -> dict[str, Any]:
@@ -26,4 +48,5 @@ def phi3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+register(Architecture("PhiForCausalLM", phi2, WEIGHTS2, llama.IGNORED))
 register(Architecture("Phi3ForCausalLM", phi3, WEIGHTS, llama.IGNORED))

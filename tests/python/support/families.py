@@ -136,6 +136,38 @@ def baichuan2(config, weights):
     return baichuan(config, weights, "BaichuanForCausalLM")
 
 
+def baichuan_alibi(config, weights):
+    """Baichuan2 13B."""
+    config, weights = baichuan2(config, weights)
+    fields = {"model_max_length": config["max_position_embeddings"]}
+    return {**config, **fields, "max_position_embeddings": None, "rope_theta": None}, weights
+
+
+def make_alibi(model):
+    """Makes a Llama one with ALiBi: no rotation, and a mask with the heads' slopes."""
+    import torch
+
+    def add_mask(module, args, kwargs):
+        ids = args[0] if args else kwargs["input_ids"]
+        heads, position = module.config.num_attention_heads, torch.arange(ids.shape[1])
+        assert heads & (heads - 1) == 0  # where the slopes are simple
+        slopes = 2.0 ** (-8 / heads * torch.arange(1, heads + 1, dtype=torch.float64))
+        distance = position[None, :] - position[:, None]
+        bias = (slopes[:, None, None] * distance).masked_fill(distance > 0, float("-inf"))
+        mask = bias[None].to(module.embed_tokens.weight.dtype)
+        return args, {**kwargs, "attention_mask": mask}
+
+    model.model.register_forward_pre_hook(add_mask, with_kwargs=True)
+    model.model.rotary_emb.inv_freq.zero_()
+
+
+def without_head(config, weights):
+    """As a checkpoint of the model without its head, which is tied."""
+    names = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    del names["lm_head.weight"]
+    return {**config, "architectures": ["GPT2LMHeadModel"]}, names
+
+
 def qwen1(config, weights):
     names = {
         "model.embed_tokens": "transformer.wte",

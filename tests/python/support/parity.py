@@ -37,11 +37,11 @@ def randomize(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            values = 1 + 0.2 * noise
-        elif name.endswith("bias"):
+        if name.endswith("bias"):
             values = 0.2 * noise
-        elif "embed_tokens" in name:
+        elif "norm" in name or "ln_" in name:
+            values = 1 + 0.2 * noise
+        elif any(part in name for part in ("embed", "wte", "wpe")):
             values = noise
         else:
             values = noise * parameter.shape[-1] ** -0.5
@@ -63,7 +63,7 @@ def exact_model(model):
     def rotary_forward(module, x, position_ids, layer_type=None):
         prefix = "" if layer_type is None else f"{layer_type}_"
         # The frequencies are part of the model as they are in float32.
-        inv_freq = getattr(model.model.rotary_emb, f"{prefix}inv_freq").float().double()
+        inv_freq = getattr(model.base_model.rotary_emb, f"{prefix}inv_freq").float().double()
         angles = position_ids[..., None].double() * inv_freq
         angles = torch.cat((angles, angles), -1)
         scaling = getattr(module, f"{prefix}attention_scaling")
