@@ -301,4 +301,42 @@ struct SumExpArgs {
   double* sum;
 };
 
+// Chooses the top_k experts of each row, best first, of equals the first; NaN counts as lowest.
+// With s the softmax of a row's num_experts logits, or their sigmoids, experts are chosen by s +
+// bias; by their logits where s is a softmax without bias, whose order they have. Where used_groups
+// < groups, experts are in `groups` runs of equal size, and only those of the best used_groups are
+// looked at: a group is as good as its best expert, with sigmoids as the sum of its best two.
+// weights[r, j] = s of the j-th chosen (/ their sum where normalize) * scale; weights[r, top_k],
+// where has_shared: 1, or with shared_gate the sigmoid of logits[r, num_experts].
+inline constexpr int64_t kMaxRoutedExperts = 1024;
+inline constexpr int64_t kMaxExpertsPerToken = 32;
+inline constexpr int64_t kMaxExpertGroups = 32;
+enum class RouterScore : int32_t { kSoftmax = 0, kSigmoid = 1 };
+struct RouteArgs {
+  const float* logits;
+  int64_t ldx;
+  const float* bias;  // [num_experts] or null
+  int32_t* experts;   // [rows][top_k]
+  float* weights;     // [rows][top_k + has_shared]
+  int64_t rows, num_experts, top_k;
+  RouterScore score;
+  bool normalize;
+  float scale;
+  int64_t groups, used_groups;
+  bool has_shared, shared_gate;
+};
+
+// y[r, :] (+)= sum over j ascending of weights[r, j] * x[sources[r, j], :].
+struct CombineArgs {
+  const float* x;
+  int64_t ldx;
+  const int32_t* sources;  // [rows][num_sources]
+  const float* weights;    // the same
+  int64_t num_sources;
+  float* y;
+  int64_t ldy;
+  int64_t rows, cols;
+  bool accumulate;
+};
+
 }  // namespace allspark::kernels

@@ -32,6 +32,8 @@ struct KernelTable {
   // Output dtype. Null: the table's attention knows no partial results.
   void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&, Stream) noexcept = {};
   void (*scale)(const ScaleArgs&, Stream) noexcept = nullptr;
+  void (*route)(const RouteArgs&, Stream) noexcept = nullptr;
+  void (*combine)(const CombineArgs&, Stream) noexcept = nullptr;
   void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
   void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
   void (*sum_exp)(const SumExpArgs&, Stream) noexcept = nullptr;

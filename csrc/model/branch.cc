@@ -30,10 +30,18 @@ ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, D
 void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
                    const NormWeight& post_norm, const Scaling& scaling,
                    std::span<const kernels::LowRank> low_rank, const Workspace& w) {
-  if (w.branch.data == nullptr) {
-    return Linear(context, x, weight, /*accumulate=*/true, w.residual, low_rank);
-  }
-  Linear(context, x, weight, /*accumulate=*/false, w.branch, low_rank);
+  const BranchOut out = BranchOutput(w);
+  Linear(context, x, weight, out.accumulates, out.y, low_rank);
+  AddBranch(context, post_norm, scaling, w);
+}
+
+BranchOut BranchOutput(const Workspace& w) {
+  return w.branch.data == nullptr ? BranchOut{w.residual, true} : BranchOut{w.branch, false};
+}
+
+void AddBranch(const OpContext& context, const NormWeight& post_norm, const Scaling& scaling,
+               const Workspace& w) {
+  if (w.branch.data == nullptr) return;
   if (post_norm.weight != nullptr) Norm(context, w.branch, post_norm, w.branch);
   Scale(context, w.branch, scaling, /*accumulate=*/true, w.residual);
 }

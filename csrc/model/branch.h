@@ -21,4 +21,14 @@ void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearW
                    const NormWeight& post_norm, const Scaling& scaling,
                    std::span<const kernels::LowRank> low_rank, const Workspace& w);
 
+// Where a branch that does not end in a product puts its result, float32: added to the stream where
+// `accumulates`, else a matrix that AddBranch then adds.
+struct BranchOut {
+  Matrix y;
+  bool accumulates;
+};
+BranchOut BranchOutput(const Workspace& w);
+void AddBranch(const OpContext& context, const NormWeight& post_norm, const Scaling& scaling,
+               const Workspace& w);
+
 }  // namespace allspark

@@ -16,6 +16,7 @@
 #include "model/decoder_weights.h"
 #include "model/lora.h"
 #include "model/mlp.h"
+#include "model/moe.h"
 #include "model/rope_table.h"
 #include "model/workspace.h"
 #include "ops/norm.h"
@@ -53,7 +54,9 @@ class DecoderImpl final : public Decoder {
         bytes_(BytesOf(parts_.shape, parts_.options, pool->num_threads())),
         lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
         sequences_(static_cast<size_t>(parts_.options.max_tokens)),
-        logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {}
+        logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {
+    expert_tasks_.reserve(MaxExpertTasks(parts_.shape));
+  }
 
   int64_t vocab_size() const override { return parts_.shape.vocab_size; }
   int64_t hidden_size() const override { return parts_.shape.hidden; }
@@ -81,6 +84,7 @@ class DecoderImpl final : public Decoder {
   // Of the step under way; sized for the largest.
   std::vector<SequenceRange> sequences_;
   std::vector<int64_t> logits_tokens_;  // by logits row, the token whose logits it takes
+  std::vector<LinearTask> expert_tasks_;
   OpContext context_;
   Workspace workspace_;  // in the step's arena
   const int32_t* tokens_ = nullptr;
@@ -189,7 +193,11 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
     }
     RunAttention(context_, shape, weights.attention,
                  MakePagedKv(shape, parts_.options.block_size, layer, kv.data), step, w);
-    RunMlp(context_, shape, weights.mlp, layer, lora_, w);
+    if (weights.moe.router.data != nullptr) {
+      RunExperts(context_, shape, weights.moe, layer, lora_, w, expert_tasks_);
+    } else {
+      RunMlp(context_, shape, weights.mlp, layer, lora_, w);
+    }
   }
   Logits(logits_tokens_.data(), batch.num_logits_rows, logits);
 }

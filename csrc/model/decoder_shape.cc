@@ -14,6 +14,8 @@ static_assert(static_cast<int>(kernels::Activation::kSilu) == proto::SILU);
 static_assert(static_cast<int>(kernels::Activation::kGeluTanh) == proto::GELU_TANH);
 static_assert(static_cast<int>(kernels::Activation::kGeluErf) == proto::GELU_ERF);
 static_assert(static_cast<int>(kernels::Activation::kRelu) == proto::RELU);
+static_assert(static_cast<int>(kernels::RouterScore::kSoftmax) == proto::ROUTER_SOFTMAX);
+static_assert(static_cast<int>(kernels::RouterScore::kSigmoid) == proto::ROUTER_SIGMOID);
 
 // float32 holds every position up to here exactly, so angles are position * frequency as written.
 constexpr int64_t kMaxPositions = int64_t{1} << 24;
@@ -42,6 +44,20 @@ Status CheckOption(const char* name, int64_t value, int64_t min, int64_t max) {
 
 // What absent scales of a spec stand for.
 float OneIfZero(float scale) { return scale == 0.0f ? 1.0f : scale; }
+
+RouterParams MakeRouter(const proto::DecoderSpec& spec) {
+  RouterParams router;
+  router.num_experts = spec.num_experts();
+  router.top_k = spec.experts_per_token();
+  router.score = static_cast<kernels::RouterScore>(spec.router_score());
+  router.normalize = spec.normalize_expert_weights();
+  router.scale = OneIfZero(spec.expert_weight_scale());
+  router.groups = std::max<int64_t>(spec.expert_groups(), 1);
+  router.used_groups = std::max<int64_t>(spec.used_expert_groups(), 1);
+  router.has_shared = spec.shared_intermediate_size() > 0;
+  router.shared_gate = spec.shared_gate();
+  return router;
+}
 
 Status Missing(const kernels::KernelTable& table, const std::string& op, DType dtype) {
   return Status::Unimplemented("kernel table '" + std::string(table.name) + "' has no " + op +
@@ -90,6 +106,10 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.learned_positions = spec.learned_positions() ? spec.max_position() : 0;
   shape.embedding_norm = spec.embedding_norm();
   shape.alibi = spec.alibi();
+  shape.router = MakeRouter(spec);
+  shape.dense_layers.assign(spec.dense_layers().begin(), spec.dense_layers().end());
+  shape.expert_intermediate = spec.expert_intermediate_size();
+  shape.shared_intermediate = spec.shared_intermediate_size();
   shape.compute =
       spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat32;
   shape.cache = cache_mode == CacheMode::kQuantI8   ? DType::kInt8
@@ -174,7 +194,7 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
     }
     // A sum of products of bytes stays below 2^31 up to here.
     constexpr int64_t kMaxSumK = 65536;
-    const int64_t deepest = std::max({shape.hidden, shape.intermediate, shape.q_cols()});
+    const int64_t deepest = std::max({shape.hidden, shape.widest_intermediate(), shape.q_cols()});
     if (quant.group_size() == 0 && deepest > kMaxSumK) {
       return Status::Unimplemented("weight_quant of '" + quant.tensor() +
                                    "': int8 activations with one scale per output feature need at "
@@ -210,6 +230,9 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
   if (!shape.norm_before && compute != DType::kFloat32 &&
       table.convert[float_slot][slot] == nullptr) {
     return Missing(table, "convert", compute);
+  }
+  if (shape.has_experts() && (table.route == nullptr || table.combine == nullptr)) {
+    return Missing(table, "route or combine", DType::kFloat32);
   }
   const int cache_slot = static_cast<int>(shape.cache);
   if (table.kv_write[cache_slot] == nullptr) return Missing(table, "kv_write", shape.cache);

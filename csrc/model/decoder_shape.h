@@ -2,13 +2,16 @@
 // once. Plain data.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "allspark/status.h"
 #include "base/dtype.h"
 #include "kernels/kernel_table.h"
 #include "model/decoder.h"
+#include "ops/moe.h"
 #include "ops/scale.h"
 #include "proto/allspark.pb.h"
 
@@ -21,7 +24,7 @@ struct DecoderShape {
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t intermediate = 0;
+  int64_t intermediate = 0;  // 0: every layer has experts
   float norm_eps = 0.0f;
   kernels::Activation activation = kernels::Activation::kSilu;
   bool tie_embeddings = false;
@@ -47,6 +50,10 @@ struct DecoderShape {
   int64_t learned_positions = 0;   // rows of their table; 0: none
   bool embedding_norm = false;
   bool alibi = false;
+  RouterParams router;  // no num_experts: no layer has experts; without a layer's bias
+  std::vector<int64_t> dense_layers;  // ascending; the others have experts, if any has
+  int64_t expert_intermediate = 0;
+  int64_t shared_intermediate = 0;
   DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
   DType cache = DType::kUndefined;    // of keys and values
   bool int8_activations = false;      // before some GEMM or other
@@ -60,6 +67,14 @@ struct DecoderShape {
   // The MLP's first weight.
   const char* up_name() const { return gated_mlp ? "gate_up" : "up"; }
   int64_t up_cols() const { return gated_mlp ? 2 * intermediate : intermediate; }
+  bool has_experts() const { return router.num_experts > 0; }
+  bool layer_has_experts(int64_t layer) const {
+    return has_experts() && !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+  }
+  // Of any MLP.
+  int64_t widest_intermediate() const {
+    return std::max({intermediate, expert_intermediate, shared_intermediate});
+  }
   int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
 };
 

@@ -131,6 +131,26 @@ class Binder {
   const DType compute_;
 };
 
+MoeWeights BindExperts(const Binder& binder, const DecoderShape& shape,
+                       const proto::DecoderSpec& spec, const std::string& prefix) {
+  const int64_t experts = shape.router.num_experts, hidden = shape.hidden;
+  const int64_t inner = shape.expert_intermediate, shared = shape.shared_intermediate;
+  const auto linear = [&](const char* name, int64_t n, int64_t k) {
+    return binder.Linear(prefix + name, n, k, /*has_bias=*/false);
+  };
+  MoeWeights moe;
+  moe.router = linear("router", shape.router.logits(), hidden);
+  if (spec.router_bias()) moe.router_bias = binder.Vector(prefix + "router_bias", experts);
+  moe.gate_up = linear("experts_gate_up", experts * 2 * inner, hidden);
+  moe.down = linear("experts_down", experts * hidden, inner);
+  if (shared > 0) {
+    moe.shared_gate_up = linear("shared_gate_up", 2 * shared, hidden);
+    moe.shared_down = linear("shared_down", hidden, shared);
+  }
+  moe.activation = shape.activation;
+  return moe;
+}
+
 LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
                        const proto::DecoderSpec& spec, int64_t layer) {
   const std::string prefix = "layers." + std::to_string(layer) + ".";
@@ -152,18 +172,42 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   if (spec.layer_window_size() > 0) {
     attention.window = spec.layer_window(static_cast<int>(layer));
   }
+  const NormWeight mlp_norm =
+      shape.shared_norm ? attention.norm : norm("mlp_norm", shape.norm_before);
+  const NormWeight mlp_post_norm = norm("mlp_post_norm", shape.norm_after);
+  if (shape.layer_has_experts(layer)) {
+    weights.moe = BindExperts(binder, shape, spec, prefix);
+    weights.moe.norm = mlp_norm;
+    weights.moe.post_norm = mlp_post_norm;
+    return weights;
+  }
   MlpWeights& mlp = weights.mlp;
-  mlp.norm = shape.shared_norm ? attention.norm : norm("mlp_norm", shape.norm_before);
+  mlp.norm = mlp_norm;
   mlp.gate_up =
       binder.Linear(prefix + shape.up_name(), shape.up_cols(), shape.hidden, spec.mlp_bias());
   mlp.down = binder.Linear(prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
-  mlp.post_norm = norm("mlp_post_norm", shape.norm_after);
+  mlp.post_norm = mlp_post_norm;
   mlp.activation = shape.activation;
   mlp.gated = shape.gated_mlp;
   return weights;
 }
 
 }  // namespace
+
+LinearWeight ExpertWeight(const LinearWeight& all, int64_t experts, int64_t expert) {
+  // Experts have whole panels (weights/experts.h), so each is a weight of its own.
+  LinearWeight one = all;
+  one.n = all.n / experts;
+  const int64_t elements = expert * one.n * one.k;
+  const int64_t bytes =
+      all.dtype == DType::kUInt4 ? elements / 2 : elements * ElementBytes(all.dtype);
+  one.data = static_cast<const unsigned char*>(all.data) + bytes;
+  if (!IsQuantized(all.dtype)) return one;
+  const int64_t groups = expert * one.n * (one.k / all.scales.group_size);
+  one.scales.scale += groups;
+  if (one.scales.zero != nullptr) one.scales.zero += groups;
+  return one;
+}
 
 Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape) {
   AS_RETURN_IF_ERROR(CheckTensors(reader));

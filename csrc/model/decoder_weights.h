@@ -33,9 +33,26 @@ struct MlpWeights {
   bool gated = true;
 };
 
+// A mixture of experts in the place of an MLP.
+struct MoeWeights {
+  NormWeight norm;
+  LinearWeight router;  // rows: experts, the shared expert's gate; data null: the layer has an MLP
+  const float* router_bias = nullptr;  // null: the spec has none
+  LinearWeight gate_up;                // of one expert after the other, rows: gate, up
+  LinearWeight down;                   // of one expert after the other
+  LinearWeight shared_gate_up;         // data null: there is none
+  LinearWeight shared_down;
+  NormWeight post_norm;
+  kernels::Activation activation = kernels::Activation::kSilu;
+};
+
+// Of one of `experts` whose weights lie one after the other in `all`.
+LinearWeight ExpertWeight(const LinearWeight& all, int64_t experts, int64_t expert);
+
 struct LayerWeights {
   AttentionWeights attention;
-  MlpWeights mlp;
+  MlpWeights mlp;  // one of these two
+  MoeWeights moe;
 };
 
 struct DecoderWeights {

@@ -106,13 +106,17 @@ class LoraBuilder {
         return {tensor, &layer.qkv, {q, q + kv, q + 2 * kv}, shape_.hidden, false, {}};
       }
       if (name == "o") return {tensor, &layer.o, {shape_.hidden}, shape_.q_cols(), false, {}};
-      if (name == shape_.up_name()) {
+      // Of experts, the shared one takes adapters.
+      const bool experts = shape_.layer_has_experts(i);
+      const int64_t inner = experts ? shape_.shared_intermediate : shape_.intermediate;
+      if (inner == 0) continue;
+      if (name == (experts ? "shared_gate_up" : shape_.up_name())) {
         // Without a gate, both are the same end.
-        return {tensor,        &layer.gate_up, {shape_.intermediate, shape_.up_cols()},
-                shape_.hidden, false,          {}};
+        const int64_t end = experts ? 2 * inner : shape_.up_cols();
+        return {tensor, &layer.gate_up, {inner, end}, shape_.hidden, false, {}};
       }
-      if (name == "down") {
-        return {tensor, &layer.down, {shape_.hidden}, shape_.intermediate, false, {}};
+      if (name == (experts ? "shared_down" : "down")) {
+        return {tensor, &layer.down, {shape_.hidden}, inner, false, {}};
       }
     }
     return {};

@@ -39,6 +39,35 @@ class Carver {
   int64_t offset_;
 };
 
+// Returns where it ends.
+int64_t CarveExperts(const DecoderShape& shape, int64_t tokens, Carver carver, MoeWorkspace& w) {
+  const RouterParams& router = shape.router;
+  const int64_t pairs = tokens * router.top_k, hidden = shape.hidden;
+  const int64_t inner = shape.expert_intermediate, shared = shape.shared_intermediate;
+  const auto ints = [&](int64_t rows, int64_t cols) {
+    return static_cast<int32_t*>(carver.Take(DType::kInt32, rows, cols).data);
+  };
+  w.logits = carver.Take(DType::kFloat32, tokens, router.logits());
+  w.routing.experts = ints(tokens, router.top_k);
+  w.routing.weights =
+      static_cast<float*>(carver.Take(DType::kFloat32, tokens, router.columns()).data);
+  w.routing.rows = ints(tokens, router.columns());
+  w.routing.tokens = ints(1, pairs);
+  w.routing.begins = ints(1, router.num_experts + 1);
+  w.gathered = carver.TakeActivations(shape.compute, pairs, hidden);
+  w.gated = carver.TakeActivations(shape.compute, pairs, inner);
+  if (shared > 0) w.shared_gated = carver.TakeActivations(shape.compute, tokens, shared);
+  Carver before = carver;
+  w.gate_up = before.Take(DType::kFloat32, pairs, 2 * inner);
+  if (shared > 0) w.shared_gate_up = before.Take(DType::kFloat32, tokens, 2 * shared);
+  if (shape.int8_activations) {
+    w.gated_float = before.Take(DType::kFloat32, pairs, inner);
+    if (shared > 0) w.shared_gated_float = before.Take(DType::kFloat32, tokens, shared);
+  }
+  w.outputs = carver.Take(DType::kFloat32, tokens * router.columns(), hidden);
+  return std::max(before.offset(), carver.offset());
+}
+
 struct Layout {
   Workspace workspace;
   int64_t bytes;
@@ -63,7 +92,7 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
     w.lora.low = shape.compute == DType::kFloat32
                      ? w.lora.sums
                      : common.Take(shape.compute, tokens, lora_columns);
-    const int64_t widest = std::max({shape.hidden, shape.intermediate, shape.q_cols()});
+    const int64_t widest = std::max({shape.hidden, shape.widest_intermediate(), shape.q_cols()});
     if (shape.int8_activations) w.lora.wide = common.Take(shape.compute, tokens, widest);
   }
   Carver attention(base, common.offset());
@@ -75,7 +104,11 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
   Carver mlp(base, common.offset());
   w.gate_up = mlp.Take(DType::kFloat32, tokens, shape.up_cols());
   w.gated = mlp.TakeActivations(shape.compute, tokens, shape.intermediate);
-  return {w, std::max(attention.offset(), mlp.offset())};
+  int64_t end = std::max(attention.offset(), mlp.offset());
+  if (shape.has_experts()) {
+    end = std::max(end, CarveExperts(shape, tokens, Carver(base, common.offset()), w.moe));
+  }
+  return {w, end};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "memory/step_arena.h"
 #include "model/decoder_shape.h"
 #include "ops/lora.h"
+#include "ops/moe.h"
 #include "ops/op_context.h"
 
 namespace allspark {
@@ -19,6 +20,23 @@ struct ActivationBuffer {
   Matrix As(DType dtype) const {
     return {room.data, dtype, room.rows, room.cols, room.ld, room.row_scale, room.row_sums};
   }
+};
+
+// The intermediate matrices of a mixture of experts. Rows of pairs lie as in Routing; the shared
+// expert has one for every token.
+struct MoeWorkspace {
+  Matrix logits;  // [tokens, router.logits()] float32
+  Routing routing;
+  ActivationBuffer gathered;      // [pairs, hidden]
+  ActivationBuffer gated;         // [pairs, expert_intermediate]
+  ActivationBuffer shared_gated;  // [tokens, shared_intermediate]
+  Matrix outputs;                 // [pairs (+ tokens), hidden] float32
+  // What LinearGatedEach may need, and its result where it is then quantised. Gone when outputs are
+  // written, with which they share their bytes.
+  Matrix gate_up;             // [pairs, 2 * expert_intermediate] float32
+  Matrix gated_float;         // [pairs, expert_intermediate] float32
+  Matrix shared_gate_up;      // [tokens, 2 * shared_intermediate] float32
+  Matrix shared_gated_float;  // [tokens, shared_intermediate] float32
 };
 
 struct Workspace {
@@ -34,7 +52,8 @@ struct Workspace {
   ActivationBuffer attended;       // [tokens, q_cols]
   ActivationBuffer attended_int8;  // the same, quantised
   float* scratch = nullptr;
-  // MLP half.
+  // MLP half, of layers with experts and of others.
+  MoeWorkspace moe;
   Matrix gate_up;          // [tokens, up_cols] float32: what LinearGated may need
   ActivationBuffer gated;  // [tokens, intermediate]
 };

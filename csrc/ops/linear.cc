@@ -2,52 +2,32 @@
 
 #include "base/int_math.h"
 #include "ops/gated_act.h"
+#include "ops/linear_args.h"
 #include "ops/op_check.h"
 #include "ops/quantize.h"
 
 namespace allspark {
-namespace {
-
-// Row parts are multiples of this many rows, so that register tiles stay full.
-constexpr int64_t kRowGranule = 32;
-// Rows of a part from which on it is better to cut rows than panels: a thread then finds the rows
-// in its own cache that it made there, and the weights, read once more, come in time.
-constexpr int64_t kLocalRows = 128;
-constexpr int64_t kItemsPerPart = 8;
-// Multiply-adds below which one thread is faster than a parallel region.
-constexpr int64_t kSerialWork = 1 << 16;
-
-struct Range {
-  int64_t begin;
-  int64_t end;
-};
-
-// Part `part` of `parts` of [0, count), in whole granules.
-Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
-  const int64_t granules = CeilDiv(count, granule);
-  return {std::min(count, granules * part / parts * granule),
-          std::min(count, granules * (part + 1) / parts * granule)};
-}
+namespace internal {
 
 void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w) {
-  internal::CheckMatrix("linear", "x", x);
+  CheckMatrix("linear", "x", x);
   AS_CHECK(w.data != nullptr && w.n > 0 && w.k > 0)
       << "linear: the weight is [" << w.n << ", " << w.k << "], data " << w.data;
   AS_CHECK(x.cols == w.k) << "linear: x has " << x.cols << " columns; the weight reads " << w.k;
-  if (w.activation != DType::kUndefined) internal::CheckDType("linear", "x", x.dtype, w.activation);
-  const int64_t group = internal::PackedPerLane(w.dtype);
+  if (w.activation != DType::kUndefined) CheckDType("linear", "x", x.dtype, w.activation);
+  const int64_t group = PackedPerLane(w.dtype);
   AS_CHECK(group > 0 && w.k % group == 0)
       << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed by " << group;
-  if (IsQuantized(w.dtype)) internal::CheckScales("linear", w.scales, w.k);
+  if (IsQuantized(w.dtype)) CheckScales("linear", w.scales, w.k);
   AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr))
       << "linear: x is int8 without scales";
-  AS_CHECK(context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)] != nullptr)
+  AS_CHECK(context.kernels->gemm[Slot(w.dtype)][Slot(x.dtype)] != nullptr)
       << "linear: kernel table '" << context.kernels->name << "' has no gemm for "
       << DTypeName(w.dtype) << " weights and " << DTypeName(x.dtype) << " activations";
 }
 
-void CheckResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
-  internal::CheckMatrix("linear", "y", y);
+void CheckLinearResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
+  CheckMatrix("linear", "y", y);
   AS_CHECK(y.cols == cols) << "linear: y has " << y.cols << " columns; the weight makes " << cols;
   AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
 }
@@ -61,17 +41,59 @@ void CheckLowRank(const LinearWeight& w, std::span<const kernels::LowRank> low_r
   }
 }
 
+kernels::GemmArgs GemmArgsOf(const ConstMatrix& x, const LinearWeight& w, Range rows, Range panels,
+                             std::span<const kernels::LowRank> low_rank) {
+  kernels::GemmArgs args{};
+  args.a = RowAt(x, rows.begin);
+  args.lda = x.ld;
+  args.w = w.data;
+  args.bias = w.bias;
+  args.m = rows.end - rows.begin;
+  args.n = w.n;
+  args.k = w.k;
+  args.panel_begin = panels.begin;
+  args.panel_end = panels.end;
+  args.scale = w.scales.scale;
+  args.zero = w.scales.zero;
+  args.group_size = w.scales.group_size;
+  args.low_rank = low_rank.data();
+  args.num_low_rank = static_cast<int64_t>(low_rank.size());
+  args.first_row = rows.begin;
+  if (x.dtype == DType::kInt8) {
+    args.a_scale = x.row_scale + rows.begin;
+    args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
+  }
+  return args;
+}
+
+}  // namespace internal
+
+namespace {
+
+// Row parts are multiples of this many rows, so that register tiles stay full.
+constexpr int64_t kRowGranule = 32;
+// Rows of a part from which on it is better to cut rows than panels: a thread then finds the rows
+// in its own cache that it made there, and the weights, read once more, come in time.
+constexpr int64_t kLocalRows = 128;
+using internal::Range;
+
+// Part `part` of `parts` of [0, count), in whole granules.
+Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
+  const int64_t granules = CeilDiv(count, granule);
+  return {std::min(count, granules * part / parts * granule),
+          std::min(count, granules * (part + 1) / parts * granule)};
+}
+
 // Calls run(args, row) for the parts of x * w^T that the pool's threads take, `panels` of the
 // weight's panels in all: `args` lacks only where the result goes, `row` is the part's first.
 template <class Run>
 void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                  int64_t panels, std::span<const kernels::LowRank> low_rank, const Run& run) {
-  const bool serial = x.rows * w.n <= kSerialWork / w.k;
+  const bool serial = x.rows * w.n <= internal::kSerialLinearWork / w.k;
   const LinearSplit split =
       serial ? LinearSplit{} : SplitLinear(x.rows, panels, context.pool->num_threads());
-  // Items of a part: enough that a thread which is late gives some away, few that panels still
-  // follow each other.
-  const int64_t items = serial ? 1 : std::min(kItemsPerPart, CeilDiv(panels, split.panel_parts));
+  const int64_t items =
+      serial ? 1 : std::min(internal::kLinearItemsPerThread, CeilDiv(panels, split.panel_parts));
   context.pool->ParallelForItems(
       split.row_parts * split.panel_parts * items, [&](int64_t item, int) {
         const int64_t part = item / items;
@@ -80,26 +102,7 @@ void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWei
         const Range item_panels = PartOf(panels, 1, part % split.panel_parts * items + item % items,
                                          split.panel_parts * items);
         if (rows.begin == rows.end || item_panels.begin == item_panels.end) return;
-        kernels::GemmArgs args{};
-        args.a = internal::RowAt(x, rows.begin);
-        args.lda = x.ld;
-        args.w = w.data;
-        args.bias = w.bias;
-        args.m = rows.end - rows.begin;
-        args.n = w.n;
-        args.k = w.k;
-        args.panel_begin = item_panels.begin;
-        args.panel_end = item_panels.end;
-        args.scale = w.scales.scale;
-        args.zero = w.scales.zero;
-        args.group_size = w.scales.group_size;
-        args.low_rank = low_rank.data();
-        args.num_low_rank = static_cast<int64_t>(low_rank.size());
-        args.first_row = rows.begin;
-        if (x.dtype == DType::kInt8) {
-          args.a_scale = x.row_scale + rows.begin;
-          args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
-        }
+        kernels::GemmArgs args = internal::GemmArgsOf(x, w, rows, item_panels, low_rank);
         run(args, rows.begin);
       });
 }
@@ -108,10 +111,10 @@ void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWei
 void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                   kernels::Activation activation, bool gated, const Matrix& scratch,
                   const Matrix& y, std::span<const kernels::LowRank> low_rank) {
-  CheckLinear(context, x, w);
-  CheckResult(x, y, gated ? w.n / 2 : w.n);
-  CheckResult(x, scratch, w.n);
-  CheckLowRank(w, low_rank);
+  internal::CheckLinear(context, x, w);
+  internal::CheckLinearResult(x, y, gated ? w.n / 2 : w.n);
+  internal::CheckLinearResult(x, scratch, w.n);
+  internal::CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "scratch", scratch.dtype, DType::kFloat32);
   const auto kernel = context.kernels->gemm_gated[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
   if (kernel == nullptr || (gated && w.n % (2 * kernels::kPanelColumns) != 0)) {
@@ -154,9 +157,9 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
 
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y, std::span<const kernels::LowRank> low_rank) {
-  CheckLinear(context, x, w);
-  CheckResult(x, y, w.n);
-  CheckLowRank(w, low_rank);
+  internal::CheckLinear(context, x, w);
+  internal::CheckLinearResult(x, y, w.n);
+  internal::CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
   if (x.rows == 0) return;
   const auto gemm = context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)];

@@ -9,6 +9,22 @@
 namespace allspark {
 namespace {
 
+void DescribeExperts(const proto::DecoderSpec& spec, std::ostream& out) {
+  if (spec.num_experts() == 0) return;
+  out << "num_experts: " << spec.num_experts()
+      << "\nexperts_per_token: " << spec.experts_per_token()
+      << "\nexpert_intermediate_size: " << spec.expert_intermediate_size()
+      << "\nshared_intermediate_size: " << spec.shared_intermediate_size()
+      << "\nshared_gate: " << spec.shared_gate()
+      << "\ndense_layers: " << weights::ShapeString(spec.dense_layers())
+      << "\nrouter_score: " << proto::RouterScore_Name(spec.router_score())
+      << "\nrouter_bias: " << spec.router_bias()
+      << "\nnormalize_expert_weights: " << spec.normalize_expert_weights()
+      << "\nexpert_weight_scale: " << spec.expert_weight_scale()
+      << "\nexpert_groups: " << spec.expert_groups()
+      << "\nused_expert_groups: " << spec.used_expert_groups() << "\n";
+}
+
 void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
   out << "architecture: " << spec.architecture() << "\nvocab_size: " << spec.vocab_size()
       << "\nhidden_size: " << spec.hidden_size() << "\nnum_layers: " << spec.num_layers()
@@ -37,6 +53,7 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
       << "\nalibi: " << spec.alibi()
       << "\nlayer_window: " << weights::ShapeString(spec.layer_window())
       << "\ncompute_type: " << proto::ComputeType_Name(spec.compute_type()) << "\n";
+  DescribeExperts(spec, out);
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
     out << "weight_quant " << quant.tensor() << ": bits " << quant.bits() << " group_size "
         << quant.group_size() << (quant.asymmetric() ? " asymmetric" : " symmetric")

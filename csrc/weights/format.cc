@@ -42,7 +42,7 @@ uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
                         spec.window_rope() || spec.norm_kind() != proto::RMS_NORM ||
                         spec.norm_bias() || spec.ungated_mlp() || spec.parallel_residual() ||
                         spec.shared_norm() || spec.learned_positions() || spec.lm_head_bias() ||
-                        spec.embedding_norm() || spec.alibi();
+                        spec.embedding_norm() || spec.alibi() || spec.num_experts() != 0;
   if (version3) return 3;
   return spec.weight_quant_size() > 0 ? 2 : 1;
 }

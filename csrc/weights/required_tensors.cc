@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "weights/experts.h"
 #include "weights/format.h"
 #include "weights/model_reader.h"
 
@@ -43,7 +44,9 @@ Status CheckSizes(const proto::DecoderSpec& spec) {
   AS_RETURN_IF_ERROR(CheckInt("num_heads", spec.num_heads(), 1, kMaxHeads));
   AS_RETURN_IF_ERROR(CheckInt("num_kv_heads", spec.num_kv_heads(), 1, kMaxHeads));
   AS_RETURN_IF_ERROR(CheckInt("head_dim", spec.head_dim(), 1, kMaxHeadDim));
-  AS_RETURN_IF_ERROR(CheckInt("intermediate_size", spec.intermediate_size(), 1, kMaxIntermediate));
+  // CheckExperts knows where there must be none.
+  AS_RETURN_IF_ERROR(CheckInt("intermediate_size", spec.intermediate_size(),
+                              spec.num_experts() == 0 ? 1 : 0, kMaxIntermediate));
   AS_RETURN_IF_ERROR(CheckInt("max_position", spec.max_position(), 1, kMaxPosition));
   AS_RETURN_IF_ERROR(
       CheckInt("num_heads * head_dim", spec.num_heads() * spec.head_dim(), 1, kMaxIntermediate));
@@ -203,6 +206,10 @@ class ListBuilder {
   ListBuilder(DType compute, QuantMap quants) : compute_(compute), quants_(std::move(quants)) {}
 
   void Gemm(const std::string& name, int64_t n, int64_t k) { Matrix(name, proto::PANEL64, n, k); }
+  // Never quantised.
+  void Router(const std::string& name, int64_t n, int64_t k) {
+    list_.push_back({name, compute_, proto::PANEL64, {n, k}});
+  }
   void Table(const std::string& name, int64_t rows, int64_t cols) {
     Matrix(name, proto::ROW_MAJOR, rows, cols);
   }
@@ -255,12 +262,35 @@ class ListBuilder {
   Status status_;
 };
 
+void AddDenseMlp(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
+  const int64_t hidden = spec.hidden_size(), inner = spec.intermediate_size();
+  const std::string up = prefix + (spec.ungated_mlp() ? "up" : "gate_up");
+  const int64_t up_size = spec.ungated_mlp() ? inner : 2 * inner;
+  list.Gemm(up, up_size, hidden);
+  if (spec.mlp_bias()) list.Vector(up + "_bias", up_size);
+  list.Gemm(prefix + "down", hidden, inner);
+  if (spec.mlp_bias()) list.Vector(prefix + "down_bias", hidden);
+}
+
+// The experts' matrices lie one after the other in tensors that are quantised alike: a layer is a
+// few records, however many experts it has.
+void AddExperts(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
+  const int64_t hidden = spec.hidden_size(), experts = spec.num_experts();
+  const int64_t inner = spec.expert_intermediate_size(), shared = spec.shared_intermediate_size();
+  list.Router(prefix + "router", weights::RouterRows(spec), hidden);
+  if (spec.router_bias()) list.Vector(prefix + "router_bias", experts);
+  list.Gemm(prefix + "experts_gate_up", experts * 2 * inner, hidden);
+  list.Gemm(prefix + "experts_down", experts * hidden, inner);
+  if (shared == 0) return;
+  list.Gemm(prefix + "shared_gate_up", 2 * shared, hidden);
+  list.Gemm(prefix + "shared_down", hidden, shared);
+}
+
 void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) {
   const std::string prefix = "layers." + std::to_string(layer) + ".";
   const int64_t hidden = spec.hidden_size();
   const int64_t q_size = spec.num_heads() * spec.head_dim();
   const int64_t qkv_size = q_size + 2 * spec.num_kv_heads() * spec.head_dim();
-  const int64_t inner = spec.intermediate_size();
   const bool before = spec.norm_placement() != proto::NORM_AFTER;
   const bool after = spec.norm_placement() != proto::NORM_BEFORE;
   if (before) list.Norm(spec, prefix + "attention_norm");
@@ -275,12 +305,11 @@ void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) 
   if (spec.o_bias()) list.Vector(prefix + "o_bias", hidden);
   if (after) list.Norm(spec, prefix + "attention_post_norm");
   if (before && !spec.shared_norm()) list.Norm(spec, prefix + "mlp_norm");
-  const std::string up = prefix + (spec.ungated_mlp() ? "up" : "gate_up");
-  const int64_t up_size = spec.ungated_mlp() ? inner : 2 * inner;
-  list.Gemm(up, up_size, hidden);
-  if (spec.mlp_bias()) list.Vector(up + "_bias", up_size);
-  list.Gemm(prefix + "down", hidden, inner);
-  if (spec.mlp_bias()) list.Vector(prefix + "down_bias", hidden);
+  if (weights::HasExperts(spec, layer)) {
+    AddExperts(spec, prefix, list);
+  } else {
+    AddDenseMlp(spec, prefix, list);
+  }
   if (after) list.Norm(spec, prefix + "mlp_post_norm");
 }
 
@@ -290,6 +319,7 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   AS_RETURN_IF_ERROR(CheckSizes(spec));
   AS_RETURN_IF_ERROR(CheckRopeAndWindows(spec));
   AS_RETURN_IF_ERROR(CheckFloatsAndEnums(spec));
+  AS_RETURN_IF_ERROR(weights::CheckExperts(spec, kMaxIntermediate));
   AS_RETURN_IF_ERROR(CheckGemmDepths(spec));
   Result<QuantMap> quants = IndexQuants(spec);
   if (!quants.ok()) return quants.status();

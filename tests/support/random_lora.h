@@ -35,9 +35,9 @@ class RandomLora final : public LoraFile {
     pairs_.push_back(pair);
     return *this;
   }
-  // Every module of every layer, with ranks that differ, embedding and head.
+  // Every module of every layer that takes adapters, with ranks that differ, embedding and head.
   RandomLora& AddAll(const proto::DecoderSpec& spec, int64_t rank) {
-    const int64_t hidden = spec.hidden_size(), inner = spec.intermediate_size();
+    const int64_t hidden = spec.hidden_size();
     const int64_t q = spec.num_heads() * spec.head_dim();
     const int64_t kv = spec.num_kv_heads() * spec.head_dim();
     for (int64_t i = 0; i < spec.num_layers(); ++i) {
@@ -46,13 +46,19 @@ class RandomLora final : public LoraFile {
       Add(layer + "qkv", q, kv, hidden, 1);
       Add(layer + "qkv", q + kv, kv, hidden, rank);
       Add(layer + "o", 0, hidden, q, rank);
+      const auto& dense = spec.dense_layers();
+      const bool experts =
+          spec.num_experts() > 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
+      const std::string mlp = layer + (experts ? "shared_" : "");
+      const int64_t inner = experts ? spec.shared_intermediate_size() : spec.intermediate_size();
+      if (inner == 0) continue;
       if (spec.ungated_mlp()) {
-        Add(layer + "up", 0, inner, hidden, rank);
+        Add(mlp + "up", 0, inner, hidden, rank);
       } else {
-        Add(layer + "gate_up", 0, inner, hidden, 3);
-        Add(layer + "gate_up", inner, inner, hidden, rank);
+        Add(mlp + "gate_up", 0, inner, hidden, 3);
+        Add(mlp + "gate_up", inner, inner, hidden, rank);
       }
-      Add(layer + "down", 0, hidden, inner, rank);
+      Add(mlp + "down", 0, hidden, inner, rank);
     }
     Add("embedding", 0, hidden, spec.vocab_size(), rank);
     return Add("lm_head", 0, spec.vocab_size(), hidden, rank);

@@ -79,6 +79,16 @@ proto::DecoderSpec BaseSpec(const char* architecture, proto::ComputeType compute
   return spec;
 }
 
+void Quantize(proto::DecoderSpec& spec, const char* tensor, int bits, int64_t group_size,
+              bool asymmetric, bool activations) {
+  proto::WeightQuant* quant = spec.add_weight_quant();
+  quant->set_tensor(tensor);
+  quant->set_bits(bits);
+  quant->set_group_size(group_size);
+  quant->set_asymmetric(asymmetric);
+  quant->set_quantize_activations(activations);
+}
+
 }  // namespace
 
 proto::DecoderSpec TinyLlamaSpec(proto::ComputeType compute) {
@@ -139,23 +149,14 @@ proto::DecoderSpec TinyQuantizedSpec(proto::ComputeType compute) {
   proto::DecoderSpec spec = BaseSpec("QuantizedForCausalLM", compute);
   spec.set_tie_embeddings(true);
   spec.set_qkv_bias(true);
-  const auto quantize = [&spec](const char* tensor, int bits, int64_t group_size, bool asymmetric,
-                                bool activations) {
-    proto::WeightQuant* quant = spec.add_weight_quant();
-    quant->set_tensor(tensor);
-    quant->set_bits(bits);
-    quant->set_group_size(group_size);
-    quant->set_asymmetric(asymmetric);
-    quant->set_quantize_activations(activations);
-  };
-  quantize("embedding", 8, 0, false, true);
-  quantize("layers.0.qkv", 8, 0, false, true);
-  quantize("layers.0.o", 4, 32, true, true);
-  quantize("layers.0.gate_up", 8, 32, true, true);
-  quantize("layers.0.down", 4, 0, false, true);
-  quantize("layers.1.qkv", 4, 64, true, false);
-  quantize("layers.1.o", 8, 32, false, false);
-  quantize("layers.1.gate_up", 4, 32, false, true);
+  Quantize(spec, "embedding", 8, 0, false, true);
+  Quantize(spec, "layers.0.qkv", 8, 0, false, true);
+  Quantize(spec, "layers.0.o", 4, 32, true, true);
+  Quantize(spec, "layers.0.gate_up", 8, 32, true, true);
+  Quantize(spec, "layers.0.down", 4, 0, false, true);
+  Quantize(spec, "layers.1.qkv", 4, 64, true, false);
+  Quantize(spec, "layers.1.o", 8, 32, false, false);
+  Quantize(spec, "layers.1.gate_up", 4, 32, false, true);
   return spec;  // layers.1.down is not quantised
 }
 
@@ -235,11 +236,57 @@ proto::DecoderSpec TinyAlibiSpec(proto::ComputeType compute) {
   return spec;
 }
 
+proto::DecoderSpec TinyMixtralSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("MixtralForCausalLM", compute);
+  spec.set_intermediate_size(0);
+  spec.set_num_experts(8);
+  spec.set_experts_per_token(2);
+  spec.set_expert_intermediate_size(64);
+  spec.set_normalize_expert_weights(true);
+  return spec;
+}
+
+proto::DecoderSpec TinyDeepseekSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("DeepseekForCausalLM", compute);
+  spec.add_dense_layers(0);
+  spec.set_num_experts(12);
+  spec.set_experts_per_token(3);
+  spec.set_expert_intermediate_size(64);
+  spec.set_shared_intermediate_size(128);
+  spec.set_router_score(proto::ROUTER_SIGMOID);
+  spec.set_router_bias(true);
+  spec.set_normalize_expert_weights(true);
+  spec.set_expert_weight_scale(1.5f);
+  spec.set_expert_groups(4);
+  spec.set_used_expert_groups(2);
+  return spec;
+}
+
+proto::DecoderSpec TinyQuantizedMoeSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("QuantizedMoeForCausalLM", compute);
+  spec.set_norm_placement(proto::NORM_AROUND);
+  spec.set_intermediate_size(0);
+  spec.set_num_experts(5);
+  spec.set_experts_per_token(2);
+  spec.set_expert_intermediate_size(128);
+  spec.set_shared_intermediate_size(64);
+  spec.set_shared_gate(true);
+  Quantize(spec, "layers.0.experts_gate_up", 8, 32, true, true);
+  Quantize(spec, "layers.0.experts_down", 4, 0, false, true);
+  Quantize(spec, "layers.0.shared_gate_up", 4, 32, false, false);
+  Quantize(spec, "layers.1.experts_gate_up", 4, 32, true, false);
+  Quantize(spec, "layers.1.experts_down", 8, 0, false, false);
+  Quantize(spec, "layers.1.shared_gate_up", 8, 0, false, true);
+  Quantize(spec, "layers.1.shared_down", 8, 64, true, true);
+  return spec;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
   return {TinyLlamaSpec(compute),   TinyQwen2Spec(compute), TinyQwen3Spec(compute),
           TinyMistralSpec(compute), TinyOddSpec(compute),   TinyQuantizedSpec(compute),
           TinyGemmaSpec(compute),   TinyOlmoSpec(compute),  TinyNeoxSpec(compute),
-          TinyGpt2Spec(compute),    TinyAlibiSpec(compute)};
+          TinyGpt2Spec(compute),    TinyAlibiSpec(compute),  TinyMixtralSpec(compute),
+          TinyDeepseekSpec(compute), TinyQuantizedMoeSpec(compute)};
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {
@@ -305,7 +352,7 @@ namespace {
 // Whether the tensor is what a layer from silent_from on adds by.
 bool IsSilent(const std::string& name, int64_t silent_from) {
   const std::string prefix = "layers.";
-  if (!name.starts_with(prefix) || !(EndsWith(name, ".o") || EndsWith(name, ".down"))) return false;
+  if (!name.starts_with(prefix) || !(EndsWith(name, ".o") || EndsWith(name, "down"))) return false;
   return std::stoll(name.substr(prefix.size())) >= silent_from;
 }
 

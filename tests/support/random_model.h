@@ -40,6 +40,12 @@ proto::DecoderSpec TinyGpt2Spec(proto::ComputeType compute = proto::COMPUTE_FLOA
 // ALiBi over heads that are no power of two, LayerNorm without biases, one for attention and MLP,
 // one after the embedding, a window.
 proto::DecoderSpec TinyAlibiSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// Experts in every layer, two of eight, whose weights sum to one.
+proto::DecoderSpec TinyMixtralSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// A dense layer first, then experts: sigmoids with a bias, groups, a scale, and a shared expert.
+proto::DecoderSpec TinyDeepseekSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// A shared expert with a gate, weights of 8 and 4 bits, each layer in its own way; norms around.
+proto::DecoderSpec TinyQuantizedMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
 // Weights of 8 and 4 bits, with and without zero points and groups, each layer in its own way, some
 // with int8 activations and some without; the tied embedding too.

@@ -5,6 +5,7 @@
 #include "kernels/cpu/cache.inl"
 #include "kernels/cpu/cache_quantized.inl"
 #include "kernels/cpu/gemm.inl"
+#include "kernels/cpu/moe.inl"
 #include "kernels/cpu/quantized.inl"
 #include "kernels/cpu/rowwise.inl"
 #include "kernels/kernel_slots.h"
@@ -50,6 +51,8 @@ AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
       Convert<float, uint16_t>;
   table.quantize = Quantize;
   table.scale = Scale;
+  table.route = Route;
+  table.combine = Combine;
   table.rope = Rope;
   table.argmax = ArgMax;
   table.sum_exp = SumExp;

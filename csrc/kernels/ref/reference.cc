@@ -6,6 +6,7 @@
 
 #include "kernels/kernel_slots.h"
 #include "kernels/ref/attention.h"
+#include "kernels/ref/moe.h"
 #include "kernels/ref/quantized.h"
 #include "kernels/ref/scalars.h"
 
@@ -221,6 +222,7 @@ void FillReference(KernelTable& table) noexcept {
   FillType<BFloat16>(table, DType::kBFloat16);
   FillAttentionReference(table);
   FillQuantizedReference(table);
+  FillMoeReference(table);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
       Convert<float, BFloat16>;
   table.scale = Scale;

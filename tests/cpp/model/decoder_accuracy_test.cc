@@ -83,7 +83,7 @@ std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   return specs[static_cast<size_t>(info.param)].architecture();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 11), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 14), SpecName);
 
 // The bound must be tight enough to see the mistakes that are easy to make.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
@@ -118,6 +118,12 @@ TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
        testing::TinyNeoxSpec},
       {"learned positions", [](proto::DecoderSpec& s) { s.set_learned_positions(false); },
        testing::TinyGpt2Spec},
+      {"normalized experts", [](proto::DecoderSpec& s) { s.set_normalize_expert_weights(false); },
+       testing::TinyMixtralSpec},
+      {"expert scale", [](proto::DecoderSpec& s) { s.set_expert_weight_scale(1.501f); },
+       testing::TinyDeepseekSpec},
+      {"groups", [](proto::DecoderSpec& s) { s.set_used_expert_groups(3); },
+       testing::TinyDeepseekSpec},
   };
   HarnessOptions options;
   options.table = kernels::DefaultTable();

@@ -213,7 +213,7 @@ std::string BitsName(
 
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderBitsTest,
-    ::testing::Combine(::testing::Range(0, 11),
+    ::testing::Combine(::testing::Range(0, 14),
                        ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
                        ::testing::Range(0, static_cast<int>(testing::TestTables().size())),
                        ::testing::Values(CacheMode::kDefault)),

@@ -121,6 +121,10 @@ TEST_F(DecoderCreateTest, MissingKernelsNameOpAndDType) {
   table_.layer_norm[f32] = nullptr;
   ExpectRefused(Create(*gpt2), StatusCode::kUnimplemented, "no layer_norm for float32");
   table_ = *kernels::FindTable("reference");
+  table_.combine = nullptr;
+  const auto mixtral = OpenRandomModel(testing::TinyMixtralSpec(), 1);
+  ExpectRefused(Create(*mixtral), StatusCode::kUnimplemented, "no route or combine for float32");
+  table_ = *kernels::FindTable("reference");
   table_.scale = nullptr;
   // What a spec does not use may be missing.
   table_.rope = nullptr;

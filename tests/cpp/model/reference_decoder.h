@@ -68,7 +68,11 @@ class ReferenceDecoder {
       const std::string prefix = "layers." + std::to_string(layer) + ".";
       const Rows before = x;
       Attention(prefix, spec_.layer_window_size() > 0 ? spec_.layer_window(int(layer)) : 0, x);
-      Mlp(prefix, spec_.parallel_residual() ? before : x, x);
+      if (weights_.count(prefix + "router") > 0) {
+        Experts(prefix, x);
+      } else {
+        Mlp(prefix, spec_.parallel_residual() ? before : x, x);
+      }
     }
     Rows logits;
     for (const Row& row : x) {
@@ -205,17 +209,19 @@ class ReferenceDecoder {
 
   // out = x w^T (+ bias), accumulated in float32 in ascending order. `module`: what adapters call
   // it; empty: `name`.
-  Row Gemm(const std::string& name, const std::string& bias, Row x,
-           const std::string& module = "") const {
+  // `expert`: of so many whose weights lie one after the other.
+  Row Gemm(const std::string& name, const std::string& bias, Row x, const std::string& module = "",
+           int64_t expert = 0, int64_t experts = 1) const {
     const proto::WeightQuant* quant = QuantOf(spec_, name);
     if (quant != nullptr && quant->quantize_activations()) QuantizeRow(x);
     const std::vector<float>& w = weights_.at(name);
     const size_t k_total = x.size();
-    Row y(w.size() / k_total);
+    Row y(w.size() / k_total / static_cast<size_t>(experts));
+    const size_t first = static_cast<size_t>(expert) * y.size();
     for (size_t n = 0; n < y.size(); ++n) {
       Num sum;
       for (size_t k = 0; k < k_total; ++k) {
-        AddProduct(static_cast<double>(w[n * k_total + k]), x[k], sum);
+        AddProduct(static_cast<double>(w[(first + n) * k_total + k]), x[k], sum);
       }
       if (!bias.empty()) {
         sum.v += static_cast<double>(weights_.at(bias)[n]);
@@ -400,28 +406,192 @@ class ReferenceDecoder {
     }
   }
 
+  Row Gated(const Row& gate_up, bool has_gate = true) const {
+    const size_t inner = has_gate ? gate_up.size() / 2 : gate_up.size();
+    Row gated(inner);
+    for (size_t i = 0; i < inner; ++i) {
+      const Num gate = gate_up[i], up = has_gate ? gate_up[inner + i] : Num{1, 0};
+      const double act = Activate(gate.v);
+      const double slope = (Activate(gate.v + 1e-5) - Activate(gate.v - 1e-5)) / 2e-5;
+      // The activations' exponentials and polynomials: a few units of the input's size.
+      const double act_error = 16 * Square(kFloatUnit * gate.v);
+      gated[i] = {act * up.v,
+                  Square(slope * up.v) * gate.e + Square(act) * up.e + Square(up.v) * act_error};
+      gated[i] = Rounded(gated[i], compute_unit_);
+    }
+    return gated;
+  }
+
   // Reads the rows of `from`, adds to those of `x`.
   void Mlp(const std::string& prefix, const Rows& from, Rows& x) const {
-    const size_t inner = static_cast<size_t>(spec_.intermediate_size());
     const std::string name = prefix + (spec_.ungated_mlp() ? "up" : "gate_up");
     const std::string norm = prefix + (spec_.shared_norm() ? "attention_norm" : "mlp_norm");
     for (size_t t = 0; t < x.size(); ++t) {
-      const Row gate_up =
-          Gemm(name, spec_.mlp_bias() ? name + "_bias" : "", ReadResidual(from[t], norm));
-      Row gated(inner);
-      for (size_t i = 0; i < inner; ++i) {
-        const Num gate = gate_up[i], up = spec_.ungated_mlp() ? Num{1, 0} : gate_up[inner + i];
-        const double act = Activate(gate.v);
-        const double slope = (Activate(gate.v + 1e-5) - Activate(gate.v - 1e-5)) / 2e-5;
-        // The activations' exponentials and polynomials: a few units of the input's size.
-        const double act_error = 16 * Square(kFloatUnit * gate.v);
-        gated[i] = {act * up.v,
-                    Square(slope * up.v) * gate.e + Square(act) * up.e + Square(up.v) * act_error};
-        gated[i] = Rounded(gated[i], compute_unit_);
-      }
+      const Row gated = Gated(
+          Gemm(name, spec_.mlp_bias() ? name + "_bias" : "", ReadResidual(from[t], norm)),
+          !spec_.ungated_mlp());
       AddToResidual(Gemm(prefix + "down", spec_.mlp_bias() ? prefix + "down_bias" : "", gated),
                     prefix + "mlp_post_norm", x[t]);
     }
+  }
+
+  static Num Sigmoid(Num x) {
+    const double s = 1 / (1 + std::exp(-x.v));
+    return {s, Square(s * (1 - s)) * x.e + 16 * Square(kFloatUnit * s) * (1 + Square(x.v))};
+  }
+
+  // A router's scores, of which those of one token hang together: an error of one logit moves all
+  // softmaxes. That is kept for the weights' sum only to first order.
+  Row Scores(const Row& logits) const {
+    const auto experts = static_cast<size_t>(spec_.num_experts());
+    Row scores(experts);
+    double highest = logits[0].v, sum = 0;
+    for (size_t i = 0; i < experts; ++i) highest = std::max(highest, logits[i].v);
+    for (size_t i = 0; i < experts; ++i) sum += std::exp(logits[i].v - highest);
+    for (size_t i = 0; i < experts; ++i) {
+      if (spec_.router_score() == proto::ROUTER_SIGMOID) {
+        scores[i] = Sigmoid(logits[i]);
+        continue;
+      }
+      const double s = std::exp(logits[i].v - highest) / sum;
+      double relative = 0;
+      for (size_t j = 0; j < experts; ++j) {
+        const double share = std::exp(logits[j].v - highest) / sum;
+        relative += Square((i == j ? 1 : 0) - share) * logits[j].e;
+      }
+      const double rounding = 32 * Square(kFloatUnit) * (1 + Square(logits[i].v) + Square(highest));
+      scores[i] = {s, s * s * (relative + rounding)};
+    }
+    return scores;
+  }
+
+  // The experts that are looked at, by the values that they are chosen by.
+  std::vector<size_t> Candidates(const Row& choice) const {
+    const auto experts = choice.size();
+    const auto groups = static_cast<size_t>(std::max<int64_t>(spec_.expert_groups(), 1));
+    const size_t size = experts / groups;
+    std::vector<std::pair<double, size_t>> best;
+    for (size_t g = 0; g < groups; ++g) {
+      std::vector<double> values;
+      for (size_t i = g * size; i < (g + 1) * size; ++i) values.push_back(-choice[i].v);
+      std::sort(values.begin(), values.end());
+      const bool two = spec_.router_score() == proto::ROUTER_SIGMOID && size > 1;
+      best.emplace_back(two ? values[0] + values[1] : values[0], g);
+    }
+    std::sort(best.begin(), best.end());
+    best.resize(static_cast<size_t>(std::max<int64_t>(spec_.used_expert_groups(), 1)));
+    std::vector<size_t> candidates;
+    for (const auto& [quality, g] : best) {
+      for (size_t i = g * size; i < (g + 1) * size; ++i) candidates.push_back(i);
+    }
+    return candidates;
+  }
+
+  Row ExpertMlp(const std::string& gate_up, const std::string& down, const Row& x,
+                int64_t expert = 0, int64_t experts = 1) const {
+    return Gemm(down, "", Gated(Gemm(gate_up, "", x, "", expert, experts)), "", expert, experts);
+  }
+
+  void Experts(const std::string& prefix, Rows& x) const {
+    const int64_t experts = spec_.num_experts();
+    const auto top_k = static_cast<size_t>(spec_.experts_per_token());
+    for (Row& row : x) {
+      const Row normed = ReadResidual(row, prefix + "mlp_norm");
+      const Row logits = Gemm(prefix + "router", "", normed);
+      const Row scores = Scores(logits);
+      const bool by_logits = spec_.router_score() == proto::ROUTER_SOFTMAX && !spec_.router_bias();
+      Row choice = by_logits ? Row(logits.begin(), logits.begin() + experts) : scores;
+      if (spec_.router_bias()) {
+        const std::vector<float>& bias = weights_.at(prefix + "router_bias");
+        for (size_t i = 0; i < choice.size(); ++i) {
+          choice[i] =
+              Rounded({choice[i].v + static_cast<double>(bias[i]), choice[i].e}, kFloatUnit);
+        }
+      }
+      std::vector<size_t> order = Candidates(choice);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](size_t a, size_t b) { return choice[a].v > choice[b].v; });
+      double sum = 0, sum_error = 0;
+      for (size_t j = 0; j < top_k; ++j) sum += scores[order[j]].v, sum_error += scores[order[j]].e;
+      Row branch(row.size());
+      const auto weight_of = [&](size_t expert) {
+        Num weight = scores[expert];
+        if (spec_.normalize_expert_weights()) {
+          weight.e = weight.e / Square(sum) + Square(weight.v / Square(sum)) * sum_error;
+          weight.v /= sum;
+        }
+        const double scale = spec_.expert_weight_scale() == 0
+                                 ? 1.0
+                                 : static_cast<double>(spec_.expert_weight_scale());
+        return Rounded({weight.v * scale, weight.e * scale * scale}, 2 * kFloatUnit);
+      };
+      const auto add = [&](Num weight, const Row& y) {
+        for (size_t i = 0; i < y.size(); ++i) {
+          branch[i].v += weight.v * y[i].v;
+          branch[i].e += Square(weight.v) * y[i].e + Square(y[i].v) * weight.e +
+                         Square(kFloatUnit) * (Square(branch[i].v) + Square(weight.v * y[i].v));
+        }
+      };
+      const auto mlp = [&](size_t expert) {
+        return ExpertMlp(prefix + "experts_gate_up", prefix + "experts_down", normed,
+                         static_cast<int64_t>(expert), experts);
+      };
+      for (size_t j = 0; j < top_k; ++j) add(weight_of(order[j]), mlp(order[j]));
+      AddDoubt(choice, order, top_k, mlp, weight_of, branch);
+      if (spec_.shared_intermediate_size() > 0) {
+        const Num gate =
+            spec_.shared_gate() ? Sigmoid(logits[static_cast<size_t>(experts)]) : Num{1, 0};
+        add(gate, ExpertMlp(prefix + "shared_gate_up", prefix + "shared_down", normed));
+      }
+      AddToResidual(branch, prefix + "mlp_post_norm", row);
+    }
+  }
+
+  // Where rounding may have chosen another expert, or other groups, the error is as large as what
+  // that changes.
+  template <class MlpOf, class WeightOf>
+  void AddDoubt(const Row& choice, const std::vector<size_t>& order, size_t top_k, const MlpOf& mlp,
+                const WeightOf& weight_of, Row& branch) const {
+    constexpr double kSure = 8;  // deviations
+    const size_t last = order[top_k - 1];
+    for (size_t i = 0; i < choice.size(); ++i) {
+      const auto taken = order.begin() + static_cast<std::ptrdiff_t>(top_k);
+      if (std::find(order.begin(), taken, i) != taken) continue;
+      const bool other_group = std::find(taken, order.end(), i) == order.end();
+      const double gap = choice[last].v - choice[i].v;
+      const double sigma = std::sqrt(choice[last].e + choice[i].e);
+      if (gap > kSure * sigma && !other_group) continue;
+      if (other_group && SureOfGroups(choice, order, kSure)) continue;
+      const Row ours = mlp(last), theirs = mlp(i);
+      const double weight = weight_of(last).v;
+      for (size_t c = 0; c < branch.size(); ++c) {
+        branch[c].e += Square(weight * (std::abs(ours[c].v) + std::abs(theirs[c].v)));
+      }
+    }
+  }
+
+  // Whether no rounding makes another group one of the best.
+  bool SureOfGroups(const Row& choice, const std::vector<size_t>& order, double deviations) const {
+    const size_t size = choice.size() / static_cast<size_t>(spec_.expert_groups());
+    double worst = 1e300, best = -1e300, error = 0;
+    for (size_t g = 0; g < choice.size() / size; ++g) {
+      std::vector<double> values;
+      double spread = 0;
+      for (size_t i = g * size; i < (g + 1) * size; ++i) {
+        values.push_back(-choice[i].v);
+        spread = std::max(spread, choice[i].e);
+      }
+      std::sort(values.begin(), values.end());
+      const bool two = spec_.router_score() == proto::ROUTER_SIGMOID && size > 1;
+      const double quality = two ? -values[0] - values[1] : -values[0];
+      error = std::max(error, 2 * spread);
+      if (std::find(order.begin(), order.end(), g * size) != order.end()) {
+        worst = std::min(worst, quality);
+      } else {
+        best = std::max(best, quality);
+      }
+    }
+    return worst - best > deviations * std::sqrt(2 * error);
   }
 
   static void Add(const Row& branch, Row& x) {

@@ -192,6 +192,91 @@ TEST(RequiredTensors, RefusesInconsistentSpecsByFieldValueAndBound) {
   }
 }
 
+// Two layers, the first of them dense.
+proto::DecoderSpec ExpertSpec() {
+  proto::DecoderSpec spec = OddSpec(proto::COMPUTE_BFLOAT16);
+  spec.set_mlp_bias(false);
+  spec.set_hidden_size(128);
+  spec.set_num_experts(6);
+  spec.set_experts_per_token(2);
+  spec.set_expert_intermediate_size(64);
+  spec.add_dense_layers(0);
+  return spec;
+}
+
+TEST(RequiredTensors, Experts) {
+  proto::DecoderSpec spec = ExpertSpec();
+  auto list = Required(spec);
+  const auto bf16 = DType::kBFloat16;
+  ExpectTensor(list, "layers.0.gate_up", bf16, proto::PANEL64, {140, 128});
+  ExpectTensor(list, "layers.1.router", bf16, proto::PANEL64, {6, 128});
+  ExpectTensor(list, "layers.1.experts_gate_up", bf16, proto::PANEL64, {6 * 128, 128});
+  ExpectTensor(list, "layers.1.experts_down", bf16, proto::PANEL64, {6 * 128, 64});
+  for (const char* name : {"layers.0.router", "layers.1.gate_up", "layers.1.down",
+                           "layers.1.router_bias", "layers.1.shared_gate_up"}) {
+    EXPECT_EQ(FindIn(list, name), nullptr) << name;
+  }
+  const size_t plain = list.size();
+  spec.set_shared_intermediate_size(192);
+  spec.set_shared_gate(true);
+  spec.set_router_bias(true);
+  spec.clear_dense_layers();
+  spec.set_intermediate_size(0);
+  list = Required(spec);
+  EXPECT_EQ(list.size(), plain - 2 + 3 + 2 * 3);
+  ExpectTensor(list, "layers.0.router", bf16, proto::PANEL64, {7, 128});
+  ExpectTensor(list, "layers.0.router_bias", DType::kFloat32, proto::ROW_MAJOR, {6});
+  ExpectTensor(list, "layers.0.shared_gate_up", bf16, proto::PANEL64, {2 * 192, 128});
+  ExpectTensor(list, "layers.0.shared_down", bf16, proto::PANEL64, {128, 192});
+}
+
+TEST(RequiredTensors, RefusesInconsistentExperts) {
+  using S = proto::DecoderSpec;
+  const std::vector<BadSpec> bad = {
+      {[](S& s) { s.set_num_experts(0); }, {"experts_per_token is set", "num_experts is 0"}},
+      {[](S& s) { s.set_num_experts(1025); }, {"num_experts is 1025", "[1, 1024]"}},
+      {[](S& s) { s.set_experts_per_token(7); }, {"experts_per_token is 7", "[1, 6]"}},
+      {[](S& s) { s.set_num_experts(64), s.set_experts_per_token(33); },
+       {"experts_per_token is 33", "[1, 32]"}},
+      {[](S& s) { s.set_expert_intermediate_size(0); }, {"expert_intermediate_size is 0"}},
+      {[](S& s) { s.set_expert_intermediate_size(96); },
+       {"expert_intermediate_size is 96", "multiple of 64"}},
+      {[](S& s) { s.set_shared_intermediate_size(70); }, {"shared_intermediate_size is 70"}},
+      {[](S& s) { s.set_hidden_size(96); }, {"hidden_size is 96", "multiple of 64"}},
+      {[](S& s) { s.set_shared_gate(true); }, {"shared_gate is true"}},
+      {[](S& s) { s.set_mlp_bias(true); }, {"mlp_bias is true"}},
+      {[](S& s) { s.add_dense_layers(0); }, {"dense_layers is [0, 0]", "ascending"}},
+      {[](S& s) { s.add_dense_layers(2); }, {"dense_layers is [0, 2]", "[0, 2)"}},
+      {[](S& s) { s.add_dense_layers(1); }, {"dense_layers is every layer"}},
+      {[](S& s) { s.clear_dense_layers(); }, {"intermediate_size is 70", "0 where every layer"}},
+      {[](S& s) { s.set_intermediate_size(0); }, {"intermediate_size is 0"}},
+      {[](S& s) { s.set_router_score(static_cast<proto::RouterScore>(4)); },
+       {"router_score is 4", "0 to 1"}},
+      {[](S& s) { s.set_expert_weight_scale(-1.0f); }, {"expert_weight_scale is -1"}},
+      {[](S& s) { s.set_used_expert_groups(1); }, {"used_expert_groups is 1", "[0, 0]"}},
+      {[](S& s) { s.set_expert_groups(4), s.set_used_expert_groups(1); },
+       {"expert_groups is 4", "divisor of num_experts, 6"}},
+      {[](S& s) { s.set_expert_groups(2), s.set_used_expert_groups(3); },
+       {"used_expert_groups is 3", "[1, 2]"}},
+      {[](S& s) { s.set_expert_groups(6), s.set_used_expert_groups(1); },
+       {"experts_per_token is 2", "[1, 1]"}},
+      {[](S& s) {
+         auto* quant = s.add_weight_quant();
+         quant->set_tensor("layers.1.router");
+         quant->set_bits(8);
+       },
+       {"layers.1.router"}},
+  };
+  ASSERT_TRUE(RequiredTensors(ExpertSpec()).ok());
+  for (const BadSpec& item : bad) {
+    proto::DecoderSpec spec = ExpertSpec();
+    item.change(spec);
+    const auto list = RequiredTensors(spec);
+    ASSERT_FALSE(list.ok()) << item.message[0];
+    ExpectError(list.status(), StatusCode::kInvalidArgument, item.message);
+  }
+}
+
 TEST(RequiredTensors, OddDepthsAreFineInFloat32) {
   proto::DecoderSpec spec = OddSpec(proto::COMPUTE_FLOAT32);
   spec.set_hidden_size(17);

@@ -1,0 +1,23 @@
+// What a DecoderSpec says of experts: which layers have them, and whether its fields agree. Private
+// to weights/. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "allspark/status.h"
+#include "proto/allspark.pb.h"
+
+namespace allspark::weights {
+
+// Whether the MLP of `layer` is a mixture of experts.
+bool HasExperts(const proto::DecoderSpec& spec, int64_t layer);
+
+// InvalidArgument that names the field, the value and the bound. `max_width`: of an expert.
+Status CheckExperts(const proto::DecoderSpec& spec, int64_t max_width);
+
+// Rows of the router: one for each expert, and the shared expert's gate.
+inline int64_t RouterRows(const proto::DecoderSpec& spec) {
+  return spec.num_experts() + (spec.shared_gate() ? 1 : 0);
+}
+
+}  // namespace allspark::weights
