@@ -121,7 +121,9 @@ def make_plan(
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
     named = architecture.full_names(checkpoint.tensors)
     tensors = without_idle_biases(named, _sources(architecture, spec, required))
-    parts = resolve(architecture, spec.num_layers, required, tensors, computed)
+    parts = resolve(
+        architecture, spec.num_layers, required, tensors, computed, spec.num_experts
+    )
     if quantization is not None:
         quantization.check_method(checkpoint_method(config), is_quantized(tensors))
     weights = _matrix_weights(architecture, spec, required)
@@ -148,7 +150,7 @@ def make_plan(
 def _sources(architecture: Architecture, spec: Any, required: list[RequiredTensor]) -> set[str]:
     """The checkpoint's names of what the spec requires."""
     names = {tensor.name for tensor in required}
-    rules = expand(architecture.weights, spec.num_layers)
+    rules = expand(architecture.weights, spec.num_layers, spec.num_experts)
     return {source for rule in rules if rule.target in names for source in rule.sources}
 
 
@@ -157,14 +159,16 @@ def _matrix_weights(
 ) -> list[MatrixWeight]:
     """What can be quantised, with the decoder's name and those of the checkpoint's modules."""
     modules: dict[str, tuple[str, ...]] = {}
-    for rule in expand(architecture.weights, spec.num_layers):
+    for rule in expand(architecture.weights, spec.num_layers, spec.num_experts):
         modules[rule.target] = modules.get(rule.target, ()) + rule.modules
     if spec.tie_embeddings:  # One weight, known by both names.
         modules["embedding"] += ("lm_head",)
     return [
         MatrixWeight((tensor.name, *modules[tensor.name]), tensor.shape[1])
         for tensor in required
-        if len(tensor.shape) == 2 and tensor.name != POSITION_EMBEDDING
+        if len(tensor.shape) == 2
+        and tensor.name != POSITION_EMBEDDING
+        and not tensor.name.endswith(".router")
     ]
 
 
@@ -223,6 +227,8 @@ def _add(writer: Any, part: Part, spec: Any) -> None:
     rule, dtype = part.rule, part.source.dtype
     with part.source.open() as array:
         try:
+            if array.ndim == 3:
+                array = array.reshape(-1, array.shape[-1])
             if rule.transposed:
                 array = np.ascontiguousarray(array.T)
             if rule.order is not None:

@@ -35,6 +35,8 @@ _LM_HEAD = "lm_head"
 _MATRIX = re.compile(r"(.+)\.lora_(A|B)(?:\.([^.]+))?\.weight")
 _EMBEDDING_MATRIX = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.([^.]+))?")
 _WEIGHT = re.compile(r"(.+?)(?:\.base_layer)?\.weight")
+# Weights that take no adapters: a router is one of few rows, and experts lie in one weight.
+_WITHOUT_ADAPTERS = (POSITION_EMBEDDING, ".router", ".experts_gate_up", ".experts_down")
 # Rows of a weight that are compared with a copy of it at a time.
 _COMPARED_ROWS = 1024
 
@@ -270,7 +272,7 @@ def _modules(spec: Any) -> dict[str, Module]:
     architecture = find_architecture(spec.architecture)
     for rule in expand(architecture.weights, spec.num_layers):
         tensor, names, shape = rule.target, rule.modules, shapes.get(rule.target, ())
-        if len(shape) != 2 or tensor == POSITION_EMBEDDING:
+        if len(shape) != 2 or tensor.endswith(_WITHOUT_ADAPTERS):
             continue  # A norm or a bias, or not in this model.
         if rule.transform is not None:
             continue  # The change of a weight that is computed is no product of two matrices.

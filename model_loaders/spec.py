@@ -37,10 +37,12 @@ RowOrder = Callable[[Any], NDArray[np.intp]]
 class Weight:
     """Where the decoder's tensor ``target`` comes from; ``{i}`` stands for each layer's number.
 
-    Several sources are stacked along rows, in order. An ``optional`` rule explains sources that a
-    checkpoint may hold although its spec leaves the target out (an ``lm_head`` that is tied); they
-    are not used then. A single source may have its rows in another ``order``, or its float32 values
-    changed by ``transform``. A ``transposed`` matrix lies with its columns as rows.
+    Several sources are stacked along rows, in order; those with ``{e}`` are all experts', one after
+    the other. A source of three dimensions counts as the rows of its matrices. An ``optional`` rule
+    explains sources that a checkpoint may hold although its spec leaves the target out (an
+    ``lm_head`` that is tied); they are not used then. A single source may have its rows in another
+    ``order``, or its float32 values changed by ``transform``. A ``transposed`` matrix lies with its
+    columns as rows.
 
     Rules for the same target are alternatives: the first whose sources are all there counts.
     """
@@ -128,10 +130,15 @@ def find_architecture(name: str) -> Architecture:
     return _REGISTRY[name]
 
 
-def expand(weights: Iterable[Weight], num_layers: int) -> list[Weight]:
-    """The rules with ``{i}`` replaced by each layer's number."""
+def expand(weights: Iterable[Weight], num_layers: int, num_experts: int = 0) -> list[Weight]:
+    """The rules with ``{i}`` replaced by each layer's number, and ``{e}`` by each expert's."""
     expanded = []
     for rule in weights:
+        if any("{e}" in source for source in rule.sources):
+            sources = tuple(
+                source.replace("{e}", str(e)) for e in range(num_experts) for source in rule.sources
+            )
+            rule = replace(rule, sources=sources)
         if "{i}" not in rule.target:
             expanded.append(rule)
             continue
@@ -148,6 +155,7 @@ def resolve(
     required: Sequence[RequiredTensor],
     tensors: Mapping[str, TensorEntry],
     computed: Iterable[str] = (),
+    num_experts: int = 0,
 ) -> list[Part]:
     """Plans a conversion: the parts in the order in which they lie in the checkpoint.
 
@@ -162,7 +170,7 @@ def resolve(
     absent: list[str] = []
     parts: list[Part] = []
     alternatives: dict[str, list[Weight]] = {}
-    for rule in expand(architecture.weights, num_layers):
+    for rule in expand(architecture.weights, num_layers, num_experts):
         alternatives.setdefault(rule.target, []).append(rule)
     for name, rules in alternatives.items():
         target = missing_targets.pop(name, None)
@@ -217,6 +225,8 @@ def _parts(rule: Weight, target: RequiredTensor, sources: Sequence[TensorEntry])
                 f"{source.where} has dtype {source.dtype}, expected {', '.join(WEIGHT_DTYPES)}"
             )
         shape = source.shape[::-1] if rule.transposed else source.shape
+        if len(shape) == 3 and len(target.shape) == 2:
+            shape = (shape[0] * shape[1], shape[2])
         if len(shape) != len(target.shape) or shape[1:] != target.shape[1:]:
             raise UnexplainedTensorError(
                 f"{source.where} has shape {list(source.shape)}, which does not fit "

@@ -108,7 +108,12 @@ Status CheckExperts(const proto::DecoderSpec& spec, int64_t max_width) {
   if (spec.shared_gate() && shared == 0) {
     return Error("shared_gate", "true", "false where shared_intermediate_size is 0");
   }
-  if (spec.mlp_bias()) return Error("mlp_bias", "true", "false where there are experts");
+  const std::pair<const char*, bool> without[] = {{"mlp_bias", spec.mlp_bias()},
+                                                  {"ungated_mlp", spec.ungated_mlp()},
+                                                  {"parallel_residual", spec.parallel_residual()}};
+  for (const auto& [field, is_set] : without) {
+    if (is_set) return Error(field, "true", "false where there are experts");
+  }
   AS_RETURN_IF_ERROR(CheckDenseLayers(spec));
   if (!proto::RouterScore_IsValid(spec.router_score())) {
     return Error("router_score", std::to_string(spec.router_score()),

@@ -16,6 +16,7 @@ from support.checkpoints import safetensors_bytes, shared_data
 from support.parity import (
     BFLOAT16_FACTOR,
     FLOAT32_FACTOR,
+    decide_experts,
     exact_model,
     greedy,
     logits_of,
@@ -102,6 +103,29 @@ MINICPM = {
     "logits_scaling": 64 / 16,
     "residual_multiplier": 1.4 / 2**0.5,
 }
+EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+MIXTRAL = {**EXPERTS, "intermediate_size": 64, "num_local_experts": 8}
+QWEN_MOE = {
+    **EXPERTS,
+    "num_experts_per_tok": 3,
+    "num_experts": 8,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "sliding_window": None,
+}
+QWEN2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 128, "norm_topk_prob": False}
+GLM4_MOE = {
+    **EXPERTS,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+    "use_qk_norm": True,
+}
 SPLIT_HEADS = {"num_key_value_heads": 4}  # what has no groups
 PHI2 = {**SPLIT_HEADS, "layer_norm_eps": 1e-2}
 NEOX = {**SPLIT_HEADS, "layer_norm_eps": 1e-2, "rotary_pct": 0.5}
@@ -181,6 +205,19 @@ ROWS = {
                                 "num_key_value_heads": 6}),
     "mpt": ("Mpt", {**BLOOM, "max_seq_len": 256}),
     "baichuan-13b": ("Llama", SPLIT_HEADS, families.baichuan_alibi),
+    "mixtral": ("Mixtral", {**MIXTRAL, "sliding_window": None}),
+    "mixtral-window": ("Mixtral", {**MIXTRAL, "sliding_window": 11}),
+    "mixtral-stacked": ("Mixtral", {**MIXTRAL, "sliding_window": None}, families.stacked),
+    "qwen2-moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen2-moe-dense": ("Qwen2Moe", {**QWEN2_MOE, "mlp_only_layers": [0]}),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 16}),
+    "qwen3-moe-step": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 16, "decoder_sparse_step": 2}),
+    "qwen3-moe-stacked": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 16}, families.stacked),
+    "deepseek-moe": ("Qwen2Moe", {**QWEN2_MOE, "mlp_only_layers": [0], "qkv_bias": False},
+                     families.deepseek),
+    "glm4-moe": ("Glm4Moe", GLM4_MOE),
+    "glm4-moe-plain": ("Glm4Moe", {**GLM4_MOE, "n_group": 1, "use_qk_norm": False,
+                                   "attention_bias": True, "norm_topk_prob": False}),
     "glm-4": ("Glm", {**GLM, **rope("default", partial_rotary_factor=0.5, rope_theta=5e6)},
               families.chatglm),
 }  # fmt: skip
@@ -198,10 +235,13 @@ def build(row, seed=1):
     config = model_class.config_class(**{**BASE, "attn_implementation": "sdpa", **fields})
     model = model_class(config).eval()
     randomize(model, seed)
+    decide_experts(model, seed)
     if family in ([families.baichuan2], [families.baichuan_alibi]):
         families.unit_head(model)
     if family == [families.baichuan_alibi]:
         families.make_alibi(model)
+    if family == [families.deepseek]:
+        families.no_gate(model)
     model.family = family[0] if family else None
     logits_of(model, prompt_ids())  # Frequencies that depend on the length are those of prompts.
     return model

@@ -246,6 +246,59 @@ def minicpm(config, weights):
     return _config(config, "MiniCPMForCausalLM", **fields), weights
 
 
+def deepseek(config, weights):
+    shared = config["shared_expert_intermediate_size"] // config["moe_intermediate_size"]
+    fields = {
+        "num_key_value_heads": config["num_key_value_heads"],
+        "first_k_dense_replace": len(config["mlp_only_layers"]),
+        "moe_intermediate_size": config["moe_intermediate_size"],
+        "moe_layer_freq": 1,
+        "n_routed_experts": config["num_experts"],
+        "n_shared_experts": shared,
+        "norm_topk_prob": config["norm_topk_prob"],
+        "num_experts_per_tok": config["num_experts_per_tok"],
+        "scoring_func": "softmax",
+    }
+    named = {}
+    for name, tensor in _by_expert(weights).items():
+        if "shared_expert_gate" in name:
+            continue  # It is zero, so what it lets through is a half.
+        if "shared_expert.down_proj" in name:
+            tensor = tensor / 2
+        named[name.replace("shared_expert.", "shared_experts.")] = tensor
+    return _config(config, "DeepseekForCausalLM", **fields), named
+
+
+def no_gate(model):
+    """Makes the shared expert's gate let half through."""
+    for name, parameter in model.named_parameters():
+        if "shared_expert_gate" in name:
+            parameter.data.zero_()
+
+
+def _by_expert(weights):
+    """Experts one by one, as in most checkpoints."""
+    named = {}
+    for name, tensor in weights.items():
+        if name.endswith("experts.gate_up_proj"):
+            base = name.removesuffix("gate_up_proj")
+            for e, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                named[f"{base}{e}.gate_proj.weight"], named[f"{base}{e}.up_proj.weight"] = gate, up
+        elif name.endswith("experts.down_proj"):
+            for e, down in enumerate(tensor):
+                named[name.removesuffix("down_proj") + f"{e}.down_proj.weight"] = down
+        else:
+            named[name] = tensor
+    return named
+
+
+def stacked(config, weights):
+    """As transformers keeps experts in memory, and some write them."""
+    names = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+    return {**config, "architectures": [names[config["model_type"]]]}, weights
+
+
 def gemma3(config, weights):
     """The configuration as transformers 4 wrote it."""
     rope = config["rope_parameters"]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,38 @@ def randomize(model, seed):
         parameter.data.copy_(values)
 
 
+def decide_experts(model, seed):
+    """Makes the choice of experts so clear that no rounding changes it: which experts a token has
+    is written into the first elements of its embedding, to which layers add little, and there the
+    routers look.
+    """
+    import torch
+
+    routers = [module for module in model.modules() if type(module).__name__.endswith("Router")]
+    if not routers:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    num_experts, top_k = len(routers[0].weight), routers[0].top_k
+    embedding = model.get_input_embeddings().weight.data
+    # Of one group where groups are chosen first.
+    groups = getattr(routers[0], "num_group", 1)
+    for i, row in enumerate(embedding):
+        chosen = torch.randperm(num_experts // groups, generator=generator)[:top_k]
+        chosen += i % groups * (num_experts // groups)
+        row[:num_experts] *= 0.1
+        row[chosen] += torch.linspace(4, 3, top_k)
+    for router in routers:
+        router.weight.data = 0.02 * router.weight.data
+        router.weight.data[:, :num_experts] += torch.eye(num_experts)
+        if hasattr(router, "e_score_correction_bias"):
+            router.e_score_correction_bias.copy_(
+                0.05 * torch.randn(num_experts, generator=generator)
+            )
+    for name, parameter in model.named_parameters():
+        if re.search(r"(o_proj|down_proj)(\.weight)?$", name):
+            parameter.data[..., :num_experts, :] *= 0.05
+
+
 def exact_model(model):
     """A copy of the model that computes in float64 throughout."""
     import torch
@@ -69,11 +102,29 @@ def exact_model(model):
         scaling = getattr(module, f"{prefix}attention_scaling")
         return angles.cos() * scaling, angles.sin() * scaling
 
+    def router_forward(module, x):
+        logits = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), module.weight)
+        scores = logits.softmax(-1)
+        choice = scores
+        if hasattr(module, "e_score_correction_bias"):
+            scores = logits.sigmoid()
+            choice = (scores + module.e_score_correction_bias).unflatten(-1, (module.num_group, -1))
+            best = choice.topk(2).values.sum(-1).topk(module.topk_group).indices
+            used = torch.zeros(choice.shape[:2]).scatter(-1, best, 1).bool()
+            choice = choice.masked_fill(~used[..., None], -torch.inf).flatten(1)
+        experts = torch.topk(choice, module.top_k).indices
+        weights = scores.gather(-1, experts)
+        if getattr(module, "norm_topk_prob", True):
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights * getattr(module, "routed_scaling_factor", 1.0), experts
+
     for module in exact.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = norm_forward.__get__(module)
         elif type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = rotary_forward.__get__(module)
+        elif type(module).__name__.lower().endswith("topkrouter"):
+            module.forward = router_forward.__get__(module)
     return exact
 
 

@@ -1,0 +1,65 @@
+"""Qwen with experts: Qwen1.5 and Qwen2 with a gated shared one, Qwen3 without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import ModelConfig
+from ..spec import Architecture, register
+from . import llama
+from .common import weights
+from .experts import expert_weights, with_experts
+
+MLP = llama.NAMES["layer"] + "mlp."
+
+
+def _experts(fields: dict[str, Any], config: ModelConfig, **more: Any) -> dict[str, Any]:
+    layers = range(fields["num_layers"])
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(layer in layers for layer in dense):
+        raise config.error("mlp_only_layers", f"is {dense!r}, expected a list of layers")
+    return with_experts(
+        fields,
+        [layer for layer in layers if layer in dense or (layer + 1) % step],
+        num_experts=config.integer("num_experts", minimum=0),
+        experts_per_token=config.integer("num_experts_per_tok"),
+        expert_intermediate_size=config.integer("moe_intermediate_size"),
+        normalize_expert_weights=config.flag("norm_topk_prob", False),
+        **more,
+    )
+
+
+def qwen2_moe(config: ModelConfig) -> dict[str, Any]:
+    fields = {**llama.qwen2(config), "qkv_bias": config.flag("qkv_bias", True)}
+    shared = config.integer("shared_expert_intermediate_size")
+    return _experts(fields, config, shared_intermediate_size=shared, shared_gate=True)
+
+
+def qwen3_moe(config: ModelConfig) -> dict[str, Any]:
+    return _experts(llama.qwen3(config), config)
+
+
+def _standard(config: ModelConfig) -> ModelConfig:
+    """As checkpoints have it; newer transformers write another name."""
+    return config if "num_experts" in config else config.with_names(num_experts="num_local_experts")
+
+
+register(
+    Architecture(
+        "Qwen2MoeForCausalLM",
+        qwen2_moe,
+        llama.WEIGHTS + expert_weights(MLP, "gate shared_expert_gate", shared="shared_expert"),
+        llama.IGNORED,
+        _standard,
+    )
+)
+register(
+    Architecture(
+        "Qwen3MoeForCausalLM",
+        qwen3_moe,
+        weights(**llama.NAMES, **llama.QK_NORM) + expert_weights(MLP, "gate"),
+        llama.IGNORED,
+        _standard,
+    )
+)
