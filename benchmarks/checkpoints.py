@@ -23,7 +23,8 @@ _PIECE = 1 << 22  # Elements drawn at a time.
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the cost of a model with grouped-query attention and a gated MLP."""
+    """What decides the cost of a model with grouped-query attention and a gated MLP, or experts
+    beside one that every token has, with a gate."""
 
     title: str
     architecture: str
@@ -37,6 +38,10 @@ class Shape:
     rope_theta: float
     norm_eps: float
     max_position: int
+    # inner_size is the shared expert's where there are others.
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -47,6 +52,7 @@ class Shape:
         return {
             "architectures": [self.architecture],
             "model_type": "qwen2" if self.has_qkv_bias else "llama",
+            **self._experts_config(),
             "hidden_act": "silu",
             "hidden_size": self.hidden_size,
             "intermediate_size": self.inner_size,
@@ -64,6 +70,34 @@ class Shape:
             "eos_token_id": 0,
         }
 
+    def _experts_config(self) -> dict[str, Any]:
+        if not self.num_experts:
+            return {}
+        return {
+            "model_type": "qwen2_moe",
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.expert_size,
+            "shared_expert_intermediate_size": self.inner_size,
+        }
+
+    def _mlp_tensors(self, layer: str) -> dict[str, tuple[int, ...]]:
+        def gated(prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
+            up, down = (inner, self.hidden_size), (self.hidden_size, inner)
+            names = {"gate_proj": up, "up_proj": up, "down_proj": down}
+            return {f"{layer}mlp.{prefix}{name}.weight": shape for name, shape in names.items()}
+
+        if not self.num_experts:
+            return gated("", self.inner_size)
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{layer}mlp.gate.weight": (self.num_experts, self.hidden_size),
+            f"{layer}mlp.shared_expert_gate.weight": (1, self.hidden_size),
+            **gated("shared_expert.", self.inner_size),
+        }
+        for expert in range(self.num_experts):
+            shapes.update(gated(f"experts.{expert}.", self.expert_size))
+        return shapes
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes, in the order of the file."""
         q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
@@ -77,9 +111,7 @@ class Shape:
                 if self.has_qkv_bias:
                     shapes[f"{prefix}self_attn.{name}_proj.bias"] = (size,)
             shapes[f"{prefix}self_attn.o_proj.weight"] = (self.hidden_size, q_size)
-            shapes[f"{prefix}mlp.gate_proj.weight"] = (self.inner_size, self.hidden_size)
-            shapes[f"{prefix}mlp.up_proj.weight"] = (self.inner_size, self.hidden_size)
-            shapes[f"{prefix}mlp.down_proj.weight"] = (self.hidden_size, self.inner_size)
+            shapes.update(self._mlp_tensors(prefix))
             shapes[f"{prefix}input_layernorm.weight"] = (self.hidden_size,)
             shapes[f"{prefix}post_attention_layernorm.weight"] = (self.hidden_size,)
         shapes["model.norm.weight"] = (self.hidden_size,)
@@ -90,7 +122,9 @@ class Shape:
         """Weights of the matrix products inside the layers, which every token passes."""
         q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden_size * (2 * q_size + 2 * kv_size)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.inner_size)
+        mlp = self.inner_size + self.experts_per_token * self.expert_size
+        router = self.num_experts + 1 if self.num_experts else 0
+        return self.num_layers * (attention + self.hidden_size * (3 * mlp + router))
 
     @property
     def head_weights(self) -> int:
@@ -115,6 +149,11 @@ SHAPES = {
                 5e5, 1e-5, 32768),
     # So little arithmetic that what remains is the engine's own work per step and token.
     "260K": Shape("stories260K", "LlamaForCausalLM", 512, 64, 172, 5, 8, 4, 8, 1e4, 1e-5, 2048),
+    # Four of its 24 layers, and a fifth of its vocabulary.
+    "A2.7B": Shape("Qwen1.5-MoE-A2.7B", "Qwen2MoeForCausalLM", 32000, 2048, 5632, 4, 16, 16, 128,
+                   1e6, 1e-6, 8192, num_experts=60, experts_per_token=4, expert_size=1408),
+    "tiny-moe": Shape("experts for tests", "Qwen2MoeForCausalLM", 320, 64, 128, 2, 4, 2, 16,
+                      1e4, 1e-6, 2048, num_experts=8, experts_per_token=2, expert_size=64),
     "tiny": Shape("a model for tests", "Qwen2ForCausalLM", 320, 64, 128, 2, 4, 2, 16,
                   1e4, 1e-6, 2048),
 }  # fmt: skip

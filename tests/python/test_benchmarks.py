@@ -97,6 +97,15 @@ def test_adapters_are_compared_with_the_base_model(tmp_path: Path) -> None:
         assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
 
 
+def test_what_experts_read_is_measured(tmp_path: Path) -> None:
+    script = [sys.executable, str(BENCHMARKS / "moe.py"), "--work-dir", str(tmp_path)]
+    sizes = ["--shape", "tiny-moe", "--prompt", "8", "--output", "8", "--rounds", "1"]
+    result = subprocess.run([*script, *sizes], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for streams in (1, 4, 16):
+        assert re.search(rf"\| {streams} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| ", result.stdout)
+
+
 def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
     result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
     assert result.returncode == 0, result.stderr
@@ -349,9 +358,11 @@ def test_sizes_of_the_real_shapes(load) -> None:
     shapes = load("checkpoints").SHAPES
     counts = {
         name: sum(int(np.prod(size)) for size in shapes[name].tensors().values())
-        for name in ("0.5B", "1B")
+        for name in ("0.5B", "1B", "A2.7B")
     }
-    assert counts == {"0.5B": 494032768, "1B": 1235814400}
+    # Of the last, four layers, and a vocabulary of 32000.
+    experts = 4 * 570560512 + 32000 * 2048 + 2048
+    assert counts == {"0.5B": 494032768, "1B": 1235814400, "A2.7B": experts}
     assert round(shapes["0.5B"].bytes_per_decoded_token() / 1e9, 2) == 0.99
 
 

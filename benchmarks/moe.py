@@ -1,0 +1,111 @@
+"""A mixture of experts: what decoding reads, of the machine's read bandwidth, interleaved.
+
+A token needs the weights of its own experts alone. One stream of tokens is decoded, then several
+together, which share what they read where they have experts in common; between rounds the
+machine's read bandwidth is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+
+import numpy as np
+from allspark import TargetDevice
+from bench_engine import MODEL, BenchEngine, make_parser
+from checkpoints import SHAPES, Shape, ensure_checkpoint
+from machine import compile_limits, measure_limits
+from ours import PRECISIONS
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__, rounds=5, precisions=True)
+    parser.set_defaults(shape="A2.7B")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--output", type=int, default=48, help="tokens of each output")
+    return parser.parse_args()
+
+
+def expected_bytes(shape: Shape, precision: str, streams: int) -> float:
+    """Weights that a step of so many tokens reads if routers choose evenly."""
+    kind = PRECISIONS[precision]
+    body, head = kind.body_bits, kind.head_bits
+    one = shape.bytes_per_decoded_token(body, head)
+    used = shape.num_experts * (1 - (1 - shape.experts_per_token / shape.num_experts) ** streams)
+    expert = 3 * shape.hidden_size * shape.expert_size * body / 8
+    return one + shape.num_layers * (used - shape.experts_per_token) * expert
+
+
+class Bench(BenchEngine):
+    def __init__(self, options: argparse.Namespace):
+        super().__init__()
+        self.options = options
+        shape = SHAPES[options.shape]
+        most = max(options.streams)
+        ids = np.random.default_rng(0).integers(3, shape.vocab_size, (most, options.prompt))
+        self.prompts = [list(map(int, prompt)) for prompt in ids]
+        directory = ensure_checkpoint(shape, options.work_dir / options.shape / "checkpoint")
+        loader = self.serialize(directory, precision=options.precision)
+        builder = loader.create_reference_runtime_config_builder(
+            MODEL, TargetDevice.CPU, max_batch=most,
+            max_context_length=options.prompt + options.output,
+        )  # fmt: skip
+        builder.prefill_cache(False)
+        self.start(builder, options.threads, options.precision)
+
+    def seconds_per_step(self, streams: int) -> float:
+        """Of decoding so many requests together, from the last one's first token on."""
+        config = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": self.options.output}
+        queues = []
+        for ids in self.prompts[:streams]:
+            status, _, queue = self.engine.start_request_ids(MODEL, None, ids, config)
+            self.expect(status)
+            queues.append(queue)
+        for queue in queues:
+            queue.Get()
+        begin = time.perf_counter()
+        done = queues[-1].GeneratedLength()
+        self.expect(self.engine.sync_request(MODEL))
+        steps = max(queues[-1].GeneratedLength() - done, 1)  # A tiny model is done by now.
+        return (time.perf_counter() - begin) / steps
+
+
+def main() -> None:
+    options = parse_arguments()
+    shape = SHAPES[options.shape]
+    if not shape.num_experts:
+        raise SystemExit(f"moe.py: --shape is {options.shape}, which has no experts")
+    threads = options.threads or len(os.sched_getaffinity(0))
+    bench = Bench(options)
+    limits = compile_limits(options.work_dir)
+    results: dict[int, list[tuple[float, float]]] = {streams: [] for streams in options.streams}
+    for number in range(options.rounds + 1):
+        for streams, rows in results.items():
+            seconds = bench.seconds_per_step(streams)
+            bandwidth = measure_limits(limits, threads)["read_gb_s"] or float("nan")
+            if number > 0:  # the first warms up
+                rate = expected_bytes(shape, options.precision, streams) / seconds / 1e9
+                rows.append((seconds, rate / bandwidth))
+    whole = sum(float(np.prod(size)) for size in shape.tensors().values())
+    one = shape.bytes_per_decoded_token() / 2
+    print(
+        f"{options.shape} {options.precision}: {whole / 1e9:.2f} billion weights, of which a token "
+        f"reads {one / 1e9:.2f}\n"
+    )
+    print("| streams | ms a step | tokens/s | GB read a step | of the read bandwidth |")
+    print("|---|---|---|---|---|")
+    for streams, rows in results.items():
+        seconds, share = (statistics.median(column) for column in zip(*rows, strict=True))
+        size = expected_bytes(shape, options.precision, streams) / 1e9
+        print(
+            f"| {streams} | {1000 * seconds:.2f} | {streams / seconds:.1f} | {size:.3f} "
+            f"| {100 * share:.0f} % |"
+        )
+    bench.expect(bench.engine.stop_model(MODEL))
+
+
+if __name__ == "__main__":
+    main()
