@@ -1,5 +1,6 @@
-// The AVX-512 and AMX kernels on processors without either: the same sources, their intrinsics emulated by
-// SIMDe (Debian: libsimde-dev). For tests alone, so that every line of their logic runs everywhere.
+// The AVX-512 and AMX kernels on processors without either: the same sources, their intrinsics
+// emulated by SIMDe (Debian: libsimde-dev). For tests alone, so that every line of their logic runs
+// everywhere.
 #pragma once
 
 #include "kernels/kernel_slots.h"

@@ -282,10 +282,10 @@ proto::DecoderSpec TinyQuantizedMoeSpec(proto::ComputeType compute) {
 }
 
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
-  return {TinyLlamaSpec(compute),   TinyQwen2Spec(compute), TinyQwen3Spec(compute),
-          TinyMistralSpec(compute), TinyOddSpec(compute),   TinyQuantizedSpec(compute),
-          TinyGemmaSpec(compute),   TinyOlmoSpec(compute),  TinyNeoxSpec(compute),
-          TinyGpt2Spec(compute),    TinyAlibiSpec(compute),  TinyMixtralSpec(compute),
+  return {TinyLlamaSpec(compute),    TinyQwen2Spec(compute),       TinyQwen3Spec(compute),
+          TinyMistralSpec(compute),  TinyOddSpec(compute),         TinyQuantizedSpec(compute),
+          TinyGemmaSpec(compute),    TinyOlmoSpec(compute),        TinyNeoxSpec(compute),
+          TinyGpt2Spec(compute),     TinyAlibiSpec(compute),       TinyMixtralSpec(compute),
           TinyDeepseekSpec(compute), TinyQuantizedMoeSpec(compute)};
 }
 

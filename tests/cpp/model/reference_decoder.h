@@ -427,9 +427,9 @@ class ReferenceDecoder {
     const std::string name = prefix + (spec_.ungated_mlp() ? "up" : "gate_up");
     const std::string norm = prefix + (spec_.shared_norm() ? "attention_norm" : "mlp_norm");
     for (size_t t = 0; t < x.size(); ++t) {
-      const Row gated = Gated(
-          Gemm(name, spec_.mlp_bias() ? name + "_bias" : "", ReadResidual(from[t], norm)),
-          !spec_.ungated_mlp());
+      const Row gated =
+          Gated(Gemm(name, spec_.mlp_bias() ? name + "_bias" : "", ReadResidual(from[t], norm)),
+                !spec_.ungated_mlp());
       AddToResidual(Gemm(prefix + "down", spec_.mlp_bias() ? prefix + "down_bias" : "", gated),
                     prefix + "mlp_post_norm", x[t]);
     }
