@@ -224,7 +224,8 @@ def _parts(rule: Weight, target: RequiredTensor, sources: Sequence[TensorEntry])
             raise UnexplainedTensorError(
                 f"{source.where} has dtype {source.dtype}, expected {', '.join(WEIGHT_DTYPES)}"
             )
-        shape = source.shape[::-1] if rule.transposed else source.shape
+        own = replace(rule, transposed=rule.transposed and not source.has_outputs_first)
+        shape = source.shape[::-1] if own.transposed else source.shape
         if len(shape) == 3 and len(target.shape) == 2:
             shape = (shape[0] * shape[1], shape[2])
         if len(shape) != len(target.shape) or shape[1:] != target.shape[1:]:
@@ -232,7 +233,7 @@ def _parts(rule: Weight, target: RequiredTensor, sources: Sequence[TensorEntry])
                 f"{source.where} has shape {list(source.shape)}, which does not fit "
                 f"{target.name!r} {list(target.shape)}"
             )
-        parts.append(Part(rule, rows, source))
+        parts.append(Part(own, rows, source))
         rows += shape[0]
     if rows != target.shape[0]:
         raise UnexplainedTensorError(

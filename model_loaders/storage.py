@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,8 @@ class TensorEntry:
     offset: int  # bytes, from the begin of the file
     nbytes: int  # from the first element to the end of the last
     strides: tuple[int, ...] | None = None
+    # Whether a matrix is [out_features, in_features] whatever the module that it belongs to keeps.
+    has_outputs_first: ClassVar[bool] = False
 
     @property
     def where(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ class QuantizedTensor(TensorEntry):
     zeros: TensorEntry | None  # uint8, as scales; None: 2^(bits - 1) everywhere
     order: NDArray[np.intp] | None  # the group of each input feature, where they do not follow
     quantize_activations: bool  # as the checkpoint was made for
+    has_outputs_first: ClassVar[bool] = True
     # The type's name in a format that mixes types: what cannot stay as it is becomes floats there.
     stored_as: str | None = None
 

@@ -25,7 +25,7 @@ from allspark.model_loader.errors import UnexplainedTensorError, UnsupportedMode
 from safetensors.numpy import load  # noqa: E402
 from test_architectures import NAME, build, forward, prompt_ids, save  # noqa: E402
 from test_lora import Served  # noqa: E402
-from test_model_forms import FAMILIES  # noqa: E402
+from test_model_forms import FAMILIES, matrices  # noqa: E402
 
 SAME_WEIGHTS = ["internlm", "internlm2-bias", "internlm3", "baichuan", "qwen1", "chatglm3"]
 QUANTIZED = {
@@ -87,15 +87,17 @@ def test_an_adapter_is_what_it_would_be_merged(tmp_path, row):
     adapter, merged = {}, dict(tensors)
     for name, weight in tensors.items():
         module = name.removesuffix(".weight")
-        if weight.ndim != 2 or not any(part.isdigit() for part in module.split(".")):
-            continue  # The embedding and the head are no part of a layer.
-        rows, cols = weight.shape[::-1] if row == "gpt2" else weight.shape
+        if weight.ndim != 2 or name not in matrices(tensors) or ".experts." in name:
+            continue  # What is no part of a layer, and what takes no adapters.
+        if row == "gpt2-hub":
+            module = f"transformer.{module}"  # as the model calls it
+        rows, cols = weight.shape[::-1] if row.startswith("gpt2") else weight.shape
         a = rng.standard_normal((4, cols), np.float32) / np.sqrt(cols)
         b = rng.standard_normal((rows, 4), np.float32) * 0.25
         adapter[f"{PREFIX}{module}.lora_A.weight"] = a.astype(np.float32)
         adapter[f"{PREFIX}{module}.lora_B.weight"] = b
         added = 2 * b.astype(np.float64) @ a
-        merged[name] = (weight + (added.T if row == "gpt2" else added)).astype(np.float32)
+        merged[name] = (weight + (added.T if row.startswith("gpt2") else added)).astype(np.float32)
     modules = {key.split(".lora_")[0].rsplit(".", 1)[-1] for key in adapter}
     write_adapter(tmp_path / "lora", adapter, target_modules=sorted(modules))
     (tmp_path / "merged").mkdir()

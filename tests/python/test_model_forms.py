@@ -86,17 +86,32 @@ def matrices(tensors):
     return [
         name
         for name, values in tensors.items()
-        if values.ndim == 2
+        if values.ndim >= 2
         and any(part.isdigit() for part in name.split("."))
         and name.split(".")[-2] not in ROUTERS
     ]
 
 
+# What families call the inner size. Groups must divide it, and words the rows.
+INNER = ("ffn_hidden_size", "n_inner")
+
+
 @pytest.fixture
 def model(request, monkeypatch):
-    # Groups must divide the inner size, and words the rows.
     monkeypatch.setitem(parity.BASE, "intermediate_size", 192)
+    prefix, fields, *family = ROWS[request.param]
+    sizes = {name: 192 for name in INNER if name in fields}
+    monkeypatch.setitem(ROWS, request.param, (prefix, {**fields, **sizes}, *family))
     return parity.build(request.param)
+
+
+def moved_onto_grid(values, config, bits, group, symmetric):
+    """A matrix as it lies in the checkpoint, or several of them stacked, and its integers."""
+    transposed = config.get("model_type") == "gpt2"
+    rows = values.T if transposed else values.reshape(-1, values.shape[-1])
+    weight = on_grid(rows, bits, group, symmetric)
+    moved = weight.weight(round_scales=False).astype(np.float32)
+    return np.ascontiguousarray(moved.T if transposed else moved.reshape(values.shape)), weight
 
 
 def write(directory, config, tensors):
@@ -121,9 +136,10 @@ def test_weights(tmp_path, model, form):
     plain = dict(load((directory / "model.safetensors").read_bytes()))
     packed = dict(plain)
     for name in matrices(plain):
-        weight = on_grid(plain[name], bits, group, symmetric=form != "awq")
-        plain[name] = weight.weight(round_scales=False).astype(np.float32)
-        if settings is not None:
+        stacked = plain[name].ndim == 3  # of which GPTQ and AWQ have no form
+        plain[name], weight = moved_onto_grid(plain[name], config, bits, group, form != "awq")
+        packed[name] = plain[name]
+        if settings is not None and not stacked:
             del packed[name]
             for part, values in PACKED[form](weight).items():
                 packed[f"{name.removesuffix('weight')}{part}"] = values
