@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from allspark import AsStatus, Engine, HuggingFaceModel
+from allspark import AsStatus, Engine, HuggingFaceModel, ResultQueue
 from allspark.runtime_config import AsModelRuntimeConfigBuilder, get_cache_mode_from_str
 from checkpoints import SHAPES
 from ours import PRECISIONS
@@ -52,6 +54,19 @@ class BenchEngine:
         config = builder.build()
         self.expect(self.engine.install_model(config))
         self.expect(self.engine.start_model(config.model_name))
+
+    def start_requests(
+        self, prompts: Sequence[list[int]], configs: Iterable[Mapping[str, Any]]
+    ) -> list[ResultQueue]:
+        """The queues of one request for each prompt, once all have their first token."""
+        queues = []
+        for ids, config in zip(prompts, configs, strict=True):
+            status, _, queue = self.engine.start_request_ids(MODEL, None, ids, dict(config))
+            self.expect(status)
+            queues.append(queue)
+        for queue in queues:
+            queue.Get()
+        return queues
 
     def expect(self, status: AsStatus) -> None:
         if status != AsStatus.ALLSPARK_SUCCESS:

@@ -60,20 +60,13 @@ class Bench(BenchEngine):
         """Seconds until every request has its first token, and from there until all have ended;
         `name`: a set, or "" for the base model.
         """
+        config = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": self.options.output}
+        configs = [
+            {**config, "lora_name": f"{name} {i % self.options.adapters}" if name else ""}
+            for i in range(len(self.prompts))
+        ]
         begin = time.perf_counter()
-        queues = []
-        for i, ids in enumerate(self.prompts):
-            config = {
-                "do_sample": False,
-                "eos_token_id": -1,
-                "max_new_tokens": self.options.output,
-                "lora_name": f"{name} {i % self.options.adapters}" if name else "",
-            }
-            status, _, queue = self.engine.start_request_ids(MODEL, None, ids, config)
-            self.expect(status)
-            queues.append(queue)
-        for queue in queues:
-            queue.Get()
+        self.start_requests(self.prompts, configs)
         prefilled = time.perf_counter()
         self.expect(self.engine.sync_request(MODEL))
         return prefilled - begin, time.perf_counter() - prefilled

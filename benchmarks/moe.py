@@ -59,13 +59,7 @@ class Bench(BenchEngine):
     def seconds_per_step(self, streams: int) -> float:
         """Of decoding so many requests together, from the last one's first token on."""
         config = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": self.options.output}
-        queues = []
-        for ids in self.prompts[:streams]:
-            status, _, queue = self.engine.start_request_ids(MODEL, None, ids, config)
-            self.expect(status)
-            queues.append(queue)
-        for queue in queues:
-            queue.Get()
+        queues = self.start_requests(self.prompts[:streams], [config] * streams)
         begin = time.perf_counter()
         done = queues[-1].GeneratedLength()
         self.expect(self.engine.sync_request(MODEL))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..derived import DerivedTensor
+from ..derived import DerivedTensor, derive
 from ..errors import CheckpointError
 from ..storage import TensorEntry, as_float32
 
@@ -123,19 +123,8 @@ def dequantized_view(
     *inputs: TensorEntry,
     by_rows: bool = False,
 ) -> DequantizedTensor:
-    first = inputs[0]
-    return DequantizedTensor(
-        first.name,
-        "float32",
-        shape,
-        first.file,
-        first.offset,
-        first.nbytes,
-        inputs=inputs,
-        compute=compute,
-        by_rows=by_rows,
-        stored_as=stored_as,
-    )
+    derived = derive(compute, "float32", shape, *inputs, by_rows=by_rows)
+    return DequantizedTensor(**vars(derived), stored_as=stored_as)
 
 
 def strips(rows: int, cols: int) -> Iterator[slice]:
