@@ -11,10 +11,11 @@ if(ALLSPARK_WERROR)
   target_compile_options(as_flags INTERFACE -Werror)
 endif()
 
-# Sanitizers instrument everything, protobuf's generated code included: directory-wide options.
+# Sanitizers instrument everything, protobuf's generated code included: directory-wide options. Their
+# reports need lines and names, not variables: -g1 halves the time to compile.
 if(ALLSPARK_SANITIZE)
   list(JOIN ALLSPARK_SANITIZE "," as_sanitizers)
-  add_compile_options(-fsanitize=${as_sanitizers} -fno-omit-frame-pointer -g)
+  add_compile_options(-fsanitize=${as_sanitizers} -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${as_sanitizers})
   if("undefined" IN_LIST ALLSPARK_SANITIZE)
     add_compile_options(-fno-sanitize-recover=undefined)
