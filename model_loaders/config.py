@@ -156,6 +156,10 @@ class ModelConfig(Mapping[str, Any]):
             raise self.error(name, f"is {value!r}, expected an object")
         return ModelConfig(value, f"{self.source}: {name}")
 
+    def part(self, name: str) -> ModelConfig:
+        """The same, without fields where it is absent."""
+        return self.section(name) or ModelConfig({}, f"{self.source}: {name}")
+
     def architecture(self) -> str:
         names = self._value("architectures", _UNSET)
         if not isinstance(names, list) or not names or not isinstance(names[0], str):

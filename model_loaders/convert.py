@@ -45,8 +45,8 @@ COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
 INV_FREQ = "rope.inv_freq"
 WINDOW_INV_FREQ = "rope.window_inv_freq"
 ALIBI_SLOPES = "alibi.slopes"
-# A matrix that is never quantised and takes no adapters.
-POSITION_EMBEDDING = "position_embedding"
+# Ends of the names of matrices that are never quantised and take no adapters.
+PLAIN_MATRICES = ("position_embedding", ".router", ".k_up", ".v_up")
 
 # Loading that is over sooner shows nothing.
 _PROGRESS_DELAY_S = 1
@@ -119,7 +119,7 @@ def make_plan(
     architecture, _, computed = decoder_fields(config)
     spec = make_spec(config, data_type)
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
-    named = architecture.full_names(checkpoint.tensors)
+    named = architecture.arranged(checkpoint.tensors, spec)
     tensors = without_idle_biases(named, _sources(architecture, spec, required))
     parts = resolve(
         architecture, spec.num_layers, required, tensors, computed, spec.num_experts
@@ -166,9 +166,7 @@ def _matrix_weights(
     return [
         MatrixWeight((tensor.name, *modules[tensor.name]), tensor.shape[1])
         for tensor in required
-        if len(tensor.shape) == 2
-        and tensor.name != POSITION_EMBEDDING
-        and not tensor.name.endswith(".router")
+        if len(tensor.shape) == 2 and not tensor.name.endswith(PLAIN_MATRICES)
     ]
 
 

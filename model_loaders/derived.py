@@ -34,17 +34,12 @@ class DerivedTensor(TensorEntry):
         if not self.by_rows or isinstance(source, DerivedTensor) or source.strides is not None:
             yield 0, self
             return
-        rows, row_bytes = self.shape[0], source.nbytes // self.shape[0]
+        rows = self.shape[0]
         panels = _PIECE_ELEMENTS // math.prod(self.shape[1:]) // _PANEL_ROWS
         step = _PANEL_ROWS * max(panels, 1)
         for begin in range(0, rows, step):
             count = min(step, rows - begin)
-            part = replace(
-                source,
-                shape=(count, *source.shape[1:]),
-                offset=source.offset + begin * row_bytes,
-                nbytes=count * row_bytes,
-            )
+            part = row_range(source, begin, count)
             shape = (count, *self.shape[1:])
             yield (
                 begin,
@@ -56,6 +51,16 @@ class DerivedTensor(TensorEntry):
         with contextlib.ExitStack() as stack:
             arrays = [stack.enter_context(entry.open()) for entry in self.inputs]
             yield np.ascontiguousarray(self.compute(*arrays))
+
+
+def row_range(source: TensorEntry, begin: int, count: int) -> TensorEntry:
+    """Rows [begin, begin + count) of ``source``."""
+    shape = (count, *source.shape[1:])
+    if isinstance(source, DerivedTensor) or source.strides is not None:
+        return derive(lambda rows: rows[begin : begin + count], source.dtype, shape, source)
+    row_bytes = source.nbytes // source.shape[0]
+    offset = source.offset + begin * row_bytes
+    return replace(source, shape=shape, offset=offset, nbytes=count * row_bytes)
 
 
 def derive(

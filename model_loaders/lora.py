@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checkpoint import Checkpoint
-from .convert import POSITION_EMBEDDING, package_version
+from .convert import PLAIN_MATRICES, package_version
 from .errors import CheckpointError, UnexplainedTensorError
 from .native import native
 from .peft_config import PeftConfig
@@ -36,7 +36,7 @@ _MATRIX = re.compile(r"(.+)\.lora_(A|B)(?:\.([^.]+))?\.weight")
 _EMBEDDING_MATRIX = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.([^.]+))?")
 _WEIGHT = re.compile(r"(.+?)(?:\.base_layer)?\.weight")
 # Weights that take no adapters: a router is one of few rows, and experts lie in one weight.
-_WITHOUT_ADAPTERS = (POSITION_EMBEDDING, ".router", ".experts_gate_up", ".experts_down")
+_WITHOUT_ADAPTERS = (*PLAIN_MATRICES, ".experts_gate_up", ".experts_down")
 # Rows of a weight that are compared with a copy of it at a time.
 _COMPARED_ROWS = 1024
 
@@ -280,7 +280,10 @@ def _modules(spec: Any) -> dict[str, Module]:
             modules[names[0]] = Module(names[0], tensor, 0, shape[1], shape[0])
             continue
         begin, order = 0, None if rule.order is None else rule.order(spec)
-        for name, size in zip(names, _source_rows(spec, shape[0], len(names)), strict=True):
+        sizes = rule.rows(spec) if rule.rows else _source_rows(spec, shape[0], len(names))
+        if sum(sizes) != shape[0] or 0 in sizes:
+            continue  # How other models have it.
+        for name, size in zip(names, sizes, strict=True):
             modules[name] = Module(name, tensor, begin, size, shape[1], order)
             begin += size
     return modules

@@ -148,14 +148,9 @@ def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, the
     """YaRN: dimensions that turn often keep their frequency, slow ones are divided, with a ramp
     between.
     """
-    for name in ("mscale", "mscale_all_dim"):
-        if section.get(name) is not None:
-            raise UnsupportedModelError(f"{section.source}: {name} is not supported")
     length = _original_length(section, config)
     factor = section.number("factor", config.integer("max_position_embeddings") / length)
-    scaling = section.number(
-        "attention_factor", 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
-    )
+    scaling = section.number("attention_factor", _yarn_attention_factor(section, factor))
     half = len(inv_freq)
 
     def dimension(turns: float) -> float:
@@ -176,6 +171,29 @@ def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, the
     keep = np.float32(1) - ramp
     mixed = divided * (np.float32(1) - keep) + inv_freq * keep
     return Rope(mixed.astype(np.float32), float(scaling))
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _yarn_attention_factor(section: ModelConfig, factor: float) -> float:
+    if not section.get("mscale") or not section.get("mscale_all_dim"):
+        return _yarn_scale(factor, 1.0)
+    above, below = section.number("mscale"), section.number("mscale_all_dim")
+    return _yarn_scale(factor, above) / _yarn_scale(factor, below)
+
+
+def score_scale(config: ModelConfig, head_dim: int) -> float:
+    """What DeepSeek's models multiply attention scores by: of YaRN's scale, the part that is not in
+    cosine and sine.
+    """
+    section, _ = rope_section(config)
+    kind = section.text("rope_type", section.text("type", "default"))
+    if kind == "default" or not section.get("mscale_all_dim"):
+        return float(head_dim**-0.5)
+    scale = _yarn_scale(section.number("factor"), section.number("mscale_all_dim"))
+    return float(head_dim**-0.5 * scale * scale)
 
 
 def _longrope(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig) -> Rope:

@@ -31,6 +31,7 @@ _MAX_NAMES = 8
 
 # The rows of a source in the order in which the decoder has them, computed from its DecoderSpec.
 RowOrder = Callable[[Any], NDArray[np.intp]]
+Tensors = Mapping[str, TensorEntry]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Weight:
     explains sources that a checkpoint may hold although its spec leaves the target out (an
     ``lm_head`` that is tied); they are not used then. A single source may have its rows in another
     ``order``, or its float32 values changed by ``transform``. A ``transposed`` matrix lies with its
-    columns as rows.
+    columns as rows. ``rows``: how many each source has, computed from the DecoderSpec, where that
+    is neither all alike nor those of q, k and v.
 
     Rules for the same target are alternatives: the first whose sources are all there counts.
     """
@@ -53,6 +55,7 @@ class Weight:
     order: RowOrder | None = None
     transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     transposed: bool = False
+    rows: Callable[[Any], Sequence[int]] | None = None
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -64,7 +67,8 @@ class Weight:
 class Architecture:
     """One Hugging Face model class. ``ignored`` are regular expressions for whole names of tensors
     without use; ``standard`` gives a configuration transformers' names where it has others.
-    ``prefix`` is what names lack in checkpoints that were saved without the head.
+    ``prefix`` is what names lack in checkpoints that were saved without the head. ``view``, given a
+    DecoderSpec, gives the tensors that the rules name, where a checkpoint has several in one.
     """
 
     name: str
@@ -73,8 +77,13 @@ class Architecture:
     ignored: tuple[str, ...] = ()
     standard: Callable[[ModelConfig], ModelConfig] = lambda config: config
     prefix: str = ""
+    view: Callable[[Tensors, Any], Tensors] = lambda tensors, spec: tensors
 
-    def full_names(self, tensors: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
+    def arranged(self, tensors: Tensors, spec: Any) -> Tensors:
+        """``tensors`` as the rules have them."""
+        return self.view(self.full_names(tensors), spec)
+
+    def full_names(self, tensors: Tensors) -> Tensors:
         """``tensors`` by the names that the rules have for them."""
         if not self.prefix or any(name.startswith(self.prefix) for name in tensors):
             return tensors

@@ -144,7 +144,7 @@ struct NormArgs {
 };
 
 // y[r, :] = f(x[r, :]), or += where accumulate; f(x) = scale * x, or soft_cap * tanh(scale * x /
-// soft_cap) where soft_cap > 0. y may be x.
+// soft_cap) where soft_cap > 0, and then within [-limit, limit] where limit > 0. y may be x.
 struct ScaleArgs {
   const float* x;
   int64_t ldx;
@@ -154,6 +154,7 @@ struct ScaleArgs {
   float scale;
   float soft_cap;
   bool accumulate;
+  float limit = 0.0f;
 };
 
 // out[r, :] = table[ids[r], :], or += where accumulate, float32, from a table in the slot's dtype.

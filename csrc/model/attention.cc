@@ -1,11 +1,13 @@
 #include "model/attention.h"
 
 #include "model/branch.h"
+#include "model/latent_attention.h"
+#include "ops/convert.h"
 #include "ops/kv_write.h"
 #include "ops/logn.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
-#include "tensor/tensor_view.h"
+#include "ops/scale.h"
 
 namespace allspark {
 namespace {
@@ -14,8 +16,38 @@ int64_t HeadBytes(const DecoderShape& shape, int64_t block_size) {
   return kernels::KvPartBytes(shape.cache, block_size, shape.head_dim);
 }
 
-ConstMatrix Columns(const Matrix& x, int64_t begin, int64_t cols) {
-  return {static_cast<const float*>(x.data) + begin, x.dtype, x.rows, cols, x.ld};
+QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
+                      const AttentionWeights& weights, const StepInput& step, const Workspace& w) {
+  const ConstMatrix normed = ReadResidual(context, weights.norm, weights.qkv.activation, w);
+  Linear(context, normed, weights.qkv, /*accumulate=*/false, w.qkv,
+         step.lora->Layer(context, normed, step.layer, &LoraLayer::qkv, w.lora));
+  if (!shape.qkv_scaling.is_identity()) {
+    Scale(context, w.qkv, shape.qkv_scaling, /*accumulate=*/false, w.qkv);
+  }
+  if (shape.qk_norm_whole) {
+    // As of one wide head: kv_cols divide q_cols, so the keys are a head of that size.
+    NormHeads(context, w.qkv, 0, 1, shape.q_cols(), weights.q_norm);
+    NormHeads(context, w.qkv, shape.q_heads / shape.kv_heads, 1, shape.kv_cols(), weights.k_norm);
+  } else if (weights.q_norm.weight != nullptr) {
+    NormHeads(context, w.qkv, 0, shape.q_heads, shape.head_dim, weights.q_norm);
+    NormHeads(context, w.qkv, shape.q_heads, shape.kv_heads, shape.head_dim, weights.k_norm);
+  }
+  if (step.rope.rotary_dim > 0) {
+    // Keys follow the queries in a row, so one call rotates both.
+    Rope(context, w.qkv, shape.q_heads + shape.kv_heads, shape.head_dim, step.positions, step.rope);
+  }
+  const int64_t k_begin = shape.q_cols(), v_begin = k_begin + shape.kv_cols();
+  return {Columns(w.qkv, 0, shape.q_cols()), Columns(w.qkv, k_begin, shape.kv_cols()),
+          Columns(w.qkv, v_begin, shape.kv_cols())};
+}
+
+// x as a product reads it, in the dtype of y.
+void RoundTo(const OpContext& context, const ConstMatrix& x, const Matrix& y) {
+  if (y.dtype == DType::kInt8) {
+    Quantize(context, x, y);
+  } else {
+    Convert(context, x, y);
+  }
 }
 
 }  // namespace
@@ -51,41 +83,25 @@ AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
 void RunAttention(const OpContext& context, const DecoderShape& shape,
                   const AttentionWeights& weights, const kernels::PagedKv& kv,
                   const StepInput& step, const Workspace& w) {
-  const ConstMatrix normed = ReadResidual(context, weights.norm, weights.qkv.activation, w);
-  Linear(context, normed, weights.qkv, /*accumulate=*/false, w.qkv,
-         step.lora->Layer(context, normed, step.layer, &LoraLayer::qkv, w.lora));
-  if (shape.qk_norm_whole) {
-    // As of one wide head: kv_cols divide q_cols, so the keys are a head of that size.
-    NormHeads(context, w.qkv, 0, 1, shape.q_cols(), weights.q_norm);
-    NormHeads(context, w.qkv, shape.q_heads / shape.kv_heads, 1, shape.kv_cols(), weights.k_norm);
-  } else if (weights.q_norm.weight != nullptr) {
-    NormHeads(context, w.qkv, 0, shape.q_heads, shape.head_dim, weights.q_norm);
-    NormHeads(context, w.qkv, shape.q_heads, shape.kv_heads, shape.head_dim, weights.k_norm);
-  }
-  if (step.rope.rotary_dim > 0) {
-    // Keys follow the queries in a row, so one call rotates both.
-    Rope(context, w.qkv, shape.q_heads + shape.kv_heads, shape.head_dim, step.positions, step.rope);
-  }
-  if (step.logn_length > 0) {
-    Matrix queries = w.qkv;
-    queries.cols = shape.q_cols();
-    LogN(context, step.positions, step.logn_length, queries);
-  }
-  const ConstMatrix q = Columns(w.qkv, 0, shape.q_cols());
-  const ConstMatrix k = Columns(w.qkv, shape.q_cols(), shape.kv_cols());
-  const ConstMatrix v = Columns(w.qkv, shape.q_cols() + shape.kv_cols(), shape.kv_cols());
-  KvWrite(context, kv, shape.cache, step.sequences, step.num_sequences, k, v, shape.kv_heads,
-          shape.head_dim);
-  const bool quantize = weights.o.activation == DType::kInt8;
-  Matrix attended = w.attended.As(quantize ? DType::kFloat32 : shape.compute);
+  const bool latents = shape.has_latents();
+  const QueryKeyValue qkv = latents ? ProjectLatents(context, shape, weights, step, w)
+                                    : Project(context, shape, weights, step, w);
+  if (step.logn_length > 0) LogN(context, step.positions, step.logn_length, qkv.q);
+  KvWrite(context, kv, shape.cache, step.sequences, step.num_sequences, qkv.k, qkv.v,
+          shape.kv_heads, shape.head_dim);
+  // What is quantised next, or made values of latents first, is not yet rounded.
+  const DType o_input = weights.o.activation;
+  Matrix attended =
+      w.attended.As(o_input == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);
   AttentionParams params = MakeAttentionParams(shape, weights.window);
   params.slopes = step.alibi_slopes;
-  PagedAttention(context, params, kv, shape.cache, step.sequences, step.num_sequences, q, w.scratch,
-                 attended);
-  if (quantize) {
-    const Matrix quantized = w.attended_int8.As(DType::kInt8);
-    Quantize(context, attended, quantized);
-    attended = quantized;
+  PagedAttention(context, params, kv, shape.cache, step.sequences, step.num_sequences, qkv.q,
+                 w.scratch, attended);
+  if (latents) attended = ValuesOfLatents(context, shape, weights, attended, *step.tasks, w);
+  if (attended.dtype != o_input) {
+    const Matrix input = w.o_input.As(o_input);
+    RoundTo(context, attended, input);
+    attended = input;
   }
   AddToResidual(context, attended, weights.o, weights.post_norm, shape.residual_scaling,
                 step.lora->Layer(context, attended, step.layer, &LoraLayer::o, w.lora), w);

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "model/decoder_weights.h"
 #include "model/lora.h"
 #include "model/workspace.h"
 #include "ops/attention.h"
+#include "ops/linear_each.h"
 #include "ops/rope.h"
 #include "ops/sequence_range.h"
 
@@ -23,6 +25,13 @@ struct StepInput {
   const float* alibi_slopes = nullptr;  // [q_heads]; null: none
   int64_t layer = 0;
   LoraBatch* lora = nullptr;
+  std::vector<LinearTask>* tasks = nullptr;  // room for as many as query heads
+};
+
+// What attention reads and the cache keeps: [tokens, heads * head_dim] float32 each.
+struct QueryKeyValue {
+  Matrix q;
+  ConstMatrix k, v;
 };
 
 // Where a layer's keys and values lie in a block: K of all KV heads, then V of all, layer after

@@ -55,7 +55,8 @@ class DecoderImpl final : public Decoder {
         lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
         sequences_(static_cast<size_t>(parts_.options.max_tokens)),
         logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {
-    expert_tasks_.reserve(MaxExpertTasks(parts_.shape));
+    tasks_.reserve(
+        std::max(MaxExpertTasks(parts_.shape), static_cast<size_t>(parts_.shape.q_heads)));
   }
 
   int64_t vocab_size() const override { return parts_.shape.vocab_size; }
@@ -84,7 +85,7 @@ class DecoderImpl final : public Decoder {
   // Of the step under way; sized for the largest.
   std::vector<SequenceRange> sequences_;
   std::vector<int64_t> logits_tokens_;  // by logits row, the token whose logits it takes
-  std::vector<LinearTask> expert_tasks_;
+  std::vector<LinearTask> tasks_;
   OpContext context_;
   Workspace workspace_;  // in the step's arena
   const int32_t* tokens_ = nullptr;
@@ -180,6 +181,7 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   step.num_sequences = batch.num_sequences;
   step.positions = batch.positions;
   step.lora = &lora_;
+  step.tasks = &tasks_;
   step.logn_length = parts_.options.use_logn_attn ? shape.max_position : 0;
   step.alibi_slopes = parts_.weights.alibi_slopes;
   Embed(0, w.residual);
@@ -194,7 +196,7 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
     RunAttention(context_, shape, weights.attention,
                  MakePagedKv(shape, parts_.options.block_size, layer, kv.data), step, w);
     if (weights.moe.router.data != nullptr) {
-      RunExperts(context_, shape, weights.moe, layer, lora_, w, expert_tasks_);
+      RunExperts(context_, shape, weights.moe, layer, lora_, w, tasks_);
     } else {
       RunMlp(context_, shape, weights.mlp, layer, lora_, w);
     }

@@ -77,7 +77,11 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.num_layers = spec.num_layers();
   shape.q_heads = spec.num_heads();
   shape.kv_heads = spec.num_kv_heads();
-  shape.head_dim = spec.head_dim();
+  shape.kv_latent = spec.kv_latent();
+  shape.q_latent = spec.q_latent();
+  shape.query_dim = spec.head_dim();
+  shape.head_dim = shape.has_latents() ? spec.kv_latent() + spec.rotary_dim() : spec.head_dim();
+  shape.value_dim = shape.has_latents() ? spec.value_dim() : spec.head_dim();
   shape.intermediate = spec.intermediate_size();
   shape.norm_eps = spec.norm_eps();
   shape.activation = static_cast<kernels::Activation>(spec.activation());
@@ -94,6 +98,7 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.embedding_scaling.scale = OneIfZero(spec.embedding_scale());
   shape.residual_scaling.scale = OneIfZero(spec.residual_scale());
   shape.logits_scaling = {OneIfZero(spec.logits_scale()), spec.logits_soft_cap()};
+  shape.qkv_scaling.limit = spec.qkv_limit();
   shape.norm_before = spec.norm_placement() != proto::NORM_AFTER;
   shape.norm_after = spec.norm_placement() != proto::NORM_BEFORE;
   shape.qk_norm_whole = spec.qk_norm_whole();
@@ -194,8 +199,7 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
     }
     // A sum of products of bytes stays below 2^31 up to here.
     constexpr int64_t kMaxSumK = 65536;
-    const int64_t deepest = std::max({shape.hidden, shape.widest_intermediate(), shape.q_cols()});
-    if (quant.group_size() == 0 && deepest > kMaxSumK) {
+    if (quant.group_size() == 0 && shape.widest_input() > kMaxSumK) {
       return Status::Unimplemented("weight_quant of '" + quant.tensor() +
                                    "': int8 activations with one scale per output feature need at "
                                    "most " +
@@ -225,9 +229,10 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
     return Missing(table, "rope", DType::kFloat32);
   }
   const bool scales = shape.has_branch() || !shape.embedding_scaling.is_identity() ||
-                      !shape.logits_scaling.is_identity();
+                      !shape.logits_scaling.is_identity() || !shape.qkv_scaling.is_identity() ||
+                      shape.has_latents();
   if (scales && table.scale == nullptr) return Missing(table, "scale", DType::kFloat32);
-  if (!shape.norm_before && compute != DType::kFloat32 &&
+  if ((!shape.norm_before || shape.has_latents()) && compute != DType::kFloat32 &&
       table.convert[float_slot][slot] == nullptr) {
     return Missing(table, "convert", compute);
   }

@@ -23,7 +23,12 @@ struct DecoderShape {
   int64_t num_layers = 0;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;  // of keys and values in the cache, and of the queries that meet them
+  // Latent attention (model/latent_attention.h); otherwise these are 0, 0, and head_dim.
+  int64_t kv_latent = 0;
+  int64_t q_latent = 0;
+  int64_t query_dim = 0;     // of a head as the model was trained
+  int64_t value_dim = 0;     // of what a head gives to the output projection
   int64_t intermediate = 0;  // 0: every layer has experts
   float norm_eps = 0.0f;
   kernels::Activation activation = kernels::Activation::kSilu;
@@ -37,6 +42,7 @@ struct DecoderShape {
   float attention_soft_cap = 0.0f;
   Scaling embedding_scaling;
   Scaling residual_scaling;  // of what attention and MLP add to the stream
+  Scaling qkv_scaling;       // of queries, keys and values
   Scaling logits_scaling;
   bool norm_before = true;  // attention and MLP
   bool norm_after = false;
@@ -76,6 +82,16 @@ struct DecoderShape {
     return std::max({intermediate, expert_intermediate, shared_intermediate});
   }
   int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
+  bool has_latents() const { return kv_latent > 0; }
+  // Of the rows that queries, keys and values are made from.
+  int64_t latent_cols() const { return q_latent + head_dim; }
+  int64_t unrotated_dim() const { return query_dim - rotary_dim; }
+  // Of what the output projection reads.
+  int64_t o_cols() const { return q_heads * value_dim; }
+  // The widest row that a product of a layer reads.
+  int64_t widest_input() const {
+    return std::max({hidden, widest_intermediate(), o_cols(), q_latent});
+  }
 };
 
 // InvalidArgument when the spec is inconsistent, Unimplemented when a size does not fit the packed

@@ -151,6 +151,26 @@ MoeWeights BindExperts(const Binder& binder, const DecoderShape& shape,
   return moe;
 }
 
+LatentWeights BindLatents(const Binder& binder, const DecoderShape& shape,
+                          const proto::DecoderSpec& spec, const std::string& prefix) {
+  const auto linear = [&](const char* name, int64_t n, int64_t k) {
+    return binder.Linear(prefix + name, n, k, /*has_bias=*/false);
+  };
+  const auto norm = [&](const char* name, int64_t size) {
+    return NormWeight{size > 0 ? binder.Vector(prefix + name, size) : nullptr,
+                      spec.latent_norm_eps()};
+  };
+  LatentWeights weights;
+  weights.latents = linear("latents", shape.latent_cols(), shape.hidden);
+  weights.q_norm = norm("q_latent_norm", shape.q_latent);
+  weights.kv_norm = norm("kv_latent_norm", shape.kv_latent);
+  weights.q = linear("q", shape.q_heads * shape.query_dim,
+                     shape.q_latent > 0 ? shape.q_latent : shape.hidden);
+  weights.k_up = linear("k_up", shape.q_heads * shape.kv_latent, shape.unrotated_dim());
+  weights.v_up = linear("v_up", shape.o_cols(), shape.kv_latent);
+  return weights;
+}
+
 LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
                        const proto::DecoderSpec& spec, int64_t layer) {
   const std::string prefix = "layers." + std::to_string(layer) + ".";
@@ -163,11 +183,15 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
     return NormWeight{shape.qk_norm ? binder.Vector(prefix + name, size) : nullptr, shape.norm_eps};
   };
   attention.norm = norm("attention_norm", shape.norm_before);
-  attention.qkv = binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
+  if (shape.has_latents()) {
+    attention.latent = BindLatents(binder, shape, spec, prefix);
+  } else {
+    attention.qkv = binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
+  }
   const bool whole = shape.qk_norm_whole;
   attention.q_norm = head_norm("q_norm", whole ? shape.q_cols() : shape.head_dim);
   attention.k_norm = head_norm("k_norm", whole ? shape.kv_cols() : shape.head_dim);
-  attention.o = binder.Linear(prefix + "o", shape.hidden, shape.q_cols(), spec.o_bias());
+  attention.o = binder.Linear(prefix + "o", shape.hidden, shape.o_cols(), spec.o_bias());
   attention.post_norm = norm("attention_post_norm", shape.norm_after);
   if (spec.layer_window_size() > 0) {
     attention.window = spec.layer_window(static_cast<int>(layer));
@@ -194,16 +218,16 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
 
 }  // namespace
 
-LinearWeight ExpertWeight(const LinearWeight& all, int64_t experts, int64_t expert) {
-  // Experts have whole panels (weights/experts.h), so each is a weight of its own.
+LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i) {
+  // Each has whole panels (weights/experts.h, weights/latents.h), so it is a weight of its own.
   LinearWeight one = all;
-  one.n = all.n / experts;
-  const int64_t elements = expert * one.n * one.k;
+  one.n = all.n / count;
+  const int64_t elements = i * one.n * one.k;
   const int64_t bytes =
       all.dtype == DType::kUInt4 ? elements / 2 : elements * ElementBytes(all.dtype);
   one.data = static_cast<const unsigned char*>(all.data) + bytes;
   if (!IsQuantized(all.dtype)) return one;
-  const int64_t groups = expert * one.n * (one.k / all.scales.group_size);
+  const int64_t groups = i * one.n * (one.k / all.scales.group_size);
   one.scales.scale += groups;
   if (one.scales.zero != nullptr) one.scales.zero += groups;
   return one;

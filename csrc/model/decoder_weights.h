@@ -14,11 +14,22 @@
 
 namespace allspark {
 
+// What latent attention has instead of qkv.
+struct LatentWeights {
+  LinearWeight latents;  // rows: the queries' latent, that of keys and values, the rotated key
+  NormWeight q_norm;     // of the queries' latent; no weight where there is none
+  NormWeight kv_norm;
+  LinearWeight q;
+  LinearWeight k_up;  // of one head after the other; each makes its query one for the latent
+  LinearWeight v_up;  // of one head after the other
+};
+
 struct AttentionWeights {
   NormWeight norm;
   LinearWeight qkv;  // rows: queries, keys, values
   NormWeight q_norm;
   NormWeight k_norm;
+  LatentWeights latent;
   LinearWeight o;
   NormWeight post_norm;
   int64_t window = 0;  // 0: all
@@ -46,8 +57,8 @@ struct MoeWeights {
   kernels::Activation activation = kernels::Activation::kSilu;
 };
 
-// Of one of `experts` whose weights lie one after the other in `all`.
-LinearWeight ExpertWeight(const LinearWeight& all, int64_t experts, int64_t expert);
+// The i-th of `count` weights that lie one after the other in `all`, as those of experts do.
+LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i);
 
 struct LayerWeights {
   AttentionWeights attention;

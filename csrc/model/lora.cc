@@ -101,11 +101,19 @@ class LoraBuilder {
       if (tensor.compare(0, prefix.size(), prefix) != 0) continue;
       const std::string name = tensor.substr(prefix.size());
       LoraLayer& layer = adapter_->layers_[static_cast<size_t>(i)];
-      if (name == "qkv") {
+      if (name == "latents" && shape_.has_latents()) {
+        const int64_t q_latent = shape_.q_latent, all = shape_.latent_cols();
+        return {tensor, &layer.latents, {q_latent, all}, shape_.hidden, false, {}};
+      }
+      if (name == "q" && shape_.has_latents()) {
+        const int64_t cols = shape_.q_latent > 0 ? shape_.q_latent : shape_.hidden;
+        return {tensor, &layer.q, {shape_.q_heads * shape_.query_dim}, cols, false, {}};
+      }
+      if (name == "qkv" && !shape_.has_latents()) {
         const int64_t q = shape_.q_cols(), kv = shape_.kv_cols();
         return {tensor, &layer.qkv, {q, q + kv, q + 2 * kv}, shape_.hidden, false, {}};
       }
-      if (name == "o") return {tensor, &layer.o, {shape_.hidden}, shape_.q_cols(), false, {}};
+      if (name == "o") return {tensor, &layer.o, {shape_.hidden}, shape_.o_cols(), false, {}};
       // Of experts, the shared one takes adapters.
       const bool experts = shape_.layer_has_experts(i);
       const int64_t inner = experts ? shape_.shared_intermediate : shape_.intermediate;

@@ -20,6 +20,8 @@ namespace allspark {
 // The weights of a layer that an adapter may add to.
 struct LoraLayer {
   LoraWeight qkv;
+  LoraWeight latents;  // these two of latent attention, instead
+  LoraWeight q;
   LoraWeight o;
   LoraWeight gate_up;  // or up alone
   LoraWeight down;

@@ -30,7 +30,7 @@ void AddTasks(const DecoderShape& shape, const Routing& routing, const ExpertLin
     const int64_t begin = routing.begins[e], end = routing.begins[e + 1];
     if (begin == end) continue;
     LinearTask task{Rows(linear.x, begin, end),
-                    ExpertWeight(linear.weight, experts, e),
+                    WeightOf(linear.weight, experts, e),
                     Rows(linear.y, begin, end),
                     {},
                     {}};

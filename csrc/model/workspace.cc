@@ -4,7 +4,6 @@
 
 #include "base/int_math.h"
 #include "model/attention.h"
-#include "tensor/tensor_view.h"
 
 namespace allspark {
 namespace {
@@ -68,6 +67,21 @@ int64_t CarveExperts(const DecoderShape& shape, int64_t tokens, Carver carver, M
   return std::max(before.offset(), carver.offset());
 }
 
+// Beside the matrices that all attention has.
+LatentWorkspace CarveLatents(const DecoderShape& shape, int64_t tokens, Carver& carver) {
+  const auto take = [&](int64_t cols) { return carver.Take(DType::kFloat32, tokens, cols); };
+  LatentWorkspace w;
+  w.latents = take(shape.latent_cols());
+  if (shape.q_latent > 0)
+    w.q_latent = carver.TakeActivations(shape.compute, tokens, shape.q_latent);
+  w.queries = take(shape.q_heads * shape.query_dim);
+  if (shape.compute != DType::kFloat32) {
+    w.rounded_queries = carver.Take(shape.compute, tokens, shape.q_heads * shape.unrotated_dim());
+  }
+  w.values = take(shape.o_cols());
+  return w;
+}
+
 struct Layout {
   Workspace workspace;
   int64_t bytes;
@@ -84,7 +98,7 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
     w.mlp_normed = common.TakeActivations(shape.compute, tokens, shape.hidden);
   }
   if (shape.has_branch()) w.branch = common.Take(DType::kFloat32, tokens, shape.hidden);
-  w.row_scratch_floats = AlignUp(std::max(shape.hidden, shape.intermediate), 16);
+  w.row_scratch_floats = AlignUp(std::max({shape.hidden, shape.intermediate, shape.q_latent}), 16);
   w.row_scratch =
       static_cast<float*>(common.Take(DType::kFloat32, num_threads, w.row_scratch_floats).data);
   if (lora_columns > 0) {
@@ -92,13 +106,18 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
     w.lora.low = shape.compute == DType::kFloat32
                      ? w.lora.sums
                      : common.Take(shape.compute, tokens, lora_columns);
-    const int64_t widest = std::max({shape.hidden, shape.widest_intermediate(), shape.q_cols()});
-    if (shape.int8_activations) w.lora.wide = common.Take(shape.compute, tokens, widest);
+    if (shape.int8_activations) {
+      w.lora.wide = common.Take(shape.compute, tokens, shape.widest_input());
+    }
   }
   Carver attention(base, common.offset());
-  w.qkv = attention.Take(DType::kFloat32, tokens, shape.qkv_cols());
-  w.attended = attention.TakeActivations(DType::kFloat32, tokens, shape.q_cols());
-  w.attended_int8 = attention.TakeActivations(DType::kInt8, tokens, shape.q_cols());
+  const bool latents = shape.has_latents();
+  w.qkv = attention.Take(DType::kFloat32, tokens, latents ? shape.q_cols() : shape.qkv_cols());
+  if (latents) w.latent = CarveLatents(shape, tokens, attention);
+  const DType attended = latents ? shape.compute : DType::kFloat32;
+  w.attended = attention.TakeActivations(attended, tokens, shape.q_cols());
+  const DType o_input = latents ? shape.compute : DType::kInt8;
+  w.o_input = attention.TakeActivations(o_input, tokens, shape.o_cols());
   const int64_t scratch_floats = PagedAttentionScratch(MakeAttentionParams(shape, 0), num_threads);
   w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
   Carver mlp(base, common.offset());

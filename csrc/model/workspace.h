@@ -9,8 +9,16 @@
 #include "ops/lora.h"
 #include "ops/moe.h"
 #include "ops/op_context.h"
+#include "tensor/tensor_view.h"
 
 namespace allspark {
+
+// Columns [begin, begin + cols) of every row.
+inline Matrix Columns(Matrix x, int64_t begin, int64_t cols) {
+  x.data = static_cast<unsigned char*>(x.data) + begin * ElementBytes(x.dtype);
+  x.cols = cols;
+  return x;
+}
 
 // What a GEMM reads: room for [rows, cols] in any of the dtypes that it may have, and for what
 // int8 rows have besides.
@@ -39,6 +47,15 @@ struct MoeWorkspace {
   Matrix shared_gated_float;  // [tokens, shared_intermediate] float32
 };
 
+// The intermediate matrices of latent attention.
+struct LatentWorkspace {
+  Matrix latents;             // [tokens, latent_cols] float32
+  ActivationBuffer q_latent;  // [tokens, q_latent], normalised
+  Matrix queries;             // [tokens, q_heads * query_dim] float32
+  Matrix rounded_queries;     // [tokens, q_heads * unrotated_dim] in the compute type, if another
+  Matrix values;              // [tokens, o_cols] float32
+};
+
 struct Workspace {
   Matrix residual;          // [tokens, hidden] float32: the stream that attention and MLP add to
   ActivationBuffer normed;  // [tokens, hidden]; last, the rows that sample
@@ -48,9 +65,10 @@ struct Workspace {
   int64_t row_scratch_floats = 0;
   LoraScratch lora;  // empty without adapters
   // Attention half.
-  Matrix qkv;                      // [tokens, qkv_cols] float32
-  ActivationBuffer attended;       // [tokens, q_cols]
-  ActivationBuffer attended_int8;  // the same, quantised
+  Matrix qkv;                 // [tokens, qkv_cols] float32; with latents, [tokens, q_cols]
+  LatentWorkspace latent;     // empty without latents
+  ActivationBuffer attended;  // [tokens, q_cols]
+  ActivationBuffer o_input;   // [tokens, o_cols], where it is not `attended`
   float* scratch = nullptr;
   // MLP half, of layers with experts and of others.
   MoeWorkspace moe;

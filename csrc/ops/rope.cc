@@ -9,12 +9,12 @@ void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head
   internal::CheckMatrix("rope", "x", x);
   internal::CheckDType("rope", "x", x.dtype, DType::kFloat32);
   internal::CheckKernel("rope", x.dtype, context.kernels->rope != nullptr, context);
-  AS_CHECK(heads > 0 && head_dim > 0 && heads * head_dim <= x.cols)
-      << "rope: " << heads << " heads of " << head_dim << " elements; x has " << x.cols
-      << " columns";
   AS_CHECK(rope.cos_sin != nullptr && rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0 &&
            rope.rotary_dim <= head_dim)
       << "rope: rotary_dim is " << rope.rotary_dim << "; head_dim is " << head_dim;
+  AS_CHECK(heads > 0 && (heads - 1) * head_dim + rope.rotary_dim <= x.cols)
+      << "rope: " << heads << " heads of " << head_dim << " elements; x has " << x.cols
+      << " columns";
   for (int64_t row = 0; row < x.rows; ++row) {
     AS_CHECK(positions[row] >= 0 && positions[row] < rope.max_position)
         << "rope: token " << row << " is at position " << positions[row]

@@ -24,6 +24,7 @@ void Scale(const OpContext& context, const ConstMatrix& x, const Scaling& scalin
                               args.cols = x.cols;
                               args.scale = scaling.scale;
                               args.soft_cap = scaling.soft_cap;
+                              args.limit = scaling.limit;
                               args.accumulate = accumulate;
                               context.kernels->scale(args, context.stream);
                             });

@@ -1,16 +1,18 @@
-// Scale: rows times a number, perhaps bounded by a soft cap. Splits over rows.
+// Scale: rows times a number, perhaps bounded by a soft cap or a limit. Splits over rows.
 #pragma once
 
 #include "ops/op_context.h"
 
 namespace allspark {
 
-// How a value is changed: scale * x, or cap * tanh(scale * x / cap) where there is a cap.
+// How a value is changed: scale * x, or cap * tanh(scale * x / cap) where there is a cap; then to
+// what is nearest in [-limit, limit].
 struct Scaling {
   float scale = 1.0f;
   float soft_cap = 0.0f;  // 0: none
+  float limit = 0.0f;     // 0: none
 
-  bool is_identity() const { return scale == 1.0f && soft_cap == 0.0f; }
+  bool is_identity() const { return scale == 1.0f && soft_cap == 0.0f && limit == 0.0f; }
 };
 
 // y = scaling(x), or y += scaling(x). x, y: [rows, cols] float32; y may be x.

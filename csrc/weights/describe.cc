@@ -50,7 +50,9 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
       << "\nshared_norm: " << spec.shared_norm()
       << "\nlearned_positions: " << spec.learned_positions()
       << "\nlm_head_bias: " << spec.lm_head_bias() << "\nembedding_norm: " << spec.embedding_norm()
-      << "\nalibi: " << spec.alibi()
+      << "\nalibi: " << spec.alibi() << "\nkv_latent: " << spec.kv_latent()
+      << "\nq_latent: " << spec.q_latent() << "\nvalue_dim: " << spec.value_dim()
+      << "\nlatent_norm_eps: " << spec.latent_norm_eps() << "\nqkv_limit: " << spec.qkv_limit()
       << "\nlayer_window: " << weights::ShapeString(spec.layer_window())
       << "\ncompute_type: " << proto::ComputeType_Name(spec.compute_type()) << "\n";
   DescribeExperts(spec, out);

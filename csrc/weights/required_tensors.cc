@@ -8,6 +8,7 @@
 
 #include "weights/experts.h"
 #include "weights/format.h"
+#include "weights/latents.h"
 #include "weights/model_reader.h"
 
 namespace allspark {
@@ -89,10 +90,10 @@ Status CheckFloatsAndEnums(const proto::DecoderSpec& spec) {
                                 "finite and not negative", spec.attention_scale() >= 0.0f));
   AS_RETURN_IF_ERROR(CheckFloat("attention_soft_cap", spec.attention_soft_cap(),
                                 "finite and not negative", spec.attention_soft_cap() >= 0.0f));
-  const std::pair<const char*, float> scales[] = {{"embedding_scale", spec.embedding_scale()},
-                                                  {"residual_scale", spec.residual_scale()},
-                                                  {"logits_scale", spec.logits_scale()},
-                                                  {"logits_soft_cap", spec.logits_soft_cap()}};
+  const std::pair<const char*, float> scales[] = {
+      {"embedding_scale", spec.embedding_scale()}, {"residual_scale", spec.residual_scale()},
+      {"logits_scale", spec.logits_scale()},       {"logits_soft_cap", spec.logits_soft_cap()},
+      {"latent_norm_eps", spec.latent_norm_eps()}, {"qkv_limit", spec.qkv_limit()}};
   for (const auto& [field, value] : scales) {
     AS_RETURN_IF_ERROR(CheckFloat(field, value, "finite and not negative", value >= 0.0f));
   }
@@ -143,6 +144,8 @@ Status CheckGemmDepths(const proto::DecoderSpec& spec) {
   const std::pair<const char*, int64_t> depths[] = {
       {"hidden_size", spec.hidden_size()},
       {"num_heads * head_dim", spec.num_heads() * spec.head_dim()},
+      {"q_latent", spec.q_latent()},
+      {"head_dim - rotary_dim", spec.kv_latent() > 0 ? spec.head_dim() - spec.rotary_dim() : 0},
       {"intermediate_size", spec.intermediate_size()}};
   for (const auto& [field, k] : depths) {
     if (k % group != 0) {
@@ -206,8 +209,8 @@ class ListBuilder {
   ListBuilder(DType compute, QuantMap quants) : compute_(compute), quants_(std::move(quants)) {}
 
   void Gemm(const std::string& name, int64_t n, int64_t k) { Matrix(name, proto::PANEL64, n, k); }
-  // Never quantised.
-  void Router(const std::string& name, int64_t n, int64_t k) {
+  // One that is never quantised.
+  void PlainGemm(const std::string& name, int64_t n, int64_t k) {
     list_.push_back({name, compute_, proto::PANEL64, {n, k}});
   }
   void Table(const std::string& name, int64_t rows, int64_t cols) {
@@ -277,7 +280,7 @@ void AddDenseMlp(const proto::DecoderSpec& spec, const std::string& prefix, List
 void AddExperts(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
   const int64_t hidden = spec.hidden_size(), experts = spec.num_experts();
   const int64_t inner = spec.expert_intermediate_size(), shared = spec.shared_intermediate_size();
-  list.Router(prefix + "router", weights::RouterRows(spec), hidden);
+  list.PlainGemm(prefix + "router", weights::RouterRows(spec), hidden);
   if (spec.router_bias()) list.Vector(prefix + "router_bias", experts);
   list.Gemm(prefix + "experts_gate_up", experts * 2 * inner, hidden);
   list.Gemm(prefix + "experts_down", experts * hidden, inner);
@@ -286,23 +289,43 @@ void AddExperts(const proto::DecoderSpec& spec, const std::string& prefix, ListB
   list.Gemm(prefix + "shared_down", hidden, shared);
 }
 
-void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) {
-  const std::string prefix = "layers." + std::to_string(layer) + ".";
+// The matrices of a head lie in whole panels, one head after the other.
+void AddLatents(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
+  const int64_t hidden = spec.hidden_size(), heads = spec.num_heads();
+  const int64_t kv_latent = spec.kv_latent(), q_latent = spec.q_latent();
+  list.Gemm(prefix + "latents", q_latent + kv_latent + spec.rotary_dim(), hidden);
+  if (q_latent > 0) list.Vector(prefix + "q_latent_norm", q_latent);
+  list.Vector(prefix + "kv_latent_norm", kv_latent);
+  list.Gemm(prefix + "q", heads * spec.head_dim(), q_latent > 0 ? q_latent : hidden);
+  list.PlainGemm(prefix + "k_up", heads * kv_latent, spec.head_dim() - spec.rotary_dim());
+  list.PlainGemm(prefix + "v_up", heads * spec.value_dim(), kv_latent);
+  list.Gemm(prefix + "o", hidden, heads * spec.value_dim());
+}
+
+void AddQkv(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
   const int64_t hidden = spec.hidden_size();
   const int64_t q_size = spec.num_heads() * spec.head_dim();
-  const int64_t qkv_size = q_size + 2 * spec.num_kv_heads() * spec.head_dim();
-  const bool before = spec.norm_placement() != proto::NORM_AFTER;
-  const bool after = spec.norm_placement() != proto::NORM_BEFORE;
-  if (before) list.Norm(spec, prefix + "attention_norm");
-  list.Gemm(prefix + "qkv", qkv_size, hidden);
-  if (spec.qkv_bias()) list.Vector(prefix + "qkv_bias", qkv_size);
+  const int64_t kv_size = spec.num_kv_heads() * spec.head_dim();
+  list.Gemm(prefix + "qkv", q_size + 2 * kv_size, hidden);
+  if (spec.qkv_bias()) list.Vector(prefix + "qkv_bias", q_size + 2 * kv_size);
   if (spec.qk_norm()) {
-    const int64_t kv_size = spec.num_kv_heads() * spec.head_dim();
     list.Vector(prefix + "q_norm", spec.qk_norm_whole() ? q_size : spec.head_dim());
     list.Vector(prefix + "k_norm", spec.qk_norm_whole() ? kv_size : spec.head_dim());
   }
   list.Gemm(prefix + "o", hidden, q_size);
-  if (spec.o_bias()) list.Vector(prefix + "o_bias", hidden);
+}
+
+void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".";
+  const bool before = spec.norm_placement() != proto::NORM_AFTER;
+  const bool after = spec.norm_placement() != proto::NORM_BEFORE;
+  if (before) list.Norm(spec, prefix + "attention_norm");
+  if (spec.kv_latent() > 0) {
+    AddLatents(spec, prefix, list);
+  } else {
+    AddQkv(spec, prefix, list);
+  }
+  if (spec.o_bias()) list.Vector(prefix + "o_bias", spec.hidden_size());
   if (after) list.Norm(spec, prefix + "attention_post_norm");
   if (before && !spec.shared_norm()) list.Norm(spec, prefix + "mlp_norm");
   if (weights::HasExperts(spec, layer)) {
@@ -320,6 +343,7 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   AS_RETURN_IF_ERROR(CheckRopeAndWindows(spec));
   AS_RETURN_IF_ERROR(CheckFloatsAndEnums(spec));
   AS_RETURN_IF_ERROR(weights::CheckExperts(spec, kMaxIntermediate));
+  AS_RETURN_IF_ERROR(weights::CheckLatents(spec, kMaxHeadDim, kMaxIntermediate));
   AS_RETURN_IF_ERROR(CheckGemmDepths(spec));
   Result<QuantMap> quants = IndexQuants(spec);
   if (!quants.ok()) return quants.status();

@@ -1,5 +1,5 @@
-"""DeepSeek-MoE: Llama with many small experts, of which some are everybody's. GLM-4.5 has them,
-too, chosen in groups by sigmoids with a bias.
+"""DeepSeek-MoE: Llama with many small experts, of which some are everybody's. DeepSeek-V2 and V3
+attend over latents besides (MLA), and V3 chooses its experts in groups, by sigmoids with a bias.
 """
 
 from __future__ import annotations
@@ -7,67 +7,73 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import ModelConfig
-from ..rope import partial_rotary_dim
+from ..rope import score_scale
 from ..spec import Architecture, Weight, register
 from . import llama
 from .common import require, weights
-from .experts import expert_weights, with_experts
+from .experts import EXPERT_BIAS, expert_weights, routed_experts
+from .latents import LATENT_WEIGHTS, split_latents
 
-MLP = llama.NAMES["layer"] + "mlp."
-EXPERTS = expert_weights(MLP, "gate", shared="shared_experts")
-
-
-def _experts(fields: dict[str, Any], config: ModelConfig, **more: Any) -> dict[str, Any]:
-    if config.get("n_routed_experts") is None:
-        return fields
-    first = config.integer("first_k_dense_replace", 0, minimum=0)
-    frequency = config.integer("moe_layer_freq", 1)
-    inner = config.integer("moe_intermediate_size")
-    return with_experts(
-        fields,
-        [layer for layer in range(fields["num_layers"]) if layer < first or layer % frequency],
-        num_experts=config.integer("n_routed_experts"),
-        experts_per_token=config.integer("num_experts_per_tok"),
-        expert_intermediate_size=inner,
-        shared_intermediate_size=inner * config.integer("n_shared_experts", 0, minimum=0),
-        **more,
-    )
+EXPERTS = expert_weights(llama.NAMES["layer"] + "mlp.", "gate", shared="shared_experts")
+LATENTS = LATENT_WEIGHTS + weights(**{k: v for k, v in llama.NAMES.items() if k != "qkv"}) + EXPERTS
 
 
 def deepseek(config: ModelConfig) -> dict[str, Any]:
     require(config, scoring_func="softmax")
     normalize = config.flag("norm_topk_prob", False)
-    return _experts(llama.decoder(config), config, normalize_expert_weights=normalize)
+    return routed_experts(llama.decoder(config), config, normalize_expert_weights=normalize)
 
 
-def glm4_moe(config: ModelConfig) -> dict[str, Any]:
-    fields = llama.decoder(config)
-    fields |= {
-        "o_bias": False,
-        "qk_norm": config.flag("use_qk_norm", False),
-        "rotary_dim": partial_rotary_dim(config, fields["head_dim"], 0.5),
+def _panels(config: ModelConfig, name: str) -> int:
+    """A size of a head's rows that lie in panels of their own."""
+    if config.integer(name) % 64:
+        raise config.refuse(name, "multiples of 64")
+    return config.integer(name)
+
+
+def _latents(config: ModelConfig) -> dict[str, Any]:
+    require(config, attention_bias=False)
+    rotary_dim = config.integer("qk_rope_head_dim")
+    head_dim = config.integer("qk_nope_head_dim") + rotary_dim
+    return {
+        **llama.decoder(config),
+        "num_kv_heads": 1,
+        "head_dim": head_dim,
+        "rotary_dim": rotary_dim,
+        "rope_interleaved": True,
+        "attention_scale": score_scale(config, head_dim),
+        "kv_latent": _panels(config, "kv_lora_rank"),
+        "q_latent": config.integer("q_lora_rank", 0, minimum=0),
+        "value_dim": _panels(config, "v_head_dim"),
+        "latent_norm_eps": 1e-6,  # which no configuration says
     }
-    return _experts(
-        fields,
-        config,
-        router_score="ROUTER_SIGMOID",
-        router_bias=True,
-        normalize_expert_weights=config.flag("norm_topk_prob", True),
-        expert_weight_scale=config.number("routed_scaling_factor", 1.0),
-        expert_groups=config.integer("n_group", 1),
-        used_expert_groups=config.integer("topk_group", 1),
-    )
 
 
+def deepseek_v2(config: ModelConfig) -> dict[str, Any]:
+    require(config, scoring_func="softmax", norm_topk_prob=False)
+    limited = config.text("topk_method", "greedy") != "greedy"
+    if limited:
+        require(config, topk_method="group_limited_greedy")
+    return routed_experts(_latents(config), config, scaled=True, grouped=limited)
+
+
+def deepseek_v3(config: ModelConfig) -> dict[str, Any]:
+    require(config, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
+    return routed_experts(_latents(config), config, scaled=True, grouped=True, sigmoids=True)
+
+
+# The layer behind the last guesses tokens ahead.
+AHEAD = r"model\.layers\.61\..*"
 register(Architecture("DeepseekForCausalLM", deepseek, llama.WEIGHTS + EXPERTS, llama.IGNORED))
 register(
+    Architecture("DeepseekV2ForCausalLM", deepseek_v2, LATENTS, llama.IGNORED, view=split_latents)
+)
+register(
     Architecture(
-        "Glm4MoeForCausalLM",
-        glm4_moe,
-        weights(**llama.NAMES, **llama.QK_NORM)
-        + EXPERTS
-        + (Weight("layers.{i}.router_bias", (f"{MLP}gate.e_score_correction_bias",)),),
-        # The layer behind the last, of the 4.5 models, guesses tokens ahead.
-        (*llama.IGNORED, r"model\.layers\.(46|92)\..*"),
+        "DeepseekV3ForCausalLM",
+        deepseek_v3,
+        LATENTS + (Weight("layers.{i}.router_bias", (EXPERT_BIAS,)),),
+        (*llama.IGNORED, AHEAD),
+        view=split_latents,
     )
 )

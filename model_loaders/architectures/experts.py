@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..spec import Weight
+from ..config import ModelConfig
+from ..derived import row_range
+from ..spec import Tensors, Weight
+from .llama import NAMES
 
+# What a router of sigmoids adds to its scores.
+EXPERT_BIAS = NAMES["layer"] + "mlp.gate.e_score_correction_bias"
 GATED = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -52,3 +58,55 @@ def with_experts(
         return fields
     inner = fields["intermediate_size"] if dense_layers else 0
     return {**fields, "intermediate_size": inner, "dense_layers": list(dense_layers), **experts}
+
+
+def split_experts(tensors: Tensors, spec: Any) -> Tensors:
+    """``tensors`` where each expert has matrices of its own, ``mlp.N.w1``, in the place of its rows
+    of one for all, ``mlp.w1``.
+    """
+    view = dict(tensors)
+    for name, entry in tensors.items():
+        match = re.fullmatch(r"(.*\.ffn\.experts\.mlp)\.(w1|v1|w2)", name)
+        if match is None or not entry.shape or entry.shape[0] % spec.num_experts:
+            continue
+        rows = entry.shape[0] // spec.num_experts
+        del view[name]
+        for e in range(spec.num_experts):
+            view[f"{match[1]}.{e}.{match[2]}"] = row_range(entry, e * rows, rows)
+    return view
+
+
+def routed_experts(
+    fields: dict[str, Any],
+    config: ModelConfig,
+    scaled: bool = False,
+    grouped: bool = False,
+    sigmoids: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """``fields`` with experts as DeepSeek's configurations have them; where it has none, as they
+    are. ``scaled``: the weights, by ``routed_scaling_factor``; ``grouped``: some groups are chosen
+    first; ``sigmoids``: with a bias, and normalised.
+    """
+    if config.get("n_routed_experts") is None:
+        return fields
+    if scaled:
+        more["expert_weight_scale"] = config.number("routed_scaling_factor", 1.0)
+    if grouped:
+        more["expert_groups"] = config.integer("n_group", 1)
+        more["used_expert_groups"] = config.integer("topk_group", 1)
+    if sigmoids:
+        more["router_score"], more["router_bias"] = "ROUTER_SIGMOID", True
+        more["normalize_expert_weights"] = config.flag("norm_topk_prob", True)
+    first = config.integer("first_k_dense_replace", 0, minimum=0)
+    frequency = config.integer("moe_layer_freq", 1)
+    inner = config.integer("moe_intermediate_size")
+    return with_experts(
+        fields,
+        [layer for layer in range(fields["num_layers"]) if layer < first or layer % frequency],
+        num_experts=config.integer("n_routed_experts"),
+        experts_per_token=config.integer("num_experts_per_tok"),
+        expert_intermediate_size=inner,
+        shared_intermediate_size=inner * config.integer("n_shared_experts", 0, minimum=0),
+        **more,
+    )

@@ -7,7 +7,7 @@ from typing import Any
 from ..alibi import alibi_slopes
 from ..config import ModelConfig
 from ..spec import Architecture, register
-from .common import layer_norm_decoder, older_names, require, weights
+from .common import layer_norm_decoder, older_names, optional_number, require, weights
 
 WEIGHTS = weights(
     layer="transformer.blocks.{i}.",
@@ -39,20 +39,20 @@ def standard(config: ModelConfig) -> ModelConfig:
 
 def mpt(config: ModelConfig) -> dict[str, Any]:
     require(config, no_bias=True, logit_scale=None)
-    attention = config.section("attn_config") or ModelConfig({}, config.source)
+    attention = config.part("attn_config")
     require(
         attention,
         alibi=True,
         alibi_bias_max=8,
         attn_type="multihead_attention",
-        clip_qkv=None,
         prefix_lm=False,
         qk_ln=False,
         softmax_scale=None,
     )
     fields = layer_norm_decoder(config, bias=False)
     slopes = alibi_slopes(fields["num_heads"])
-    return {**fields, "norm_bias": False, "rotary_dim": 0, "alibi_slopes": slopes}
+    limit = {"qkv_limit": optional_number(attention, "clip_qkv")}
+    return {**fields, "norm_bias": False, "rotary_dim": 0, "alibi_slopes": slopes, **limit}
 
 
 register(Architecture("MptForCausalLM", mpt, WEIGHTS, (), standard))

@@ -127,6 +127,34 @@ GLM4_MOE = {
     "use_qk_norm": True,
 }
 SPLIT_HEADS = {"num_key_value_heads": 4}  # what has no groups
+LATENTS = {
+    **EXPERTS,
+    **SPLIT_HEADS,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 96,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+}
+LITE = {**LATENTS, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1}
+DEEPSEEK_YARN = rope("yarn", factor=4.0, mscale=0.9, mscale_all_dim=0.7,
+                     original_max_position_embeddings=64)  # fmt: skip
+DBRX = {
+    "d_model": 64,
+    "max_seq_len": 256,
+    "n_heads": 4,
+    "n_layers": 2,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 5e5},
+    **rope("default", rope_theta=5e5),
+    "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 8, "moe_top_k": 2},
+}
 PHI2 = {**SPLIT_HEADS, "layer_norm_eps": 1e-2}
 NEOX = {**SPLIT_HEADS, "layer_norm_eps": 1e-2, "rotary_pct": 0.5}
 STARCODER2 = {"norm_epsilon": 1e-2, "tie_word_embeddings": True}
@@ -204,6 +232,7 @@ ROWS = {
     "bloom-6-heads": ("Bloom", {**BLOOM, "hidden_size": 96, "num_attention_heads": 6,
                                 "num_key_value_heads": 6}),
     "mpt": ("Mpt", {**BLOOM, "max_seq_len": 256}),
+    "mpt-limit": ("Mpt", {**BLOOM, "max_seq_len": 256, "attn_config": {"clip_qkv": 0.5}}),
     "baichuan-13b": ("Llama", SPLIT_HEADS, families.baichuan_alibi),
     "mixtral": ("Mixtral", {**MIXTRAL, "sliding_window": None}),
     "mixtral-window": ("Mixtral", {**MIXTRAL, "sliding_window": 11}),
@@ -218,6 +247,12 @@ ROWS = {
     "glm4-moe": ("Glm4Moe", GLM4_MOE),
     "glm4-moe-plain": ("Glm4Moe", {**GLM4_MOE, "n_group": 1, "use_qk_norm": False,
                                    "attention_bias": True, "norm_topk_prob": False}),
+    "deepseek-v2": ("DeepseekV2", {**LATENTS, "topk_method": "group_limited_greedy"}),
+    "deepseek-v2-lite": ("DeepseekV2", LITE),
+    "deepseek-v2-yarn": ("DeepseekV2", {**LITE, **DEEPSEEK_YARN}),
+    "deepseek-v3": ("DeepseekV3", LATENTS),
+    "deepseek-v3-yarn": ("DeepseekV3", {**LATENTS, **DEEPSEEK_YARN, "norm_topk_prob": False}),
+    "dbrx": ("Dbrx", DBRX),
     "glm-4": ("Glm", {**GLM, **rope("default", partial_rotary_factor=0.5, rope_theta=5e6)},
               families.chatglm),
 }  # fmt: skip

@@ -87,7 +87,8 @@ def test_an_adapter_is_what_it_would_be_merged(tmp_path, row):
     adapter, merged = {}, dict(tensors)
     for name, weight in sorted(tensors.items()):  # A file has no order.
         module = name.removesuffix(".weight")
-        if weight.ndim != 2 or name not in matrices(tensors) or ".experts." in name:
+        without = ".experts." in name or "kv_b_proj" in name
+        if weight.ndim != 2 or name not in matrices(tensors) or without:
             continue  # What is no part of a layer, and what takes no adapters.
         if row == "gpt2-hub":
             module = f"transformer.{module}"  # as the model calls it
@@ -154,7 +155,12 @@ def fields_of(family, **changes):
         ("gpt2", {"activation_function": "quick_gelu"}, "hidden_act is 'quick_gelu', supported"),
         ("phi2", {"qk_layernorm": True}, "qk_layernorm is True, supported: False"),
         ("falcon-40b", {"parallel_attn": False}, "parallel_attn is False, supported: True"),
-        ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "attn_config: clip_qkv is 6.0"),
+        ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2}}, "ffn_config: moe_normalize"),
+        ("deepseek-v2", {"attention_bias": True}, "attention_bias is True, supported: False"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ("deepseek-v2", {"kv_lora_rank": 100}, "kv_lora_rank is 100, supported: mult"),
+        ("deepseek-v2", {"v_head_dim": 100}, "v_head_dim is 100, supported: mult"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         (
             "bloom",
             {"apply_residual_connection_post_layernorm": True},
@@ -184,6 +190,9 @@ def test_what_is_refused_is_named(family, changes, message):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
+        ("mpt", {"attn_config": {"clip_qkv": "6"}}, "attn_config: clip_qkv is '6'"),
+        ("dbrx", {"attn_config": {"clip_qkv": -1}}, "attn_config: clip_qkv is -1"),
+        ("deepseek-v2", {"qk_nope_head_dim": 0}, "qk_nope_head_dim is 0"),
         ("qwen1", {"kv_channels": 0}, "kv_channels is 0"),
         ("qwen1", {"seq_length": "long"}, "seq_length is 'long', expected an integer"),
         ("qwen1", {"intermediate_size": 7}, "intermediate_size is 7, which is odd"),

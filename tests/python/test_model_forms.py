@@ -53,7 +53,7 @@ PACKED = {"gptq": gptq, "gptq-int8": gptq, "awq": awq}
 
 
 # Quantisers leave what chooses among experts in floats.
-ROUTERS = ("gate", "router", "shared_expert_gate")
+ROUTERS = ("gate", "router", "shared_expert_gate", "layer")
 
 
 def on_grid(weight, bits, group, symmetric):
@@ -105,13 +105,24 @@ def model(request, monkeypatch):
     return parity.build(request.param)
 
 
-def moved_onto_grid(values, config, bits, group, symmetric):
-    """A matrix as it lies in the checkpoint, or several of them stacked, and its integers."""
-    transposed = config.get("model_type") == "gpt2"
-    rows = values.T if transposed else values.reshape(-1, values.shape[-1])
-    weight = on_grid(rows, bits, group, symmetric)
-    moved = weight.weight(round_scales=False).astype(np.float32)
-    return np.ascontiguousarray(moved.T if transposed else moved.reshape(values.shape)), weight
+def by_outputs(values, name, config):
+    """A matrix as it lies in the checkpoint, or several of them, turned around where it lies so."""
+    if config.get("model_type") == "gpt2":
+        return values.T
+    if name.endswith(".w2"):  # DBRX's; each expert has rows of its own.
+        experts = config["ffn_config"]["moe_num_experts"]
+        return values.reshape(experts, -1, values.shape[-1]).swapaxes(1, 2)
+    return values
+
+
+def moved_onto_grid(values, name, config, bits, group, symmetric):
+    """The matrix ``name`` of a checkpoint, or several of them stacked, and its integers."""
+    turned = by_outputs(values, name, config)
+    weight = on_grid(turned.reshape(-1, turned.shape[-1]), bits, group, symmetric)
+    moved = weight.weight(round_scales=False).astype(np.float32).reshape(turned.shape)
+    if turned.shape != values.shape or turned.strides != values.strides:
+        moved = moved.swapaxes(-1, -2)
+    return np.ascontiguousarray(moved.reshape(values.shape)), weight
 
 
 def write(directory, config, tensors):
@@ -136,8 +147,10 @@ def test_weights(tmp_path, model, form):
     plain = dict(load((directory / "model.safetensors").read_bytes()))
     packed = dict(plain)
     for name in matrices(plain):
-        stacked = plain[name].ndim == 3  # of which GPTQ and AWQ have no form
-        plain[name], weight = moved_onto_grid(plain[name], config, bits, group, form != "awq")
+        # Of which GPTQ and AWQ have no form.
+        stacked = plain[name].ndim == 3 or not name.endswith(".weight")
+        values = plain[name]
+        plain[name], weight = moved_onto_grid(values, name, config, bits, group, form != "awq")
         packed[name] = plain[name]
         if settings is not None and not stacked:
             del packed[name]

@@ -42,10 +42,18 @@ class RandomLora final : public LoraFile {
     const int64_t kv = spec.num_kv_heads() * spec.head_dim();
     for (int64_t i = 0; i < spec.num_layers(); ++i) {
       const std::string layer = "layers." + std::to_string(i) + ".";
-      Add(layer + "qkv", 0, q, hidden, rank);
-      Add(layer + "qkv", q, kv, hidden, 1);
-      Add(layer + "qkv", q + kv, kv, hidden, rank);
-      Add(layer + "o", 0, hidden, q, rank);
+      if (spec.kv_latent() > 0) {
+        const int64_t latent = spec.q_latent(), key = spec.kv_latent() + spec.rotary_dim();
+        if (latent > 0) Add(layer + "latents", 0, latent, hidden, rank);
+        Add(layer + "latents", latent, key, hidden, 3);
+        Add(layer + "q", 0, q, latent > 0 ? latent : hidden, rank);
+        Add(layer + "o", 0, hidden, spec.num_heads() * spec.value_dim(), rank);
+      } else {
+        Add(layer + "qkv", 0, q, hidden, rank);
+        Add(layer + "qkv", q, kv, hidden, 1);
+        Add(layer + "qkv", q + kv, kv, hidden, rank);
+        Add(layer + "o", 0, hidden, q, rank);
+      }
       const auto& dense = spec.dense_layers();
       const bool experts =
           spec.num_experts() > 0 && std::find(dense.begin(), dense.end(), i) == dense.end();

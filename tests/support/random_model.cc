@@ -281,12 +281,39 @@ proto::DecoderSpec TinyQuantizedMoeSpec(proto::ComputeType compute) {
   return spec;
 }
 
+proto::DecoderSpec TinyLatentSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("LatentForCausalLM", compute);
+  spec.set_num_heads(5);
+  spec.set_num_kv_heads(1);
+  spec.set_head_dim(24);
+  spec.set_rotary_dim(8);
+  spec.set_rope_interleaved(true);
+  spec.set_attention_scale(0.2f);
+  spec.set_kv_latent(64);
+  spec.set_q_latent(40);
+  spec.set_value_dim(64);
+  spec.set_latent_norm_eps(1e-2f);
+  Quantize(spec, "layers.0.latents", 8, 0, false, true);
+  Quantize(spec, "layers.0.o", 8, 64, true, true);
+  Quantize(spec, "layers.1.q", 4, 0, false, true);
+  return spec;
+}
+
+proto::DecoderSpec TinyDbrxSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = TinyMixtralSpec(compute);
+  spec.set_architecture("DbrxForCausalLM");
+  spec.set_norm_kind(proto::LAYER_NORM);
+  spec.set_qkv_limit(0.75f);
+  return spec;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
-  return {TinyLlamaSpec(compute),    TinyQwen2Spec(compute),       TinyQwen3Spec(compute),
-          TinyMistralSpec(compute),  TinyOddSpec(compute),         TinyQuantizedSpec(compute),
-          TinyGemmaSpec(compute),    TinyOlmoSpec(compute),        TinyNeoxSpec(compute),
-          TinyGpt2Spec(compute),     TinyAlibiSpec(compute),       TinyMixtralSpec(compute),
-          TinyDeepseekSpec(compute), TinyQuantizedMoeSpec(compute)};
+  return {TinyLlamaSpec(compute),    TinyQwen2Spec(compute),        TinyQwen3Spec(compute),
+          TinyMistralSpec(compute),  TinyOddSpec(compute),          TinyQuantizedSpec(compute),
+          TinyGemmaSpec(compute),    TinyOlmoSpec(compute),         TinyNeoxSpec(compute),
+          TinyGpt2Spec(compute),     TinyAlibiSpec(compute),        TinyMixtralSpec(compute),
+          TinyDeepseekSpec(compute), TinyQuantizedMoeSpec(compute), TinyLatentSpec(compute),
+          TinyDbrxSpec(compute)};
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {

@@ -46,6 +46,10 @@ proto::DecoderSpec TinyMixtralSpec(proto::ComputeType compute = proto::COMPUTE_F
 proto::DecoderSpec TinyDeepseekSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 // A shared expert with a gate, weights of 8 and 4 bits, each layer in its own way; norms around.
 proto::DecoderSpec TinyQuantizedMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// Attention over latents, of queries, too, with quantised weights around them.
+proto::DecoderSpec TinyLatentSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// Experts, LayerNorm without a bias, and limits of queries, keys and values that some reach.
+proto::DecoderSpec TinyDbrxSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
 // Weights of 8 and 4 bits, with and without zero points and groups, each layer in its own way, some
 // with int8 activations and some without; the tied embedding too.

@@ -99,7 +99,7 @@ void RmsNorm(const NormArgs& args, Stream) noexcept {
 }
 
 [[maybe_unused]] void Scale(const ScaleArgs& args, Stream) noexcept {
-  const VecF scale = Set1(args.scale), cap = Set1(args.soft_cap);
+  const VecF scale = Set1(args.scale), cap = Set1(args.soft_cap), limit = Set1(args.limit);
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     float* y = args.y + r * args.ldy;
@@ -107,6 +107,7 @@ void RmsNorm(const NormArgs& args, Stream) noexcept {
         args.cols, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
           VecF value = Mul(load(x + i), scale);
           if (args.soft_cap > 0) value = Mul(cap, Tanh(Div(value, cap)));
+          if (args.limit > 0) value = Max(Sub(Zero(), limit), Min(limit, value));  // NaN stays
           store(y + i, args.accumulate ? Add(load(y + i), value) : value);
         });
   }

@@ -81,6 +81,9 @@ void Scale(const ScaleArgs& args, Stream) noexcept {
       double value = Load(args.x + r * args.ldx + i) * Load(&args.scale);
       const double cap = Load(&args.soft_cap);
       if (cap > 0) value = cap * std::tanh(value / cap);
+      const double limit = Load(&args.limit);
+      if (limit > 0 && value > limit) value = limit;
+      if (limit > 0 && value < -limit) value = -limit;
       Store(y, args.accumulate ? Load(y) + value : value);
     }
   }

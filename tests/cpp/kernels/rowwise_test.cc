@@ -148,20 +148,23 @@ TEST_P(RowwiseTest, RmsNormOfARowDependsOnNoOther) {
 
 TEST_P(RowwiseTest, Scale) {
   for (int64_t cols : kColumns) {
-    for (const float cap : {0.0f, 2.5f}) {
+    for (const auto& [cap, limit] : {std::pair(0.0f, 0.0f), {2.5f, 0.0f}, {0.0f, 1.75f}}) {
       for (const bool accumulate : {false, true}) {
         Data data(static_cast<uint32_t>(cols));
         const int64_t ld = cols + 3;
-        const std::vector<float> x = data.Vector<float>(3 * ld + 1, 6.0f);
+        std::vector<float> x = data.Vector<float>(3 * ld + 1, 6.0f);
+        x[1] = std::numeric_limits<float>::quiet_NaN();  // No bound hides it.
         std::vector<float> expected = data.Vector<float>(3 * ld + 1), got = expected;
         const std::vector<float> before = expected;
         const auto run = [&](const KernelTable& table, std::vector<float>& y) {
-          table.scale({x.data() + 1, ld, y.data() + 1, ld, 3, cols, 0.7f, cap, accumulate},
+          table.scale({x.data() + 1, ld, y.data() + 1, ld, 3, cols, 0.7f, cap, accumulate, limit},
                       nullptr);
         };
         run(Reference(), expected);
         run(table(), got);
+        ASSERT_TRUE(std::isnan(expected[1]) && std::isnan(got[1]));
         for (size_t i = 0; i < got.size(); ++i) {
+          if (i == 1) continue;
           const int64_t col = (static_cast<int64_t>(i) + ld - 1) % ld;
           // A product, a quotient, a tanh within 3 ulp, a product and a sum.
           const double size = std::fabs(static_cast<double>(x[i])) +
@@ -169,6 +172,9 @@ TEST_P(RowwiseTest, Scale) {
           const double bound = i > 0 && col < cols ? 8 * 0x1p-24 * size : 0;
           ASSERT_NEAR(static_cast<double>(got[i]), static_cast<double>(expected[i]), bound)
               << table().name << " cols=" << cols << " cap " << cap << " at " << i;
+          if (limit > 0 && !accumulate && col < cols && i > 0) {
+            ASSERT_LE(std::fabs(got[i]), limit);
+          }
         }
       }
     }

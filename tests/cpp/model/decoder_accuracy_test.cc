@@ -83,7 +83,7 @@ std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   return specs[static_cast<size_t>(info.param)].architecture();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 14), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 16), SpecName);
 
 // The bound must be tight enough to see the mistakes that are easy to make.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {

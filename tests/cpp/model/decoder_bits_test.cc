@@ -213,15 +213,15 @@ std::string BitsName(
 
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderBitsTest,
-    ::testing::Combine(::testing::Range(0, 14),
+    ::testing::Combine(::testing::Range(0, 16),
                        ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
                        ::testing::Range(0, static_cast<int>(testing::TestTables().size())),
                        ::testing::Values(CacheMode::kDefault)),
     BitsName);
-// Plain, with windows, with heads that fill no vector, and with ALiBi.
+// Plain, with windows, with heads that fill no vector, with ALiBi, and with latents.
 INSTANTIATE_TEST_SUITE_P(
     QuantizedCache, DecoderBitsTest,
-    ::testing::Combine(::testing::Values(0, 3, 4, 10),
+    ::testing::Combine(::testing::Values(0, 3, 4, 10, 14),
                        ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
                        ::testing::Range(0, static_cast<int>(testing::TestTables().size())),
                        ::testing::Values(CacheMode::kQuantI8, CacheMode::kQuantU4)),

@@ -88,7 +88,11 @@ TEST_P(DecoderLoraTest, GivesTheLogitsOfTheAdaptedModel) {
 TEST_P(DecoderLoraTest, BitsDependOnNoOtherAdapter) {
   RandomLora everything(5), other(6), attention(7), head(8);
   const int64_t q = spec_.num_heads() * spec_.head_dim();
-  attention.Add("layers.0.qkv", 0, q, spec_.hidden_size(), 5);
+  if (spec_.kv_latent() > 0) {
+    attention.Add("layers.0.q", 0, q, spec_.q_latent(), 5);
+  } else {
+    attention.Add("layers.0.qkv", 0, q, spec_.hidden_size(), 5);
+  }
   head.Add("lm_head", 0, spec_.vocab_size(), spec_.hidden_size(), kMaxRank);
   std::vector<std::shared_ptr<const LoraAdapter>> adapters = {
       nullptr, Load(everything.AddAll(spec_, 8), spec_, allocator_),
@@ -153,7 +157,7 @@ std::string LoraTestName(
 
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderLoraTest,
-    ::testing::Combine(::testing::Values(0, 1, 2, 3, 4, 5, 8, 9),
+    ::testing::Combine(::testing::Values(0, 1, 2, 3, 4, 5, 8, 9, 14),
                        ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
                        ::testing::Range(0, static_cast<int>(testing::TestTables().size()))),
     LoraTestName);

@@ -151,13 +151,16 @@ class ReferenceDecoder {
   }
 
   Row RmsNorm(const Row& x, const std::vector<float>& weight, double unit) const {
+    return RmsNorm(x, weight, unit, static_cast<double>(spec_.norm_eps()));
+  }
+  static Row RmsNorm(const Row& x, const std::vector<float>& weight, double unit, double eps) {
     double squares = 0, spread = 0;
     for (const Num& n : x) {
       squares += n.v * n.v;
       spread += n.v * n.v * n.e;
     }
     const double count = static_cast<double>(x.size());
-    const double r = 1.0 / std::sqrt(squares / count + static_cast<double>(spec_.norm_eps()));
+    const double r = 1.0 / std::sqrt(squares / count + eps);
     Row y(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
       const double w = static_cast<double>(weight[i]);
@@ -259,13 +262,18 @@ class ReferenceDecoder {
     }
   }
 
+  // Elements of a key in the cache.
+  int64_t KeyDim() const {
+    return spec_.kv_latent() > 0 ? spec_.kv_latent() + spec_.rotary_dim() : spec_.head_dim();
+  }
+
   // One query head of one token over keys [begin, end).
   Row Attend(const Num* q, const Rows& k, const Rows& v, int64_t q_head, int64_t begin,
              int64_t end) const {
     const int64_t kv_head = q_head / (spec_.num_heads() / spec_.num_kv_heads());
-    const int64_t dim = spec_.head_dim();
+    const int64_t dim = KeyDim();
     const double scale = spec_.attention_scale() == 0.0f
-                             ? 1.0 / std::sqrt(static_cast<double>(dim))
+                             ? 1.0 / std::sqrt(static_cast<double>(spec_.head_dim()))
                              : static_cast<double>(spec_.attention_scale());
     const double cap = static_cast<double>(spec_.attention_soft_cap());
     std::vector<Num> scores;
@@ -347,7 +355,7 @@ class ReferenceDecoder {
 
   // A token's keys or values as the cache keeps them: half a step of error each where it quantises.
   void Cache(Row& row) const {
-    const auto dim = static_cast<size_t>(spec_.head_dim());
+    const auto dim = static_cast<size_t>(KeyDim());
     for (size_t head = 0; head < row.size(); head += dim) {
       double low = 0, high = 0;
       for (size_t d = head; d < head + dim; ++d) {
@@ -365,14 +373,66 @@ class ReferenceDecoder {
     }
   }
 
+  // Of latent attention: a token's queries for the cache, and the row that is its key and value.
+  // Like the engine it multiplies queries with k_up, because the errors are those of that order;
+  // that the model means the keys is what the tests against transformers know.
+  void SplitLatents(const std::string& prefix, const Row& stream, int64_t position, Row& q,
+                    Row& key) const {
+    const int64_t heads = spec_.num_heads(), dim = spec_.head_dim();
+    const int64_t rotary = spec_.rotary_dim(), unrotated = dim - rotary;
+    const std::vector<float>& inv_freq = weights_.at("rope.inv_freq");
+    const Row normed = ReadResidual(stream, prefix + "attention_norm");
+    Row latents = Gemm(prefix + "latents", "", normed);
+    key.assign(latents.begin() + spec_.q_latent(), latents.end());
+    const double eps = static_cast<double>(spec_.latent_norm_eps());
+    Row kv_latent(key.begin(), key.begin() + spec_.kv_latent());
+    kv_latent = RmsNorm(kv_latent, weights_.at(prefix + "kv_latent_norm"), kFloatUnit, eps);
+    std::copy(kv_latent.begin(), kv_latent.end(), key.begin());
+    RotateHead(key.data() + spec_.kv_latent(), position, inv_freq);
+    Row from = normed;
+    if (spec_.q_latent() > 0) {
+      latents.resize(static_cast<size_t>(spec_.q_latent()));
+      from = RmsNorm(latents, weights_.at(prefix + "q_latent_norm"), compute_unit_, eps);
+    }
+    Row queries = Gemm(prefix + "q", "", from);
+    for (int64_t h = 0; h < heads; ++h) {
+      Num* head = queries.data() + h * dim;
+      RotateHead(head + unrotated, position, inv_freq);
+      Row plain(head, head + unrotated);
+      for (Num& n : plain) n = Rounded(n, compute_unit_);
+      const Row absorbed = Gemm(prefix + "k_up", "", plain, "", h, heads);
+      q.insert(q.end(), absorbed.begin(), absorbed.end());
+      q.insert(q.end(), head + unrotated, head + dim);
+    }
+  }
+
+  // What a head of latent attention gives to the output projection.
+  Row LatentValue(const std::string& prefix, int64_t head, Row attended) const {
+    attended.resize(static_cast<size_t>(spec_.kv_latent()));
+    Row value = Gemm(prefix + "v_up", "", attended, "", head, spec_.num_heads());
+    for (Num& n : value) n = Rounded(n, compute_unit_);
+    return value;
+  }
+
   void Attention(const std::string& prefix, int64_t window, Rows& x) const {
-    const int64_t dim = spec_.head_dim();
+    const int64_t dim = KeyDim();
     const int64_t q_cols = spec_.num_heads() * dim;
     const int64_t kv_cols = spec_.num_kv_heads() * dim;
     Rows q, k, v;
     for (size_t t = 0; t < x.size(); ++t) {
+      if (spec_.kv_latent() > 0) {
+        q.emplace_back(), k.emplace_back();
+        SplitLatents(prefix, x[t], static_cast<int64_t>(t), q.back(), k.back());
+        Cache(k.back());
+        v.push_back(k.back());
+        continue;
+      }
       Row qkv = Gemm(prefix + "qkv", spec_.qkv_bias() ? prefix + "qkv_bias" : "",
                      ReadResidual(x[t], prefix + "attention_norm"));
+      const double limit = static_cast<double>(spec_.qkv_limit());
+      for (Num& n : qkv) {
+        if (limit > 0) n.v = std::clamp(n.v, -limit, limit);
+      }
       SplitHeads(prefix, window, qkv, static_cast<int64_t>(t));
       q.emplace_back(qkv.begin(), qkv.begin() + q_cols);
       k.emplace_back(qkv.begin() + q_cols, qkv.begin() + q_cols + kv_cols);
@@ -385,7 +445,8 @@ class ReferenceDecoder {
       const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
       Row attended;
       for (int64_t h = 0; h < spec_.num_heads(); ++h) {
-        const Row head = Attend(q[t].data() + h * dim, k, v, h, begin, end);
+        Row head = Attend(q[t].data() + h * dim, k, v, h, begin, end);
+        if (spec_.kv_latent() > 0) head = LatentValue(prefix, h, head);
         attended.insert(attended.end(), head.begin(), head.end());
       }
       AddToResidual(Gemm(prefix + "o", spec_.o_bias() ? prefix + "o_bias" : "", attended),

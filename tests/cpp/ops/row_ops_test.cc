@@ -70,8 +70,8 @@ void TraceGatedAct(const kernels::GatedActArgs& args, kernels::Stream) noexcept 
 void TraceScale(const kernels::ScaleArgs& args, kernels::Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
-      args.y[r * args.ldy + i] +=
-          args.x[r * args.ldx + i] * args.scale + args.soft_cap + (args.accumulate ? 0.5f : 0.0f);
+      args.y[r * args.ldy + i] += args.x[r * args.ldx + i] * args.scale + args.soft_cap +
+                                  args.limit + (args.accumulate ? 0.5f : 0.0f);
     }
   }
 }
@@ -163,10 +163,10 @@ TEST_P(RowOpsTest, Scale) {
   std::vector<float> y(static_cast<size_t>(kRows * (kCols + 2)), 0.0f);
   const Matrix from = FloatMatrix(x, kRows, kCols, kCols + 1);
   const Matrix to = FloatMatrix(y, kRows, kCols, kCols + 2);
-  Scale(context_, from, {2.0f, 0.25f}, /*accumulate=*/true, to);
+  Scale(context_, from, {2.0f, 0.25f, 4.0f}, /*accumulate=*/true, to);
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kCols + 2; ++i) {
-      const float expected = i < kCols ? static_cast<float>(2 * (r * 10000 + i)) + 0.75f : 0.0f;
+      const float expected = i < kCols ? static_cast<float>(2 * (r * 10000 + i)) + 4.75f : 0.0f;
       ASSERT_EQ(y[static_cast<size_t>(r * (kCols + 2) + i)], expected) << r << ", " << i;
     }
   }

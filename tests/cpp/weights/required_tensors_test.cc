@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cpp/weights/weights_test_util.h"
+#include "support/random_model.h"
 
 namespace allspark::testing {
 namespace {
@@ -228,6 +229,75 @@ TEST(RequiredTensors, Experts) {
   ExpectTensor(list, "layers.0.router_bias", DType::kFloat32, proto::ROW_MAJOR, {6});
   ExpectTensor(list, "layers.0.shared_gate_up", bf16, proto::PANEL64, {2 * 192, 128});
   ExpectTensor(list, "layers.0.shared_down", bf16, proto::PANEL64, {128, 192});
+}
+
+// Attention over latents, of queries, too.
+proto::DecoderSpec LatentSpec() {
+  proto::DecoderSpec spec = testing::TinyLatentSpec(proto::COMPUTE_BFLOAT16);
+  spec.clear_weight_quant();
+  return spec;
+}
+
+TEST(RequiredTensors, Latents) {
+  proto::DecoderSpec spec = LatentSpec();  // 5 heads of 16 + 8, latents of 40 and 64, values of 64
+  auto list = Required(spec);
+  const auto bf16 = DType::kBFloat16;
+  ExpectTensor(list, "layers.0.latents", bf16, proto::PANEL64, {40 + 64 + 8, 64});
+  ExpectTensor(list, "layers.1.q_latent_norm", DType::kFloat32, proto::ROW_MAJOR, {40});
+  ExpectTensor(list, "layers.1.kv_latent_norm", DType::kFloat32, proto::ROW_MAJOR, {64});
+  ExpectTensor(list, "layers.1.q", bf16, proto::PANEL64, {5 * 24, 40});
+  ExpectTensor(list, "layers.1.k_up", bf16, proto::PANEL64, {5 * 64, 16});
+  ExpectTensor(list, "layers.1.v_up", bf16, proto::PANEL64, {5 * 64, 64});
+  ExpectTensor(list, "layers.1.o", bf16, proto::PANEL64, {64, 5 * 64});
+  EXPECT_EQ(FindIn(list, "layers.0.qkv"), nullptr);
+  spec.clear_q_latent();
+  list = Required(spec);
+  ExpectTensor(list, "layers.0.latents", bf16, proto::PANEL64, {64 + 8, 64});
+  ExpectTensor(list, "layers.1.q", bf16, proto::PANEL64, {5 * 24, 64});
+  EXPECT_EQ(FindIn(list, "layers.0.q_latent_norm"), nullptr);
+}
+
+TEST(RequiredTensors, RefusesInconsistentLatents) {
+  using S = proto::DecoderSpec;
+  const std::vector<BadSpec> bad = {
+      {[](S& s) { s.clear_kv_latent(), s.clear_latent_norm_eps(); }, {"q_latent is 40", "[0, 0]"}},
+      {[](S& s) { s.clear_kv_latent(), s.clear_q_latent(), s.clear_latent_norm_eps(); },
+       {"value_dim is 64", "[0, 0]"}},
+      {[](S& s) { s.clear_kv_latent(), s.clear_q_latent(), s.clear_value_dim(); },
+       {"latent_norm_eps is set", "kv_latent is 0"}},
+      {[](S& s) { s.set_kv_latent(-64); }, {"kv_latent is -64"}},
+      {[](S& s) { s.set_kv_latent(96); }, {"kv_latent is 96", "multiple of 64"}},
+      {[](S& s) { s.set_kv_latent(8192); }, {"kv_latent is 8192", "[1, 8184]"}},
+      {[](S& s) { s.set_value_dim(0); }, {"value_dim is 0"}},
+      {[](S& s) { s.set_value_dim(32); }, {"value_dim is 32", "multiple of 64"}},
+      {[](S& s) { s.set_q_latent(-2); }, {"q_latent is -2"}},
+      {[](S& s) { s.set_q_latent(41); }, {"q_latent is 41", "multiple of 2"}},
+      {[](S& s) { s.set_num_kv_heads(5); }, {"num_kv_heads is 5", "[1, 1]"}},
+      {[](S& s) { s.set_rotary_dim(0); }, {"rotary_dim is 0", "[1, 23]"}},
+      {[](S& s) { s.set_rotary_dim(24); }, {"rotary_dim is 24", "[1, 23]"}},
+      {[](S& s) { s.set_num_heads(4), s.set_head_dim(23); },
+       {"head_dim - rotary_dim is 15", "multiple of 2"}},
+      {[](S& s) { s.set_num_heads(60000); }, {"num_heads * (kv_latent + rotary_dim) is 4320000"}},
+      {[](S& s) { s.set_qkv_bias(true); }, {"qkv_bias is set"}},
+      {[](S& s) { s.set_qk_norm(true); }, {"qk_norm is set"}},
+      {[](S& s) { s.set_alibi(true); }, {"alibi is set"}},
+      {[](S& s) { s.set_qkv_limit(1.0f); }, {"qkv_limit is set"}},
+      {[](S& s) { s.set_qkv_limit(-1.0f); }, {"qkv_limit is -1"}},
+      {[](S& s) {
+         auto* quant = s.add_weight_quant();
+         quant->set_tensor("layers.1.k_up");
+         quant->set_bits(8);
+       },
+       {"layers.1.k_up"}},
+  };
+  ASSERT_TRUE(RequiredTensors(LatentSpec()).ok());
+  for (const BadSpec& item : bad) {
+    proto::DecoderSpec spec = LatentSpec();
+    item.change(spec);
+    const auto list = RequiredTensors(spec);
+    ASSERT_FALSE(list.ok()) << item.message[0];
+    ExpectError(list.status(), StatusCode::kInvalidArgument, item.message);
+  }
 }
 
 TEST(RequiredTensors, RefusesInconsistentExperts) {

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +39,10 @@ def randomize(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
+        module = name.split(".")[-2]
         if name.endswith("bias"):
             values = 0.2 * noise
-        elif "norm" in name or "ln_" in name:
+        elif "norm" in module or "ln_" in module:
             values = 1 + 0.2 * noise
         elif any(part in name for part in ("embed", "wte", "wpe")):
             values = noise
@@ -60,10 +62,14 @@ def decide_experts(model, seed):
     if not routers:
         return
     generator = torch.Generator().manual_seed(seed)
-    num_experts, top_k = len(routers[0].weight), routers[0].top_k
+    if type(routers[0]).__name__ == "DbrxRouter":
+        routers, top_k = [router.layer for router in routers], model.config.ffn_config.moe_top_k
+    else:
+        top_k = routers[0].top_k
+    num_experts = len(routers[0].weight)
     embedding = model.get_input_embeddings().weight.data
     # Of one group where groups are chosen first.
-    groups = getattr(routers[0], "num_group", 1)
+    groups = getattr(routers[0], "num_group", None) or 1
     for i, row in enumerate(embedding):
         chosen = torch.randperm(num_experts // groups, generator=generator)[:top_k]
         chosen += i % groups * (num_experts // groups)
@@ -77,8 +83,25 @@ def decide_experts(model, seed):
                 0.05 * torch.randn(num_experts, generator=generator)
             )
     for name, parameter in model.named_parameters():
-        if re.search(r"(o_proj|down_proj)(\.weight)?$", name):
+        if re.search(r"(o_proj|down_proj|out_proj)(\.weight)?$", name):
             parameter.data[..., :num_experts, :] *= 0.05
+        elif name.endswith("mlp.w2"):
+            parameter.data[:, :num_experts] *= 0.05
+
+
+def rotate_in_any_precision(modeling):
+    """Replaces a rotation that is in float32 also of numbers that have more."""
+    import torch
+
+    def rotate(x, frequencies):
+        pairs = (x if x.dtype == torch.float64 else x.float()).unflatten(-1, (-1, 2))
+        turned = torch.view_as_complex(pairs.contiguous()) * frequencies.unsqueeze(1)
+        return torch.view_as_real(turned).flatten(3).type_as(x)
+
+    modeling.apply_rotary_emb = lambda q, k, frequencies: (
+        rotate(q, frequencies),
+        rotate(k, frequencies),
+    )
 
 
 def exact_model(model):
@@ -112,14 +135,26 @@ def exact_model(model):
             best = choice.topk(2).values.sum(-1).topk(module.topk_group).indices
             used = torch.zeros(choice.shape[:2]).scatter(-1, best, 1).bool()
             choice = choice.masked_fill(~used[..., None], -torch.inf).flatten(1)
+        elif getattr(module, "topk_method", "greedy") != "greedy":
+            choice = scores.unflatten(-1, (module.num_group, -1))
+            best = choice.max(-1).values.topk(module.topk_group).indices
+            used = torch.zeros(choice.shape[:2]).scatter(-1, best, 1).bool()
+            choice = choice.masked_fill(~used[..., None], 0).flatten(1)
         experts = torch.topk(choice, module.top_k).indices
         weights = scores.gather(-1, experts)
-        if getattr(module, "norm_topk_prob", True):
+        if getattr(module, "norm_topk_prob", not hasattr(module, "topk_method")):
             weights = weights / weights.sum(-1, keepdim=True)
         return logits, weights * getattr(module, "routed_scaling_factor", 1.0), experts
 
+    def complex_rotary_forward(module, x, position_ids):
+        angles = position_ids[..., None].double() * module.inv_freq.float().double()
+        return torch.polar(torch.full_like(angles, module.attention_scaling), angles)
+
     for module in exact.modules():
-        if type(module).__name__.endswith("RMSNorm"):
+        if type(module).__name__ == "DeepseekV2RotaryEmbedding":
+            module.forward = complex_rotary_forward.__get__(module)
+            rotate_in_any_precision(sys.modules[type(module).__module__])
+        elif type(module).__name__.endswith("RMSNorm"):
             module.forward = norm_forward.__get__(module)
         elif type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = rotary_forward.__get__(module)

@@ -1,0 +1,66 @@
+#include "weights/latents.h"
+
+#include <string>
+#include <utility>
+
+#include "weights/format.h"
+
+namespace allspark::weights {
+namespace {
+
+Status Error(const char* field, int64_t value, const std::string& bound) {
+  return Status::InvalidArgument(std::string(field) + " is " + std::to_string(value) +
+                                 "; it must be " + bound);
+}
+
+Status CheckInt(const char* field, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return Status::Ok();
+  return Error(field, value, "in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
+}
+
+// The panels of one head must not be those of another.
+Status CheckWholePanels(const char* field, int64_t value) {
+  if (value % kPanelColumns == 0) return Status::Ok();
+  return Error(field, value, "a multiple of " + std::to_string(kPanelColumns));
+}
+
+}  // namespace
+
+Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max_width) {
+  if (spec.kv_latent() == 0) {
+    AS_RETURN_IF_ERROR(CheckInt("q_latent", spec.q_latent(), 0, 0));
+    if (spec.latent_norm_eps() != 0.0f) {
+      return Status::InvalidArgument(
+          "latent_norm_eps is set; kv_latent is 0, which leaves it unset");
+    }
+    return CheckInt("value_dim", spec.value_dim(), 0, 0);
+  }
+  AS_RETURN_IF_ERROR(CheckInt("kv_latent", spec.kv_latent(), 1, max_dim - spec.rotary_dim()));
+  AS_RETURN_IF_ERROR(CheckWholePanels("kv_latent", spec.kv_latent()));
+  AS_RETURN_IF_ERROR(CheckInt("value_dim", spec.value_dim(), 1, max_dim));
+  AS_RETURN_IF_ERROR(CheckWholePanels("value_dim", spec.value_dim()));
+  AS_RETURN_IF_ERROR(CheckInt("q_latent", spec.q_latent(), 0, max_width));
+  // The rows' heads are all made from the one that is kept.
+  AS_RETURN_IF_ERROR(CheckInt("num_kv_heads", spec.num_kv_heads(), 1, 1));
+  AS_RETURN_IF_ERROR(CheckInt("rotary_dim", spec.rotary_dim(), 1, spec.head_dim() - 1));
+  const std::pair<const char*, int64_t> widths[] = {
+      {"num_heads * (kv_latent + rotary_dim)",
+       spec.num_heads() * (spec.kv_latent() + spec.rotary_dim())},
+      {"num_heads * value_dim", spec.num_heads() * spec.value_dim()}};
+  for (const auto& [field, width] : widths) {
+    AS_RETURN_IF_ERROR(CheckInt(field, width, 1, max_width));
+  }
+  const std::pair<const char*, bool> without[] = {{"qkv_bias", spec.qkv_bias()},
+                                                  {"qk_norm", spec.qk_norm()},
+                                                  {"alibi", spec.alibi()},
+                                                  {"qkv_limit", spec.qkv_limit() != 0.0f}};
+  for (const auto& [field, is_set] : without) {
+    if (is_set) {
+      return Status::InvalidArgument(std::string(field) +
+                                     " is set; kv_latent is not 0, which leaves it unset");
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace allspark::weights
