@@ -81,21 +81,26 @@ Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
 
 Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller,
                               int64_t deadline_us, const std::function<bool()>& cancelled) {
+  bool asked = false;  // since it was this caller's turn: who gave up before does not enter
   while (true) {
     if (caller.is_denied) return Status::RequestDenied("the model is stopping; " + DescribeQueue());
-    if (callers_.front() == &caller && HasRoom()) return Status::Ok();
-    const int64_t now_us = SteadyNowUs();
-    if (now_us >= deadline_us) {
-      return Status(StatusCode::kDeadlineExceeded, AsStatus::kRequestDenied,
-                    "timeout_ms was over while the request waited for room: " + DescribeQueue());
+    const bool is_turn = callers_.front() == &caller && HasRoom();
+    if (is_turn && (!cancelled || asked)) return Status::Ok();
+    if (!is_turn) {
+      const int64_t now_us = SteadyNowUs();
+      if (now_us >= deadline_us) {
+        return Status(StatusCode::kDeadlineExceeded, AsStatus::kRequestDenied,
+                      "timeout_ms was over while the request waited for room: " + DescribeQueue());
+      }
+      WaitUntil(caller.turn, lock,
+                cancelled ? std::min(now_us + kSliceUs, deadline_us) : deadline_us);
     }
-    WaitUntil(caller.turn, lock,
-              cancelled ? std::min(now_us + kSliceUs, deadline_us) : deadline_us);
     if (!cancelled) continue;
     lock.unlock();
     const bool gives_up = cancelled();
     lock.lock();
     if (gives_up) return Status::Cancelled("the caller gave up; " + DescribeQueue());
+    asked = is_turn;
   }
 }
 
