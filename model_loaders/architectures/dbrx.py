@@ -28,8 +28,8 @@ WEIGHTS = weights(
     final_norm="transformer.norm_f",
     lm_head="lm_head",
 ) + (
-    Weight("layers.{i}.experts_gate_up", (f"{EXPERT}w1", f"{EXPERT}v1")),
-    Weight("layers.{i}.experts_down", (f"{EXPERT}w2",), transposed=True),
+    Weight("layers.{i}.experts_gate_up", (f"{EXPERT}w1.weight", f"{EXPERT}v1.weight")),
+    Weight("layers.{i}.experts_down", (f"{EXPERT}w2.weight",), transposed=True),
 )
 
 

@@ -61,8 +61,8 @@ def with_experts(
 
 
 def split_experts(tensors: Tensors, spec: Any) -> Tensors:
-    """``tensors`` where each expert has matrices of its own, ``mlp.N.w1``, in the place of its rows
-    of one for all, ``mlp.w1``.
+    """``tensors`` where each expert has matrices of its own, ``mlp.N.w1.weight``, in the place of
+    its rows of one for all, ``mlp.w1``.
     """
     view = dict(tensors)
     for name, entry in tensors.items():
@@ -72,7 +72,7 @@ def split_experts(tensors: Tensors, spec: Any) -> Tensors:
         rows = entry.shape[0] // spec.num_experts
         del view[name]
         for e in range(spec.num_experts):
-            view[f"{match[1]}.{e}.{match[2]}"] = row_range(entry, e * rows, rows)
+            view[f"{match[1]}.{e}.{match[2]}.weight"] = row_range(entry, e * rows, rows)
     return view
 
 

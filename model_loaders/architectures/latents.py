@@ -37,8 +37,8 @@ LATENT_WEIGHTS = (
     _weight("kv_latent_norm", "kv_a_layernorm"),
     _weight("q", "q_b_proj"),
     _weight("q", "q_proj"),
-    Weight("layers.{i}.k_up", (f"{ATTENTION}kv_b_proj.keys",)),
-    Weight("layers.{i}.v_up", (f"{ATTENTION}kv_b_proj.values",)),
+    Weight("layers.{i}.k_up", (f"{ATTENTION}kv_b_proj.keys.weight",)),
+    Weight("layers.{i}.v_up", (f"{ATTENTION}kv_b_proj.values.weight",)),
 )
 
 
@@ -68,6 +68,9 @@ def split_latents(tensors: Tensors, spec: Any) -> Tensors:
                 f"{[heads * (key + value), latent]}"
             )
         del view[name]
-        view[f"{match[1]}keys"] = derive(keys, entry.dtype, (heads * latent, key), entry)
-        view[f"{match[1]}values"] = derive(values, entry.dtype, (heads * value, latent), entry)
+        for part, split, shape in (
+            ("keys", keys, (heads * latent, key)),
+            ("values", values, (heads * value, latent)),
+        ):
+            view[f"{match[1]}{part}.weight"] = derive(split, entry.dtype, shape, entry)
     return view

@@ -144,8 +144,7 @@ LATENTS = {
     "routed_scaling_factor": 1.5,
 }
 LITE = {**LATENTS, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1}
-DEEPSEEK_YARN = rope("yarn", factor=4.0, mscale=0.9, mscale_all_dim=0.7,
-                     original_max_position_embeddings=64)  # fmt: skip
+YARN64 = {"factor": 4.0, "mscale_all_dim": 0.7, "original_max_position_embeddings": 64}
 DBRX = {
     "d_model": 64,
     "max_seq_len": 256,
@@ -249,9 +248,10 @@ ROWS = {
                                    "attention_bias": True, "norm_topk_prob": False}),
     "deepseek-v2": ("DeepseekV2", {**LATENTS, "topk_method": "group_limited_greedy"}),
     "deepseek-v2-lite": ("DeepseekV2", LITE),
-    "deepseek-v2-yarn": ("DeepseekV2", {**LITE, **DEEPSEEK_YARN}),
+    "deepseek-v2-yarn": ("DeepseekV2", {**LITE, **rope("yarn", mscale=0.7, **YARN64)}),
     "deepseek-v3": ("DeepseekV3", LATENTS),
-    "deepseek-v3-yarn": ("DeepseekV3", {**LATENTS, **DEEPSEEK_YARN, "norm_topk_prob": False}),
+    "deepseek-v3-yarn": ("DeepseekV3", {**LATENTS, **rope("yarn", mscale=0.9, **YARN64),
+                                        "norm_topk_prob": False}),
     "dbrx": ("Dbrx", DBRX),
     "glm-4": ("Glm", {**GLM, **rope("default", partial_rotary_factor=0.5, rope_theta=5e6)},
               families.chatglm),

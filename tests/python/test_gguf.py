@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 from support import gguf_files
 from support.checkpoints import llama_tensors, shared_data, write_checkpoint
 from support.gguf_files import metadata, quantized, renamed, write_gguf
@@ -32,6 +33,15 @@ def serialize(source, out, data_type="float32", **options):
 WINDOW2 = {"attention__sliding_window": 11}
 POSTS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, **WINDOW2}
 FACTORS = {"rope_freqs.weight": "llama3"}
+LAYER_NORM = {"attention__layer_norm_rms_epsilon": None, "attention__layer_norm_epsilon": 1e-2}
+NO_ROPE = {"rope__freq_base": None, "rope__dimension_count": None}
+COUNTS = {"expert_count": 8, "expert_used_count": 2}
+GROUPS = {"expert_group_count": 2, "expert_group_used_count": 1}
+LATENTS = {
+    **COUNTS, "expert_feed_forward_length": 64, "expert_shared_count": 2,
+    "expert_weights_scale": 1.5, "leading_dense_block_count": 1, "attention__kv_lora_rank": 64,
+    "attention__key_length": 40, "attention__value_length": 64, "rope__dimension_count": 16,
+}  # fmt: skip
 # Row of the parity test -> (architecture in the file, rows in pairs, keys that other models lack).
 ROWS = {
     "llama": ("llama", True, {}),
@@ -81,7 +91,64 @@ ROWS = {
         {"embedding_scale": 12.0, "residual_scale": 1.4 / 2**0.5, "logit_scale": 4.0},
     ),
     "olmo2": ("olmo2", False, {}),
+    "phi2": ("phi2", False, LAYER_NORM),
+    "starcoder2": ("starcoder2", False, LAYER_NORM),
+    "starcoder2-window": ("starcoder2", False, {**LAYER_NORM, **WINDOW2}),
+    "gpt2": ("gpt2", False, {**LAYER_NORM, **NO_ROPE}),
+    "gpt-neox": (
+        "gptneox", False, {**LAYER_NORM, "use_parallel_residual": True, "rope__dimension_count": 8},
+    ),
+    "falcon": ("falcon", False, {**LAYER_NORM, "attention__head_count_kv": 1}),
+    "falcon-40b": ("falcon", False, {**LAYER_NORM, "attention__head_count_kv": 2}),
+    "falcon-11b": ("falcon", False, {**LAYER_NORM, "attention__head_count_kv": 2}),
+    "bloom": ("bloom", False, {**LAYER_NORM, **NO_ROPE, "feed_forward_length": 256}),
+    "mpt": (
+        "mpt", False,
+        {**LAYER_NORM, **NO_ROPE, "feed_forward_length": 256, "attention__max_alibi_bias": 8.0},
+    ),
+    "mpt-limit": (
+        "mpt", False,
+        {**LAYER_NORM, **NO_ROPE, "feed_forward_length": 256, "attention__clamp_kqv": 0.5},
+    ),
+    "mixtral": ("llama", True, COUNTS),
+    "mixtral-window": ("llama", True, {**COUNTS, **WINDOW2}),
+    "qwen2-moe": (
+        "qwen2moe", False,
+        {**COUNTS, "expert_used_count": 3, "expert_feed_forward_length": 64,
+         "expert_shared_feed_forward_length": 128},
+    ),
+    "qwen3-moe": (
+        "qwen3moe", False,
+        {**COUNTS, "expert_used_count": 3, "expert_feed_forward_length": 64},
+    ),
+    "deepseek-moe": (
+        "deepseek", True,
+        {**COUNTS, "expert_used_count": 3, "expert_feed_forward_length": 64,
+         "expert_shared_count": 2, "leading_dense_block_count": 1},
+    ),
+    "deepseek-v2": ("deepseek2", False, {**LATENTS, "attention__q_lora_rank": 96, **GROUPS}),
+    "deepseek-v2-lite": ("deepseek2", False, LATENTS),
+    "deepseek-v3": (
+        "deepseek2", False,
+        {**LATENTS, **GROUPS, "attention__q_lora_rank": 96, "expert_gating_func": 2,
+         "expert_weights_norm": True},
+    ),
+    # As newer files have what takes latents up, and the lengths.
+    "deepseek-v2-yarn": (
+        "deepseek2", False,
+        {**LATENTS, "attention__head_count_kv": 1, "attention__key_length": 80,
+         "attention__value_length": 64, "attention__key_length_mla": 40,
+         "attention__value_length_mla": 64, "rope__scaling__type": "yarn",
+         "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64,
+         "rope__scaling__yarn_log_multiplier": 0.0700},
+    ),
+    "dbrx": (
+        "dbrx", False,
+        {**LAYER_NORM, **COUNTS, "feed_forward_length": 64, "attention__clamp_kqv": 1.0},
+    ),
 }  # fmt: skip
+# They are read from the file that is compared with.
+AS_SAVED = tuple(ROWS)[tuple(ROWS).index("phi2") :]
 # What llama.cpp computes from the size of heads cannot be said.
 SAME_SCALE = {"query_pre_attn_scalar": 16}
 # Frequencies are factors in the file, and rounded once more.
@@ -92,7 +159,7 @@ OWN_NAMES = ("qwen1", "chatglm3", "glm-4")
 
 def rope_factors(row, model):
     """The tensors in which files have what stretches frequencies."""
-    rope = model.config.to_dict()["rope_parameters"]
+    rope = model.config.to_dict().get("rope_parameters")
     if row == "phi3-longrope":
         return {
             f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)
@@ -105,8 +172,10 @@ def rope_factors(row, model):
     return {"rope_freqs.weight": (base / model.model.rotary_emb.inv_freq.numpy()).astype("f4")}
 
 
-def write_row(directory, row, monkeypatch):
-    """The model of a row, saved for transformers and as a GGUF file."""
+def write_row(directory, row, monkeypatch, expert_kind=None):
+    """The model of a row, saved for transformers and as a GGUF file; there, experts' matrices may
+    be of a type of blocks.
+    """
     import test_architectures as parity
 
     prefix, fields, *family = parity.ROWS[row]
@@ -123,10 +192,18 @@ def write_row(directory, row, monkeypatch):
     if row in OWN_NAMES:
         state = model.family(model.config.to_dict(), state)[1]
     state = {name: tensor.numpy() for name, tensor in state.items()}
+    if row in AS_SAVED:
+        state = load((directory / "hf" / "model.safetensors").read_bytes())
+        config["split_latents"] = row == "deepseek-v2-yarn"
+        config["num_key_value_heads"] = keys["attention.head_count_kv"]
     tensors = {**renamed(arch, state, config, pairs), **rope_factors(row, model)}
     if row == "phi3-longrope":
         attention = float(np.sqrt(1 + np.log(256 / 32) / np.log(32)))
         keys["rope.scaling.attn_factor"] = attention
+    if expert_kind is not None:
+        for name in tensors:
+            if "_exps." in name:
+                tensors[name], _ = quantized(tensors[name], expert_kind)
     ids = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
     write_gguf(directory / "m.gguf", arch, tensors, keys, ids)
     return model
@@ -158,6 +235,26 @@ def test_same_model_as_from_transformers_layout(tmp_path, row, monkeypatch):
         ids = parity.prompt_ids()
         logits = native.testing.forward_logits(str(tmp_path / "a/m.asgraph"), ids, [], 1, "", 16)
         parity.reference_for(model, ids, parity.FLOAT32_FACTOR).check(logits)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_integers_of_experts_stay_as_they_are(tmp_path, monkeypatch, kind):
+    pytest.importorskip("transformers")
+    write_row(tmp_path, "mixtral", monkeypatch, kind)
+    file, found = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out"))
+    quants = {q.tensor: (q.bits, q.group_size) for q in file.spec.weight_quant}
+    names = [f"layers.{i}.experts_{part}" for i in range(2) for part in ("gate_up", "down")]
+    assert quants == dict.fromkeys(names, (8 if kind == "Q8_0" else 4, 32))
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    raw = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    gate, up = (raw[f"blk.1.ffn_{part}_exps.weight"] for part in ("gate", "up"))
+    blocks = np.concatenate([gate, up], axis=1).reshape(-1, gate.shape[-1])
+    values, scales = blocks_of(blocks, kind)
+    np.testing.assert_array_equal(found["layers.1.experts_gate_up"], values)
+    kept = bfloat16(found["layers.1.experts_gate_up_scale"])
+    np.testing.assert_array_equal(kept, round_scales(scales))
 
 
 # Blocks of integers.
@@ -556,7 +653,15 @@ def test_keys_that_are_not_known(tmp_path):
         ("bert", {}, NotImplementedError, "general.architecture is 'bert', supported: llama, inte"),
         ("llama", {"block_count": None}, KeyError, "'llama.block_count' is missing"),
         ("llama", {"block_count": 0}, ValueError, "llama.block_count is 0, expected 1 to"),
-        ("llama", {"expert_count": 8}, NotImplementedError, "llama.expert_count is 8, supported"),
+        ("llama", {"expert_count": 8}, KeyError, "'llama.expert_used_count' is missing"),
+        (
+            "deepseek2", {**LATENTS, "expert_gating_func": 3}, NotImplementedError,
+            "deepseek2.expert_gating_func is 3, supported: 1, 2",
+        ),
+        (
+            "mpt", {**LAYER_NORM, "attention__max_alibi_bias": 4.0}, NotImplementedError,
+            "mpt.attention.max_alibi_bias is 4.0, supported: 8.0",
+        ),
         (
             "llama", {"attention__value_length": 8}, NotImplementedError,
             "llama.attention.value_length is 8, supported: 16",

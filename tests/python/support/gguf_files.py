@@ -4,15 +4,62 @@ of rows and the keys that its converter gives.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3")
+BY_GROUPS = ("gptneox", "bloom", "falcon")
 
 
 def in_pairs(rows, heads):
     """Queries and keys as llama.cpp turns them: neighbours instead of halves."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+# Experts' matrices as GGUF files call them.
+EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
+           "w1": "gate", "w3": "up", "v1": "up", "w2": "down"}  # fmt: skip
+
+
+def stacked_experts(tensors, config):
+    """``tensors`` with those of all experts of a layer in one, by the names of GGUF files."""
+    result, found = {}, {}
+    for name, values in tensors.items():
+        one = re.fullmatch(r".*\.(\d+)\..*\.experts\.(\d+)\.(\w+)\.weight", name)
+        rows = re.fullmatch(r".*\.(\d+)\.ffn\.experts\.mlp\.(\w+)", name)
+        if one:
+            key = (one[1], EXPERTS[one[3]])
+            found.setdefault(key, {})[int(one[2])] = values
+        elif rows:  # DBRX's
+            experts = config["ffn_config"]["moe_num_experts"]
+            parts = values.reshape(experts, -1, values.shape[-1])
+            turned = parts.swapaxes(1, 2) if rows[2] == "w2" else parts
+            found[rows[1], EXPERTS[rows[2]]] = dict(enumerate(turned))
+        else:
+            result[name] = values
+    for (layer, kind), parts in found.items():
+        stack = np.stack([parts[e] for e in range(len(parts))])
+        result[f"blk.{layer}.ffn_{kind}_exps.weight"] = stack
+    return result
+
+
+def ungrouped(values, config):
+    """Rows of queries, keys and values that lie by groups: all queries, all keys, all values."""
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    parts = values.reshape(kv_heads, heads // kv_heads + 2, -1, *values.shape[1:])
+    split = np.split(parts, [heads // kv_heads, heads // kv_heads + 1], axis=1)
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in split])
+
+
+def split_latents(values, config):
+    """A kv_b_proj as newer files have it: {end of the name: values}."""
+    heads, latent = config["num_attention_heads"], config["kv_lora_rank"]
+    parts = values.reshape(heads, -1, latent)
+    keys, values = np.split(parts, [config["qk_nope_head_dim"]], axis=1)
+    return {"attn_k_b": keys.swapaxes(1, 2), "attn_v_b": values}
 
 
 def renamed(arch, tensors, config, pairs=False):
@@ -22,16 +69,31 @@ def renamed(arch, tensors, config, pairs=False):
     arch_id = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(arch_id, config["num_hidden_layers"])
     result = {}
-    for name, values in tensors.items():
+    for name, values in stacked_experts(tensors, config).items():
         values = np.asarray(values)
+        if name.startswith("blk."):
+            result[name] = values
+            continue
         if pairs and "q_proj" in name:
             values = in_pairs(values, config["num_attention_heads"])
         if pairs and "k_proj" in name:
             values = in_pairs(values, config["num_key_value_heads"])
         if arch in NORMS_WITH_ONE and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        if arch == "chatglm":  # As llama.cpp's converter does.
+        if arch in ("chatglm", "bloom"):  # As llama.cpp's converter does.
             name = name.removeprefix("transformer.")
+        if arch in BY_GROUPS and "query_key_value" in name:
+            values = ungrouped(values, config)
+        if arch == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight", name):
+            values = values.T
+        if "shared_expert_gate" in name:
+            values = values.squeeze()
+        if config.get("split_latents") and "kv_b_proj" in name:
+            layer = name.split(".")[2]
+            for end, part in split_latents(values, config).items():
+                result[f"blk.{layer}.{end}.weight"] = part
+            continue
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         result[target] = values

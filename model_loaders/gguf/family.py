@@ -1,0 +1,58 @@
+"""What a GGUF architecture is to one of the declarations in ``architectures/``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .source import Source
+
+WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+Fields = Callable[[Source, dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """``names`` differ from ``LAYER``; ``fields`` gives what the configuration has beyond what all
+    have. A name with ``{e}`` is of each expert, which lie in one tensor.
+
+    What llama.cpp has otherwise than transformers: ``pairs``, the rows of queries and keys that are
+    turned together side by side, not half a head apart; ``by_groups``, queries, keys and values one
+    after the other, not those of each group; ``turned``, the matrices whose rows are output
+    features, not input features; ``norms_with_one``, norms with one added. ``latents``: attention
+    is over latents.
+    """
+
+    architecture: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    fields: Fields = lambda source, config: {}
+    pairs: bool = False
+    by_groups: bool = False
+    turned: tuple[str, ...] = ()
+    norms_with_one: bool = False
+    layer_norm: bool = False
+    latents: bool = False
+    whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)
+    layer: str = "model.layers."
+
+
+def biased(source: Source, module: str) -> bool:
+    """Whether this matrix of the layers has a bias."""
+    return source.tensor(f"blk.0.{module}.bias") is not None

@@ -1,0 +1,76 @@
+"""The metadata of a GGUF file as the declarations of its architectures ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import ModelConfig
+from ..errors import UnsupportedModelError
+from ..storage import as_float32
+from .blocks import tensor_entry
+from .file import GgufFile, GgufTensor
+
+# Keys that say nothing a decoder needs.
+_IDLE = ("tensor_data_layout", "rope.scaling.finetuned", "vocab_size", "attention.scale_type")
+
+
+class Source:
+    """The metadata of a model under its architecture's prefix, and which of it has been asked for;
+    the rest is what this loader does not know.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.path = file.paths[0]
+        self.config = ModelConfig(file.metadata, str(self.path))
+        self.kind = self.config.text("general.architecture")
+        self._asked = {self._key(key) for key in _IDLE}
+
+    def _key(self, key: str) -> str:
+        return f"{self.kind}.{key}"
+
+    def _ask(self, key: str) -> str:
+        self._asked.add(self._key(key))
+        return self._key(key)
+
+    def integer(self, key: str, *default: Any) -> int:
+        return self.config.integer(self._ask(key), *default)
+
+    def number(self, key: str, *default: Any) -> float:
+        return self.config.number(self._ask(key), *default)
+
+    def text(self, key: str, *default: Any) -> str:
+        return self.config.text(self._ask(key), *default)
+
+    def flag(self, key: str, *default: Any) -> bool:
+        return self.config.flag(self._ask(key), *default)
+
+    def has(self, key: str) -> bool:
+        return self._key(key) in self.config
+
+    def ignore(self, key: str) -> None:
+        self._ask(key)
+
+    def require(self, key: str, *values: Any) -> None:
+        """Refuses another value than ``values`` where the key is there."""
+        if self.config.get(self._ask(key), values[0]) not in values:
+            raise self.config.refuse(self._key(key), ", ".join(map(str, values)))
+
+    def check_all_asked(self) -> None:
+        for key, value in self.config.items():
+            if key.startswith(self._key("")) and key not in self._asked:
+                raise UnsupportedModelError(
+                    f"{self.path}: the key {key!r} ({str(value)[:80]}) is not known for this "
+                    "architecture"
+                )
+
+    def tensor(self, name: str) -> GgufTensor | None:
+        return self.file.tensors.get(name)
+
+    def factors(self, name: str) -> list[float] | None:
+        tensor = self.tensor(name)
+        if tensor is None:
+            return None
+        entry = tensor_entry(tensor)
+        with entry.open() as array:
+            return [float(value) for value in as_float32(array, entry.dtype).ravel()]
