@@ -46,6 +46,11 @@ _UNUSED = "rope.freqs"
 # What params.json does not say, by the base of the frequencies (Llama 2, CodeLlama, Llama 3): the
 # tokens that a model was made for, and the ids of text's begin and end.
 _KINDS = {10000.0: (4096, 1, 2), 1000000.0: (16384, 1, 2), 500000.0: (8192, 128000, 128001)}
+# Of Llama 3.1 and later (use_scaled_rope) params.json may leave out the factor: it is 8, but 32 of
+# the small models of Llama 3.2, which are narrower than all others.
+_SCALED_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SCALED_LENGTH = 16
+_WIDE = 4096
 
 
 def is_meta(directory: Path) -> bool:
@@ -94,11 +99,6 @@ def open_meta(directory: Path) -> tuple[ModelConfig, Checkpoint]:
 def _config(
     params: ModelConfig, directory: Path, tensors: Mapping[str, TensorEntry], num_ranks: int
 ) -> ModelConfig:
-    if params.flag("use_scaled_rope", False):
-        raise UnsupportedModelError(
-            f"{params.source}: use_scaled_rope is True, and the factor is not given; use the "
-            "checkpoint in Hugging Face layout"
-        )
     hidden, heads = params.integer("dim"), params.integer("n_heads")
     theta = params.number("rope_theta", 10000.0)
     if theta not in _KINDS:
@@ -106,6 +106,11 @@ def _config(
             f"{params.source}: rope_theta is {theta}, supported are {', '.join(map(str, _KINDS))}"
         )
     length, bos, eos = _KINDS[theta]
+    scaling = None
+    if params.flag("use_scaled_rope", False):
+        factor = params.number("rope_scaling_factor", 32.0 if hidden < _WIDE else 8.0)
+        scaling = {**_SCALED_ROPE, "factor": factor, "original_max_position_embeddings": length}
+        length *= _SCALED_LENGTH
     embedding, gate = (
         _matrix(tensors, name, directory)
         for name in (_EMBEDDING, "layers.0.feed_forward.w1.weight")
@@ -125,6 +130,7 @@ def _config(
             "vocab_size": rows,
             "rms_norm_eps": params.number("norm_eps"),
             "rope_theta": theta,
+            "rope_scaling": scaling,
             "max_position_embeddings": params.integer("max_seq_len", length),
             "bos_token_id": bos,
             "eos_token_id": eos,

@@ -95,6 +95,25 @@ def test_same_bytes_as_from_transformers_layout(tmp_path, num_ranks, axis, tied)
     assert (written["bos_token_id"], written["eos_token_id"]) == (1, 2)
 
 
+@pytest.mark.parametrize(("fields", "factor"), [({}, 32.0), ({"rope_scaling_factor": 8.0}, 8.0)])
+def test_scaled_frequencies(tmp_path, fields, factor):
+    """Llama 3.2's small models do not say their factor, others may."""
+    pytest.importorskip("allspark._allspark")
+    rope = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = {**CONFIG, "rope_theta": 5e5, "max_position_embeddings": 131072, "rope_scaling": rope}
+    tensors = llama_tensors(config)
+    params = {**PARAMS, "rope_theta": 5e5, "use_scaled_rope": True, **fields}
+    meta = serialized(write_meta(tmp_path / "meta", meta_ranks(tensors, 1), params), tmp_path / "a")
+    write_checkpoint(tmp_path / "hf", tensors, config)
+    assert meta[64:] == serialized(tmp_path / "hf", tmp_path / "b")[64:]
+
+
 def test_serialised_beside_the_checkpoint(tmp_path):
     """config.json is then there; the checkpoint stays Meta's."""
     pytest.importorskip("allspark._allspark")
@@ -161,7 +180,7 @@ def test_a_rank_that_is_missing(tmp_path):
     [
         ({"dim": 0}, "params.json: dim is 0, expected 1"),
         ({"n_heads": None}, "'n_heads' is missing"),
-        ({"use_scaled_rope": True}, "use_scaled_rope is True, and the factor is not given"),
+        ({"rope_theta": 5e5, "use_scaled_rope": "yes"}, "use_scaled_rope is 'yes'"),
         ({"rope_theta": 12345.0}, "rope_theta is 12345.0, supported are 10000.0"),
     ],
 )
