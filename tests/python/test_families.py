@@ -291,3 +291,33 @@ def test_the_guide_adds_a_model_as_it_says(tmp_path, repo_root, monkeypatch):
     (tmp_path / "nimbus" / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     ours, twin = (logits_of(tmp_path / name, "float32") for name in ("nimbus", "twin"))
     np.testing.assert_array_equal(ours, twin)
+
+
+@pytest.mark.filterwarnings("ignore:.*weights are float8")
+def test_deepseek_v3_as_it_is_published(tmp_path):
+    """In FP8, with the layer that guesses ahead: the same as its values in floats, without it."""
+    model = build("deepseek-v3")
+    directory = Path(save(model, tmp_path / "base"))
+    config = json.loads((directory / "config.json").read_text())
+    plain = dict(load((directory / "model.safetensors").read_bytes()))
+    published = dict(plain)
+    rng = np.random.default_rng(3)
+    for name in sorted(matrices(plain)):
+        codes = rng.integers(0, 120, plain[name].shape, np.uint8)
+        scale = np.float32(2.0**-12)
+        values = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+        plain[name] = values * scale
+        published[name] = codes
+        published[f"{name}_scale_inv"] = np.full((1, 1), scale)
+    published["model.layers.61.eh_proj.weight"] = np.zeros((4, 4), np.float32)
+    settings = {"quant_method": "fp8", "weight_block_size": [512, 512]}
+    images = []
+    for name, tensors, more in (
+        ("plain", plain, {}),
+        ("published", published, {"quantization_config": settings}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, **more}))
+        (tmp_path / name / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+        images.append(logits_of(tmp_path / name, "float32"))
+    np.testing.assert_array_equal(*images)
