@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "weights/format.h"
+#include "weights/spec_check.h"
 
 namespace allspark::weights {
 namespace {
@@ -14,23 +14,6 @@ namespace {
 constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kMaxExpertsPerToken = 32;
 constexpr int64_t kMaxExpertGroups = 32;
-
-Status Error(const std::string& field, const std::string& value, const std::string& bound) {
-  return Status::InvalidArgument(field + " is " + value + "; it must be " + bound);
-}
-
-Status CheckInt(const char* field, int64_t value, int64_t min, int64_t max) {
-  if (value >= min && value <= max) return Status::Ok();
-  return Error(field, std::to_string(value),
-               "in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
-}
-
-// The panels of one expert must not be those of another.
-Status CheckWholePanels(const char* field, int64_t value) {
-  if (value % kPanelColumns == 0) return Status::Ok();
-  return Error(field, std::to_string(value),
-               "a multiple of " + std::to_string(kPanelColumns) + " where there are experts");
-}
 
 Status CheckNoExperts(const proto::DecoderSpec& spec) {
   const std::pair<const char*, bool> fields[] = {
@@ -58,17 +41,17 @@ Status CheckDenseLayers(const proto::DecoderSpec& spec) {
   int64_t after = -1;
   for (const int64_t layer : spec.dense_layers()) {
     if (layer <= after || layer >= spec.num_layers()) {
-      return Error("dense_layers", ShapeString(spec.dense_layers()),
-                   "ascending in [0, " + std::to_string(spec.num_layers()) + ")");
+      return SpecError("dense_layers", ShapeString(spec.dense_layers()),
+                       "ascending in [0, " + std::to_string(spec.num_layers()) + ")");
     }
     after = layer;
   }
   if (spec.dense_layers_size() == spec.num_layers()) {
-    return Error("dense_layers", "every layer", "fewer where num_experts is not 0");
+    return SpecError("dense_layers", "every layer", "fewer where num_experts is not 0");
   }
   if ((spec.intermediate_size() == 0) != (spec.dense_layers_size() == 0)) {
-    return Error("intermediate_size", std::to_string(spec.intermediate_size()),
-                 "0 where every layer has experts, and only there");
+    return SpecError("intermediate_size", std::to_string(spec.intermediate_size()),
+                     "0 where every layer has experts, and only there");
   }
   return Status::Ok();
 }
@@ -80,8 +63,8 @@ Status CheckGroups(const proto::DecoderSpec& spec) {
       CheckInt("expert_groups", groups, 1, std::min(kMaxExpertGroups, spec.num_experts())));
   AS_RETURN_IF_ERROR(CheckInt("used_expert_groups", used, 1, groups));
   if (spec.num_experts() % groups != 0) {
-    return Error("expert_groups", std::to_string(groups),
-                 "a divisor of num_experts, " + std::to_string(spec.num_experts()));
+    return SpecError("expert_groups", std::to_string(groups),
+                     "a divisor of num_experts, " + std::to_string(spec.num_experts()));
   }
   return CheckInt("experts_per_token", spec.experts_per_token(), 1,
                   used * (spec.num_experts() / groups));
@@ -102,26 +85,26 @@ Status CheckExperts(const proto::DecoderSpec& spec, int64_t max_width) {
   const int64_t inner = spec.expert_intermediate_size(), shared = spec.shared_intermediate_size();
   AS_RETURN_IF_ERROR(CheckInt("expert_intermediate_size", inner, 1, max_width));
   AS_RETURN_IF_ERROR(CheckInt("shared_intermediate_size", shared, 0, max_width));
-  AS_RETURN_IF_ERROR(CheckWholePanels("expert_intermediate_size", inner));
-  AS_RETURN_IF_ERROR(CheckWholePanels("shared_intermediate_size", shared));
-  AS_RETURN_IF_ERROR(CheckWholePanels("hidden_size", spec.hidden_size()));
+  AS_RETURN_IF_ERROR(CheckWholePanels("expert_intermediate_size", inner, "experts"));
+  AS_RETURN_IF_ERROR(CheckWholePanels("shared_intermediate_size", shared, "experts"));
+  AS_RETURN_IF_ERROR(CheckWholePanels("hidden_size", spec.hidden_size(), "experts"));
   if (spec.shared_gate() && shared == 0) {
-    return Error("shared_gate", "true", "false where shared_intermediate_size is 0");
+    return SpecError("shared_gate", "true", "false where shared_intermediate_size is 0");
   }
   const std::pair<const char*, bool> without[] = {{"mlp_bias", spec.mlp_bias()},
                                                   {"ungated_mlp", spec.ungated_mlp()},
                                                   {"parallel_residual", spec.parallel_residual()}};
   for (const auto& [field, is_set] : without) {
-    if (is_set) return Error(field, "true", "false where there are experts");
+    if (is_set) return SpecError(field, "true", "false where there are experts");
   }
   AS_RETURN_IF_ERROR(CheckDenseLayers(spec));
   if (!proto::RouterScore_IsValid(spec.router_score())) {
-    return Error("router_score", std::to_string(spec.router_score()),
-                 "a value of RouterScore, 0 to " + std::to_string(proto::RouterScore_MAX));
+    return SpecError("router_score", std::to_string(spec.router_score()),
+                     "a value of RouterScore, 0 to " + std::to_string(proto::RouterScore_MAX));
   }
   const float scale = spec.expert_weight_scale();
   if (!std::isfinite(scale) || scale < 0.0f) {
-    return Error("expert_weight_scale", std::to_string(scale), "finite and not negative");
+    return SpecError("expert_weight_scale", std::to_string(scale), "finite and not negative");
   }
   return CheckGroups(spec);
 }

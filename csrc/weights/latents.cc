@@ -3,29 +3,9 @@
 #include <string>
 #include <utility>
 
-#include "weights/format.h"
+#include "weights/spec_check.h"
 
 namespace allspark::weights {
-namespace {
-
-Status Error(const char* field, int64_t value, const std::string& bound) {
-  return Status::InvalidArgument(std::string(field) + " is " + std::to_string(value) +
-                                 "; it must be " + bound);
-}
-
-Status CheckInt(const char* field, int64_t value, int64_t min, int64_t max) {
-  if (value >= min && value <= max) return Status::Ok();
-  return Error(field, value, "in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
-}
-
-// The panels of one head must not be those of another.
-Status CheckWholePanels(const char* field, int64_t value) {
-  if (value % kPanelColumns == 0) return Status::Ok();
-  return Error(field, value, "a multiple of " + std::to_string(kPanelColumns));
-}
-
-}  // namespace
-
 Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max_width) {
   if (spec.kv_latent() == 0) {
     AS_RETURN_IF_ERROR(CheckInt("q_latent", spec.q_latent(), 0, 0));
@@ -36,9 +16,9 @@ Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max
     return CheckInt("value_dim", spec.value_dim(), 0, 0);
   }
   AS_RETURN_IF_ERROR(CheckInt("kv_latent", spec.kv_latent(), 1, max_dim - spec.rotary_dim()));
-  AS_RETURN_IF_ERROR(CheckWholePanels("kv_latent", spec.kv_latent()));
+  AS_RETURN_IF_ERROR(CheckWholePanels("kv_latent", spec.kv_latent(), "latents"));
   AS_RETURN_IF_ERROR(CheckInt("value_dim", spec.value_dim(), 1, max_dim));
-  AS_RETURN_IF_ERROR(CheckWholePanels("value_dim", spec.value_dim()));
+  AS_RETURN_IF_ERROR(CheckWholePanels("value_dim", spec.value_dim(), "latents"));
   AS_RETURN_IF_ERROR(CheckInt("q_latent", spec.q_latent(), 0, max_width));
   // The rows' heads are all made from the one that is kept.
   AS_RETURN_IF_ERROR(CheckInt("num_kv_heads", spec.num_kv_heads(), 1, 1));

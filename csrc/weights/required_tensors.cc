@@ -10,9 +10,12 @@
 #include "weights/format.h"
 #include "weights/latents.h"
 #include "weights/model_reader.h"
+#include "weights/spec_check.h"
 
 namespace allspark {
 namespace {
+
+using weights::CheckInt;
 
 // Bounds far above any real model: they keep every product below in range and absurd files cheap to
 // refuse.
@@ -24,13 +27,6 @@ constexpr int64_t kMaxHeads = 65536;
 constexpr int64_t kMaxHeadDim = 8192;
 constexpr int64_t kMaxPosition = int64_t{1} << 24;
 constexpr int64_t kMaxWindow = std::numeric_limits<int32_t>::max();
-
-Status CheckInt(const char* field, int64_t value, int64_t min, int64_t max) {
-  if (value >= min && value <= max) return Status::Ok();
-  return Status::InvalidArgument(std::string(field) + " is " + std::to_string(value) +
-                                 "; it must be in [" + std::to_string(min) + ", " +
-                                 std::to_string(max) + "]");
-}
 
 Status CheckFloat(const char* field, float value, const char* bound, bool ok) {
   if (std::isfinite(value) && ok) return Status::Ok();
@@ -76,7 +72,7 @@ Status CheckRopeAndWindows(const proto::DecoderSpec& spec) {
   }
   for (int i = 0; i < spec.layer_window_size(); ++i) {
     const std::string field = "layer_window[" + std::to_string(i) + "]";
-    AS_RETURN_IF_ERROR(CheckInt(field.c_str(), spec.layer_window(i), 0, kMaxWindow));
+    AS_RETURN_IF_ERROR(CheckInt(field, spec.layer_window(i), 0, kMaxWindow));
   }
   return Status::Ok();
 }
