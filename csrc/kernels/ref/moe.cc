@@ -1,5 +1,6 @@
 #include "kernels/ref/moe.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -31,7 +32,8 @@ void Scores(const RouteArgs& args, const float* x, double* scores) {
     return;
   }
   double highest = kLowest, sum = 0;
-  for (int64_t i = 0; i < args.num_experts; ++i) highest = std::fmax(highest, Load(x + i));
+  // Not fmax: GCC 12 for Arm fails in this loop then.
+  for (int64_t i = 0; i < args.num_experts; ++i) highest = std::max(highest, Load(x + i));
   for (int64_t i = 0; i < args.num_experts; ++i) sum += scores[i] = std::exp(Load(x + i) - highest);
   for (int64_t i = 0; i < args.num_experts; ++i) scores[i] /= sum;
 }
