@@ -43,6 +43,8 @@ class Shape:
     experts_per_token: int = 0
     expert_size: int = 0
 
+    _shared_name = "shared_expert"
+
     @property
     def has_qkv_bias(self) -> bool:
         return self.architecture.startswith("Qwen2")
@@ -91,26 +93,41 @@ class Shape:
             return gated("", self.inner_size)
         shapes: dict[str, tuple[int, ...]] = {
             f"{layer}mlp.gate.weight": (self.num_experts, self.hidden_size),
-            f"{layer}mlp.shared_expert_gate.weight": (1, self.hidden_size),
-            **gated("shared_expert.", self.inner_size),
+            **gated(f"{self._shared_name}.", self.inner_size),
         }
+        if self._router_rows > self.num_experts:
+            shapes[f"{layer}mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
         for expert in range(self.num_experts):
             shapes.update(gated(f"experts.{expert}.", self.expert_size))
         return shapes
 
+    def _attention_tensors(self, layer: str) -> dict[str, tuple[int, ...]]:
+        q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            shapes[f"{layer}self_attn.{name}_proj.weight"] = (size, self.hidden_size)
+            if self.has_qkv_bias:
+                shapes[f"{layer}self_attn.{name}_proj.bias"] = (size,)
+        shapes[f"{layer}self_attn.o_proj.weight"] = (self.hidden_size, q_size)
+        return shapes
+
+    @property
+    def _router_rows(self) -> int:
+        return self.num_experts + 1 if self.num_experts else 0
+
+    @property
+    def _attention_weights(self) -> int:
+        q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden_size * (2 * q_size + 2 * kv_size)
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes, in the order of the file."""
-        q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, self.hidden_size)
         }
         for layer in range(self.num_layers):
             prefix = f"model.layers.{layer}."
-            for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-                shapes[f"{prefix}self_attn.{name}_proj.weight"] = (size, self.hidden_size)
-                if self.has_qkv_bias:
-                    shapes[f"{prefix}self_attn.{name}_proj.bias"] = (size,)
-            shapes[f"{prefix}self_attn.o_proj.weight"] = (self.hidden_size, q_size)
+            shapes.update(self._attention_tensors(prefix))
             shapes.update(self._mlp_tensors(prefix))
             shapes[f"{prefix}input_layernorm.weight"] = (self.hidden_size,)
             shapes[f"{prefix}post_attention_layernorm.weight"] = (self.hidden_size,)
@@ -120,11 +137,9 @@ class Shape:
     @property
     def body_weights(self) -> int:
         """Weights of the matrix products inside the layers, which every token passes."""
-        q_size, kv_size = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
         mlp = self.inner_size + self.experts_per_token * self.expert_size
-        router = self.num_experts + 1 if self.num_experts else 0
-        return self.num_layers * (attention + self.hidden_size * (3 * mlp + router))
+        products = self.hidden_size * (3 * mlp + self._router_rows)
+        return self.num_layers * (self._attention_weights + products)
 
     @property
     def head_weights(self) -> int:
@@ -142,6 +157,53 @@ class Shape:
         return products + 4.0 * self.num_layers * self.q_heads * self.head_dim * scores
 
 
+@dataclass(frozen=True)
+class LatentShape(Shape):
+    """One with attention over latents, and experts beside some that every token has, as
+    DeepSeek-V2-Lite. ``head_dim`` is that of queries, ``rotary_dim`` of which are rotated.
+    """
+
+    kv_latent: int = 0
+    rotary_dim: int = 0
+    value_dim: int = 0
+
+    _shared_name = "shared_experts"
+
+    def config(self) -> dict[str, Any]:
+        return {
+            **super().config(),
+            "model_type": "deepseek_v2",
+            "head_dim": None,
+            "kv_lora_rank": self.kv_latent,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": self.head_dim - self.rotary_dim,
+            "qk_rope_head_dim": self.rotary_dim,
+            "v_head_dim": self.value_dim,
+            "n_routed_experts": self.num_experts,
+            "n_shared_experts": self.inner_size // self.expert_size,
+        }
+
+    def _attention_tensors(self, layer: str) -> dict[str, tuple[int, ...]]:
+        unrotated = self.head_dim - self.rotary_dim
+        shapes = {
+            "q_proj": (self.q_heads * self.head_dim, self.hidden_size),
+            "kv_a_proj_with_mqa": (self.kv_latent + self.rotary_dim, self.hidden_size),
+            "kv_a_layernorm": (self.kv_latent,),
+            "kv_b_proj": (self.q_heads * (unrotated + self.value_dim), self.kv_latent),
+            "o_proj": (self.hidden_size, self.q_heads * self.value_dim),
+        }
+        return {f"{layer}self_attn.{name}.weight": shape for name, shape in shapes.items()}
+
+    @property
+    def _router_rows(self) -> int:
+        return self.num_experts
+
+    @property
+    def _attention_weights(self) -> int:
+        shapes = self._attention_tensors("").values()
+        return sum(rows * shape[0] for rows, *shape in shapes if shape)
+
+
 SHAPES = {
     "0.5B": Shape("Qwen2.5-0.5B", "Qwen2ForCausalLM", 151936, 896, 4864, 24, 14, 2, 64,
                   1e6, 1e-6, 32768),
@@ -152,8 +214,15 @@ SHAPES = {
     # Four of its 24 layers, and a fifth of its vocabulary.
     "A2.7B": Shape("Qwen1.5-MoE-A2.7B", "Qwen2MoeForCausalLM", 32000, 2048, 5632, 4, 16, 16, 128,
                    1e6, 1e-6, 8192, num_experts=60, experts_per_token=4, expert_size=1408),
+    # The same of DeepSeek-V2-Lite's 27, all with experts.
+    "V2-Lite": LatentShape("DeepSeek-V2-Lite", "DeepseekV2ForCausalLM", 32000, 2048, 2816, 4, 16,
+                           16, 192, 1e4, 1e-6, 8192, num_experts=64, experts_per_token=6,
+                           expert_size=1408, kv_latent=512, rotary_dim=64, value_dim=128),
     "tiny-moe": Shape("experts for tests", "Qwen2MoeForCausalLM", 320, 64, 128, 2, 4, 2, 16,
                       1e4, 1e-6, 2048, num_experts=8, experts_per_token=2, expert_size=64),
+    "tiny-latents": LatentShape("latents for tests", "DeepseekV2ForCausalLM", 320, 64, 128, 2, 4, 4,
+                                24, 1e4, 1e-6, 2048, num_experts=8, experts_per_token=2,
+                                expert_size=64, kv_latent=64, rotary_dim=8, value_dim=64),
     "tiny": Shape("a model for tests", "Qwen2ForCausalLM", 320, 64, 128, 2, 4, 2, 16,
                   1e4, 1e-6, 2048),
 }  # fmt: skip

@@ -97,9 +97,10 @@ def test_adapters_are_compared_with_the_base_model(tmp_path: Path) -> None:
         assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
 
 
-def test_what_experts_read_is_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["tiny-moe", "tiny-latents"])
+def test_what_experts_read_is_measured(tmp_path: Path, shape: str) -> None:
     script = [sys.executable, str(BENCHMARKS / "moe.py"), "--work-dir", str(tmp_path)]
-    sizes = ["--shape", "tiny-moe", "--prompt", "8", "--output", "8", "--rounds", "1"]
+    sizes = ["--shape", shape, "--prompt", "8", "--output", "8", "--rounds", "1"]
     result = subprocess.run([*script, *sizes], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for streams in (1, 4, 16):
