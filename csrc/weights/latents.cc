@@ -6,6 +6,7 @@
 #include "weights/spec_check.h"
 
 namespace allspark::weights {
+
 Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max_width) {
   if (spec.kv_latent() == 0) {
     AS_RETURN_IF_ERROR(CheckInt("q_latent", spec.q_latent(), 0, 0));
