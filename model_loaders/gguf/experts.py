@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .family import Family, biased
+from .family import Family, biased, qkv_limit
 from .source import Source
 
 
@@ -43,7 +43,6 @@ _DBRX_WHOLE = {
     "output": "lm_head",
 }
 _DBRX = {
-    **_experts("ffn.", "w1", "v1", "w2"),
     "ffn_gate_exps": "ffn.experts.mlp.{e}.w1",
     "ffn_up_exps": "ffn.experts.mlp.{e}.v1",
     "ffn_down_exps": "ffn.experts.mlp.{e}.w2",
@@ -73,7 +72,7 @@ def _qwen(source: Source, config: dict[str, Any]) -> dict[str, Any]:
         **_counts(source),
         "attention_bias": biased(source, "attn_q"),
         "moe_intermediate_size": source.integer("expert_feed_forward_length"),
-        "norm_topk_prob": not shared,  # which llama.cpp knows of the architectures
+        "norm_topk_prob": source.kind == "qwen3moe",  # which the file does not say
         "shared_expert_intermediate_size": shared,
     }
 
@@ -126,8 +125,7 @@ def _deepseek2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 
 def _dbrx(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     attention = {"kv_n_heads": config["num_key_value_heads"], "rope_theta": config["rope_theta"]}
-    if source.has("attention.clamp_kqv"):
-        attention["clip_qkv"] = source.number("attention.clamp_kqv")
+    attention |= qkv_limit(source)
     counts = _counts(source, "moe_num_experts")
     counts["moe_top_k"] = counts.pop("num_experts_per_tok")
     ffn = {**counts, "ffn_hidden_size": config["intermediate_size"]}

@@ -56,3 +56,10 @@ class Family:
 def biased(source: Source, module: str) -> bool:
     """Whether this matrix of the layers has a bias."""
     return source.tensor(f"blk.0.{module}.bias") is not None
+
+
+def qkv_limit(source: Source) -> dict[str, Any]:
+    """The limit of queries, keys and values, as MPT's and DBRX's ``attn_config`` call it."""
+    if not source.has("attention.clamp_kqv"):
+        return {}
+    return {"clip_qkv": source.number("attention.clamp_kqv")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .family import Family, biased
+from .family import Family, biased, qkv_limit
 from .source import Source
 
 # As Falcon and Bloom call them.
@@ -66,7 +66,7 @@ _PHI2_WHOLE = {
 }
 _PHI2 = {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 
-
+# What Falcons have whose attention and MLP have norms of their own.
 SECOND_NORM = "blk.0.attn_norm_2.weight"
 
 
@@ -120,12 +120,9 @@ def _bloom(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 
 def _mpt(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     source.require("attention.max_alibi_bias", 8.0)
-    attention = {}
-    if source.has("attention.clamp_kqv"):
-        attention["clip_qkv"] = source.number("attention.clamp_kqv")
     hidden = config["hidden_size"]
     ratio = config["intermediate_size"] // hidden
-    return {"attn_config": attention, "d_model": hidden, "expansion_ratio": ratio}
+    return {"attn_config": qkv_limit(source), "d_model": hidden, "expansion_ratio": ratio}
 
 
 FALCON = Family(

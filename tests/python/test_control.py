@@ -190,6 +190,7 @@ def test_a_cancelled_start_leaves_no_request(checkpoint):
 
     asyncio.run(main())
     full.make_room()
+    assert full.engine.sync_request("m", timeout_ms=30000) == OK
     while True:  # What is released is there until the engine's own thread has ended it.
         stat = full.engine.get_as_engine_stat("m")
         if stat.blocked_request == stat.pending_request == stat.running_request == 0:
