@@ -2,11 +2,9 @@
 
 #include "model/branch.h"
 #include "model/latent_attention.h"
-#include "ops/convert.h"
 #include "ops/kv_write.h"
 #include "ops/logn.h"
 #include "ops/norm.h"
-#include "ops/quantize.h"
 #include "ops/scale.h"
 
 namespace allspark {
@@ -39,15 +37,6 @@ QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
   const int64_t k_begin = shape.q_cols(), v_begin = k_begin + shape.kv_cols();
   return {Columns(w.qkv, 0, shape.q_cols()), Columns(w.qkv, k_begin, shape.kv_cols()),
           Columns(w.qkv, v_begin, shape.kv_cols())};
-}
-
-// x as a product reads it, in the dtype of y.
-void RoundTo(const OpContext& context, const ConstMatrix& x, const Matrix& y) {
-  if (y.dtype == DType::kInt8) {
-    Quantize(context, x, y);
-  } else {
-    Convert(context, x, y);
-  }
 }
 
 }  // namespace
@@ -98,13 +87,9 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   PagedAttention(context, params, kv, shape.cache, step.sequences, step.num_sequences, qkv.q,
                  w.scratch, attended);
   if (latents) attended = ValuesOfLatents(context, shape, weights, attended, *step.tasks, w);
-  if (attended.dtype != o_input) {
-    const Matrix input = w.o_input.As(o_input);
-    RoundTo(context, attended, input);
-    attended = input;
-  }
-  AddToResidual(context, attended, weights.o, weights.post_norm, shape.residual_scaling,
-                step.lora->Layer(context, attended, step.layer, &LoraLayer::o, w.lora), w);
+  const ConstMatrix x = Rounded(context, attended, o_input, w.o_input);
+  AddToResidual(context, x, weights.o, weights.post_norm, shape.residual_scaling,
+                step.lora->Layer(context, x, step.layer, &LoraLayer::o, w.lora), w);
 }
 
 }  // namespace allspark

@@ -14,15 +14,20 @@ ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType
 
 ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, DType dtype,
                              const ActivationBuffer& room, const Workspace& w) {
+  if (norm.weight == nullptr) return Rounded(context, w.residual, dtype, room);
   const Matrix out = room.As(dtype);
-  if (norm.weight != nullptr) {
-    Norm(context, w.residual, norm, out);
-  } else if (dtype == DType::kInt8) {
-    Quantize(context, w.residual, out);
-  } else if (dtype == DType::kFloat32) {
-    return w.residual;
+  Norm(context, w.residual, norm, out);
+  return out;
+}
+
+ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
+                    const ActivationBuffer& room) {
+  if (x.dtype == dtype) return x;
+  const Matrix out = room.As(dtype);
+  if (dtype == DType::kInt8) {
+    Quantize(context, x, out);
   } else {
-    Convert(context, w.residual, out);
+    Convert(context, x, out);
   }
   return out;
 }

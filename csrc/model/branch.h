@@ -16,6 +16,11 @@ ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType
 ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, DType dtype,
                              const ActivationBuffer& room, const Workspace& w);
 
+// x, float32 or bfloat16, as a GEMM with activations of `dtype` reads it: itself where it has that
+// dtype, else rounded into `room`.
+ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
+                    const ActivationBuffer& room);
+
 // Adds x * weight^T to the stream, normalised and scaled before where the spec says so.
 void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
                    const NormWeight& post_norm, const Scaling& scaling,
