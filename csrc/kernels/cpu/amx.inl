@@ -328,8 +328,7 @@ struct AmxByteTiles {
     }
     for (int64_t r = 0; r < rows; ++r) {
       AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-        float* c = block.c + v * kLanes;
-        StoreF(c, Fma(IntToFloat(LoadI(block.partial + v * kLanes)), scale[v], LoadF(c)));
+        AddGroup(block, group, LoadI(block.partial + v * kLanes), scale[v], block.c + v * kLanes);
       }
       block.c += kPanelColumns;
       block.partial += kPanelColumns;

@@ -63,6 +63,9 @@ AS_ALWAYS_INLINE KeyRange Intersect(KeyRange a, KeyRange b) {
   return {Higher(a.begin, b.begin), Lower(a.end, b.end)};
 }
 AS_ALWAYS_INLINE bool Empty(KeyRange x) { return x.begin >= x.end; }
+AS_ALWAYS_INLINE bool Covers(KeyRange a, KeyRange b) {
+  return a.begin <= b.begin && a.end >= b.end;
+}
 
 // What a row sees.
 AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
@@ -256,11 +259,12 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
   result.highest = factor * ReduceMax(highest);
   // Where every score is minus infinity, all weights are zero rather than NaN, as if in a larger
   // chunk.
-  const WeightFunction<A> weight_of(factor, result.highest == kNoScore ? 0.0f : result.highest);
+  const VecF factors = WeightFunction<A>::Factor(factor);
+  const VecF shift = WeightFunction<A>::Shift(result.highest == kNoScore ? 0.0f : result.highest);
   A* weights = reinterpret_cast<A*>(scores);
   VecF sum = Zero();
   for (int64_t i = first; i < end; i += kLanes) {
-    VecF weight = weight_of(LoadF(scores + i));
+    VecF weight = WeightFunction<A>::Weight(LoadF(scores + i), factors, shift);
     sum = Add(sum, weight);
     // An invisible token's scale may be anything.
     if (kScaled) {
@@ -271,6 +275,36 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
   }
   result.denominator = ReduceAdd(sum);
   return result;
+}
+
+// The same bits for R rows that see the whole chunk, where nothing but `scale` changes a score:
+// most rows of a long prompt. Side by side, since one row's chain of operations leaves half of the
+// arithmetic units waiting.
+template <class A, int R>
+AS_ALWAYS_INLINE void WholeSoftmax(float* scores, float scale, float* highest, float* denominator) {
+  VecF sum[R], shift[R];
+  const VecF factor = WeightFunction<A>::Factor(scale);
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    const float* row = scores + r * kAttentionChunk;
+    VecF most[4];
+    AS_UNROLL for (int j = 0; j < 4; ++j) most[j] = Set1(kNoScore);
+    for (int64_t i = 0; i < kAttentionChunk; i += 4 * kLanes) {
+      AS_UNROLL for (int j = 0; j < 4; ++j) most[j] = Max(LoadF(row + i + j * kLanes), most[j]);
+    }
+    highest[r] = scale * ReduceMax(Max(Max(most[0], most[1]), Max(most[2], most[3])));
+    shift[r] = WeightFunction<A>::Shift(highest[r] == kNoScore ? 0.0f : highest[r]);
+    sum[r] = Zero();
+  }
+  for (int64_t i = 0; i < kAttentionChunk; i += 2 * kLanes) {
+    AS_UNROLL for (int r = 0; r < R; ++r) {
+      float* row = scores + r * kAttentionChunk;
+      const VecF first = WeightFunction<A>::Weight(LoadF(row + i), factor, shift[r]);
+      const VecF second = WeightFunction<A>::Weight(LoadF(row + i + kLanes), factor, shift[r]);
+      sum[r] = Add(Add(sum[r], first), second);
+      StoreWeights(reinterpret_cast<A*>(row) + i, first, second);
+    }
+  }
+  AS_UNROLL for (int r = 0; r < R; ++r) denominator[r] = ReduceAdd(sum[r]);
 }
 
 // What a row's running result and its next chunk's are multiplied with.
@@ -328,7 +362,16 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   const KeyRange seen = Intersect(all, whole);
   Scores<Head, Dot>(args, head, s, rows.count, chunk, seen);
   if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
+  constexpr int kTogether = 4;
+  const bool plain = !Head::kScaled && args.soft_cap <= 0 && args.slopes == nullptr;
   for (int64_t r = 0; r < rows.count; ++r) {
+    if (plain && r + kTogether <= rows.count && Covers(rows.visible[r], whole) &&
+        Covers(rows.visible[r + kTogether - 1], whole)) {
+      WholeSoftmax<typename Dot::A, kTogether>(s.scores + r * kAttentionChunk, args.scale,
+                                               s.chunk_highest + r, s.chunk_denominator + r);
+      r += kTogether - 1;
+      continue;
+    }
     const KeyRange visible = Intersect(rows.visible[r], whole);
     const PositionBias bias{SlopeOf(args, rows.first + r), chunk + 1 - rows.visible[r].end};
     const ChunkSoftmax softmax =

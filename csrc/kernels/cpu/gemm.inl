@@ -46,14 +46,27 @@ AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, i
   }
 }
 
-// One vector of a row's result: sums (* the row's scale) + bias.
-AS_ALWAYS_INLINE VecF Finished(const GemmArgs& args, const float* sums, int64_t row, int64_t column,
-                               Mask mask) {
-  VecF x = LoadF(sums);
-  if (args.a_scale != nullptr) x = Mul(x, Set1(args.a_scale[row]));
-  if (args.bias != nullptr) x = Add(x, MaskLoadF(mask, args.bias + column));
-  return x;
-}
+// What becomes of a row's sums: * the row's scale, + bias. A copy of what GemmArgs says of it,
+// which stores to results could not change for all that the compiler knows.
+struct RowFinish {
+  const float* a_scale;
+  const float* bias;
+  VecF scale;
+
+  __attribute__((always_inline)) explicit RowFinish(const GemmArgs& args)
+      : a_scale(args.a_scale), bias(args.bias), scale(Zero()) {}
+
+  __attribute__((always_inline)) void Begin(int64_t row) {
+    if (a_scale != nullptr) scale = Set1(a_scale[row]);
+  }
+  __attribute__((always_inline)) VecF operator()(const float* sums, int64_t column,
+                                                 Mask mask) const {
+    VecF x = LoadF(sums);
+    if (a_scale != nullptr) x = Mul(x, scale);
+    if (bias != nullptr) x = Add(x, MaskLoadF(mask, bias + column));
+    return x;
+  }
+};
 
 // Where a panel's rows of results go. They are fetched while the rows are computed: a row's line is
 // seldom in the cache, and stores that all wait for theirs at the end took an eighth of the time of
@@ -85,54 +98,74 @@ struct StoreSums {
             columns * 4};
   }
 
+  // Of rows [row, row + rows).
   __attribute__((always_inline)) void Finish(const GemmArgs& args, const float* sums, int64_t row,
-                                             int64_t column) const {
+                                             int64_t rows, int64_t column) const {
+    RowFinish finish(args);
     float* c = args.c + row * args.ldc + column;
-    const int64_t columns = PanelWidth(args, column);
-    for (int64_t i = 0; i < columns; i += kLanes) {
-      const Mask mask = FirstLanes(columns - i);
-      VecF x = Finished(args, sums + i, row, column + i, mask);
-      if (args.accumulate) x = Add(x, MaskLoadF(mask, c + i));
-      MaskStoreF(mask, c + i, x);
+    const int64_t columns = PanelWidth(args, column), ldc = args.ldc;
+    const bool accumulate = args.accumulate;
+    for (int64_t end = row + rows; row < end; ++row, sums += kPanelColumns, c += ldc) {
+      finish.Begin(row);
+      for (int64_t i = 0; i < columns; i += kLanes) {
+        const Mask mask = FirstLanes(columns - i);
+        VecF x = finish(sums + i, column + i, mask);
+        if (accumulate) x = Add(x, MaskLoadF(mask, c + i));
+        MaskStoreF(mask, c + i, x);
+      }
     }
   }
 };
 
-// The same of a row of a panel of gates and, kGemmRows further in `sums`, of its panel of ups. T:
+// The same of rows of a panel of gates and, kGemmRows further in `sums`, of its panel of ups. T:
 // how an element of the result is held.
 template <class T, class Act>
-void FinishGatedRow(const GemmGatedArgs& gated, const float* sums, int64_t row, int64_t column) {
+void FinishGatedRows(const GemmGatedArgs& gated, const float* sums, int64_t row, int64_t rows,
+                     int64_t column) {
+  RowFinish finish(gated.gemm);
   T* out = static_cast<T*>(gated.out) + row * gated.ldo + column;
+  const int64_t ldo = gated.ldo, up_column = gated.gemm.n / 2 + column;
   const float* up_sums = sums + kGemmRows * kPanelColumns;
   const Mask all = FirstLanes(kLanes);
-  for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
-    const VecF gate = Finished(gated.gemm, sums + i, row, column + i, all);
-    const VecF up = Finished(gated.gemm, up_sums + i, row, gated.gemm.n / 2 + column + i, all);
-    StoreRow(out + i, Mul(Act::Apply(gate), up));
+  for (int64_t end = row + rows; row < end; ++row, out += ldo) {
+    finish.Begin(row);
+    for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+      const VecF gate = finish(sums + i, column + i, all);
+      const VecF up = finish(up_sums + i, up_column + i, all);
+      StoreRow(out + i, Mul(Act::Apply(gate), up));
+    }
+    sums += kPanelColumns;
+    up_sums += kPanelColumns;
   }
 }
 
 // The same of a panel without a gate, whose last columns may be missing.
 template <class T, class Act>
-void FinishActivatedRow(const GemmGatedArgs& args, const float* sums, int64_t row, int64_t column) {
+void FinishActivatedRows(const GemmGatedArgs& args, const float* sums, int64_t row, int64_t rows,
+                         int64_t column) {
+  RowFinish finish(args.gemm);
   T* out = static_cast<T*>(args.out) + row * args.ldo + column;
-  const int64_t columns = PanelWidth(args.gemm, column);
-  for (int64_t i = 0; i < columns; i += kLanes) {
-    const int64_t rest = columns - i;
-    const VecF x = Act::Apply(Finished(args.gemm, sums + i, row, column + i, FirstLanes(rest)));
-    if (rest >= kLanes) {
-      StoreRow(out + i, x);
-    } else {
-      StoreRowFirst(out + i, rest, x);
+  const int64_t columns = PanelWidth(args.gemm, column), ldo = args.ldo;
+  for (int64_t end = row + rows; row < end; ++row, sums += kPanelColumns, out += ldo) {
+    finish.Begin(row);
+    for (int64_t i = 0; i < columns; i += kLanes) {
+      const int64_t rest = columns - i;
+      const VecF x = Act::Apply(finish(sums + i, column + i, FirstLanes(rest)));
+      if (rest >= kLanes) {
+        StoreRow(out + i, x);
+      } else {
+        StoreRowFirst(out + i, rest, x);
+      }
     }
   }
 }
 
-using FinishGated = void (*)(const GemmGatedArgs&, const float* sums, int64_t row, int64_t column);
+using FinishGated = void (*)(const GemmGatedArgs&, const float* sums, int64_t row, int64_t rows,
+                             int64_t column);
 
 template <class T, class Act>
 FinishGated FinishGatedWith(bool gated) {
-  return gated ? FinishGatedRow<T, Act> : FinishActivatedRow<T, Act>;
+  return gated ? FinishGatedRows<T, Act> : FinishActivatedRows<T, Act>;
 }
 
 template <class T>
@@ -165,8 +198,8 @@ struct StoreGated {
   }
 
   __attribute__((always_inline)) void Finish(const GemmArgs&, const float* sums, int64_t row,
-                                             int64_t column) const {
-    finish(gated, sums, row, column);
+                                             int64_t rows, int64_t column) const {
+    finish(gated, sums, row, rows, column);
   }
 };
 
@@ -200,9 +233,7 @@ AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, 
         if (args.num_low_rank > 0) AddLowRanks(args, p + i * apart, row, rows, panel_sums);
         destination = {};  // The first panel has fetched it.
       }
-      for (int64_t r = 0; r < rows; ++r) {
-        store.Finish(args, sums + r * kPanelColumns, row + r, p * args.panel_columns);
-      }
+      store.Finish(args, sums, row, rows, p * args.panel_columns);
     }
   }
 }

@@ -14,11 +14,10 @@ namespace {
 AS_ALWAYS_INLINE VecF Exp(VecF x) {
   // The second operand survives where it is NaN.
   x = Min(Set1(89.0f), Max(Set1(-105.0f), x));
-  const VecI n = RoundToInt(Mul(x, Set1(1.44269504f)));
-  const VecF f = IntToFloat(n);
+  const VecF n = RoundToWhole(Mul(x, Set1(1.44269504f)));
   // ln 2 in two parts; the first has so few bits that its multiples are exact.
-  VecF r = Fma(f, Set1(-0.693359375f), x);
-  r = Fma(f, Set1(2.12194440e-4f), r);
+  VecF r = Fma(n, Set1(-0.693359375f), x);
+  r = Fma(n, Set1(2.12194440e-4f), r);
   VecF p = Set1(0.0013814466972953f);
   p = Fma(p, r, Set1(0.0083687806606599f));
   p = Fma(p, r, Set1(0.0416683942306537f));
@@ -26,9 +25,7 @@ AS_ALWAYS_INLINE VecF Exp(VecF x) {
   p = Fma(p, r, Set1(0.4999999341236464f));
   p = Fma(Mul(r, r), p, r);
   p = Add(p, Set1(1.0f));
-  // In two steps, since 2^n alone may be out of range where the product is not.
-  const VecI half = HalfInt(n);
-  return Mul(Mul(p, PowerOf2(half)), PowerOf2(SubInt(n, half)));
+  return ScaleByPowerOf2(p, n);
 }
 
 // e^x of one number, the same bits as in a vector.

@@ -50,6 +50,7 @@ struct ByteBlock {
   const unsigned char* b;  // [groups * lanes][64] lanes of four bytes, or half as many of nibbles
   int64_t groups, lanes;   // lanes of four k per group, of what is here
   bool first, last;        // the group begins, and ends, in this block
+  bool fresh;              // c holds nothing before the first group here
   const int32_t* a_sums;   // of the first row, the block's first group
   int64_t ld_sums, sums_per_group;
   const uint16_t* scale;  // of the first group
@@ -74,6 +75,13 @@ AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&a
                                Set1Int(sum));
     }
   }
+}
+
+// A group's scaled sum joins those before it.
+AS_ALWAYS_INLINE void AddGroup(const ByteBlock& block, int64_t group, VecI sum, VecF scale,
+                               float* c) {
+  const VecF before = block.fresh && group == 0 ? Zero() : LoadF(c);
+  StoreF(c, Fma(IntToFloat(sum), scale, before));
 }
 
 // R rows by V vectors of columns.
@@ -119,8 +127,7 @@ void ByteTile(const ByteBlock& block) {
       AS_UNROLL for (int v = 0; v < V; ++v) {
         const VecF scale = LoadBf16(block.scale + group * kPanelColumns + v * kLanes);
         AS_UNROLL for (int r = 0; r < R; ++r) {
-          float* c = block.c + r * kPanelColumns + v * kLanes;
-          StoreF(c, Fma(IntToFloat(acc[r][v]), scale, LoadF(c)));
+          AddGroup(block, group, acc[r][v], scale, block.c + r * kPanelColumns + v * kLanes);
         }
       }
     } else {
@@ -239,6 +246,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     block.lanes = (next - k) / block.groups / 4;
     block.first = k % group == 0;
     block.last = next % group == 0;
+    block.fresh = index == 0;
     block.a = static_cast<const int8_t*>(args.a) + row_begin * args.lda + k;
     block.b = panel.w + k * kPanelColumns * kBits / 8;
     block.scale = panel.scale + index * kPanelColumns;
@@ -277,7 +285,6 @@ struct GemmBytes {
     ForEachRowBlock(
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
-          for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
           GemmBytesRows<kBits, Tiles>(args, PanelOf<kBits>(args, p), row, rows, partial, spread,
                                       sums, destination);
         });

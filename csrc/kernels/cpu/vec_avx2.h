@@ -79,7 +79,6 @@ AS_ALWAYS_INLINE float FirstLane(VecF x) { return _mm256_cvtss_f32(x); }
 
 AS_ALWAYS_INLINE VecI RoundToInt(VecF x) { return _mm256_cvtps_epi32(x); }
 AS_ALWAYS_INLINE VecF IntToFloat(VecI x) { return _mm256_cvtepi32_ps(x); }
-AS_ALWAYS_INLINE VecI HalfInt(VecI x) { return _mm256_srai_epi32(x, 1); }
 AS_ALWAYS_INLINE VecI SubInt(VecI a, VecI b) { return _mm256_sub_epi32(a, b); }
 AS_ALWAYS_INLINE VecI AddInt(VecI a, VecI b) { return _mm256_add_epi32(a, b); }
 AS_ALWAYS_INLINE VecI MulInt(VecI a, VecI b) { return _mm256_mullo_epi32(a, b); }
@@ -112,6 +111,16 @@ AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
 // 2^n for -127 < n < 128.
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+// The whole number next to x, the even one of two.
+AS_ALWAYS_INLINE VecF RoundToWhole(VecF x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// x 2^n, rounded once, for whole n of -250 to 250. In two steps, since 2^n alone may be out of
+// range where the product is not.
+AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) {
+  const VecI whole = RoundToInt(n), half = _mm256_srai_epi32(whole, 1);
+  return Mul(Mul(x, PowerOf2(half)), PowerOf2(SubInt(whole, half)));
 }
 
 AS_ALWAYS_INLINE VecI LoadI(const void* p) {

@@ -75,7 +75,6 @@ AS_ALWAYS_INLINE float FirstLane(VecF x) { return _mm_cvtss_f32(_mm512_castps512
 
 AS_ALWAYS_INLINE VecI RoundToInt(VecF x) { return _mm512_cvtps_epi32(x); }
 AS_ALWAYS_INLINE VecF IntToFloat(VecI x) { return _mm512_cvtepi32_ps(x); }
-AS_ALWAYS_INLINE VecI HalfInt(VecI x) { return _mm512_srai_epi32(x, 1); }
 AS_ALWAYS_INLINE VecI SubInt(VecI a, VecI b) { return _mm512_sub_epi32(a, b); }
 AS_ALWAYS_INLINE VecI AddInt(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
 AS_ALWAYS_INLINE VecI MulInt(VecI a, VecI b) { return _mm512_mullo_epi32(a, b); }
@@ -104,9 +103,11 @@ AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
-AS_ALWAYS_INLINE VecF PowerOf2(VecI n) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+AS_ALWAYS_INLINE VecF RoundToWhole(VecF x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+// n that is not whole counts as the integer below, and minus infinity gives 0.
+AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) { return _mm512_scalef_ps(x, n); }
 
 AS_ALWAYS_INLINE VecI LoadI(const void* p) { return _mm512_loadu_si512(p); }
 AS_ALWAYS_INLINE VecI MaskLoadI(Mask m, const void* p) { return _mm512_maskz_loadu_epi32(m, p); }
@@ -168,12 +169,13 @@ AS_ALWAYS_INLINE VecF DotBf16(VecF acc, VecI a, VecI b) {
 AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
 }
+AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF first, VecF second) {
+  StoreI(p, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
 // x less the integer not above it; 0 for minus infinity.
 AS_ALWAYS_INLINE VecF Fraction(VecF x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
-// x 2^n for the integer not above n, which is not above 100; 0 for minus infinity.
-AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) { return _mm512_scalef_ps(x, n); }
 #endif
 
 }  // namespace

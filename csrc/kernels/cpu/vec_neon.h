@@ -117,9 +117,15 @@ template <int N>
 AS_ALWAYS_INLINE VecI ShiftLeft(VecI x) {
   return vshlq_n_u32(x, N);
 }
-AS_ALWAYS_INLINE VecI HalfInt(VecI x) { return ShiftRightSigned<1>(x); }
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) { return vaddvq_s32(AsSigned(x)); }
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) { return AsFloat(ShiftLeft<23>(AddInt(n, Set1Int(127)))); }
+AS_ALWAYS_INLINE VecF RoundToWhole(VecF x) { return vrndnq_f32(x); }
+// As vec_avx512.h's.
+AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) {
+  const VecI whole = RoundToInt(vrndmq_f32(Max(Set1(-200.0f), n)));
+  const VecI half = ShiftRightSigned<1>(whole);
+  return Mul(Mul(x, PowerOf2(half)), PowerOf2(SubInt(whole, half)));
+}
 
 AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
   uint32_t bytes;
@@ -165,13 +171,12 @@ AS_ALWAYS_INLINE VecF DotBf16(VecF acc, VecI a, VecI b) {
 AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
   vst1_u16(p, vreinterpret_u16_bf16(vcvt_bf16_f32(x)));
 }
+AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF first, VecF second) {
+  vst1q_u16(p, vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second)));
+}
 AS_ALWAYS_INLINE VecF Fraction(VecF x) {
   const VecF finite = Max(Set1(-200.0f), x);
   return Sub(finite, vrndmq_f32(finite));
-}
-AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) {
-  const VecI whole = RoundToInt(vrndmq_f32(Max(Set1(-200.0f), n))), half = HalfInt(whole);
-  return Mul(Mul(x, PowerOf2(half)), PowerOf2(SubInt(whole, half)));
 }
 #endif
 
