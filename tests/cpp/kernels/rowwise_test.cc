@@ -148,7 +148,8 @@ TEST_P(RowwiseTest, RmsNormOfARowDependsOnNoOther) {
 
 TEST_P(RowwiseTest, Scale) {
   for (int64_t cols : kColumns) {
-    for (const auto& [cap, limit] : {std::pair(0.0f, 0.0f), {2.5f, 0.0f}, {0.0f, 1.75f}}) {
+    for (const auto& bounds : {std::pair(0.0f, 0.0f), {2.5f, 0.0f}, {0.0f, 1.75f}}) {
+      const float cap = bounds.first, limit = bounds.second;
       for (const bool accumulate : {false, true}) {
         Data data(static_cast<uint32_t>(cols));
         const int64_t ld = cols + 3;
