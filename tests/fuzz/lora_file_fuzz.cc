@@ -8,16 +8,14 @@
 //
 // ALLSPARK_FUZZ_SEEDS=<folder> writes a seed corpus there first (below 1 KB each).
 #include <stdlib.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "allspark/model_serializer.h"
+#include "fuzz/fuzz_input.h"
 #include "weights/checksum.h"
 #include "weights/lora_file.h"
 #include "weights/lora_format.h"
@@ -27,19 +25,11 @@ namespace {
 
 class BytesImage final : public LoraImage {
  public:
-  explicit BytesImage(const std::string& bytes) : size_(bytes.size()) {
-    // Exactly sized, so that the sanitizer sees an access past the end.
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, std::max<size_t>(size_, 1)) != 0) abort();
-    data_ = static_cast<unsigned char*>(memory);
-    std::memcpy(data_, bytes.data(), size_);
-  }
-  ~BytesImage() override { free(data_); }
-  std::span<const unsigned char> bytes() const override { return {data_, size_}; }
+  explicit BytesImage(const std::string& bytes) : bytes_(bytes) {}
+  std::span<const unsigned char> bytes() const override { return {bytes_.data(), bytes_.size()}; }
 
  private:
-  unsigned char* data_;
-  size_t size_;
+  fuzz::ExactBytes bytes_;
 };
 
 // An adapter of `matrices` whose index gets the checksums of what it places.
@@ -82,32 +72,6 @@ void UseAdapter(const Result<std::shared_ptr<const LoraFile>>& opened) {
   (void)sink;
 }
 
-void WriteBytes(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc)
-      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
-const std::string& ScratchFile() {
-  static const std::string path = [] {
-    const char* base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    std::string pattern = std::string(base) + "/lora-file-fuzz-XXXXXX";
-    const int fd = mkstemp(pattern.data());
-    if (fd < 0) abort();
-    close(fd);
-    static std::string to_remove = pattern;
-    atexit([] { unlink(to_remove.c_str()); });
-    return pattern;
-  }();
-  return path;
-}
-
-std::string Input(char mode, const std::string& index, const std::string& rest) {
-  std::string input(1, mode);
-  input += static_cast<char>(index.size() & 0xff);
-  input += static_cast<char>(index.size() >> 8);
-  return input + index + rest;
-}
-
 void WriteSeeds(const std::string& folder) {
   int count = 0;
   for (const int64_t num_pairs : {1, 3}) {
@@ -122,8 +86,10 @@ void WriteSeeds(const std::string& folder) {
     const auto header = weights::DecodeLoraHeader(bytes.data(), static_cast<int64_t>(bytes.size()));
     const uint64_t index = header.value().index_offset;
     const std::string tensors = file.substr(64, index - 64);
-    WriteBytes(folder + "/seed-" + std::to_string(count++), Input(2, "", file));
-    WriteBytes(folder + "/seed-" + std::to_string(count++), Input(3, file.substr(index), tensors));
+    for (const fuzz::Input& seed :
+         {fuzz::Input{2, "", file}, fuzz::Input{3, file.substr(index), tensors}}) {
+      fuzz::WriteBytes(folder + "/seed-" + std::to_string(count++), seed.Bytes());
+    }
   }
 }
 
@@ -139,17 +105,15 @@ extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace allspark;  // NOLINT: the entry point is outside of any namespace.
-  if (size < 3) return 0;
-  const unsigned mode = data[0];
-  const size_t index_bytes = std::min(data[1] + size_t{256} * data[2], size - 3);
-  const std::string index(reinterpret_cast<const char*>(data) + 3, index_bytes);
-  const std::string rest(reinterpret_cast<const char*>(data) + 3 + index_bytes,
-                         size - 3 - index_bytes);
-  const std::string bytes = mode & 1 ? Wrap(index, rest) : index + rest;
+  const auto input = fuzz::Input::Parse(data, size);
+  if (!input) return 0;
+  const std::string bytes =
+      input->mode & 1 ? Wrap(input->head, input->tail) : input->head + input->tail;
   UseAdapter(LoraFile::OpenImage(std::make_shared<BytesImage>(bytes)));
-  if (mode & 2) {
-    WriteBytes(ScratchFile(), bytes);
-    UseAdapter(LoraFile::Open(ScratchFile()));
+  if (input->mode & 2) {
+    const std::string path = fuzz::ScratchFolder() + "/adapter";
+    fuzz::WriteBytes(path, bytes);
+    UseAdapter(LoraFile::Open(path));
   }
   return 0;
 }

@@ -9,17 +9,15 @@
 //
 // ALLSPARK_FUZZ_SEEDS=<folder> writes a seed corpus there first (a few KB each).
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "fuzz/fuzz_input.h"
 #include "weights/checksum.h"
 #include "weights/describe.h"
 #include "weights/format.h"
@@ -34,22 +32,14 @@ constexpr size_t kMaxParamBytes = 128 << 10;
 class BytesImage final : public ModelImage {
  public:
   BytesImage(std::string graph, const std::string& param)
-      : graph_(std::move(graph)), bytes_(static_cast<int64_t>(param.size())) {
-    // Exactly sized, so that the sanitizer sees an access past the end.
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, std::max<size_t>(param.size(), 1)) != 0) abort();
-    param_ = static_cast<unsigned char*>(memory);
-    std::memcpy(param_, param.data(), param.size());
-  }
-  ~BytesImage() override { free(param_); }
+      : graph_(std::move(graph)), param_(param) {}
   std::string_view graph() const override { return graph_; }
-  const unsigned char* param() const override { return param_; }
-  int64_t param_bytes() const override { return bytes_; }
+  const unsigned char* param() const override { return param_.data(); }
+  int64_t param_bytes() const override { return static_cast<int64_t>(param_.size()); }
 
  private:
   std::string graph_;
-  unsigned char* param_;
-  int64_t bytes_;
+  fuzz::ExactBytes param_;
 };
 
 // The version that a message says it has, where that is one; else the first.
@@ -96,27 +86,6 @@ void UseModel(const Result<std::unique_ptr<ModelReader>>& opened) {
   (void)sink;
 }
 
-void WriteBytes(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc)
-      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
-const std::string& ScratchFolder() {
-  static const std::string folder = [] {
-    const char* base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    std::string pattern = std::string(base) + "/model-reader-fuzz-XXXXXX";
-    if (mkdtemp(pattern.data()) == nullptr) abort();
-    static std::string to_remove = pattern;
-    atexit([] {
-      unlink((to_remove + "/g").c_str());
-      unlink((to_remove + "/p").c_str());
-      rmdir(to_remove.c_str());
-    });
-    return pattern;
-  }();
-  return folder;
-}
-
 // Adds an entry of weight_quant for each weight, of changing kinds.
 void QuantiseAll(proto::DecoderSpec& spec) {
   int kind = 0;
@@ -150,12 +119,9 @@ void WriteSeed(const std::string& folder, const proto::DecoderSpec& spec, int& c
   const auto image = (*writer)->Finish();
   const std::string graph(image.value()->graph());
   const std::string message = graph.substr(16, graph.size() - 24);
-  const std::pair<char, std::string> seeds[] = {{0x07, message}, {0x0b, message}, {0x00, graph}};
-  for (const auto& [mode, bytes] : seeds) {
-    std::string seed(1, mode);
-    seed += static_cast<char>(bytes.size() & 0xff);
-    seed += static_cast<char>(bytes.size() >> 8);
-    WriteBytes(folder + "/seed-" + std::to_string(count++), seed + bytes);
+  for (const fuzz::Input& seed : {fuzz::Input{0x07, message, ""}, fuzz::Input{0x0b, message, ""},
+                                  fuzz::Input{0, graph, ""}}) {
+    fuzz::WriteBytes(folder + "/seed-" + std::to_string(count++), seed.Bytes());
   }
 }
 
@@ -199,20 +165,19 @@ extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace allspark;  // NOLINT: the entry point is outside of any namespace.
-  if (size < 3) return 0;
-  const unsigned mode = data[0];
-  const size_t graph_bytes = std::min(data[1] + size_t{256} * data[2], size - 3);
-  std::string graph(reinterpret_cast<const char*>(data) + 3, graph_bytes);
-  std::string param(reinterpret_cast<const char*>(data) + 3 + graph_bytes, size - 3 - graph_bytes);
-  if (mode & 2) FitParam(graph, param);
-  if (mode & 1) graph = WrapMessage(graph);
-  const bool verify = (mode & 8) == 0;
+  auto input = fuzz::Input::Parse(data, size);
+  if (!input) return 0;
+  std::string& graph = input->head;
+  std::string& param = input->tail;
+  if (input->mode & 2) FitParam(graph, param);
+  if (input->mode & 1) graph = WrapMessage(graph);
+  const bool verify = (input->mode & 8) == 0;
   UseModel(ModelReader::OpenImage(std::make_shared<BytesImage>(graph, param), nullptr, verify));
-  if (mode & 4) {
-    WriteBytes(ScratchFolder() + "/g", graph);
-    WriteBytes(ScratchFolder() + "/p", param);
-    UseModel(
-        ModelReader::OpenFiles(ScratchFolder() + "/g", ScratchFolder() + "/p", nullptr, verify));
+  if (input->mode & 4) {
+    const std::string folder = fuzz::ScratchFolder();
+    fuzz::WriteBytes(folder + "/g", graph);
+    fuzz::WriteBytes(folder + "/p", param);
+    UseModel(ModelReader::OpenFiles(folder + "/g", folder + "/p", nullptr, verify));
   }
   return 0;
 }
