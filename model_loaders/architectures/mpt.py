@@ -55,4 +55,5 @@ def mpt(config: ModelConfig) -> dict[str, Any]:
     return {**fields, "norm_bias": False, "rotary_dim": 0, "alibi_slopes": slopes, **limit}
 
 
-register(Architecture("MptForCausalLM", mpt, WEIGHTS, (), standard))
+for _name in ("MptForCausalLM", "MPTForCausalLM"):  # transformers' name, and the published files'
+    register(Architecture(_name, mpt, WEIGHTS, (), standard))

@@ -58,7 +58,13 @@ _REASONS = {
 def checkpoint_method(config: ModelConfig) -> str | None:
     """``quant_method`` of a quantised checkpoint."""
     section = config.section("quantization_config")
-    return None if section is None else section.text("quant_method")
+    return None if section is None else _method(section)
+
+
+def _method(section: ModelConfig) -> str:
+    if "quant_method" not in section and ("load_in_4bit" in section or "load_in_8bit" in section):
+        return "bitsandbytes"  # Its older files do not say so.
+    return section.text("quant_method")
 
 
 def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
@@ -66,7 +72,7 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
     section = config.section("quantization_config")
     if section is None:
         return None
-    method = section.text("quant_method")
+    method = _method(section)
     if method not in FORMATS:
         raise UnsupportedModelError(
             f"{section.source}: quant_method is {method!r}, supported are {', '.join(FORMATS)}"
