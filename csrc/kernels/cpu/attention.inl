@@ -235,6 +235,13 @@ struct PositionBias {
   }
 };
 
+// What a value is multiplied with. An invisible token's scale may be anything.
+template <bool kScaled>
+AS_ALWAYS_INLINE VecF ValueWeight(VecF weight, const float* scales) {
+  if constexpr (!kScaled) return weight;
+  return Select(Less(Zero(), weight), Mul(weight, LoadF(scales)), Zero());
+}
+
 template <class A, bool kScaled>
 AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
                                       int64_t end, float scale, float soft_cap, PositionBias bias) {
@@ -264,32 +271,36 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
   A* weights = reinterpret_cast<A*>(scores);
   VecF sum = Zero();
   for (int64_t i = first; i < end; i += kLanes) {
-    VecF weight = WeightFunction<A>::Weight(LoadF(scores + i), factors, shift);
+    const VecF weight = WeightFunction<A>::Weight(LoadF(scores + i), factors, shift);
     sum = Add(sum, weight);
-    // An invisible token's scale may be anything.
-    if (kScaled) {
-      const VecF scaled = Mul(weight, LoadF(staging.value_scales + i));
-      weight = Select(Less(Zero(), weight), scaled, Zero());
-    }
-    StoreWeights(weights + i, weight);
+    StoreWeights(weights + i, ValueWeight<kScaled>(weight, staging.value_scales + i));
   }
   result.denominator = ReduceAdd(sum);
   return result;
 }
 
-// The same bits for R rows that see the whole chunk, where nothing but `scale` changes a score:
-// most rows of a long prompt. Side by side, since one row's chain of operations leaves half of the
+// The same bits for R rows that see the whole chunk, where nothing but scales changes a score: most
+// rows of a long prompt. Side by side, since one row's chain of operations leaves half of the
 // arithmetic units waiting.
-template <class A, int R>
-AS_ALWAYS_INLINE void WholeSoftmax(float* scores, float scale, float* highest, float* denominator) {
+template <class A, bool kScaled, int R>
+AS_ALWAYS_INLINE void WholeSoftmax(float* scores, const Staging& staging, float scale,
+                                   float* highest, float* denominator) {
   VecF sum[R], shift[R];
   const VecF factor = WeightFunction<A>::Factor(scale);
   AS_UNROLL for (int r = 0; r < R; ++r) {
-    const float* row = scores + r * kAttentionChunk;
+    float* row = scores + r * kAttentionChunk;
     VecF most[4];
     AS_UNROLL for (int j = 0; j < 4; ++j) most[j] = Set1(kNoScore);
-    for (int64_t i = 0; i < kAttentionChunk; i += 4 * kLanes) {
-      AS_UNROLL for (int j = 0; j < 4; ++j) most[j] = Max(LoadF(row + i + j * kLanes), most[j]);
+    for (int64_t begin = 0; begin < kAttentionChunk; begin += 4 * kLanes) {
+      AS_UNROLL for (int j = 0; j < 4; ++j) {
+        const int64_t i = begin + j * kLanes;
+        VecF x = LoadF(row + i);
+        if (kScaled) {
+          x = Mul(x, LoadF(staging.key_scales + i));
+          StoreF(row + i, x);
+        }
+        most[j] = Max(x, most[j]);
+      }
     }
     highest[r] = scale * ReduceMax(Max(Max(most[0], most[1]), Max(most[2], most[3])));
     shift[r] = WeightFunction<A>::Shift(highest[r] == kNoScore ? 0.0f : highest[r]);
@@ -301,7 +312,9 @@ AS_ALWAYS_INLINE void WholeSoftmax(float* scores, float scale, float* highest, f
       const VecF first = WeightFunction<A>::Weight(LoadF(row + i), factor, shift[r]);
       const VecF second = WeightFunction<A>::Weight(LoadF(row + i + kLanes), factor, shift[r]);
       sum[r] = Add(Add(sum[r], first), second);
-      StoreWeights(reinterpret_cast<A*>(row) + i, first, second);
+      StoreWeights(reinterpret_cast<A*>(row) + i,
+                   ValueWeight<kScaled>(first, staging.value_scales + i),
+                   ValueWeight<kScaled>(second, staging.value_scales + i + kLanes));
     }
   }
   AS_UNROLL for (int r = 0; r < R; ++r) denominator[r] = ReduceAdd(sum[r]);
@@ -363,12 +376,13 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   Scores<Head, Dot>(args, head, s, rows.count, chunk, seen);
   if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
   constexpr int kTogether = 4;
-  const bool plain = !Head::kScaled && args.soft_cap <= 0 && args.slopes == nullptr;
+  const bool plain = args.soft_cap <= 0 && args.slopes == nullptr;
   for (int64_t r = 0; r < rows.count; ++r) {
     if (plain && r + kTogether <= rows.count && Covers(rows.visible[r], whole) &&
         Covers(rows.visible[r + kTogether - 1], whole)) {
-      WholeSoftmax<typename Dot::A, kTogether>(s.scores + r * kAttentionChunk, args.scale,
-                                               s.chunk_highest + r, s.chunk_denominator + r);
+      WholeSoftmax<typename Dot::A, Head::kScaled, kTogether>(
+          s.scores + r * kAttentionChunk, s.staging, args.scale, s.chunk_highest + r,
+          s.chunk_denominator + r);
       r += kTogether - 1;
       continue;
     }
