@@ -2,9 +2,10 @@
 older names, nulls. A configuration that is understood asks for the tensors of the published model,
 no more and no fewer, so their elements are its number of parameters.
 
-``published_configs.json`` holds what concerns the model of each ``config.json``, and the parameters
-of its safetensors files; of GLM-4.5 with the bias of its experts' choice and without the layer that
-guesses ahead.
+``published_configs.json`` holds what concerns the model of each ``config.json``, written down, not
+copied (LongRoPE's factors are ones), and the parameters that the makers' files have. InternLM 7B's
+are added up by hand; GLM-4.5's count the bias of its experts' choice, not the layer that guesses
+ahead.
 """
 
 from __future__ import annotations
