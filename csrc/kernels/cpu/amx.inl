@@ -326,9 +326,10 @@ struct AmxByteTiles {
     AS_UNROLL for (int v = 0; v < kVecs; ++v) {
       scale[v] = LoadBf16(block.scale + group * kPanelColumns + v * kLanes);
     }
+    const bool fresh = block.fresh && group == 0;
     for (int64_t r = 0; r < rows; ++r) {
       AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-        AddGroup(block, group, LoadI(block.partial + v * kLanes), scale[v], block.c + v * kLanes);
+        AddGroup(fresh, LoadI(block.partial + v * kLanes), scale[v], block.c + v * kLanes);
       }
       block.c += kPanelColumns;
       block.partial += kPanelColumns;

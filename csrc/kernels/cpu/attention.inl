@@ -377,13 +377,13 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
   constexpr int kTogether = 4;
   const bool plain = args.soft_cap <= 0 && args.slopes == nullptr;
-  for (int64_t r = 0; r < rows.count; ++r) {
+  for (int64_t r = 0; r < rows.count;) {
     if (plain && r + kTogether <= rows.count && Covers(rows.visible[r], whole) &&
         Covers(rows.visible[r + kTogether - 1], whole)) {
       WholeSoftmax<typename Dot::A, Head::kScaled, kTogether>(
           s.scores + r * kAttentionChunk, s.staging, args.scale, s.chunk_highest + r,
           s.chunk_denominator + r);
-      r += kTogether - 1;
+      r += kTogether;
       continue;
     }
     const KeyRange visible = Intersect(rows.visible[r], whole);
@@ -395,6 +395,7 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
                              visible.end - chunk, args.scale, args.soft_cap, bias);
     s.chunk_highest[r] = softmax.highest;
     s.chunk_denominator[r] = softmax.denominator;
+    ++r;
   }
   AddValues<Head, Dot>(args, head, s, rows, chunk, seen,
                        KeysAfter(args, head, chunk, all, last_rows));

@@ -77,11 +77,9 @@ AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&a
   }
 }
 
-// A group's scaled sum joins those before it.
-AS_ALWAYS_INLINE void AddGroup(const ByteBlock& block, int64_t group, VecI sum, VecF scale,
-                               float* c) {
-  const VecF before = block.fresh && group == 0 ? Zero() : LoadF(c);
-  StoreF(c, Fma(IntToFloat(sum), scale, before));
+// A group's scaled sum joins those before it; `fresh`: there are none.
+AS_ALWAYS_INLINE void AddGroup(bool fresh, VecI sum, VecF scale, float* c) {
+  StoreF(c, Fma(IntToFloat(sum), scale, fresh ? Zero() : LoadF(c)));
 }
 
 // R rows by V vectors of columns.
@@ -124,10 +122,11 @@ void ByteTile(const ByteBlock& block) {
       b += kPanelStride;
     }
     if (block.last) {
+      const bool fresh = block.fresh && group == 0;
       AS_UNROLL for (int v = 0; v < V; ++v) {
         const VecF scale = LoadBf16(block.scale + group * kPanelColumns + v * kLanes);
         AS_UNROLL for (int r = 0; r < R; ++r) {
-          AddGroup(block, group, acc[r][v], scale, block.c + r * kPanelColumns + v * kLanes);
+          AddGroup(fresh, acc[r][v], scale, block.c + r * kPanelColumns + v * kLanes);
         }
       }
     } else {
