@@ -17,6 +17,7 @@
 
 #include "base/int_math.h"
 #include "kernels/kernel_table.h"
+#include "kv_cache/extent.h"
 #include "memory/bfc_allocator.h"
 #include "ops/attention.h"
 #include "ops/kv_write.h"
@@ -107,7 +108,8 @@ class Layers {
     const int64_t block_size = 32;
     const int64_t blocks = c.batch * CeilDiv(c.context, block_size);
     const int64_t part = kernels::KvPartBytes(c.cache, block_size, c.params.head_dim);
-    const int64_t layer_bytes = 2 * c.params.kv_heads * part;
+    const int64_t layer_bytes = 2 * c.params.kv_heads * part;  // of a block
+    const int64_t extent = ExtentBlocks(blocks);
     num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
     // The engine's memory: in huge pages.
     allocator_ = std::move(*CreateCpuBfcAllocator({}, int64_t{2} << 30));
@@ -115,12 +117,15 @@ class Layers {
         *Buffer::Create(allocator_.get(), static_cast<size_t>(blocks * num_ * layer_bytes)));
     for (int32_t i = 0; i < blocks; ++i) table_.push_back(i);
     kv_ = {static_cast<unsigned char*>(memory_.data()),
-           num_ * layer_bytes,
-           0,
-           c.params.kv_heads * part,
+           extent,
+           extent * num_ * layer_bytes,
            part,
+           0,
+           extent * c.params.kv_heads * part,
+           extent * part,
            block_size};
     layer_bytes_ = layer_bytes;
+    layer_stride_ = extent * layer_bytes;
     const int64_t cols = c.params.kv_heads * c.params.head_dim;
     std::vector<float> x = Random(c.context * cols);
     const Matrix rows{x.data(), DType::kFloat32, c.context, cols, cols};
@@ -137,8 +142,8 @@ class Layers {
 
   kernels::PagedKv At(int64_t layer) const {
     kernels::PagedKv kv = kv_;
-    kv.k_offset += layer * layer_bytes_;
-    kv.v_offset += layer * layer_bytes_;
+    kv.k_offset += layer * layer_stride_;
+    kv.v_offset += layer * layer_stride_;
     return kv;
   }
   int64_t num() const { return num_; }
@@ -152,7 +157,7 @@ class Layers {
   std::vector<int32_t> table_;
   std::vector<SequenceRange> sequences_;
   kernels::PagedKv kv_;
-  int64_t num_, layer_bytes_;
+  int64_t num_, layer_bytes_, layer_stride_;
 };
 
 void Run(benchmark::State& state, const kernels::KernelTable* table, DType cache, DType out_dtype) {

@@ -2,7 +2,7 @@
 // prefix cache. A device whose memory is the host's has none. The step thread calls it.
 #pragma once
 
-#include <cstddef>
+#include "model/kv_pool.h"
 
 namespace allspark {
 
@@ -10,8 +10,9 @@ class HostCopier {
  public:
   virtual ~HostCopier() = default;
   // Copies in the order of the calls; what is computed afterwards sees them. Throws on failure.
-  virtual void ToHost(const void* device, void* host, size_t bytes) = 0;
-  virtual void ToDevice(const void* host, void* device, size_t bytes) = 0;
+  // `host`: the same parts.
+  virtual void ToHost(const KvBlock& device, const KvBlock& host) = 0;
+  virtual void ToDevice(const KvBlock& host, const KvBlock& device) = 0;
 };
 
 }  // namespace allspark

@@ -7,6 +7,7 @@
 #include "base/int_math.h"
 #include "base/log.h"
 #include "engine/model_instance.h"
+#include "kv_cache/extent.h"
 
 namespace allspark {
 namespace {
@@ -143,7 +144,10 @@ Status ModelInstance::SizePool(int64_t block_bytes) {
     num_blocks_ = config_.cache_span_num_init;
   } else {
     const int64_t budget = std::min(AvailableMemoryBytes() / 2, region_free);
-    num_blocks_ = std::min(config_.engine_max_batch * blocks_per_request, budget / block_bytes);
+    const int64_t wanted = RoundUpToExtents(config_.engine_max_batch * blocks_per_request);
+    num_blocks_ = std::min(wanted, budget / block_bytes);
+    const int64_t whole = num_blocks_ / kMostExtentBlocks * kMostExtentBlocks;
+    if (num_blocks_ < wanted && whole >= blocks_per_request) num_blocks_ = whole;
   }
   if (num_blocks_ < blocks_per_request) {
     return Status::ResourceExhausted(

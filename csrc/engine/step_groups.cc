@@ -1,6 +1,5 @@
 // The part of ModelInstance's step that is about groups: beams go on, samples end one by one.
 
-#include <cstring>
 #include <string>
 
 #include "engine/model_instance.h"
@@ -13,10 +12,9 @@ void ModelInstance::AdvanceSearch(Request* beam, const SamplingRow& row) {
   if (!group.TakeCandidates(beam)) return;
   group.Choose();
   if (!group.is_done()) {
-    const auto bytes = static_cast<size_t>(running_->decoder->block_bytes());
+    const Decoder& decoder = *running_->decoder;
     for (const BlockCopy& copy : running_->scheduler->Fork(group.sequences(), group.parents())) {
-      std::memcpy(running_->kv.data + static_cast<size_t>(copy.to) * bytes,
-                  running_->kv.data + static_cast<size_t>(copy.from) * bytes, bytes);
+      CopyKvBlock(decoder.BlockAt(running_->kv, copy.from), decoder.BlockAt(running_->kv, copy.to));
     }
     group.Continue();
   } else if (group.has_enough()) {

@@ -25,12 +25,13 @@ void ModelInstance::CopyBlocks() {
   PrefixCache& cache = running.scheduler->prefix_cache();
   const auto bytes = static_cast<size_t>(running.decoder->block_bytes());
   for (const HostCopy& copy : cache.copies()) {
-    unsigned char* block = running.kv.data + static_cast<size_t>(copy.block) * bytes;
-    unsigned char* host = running.host_blocks.data() + static_cast<size_t>(copy.slot) * bytes;
+    const KvBlock block = running.decoder->BlockAt(running.kv, copy.block);
+    const KvBlock host =
+        block.PackedAt(running.host_blocks.data() + static_cast<size_t>(copy.slot) * bytes);
     if (copy.to_host) {
-      device_.host_copier->ToHost(block, host, bytes);
+      device_.host_copier->ToHost(block, host);
     } else {
-      device_.host_copier->ToDevice(host, block, bytes);
+      device_.host_copier->ToDevice(host, block);
     }
   }
   cache.ClearCopies();

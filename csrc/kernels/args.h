@@ -199,10 +199,15 @@ struct RopeArgs {
 //          zero = round(-low * r); stored = round(x * r) + zero, within 0 to 15
 // ties to even. A range below kQuantizeTiny gives zeros; a head with a NaN or an infinity as well,
 // and the scale NaN.
+//
+// Blocks come in extents of a power of two of them, 1 or more: block b is the one with the number
+// b % extent_blocks in extent b / extent_blocks.
 struct PagedKv {
-  unsigned char* pool;   // first byte of block 0
-  int64_t block_stride;  // bytes from one block to the next
-  int64_t k_offset;      // bytes from a block's begin to this layer's K of head 0
+  unsigned char* pool;    // first byte of extent 0
+  int64_t extent_blocks;  // of an extent
+  int64_t extent_stride;  // bytes from one extent to the next
+  int64_t block_stride;   // bytes from one block of an extent to the next
+  int64_t k_offset;  // bytes from the extent's begin to this layer's K of its first block, head 0
   int64_t v_offset;
   int64_t head_stride;  // bytes from one KV head to the next, K and V alike
   int64_t block_size;   // tokens: 16, 32, 64 or 128

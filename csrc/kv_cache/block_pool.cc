@@ -1,18 +1,34 @@
 #include "kv_cache/block_pool.h"
 
+#include <bit>
 #include <limits>
 
 #include "base/check.h"
 
 namespace allspark {
+namespace {
 
-BlockPool::BlockPool(int64_t num_blocks) : num_blocks_(num_blocks) {
+// Where the longest run of free blocks begins.
+int BeginOfLongestRun(uint32_t free) {
+  uint32_t runs = free;
+  while ((runs & runs >> 1) != 0) runs &= runs >> 1;
+  return std::countr_zero(runs);
+}
+
+}  // namespace
+
+BlockPool::BlockPool(int64_t num_blocks)
+    : num_blocks_(num_blocks), extent_blocks_(1), num_free_(num_blocks) {
   AS_CHECK(num_blocks >= 0 && num_blocks <= std::numeric_limits<int32_t>::max())
       << "num_blocks is " << num_blocks << ", outside [0, 2^31 - 1]";
+  extent_blocks_ = ExtentBlocks(num_blocks);
   references_.assign(static_cast<size_t>(num_blocks), 0);
-  free_.reserve(static_cast<size_t>(num_blocks));
-  for (int64_t block = num_blocks - 1; block >= 0; --block) {
-    free_.push_back(static_cast<int32_t>(block));
+  extents_.resize(static_cast<size_t>(num_blocks / extent_blocks_));
+  lists_.fill(kNone);
+  const uint32_t all = (1u << extent_blocks_) - 1;
+  // The last one in is the first one out.
+  for (auto extent = static_cast<int32_t>(extents_.size()) - 1; extent >= 0; --extent) {
+    SetFree(extent, all);
   }
 }
 
@@ -22,10 +38,56 @@ size_t BlockPool::CheckedIndex(int32_t block) const {
   return static_cast<size_t>(block);
 }
 
-int32_t BlockPool::Allocate() {
-  AS_CHECK(!free_.empty()) << "none of the " << num_blocks_ << " blocks is free";
-  const int32_t block = free_.back();
-  free_.pop_back();
+int32_t& BlockPool::ListOf(uint32_t free) {
+  return lists_[static_cast<size_t>(std::popcount(free))];
+}
+
+void BlockPool::SetFree(int32_t index, uint32_t free) {
+  Extent& extent = At(index);
+  if (extent.free != 0) {
+    (extent.previous != kNone ? At(extent.previous).next : ListOf(extent.free)) = extent.next;
+    if (extent.next != kNone) At(extent.next).previous = extent.previous;
+  }
+  extent.free = free;
+  if (free == 0) return;
+  int32_t& first = ListOf(free);
+  extent.previous = kNone;
+  extent.next = first;
+  if (first != kNone) At(first).previous = index;
+  first = index;
+}
+
+// Not beyond the extent's end: the next one lies elsewhere.
+bool BlockPool::IsNeighbourFree(int32_t block) const {
+  const int64_t next = block + 1;
+  return next % extent_blocks_ != 0 && reference_count(static_cast<int32_t>(next)) == 0;
+}
+
+size_t BlockPool::MostFree() const {
+  auto most = static_cast<size_t>(extent_blocks_);
+  while (most > 0 && lists_[most] == kNone) --most;
+  return most;
+}
+
+bool BlockPool::HasRun(int32_t after) const {
+  return (after != kNone && IsNeighbourFree(after)) ||
+         2 * static_cast<int64_t>(MostFree()) >= extent_blocks_;
+}
+
+int32_t BlockPool::Allocate(int32_t after) {
+  AS_CHECK(num_free_ > 0) << "none of the " << num_blocks_ << " blocks is free";
+  AS_CHECK(after == kNone || reference_count(after) > 0) << "block " << after << " is free";
+  const auto extent_blocks = static_cast<int32_t>(extent_blocks_);
+  int32_t block;
+  if (after != kNone && IsNeighbourFree(after)) {
+    block = after + 1;
+  } else {
+    const int32_t extent = lists_[MostFree()];
+    block = extent * extent_blocks + BeginOfLongestRun(At(extent).free);
+  }
+  const int32_t extent = block / extent_blocks;
+  SetFree(extent, At(extent).free & ~(1u << block % extent_blocks));
+  --num_free_;
   references_[static_cast<size_t>(block)] = 1;
   return block;
 }
@@ -40,8 +102,11 @@ void BlockPool::AddReference(int32_t block) {
 void BlockPool::Release(int32_t block) {
   int32_t& count = references_[CheckedIndex(block)];
   AS_CHECK(count > 0) << "block " << block << " is free already";
-  // Every block is in free_ at most once, so the reserved capacity is never exceeded.
-  if (--count == 0) free_.push_back(block);
+  if (--count > 0) return;
+  const auto extent_blocks = static_cast<int32_t>(extent_blocks_);
+  const int32_t extent = block / extent_blocks;
+  SetFree(extent, At(extent).free | 1u << block % extent_blocks);
+  ++num_free_;
 }
 
 }  // namespace allspark

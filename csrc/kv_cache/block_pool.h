@@ -1,28 +1,38 @@
 // Block ids and reference counts of the paged KV cache: integers only, no memory, no device. A
 // block holds block_size tokens of all layers; a sequence's block table lists its blocks in order
 // of position. A block with one reference belongs to one table, which may write it; a block with
-// more is shared and read-only. Free ids are handed out last-freed first, so that a small working
-// set stays in the caches. Misuse (an id out of range, a release of a free block, an allocation
-// from an empty pool) throws InternalError. Not thread-safe: the step thread owns it. After
-// construction nothing allocates memory.
+// more is shared and read-only. A table's next block is its last one's neighbour where that is free
+// and of the same extent (extent.h); otherwise it begins in the extent with the most free blocks,
+// of several in the one freed last: tables have room to grow, and a small working set stays in the
+// caches. Misuse (an id out of range, a release of a free block, an allocation from an empty
+// pool) throws InternalError. Not thread-safe: the step thread owns it. After construction nothing
+// allocates memory.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "kv_cache/extent.h"
 
 namespace allspark {
 
 class BlockPool {
  public:
-  // All blocks are free; the first allocations give 0, 1, 2, ... Requires: 0 <= num_blocks <=
-  // INT32_MAX.
+  static constexpr int32_t kNone = -1;  // no block
+
+  // All blocks are free; extents are first taken in order. Requires: 0 <= num_blocks <= INT32_MAX.
   explicit BlockPool(int64_t num_blocks);
 
   int64_t num_blocks() const { return num_blocks_; }
-  int64_t num_free() const { return static_cast<int64_t>(free_.size()); }
-  // Reference count 1. Requires: num_free() > 0. Allocates no memory.
-  int32_t Allocate();
+  int64_t num_free() const { return num_free_; }
+  int64_t extent_blocks() const { return extent_blocks_; }
+  // Reference count 1. `after`: the block in front of it in its table; kNone: there is none.
+  // Requires: num_free() > 0. Allocates no memory.
+  int32_t Allocate(int32_t after = kNone);
+  // Whether that would be the neighbour, or in an extent of which half is free.
+  bool HasRun(int32_t after) const;
   // Requires: the block is in use.
   void AddReference(int32_t block);
   // Drops one reference; the block is free at zero.
@@ -30,10 +40,27 @@ class BlockPool {
   int32_t reference_count(int32_t block) const { return references_[CheckedIndex(block)]; }
 
  private:
+  struct Extent {
+    uint32_t free = 0;                       // a bit per block
+    int32_t previous = kNone, next = kNone;  // of its list
+  };
+
   size_t CheckedIndex(int32_t block) const;
+  Extent& At(int32_t extent) { return extents_[static_cast<size_t>(extent)]; }
+  bool IsNeighbourFree(int32_t block) const;
+  // The most free blocks that an extent has.
+  size_t MostFree() const;
+  // The list that an extent is in.
+  int32_t& ListOf(uint32_t free);
+  // Changes which of an extent's blocks are free.
+  void SetFree(int32_t extent, uint32_t free);
 
   int64_t num_blocks_;
-  std::vector<int32_t> free_;  // a stack; capacity fixed
+  int64_t extent_blocks_;
+  int64_t num_free_;
+  std::vector<Extent> extents_;
+  // By the number of free blocks, the first extent that has so many.
+  std::array<int32_t, kMostExtentBlocks + 1> lists_;
   std::vector<int32_t> references_;
 };
 

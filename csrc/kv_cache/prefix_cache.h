@@ -40,7 +40,7 @@ struct HostCopy {
 
 class PrefixCache {
  public:
-  static constexpr int32_t kNone = -1;  // no block
+  static constexpr int32_t kNone = BlockPool::kNone;
 
   // A chain of blocks that hold the beginning of some tokens.
   struct Match {
@@ -59,9 +59,10 @@ class PrefixCache {
   int64_t num_pinned() const { return num_pinned_; }
 
   // As of the pool; if none is free, the block that has not been used for longest is forgotten, or
-  // goes to the host tier.
+  // goes to the host tier. Where very many are unused, some are before the last is taken, so that
+  // there are runs of free ones.
   // Requires: num_available() > 0.
-  int32_t Allocate();
+  int32_t Allocate(int32_t after = kNone);
   // Requires: the block is in use or in the index.
   void AddReference(int32_t block);
   // Requires: the caller holds a reference. Those of a chain are released last block first, so that
@@ -124,6 +125,8 @@ class PrefixCache {
   ChainHash HashOf(const ChainHash& before, uint64_t salt, const int32_t* tokens) const;
   bool Holds(int32_t block, int32_t parent, uint64_t salt, const int32_t* tokens) const;
   void EraseFromIndex(int32_t block);
+  // Forgets the oldest of the unused blocks for Allocate(after), where it must or should.
+  void MakeRoom(int32_t after);
   void Evict(int32_t block);
 
   const PrefixCacheOptions options_;

@@ -1,5 +1,6 @@
 #include "model/attention.h"
 
+#include "kv_cache/extent.h"
 #include "model/branch.h"
 #include "model/latent_attention.h"
 #include "ops/kv_write.h"
@@ -13,6 +14,9 @@ namespace {
 int64_t HeadBytes(const DecoderShape& shape, int64_t block_size) {
   return kernels::KvPartBytes(shape.cache, block_size, shape.head_dim);
 }
+
+// Of a block: keys and values of every head and layer.
+int64_t NumParts(const DecoderShape& shape) { return shape.num_layers * 2 * shape.kv_heads; }
 
 QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
                       const AttentionWeights& weights, const StepInput& step, const Workspace& w) {
@@ -42,20 +46,28 @@ QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
 }  // namespace
 
 int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size) {
-  return shape.num_layers * 2 * shape.kv_heads * HeadBytes(shape, block_size);
+  return NumParts(shape) * HeadBytes(shape, block_size);
 }
 
 kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
-                             unsigned char* pool) {
-  const int64_t head_stride = HeadBytes(shape, block_size);
+                             const KvPool& pool) {
   kernels::PagedKv kv{};
-  kv.pool = pool;
-  kv.block_stride = KvBlockBytes(shape, block_size);
-  kv.k_offset = layer * 2 * shape.kv_heads * head_stride;
-  kv.v_offset = kv.k_offset + shape.kv_heads * head_stride;
-  kv.head_stride = head_stride;
+  kv.pool = pool.data;
+  kv.extent_blocks = ExtentBlocks(pool.num_blocks);
+  kv.extent_stride = kv.extent_blocks * KvBlockBytes(shape, block_size);
+  kv.block_stride = HeadBytes(shape, block_size);
+  kv.head_stride = kv.extent_blocks * kv.block_stride;
+  kv.k_offset = layer * 2 * shape.kv_heads * kv.head_stride;
+  kv.v_offset = kv.k_offset + shape.kv_heads * kv.head_stride;
   kv.block_size = block_size;
   return kv;
+}
+
+KvBlock MakeKvBlock(const DecoderShape& shape, int64_t block_size, const KvPool& pool, int64_t id) {
+  const kernels::PagedKv kv = MakePagedKv(shape, block_size, 0, pool);
+  return {pool.data + id / kv.extent_blocks * kv.extent_stride +
+              id % kv.extent_blocks * kv.block_stride,
+          kv.block_stride, kv.head_stride, NumParts(shape)};
 }
 
 AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {

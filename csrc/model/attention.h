@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/decoder_weights.h"
+#include "model/kv_pool.h"
 #include "model/lora.h"
 #include "model/workspace.h"
 #include "ops/attention.h"
@@ -34,10 +35,11 @@ struct QueryKeyValue {
   ConstMatrix k, v;
 };
 
-// Where a layer's keys and values lie in a block: K of all KV heads, then V of all, layer after
-// layer.
+// Where a layer's keys and values lie: K of all KV heads, then V of all, layer after layer, and of
+// each head the blocks of an extent.
 kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
-                             unsigned char* pool);
+                             const KvPool& pool);
+KvBlock MakeKvBlock(const DecoderShape& shape, int64_t block_size, const KvPool& pool, int64_t id);
 int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size);
 
 AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window);

@@ -63,6 +63,9 @@ class DecoderImpl final : public Decoder {
   int64_t hidden_size() const override { return parts_.shape.hidden; }
   int64_t block_bytes() const override { return bytes_.block; }
   int64_t arena_bytes() const override { return bytes_.arena; }
+  KvBlock BlockAt(const KvPool& kv, int32_t block) const override {
+    return MakeKvBlock(parts_.shape, parts_.options.block_size, kv, block);
+  }
   void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) override;
   void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) override;
   void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) override;
@@ -194,7 +197,7 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
       ReadResidualInto(context_, weights.mlp.norm, weights.mlp.gate_up.activation, w.mlp_normed, w);
     }
     RunAttention(context_, shape, weights.attention,
-                 MakePagedKv(shape, parts_.options.block_size, layer, kv.data), step, w);
+                 MakePagedKv(shape, parts_.options.block_size, layer, kv), step, w);
     if (weights.moe.router.data != nullptr) {
       RunExperts(context_, shape, weights.moe, layer, lora_, w, tasks_);
     } else {

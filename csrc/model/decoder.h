@@ -13,6 +13,7 @@
 #include "memory/allocator.h"
 #include "memory/step_arena.h"
 #include "model/batch.h"
+#include "model/kv_pool.h"
 #include "platform/thread_pool.h"
 
 namespace allspark {
@@ -38,12 +39,6 @@ struct DecoderBytes {
   int64_t tables = 0;  // of what it computes at its creation and keeps
 };
 
-// The KV pool as the decoder sees it; block ids index it.
-struct KvPool {
-  unsigned char* data = nullptr;
-  int64_t num_blocks = 0;
-};
-
 class Decoder {
  public:
   // `weights`, `kernels`, `pool` and `allocator` outlive the decoder. Unimplemented when the table
@@ -62,6 +57,8 @@ class Decoder {
   virtual int64_t hidden_size() const = 0;
   virtual int64_t block_bytes() const = 0;
   virtual int64_t arena_bytes() const = 0;
+  // Where a block of the pool lies.
+  virtual KvBlock BlockAt(const KvPool& kv, int32_t block) const = 0;
   // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the
   // sequences that want it.
   virtual void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) = 0;

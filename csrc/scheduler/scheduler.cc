@@ -382,7 +382,8 @@ bool Scheduler::SecureFreeBlock(const ScheduledSequence* sequence) {
 }
 
 void Scheduler::TakeBlock(ScheduledSequence* sequence) {
-  sequence->block_table.push_back(cache_.Allocate());
+  std::vector<int32_t>& table = sequence->block_table;
+  table.push_back(cache_.Allocate(table.empty() ? PrefixCache::kNone : table.back()));
 }
 
 void Scheduler::PreemptAll() {

@@ -282,6 +282,7 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
 // The same bits for R rows that see the whole chunk, where nothing but scales changes a score: most
 // rows of a long prompt. Side by side, since one row's chain of operations leaves half of the
 // arithmetic units waiting.
+constexpr int kMostTogether = 4;
 template <class A, bool kScaled, int R>
 AS_ALWAYS_INLINE void WholeSoftmax(float* scores, const Staging& staging, float scale,
                                    float* highest, float* denominator) {
@@ -318,6 +319,18 @@ AS_ALWAYS_INLINE void WholeSoftmax(float* scores, const Staging& staging, float 
     }
   }
   AS_UNROLL for (int r = 0; r < R; ++r) denominator[r] = ReduceAdd(sum[r]);
+}
+
+// 1 to R rows.
+template <class A, bool kScaled, int R>
+void WholeSoftmaxOf(int64_t rows, float* scores, const Staging& staging, float scale,
+                    float* highest, float* denominator) {
+  if constexpr (R > 1) {
+    if (rows < R) {
+      return WholeSoftmaxOf<A, kScaled, R - 1>(rows, scores, staging, scale, highest, denominator);
+    }
+  }
+  WholeSoftmax<A, kScaled, R>(scores, staging, scale, highest, denominator);
 }
 
 // What a row's running result and its next chunk's are multiplied with.
@@ -375,15 +388,14 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   const KeyRange seen = Intersect(all, whole);
   Scores<Head, Dot>(args, head, s, rows.count, chunk, seen);
   if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
-  constexpr int kTogether = 4;
   const bool plain = args.soft_cap <= 0 && args.slopes == nullptr;
   for (int64_t r = 0; r < rows.count;) {
-    if (plain && r + kTogether <= rows.count && Covers(rows.visible[r], whole) &&
-        Covers(rows.visible[r + kTogether - 1], whole)) {
-      WholeSoftmax<typename Dot::A, Head::kScaled, kTogether>(
-          s.scores + r * kAttentionChunk, s.staging, args.scale, s.chunk_highest + r,
+    const int64_t together = Lower(kMostTogether, rows.count - r);
+    if (plain && Covers(rows.visible[r], whole) && Covers(rows.visible[r + together - 1], whole)) {
+      WholeSoftmaxOf<typename Dot::A, Head::kScaled, kMostTogether>(
+          together, s.scores + r * kAttentionChunk, s.staging, args.scale, s.chunk_highest + r,
           s.chunk_denominator + r);
-      r += kTogether;
+      r += together;
       continue;
     }
     const KeyRange visible = Intersect(rows.visible[r], whole);

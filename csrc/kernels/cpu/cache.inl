@@ -9,22 +9,28 @@ namespace {
 // Where the parts of one KV head of one layer lie.
 struct CacheParts {
   unsigned char* pool;
-  int64_t block_stride, k_offset, v_offset, block_size;
+  int64_t extent_stride, block_stride, k_offset, v_offset, block_size, extent_blocks;
   const int32_t* block_table;
-  int block_shift;  // log2(block_size): divisions would cost more than a granule's arithmetic
+  // log2 of the two: divisions would cost more than a granule's arithmetic.
+  int block_shift, extent_shift;
 
   AS_ALWAYS_INLINE CacheParts Of(const PagedKv& kv, const int32_t* block_table, int64_t kv_head) {
     const int64_t head = kv_head * kv.head_stride;
     return {kv.pool,
+            kv.extent_stride,
             kv.block_stride,
             kv.k_offset + head,
             kv.v_offset + head,
             kv.block_size,
+            kv.extent_blocks,
             block_table,
-            __builtin_ctzll(static_cast<uint64_t>(kv.block_size))};
+            __builtin_ctzll(static_cast<uint64_t>(kv.block_size)),
+            __builtin_ctzll(static_cast<uint64_t>(kv.extent_blocks))};
   }
   __attribute__((always_inline)) inline unsigned char* Block(int64_t position) const {
-    return pool + block_table[position >> block_shift] * block_stride;
+    const int64_t block = block_table[position >> block_shift];
+    return pool + (block >> extent_shift) * extent_stride +
+           (block & (extent_blocks - 1)) * block_stride;
   }
   __attribute__((always_inline)) inline unsigned char* Keys(int64_t position) const {
     return Block(position) + k_offset;

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 
 #include "engine/host_copier.h"
@@ -11,13 +10,13 @@
 namespace allspark::testing {
 
 struct FakeDevice final : HostCopier {
-  void ToHost(const void* device, void* host, size_t bytes) override {
-    std::memcpy(host, device, bytes);
+  void ToHost(const KvBlock& device, const KvBlock& host) override {
+    CopyKvBlock(device, host);
     ++num_out;
   }
-  void ToDevice(const void* host, void* device, size_t bytes) override {
+  void ToDevice(const KvBlock& host, const KvBlock& device) override {
     if (fails) throw std::runtime_error("the link is down");
-    std::memcpy(device, host, bytes);
+    CopyKvBlock(host, device);
     ++num_in;
   }
   int64_t num_out = 0, num_in = 0;  // read between requests alone

@@ -68,14 +68,16 @@ class Cache {
  public:
   Cache(const Sizes& sizes, int64_t num_tokens, uint32_t seed) : sizes_(sizes) {
     const int64_t blocks = (num_tokens + sizes.block_size - 1) / sizes.block_size;
-    head_stride_ = KvPartBytes(kCacheDType<T>, sizes.block_size, sizes.head_dim);
-    const int64_t part = head_stride_ * sizes.kv_heads;
-    block_stride_ = 4 * part + 64;
-    memory_.assign(static_cast<size_t>((blocks + 2) * block_stride_), 0xff);
+    part_bytes_ = KvPartBytes(kCacheDType<T>, sizes.block_size, sizes.head_dim);
+    const int64_t head_stride = kExtentBlocks * part_bytes_;
+    const int64_t heads = head_stride * sizes.kv_heads;
+    extent_stride_ = 4 * heads + 64;
+    memory_.assign(static_cast<size_t>((blocks / kExtentBlocks + 1) * extent_stride_), 0xff);
     table_.resize(static_cast<size_t>(blocks));
     std::iota(table_.begin(), table_.end(), 1);
     std::shuffle(table_.begin(), table_.end(), std::mt19937(seed));
-    kv_ = {memory_.data(), block_stride_, 2 * part, 3 * part, head_stride_, sizes.block_size};
+    kv_ = {memory_.data(), kExtentBlocks, extent_stride_, part_bytes_,
+           2 * heads,      3 * heads,     head_stride,    sizes.block_size};
   }
 
   void Write(const KernelTable& table, const Sequence& s, int64_t begin, int64_t end) {
@@ -90,13 +92,19 @@ class Cache {
   const std::vector<unsigned char>& memory() const { return memory_; }
   // As if its block had been given away.
   void ForgetBlock(int64_t index) {
-    std::fill_n(memory_.begin() + table_[static_cast<size_t>(index)] * block_stride_, block_stride_,
-                0xff);
+    const int64_t block = table_[static_cast<size_t>(index)];
+    unsigned char* at = memory_.data() + block / kExtentBlocks * extent_stride_ +
+                        block % kExtentBlocks * part_bytes_;
+    for (int64_t part = 0; part < 4 * sizes_.kv_heads; ++part, at += kv_.head_stride) {
+      std::fill_n(at, part_bytes_, 0xff);
+    }
   }
 
  private:
+  static constexpr int64_t kExtentBlocks = 4;
+
   Sizes sizes_;
-  int64_t head_stride_, block_stride_;
+  int64_t part_bytes_, extent_stride_;
   std::vector<unsigned char> memory_;
   std::vector<int32_t> table_;
   PagedKv kv_;

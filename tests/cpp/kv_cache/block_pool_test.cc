@@ -71,21 +71,106 @@ TEST(BlockPool, EmptyPoolHasNothing) {
   EXPECT_THROW(pool.Allocate(), InternalError);
 }
 
-TEST(BlockPool, RandomUseKeepsCountsAndAllocatesNothing) {
-  constexpr int kBlocks = 17;
+TEST(BlockPool, ExtentsDivideThePool) {
+  EXPECT_EQ(ExtentBlocks(0), 1);
+  EXPECT_EQ(ExtentBlocks(1), 1);
+  EXPECT_EQ(ExtentBlocks(6), 2);
+  EXPECT_EQ(ExtentBlocks(24), 8);
+  EXPECT_EQ(ExtentBlocks(32), 16);
+  EXPECT_EQ(ExtentBlocks(4096), 16);
+  EXPECT_EQ(BlockPool(48).extent_blocks(), 16);
+}
+
+TEST(BlockPool, RoundingUpCostsASixteenthAtMost) {
+  EXPECT_EQ(RoundUpToExtents(0), 0);
+  EXPECT_EQ(RoundUpToExtents(7), 7);
+  EXPECT_EQ(RoundUpToExtents(65), 68);
+  EXPECT_EQ(RoundUpToExtents(241), 256);
+  for (int64_t n = 0; n < 5000; ++n) {
+    const int64_t rounded = RoundUpToExtents(n);
+    EXPECT_GE(rounded, n);
+    EXPECT_LE(rounded, n + n / 16);
+    if (n >= 240) {
+      EXPECT_EQ(ExtentBlocks(rounded), kMostExtentBlocks) << n;
+    }
+  }
+}
+
+TEST(BlockPool, ATableGrowsIntoItsNeighbourhood) {
+  BlockPool pool(64);
+  const int32_t first = pool.Allocate();
+  const int32_t second = pool.Allocate();
+  EXPECT_EQ(first, 0);
+  EXPECT_EQ(second, 16) << "where there is room to grow";
+  int32_t last = first;
+  for (int i = 1; i < 16; ++i) {
+    EXPECT_EQ(pool.Allocate(last), last + 1);
+    ++last;
+  }
+  EXPECT_EQ(pool.Allocate(last), 32) << "an extent of its own: its neighbour is another table's";
+  EXPECT_EQ(pool.Allocate(second), second + 1);
+}
+
+TEST(BlockPool, TablesShareTheExtentWithTheMostRoom) {
+  BlockPool pool(32);
+  const int32_t first = pool.Allocate();
+  EXPECT_EQ(pool.Allocate(first), 1);
+  const int32_t second = pool.Allocate();
+  EXPECT_EQ(second, 16);
+  const int32_t third = pool.Allocate();
+  EXPECT_EQ(third, 17) << "15 are free there, and 14 in the other";
+  EXPECT_EQ(pool.Allocate(second), 18) << "its neighbour is taken; 14 were free here, too";
+  EXPECT_EQ(pool.Allocate(second), 2);
+  EXPECT_EQ(pool.Allocate(18), 19);
+  pool.Release(third);
+  EXPECT_EQ(pool.Allocate(second), third);
+}
+
+TEST(BlockPool, BeginsWithTheLongestRun) {
+  BlockPool pool(16);
+  for (int32_t i = 0; i < 16; ++i) pool.Allocate(i - 1);
+  for (const int32_t block : {1, 2, 5, 6, 7, 9, 10}) pool.Release(block);
+  EXPECT_EQ(pool.Allocate(0), 1);
+  EXPECT_EQ(pool.Allocate(), 5);
+  EXPECT_TRUE(pool.HasRun(5));
+  EXPECT_FALSE(pool.HasRun(15));
+  EXPECT_FALSE(pool.HasRun(BlockPool::kNone)) << "5 of 16 are free";
+  for (const int32_t block : {11, 12, 13}) pool.Release(block);
+  EXPECT_TRUE(pool.HasRun(15)) << "8 of 16 are free";
+}
+
+TEST(BlockPool, GivesTheLastBlockAfterAnyOther) {
+  BlockPool pool(32);
+  for (int i = 0; i < 32; ++i) pool.Allocate();
+  EXPECT_EQ(pool.num_free(), 0);
+  EXPECT_FALSE(pool.HasRun(31));
+  pool.Release(5);
+  EXPECT_EQ(pool.Allocate(31), 5) << "after the pool's last block";
+  EXPECT_THROW(pool.Allocate(31), InternalError);
+  pool.Release(7);
+  EXPECT_NE(MessageOf([&] { pool.Allocate(7); }).find("block 7 is free"), std::string::npos);
+  EXPECT_THROW(pool.Allocate(32), InternalError);
+}
+
+class BlockPoolUse : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Blocks, BlockPoolUse, ::testing::Values(17, 24, 64));
+
+TEST_P(BlockPoolUse, RandomUseKeepsCountsAndAllocatesNothing) {
+  const int kBlocks = GetParam();
   BlockPool pool(kBlocks);
-  std::vector<int> expected(kBlocks, 0);
+  std::vector<int> expected(static_cast<size_t>(kBlocks), 0);
   std::mt19937 random(7);
   testing::AllocationCounter counter;
   for (int i = 0; i < 20000; ++i) {
-    const auto block = static_cast<int32_t>(random() % kBlocks);
+    const auto block = static_cast<int32_t>(random() % static_cast<unsigned>(kBlocks));
     const auto free = std::count(expected.begin(), expected.end(), 0);
     ASSERT_EQ(pool.num_free(), free);
     testing::AllocationCounter::Scope scope(&counter);
     switch (random() % 3) {
       case 0:
         if (free > 0) {
-          const int32_t taken = pool.Allocate();
+          const bool follows = expected[static_cast<size_t>(block)] > 0;
+          const int32_t taken = pool.Allocate(follows ? block : BlockPool::kNone);
           ASSERT_EQ(expected[static_cast<size_t>(taken)]++, 0) << "block " << taken;
         }
         break;

@@ -33,7 +33,7 @@ Tokens Use(PrefixCache& cache, const Tokens& tokens, uint64_t salt = 0) {
     if (block != kNone) {
       cache.AddReference(block);
     } else {
-      block = cache.Allocate();
+      block = cache.Allocate(parent);
       cache.Insert(block, parent, salt, &tokens[i], /*filled=*/true);
     }
     table.push_back(block);
@@ -88,6 +88,30 @@ TEST(PrefixCache, WhatIsUnusedForLongestIsForgottenFirstAndEndsBeforeBeginnings)
   EXPECT_EQ(found(), std::make_pair(int64_t{1}, int64_t{0}));
   End(cache, taken);
   EXPECT_EQ(cache.pool().num_free(), 4) << "blocks without known tokens are free at once";
+}
+
+// Where sequences only come and go, what is forgotten makes room for whole runs of blocks.
+TEST(PrefixCache, NewSequencesInAFullPoolHaveNeighbours) {
+  PrefixCache cache(Options(1024));
+  std::mt19937 random(5);
+  int64_t num_blocks = 0, num_neighbours = 0;
+  std::list<Tokens> running;
+  for (int i = 0; i < 400; ++i) {
+    Tokens tokens(20 + random() % 120);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 100000);
+    running.push_back(Use(cache, tokens));
+    const Tokens& table = running.back();
+    for (size_t b = 1; b < table.size() && i >= 100; ++b) {
+      ++num_blocks;
+      // At an extent's end there is none.
+      num_neighbours += table[b] == table[b - 1] + 1 || table[b] % 16 == 0;
+    }
+    if (running.size() <= 8) continue;
+    End(cache, running.front());
+    running.pop_front();
+  }
+  EXPECT_GE(cache.num_unused(), 1024 - 9 * 70 - 1024 / 32 - 16) << "few are forgotten early";
+  EXPECT_GT(num_neighbours * 10, num_blocks * 8) << num_neighbours << " of " << num_blocks;
 }
 
 TEST(PrefixCache, TimeToLiveIsCountedFromTheLastUse) {

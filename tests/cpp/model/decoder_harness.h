@@ -116,8 +116,10 @@ class DecoderHarness {
     Sequence& s = sequences_[static_cast<size_t>(sequence)];
     s.done = 0;
     for (int32_t& block : s.blocks) {
-      std::memset(kv().data + block * decoder_->block_bytes(), 0xff,
-                  static_cast<size_t>(decoder_->block_bytes()));
+      const KvBlock memory = decoder_->BlockAt(kv(), block);
+      for (int64_t i = 0; i < memory.num_parts; ++i) {
+        std::memset(memory.part(i), 0xff, static_cast<size_t>(memory.part_bytes));
+      }
       block = free_blocks_.at(free_blocks_.size() - 1);
       free_blocks_.pop_back();
     }

@@ -67,6 +67,7 @@ class CacheOpsTest : public ::testing::TestWithParam<int> {
     table_.kv_write[kFloatSlot] = TraceWrite;
     table_.attention[kFloatSlot][kFloatSlot] = TraceAttention;
     kv_.pool = pool_bytes_.data();
+    kv_.extent_blocks = 1;
     kv_.block_size = 16;
   }
 
@@ -198,8 +199,8 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
     std::vector<int32_t> block_table(static_cast<size_t>(blocks));
     for (size_t i = 0; i < block_table.size(); ++i) block_table[i] = static_cast<int32_t>(i);
     std::vector<unsigned char> memory(static_cast<size_t>(blocks * 2 * kv_heads * part));
-    const kernels::PagedKv kv{memory.data(), 2 * kv_heads * part, 0, kv_heads * part,
-                              part,          block_size};
+    const kernels::PagedKv kv{memory.data(),   1,    2 * kv_heads * part, 0, 0,
+                              kv_heads * part, part, block_size};
     std::vector<float> x(static_cast<size_t>(6000 * cols));
     for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
     for (size_t i = 0; i < ranges.size(); ++i) {

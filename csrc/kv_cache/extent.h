@@ -1,0 +1,33 @@
+// Extents: neighbouring blocks of the KV pool that share a stretch of memory, in which the parts of
+// one layer and head lie side by side, block after block. A sequence whose blocks are neighbours
+// has its keys in long runs then, which processors read faster than pieces of a block (in pieces of
+// 4 KiB in random order, a Zen 5 core reads 22 GB/s; in runs of 64 KiB, 32; in order, 37). One
+// stretch for the whole pool would be simpler, but the first token would touch memory all over it.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "base/int_math.h"
+
+namespace allspark {
+
+// A power of two: blocks of 4 KiB parts make runs of 64 KiB.
+inline constexpr int64_t kMostExtentBlocks = 16;
+
+// Blocks of an extent in a pool of so many: the most that divide it, so that every extent is whole.
+inline int64_t ExtentBlocks(int64_t num_blocks) {
+  if (num_blocks == 0) return 1;
+  const int64_t factor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(num_blocks));
+  return std::min(factor, kMostExtentBlocks);
+}
+
+// At least num_blocks and at most a sixteenth more, for the largest extents that allows.
+inline int64_t RoundUpToExtents(int64_t num_blocks) {
+  int64_t extent = kMostExtentBlocks;
+  while (AlignUp(num_blocks, extent) - num_blocks > num_blocks / 16) extent /= 2;
+  return AlignUp(num_blocks, extent);
+}
+
+}  // namespace allspark
