@@ -32,9 +32,9 @@ AS_ALWAYS_INLINE int64_t PartialFloats(int64_t head_dim) { return AttentionDim(h
 // in two bytes each.
 inline constexpr int64_t kAttentionScratchPerDim = 3 * kAttentionRows + kAttentionSpan / 2;
 // Running and one chunk's maximum and denominator per row, one chunk's scores per row; of a
-// quantised cache, a chunk's scales of keys and of values, and a vector beyond the elements; 16 for
-// aligning the begin.
+// quantised cache, scales of each row's query and weights, a chunk's scales of keys and of values,
+// and a vector beyond the elements; 16 for aligning the begin.
 inline constexpr int64_t kAttentionScratchBase =
-    (4 + kAttentionChunk) * kAttentionRows + 2 * kAttentionChunk + 16 + 16;
+    (6 + kAttentionChunk) * kAttentionRows + 2 * kAttentionChunk + 16 + 16;
 
 }  // namespace allspark::kernels

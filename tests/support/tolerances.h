@@ -61,18 +61,22 @@ inline double RopeBound(double u, double v) {
 // Attention of one element. score_abs: the largest over the keys of scale * sum |q||k|;
 // score_limit: the largest absolute score; value_abs: the sum of weight * |value|, weights summing
 // to 1. A score's error becomes a relative error of its weight and of the denominator; sums run
-// over 256 keys and the chunks' merges. `bf16_products`: queries, and weights after the denominator
-// took them, are rounded to bfloat16.
+// over 256 keys and the chunks' merges.
+struct AttentionRounding {
+  double score = 0;   // of queries: absolute, of a score
+  double weight = 0;  // of weights after the denominator took them: relative
+  double value = 0;   // the same, absolute, of the element
+};
 inline double AttentionBound(int64_t head_dim, int64_t num_keys, double score_abs,
-                             double score_limit, double value_abs, bool bf16_products) {
-  const double rounding = bf16_products ? kBf16Roundoff : 0;
+                             double score_limit, double value_abs,
+                             const AttentionRounding& rounding) {
   const double chunks = static_cast<double>(num_keys) / 256 + 1;
-  const double score_error = (Gamma(static_cast<double>(head_dim) + 8) + rounding) * score_abs +
-                             8 * kFloatRoundoff * score_limit;
+  const double score_error = Gamma(static_cast<double>(head_dim) + 8) * score_abs +
+                             8 * kFloatRoundoff * score_limit + rounding.score;
   const double sums = Gamma(2 * 256 + 24 + 16 * chunks);
   // What two exponentials of an error make of it, to second order.
   const double weight_error = 2 * score_error * (1 + 2 * score_error);
-  return (weight_error + sums + rounding) * 1.01 * value_abs + kFloatTiny;
+  return (weight_error + sums + rounding.weight) * 1.01 * value_abs + rounding.value + kFloatTiny;
 }
 
 }  // namespace allspark::testing

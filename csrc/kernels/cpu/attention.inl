@@ -33,6 +33,9 @@ struct AttentionScratch {
   float* denominator;        // [kAttentionRows]
   float* chunk_highest;      // [kAttentionRows]
   float* chunk_denominator;  // [kAttentionRows]
+  // Over integers, what a row's scores and sums are to be multiplied with:
+  float* query_scale;   // [kAttentionRows]
+  float* weight_scale;  // [kAttentionRows], of one chunk
   Staging staging;
 };
 
@@ -48,7 +51,9 @@ AS_ALWAYS_INLINE AttentionScratch SplitScratch(float* scratch, int64_t head_dim)
   s.denominator = s.highest + kAttentionRows;
   s.chunk_highest = s.denominator + kAttentionRows;
   s.chunk_denominator = s.chunk_highest + kAttentionRows;
-  s.staging.key_scales = s.chunk_denominator + kAttentionRows;
+  s.query_scale = s.chunk_denominator + kAttentionRows;
+  s.weight_scale = s.query_scale + kAttentionRows;
+  s.staging.key_scales = s.weight_scale + kAttentionRows;
   s.staging.value_scales = s.staging.key_scales + kAttentionChunk;
   s.staging.lanes = reinterpret_cast<unsigned char*>(s.staging.value_scales + kAttentionChunk);
   return s;
@@ -81,14 +86,14 @@ struct RowBlock {
 
 // scores[r][p - chunk] = q[r] . k[p] for the rows and the positions of `seen`, and anything for
 // neighbours of these up to whole tiles.
-template <class Head, class Dot>
+template <class Head, class Dot, class Lanes>
 void Scores(const AttentionArgs& args, const Head& head, const AttentionScratch& s, int64_t rows,
             int64_t chunk, KeyRange seen) {
   using A = typename Dot::A;
   for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
     const KeyRange span = Intersect(seen, {begin, begin + kSpan});
     const SpanRange range{begin, span.begin, span.end};
-    const Span keys = head.KeySpan(range, s.staging);
+    const Span keys = head.template Keys<Lanes>(range, s.staging);
     const Ahead values = AheadOf(head, range, /*keys=*/false);
     ScoreTileArgs<A> tile;
     tile.lda = s.dim * 4 / static_cast<int64_t>(sizeof(A));
@@ -103,7 +108,7 @@ void Scores(const AttentionArgs& args, const Head& head, const AttentionScratch&
       tile.fetched = AheadGranules(r, r + tile_rows, rows);
       tile.a = reinterpret_cast<const A*>(s.q) + r * tile.lda;
       tile.c = s.scores + r * kAttentionChunk + (begin - chunk);
-      ScoreRows<Dot>(tile_rows, tile);
+      ScoreRows<Dot, Lanes>(tile_rows, tile);
       r += tile_rows;
     }
   }
@@ -111,7 +116,7 @@ void Scores(const AttentionArgs& args, const Head& head, const AttentionScratch&
 
 // chunk_sum[r] += sum over the positions p of `range`, within one span that begins at `begin`, of
 // weight[r][p] * v[p]. Of a group that is visible in part, the rest is zero, as its weights are.
-template <class Dot>
+template <class Dot, class Lanes>
 void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t chunk,
              const Span& values, int64_t begin, KeyRange range) {
   using A = typename Dot::A;
@@ -121,7 +126,8 @@ void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t c
     const Mask columns = FirstLanes(head_dim - d);
     VecF acc[1][1] = {{LoadF(s.chunk_sum + row * s.dim + d)}};
     for (int64_t g = (range.begin - begin) / kGroup; g * kGroup < range.end - begin; ++g) {
-      VecI lanes = MaskLoadI(columns, values.Group<kGroup>(g) + d * kLaneBytes);
+      VecI lanes = Lanes::LoadMasked(columns, values.Group<kGroup>(g) + d * Lanes::kBytes,
+                                     Lanes::ValueZeros(values, g));
       if (kGroup == 2 && begin + 2 * g < range.begin) lanes = And(lanes, Set1Int(~0xffff));
       if (kGroup == 2 && begin + 2 * g + 1 >= range.end) lanes = And(lanes, Set1Int(0xffff));
       Dot::template Step<1, 1>(
@@ -169,7 +175,7 @@ AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, const Head&
 }
 
 // chunk_sum[r] = sum over the row's positions p of the chunk, ascending, of weight[r][p] * v[p].
-template <class Head, class Dot>
+template <class Head, class Dot, class Lanes>
 void AddValues(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                const RowBlock& rows, int64_t chunk, KeyRange seen, const NextKeys<Head>& next) {
   using A = typename Dot::A;
@@ -178,12 +184,13 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
   const KeyRange whole{chunk, chunk + kAttentionChunk};
   for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
     const KeyRange span = Intersect(seen, {begin, begin + kSpan});
-    const Span values = head.ValueSpan({begin, span.begin, span.end}, s.staging);
+    const Span values = head.template Values<Lanes>({begin, span.begin, span.end}, s.staging);
     Ahead next_keys{};
     const bool more = next.At(begin - chunk, &next_keys);
     ValueTileArgs<A> tile;
     tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
     tile.values = &values;
+    tile.group_lines = args.head_dim * kLaneBytes / 64;
     tile.ahead = &next_keys;
     tile.ldc = s.dim;
     for (int64_t r = 0; r < rows.count;) {
@@ -197,7 +204,7 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
       for (int64_t i = r; i < r + tile_rows; ++i) {
         const KeyRange visible = Intersect(rows.visible[i], span);
         const KeyRange edge{visible.begin, Lower(visible.end, common.begin)};
-        if (!Empty(edge)) AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin, edge);
+        if (!Empty(edge)) AddEdge<Dot, Lanes>(s, args.head_dim, i, chunk, values, begin, edge);
       }
       if (!Empty(shared)) {
         tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
@@ -205,22 +212,22 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
         tile.fetched = more ? AheadGranules(r, r + tile_rows, rows.count) : 0;
         tile.group_begin = (shared.begin - begin) / kGroup;
         tile.group_end = (shared.end - begin) / kGroup;
-        ValueRows<Dot>(tile_rows, tile, args.head_dim);
+        ValueRows<Dot, Lanes>(tile_rows, tile, args.head_dim);
       }
       for (int64_t i = r; i < r + tile_rows; ++i) {
         const KeyRange visible = Intersect(rows.visible[i], span);
         const KeyRange edge{Higher(visible.begin, common.end), visible.end};
-        if (!Empty(edge)) AddEdge<Dot>(s, args.head_dim, i, chunk, values, begin, edge);
+        if (!Empty(edge)) AddEdge<Dot, Lanes>(s, args.head_dim, i, chunk, values, begin, edge);
       }
       r += tile_rows;
     }
   }
 }
 
-// Scores of [begin, end) (within the chunk) become weights e^(scale * score - highest), zero in the
-// neighbours up to whole vectors. kScaled: keys' scales first, values' at last.
+// Of a row and a chunk. weight_scale: what its sums are to be multiplied with, where values have
+// scales.
 struct ChunkSoftmax {
-  float highest, denominator;
+  float highest, denominator, weight_scale;
 };
 
 // What a row's scores get by position: slope * (position - the row's own).
@@ -235,13 +242,54 @@ struct PositionBias {
   }
 };
 
-// What a value is multiplied with. An invisible token's scale may be anything.
+// A score as a float: over integers, with the key's scale.
 template <bool kScaled>
-AS_ALWAYS_INLINE VecF ValueWeight(VecF weight, const float* scales) {
-  if constexpr (!kScaled) return weight;
-  return Select(Less(Zero(), weight), Mul(weight, LoadF(scales)), Zero());
+AS_ALWAYS_INLINE VecF LoadScore(const float* score, const float* scale) {
+  if constexpr (!kScaled) return LoadF(score);
+  return Mul(IntToFloat(LoadI(score)), LoadF(scale));
 }
 
+// Weights times values' scales as integers of 15 bits, the largest scale that the row sees being
+// their most: no weight is above 1.
+struct WeightScaling {
+  float scale;
+  VecF inverse;
+
+  // Of the values [begin, end) of a chunk. A NaN among them becomes the row's.
+  AS_ALWAYS_INLINE WeightScaling Of(const float* scales, int64_t begin, int64_t end) {
+    constexpr float kMost = 32767.0f;
+    VecF most = Zero(), poison = Zero();
+    for (int64_t i = begin / kLanes * kLanes; i < end; i += kLanes) {
+      VecF x = LoadF(scales + i);
+      if (i < begin || i + kLanes > end) x = Select(RangeMask(i, begin, end), x, Zero());
+      most = Max(x, most);
+      poison = Fma(x, Zero(), poison);
+    }
+    const float highest = ReduceMax(most);
+    if (ReduceAdd(poison) != 0) return {__builtin_nanf(""), Zero()};
+    if (highest < kQuantizeTiny / 256) return {0.0f, Zero()};
+    return {highest / kMost, Set1(kMost / highest)};
+  }
+
+  // What a value is multiplied with. An invisible token's scale may be anything.
+  __attribute__((always_inline)) VecF Apply(VecF weight, const float* scales) const {
+    return Select(Less(Zero(), weight), Mul(weight, Mul(LoadF(scales), inverse)), Zero());
+  }
+};
+
+// Where values have no scales.
+struct NoScaling {
+  static constexpr float scale = 1.0f;
+  AS_ALWAYS_INLINE NoScaling Of(const float*, int64_t, int64_t) { return {}; }
+  AS_ALWAYS_INLINE VecF Apply(VecF weight, const float*) { return weight; }
+};
+template <bool kScaled>
+struct ScalingIf : NoScaling {};
+template <>
+struct ScalingIf<true> : WeightScaling {};
+
+// Scores of [begin, end) (within the chunk) become weights e^(scale * score - highest), zero in the
+// neighbours up to whole vectors. kScaled: keys' scales first, values' at last.
 template <class A, bool kScaled>
 AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
                                       int64_t end, float scale, float soft_cap, PositionBias bias) {
@@ -253,9 +301,8 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
   const float factor = finished ? 1.0f : scale;
   VecF highest = Set1(kNoScore);
   for (int64_t i = first; i < end; i += kLanes) {
-    VecF x = LoadF(scores + i);
+    VecF x = LoadScore<kScaled>(scores + i, staging.key_scales + i);
     const bool edge = i < begin || i + kLanes > end;
-    if (kScaled) x = Mul(x, LoadF(staging.key_scales + i));
     if (soft_cap > 0) x = Mul(Set1(soft_cap), Tanh(Mul(x, Set1(scale / soft_cap))));
     if (biased) x = Fma(x, Set1(soft_cap > 0 ? 1.0f : scale), bias.At(i));
     if (edge) x = Select(RangeMask(i, begin, end), x, Set1(kNoScore));
@@ -268,14 +315,16 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
   // chunk.
   const VecF factors = WeightFunction<A>::Factor(factor);
   const VecF shift = WeightFunction<A>::Shift(result.highest == kNoScore ? 0.0f : result.highest);
+  const ScalingIf<kScaled> scaling{ScalingIf<kScaled>::Of(staging.value_scales, begin, end)};
   A* weights = reinterpret_cast<A*>(scores);
   VecF sum = Zero();
   for (int64_t i = first; i < end; i += kLanes) {
     const VecF weight = WeightFunction<A>::Weight(LoadF(scores + i), factors, shift);
     sum = Add(sum, weight);
-    StoreWeights(weights + i, ValueWeight<kScaled>(weight, staging.value_scales + i));
+    StoreWeights(weights + i, scaling.Apply(weight, staging.value_scales + i));
   }
   result.denominator = ReduceAdd(sum);
+  result.weight_scale = scaling.scale;
   return result;
 }
 
@@ -284,22 +333,22 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
 // arithmetic units waiting.
 constexpr int kMostTogether = 4;
 template <class A, bool kScaled, int R>
-AS_ALWAYS_INLINE void WholeSoftmax(float* scores, const Staging& staging, float scale,
-                                   float* highest, float* denominator) {
-  VecF sum[R], shift[R];
-  const VecF factor = WeightFunction<A>::Factor(scale);
+void WholeSoftmax(const AttentionScratch& s, int64_t first_row, float args_scale) {
+  const Staging& staging = s.staging;
+  float* scores = s.scores + first_row * kAttentionChunk;
+  float* highest = s.chunk_highest + first_row;
+  VecF sum[R], shift[R], factor[kScaled ? R : 1];
   AS_UNROLL for (int r = 0; r < R; ++r) {
+    const float scale = kScaled ? args_scale * s.query_scale[first_row + r] : args_scale;
+    if (kScaled || r == 0) factor[r] = WeightFunction<A>::Factor(scale);
     float* row = scores + r * kAttentionChunk;
     VecF most[4];
     AS_UNROLL for (int j = 0; j < 4; ++j) most[j] = Set1(kNoScore);
     for (int64_t begin = 0; begin < kAttentionChunk; begin += 4 * kLanes) {
       AS_UNROLL for (int j = 0; j < 4; ++j) {
         const int64_t i = begin + j * kLanes;
-        VecF x = LoadF(row + i);
-        if (kScaled) {
-          x = Mul(x, LoadF(staging.key_scales + i));
-          StoreF(row + i, x);
-        }
+        const VecF x = LoadScore<kScaled>(row + i, staging.key_scales + i);
+        if (kScaled) StoreF(row + i, x);
         most[j] = Max(x, most[j]);
       }
     }
@@ -307,30 +356,33 @@ AS_ALWAYS_INLINE void WholeSoftmax(float* scores, const Staging& staging, float 
     shift[r] = WeightFunction<A>::Shift(highest[r] == kNoScore ? 0.0f : highest[r]);
     sum[r] = Zero();
   }
+  const ScalingIf<kScaled> scaling{
+      ScalingIf<kScaled>::Of(staging.value_scales, 0, kAttentionChunk)};
   for (int64_t i = 0; i < kAttentionChunk; i += 2 * kLanes) {
     AS_UNROLL for (int r = 0; r < R; ++r) {
       float* row = scores + r * kAttentionChunk;
-      const VecF first = WeightFunction<A>::Weight(LoadF(row + i), factor, shift[r]);
-      const VecF second = WeightFunction<A>::Weight(LoadF(row + i + kLanes), factor, shift[r]);
+      const VecF first =
+          WeightFunction<A>::Weight(LoadF(row + i), factor[kScaled ? r : 0], shift[r]);
+      const VecF second =
+          WeightFunction<A>::Weight(LoadF(row + i + kLanes), factor[kScaled ? r : 0], shift[r]);
       sum[r] = Add(Add(sum[r], first), second);
-      StoreWeights(reinterpret_cast<A*>(row) + i,
-                   ValueWeight<kScaled>(first, staging.value_scales + i),
-                   ValueWeight<kScaled>(second, staging.value_scales + i + kLanes));
+      StoreWeights(reinterpret_cast<A*>(row) + i, scaling.Apply(first, staging.value_scales + i),
+                   scaling.Apply(second, staging.value_scales + i + kLanes));
     }
   }
-  AS_UNROLL for (int r = 0; r < R; ++r) denominator[r] = ReduceAdd(sum[r]);
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    s.chunk_denominator[first_row + r] = ReduceAdd(sum[r]);
+    s.weight_scale[first_row + r] = scaling.scale;
+  }
 }
 
 // 1 to R rows.
 template <class A, bool kScaled, int R>
-void WholeSoftmaxOf(int64_t rows, float* scores, const Staging& staging, float scale,
-                    float* highest, float* denominator) {
+void WholeSoftmaxOf(int64_t rows, const AttentionScratch& s, int64_t first_row, float scale) {
   if constexpr (R > 1) {
-    if (rows < R) {
-      return WholeSoftmaxOf<A, kScaled, R - 1>(rows, scores, staging, scale, highest, denominator);
-    }
+    if (rows < R) return WholeSoftmaxOf<A, kScaled, R - 1>(rows, s, first_row, scale);
   }
-  WholeSoftmax<A, kScaled, R>(scores, staging, scale, highest, denominator);
+  WholeSoftmax<A, kScaled, R>(s, first_row, scale);
 }
 
 // What a row's running result and its next chunk's are multiplied with.
@@ -380,37 +432,59 @@ AS_ALWAYS_INLINE float SlopeOf(const AttentionArgs& args, int64_t row) {
   return args.slopes == nullptr ? 0.0f : args.slopes[args.kv_head * args.group + row % args.group];
 }
 
+// A chunk's sums over integers become floats.
+AS_ALWAYS_INLINE void ScaleSums(const AttentionScratch& s, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* sum = s.chunk_sum + r * s.dim;
+    const VecF scale = Set1(s.weight_scale[r]);
+    for (int64_t d = 0; d < s.dim; d += kLanes) {
+      StoreF(sum + d, Mul(IntToFloat(LoadI(sum + d)), scale));
+    }
+  }
+}
+
 // One chunk's maximum, denominator and weighted sum of every row that sees some of it.
 template <class Head, class Dot>
 void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                  const RowBlock& rows, int64_t chunk, KeyRange all, bool last_rows) {
   const KeyRange whole{chunk, chunk + kAttentionChunk};
   const KeyRange seen = Intersect(all, whole);
-  Scores<Head, Dot>(args, head, s, rows.count, chunk, seen);
+  // What one tile reads is not worth widening first.
+  const bool stored = rows.count <= kMostTileRows;
+  if (stored) {
+    Scores<Head, Dot, typename Head::Stored>(args, head, s, rows.count, chunk, seen);
+  } else {
+    Scores<Head, Dot, WideLanes>(args, head, s, rows.count, chunk, seen);
+  }
   if constexpr (Head::kScaled) head.CopyValueScales(seen.begin, seen.end, s.staging);
   const bool plain = args.soft_cap <= 0 && args.slopes == nullptr;
   for (int64_t r = 0; r < rows.count;) {
     const int64_t together = Lower(kMostTogether, rows.count - r);
     if (plain && Covers(rows.visible[r], whole) && Covers(rows.visible[r + together - 1], whole)) {
-      WholeSoftmaxOf<typename Dot::A, Head::kScaled, kMostTogether>(
-          together, s.scores + r * kAttentionChunk, s.staging, args.scale, s.chunk_highest + r,
-          s.chunk_denominator + r);
+      WholeSoftmaxOf<typename Dot::A, Head::kScaled, kMostTogether>(together, s, r, args.scale);
       r += together;
       continue;
     }
     const KeyRange visible = Intersect(rows.visible[r], whole);
     const PositionBias bias{SlopeOf(args, rows.first + r), chunk + 1 - rows.visible[r].end};
+    const float scale = Head::kScaled ? args.scale * s.query_scale[r] : args.scale;
     const ChunkSoftmax softmax =
-        Empty(visible) ? ChunkSoftmax{kNoScore, 0}
+        Empty(visible) ? ChunkSoftmax{kNoScore, 0, 0}
                        : Softmax<typename Dot::A, Head::kScaled>(
                              s.scores + r * kAttentionChunk, s.staging, visible.begin - chunk,
-                             visible.end - chunk, args.scale, args.soft_cap, bias);
+                             visible.end - chunk, scale, args.soft_cap, bias);
     s.chunk_highest[r] = softmax.highest;
     s.chunk_denominator[r] = softmax.denominator;
+    s.weight_scale[r] = softmax.weight_scale;
     ++r;
   }
-  AddValues<Head, Dot>(args, head, s, rows, chunk, seen,
-                       KeysAfter(args, head, chunk, all, last_rows));
+  const NextKeys<Head> next = KeysAfter(args, head, chunk, all, last_rows);
+  if (stored) {
+    AddValues<Head, Dot, typename Head::Stored>(args, head, s, rows, chunk, seen, next);
+  } else {
+    AddValues<Head, Dot, WideLanes>(args, head, s, rows, chunk, seen, next);
+  }
+  if constexpr (Head::kScaled) ScaleSums(s, rows.count);
 }
 
 AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
@@ -450,9 +524,7 @@ void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScra
   for (int64_t r = 0; r < rows.count; ++r) {
     const float* q = QueryRow(args, rows.first + r);
     A* to = reinterpret_cast<A*>(s.q + r * s.dim);
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      StoreQuery(to + d, MaskLoadF(FirstLanes(head_dim - d), q + d));
-    }
+    s.query_scale[r] = PlaceQuery(q, head_dim, to);
     for (int64_t d = 0; d < s.dim; d += kLanes) StoreF(s.sum + r * s.dim + d, Zero());
   }
   for (int64_t r = 0; r < rows.count; r += kLanes) {

@@ -28,12 +28,29 @@ static_assert(kGranule % kLanes == 0);
 struct Span {
   const unsigned char* granule[kSpanGranules];
   int64_t stride;  // bytes from one group of the reduced dimension to the next
+  // Of half bytes, the zero points as 16-bit integers: of keys twice each, [kSpan][2], of values
+  // [kSpan].
+  const unsigned char* zeros;
 
   // Values: the group with this index, all of its columns.
   template <int64_t kGroup>
   __attribute__((always_inline)) inline const unsigned char* Group(int64_t group) const {
     constexpr int64_t kGroups = kGranule / kGroup;
     return granule[group / kGroups] + group % kGroups * stride;
+  }
+};
+
+// How tiles read a vector of lanes: as it is. Lanes of a quantised cache are others
+// (cache_quantized.inl).
+struct WideLanes {
+  static constexpr int64_t kBytes = kLaneBytes;  // of a lane
+
+  // Zero points of the keys from `token` on, and of a group of values.
+  AS_ALWAYS_INLINE VecI KeyZeros(const Span&, int64_t) { return Set1Int(0); }
+  AS_ALWAYS_INLINE VecI ValueZeros(const Span&, int64_t) { return Set1Int(0); }
+  AS_ALWAYS_INLINE VecI Load(const unsigned char* p, VecI) { return LoadI(p); }
+  AS_ALWAYS_INLINE VecI LoadMasked(Mask mask, const unsigned char* p, VecI) {
+    return MaskLoadI(mask, p);
   }
 };
 
@@ -51,6 +68,30 @@ AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
   const int64_t tiles = (left + kUsualTileRows - 1) / kUsualTileRows;
   return (left + tiles - 1) / tiles;
 }
+
+// Pairs of 16-bit integers, summed in int32, exactly: accumulators hold its bits.
+struct DotInteger {
+  using A = int16_t;
+  static constexpr int64_t kGroup = 2;
+
+  template <int R, int V, class Load>
+  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const int16_t* a, int64_t lda, Load load) {
+    VecI b[V];
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = load(v);
+    AS_UNROLL for (int r = 0; r < R; ++r) {
+      int32_t pair;
+      __builtin_memcpy(&pair, a + r * lda, 4);
+      const VecI x = Set1Int(pair);
+      AS_UNROLL for (int v = 0; v < V; ++v) {
+#if defined(AS_KERNELS_NATIVE_VNNI)
+        acc[r][v] = AsFloat(_mm512_dpwssd_epi32(AsInt(acc[r][v]), x, b[v]));
+#else
+        acc[r][v] = AsFloat(AddInt(AsInt(acc[r][v]), DotPairs16(x, b[v])));
+#endif
+      }
+    }
+  }
+};
 
 // What tiles fetch into the cache while they compute, in the shares of the span's granules:
 // whatever the order within a block, together they cover it.
@@ -81,14 +122,14 @@ struct ScoreTileArgs {
   int64_t begin, end;  // positions within the span
 };
 
-template <class Dot, int R, int V>
+template <class Dot, class Lanes, int R, int V>
 void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
   constexpr int kGranules = static_cast<int>(V * kLanes / kGranule);
   VecF acc[R][V];
   const unsigned char* b[V];
   AS_UNROLL for (int v = 0; v < V; ++v) {
     const int64_t token = first + v * kLanes;
-    b[v] = args.keys->granule[token / kGranule] + token % kGranule * kLaneBytes;
+    b[v] = args.keys->granule[token / kGranule] + token % kGranule * Lanes::kBytes;
   }
   const uint32_t fetched = args.fetched >> (first / kGranule) & ((1u << kGranules) - 1);
   const int64_t ahead_step = args.ahead->step;
@@ -100,8 +141,9 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
   int64_t offset = 0;
   const auto step = [&]() __attribute__((always_inline)) {
     Dot::template Step<R, V>(
-        acc, a, lda,
-        [&b, offset ](int v) __attribute__((always_inline)) { return LoadI(b[v] + offset); });
+        acc, a, lda, [&b, &args, first, offset ](int v) __attribute__((always_inline)) {
+          return Lanes::Load(b[v] + offset, Lanes::KeyZeros(*args.keys, first + v * kLanes));
+        });
     a += Dot::kGroup;
     offset += stride;
   };
@@ -144,12 +186,12 @@ constexpr int ScoreVecs(int rows) {
   return TileVecs(rows) * kLanes < kGranule ? static_cast<int>(kGranule / kLanes) : TileVecs(rows);
 }
 
-template <class Dot, int R>
+template <class Dot, class Lanes, int R>
 AS_ALWAYS_INLINE void ScoreTiles(const ScoreTileArgs<typename Dot::A>& args) {
   constexpr int64_t kColumns = ScoreVecs(R) * kLanes;
   static_assert(kSpan % kColumns == 0);
   for (int64_t i = args.begin / kColumns * kColumns; i < args.end; i += kColumns) {
-    ScoreTile<Dot, R, ScoreVecs(R)>(args, i);
+    ScoreTile<Dot, Lanes, R, ScoreVecs(R)>(args, i);
   }
 }
 
@@ -159,6 +201,7 @@ struct ValueTileArgs {
   const A* a;  // weights, of the span's first position
   int64_t lda;
   const Span* values;
+  int64_t group_lines;             // vectors of a group, in cache lines of as many lanes
   const Ahead* ahead;              // the next chunk's keys
   uint32_t fetched;                // granules of these
   int64_t group_begin, group_end;  // within the span
@@ -167,7 +210,7 @@ struct ValueTileArgs {
 };
 
 // V vectors of columns from `column` on. kMasked: of one vector, those in `mask` alone.
-template <class Dot, int R, int V, bool kMasked>
+template <class Dot, class Lanes, int R, int V, bool kMasked>
 void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask mask) {
   constexpr int64_t kGroups = kGranule / Dot::kGroup;
   VecF acc[R][V];
@@ -181,19 +224,22 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
     const int64_t granule = group / kGroups;
     const int64_t end = Lower((granule + 1) * kGroups, args.group_end);
     const unsigned char* b =
-        args.values->granule[granule] + group % kGroups * stride + column * kLaneBytes;
+        args.values->granule[granule] + group % kGroups * stride + column * Lanes::kBytes;
     const int64_t ahead_step = args.ahead->step;
-    const unsigned char* ahead = args.ahead->granule[granule] +
-                                 (group % kGroups * stride + column * kLaneBytes) / 64 * ahead_step;
+    const unsigned char* ahead =
+        args.ahead->granule[granule] +
+        (group % kGroups * args.group_lines + column * kLaneBytes / 64) * ahead_step;
     const bool fetched = (args.fetched >> granule & 1) != 0;
     for (; group < end; ++group) {
       AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
         if (fetched) Prefetch(ahead + line / 64 * ahead_step);
       }
-      ahead += stride / 64 * ahead_step;
+      ahead += args.group_lines * ahead_step;
+      const VecI zeros = Lanes::ValueZeros(*args.values, group);
       Dot::template Step<R, V>(
-          acc, a, lda, [ b, mask ](int v) __attribute__((always_inline)) {
-            return kMasked ? MaskLoadI(mask, b) : LoadI(b + v * kVecBytes);
+          acc, a, lda, [ b, mask, zeros ](int v) __attribute__((always_inline)) {
+            return kMasked ? Lanes::LoadMasked(mask, b, zeros)
+                           : Lanes::Load(b + v * kLanes * Lanes::kBytes, zeros);
           });
       a += Dot::kGroup;
       b += stride;
@@ -205,16 +251,16 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
 }
 
 // All columns in tiles of V vectors, then of half as many, down to one and a masked rest.
-template <class Dot, int R, int V>
+template <class Dot, class Lanes, int R, int V>
 AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& args, int64_t column,
                                  int64_t columns) {
   for (; columns - column >= V * kLanes; column += V * kLanes) {
-    ValueTile<Dot, R, V, false>(args, column, FirstLanes(kLanes));
+    ValueTile<Dot, Lanes, R, V, false>(args, column, FirstLanes(kLanes));
   }
   if constexpr (V > 1) {
-    ValueTiles<Dot, R, V / 2>(args, column, columns);
+    ValueTiles<Dot, Lanes, R, V / 2>(args, column, columns);
   } else if (column < columns) {
-    ValueTile<Dot, R, 1, true>(args, column, FirstLanes(columns - column));
+    ValueTile<Dot, Lanes, R, 1, true>(args, column, FirstLanes(columns - column));
   }
 }
 
@@ -227,18 +273,24 @@ AS_ALWAYS_INLINE void WithRows(int64_t rows, Run run) {
   run.template operator()<R>();
 }
 
-template <class Dot>
+template <class Dot, class Lanes>
 void ScoreRows(int64_t rows, const ScoreTileArgs<typename Dot::A>& args) {
-  WithRows<1>(rows, [&args]<int R>() { ScoreTiles<Dot, R>(args); });
+  WithRows<1>(rows, [&args]<int R>() { ScoreTiles<Dot, Lanes, R>(args); });
 }
-template <class Dot>
+template <class Dot, class Lanes>
 void ValueRows(int64_t rows, const ValueTileArgs<typename Dot::A>& args, int64_t columns) {
-  WithRows<1>(rows,
-              [&args, columns]<int R>() { ValueTiles<Dot, R, TileVecs(R)>(args, 0, columns); });
+  WithRows<1>(rows, [&args, columns]<int R>() {
+    ValueTiles<Dot, Lanes, R, TileVecs(R)>(args, 0, columns);
+  });
 }
 
 // How queries and weights are stored.
 AS_ALWAYS_INLINE void StoreQuery(float* p, VecF x) { StoreF(p, x); }
+AS_ALWAYS_INLINE void StoreWeights(int16_t* p, VecF x) { StoreInt16(p, RoundToInt(x)); }
+AS_ALWAYS_INLINE void StoreWeights(int16_t* p, VecF first, VecF second) {
+  StoreWeights(p, first);
+  StoreWeights(p + kLanes, second);
+}
 AS_ALWAYS_INLINE void StoreWeights(float* p, VecF x) { StoreF(p, x); }
 AS_ALWAYS_INLINE void StoreWeights(float* p, VecF first, VecF second) {
   StoreF(p, first);
@@ -265,9 +317,8 @@ AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF first, VecF second) {
 
 // Beside bfloat16 products, the exponential is what attention's time goes into: 2^x with a scaling
 // instruction and a polynomial of degree 4, within 3e-6, a thousandth of what a weight's bfloat16
-// rounds away.
-template <>
-struct WeightFunction<uint16_t> {
+// rounds away, and a fifth of what its 15 bits do.
+struct QuickWeightFunction {
   static constexpr float kLog2E = 1.44269504f;
   AS_ALWAYS_INLINE VecF Factor(float scale) { return Mul(Set1(scale), Set1(kLog2E)); }
   AS_ALWAYS_INLINE VecF Shift(float highest) { return Neg(Mul(Set1(highest), Set1(kLog2E))); }
@@ -282,7 +333,40 @@ struct WeightFunction<uint16_t> {
     return ScaleByPowerOf2(p, x);
   }
 };
+template <>
+struct WeightFunction<uint16_t> : QuickWeightFunction {};
+template <>
+struct WeightFunction<int16_t> : QuickWeightFunction {};
 #endif
+
+// Puts a query where tiles read it; returns what scores are to be multiplied with.
+template <class A>
+AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, A* to) {
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    StoreQuery(to + d, MaskLoadF(FirstLanes(head_dim - d), q + d));
+  }
+  return 1.0f;
+}
+// In 15 bits, or as many as keep the sum of head_dim products with a byte in 31. A query with a NaN
+// or an infinity gives NaN.
+AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, int16_t* to) {
+  const int64_t fitting = 0x7fffffff / (127 * head_dim);
+  const float most = static_cast<float>(Lower(fitting, 32767));
+  VecF highest = Zero(), poison = Zero();
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const VecF x = MaskLoadF(FirstLanes(head_dim - d), q + d);
+    highest = Max(Max(x, Neg(x)), highest);
+    poison = Fma(x, Zero(), poison);
+  }
+  const float range = ReduceMax(highest);
+  const bool poisoned = ReduceAdd(poison) != 0, tiny = range < kQuantizeTiny;
+  const VecF inverse = Set1(poisoned || tiny ? 0.0f : most / range);
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const VecF x = MaskLoadF(FirstLanes(head_dim - d), q + d);
+    StoreInt16(to + d, RoundToInt(poisoned ? Zero() : Mul(x, inverse)));
+  }
+  return poisoned ? __builtin_nanf("") : tiny ? 0.0f : range / most;
+}
 
 }  // namespace
 }  // namespace allspark::kernels

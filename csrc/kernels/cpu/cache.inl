@@ -68,12 +68,14 @@ template <class T>
 struct CacheHead {
   static constexpr int64_t kGroup = kLaneBytes / static_cast<int64_t>(sizeof(T));
   static constexpr bool kScaled = false;
+  using Stored = WideLanes;
 
   CacheParts parts;
   int64_t head_dim;
 
   // Where attention finds keys and values.
-  __attribute__((always_inline)) inline Span KeySpan(SpanRange range, const Staging&) const {
+  template <class Lanes>
+  __attribute__((always_inline)) inline Span Keys(SpanRange range, const Staging&) const {
     Span span;
     span.stride = parts.block_size * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
@@ -82,7 +84,8 @@ struct CacheHead {
     }
     return span;
   }
-  __attribute__((always_inline)) inline Span ValueSpan(SpanRange range, const Staging&) const {
+  template <class Lanes>
+  __attribute__((always_inline)) inline Span Values(SpanRange range, const Staging&) const {
     Span span;
     span.stride = head_dim * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
@@ -96,7 +99,7 @@ struct CacheHead {
   }
 };
 
-// What KeySpan and ValueSpan are going to read, to be fetched in time.
+// What Keys and Values are going to read, to be fetched in time.
 template <class Head>
 AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
   const CacheParts& parts = head.parts;

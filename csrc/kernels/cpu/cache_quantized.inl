@@ -1,5 +1,5 @@
-// The quantised KV cache. Its integers are small enough to be exact in bfloat16, so attention
-// widens a span of them, for all rows that pass over it, and takes them as a bfloat16 cache; the
+// The quantised KV cache. Attention widens a span of its integers to 16 bits, for all rows that
+// pass over it, and multiplies them with queries and weights of 15 bits: sums are exact. The
 // tokens' scales go into the scores, and into the weights after the denominator took them.
 #pragma once
 
@@ -8,51 +8,40 @@
 namespace allspark::kernels {
 namespace {
 
-#if defined(AS_KERNELS_NATIVE_BF16) && defined(__x86_64__)
-// Pairs of signed bytes.
-AS_ALWAYS_INLINE VecI WidenBytes(const unsigned char* p) {
-  const __m128i* bytes = reinterpret_cast<const __m128i*>(p);
-  const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
-  const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
-  return (__m512i)_mm512_cvtne2ps_pbh(second, first);
-}
-// Pairs of half bytes, less their zero points: by looking up the 31 differences there are.
-AS_ALWAYS_INLINE VecI WidenNibbles(const unsigned char* p, VecI low_zero, VecI high_zero) {
-  // bfloat16 of i - 16.
-  alignas(64) static const uint16_t kDifferences[32] = {
-      0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
-      0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
-      0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
-  const VecI bias = SubInt(Set1Int(0x100010), Or(low_zero, ShiftLeft<16>(high_zero)));
+// Pairs of half bytes, less their zero points, as 16-bit integers.
+AS_ALWAYS_INLINE VecI LoadNibblePairs(const unsigned char* p, VecI zeros) {
   const VecI x = LoadBytes(p);
-  const VecI pair = And(Or(x, ShiftLeft<12>(x)), Set1Int(0xf000f));
-  return _mm512_permutexvar_epi16(AddInt(pair, bias), LoadI(kDifferences));
-}
-#else
-// Two floats whose lower halves are zero, as a pair of bfloat16.
-AS_ALWAYS_INLINE VecI ExactPair(VecF low, VecF high) {
-  return Or(ShiftRight<16>(AsInt(low)), And(AsInt(high), Set1Int(-65536)));
+  return SubPairs16(And(Or(x, ShiftLeft<12>(x)), Set1Int(0xf000f)), zeros);
 }
 
-// Pairs of signed bytes.
-AS_ALWAYS_INLINE VecI WidenBytes(const unsigned char* p) {
-  const VecI x = AsInt(LoadBf16(reinterpret_cast<const uint16_t*>(p)));  // a pair << 16
-  return ExactPair(IntToFloat(ShiftRightSigned<24>(ShiftLeft<8>(x))),
-                   IntToFloat(ShiftRightSigned<24>(x)));
-}
-// Pairs of half bytes, less their zero points.
-AS_ALWAYS_INLINE VecI WidenNibbles(const unsigned char* p, VecI low_zero, VecI high_zero) {
-  const VecI x = LoadBytes(p);
-  return ExactPair(IntToFloat(SubInt(And(x, Set1Int(15)), low_zero)),
-                   IntToFloat(SubInt(ShiftRight<4>(x), high_zero)));
-}
-#endif
+// Lanes as the cache stores them.
+template <int kBits>
+struct StoredLanes {
+  static constexpr int64_t kBytes = kBits / 4;
+
+  AS_ALWAYS_INLINE VecI KeyZeros(const Span& keys, int64_t token) {
+    return kBits == 4 ? LoadI(keys.zeros + token * 4) : Set1Int(0);
+  }
+  AS_ALWAYS_INLINE VecI ValueZeros(const Span& values, int64_t group) {
+    int32_t pair = 0;
+    if (kBits == 4) __builtin_memcpy(&pair, values.zeros + group * 4, 4);
+    return Set1Int(pair);
+  }
+  AS_ALWAYS_INLINE VecI Load(const unsigned char* p, VecI zeros) {
+    return kBits == 8 ? LoadBytePairs(p) : LoadNibblePairs(p, zeros);
+  }
+  // Beyond the elements there are scales: whole vectors may be read.
+  AS_ALWAYS_INLINE VecI LoadMasked(Mask, const unsigned char* p, VecI zeros) {
+    return Load(p, zeros);
+  }
+};
 
 template <int kBits>
 struct QuantizedHead {
   static constexpr int64_t kGroup = 2;
   static constexpr bool kScaled = true;
   static constexpr int64_t kPairBytes = kBits / 4;
+  using Stored = StoredLanes<kBits>;
 
   CacheParts parts;
   int64_t head_dim;
@@ -68,7 +57,9 @@ struct QuantizedHead {
     return reinterpret_cast<unsigned char*>(Scales(data) + parts.block_size);
   }
 
-  Span KeySpan(SpanRange range, const Staging& staging) const {
+  template <class Lanes>
+  Span Keys(SpanRange range, const Staging& staging) const {
+    if constexpr (Lanes::kBytes == kPairBytes) return StoredKeys(range, staging);
     Span span;
     span.stride = kGranule * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
@@ -82,7 +73,9 @@ struct QuantizedHead {
     }
     return span;
   }
-  Span ValueSpan(SpanRange range, const Staging& staging) const {
+  template <class Lanes>
+  Span Values(SpanRange range, const Staging& staging) const {
+    if constexpr (Lanes::kBytes == kPairBytes) return StoredValues(range, staging);
     Span span;
     span.stride = head_dim * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
@@ -92,6 +85,42 @@ struct QuantizedHead {
       span.granule[g] = lanes;
       // Its last row may be written a vector too far: later granules come later.
       if (position == range.begin + g * kGranule) WidenValues(position, lanes);
+    }
+    return span;
+  }
+
+  Span StoredKeys(SpanRange range, const Staging& staging) const {
+    Span span;
+    span.stride = parts.block_size * kPairBytes;
+    span.zeros = staging.lanes;
+    for (int64_t g = 0; g < kSpanGranules; ++g) {
+      const int64_t position = range.Nearest(g);
+      unsigned char* data = parts.Keys(position);
+      const int64_t token = parts.Token(position);
+      span.granule[g] = data + token * kPairBytes;
+      if (position != range.begin + g * kGranule) continue;
+      CopyScales(data, position, staging.key_scales);
+      for (int64_t t = 0; kBits == 4 && t < kGranule; t += kLanes) {
+        const VecI zero = LoadBytes(Zeros(data) + token + t);
+        StoreI(staging.lanes + (g * kGranule + t) * 4, Or(zero, ShiftLeft<16>(zero)));
+      }
+    }
+    return span;
+  }
+  Span StoredValues(SpanRange range, const Staging& staging) const {
+    Span span;
+    span.stride = head_dim * kPairBytes;
+    span.zeros = staging.lanes;
+    for (int64_t g = 0; g < kSpanGranules; ++g) {
+      const int64_t position = range.Nearest(g);
+      unsigned char* data = parts.Values(position);
+      const int64_t token = parts.Token(position);
+      span.granule[g] = data + token / 2 * span.stride;
+      if (kBits == 8 || position != range.begin + g * kGranule) continue;
+      for (int64_t t = 0; t < kGranule; t += kLanes) {
+        StoreInt16(reinterpret_cast<int16_t*>(staging.lanes) + g * kGranule + t,
+                   LoadBytes(Zeros(data) + token + t));
+      }
     }
     return span;
   }
@@ -110,10 +139,11 @@ struct QuantizedHead {
     const int64_t token = parts.Token(position);
     for (int64_t t = 0; t < kGranule; t += kLanes) {
       const VecI zero = kBits == 4 ? LoadBytes(Zeros(data) + token + t) : Set1Int(0);
+      const VecI zeros = Or(zero, ShiftLeft<16>(zero));
       const unsigned char* from = data + (token + t) * kPairBytes;
       unsigned char* to = lanes + t * kLaneBytes;
       for (int64_t i = 0; i < head_dim / 2; ++i) {
-        StoreI(to, kBits == 8 ? WidenBytes(from) : WidenNibbles(from, zero, zero));
+        StoreI(to, kBits == 8 ? LoadBytePairs(from) : LoadNibblePairs(from, zeros));
         from += parts.block_size * kPairBytes;
         to += kGranule * kLaneBytes;
       }
@@ -124,11 +154,10 @@ struct QuantizedHead {
     const int64_t token = parts.Token(position);
     for (int64_t t = token; t < token + kGranule; t += 2) {
       const unsigned char* from = data + t / 2 * head_dim * kPairBytes;
-      const VecI low = Set1Int(kBits == 4 ? Zeros(data)[t] : 0);
-      const VecI high = Set1Int(kBits == 4 ? Zeros(data)[t + 1] : 0);
+      const VecI zeros = Set1Int(kBits == 4 ? Zeros(data)[t] | Zeros(data)[t + 1] << 16 : 0);
       for (int64_t d = 0; d < head_dim; d += kLanes) {
-        StoreI(lanes + d * kLaneBytes,
-               kBits == 8 ? WidenBytes(from + d * kPairBytes) : WidenNibbles(from + d, low, high));
+        StoreI(lanes + d * kLaneBytes, kBits == 8 ? LoadBytePairs(from + d * kPairBytes)
+                                                  : LoadNibblePairs(from + d, zeros));
       }
       lanes += head_dim * kLaneBytes;
     }

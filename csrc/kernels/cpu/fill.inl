@@ -45,8 +45,8 @@ AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillQuantized<4>(table, DType::kUInt4);
   table.kv_write[static_cast<int>(DType::kInt8)] = KvWriteQuantized<8>;
   table.kv_write[static_cast<int>(DType::kUInt4)] = KvWriteQuantized<4>;
-  FillAttention<QuantizedHead<8>, DotPair>(table, DType::kInt8);
-  FillAttention<QuantizedHead<4>, DotPair>(table, DType::kUInt4);
+  FillAttention<QuantizedHead<8>, DotInteger>(table, DType::kInt8);
+  FillAttention<QuantizedHead<4>, DotInteger>(table, DType::kUInt4);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
       Convert<float, uint16_t>;
   table.quantize = Quantize;

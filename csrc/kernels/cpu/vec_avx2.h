@@ -103,6 +103,7 @@ AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm256_srli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm256_srai_epi16(x, 8); }
 // Per lane, the sum of the products of its 16-bit halves.
 AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm256_madd_epi16(a, b); }
+AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) { return _mm256_sub_epi16(a, b); }
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
@@ -138,6 +139,14 @@ AS_ALWAYS_INLINE VecI AsInt(VecF x) { return _mm256_castps_si256(x); }
 // One byte per lane.
 AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+// Two signed bytes per lane, widened to its halves.
+AS_ALWAYS_INLINE VecI LoadBytePairs(const void* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+AS_ALWAYS_INLINE void StoreInt16(int16_t* p, VecI x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x, x), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(words));
 }
 AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x, x), 0x08);

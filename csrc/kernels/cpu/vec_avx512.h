@@ -97,6 +97,7 @@ AS_ALWAYS_INLINE VecI ShiftLeft16(VecI x) { return _mm512_slli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm512_srli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm512_srai_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm512_madd_epi16(a, b); }
+AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) { return _mm512_sub_epi16(a, b); }
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
   const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -117,6 +118,12 @@ AS_ALWAYS_INLINE VecF AsFloat(VecI x) { return _mm512_castsi512_ps(x); }
 AS_ALWAYS_INLINE VecI AsInt(VecF x) { return _mm512_castps_si512(x); }
 AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+AS_ALWAYS_INLINE VecI LoadBytePairs(const void* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+AS_ALWAYS_INLINE void StoreInt16(int16_t* p, VecI x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
 }
 AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));

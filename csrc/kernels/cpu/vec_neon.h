@@ -117,6 +117,13 @@ template <int N>
 AS_ALWAYS_INLINE VecI ShiftLeft(VecI x) {
   return vshlq_n_u32(x, N);
 }
+AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) {
+  const int16x8_t x = vreinterpretq_s16_u32(a), y = vreinterpretq_s16_u32(b);
+  return AsUnsigned(vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+}
+AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) {
+  return vreinterpretq_u32_u16(vsubq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
+}
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) { return vaddvq_s32(AsSigned(x)); }
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) { return AsFloat(ShiftLeft<23>(AddInt(n, Set1Int(127)))); }
 AS_ALWAYS_INLINE VecF RoundToWhole(VecF x) { return vrndnq_f32(x); }
@@ -132,6 +139,10 @@ AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
   __builtin_memcpy(&bytes, p, 4);
   return vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(bytes)))));
 }
+AS_ALWAYS_INLINE VecI LoadBytePairs(const void* p) {
+  return vreinterpretq_u32_s16(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p))));
+}
+AS_ALWAYS_INLINE void StoreInt16(int16_t* p, VecI x) { vst1_s16(p, vmovn_s32(AsSigned(x))); }
 AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
   const int16x4_t words = vqmovn_s32(AsSigned(x));
   const int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));

@@ -190,23 +190,36 @@ void RoundToCache(const Sizes& z, std::vector<float>* x) {
   }
 }
 
-// One output row in double, and its error bound, of a sequence as the cache holds it.
+// What queries and weights are rounded to.
+enum class Products { kFloat, kBf16, kInteger };
+
+// One output row in double, and its error bound, of a sequence as the cache holds it. quick:
+// weights are by the quick exponential (3e-6), which a bfloat16's rounding covers.
 struct Expected {
   std::vector<double> out, bound;
 
-  Expected(const Sequence& s, int64_t token, int64_t q_head, bool bf16_products, bool bf16_out) {
+  Expected(const Sequence& s, int64_t token, int64_t q_head, Products products, bool quick,
+           bool bf16_out) {
     const Sizes& z = s.sizes;
     const int64_t kv_head = q_head / z.group;
     const float* q = s.q.data() + (token * z.q_heads() + q_head) * z.head_dim;
     const int64_t begin = z.window > 0 ? std::max<int64_t>(0, token - z.window + 1) : 0;
     std::vector<double> scores;
-    double score_abs = 0, limit = 0, highest = -1e300;
+    double score_abs = 0, limit = 0, highest = -1e300, key_abs = 0, value_range = 0, q_most = 0;
+    for (int64_t d = 0; d < z.head_dim; ++d) {
+      q_most = std::max(q_most, std::fabs(static_cast<double>(q[d])));
+    }
     for (int64_t p = begin; p <= token; ++p) {
-      double dot = 0, dot_abs = 0;
+      double dot = 0, dot_abs = 0, key_sum = 0, low = 0, high = 0;
       for (int64_t d = 0; d < z.head_dim; ++d) {
         const double term = static_cast<double>(q[d]) * At(s.k, z, p, kv_head, d);
         dot += term, dot_abs += std::fabs(term);
+        key_sum += std::fabs(At(s.k, z, p, kv_head, d));
+        low = std::min(low, At(s.v, z, p, kv_head, d));
+        high = std::max(high, At(s.v, z, p, kv_head, d));
       }
+      key_abs = std::max(key_abs, key_sum);
+      value_range = std::max(value_range, high - low);
       const double scale = static_cast<double>(z.scale()), cap = static_cast<double>(z.soft_cap);
       const double slope = z.alibi ? static_cast<double>(s.slopes[static_cast<size_t>(q_head)]) : 0;
       const double bias = slope * static_cast<double>(p - token);
@@ -218,6 +231,22 @@ struct Expected {
     }
     double denominator = 0;
     for (double& x : scores) denominator += x = std::exp(x - highest);
+    testing::AttentionRounding rounding;
+    if (products == Products::kBf16) {
+      rounding.score = testing::kBf16Roundoff * score_abs;
+      rounding.weight = testing::kBf16Roundoff;
+    } else if (products == Products::kInteger) {
+      // Half a unit, and what scaling by floats adds to it. A query's unit is its largest element
+      // over its most; a weight's (of 15 bits, times its value's scale) the largest scale over
+      // 32767, where no value times its scale is beyond the range, and where the sum that is
+      // divided by the denominator has a weight of 1.
+      const double most = std::min<double>(
+          32767, std::floor(2147483647.0 / (127.0 * static_cast<double>(z.head_dim))));
+      rounding.score = 0.51 * q_most / most * key_abs * static_cast<double>(z.scale());
+      rounding.value =
+          0.51 / 32767 * value_range * static_cast<double>(token + 1 - begin) / denominator;
+      rounding.weight = quick ? 4e-6 : 0;
+    }
     for (int64_t d = 0; d < z.head_dim; ++d) {
       double sum = 0, sum_abs = 0;
       for (int64_t p = begin; p <= token; ++p) {
@@ -227,7 +256,7 @@ struct Expected {
       }
       out.push_back(sum);
       const double f =
-          testing::AttentionBound(z.head_dim, token + 1, score_abs, limit, sum_abs, bf16_products);
+          testing::AttentionBound(z.head_dim, token + 1, score_abs, limit, sum_abs, rounding);
       bound.push_back(StoreBound(bf16_out, sum, f));
     }
   }
@@ -248,13 +277,16 @@ void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) 
   Sequence stored = s;
   RoundToCache<T>(sizes, &stored.k);
   RoundToCache<T>(sizes, &stored.v);
-  const bool bf16_products = !std::is_same_v<T, float> && HasBf16Products(table);
+  const bool quick = HasBf16Products(table);
+  const Products products = kIsQuantized<T>                      ? Products::kInteger
+                            : !std::is_same_v<T, float> && quick ? Products::kBf16
+                                                                 : Products::kFloat;
   // Every token near the begin, the end and the chunk boundary, some of the others.
   for (int64_t t = 0; t < sizes.num_tokens; ++t) {
     const bool near = t < 3 || t + 3 > sizes.num_tokens || std::abs(t - 256) < 3;
     if (!near && t % 37 != 0) continue;
     for (int64_t h = 0; h < sizes.q_heads(); ++h) {
-      const Expected want(stored, t, h, bf16_products, kIsBf16<OutOf<T>>);
+      const Expected want(stored, t, h, products, quick, kIsBf16<OutOf<T>>);
       for (int64_t d = 0; d < sizes.head_dim; ++d) {
         const size_t at = static_cast<size_t>((t * sizes.q_heads() + h) * sizes.head_dim + d);
         const size_t i = static_cast<size_t>(d);
@@ -340,6 +372,30 @@ TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
     ExpectTokensAlone<UInt4>(table(), sizes, 0, 3);
   }
 }
+
+// Elements that are all the largest there are: integer sums come close to 2^31.
+template <class T>
+void TestLargestSums(const KernelTable& table) {
+  for (const int64_t head_dim : {64, 512, 576}) {
+    Sizes sizes;
+    sizes.head_dim = head_dim;
+    sizes.num_tokens = 270;
+    sizes.group = 3;
+    Sequence s(sizes, 1);
+    for (std::vector<float>* x : {&s.q, &s.k, &s.v}) std::fill(x->begin(), x->end(), 1.5f);
+    for (const float sign : {1.0f, -1.0f}) {
+      std::fill(s.v.begin(), s.v.end(), 1.5f * sign);
+      std::fill(s.k.begin(), s.k.end(), 1.5f * sign);
+      Cache<T> cache(sizes, sizes.num_tokens, 1);
+      cache.Write(table, s, 0, sizes.num_tokens);
+      std::vector<OutOf<T>> out(s.q.size());
+      Attend(table, s, cache, 0, 0, sizes.num_tokens, 16, &out);
+      for (const auto& x : out) ASSERT_NEAR(Value(x), 1.5f * sign, 0.01f) << head_dim;
+    }
+  }
+}
+TEST_P(AttentionTest, LargestSumsFitInt8) { TestLargestSums<Int8>(table()); }
+TEST_P(AttentionTest, LargestSumsFitUInt4) { TestLargestSums<UInt4>(table()); }
 
 template <class T>
 void TestTokensAlone(const KernelTable& table) {

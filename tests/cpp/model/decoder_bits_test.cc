@@ -107,13 +107,16 @@ TEST_P(DecoderBitsTest, ChunksBlocksAndThreads) {
     int64_t chunk;
     int64_t block_size;
     int threads;
+    int64_t num_blocks = 0;  // the extents depend on it
   };
-  const Variant variants[] = {{kTokens, 16, 1}, {7, 16, 2}, {64, 32, 3},       {1, 128, 2},
-                              {kTokens, 64, 3}, {7, 64, 1}, {kTokens, 128, 2}, {100, 16, 3}};
+  const Variant variants[] = {{kTokens, 16, 1, 67}, {7, 16, 2, 64},   {64, 32, 3, 44},
+                              {1, 128, 2},          {kTokens, 64, 3}, {7, 64, 1},
+                              {kTokens, 128, 2},    {100, 16, 3}};
   for (const Variant& variant : variants) {
     HarnessOptions options = base_;
     options.block_size = variant.block_size;
     options.num_threads = variant.threads;
+    options.num_blocks = variant.num_blocks;
     options.seed = static_cast<uint64_t>(variant.chunk * 31 + variant.block_size);
     DecoderHarness harness(*reader_, options);
     const std::string what = "chunks of " + std::to_string(variant.chunk) + ", blocks of " +
