@@ -34,6 +34,7 @@ PRECISIONS: Mapping[str, Precision] = {
     "bf16-kv4": replace(BF16, cache_mode="AsCacheQuantU4"),
     "A16W8": _quantised(8, "weight_only"),
     "A8W8": _quantised(8, "activate_quant"),
+    "A8W8-kv8": replace(_quantised(8, "activate_quant"), cache_mode="AsCacheQuantI8"),
     "A16W4": _quantised(4, "weight_only", group_size=64),
     "A8W4": _quantised(4, "activate_quant", group_size=64),
 }
