@@ -250,7 +250,7 @@ AS_ALWAYS_INLINE VecF LoadScore(const float* score, const float* scale) {
 }
 
 // Weights times values' scales as integers of 15 bits, the largest scale that the row sees being
-// their most: no weight is above 1.
+// their most: no weight is above 1, but for what rounding adds to large scores, which is cut off.
 struct WeightScaling {
   float scale;
   VecF inverse;

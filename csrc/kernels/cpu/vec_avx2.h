@@ -144,6 +144,7 @@ AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
 AS_ALWAYS_INLINE VecI LoadBytePairs(const void* p) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
+// Saturating.
 AS_ALWAYS_INLINE void StoreInt16(int16_t* p, VecI x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x, x), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(words));

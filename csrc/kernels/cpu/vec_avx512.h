@@ -123,7 +123,7 @@ AS_ALWAYS_INLINE VecI LoadBytePairs(const void* p) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
 AS_ALWAYS_INLINE void StoreInt16(int16_t* p, VecI x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(x));
 }
 AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));

@@ -142,7 +142,7 @@ AS_ALWAYS_INLINE VecI LoadBytes(const uint8_t* p) {
 AS_ALWAYS_INLINE VecI LoadBytePairs(const void* p) {
   return vreinterpretq_u32_s16(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p))));
 }
-AS_ALWAYS_INLINE void StoreInt16(int16_t* p, VecI x) { vst1_s16(p, vmovn_s32(AsSigned(x))); }
+AS_ALWAYS_INLINE void StoreInt16(int16_t* p, VecI x) { vst1_s16(p, vqmovn_s32(AsSigned(x))); }
 AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
   const int16x4_t words = vqmovn_s32(AsSigned(x));
   const int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));

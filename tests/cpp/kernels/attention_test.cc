@@ -394,6 +394,26 @@ void TestLargestSums(const KernelTable& table) {
     }
   }
 }
+// Scores so large that a weight's exponent, rounded, may be above zero.
+template <class T>
+void TestLargeScores(const KernelTable& table) {
+  for (const float size : {37.3f, 40.0f, 43.7f, 47.1f, 51.3f, 58.9f, 66.6f, 71.7f}) {
+    Sizes sizes;
+    sizes.head_dim = 64;
+    sizes.num_tokens = 260;
+    Sequence s(sizes, 1);
+    for (std::vector<float>* x : {&s.q, &s.k}) std::fill(x->begin(), x->end(), size);
+    std::fill(s.v.begin(), s.v.end(), 1.5f);
+    Cache<T> cache(sizes, sizes.num_tokens, 1);
+    cache.Write(table, s, 0, sizes.num_tokens);
+    std::vector<OutOf<T>> out(s.q.size());
+    Attend(table, s, cache, 0, 0, sizes.num_tokens, 16, &out);
+    for (const auto& x : out) ASSERT_NEAR(Value(x), 1.5f, 0.02f) << size;
+  }
+}
+TEST_P(AttentionTest, LargeScoresInt8) { TestLargeScores<Int8>(table()); }
+TEST_P(AttentionTest, LargeScoresUInt4) { TestLargeScores<UInt4>(table()); }
+
 TEST_P(AttentionTest, LargestSumsFitInt8) { TestLargestSums<Int8>(table()); }
 TEST_P(AttentionTest, LargestSumsFitUInt4) { TestLargestSums<UInt4>(table()); }
 
