@@ -58,15 +58,17 @@ inline double RopeBound(double u, double v) {
   return 2 * kFloatRoundoff * (std::fabs(u) + std::fabs(v));
 }
 
-// Attention of one element. score_abs: the largest over the keys of scale * sum |q||k|;
-// score_limit: the largest absolute score; value_abs: the sum of weight * |value|, weights summing
-// to 1. A score's error becomes a relative error of its weight and of the denominator; sums run
-// over 256 keys and the chunks' merges.
+// What an attention kernel rounds beside float32 arithmetic.
 struct AttentionRounding {
   double score = 0;   // of queries: absolute, of a score
   double weight = 0;  // of weights after the denominator took them: relative
   double value = 0;   // the same, absolute, of the element
 };
+
+// Attention of one element. score_abs: the largest over the keys of scale * sum |q||k|;
+// score_limit: the largest absolute score; value_abs: the sum of weight * |value|, weights summing
+// to 1. A score's error becomes a relative error of its weight and of the denominator; sums run
+// over 256 keys and the chunks' merges.
 inline double AttentionBound(int64_t head_dim, int64_t num_keys, double score_abs,
                              double score_limit, double value_abs,
                              const AttentionRounding& rounding) {

@@ -1,6 +1,7 @@
-// The quantised KV cache. Attention widens a span of its integers to 16 bits, for all rows that
-// pass over it, and multiplies them with queries and weights of 15 bits: sums are exact. The
-// tokens' scales go into the scores, and into the weights after the denominator took them.
+// The quantised KV cache. Attention multiplies its integers, widened to 16 bits, with queries and
+// weights of 15 bits: sums are exact. One tile of rows widens what it loads; for more, a span is
+// widened once. The tokens' scales go into the scores, and into the weights after the denominator
+// took them.
 #pragma once
 
 #include "kernels/cpu/cache.inl"
