@@ -211,6 +211,12 @@ struct PagedKv {
   int64_t v_offset;
   int64_t head_stride;  // bytes from one KV head to the next, K and V alike
   int64_t block_size;   // tokens: 16, 32, 64 or 128
+
+  // What lies `offset` (k_offset, v_offset) behind a block's begin.
+  __attribute__((always_inline)) inline unsigned char* PartAt(int64_t block, int64_t offset) const {
+    return pool + block / extent_blocks * extent_stride + block % extent_blocks * block_stride +
+           offset;
+  }
 };
 
 // Bytes of one KV head's part of a block, keys or values, in a cache dtype.

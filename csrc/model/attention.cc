@@ -65,9 +65,7 @@ kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int6
 
 KvBlock MakeKvBlock(const DecoderShape& shape, int64_t block_size, const KvPool& pool, int64_t id) {
   const kernels::PagedKv kv = MakePagedKv(shape, block_size, 0, pool);
-  return {pool.data + id / kv.extent_blocks * kv.extent_stride +
-              id % kv.extent_blocks * kv.block_stride,
-          kv.block_stride, kv.head_stride, NumParts(shape)};
+  return {kv.PartAt(id, 0), kv.block_stride, kv.head_stride, NumParts(shape)};
 }
 
 AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {

@@ -258,17 +258,9 @@ struct WeightScaling {
   // Of the values [begin, end) of a chunk. A NaN among them becomes the row's.
   AS_ALWAYS_INLINE WeightScaling Of(const float* scales, int64_t begin, int64_t end) {
     constexpr float kMost = 32767.0f;
-    VecF most = Zero(), poison = Zero();
-    for (int64_t i = begin / kLanes * kLanes; i < end; i += kLanes) {
-      VecF x = LoadF(scales + i);
-      if (i < begin || i + kLanes > end) x = Select(RangeMask(i, begin, end), x, Zero());
-      most = Max(x, most);
-      poison = Fma(x, Zero(), poison);
-    }
-    const float highest = ReduceMax(most);
-    if (ReduceAdd(poison) != 0) return {__builtin_nanf(""), Zero()};
-    if (highest < kQuantizeTiny / 256) return {0.0f, Zero()};
-    return {highest / kMost, Set1(kMost / highest)};
+    const float highest = HighestMagnitude(scales + begin, end - begin);
+    if (highest >= kQuantizeTiny / 256) return {highest / kMost, Set1(kMost / highest)};
+    return {highest != highest ? highest : 0.0f, Zero()};
   }
 
   // What a value is multiplied with. An invisible token's scale may be anything.

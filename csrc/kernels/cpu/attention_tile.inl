@@ -170,7 +170,7 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
     if (count == kGranules) {
       fetching_steps.template operator()<kGranules>();
     } else {
-      fetching_steps.template operator()<kGranules / 2>();
+      fetching_steps.template operator()<kGranules == 1 ? 1 : kGranules / 2>();
     }
   }
   for (; g < args.groups; ++g) step();
@@ -352,14 +352,8 @@ AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, A* to) {
 AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, int16_t* to) {
   const int64_t fitting = 0x7fffffff / (127 * head_dim);
   const float most = static_cast<float>(Lower(fitting, 32767));
-  VecF highest = Zero(), poison = Zero();
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    const VecF x = MaskLoadF(FirstLanes(head_dim - d), q + d);
-    highest = Max(Max(x, Neg(x)), highest);
-    poison = Fma(x, Zero(), poison);
-  }
-  const float range = ReduceMax(highest);
-  const bool poisoned = ReduceAdd(poison) != 0, tiny = range < kQuantizeTiny;
+  const float range = HighestMagnitude(q, head_dim);
+  const bool poisoned = range != range, tiny = range < kQuantizeTiny;
   const VecF inverse = Set1(poisoned || tiny ? 0.0f : most / range);
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const VecF x = MaskLoadF(FirstLanes(head_dim - d), q + d);

@@ -182,16 +182,18 @@ struct HeadQuantizer {
   int32_t zero;
 
   AS_ALWAYS_INLINE HeadQuantizer Of(const float* x, int64_t n) {
-    VecF low = Zero(), high = Zero(), poison = Zero();
-    for (int64_t i = 0; i < n; i += kLanes) {
-      const VecF v = MaskLoadF(FirstLanes(n - i), x + i);
-      low = Min(v, low);
-      high = Max(v, high);
-      poison = Fma(v, Zero(), poison);
+    float range = HighestMagnitude(x, n), least = 0;
+    const bool poisoned = range != range;
+    if (kBits == 4) {
+      VecF low = Zero(), high = Zero();
+      for (int64_t i = 0; i < n; i += kLanes) {
+        const VecF v = MaskLoadF(FirstLanes(n - i), x + i);
+        low = Min(v, low);
+        high = Max(v, high);
+      }
+      least = -ReduceMax(Neg(low));
+      range = ReduceMax(high) - least;
     }
-    const float most = ReduceMax(high), least = -ReduceMax(Neg(low));
-    const float range = kBits == 4 ? most - least : most > -least ? most : -least;
-    const bool poisoned = ReduceAdd(poison) != 0;  // NaN, otherwise zero
     HeadQuantizer q;
     q.scale = poisoned ? __builtin_nanf("") : range / kSteps;
     q.inverse = poisoned || range < kQuantizeTiny ? 0.0f : kSteps / range;

@@ -65,6 +65,17 @@ AS_ALWAYS_INLINE VecF Erfc(VecF z) {
 
 AS_ALWAYS_INLINE VecF Sigmoid(VecF x) { return Div(Set1(1.0f), Add(Set1(1.0f), Exp(Neg(x)))); }
 
+// The largest magnitude of n elements; NaN where any is no number or infinite.
+AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
+  VecF highest = Zero(), poison = Zero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const VecF v = i + kLanes <= n ? LoadF(x + i) : MaskLoadF(FirstLanes(n - i), x + i);
+    highest = Max(Abs(v), highest);
+    poison = Fma(v, Zero(), poison);
+  }
+  return ReduceMax(highest) + ReduceAdd(poison);
+}
+
 struct Silu {
   AS_ALWAYS_INLINE VecF Apply(VecF x) { return Div(x, Add(Set1(1.0f), Exp(Neg(x)))); }
 };

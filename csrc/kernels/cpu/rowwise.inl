@@ -325,17 +325,6 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
   }
 }
 
-// The largest magnitude of a row; NaN where any element is no number or infinite.
-AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
-  VecF highest = Zero(), poison = Zero();
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const VecF v = MaskLoadF(FirstLanes(n - i), x + i);
-    highest = Max(Abs(v), highest);
-    poison = Fma(v, Zero(), poison);
-  }
-  return ReduceMax(highest) + ReduceAdd(poison);
-}
-
 [[maybe_unused]] void Quantize(const QuantizeArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;

@@ -12,9 +12,7 @@ namespace {
 // One KV head's part of a block, keys or values.
 AS_ALWAYS_INLINE unsigned char* PartAt(const PagedKv& kv, const int32_t* block_table,
                                        int64_t kv_head, int64_t position, int64_t offset) {
-  const int64_t block = block_table[position / kv.block_size];
-  return kv.pool + block / kv.extent_blocks * kv.extent_stride +
-         block % kv.extent_blocks * kv.block_stride + offset + kv_head * kv.head_stride;
+  return kv.PartAt(block_table[position / kv.block_size], offset + kv_head * kv.head_stride);
 }
 
 // A head of the cache whose elements are floats.
