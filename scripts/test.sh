@@ -2,10 +2,11 @@
 # Passes the tests, from a fresh clone on a bare machine: does all its own set-up (scripts/setup.sh), then
 # lint, layers, C++ build and tests, package, Python tests. CI runs this script and nothing else.
 #
-# usage: scripts/test.sh [--fast | --slow]
+# usage: scripts/test.sh [--fast | --slow [asan] [tsan] [fuzz] [aarch64]]
 #   --fast  what can be had in two minutes after a small change: the C++ unit tests, Python tests without torch
 #   --slow  also the slow tests (the soak: ALLSPARK_SOAK_SECONDS says how long), the C++ tests under ASan+UBSan
-#           and TSan and, on x86-64, on an emulated Arm processor, and a minute of fuzzing
+#           and TSan and, on x86-64, on an emulated Arm processor, and a minute of fuzzing: two to three hours
+#           on two cores. With names, those parts alone, in the order given
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,6 +15,13 @@ case "$tier" in
   "" | --fast | --slow) ;;
   *) echo "test.sh: unknown argument $tier (see the head of the script)" >&2; exit 2 ;;
 esac
+slow_parts=()
+for part in "${@:2}"; do
+  case "$tier $part" in
+    "--slow asan" | "--slow tsan" | "--slow fuzz" | "--slow aarch64") slow_parts+=("$part") ;;
+    *) echo "test.sh: unknown argument $part (see the head of the script)" >&2; exit 2 ;;
+  esac
+done
 set --
 if [ "$tier" = --slow ]; then set -- --slow; fi
 # One build directory serves the C++ tests and the package.
@@ -66,7 +74,7 @@ types() {  # of the installed package: the names of the source folders are not t
   (cd "$results" && "$venv/bin/python" -m mypy --config-file "$OLDPWD/pyproject.toml" -p allspark)
 }
 
-fuzz() {  # a minute for all targets together
+fuzz_targets() {  # a minute for all of them together
   local targets=(build/fuzz/*_fuzz) target target_name corpora
   for target in "${targets[@]}"; do
     target_name="$(basename "$target")"
@@ -107,37 +115,51 @@ aarch64() {
   without="$emulated_without" step ctest-aarch64 run_ctest aarch64 unit || true
 }
 
-slow_tier() {
-  local clangxx
-  clangxx="$(command -v clang++-14 || command -v clang++)"
-  step ctest-slow run_ctest release slow || true
-  step pytest-slow run_pytest slow || true
-  if step build-asan build asan; then
-    step ctest-asan run_ctest asan unit || true
-    step ctest-asan-slow run_ctest asan slow env "ALLSPARK_SOAK_SECONDS=${ALLSPARK_SOAK_SECONDS:-20}" || true
-  fi
+asan() {
+  step build-asan build asan || return 0
+  step ctest-asan run_ctest asan unit || true
+  step ctest-asan-slow run_ctest asan slow env "ALLSPARK_SOAK_SECONDS=${ALLSPARK_SOAK_SECONDS:-20}" || true
+}
+
+clangxx() { command -v clang++-14 || command -v clang++; }
+
+tsan() {
+  step build-tsan build tsan "-DCMAKE_CXX_COMPILER=$(clangxx)" || return 0
   # ThreadSanitizer's shadow memory has fixed addresses, which randomised mappings can hit.
-  if step build-tsan build tsan "-DCMAKE_CXX_COMPILER=$clangxx"; then
-    step ctest-tsan run_ctest tsan unit setarch -R || true
-    step ctest-tsan-slow run_ctest tsan slow setarch -R || true
+  step ctest-tsan run_ctest tsan unit setarch -R || true
+  step ctest-tsan-slow run_ctest tsan slow setarch -R || true
+}
+
+fuzz() {
+  step build-fuzz build fuzz "-DCMAKE_CXX_COMPILER=$(clangxx)" || return 0
+  step fuzz fuzz_targets || true
+}
+
+usual_tests() {
+  step layers "$venv/bin/python" scripts/check_layers.py || true
+  if step build build release -DALLSPARK_BENCH=ON; then  # so that benchmarks keep compiling
+    step isa-symbols "$venv/bin/python" scripts/check_isa_symbols.py build/release || true
   fi
-  if step build-fuzz build fuzz "-DCMAKE_CXX_COMPILER=$clangxx"; then step fuzz fuzz || true; fi
-  if [ "$(uname -m)" = x86_64 ]; then aarch64; fi
+  step ctest run_ctest release unit || true
+  if step package install_package; then
+    step lint lint || true  # the dev extra brings the tools
+    if [ "$tier" = --fast ]; then markers="not slow and not torch"; else markers="not slow"; fi
+    step pytest run_pytest "$markers" || true
+  fi
 }
 
 # shellcheck source=setup.sh
 . scripts/setup.sh --test --no-package "$@"
-step layers "$venv/bin/python" scripts/check_layers.py || true
-if step build build release -DALLSPARK_BENCH=ON; then  # so that benchmarks keep compiling
-  step isa-symbols "$venv/bin/python" scripts/check_isa_symbols.py build/release || true
+if [ ${#slow_parts[@]} -eq 0 ]; then
+  usual_tests
+  if [ "$tier" = --slow ]; then
+    step ctest-slow run_ctest release slow || true
+    step pytest-slow run_pytest slow || true
+    slow_parts=(asan tsan fuzz)
+    if [ "$(uname -m)" = x86_64 ]; then slow_parts+=(aarch64); fi
+  fi
 fi
-step ctest run_ctest release unit || true
-if step package install_package; then
-  step lint lint || true  # the dev extra brings the tools
-  if [ "$tier" = --fast ]; then markers="not slow and not torch"; else markers="not slow"; fi
-  step pytest run_pytest "$markers" || true
-fi
-if [ "$tier" = --slow ]; then slow_tier; fi
+for part in "${slow_parts[@]}"; do "$part"; done
 
 printf '\n=== summary\n'
 cat "$results/summary.txt"
