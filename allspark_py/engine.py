@@ -233,6 +233,16 @@ class Engine(RequestCalls, LoraCalls):
         """
         return self._result(self._native.write_trace(model_name, os.fspath(path)))
 
+    def get_op_profiling_info(self, model_name: str) -> str:
+        """Where the time of the model's steps went since it was installed: a table with a line for
+        each operation, the longest first, its calls, milliseconds and share, GB/s of weights and KV
+        cache that it read, and 10^9 multiplications and additions a second.
+
+        Needs `op_profiling` in the runtime config, without which it raises AllSparkError. Raises
+        KeyError for an unknown name.
+        """
+        return self._native.op_profiling_info(model_name)
+
     def metrics_text(self) -> str:
         """The metrics of all models in Prometheus' text format, for a /metrics page: its type is
         "text/plain; version=0.0.4". `allspark.metrics` has a collector for prometheus_client."""

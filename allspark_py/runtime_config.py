@@ -192,6 +192,10 @@ class AsModelRuntimeConfigBuilder:
         chrome://tracing. Default '': none is kept."""
         return self._set("trace_path", os.fspath(path))
 
+    def op_profiling(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
+        """Measures each operation of a step, for get_op_profiling_info. Default off."""
+        return self._set("op_profiling", enable)
+
     def lora_max_rank(self, rank: int | str) -> AsModelRuntimeConfigBuilder:
         """Largest rank of an adapter. Default 64."""
         return self._set("lora_max_rank", _to_int("lora_max_rank", rank))

@@ -377,6 +377,12 @@ Status Engine::WriteTrace(const std::string& model_name, const std::string& path
   return instance.ok() ? (*instance)->WriteTrace(path) : instance.status();
 }
 
+Result<std::string> Engine::GetOpProfilingInfo(const std::string& model_name) const {
+  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
+  if (!instance.ok()) return instance.status();
+  return (*instance)->OpProfilingInfo();
+}
+
 std::vector<Metric> Engine::GetMetrics() const {
   std::vector<Metric> metrics;
   for (const std::string& name : ListModels()) {

@@ -45,6 +45,7 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
   instance->draft_reader_ = std::move(draft_reader);
   AS_RETURN_IF_ERROR(instance->CheckDraftModel());
   AS_RETURN_IF_ERROR(instance->SizeUp());
+  if (config.op_profiling) instance->op_profile_ = std::make_unique<OpProfile>();
   if (!config.trace_path.empty()) {
     instance->trace_ = std::make_unique<StepTrace>(config.model_name, kTraceCapacity);
     // A path that cannot be written is known now, not after a day.
@@ -160,6 +161,16 @@ Status ModelInstance::WriteTrace(const std::string& path) const {
   if (trace_ != nullptr) return trace_->Write(path);
   return Status::FailedPrecondition("trace_path of model '" + config_.model_name +
                                     "' is empty; it keeps no trace");
+}
+
+Result<std::string> ModelInstance::OpProfilingInfo() const {
+  if (op_profile_ == nullptr) {
+    return Status::FailedPrecondition("op_profiling of model '" + config_.model_name +
+                                      "' is off; nothing is measured");
+  }
+  return ToText(*op_profile_, "model '" + config_.model_name + "', " + device_.kernels->name +
+                                  " kernels, " + std::to_string(device_.pool->num_threads()) +
+                                  " threads");
 }
 
 EngineStat ModelInstance::Stat() const {

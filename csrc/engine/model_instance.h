@@ -28,6 +28,7 @@
 #include "memory/allocator.h"
 #include "memory/step_arena.h"
 #include "model/decoder.h"
+#include "ops/op_profile.h"
 #include "platform/thread_pool.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
@@ -78,6 +79,7 @@ class ModelInstance {
   Status SyncAll(int64_t timeout_ms);
   EngineStat Stat() const;
   Status WriteTrace(const std::string& path) const;
+  Result<std::string> OpProfilingInfo() const;
   std::vector<Metric> Metrics() const { return MakeMetrics(Stat(), statistics_); }
   const ModelInfo& info() const { return info_; }
 
@@ -222,7 +224,8 @@ class ModelInstance {
   double row_cost_ = 0;  // see SchedulerConfig::draft_row_cost
   RequestLimits limits_;
   ModelInfo info_;
-  std::unique_ptr<StepTrace> trace_;  // null: none is kept
+  std::unique_ptr<StepTrace> trace_;       // null: none is kept
+  std::unique_ptr<OpProfile> op_profile_;  // null: nothing is measured
   StepHook hook_ = nullptr;
   void* hook_context_ = nullptr;
 

@@ -125,6 +125,7 @@ void ModelInstance::RunStep() {
     DraftTokens(*plan);
     Batch batch;
     BuildBatch(*plan, batch);
+    batch.profile = op_profile_.get();
     running.arena.Reset();
     auto* logits = static_cast<float*>(running.logits_buffer.data());
     running.step.planned_us = SteadyNowUs();
@@ -274,7 +275,10 @@ void ModelInstance::SampleAndAppend() {
   running.changed.clear();
   while (!running.rows.empty()) {
     ReportLogits();
-    running.sampler->Sample(running.rows.data(), static_cast<int64_t>(running.rows.size()));
+    {
+      const OpTimer timer(op_profile_.get(), Op::kSampling);
+      running.sampler->Sample(running.rows.data(), static_cast<int64_t>(running.rows.size()));
+    }
     const int64_t now_us = SteadyNowUs();
     size_t num_next = 0;
     for (size_t i = 0; i < running.rows.size(); ++i) {

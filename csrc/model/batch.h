@@ -7,6 +7,7 @@
 namespace allspark {
 
 class LoraAdapter;  // model/lora.h
+class OpProfile;    // ops/op_profile.h
 
 struct BatchSequence {
   int64_t token_begin = 0;  // in Batch::tokens: where the sequence before it ends
@@ -28,6 +29,7 @@ struct Batch {
   const BatchSequence* sequences = nullptr;
   int64_t num_sequences = 0;
   int64_t num_logits_rows = 0;
+  OpProfile* profile = nullptr;  // where the time of its operations is counted; null: nowhere
 };
 
 }  // namespace allspark

@@ -168,6 +168,7 @@ void DecoderImpl::TakeSequences(const Batch& batch) {
 }
 
 void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) {
+  const OpTimer timer(batch.profile, Op::kPass);
   CheckBatch(batch, kv);
   if (batch.num_tokens == 0) return;
   TakeSequences(batch);
@@ -176,7 +177,8 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   workspace_ = AllocateWorkspace(
       shape, SizeFor(batch.num_tokens, pool_->num_threads(), parts_.options.lora_max_rank), arena);
   const Workspace& w = workspace_;
-  context_ = {&kernels_, pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats};
+  context_ = {&kernels_,    pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats,
+              batch.profile};
   tokens_ = batch.tokens;
   positions_ = batch.positions;
   StepInput step;

@@ -77,7 +77,7 @@ class Binder {
   const float* Vector(const std::string& name, int64_t size) const {
     return static_cast<const float*>(Find(name, size, 0).data);
   }
-  LinearWeight Linear(const std::string& name, int64_t n, int64_t k, bool has_bias) const {
+  LinearWeight Linear(Op op, const std::string& name, int64_t n, int64_t k, bool has_bias) const {
     const WeightView view = Find(name, n, k);
     AS_CHECK(view.layout == proto::PANEL64) << "tensor '" << name << "' is not packed";
     const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
@@ -87,7 +87,8 @@ class Binder {
             k,
             has_bias ? Vector(name + "_bias", n) : nullptr,
             Scales(name, n, k),
-            quant == nullptr ? compute_ : ActivationDType(*quant, compute_)};
+            quant == nullptr ? compute_ : ActivationDType(*quant, compute_),
+            op};
   }
   // Of the stream: as long as a row of it.
   NormWeight Norm(const std::string& name, const DecoderShape& shape) const {
@@ -135,17 +136,17 @@ MoeWeights BindExperts(const Binder& binder, const DecoderShape& shape,
                        const proto::DecoderSpec& spec, const std::string& prefix) {
   const int64_t experts = shape.router.num_experts, hidden = shape.hidden;
   const int64_t inner = shape.expert_intermediate, shared = shape.shared_intermediate;
-  const auto linear = [&](const char* name, int64_t n, int64_t k) {
-    return binder.Linear(prefix + name, n, k, /*has_bias=*/false);
+  const auto linear = [&](Op op, const char* name, int64_t n, int64_t k) {
+    return binder.Linear(op, prefix + name, n, k, /*has_bias=*/false);
   };
   MoeWeights moe;
-  moe.router = linear("router", shape.router.logits(), hidden);
+  moe.router = linear(Op::kRouter, "router", shape.router.logits(), hidden);
   if (spec.router_bias()) moe.router_bias = binder.Vector(prefix + "router_bias", experts);
-  moe.gate_up = linear("experts_gate_up", experts * 2 * inner, hidden);
-  moe.down = linear("experts_down", experts * hidden, inner);
+  moe.gate_up = linear(Op::kExpertsGateUp, "experts_gate_up", experts * 2 * inner, hidden);
+  moe.down = linear(Op::kExpertsDown, "experts_down", experts * hidden, inner);
   if (shared > 0) {
-    moe.shared_gate_up = linear("shared_gate_up", 2 * shared, hidden);
-    moe.shared_down = linear("shared_down", hidden, shared);
+    moe.shared_gate_up = linear(Op::kExpertsGateUp, "shared_gate_up", 2 * shared, hidden);
+    moe.shared_down = linear(Op::kExpertsDown, "shared_down", hidden, shared);
   }
   moe.activation = shape.activation;
   return moe;
@@ -153,21 +154,21 @@ MoeWeights BindExperts(const Binder& binder, const DecoderShape& shape,
 
 LatentWeights BindLatents(const Binder& binder, const DecoderShape& shape,
                           const proto::DecoderSpec& spec, const std::string& prefix) {
-  const auto linear = [&](const char* name, int64_t n, int64_t k) {
-    return binder.Linear(prefix + name, n, k, /*has_bias=*/false);
+  const auto linear = [&](Op op, const char* name, int64_t n, int64_t k) {
+    return binder.Linear(op, prefix + name, n, k, /*has_bias=*/false);
   };
   const auto norm = [&](const char* name, int64_t size) {
     return NormWeight{size > 0 ? binder.Vector(prefix + name, size) : nullptr,
                       spec.latent_norm_eps()};
   };
   LatentWeights weights;
-  weights.latents = linear("latents", shape.latent_cols(), shape.hidden);
+  weights.latents = linear(Op::kLatents, "latents", shape.latent_cols(), shape.hidden);
   weights.q_norm = norm("q_latent_norm", shape.q_latent);
   weights.kv_norm = norm("kv_latent_norm", shape.kv_latent);
-  weights.q = linear("q", shape.q_heads * shape.query_dim,
+  weights.q = linear(Op::kQ, "q", shape.q_heads * shape.query_dim,
                      shape.q_latent > 0 ? shape.q_latent : shape.hidden);
-  weights.k_up = linear("k_up", shape.q_heads * shape.kv_latent, shape.unrotated_dim());
-  weights.v_up = linear("v_up", shape.o_cols(), shape.kv_latent);
+  weights.k_up = linear(Op::kKUp, "k_up", shape.q_heads * shape.kv_latent, shape.unrotated_dim());
+  weights.v_up = linear(Op::kVUp, "v_up", shape.o_cols(), shape.kv_latent);
   return weights;
 }
 
@@ -186,12 +187,13 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   if (shape.has_latents()) {
     attention.latent = BindLatents(binder, shape, spec, prefix);
   } else {
-    attention.qkv = binder.Linear(prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
+    attention.qkv =
+        binder.Linear(Op::kQkv, prefix + "qkv", shape.qkv_cols(), shape.hidden, spec.qkv_bias());
   }
   const bool whole = shape.qk_norm_whole;
   attention.q_norm = head_norm("q_norm", whole ? shape.q_cols() : shape.head_dim);
   attention.k_norm = head_norm("k_norm", whole ? shape.kv_cols() : shape.head_dim);
-  attention.o = binder.Linear(prefix + "o", shape.hidden, shape.o_cols(), spec.o_bias());
+  attention.o = binder.Linear(Op::kO, prefix + "o", shape.hidden, shape.o_cols(), spec.o_bias());
   attention.post_norm = norm("attention_post_norm", shape.norm_after);
   if (spec.layer_window_size() > 0) {
     attention.window = spec.layer_window(static_cast<int>(layer));
@@ -207,9 +209,10 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   }
   MlpWeights& mlp = weights.mlp;
   mlp.norm = mlp_norm;
-  mlp.gate_up =
-      binder.Linear(prefix + shape.up_name(), shape.up_cols(), shape.hidden, spec.mlp_bias());
-  mlp.down = binder.Linear(prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
+  mlp.gate_up = binder.Linear(Op::kGateUp, prefix + shape.up_name(), shape.up_cols(), shape.hidden,
+                              spec.mlp_bias());
+  mlp.down =
+      binder.Linear(Op::kDown, prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
   mlp.post_norm = mlp_post_norm;
   mlp.activation = shape.activation;
   mlp.gated = shape.gated_mlp;
@@ -244,8 +247,8 @@ Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape
     weights.layers.push_back(BindLayer(binder, shape, spec, layer));
   }
   weights.final_norm = binder.Norm("final_norm", shape);
-  weights.lm_head = binder.Linear(shape.tie_embeddings ? "embedding" : "lm_head", shape.vocab_size,
-                                  shape.hidden, false);
+  weights.lm_head = binder.Linear(Op::kLmHead, shape.tie_embeddings ? "embedding" : "lm_head",
+                                  shape.vocab_size, shape.hidden, false);
   if (spec.lm_head_bias()) weights.lm_head.bias = binder.Vector("lm_head_bias", shape.vocab_size);
   if (shape.learned_positions > 0) {
     weights.position_embedding =

@@ -1,5 +1,8 @@
 #include "ops/attention.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "base/int_math.h"
 #include "ops/op_check.h"
 #include "tensor/tensor_view.h"
@@ -218,6 +221,23 @@ void CheckAttention(const OpContext& context, const AttentionParams& params,
       << DTypeName(kv_dtype) << " cache and " << DTypeName(out.dtype) << " output";
 }
 
+// Keys and values that a batch reads, and the products with them.
+void Count(const AttentionParams& params, DType kv_dtype, const SequenceRange* sequences,
+           int64_t num_sequences, OpTimer& timer) {
+  const int64_t window = params.window > 0 ? params.window : std::numeric_limits<int64_t>::max();
+  int64_t read = 0, seen = 0;
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    const int64_t begin = sequences[s].position, end = begin + sequences[s].num_tokens;
+    if (begin == end) continue;
+    read += end - begin + std::min(begin, window - 1);
+    for (int64_t position = begin; position < end; ++position) {
+      seen += std::min(position + 1, window);
+    }
+  }
+  timer.Count(2 * params.kv_heads * kernels::KvPartBytes(kv_dtype, read, params.head_dim),
+              4 * params.q_heads * params.head_dim * seen);
+}
+
 kernels::AttentionArgs CommonArgs(const AttentionParams& params, const kernels::PagedKv& kv,
                                   const ConstMatrix& q, const Matrix& out) {
   kernels::AttentionArgs args{};
@@ -244,6 +264,7 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
                     const kernels::PagedKv& kv, DType kv_dtype, const SequenceRange* sequences,
                     int64_t num_sequences, const ConstMatrix& q, float* scratch,
                     const Matrix& out) {
+  OpTimer timer(context.profile, Op::kAttention);
   CheckAttention(context, params, kv, kv_dtype, q, scratch, out);
   for (int64_t s = 0; s < num_sequences; ++s) {
     const SequenceRange& sequence = sequences[s];
@@ -252,6 +273,7 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
         << "attention: sequence " << s << " has rows [" << sequence.token_begin << ", +"
         << sequence.num_tokens << ") at position " << sequence.position << "; q has " << q.rows;
   }
+  if (timer.is_on()) Count(params, kv_dtype, sequences, num_sequences, timer);
   const auto kernel =
       context.kernels->attention[internal::Slot(kv_dtype)][internal::Slot(out.dtype)];
   const auto merge = context.kernels->attention_merge[internal::Slot(out.dtype)];

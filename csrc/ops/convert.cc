@@ -14,6 +14,7 @@ void ConvertRows(const char* op, const OpContext& context, const ConstMatrix& x,
 }  // namespace internal
 
 void Convert(const OpContext& context, const ConstMatrix& x, const Matrix& y) {
+  const OpTimer timer(context.profile, Op::kConvert);
   internal::CheckMatrix("convert", "x", x);
   internal::CheckMatrix("convert", "y", y);
   AS_CHECK(x.rows == y.rows && x.cols == y.cols) << "convert: x is [" << x.rows << ", " << x.cols

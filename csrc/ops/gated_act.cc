@@ -7,6 +7,7 @@ namespace {
 
 void Run(const OpContext& context, kernels::Activation activation, bool gated, const ConstMatrix& x,
          const Matrix& out) {
+  const OpTimer timer(context.profile, Op::kActivation);
   internal::CheckMatrix("gated_act", "x", x);
   internal::CheckMatrix("gated_act", "out", out);
   internal::CheckDType("gated_act", "x", x.dtype, DType::kFloat32);

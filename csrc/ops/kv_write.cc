@@ -45,6 +45,7 @@ void CheckKvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dt
 void KvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dtype,
              const SequenceRange* sequences, int64_t num_sequences, const ConstMatrix& k,
              const ConstMatrix& v, int64_t kv_heads, int64_t head_dim) {
+  const OpTimer timer(context.profile, Op::kKvWrite);
   CheckKvWrite(context, kv, dtype, k, v, kv_heads, head_dim);
   int64_t rows = 0;
   for (int64_t s = 0; s < num_sequences; ++s) {

@@ -26,6 +26,12 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
       << DTypeName(w.dtype) << " weights and " << DTypeName(x.dtype) << " activations";
 }
 
+void CountLinear(const LinearWeight& w, int64_t rows, OpTimer& timer) {
+  const int64_t elements = w.n * w.k;
+  timer.Count(w.dtype == DType::kUInt4 ? elements / 2 : elements * ElementBytes(w.dtype),
+              2 * rows * elements);
+}
+
 void CheckLinearResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
   CheckMatrix("linear", "y", y);
   AS_CHECK(y.cols == cols) << "linear: y has " << y.cols << " columns; the weight makes " << cols;
@@ -123,6 +129,8 @@ void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWe
                  : Activate(context, activation, scratch, y);
   }
   if (x.rows == 0) return;
+  OpTimer timer(context.profile, w.op);
+  internal::CountLinear(w, x.rows, timer);
   // An int8 row is quantised once it is whole.
   const bool quantize = y.dtype == DType::kInt8;
   const Matrix out =
@@ -162,6 +170,8 @@ void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& 
   internal::CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
   if (x.rows == 0) return;
+  OpTimer timer(context.profile, w.op);
+  internal::CountLinear(w, x.rows, timer);
   const auto gemm = context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
   ForEachPart(context, x, w, CeilDiv(w.n, kernels::kPanelColumns), low_rank,
               [&](kernels::GemmArgs& args, int64_t row) {

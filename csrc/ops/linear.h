@@ -17,6 +17,7 @@ struct LinearWeight {
   const float* bias = nullptr;           // [n] or null
   WeightScales scales = {};              // of uint8 and uint4 weights
   DType activation = DType::kUndefined;  // of x; kUndefined: whatever the kernel table takes
+  Op op = Op::kLinear;                   // what a profile counts it as
 };
 
 // How the work of one Linear is cut: row_parts x panel_parts rectangles, one per thread.

@@ -18,6 +18,8 @@ struct Range {
   int64_t end;
 };
 
+// Of one product with `rows` rows.
+void CountLinear(const LinearWeight& w, int64_t rows, OpTimer& timer);
 void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w);
 void CheckLinearResult(const ConstMatrix& x, const Matrix& y, int64_t cols);
 void CheckLowRank(const LinearWeight& w, std::span<const kernels::LowRank> low_rank);

@@ -29,6 +29,10 @@ void ForEachShare(const OpContext& context, std::span<const LinearTask> tasks,
     work += task.x.rows * task.w.n * task.w.k;
   }
   if (panels == 0) return;
+  OpTimer timer(context.profile, tasks.back().w.op);
+  for (const LinearTask& task : tasks) {
+    if (task.x.rows > 0 && takes(task)) internal::CountLinear(task.w, task.x.rows, timer);
+  }
   const int64_t items =
       work <= internal::kSerialLinearWork
           ? 1

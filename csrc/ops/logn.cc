@@ -8,6 +8,7 @@ namespace allspark {
 
 void LogN(const OpContext& context, const int32_t* positions, int64_t trained_length,
           const Matrix& x) {
+  const OpTimer timer(context.profile, Op::kScale);
   internal::CheckMatrix("logn", "x", x);
   internal::CheckDType("logn", "x", x.dtype, DType::kFloat32);
   internal::CheckKernel("logn", x.dtype, context.kernels->scale != nullptr, context);

@@ -117,6 +117,7 @@ void ShrinkLora(const OpContext& context, const ConstMatrix& x, std::span<LoraRo
                 const LoraScratch& scratch, std::vector<kernels::LowRank>& low_rank) {
   low_rank.clear();
   if (rows.empty()) return;
+  const OpTimer timer(context.profile, Op::kAdapters);
   internal::CheckMatrix("lora", "x", x);
   for (const LoraRows& range : rows) {
     CheckRows(range, scratch, x.rows);
@@ -137,6 +138,7 @@ void ShrinkLora(const OpContext& context, const ConstMatrix& x, std::span<LoraRo
 void AddLoraEmbedding(const OpContext& context, const int32_t* ids, std::span<LoraRows> rows,
                       const LoraScratch& scratch, const Matrix& y) {
   if (rows.empty()) return;
+  const OpTimer timer(context.profile, Op::kAdapters);
   internal::CheckMatrix("lora", "y", y);
   internal::CheckDType("lora", "y", y.dtype, DType::kFloat32);
   for (const LoraRows& range : rows) {

@@ -42,6 +42,7 @@ void OrderByExpert(int64_t tokens, const RouterParams& router, const Routing& ro
 
 void Route(const OpContext& context, const ConstMatrix& logits, const RouterParams& router,
            const Routing& routing) {
+  const OpTimer timer(context.profile, Op::kRoute);
   internal::CheckMatrix("route", "logits", logits);
   internal::CheckDType("route", "logits", logits.dtype, DType::kFloat32);
   internal::CheckKernel("route", logits.dtype, context.kernels->route != nullptr, context);
@@ -74,6 +75,7 @@ void Route(const OpContext& context, const ConstMatrix& logits, const RouterPara
 
 void GatherRows(const OpContext& context, const ConstMatrix& x, const int32_t* tokens,
                 const Matrix& y) {
+  const OpTimer timer(context.profile, Op::kGather);
   internal::CheckMatrix("gather", "x", x);
   internal::CheckMatrix("gather", "y", y);
   internal::CheckDType("gather", "y", y.dtype, x.dtype);
@@ -97,6 +99,7 @@ void GatherRows(const OpContext& context, const ConstMatrix& x, const int32_t* t
 
 void CombineExperts(const OpContext& context, const ConstMatrix& x, const RouterParams& router,
                     const Routing& routing, bool accumulate, const Matrix& y) {
+  const OpTimer timer(context.profile, Op::kCombine);
   internal::CheckMatrix("combine", "x", x);
   internal::CheckMatrix("combine", "y", y);
   internal::CheckDType("combine", "x", x.dtype, DType::kFloat32);

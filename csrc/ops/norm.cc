@@ -59,6 +59,7 @@ void NormRow(const OpContext& context, const ConstMatrix& x, int64_t from, const
 }  // namespace
 
 void Norm(const OpContext& context, const ConstMatrix& x, const NormWeight& norm, const Matrix& y) {
+  const OpTimer timer(context.profile, Op::kNorm);
   CheckNorm(context, x, norm, y);
   AS_CHECK(x.rows == y.rows) << NameOf(norm) << ": x has " << x.rows << " rows, y has " << y.rows;
   context.pool->ParallelFor(x.rows, internal::RowGrain(x.cols),
@@ -78,6 +79,7 @@ void Norm(const OpContext& context, const ConstMatrix& x, const NormWeight& norm
 
 void NormGather(const OpContext& context, const ConstMatrix& x, const int64_t* row_ids,
                 const NormWeight& norm, const Matrix& y) {
+  const OpTimer timer(context.profile, Op::kNorm);
   CheckNorm(context, x, norm, y);
   for (int64_t i = 0; i < y.rows; ++i) {
     AS_CHECK(row_ids[i] >= 0 && row_ids[i] < x.rows)
@@ -93,6 +95,7 @@ void NormGather(const OpContext& context, const ConstMatrix& x, const int64_t* r
 
 void NormHeads(const OpContext& context, const Matrix& x, int64_t head_begin, int64_t num_heads,
                int64_t head_dim, const NormWeight& norm) {
+  const OpTimer timer(context.profile, Op::kNorm);
   CheckNorm(context, x, norm, x);
   AS_CHECK(head_dim > 0 && head_begin >= 0 && num_heads > 0 &&
            (head_begin + num_heads) * head_dim <= x.cols)

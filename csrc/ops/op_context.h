@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "kernels/kernel_table.h"
 #include "memory/step_arena.h"
+#include "ops/op_profile.h"
 #include "platform/thread_pool.h"
 
 namespace allspark {
@@ -21,6 +22,7 @@ struct OpContext {
   // For ops that write int8: a float32 row per thread, this many elements apart.
   float* row_scratch = nullptr;
   int64_t row_scratch_floats = 0;
+  OpProfile* profile = nullptr;  // null: nobody measures
 };
 
 // The scales and zero points of a quantised weight (kernels/args.h); group_size 0: not quantised.

@@ -34,6 +34,7 @@ void QuantizeRows(const OpContext& context, const float* x, int64_t ldx, const M
 }  // namespace internal
 
 void Quantize(const OpContext& context, const ConstMatrix& x, const Matrix& q) {
+  const OpTimer timer(context.profile, Op::kQuantize);
   internal::CheckMatrix("quantize", "x", x);
   internal::CheckMatrix("quantize", "q", q);
   internal::CheckDType("quantize", "x", x.dtype, DType::kFloat32);

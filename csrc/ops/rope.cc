@@ -6,6 +6,7 @@ namespace allspark {
 
 void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head_dim,
           const int32_t* positions, const RopeView& rope) {
+  const OpTimer timer(context.profile, Op::kRope);
   internal::CheckMatrix("rope", "x", x);
   internal::CheckDType("rope", "x", x.dtype, DType::kFloat32);
   internal::CheckKernel("rope", x.dtype, context.kernels->rope != nullptr, context);

@@ -6,6 +6,7 @@ namespace allspark {
 
 void Scale(const OpContext& context, const ConstMatrix& x, const Scaling& scaling, bool accumulate,
            const Matrix& y) {
+  const OpTimer timer(context.profile, Op::kScale);
   internal::CheckMatrix("scale", "x", x);
   internal::CheckMatrix("scale", "y", y);
   internal::CheckDType("scale", "x", x.dtype, DType::kFloat32);

@@ -188,6 +188,12 @@ void BindEngine(py::module_& m) {
              ThrowIfError(stat.status());
              return std::move(*stat);
            })
+      .def("op_profiling_info",
+           [](const Engine& engine, const std::string& name) {
+             auto info = engine.GetOpProfilingInfo(name);
+             ThrowIfError(info.status());
+             return std::move(*info);
+           })
       .def("write_trace", &Engine::WriteTrace, NoGil())
       .def("metrics", &ListMetrics)
       .def("metrics_text", [](const Engine& engine) { return MetricsText(engine.GetMetrics()); })

@@ -37,6 +37,7 @@ def test_runtime_builder_sets_every_field():
         .max_draft_rows(40)
         .rope_scaling_factor(2.5)
         .use_logn_attn()
+        .op_profiling()
         .draft_model("small", 7)
         .enable_sparsity_matmul(False)
         .build()
@@ -63,6 +64,7 @@ def test_runtime_builder_sets_every_field():
         max_draft_rows=40,
         rope_scaling_factor=2.5,
         use_logn_attn=True,
+        op_profiling=True,
         draft_model="small",
         num_draft_tokens=7,
     )

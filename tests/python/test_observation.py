@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from allspark import AsStatus
+from allspark.errors import AllSparkError
 from engine_fixture import GREEDY, read_all, start_engine, write_small_checkpoint
 
 OK = AsStatus.ALLSPARK_SUCCESS
@@ -31,6 +32,31 @@ def check_nesting(spans):
             open_ends.pop()
         assert not open_ends or end <= open_ends[-1]
         open_ends.append(end)
+
+
+def test_a_profile_of_operations(checkpoint):
+    engine, _ = start_engine(checkpoint, op_profiling=True)
+    engine.start_model("m")
+    read_all(engine.start_request_ids("m", None, [1, 2, 3], GREEDY)[2])
+    engine.stop_model("m")
+    steps = engine.get_as_engine_stat("m").num_steps
+    title, head, *lines = engine.get_op_profiling_info("m").splitlines()
+    assert title.startswith("model 'm', ") and f": {steps} forward passes, " in title
+    assert head.split() == ["operation", "calls", "ms", "share", "GB/s", "Gop/s"]
+    rows = {line[:18].strip(): line[18:].replace("%", "").split() for line in lines}
+    assert int(rows["lm_head"][0]) == int(rows["sampling"][0]) == steps
+    assert float(rows["gate_up"][3]) > 0 and rows["norm"][3:] == ["-", "-"]
+    assert abs(sum(float(row[2]) for row in rows.values()) - 100) < 0.1 * len(rows)
+    milliseconds = [float(row[1]) for row in rows.values()]
+    assert milliseconds == sorted(milliseconds, reverse=True)
+
+
+def test_a_profile_that_is_not_kept(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    with pytest.raises(AllSparkError, match="op_profiling of model 'm' is off"):
+        engine.get_op_profiling_info("m")
+    with pytest.raises(KeyError):
+        engine.get_op_profiling_info("x")
 
 
 def test_the_trace_loads_and_nests(checkpoint, tmp_path):

@@ -92,6 +92,8 @@ struct RuntimeConfig {
   // Where StopModel writes a trace of the last steps and requests, in Chrome's trace format; empty:
   // none is kept.
   std::string trace_path;
+  // Measures each operation of a step, for GetOpProfilingInfo: two reads of the clock a call.
+  bool op_profiling = false;
   // Highest rank of an adapter's modules, and most adapters at a time; 0: none can be loaded.
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
@@ -120,7 +122,7 @@ struct RuntimeConfig {
         Field{"num_draft_tokens", &C::num_draft_tokens, 1, 64},
         Field{"rope_scaling_factor", &C::rope_scaling_factor, 0, 1e6},
         Field{"use_logn_attn", &C::use_logn_attn}, Field{"trace_path", &C::trace_path},
-        Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
+        Field{"op_profiling", &C::op_profiling}, Field{"lora_max_rank", &C::lora_max_rank, 1, 4096},
         Field{"lora_max_num", &C::lora_max_num, 0, 4096});
   }
   bool operator==(const RuntimeConfig&) const = default;

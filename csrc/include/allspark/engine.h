@@ -230,6 +230,10 @@ class Engine {
   Result<EngineStat> GetEngineStat(const std::string& model_name) const;
   // Writes what the trace has by now, where the model keeps one (trace_path).
   Status WriteTrace(const std::string& model_name, const std::string& path) const;
+  // Where the time of its steps went, by operation, where the model measures that (op_profiling): a
+  // table since InstallModel, with the rates at which weights and KV cache were read and multiplied
+  // (ancestor's GetOpProfilingInfo). Not those of a draft model, nor of the warm-up.
+  Result<std::string> GetOpProfilingInfo(const std::string& model_name) const;
   // Of all installed models; empty where there is none.
   std::vector<Metric> GetMetrics() const;
   // Every change of every queue of this engine is signalled here.

@@ -146,6 +146,61 @@ TEST_F(ObservationTest, ATraceThatCannotBeWrittenIsRefusedAtInstall) {
   EXPECT_NE(status.message().find("trace_path"), std::string::npos);
 }
 
+// Of a line of the table, its first number: how often the operation was called.
+int64_t CallsOf(const std::string& table, const std::string& operation) {
+  const size_t at = table.find("\n" + operation + " ");
+  return at == std::string::npos ? 0 : std::stoll(table.substr(at + 1 + operation.size()));
+}
+
+TEST_F(ObservationTest, OperationsAreMeasuredWhereThatIsAskedFor) {
+  RuntimeConfig config = SmallConfig();
+  config.op_profiling = true;
+  InstallAndStart(config);
+  const std::string empty = *engine_->GetOpProfilingInfo("m");
+  EXPECT_EQ(empty.find("model 'm', "), 0u) << empty;
+  EXPECT_EQ(CallsOf(empty, "qkv"), 0) << "the warm-up was counted:\n" << empty;
+  Run({1, 2, 3}, Greedy(4));
+  const auto check = [&](int64_t steps) {
+    const std::string table = *engine_->GetOpProfilingInfo("m");
+    const int64_t layers = TinyLlamaSpec().num_layers();
+    EXPECT_EQ(CallsOf(table, "between operations"), steps) << table;
+    EXPECT_EQ(CallsOf(table, "gate_up"), steps * layers) << table;
+    EXPECT_EQ(CallsOf(table, "attention"), steps * layers) << table;
+    EXPECT_EQ(CallsOf(table, "lm_head"), steps) << table;
+    EXPECT_EQ(CallsOf(table, "sampling"), steps) << table;
+  };
+  check(4);
+  // It goes on from one run to the next.
+  ASSERT_OK(engine_->StopModel("m"));
+  check(4);
+  ASSERT_OK(engine_->StartModel("m"));
+  Run({1, 2, 3}, Greedy(2));
+  ASSERT_OK(engine_->StopModel("m"));
+  check(6);
+}
+
+TEST_F(ObservationTest, AProfileIsReadWhileStepsRun) {
+  RuntimeConfig config = SmallConfig();
+  config.op_profiling = true;
+  InstallAndStart(config);
+  const StartedRequest request = Start({1, 2, 3}, Greedy(200));
+  int64_t last = 0;
+  while (last < 50) {
+    const int64_t calls = CallsOf(*engine_->GetOpProfilingInfo("m"), "lm_head");
+    ASSERT_GE(calls, last);
+    last = calls;
+  }
+  ASSERT_OK(engine_->SyncRequest("m", request.handle));
+}
+
+TEST_F(ObservationTest, AProfileThatIsNotKeptIsRefused) {
+  InstallAndStart(SmallConfig());
+  const Status off = engine_->GetOpProfilingInfo("m").status();
+  EXPECT_EQ(off.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(off.message().find("op_profiling of model 'm' is off"), std::string::npos);
+  EXPECT_EQ(engine_->GetOpProfilingInfo("x").status().code(), StatusCode::kNotFound);
+}
+
 TEST(StepTraceTest, KeepsTheLastRecords) {
   StepTrace trace("m", 3);
   for (int64_t i = 1; i <= 5; ++i) {

@@ -1,6 +1,9 @@
 // What Forward needs and refuses: memory, and batches that break an invariant.
+#include <set>
+
 #include "base/check.h"
 #include "cpp/model/decoder_harness.h"
+#include "ops/op_profile.h"
 #include "support/alloc_counter.h"
 
 namespace allspark {
@@ -178,6 +181,87 @@ TEST_F(DecoderBatchTest, WritesNothingBeyondItsRows) {
   for (size_t i = 0; i < 3 * 131; ++i) {
     EXPECT_EQ(harness_->logits()[i] == -5.0f, i >= 2 * 131) << i;
   }
+}
+
+// Calls, bytes and operations of two steps, counted here token by token.
+TEST(DecoderProfileTest, CountsWhatOperationsReadAndMultiply) {
+  proto::DecoderSpec spec = testing::TinyMistralSpec(proto::COMPUTE_FLOAT32);
+  const auto reader = OpenRandomModel(spec, 1);
+  DecoderHarness harness(*reader, SmallOptions(2));
+  const int a = harness.Add(RandomTokens(40, spec.vocab_size(), 1));
+  const int b = harness.Add(RandomTokens(40, spec.vocab_size(), 2));
+  OpProfile profile;
+  const auto step = [&](const std::vector<DecoderHarness::Chunk>& chunks) {
+    harness.Prepare(chunks);
+    harness.batch().profile = &profile;
+    harness.Run();
+  };
+  step({{a, 20, true}});
+  step({{a, 1, true}, {b, 5, false}});
+  harness.Step({{a, 1, true}});  // nobody asked
+
+  // By layer: positions that are read, and pairs of a token and one that it sees.
+  int64_t read = 0, seen = 0;
+  for (int64_t window : {17, 1000, 1}) {
+    for (const auto& [position, count] : {std::pair{0, 20}, std::pair{20, 1}, std::pair{0, 5}}) {
+      std::set<int64_t> positions;
+      for (int64_t token = position; token < position + count; ++token) {
+        for (int64_t key = std::max<int64_t>(0, token - window + 1); key <= token; ++key) {
+          positions.insert(key);
+          ++seen;
+        }
+      }
+      read += static_cast<int64_t>(positions.size());
+    }
+  }
+  const int64_t layers = spec.num_layers(), steps = 2, rows = 26;
+  const int64_t hidden = spec.hidden_size(), inner = spec.intermediate_size();
+  const int64_t heads = spec.num_heads(), kv_heads = spec.num_kv_heads(), dim = spec.head_dim();
+  const auto expect = [&](Op op, int64_t calls, int64_t bytes, int64_t operations) {
+    const OpTotals totals = profile.Of(op);
+    EXPECT_EQ(totals.calls, calls) << OpName(op);
+    EXPECT_EQ(totals.bytes, bytes) << OpName(op);
+    EXPECT_EQ(totals.operations, operations) << OpName(op);
+    EXPECT_GT(totals.ns, 0) << OpName(op);
+  };
+  const auto expect_linear = [&](Op op, int64_t calls, int64_t n, int64_t k, int64_t all_rows) {
+    expect(op, calls, calls * n * k * 4, 2 * n * k * all_rows);
+  };
+  expect_linear(Op::kQkv, steps * layers, (heads + 2 * kv_heads) * dim, hidden, rows * layers);
+  expect_linear(Op::kO, steps * layers, hidden, heads * dim, rows * layers);
+  expect_linear(Op::kGateUp, steps * layers, 2 * inner, hidden, rows * layers);
+  expect_linear(Op::kDown, steps * layers, hidden, inner, rows * layers);
+  expect_linear(Op::kLmHead, steps, spec.vocab_size(), hidden, 2);
+  expect(Op::kAttention, steps * layers, 2 * kv_heads * dim * 4 * read, 4 * heads * dim * seen);
+  expect(Op::kKvWrite, steps * layers, 0, 0);
+  expect(Op::kRope, steps * layers, 0, 0);
+  expect(Op::kEmbedding, steps, 0, 0);
+  expect(Op::kNorm, steps * (2 * layers + 1), 0, 0);
+  expect(Op::kPass, steps, 0, 0);
+  EXPECT_EQ(profile.Of(Op::kLinear).calls, 0);
+}
+
+// What a family has of its own is counted by its own name.
+TEST(DecoderProfileTest, EveryProductHasAName) {
+  std::set<Op> found;
+  for (const proto::DecoderSpec& spec : testing::TinySpecs(proto::COMPUTE_BFLOAT16)) {
+    const auto reader = OpenRandomModel(spec, 1);
+    DecoderHarness harness(*reader, SmallOptions(1));
+    const int sequence = harness.Add(RandomTokens(40, spec.vocab_size(), 1));
+    OpProfile profile;
+    harness.Prepare({{sequence, 20, true}});
+    harness.batch().profile = &profile;
+    harness.Run();
+    EXPECT_EQ(profile.Of(Op::kLinear).calls, 0) << spec.architecture();
+    for (size_t op = 0; op < kNumOps; ++op) {
+      if (profile.Of(static_cast<Op>(op)).operations > 0) found.insert(static_cast<Op>(op));
+    }
+  }
+  const std::set<Op> products = {
+      Op::kQkv,      Op::kLatents, Op::kQ,      Op::kKUp,    Op::kVUp,           Op::kO,
+      Op::kGateUp,   Op::kDown,    Op::kRouter, Op::kLmHead, Op::kExpertsGateUp, Op::kExpertsDown,
+      Op::kAttention};
+  EXPECT_EQ(found, products);
 }
 
 }  // namespace
