@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/field_list.h"
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
 
@@ -123,10 +124,10 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.int8_activations =
       std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(),
                   [](const proto::WeightQuant& quant) { return quant.quantize_activations(); });
-  if (shape.cache == DType::kUInt4 && shape.head_dim % 2 != 0) {
-    return Status::Unimplemented("cache_mode is AsCacheQuantU4 and head_dim is " +
+  if (cache_mode != CacheMode::kDefault && shape.head_dim % 2 != 0) {
+    return Status::Unimplemented("cache_mode is " + FormatValue(cache_mode) + " and head_dim is " +
                                  std::to_string(shape.head_dim) +
-                                 "; pairs of 4 bits need an even one");
+                                 "; elements lie in pairs, which need an even one");
   }
   return shape;
 }

@@ -205,38 +205,50 @@ struct HeadQuantizer {
     StoreI(rounded, RoundToInt(Set1(x)));
     return rounded[0];
   }
-  // Up to kLanes elements.
-  __attribute__((always_inline)) inline void Apply(const float* x, int64_t n, int32_t* q) const {
-    const VecF v = inverse == 0 ? Zero() : MaskLoadF(FirstLanes(n), x);
-    StoreI(q, AddInt(RoundToInt(Mul(v, Set1(inverse))), Set1Int(zero)));
-    for (int64_t i = 0; i < kLanes; ++i)
+  // Up to kSlice elements.
+  static constexpr int64_t kSlice = 64;
+  __attribute__((always_inline)) inline void Apply(const float* x, int64_t n, int8_t* q) const {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const VecF v = inverse == 0 ? Zero() : MaskLoadF(FirstLanes(n - i), x + i);
+      StoreInt8(q + i, AddInt(RoundToInt(Mul(v, Set1(inverse))), Set1Int(zero)));
+    }
+    for (int64_t i = 0; i < kSlice; ++i) {
       q[i] = q[i] < kLeast ? kLeast : q[i] > kMost ? kMost : q[i];
+    }
   }
 };
 
-// Puts a token's element, at `index` in the order of pairs, where it belongs.
-template <int kBits>
-AS_ALWAYS_INLINE void PutInteger(unsigned char* data, int64_t index, int32_t q) {
-  if (kBits == 8) {
-    data[index] = static_cast<unsigned char>(q);
-  } else {
-    unsigned char* pair = data + index / 2;
-    *pair = static_cast<unsigned char>(index % 2 == 0 ? (*pair & 0xf0) | q : (*pair & 15) | q << 4);
-  }
-}
-
-// Quantises x into the keys or values of a token.
-template <int kBits>
+// Quantises x into the keys or values of a token. The other half of its pairs is another token's
+// and stays.
+template <int kBits, bool kKeys>
 void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64_t token,
-                    const float* x, bool keys) {
+                    const float* x) {
+  constexpr int64_t kSlice = HeadQuantizer<kBits>::kSlice;
   const int64_t n = head.head_dim, block_size = head.parts.block_size;
   const auto quantize = HeadQuantizer<kBits>::Of(x, n);
-  for (int64_t d = 0; d < n; d += kLanes) {
-    int32_t q[kLanes];
-    quantize.Apply(x + d, n - d, q);
-    for (int64_t i = 0; i < Lower(kLanes, n - d); ++i) {
-      const int64_t pair = keys ? (d + i) / 2 * block_size + token : token / 2 * n + d + i;
-      PutInteger<kBits>(data, pair * 2 + (keys ? i % 2 : token % 2), q[i]);
+  for (int64_t begin = 0; begin < n; begin += kSlice) {
+    const int64_t count = Lower(kSlice, n - begin);
+    int8_t q[kSlice];
+    quantize.Apply(x + begin, count, q);
+    if (kKeys) {
+      unsigned char* pair = data + (begin / 2 * block_size + token) * head.kPairBytes;
+      for (int64_t i = 0; i < count; i += 2, pair += block_size * head.kPairBytes) {
+        if (kBits == 8) {
+          __builtin_memcpy(pair, q + i, 2);
+        } else {
+          *pair = static_cast<unsigned char>(q[i] | q[i + 1] << 4);
+        }
+      }
+    } else {
+      unsigned char* pairs = data + (token / 2 * n + begin) * head.kPairBytes;
+      const int64_t odd = token % 2, shift = 4 * odd, other = 0xf0 >> shift;
+      for (int64_t i = 0; i < count; ++i) {
+        if (kBits == 8) {
+          pairs[2 * i + odd] = static_cast<unsigned char>(q[i]);
+        } else {
+          pairs[i] = static_cast<unsigned char>((pairs[i] & other) | q[i] << shift);
+        }
+      }
     }
   }
   head.Scales(data)[token] = quantize.scale;
@@ -250,8 +262,8 @@ void KvWriteQuantized(const KvWriteArgs& args, Stream) noexcept {
     for (int64_t t = 0; t < args.num_tokens; ++t) {
       const int64_t position = args.begin_position + t, token = head.parts.Token(position);
       const int64_t from = t * args.ld + h * args.head_dim;
-      WriteQuantized(head, head.parts.Keys(position), token, args.k + from, true);
-      WriteQuantized(head, head.parts.Values(position), token, args.v + from, false);
+      WriteQuantized<kBits, true>(head, head.parts.Keys(position), token, args.k + from);
+      WriteQuantized<kBits, false>(head, head.parts.Values(position), token, args.v + from);
     }
   }
 }

@@ -178,16 +178,19 @@ TEST_F(EngineTest, ACacheModeThatDoesNotFitIsRefused) {
   ASSERT_OK(engine_->RegisterImage("odd", MakeRandomModel(odd, 1)));
   ASSERT_OK(engine_->RegisterImage("m", MakeRandomModel(TinyLlamaSpec(), 1)));
   RuntimeConfig config = SmallConfig("odd");
+  const std::string bound = " and head_dim is 15; elements lie in pairs, which need an even one";
+  config.cache_mode = CacheMode::kQuantI8;
+  EXPECT_EQ(engine_->InstallModel(config).message(), "cache_mode is AsCacheQuantI8" + bound);
   config.cache_mode = CacheMode::kQuantU4;
-  const std::string bound =
-      "cache_mode is AsCacheQuantU4 and head_dim is 15; pairs of 4 bits need an even one";
-  EXPECT_EQ(engine_->InstallModel(config).message(), bound);
+  EXPECT_EQ(engine_->InstallModel(config).message(), "cache_mode is AsCacheQuantU4" + bound);
   config.model_name = "m";
   config.draft_model = "odd";
   EXPECT_EQ(engine_->InstallModel(config).message(),
-            "draft_model is 'odd', which cannot be used: " + bound);
-  config.cache_mode = CacheMode::kQuantI8;
+            "draft_model is 'odd', which cannot be used: cache_mode is AsCacheQuantU4" + bound);
+  config.cache_mode = CacheMode::kDefault;
   ASSERT_OK(engine_->InstallModel(config));
+  ASSERT_OK(engine_->StartModel("m"));
+  EXPECT_EQ(Run({1, 2, 3}, Greedy(20)).size(), 20u);
 }
 
 TEST_F(EngineTest, RefusesBadRuntimeConfigs) {
