@@ -177,6 +177,7 @@ template <int kBits>
 struct HeadQuantizer {
   static constexpr int32_t kLeast = kBits == 8 ? -127 : 0, kMost = kBits == 8 ? 127 : 15;
   static constexpr float kSteps = kBits == 8 ? 127.0f : 15.0f;
+  static constexpr int64_t kSlice = 64;
 
   float scale, inverse;
   int32_t zero;
@@ -205,8 +206,7 @@ struct HeadQuantizer {
     StoreI(rounded, RoundToInt(Set1(x)));
     return rounded[0];
   }
-  // Up to kSlice elements.
-  static constexpr int64_t kSlice = 64;
+  // Of n elements of a slice; q has room for all of it, and zeros behind them.
   __attribute__((always_inline)) inline void Apply(const float* x, int64_t n, int8_t* q) const {
     for (int64_t i = 0; i < n; i += kLanes) {
       const VecF v = inverse == 0 ? Zero() : MaskLoadF(FirstLanes(n - i), x + i);
@@ -228,7 +228,7 @@ void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64
   const auto quantize = HeadQuantizer<kBits>::Of(x, n);
   for (int64_t begin = 0; begin < n; begin += kSlice) {
     const int64_t count = Lower(kSlice, n - begin);
-    int8_t q[kSlice];
+    int8_t q[kSlice] = {};
     quantize.Apply(x + begin, count, q);
     if (kKeys) {
       unsigned char* pair = data + (begin / 2 * block_size + token) * head.kPairBytes;
