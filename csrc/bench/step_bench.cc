@@ -1,15 +1,13 @@
 // Times whole steps of the decoder with random bfloat16 weights: decodes of several sequences after
 // so many tokens, with LoRA adapters or without, and prefill of 512 tokens. Beside the step's own
-// time each row has the mean time per step and thread inside each kernel, so what is missing from
-// their sum is waiting; bytes are those of the weights and of the KV that is read.
-// ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the default) or 1B (Llama-3.2-1B),
-// ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS quantises it (a8w8, a16w8, a8w4,
-// a16w4: 4 bits in groups of 64, the head in 8 bits), ALLSPARK_CPU_ISA chooses the kernels.
+// time each row has that of each operation (ops/op_profile.h), in milliseconds a step; bytes are
+// those of the weights and of the KV that is read. ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the
+// default) or 1B (Llama-3.2-1B), ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS
+// quantises it (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head in 8 bits),
+// ALLSPARK_CPU_ISA chooses the kernels.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +21,7 @@
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
 #include "model/lora.h"
+#include "ops/op_profile.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
 
@@ -52,115 +51,7 @@ const Shape& ModelShape() {
   return shape;
 }
 
-// Time inside kernels, by operation, added up over threads.
-enum Op {
-  kGemm,
-  kGemmGated,
-  kHead,
-  kAttention,
-  kNorm,
-  kAct,
-  kRope,
-  kKvWrite,
-  kQuantize,
-  kLora,
-  kNumOps
-};
-constexpr const char* kOpNames[kNumOps] = {"gemm_ms",  "gated_ms", "head_ms", "attn_ms",
-                                           "norm_ms",  "act_ms",   "rope_ms", "write_ms",
-                                           "quant_ms", "lora_ms"};
 constexpr int64_t kLoraRank = 16;
-std::atomic<int64_t> op_ns[kNumOps];
-const kernels::KernelTable* timed_table = nullptr;
-constexpr int kSlot = static_cast<int>(DType::kBFloat16);
-constexpr int kFloatSlot = static_cast<int>(DType::kFloat32);
-constexpr int kInt8Slot = static_cast<int>(DType::kInt8);
-
-class OpTimer {
- public:
-  explicit OpTimer(Op op) : op_(op), begin_(std::chrono::steady_clock::now()) {}
-  ~OpTimer() {
-    const auto elapsed = std::chrono::steady_clock::now() - begin_;
-    op_ns[op_] += std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count();
-  }
-
- private:
-  Op op_;
-  std::chrono::steady_clock::time_point begin_;
-};
-
-template <int kWeight, int kAct>
-void TimedGemm(const kernels::GemmArgs& args, kernels::Stream stream) noexcept {
-  const OpTimer timer(args.panel_columns != kernels::kPanelColumns ? kLora
-                      : args.n == ModelShape().vocab               ? kHead
-                                                                   : kGemm);
-  timed_table->gemm[kWeight][kAct](args, stream);
-}
-
-template <int kWeight, int kAct>
-void TimedGemmGated(const kernels::GemmGatedArgs& args, kernels::Stream stream) noexcept {
-  const OpTimer timer(kGemmGated);
-  timed_table->gemm_gated[kWeight][kAct](args, stream);
-}
-
-// For every activation dtype that step_bench's models use.
-template <int kWeight>
-void TimeGemms(kernels::KernelTable& timing) {
-  timing.gemm_gated[kWeight][kSlot] = TimedGemmGated<kWeight, kSlot>;
-  timing.gemm_gated[kWeight][kInt8Slot] = TimedGemmGated<kWeight, kInt8Slot>;
-  timing.gemm[kWeight][kSlot] = TimedGemm<kWeight, kSlot>;
-  timing.gemm[kWeight][kInt8Slot] = TimedGemm<kWeight, kInt8Slot>;
-}
-
-// For every dtype that an op may write.
-template <int kOut>
-void TimeRows(kernels::KernelTable& timing) {
-  using kernels::Stream;
-  timing.attention[kSlot][kOut] = [](const kernels::AttentionArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kAttention);
-    timed_table->attention[kSlot][kOut](args, stream);
-  };
-  timing.rms_norm[kOut] = [](const kernels::NormArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kNorm);
-    timed_table->rms_norm[kOut](args, stream);
-  };
-  timing.gated_act[kOut] = [](const kernels::GatedActArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kAct);
-    timed_table->gated_act[kOut](args, stream);
-  };
-}
-
-kernels::KernelTable TimingTable(const kernels::KernelTable& table) {
-  timed_table = &table;
-  kernels::KernelTable timing = table;
-  using kernels::Stream;
-  TimeGemms<kSlot>(timing);
-  TimeGemms<static_cast<int>(DType::kUInt8)>(timing);
-  TimeGemms<static_cast<int>(DType::kUInt4)>(timing);
-  TimeRows<kSlot>(timing);
-  TimeRows<kFloatSlot>(timing);
-  timing.quantize = [](const kernels::QuantizeArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kQuantize);
-    timed_table->quantize(args, stream);
-  };
-  timing.convert[kInt8Slot][kSlot] = [](const kernels::ConvertArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kLora);
-    timed_table->convert[kInt8Slot][kSlot](args, stream);
-  };
-  timing.convert[kFloatSlot][kSlot] = [](const kernels::ConvertArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kLora);
-    timed_table->convert[kFloatSlot][kSlot](args, stream);
-  };
-  timing.rope = [](const kernels::RopeArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kRope);
-    timed_table->rope(args, stream);
-  };
-  timing.kv_write[kSlot] = [](const kernels::KvWriteArgs& args, Stream stream) noexcept {
-    const OpTimer timer(kKvWrite);
-    timed_table->kv_write[kSlot](args, stream);
-  };
-  return timing;
-}
 
 void Require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
@@ -309,7 +200,8 @@ class Bench {
     batch_ = {tokens_.data(),    positions_.data(), static_cast<int64_t>(tokens_.size()),
               sequences_.data(), num_sequences,     num_sequences};
   }
-  void Step() {
+  void Step(OpProfile* profile = nullptr) {
+    batch_.profile = profile;
     arena_.Reset();
     decoder_->Forward(batch_, kv_, arena_, logits_.data());
   }
@@ -329,7 +221,7 @@ class Bench {
   const char* table_name() const { return table_.name; }
 
  private:
-  Bench() : pool_(0), table_(TimingTable(*kernels::DefaultTable())) {
+  Bench() : pool_(0), table_(*kernels::DefaultTable()) {
     // The engine's: what lies in huge pages there does so here.
     auto allocator = CreateCpuBfcAllocator({}, int64_t{8} << 30);
     Require(allocator.status());
@@ -374,7 +266,7 @@ class Bench {
 
   ThreadPool pool_;
   std::unique_ptr<Allocator> allocator_;
-  kernels::KernelTable table_;
+  const kernels::KernelTable& table_;
   std::unique_ptr<ModelReader> reader_;
   int64_t weight_bytes_ = 0;
   std::unique_ptr<Decoder> decoder_;
@@ -394,16 +286,17 @@ void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens
   Bench& bench = Bench::Get();
   bench.Prepare(num_sequences, num_tokens, position, loras);
   bench.Step();
-  for (auto& ns : op_ns) ns = 0;
-  for (auto _ : state) bench.Step();
-  const double steps = static_cast<double>(state.iterations());
+  OpProfile profile;
+  for (auto _ : state) bench.Step(&profile);
   state.SetItemsProcessed(state.iterations() * num_sequences * num_tokens);
   // What a step must read at least: every weight and every earlier token's KV once.
   state.SetBytesProcessed(state.iterations() *
                           (bench.weight_bytes() + num_sequences * position * bench.token_bytes()));
-  for (int op = 0; op < kNumOps; ++op) {
-    state.counters[kOpNames[op]] =
-        static_cast<double>(op_ns[op]) * 1e-6 / steps / bench.num_threads();
+  for (size_t i = 0; i < kNumOps; ++i) {
+    const OpTotals totals = profile.Of(static_cast<Op>(i));
+    if (totals.calls == 0) continue;
+    state.counters[OpName(static_cast<Op>(i))] =
+        static_cast<double>(totals.ns) * 1e-6 / static_cast<double>(state.iterations());
   }
   state.SetLabel(std::string(bench.table_name()) + ", " + std::to_string(bench.num_threads()) +
                  " threads");
