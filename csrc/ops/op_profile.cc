@@ -39,7 +39,7 @@ constexpr std::array kNames = {"between operations",
 static_assert(kNames.size() == kNumOps);
 
 // One thread writes: no read-modify-write is needed.
-void Add(std::atomic<int64_t>& total, int64_t value) {
+void Increase(std::atomic<int64_t>& total, int64_t value) {
   total.store(total.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
 }
 
@@ -61,6 +61,14 @@ OpTotals OpProfile::Of(Op op) const {
     return value.load(std::memory_order_relaxed);
   };
   return {get(totals.calls), get(totals.ns), get(totals.bytes), get(totals.operations)};
+}
+
+void OpProfile::Add(Op op, const OpTotals& totals) {
+  Totals& to = totals_[static_cast<size_t>(op)];
+  Increase(to.calls, totals.calls);
+  Increase(to.ns, totals.ns);
+  Increase(to.bytes, totals.bytes);
+  Increase(to.operations, totals.operations);
 }
 
 std::string ToText(const OpProfile& profile, const std::string& title) {
@@ -102,11 +110,7 @@ void OpTimer::End() {
   const int64_t elapsed = SteadyNowNs() - begin_ns_;
   profile_->running_ = outer_;
   if (outer_ != nullptr) outer_->inner_ns_ += elapsed;
-  OpProfile::Totals& totals = profile_->totals_[static_cast<size_t>(op_)];
-  Add(totals.calls, 1);
-  Add(totals.ns, elapsed - inner_ns_);
-  Add(totals.bytes, bytes_);
-  Add(totals.operations, operations_);
+  profile_->Add(op_, {1, elapsed - inner_ns_, bytes_, operations_});
 }
 
 }  // namespace allspark

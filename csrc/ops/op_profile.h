@@ -57,6 +57,8 @@ struct OpTotals {
 class OpProfile {
  public:
   OpTotals Of(Op op) const;
+  // By the thread that measures.
+  void Add(Op op, const OpTotals& totals);
 
  private:
   friend class OpTimer;

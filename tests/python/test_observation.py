@@ -45,7 +45,7 @@ def test_a_profile_of_operations(checkpoint):
     assert head.split() == ["operation", "calls", "ms", "share", "GB/s", "Gop/s"]
     rows = {line[:18].strip(): line[18:].replace("%", "").split() for line in lines}
     assert int(rows["lm_head"][0]) == int(rows["sampling"][0]) == steps
-    assert float(rows["gate_up"][3]) > 0 and rows["norm"][3:] == ["-", "-"]
+    assert "-" not in rows["gate_up"] and rows["norm"][3:] == ["-", "-"]
     assert abs(sum(float(row[2]) for row in rows.values()) - 100) < 0.1 * len(rows)
     milliseconds = [float(row[1]) for row in rows.values()]
     assert milliseconds == sorted(milliseconds, reverse=True)

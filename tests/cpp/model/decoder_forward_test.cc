@@ -222,7 +222,6 @@ TEST(DecoderProfileTest, CountsWhatOperationsReadAndMultiply) {
     EXPECT_EQ(totals.calls, calls) << OpName(op);
     EXPECT_EQ(totals.bytes, bytes) << OpName(op);
     EXPECT_EQ(totals.operations, operations) << OpName(op);
-    EXPECT_GT(totals.ns, 0) << OpName(op);
   };
   const auto expect_linear = [&](Op op, int64_t calls, int64_t n, int64_t k, int64_t all_rows) {
     expect(op, calls, calls * n * k * 4, 2 * n * k * all_rows);

@@ -54,6 +54,7 @@ TEST(OpProfileTest, WithoutAProfileNothingIsMeasured) {
 
 TEST(OpProfileTest, AnExceptionLeavesTheOuterOperationRunning) {
   OpProfile profile;
+  const int64_t begin = SteadyNowNs();
   {
     OpTimer pass(&profile, Op::kPass);
     try {
@@ -64,34 +65,26 @@ TEST(OpProfileTest, AnExceptionLeavesTheOuterOperationRunning) {
     const OpTimer timer(&profile, Op::kRope);
     Wait(1);
   }
+  const int64_t elapsed = SteadyNowNs() - begin;
   EXPECT_EQ(profile.Of(Op::kNorm).calls, 1);
   EXPECT_EQ(profile.Of(Op::kPass).calls, 1);
-  EXPECT_LT(profile.Of(Op::kNorm).ns, profile.Of(Op::kRope).ns);
+  EXPECT_GE(profile.Of(Op::kRope).ns, kMs);
+  // Rope's time is not the pass's, nor that of the norm which threw.
+  EXPECT_LE(profile.Of(Op::kPass).ns + profile.Of(Op::kNorm).ns, elapsed - kMs);
 }
 
 TEST(OpProfileTest, TheTableHasWhatRanTheLongestFirst) {
   OpProfile profile;
-  {
-    OpTimer pass(&profile, Op::kPass);
-    for (int i = 0; i < 3; ++i) {
-      OpTimer timer(&profile, Op::kDown);
-      timer.Count(1 << 20, 1 << 22);
-      Wait(1);
-    }
-    const OpTimer timer(&profile, Op::kAttention);
-    Wait(10);
-  }
-  const std::string text = ToText(profile, "model 'm'");
-  EXPECT_EQ(text.find("model 'm': 1 forward passes, 0.0"), 0u) << text;
-  const size_t attention = text.find("\nattention "), down = text.find("\ndown "),
-               rest = text.find("\nbetween operations ");
-  EXPECT_LT(attention, down) << text;
-  EXPECT_LT(down, rest) << text;
-  EXPECT_NE(rest, std::string::npos) << text;
-  EXPECT_EQ(text.find("\nnorm "), std::string::npos) << text;
-  EXPECT_EQ(text.find("nan"), std::string::npos) << text;
-  // Nothing is read between operations.
-  EXPECT_EQ(text.substr(text.size() - 2), "-\n") << text;
+  profile.Add(Op::kPass, {3, 1 * kMs, 0, 0});
+  profile.Add(Op::kDown, {70, 25 * kMs, 1'000'000'000, 123'456'789'000});
+  profile.Add(Op::kAttention, {7, 70 * kMs, 7'000'000, 0});
+  profile.Add(Op::kAttention, {70, 4 * kMs, 0, 0});
+  EXPECT_EQ(ToText(profile, "model 'm'"),
+            "model 'm': 3 forward passes, 0.100 s in operations\n"
+            "operation               calls           ms   share     GB/s     Gop/s\n"
+            "attention                  77       74.000  74.0 %      0.1         -\n"
+            "down                       70       25.000  25.0 %     40.0    4938.3\n"
+            "between operations          3        1.000   1.0 %        -         -\n");
 }
 
 TEST(OpProfileTest, AnEmptyTableIsTwoLines) {
