@@ -74,8 +74,8 @@ types() {  # of the installed package: the names of the source folders are not t
   (cd "$results" && "$venv/bin/python" -m mypy --config-file "$OLDPWD/pyproject.toml" -p allspark)
 }
 
-fuzz_targets() {  # a minute for all of them together
-  local targets=(build/fuzz/*_fuzz) target target_name corpora
+fuzz_targets() {  # a minute for all of them together; each counts as a test
+  local targets=(build/fuzz/*_fuzz) target target_name corpora cases=""
   for target in "${targets[@]}"; do
     target_name="$(basename "$target")"
     corpora=("build/fuzz-corpus/$target_name")
@@ -83,7 +83,9 @@ fuzz_targets() {  # a minute for all of them together
     if [ -d "tests/fuzz/corpus/$target_name" ]; then corpora+=("tests/fuzz/corpus/$target_name"); fi
     "$target" -max_total_time=$((60 / ${#targets[@]})) -rss_limit_mb=4096 -timeout=25 -print_final_stats=1 \
       "${corpora[@]}" || return 1
+    cases+="<testcase name=\"$target_name\"/>"
   done
+  printf '<testsuite>%s</testsuite>\n' "$cases" >"$results/$name.xml"
 }
 
 # The kernel tables that some processors get: what they have, and nothing else.
