@@ -27,9 +27,9 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
 }
 
 void CountLinear(const LinearWeight& w, int64_t rows, OpTimer& timer) {
+  if (!timer.is_on()) return;
   const int64_t elements = w.n * w.k;
-  timer.Count(w.dtype == DType::kUInt4 ? elements / 2 : elements * ElementBytes(w.dtype),
-              2 * rows * elements);
+  timer.Count(elements * 4 / PackedPerLane(w.dtype), 2 * rows * elements);
 }
 
 void CheckLinearResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {

@@ -30,8 +30,10 @@ void ForEachShare(const OpContext& context, std::span<const LinearTask> tasks,
   }
   if (panels == 0) return;
   OpTimer timer(context.profile, tasks.back().w.op);
-  for (const LinearTask& task : tasks) {
-    if (task.x.rows > 0 && takes(task)) internal::CountLinear(task.w, task.x.rows, timer);
+  if (timer.is_on()) {
+    for (const LinearTask& task : tasks) {
+      if (task.x.rows > 0 && takes(task)) internal::CountLinear(task.w, task.x.rows, timer);
+    }
   }
   const int64_t items =
       work <= internal::kSerialLinearWork

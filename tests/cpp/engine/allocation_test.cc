@@ -48,6 +48,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
   config.interrupt_on_cache_exhaustion = interrupts;
   config.draft_model = "draft";
   config.trace_path = ::testing::TempDir() + "/allocation_trace.json";
+  config.op_profiling = true;
   proto::DecoderSpec deep = TinyLlamaSpec();
   deep.set_num_layers(24);
   ASSERT_OK(engine_->RegisterImage("draft", MakeRandomModel(TinyLlamaSpec(), 1)));
