@@ -206,8 +206,8 @@ class ASGenerationConfigBuilder:
         )
 
     def prompt_lookup_num_tokens(self, num_tokens: int) -> ASGenerationConfigBuilder:
-        """Speculative decoding: most tokens to guess per step by looking the last ones up in prompt
-        and output. The output does not change, only its speed where texts repeat. Default 0: off.
+        """Speculative decoding by prompt lookup: most draft tokens per step. The output does not
+        change, only its speed where texts repeat. Default 0: off.
         """
         return self._set("prompt_lookup_num_tokens", num_tokens)
 

@@ -162,17 +162,17 @@ class AsModelRuntimeConfigBuilder:
 
     def interrupt_on_cache_exhaustion(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
         """True ends the youngest request of the lowest priority as GenerateInterrupted when KV
-        blocks run out; False lets it wait and go on later, unseen. Default False."""
+        blocks run out; False preempts it, and it gives the same tokens later. Default False."""
         return self._set("interrupt_on_cache_exhaustion", enable)
 
     def max_draft_rows(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
-        """Most tokens of one step that are decoded or guessed, where tokens are guessed
-        (prompt_lookup_num_tokens, draft_model). Default 64; 0: none are guessed."""
+        """With speculative decoding (prompt_lookup_num_tokens, draft_model): most decoded and draft
+        tokens of one step. Default 64; 0: no draft tokens."""
         return self._set("max_draft_rows", num_tokens)
 
     def draft_model(self, model: str, num_tokens: int = 5) -> AsModelRuntimeConfigBuilder:
-        """A smaller model of the same vocabulary that guesses what follows, at most so many tokens
-        for a request in one step: the path of its .asgraph, or the name of a model serialised to
+        """A smaller model of the same vocabulary that proposes draft tokens, at most `num_tokens` for
+        a request in one step: the path of its .asgraph, or the name of a model serialised to
         memory. Default '': none."""
         return self._set("draft_model", model)._set("num_draft_tokens", num_tokens)
 

@@ -10,7 +10,7 @@ model's shape a step costs what it costs there. The sets:
   noise    drawn from the whole distribution: nothing repeats
   others   files of ALLSPARK_SHARED_DATA/prompts whose names begin so, continued greedily
 
-Guesses come by prompt lookup, or with --draft-layers N by a draft model: the model's first N
+Drafts come from prompt lookup, or with --draft-layers N from a draft model: the model's first N
 layers, quantised, where what its other layers add is next to nothing.
 
 Rates are of decoding alone: tokens after the first, over the time since it.
@@ -48,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="of a set, or the batch if more")
     parser.add_argument("--output", type=int, default=128, help="tokens of each request")
     parser.add_argument("--lookup", type=int, default=31, help="prompt_lookup_num_tokens")
-    parser.add_argument("--draft-layers", type=int, help="guess with a draft model instead")
+    parser.add_argument("--draft-layers", type=int, help="use a draft model instead")
     parser.add_argument("--draft-precision", default="A8W4", choices=PRECISIONS)
     parser.add_argument("--draft-tokens", type=int, default=5, help="num_draft_tokens")
     return parser.parse_args()
@@ -161,9 +161,9 @@ def main() -> None:
         "greedy": bench.random_prompts, "copy": bench.copied_prompts,
         "drawn": bench.random_prompts, "noise": bench.random_prompts,
     }  # fmt: skip
-    guesses: dict[str, Any] = {"prompt_lookup_num_tokens": options.lookup}
+    drafting: dict[str, Any] = {"prompt_lookup_num_tokens": options.lookup}
     if options.draft_layers is not None:
-        guesses = {"use_draft_model": True}
+        drafting = {"use_draft_model": True}
     print(f"{options.shape} {options.precision}, {options.output} tokens each")
     print("| set | batch | tokens/s | speculative | factor | drafts accepted |")
     print("|---|---|---|---|---|---|")
@@ -176,7 +176,7 @@ def main() -> None:
             plain, fast, factors, accepted = [], [], [], 0.0
             for _ in range(options.rounds):
                 rate, _, expected = bench.measure(used, batch, config)
-                faster, accepted, outputs = bench.measure(used, batch, {**config, **guesses})
+                faster, accepted, outputs = bench.measure(used, batch, {**config, **drafting})
                 if outputs != expected:
                     raise RuntimeError(f"{name}, batch {batch}: drafts changed the output")
                 plain.append(rate)

@@ -7,7 +7,8 @@ namespace {
 
 // Tokens of a request that are caught up on in one step, where its share of the chunk is less.
 constexpr int64_t kLeastCatchUp = 16;
-// How soon one that was wrong is tried again: it costs a step of the draft model, and catching up.
+// How soon a rejected drafter is tried again: a try costs a step of the draft model, and the
+// tokens that it has to catch up on.
 constexpr double kFadingByStep = 1.0 / 256;
 constexpr double kFadingByRequest = 1.0 / 32;
 
@@ -61,10 +62,10 @@ void DraftModel::Offer(Request& request) {
                  .cost = options_.cost});
 }
 
-// A request leaves the loop with its last guess, or while it still catches up.
+// A request leaves the loop with its last draft, or while it still catches up.
 void DraftModel::Draft(std::span<Request* const> requests) {
   requests_.assign(requests.begin(), requests.end());
-  // Whoever has much to catch up on leaves the others their part.
+  // A request with much to catch up on leaves the others their part of the chunk.
   const int64_t most =
       std::max(kLeastCatchUp, options_.chunk_tokens / static_cast<int64_t>(requests.size()));
   while (!requests_.empty()) {
@@ -84,7 +85,7 @@ void DraftModel::Draft(std::span<Request* const> requests) {
 }
 
 // How many tokens of the request may be added: two sequences of a batch must not write a block that
-// they share. Who comes later waits; it computes the same again.
+// they share. The later one waits, and computes the same again.
 int64_t DraftModel::TokensApart(const Request& request, int64_t num_tokens) const {
   const int64_t block_size = options_.decoder.block_size;
   const int64_t begin = request.draft_model.num_computed;

@@ -1,8 +1,8 @@
-// Guesses by a second, smaller model of the same vocabulary. Its cache has a block for each block
-// of the model it guesses for, under the same id: a request's block table serves both, and whoever
-// takes or shares a block has its pair. What the draft model has not computed of a request (its
-// prompt, what came while nobody guessed) it catches up on, in chunks, before it guesses. Of blocks
-// that requests share each computes the draft model's part anew, and writes the same bits.
+// Drafts by a second, smaller model of the same vocabulary. Its KV cache has a block for each block
+// of the target model, under the same id, so one block table serves both models. Before it drafts,
+// the draft model computes in chunks what it has not seen of a request: its prompt, and tokens
+// decoded without drafts. Requests that share a block each compute the draft model's part of it,
+// and write the same bits.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ namespace allspark {
 struct DraftModelOptions {
   DecoderOptions decoder;    // max_logits_rows: the most requests of a step; no max_tokens
   int64_t num_blocks = 0;    // as many as the model's
-  int64_t num_tokens = 0;    // most guesses for a request in one step
-  int64_t chunk_tokens = 0;  // that are caught up on in one step, about
+  int64_t num_tokens = 0;    // most draft tokens for a request in one step
+  int64_t chunk_tokens = 0;  // about how many tokens catch up in one step
   double cost = 0;           // of one of its steps, in steps of the model
 };
 
@@ -58,7 +58,7 @@ class DraftModel : public Drafter {
   void Forward();
 
   DraftModelOptions options_;
-  DraftChance chance_{DraftModelState::kWeight};  // of all requests; a new one begins with it
+  AcceptanceRate chance_{DraftModelState::kWeight};  // of all requests; a new one begins with it
   DraftScratch scratch_;
   std::unique_ptr<Decoder> decoder_;
   Buffer kv_buffer_;

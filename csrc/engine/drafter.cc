@@ -5,7 +5,7 @@ namespace allspark {
 void PromptLookupDrafter::Offer(Request& request) {
   if (request.most_looked_up == 0) return;
   request.lookup.Follow(request.tokens);
-  if (!request.lookup.has_guess()) return;
+  if (!request.lookup.has_draft()) return;
   request.Offer(
       {.drafter = this, .num_drafts = request.most_looked_up, .chance = request.lookup.chance()});
 }
@@ -13,7 +13,7 @@ void PromptLookupDrafter::Offer(Request& request) {
 void PromptLookupDrafter::Draft(std::span<Request* const> requests) {
   for (Request* request : requests) {
     for (int64_t i = 0; i < request->num_drafts; ++i) {
-      request->drafts.push_back(request->lookup.Guess(request->tokens, i));
+      request->drafts.push_back(request->lookup.Draft(request->tokens, i));
     }
   }
 }

@@ -1,7 +1,7 @@
-// Who guesses the tokens that follow (speculative decoding). A step asks every drafter of the model
-// for an offer for each request that decodes, lets the scheduler choose how many guesses to
-// compute, and has those made. Guesses change how fast tokens come and never which ones. The step
-// thread calls them; after construction nothing allocates.
+// Proposes draft tokens (speculative decoding). A step asks every drafter of the model for an offer
+// for each request that decodes, lets the scheduler choose how many draft tokens to compute, and
+// has those drafted. Drafts change the speed and never the tokens. The step thread calls drafters;
+// after construction nothing allocates.
 #pragma once
 
 #include <span>
@@ -15,15 +15,15 @@ class Drafter {
   virtual ~Drafter() = default;
   // Runs what the first steps would pay for; once, before any.
   virtual void WarmUp() {}
-  // Makes the request an offer (Request::Offer), where it has something to guess and was asked to.
+  // Makes the request an offer (Request::Offer) if it has drafts and the request wants them.
   virtual void Offer(Request& request) = 0;
-  // Fills `drafts` of each request, whose offers were taken, with num_drafts tokens, or fewer.
+  // Fills `drafts` of each request, whose offer was taken, with at most num_drafts tokens.
   virtual void Draft(std::span<Request* const> requests) = 0;
-  // The step is over: the first `accepted` drafts were right.
+  // The step is over: the first `accepted` drafts were accepted.
   virtual void Verified(Request& /*request*/, int64_t /*accepted*/) {}
 };
 
-// Guesses what followed the last tokens earlier in prompt and output.
+// Drafts what followed the last tokens earlier in prompt and output.
 class PromptLookupDrafter : public Drafter {
  public:
   void Offer(Request& request) override;

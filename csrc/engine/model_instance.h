@@ -112,7 +112,7 @@ class ModelInstance {
     std::vector<std::unique_ptr<Drafter>> drafters;
     std::vector<Request*> drafting;  // those of one drafter
     // One step's batch, reserved for the largest.
-    std::vector<const PlannedChunk*> chunks;  // of the plan, neighbours by adapter
+    std::vector<const PlannedChunk*> chunks;  // of the plan, contiguous by adapter
     std::vector<int32_t> tokens, positions;
     std::vector<BatchSequence> sequences;
     std::vector<SamplingRow> rows;

@@ -94,7 +94,7 @@ void ModelInstance::SetOptions() {
 DraftModelOptions ModelInstance::DraftOptions() const {
   DraftModelOptions options;
   options.decoder = decoder_options_;
-  options.decoder.lora_max_rank = 0;  // It guesses for the model as it is.
+  options.decoder.lora_max_rank = 0;  // It drafts without adapters.
   options.decoder.max_logits_rows = config_.engine_max_batch;
   options.num_blocks = num_blocks_;
   options.num_tokens = config_.num_draft_tokens;

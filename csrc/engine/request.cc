@@ -112,7 +112,7 @@ LogitsProcessors ToProcessors(const GenerationConfig& config) {
   return processors;
 }
 
-// Words of one token are end tokens: those can be barred before the minimum length is reached.
+// Words of one token are end tokens, which can be masked before the minimum length is reached.
 void SetStops(const GenerationConfig& config, Request& request) {
   if (config.early_stopping && !config.ignore_eos && config.eos_token_id >= 0) {
     request.end_tokens.push_back(static_cast<int32_t>(config.eos_token_id));
@@ -334,10 +334,10 @@ void Request::ClearOffers() {
 }
 
 void Request::Offer(const DraftOffer& offer) {
-  if (drafter != nullptr && offer.chance - offer.cost <= draft_chance - draft_cost) return;
+  if (drafter != nullptr && offer.chance - offer.cost <= acceptance_rate - draft_cost) return;
   drafter = offer.drafter;
   num_drafts = std::max<int64_t>(0, std::min(offer.num_drafts, max_length - num_tokens - 1));
-  draft_chance = offer.chance;
+  acceptance_rate = offer.chance;
   draft_cost = offer.cost;
 }
 

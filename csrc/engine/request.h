@@ -24,11 +24,11 @@ namespace allspark {
 
 class Drafter;  // engine/drafter.h
 
-// What a drafter could guess for a request in the step at hand.
+// What a drafter could draft for a request in the current step.
 struct DraftOffer {
   Drafter* drafter = nullptr;
   int64_t num_drafts = 0;
-  double chance = 0;  // of each, once those before it are right
+  double chance = 0;  // that a draft is accepted if those before it are
   double cost = 0;    // see ScheduledSequence::draft_cost
 };
 
@@ -37,10 +37,10 @@ struct DraftModelState {
   bool is_new = true;
   int64_t num_computed = 0;     // tokens whose KV is in its cache
   int64_t num_preemptions = 0;  // of the request then: its blocks are others after one
-  // Low: a few wrong guesses in a row do not yet put an end to all, from where the way back is
-  // long.
+  // Low: a few rejected drafts in a row must not stop drafting, since the rate recovers slowly
+  // without drafts.
   static constexpr double kWeight = 1.0 / 16;
-  DraftChance chance{kWeight};
+  AcceptanceRate chance{kWeight};
 };
 
 // Every id is one of the vocabulary.

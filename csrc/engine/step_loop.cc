@@ -115,7 +115,7 @@ void ModelInstance::RunStep() {
   try {
     CopyBlocks();
   } catch (const std::exception& error) {
-    // What the cache says that blocks hold is in doubt: nobody who has some can be served.
+    // The contents of the blocks are in doubt: no request that holds some can be served.
     EndAll(FinishReason::kError, std::string("copying of KV blocks failed: ") + error.what());
     scheduler.prefix_cache().Clear();
     return;

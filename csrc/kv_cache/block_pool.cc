@@ -58,7 +58,7 @@ void BlockPool::SetFree(int32_t index, uint32_t free) {
 }
 
 // Not beyond the extent's end: the next one lies elsewhere.
-bool BlockPool::IsNeighbourFree(int32_t block) const {
+bool BlockPool::IsNextBlockFree(int32_t block) const {
   const int64_t next = block + 1;
   return next % extent_blocks_ != 0 && reference_count(static_cast<int32_t>(next)) == 0;
 }
@@ -70,7 +70,7 @@ size_t BlockPool::MostFree() const {
 }
 
 bool BlockPool::HasRun(int32_t after) const {
-  return (after != kNone && IsNeighbourFree(after)) ||
+  return (after != kNone && IsNextBlockFree(after)) ||
          2 * static_cast<int64_t>(MostFree()) >= extent_blocks_;
 }
 
@@ -79,7 +79,7 @@ int32_t BlockPool::Allocate(int32_t after) {
   AS_CHECK(after == kNone || reference_count(after) > 0) << "block " << after << " is free";
   const auto extent_blocks = static_cast<int32_t>(extent_blocks_);
   int32_t block;
-  if (after != kNone && IsNeighbourFree(after)) {
+  if (after != kNone && IsNextBlockFree(after)) {
     block = after + 1;
   } else {
     const int32_t extent = lists_[MostFree()];

@@ -1,10 +1,10 @@
 // Block ids and reference counts of the paged KV cache: integers only, no memory, no device. A
 // block holds block_size tokens of all layers; a sequence's block table lists its blocks in order
 // of position. A block with one reference belongs to one table, which may write it; a block with
-// more is shared and read-only. A table's next block is its last one's neighbour where that is free
-// and of the same extent (extent.h); otherwise it begins in the extent with the most free blocks,
-// of several in the one freed last: tables have room to grow, and a small working set stays in the
-// caches. Misuse (an id out of range, a release of a free block, an allocation from an empty
+// more is shared and read-only. A table's next block is contiguous with its last one if that block
+// is free and of the same extent (extent.h); otherwise it is in the extent with the most free
+// blocks, of several in the one freed last: tables have room to grow, and a small working set stays
+// in the caches. Misuse (an id out of range, a release of a free block, an allocation from an empty
 // pool) throws InternalError. Not thread-safe: the step thread owns it. After construction nothing
 // allocates memory.
 #pragma once
@@ -31,7 +31,7 @@ class BlockPool {
   // Reference count 1. `after`: the block in front of it in its table; kNone: there is none.
   // Requires: num_free() > 0. Allocates no memory.
   int32_t Allocate(int32_t after = kNone);
-  // Whether that would be the neighbour, or in an extent of which half is free.
+  // Whether that block would be contiguous, or in an extent of which half is free.
   bool HasRun(int32_t after) const;
   // Requires: the block is in use.
   void AddReference(int32_t block);
@@ -47,7 +47,7 @@ class BlockPool {
 
   size_t CheckedIndex(int32_t block) const;
   Extent& At(int32_t extent) { return extents_[static_cast<size_t>(extent)]; }
-  bool IsNeighbourFree(int32_t block) const;
+  bool IsNextBlockFree(int32_t block) const;
   // The most free blocks that an extent has.
   size_t MostFree() const;
   // The list that an extent is in.

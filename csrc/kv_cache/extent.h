@@ -1,8 +1,8 @@
-// Extents: neighbouring blocks of the KV pool that share a stretch of memory, in which the parts of
-// one layer and head lie side by side, block after block. A sequence whose blocks are neighbours
-// has its keys in long runs then, which processors read faster than pieces of a block (in pieces of
-// 4 KiB in random order, a Zen 5 core reads 22 GB/s; in runs of 64 KiB, 32; in order, 37). One
-// stretch for the whole pool would be simpler, but the first token would touch memory all over it.
+// Extents: blocks of the KV pool that share a range of memory, in which the parts of one layer and
+// head are contiguous, block after block. A sequence with contiguous blocks has its keys in long
+// runs, which processors read faster than single blocks (in pieces of 4 KiB in random order, a Zen
+// 5 core reads 22 GB/s; in runs of 64 KiB, 32; in order, 37). One range for the whole pool would be
+// simpler, but the first token would then touch pages of all of it.
 #pragma once
 
 #include <algorithm>

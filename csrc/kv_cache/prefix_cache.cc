@@ -8,9 +8,9 @@
 namespace allspark {
 namespace {
 
-// So that new tables get runs of blocks, an extent's number is forgotten at once where that many
-// are unused and less than this part of the pool is free. (Of tables that only come and go, 17 in
-// 20 blocks are neighbours then; without it, 11.)
+// So that new tables get contiguous blocks, a whole extent's number is evicted at once if that many
+// are unused and less than this part of the pool is free. (With tables that come and go at random,
+// 17 of 20 blocks are then contiguous with the one before; without it, 11.)
 constexpr int64_t kLeastUnusedExtents = 16;
 constexpr int64_t kFreePart = 32;
 

@@ -17,8 +17,7 @@ struct BatchSequence {
   // Rows of Batch's logits for its last num_logits tokens, from logits_row on; -1: none wanted.
   int32_t logits_row = -1;
   int32_t num_logits = 1;
-  // Null: the model as it is. Sequences of one adapter had better be neighbours, which read it
-  // together.
+  // Null: the base model. Contiguous sequences of one adapter read its weights once.
   const LoraAdapter* lora = nullptr;
 };
 

@@ -288,7 +288,7 @@ void LoraBatch::Take(const Batch& batch) {
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const BatchSequence& sequence = batch.sequences[s];
     if (sequence.lora == nullptr) continue;
-    // Neighbours of one adapter are one range: its weights are read once for all of them.
+    // Contiguous sequences of one adapter are one range: its weights are read once for all of them.
     if (!ranges_.empty() && ranges_.back().adapter == sequence.lora &&
         ranges_.back().token_begin + ranges_.back().num_tokens == sequence.token_begin) {
       ranges_.back().num_tokens += sequence.num_tokens;

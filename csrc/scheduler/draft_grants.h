@@ -1,5 +1,5 @@
-// How many drafts of each decode a step computes: those whose chance to be right is worth their
-// row. Pure arithmetic on chances and costs; nothing allocates. Costs are in units of a step of one
+// How many draft tokens of each decode a step computes: those whose acceptance rate is worth their
+// row. Pure arithmetic on rates and costs; nothing allocates. The unit of cost is a step of one
 // row: such a step reads the weights and does little else.
 #pragma once
 
@@ -11,10 +11,10 @@ namespace allspark {
 // What one decode could draft, and what it may.
 struct DraftGrant {
   int64_t most = 0;
-  double chance = 1;  // of each draft, once those before it are right
-  double cost = 0;    // of making one, for all that make one with it
+  double chance = 1;  // that a draft is accepted if those before it are
+  double cost = 0;    // of drafting one token; all drafting sequences share it
   int64_t granted = 0;
-  double gain = 0;  // scratch: the chance that the next one and all before it are right
+  double gain = 0;  // scratch: the chance that the next draft and all before it are accepted
 };
 
 // Grants drafts, the likeliest first, as long as a step gives more tokens for its cost with the

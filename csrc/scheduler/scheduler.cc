@@ -180,7 +180,7 @@ const std::vector<PlannedChunk>& Scheduler::Plan(int64_t now_us) {
   PlanDecodes();
   const size_t num_decodes = plan_.size();
   PlanPrefill();
-  // A step that prefills has enough arithmetic without guesses.
+  // A step that prefills has enough arithmetic without drafts.
   if (plan_.size() == num_decodes && !preempted_in_plan_) PlanDrafts();
   if (preempted_in_plan_) DropPreemptedFromPlan();
   for (const PlannedChunk& chunk : plan_) chunk.sequence->num_drafts = chunk.num_drafts;
@@ -285,7 +285,7 @@ void Scheduler::PlanDrafts() {
         << "sequence " << sequence.id << " drafts " << sequence.num_drafts << " tokens after "
         << sequence.num_tokens << ", max_length " << sequence.max_length;
     grants_.push_back({.most = sequence.num_drafts,
-                       .chance = sequence.draft_chance,
+                       .chance = sequence.acceptance_rate,
                        .cost = sequence.draft_cost});
   }
   GrantDrafts(grants_, config_.max_draft_rows, config_.draft_row_cost);

@@ -35,12 +35,12 @@ struct ScheduledSequence {
   const int32_t* token_ids = nullptr;
   // What its blocks depend on beside the tokens; only sequences with the same salt share them.
   uint64_t cache_salt = 0;
-  // Set by the owner before Plan: how many of the tokens to follow it can guess, to be computed in
-  // one go with a decode, the chance that each is right once those before it are, and what guessing
-  // one costs, in steps of one row, for all that guess one. Plan lowers num_drafts to what the step
-  // may compute. num_tokens + num_drafts < max_length.
+  // Set by the owner before Plan: how many draft tokens it can have beside a decode, the chance
+  // that each is accepted if those before it are, and the cost of drafting one token for all
+  // drafting sequences, in steps of one row. Plan lowers num_drafts to what the step may compute.
+  // num_tokens + num_drafts < max_length.
   int64_t num_drafts = 0;
-  double draft_chance = 1;
+  double acceptance_rate = 1;
   double draft_cost = 0;
   // The owner wants what the model computes for each of the first tokens: none is taken from the
   // prefix cache. Set it to false once that is done.
@@ -134,8 +134,8 @@ class Scheduler {
   // Those that the last Plan took out for want of blocks, where the config interrupts: their state
   // is kNone, and they are in no plan. Valid until the next call.
   const std::vector<ScheduledSequence*>& interrupted() const { return interrupted_; }
-  // After Plan, where an owner has fewer guesses than it may compute: num_drafts of the planned
-  // sequences is lower now, and the plan follows.
+  // After Plan, if an owner has fewer draft tokens than were planned: it lowered num_drafts of the
+  // planned sequences, and the plan follows.
   void TrimDrafts();
   // The planned step was computed: moves num_computed, but not over drafts. Call before the owner
   // appends sampled tokens, at most once per Plan.

@@ -62,7 +62,7 @@ def deepseek_v3(config: ModelConfig) -> dict[str, Any]:
     return routed_experts(_latents(config), config, scaled=True, grouped=True, sigmoids=True)
 
 
-# The layer behind the last guesses tokens ahead.
+# The multi-token prediction layer.
 AHEAD = r"model\.layers\.61\..*"
 register(Architecture("DeepseekForCausalLM", deepseek, llama.WEIGHTS + EXPERTS, llama.IGNORED))
 register(

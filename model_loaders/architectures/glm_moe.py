@@ -29,7 +29,7 @@ register(
         weights(**llama.NAMES, **llama.QK_NORM)
         + expert_weights(llama.NAMES["layer"] + "mlp.", "gate", shared="shared_experts")
         + (Weight("layers.{i}.router_bias", (EXPERT_BIAS,)),),
-        # The layer behind the last guesses tokens ahead.
+        # The multi-token prediction layer.
         (*llama.IGNORED, r"model\.layers\.(46|92)\..*"),
     )
 )

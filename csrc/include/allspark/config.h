@@ -73,14 +73,14 @@ struct RuntimeConfig {
   int64_t max_output_tensor_bytes = 0;
   // Longest that a step waits for token masks; a request without its mask by then ends in error.
   int64_t token_mask_timeout_ms = 10000;
-  // Most tokens of one step that are decoded or drafted, where tokens are drafted
-  // (prompt_lookup_num_tokens, draft_model). Up to there a step has the drafts that are worth their
-  // arithmetic. 0: no drafts.
+  // With speculative decoding (prompt_lookup_num_tokens, draft_model): most decoded and draft
+  // tokens of one step. Below it, a step has the draft tokens that are worth computing. 0: no
+  // drafts.
   int64_t max_draft_rows = 64;
-  // A smaller model of the same vocabulary that guesses what follows: the path of its .asgraph, or
+  // A smaller model of the same vocabulary that proposes draft tokens: the path of its .asgraph, or
   // the name of a memory image. Empty: none.
   std::string draft_model;
-  // Most tokens that it guesses for a request in one step.
+  // Most draft tokens for a request in one step.
   int64_t num_draft_tokens = 5;
   // For requests longer than the model was trained for, 1 or more: rope frequencies by dynamic NTK
   // scaling with this factor for engine_max_length tokens, for every request (what a token sees
@@ -171,7 +171,7 @@ struct GenerationConfig {
   std::vector<int64_t> stop_token_ids;
   // Generation ends after any of these id sequences, which stay in the output.
   std::vector<std::vector<int64_t>> stop_words_ids;
-  // Id sequences that are never generated: the last token of one that would complete is barred.
+  // Id sequences that are never generated: the last token of one that would complete is masked.
   std::vector<std::vector<int64_t>> bad_words_ids;
   // Added to the logits of these tokens, [-100, 100] each.
   std::map<int64_t, double> logit_bias;

@@ -46,8 +46,8 @@ AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, i
   }
 }
 
-// What becomes of a row's sums: * the row's scale, + bias. A copy of what GemmArgs says of it,
-// which stores to results could not change for all that the compiler knows.
+// The end of a row's sums: times the row's scale, plus bias. A copy of the fields of GemmArgs, so
+// that the compiler knows that stores to the results do not alias them.
 struct RowFinish {
   const float* a_scale;
   const float* bias;

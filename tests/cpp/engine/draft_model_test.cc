@@ -1,6 +1,6 @@
 // A draft model changes how fast tokens come and nothing else. The model here has 24 layers of
 // which the first two alone do anything, so a draft model of these two is right about every token:
-// whatever it lacks of a text shows as a wrong guess.
+// whatever it lacks of a text shows as a rejected draft.
 
 #include <algorithm>
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace {
 
 class DraftModelTest : public EngineTest {
  protected:
-  // The model "m" with this one to guess for it, started behind the closed gate of the hook.
+  // The model "m" with this one as its draft model, started behind the closed gate of the hook.
   void Start(RuntimeConfig config, const proto::DecoderSpec& draft_spec, uint64_t draft_seed) {
     ASSERT_OK(engine_->RegisterImage("draft", MakeRandomModel(draft_spec, draft_seed)));
     config.draft_model = "draft";
@@ -138,7 +138,7 @@ TEST_F(DraftModelTest, AnotherModelIsAskedSeldomAndChangesNothing) {
   EXPECT_LT(stat.total_draft_token, 200) << "of 800 tokens";
 }
 
-TEST_F(DraftModelTest, GuessesBesidePromptLookupAndOnlyForThoseWhoWant) {
+TEST_F(DraftModelTest, DraftsBesidePromptLookupAndOnlyForRequestsThatWantIt) {
   Start(SmallConfig(), spec_, kSeed);
   std::vector<GenerationConfig> configs(3, Greedy(60));
   configs[1].use_draft_model = false;

@@ -146,7 +146,7 @@ class NumericsTest : public ::testing::TestWithParam<std::tuple<proto::ComputeTy
 
 TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) { ExpectInvariant(TinyLlamaSpec(compute()), 9); }
 
-// Guesses change how fast tokens come and nothing else: greedy and drawn, with penalties and stops,
+// Drafts change the speed and nothing else: greedy and sampled, with penalties and stops,
 // alone, in a crowd and under preemption.
 TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
   const proto::DecoderSpec spec = TinyQwen2Spec(compute());

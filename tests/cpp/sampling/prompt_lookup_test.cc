@@ -10,36 +10,36 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// What a text that is seen for the first time lets one guess.
-Tokens Guesses(const Tokens& tokens, int64_t count) {
+// The drafts of a text that is seen for the first time.
+Tokens Drafts(const Tokens& tokens, int64_t count) {
   PromptLookup lookup;
   lookup.Follow(tokens);
-  Tokens guesses;
-  for (int64_t i = 0; lookup.has_guess() && i < count; ++i) {
-    guesses.push_back(lookup.Guess(tokens, i));
+  Tokens drafts;
+  for (int64_t i = 0; lookup.has_draft() && i < count; ++i) {
+    drafts.push_back(lookup.Draft(tokens, i));
   }
-  return guesses;
+  return drafts;
 }
 
-TEST(PromptLookupTest, GuessesWhatFollowedTheLastTokens) {
-  EXPECT_EQ(Guesses({1, 2, 3, 4, 5, 1, 2}, 3), (Tokens{3, 4, 5}));
-  EXPECT_EQ(Guesses({1, 2, 3, 2}, 2), (Tokens{3, 2})) << "one token is enough";
+TEST(PromptLookupTest, DraftsWhatFollowedTheLastTokens) {
+  EXPECT_EQ(Drafts({1, 2, 3, 4, 5, 1, 2}, 3), (Tokens{3, 4, 5}));
+  EXPECT_EQ(Drafts({1, 2, 3, 2}, 2), (Tokens{3, 2})) << "one token is enough";
 }
 
 TEST(PromptLookupTest, GoesRoundInACircle) {
-  EXPECT_EQ(Guesses({1, 2, 3, 1, 2}, 8), (Tokens{3, 1, 2, 3, 1, 2, 3, 1}));
-  EXPECT_EQ(Guesses({7, 7, 7, 7}, 5), (Tokens{7, 7, 7, 7, 7}));
+  EXPECT_EQ(Drafts({1, 2, 3, 1, 2}, 8), (Tokens{3, 1, 2, 3, 1, 2, 3, 1}));
+  EXPECT_EQ(Drafts({7, 7, 7, 7}, 5), (Tokens{7, 7, 7, 7, 7}));
 }
 
 TEST(PromptLookupTest, PrefersTheLongestMatchThenTheLatest) {
-  EXPECT_EQ(Guesses({9, 1, 2, 5, 8, 1, 2, 6, 9, 1, 2}, 1), (Tokens{5})) << "three tokens match";
-  EXPECT_EQ(Guesses({1, 2, 5, 1, 2, 6, 0, 1, 2}, 1), (Tokens{6}));
+  EXPECT_EQ(Drafts({9, 1, 2, 5, 8, 1, 2, 6, 9, 1, 2}, 1), (Tokens{5})) << "three tokens match";
+  EXPECT_EQ(Drafts({1, 2, 5, 1, 2, 6, 0, 1, 2}, 1), (Tokens{6}));
 }
 
 TEST(PromptLookupTest, FindsNothingWhereNothingRepeats) {
-  EXPECT_EQ(Guesses({}, 4), Tokens{});
-  EXPECT_EQ(Guesses({1}, 4), Tokens{});
-  EXPECT_EQ(Guesses({1, 2, 3, 4}, 4), Tokens{});
+  EXPECT_EQ(Drafts({}, 4), Tokens{});
+  EXPECT_EQ(Drafts({1}, 4), Tokens{});
+  EXPECT_EQ(Drafts({1, 2, 3, 4}, 4), Tokens{});
 }
 
 // Against a search written from the definition.
@@ -65,14 +65,14 @@ TEST(PromptLookupTest, KeepsToItsSourceWhileThatIsRight) {
   Tokens tokens = {1, 2, 3, 9, 1, 2, 4, 8, 1};
   PromptLookup lookup;
   lookup.Follow(tokens);
-  EXPECT_EQ(lookup.Guess(tokens, 0), 2);
-  EXPECT_EQ(lookup.Guess(tokens, 1), 4) << "the latest place";
+  EXPECT_EQ(lookup.Draft(tokens, 0), 2);
+  EXPECT_EQ(lookup.Draft(tokens, 1), 4) << "the latest place";
   tokens.push_back(2);
   lookup.Follow(tokens);
-  EXPECT_EQ(lookup.Guess(tokens, 0), 4);
+  EXPECT_EQ(lookup.Draft(tokens, 0), 4);
   tokens.push_back(3);  // as at the first place
   lookup.Follow(tokens);
-  EXPECT_EQ(lookup.Guess(tokens, 0), 9);
+  EXPECT_EQ(lookup.Draft(tokens, 0), 9);
 }
 
 TEST(PromptLookupTest, LearnsItsChanceFromTheTextAlone) {

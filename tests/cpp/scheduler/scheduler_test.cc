@@ -368,8 +368,8 @@ TEST(Scheduler, DraftsLengthenDecodesWhereThereIsRoom) {
   first->num_tokens += 1;
   second->num_tokens += 2;
   // Where one is likelier to be right than another it comes first.
-  second->draft_chance = 0.7;
-  first->draft_chance = 0.5;
+  second->acceptance_rate = 0.7;
+  first->acceptance_rate = 0.5;
   EXPECT_EQ(plan(9, 9), "2,1 4,3 ");
   // Beside a prefill there are none.
   harness.Add(0, 2, 8);

@@ -125,7 +125,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     for (const auto& sequence : harness.sequences()) {
       const int64_t most = std::max<int64_t>(0, sequence->max_length - sequence->num_tokens - 1);
       sequence->num_drafts = random.Range(0, std::min<int64_t>(most, 6));
-      sequence->draft_chance = 0.25 * static_cast<double>(random.Range(0, 4));
+      sequence->acceptance_rate = 0.25 * static_cast<double>(random.Range(0, 4));
       sequence->draft_cost = 0.02 * static_cast<double>(random.Range(0, 3));
     }
   };
