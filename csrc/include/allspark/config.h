@@ -45,10 +45,10 @@ struct RuntimeConfig {
   int64_t engine_max_length = 2048;
   // Most requests decoded in one step.
   int64_t engine_max_batch = 32;
-  // Most prompt tokens prefilled in one step (the chunk); 0: 512. A step that decodes too takes a
-  // quarter.
+  // Most prompt tokens prefilled in one step (the chunk); 0: 512. In a step that also decodes, a
+  // quarter of it.
   int64_t engine_max_prefill_length = 0;
-  // Compute threads; 0: one per core this process may run on.
+  // Compute threads; 0: one for each core that the process may use.
   int64_t num_threads = 0;
   // "", "float32" or "bfloat16": refuses a file serialised for another compute type.
   std::string matmul_precision;
@@ -57,21 +57,21 @@ struct RuntimeConfig {
   // KV blocks in the pool; 0: sized from max_batch x max_length, at most half the memory available.
   int64_t cache_span_num_init = 0;
   // When blocks run out, the youngest request of the lowest priority ends as GenerateInterrupted
-  // with what it has generated. False: it waits, and goes on later as if nothing had happened.
+  // with the tokens so far. False: it is preempted, and gives the same tokens later.
   bool interrupt_on_cache_exhaustion = false;
-  // Requests take the KV blocks of their beginning from those before and beside them.
+  // Requests reuse KV blocks of other requests with the same prefix.
   bool enable_prefix_cache = true;
-  // Seconds that blocks stay in the prefix cache which nobody uses; 0: only while a request runs.
+  // How many seconds unused blocks stay in the prefix cache; 0: only running requests share blocks.
   int64_t prefix_cache_ttl = 300;
   CacheMode cache_mode = CacheMode::kDefault;
   // Requests that may wait beyond the running batch. 0: no bound.
   int64_t max_waiting_requests = 0;
-  // What StartRequest does where so many wait: "refuse", or "block" until there is room.
+  // What StartRequest does when that many wait: "refuse", or "block" until there is room.
   std::string queue_full_policy = "refuse";
-  // Bytes that the output tensors of all requests that wait or run may take; one that would take
-  // more is denied. 0: no bound.
+  // Most bytes for the output tensors of all waiting and running requests; a request that would
+  // exceed it is denied. 0: no bound.
   int64_t max_output_tensor_bytes = 0;
-  // Longest that a step waits for token masks; a request without its mask by then ends in error.
+  // Longest time that a step waits for token masks; a request whose mask is later ends in error.
   int64_t token_mask_timeout_ms = 10000;
   // With speculative decoding (prompt_lookup_num_tokens, draft_model): most decoded and draft
   // tokens of one step. Below it, a step has the draft tokens that are worth computing. 0: no
@@ -83,18 +83,18 @@ struct RuntimeConfig {
   // Most draft tokens for a request in one step.
   int64_t num_draft_tokens = 5;
   // For requests longer than the model was trained for, 1 or more: rope frequencies by dynamic NTK
-  // scaling with this factor for engine_max_length tokens, for every request (what a token sees
-  // does not depend on how many follow). 0: as the model has them.
+  // scaling with this factor for engine_max_length tokens, for every request (so that a token does
+  // not depend on how many follow). 0: the model's own frequencies.
   double rope_scaling_factor = 0.0;
   // Queries beyond the length the model was trained for are scaled by the logarithm of their
   // position, to the base of that length.
   bool use_logn_attn = false;
-  // Where StopModel writes a trace of the last steps and requests, in Chrome's trace format; empty:
-  // none is kept.
+  // File to which StopModel writes a trace of the last steps and requests, in Chrome's trace
+  // format; empty: no trace.
   std::string trace_path;
-  // Measures each operation of a step, for GetOpProfilingInfo: two reads of the clock a call.
+  // Measures each operation of a step, for GetOpProfilingInfo: two clock reads per operation.
   bool op_profiling = false;
-  // Highest rank of an adapter's modules, and most adapters at a time; 0: none can be loaded.
+  // Highest rank of an adapter's modules; most adapters loaded at a time, 0: none.
   int64_t lora_max_rank = 64;
   int64_t lora_max_num = 5;
 
@@ -147,23 +147,23 @@ struct GenerationConfig {
   // Keeps tokens at least min_p times as probable as the likeliest; 0: all.
   double min_p = 0.0;
   // Two requests with the same prompt, config and seed give the same tokens under any load;
-  // -1: the engine draws one.
+  // -1: a random seed.
   int64_t seed = -1;
   // Prompt + output; 0: engine_max_length.
   int64_t max_length = 0;
   // Output tokens; 0: bounded by max_length alone.
   int64_t max_new_tokens = 0;
-  // So many of the prompt's last tokens were generated, by a request that ended early: they are
-  // output to whatever looks at the output, so that this one gives what that one would have.
+  // How many of the prompt's last tokens are the output of a request that ended early. They count
+  // as output, so that this request continues with the tokens that the earlier one would have had.
   int64_t num_generated_in_prompt = 0;
   // No EOS, stop token or stop word ends the request before prompt + output reach this; 0: no
   // constraint.
   int64_t min_length = 0;
   // The same for the output alone; the later of the two counts.
   int64_t min_new_tokens = 0;
-  // True: generation ends at the EOS token. False: it goes on (stop words still end it).
+  // True: generation ends at the EOS token. False: it continues (stop words still end it).
   bool early_stopping = true;
-  // True: as early_stopping False, whatever that says.
+  // True: the same as early_stopping False, and overrides it.
   bool ignore_eos = false;
   // -1: none.
   int64_t eos_token_id = -1;
@@ -177,7 +177,7 @@ struct GenerationConfig {
   std::map<int64_t, double> logit_bias;
   // Divides positive logits and multiplies negative ones of tokens in prompt or output; 1: off.
   double repetition_penalty = 1.0;
-  // True: repetition_penalty looks at the output alone.
+  // True: repetition_penalty counts the output alone.
   bool suppress_repetition_in_generation = false;
   // Subtracted from the logits of tokens in the output.
   double presence_penalty = 0.0;
@@ -189,22 +189,23 @@ struct GenerationConfig {
   // repetition_ngram_threshold times in the output; either 0: off.
   int64_t repetition_ngram_size = 0;
   int64_t repetition_ngram_threshold = 0;
-  // Most tokens to draft per step by looking the last ones up in prompt and output (speculative
-  // decoding). The output does not change, only its speed where texts repeat; 0: off.
+  // Speculative decoding by prompt lookup: most draft tokens per step. The output does not change,
+  // only its speed where texts repeat; 0: off.
   int64_t prompt_lookup_num_tokens = 0;
-  // False: without the model's draft model, where it has one.
+  // False: do not use the model's draft model.
   bool use_draft_model = true;
   // True: the log-probability of each output token comes with it.
   bool logprobs = false;
-  // And those of so many likeliest tokens, beside what logprobs and prompt_logprobs give.
+  // How many likeliest tokens come with their log-probabilities, beside logprobs or
+  // prompt_logprobs.
   int64_t top_logprobs = 0;
-  // "processed": of the logits as the choice saw them, before temperature; "raw": as the model
-  // gave them.
+  // "processed": of the logits after biases, penalties and masks, before temperature; "raw": of the
+  // model's own logits.
   std::string logprobs_mode = "processed";
-  // True: the log-probability of each prompt token but the first, as the model gave it.
+  // True: the log-probability of each prompt token but the first, of the model's own logits.
   bool prompt_logprobs = false;
-  // True: nothing is generated; the request ends with what else was asked for of its prompt, which
-  // may be as long as max_length. What is about output has no effect then.
+  // True: nothing is generated; the request ends with the scores or tensors of its prompt, which may
+  // be as long as max_length. Fields about output have no effect.
   bool prompt_only = false;
   // The matrices that come in GeneratedElements::tensors_from_model_inference: "" none, "all" a row
   // for each token of prompt and output but the last, "generation" one for each output token, from
@@ -217,23 +218,23 @@ struct GenerationConfig {
   std::string pooling;
   // Whether the embedding is divided by its length.
   bool normalize = true;
-  // Above 1: a beam search with so many beams, which draws nothing (do_sample false). Sequences are
-  // ranked by their score: the sum of the log-probabilities / output length ^ length_penalty.
+  // Above 1: a beam search with this many beams, which needs do_sample false. Sequences are ranked
+  // by their score: the sum of the log-probabilities / output length ^ length_penalty.
   int64_t num_beams = 1;
-  // Above 1: so many samples, of which the best come back, ranked by the same score.
+  // Above 1: this many samples are generated, and the best returned, ranked by the same score.
   int64_t best_of = 1;
-  // Sequences that come back, the best ones, once all have ended; at most num_beams or best_of.
+  // How many of the num_beams or best_of sequences are returned, best first, once all have ended.
   int64_t num_return_sequences = 1;
   double length_penalty = 1.0;
-  // When a search ends that has num_beams ended sequences, in the words of transformers'
-  // early_stopping: "false": once no beam is likely to become better; "true": at once; "never":
-  // once none can.
+  // When a search with num_beams ended sequences ends, as transformers' early_stopping: "false":
+  // once the best beam, ended now, would score worse than all of them; "true": at once; "never":
+  // once no beam can still become better.
   std::string beam_early_stopping = "false";
-  // The adapter that was loaded under this name; "": the model as it is.
+  // The loaded adapter of this name; "": the base model.
   std::string lora_name;
-  // Larger runs earlier; FIFO within one priority.
+  // Larger runs earlier; first come, first served within one priority.
   int64_t priority = 0;
-  // From StartRequest on; a request that has not ended by then ends with what it has. 0: no limit.
+  // From StartRequest on, after which the request ends with the tokens so far. 0: no limit.
   int64_t timeout_ms = 0;
 
   static constexpr auto Fields() {

@@ -31,7 +31,7 @@ struct RequestHandle {
 struct StartedRequest {
   RequestHandle handle;
   std::shared_ptr<ResultQueue> queue;
-  // The second best sequence and so on, where num_return_sequences is above 1. All are one request:
+  // With num_return_sequences above 1: the second best sequence and so on. All are one request:
   // stopping or releasing one handle stops all, and they end together.
   std::vector<StartedRequest> next_best = {};
 };
@@ -45,7 +45,7 @@ enum class StopMode : int {
   kDrain = 1,   // deny new ones, finish these first
 };
 
-// What an installed model is and takes, known before it starts (a span is a KV block).
+// An installed model and the memory it needs, known before it starts (a span is a KV block).
 struct ModelInfo {
   std::string model_name;
   std::string architecture;  // of the checkpoint, such as "LlamaForCausalLM"
@@ -58,8 +58,8 @@ struct ModelInfo {
   int64_t num_longest_request = 0;
   // A token's keys and values in all layers, those of the draft model included.
   int64_t bytes_per_token = 0;
-  // Weights lie in their files or their image from install on; start_model takes the rest: the KV
-  // pool, and what a step writes besides (activations, logits, tables).
+  // Weights stay in their files or their image. start_model takes the rest: the KV pool, and the
+  // scratch memory of a step (activations, logits, tables).
   int64_t weight_bytes = 0, kv_pool_bytes = 0, work_bytes = 0;
 
   static constexpr auto Fields() {
@@ -82,8 +82,8 @@ std::string ToString(const ModelInfo& info);
 // A snapshot of one model's counters (ancestor's AsEngineStat; a span is a KV block).
 struct EngineStat {
   std::string model_name;
-  std::string kernel_table;  // which kernels run it: "avx2", "neon_bf16", ...
-  // cached_span: those free ones that the prefix cache finds again.
+  std::string kernel_table;  // the kernels that run it: "avx2", "neon_bf16", ...
+  // cached_span: free blocks that the prefix cache keeps.
   int64_t total_span = 0, used_span = 0, free_span = 0, cached_span = 0, span_size = 0;
   int64_t total_token = 0, free_token = 0;
   int64_t pending_request = 0, running_request = 0;
@@ -91,14 +91,14 @@ struct EngineStat {
   int64_t output_tensor_bytes = 0;  // of requests that wait or run
   int64_t total_device_memory_pool_size = 0, used_device_memory_pool_size = 0;  // bytes
   int64_t total_generated_token = 0;
-  int64_t total_prefill_token = 0;  // what a preemption had computed again included
+  int64_t total_prefill_token = 0;  // including recomputed ones after a preemption
   double generate_token_persec = 0, process_token_persec = 0;  // over the last second
   double token_usage_percentage = 0;
-  int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;  // found, computed instead
+  int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;  // from the cache; computed
   double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
   int64_t num_preemptions = 0, num_steps = 0;
   int64_t total_draft_token = 0, total_accepted_draft_token = 0;
-  // Requests that ended, by their FinishReason; and those denied for want of room.
+  // Requests that ended, by their FinishReason; and those denied because the queue was full.
   int64_t finished_stop = 0, finished_length = 0, finished_cancelled = 0;
   int64_t finished_deadline = 0, finished_interrupted = 0, finished_error = 0;
   int64_t denied_request = 0;
@@ -164,11 +164,11 @@ class Engine {
                    int64_t timeout_ms = -1);
   // Initial | Stop -> Released, and the name is free again.
   Status ReleaseModel(const std::string& model_name);
-  // A running model gives its KV pool, scratch and mapped weights back, after the running step;
-  // what it keeps is small, but for weights in a memory image and adapters. Requests that run or
-  // come wait for LoadDeviceMemory and go on as if nothing had been; the prefix cache is empty
-  // then, and nothing is pinned. LoadDeviceMemory blocks for the warm-up; where there is no memory
-  // (ResourceExhausted) the model stays as it is.
+  // UnloadDeviceMemory frees the KV pool, scratch memory and mapped weights of a running model after
+  // the current step. It keeps adapters, and weights in a memory image. Running and new requests
+  // wait for LoadDeviceMemory and then give the same tokens; the prefix cache and its pins are
+  // lost. LoadDeviceMemory blocks for the warm-up; without enough memory (ResourceExhausted) the
+  // model stays unloaded.
   Status UnloadDeviceMemory(const std::string& model_name);
   Status LoadDeviceMemory(const std::string& model_name);
   Result<ModelState> GetModelState(const std::string& model_name) const;
@@ -177,11 +177,11 @@ class Engine {
   // Installed models, in the order of installation.
   std::vector<std::string> ListModels() const;
 
-  // Returns at once. A failure is here or never: what is accepted reaches a terminal status.
+  // Returns at once. An accepted request always reaches a terminal status.
   // `token_mask`: which tokens may be chosen, for guided decoding; null: all.
-  // Where too many requests wait and queue_full_policy is "block", it waits for room, until
-  // StopModel, until timeout_ms is over, or until `cancelled`, asked some times a second, is true;
-  // that must not throw. Calls that wait enter in the order in which they came.
+  // If the queue is full and queue_full_policy is "block", the call waits for room: until StopModel,
+  // until timeout_ms is over, or until `cancelled` returns true. `cancelled` is called some times a
+  // second and must not throw. Waiting calls enter in the order of their arrival.
   Result<StartedRequest> StartRequest(const std::string& model_name,
                                       std::span<const int64_t> prompt_ids,
                                       const GenerationConfig& config,
@@ -209,32 +209,32 @@ class Engine {
   // Their names, in alphabetical order.
   Result<std::vector<std::string>> ListLoras(const std::string& model_name) const;
 
-  // The prefix cache keeps the keys and values of what was computed, in blocks, and a request takes
-  // those of its beginning from there. These calls are about the blocks that hold the beginning of
-  // `prompt_ids` as the adapter `lora_name` computes it ("": the model alone), return how many
-  // tokens those hold, and wait for the running step at most.
+  // The prefix cache keeps keys and values of computed tokens in blocks, which requests with the
+  // same prefix reuse. These calls concern the cached blocks of the longest prefix of `prompt_ids`,
+  // as computed with the adapter `lora_name` ("": the base model). They return the number of tokens
+  // in these blocks, and wait for the current step at most.
   Result<int64_t> FindPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
                              const std::string& lora_name = "");
-  // Keeps them until UnpinPrefix (as often as it was pinned) or ClearPrefixCache. Pinned blocks
+  // Keeps the blocks until UnpinPrefix (once for each pin) or ClearPrefixCache. Pinned blocks must
   // leave room for one request of engine_max_length; a pin beyond that is refused.
   Result<int64_t> PinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
                             const std::string& lora_name = "");
-  // 0: neither these tokens nor a beginning of them is pinned.
+  // 0: neither these tokens nor a prefix of them is pinned.
   Result<int64_t> UnpinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
                               const std::string& lora_name = "");
-  // Forgets everything that no running request uses, pinned or not.
+  // Evicts all blocks that no running request uses, pinned or not.
   Result<int64_t> ClearPrefixCache(const std::string& model_name);
 
   // From InstallModel on, in every state.
   Result<ModelInfo> GetModelInfo(const std::string& model_name) const;
   Result<EngineStat> GetEngineStat(const std::string& model_name) const;
-  // Writes what the trace has by now, where the model keeps one (trace_path).
+  // Writes the current trace, if the model keeps one (trace_path).
   Status WriteTrace(const std::string& model_name, const std::string& path) const;
-  // Where the time of its steps went, by operation, where the model measures that (op_profiling): a
-  // table since InstallModel, with the rates at which weights and KV cache were read and multiplied
-  // (ancestor's GetOpProfilingInfo). Not those of a draft model, nor of the warm-up.
+  // A table of the time of each operation since InstallModel, if the model measures it
+  // (op_profiling), with the rates at which weights and KV cache were read and multiplied
+  // (ancestor's GetOpProfilingInfo). Without a draft model and the warm-up.
   Result<std::string> GetOpProfilingInfo(const std::string& model_name) const;
-  // Of all installed models; empty where there is none.
+  // Of all installed models.
   std::vector<Metric> GetMetrics() const;
   // Every change of every queue of this engine is signalled here.
   const std::shared_ptr<CompletionSet>& completions() const;

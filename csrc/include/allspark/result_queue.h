@@ -53,18 +53,18 @@ struct OutputTensor {
 // Everything that came since the last getter call.
 struct GeneratedElements {
   std::vector<int64_t> ids_from_generate;
-  // Empty unless asked for: [token][top_logprobs] of (token id, log-probability), likeliest first
-  // and fewer where fewer tokens could be chosen; and the log-probability of each token.
+  // Empty unless asked for: [token][top_logprobs] of (token id, log-probability), likeliest first,
+  // fewer if fewer tokens could be chosen; and the log-probability of each token.
   std::vector<std::vector<std::pair<int64_t, float>>> log_probs_list;
   std::vector<float> token_logprobs_list;
   // The same of the prompt's tokens but the first, with the first elements; empty unless asked for.
   std::vector<std::vector<std::pair<int64_t, float>>> prompt_log_probs_list;
   std::vector<float> prompt_token_logprobs_list;
-  // Empty or one map, of what was asked for: "hidden_states" and "inputs_embedding" [rows,
-  // hidden_size] and "logits" [rows, vocab_size], whose rows go on where those of the elements
-  // before ended; with the first elements "embedding" [hidden_size].
+  // Empty or one map of the tensors asked for: "hidden_states" and "inputs_embedding" [rows,
+  // hidden_size] and "logits" [rows, vocab_size], whose rows continue those of the elements before;
+  // with the first elements "embedding" [hidden_size].
   std::vector<std::map<std::string, OutputTensor>> tensors_from_model_inference;
-  // Tokens of the prompt that the prefix cache had: in all, in a GPU's memory, in the host's.
+  // Prompt tokens from the prefix cache: in all, in device memory, in host memory.
   int64_t prefix_cache_len = 0;
   int64_t prefix_len_gpu = 0;
   int64_t prefix_len_cpu = 0;
@@ -83,7 +83,7 @@ class ResultQueue {
   // Keys and units as documented for RequestStatInfo: times in ms, lengths in tokens.
   virtual std::map<std::string, int64_t> RequestStatInfo() const = 0;
   virtual uint64_t request_id() const = 0;
-  // What ranked the sequence, once it has ended; nullopt where none was (num_beams and best_of 1).
+  // The score of the sequence once it has ended; nullopt with num_beams and best_of 1.
   virtual std::optional<double> sequence_score() const = 0;
 
   // Blocks until new tokens or a terminal status. Returns nullopt once the request is terminal
