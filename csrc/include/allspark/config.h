@@ -204,8 +204,8 @@ struct GenerationConfig {
   std::string logprobs_mode = "processed";
   // True: the log-probability of each prompt token but the first, of the model's own logits.
   bool prompt_logprobs = false;
-  // True: nothing is generated; the request ends with the scores or tensors of its prompt, which may
-  // be as long as max_length. Fields about output have no effect.
+  // True: nothing is generated; the request ends with the scores or tensors of its prompt, which
+  // may be as long as max_length. Fields about output have no effect.
   bool prompt_only = false;
   // The matrices that come in GeneratedElements::tensors_from_model_inference: "" none, "all" a row
   // for each token of prompt and output but the last, "generation" one for each output token, from

@@ -164,11 +164,11 @@ class Engine {
                    int64_t timeout_ms = -1);
   // Initial | Stop -> Released, and the name is free again.
   Status ReleaseModel(const std::string& model_name);
-  // UnloadDeviceMemory frees the KV pool, scratch memory and mapped weights of a running model after
-  // the current step. It keeps adapters, and weights in a memory image. Running and new requests
-  // wait for LoadDeviceMemory and then give the same tokens; the prefix cache and its pins are
-  // lost. LoadDeviceMemory blocks for the warm-up; without enough memory (ResourceExhausted) the
-  // model stays unloaded.
+  // UnloadDeviceMemory frees the KV pool, scratch memory and mapped weights of a running model
+  // after the current step. It keeps adapters, and weights in a memory image. Running and new
+  // requests wait for LoadDeviceMemory and then give the same tokens; the prefix cache and its pins
+  // are lost. LoadDeviceMemory blocks for the warm-up; without enough memory (ResourceExhausted)
+  // the model stays unloaded.
   Status UnloadDeviceMemory(const std::string& model_name);
   Status LoadDeviceMemory(const std::string& model_name);
   Result<ModelState> GetModelState(const std::string& model_name) const;
@@ -179,9 +179,9 @@ class Engine {
 
   // Returns at once. An accepted request always reaches a terminal status.
   // `token_mask`: which tokens may be chosen, for guided decoding; null: all.
-  // If the queue is full and queue_full_policy is "block", the call waits for room: until StopModel,
-  // until timeout_ms is over, or until `cancelled` returns true. `cancelled` is called some times a
-  // second and must not throw. Waiting calls enter in the order of their arrival.
+  // If the queue is full and queue_full_policy is "block", the call waits for room: until
+  // StopModel, until timeout_ms is over, or until `cancelled` returns true. `cancelled` is called
+  // some times a second and must not throw. Waiting calls enter in the order of their arrival.
   Result<StartedRequest> StartRequest(const std::string& model_name,
                                       std::span<const int64_t> prompt_ids,
                                       const GenerationConfig& config,
