@@ -19,6 +19,9 @@ from typing import Any
 # The processor's build of torch by this version; others bring gigabytes of CUDA.
 TORCH = "torch==2.13.0"
 BENCHMARKS = Path(__file__).resolve().parents[1]
+# Of what a program said before it failed.
+_SAID_LINES = 3
+_SAID_CHARACTERS = 600
 
 
 class EngineError(RuntimeError):
@@ -39,10 +42,34 @@ class Precision:
 BF16 = Precision(16, 16, "bf16_gflop_s")
 
 
+class ProgramEnded(EngineError):
+    """A program that failed or was killed. The message says how it ended and what it said last."""
+
+    def __init__(self, name: str, returncode: int, said: str) -> None:
+        self.signal = -returncode if returncode < 0 else None
+        how = f"ended with {returncode}"
+        if self.signal is not None:
+            how = f"was ended by {_signal_name(self.signal)}"
+        super().__init__(f"{name} {how}: {last_lines(said)}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:  # A real-time signal.
+        return f"signal {number}"
+
+
+def last_lines(text: str) -> str:
+    """The last lines that say anything, in one; of a very long one the end."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-_SAID_LINES:])[-_SAID_CHARACTERS:] or "no message"
+
+
 def run_command(
     command: Sequence[str | Path], timeout_s: float = 3600, text: str | None = None, **options: Any
 ) -> str:
-    """Its standard output, `text` being its input; a failure names the last line of its errors."""
+    """Its standard output, `text` being its input; a failure names the last lines of its errors."""
     name = Path(command[0]).name
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
@@ -61,8 +88,7 @@ def run_command(
             raise EngineError(f"{name} took more than {timeout_s:g} s") from error
         raise
     if process.returncode != 0:
-        lines = (errors.strip() or output.strip() or "no message").splitlines()
-        raise EngineError(f"{name} ended with {process.returncode}: {lines[-1][:300]}")
+        raise ProgramEnded(name, process.returncode, errors.strip() or output)
     return output
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
-import sys
 import tarfile
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from peers.base import Engine, EngineError, Precision, run_command
+from peers.base import Engine, EngineError, Precision, ProgramEnded, last_lines, run_command
 from peers.worker import Request, Timeline, main
 
 _SDIST = "llama-cpp-python==0.3.36"
+_NAME = "llama-server"
 _START_S = 120
+_END_S = 5  # From a connection that broke off to the end of the process that had it.
+# What its repacked weights (Q4_0, Q8_0) do on some processors, those with AMX among them.
+_REPACK_SIGNALS = (signal.SIGSEGV, signal.SIGILL)
 
 
 class LlamaCpp(Engine):
@@ -70,6 +76,7 @@ class LlamaCpp(Engine):
 
 class Server:
     def __init__(self, job: dict[str, Any]) -> None:
+        self.remarks: list[str] = []
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -82,13 +89,40 @@ class Server:
             "-c", str(slots * slot_tokens), "-b", "2048", "-ub", "512", "-fa", "on",
             "--no-kv-unified", "--cache-ram", "0",
         ]  # fmt: skip
-        self._process = subprocess.Popen(command, stdout=sys.stderr, stderr=subprocess.DEVNULL)
+        try:
+            self._start(command)
+        except ProgramEnded as error:
+            if error.signal not in _REPACK_SIGNALS:
+                raise
+            self._start([*command, "--no-repack"])
+            self.remarks.append(f"served with --no-repack; without it, {error}")
+
+    def _start(self, command: list[str]) -> None:
+        """Returns when the server has answered a request; EngineError says why it has not."""
+        # A file: nobody reads while it runs, and a pipe would fill up.
+        self._log = tempfile.TemporaryFile("w+", errors="replace")
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         end = time.monotonic() + _START_S
-        while not self._is_healthy():
-            if self._process.poll() is not None or time.monotonic() > end:
-                self.close()
-                raise EngineError(f"llama-server did not start within {_START_S} s")
-            time.sleep(0.05)
+        try:
+            while not self._is_healthy():
+                if self._process.poll() is not None:
+                    raise self._ended()
+                if time.monotonic() > end:
+                    said = f"its last lines: {last_lines(self._said())}"
+                    raise EngineError(f"{_NAME} did not start within {_START_S} s; {said}")
+                time.sleep(0.05)
+            # Kernels that this processor does not bear end it now, and not in the workload.
+            self.serve([{"ids": [3] * 40, "num_output": 2}])
+        except EngineError:
+            self.close()
+            raise
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    def _ended(self) -> ProgramEnded:
+        return ProgramEnded(_NAME, self._process.wait(), self._said())
 
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self._port)
@@ -113,6 +147,11 @@ class Server:
             thread.start()
         for thread in threads:
             thread.join()
+        wanted = sum(request["num_output"] for request in requests)
+        if sum(sum(timeline.counts) for timeline in timelines) < wanted:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+                raise self._ended()
         return timelines
 
     def _stream(self, request: Request, timeline: Timeline) -> None:
@@ -122,13 +161,15 @@ class Server:
         }  # fmt: skip
         connection = self._connect()
         headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/completion", json.dumps(body), headers)
-        for line in connection.getresponse():
-            if line.startswith(b"data: "):
-                event = json.loads(line[6:])
-                # Parts of a character are held back; the end tells how many tokens there were.
-                missing = event.get("tokens_predicted", 0) - sum(timeline.counts)
-                timeline.add(missing if event.get("stop") else len(event.get("tokens", ())))
+        # A server that dies breaks the connection off; what is missing then tells serve.
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("POST", "/completion", json.dumps(body), headers)
+            for line in connection.getresponse():
+                if line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    # Parts of a character are held back; the end tells how many tokens there were.
+                    missing = event.get("tokens_predicted", 0) - sum(timeline.counts)
+                    timeline.add(missing if event.get("stop") else len(event.get("tokens", ())))
         connection.close()
 
     def cpu_seconds(self) -> float:
@@ -139,6 +180,7 @@ class Server:
         # Asked to end, it has been seen to wait for ever; it has nothing to save.
         self._process.kill()
         self._process.wait()
+        self._log.close()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from peers.base import EngineError
+
 # {"ids": [...], "num_output": n}
 Request = dict[str, Any]
 
@@ -36,6 +38,8 @@ class Timeline:
 class Server(Protocol):
     """An engine with its model, ready."""
 
+    remarks: list[str]  # What the report is to say of how it was run.
+
     def serve(self, requests: list[Request]) -> list[Timeline]:
         """Hands all over at once, greedy and without ends; returns when the last has ended."""
 
@@ -47,6 +51,8 @@ class Server(Protocol):
 
 class InProcess:
     """What a server has that computes in the worker's own process."""
+
+    remarks: list[str] = []
 
     def cpu_seconds(self) -> float:
         return time.process_time()
@@ -100,12 +106,16 @@ def run_job(load: Callable[[dict[str, Any]], Server], job: dict[str, Any]) -> di
         result = measure(server, job)
     finally:
         server.close()  # Before the memory is read: a child counts once it has ended.
-    return {"load_s": load_s, "rss_mb": peak_rss_mb(), **result}
+    remarks = {"remarks": server.remarks}
+    return {"load_s": load_s, "rss_mb": peak_rss_mb(), **remarks, **result}
 
 
 def main(load: Callable[[dict[str, Any]], Server]) -> None:
     """The job is on stdin; the answer is the last line of stdout."""
-    result = run_job(load, json.load(sys.stdin))
+    try:
+        result = run_job(load, json.load(sys.stdin))
+    except EngineError as error:
+        sys.exit(str(error))  # The reason alone, which the report shows.
     print("\n" + json.dumps(result), flush=True)
     # Some engines hang or crash when the interpreter takes them down; what counts is said.
     os._exit(0)

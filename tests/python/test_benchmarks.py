@@ -263,6 +263,109 @@ def test_a_command_that_fails_says_why(load) -> None:
         base.run_command(["/nonexistent/program"])
 
 
+def test_a_command_that_is_killed_names_the_signal_and_its_last_words(load) -> None:
+    base = load("peers.base")
+    with pytest.raises(base.ProgramEnded, match=r"SIGILL \(.*\): b \| c \| d$") as caught:
+        base.run_command(["sh", "-c", "printf 'a\nb\nc\nd\n' >&2; kill -ILL $$"])
+    assert caught.value.signal == 4
+
+
+# Answers as llama-server does, or ends as it has been seen to: FAKE says when and how.
+FAKE_SERVER = """#!{python}
+import json, os, signal, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+when, _, how = os.environ["FAKE"].partition(":")
+if how.startswith("repack-") and "--no-repack" in sys.argv:
+    when = "never"
+
+
+def end(now):
+    if now == when:
+        print("loading the model\\nggml: something is wrong", flush=True)
+        if how == "exit":
+            sys.exit(3)
+        os.kill(os.getpid(), getattr(signal, how.removeprefix("repack-")))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        end("request")
+        self.send_response(200)
+        self.end_headers()
+        for token in range(body["n_predict"]):
+            self.wfile.write(b"data: " + json.dumps({{"tokens": [token]}}).encode() + b"\\n")
+
+    def log_message(self, *_):
+        pass
+
+
+end("start")
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def fake_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
+    """Starts a llama.cpp peer whose server is FAKE_SERVER."""
+    program = tmp_path / "server"
+    program.write_text(FAKE_SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("LLAMA_SERVER", str(program))
+
+    def start(how: str) -> Any:
+        monkeypatch.setenv("FAKE", how)
+        job = {"model": "m", "threads": 1, "max_batch": 2, "max_length": 64}
+        return load("peers.llama_cpp").Server(job)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("start:exit", "llama-server ended with 3"),
+        ("start:SIGKILL", r"llama-server was ended by SIGKILL \(Killed\)"),
+        ("start:SIGSEGV", r"llama-server was ended by SIGSEGV \(Segmentation fault\)"),
+        ("request:SIGSEGV", r"llama-server was ended by SIGSEGV \(Segmentation fault\)"),
+    ],
+)
+def test_a_peer_that_ends_at_its_start_says_how(fake_llama, load, how: str, message: str) -> None:
+    """At once, and not as one that was waited for in vain. --no-repack does not help these."""
+    said = ": loading the model \\| ggml: something is wrong$"
+    with pytest.raises(load("peers.base").ProgramEnded, match=message + said):
+        fake_llama(how)
+
+
+@pytest.mark.parametrize("when", ["start", "request"])
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL"])
+def test_llama_cpp_is_tried_without_repacking_where_that_dies(
+    fake_llama, when: str, name: str
+) -> None:
+    server = fake_llama(f"{when}:repack-{name}")
+    try:
+        (timeline,) = server.serve([{"ids": [1], "num_output": 3}])
+        assert timeline.counts == [1, 1, 1]
+        (remark,) = server.remarks
+        assert remark.startswith("served with --no-repack; without it, llama-server was ended by")
+        assert name in remark and "ggml: something is wrong" in remark
+    finally:
+        server.close()
+
+
+def test_a_peer_that_serves_has_nothing_to_say(fake_llama) -> None:
+    server = fake_llama("never")
+    try:
+        assert server.remarks == []
+    finally:
+        server.close()
+
+
 RECORDED = {
     "name": "recorded", "date": "2025-01-01",
     "machine": {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "version": "1", "isa": "avx2"},
