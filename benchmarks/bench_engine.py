@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from allspark import AsStatus, Engine, HuggingFaceModel, ResultQueue
+import machine
+import record
+from allspark import AsStatus, Engine, HuggingFaceModel, ResultQueue, TargetDevice
 from allspark.runtime_config import AsModelRuntimeConfigBuilder, get_cache_mode_from_str
-from checkpoints import SHAPES
+from checkpoints import SHAPES, ensure_checkpoint
 from ours import PRECISIONS
 
 MODEL = "bench"
+# Of the arguments those that do not say what is measured.
+_NO_SETTINGS = ("json", "work_dir", "program", "convert")
 
 
 def make_parser(doc: str | None, rounds: int, precisions: bool = False) -> argparse.ArgumentParser:
@@ -23,8 +28,57 @@ def make_parser(doc: str | None, rounds: int, precisions: bool = False) -> argpa
         parser.add_argument("--precision", default="bf16", choices=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=rounds, help="medians are shown")
     parser.add_argument("--threads", type=int, default=0)
+    add_recording(parser)
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
     return parser
+
+
+def add_recording(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, help="keeps every value in this file")
+    parser.add_argument("--retries", type=int, default=2, help="of what others disturbed")
+    parser.add_argument(
+        "--most-others", type=float, default=machine.MOST_OTHERS,
+        help="part of the cores that others may take; where they took more, there is no value",
+    )  # fmt: skip
+
+
+class Recorder:
+    """Keeps what a benchmark measures, in the form of record.py."""
+
+    def __init__(self, benchmark: str, options: argparse.Namespace, about: Mapping[str, str]):
+        """`about`: version and isa."""
+        settings = {
+            key: value.name if isinstance(value, Path) else value
+            for key, value in vars(options).items()
+            if key not in _NO_SETTINGS
+        }
+        self.record = record.begin(benchmark, **about, settings=settings)
+        self._options = options
+
+    def measure(
+        self,
+        number: int,
+        of: Mapping[str, Any],
+        function: Callable[[], Mapping[str, float]],
+        in_process: bool = True,
+    ) -> None:
+        """Calls the function until it had the machine for itself, and keeps what it returns.
+        Round 0 warms up: it is not kept."""
+        measurement = {"round": number, "of": dict(of)}
+        for _ in range(self._options.retries + 1 if number else 1):
+            others = machine.Others(in_process)
+            values = function()
+            share = others.share()
+            if share <= self._options.most_others:
+                measurement["values"] = dict(values)
+                break
+            print(f"{dict(of)}: others took {100 * share:.0f} %", file=sys.stderr, flush=True)
+        else:
+            measurement["disturbed"] = share
+        if number > 0:
+            self.record["measurements"].append(measurement)
+            if self._options.json is not None:
+                record.write(self._options.json, self.record)
 
 
 class BenchEngine:
@@ -55,6 +109,11 @@ class BenchEngine:
         self.expect(self.engine.install_model(config))
         self.expect(self.engine.start_model(config.model_name))
 
+    def about(self, name: str = MODEL) -> dict[str, str]:
+        """The engine's version, and the kernel table of an installed model."""
+        isa = self.engine.get_as_engine_stat(name).kernel_table
+        return {"version": self.engine.get_version_full(), "isa": isa}
+
     def start_requests(
         self, prompts: Sequence[list[int]], configs: Iterable[Mapping[str, Any]]
     ) -> list[ResultQueue]:
@@ -71,3 +130,17 @@ class BenchEngine:
     def expect(self, status: AsStatus) -> None:
         if status != AsStatus.ALLSPARK_SUCCESS:
             raise RuntimeError(f"{status.name}: {self.engine.last_error()}")
+
+
+def about_engine(work_dir: Path) -> dict[str, str]:
+    """Version and kernel table, for what does not start a model itself."""
+    bench = BenchEngine()
+    loader = bench.serialize(ensure_checkpoint("tiny", work_dir / "tiny" / "checkpoint"))
+    builder = loader.create_reference_runtime_config_builder(
+        MODEL, TargetDevice.CPU, max_batch=1, max_context_length=64
+    )
+    bench.start(builder, threads=1)
+    try:
+        return bench.about()
+    finally:
+        bench.expect(bench.engine.stop_model(MODEL))

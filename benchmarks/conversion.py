@@ -9,6 +9,7 @@ can take back.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
 import struct
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tables
+from bench_engine import Recorder, about_engine, add_recording
 from checkpoints import SHAPES, Shape
 
 # (type's name, shape of what is stored)
@@ -264,6 +267,8 @@ def size_of(directory: Path, pattern: str = "*") -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--shape", default="1B", choices=SHAPES)
+    parser.add_argument("--rounds", type=int, default=1, help="medians are shown")
+    add_recording(parser)
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
     parser.add_argument("--work-dir", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--convert", nargs=3, help=argparse.SUPPRESS)
@@ -274,9 +279,9 @@ def main() -> None:
         return
     shape = SHAPES[options.shape]
     elements = max(int(np.prod(dims)) for dims in shape.tensors().values())
-    print(f"{shape.title}; the largest tensor has {elements / 1e6:.1f} million elements. In MB:\n")
-    print("| format | checkpoint | model | anonymous | resident | s |\n|---|---|---|---|---|---|")
-    for name in options.formats:
+    recorder = Recorder("conversion", options, about_engine(options.work_dir))
+
+    def measure(name: str) -> dict[str, float]:
         write, arguments = FORMATS[name]
         root = Path(tempfile.mkdtemp(dir=options.work_dir))
         try:
@@ -285,11 +290,22 @@ def main() -> None:
             write(source, shape)
             command = [sys.executable, __file__, "--convert", str(source), str(target)]
             seconds, anonymous, resident = watch([*command, json.dumps(arguments)])
-            sizes = (size_of(source), size_of(target, "m.as*"), anonymous, resident)
-            cells = " | ".join(f"{size / 1e6:,.0f}" for size in sizes)
-            print(f"| {name} | {cells} | {seconds:.1f} |", flush=True)
+            return {
+                "checkpoint_mb": size_of(source) / 1e6,
+                "model_mb": size_of(target, "m.as*") / 1e6,
+                "anonymous_mb": anonymous / 1e6,
+                "resident_mb": resident / 1e6,
+                "convert_s": seconds,
+            }
         finally:
             shutil.rmtree(root)
+
+    for number in range(1, options.rounds + 1):
+        for name in options.formats:
+            print(name, file=sys.stderr, flush=True)
+            recorder.measure(number, {"format": name}, functools.partial(measure, name), False)
+    print(f"{shape.title}; the largest tensor has {elements / 1e6:.1f} million elements. In MB:\n")
+    print("\n".join(tables.conversion(recorder.record)))
 
 
 if __name__ == "__main__":

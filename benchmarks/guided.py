@@ -7,16 +7,17 @@ depend on the vocabulary: give the tokenizer of the shape's real model.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import tables
 from allspark import TargetDevice
 from allspark.guided import Compiler
-from bench_engine import MODEL, BenchEngine, make_parser
+from bench_engine import MODEL, BenchEngine, Recorder, make_parser
 from checkpoints import ensure_checkpoint
 
 RECORD = {
@@ -61,7 +62,7 @@ class Bench(BenchEngine):
         )  # fmt: skip
         self.start(builder, options.threads)
 
-    def tokens_per_second(self, formats: list[dict[str, str] | None]) -> float:
+    def measure(self, formats: list[dict[str, str] | None]) -> dict[str, float]:
         """One request for each format, from the first start to the last token."""
         begin = time.perf_counter()
         queues = []
@@ -79,7 +80,7 @@ class Bench(BenchEngine):
         wanted = len(formats) * self.options.output
         if total != wanted:
             raise RuntimeError(f"{total} of {wanted} tokens came: {queues[0].error}")
-        return total / seconds
+        return {"tok_s": total / seconds}
 
 
 def main() -> None:
@@ -87,24 +88,18 @@ def main() -> None:
     bench = Bench(options)
     one = endless({})
     kinds = {
-        "free": [None] * options.batch,
+        tables.FREE: [None] * options.batch,
         "one schema": [one] * options.batch,
         "a schema each": [endless({f"own_{i}": {"type": "integer"}}) for i in range(options.batch)],
     }
     begin = time.perf_counter()
     Compiler.of(bench.loader.get_tokenizer())
     print(f"vocabulary read in {time.perf_counter() - begin:.2f} s")
-    results: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for number in range(options.rounds + 1):
+    recorder = Recorder("guided", options, bench.about())
+    for number in range(options.rounds + 1):  # The first warms up and compiles.
         for kind, formats in kinds.items():
-            rate = bench.tokens_per_second(formats)
-            if number > 0:  # the first warms up and compiles
-                results[kind].append(rate)
-    free = statistics.median(results["free"])
-    print(f"| {options.shape}, batch {options.batch} | tokens/s | of free |\n|---|---|---|")
-    for kind, rates in results.items():
-        rate = statistics.median(rates)
-        print(f"| {kind} | {rate:.1f} | {rate / free:.3f} |")
+            recorder.measure(number, {"kind": kind}, functools.partial(bench.measure, formats))
+    print("\n".join(tables.guided(recorder.record)))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

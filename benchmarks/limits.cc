@@ -3,7 +3,7 @@
 // (GFLOP/s) and int8 dot products (GOP/s), of vectors or tiles, with 1, 2, 4, ... threads. A rate
 // the CPU has no instruction for is null.
 //
-// usage: limits [MAX_THREADS [MIB]]
+// usage: limits [MAX_THREADS [MIB [MIN_THREADS]]]
 // Build: c++ -std=c++17 -O3 -march=native -pthread limits.cc -o limits
 
 #include <algorithm>
@@ -150,6 +150,29 @@ void DotInt8(int) {
          [a, b](__m256i x) { return _mm256_dpbusd_avx_epi32(x, a, b); });
 }
 constexpr double kInt8Ops = 64;
+#elif defined(__AVX512BW__)
+// Without a dot product of bytes, these are widened: products of 16 bits are added in pairs.
+constexpr bool kHasInt8 = true;
+void DotInt8(int) {
+  const __m512i b = _mm512_set1_epi32(0x00010001);
+  Chains(kIterations, _mm512_set1_epi32(1), [b](__m512i x) {
+    x = _mm512_madd_epi16(x, b);
+    asm("" : "+v"(x));
+    return x;
+  });
+}
+constexpr double kInt8Ops = 64;
+#elif defined(__AVX2__)
+constexpr bool kHasInt8 = true;
+void DotInt8(int) {
+  const __m256i b = _mm256_set1_epi32(0x00010001);
+  Chains(kIterations, _mm256_set1_epi32(1), [b](__m256i x) {
+    x = _mm256_madd_epi16(x, b);
+    asm("" : "+x"(x));  // The sums stay in registers; without this GCC stores all in each round.
+    return x;
+  });
+}
+constexpr double kInt8Ops = 32;
 #else
 constexpr bool kHasInt8 = false;
 void DotInt8(int) {}
@@ -216,8 +239,9 @@ std::string Number(bool present, double value) { return present ? std::to_string
 int main(int argc, char** argv) {
   const int max_threads = argc > 1 ? std::atoi(argv[1]) : 1;
   const int mib = argc > 2 ? std::atoi(argv[2]) : 1024;
-  if (max_threads < 1 || max_threads > 1024 || mib < 1 || mib > 65536) {
-    std::fprintf(stderr, "usage: limits [MAX_THREADS 1..1024 [MIB 1..65536]]\n");
+  const int min_threads = argc > 3 ? std::atoi(argv[3]) : 1;
+  if (max_threads < 1 || max_threads > 1024 || mib < 1 || mib > 65536 || min_threads < 1) {
+    std::fprintf(stderr, "usage: limits [MAX_THREADS 1..1024 [MIB 1..65536 [MIN_THREADS]]]\n");
     return 2;
   }
   const size_t bytes = static_cast<size_t>(mib) << 20;
@@ -229,7 +253,7 @@ int main(int argc, char** argv) {
   }
   std::memset(data.get(), 1, bytes);
   std::vector<int> counts;
-  for (int n = 1; n < max_threads; n *= 2) counts.push_back(n);
+  for (int n = min_threads; n < max_threads; n *= 2) counts.push_back(n);
   counts.push_back(max_threads);
   std::printf("{\"vector_bytes\": %d, \"threads\": [", kVectorBytes);
   for (size_t i = 0; i < counts.size(); ++i) {

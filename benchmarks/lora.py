@@ -8,14 +8,16 @@ and the base model serve the same prompts.
 from __future__ import annotations
 
 import argparse
-import statistics
+import functools
 import time
 
 import numpy as np
+import tables
 from allspark import TargetDevice
-from bench_engine import MODEL, BenchEngine, make_parser
+from bench_engine import MODEL, BenchEngine, Recorder, make_parser
 from checkpoints import SHAPES, ensure_adapter, ensure_checkpoint
 
+NONE = "none"
 SETS = {
     "all linear": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "q and v": ("q_proj", "v_proj"),
@@ -56,44 +58,31 @@ class Bench(BenchEngine):
                 adapter = ensure_adapter(shape, adapter, modules, options.rank, seed=i)
                 self.expect(self.engine.load_lora(MODEL, f"{name} {i}", adapter))
 
-    def measure(self, name: str) -> tuple[float, float]:
+    def measure(self, name: str) -> dict[str, float]:
         """Seconds until every request has its first token, and from there until all have ended;
-        `name`: a set, or "" for the base model.
+        `name`: a set, or NONE for the base model.
         """
         config = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": self.options.output}
         configs = [
-            {**config, "lora_name": f"{name} {i % self.options.adapters}" if name else ""}
+            {**config, "lora_name": f"{name} {i % self.options.adapters}" if name != NONE else ""}
             for i in range(len(self.prompts))
         ]
         begin = time.perf_counter()
         self.start_requests(self.prompts, configs)
         prefilled = time.perf_counter()
         self.expect(self.engine.sync_request(MODEL))
-        return prefilled - begin, time.perf_counter() - prefilled
+        return {"prompts_s": prefilled - begin, "output_s": time.perf_counter() - prefilled}
 
 
 def main() -> None:
     options = parse_arguments()
     bench = Bench(options)
-    results: dict[str, list[tuple[float, float]]] = {name: [] for name in ("", *SETS)}
+    recorder = Recorder("lora", options, bench.about())
     for number in range(options.rounds + 1):
-        for name, times in results.items():
-            measured = bench.measure(name)
-            if number > 0:  # the first warms up
-                times.append(measured)
-    print(
-        f"{options.shape} {options.precision}, {options.requests} requests of {options.prompt} + "
-        f"{options.output} tokens, {options.adapters} adapters of rank {options.rank}\n"
-    )
-    print("| adapters | prompts, s | output, s | output tokens/s | of the base model's |")
-    print("|---|---|---|---|---|")
-    for name, times in results.items():
-        prompts, output = (statistics.median(column) for column in zip(*times, strict=True))
-        # Of each round, so that what else the machine did falls out.
-        pairs = zip(times, results[""], strict=True)
-        share = statistics.median(sum(base) / sum(ours) for ours, base in pairs)
-        rate = options.requests * options.output / statistics.median(map(sum, times))
-        print(f"| {name or 'none'} | {prompts:.3f} | {output:.3f} | {rate:.0f} | {share:.3f} |")
+        for name in (NONE, *SETS):
+            of = {"adapters": name}
+            recorder.measure(number, of, functools.partial(bench.measure, name))
+    print("\n".join(tables.lora(recorder.record)))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,55 @@ LIMITS = {
     "bf16_gflop_s": "bfloat16 dot products, GFLOP/s",
     "int8_gop_s": "int8 dot products, GOP/s",
 }
-Limits = Mapping[str, float | None]
+Slot = dict[str, float | None]
+
+
+# A measurement during which others took more of the machine's cores than this is no value.
+MOST_OTHERS = 0.08
+
+# Processors by vendor, family and model as /proc/cpuinfo has them: (first model, last, name).
+_PROCESSORS = {
+    ("AuthenticAMD", 23): ((0, 0x2F, "zen1"), (0x30, 0xFF, "zen2")),
+    ("AuthenticAMD", 25): (
+        (0, 0x0F, "zen3"), (0x10, 0x1F, "zen4"), (0x20, 0x5F, "zen3"), (0x60, 0xFF, "zen4"),
+    ),
+    ("AuthenticAMD", 26): ((0, 0xFF, "zen5"),),
+    ("GenuineIntel", 6): (
+        (63, 63, "haswell"), (79, 79, "broadwell"), (85, 85, "skylake"), (106, 108, "icelake"),
+        (143, 143, "sapphirerapids"), (173, 174, "graniterapids"), (207, 207, "emeraldrapids"),
+    ),
+}  # fmt: skip
 
 
 def describe() -> dict[str, Any]:
-    cpu = "unknown CPU"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
+    cpu = _cpu_fields().get("model name", "unknown CPU")
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
     return {"cpu": cpu, "cores": cores, "memory_gib": pages * page_bytes / 2**30}
+
+
+def kind(isa: str) -> str:
+    """What results are filed under: processor and kernel table, such as `zen5-avx512_bf16`."""
+    return f"{_processor(_cpu_fields())}-{isa}"
+
+
+def _processor(fields: Mapping[str, str]) -> str:
+    try:
+        family, model = int(fields["cpu family"]), int(fields["model"])
+        for first, last, name in _PROCESSORS[fields["vendor_id"], family]:
+            if first <= model <= last:
+                return name
+    except (KeyError, ValueError):
+        pass
+    name = fields.get("model name", os.uname().machine)
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _cpu_fields() -> dict[str, str]:
+    """Of the first core."""
+    text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 @contextlib.contextmanager
@@ -49,25 +87,28 @@ def exclusive(path: Path | None) -> Iterator[None]:
 
 
 class Others:
-    """How much of the machine others take, this process's children not counted, while one runs."""
+    """How much of the machine others take while something is measured: all but this process's
+    children and, where `in_process`, this process itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_process: bool = False) -> None:
+        self._users = [resource.RUSAGE_CHILDREN]
+        if in_process:
+            self._users.append(resource.RUSAGE_SELF)
         self._begin = self._read()
 
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
+    def _read(self) -> tuple[float, float, float]:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         user, nice, system, _, _, irq, soft_irq, steal = map(int, fields)
         busy = (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return time.monotonic(), busy, children.ru_utime + children.ru_stime
+        own = [resource.getrusage(user) for user in self._users]
+        return time.monotonic(), busy, sum(each.ru_utime + each.ru_stime for each in own)
 
     def share(self) -> float:
         """Of all cores since the start; call it when the children have ended."""
-        wall, busy, children = (
+        wall, busy, own = (
             end - begin for end, begin in zip(self._read(), self._begin, strict=True)
         )
-        return max(0.0, busy - children) / (wall * (os.cpu_count() or 1))
+        return max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
 
 
 def compile_limits(work_dir: Path) -> Path | None:
@@ -82,22 +123,31 @@ def compile_limits(work_dir: Path) -> Path | None:
     return program
 
 
-def measure_limits(program: Path | None, threads: int) -> dict[str, float | None]:
-    slot: dict[str, float | None] = dict.fromkeys(LIMITS)
+def measure_limits(
+    program: Path | None, threads: int, retries: int = 0, most_others: float = MOST_OTHERS
+) -> Slot:
+    """The rates, each None if it is not known: no program, no such instruction, or others who were
+    there in every one of the tries."""
+    slot: Slot = dict.fromkeys(LIMITS)
     if program is not None:
-        rates = json.loads(run_command([program, str(threads), "1024"]))
-        slot.update({key: rates["threads"][-1][key] for key in LIMITS})
+        for _ in range(retries + 1):
+            others = Others()
+            rates = json.loads(run_command([program, str(threads), "1024", str(threads)]))["threads"][-1]
+            slot["others_share"] = share = others.share()
+            if share <= most_others:
+                slot.update({key: rates[key] for key in LIMITS})
+                break
     slot["load_average"] = os.getloadavg()[0]
     return slot
 
 
-def between(before: Limits, after: Limits) -> dict[str, float | None]:
-    """The mean of two slots. A dot product that the processor has no instruction for counts as
-    float32 multiply-adds, which then do its work."""
-    mean: dict[str, float | None] = {}
+def combine(slots: Sequence[Slot], pick: Callable[[list[float]], float]) -> Slot:
+    """Of several slots one, rate by rate. A dot product that the processor has no instruction for
+    counts as float32 multiply-adds, which then do its work."""
+    found: Slot = {}
     for key in LIMITS:
-        first, second = before[key], after[key]
-        mean[key] = None if first is None or second is None else (first + second) / 2
+        rates = [rate for slot in slots if (rate := slot.get(key)) is not None]
+        found[key] = pick(rates) if rates else None
     for key in ("bf16_gflop_s", "int8_gop_s"):
-        mean[key] = mean[key] or mean["fma_gflop_s"]
-    return mean
+        found[key] = found[key] or found["fma_gflop_s"]
+    return found

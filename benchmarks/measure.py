@@ -154,7 +154,7 @@ def streams(job: Job) -> dict[str, float]:
     (wave,) = job["waves"]
     wanted = sum(request["num_output"] for request in wave)
     running = Running(job)
-    running.serve([{"ids": [3] * 40, "num_output": 8}])
+    running.serve(job["warm_up"])
     begin = time.perf_counter()
     started = [running.start(request) for request in wave]
     handles = [handle for handle, _ in started]
@@ -178,7 +178,7 @@ def gap(job: Job) -> dict[str, float]:
     """The longest wait between tokens of a stream while a long prompt is computed beside it."""
     (decoding,), (arriving,) = job["waves"]
     running = Running(job)
-    running.serve([{"ids": [3] * 40, "num_output": 8}])
+    running.serve(job["warm_up"])
     alone = min(_ALONE, decoding["num_output"] // 2)
     reached = threading.Event()
     stream = Stream(running, decoding, lambda total: reached.set() if total >= alone else None)

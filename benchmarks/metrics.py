@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from checkpoints import Shape
-from machine import Limits
+from machine import Slot
 from peers.base import Precision
 from workloads import Workload
 
@@ -60,7 +60,7 @@ def fractions(
     precision: Precision,
     work: Workload,
     values: Mapping[str, float],
-    limits: Limits,
+    limits: Slot,
 ) -> dict[str, float]:
     """Per figure NAME a NAME_limit: the shortest time that the limits allow over the time taken.
 

@@ -8,16 +8,16 @@ machine's read bandwidth is measured.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import statistics
 import time
 
 import numpy as np
+import tables
 from allspark import TargetDevice
-from bench_engine import MODEL, BenchEngine, make_parser
-from checkpoints import SHAPES, Shape, ensure_checkpoint
+from bench_engine import MODEL, BenchEngine, Recorder, make_parser
+from checkpoints import SHAPES, ensure_checkpoint
 from machine import compile_limits, measure_limits
-from ours import PRECISIONS
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -27,16 +27,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--output", type=int, default=48, help="tokens of each output")
     return parser.parse_args()
-
-
-def expected_bytes(shape: Shape, precision: str, streams: int) -> float:
-    """Weights that a step of so many tokens reads if routers choose evenly."""
-    kind = PRECISIONS[precision]
-    body, head = kind.body_bits, kind.head_bits
-    one = shape.bytes_per_decoded_token(body, head)
-    used = shape.num_experts * (1 - (1 - shape.experts_per_token / shape.num_experts) ** streams)
-    expert = 3 * shape.hidden_size * shape.expert_size * body / 8
-    return one + shape.num_layers * (used - shape.experts_per_token) * expert
 
 
 class Bench(BenchEngine):
@@ -75,29 +65,25 @@ def main() -> None:
     threads = options.threads or len(os.sched_getaffinity(0))
     bench = Bench(options)
     limits = compile_limits(options.work_dir)
-    results: dict[int, list[tuple[float, float]]] = {streams: [] for streams in options.streams}
+    recorder = Recorder("moe", options, bench.about())
+
+    def measure(streams: int) -> dict[str, float]:
+        """A step, and the read bandwidth beside it."""
+        values = {"step_s": bench.seconds_per_step(streams)}
+        bandwidth = measure_limits(limits, threads, options.retries, options.most_others)
+        read = bandwidth["read_gb_s"]
+        return {**values, "read_gb_s": read} if read else values
+
     for number in range(options.rounds + 1):
-        for streams, rows in results.items():
-            seconds = bench.seconds_per_step(streams)
-            bandwidth = measure_limits(limits, threads)["read_gb_s"] or float("nan")
-            if number > 0:  # the first warms up
-                rate = expected_bytes(shape, options.precision, streams) / seconds / 1e9
-                rows.append((seconds, rate / bandwidth))
+        for streams in options.streams:
+            recorder.measure(number, {"streams": streams}, functools.partial(measure, streams))
     whole = sum(float(np.prod(size)) for size in shape.tensors().values())
     one = shape.bytes_per_decoded_token() / 2
     print(
         f"{options.shape} {options.precision}: {whole / 1e9:.2f} billion weights, of which a token "
         f"reads {one / 1e9:.2f}\n"
     )
-    print("| streams | ms a step | tokens/s | GB read a step | of the read bandwidth |")
-    print("|---|---|---|---|---|")
-    for streams, rows in results.items():
-        seconds, share = (statistics.median(column) for column in zip(*rows, strict=True))
-        size = expected_bytes(shape, options.precision, streams) / 1e9
-        print(
-            f"| {streams} | {1000 * seconds:.2f} | {streams / seconds:.1f} | {size:.3f} "
-            f"| {100 * share:.0f} % |"
-        )
+    print("\n".join(tables.moe(recorder.record)))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

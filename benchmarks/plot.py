@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from report import FIGURES, median, shown_figures
+from record import Record
+from report import FIGURES, Result, shown_figures
 
 _OURS, _PEER = "#c0392b", "#8aa1b4"
 
 
-def panels(result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float]]]]:
+def panels(result: Result) -> list[tuple[str, list[tuple[str, float]]]]:
     """Title, and engines with their medians, of what a workload is measured by first."""
     drawn = []
-    for shape, engines in result["shapes"].items():
-        for workload in result["settings"]["workloads"]:
+    for shape in result.shapes:
+        for workload in result.workloads:
             name = shown_figures(workload)[0]
             bars = [
                 (label, value)
-                for label, entries in engines.items()
-                if (value := median(entries, f"{workload}.{name}")) is not None
+                for label in result.record["contestants"][shape]
+                if (value := result.median(shape, label, f"{workload}.{name}")) is not None
             ]
             if bars:
                 drawn.append((f"{shape}, {workload}: {FIGURES[name].title}", bars))
     return drawn
 
 
-def draw(result: Mapping[str, Any], path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     """Needs matplotlib; ImportError where there is none."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    drawn = panels(result)
+    drawn = panels(Result(record))
     if not drawn:
         return
     columns = min(3, len(drawn))
@@ -46,7 +45,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         axis.axis("off")
     for axis, (title, bars) in zip(axes.flat, drawn, strict=False):
         labels, values = zip(*bars, strict=True)
-        colours = [_OURS if label in result["ours"] else _PEER for label in labels]
+        colours = [_OURS if label in record["ours"] else _PEER for label in labels]
         shapes = axis.barh(labels, values, color=colours)
         axis.bar_label(shapes, fmt="{:,.0f}", padding=2, fontsize=8)
         axis.invert_yaxis()

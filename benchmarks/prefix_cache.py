@@ -7,12 +7,13 @@ prompts: one that nobody sent before, and prompts that begin with so much of one
 from __future__ import annotations
 
 import argparse
-import statistics
+import functools
 import time
 
 import numpy as np
+import tables
 from allspark import TargetDevice
-from bench_engine import BenchEngine, make_parser
+from bench_engine import BenchEngine, Recorder, make_parser
 from checkpoints import SHAPES, ensure_checkpoint
 
 SPAN = 32  # tokens per KV block
@@ -58,8 +59,8 @@ class Bench(BenchEngine):
             raise RuntimeError(f"not {found} tokens were found: {elements} {queue.error}")
         return elapsed * 1e3
 
-    def measure(self, share: float) -> tuple[float, float]:
-        """Time to the first token with and without the cache, ms."""
+    def measure(self, share: float) -> dict[str, float]:
+        """Time to the first token with and without the cache."""
         length = self.options.prompt
         found = int(share * length) // SPAN * SPAN
         self.engine.clear_prefix_cache("with")
@@ -67,24 +68,19 @@ class Bench(BenchEngine):
         if found > 0:
             self.ttft_ms("with", [*beginning, 1], 0)
         prompt = beginning + self.ids(length - found)
-        return self.ttft_ms("with", prompt, found), self.ttft_ms("without", prompt, 0)
+        with_ms = self.ttft_ms("with", prompt, found)
+        return {"with_ms": with_ms, "without_ms": self.ttft_ms("without", prompt, 0)}
 
 
 def main() -> None:
     options = parse_arguments()
     shares = [float(share) for share in options.shares.split(",")]
     bench = Bench(options)
-    results: dict[float, list[tuple[float, float]]] = {share: [] for share in shares}
+    recorder = Recorder("prefix_cache", options, bench.about("with"))
     for number in range(options.rounds + 1):
         for share in shares:
-            times = bench.measure(share)
-            if number > 0:  # the first warms up
-                results[share].append(times)
-    print(f"| {options.shape}, {options.prompt} tokens: found | TTFT with, ms | without | ratio |")
-    print("|---|---|---|---|")
-    for share, times in results.items():
-        cached, plain = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"| {share:.1%} | {cached:.1f} | {plain:.1f} | {cached / plain:.3f} |")
+            recorder.measure(number, {"found": share}, functools.partial(bench.measure, share))
+    print("\n".join(tables.prefix_cache(recorder.record)))
     for name in ("with", "without"):
         bench.expect(bench.engine.stop_model(name))
 

@@ -1,18 +1,20 @@
-"""Turns the samples of compare.py into medians and a page of tables."""
+"""Turns a record of compare.py into medians and a page of tables.
+
+A figure of a workload is a metric, named "workload.figure".
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from bars import BARS, BEST, LIMIT, Bar
 from checkpoints import SHAPES
 from machine import LIMITS
-
-# By metric, named "workload.figure".
-Samples = dict[str, list[float]]
-Entries = Mapping[str, Mapping[str, Any]]
+from record import Measurement, Record
+from workloads import WORKLOADS
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ _SHOWN = {
     "p1024": ("prefill_tok_s",),
     "long": ("prefill_tok_s", *_ALONE),
 }
+# What the summary has of them. The rest: _SUMMARY_TOGETHER.
+_SUMMARY = {
+    "single": ("decode_tok_s", "ttft_ms"),
+    "p1024": ("prefill_tok_s",),
+    "long": ("prefill_tok_s", "decode_tok_s"),
+}
+_SUMMARY_TOGETHER = ("output_tok_s", "ttft_ms", "gap_p99_ms")
 
 # Measured of this engine alone.
 ENGINE_METRICS = {
@@ -67,126 +76,298 @@ def shown_figures(workload: str) -> tuple[str, ...]:
     return _SHOWN.get(workload, _TOGETHER)
 
 
-def summarise(samples: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """Per metric: every value, their median, least and greatest."""
-    return {
-        key: {
-            "median": statistics.median(values),
-            "min": min(values),
-            "max": max(values),
-            "values": values,
-        }
-        for key, values in samples.items()
-    }
+def summary_figures(workload: str) -> tuple[str, ...]:
+    return _SUMMARY.get(workload, _SUMMARY_TOGETHER)
 
 
-def median(entries: Entries, metric: str) -> float | None:
-    return entries[metric]["median"] if metric in entries else None
-
-
-def best_peer(result: Mapping[str, Any], shape: str, metric: str) -> tuple[str, float] | None:
-    """The peer with the best median, and that."""
-    figure = FIGURES[metric.partition(".")[2]]
-    medians = [
-        (label, value)
-        for label, entries in result["shapes"][shape].items()
-        if label not in result["ours"] and (value := median(entries, metric)) is not None
-    ]
-    pick = min if figure.less_is_better else max
-    return pick(medians, key=lambda pair: pair[1], default=None)
+def figure_of(metric: str) -> Figure:
+    return FIGURES[metric.partition(".")[2]]
 
 
 def better_by(metric: str, ours: float, peer: float) -> float:
     """Above one where ours is better."""
-    less_is_better = FIGURES[metric.partition(".")[2]].less_is_better
-    return peer / ours if less_is_better else ours / peer
+    return peer / ours if figure_of(metric).less_is_better else ours / peer
 
 
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+class Result:
+    """A record, and what its values say."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._measurements: dict[tuple[str, str, str], list[Measurement]] = {}
+        for each in record["measurements"]:
+            of = each["of"]
+            key = (of["shape"], of["engine"], of["workload"])
+            self._measurements.setdefault(key, []).append(each)
+
+    @property
+    def shapes(self) -> list[str]:
+        return list(self.record["contestants"])
+
+    @property
+    def workloads(self) -> list[str]:
+        return list(self.record["settings"]["workloads"])
+
+    def ours(self, shape: str) -> list[str]:
+        labels = self.record["contestants"][shape]
+        return [label for label in labels if label in self.record["ours"]]
+
+    def peers(self, shape: str) -> list[str]:
+        labels = self.record["contestants"][shape]
+        return [label for label in labels if label not in self.record["ours"]]
+
+    def measurements(self, shape: str, label: str, workload: str) -> list[Measurement]:
+        """One for each round that got there."""
+        return self._measurements.get((shape, label, workload), [])
+
+    def values(self, shape: str, label: str, metric: str) -> list[float]:
+        workload, _, name = metric.partition(".")
+        found = [each.get("values", {}) for each in self.measurements(shape, label, workload)]
+        return [values[name] for values in found if name in values]
+
+    def median(self, shape: str, label: str, metric: str) -> float | None:
+        values = self.values(shape, label, metric)
+        return statistics.median(values) if values else None
+
+    def best(self, shape: str, labels: Iterable[str], metric: str) -> tuple[str, float] | None:
+        """Whose median is the best of these engines', and that."""
+        medians = [
+            (label, value)
+            for label in labels
+            if (value := self.median(shape, label, metric)) is not None
+        ]
+        pick = min if figure_of(metric).less_is_better else max
+        return pick(medians, key=lambda pair: pair[1], default=None)
+
+    def best_peer(self, shape: str, metric: str) -> tuple[str, float] | None:
+        return self.best(shape, self.peers(shape), metric)
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     header = list(header)
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def _value(entry: Mapping[str, Any] | None, figure: Figure) -> str:
-    if entry is None:
+def _value(values: list[float], figure: Figure) -> str:
+    if not values:
         return "–"
     median, least, greatest = (
-        f"{entry[key] * figure.scale:,.{figure.digits}f}" for key in ("median", "min", "max")
+        f"{value * figure.scale:,.{figure.digits}f}"
+        for value in (statistics.median(values), min(values), max(values))
     )
-    return f"{median} [{least}..{greatest}]" if len(entry["values"]) > 1 else median
+    return f"{median} [{least}..{greatest}]" if len(values) > 1 else median
 
 
-def _cell(result: Mapping[str, Any], shape: str, label: str, metric: str) -> str:
+def _no_value(measurements: list[Measurement]) -> str:
+    """Why a cell has none."""
+    if any("disturbed" in each for each in measurements):
+        return "disturbed"
+    return "failed" if any("failed" in each for each in measurements) else "–"
+
+
+def _of_the_limit(result: Result, shape: str, label: str, metric: str) -> list[str]:
+    """The percentage, and how often the limit was too low to give one."""
+    fractions = result.values(shape, label, f"{metric}_limit")
+    possible = [fraction for fraction in fractions if fraction <= 1]
+    remarks = [f"{100 * statistics.median(possible):.0f} %"] if possible else []
+    too_low = len(fractions) - len(possible)
+    if too_low:
+        remarks.append(f"limit too low in {too_low} of {len(fractions)}")
+    return remarks
+
+
+def cell(result: Result, shape: str, label: str, metric: str, with_range: bool = True) -> str:
     """Median and range, the fraction of the limit and, for ours, the ratio to the best peer."""
-    entries = result["shapes"][shape][label]
-    text = _value(entries.get(metric), FIGURES[metric.partition(".")[2]])
-    value, fraction = median(entries, metric), median(entries, f"{metric}_limit")
-    remarks = [] if fraction is None else [f"{100 * fraction:.0f} %"]
-    best = best_peer(result, shape, metric)
-    if label in result["ours"] and value and best:
-        remarks.append(f"×{better_by(metric, value, best[1]):.2f}")
+    figure = figure_of(metric)
+    measurements = result.measurements(shape, label, metric.partition(".")[0])
+    values = result.values(shape, label, metric)
+    if not values:
+        return _no_value(measurements)
+    median = statistics.median(values)
+    text = _value(values if with_range else [median], figure)
+    remarks = _of_the_limit(result, shape, label, metric)
+    best = result.best_peer(shape, metric)
+    if label in result.record["ours"] and median and best:
+        remarks.append(f"×{better_by(metric, median, best[1]):.2f}")
+    lost = sum("values" not in each for each in measurements)
+    if lost:
+        remarks.append(f"{lost} of {len(measurements)} without a value")
     return f"{text} ({', '.join(remarks)})" if remarks else text
 
 
-def _summary(result: Mapping[str, Any], shape: str) -> list[str]:
-    engines = result["shapes"][shape]
-    ours = [label for label in engines if label in result["ours"]]
+def summary(
+    result: Result, shape: str, labels: Iterable[str] | None = None, with_range: bool = True
+) -> list[str]:
+    """A row for each figure: some of our precisions, and the best of all peers' in that row."""
+    engines = [label for label in result.ours(shape) if labels is None or label in labels]
     rows = []
-    for workload in result["settings"]["workloads"]:
-        for name in shown_figures(workload)[: 2 if workload in ("single", "long") else 1]:
+    for workload in result.workloads:
+        for name in summary_figures(workload):
             metric = f"{workload}.{name}"
-            if not any(metric in entries for entries in engines.values()):
+            everybody = result.record["contestants"][shape]
+            if not any(result.values(shape, label, metric) for label in everybody):
                 continue
-            best = best_peer(result, shape, metric)
+            best = result.best_peer(shape, metric)
             peer = "–" if best is None else f"{best[1]:,.{FIGURES[name].digits}f} ({best[0]})"
-            cells = [_cell(result, shape, label, metric) for label in ours]
+            cells = [cell(result, shape, label, metric, with_range) for label in engines]
             rows.append([f"{workload}: {FIGURES[name].title}", *cells, peer])
-    return _table(["", *ours, "best peer"], rows) if rows else []
+    return table(["", *engines, "best peer"], rows) if rows else []
 
 
-def _workload(result: Mapping[str, Any], shape: str, workload: str) -> list[str]:
-    engines = result["shapes"][shape]
+def _workload(result: Result, shape: str, workload: str) -> list[str]:
     names = [*shown_figures(workload), "rss_mb", "load_s"]
     shares = ("core_share", "others_share")
-    rows = [
-        [
-            label,
-            *(_cell(result, shape, label, f"{workload}.{name}") for name in names),
-            *(_value(entries.get(f"{workload}.{name}"), FIGURES[name]) for name in shares),
+    rows = []
+    for label in result.record["contestants"][shape]:
+        if not result.measurements(shape, label, workload):
+            continue
+        cells = [cell(result, shape, label, f"{workload}.{name}") for name in names]
+        trust = [
+            _value(result.values(shape, label, f"{workload}.{name}"), FIGURES[name])
+            for name in shares
         ]
-        for label, entries in engines.items()
-        if f"{workload}.output_tok_s" in entries
-    ]
+        rows.append([label, *cells, *trust])
     header = [workload, *(FIGURES[name].title for name in [*names, *shares])]
-    return _table(header, rows) if rows else []
+    return table(header, rows) if rows else []
 
 
-def _engine_only(result: Mapping[str, Any], shape: str) -> list[str]:
-    engines = result["shapes"][shape]
-    ours = [label for label in engines if label in result["ours"]]
+def _engine_only(result: Result, shape: str) -> list[str]:
+    ours = result.ours(shape)
     rows = [
-        [figure.title, *(_value(engines[label].get(metric), figure) for label in ours)]
+        [figure.title, *(_value(result.values(shape, label, metric), figure) for label in ours)]
         for metric, figure in ENGINE_METRICS.items()
-        if any(metric in engines[label] for label in ours)
+        if any(result.values(shape, label, metric) for label in ours)
     ]
-    return _table(["this engine alone", *ours], rows) if rows else []
+    return table(["this engine alone", *ours], rows) if rows else []
 
 
-def _limits(result: Mapping[str, Any]) -> list[str]:
+# Bars.
+
+
+def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
+    """Unrounded; None where it was not measured."""
+    labels = result.ours(shape) if bar.engine == BEST else [bar.engine]
+    if bar.against == LIMIT:
+        fractions = result.values(shape, bar.engine, f"{bar.metric}_limit")
+        possible = [fraction for fraction in fractions if fraction <= 1]
+        return statistics.median(possible) if possible else None
+    ours, peer = result.best(shape, labels, bar.metric), result.best_peer(shape, bar.metric)
+    return None if ours is None or peer is None else better_by(bar.metric, ours[1], peer[1])
+
+
+def _is_asked(result: Result, shape: str, bar: Bar) -> bool:
+    """Whether both sides were to be measured, so that a missing value is a gap."""
+    workload = bar.metric.partition(".")[0]
+    if bar.against == LIMIT:
+        has_limits = any(slot["read_gb_s"] for slot in result.record["limits"])
+        return has_limits and bool(result.measurements(shape, bar.engine, workload))
+    return all(
+        any(result.measurements(shape, label, workload) for label in labels)
+        for labels in (result.ours(shape), result.peers(shape))
+    )
+
+
+def is_met(bar: Bar, value: float) -> bool:
+    return value >= bar.least
+
+
+def _cut(value: float) -> str:
+    """Rounded down, so that what is shown is never above a bar that is not met."""
+    return f"{math.floor(value * 1000) / 1000:.3f}"
+
+
+def bars(result: Result, shape: str) -> list[str]:
+    """Those that were asked for."""
+    rows = []
+    for bar in BARS:
+        workload, _, name = bar.metric.partition(".")
+        value = bar_value(result, shape, bar)
+        if value is None and not _is_asked(result, shape, bar):
+            continue
+        title = f"{workload}: {FIGURES[name].title}"
+        least = f"{bar.least:g} of the {bar.against}"
+        verdict = "open: no value" if value is None else "met" if is_met(bar, value) else "**open**"
+        rows.append([title, bar.engine, least, "–" if value is None else _cut(value), verdict])
+    return table(["bar", "of this engine", "at least", "reached", ""], rows) if rows else []
+
+
+def bars_met(result: Result, shape: str) -> str:
+    """In words: how many, and which are not."""
+    values = [(bar, bar_value(result, shape, bar)) for bar in BARS]
+    known = [(bar, value) for bar, value in values if value is not None]
+    met = sum(is_met(bar, value) for bar, value in known)
+    text = f"Of {len(BARS)} bars {len(known)} were measured, and {met} of these are met."
+    missed = [
+        f"{bar.metric} of {bar.engine}: {_cut(value)} of the {bar.against} ({bar.least:g} wanted)"
+        for bar, value in known
+        if not is_met(bar, value)
+    ]
+    return f"{text} Open: {'; '.join(missed)}." if missed else text
+
+
+# Who ran what.
+
+
+def _failures(result: Result, shape: str) -> Iterator[str]:
+    """Each reason once, with those it holds for."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for label in result.record["contestants"][shape]:
+        for workload in result.workloads:
+            for each in result.measurements(shape, label, workload):
+                for what in ("failed", "disturbed"):
+                    if what in each:
+                        said = str(each[what])
+                        if what == "disturbed":
+                            said = f"disturbed: others took {100 * each[what]:.0f} % of the cores"
+                        where = reasons.setdefault((label, said), [])
+                        where.append(f"{workload} (round {each['round']})")
+                for remark in each.get("remarks", ()):
+                    reasons.setdefault((label, remark), []).append(workload)
+    for (label, said), where in reasons.items():
+        yield f"{label}, {', '.join(dict.fromkeys(where))}: {said}"
+
+
+def participation(result: Result, shape: str) -> list[str]:
+    """The rounds that each engine has of each workload, and why it has no more."""
+    shown = [
+        workload
+        for workload in result.workloads
+        if any(
+            result.measurements(shape, label, workload)
+            for label in result.record["contestants"][shape]
+        )
+    ]
+    rows = []
+    for label in result.record["contestants"][shape]:
+        cells = []
+        for workload in shown:
+            found = result.measurements(shape, label, workload)
+            rounds = sum("values" in each for each in found)
+            cells.append(str(rounds) if rounds else _no_value(found))
+        rows.append([label, *cells])
+    lines = table(["rounds with a value", *shown], rows)
+    reasons = [f"- {reason}" for reason in _failures(result, shape)]
+    return [*lines, *reasons, ""] if reasons else lines
+
+
+def _limits(result: Result) -> list[str]:
+    slots = result.record["limits"]
     rows = []
     for key, title in LIMITS.items():
-        values = [slot[key] for slot in result["limits"] if slot.get(key)]
+        values = [slot[key] for slot in slots if slot.get(key)]
         text = "no such instruction or not measured"
         if values:
             text = f"{statistics.median(values):,.1f} ({min(values):,.1f}..{max(values):,.1f})"
         rows.append([title, text])
-    threads = result["settings"]["threads"]
-    return _table([f"limit of the machine, {threads} thread(s)", "median (min..max)"], rows)
+    threads = result.record["settings"]["threads"]
+    return table([f"limit of the machine, {threads} thread(s)", "median (min..max)"], rows)
 
 
-def _noise(result: Mapping[str, Any]) -> str:
-    slots = result["limits"]
+def _noise(result: Result) -> str:
+    slots = result.record["limits"]
+    if not slots:
+        return "The machine's limits have not been measured."
     loads = [slot["load_average"] for slot in slots]
     text = f"Load average of the machine (1 minute) while this ran: {min(loads)} to {max(loads)}."
     reads = [slot["read_gb_s"] for slot in slots if slot["read_gb_s"]]
@@ -199,17 +380,26 @@ def _noise(result: Mapping[str, Any]) -> str:
     return text
 
 
-def markdown(result: Mapping[str, Any]) -> str:
+def origin(record: Record) -> str:
+    """Machine, commit and date of a record, for above its figures."""
+    machine, settings = record["machine"], record["settings"]
+    commit = f"commit {record['commit']}" if record["commit"] else "no commit"
+    if record["modified"]:
+        commit += " **with changes that are not committed**"
+    threads = settings.get("threads")
+    threads = f"; {threads} thread(s)" if isinstance(threads, int) and threads else ""
+    return (
+        f"{machine['kind']}: {machine['cpu']}, {machine['cores']} core(s) usable, "
+        f"{machine['memory_gib']:.0f} GiB, kernel table `{machine['isa']}`{threads}; allspark "
+        f"{machine['version'].partition('/')[0]}, {commit}; {record['date']}; "
+        f"{settings['rounds']} round(s), interleaved."
+    )
+
+
+def markdown(record: Record) -> str:
     """The report of one run."""
-    machine, settings = result["machine"], result["settings"]
-    lines = [
-        f"# {result['name']}",
-        "",
-        f"{machine['cpu']}, {machine['cores']} core(s) usable, {machine['memory_gib']:.0f} GiB; "
-        f"{settings['threads']} thread(s) for every engine; allspark {machine['version']}, kernel "
-        f"table `{machine['isa']}`; {result['date']}; {settings['rounds']} round(s), interleaved.",
-        "",
-    ]
+    result, settings = Result(record), record["settings"]
+    lines = [f"# {record['name']}", "", origin(record), "", f"`{record['command']}`", ""]
     if settings["divisor"] > 1:
         lines += [f"A try: prompts and outputs are {settings['divisor']} times shorter.", ""]
     if settings["note"]:
@@ -217,15 +407,16 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines += [_noise(result), "", *_limits(result)]
     lines += [
         "Cells: median [least..greatest] (fraction of the machine's limit for these weights, × best"
-        " peer; above 1 this engine is better).",
+        " peer; above 1 this engine is better). The best peer of a row is the best precision of any"
+        " peer in that row.",
         "",
     ]
-    for shape in result["shapes"]:
-        lines += [f"## {shape} ({SHAPES[shape].title})", "", *_summary(result, shape)]
-        for workload in settings["workloads"]:
+    for shape in result.shapes:
+        lines += [f"## {shape} ({SHAPES[shape].title})", "", *summary(result, shape)]
+        lines += [*bars(result, shape), *participation(result, shape)]
+        for workload in filter(WORKLOADS.__contains__, result.workloads):
             lines += _workload(result, shape, workload)
         lines += _engine_only(result, shape)
-    for title, reasons in (("Left out", result["skipped"]), ("Failed", result["failures"])):
-        if reasons:
-            lines += [f"{title}:", "", *(f"- {reason}" for reason in reasons), ""]
+    if record["skipped"]:
+        lines += ["Left out:", "", *(f"- {reason}" for reason in record["skipped"]), ""]
     return "\n".join(lines)

@@ -20,17 +20,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
 import os
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tables
 from allspark import TargetDevice
-from bench_engine import MODEL, BenchEngine, make_parser
+from bench_engine import MODEL, BenchEngine, Recorder, make_parser
 from checkpoints import SHAPES, ensure_checkpoint
 from ours import PRECISIONS
 
@@ -52,6 +55,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--draft-precision", default="A8W4", choices=PRECISIONS)
     parser.add_argument("--draft-tokens", type=int, default=5, help="num_draft_tokens")
     return parser.parse_args()
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    tok_s: float
+    drafted: int  # Tokens, of which so many were
+    accepted: int
+    outputs: list[Ids]
 
 
 class Bench(BenchEngine):
@@ -90,10 +101,8 @@ class Bench(BenchEngine):
         self.expect(self.engine.sync_request(MODEL))
         return queues
 
-    def measure(
-        self, prompts: list[Ids], batch: int, config: dict[str, Any]
-    ) -> tuple[float, float, list[Ids]]:
-        """`batch` at a time: decoded tokens/s, the accepted part of the drafts, the outputs."""
+    def measure(self, prompts: list[Ids], batch: int, config: dict[str, Any]) -> Decoded:
+        """`batch` at a time."""
         config = {"max_new_tokens": self.options.output, **config}
         seconds, tokens, drafted, accepted, outputs = 0.0, 0, 0, 0, []
         for begin in range(0, len(prompts), batch):
@@ -108,7 +117,7 @@ class Bench(BenchEngine):
                 accepted += info["accepted_draft_token_length"]
             outputs += [list(queue.Get().ids_from_generate) for queue in wave]
         # The statistics' milliseconds do not resolve a tiny model.
-        return tokens / max(seconds, 1e-3), accepted / max(drafted, 1), outputs
+        return Decoded(tokens / max(seconds, 1e-3), drafted, accepted, outputs)
 
     def random_prompts(self) -> list[Ids]:
         rng = np.random.default_rng(7)
@@ -164,30 +173,30 @@ def main() -> None:
     drafting: dict[str, Any] = {"prompt_lookup_num_tokens": options.lookup}
     if options.draft_layers is not None:
         drafting = {"use_draft_model": True}
-    print(f"{options.shape} {options.precision}, {options.output} tokens each")
-    print("| set | batch | tokens/s | speculative | factor | drafts accepted |")
-    print("|---|---|---|---|---|---|")
+    recorder = Recorder("speculative", options, bench.about())
+
+    def compare(used: list[Ids], batch: int, config: dict[str, Any]) -> dict[str, float]:
+        """The same requests token by token, and with drafts."""
+        plain = bench.measure(used, batch, config)
+        fast = bench.measure(used, batch, {**config, **drafting})
+        if fast.outputs != plain.outputs:
+            raise RuntimeError(f"batch {batch}: drafts changed the output")
+        return {
+            "plain_tok_s": plain.tok_s, "fast_tok_s": fast.tok_s,
+            "drafted": fast.drafted, "accepted": fast.accepted,
+        }  # fmt: skip
+
     for name in options.sets.split(","):
         config = drawn.get(name, {"do_sample": False})
         make = prompts.get(name, lambda name=name: data_prompts(name, bench.num_prompts))
         texts = make()
         for batch in bench.batches:
             used = texts[: max(options.prompts, batch)]
-            plain, fast, factors, accepted = [], [], [], 0.0
-            for _ in range(options.rounds):
-                rate, _, expected = bench.measure(used, batch, config)
-                faster, accepted, outputs = bench.measure(used, batch, {**config, **drafting})
-                if outputs != expected:
-                    raise RuntimeError(f"{name}, batch {batch}: drafts changed the output")
-                plain.append(rate)
-                fast.append(faster)
-                factors.append(faster / rate)
-            medians = [statistics.median(values) for values in (plain, fast, factors)]
-            print(
-                f"| {name} | {batch} | {medians[0]:.1f} | {medians[1]:.1f} | {medians[2]:.2f} "
-                f"| {accepted:.0%} |",
-                flush=True,
-            )
+            for number in range(1, options.rounds + 1):
+                of = {"set": name, "batch": batch}
+                recorder.measure(number, of, functools.partial(compare, used, batch, config))
+            print(f"{name}, {batch}: done", file=sys.stderr, flush=True)
+    print("\n".join(tables.speculative(recorder.record)))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

@@ -18,6 +18,10 @@ WORKLOADS = (
     "single", "p1024", "b8", "b32", "mixed", "azure", "shared", "shared_late", "long", "long16",
 )  # fmt: skip
 _SEED = 1234
+# Requests that are served before the clock starts: tokens of their outputs. Prompts repeat one id,
+# 3 and more to leave out special tokens, another one for each size class.
+_WARM_UP = 8
+_WARM_UP_ID = 3
 _AZURE_REQUESTS = 64
 # The trace as it is would take a small machine minutes per engine.
 _AZURE_DIVISOR = 4
@@ -59,6 +63,20 @@ class Workload:
     @property
     def max_batch(self) -> int:
         return max(len(wave) for wave in self.waves)
+
+    def warm_up(self) -> list[Request]:
+        """A request of every size class: prompts within a power of two are one class. They have
+        the length of its longest prompt and other ids than any request, so that no prefix cache
+        knows the workload's, and outputs of a few tokens."""
+        longest: dict[int, Request] = {}
+        for request in self.requests:
+            size = len(request.ids).bit_length()
+            if size not in longest or len(request.ids) > len(longest[size].ids):
+                longest[size] = request
+        return [
+            Request([_WARM_UP_ID + size] * len(request.ids), min(request.num_output, _WARM_UP))
+            for size, request in sorted(longest.items())
+        ]
 
 
 def log_normal(

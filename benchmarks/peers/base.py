@@ -42,6 +42,10 @@ class Precision:
 BF16 = Precision(16, 16, "bf16_gflop_s")
 
 
+class TookTooLong(EngineError):
+    """A measurement that was ended after its time."""
+
+
 class ProgramEnded(EngineError):
     """A program that failed or was killed. The message says how it ended and what it said last."""
 
@@ -85,7 +89,7 @@ def run_command(
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if isinstance(error, subprocess.TimeoutExpired):
-            raise EngineError(f"{name} took more than {timeout_s:g} s") from error
+            raise TookTooLong(f"{name} took more than {timeout_s:g} s") from error
         raise
     if process.returncode != 0:
         raise ProgramEnded(name, process.returncode, errors.strip() or output)

@@ -74,8 +74,8 @@ def check(timeline: Timeline, request: Request) -> None:
 
 
 def measure(server: Server, job: dict[str, Any]) -> dict[str, Any]:
-    """Serves the waves of a job after a short request that is not counted."""
-    server.serve([{"ids": [3] * 40, "num_output": 8}])
+    """Serves the waves of a job after requests of every size among them, which do not count."""
+    server.serve(job["warm_up"])
     cpu_begin, begin = server.cpu_seconds(), time.perf_counter()
     timelines: list[Timeline] = []
     for wave in job["waves"]:

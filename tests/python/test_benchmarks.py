@@ -39,10 +39,15 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+# What is tested here is not how fast anything is, so others may take what they like.
+ON_A_BUSY_MACHINE = ("--most-others", "100")
+
+
 def small_run(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     options = ("--divisor", 16, "--rounds", 1, "--no-limits", "--shapes", "tiny", "--threads", 1,
                "--engines", "allspark/bf16", "--work-dir", tmp_path / "work",
-               "--output-dir", tmp_path / "results", "--name", "t")  # fmt: skip
+               "--output-dir", tmp_path / "results", "--name", "t",
+               *ON_A_BUSY_MACHINE)  # fmt: skip
     return run(*options, *arguments)
 
 
@@ -51,69 +56,118 @@ def report_of(tmp_path: Path) -> dict[str, Any]:
     return result
 
 
+def values_of(record: dict[str, Any], **of: object) -> list[dict[str, float]]:
+    """Of the measurements that have these entries, by round."""
+    return [
+        each["values"]
+        for each in record["measurements"]
+        if "values" in each and of.items() <= each["of"].items()
+    ]
+
+
+def failures_of(record: dict[str, Any]) -> list[str]:
+    return [
+        f"{each['of']['workload']}, {each['of']['engine']}: {each['failed']}"
+        for each in record["measurements"]
+        if "failed" in each
+    ]
+
+
 def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     tasks = "convert,start,single,p1024,b32,mixed,shared_late,gap,streams"
     result = small_run(tmp_path, "--workloads", tasks)
     assert result.returncode == 0, result.stderr
-    report = report_of(tmp_path)
-    assert report["failures"] == [] and report["skipped"] == []
-    assert report["ours"] == ["allspark bf16"]
-    shapes = report["shapes"]
-    tiny, streams = shapes["tiny"]["allspark bf16"], shapes["260K"]["allspark bf16"]
-    for key in ("convert.convert_s", "start.start_s", "single.ttft_ms", "p1024.prefill_tok_s",
-                "b32.output_tok_s", "mixed.ttft_p99_ms", "shared_late.ttft_p99_ms", "mixed.rss_mb",
-                "gap.gap_prompt_s"):  # fmt: skip
-        assert tiny[key]["min"] <= tiny[key]["median"] <= tiny[key]["max"]
-        assert tiny[key]["median"] > 0, key
-    assert streams["streams.streams_tok_s"]["median"] > 0
-    assert re.fullmatch("reference|amx|(avx|neon)[a-z0-9_]*", report["machine"]["isa"])
+    record = report_of(tmp_path)
+    assert failures_of(record) == [] and record["skipped"] == []
+    assert record["ours"] == ["allspark bf16"]
+    assert record["contestants"] == {"tiny": ["allspark bf16"], "260K": ["allspark bf16"]}
+    for task, key in (("convert", "convert_s"), ("start", "start_s"), ("single", "ttft_ms"),
+                      ("p1024", "prefill_tok_s"), ("b32", "output_tok_s"),
+                      ("mixed", "ttft_p99_ms"), ("shared_late", "ttft_p99_ms"),
+                      ("mixed", "rss_mb"), ("gap", "gap_prompt_s")):  # fmt: skip
+        (values,) = values_of(record, shape="tiny", workload=task, engine="allspark bf16")
+        assert values[key] > 0, key
+    (streams,) = values_of(record, shape="260K", workload="streams")
+    assert streams["streams_tok_s"] > 0
+    about = record["machine"]
+    assert re.fullmatch("reference|amx|(avx|neon)[a-z0-9_]*", about["isa"])
+    assert about["kind"].endswith(f"-{about['isa']}")
+    assert record["command"].startswith("python benchmarks/compare.py --divisor 16 --rounds 1")
+    assert str(tmp_path) not in record["command"]
     table = (tmp_path / "results" / "t.md").read_text()
     assert "| b32: output, tokens/s |" in table and "16 times shorter" in table
-    assert "not measured" in table  # The limits were left out.
+    assert "limits have not been measured" not in table and "not measured" in table
+    # What is left is told before every row.
+    assert re.search(r"round 1/1, tiny, b32 \(about \d+ (s|min) left\)", result.stderr)
+
+
+def keeping(tmp_path: Path) -> list[str]:
+    """The arguments with which a script keeps its values."""
+    return ["--json", str(tmp_path / "kept.json"), *ON_A_BUSY_MACHINE]
+
+
+def check_kept(tmp_path: Path, benchmark: str, of: dict[str, object], *metrics: str) -> None:
+    """In the form that all have: what was measured where, by which command, and every value."""
+    record = json.loads((tmp_path / "kept.json").read_text())
+    assert record["benchmark"] == benchmark
+    assert record["command"].startswith(f"python benchmarks/{benchmark}.py ")
+    assert str(tmp_path) not in json.dumps(record)
+    assert {"kind", "cpu", "cores", "memory_gib", "version", "isa"} == set(record["machine"])
+    assert {"date", "commit", "modified", "settings"} <= set(record)
+    found = values_of(record, **of)
+    assert len(found) == record["settings"]["rounds"] == 1
+    assert set(metrics) <= set(found[0]) and all(found[0][key] > 0 for key in metrics)
 
 
 def test_guided_decoding_is_compared(tmp_path: Path) -> None:
     script = [sys.executable, str(BENCHMARKS / "guided.py"), "--work-dir", str(tmp_path)]
     sizes = ["--shape", "tiny", "--batch", "4", "--output", "8", "--rounds", "1"]
-    result = subprocess.run([*script, *sizes], capture_output=True, text=True)
+    result = subprocess.run([*script, *sizes, *keeping(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert re.search(r"\| a schema each \| [\d.]+ \| [\d.]+ \|", result.stdout)
+    assert re.search(r"\| a schema each \| [\d.,]+ \| [\d.]+ \|", result.stdout)
+    check_kept(tmp_path, "guided", {"kind": "one schema"}, "tok_s")
 
 
 def test_the_prefix_cache_is_compared(tmp_path: Path) -> None:
     script = [sys.executable, str(BENCHMARKS / "prefix_cache.py"), "--work-dir", str(tmp_path)]
     sizes = ["--shape", "tiny", "--prompt", "200", "--shares", "0,0.96", "--rounds", "1"]
-    result = subprocess.run([*script, *sizes], capture_output=True, text=True)
+    result = subprocess.run([*script, *sizes, *keeping(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert re.search(r"\| 96.0% \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
+    check_kept(tmp_path, "prefix_cache", {"found": 0.96}, "with_ms", "without_ms")
 
 
 def test_adapters_are_compared_with_the_base_model(tmp_path: Path) -> None:
     script = [sys.executable, str(BENCHMARKS / "lora.py"), "--work-dir", str(tmp_path)]
     sizes = ["--shape", "tiny", "--requests", "4", "--adapters", "2", "--output", "4"]
-    result = subprocess.run([*script, *sizes, "--rounds", "1"], capture_output=True, text=True)
+    command = [*script, *sizes, "--rounds", "1", *keeping(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for name in ("all linear", "q and v"):
-        assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
+        cells = r" \| ".join([r"[\d.]+", r"[\d.]+", r"[\d.,]+", r"[\d.]+"])
+        assert re.search(rf"\| {name} \| {cells} \|", result.stdout)
+        check_kept(tmp_path, "lora", {"adapters": name}, "prompts_s", "output_s")
 
 
 @pytest.mark.parametrize("shape", ["tiny-moe", "tiny-latents"])
 def test_what_experts_read_is_measured(tmp_path: Path, shape: str) -> None:
     script = [sys.executable, str(BENCHMARKS / "moe.py"), "--work-dir", str(tmp_path)]
     sizes = ["--shape", shape, "--prompt", "8", "--output", "8", "--rounds", "1"]
-    result = subprocess.run([*script, *sizes], capture_output=True, text=True)
+    result = subprocess.run([*script, *sizes, *keeping(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for streams in (1, 4, 16):
         assert re.search(rf"\| {streams} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| ", result.stdout)
+        check_kept(tmp_path, "moe", {"streams": streams}, "step_s")
 
 
 def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
     result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
     assert result.returncode == 0, result.stderr
-    report = report_of(tmp_path)
-    assert report["skipped"] == []
+    record = report_of(tmp_path)
+    assert record["skipped"] == []
     labels = [f"allspark {name}" for name in load("ours").PRECISIONS]
-    assert list(report["shapes"]["tiny"]) == labels
+    assert record["contestants"]["tiny"] == labels
+    assert all(len(values_of(record, engine=label)) == 1 for label in labels)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +191,19 @@ def test_a_workload_without_its_data_is_named_and_the_rest_goes_on(
     monkeypatch.setenv("ALLSPARK_SHARED_DATA", str(tmp_path / "absent"))
     result = small_run(tmp_path, "--workloads", "azure,single")
     assert result.returncode == 1
-    report = report_of(tmp_path)
-    assert len(report["failures"]) == 1 and "set ALLSPARK_SHARED_DATA" in report["failures"][0]
-    assert "Failed:" in (tmp_path / "results" / "t.md").read_text()
-    assert report["shapes"]["tiny"]["allspark bf16"]["single.ttft_ms"]["median"] > 0
+    record = report_of(tmp_path)
+    (failure,) = failures_of(record)
+    assert "set ALLSPARK_SHARED_DATA" in failure
+    assert "| failed | 1 |" in (tmp_path / "results" / "t.md").read_text()
+    (values,) = values_of(record, workload="single")
+    assert values["ttft_ms"] > 0
 
 
 # A peer that needs no installation and answers every token at once, or says why it does not.
 STUB = """
 import os
+import signal
+import sys
 from pathlib import Path
 
 from peers.base import BF16, Engine, EngineError
@@ -154,12 +212,11 @@ from peers.worker import InProcess, Timeline, main
 
 class Stub(Engine):
     name = "stub"
-    precisions = {"good": BF16, "unprepared": BF16, "broken": BF16}
+    precisions = {"good": BF16, "unprepared": BF16, "broken": BF16, "dying": BF16}
     packages = ()
 
     @property
     def python(self):
-        import sys
         return Path(sys.executable)
 
     def install(self):
@@ -176,6 +233,10 @@ class Stub(Engine):
 class Server(InProcess):
     def __init__(self, job):
         self.is_broken = job["model"].endswith("broken")
+        self.remarks = ["served upside down"]
+        if job["model"].endswith("dying"):
+            print("about to fail", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGILL)
 
     def serve(self, requests):
         timelines = [Timeline() for _ in requests]
@@ -202,14 +263,27 @@ def with_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_peers_stand_beside_ours_and_failing_ones_are_named(tmp_path: Path, with_stub) -> None:
     result = small_run(tmp_path, "--workloads", "single,b8", "--engines", "allspark/bf16,stub")
     assert result.returncode == 1
-    report = report_of(tmp_path)
-    assert set(report["shapes"]["tiny"]) == {"allspark bf16", "stub good", "stub broken"}
-    assert report["skipped"] == ["tiny, stub unprepared: this format is not for it"]
-    assert len(report["failures"]) == 2
-    assert "single, stub broken" in report["failures"][0]
-    assert "a request gave 7 of 8 tokens" in report["failures"][0]
+    record = report_of(tmp_path)
+    engines = ["allspark bf16", "stub good", "stub broken", "stub dying"]
+    assert record["contestants"]["tiny"] == engines
+    assert record["skipped"] == ["tiny, stub unprepared: this format is not for it"]
+    failures = failures_of(record)
+    assert len(failures) == 4
+    assert failures[0].startswith("single, stub broken: python ended with 1: ")
+    assert failures[0].endswith("a request gave 7 of 8 tokens")
+    assert re.search(r"single, stub dying: .* was ended by SIGILL .*: about to fail$", failures[1])
     table = (tmp_path / "results" / "t.md").read_text()
-    assert "(stub good) |" in table and "| stub good |" in table and "Left out:" in table
+    assert "(stub good) |" in table and "Left out:" in table
+    # Who ran what, and why others did not.
+    assert "| rounds with a value | single | b8 |" in table
+    assert "| stub good | 1 | 1 |" in table and "| stub broken | failed | failed |" in table
+    reasons = [line for line in table.splitlines() if line.startswith("- stub")]
+    assert "- stub good, single, b8: served upside down" in reasons
+    assert any(
+        line.startswith("- stub dying, single (round 1), b8 (round 1):")
+        and line.endswith("about to fail")
+        for line in reasons
+    )
 
 
 def test_a_peer_that_cannot_be_installed_is_left_out(
@@ -219,9 +293,9 @@ def test_a_peer_that_cannot_be_installed_is_left_out(
     result = small_run(tmp_path, "--workloads", "single", "--engines", "stub,allspark/bf16")
     assert result.returncode == 0, result.stderr
     assert "LEFT OUT: stub: no package for this Python" in result.stderr
-    report = report_of(tmp_path)
-    assert report["skipped"] == ["stub: no package for this Python"]
-    assert set(report["shapes"]["tiny"]) == {"allspark bf16"}
+    record = report_of(tmp_path)
+    assert record["skipped"] == ["stub: no package for this Python"]
+    assert record["contestants"] == {"tiny": ["allspark bf16"]}
 
 
 def test_a_machine_that_others_use_is_noticed(load) -> None:
@@ -366,50 +440,408 @@ def test_a_peer_that_serves_has_nothing_to_say(fake_llama) -> None:
         server.close()
 
 
+def a_record(
+    samples: dict[str, dict[str, list[float]]], *others: dict[str, Any], ours: str = "allspark bf16"
+) -> dict[str, Any]:
+    """Of the shape `tiny`; by engine and metric, "workload.figure", the values of the rounds.
+    `others`: measurements without values."""
+    by_row: dict[tuple[int, str, str], dict[str, float]] = {}
+    for engine, metrics in samples.items():
+        for metric, values in metrics.items():
+            workload, _, name = metric.partition(".")
+            for number, value in enumerate(values, 1):
+                by_row.setdefault((number, workload, engine), {})[name] = value
+    measurements = [
+        {"round": number, "of": of_tiny(workload, engine), "values": values, "took_s": 1.0}
+        for (number, workload, engine), values in by_row.items()
+    ]
+    machine = {"kind": "zen9-avx2", "cpu": "a CPU", "cores": 2, "memory_gib": 8.0,
+               "version": "1/(GitSha1:01234567)", "isa": "avx2"}  # fmt: skip
+    slot = {"read_gb_s": 40.0, "fma_gflop_s": 400.0, "bf16_gflop_s": None, "int8_gop_s": 900.0,
+            "load_average": 1.0}  # fmt: skip
+    engines = [*samples, *(each["of"]["engine"] for each in others)]
+    return {
+        "benchmark": "engines", "name": "recorded", "date": "2025-01-01", "machine": machine,
+        "commit": "01234567", "modified": False, "command": "python benchmarks/compare.py",
+        "settings": {"rounds": 2, "threads": 2, "chunk": 0, "divisor": 1, "note": "a note",
+                     "workloads": ["single", "b8"]},
+        "measurements": [*measurements, *others], "limits": [slot], "ours": [ours], "skipped": [],
+        "contestants": {"tiny": list(dict.fromkeys(engines))},
+    }  # fmt: skip
+
+
+def of_tiny(workload: str, engine: str) -> dict[str, str]:
+    return {"shape": "tiny", "workload": workload, "engine": engine}
+
+
 RECORDED = {
-    "name": "recorded", "date": "2025-01-01",
-    "machine": {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "version": "1", "isa": "avx2"},
-    "settings": {"rounds": 2, "threads": 2, "chunk": 0, "divisor": 1, "note": "a note",
-                 "workloads": ["single", "b8"]},
-    "limits": [{"read_gb_s": 40.0, "fma_gflop_s": 400.0, "bf16_gflop_s": None, "int8_gop_s": 900.0,
-                "load_average": 1.0}],
-    "ours": ["allspark bf16"],
-    "skipped": [], "failures": [],
+    "allspark bf16": {"single.decode_tok_s": [40.0, 44.0], "single.ttft_ms": [100.0],
+                      "single.decode_tok_s_limit": [0.8], "single.core_share": [0.95]},
+    "fast int4": {"single.decode_tok_s": [84.0], "single.ttft_ms": [200.0],
+                  "single.core_share": [0.9]},
+    "slow bf16": {"single.decode_tok_s": [21.0], "single.ttft_ms": [150.0]},
 }  # fmt: skip
 
 
-def recorded(load) -> dict[str, Any]:
-    summarise = load("report").summarise
-    samples = {
-        "allspark bf16": {"single.decode_tok_s": [40.0, 44.0], "single.ttft_ms": [100.0],
-                          "single.decode_tok_s_limit": [0.8], "single.output_tok_s": [1.0],
-                          "single.core_share": [0.95]},
-        "fast int4": {"single.decode_tok_s": [84.0], "single.ttft_ms": [200.0],
-                      "single.output_tok_s": [1.0], "single.core_share": [0.9]},
-        "slow bf16": {"single.decode_tok_s": [21.0], "single.ttft_ms": [150.0]},
-    }  # fmt: skip
-    engines = {label: summarise(metrics) for label, metrics in samples.items()}
-    return {**RECORDED, "shapes": {"tiny": engines}}
-
-
 def test_the_table_shows_fractions_and_ratios_to_the_best_peer(load) -> None:
-    table = load("report").markdown(recorded(load))
+    """One number of one peer in a row, whichever that is; and another row may have another."""
+    table = load("report").markdown(a_record(RECORDED))
     cells = "42.0 [40.0..44.0] (80 %, ×0.50) | 84.0 (fast int4)"
     assert f"| single: decode, tokens/s | {cells} |" in table
     # Of a time, less is better: ours takes 100 ms where the best peer takes 150.
     assert "| single: TTFT p50, ms | 100 (×1.50) | 150 (slow bf16) |" in table
-    assert "b8" not in table  # Nothing was measured of it.
+    assert "b8: " not in table  # Nothing was measured of it.
     assert "| – | – | 95 | – |" in table and "Note: a note" in table  # Its share of the cores.
+    assert "zen9-avx2: a CPU" in table and "commit 01234567; 2025-01-01" in table
+
+
+def test_what_was_disturbed_is_no_value(load) -> None:
+    disturbed = {"round": 2, "of": of_tiny("single", "slow bf16"), "disturbed": 0.25, "took_s": 1.0}
+    never = {"round": 1, "of": of_tiny("single", "noisy int8"), "disturbed": 0.5, "took_s": 1.0}
+    table = load("report").markdown(a_record(RECORDED, disturbed, never))
+    assert "| slow bf16 | 21.0 (1 of 2 without a value) |" in table
+    assert "| noisy int8 | disturbed | disturbed |" in table
+    assert "- noisy int8, single (round 1): disturbed: others took 50 % of the cores" in table
+    assert "(slow bf16) |" in table and "(noisy int8) |" not in table
+
+
+def test_a_limit_that_an_engine_beats_is_an_error_of_the_limit(load) -> None:
+    samples = {"allspark bf16": {"single.decode_tok_s": [1.0, 1.0, 1.0],
+                                 "single.decode_tok_s_limit": [0.7, 1.02, 0.9]},
+               "allspark A8W8": {"single.decode_tok_s": [2.0],
+                                 "single.decode_tok_s_limit": [1.3]}}  # fmt: skip
+    record = a_record(samples)
+    record["ours"] = list(samples)
+    table = load("report").markdown(record)
+    assert "1.0 [1.0..1.0] (80 %, limit too low in 1 of 3)" in table
+    assert "2.0 (limit too low in 1 of 1)" in table and "130 %" not in table
+
+
+@pytest.mark.parametrize(
+    ("ours", "reached", "verdict"),
+    [(99.96, "0.999", "**open**"), (100.0, "1.000", "met"), (100.04, "1.000", "met")],
+)
+def test_a_bar_is_met_by_the_unrounded_number(
+    load, ours: float, reached: str, verdict: str
+) -> None:
+    samples = {"allspark bf16": {"b8.output_tok_s": [ours]},
+               "peer int8": {"b8.output_tok_s": [100.0]}}  # fmt: skip
+    table = load("report").markdown(a_record(samples))
+    assert "(×1.00)" in table  # Rounded, all three are.
+    bar = "b8: output, tokens/s | best | 1 of the best peer"
+    assert f"| {bar} | {reached} | {verdict} |" in table
+    # A bar that was asked for and has no value is open, too.
+    assert "single: decode" not in table
+    failed = {"round": 1, "of": of_tiny("single", "peer int8"), "failed": "died", "took_s": 1.0}
+    samples["allspark bf16"]["single.ttft_ms"] = [5.0]
+    table = load("report").markdown(a_record(samples, failed))
+    assert "| single: TTFT p50, ms | best | 1 of the best peer | – | open: no value |" in table
+
+
+def test_a_bar_of_a_limit_is_met_by_the_unrounded_number(load) -> None:
+    report = load("report")
+    for fraction, is_met in ((0.7999, False), (0.8, True)):
+        samples = {"allspark bf16": {"single.decode_tok_s": [1.0],
+                                     "single.decode_tok_s_limit": [fraction]}}  # fmt: skip
+        lines = report.bars(report.Result(a_record(samples)), "tiny")
+        (line,) = (line for line in lines if "0.8 of the limit" in line)
+        assert line.endswith("| met |" if is_met else "| **open** |"), line
+
+
+def test_bars_name_figures_and_precisions_that_there_are(load) -> None:
+    report, workloads, ours = load("report"), load("workloads"), load("ours")
+    for bar in load("bars").BARS:
+        workload, _, name = bar.metric.partition(".")
+        assert workload in workloads.WORKLOADS and name in report.FIGURES
+        assert bar.engine == "best" or bar.engine.removeprefix("allspark ") in ours.PRECISIONS
 
 
 def test_a_recorded_run_is_rendered_again(tmp_path: Path, load) -> None:
     path = tmp_path / "again.json"
-    path.write_text(json.dumps(recorded(load)))
+    path.write_text(json.dumps(a_record(RECORDED)))
     result = run("--render", path)
     assert result.returncode == 0, result.stderr
     assert path.with_suffix(".md").read_text() == result.stdout.removesuffix("\n")
     pytest.importorskip("matplotlib")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+# Runs in this process, whose engines' answers the test makes up.
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
+    """Makes runs of tiny workloads by bf16 and A8W8; `answer(label, job)` is what workers say."""
+    module = load("bench")
+    monkeypatch.setattr(module, "draw", lambda record, path: None)
+    monkeypatch.setattr(module.Allspark, "prepare", lambda self, checkpoint, precision, model:
+                        model.mkdir(parents=True, exist_ok=True))  # fmt: skip
+
+    def make(*arguments: object, answer: Any = None) -> Any:
+        def worker(contestant: Any, job: str, timeout_s: float) -> dict[str, Any]:
+            parsed = json.loads(job)
+            if parsed["task"] == "version":
+                return {"version": "1/(GitSha1:01234567)", "isa": "avx2"}
+            return (answer or served)(contestant.label, parsed)
+
+        monkeypatch.setattr(module.Bench, "_answer", staticmethod(worker))
+        options = ["--divisor", "16", "--no-limits", "--shapes", "tiny", "--threads", "1",
+                   "--engines", "allspark/bf16,allspark/A8W8", "--workloads", "single,b8",
+                   "--rounds", "2", "--most-others", "100", "--work-dir", tmp_path / "work",
+                   "--output-dir", tmp_path, *arguments]  # fmt: skip
+        return module.Bench(load("compare").parse_arguments(list(map(str, options))))
+
+    return make
+
+
+def served(label: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What a worker says that needs 10 ms for a token."""
+    requests = [
+        {
+            "begin": 0.0,
+            "times": [0.01 * (i + 1) for i in range(request["num_output"])],
+            "counts": [1] * request["num_output"],
+        }
+        for wave in job["waves"]
+        for request in wave
+    ]
+    about = {"load_s": 1.0, "rss_mb": 2.0, "core_share": 0.9, "remarks": []}
+    return {**about, "requests": requests}
+
+
+def rows_of(record: dict[str, Any]) -> list[tuple[int, str, str]]:
+    return [
+        (each["round"], each["of"]["workload"], each["of"]["engine"])
+        for each in record["measurements"]
+    ]
+
+
+class Busy:
+    """A machine of which others take so much, in each measurement the next of `shares`."""
+
+    shares: list[float]
+
+    def __init__(self, in_process: bool = False) -> None:
+        self.in_process = in_process
+
+    def share(self) -> float:
+        return self.shares.pop(0)
+
+
+def test_a_disturbed_measurement_is_repeated_and_never_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load, bench
+) -> None:
+    monkeypatch.setattr(load("machine"), "Others", Busy)
+    monkeypatch.setattr(Busy, "shares", [0.5, 0.07, 0.5, 0.09, 0.2], raising=False)
+    arguments = ("--rounds", 1, "--workloads", "b8", "--most-others", 0.08, "--retries", 2)
+    bench(*arguments).run()
+    first, second = json.loads((tmp_path / "engines.json").read_text())["measurements"]
+    assert first["values"]["others_share"] == 0.07
+    assert second["disturbed"] == 0.2 and "values" not in second
+    assert Busy.shares == []
+    assert "| allspark A8W8 | disturbed |" in (tmp_path / "engines.md").read_text()
+
+
+def test_a_script_of_its_own_repeats_what_was_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load
+) -> None:
+    monkeypatch.setattr(load("machine"), "Others", Busy)
+    monkeypatch.setattr(Busy, "shares", [0.9, 0.5, 0.07, 0.5, 0.09], raising=False)
+    module = load("bench_engine")
+    parser = module.make_parser("test", rounds=1)
+    options = parser.parse_args(["--json", str(tmp_path / "r.json"), "--retries", "1"])
+    recorder = module.Recorder("lora", options, {"version": "1", "isa": "avx2"})
+    for number in (0, 1, 2):  # The first warms up, and is not repeated.
+        recorder.measure(number, {"adapters": "none"}, lambda: {"prompts_s": 1.0, "output_s": 1.0})
+    record = json.loads((tmp_path / "r.json").read_text())
+    one, other = record["measurements"]
+    assert one["values"] and other["disturbed"] == 0.09 and "values" not in other
+    assert "| none | 1.000 |" in "\n".join(load("tables").lora({**record, "measurements": [one],
+        "settings": {**record["settings"], "precision": "bf16", "requests": 1, "prompt": 1,
+                     "output": 1, "adapters": 1, "rank": 1}}))  # fmt: skip
+
+
+def test_limits_that_an_engine_beats_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load, bench
+) -> None:
+    size = load("checkpoints").SHAPES["tiny"].bytes_per_decoded_token() / 1e9
+    rates = dict.fromkeys(load("machine").LIMITS, 1e6)
+    # Ours decodes 100 tokens/s, so it reads as much; other figures are far below their limits.
+    reads = [100 * size * factor for factor in (0.5, 0.6, 0.8, 1.25, 2.5)]
+    slots = [{**rates, "read_gb_s": read, "load_average": 0.0} for read in reads]
+    monkeypatch.setattr(load("machine"), "measure_limits", lambda *_: slots.pop(0))
+    run = bench("--rounds", 1, "--workloads", "single", "--engines", "allspark/bf16")
+    run.run()
+    (one,) = run.record["measurements"]
+    # Before and after, 0.5 and 0.6; again 0.8; again 1.25, at which it is possible.
+    assert one["values"]["decode_tok_s_limit"] == pytest.approx(0.8)
+    assert one["limits"]["read_gb_s"] == reads[3] and len(run.record["limits"]) == 4
+    # Where it stays too low, the value stays, and the cell says that the limit is none.
+    slots[:] = [{**rates, "read_gb_s": 100 * size * 0.5, "load_average": 0.0}] * 4
+    run = bench("--rounds", 1, "--workloads", "single", "--engines", "allspark/bf16")
+    run.run()
+    assert "(limit too low in 1 of 1)" in (tmp_path / "engines.md").read_text()
+
+
+def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path, bench) -> None:
+    asked: list[str] = []
+
+    def cut_off(label: str, job: dict[str, Any]) -> dict[str, Any]:
+        asked.append(label)
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return served(label, job)
+
+    first = bench(answer=cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    kept = rows_of(json.loads((tmp_path / "engines.json").read_text()))
+    assert len(kept) == 3
+    again = bench("--resume")
+    again.run()
+    every = rows_of(json.loads((tmp_path / "engines.json").read_text()))
+    assert every[:3] == kept
+    assert sorted(every) == sorted(
+        (number, workload, engine)
+        for number in (1, 2) for workload in ("single", "b8")
+        for engine in ("allspark bf16", "allspark A8W8")
+    )  # fmt: skip
+    # Nothing is left to do; another round may be added.
+    asked.clear()
+    bench("--resume", answer=cut_off).run()
+    assert asked == []
+    bench("--resume", "--rounds", 3).run()
+    assert len(rows_of(json.loads((tmp_path / "engines.json").read_text()))) == 12
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "arguments", "message"),
+    [
+        ("commit", "89abcdef", (), "has commit 89abcdef, this run 01234567"),
+        ("machine.kind", "zen9-avx512", (), "has kind zen9-avx512, this run"),
+        ("machine.cores", 64, (), "has cores 64, this run"),
+        ("settings.threads", 2, (), "has --threads 2, this run 1"),
+        ("settings.most_others", 0.5, (), "has --most-others 0.5, this run 100.0"),
+        (None, None, ("--rounds", 1), "--rounds is 1; .* has 2, which may only grow"),
+        (None, None, ("--workloads", "b8"), r"--workloads \['single', 'b8'\], this run \['b8'\]"),
+    ],
+)
+def test_another_run_is_not_resumed(
+    tmp_path: Path, load, bench, key: str | None, value: object, arguments: tuple[object, ...],
+    message: str,
+) -> None:  # fmt: skip
+    """Its values would stand beside others that they cannot be compared with."""
+    run = bench()
+    run.run()
+    record = json.loads(run.path.read_text())
+    if key is not None:
+        folder, _, name = key.rpartition(".")
+        (record[folder] if folder else record)[name] = value
+        run.path.write_text(json.dumps(record))
+    before = run.path.read_text()
+    with pytest.raises(load("bench").Unfit, match=message):
+        bench("--resume", *arguments)
+    assert run.path.read_text() == before
+
+
+def test_a_run_ends_after_its_minutes(tmp_path: Path, bench) -> None:
+    run = bench("--rounds", 1, "--minutes", 0.001, answer=slow)
+    run.run()
+    record = json.loads((tmp_path / "engines.json").read_text())
+    assert len(rows_of(record)) < 4
+    assert any(line.endswith(": no time for it") for line in record["skipped"])
+
+
+def slow(label: str, job: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.05)
+    return served(label, job)
+
+
+def test_what_takes_too_long_is_not_tried_in_every_round(load, bench) -> None:
+    asked: list[str] = []
+
+    def late(label: str, job: dict[str, Any]) -> dict[str, Any]:
+        asked.append(label)
+        if label == "allspark A8W8":
+            raise load("peers.base").TookTooLong("python took more than 300 s")
+        return served(label, job)
+
+    run = bench("--workloads", "b8", answer=late)
+    run.run()
+    assert asked.count("allspark A8W8") == 1 and asked.count("allspark bf16") == 2
+    failed = [each for each in run.record["measurements"] if "failed" in each]
+    assert [each["round"] for each in failed] == [1, 2]
+
+
+def test_the_time_that_is_left_is_learnt(load) -> None:
+    estimate = load("estimate").Estimate(1, [])
+    assert estimate.seconds(("0.5B", "b32", "x")) > estimate.seconds(("0.5B", "b8", "x"))
+    measured = {"of": {"shape": "0.5B", "workload": "b8", "engine": "x"}, "took_s": 30.0}
+    estimate = load("estimate").Estimate(1, [measured, {**measured, "took_s": 50.0}])
+    assert estimate.seconds(("0.5B", "b8", "x")) == 40.0
+    # What has not been measured is expected to be as far from the guess as what has.
+    guess = load("estimate").weight
+    ratio = guess("1B", "b32", 1) / guess("0.5B", "b8", 1)
+    assert estimate.seconds(("1B", "b32", "y")) == pytest.approx(40.0 * ratio)
+    assert load("estimate").in_words(59 * 60 + 50) == "1 h 0 min"
+
+
+def test_quick_has_a_time_to_end(load) -> None:
+    options = load("compare").parse_arguments(["--quick"])
+    assert options.minutes < 10 and options.rounds == 1
+
+
+def test_every_size_class_is_served_before_the_clock_starts(load, bench) -> None:
+    """All engines alike: the requests are part of the job."""
+    workloads, worker = load("workloads"), load("peers.worker")
+    for name in ("single", "p1024", "b32", "mixed", "shared_late", "long", "gap", "streams"):
+        work = workloads.make_workload(name, 512, 4)
+        classes = {len(request.ids).bit_length() for request in work.requests}
+        warm_up = work.warm_up()
+        assert {len(request.ids).bit_length() for request in warm_up} == classes, name
+        assert len(warm_up) == len(classes)
+        longest = max(len(request.ids) for request in work.requests)
+        assert max(len(request.ids) for request in warm_up) == longest
+        assert len(warm_up) <= work.max_batch or name == "gap"
+        for request in warm_up:
+            assert len(request.ids) + request.num_output <= work.max_length
+            # Nothing that a prefix cache could give to the workload.
+            assert all(len(os.path.commonprefix([request.ids, other.ids])) <= 2
+                       for other in work.requests)  # fmt: skip
+
+    jobs: list[dict[str, Any]] = []
+
+    def note(label: str, job: dict[str, Any]) -> dict[str, Any]:
+        jobs.append(job)
+        return served(label, job)
+
+    bench("--workloads", "b8", "--rounds", 1, answer=note).run()
+    work = workloads.make_workload("b8", 512, 16)
+    assert [job["warm_up"] for job in jobs] == [[vars(each) for each in work.warm_up()]] * 2
+
+    served_waves: list[list[dict[str, Any]]] = []
+
+    class Server(worker.InProcess):
+        def serve(self, requests: list[dict[str, Any]]) -> list[Any]:
+            served_waves.append(requests)
+            timelines = [worker.Timeline() for _ in requests]
+            for timeline, request in zip(timelines, requests, strict=True):
+                timeline.add(request["num_output"])
+            return timelines
+
+    measured = worker.measure(Server(), jobs[0])
+    assert served_waves == [jobs[0]["warm_up"], *jobs[0]["waves"]]
+    assert len(measured["requests"]) == 8  # The others do not count.
+
+
+def test_kinds_of_machines(load) -> None:
+    machine = load("machine")
+    amd = {"vendor_id": "AuthenticAMD", "cpu family": "25", "model": "1", "model name": "AMD EPYC"}
+    assert machine._processor(amd) == "zen3"
+    assert machine._processor({**amd, "cpu family": "26", "model": "2"}) == "zen5"
+    assert machine._processor({**amd, "cpu family": "99"}) == "amd_epyc"
+    assert machine._processor({"model name": "Some CPU (R) @ 2 GHz"}) == "some_cpu_r_2_ghz"
+    assert machine.kind("avx2").endswith("-avx2")
 
 
 def test_times_become_throughput_and_percentiles(load) -> None:
@@ -549,14 +981,18 @@ def test_conversion_is_watched(tmp_path: Path, load) -> None:
     # A tiny model is no Llama, and its rows are shorter than blocks of Q4_K.
     others = ("Meta .pth", "GGUF Q4_K")
     formats = [name for name in load("conversion").FORMATS if name not in others]
+    work = tmp_path / "work"
+    work.mkdir()
     command = [sys.executable, str(BENCHMARKS / "conversion.py"), "--shape", "tiny", "--work-dir",
-               str(tmp_path), "--formats", *formats]  # fmt: skip
+               str(work), *keeping(tmp_path), "--formats", *formats]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    rows = [line.strip("|").split("|") for line in result.stdout.splitlines()[4:]]
+    lines = [line for line in result.stdout.splitlines() if line.startswith("|")][2:]
+    rows = [line.strip("|").replace(",", "").split("|") for line in lines]
     assert [row[0].strip() for row in rows] == formats
     assert all(0 < int(row[3]) < int(row[4]) for row in rows)  # megabytes
-    assert not list(tmp_path.iterdir())
+    check_kept(tmp_path, "conversion", {"format": "safetensors"}, "resident_mb", "convert_s")
+    assert [path.name for path in work.iterdir()] == ["tiny"]  # Of which the kernel table is asked.
 
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
@@ -579,10 +1015,12 @@ def test_limits_compile_and_print_rates(tmp_path: Path) -> None:
 def test_speculative_decoding_gives_the_same_tokens(tmp_path: Path, guesses: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "speculative.py"), "--shape", "tiny", "--threads",
                "1", "--output", "24", "--prompts", "2", "--batches", "1,4", "--rounds", "1",
-               "--draft-precision", "bf16", "--work-dir", str(tmp_path), guesses]  # fmt: skip
+               "--draft-precision", "bf16", "--work-dir", str(tmp_path), guesses,
+               *keeping(tmp_path)]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    rows = [line.split(" | ") for line in result.stdout.splitlines()[3:]]
+    rows = [line.split(" | ") for line in result.stdout.splitlines()[2:] if line]
+    check_kept(tmp_path, "speculative", {"set": "copy", "batch": 4}, "plain_tok_s", "fast_tok_s")
     assert [(row[0], row[1]) for row in rows] == [
         (f"| {name}", batch) for name in ("greedy", "copy", "noise") for batch in ("1", "4")
     ]

@@ -1,0 +1,445 @@
+"""One run of compare.py: prepares the engines, starts the measurements and keeps what they say."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+import record
+from checkpoints import SHAPES, ensure_checkpoint
+from estimate import Estimate, in_words
+from metrics import fractions, from_times
+from ours import Allspark
+from peers.base import Engine, EngineError, Precision, TookTooLong
+from peers.registry import PEERS
+from plot import draw
+from report import markdown
+from workloads import WORKLOADS, MissingData, make_workload
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Allspark, *PEERS)}
+ENGINE_SHAPE = "260K"  # Of `streams`.
+ENGINE_TASKS = ("convert", "start", "gap", "streams")
+TASKS = (*WORKLOADS, *ENGINE_TASKS)
+DEFAULT_DIR = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
+# What a run is, and what another sitting must not change; but it may add rounds.
+_SETTINGS = (
+    "shapes", "workloads", "engines", "threads", "chunk", "divisor", "no_limits", "most_others",
+    "note",
+)  # fmt: skip
+
+
+class Unfit(RuntimeError):
+    """A run that cannot go on with an earlier one."""
+
+
+class Disturbed(RuntimeError):
+    """Others took more of the cores than a value may bear, in every try."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(f"disturbed: others took {100 * share:.0f} % of the machine")
+        self.share = share
+
+
+class OutOfTime(RuntimeError):
+    """A measurement that would end after --minutes."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    engine: Engine
+    precision_name: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.engine.name} {self.precision_name}"
+
+    @property
+    def precision(self) -> Precision:
+        return self.engine.precisions[self.precision_name]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the engines are measured on one after the other."""
+
+    round_number: int
+    shape: str
+    task: str
+    contestants: list[Contestant]
+
+    def of(self, contestant: Contestant) -> dict[str, str]:
+        return {"shape": self.shape, "workload": self.task, "engine": contestant.label}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Bench:
+    """Prepared when constructed; Unfit where it cannot resume."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self._skipped: list[str] = []
+        self._limits_program: Path | None = None
+        if not options.no_limits:
+            self._limits_program = machine.compile_limits(options.work_dir)
+        self._ready = self._prepare()
+        self.path = (options.output_dir or DEFAULT_DIR) / f"{options.name}.json"
+        self.record = self._begin()
+        self._estimate = Estimate(options.divisor, self.record["measurements"])
+        self._slot: machine.Slot | None = None  # The limits just before the next row.
+        self._end = float("inf")
+
+    # Before the first round.
+
+    def _prepare(self) -> dict[str, list[Contestant]]:
+        """Who takes part, by shape. What cannot be installed or converted is left out, loudly."""
+        contestants = self._install()
+        ready: dict[str, list[Contestant]] = {}
+        for shape in self._round_shapes():
+            ready[shape] = []
+            for contestant in contestants:
+                is_wanted = shape in self.options.shapes or contestant.engine.is_ours
+                if is_wanted and self._convert(shape, contestant):
+                    ready[shape].append(contestant)
+        return ready
+
+    def _install(self) -> list[Contestant]:
+        contestants: list[Contestant] = []
+        for wanted in self.options.engines:
+            name, _, precision = wanted.partition("/")
+            engine = ENGINES[name](self.options.work_dir / "peers" / name)
+            say(f"installing {name}")
+            try:
+                engine.install()
+            except EngineError as error:
+                self._skip(f"{wanted}: {error}")
+                continue
+            for each in [precision] if precision else engine.precisions:
+                contestants.append(Contestant(engine, each))
+        return contestants
+
+    def _convert(self, shape: str, contestant: Contestant) -> bool:
+        model = self._model_dir(shape, contestant)
+        stamp = model / "prepared"
+        # Ours may have changed since; others' versions are pinned by what is installed.
+        if stamp.is_file() and not contestant.engine.is_ours:
+            return True
+        say(f"converting {shape} for {contestant.label}")
+        try:
+            contestant.engine.prepare(self._checkpoint(shape), contestant.precision_name, model)
+        except EngineError as error:
+            self._skip(f"{shape}, {contestant.label}: {error}")
+            return False
+        stamp.touch()
+        return True
+
+    def _skip(self, reason: str) -> None:
+        say(f"LEFT OUT: {reason}")
+        self._skipped.append(reason)
+
+    def _checkpoint(self, shape: str) -> Path:
+        return ensure_checkpoint(shape, self.options.work_dir / shape / "checkpoint")
+
+    def _model_dir(self, shape: str, contestant: Contestant) -> Path:
+        directory: Path = self.options.work_dir / shape
+        return directory / contestant.label.replace(" ", "-")
+
+    def _begin(self) -> record.Record:
+        """The record to write to: a new one, or the one to go on with."""
+        settings = {key: getattr(self.options, key) for key in ("rounds", *_SETTINGS)}
+        new = record.begin("engines", **self._describe_engine(), settings=settings)
+        new.update(name=self.options.name, limits=[])
+        if self.options.resume and self.path.is_file():
+            earlier = record.read(self.path)
+            self._check_same(earlier, new)
+            earlier["settings"]["rounds"] = self.options.rounds
+            new = earlier
+        labels = {each.label for group in self._ready.values() for each in group}
+        new["ours"] = sorted(label for label in labels if label.startswith(f"{Allspark.name} "))
+        new["contestants"] = {
+            shape: [each.label for each in group] for shape, group in self._ready.items()
+        }
+        new["skipped"] = self._skipped
+        return new
+
+    def _describe_engine(self) -> dict[str, str]:
+        for shape, contestants in self._ready.items():
+            for contestant in contestants:
+                if contestant.engine.is_ours:
+                    job = json.dumps(self._job(shape, contestant, "version", {}))
+                    found: dict[str, str] = self._answer(contestant, job, 600)
+                    return found
+        return {"version": "not measured", "isa": "none"}
+
+    def _check_same(self, earlier: record.Record, new: record.Record) -> None:
+        """A figure is of one commit on one machine, and a row of one set of requests."""
+        pairs = [("commit", earlier["commit"], new["commit"])]
+        pairs += [(key, earlier["machine"][key], new["machine"][key]) for key in ("kind", "cores")]
+        pairs += [
+            (f"--{key.replace('_', '-')}", earlier["settings"][key], new["settings"][key])
+            for key in _SETTINGS
+        ]
+        for name, before, now in pairs:
+            if before != now:
+                raise Unfit(f"--resume: {self.path} has {name} {before}, this run {now}")
+        if self.options.rounds < earlier["settings"]["rounds"]:
+            wanted = f"--rounds is {self.options.rounds}"
+            had = earlier["settings"]["rounds"]
+            raise Unfit(f"--resume: {wanted}; {self.path} has {had}, which may only grow")
+
+    # Rounds.
+
+    def run(self) -> None:
+        if self.options.minutes is not None:
+            self._end = time.monotonic() + 60 * self.options.minutes
+        rows = list(self._rows())
+        for index, row in enumerate(rows):
+            if not row.contestants:
+                continue
+            left = in_words(self._remaining(rows[index:]))
+            title = f"round {row.round_number}/{self.options.rounds}, {row.shape}, {row.task}"
+            say(f"{title} (about {left} left)")
+            self._measure_row(row)
+        self.write()
+
+    def _rows(self) -> Iterator[Row]:
+        """All that is not measured yet."""
+        done = {(each["round"], *each["of"].values()) for each in self.record["measurements"]}
+        for round_number in range(1, self.options.rounds + 1):
+            for shape, group in self._ready.items():
+                for task in self._tasks(shape):
+                    # Each begins once: whoever comes after a busy engine finds another machine.
+                    shift = (round_number - 1) % max(1, len(group))
+                    order = [
+                        each
+                        for each in group[shift:] + group[:shift]
+                        if (each.engine.is_ours or task not in ENGINE_TASKS)
+                        and (round_number, shape, task, each.label) not in done
+                    ]
+                    yield Row(round_number, shape, task, order)
+
+    def _remaining(self, rows: list[Row]) -> float:
+        """Seconds; retries are in what it learns from."""
+        keys = [(row.shape, row.task, each.label) for row in rows for each in row.contestants]
+        return min(sum(map(self._estimate.seconds, keys)), self._end - time.monotonic())
+
+    def _round_shapes(self) -> list[str]:
+        shapes = list(self.options.shapes) if set(self.options.workloads) - {"streams"} else []
+        if "streams" in self.options.workloads and ENGINE_SHAPE not in shapes:
+            shapes.append(ENGINE_SHAPE)
+        return shapes
+
+    def _tasks(self, shape: str) -> list[str]:
+        chosen = self.options.workloads
+        if shape not in self.options.shapes:
+            return ["streams"]
+        return [task for task in chosen if task != "streams" or shape == ENGINE_SHAPE]
+
+    def _measure_row(self, row: Row) -> None:
+        """Every measurement is kept at once, so that little is lost where a run is cut off."""
+        slots = [self._slot or self._measure_limits()]
+        taken: list[tuple[Contestant, record.Measurement]] = []
+        for contestant in row.contestants:
+            measurement = self._measure_or_note(row, contestant)
+            if measurement is None:
+                continue
+            self.record["measurements"].append(measurement)
+            self._compare_with_limits(row, [(contestant, measurement)], slots)
+            taken.append((contestant, measurement))
+            record.write(self.path, self.record)
+        slots.append(self._measure_limits())
+        self._slot = slots[-1]
+        # What is faster than the limit shows that the limit was measured too low.
+        for left in reversed(range(self.options.retries + 1)):
+            is_possible = self._compare_with_limits(row, taken, slots)
+            if is_possible or not left:
+                break
+            say("  faster than the machine's limit: the limits again")
+            slots.append(self._measure_limits())
+        self.write()
+
+    def _compare_with_limits(
+        self,
+        row: Row,
+        taken: list[tuple[Contestant, record.Measurement]],
+        slots: list[machine.Slot],
+    ) -> bool:
+        """Adds the fractions; False if one is above 1. Limits are the mean of before and after, or
+        the greatest of all where they had to be measured again."""
+        if row.task not in WORKLOADS:
+            return True
+        limits = machine.combine(slots, statistics.fmean if len(slots) <= 2 else max)
+        is_possible = True
+        size = SHAPES[row.shape]
+        for contestant, measurement in taken:
+            values = measurement.get("values")
+            if values is None:
+                continue
+            work = make_workload(row.task, size.vocab_size, self.options.divisor)
+            found = fractions(size, contestant.precision, work, values, limits)
+            values.update(found)
+            measurement["limits"] = limits
+            is_possible &= all(fraction <= 1 for fraction in found.values())
+        return is_possible
+
+    def _measure_limits(self) -> machine.Slot:
+        with machine.exclusive(self.options.lock):
+            slot = machine.measure_limits(
+                self._limits_program,
+                self.options.threads,
+                self.options.retries,
+                self.options.most_others,
+            )
+        self.record["limits"].append(slot)
+        return slot
+
+    def _measure_or_note(self, row: Row, contestant: Contestant) -> record.Measurement | None:
+        """Values, or why there are none. None where time is over: another sitting may have it."""
+        of, begin = row.of(contestant), time.monotonic()
+        measurement: record.Measurement = {"round": row.round_number, "of": of}
+        say(f"  {contestant.label}")
+        try:
+            self._refuse_what_took_too_long(of)
+            if self._estimate.seconds((row.shape, row.task, contestant.label)) > self._left_s():
+                raise OutOfTime
+            measurement.update(self._measure(row, contestant))
+        except OutOfTime:
+            self._skip(f"{row.shape}, {row.task}, {contestant.label}: no time for it")
+            return None
+        except Disturbed as error:
+            measurement["disturbed"] = error.share
+        except (EngineError, MissingData) as error:
+            measurement["failed"] = str(error)
+            measurement["took_too_long"] = isinstance(error, TookTooLong)
+        measurement["took_s"] = time.monotonic() - begin
+        self._estimate.add((row.shape, row.task, contestant.label), measurement["took_s"])
+        values = measurement.get("values", {})
+        shown = {key: round(value, 3) for key, value in values.items()}
+        for key in ("remarks", "disturbed", "failed"):
+            if measurement.get(key):
+                say(f"  {contestant.label}: {key}: {measurement[key]}")
+        if shown:
+            say(f"  {contestant.label}: {shown}")
+        return measurement
+
+    def _refuse_what_took_too_long(self, of: dict[str, str]) -> None:
+        for earlier in record.select(self.record, **of):
+            if earlier.get("took_too_long"):
+                raise TookTooLong(earlier["failed"])
+
+    def _left_s(self) -> float:
+        return self._end - time.monotonic()
+
+    def _measure(self, row: Row, contestant: Contestant) -> dict[str, Any]:
+        """`values`, and `remarks` where there are some."""
+        shape, task = row.shape, row.task
+        if task == "convert":
+            engine, model = contestant.engine, self._model_dir(shape, contestant)
+            assert isinstance(engine, Allspark)
+            job = engine.convert_job(self._checkpoint(shape), contestant.precision_name, model)
+            return {"values": self._ask(contestant, job)}
+        if task == "start":
+            job = self._job(shape, contestant, "start", {})
+            cold = self._ask(contestant, job, warm_up=False)
+            warm_s = self._ask(contestant, job)["start_s"]
+            return {"values": {**cold, "warm_up_s": max(0.0, warm_s - cold["start_s"])}}
+        work = make_workload(task, SHAPES[shape].vocab_size, self.options.divisor)
+        requests = {
+            "waves": [[vars(request) for request in wave] for wave in work.waves],
+            "warm_up": [vars(request) for request in work.warm_up()],
+        }
+        sizes = {"max_batch": work.max_batch, "max_length": max(64, work.max_length)}
+        if task in ENGINE_TASKS:
+            sizes["max_batch"] = len(work.requests)
+            job = self._job(shape, contestant, task, sizes, requests)
+            return {"values": self._ask(contestant, job)}
+        measured = self._ask(contestant, self._job(shape, contestant, "requests", sizes, requests))
+        remarks = {"remarks": measured["remarks"]} if measured["remarks"] else {}
+        return {"values": from_times(work, measured), **remarks}
+
+    def _job(
+        self,
+        shape: str,
+        contestant: Contestant,
+        task: str,
+        sizes: dict[str, int],
+        requests: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        return {
+            "task": task,
+            "model": str(self._model_dir(shape, contestant)),
+            "threads": self.options.threads,
+            "chunk": self.options.chunk,
+            "cache_mode": contestant.precision.cache_mode,
+            "max_batch": 32,
+            "max_length": 2048,
+            **sizes,
+            **(requests or {}),
+        }
+
+    def _ask(
+        self, contestant: Contestant, job: dict[str, Any], warm_up: bool = True
+    ) -> dict[str, Any]:
+        """What a worker answers, measured while it had the machine for itself."""
+        os.environ["ALLSPARK_DISABLE_WARMUP"] = "0" if warm_up else "1"
+        text = json.dumps(job)
+        for left in reversed(range(self.options.retries + 1)):
+            if self._left_s() <= 0:
+                raise OutOfTime
+            timeout_s = min(self.options.timeout, self._left_s())
+            with machine.exclusive(self.options.lock):
+                others = machine.Others()
+                try:
+                    result = self._answer(contestant, text, timeout_s)
+                except TookTooLong:
+                    if timeout_s < self.options.timeout:
+                        raise OutOfTime from None
+                    raise
+                share = others.share()
+            if share <= self.options.most_others:
+                break
+            if not left:
+                raise Disturbed(share)
+            say(f"  {contestant.label}: others took {100 * share:.0f} % of the machine; again")
+        if job["task"] == "requests":
+            result["others_share"] = share
+        return result
+
+    @staticmethod
+    def _answer(contestant: Contestant, job: str, timeout_s: float) -> dict[str, Any]:
+        output = contestant.engine.run_worker(job, timeout_s)
+        result: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return result
+
+    # Results.
+
+    @property
+    def has_failures(self) -> bool:
+        return any("failed" in each for each in self.record["measurements"])
+
+    def write(self) -> None:
+        record.write(self.path, self.record)
+        render(self.path)
+
+
+def render(path: Path) -> str:
+    """Writes table and plot beside the JSON of a run; returns the table."""
+    result = record.read(path)
+    text = markdown(result)
+    path.with_suffix(".md").write_text(text)
+    try:
+        draw(result, path.with_suffix(".png"))
+    except ImportError:
+        say("there is no matplotlib: no plot")
+    return text

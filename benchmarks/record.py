@@ -1,0 +1,115 @@
+"""The form in which every benchmark leaves its values, one JSON file for each.
+
+A record says what was measured (machine, commit, command, settings) and holds every single value:
+
+  {"benchmark": "lora", "date": "2026-01-31", "machine": {...}, "command": "python benchmarks/...",
+   "settings": {"rounds": 3, ...},
+   "measurements": [{"round": 1, "of": {"adapters": "none"}, "values": {"output_tok_s": 478.1}}]}
+
+`of` names what the values of a measurement belong to. Instead of `values` a measurement can have
+`disturbed`, the part of the cores that others took, or `failed`, the reason. Medians and tables are
+made of it by report.py and figures.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import machine
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+
+# Folders and files, each followed by one.
+_OWN_OPTIONS = ("--json", "--lock", "--name", "--output-dir", "--program", "--work-dir")
+
+Record = dict[str, Any]
+Measurement = dict[str, Any]
+
+
+def begin(benchmark: str, version: str, isa: str, settings: Mapping[str, Any]) -> Record:
+    """A record without measurements. `version`, `isa`: the engine's, and its kernel table."""
+    about = machine.describe()
+    return {
+        "benchmark": benchmark,
+        "date": datetime.date.today().isoformat(),
+        "machine": {"kind": machine.kind(isa), **about, "version": version, "isa": isa},
+        "commit": commit_of(version),
+        "modified": is_modified(),
+        "command": command(),
+        "settings": dict(settings),
+        "measurements": [],
+    }
+
+
+def commit_of(version: str) -> str | None:
+    """The commit that the engine was built of; None outside a checkout."""
+    found = re.search(r"GitSha1:([0-9a-f]{8,40})", version)
+    return found[1] if found else None
+
+
+def command() -> str:
+    """This process's, without what is this machine's or this sitting's own."""
+    words = ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
+    arguments = iter(sys.argv[1:])
+    for word in arguments:
+        if word in _OWN_OPTIONS:
+            next(arguments, None)
+        elif word != "--resume" and word.partition("=")[0] not in _OWN_OPTIONS:
+            words.append(word)
+    return " ".join(words)
+
+
+def is_modified() -> bool | None:
+    """True where the checkout differs from its commit beyond the results; None outside of one."""
+    status = ["git", "-C", str(HERE), "status", "--porcelain", "--", ":/", ":!/benchmarks/results"]
+    try:
+        changed = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return bool(changed.strip())
+
+
+def write(path: Path, record: Record) -> None:
+    """In one go: a run that is ended meanwhile leaves what was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    os.replace(new, path)
+
+
+def read(path: Path) -> Record:
+    record: Record = json.loads(path.read_text())
+    return record
+
+
+def select(record: Record, **of: object) -> Iterator[Measurement]:
+    """The measurements whose `of` has these entries."""
+    for measurement in record["measurements"]:
+        if all(measurement["of"].get(key) == value for key, value in of.items()):
+            yield measurement
+
+
+def values(record: Record, metric: str, **of: object) -> list[float]:
+    """Of every round that has this one."""
+    found = (measurement.get("values", {}) for measurement in select(record, **of))
+    return [each[metric] for each in found if metric in each]
+
+
+def median(record: Record, metric: str, **of: object) -> float | None:
+    found = values(record, metric, **of)
+    return statistics.median(found) if found else None
+
+
+def keys(record: Record, name: str) -> list[Any]:
+    """What `of` has under this name, in the order of the measurements."""
+    return list(dict.fromkeys(each["of"][name] for each in record["measurements"]))

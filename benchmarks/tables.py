@@ -1,0 +1,190 @@
+"""The tables of the benchmarks that measure this engine alone, made of their records."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from checkpoints import SHAPES, Shape
+from ours import PRECISIONS
+from record import Measurement, Record, keys, select
+from report import table
+
+FREE = "free"  # Of guided.py: decoding without a format.
+Values = Mapping[str, float]
+
+
+def _median(
+    record: Record, value: Callable[[Values], float | None], text: str, **of: object
+) -> str:
+    """Of `value` over the rounds, written as `text` says; or why there is none."""
+    found = list(select(record, **of))
+    each = [value(one["values"]) for one in found if "values" in one]
+    known = [one for one in each if one is not None]
+    return text.format(statistics.median(known)) if known else _no_value(found)
+
+
+def _no_value(measurements: Iterable[Measurement]) -> str:
+    return "disturbed" if any("disturbed" in each for each in measurements) else "–"
+
+
+def _beside(record: Record, of: Mapping[str, Any], base: Mapping[str, Any]) -> list[list[Values]]:
+    """The values of the rounds that have both, in pairs."""
+    by_round: list[dict[int, Values]] = [
+        {one["round"]: one["values"] for one in select(record, **which) if "values" in one}
+        for which in (of, base)
+    ]
+    own, other = by_round
+    return [[own[number], other[number]] for number in own if number in other]
+
+
+def prefix_cache(record: Record) -> list[str]:
+    settings = record["settings"]
+    rows = []
+    for share in keys(record, "found"):
+        rows.append([
+            f"{share:.1%}",
+            _median(record, lambda v: v["with_ms"], "{:,.1f}", found=share),
+            _median(record, lambda v: v["without_ms"], "{:,.1f}", found=share),
+            _median(record, lambda v: v["with_ms"] / v["without_ms"], "{:.3f}", found=share),
+        ])  # fmt: skip
+    title = f"{settings['shape']}, {settings['prompt']} tokens: found"
+    return table([title, "TTFT with, ms", "without", "ratio"], rows)
+
+
+def lora(record: Record) -> list[str]:
+    settings = record["settings"]
+    sets = keys(record, "adapters")
+    tokens = settings["requests"] * settings["output"]
+
+    def whole(values: Values) -> float:
+        return values["prompts_s"] + values["output_s"]
+
+    rows = []
+    for name in sets:
+        # Of each round, so that what else the machine did falls out.
+        pairs = _beside(record, {"adapters": name}, {"adapters": sets[0]})
+        shares = [whole(base) / whole(own) for own, base in pairs]
+        rows.append([
+            name,
+            _median(record, lambda v: v["prompts_s"], "{:.3f}", adapters=name),
+            _median(record, lambda v: v["output_s"], "{:.3f}", adapters=name),
+            _median(record, lambda v: tokens / whole(v), "{:,.0f}", adapters=name),
+            f"{statistics.median(shares):.3f}" if shares else "–",
+        ])  # fmt: skip
+    title = (
+        f"{settings['shape']} {settings['precision']}, {settings['requests']} requests of "
+        f"{settings['prompt']} + {settings['output']} tokens, {settings['adapters']} adapters of "
+        f"rank {settings['rank']}"
+    )
+    header = [title, "prompts, s", "output, s", "output tokens/s", "of the base model's"]
+    return table(header, rows)
+
+
+def expected_bytes(shape: Shape, precision: str, streams: int) -> float:
+    """Weights that a step of so many tokens reads if routers choose evenly."""
+    kind = PRECISIONS[precision]
+    body, head = kind.body_bits, kind.head_bits
+    one = shape.bytes_per_decoded_token(body, head)
+    used = shape.num_experts * (1 - (1 - shape.experts_per_token / shape.num_experts) ** streams)
+    expert = 3 * shape.hidden_size * shape.expert_size * body / 8
+    return one + shape.num_layers * (used - shape.experts_per_token) * expert
+
+
+def moe(record: Record) -> list[str]:
+    settings = record["settings"]
+    rows = []
+    for streams in keys(record, "streams"):
+        size = expected_bytes(SHAPES[settings["shape"]], settings["precision"], streams) / 1e9
+
+        def share(values: Values, size: float = size) -> float | None:
+            read = values.get("read_gb_s")
+            return None if read is None else 100 * size / values["step_s"] / read
+
+        def rate(values: Values, streams: int = streams) -> float:
+            return streams / values["step_s"]
+
+        rows.append([
+            str(streams),
+            _median(record, lambda v: 1000 * v["step_s"], "{:.2f}", streams=streams),
+            _median(record, rate, "{:.1f}", streams=streams),
+            f"{size:.3f}",
+            _median(record, share, "{:.0f} %", streams=streams),
+        ])  # fmt: skip
+    title = f"{settings['shape']} {settings['precision']}: streams"
+    header = [title, "ms a step", "tokens/s", "GB read a step", "of the read bandwidth"]
+    return table(header, rows)
+
+
+def guided(record: Record) -> list[str]:
+    settings = record["settings"]
+    rows = []
+    for kind in keys(record, "kind"):
+        pairs = _beside(record, {"kind": kind}, {"kind": FREE})
+        shares = [own["tok_s"] / free["tok_s"] for own, free in pairs]
+        share = f"{statistics.median(shares):.3f}" if shares else "–"
+        rows.append([kind, _median(record, lambda v: v["tok_s"], "{:,.1f}", kind=kind), share])
+    title = f"{settings['shape']}, batch {settings['batch']}"
+    return table([title, "tokens/s", "of free"], rows)
+
+
+def speculative(record: Record) -> list[str]:
+    settings = record["settings"]
+    rows = []
+    # The batches of a set follow one another.
+    for name, batch in itertools.product(keys(record, "set"), keys(record, "batch")):
+        of = {"set": name, "batch": batch}
+        rows.append([
+            name,
+            str(batch),
+            _median(record, lambda v: v["plain_tok_s"], "{:,.1f}", **of),
+            _median(record, lambda v: v["fast_tok_s"], "{:,.1f}", **of),
+            _median(record, lambda v: v["fast_tok_s"] / v["plain_tok_s"], "{:.2f}", **of),
+            _median(record, lambda v: v["accepted"] / max(v["drafted"], 1), "{:.0%}", **of),
+        ])  # fmt: skip
+    how = f"prompt_lookup_num_tokens {settings['lookup']}"
+    if settings["draft_layers"] is not None:
+        how = f"a draft model of {settings['draft_layers']} layers in {settings['draft_precision']}"
+    title = f"{settings['shape']} {settings['precision']}, {settings['output']} tokens each, {how}"
+    return table([title, "batch", "tokens/s", "speculative", "factor", "drafts accepted"], rows)
+
+
+def conversion(record: Record) -> list[str]:
+    sizes = ("checkpoint", "model", "anonymous", "resident")
+
+    def row(name: str) -> list[str]:
+        cells = [
+            _median(record, lambda v, size=size: v[f"{size}_mb"], "{:,.0f}", format=name)  # type: ignore[misc]
+            for size in sizes
+        ]
+        return [name, *cells, _median(record, lambda v: v["convert_s"], "{:.1f}", format=name)]
+
+    title = f"{record['settings']['shape']}, in MB: format"
+    return table([title, *sizes, "s"], map(row, keys(record, "format")))
+
+
+def step_loop(record: Record) -> list[str]:
+    threads = keys(record, "threads")
+
+    def row(streams: int) -> list[str]:
+        cells = [
+            _median(record, lambda v: v["step_us"], "{:,.1f}", streams=streams, threads=each)
+            for each in threads
+        ]
+        return [str(streams), *cells]
+
+    header = ["streams", *(f"us a step, {each} thread(s)" for each in threads)]
+    return table(header, map(row, keys(record, "streams")))
+
+
+TABLES: Mapping[str, Callable[[Record], list[str]]] = {
+    "prefix_cache": prefix_cache,
+    "lora": lora,
+    "moe": moe,
+    "guided": guided,
+    "speculative": speculative,
+    "conversion": conversion,
+    "step_loop": step_loop,
+}
