@@ -207,10 +207,15 @@ class Bench:
         for index, row in enumerate(rows):
             if not row.contestants:
                 continue
-            left = in_words(self._remaining(rows[index:]))
             title = f"round {row.round_number}/{self.options.rounds}, {row.shape}, {row.task}"
-            say(f"{title} (about {left} left)")
+            # A row without its peers says little, so one that does not fit is left out as a whole.
+            if self._expected_s([row]) > self._left_s():
+                self._skip(f"{title}: no time for it")
+                continue
+            left_s = min(self._expected_s(rows[index:]), self._left_s())
+            say(f"{title} (about {in_words(left_s)} left)")
             self._measure_row(row)
+        self.record["complete"] = not any(row.contestants for row in self._rows())
         self.write()
 
     def _rows(self) -> Iterator[Row]:
@@ -229,10 +234,10 @@ class Bench:
                     ]
                     yield Row(round_number, shape, task, order)
 
-    def _remaining(self, rows: list[Row]) -> float:
-        """Seconds; retries are in what it learns from."""
+    def _expected_s(self, rows: list[Row]) -> float:
+        """Retries are in what it learns from."""
         keys = [(row.shape, row.task, each.label) for row in rows for each in row.contestants]
-        return min(sum(map(self._estimate.seconds, keys)), self._end - time.monotonic())
+        return sum(map(self._estimate.seconds, keys))
 
     def _round_shapes(self) -> list[str]:
         shapes = list(self.options.shapes) if set(self.options.workloads) - {"streams"} else []
@@ -311,8 +316,6 @@ class Bench:
         say(f"  {contestant.label}")
         try:
             self._refuse_what_took_too_long(of)
-            if self._estimate.seconds((row.shape, row.task, contestant.label)) > self._left_s():
-                raise OutOfTime
             measurement.update(self._measure(row, contestant))
         except OutOfTime:
             self._skip(f"{row.shape}, {row.task}, {contestant.label}: no time for it")

@@ -55,6 +55,16 @@ class Recorder:
         self.record = record.begin(benchmark, **about, settings=settings)
         self._options = options
 
+    def finish(self) -> record.Record:
+        """The record, which is complete now."""
+        self.record["complete"] = True
+        self._write()
+        return self.record
+
+    def _write(self) -> None:
+        if self._options.json is not None:
+            record.write(self._options.json, self.record)
+
     def measure(
         self,
         number: int,
@@ -77,8 +87,7 @@ class Recorder:
             measurement["disturbed"] = share
         if number > 0:
             self.record["measurements"].append(measurement)
-            if self._options.json is not None:
-                record.write(self._options.json, self.record)
+            self._write()
 
 
 class BenchEngine:

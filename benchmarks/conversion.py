@@ -305,7 +305,7 @@ def main() -> None:
             print(name, file=sys.stderr, flush=True)
             recorder.measure(number, {"format": name}, functools.partial(measure, name), False)
     print(f"{shape.title}; the largest tensor has {elements / 1e6:.1f} million elements. In MB:\n")
-    print("\n".join(tables.conversion(recorder.record)))
+    print("\n".join(tables.conversion(recorder.finish())))
 
 
 if __name__ == "__main__":

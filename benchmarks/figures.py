@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints import SHAPES
-from record import Record, read
+from record import DOCUMENTS, Record, read
 from report import FIGURES, Result, bars_met, cell, figure_of, origin, summary, table
 from tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "benchmarks/README.md", "docs/performance.md")
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 # The precisions that documents show; reports show all.
 _SHOWN = ("allspark bf16", "allspark A8W8", "allspark A8W4")
@@ -177,7 +176,7 @@ def render(text: str, results: Results, folder: Path) -> str:
         begin, name, _, end = match.groups()
         if name not in BLOCKS:
             raise UnknownBlock(f"figures: {name!r}; it must be one of {', '.join(BLOCKS)}")
-        return begin + "\n".join(BLOCKS[name](results, folder)) + end
+        return "\n".join([begin, *BLOCKS[name](results, folder), end])
 
     return BLOCK.sub(block, text)
 

@@ -99,7 +99,7 @@ def main() -> None:
     for number in range(options.rounds + 1):  # The first warms up and compiles.
         for kind, formats in kinds.items():
             recorder.measure(number, {"kind": kind}, functools.partial(bench.measure, formats))
-    print("\n".join(tables.guided(recorder.record)))
+    print("\n".join(tables.guided(recorder.finish())))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

@@ -82,7 +82,7 @@ def main() -> None:
         for name in (NONE, *SETS):
             of = {"adapters": name}
             recorder.measure(number, of, functools.partial(bench.measure, name))
-    print("\n".join(tables.lora(recorder.record)))
+    print("\n".join(tables.lora(recorder.finish())))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

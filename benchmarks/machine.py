@@ -132,7 +132,8 @@ def measure_limits(
     if program is not None:
         for _ in range(retries + 1):
             others = Others()
-            rates = json.loads(run_command([program, str(threads), "1024", str(threads)]))["threads"][-1]
+            output = run_command([program, str(threads), "1024", str(threads)])
+            (rates,) = json.loads(output)["threads"]
             slot["others_share"] = share = others.share()
             if share <= most_others:
                 slot.update({key: rates[key] for key in LIMITS})

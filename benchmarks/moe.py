@@ -83,7 +83,7 @@ def main() -> None:
         f"{options.shape} {options.precision}: {whole / 1e9:.2f} billion weights, of which a token "
         f"reads {one / 1e9:.2f}\n"
     )
-    print("\n".join(tables.moe(recorder.record)))
+    print("\n".join(tables.moe(recorder.finish())))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

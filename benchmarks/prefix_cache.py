@@ -80,7 +80,7 @@ def main() -> None:
     for number in range(options.rounds + 1):
         for share in shares:
             recorder.measure(number, {"found": share}, functools.partial(bench.measure, share))
-    print("\n".join(tables.prefix_cache(recorder.record)))
+    print("\n".join(tables.prefix_cache(recorder.finish())))
     for name in ("with", "without"):
         bench.expect(bench.engine.stop_model(name))
 

@@ -28,6 +28,8 @@ import machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
+# Whose figures come from there (figures.py).
+DOCUMENTS = ("README.md", "benchmarks/README.md", "docs/performance.md")
 
 # Folders and files, each followed by one.
 _OWN_OPTIONS = ("--json", "--lock", "--name", "--output-dir", "--program", "--work-dir")
@@ -47,6 +49,7 @@ def begin(benchmark: str, version: str, isa: str, settings: Mapping[str, Any]) -
         "modified": is_modified(),
         "command": command(),
         "settings": dict(settings),
+        "complete": False,  # Until the last round has ended.
         "measurements": [],
     }
 
@@ -70,8 +73,10 @@ def command() -> str:
 
 
 def is_modified() -> bool | None:
-    """True where the checkout differs from its commit beyond the results; None outside of one."""
-    status = ["git", "-C", str(HERE), "status", "--porcelain", "--", ":/", ":!/benchmarks/results"]
+    """True where the checkout differs from its commit beyond what is measured and where that is
+    written; None outside of a checkout."""
+    status = ["git", "-C", str(HERE), "status", "--porcelain", "--untracked-files=no", "--", ":/"]
+    status += [f":!/{path}" for path in ("benchmarks/results", *DOCUMENTS)]
     try:
         changed = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -97,6 +102,11 @@ def select(record: Record, **of: object) -> Iterator[Measurement]:
     for measurement in record["measurements"]:
         if all(measurement["of"].get(key) == value for key, value in of.items()):
             yield measurement
+
+
+def rounds(record: Record) -> int:
+    """Those that have begun."""
+    return max((each["round"] for each in record["measurements"]), default=0)
 
 
 def values(record: Record, metric: str, **of: object) -> list[float]:

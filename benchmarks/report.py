@@ -14,6 +14,7 @@ from bars import BARS, BEST, LIMIT, Bar
 from checkpoints import SHAPES
 from machine import LIMITS
 from record import Measurement, Record
+from record import rounds as begun_rounds
 from workloads import WORKLOADS
 
 
@@ -386,13 +387,16 @@ def origin(record: Record) -> str:
     commit = f"commit {record['commit']}" if record["commit"] else "no commit"
     if record["modified"]:
         commit += " **with changes that are not committed**"
+    rounds = str(settings["rounds"])
+    if not record["complete"]:
+        rounds = f"{begun_rounds(record)} of {rounds}"
     threads = settings.get("threads")
     threads = f"; {threads} thread(s)" if isinstance(threads, int) and threads else ""
     return (
         f"{machine['kind']}: {machine['cpu']}, {machine['cores']} core(s) usable, "
         f"{machine['memory_gib']:.0f} GiB, kernel table `{machine['isa']}`{threads}; allspark "
         f"{machine['version'].partition('/')[0]}, {commit}; {record['date']}; "
-        f"{settings['rounds']} round(s), interleaved."
+        f"{rounds} round(s), interleaved."
     )
 
 

@@ -196,7 +196,7 @@ def main() -> None:
                 of = {"set": name, "batch": batch}
                 recorder.measure(number, of, functools.partial(compare, used, batch, config))
             print(f"{name}, {batch}: done", file=sys.stderr, flush=True)
-    print("\n".join(tables.speculative(recorder.record)))
+    print("\n".join(tables.speculative(recorder.finish())))
     bench.expect(bench.engine.stop_model(MODEL))
 
 

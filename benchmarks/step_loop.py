@@ -43,7 +43,7 @@ def main() -> None:
                 of = {"streams": streams, "threads": threads}
                 call = functools.partial(measure, options.program, streams, threads)
                 recorder.measure(number, of, call, in_process=False)
-    print("\n".join(tables.step_loop(recorder.record)))
+    print("\n".join(tables.step_loop(recorder.finish())))
 
 
 if __name__ == "__main__":

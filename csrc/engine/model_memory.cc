@@ -13,7 +13,7 @@ namespace allspark {
 namespace {
 
 // Beside decodes a step takes a fraction of the chunk: a stream then waits a quarter as long for
-// the prompts of others, and a prompt's tokens cost no more (docs/performance.md).
+// the prompts of others, and a prompt's tokens cost no more (benchmarks/notes.md).
 constexpr int64_t kChunkShareBesideDecodes = 4;
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kDefaultChunkTokens = 512;
 // Rows of logits beside those that are sampled, for prompt tokens whose logits somebody wants: a
-// slice of so many costs a token what a whole chunk in one go would (docs/performance.md).
+// slice of so many costs a token what a whole chunk in one go would (benchmarks/notes.md).
 constexpr int64_t kLogitsSliceRows = 32;
 
 struct WeightTotals {

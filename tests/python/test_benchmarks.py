@@ -462,7 +462,8 @@ def a_record(
     engines = [*samples, *(each["of"]["engine"] for each in others)]
     return {
         "benchmark": "engines", "name": "recorded", "date": "2025-01-01", "machine": machine,
-        "commit": "01234567", "modified": False, "command": "python benchmarks/compare.py",
+        "commit": "01234567", "modified": False, "complete": True,
+        "command": "python benchmarks/compare.py",
         "settings": {"rounds": 2, "threads": 2, "chunk": 0, "divisor": 1, "note": "a note",
                      "workloads": ["single", "b8"]},
         "measurements": [*measurements, *others], "limits": [slot], "ours": [ours], "skipped": [],
@@ -683,7 +684,7 @@ def test_limits_that_an_engine_beats_are_measured_again(
     assert "(limit too low in 1 of 1)" in (tmp_path / "engines.md").read_text()
 
 
-def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path, bench) -> None:
+def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path, load, bench) -> None:
     asked: list[str] = []
 
     def cut_off(label: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -695,17 +696,20 @@ def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path, bench) -> None:
     first = bench(answer=cut_off)
     with pytest.raises(KeyboardInterrupt):
         first.run()
-    kept = rows_of(json.loads((tmp_path / "engines.json").read_text()))
-    assert len(kept) == 3
+    record = json.loads((tmp_path / "engines.json").read_text())
+    kept = rows_of(record)
+    assert len(kept) == 3 and not record["complete"]
+    assert "1 of 2 round(s)" in load("report").origin(record)
     again = bench("--resume")
     again.run()
     every = rows_of(json.loads((tmp_path / "engines.json").read_text()))
     assert every[:3] == kept
     assert sorted(every) == sorted(
         (number, workload, engine)
-        for number in (1, 2) for workload in ("single", "b8")
+        for number in (1, 2)
+        for workload in ("single", "b8")
         for engine in ("allspark bf16", "allspark A8W8")
-    )  # fmt: skip
+    )
     # Nothing is left to do; another round may be added.
     asked.clear()
     bench("--resume", answer=cut_off).run()
@@ -744,17 +748,36 @@ def test_another_run_is_not_resumed(
     assert run.path.read_text() == before
 
 
-def test_a_run_ends_after_its_minutes(tmp_path: Path, bench) -> None:
-    run = bench("--rounds", 1, "--minutes", 0.001, answer=slow)
-    run.run()
+def test_a_run_ends_after_its_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load, bench
+) -> None:
+    """A row that does not fit is left out as a whole; resumed, it is measured."""
+    seconds = {"single": 3.0, "b8": 300.0}
+    monkeypatch.setattr(load("estimate").Estimate, "seconds", lambda self, key: seconds[key[1]])
+    bench("--rounds", 1, "--minutes", 0.2).run()
     record = json.loads((tmp_path / "engines.json").read_text())
-    assert len(rows_of(record)) < 4
-    assert any(line.endswith(": no time for it") for line in record["skipped"])
+    assert [workload for _, workload, _ in rows_of(record)] == ["single"] * 2
+    assert record["skipped"] == ["round 1/1, tiny, b8: no time for it"]
+    assert not record["complete"]
+    bench("--rounds", 1, "--resume").run()
+    record = json.loads((tmp_path / "engines.json").read_text())
+    assert len(rows_of(record)) == 4 and record["complete"] and record["skipped"] == []
 
 
-def slow(label: str, job: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(0.05)
-    return served(label, job)
+def test_a_measurement_is_ended_when_the_minutes_are_over(
+    monkeypatch: pytest.MonkeyPatch, load, bench
+) -> None:
+    def overdue(label: str, job: dict[str, Any]) -> dict[str, Any]:
+        raise load("peers.base").TookTooLong("python took more than 1 s")
+
+    monkeypatch.setattr(load("estimate").Estimate, "seconds", lambda self, key: 0.0)
+    run = bench("--rounds", 1, "--minutes", 1, "--workloads", "b8", answer=overdue)
+    run.run()
+    # It was not the measurement's own time that was over, so another sitting may try.
+    assert run.record["measurements"] == []
+    assert run.record["skipped"] == [
+        f"tiny, b8, {label}: no time for it" for label in ("allspark bf16", "allspark A8W8")
+    ]
 
 
 def test_what_takes_too_long_is_not_tried_in_every_round(load, bench) -> None:
@@ -784,6 +807,30 @@ def test_the_time_that_is_left_is_learnt(load) -> None:
     ratio = guess("1B", "b32", 1) / guess("0.5B", "b8", 1)
     assert estimate.seconds(("1B", "b32", "y")) == pytest.approx(40.0 * ratio)
     assert load("estimate").in_words(59 * 60 + 50) == "1 h 0 min"
+
+
+def test_the_full_run_asks_for_what_there_is(load) -> None:
+    full = load("full")
+    steps = full.steps(full.parse_arguments([]))
+    load("compare").parse_arguments(steps["engines"][1:])
+    assert {command[0].removesuffix(".py") for command in steps.values()} == {
+        *load("tables").TABLES, "compare",
+    }  # fmt: skip
+
+
+def test_the_full_run_says_its_commands() -> None:
+    script = [sys.executable, str(BENCHMARKS / "full.py"), "--list", "--rounds", "3"]
+    result = subprocess.run(script, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "lora-A8W8: python benchmarks/lora.py --rounds 3 --precision A8W8\n" in result.stdout
+
+
+def test_results_of_another_commit_make_room(tmp_path: Path, load) -> None:
+    for name, commit in (("a", "01234567"), ("engines", "89abcdef")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"commit": commit}))
+    (tmp_path / "engines.md").write_text("")
+    load("full").remove_others(tmp_path, "01234567")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_quick_has_a_time_to_end(load) -> None:

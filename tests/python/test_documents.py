@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("csrc/**/*.md")])
+BENCHMARKS = ROOT / "benchmarks"
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "csrc/**/*.md", "benchmarks/**/*.md")
+    for path in ROOT.glob(pattern)
+)
 
 
 def python_blocks() -> list:
@@ -158,3 +165,177 @@ def test_cpp_example_against_the_installed_package(demo_model, tmp_path, cmake):
     assert len(result.stdout.splitlines()) == 3 * 16
     broken = subprocess.run([program, "/nonexistent.asgraph"], capture_output=True, text=True)
     assert broken.returncode == 1 and "/nonexistent" in broken.stderr
+
+
+# Figures. What these three documents say of speed and size comes from the records in
+# benchmarks/results, and stands between marks.
+QUOTING = ("README.md", "benchmarks/README.md", "docs/performance.md")
+RESULTS = sorted((BENCHMARKS / "results").glob("*/*.json"))
+EARLIER = sorted((BENCHMARKS / "history").glob("*.json"))
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch):
+    """Imports a module of benchmarks/, which is a folder of scripts and no package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def import_module(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return import_module
+
+
+@pytest.mark.parametrize("name", QUOTING)
+def test_figures_are_those_of_the_results(load, name):
+    """Byte for byte; `python benchmarks/compare.py --report` writes them."""
+    figures = load("figures")
+    text = (ROOT / name).read_text()
+    results = figures.Results(BENCHMARKS / "results")
+    assert figures.render(text, results, (ROOT / name).parent) == text
+
+
+def test_every_figure_stands_somewhere(load):
+    text = "".join((ROOT / name).read_text() for name in QUOTING)
+    assert set(re.findall(r"<!-- figures: (\S+) -->", text)) == set(load("figures").BLOCKS)
+    assert text.count("<!-- figures: ") == text.count("<!-- end -->")
+    assert tuple(load("record").DOCUMENTS) == QUOTING
+
+
+UNITS = (
+    "tokens/s", "tok/s", "ns", "us", "µs", "ms", "s", "seconds?", "min", "minutes?", "h", "hours?",
+    "[KMGT]i?B(?:/s)?", "[KMG]bit/s", "[GT]FLOP(?:/s|S)?", "[GT]OP/s", "megabytes?", "gigabytes?",
+    "times", "x",
+)  # fmt: skip
+# A number with a unit, a percentage, or a factor.
+NUMBER = r"\d(?:[\d,.]*\d)?"
+FIGURE = re.compile(
+    rf"(?<![\w.]){NUMBER}(?: ?%|×|[ \u00a0](?:{'|'.join(UNITS)})(?![\w/]))|× ?{NUMBER}"
+)
+# What is no measurement of this engine's speed or size, and why it may stand outside the marks.
+CONSTANTS = {
+    "benchmarks/README.md": {
+        "8 %": "the bound of what others may take: machine.MOST_OTHERS",
+        "10 minutes": "the bound of --quick: compare.QUICK",
+        "9 GB": "disk space of the peers' environments, so that nobody fills a disk",
+        "5 GB": "disk space of converted models, likewise",
+    },
+    "docs/performance.md": {"24 MB": "what an interpreter with NumPy takes, of any program"},
+}
+
+
+def figures_outside(text: str) -> list[str]:
+    text = re.sub(r"<!-- figures: .*?<!-- end -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+    return [match[0].strip() for match in FIGURE.finditer(text)]
+
+
+@pytest.mark.parametrize("name", QUOTING)
+def test_no_figure_stands_outside_the_marks(name):
+    allowed = CONSTANTS.get(name, {})
+    found = set(figures_outside((ROOT / name).read_text()))
+    assert found - set(allowed) == set(), "not from the results: see CONSTANTS for what may stand"
+    assert set(allowed) - found == set(), "allowed, and no longer there"
+
+
+def test_constants_are_what_they_say(load):
+    assert load("machine").MOST_OTHERS == 0.08
+    assert load("compare").QUICK["minutes"] < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        ("45.4 tokens/s (× 1.12; 94 % of the rate)", ["45.4 tokens/s", "× 1.12", "94 %"]),
+        ("TTFT 112 ms, 1,174 GFLOP/s at 50 GB/s", ["112 ms", "1,174 GFLOP/s", "50 GB/s"]),
+        ("×1.35, 1.7 times, 3 x faster, 0.3 s", ["×1.35", "1.7 times", "3 x", "0.3 s"]),
+        ("3.7× as fast, 1,050 MB, 30 us a step", ["3.7×", "1,050 MB", "30 us"]),
+        ("groups of 64, 8 bits, Llama-3.2-1B, int8, 32 requests of 128 + 128 tokens", []),
+        ("`8 %` in code, a chunk of 512 tokens, 14 query heads × layers", []),
+        ("<!-- figures: x -->\n12 ms\n<!-- end -->\n13 ms", ["13 ms"]),
+    ],
+)
+def test_figures_are_found(text, figures):
+    assert figures_outside(text) == figures
+
+
+def test_blocks_are_made_of_records(load, tmp_path):
+    """Of a made-up result; a marker that nobody knows is refused by name."""
+    figures, record = load("figures"), load("record")
+    about = {"kind": "zen9-avx2", "cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "version": "1/x",
+             "isa": "avx2"}  # fmt: skip
+    values = {"prompts_s": 1.0, "output_s": 3.0}
+    lora = {
+        "benchmark": "lora", "date": "2025-01-01", "machine": about, "commit": "01234567",
+        "modified": False, "complete": True, "command": "python benchmarks/lora.py",
+        "settings": {"rounds": 1, "shape": "tiny", "precision": "bf16", "requests": 4,
+                     "prompt": 8, "output": 16, "adapters": 2, "rank": 16},
+        "measurements": [
+            {"round": 1, "of": {"adapters": "none"}, "values": values},
+            {"round": 1, "of": {"adapters": "all"}, "values": {**values, "output_s": 4.0}},
+        ],
+    }  # fmt: skip
+    record.write(tmp_path / "results" / "zen9-avx2" / "lora.json", lora)
+    text = "a\n<!-- figures: lora -->\nold 99 %\n<!-- end -->\nb\n"
+    results = figures.Results(tmp_path / "results")
+    new = figures.render(text, results, tmp_path / "docs")
+    assert "| all | 1.000 | 4.000 | 13 | 0.800 |\n\n<!-- end -->\nb\n" in new
+    assert "commit 01234567" in new and "(../results/zen9-avx2/lora.json)" in new
+    assert "99 %" not in new and figures.render(new, results, tmp_path / "docs") == new
+    with pytest.raises(figures.UnknownBlock, match="figures: 'lore'; it must be one of headline"):
+        figures.render(text.replace("lora", "lore"), results, tmp_path)
+
+
+def git(*arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=ROOT)
+    except OSError:
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+@pytest.fixture(scope="module")
+def whole_history():
+    shallow = git("rev-parse", "--is-shallow-repository")
+    if shallow is None:
+        pytest.skip("this is no git checkout: whether results are of its history is not checked")
+    if shallow == "true":
+        pytest.skip("a shallow clone: whether results are of the history is not checked")
+
+
+def commit_of(path: Path) -> str:
+    record = json.loads(path.read_text())
+    version = re.search(r"GitSha1:([0-9a-f]+)", record["machine"]["version"])
+    assert version is not None, f"{path} names no commit"
+    return version[1]
+
+
+@pytest.mark.parametrize("path", [*RESULTS, *EARLIER], ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_results_are_of_commits_of_the_history(path, whole_history):
+    commit = commit_of(path)
+    assert git("merge-base", "--is-ancestor", commit, "HEAD") is not None, (
+        f"{path.name} is of commit {commit}, which is not in the history"
+    )
+
+
+def test_results_are_one_set_for_each_kind_of_machine():
+    """Of one commit without changes, of the machine that the folder names, and undisturbed."""
+    commits: dict[str, set[str]] = {}
+    for path in RESULTS:
+        record = json.loads(path.read_text())
+        commits.setdefault(path.parent.name, set()).add(commit_of(path))
+        assert record["machine"]["kind"] == path.parent.name, path
+        assert record["commit"] == commit_of(path) and record["modified"] is False, path
+        assert record["settings"]["most_others"] <= 0.08, path
+        for measurement in record["measurements"]:
+            share = measurement.get("values", {}).get("others_share", 0)
+            assert share <= 0.08, (path, measurement["of"])
+    assert all(len(found) == 1 for found in commits.values()), commits
+
+
+def test_reports_are_those_of_the_results(load):
+    for path in RESULTS:
+        record = json.loads(path.read_text())
+        if record["benchmark"] == "engines":
+            assert path.with_suffix(".md").read_text() == load("report").markdown(record), path
+        else:
+            assert record["benchmark"] in load("tables").TABLES, path

@@ -1,0 +1,137 @@
+"""Measures everything that the documents quote, and writes it there. Takes hours; started again,
+it goes on where it was cut off.
+
+usage: full.py [--rounds N] [--shapes ...] [--engines ...] [--list]
+
+Results go to results/KIND, KIND being the processor and its kernel table. All of a folder are of
+one commit: those of another one are removed before the first measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import figures
+import machine
+from bench_engine import about_engine
+from record import RESULTS, commit_of, is_modified, read
+
+HERE = Path(__file__).resolve().parent
+_SHARED = HERE.parents[1] / "shared" / "data"
+TOKENIZER = Path(os.environ.get("ALLSPARK_SHARED_DATA", _SHARED)) / "tokenizers" / "qwen2.5"
+
+
+def steps(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Commands by the names of their results. What is short comes first."""
+    rounds = ["--rounds", str(options.rounds)]
+    draft = ["--draft-layers", "4", "--draft-precision", "A8W8", "--sets", "greedy"]
+    tokenizer = ["--tokenizer", str(TOKENIZER)] if TOKENIZER.is_dir() else []
+    alone = {
+        "step_loop": ["step_loop.py", *rounds],
+        "conversion": ["conversion.py"],
+        "moe": ["moe.py", *rounds],
+        "guided": ["guided.py", *rounds, *tokenizer],
+        "lora": ["lora.py", *rounds],
+        "lora-A8W8": ["lora.py", *rounds, "--precision", "A8W8"],
+        "speculative": ["speculative.py", *rounds],
+        "speculative-draft": ["speculative.py", *rounds, *draft],
+        "prefix_cache": ["prefix_cache.py", *rounds],
+    }
+    compare = ["compare.py", *rounds, "--shapes", options.shapes, "--engines", options.engines]
+    compare += ["--workloads", options.workloads] if options.workloads else []
+    compare += ["--timeout", str(options.timeout), "--resume"]
+    return {**alone, "engines": compare}
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shapes", default="0.5B,1B", help="of compare.py")
+    parser.add_argument("--engines", default=",".join(_ENGINES), help="of compare.py")
+    parser.add_argument("--workloads", help="of compare.py; default: all")
+    parser.add_argument("--timeout", type=float, default=1800, help="of compare.py")
+    parser.add_argument("--only", help="names of results; default: all")
+    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    parser.add_argument("--list", action="store_true", help="only say the commands")
+    options = parser.parse_args(arguments)
+    known = steps(options)
+    for name in (options.only or "").split(","):
+        if options.only and name not in known:
+            parser.error(f"--only has {name!r}; it must be one of {', '.join(known)}")
+    return options
+
+
+# Of this engine what the documents show; of the peers all.
+_ENGINES = (
+    "allspark/bf16", "allspark/A8W8", "allspark/A8W4",
+    "openvino", "llama.cpp", "vllm", "onnxruntime-genai", "transformers",
+)  # fmt: skip
+
+
+def outputs(name: str, folder: Path) -> list[str]:
+    if name == "engines":
+        return ["--output-dir", str(folder), "--name", name]
+    return ["--json", str(folder / f"{name}.json")]
+
+
+def is_done(path: Path) -> bool:
+    """compare.py knows itself what it has still to do."""
+    return path.stem != "engines" and path.is_file() and bool(read(path)["complete"])
+
+
+def remove_others(folder: Path, commit: str | None) -> None:
+    for path in sorted(folder.glob("*.json")):
+        if read(path)["commit"] != commit:
+            print(f"{path}: of another commit, removed", file=sys.stderr)
+            for each in (path, path.with_suffix(".md"), path.with_suffix(".png")):
+                each.unlink(missing_ok=True)
+
+
+def main() -> int:
+    options = parse_arguments()
+    commands = steps(options)
+    names = options.only.split(",") if options.only else list(commands)
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    if options.list:
+        for name in names:
+            print(f"{name}: python benchmarks/{shlex.join(commands[name])}")
+        return 0
+    # Ended from outside, it unwinds, and what is running ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if is_modified():
+        print("full.py: the checkout has changes that are not committed", file=sys.stderr)
+        return 2
+    about = about_engine(options.work_dir)
+    commit, folder = commit_of(about["version"]), RESULTS / machine.kind(about["isa"])
+    remove_others(folder, commit)
+    failed = []
+    for name in names:
+        if is_done(folder / f"{name}.json"):
+            continue
+        work = ["--work-dir", str(options.work_dir)]
+        script, *arguments = commands[name]
+        print(f"=== {name}", file=sys.stderr, flush=True)
+        command = [sys.executable, str(HERE / script), *arguments, *work, *outputs(name, folder)]
+        process = subprocess.Popen(command, stdout=sys.stderr)
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if status != 0:
+            failed.append(name)
+        figures.write_documents(RESULTS)
+    if failed:
+        print(f"full.py: not without failures: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
