@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Writes the table of docs/models.md that says in which forms each family is served: a cell is
-ticked where pytest collects a test for a row of the family.
+ticked where the last full run of the tests has tests of the family's rows, and all of them passed.
 
-usage: scripts/model_table.py [--check]
-  --check  changes nothing; fails where the table is not that of the tests
+usage: scripts/model_table.py [--check] [JUNIT]
+  --check  changes nothing; fails where the table is not that of the run, and names the cells
+  JUNIT    the run's results; default build/test-results/pytest.xml, where scripts/test.sh leaves
+           them
+
+A test that failed, was skipped or did not run ticks nothing.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests" / "python"
 DOCUMENT = ROOT / "docs" / "models.md"
+RESULTS = ROOT / "build" / "test-results" / "pytest.xml"
 BEGIN, END = "<!-- Made by scripts/model_table.py. -->", "<!-- The end of what it makes. -->"
 
 # Heading -> the test of a cell, with ROW for the row's name.
@@ -33,16 +37,15 @@ COLUMNS = {
 }
 
 
-def collected() -> set[str]:
-    """The tests that pytest finds in the files of the columns."""
-    files = sorted({test.split("::")[0] for test in COLUMNS.values()})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    result = subprocess.run(
-        [*command, *(str(TESTS / file) for file in files)], cwd=ROOT, capture_output=True, text=True
-    )
-    if result.returncode != 0:
-        sys.exit(f"model_table.py: the tests cannot be collected:\n{result.stdout}{result.stderr}")
-    return {line.rpartition("/")[2] for line in result.stdout.splitlines() if "::" in line}
+def outcomes(junit: Path) -> dict[str, bool]:
+    """Whether each test of a run passed, by names as COLUMNS has them."""
+    passed: dict[str, bool] = {}
+    for case in ElementTree.parse(junit).iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}.py::{case.get('name')}"
+        # pytest writes a second entry for a test that passed and whose teardown failed.
+        wrong = any(case.find(what) is not None for what in ("failure", "error", "skipped"))
+        passed[name] = passed.get(name, True) and not wrong
+    return passed
 
 
 def rows_of_architectures() -> dict[str, list[str]]:
@@ -60,31 +63,59 @@ def rows_of_architectures() -> dict[str, list[str]]:
     return rows
 
 
-def table() -> str:
-    tests = collected()
-    lines = [["architecture", *COLUMNS], ["---", *(":-:" for _ in COLUMNS)]]
+def table(passed: dict[str, bool]) -> list[list[str]]:
+    """The table's lines, its head first. ``passed`` is what ``outcomes`` says."""
+    lines = [["architecture", *COLUMNS]]
     for name, rows in sorted(rows_of_architectures().items()):
-        cells = [
-            "✓" if any(test.replace("ROW", row) in tests for row in rows) else "–"
-            for test in COLUMNS.values()
-        ]
+        cells = []
+        for test in COLUMNS.values():
+            names = (test.replace("ROW", row) for row in rows)
+            found = [passed[name] for name in names if name in passed]
+            cells.append("✓" if found and all(found) else "–")
         lines.append([f"`{name}`", *cells])
+    return lines
+
+
+def as_text(lines: list[list[str]]) -> str:
+    lines = [lines[0], ["---", *(":-:" for _ in COLUMNS)], *lines[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def differences(text: str, lines: list[list[str]]) -> list[str]:
+    """What of the table in ``text`` the run does not say."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    documented = {name: cells for name, *cells in rows}
+    made = {name: cells for name, *cells in lines[1:]}
+    found = [f"{name} is not in {DOCUMENT.name}" for name in made if name not in documented]
+    found += [f"{name} is not in the tests" for name in documented if name not in made]
+    for name in documented.keys() & made.keys():
+        for column, ours, run in zip(COLUMNS, documented[name], made[name], strict=False):
+            if ours != run:
+                found.append(f"{name}, {column}: {DOCUMENT.name} says {ours}, the run {run}")
+    return sorted(found)
+
+
 def main() -> None:
-    if sys.argv[1:] not in ([], ["--check"]):
+    arguments = sys.argv[1:]
+    check = arguments[:1] == ["--check"]
+    paths = arguments[1:] if check else arguments
+    if len(paths) > 1 or any(path.startswith("-") for path in paths):
         sys.exit(__doc__)
+    junit = Path(paths[0]) if paths else RESULTS
+    if not junit.is_file():
+        sys.exit(f"model_table.py: {junit} is absent: run scripts/test.sh first")
     text = DOCUMENT.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         sys.exit(f"model_table.py: {DOCUMENT} lacks {BEGIN!r} or {END!r}, or has it twice")
-    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-    made = pattern.sub(lambda _: f"{BEGIN}\n\n{table()}\n\n{END}", text)
-    if sys.argv[1:] == ["--check"]:
-        if made != text:
-            sys.exit(f"model_table.py: {DOCUMENT} is not what the tests say; run {sys.argv[0]}")
-        return
-    DOCUMENT.write_text(made)
+    before, _, rest = text.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    lines = table(outcomes(junit))
+    new = f"\n\n{as_text(lines)}\n\n"
+    if not check:
+        DOCUMENT.write_text(f"{before}{BEGIN}{new}{END}{after}")
+    elif old != new:
+        found = "\n  ".join(differences(old, lines) or ["headings or spaces differ"])
+        sys.exit(f"model_table.py: {DOCUMENT} is not what {junit} says:\n  {found}")
 
 
 if __name__ == "__main__":

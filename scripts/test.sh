@@ -147,6 +147,9 @@ usual_tests() {
     step lint lint || true  # the dev extra brings the tools
     if [ "$tier" = --fast ]; then markers="not slow and not torch"; else markers="not slow"; fi
     step pytest run_pytest "$markers" || true
+    if [ "$tier" != --fast ]; then  # which leaves out the tests that tick
+      step model-table "$venv/bin/python" scripts/model_table.py --check "$results/pytest.xml" || true
+    fi
   fi
 }
 

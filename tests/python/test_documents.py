@@ -50,15 +50,6 @@ def test_links_lead_somewhere(path):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-@pytest.mark.torch
-def test_the_table_of_models_is_that_of_the_tests():
-    """docs/models.md claims what tests are collected for, and nothing else."""
-    pytest.importorskip("torch")
-    pytest.importorskip("gguf")
-    pytest.importorskip("allspark._allspark")
-    run([sys.executable, "scripts/model_table.py", "--check"])
-
-
 def test_commands_of_the_readme_exist():
     text = (ROOT / "README.md").read_text()
     for script in set(re.findall(r"scripts/\w+\.sh", text)):

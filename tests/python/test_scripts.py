@@ -1,4 +1,4 @@
-"""What check_layers.py, check_isa_symbols.py and sum_results.py accept and refuse."""
+"""What check_layers, check_isa_symbols, sum_results and model_table accept and refuse."""
 
 from __future__ import annotations
 
@@ -238,3 +238,68 @@ def test_no_test_at_all_is_a_failure(tmp_path: Path) -> None:
     result = run("sum_results.py", tmp_path)
     assert result.stdout.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
     assert result.returncode == 1
+
+
+# --- model_table.py ---
+
+CASE = '<testcase classname="tests.python.test_architectures" name="test_float32_logits[{}]">{}'
+
+
+def table_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *argv: str, **outcome: str
+) -> tuple[Path, str]:
+    """Runs model_table.py on a run in which rows a1 and a2 are one family, b another."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import model_table
+
+    cases = {"a1": "", "a2": "", "b": ""} | outcome
+    text = "".join(CASE.format(*case) + "</testcase>" for case in cases.items())
+    (tmp_path / "run.xml").write_text(f"<testsuite>{text}</testsuite>")
+    document = tmp_path / "models.md"
+    if not document.exists():
+        ticks = ["✓", *"–" * (len(model_table.COLUMNS) - 1)]
+        families = [[f"`{name}ForCausalLM`", *ticks] for name in "AB"]
+        before = model_table.as_text([["architecture", *model_table.COLUMNS], *families])
+        document.write_text(f"{model_table.BEGIN}\n\n{before}\n\n{model_table.END}\n")
+    rows = {"AForCausalLM": ["a1", "a2"], "BForCausalLM": ["b"]}
+    monkeypatch.setattr(model_table, "rows_of_architectures", lambda: rows)
+    monkeypatch.setattr(model_table, "DOCUMENT", document)
+    monkeypatch.setattr(sys, "argv", ["model_table.py", *argv, str(tmp_path / "run.xml")])
+    try:
+        model_table.main()
+    except SystemExit as end:
+        return document, str(end)
+    return document, ""
+
+
+def test_ticks_of_passed_tests_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert table_of(monkeypatch, tmp_path, "--check")[1] == ""
+
+
+@pytest.mark.parametrize("what", ["<failure/>", "<error/>", '<skipped message="no data"/>'])
+def test_a_tick_whose_test_did_not_pass_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    message = "`AForCausalLM`, float32: models.md says ✓, the run –"
+    assert message in table_of(monkeypatch, tmp_path, "--check", a2=what)[1]
+    document, _ = table_of(monkeypatch, tmp_path, a2=what)
+    assert "| `AForCausalLM` | – |" in document.read_text()
+    assert "| `BForCausalLM` | ✓ |" in document.read_text()
+    # And the other way round: what passes again is ticked again, or the check fails.
+    assert "says –, the run ✓" in table_of(monkeypatch, tmp_path, "--check")[1]
+
+
+def test_an_error_after_a_test_that_passed_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    second_entry = "</testcase>" + CASE.format("b", "<error/>")
+    _, message = table_of(monkeypatch, tmp_path, "--check", b=second_entry)
+    assert "`BForCausalLM`, float32" in message and "AForCausalLM" not in message
+
+
+def test_a_run_without_a_ticked_test_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CASE", CASE.replace("float32", "other"))
+    message = table_of(monkeypatch, tmp_path, "--check")[1]
+    assert message.count("says ✓, the run –") == 2
