@@ -7,6 +7,8 @@ from typing import Any
 
 # What a decoder puts in place of bytes that are no complete character yet.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Tokens in a row without text that are looked at again; longer rows are special tokens alone.
+_MAX_SILENT = 32
 
 
 class Detokenizer:
@@ -44,6 +46,11 @@ class Detokenizer:
 
     def _emit(self, text: str) -> str:
         known = self._decode(self._prefix_begin, self._prefix_end)
+        if text == known:
+            # Context is tokens that have text: behind special tokens alone a space would be lost.
+            if len(self._ids) - self._prefix_end >= _MAX_SILENT:
+                del self._ids[self._prefix_end :]
+            return ""
         self._prefix_begin = self._prefix_end
         self._prefix_end = len(self._ids)
         return text[len(known):]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
 
 import pytest
-from allspark import AsStatus, GenerateRequestStatus, TextQueue
+from allspark import AsStatus, Detokenizer, GenerateRequestStatus, TextQueue
 from allspark._allspark import GenerateConfig
 from allspark.text_queue import StopStrings, TextElements, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
+from support.vocabularies import SMALL, tokenizer_directory
 
-TOKENIZERS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
-NAMES = ["qwen2.5", "gpt2", "internlm2", "mistral-v3", "chatglm3"]
+NAMES = [*SMALL, "qwen2.5", "gpt2", "internlm2", "mistral-v3", "chatglm3"]
 TEXT = (
     "The quick brown fox, naïve – 日本語のテキスト 🎉🎉! def f(x):\n\n    return x + 1\n"
     "Observation: none\nUser: 你好，世界。 <|im_end|> ÀÉÎ \t end"
@@ -77,11 +76,10 @@ class FakeQueue:
 
 
 def load_tokenizer(name: str):
-    if not (TOKENIZERS / name).is_dir():
-        pytest.skip(f"no tokenizer {TOKENIZERS / name}")
+    directory = tokenizer_directory(name)
     transformers = pytest.importorskip("transformers")
     try:
-        return transformers.AutoTokenizer.from_pretrained(TOKENIZERS / name)
+        return transformers.AutoTokenizer.from_pretrained(directory)
     except Exception as error:  # a format that transformers cannot build alone
         pytest.skip(f"transformers does not load {name}: {error}")
 
@@ -132,6 +130,22 @@ def test_text_ends_where_the_whole_decoding_says(name):
         # A token whose last character is not whole yet may hold the stop one token back.
         if "\N{REPLACEMENT CHARACTER}" not in shorter and kept != ids:
             assert not any(w in shorter for w in words)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_special_tokens_within_a_text_change_nothing_around_them(name, skip_special_tokens):
+    tokenizer = load_tokenizer(name)
+    rng = random.Random(3)
+    words = ["request", " a", "engine ", " blocks ", "two  of", "été", "."]
+    for count in (1, 2, 31, 32, 33, 100):  # in a row; longer rows are not kept
+        ids = []
+        for _ in range(40):
+            ids += tokenizer.encode(rng.choice(words), add_special_tokens=False)
+            ids += [tokenizer.eos_token_id] * rng.choice([0, 0, count])
+        stream = Detokenizer(tokenizer, skip_special_tokens)
+        text = "".join([*(stream.put([token]) for token in ids), stream.flush()])
+        assert text == tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 class Letters:

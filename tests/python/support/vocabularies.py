@@ -1,0 +1,20 @@
+"""Tokenizers for tests: the repository's small ones, and real ones of the shared data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.checkpoints import shared_data
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+# tests/data/make_tokenizers.py says what each of them is.
+SMALL = ("byte_level", "unigram", "sentencepiece", "characters")
+
+
+def tokenizer_directory(name: str) -> Path:
+    """Where a tokenizer lies. One of the shared data skips the test, loudly, where there is none."""
+    if name in SMALL:
+        return DATA / "tokenizers" / name
+    folder = "checkpoints" if name == "stories260K" else "tokenizers"
+    return shared_data() / folder / name
