@@ -557,6 +557,23 @@ def test_bars_name_figures_and_precisions_that_there_are(load) -> None:
         assert bar.engine == "best" or bar.engine.removeprefix("allspark ") in ours.PRECISIONS
 
 
+def test_documents_quote_the_comparison(tmp_path: Path, load) -> None:
+    record, figures = load("record"), load("figures")
+    record.write(tmp_path / "results" / "zen9-avx2" / "engines.json", a_record(RECORDED))
+    results = figures.Results(tmp_path / "results")
+    blocks = {
+        name: "\n".join(figures.BLOCKS[name](results, tmp_path / "docs"))
+        for name in ("headline", "engines", "expected")
+    }
+    row = "| single: decode, tokens/s | 42.0 (80 %, ×0.50) | 84.0 (fast int4) |"
+    assert row in blocks["headline"] and row in blocks["engines"]
+    assert "| single: decode, tokens/s | 42.0 |" in blocks["expected"]
+    assert all("commit 01234567" in text for text in blocks.values())
+    assert "[Report](../results/zen9-avx2/engines.md)" in blocks["engines"]
+    missed = "single.decode_tok_s of best: 0.500 of the best peer (1 wanted)"
+    assert f"2 of these are met. Open: {missed}." in blocks["engines"]
+
+
 def test_a_recorded_run_is_rendered_again(tmp_path: Path, load) -> None:
     path = tmp_path / "again.json"
     path.write_text(json.dumps(a_record(RECORDED)))
