@@ -12,7 +12,7 @@ from allspark._allspark import AsCacheMode, AsModelConfig
 
 
 class TargetDevice(enum.Enum):
-    """Where a model runs."""
+    """Where a model runs. CPU_NUMA, a process for each NUMA node, is not built."""
 
     CUDA = "CUDA"
     CPU = "CPU"
@@ -38,7 +38,8 @@ def _to_int(name: str, value: int | str) -> int:
     return value
 
 
-def _to_device(device: TargetDevice | str) -> TargetDevice:
+def to_device(device: TargetDevice | str) -> TargetDevice:
+    """A device by its name, in any case."""
     if isinstance(device, TargetDevice):
         return device
     try:
@@ -80,11 +81,16 @@ class AsModelRuntimeConfigBuilder:
         device_id_array: Sequence[int] | None = None,
         compute_thread_in_device: int = 0,
     ) -> AsModelRuntimeConfigBuilder:
-        """Device, its ids (default [0]) and the number of compute threads (0: one per core)."""
-        device = _to_device(target_device)
-        ids = [0] if device is TargetDevice.CPU else list(device_id_array or [0])
-        kind = "CUDA" if device is TargetDevice.CUDA else "CPU"
-        self._set("compute_unit", f"{kind}:{','.join(str(i) for i in ids)}")
+        """Device, its ids (default [0], the only one of the CPU) and the number of compute threads
+        (0: one per core)."""
+        device = to_device(target_device)
+        if device is TargetDevice.CPU_NUMA:
+            raise NotImplementedError(
+                "target_device is CPU_NUMA, which is not built; CPU computes with every core that "
+                "the process may run on, of all NUMA nodes"
+            )
+        ids = ",".join(str(i) for i in device_id_array or [0])
+        self._set("compute_unit", f"{device.value}:{ids}")
         return self._set("num_threads", compute_thread_in_device)
 
     def set_compute_unit_from_str(self, text: str) -> AsModelRuntimeConfigBuilder:

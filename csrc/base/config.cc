@@ -50,12 +50,17 @@ Status CheckComputeUnit(const std::string& unit) {
   const std::string_view text = unit;
   const size_t colon = text.find(':');
   const std::string_view type = text.substr(0, colon);
-  if (colon != std::string_view::npos && (type == "CPU" || type == "CUDA") &&
-      AreDeviceIds(text.substr(colon + 1))) {
-    return Status::Ok();
+  if (colon == std::string_view::npos || (type != "CPU" && type != "CUDA") ||
+      !AreDeviceIds(text.substr(colon + 1))) {
+    return Malformed("compute_unit", FormatValue(unit),
+                     "CPU:0 or CUDA:<ids>, ids separated by commas, such as CUDA:0,1");
   }
-  return Malformed("compute_unit", FormatValue(unit),
-                   "CPU:<ids> or CUDA:<ids>, ids separated by commas, such as CPU:0");
+  if (type == "CPU" && unit != "CPU:0") {
+    return Malformed("compute_unit", FormatValue(unit),
+                     "CPU:0: NUMA nodes are not chosen by id; num_threads and the affinity of the "
+                     "process say which cores compute");
+  }
+  return Status::Ok();
 }
 
 Status CheckChoice(const char* name, const std::string& value,

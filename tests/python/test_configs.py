@@ -8,7 +8,9 @@ from allspark import (
     ASGenerationConfigBuilder,
     AsModelConfig,
     AsModelRuntimeConfigBuilder,
+    AsStatus,
     Detokenizer,
+    Engine,
     PromptTemplate,
     TargetDevice,
 )
@@ -104,6 +106,8 @@ def test_build_gives_a_copy():
     ("call", "error", "match"),
     [
         (lambda b: b.compute_unit("TPU"), ValueError, "TPU"),
+        (lambda b: b.compute_unit("cpu_numa", [0]), NotImplementedError, "device is CPU_NUM"),
+        (lambda b: b.compute_unit(TargetDevice.CPU_NUMA), NotImplementedError, "CPU computes with"),
         (lambda b: b.max_length("long"), ValueError, "long"),
         (lambda b: b.max_length(1.5), TypeError, "engine_max_length"),
         (lambda b: b.kv_cache_mode(9), TypeError, "cache_mode"),
@@ -117,6 +121,23 @@ def test_build_gives_a_copy():
 def test_runtime_builder_refuses_nonsense(call, error, match):
     with pytest.raises(error, match=match):
         call(AsModelRuntimeConfigBuilder())
+
+
+@pytest.mark.parametrize("ids", [[0, 1], [1]])
+def test_nodes_of_the_cpu_are_refused(ids):
+    unit = "CPU:" + ",".join(map(str, ids))
+    builders = (
+        AsModelRuntimeConfigBuilder().compute_unit(TargetDevice.CPU, ids),
+        AsModelRuntimeConfigBuilder().set_compute_unit_from_str(unit),
+    )
+    for builder in builders:
+        status = Engine().install_model(builder.model_name("m").build())
+        assert status == AsStatus.ALLSPARK_PARAM_ERROR
+        refused = builder.build().validate()
+        assert refused.message.startswith(f'compute_unit is "{unit}"; it must be CPU:0')
+    for ids in (None, [], [0]):
+        config = AsModelRuntimeConfigBuilder().compute_unit("CPU", ids).build()
+        assert config.compute_unit == "CPU:0"
 
 
 def test_parse_device_type():

@@ -39,7 +39,7 @@ struct RuntimeConfig {
   std::string model_path;
   // Path of NAME.asparam; empty: model_path with that ending.
   std::string weights_path;
-  // "CPU:0"; "CUDA:0" where a device is built in.
+  // "CPU:0", the only unit of the CPU; "CUDA:0" where a device is built in.
   std::string compute_unit = "CPU:0";
   // Most tokens (prompt + output) of one request.
   int64_t engine_max_length = 2048;

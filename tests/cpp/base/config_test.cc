@@ -94,7 +94,7 @@ TEST(RuntimeConfigTest, MatmulPrecision) {
 }
 
 TEST(RuntimeConfigTest, ComputeUnit) {
-  for (const char* legal : {"CPU:0", "CPU:0,1", "CUDA:0", "CUDA:0,1,2,3", "CUDA:12"}) {
+  for (const char* legal : {"CPU:0", "CUDA:0", "CUDA:0,1,2,3", "CUDA:12"}) {
     EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = legal; }), "") << legal;
   }
   for (const char* illegal :
@@ -102,7 +102,13 @@ TEST(RuntimeConfigTest, ComputeUnit) {
         "CPU:0,0", "CPU: 0", "CPU:00", "CPU:0x1", "GPU:0", "CPU:999999", "CPU:0 ", "CPU:0:1"}) {
     EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = illegal; }),
               "compute_unit is \"" + std::string(illegal) +
-                  "\"; it must be CPU:<ids> or CUDA:<ids>, ids separated by commas, such as CPU:0");
+                  "\"; it must be CPU:0 or CUDA:<ids>, ids separated by commas, such as CUDA:0,1");
+  }
+  for (const char* not_built : {"CPU:1", "CPU:0,1", "CPU:1,0"}) {
+    EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = not_built; }),
+              "compute_unit is \"" + std::string(not_built) +
+                  "\"; it must be CPU:0: NUMA nodes are not chosen by id; num_threads and the "
+                  "affinity of the process say which cores compute");
   }
 }
 
