@@ -6,12 +6,26 @@ from typing import Any
 
 import numpy as np
 
+BYTES = (bytes, bytearray, memoryview)
+
+
+def wrong_type(name: str, value: Any, expected: str) -> TypeError:
+    """The exception that names an argument, what it is and what it must be."""
+    what = "None" if value is None else f"a {type(value).__name__}"
+    return TypeError(f"{name} is {what}; it must be {expected}")
+
 
 def to_id_array(input_ids: Any) -> np.ndarray:
     """A list, NumPy array or torch tensor of integers, 1-D or [1, n], as contiguous int64 [n]."""
     if hasattr(input_ids, "detach"):  # a torch tensor, wherever it lives
         input_ids = input_ids.detach().cpu().numpy()
-    array = np.asarray(input_ids)
+    try:
+        array = np.asarray(input_ids)
+    except ValueError:  # a list of lists that is no matrix
+        raise TypeError("input_ids has rows of several lengths; it must be [n] or [1, n]") from None
+    # NumPy makes numbers of bytes, and one object of whatever it does not know.
+    if isinstance(input_ids, BYTES) or (array.ndim == 0 and array is not input_ids):
+        raise wrong_type("input_ids", input_ids, "a list, NumPy array or torch tensor of integers")
     if array.size == 0:
         array = array.reshape(-1).astype(np.int64)  # an empty list has no integer type of its own
     if array.dtype.kind not in "iu":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from allspark._allspark import AsStatus, GeneratedElements
 from allspark.errors import AllSparkError, OutOfMemoryError
-from allspark.input_ids import to_id_array
+from allspark.input_ids import BYTES, to_id_array, wrong_type
 
 if TYPE_CHECKING:
     from allspark.engine import Engine
@@ -45,6 +45,8 @@ class PromptScore:
 
 def to_prompts(inputs: Any, model: LLM | None) -> list[np.ndarray]:
     """One input or many, each a text or ids in any form that start_request_ids takes."""
+    if inputs is None or isinstance(inputs, BYTES):
+        raise wrong_type("inputs", inputs, "a text, ids, or a sequence of them")
     if isinstance(inputs, str):
         inputs = [inputs]
     elif isinstance(inputs, Sequence):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ from allspark.generation_config import (
     GenerationConfigAdapter,
     RequestConfig,
 )
-from allspark.input_ids import DLPackCapsule, to_id_array
+from allspark.input_ids import BYTES, DLPackCapsule, to_id_array, wrong_type
 from allspark.ordered_starts import OrderedStarts
 from allspark.result_queue import ResultQueue
 from allspark.text_queue import TextQueue
@@ -36,6 +36,9 @@ Started: TypeAlias = "tuple[AsStatus, Any, Any]"
 
 class RequestCalls(EngineCalls):
     """The part of Engine that is about requests."""
+
+    _queue_type = ResultQueue
+    _text_queue_type = TextQueue
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +121,10 @@ class RequestCalls(EngineCalls):
         generate_config: ASGenerationConfigBuilder | dict[str, Any] | None = None,
     ) -> Started:
         """The raw form: `inputs["input_ids"]` as for start_request_ids, or a DLPack capsule."""
+        if not isinstance(inputs, Mapping):
+            raise wrong_type("inputs", inputs, "a dict with the key 'input_ids'")
+        if "input_ids" not in inputs:
+            raise ValueError(f"inputs has the keys {sorted(inputs)}; it must have 'input_ids'")
         input_ids = inputs["input_ids"]
         if type(input_ids).__name__ == "PyCapsule":
             input_ids = np.from_dlpack(DLPackCapsule(input_ids))
@@ -136,18 +143,23 @@ class RequestCalls(EngineCalls):
         (status, [handle], [queue]): all of them start, or none does and the status is that of the
         first failure. sync_request, stop_request and release_request take such a list.
         """
-        if isinstance(input_str_or_array, str):
-            ids = model.get_tokenizer().encode(input_str_or_array)
-            return self.start_request_ids(model_name, model, ids, generate_config_builder)
-        for index, text in enumerate(input_str_or_array):
-            if not isinstance(text, str):
-                raise TypeError(f"input {index} is a {type(text).__name__}; it must be a str")
+        name, texts = "input_str_or_array", input_str_or_array
+        if not isinstance(texts, Iterable) or isinstance(texts, (Mapping, *BYTES)):
+            raise wrong_type(name, texts, "a str or a list of str")
+        if model is None:
+            raise wrong_type("model", model, "the loader, whose tokenizer reads the text")
 
         def start(text: str) -> Started:
             ids = model.get_tokenizer().encode(text)
             return self.start_request_ids(model_name, model, ids, generate_config_builder)
 
-        return self._start_all(model_name, "input", start, input_str_or_array)
+        if isinstance(texts, str):
+            return start(texts)
+        texts = list(texts)
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise wrong_type(f"{name}[{index}]", text, "a str")
+        return self._start_all(model_name, "input", start, texts)
 
     async def start_request_ids_async(
         self,
@@ -274,10 +286,10 @@ class RequestCalls(EngineCalls):
         ids: np.ndarray,
     ) -> ResultQueue:
         if config.text is None or model is None:
-            return ResultQueue(native)
+            return self._queue_type(native)
         generated = config.generated(ids)
         shortest = config.native.min_length - (len(ids) - len(generated))
-        return TextQueue(
+        return self._text_queue_type(
             native,
             model.get_tokenizer(),
             config.text,
