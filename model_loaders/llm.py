@@ -120,9 +120,7 @@ class LLM:
         """A builder with the model's defaults; its max_length is the model's context, or the
         engine's if shorter.
         """
-        from allspark.generation_config import ASGenerationConfigBuilder
-
-        builder = ASGenerationConfigBuilder(self.get_generation_config())
+        builder = self._generation_config_builder(self.get_generation_config())
         length = self.get_model_context_length()
         if runtime_cfg is not None:
             length = min(length, runtime_cfg.engine_max_length)
@@ -140,8 +138,6 @@ class LLM:
         """A builder for this model under ``engine_model_name``; ``max_context_length`` -1 is the
         model's own.
         """
-        from allspark.runtime_config import AsModelRuntimeConfigBuilder
-
         context = self.get_model_context_length()
         if max_context_length == -1:
             max_context_length = context
@@ -150,7 +146,7 @@ class LLM:
                 f"max_context_length is {max_context_length}, expected -1 or 2 to {context}"
             )
         self._prepare_install(engine_model_name)
-        builder = AsModelRuntimeConfigBuilder()
+        builder = self._runtime_config_builder()
         builder.model_name(engine_model_name)
         builder.compute_unit(device_type, list(device_ids) if device_ids is not None else [0])
         builder.max_length(max_context_length)
@@ -159,6 +155,18 @@ class LLM:
             graph, param = self._model_files
             builder.model_file_path(str(graph), str(param))
         return builder
+
+    # Which builders these are, for loaders that have their own.
+
+    def _generation_config_builder(self, fields: dict[str, Any]) -> ASGenerationConfigBuilder:
+        from allspark.generation_config import ASGenerationConfigBuilder
+
+        return ASGenerationConfigBuilder(fields)
+
+    def _runtime_config_builder(self) -> AsModelRuntimeConfigBuilder:
+        from allspark.runtime_config import AsModelRuntimeConfigBuilder
+
+        return AsModelRuntimeConfigBuilder()
 
     def _prepare_install(self, engine_model_name: str) -> None:
         """Called before a runtime configuration for ``engine_model_name`` is made."""

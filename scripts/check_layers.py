@@ -54,9 +54,9 @@ SOURCE_SUFFIXES = {".h", ".inl", ".cc", ".cu", ".cuh"}
 # Modules that a user may not have, or that cost seconds to import: never at import time.
 HEAVY_MODULES = {"torch", "transformers", "modelscope", "tokenizers", "sentencepiece"}
 # Packages of allspark over the SDK. The SDK is what lies directly in allspark_py.
-UPPER_PACKAGES = {"pipeline", "serve", "quantize", "cli", "model_loader"}
+UPPER_PACKAGES = {"pipeline", "serve", "quantize", "cli", "model_loader", "dashinfer_compat"}
 # SDK modules that hand out names of the upper packages.
-SDK_FACADES = {"__init__.py", "__init__.pyi", "dashinfer_compat.py"}
+SDK_FACADES = {"__init__.py", "__init__.pyi"}
 
 
 def built_on(layer: str) -> set[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -37,6 +39,15 @@ def demo_model() -> Path:
     if not (path / "config.json").is_file():
         pytest.skip(f"no demo model at {path} (scripts/train_demo_model.py makes it)")
     return path
+
+
+@pytest.fixture(scope="session")
+def dashinfer() -> ModuleType:
+    """dashinfer.allspark, as a script of DashInfer's imports it."""
+    from allspark.dashinfer_compat import install
+
+    install()
+    return importlib.import_module("dashinfer.allspark")
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,11 @@ def write_small_checkpoint(directory: Path) -> Path:
     return directory
 
 
-def start_engine(directory: Path, name: str = "m", **settings) -> tuple[Engine, HuggingFaceModel]:
+def start_engine(
+    directory: Path, name: str = "m", engine_type: type[Engine] = Engine, **settings
+) -> tuple[Engine, HuggingFaceModel]:
     """An engine with the checkpoint in float32; settings are fields of the runtime config."""
-    engine = Engine()
+    engine = engine_type()
     loader = HuggingFaceModel(str(directory), name, user_set_data_type="float32")
     loader.load_model().read_model_config().serialize_to_memory(engine)
     builder = loader.create_reference_runtime_config_builder(name, TargetDevice.CPU, max_batch=8)

@@ -1,0 +1,26 @@
+"""python -m allspark.dashinfer_compat"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+import allspark.dashinfer_compat
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(allspark.dashinfer_compat.__doc__)
+        return 0 if argv else 2
+    allspark.dashinfer_compat.install()
+    sys.argv = list(argv)
+    # What lies beside a script is imported by it, as when Python runs it.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+    runpy.run_path(argv[0], run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

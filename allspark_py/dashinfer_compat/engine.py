@@ -1,0 +1,193 @@
+"""Engine with the calls that only DashInfer's scripts make."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import allspark.engine
+import allspark.request_stat
+from allspark._allspark import (
+    AsStatus,
+    GeneratedElements,
+    GenerateRequestStatus,
+    RequestHandle,
+    __version__,
+)
+from allspark.dashinfer_compat.capsule import is_capsule, read_capsule
+from allspark.dashinfer_compat.generation_config import to_fields
+from allspark.dashinfer_compat.not_served import not_served
+from allspark.dashinfer_compat.result_queue import ResultQueue, TextQueue
+from allspark.dashinfer_compat.vocabulary import PlainVocabulary, Vocabulary
+from allspark.engine_calls import Handles
+from allspark.errors import AllSparkError
+from allspark.request_calls import Started
+
+
+@dataclass(frozen=True)
+class AsFileInfo:
+    """Which versions of allspark wrote a model's files, and which one reads them."""
+
+    create_version_graph: str = ""
+    create_version_param: str = ""
+    current_version_engine: str = ""
+
+
+class RequestStatInfo(allspark.request_stat.RequestStatInfo):
+    def __init__(self, info_dict: dict[str, int]):
+        super().__init__(info_dict)
+
+
+class _Tokenizer:
+    """What start_request_ids asks of a loader."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+
+    def get_tokenizer(self) -> Any:
+        return self._tokenizer
+
+
+class Engine(allspark.engine.Engine):
+    """allspark's Engine; its queues' statuses wait for their readers (result_queue.py)."""
+
+    _queue_type = ResultQueue
+    _text_queue_type = TextQueue
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By model and request.
+        self._queues: weakref.WeakValueDictionary[tuple[str, int], ResultQueue] = (
+            weakref.WeakValueDictionary()
+        )
+        # That of the last request that brought one. DashInfer keeps the first of a process.
+        self._vocabulary: Vocabulary | PlainVocabulary | None = None
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def start_request(
+        self, model_name: str, inputs: dict[str, Any], generate_config: Any = None
+    ) -> Started:
+        """As allspark's; a capsule can be used again."""
+        if isinstance(inputs, Mapping) and is_capsule(inputs.get("input_ids")):
+            inputs = {**inputs, "input_ids": read_capsule(inputs["input_ids"])}
+        return super().start_request(model_name, inputs, generate_config)
+
+    def start_request_ids(
+        self, model_name: str, model: Any, input_ids: Any, generate_config_builder: Any = None
+    ) -> Started:
+        """As allspark's; without a loader, the config's `vocab` is what response_format needs."""
+        try:
+            fields = to_fields(generate_config_builder)
+            if isinstance(fields, dict):
+                tokens = fields.pop("vocab", None)
+                if model is None and fields.get("response_format") is not None:
+                    model = self._loader_of(tokens, fields.get("eos_token_id", -1))
+        except (NotImplementedError, TypeError, ValueError) as error:
+            return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
+        return super().start_request_ids(model_name, model, input_ids, fields)
+
+    def _loader_of(self, tokens: Mapping[str, int] | None, eos_token_id: int) -> Any:
+        """What has the tokenizer of a vocabulary; None: of that which came last."""
+        vocabulary = self._vocabulary
+        if isinstance(tokens, Vocabulary):
+            vocabulary = tokens
+        elif isinstance(tokens, Mapping):
+            if not isinstance(vocabulary, PlainVocabulary) or vocabulary.tokens != tokens:
+                vocabulary = PlainVocabulary(dict(tokens))
+        elif tokens is not None:
+            raise TypeError(f"vocab is a {type(tokens).__name__}; it must be a dict of tokens to "
+                            "ids, as a tokenizer's get_vocab() gives it")  # fmt: skip
+        self._vocabulary = vocabulary
+        if isinstance(vocabulary, PlainVocabulary):
+            return _Tokenizer(vocabulary.ended_by(eos_token_id))
+        if vocabulary is None:
+            raise ValueError(
+                "response_format needs the tokens: 'vocab' in the config, a tokenizer's "
+                "get_vocab(), or the loader as model of start_request_ids"
+            )
+        return vocabulary
+
+    def process_json_mode_arguments(self, generate_config: dict[str, Any]) -> None:
+        """Nothing to do: each config may hold its vocabulary."""
+
+    def sync_request(
+        self, model_name: str, request_handle: Handles | None = None, timeout_ms: int | None = None
+    ) -> AsStatus:
+        """As allspark's; the statuses of the queues say from now on that the requests ended."""
+        status = super().sync_request(model_name, request_handle, timeout_ms)
+        if status == AsStatus.ALLSPARK_SUCCESS:
+            for queue in self._queues_of(model_name, request_handle):
+                queue.know_end()
+        return status
+
+    def get_no_wait(self, model_name: str, result_queue: ResultQueue) -> list[int]:
+        """The new tokens of a queue; none: []."""
+        return _ids(result_queue.GetNoWait())
+
+    def get_wait(self, model_name: str, result_queue: ResultQueue) -> list[int]:
+        """The same, waiting for one at least; [] at the end."""
+        return _ids(result_queue.Get())
+
+    def get_request_status(
+        self, model_name: str, result_queue: ResultQueue
+    ) -> GenerateRequestStatus:
+        """The status of a queue."""
+        return result_queue.GenerateStatus()
+
+    # -- information ---------------------------------------------------------------------------
+
+    def get_rank_id(self) -> int:
+        """0: one process computes."""
+        return 0
+
+    def is_allspark_work_as_service(self) -> bool:
+        """False: there is no daemon."""
+        return False
+
+    def get_file_information(self, as_graph_path: str, as_param_path: str) -> AsFileInfo:
+        """Versions of a model's files. Raises ValueError for files that do not belong together."""
+        from allspark.model_loader.export import read_graph
+
+        file = read_graph(Path(as_graph_path))
+        num_bytes = Path(as_param_path).stat().st_size
+        if num_bytes != file.param_bytes:
+            raise ValueError(
+                f"{as_param_path}: {num_bytes} bytes, {as_graph_path} says {file.param_bytes}"
+            )
+        return AsFileInfo(file.build.version, file.build.version, __version__.split("/")[0])
+
+    def get_op_profiling_info(self, model_name: str) -> str:
+        """As allspark's; where nothing is measured, how to have it measured."""
+        try:
+            return super().get_op_profiling_info(model_name)
+        except AllSparkError as error:
+            return str(error)
+
+    def serialize_model_from_torch(self, *args: Any, **kwargs: Any) -> None:
+        raise not_served("serialize_model_from_torch", "model loaders serialise checkpoints")
+
+    def dump_build_meta_to_proto(self, *args: Any, **kwargs: Any) -> None:
+        raise not_served("dump_build_meta_to_proto", "model loaders serialise checkpoints")
+
+    def _wrap_queue(self, native: Any, model_name: str, *args: Any) -> ResultQueue:
+        queue = super()._wrap_queue(native, model_name, *args)
+        assert isinstance(queue, ResultQueue)
+        self._queues[model_name, queue.request_id] = queue
+        return queue
+
+    def _queues_of(self, model_name: str, handles: Handles | None) -> list[ResultQueue]:
+        if isinstance(handles, RequestHandle):
+            queue = self._queues.get((model_name, handles.id))
+            return [] if queue is None else [queue]
+        if handles is None:  # Those that others read in turns are left to them.
+            of_model = [queue for (name, _), queue in self._queues.items() if name == model_name]
+            return [queue for queue in of_model if queue.finished and not queue.is_read]
+        return [queue for handle in handles for queue in self._queues_of(model_name, handle)]
+
+
+def _ids(elements: GeneratedElements | None) -> list[int]:
+    return [] if elements is None else elements.ids_from_generate

@@ -1,0 +1,71 @@
+"""Generation configs and prompts with the keywords and values of DashInfer's."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import allspark.generation_config
+import allspark.prompt_utils
+from allspark._allspark import GenerateConfig
+from allspark.dashinfer_compat.keywords import keywords
+from allspark.dashinfer_compat.not_served import not_served
+from allspark.dashinfer_compat.runtime_config import to_bool
+
+_BOOLS = frozenset(name for name, kind, *_ in GenerateConfig.fields() if kind == "a bool")
+
+
+class VocabType(enum.IntEnum):
+    """How a vocabulary writes its tokens; here each is looked at itself."""
+
+    VOCAB_TYPE_WPM = 0
+    VOCAB_TYPE_SPM = 1
+    VOCAB_TYPE_UGM = 2
+    VOCAB_TYPE_BPE = 3
+
+
+@keywords(
+    {
+        "process_eos_tokens": {
+            "hf_eos": "eos", "hf_gen_config_token_id": "eos", "out_dict": "out",
+        },
+        "update": {"update_fields": "fields"},
+    }
+)
+class ASGenerationConfigBuilder(allspark.generation_config.ASGenerationConfigBuilder):
+    """The builder with DashInfer's keywords. Of a Hugging Face config it leaves max_new_tokens out:
+    these scripts say by max_length alone how much they want."""
+
+    def __init__(
+        self, hf_gen_config: Any = None, seed: int | None = None, eos_token_id: int | None = None
+    ):
+        super().__init__(hf_gen_config, seed, eos_token_id)
+        self._fields.pop("max_new_tokens", None)
+
+    def with_mm_info(self, info: Any) -> ASGenerationConfigBuilder:
+        """Images are not served; None is fine."""
+        self.update({"mm_info": info})
+        return self
+
+
+class PromptTemplate(allspark.prompt_utils.PromptTemplate):
+    @staticmethod
+    def apply_chatml_template(inputs: str) -> str:  # type: ignore[override]
+        """The ChatML form of one question, ending where the assistant's answer begins."""
+        return allspark.prompt_utils.PromptTemplate.apply_chatml_template(inputs)
+
+
+def to_fields(config: Any) -> Any:
+    """A builder or dict as a new dict of what allspark takes, `vocab` apart; others as they are."""
+    if isinstance(config, allspark.generation_config.ASGenerationConfigBuilder):
+        config = config.build()
+    if not isinstance(config, Mapping):
+        return config
+    fields = {name: to_bool(value) if name in _BOOLS else value for name, value in config.items()}
+    if fields.pop("mm_info", None) is not None:
+        raise not_served("mm_info", "requests are of text alone")
+    # A name for the log, and what each vocabulary shows by itself.
+    for name in ("uuid", "vocab_type"):
+        fields.pop(name, None)
+    return fields
