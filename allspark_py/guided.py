@@ -1,7 +1,7 @@
 """Guided decoding: masks that keep the output of a request in its `response_format`.
 
-Grammars are compiled on the thread that starts a request, so that a bad one is refused there, and
-advance on one thread per engine, while the forward pass runs. The engine's threads see a queue and
+Grammars are compiled while a request starts, so that a bad one is refused there, and advance on one
+thread per engine, while the forward pass runs. The engine's threads see a queue and
 bits (allspark/token_mask.h), never Python.
 """
 
@@ -12,16 +12,28 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar
 
 import llguidance
 import numpy as np
 from allspark._allspark import GenerateConfig, MaskQueue, QueuedMask
+from allspark.json_schema import check_depth
 from allspark.response_format import to_grammar
+
+_T = TypeVar("_T")
 
 # A compiled grammar takes some hundred KB; a server asks for few different ones again and again.
 _MAX_COMPILED = 128
+# The grammar compiler goes down chains of rules and of $refs by recursion, and a stack that ends
+# ends the process. The longest chain that so many characters hold (rules of one name each, as short
+# as they can be) takes less than half of such a stack. Pages that are not touched cost no memory.
+_MAX_GRAMMAR_CHARS = 1_000_000
+_STACK_BYTES = 512 << 20
+_stack_size_lock = threading.Lock()
+# What most vocabularies can spell; of others, what they can.
+_PROBE = 'a {"b": "é ☃"}\n 1 + 2,345,678,90 - Zebra\t<x>'
 
 
 def _tokenizer_json(tokenizer: Any) -> str:
@@ -35,14 +47,61 @@ def _tokenizer_json(tokenizer: Any) -> str:
     text = backend.to_str()
     if '"Metaspace"' not in text:
         return text
-    # llguidance knows SentencePiece's space as a replacement alone.
+    # llguidance knows SentencePiece's space as a replacement alone, beside tokens for bytes, which
+    # a vocabulary may lack.
     fields = json.loads(text)
-    decoder = fields["decoder"]
+    decoder = fields["decoder"] or {"type": "Sequence", "decoders": []}
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     replace = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
     steps = [replace if step["type"] == "Metaspace" else step for step in steps]
+    if {"type": "ByteFallback"} not in steps:
+        steps.append({"type": "ByteFallback"})
     fields["decoder"] = {"type": "Sequence", "decoders": steps}
     return json.dumps(fields)
+
+
+def _check_reading(tokenizer: Any, vocabulary: llguidance.LLTokenizer) -> None:
+    """Raises ValueError unless both make the same text of the same tokens."""
+    name = type(tokenizer).__name__
+    ids = tokenizer.encode(_PROBE, add_special_tokens=False)
+    # Characters that are not in the vocabulary may have become a token that stands for none.
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    ids = [token for token in ids if token != unknown and not vocabulary.is_special_token(token)]
+    if not ids:
+        raise ValueError(
+            f"response_format cannot be served: this {name} has a token for none of {_PROBE!r}"
+        )
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if vocabulary.decode_bytes(ids).decode(errors="replace").strip() != text.strip():
+        raise ValueError(
+            "response_format cannot be served: the grammar compiler reads the tokens of this "
+            f"{name} otherwise than it does itself"
+        )
+
+
+def _on_large_stack(function: Callable[[], _T]) -> _T:
+    """The function's result, or its exception, from a thread with a stack of _STACK_BYTES."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="allspark-compile", daemon=True)
+    with _stack_size_lock:  # the size is a setting of the process
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ValueError(
+                "response_format cannot be compiled: the system gives no thread with a stack of "
+                f"{_STACK_BYTES >> 20} MiB: {error}"
+            ) from error
+        finally:
+            threading.stack_size(before)
+    return future.result()
 
 
 class Compiler:
@@ -62,16 +121,17 @@ class Compiler:
             return compiler
 
     def __init__(self, tokenizer: Any):
-        self._vocabulary = llguidance.LLTokenizer(
-            _tokenizer_json(tokenizer), eos_token=tokenizer.eos_token_id
-        )
-        probe = 'a {"b": "é ☃"}\n 1'
-        ids = tokenizer.encode(probe, add_special_tokens=False)
-        if self._vocabulary.decode_bytes(ids).decode(errors="replace").strip() != probe:
-            raise ValueError(
-                "response_format cannot be served: the grammar compiler reads the tokens of this "
-                f"{type(tokenizer).__name__} otherwise than it does itself"
+        description = _tokenizer_json(tokenizer)
+        try:
+            self._vocabulary = llguidance.LLTokenizer(
+                description, eos_token=tokenizer.eos_token_id
             )
+        except ValueError as error:
+            raise ValueError(
+                "response_format cannot be served: the grammar compiler cannot read this "
+                f"{type(tokenizer).__name__}: {error}"
+            ) from error
+        _check_reading(tokenizer, self._vocabulary)
         self._special_tokens = {
             token.content: token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -89,6 +149,7 @@ class Compiler:
             ValueError: a form, a grammar or a keyword of a schema that cannot be served.
             TypeError: a value of a wrong type.
         """
+        check_depth(response_format, "response_format")
         try:
             key = json.dumps(response_format)
         except (TypeError, ValueError) as error:
@@ -110,11 +171,21 @@ class Compiler:
         grammar = to_grammar(response_format, self._special_tokens)
         if grammar is None:
             return None
+        if len(grammar.text) > _MAX_GRAMMAR_CHARS:
+            raise ValueError(
+                f"response_format is a grammar of {len(grammar.text)} characters; the bound is "
+                f"{_MAX_GRAMMAR_CHARS}"
+            )
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        matcher = _on_large_stack(
+            lambda: llguidance.LLMatcher(
+                self._vocabulary, grammar.text, log_level=0, limits=limits
+            )
+        )
         problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
         if problems:
-            raise ValueError(f"response_format cannot be enforced: {'; '.join(problems)}")
+            explained = "; ".join(map(grammar.explain, problems))
+            raise ValueError(f"response_format cannot be enforced: {explained}")
         return matcher
 
     def end_tokens(self, config: GenerateConfig) -> list[int]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import llguidance
+from allspark import json_schema
 
 # Keywords that the compiler cannot enforce are errors, whatever the schema itself asks for.
 _STRICT = {"lenient": False, "coerce_one_of": False}
@@ -22,7 +24,44 @@ Schema = dict[str, Any]
 SpecialTokens = Mapping[str, int]
 
 
-def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> str | None:
+@dataclass
+class _Conversion:
+    """What the forms are converted with, and what came up."""
+
+    special_tokens: SpecialTokens
+    one_of_is_any_of: bool = False
+    undecided: list[str] = field(default_factory=list)  # as Grammar.undecided
+
+
+# A response format's fields to a grammar; None for plain text.
+_Convert: TypeAlias = Callable[[Mapping[str, Any], _Conversion], str | None]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A response format for the compiler."""
+
+    text: str
+    undecided: tuple[str, ...] = ()  # places of `oneOf` whose branches may overlap
+    one_of_is_any_of: bool = False
+
+    def explain(self, problem: str) -> str:
+        """What the compiler says, in terms of a response format."""
+        if "coerce_one_of" not in problem:
+            return problem.partition("\n<backtrace>")[0]
+        places = ", ".join(self.undecided)
+        if not places:
+            return "the branches of a oneOf may overlap; write anyOf"
+        if self.one_of_is_any_of:
+            return f"the oneOf at {places} stays one, since a $ref leads through a oneOf"
+        return (
+            f"the branches of the oneOf at {places} may overlap; they must differ in their types, "
+            "or in the const, enum or type of a required property. 'oneOf': 'anyOf' in the "
+            "response_format takes each oneOf as anyOf: outputs may match several branches"
+        )
+
+
+def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> Grammar | None:
     """The grammar of a response format; None for plain text.
 
     Raises:
@@ -43,7 +82,19 @@ def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> str | Non
             raise ValueError(
                 f"response_format of type {kind!r} has the key {key!r}; its keys are {allowed}"
             )
-    return convert(response_format, special_tokens)
+    conversion = _Conversion(special_tokens, _is_any_of(response_format))
+    text = convert(response_format, conversion)
+    if text is None:
+        return None
+    return Grammar(text, tuple(conversion.undecided), conversion.one_of_is_any_of)
+
+
+def _is_any_of(fields: Mapping[str, Any]) -> bool:
+    if "oneOf" not in fields:
+        return False
+    if fields["oneOf"] != "anyOf":
+        raise ValueError(f"response_format's 'oneOf' is {fields['oneOf']!r}; it must be 'anyOf'")
+    return True
 
 
 def _wrong_type(name: str, value: Any, expected: str) -> TypeError:
@@ -59,46 +110,49 @@ def _field(fields: Mapping[str, Any], key: str, kind: type | tuple[type, ...], t
     return fields[key]
 
 
-def _strict(schema: Any, name: str = "json_schema") -> Schema:
-    """A schema, or the text of one, as a dict that lets the compiler ignore nothing."""
+def _strict(schema: Any, conversion: _Conversion, key: str = "json_schema") -> str:
+    """A schema, or the text of one, as a text that lets the compiler ignore nothing."""
+    name = f"response_format's {key!r}"
     if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except ValueError as error:
-            raise ValueError(f"response_format's {name!r} is not JSON: {error}") from error
+        schema = json_schema.read(schema, name)
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
-        raise _wrong_type(f"response_format's {name!r}", schema, "a schema: a dict or its text")
-    options = schema.get("x-guidance", {})
-    if not isinstance(options, Mapping):
-        raise _wrong_type(f"response_format's {name!r}: 'x-guidance'", options, "a dict")
-    blanks = _WHITESPACE if options.get("whitespace_flexible", True) else {}
-    return {**schema, "x-guidance": {**blanks, **options, **_STRICT}}
-
-
-def _json_grammar(schema: Schema) -> str:
+        raise _wrong_type(name, schema, "a schema: a dict or its text")
+    json_schema.check_depth(schema, name)
     try:
-        text = json.dumps(schema, allow_nan=False)
-    except ValueError as error:
-        raise ValueError(f"response_format's 'json_schema' is no JSON value: {error}") from error
-    return llguidance.LLMatcher.grammar_from_json_schema(text)
+        # As the compiler will see it: keys are texts, lists are lists.
+        schema = json.loads(json.dumps(schema, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is no JSON value: {error}") from error
+    options = schema.pop("x-guidance", {})
+    if not isinstance(options, Mapping):
+        raise _wrong_type(f"{name}: 'x-guidance'", options, "a dict")
+    blanks = _WHITESPACE if options.get("whitespace_flexible", True) else {}
+    prepared, undecided = json_schema.prepare(schema, conversion.one_of_is_any_of)
+    conversion.undecided += [key + place for place in undecided]
+    options = {**blanks, **options, **_STRICT}
+    return json.dumps({**prepared, "x-guidance": options}, separators=(",", ":"))
 
 
-def _json_object(fields: Mapping[str, Any], _: SpecialTokens) -> str:
-    return _json_grammar(_strict(fields.get("json_schema", {"type": "object"})))
+def _json_object(fields: Mapping[str, Any], conversion: _Conversion) -> str:
+    return _json_grammar(fields.get("json_schema", {"type": "object"}), conversion)
 
 
-def _json_schema(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+def _json_schema(fields: Mapping[str, Any], conversion: _Conversion) -> str:
     schema = _field(fields, "json_schema", (Mapping, str, bool), "a schema: a dict or its text")
     # {"name": ..., "schema": {...}}; 'schema' is no keyword of JSON Schema.
     if isinstance(schema, Mapping) and "schema" in schema:
         schema = schema["schema"]
-    return _json_grammar(_strict(schema))
+    return _json_grammar(schema, conversion)
 
 
-def _regex(key: str) -> Callable[[Mapping[str, Any], SpecialTokens], str]:
-    def convert(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+def _json_grammar(schema: Any, conversion: _Conversion) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema(_strict(schema, conversion))
+
+
+def _regex(key: str) -> _Convert:
+    def convert(fields: Mapping[str, Any], _: _Conversion) -> str:
         return llguidance.LLMatcher.grammar_from_regex(_field(fields, key, str, "a str"))
 
     return convert
@@ -109,7 +163,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _choice(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
     choices = _field(fields, "choice", (list, tuple), "a list of str")
     if not choices:
         raise ValueError("response_format's 'choice' is empty; it must have at least 1 str")
@@ -119,7 +173,7 @@ def _choice(fields: Mapping[str, Any], _: SpecialTokens) -> str:
     return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choices)))
 
 
-def _grammar(fields: Mapping[str, Any], _: SpecialTokens) -> str:
+def _grammar(fields: Mapping[str, Any], _: _Conversion) -> str:
     # Lark syntax, or EBNF as llama.cpp writes it; told apart by the '::=' of the latter.
     return llguidance.grammar_from("grammar", _field(fields, "grammar", str, "a str"))
 
@@ -135,8 +189,9 @@ def _literal(text: str, special_tokens: SpecialTokens) -> str:
     )
 
 
-def _structural_tag(fields: Mapping[str, Any], special_tokens: SpecialTokens) -> str:
+def _structural_tag(fields: Mapping[str, Any], conversion: _Conversion) -> str:
     """Free text in which each trigger must open one of the structures that begin with it."""
+    special_tokens = conversion.special_tokens
     triggers = _field(fields, "triggers", (list, tuple), "a list of str")
     structures = _field(fields, "structures", (list, tuple), "a list of dicts")
     bodies: dict[str, list[str]] = {}
@@ -154,10 +209,9 @@ def _structural_tag(fields: Mapping[str, Any], special_tokens: SpecialTokens) ->
             raise ValueError(
                 f"response_format's {name!r} begins with {begin!r}, which no trigger begins"
             )
-        schema = json.dumps(_strict(structure["schema"], f"{name}.schema"), allow_nan=False)
         body = (
             _literal(begin[len(trigger):], special_tokens),
-            f"%json {schema}",
+            f"%json {_strict(structure['schema'], conversion, f'{name}.schema')}",
             _literal(_field(structure, "end", str, "a str"), special_tokens),
         )
         bodies[trigger].append(" ".join(part for part in body if part))
@@ -180,13 +234,13 @@ def _tag_grammar(bodies: Mapping[str, list[str]], special_tokens: SpecialTokens)
 
 
 # Type -> (its keys, how it becomes a grammar).
-_FORMS: dict[Any, tuple[tuple[str, ...], Callable[[Mapping[str, Any], SpecialTokens], Any]]] = {
-    "text": ((), lambda fields, special_tokens: None),
-    "json_object": (("json_schema",), _json_object),
-    "json_schema": (("json_schema",), _json_schema),
+_FORMS: dict[Any, tuple[tuple[str, ...], _Convert]] = {
+    "text": ((), lambda fields, conversion: None),
+    "json_object": (("json_schema", "oneOf"), _json_object),
+    "json_schema": (("json_schema", "oneOf"), _json_schema),
     "regex_schema": (("regex_schema",), _regex("regex_schema")),
     "regex": (("regex",), _regex("regex")),
     "choice": (("choice",), _choice),
     "grammar": (("grammar",), _grammar),
-    "structural_tag": (("triggers", "structures"), _structural_tag),
+    "structural_tag": (("triggers", "structures", "oneOf"), _structural_tag),
 }

@@ -13,7 +13,7 @@ SMALL = ("byte_level", "unigram", "sentencepiece", "characters")
 
 
 def tokenizer_directory(name: str) -> Path:
-    """Where a tokenizer lies. One of the shared data skips the test, loudly, where there is none."""
+    """Where a tokenizer lies; without the shared data, one of those skips the test, loudly."""
     if name in SMALL:
         return DATA / "tokenizers" / name
     folder = "checkpoints" if name == "stories260K" else "tokenizers"

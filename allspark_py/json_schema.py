@@ -1,0 +1,169 @@
+"""Makes a JSON Schema ready for the grammar compiler, without a change of what it means.
+
+The compiler refuses what it does not know. So what says nothing is left out here, formats are held
+to their RFCs (json_formats.py), and a `oneOf` becomes an `anyOf` where both mean the same
+(one_of.py). Nothing is compiled here. Work is linear in the schema; so is recursion in its depth,
+which is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from allspark.json_formats import ENFORCED
+from allspark.one_of import Prover
+
+# Lists and objects in one another. The compiler's own reader ends at 128, and wraps the schema.
+MAX_DEPTH = 100
+
+# Keywords that hold values, not schemas.
+_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+# Keywords that hold schemas by names.
+_NAMED = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value
+
+
+def _allows_all(value: Any) -> bool:
+    return value is True or _is_empty(value)
+
+
+# Keywords that the compiler refuses, and the values with which they say nothing.
+_SAY_NOTHING: Mapping[str, Callable[[Any], bool]] = {
+    "uniqueItems": lambda value: value is False,
+    "unevaluatedItems": _allows_all,
+    "unevaluatedProperties": _allows_all,
+    "propertyNames": _allows_all,
+    "dependencies": _is_empty,
+    "dependentRequired": _is_empty,
+    "dependentSchemas": _is_empty,
+}
+
+
+def read(text: str, name: str) -> Any:
+    """The value of a JSON text. Raises ValueError, which begins with `name`, where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from error
+    except RecursionError:
+        raise _too_deep(name) from None
+
+
+def check_depth(value: Any, name: str) -> None:
+    """Raises ValueError, which begins with `name`, where the value is deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        # By identity: a value that holds one object many times is looked at once.
+        children = {id(child): child for node in level for child in _children(node)}
+        level = [child for child in children.values() if isinstance(child, (Mapping, list, tuple))]
+        if not level:
+            return
+    raise _too_deep(name)
+
+
+def _children(node: Any) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        yield from node.values()
+    elif isinstance(node, (list, tuple)):
+        yield from node
+
+
+def _too_deep(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is nested {MAX_DEPTH + 1} levels deep or more; the bound is {MAX_DEPTH}"
+    )
+
+
+def prepare(schema: Mapping[str, Any], one_of_is_any_of: bool = False) -> tuple[Any, list[str]]:
+    """A schema for the compiler, and where it still has a `oneOf`: the first places, as pointers.
+
+    Args:
+        schema: made of JSON values, at most MAX_DEPTH deep.
+        one_of_is_any_of: each `oneOf` becomes an `anyOf`, whether its branches overlap or not.
+    """
+    writer = _Writer(schema, one_of_is_any_of)
+    return writer.written(schema, None), writer.undecided
+
+
+# Where a part of the schema is: its parent's place and the key or index there. None: the schema.
+_Place: TypeAlias = "tuple[_Place, str | int] | None"
+_MAX_NAMED = 3  # places in a message
+
+
+class _Writer:
+    def __init__(self, root: Mapping[str, Any], one_of_is_any_of: bool):
+        self.undecided: list[str] = []
+        # A reference through a oneOf would no longer find its place.
+        self._may_rename = not any("/oneOf/" in reference for reference in _references(root))
+        self._one_of_is_any_of = one_of_is_any_of
+        self._prover = Prover(root)
+
+    def written(self, node: Any, place: _Place) -> Any:
+        if isinstance(node, list):
+            return [self.written(child, (place, index)) for index, child in enumerate(node)]
+        if not isinstance(node, Mapping):
+            return node
+        schema: dict[str, Any] = {}
+        parts: list[Mapping[str, Any]] = []  # must hold, too
+        for keyword, value in node.items():
+            here = (place, keyword)
+            if keyword in _SAY_NOTHING and _SAY_NOTHING[keyword](value):
+                continue
+            if keyword in _VALUES:
+                schema[keyword] = value
+            elif keyword in _NAMED and isinstance(value, Mapping):
+                schema[keyword] = {n: self.written(s, (here, n)) for n, s in value.items()}
+            elif keyword == "format" and isinstance(value, str) and not ENFORCED.get(value):
+                if value in ENFORCED:
+                    schema[keyword] = value
+            elif keyword == "format" and isinstance(value, str):
+                parts.append(ENFORCED[value])
+            elif keyword == "oneOf" and self._is_any_of(node):
+                parts.append({"anyOf": self.written(value, here)})
+            else:
+                if keyword == "oneOf" and len(self.undecided) < _MAX_NAMED:
+                    self.undecided.append(_pointer(here))
+                schema[keyword] = self.written(value, here)
+        return _with_parts(schema, parts)
+
+    def _is_any_of(self, schema: Mapping[str, Any]) -> bool:
+        branches = schema["oneOf"]
+        if not self._may_rename or not isinstance(branches, list) or not branches:
+            return False
+        return self._one_of_is_any_of or self._prover.is_disjoint(schema)
+
+
+def _with_parts(schema: dict[str, Any], parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The schema and the parts as one schema."""
+    for part in parts:
+        if part.keys().isdisjoint(schema):
+            schema.update(part)
+        else:
+            all_of = schema.get("allOf", [])
+            # What is no list is for the compiler to refuse.
+            schema["allOf"] = [*all_of, part] if isinstance(all_of, list) else all_of
+    return schema
+
+
+def _pointer(place: _Place) -> str:
+    steps: list[str] = []
+    while place is not None:
+        place, step = place
+        steps.append(str(step).replace("~", "~0").replace("/", "~1"))
+    return "/".join(["#", *reversed(steps)])
+
+
+def _references(root: Any) -> Iterator[str]:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        waiting.extend(_children(node))
