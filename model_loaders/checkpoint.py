@@ -85,7 +85,7 @@ class Checkpoint:
                     return cls._open_shards(directory, path, layout)
                 wanted.append(name)
         raise CheckpointNotFoundError(
-            f"{directory}: holds no weights; looked for {', '.join(wanted)}"
+            f"{directory}: holds no weights; looked for {', '.join(wanted)}{_others(directory)}"
         )
 
     @classmethod
@@ -110,6 +110,27 @@ class Checkpoint:
                     f"{tensors[name].where} should lie in {shard!r} according to {index.name}"
                 )
         return cls(directory, files, tensors)
+
+
+# What else weights may be saved as, by the end of the file's name.
+_SAVED = "a file of torch.save; if it is the model's state dict, name it pytorch_model.bin"
+_OTHERS = {
+    ".pt": _SAVED,
+    ".pth": _SAVED,
+    ".ckpt": _SAVED,
+    ".npz": "a file of NumPy arrays, as early versions of MLX wrote; save it as safetensors",
+    ".h5": "a file of TensorFlow's weights, which is not read",
+    ".msgpack": "a file of Flax's weights, which is not read",
+    ".onnx": "an ONNX graph, which is not read",
+}
+
+
+def _others(directory: Path) -> str:
+    """What lies in ``directory`` instead of weights, as the end of a message."""
+    for path in sorted(directory.iterdir()):
+        if path.suffix in _OTHERS:
+            return f"; {path.name} is {_OTHERS[path.suffix]}"
+    return ""
 
 
 def _collect(files: list[Path], layout: _Layout) -> dict[str, TensorEntry]:

@@ -18,6 +18,7 @@ from .errors import (
     ConfigFieldMissingError,
     UnsupportedModelError,
 )
+from .storage import check_no_pointer
 
 # No configuration comes near this; a file that does is not one.
 MAX_JSON_BYTES = 64 << 20
@@ -36,6 +37,7 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply, so not {what}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        check_no_pointer(path)
         raise ConfigError(f"{path}: not valid JSON ({what}): {error}") from None
     except OSError as error:  # a symlink loop, no permission, a directory
         raise CheckpointNotFoundError(f"{path}: cannot be read ({what}): {error}") from None

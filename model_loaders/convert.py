@@ -38,6 +38,7 @@ from .spec import (
     find_architecture,
     message_class,
     resolve,
+    with_architecture,
 )
 from .storage import as_float32
 
@@ -79,6 +80,7 @@ def decoder_fields(
     computed. Errors name the file and the field.
     """
     checkpoint_format(config)
+    config = with_architecture(config)
     config = find_architecture(config.architecture()).standard(config)
     architecture = find_architecture(config.architecture())  # One name may stand for several.
     fields = {"architecture": architecture.name, **architecture.decoder(config)}
@@ -121,9 +123,7 @@ def make_plan(
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
     named = architecture.arranged(checkpoint.tensors, spec)
     tensors = without_idle_biases(named, _sources(architecture, spec, required))
-    parts = resolve(
-        architecture, spec.num_layers, required, tensors, computed, spec.num_experts
-    )
+    parts = resolve(architecture, spec.num_layers, required, tensors, computed, spec.num_experts)
     if quantization is not None:
         quantization.check_method(checkpoint_method(config), is_quantized(tensors))
     weights = _matrix_weights(architecture, spec, required)

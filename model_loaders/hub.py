@@ -13,6 +13,7 @@ from .errors import CheckpointNotFoundError, ModelSerializerException
 _METADATA = ("*.json", "*.model", "*.txt", "*.jinja")
 # Preferred weights first; the second is downloaded only where the first brings none.
 _WEIGHTS = ("*.safetensors", "*.bin")
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -28,11 +29,12 @@ def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
     if path.suffix == ".gguf" and (path.is_file() or os.path.lexists(path.parent)):
         return path.parent
     if os.path.lexists(path):
-        kind = (
-            "a symbolic link that leads nowhere"
-            if path.is_symlink() and not path.exists()
-            else "not a directory"
-        )
+        if path.is_symlink() and not path.exists():
+            kind = "a symbolic link that leads nowhere"
+        elif path.suffix in _WEIGHT_FILES:
+            kind = "weights without the configuration (config.json) that belongs to them"
+        else:
+            kind = "not a directory"
         raise CheckpointNotFoundError(
             f"{path}: {kind}; expected the directory of a model or a .gguf file"
         )

@@ -1,5 +1,5 @@
-"""Reads PyTorch ``.bin`` checkpoints (the zip form that torch.save has written since 1.6) without
-torch.
+"""Reads PyTorch ``.bin`` checkpoints without torch: the zip form that torch.save has written since
+1.6, and the older one, five pickles followed by the data.
 
 A pickle is a program. This one is run by a small interpreter that knows the dozen operations a
 state dict consists of, and can call nothing but the functions below: whatever else a file asks for
@@ -14,18 +14,25 @@ import math
 import pickletools
 import reprlib
 import struct
+import tarfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from .errors import CheckpointError
 from .storage import ELEMENT_TYPES, MappedFile, TensorEntry, checked_shape
 
 # The pickle holds names and shapes only; 700 tensors take about 100 KB.
 MAX_PICKLE_BYTES = 256 << 20
+
+# The older form begins with a pickle of this number, and one of its version.
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_VERSION = 1001
+# What every pickle of protocol 2 or later begins with.
+_PICKLE_BEGIN = b"\x80"
 
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -89,6 +96,7 @@ def _ordered_dict(*args: Any) -> OrderedDict[Any, Any]:
 
 
 _CALLABLE: dict[str, Callable[..., Any]] = {
+    "torch._utils _rebuild_tensor": _rebuild_tensor,
     "torch._utils _rebuild_tensor_v2": _rebuild_tensor,
     "torch._utils _rebuild_parameter": _rebuild_parameter,
     "collections OrderedDict": _ordered_dict,
@@ -107,9 +115,15 @@ def _find_global(name: str) -> Any:
 
 
 def _load_storage(reference: Any) -> _Storage:
-    if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
+    # The older form has one field more, which says of what other storage this one is a part.
+    if (
+        not isinstance(reference, tuple)
+        or len(reference) not in (5, 6)
+        or reference[0] != "storage"
+        or reference[5:] not in ((), (None,))
+    ):
         raise _Refused(f"a persistent object {reprlib.repr(reference)}")
-    _, kind, key, _, count = reference
+    _, kind, key, _, count, *_ = reference
     if (
         not isinstance(kind, _StorageType)
         or not isinstance(key, str)
@@ -130,8 +144,9 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, data: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(data):
+    def run(self, data: bytes | _Pickles) -> Any:
+        """Runs one pickle; of a stream, that which begins where it is."""
+        for opcode, argument, _ in pickletools.genops(cast(Any, data)):
             name = opcode.name
             if name in ("PROTO", "FRAME"):
                 continue
@@ -201,8 +216,10 @@ class _Machine:
         self.stack.append(_find_global(f"{module} {name}"))
 
 
+# Python 2 wrote BINSTRING and SHORT_BINSTRING.
 _PUSH_ARGUMENT = {
     "BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+    "BINSTRING", "SHORT_BINSTRING",
 }  # fmt: skip
 _PUSH_NEW: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
@@ -235,38 +252,123 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
 }
 
 
+class _Pickles:
+    """The pickles at the beginning of a file, as pickletools reads them."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def read(self, count: int) -> bytes:
+        if self.tell() + count > MAX_PICKLE_BYTES:
+            raise _Refused(f"more than {MAX_PICKLE_BYTES} bytes of pickles")
+        return self._stream.read(count)
+
+    def readline(self) -> bytes:
+        return self._stream.readline(max(MAX_PICKLE_BYTES - self.tell(), 0))
+
+
 def read_pickle(path: Path) -> list[TensorEntry]:
     """The tensors of a ``.bin`` file in the order of their data."""
     file = MappedFile(path)
+    with open(path, "rb") as stream:
+        is_legacy = stream.read(len(_PICKLE_BEGIN)) == _PICKLE_BEGIN
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = _members(archive, path)
-            table = _run(archive.read(members["data.pkl"]), path)
+        table, places = _read_legacy(file) if is_legacy else _read_zip(file)
     except zipfile.BadZipFile as error:
-        raise CheckpointError(
-            f"{path}: not in PyTorch's zip form: {error}. Damaged, or written before PyTorch 1.6 "
-            "or with "
-            "_use_new_zipfile_serialization=False; save it again as safetensors"
-        ) from None
+        if tarfile.is_tarfile(path):
+            raise CheckpointError(
+                f"{path}: a tar archive, as PyTorch wrote before 0.2; save it again as safetensors"
+            ) from None
+        raise CheckpointError(f"{path}: in neither of PyTorch's forms: {error}; damaged?") from None
     except CheckpointError:
         raise
     except (RuntimeError, ValueError, EOFError, OSError, struct.error) as error:
         raise CheckpointError(f"{path}: the archive cannot be read: {error}") from None
-    begins: dict[str, tuple[int, int]] = {}
-    entries = []
-    for name, tensor in table.items():
-        where = f"{path}: tensor {name!r}"
-        key = tensor.storage.key
-        if key not in begins:
-            member = members.get(f"data/{key}")
-            if member is None:
-                raise CheckpointError(
-                    f"{where}: its data, member {f'data/{key}'!r}, is missing from the archive"
-                )
-            begins[key] = (_data_begin(file, member), member.file_size)
-        entries.append(_entry(file, name, tensor, *begins[key]))
+    entries = [
+        _entry(file, name, tensor, *places[tensor.storage.key]) for name, tensor in table.items()
+    ]
     entries.sort(key=lambda entry: entry.offset)
     return entries
+
+
+# Where the data of each storage lies: first byte and number of bytes, by the storage's key.
+_Places = dict[str, tuple[int, int]]
+
+
+def _read_zip(file: MappedFile) -> tuple[dict[str, _Tensor], _Places]:
+    path = file.path
+    places: _Places = {}
+    with zipfile.ZipFile(path) as archive:
+        members = _members(archive, path)
+        table = _run(archive.read(members["data.pkl"]), path, "data.pkl")
+    for name, tensor in table.items():
+        key = tensor.storage.key
+        if key in places:
+            continue
+        member = members.get(f"data/{key}")
+        if member is None:
+            raise CheckpointError(
+                f"{path}: tensor {name!r}: its data, member {f'data/{key}'!r}, is missing from "
+                "the archive"
+            )
+        places[key] = _data_begin(file, member), member.file_size
+    return table, places
+
+
+def _read_legacy(file: MappedFile) -> tuple[dict[str, _Tensor], _Places]:
+    """The form before 1.6: the pickles of a number, a version, the machine, the state dict and the
+    keys of its storages; then for each key the number of elements and the elements.
+    """
+    path = file.path
+    with open(path, "rb") as stream:
+        pickles = _Pickles(stream)
+        if _value(pickles, path, "its first pickle") != _LEGACY_MAGIC:
+            raise CheckpointError(
+                f"{path}: a pickle, but not one of torch.save's; expected a model's state dict"
+            )
+        version = _value(pickles, path, "its version")
+        if version != _LEGACY_VERSION:
+            raise CheckpointError(
+                f"{path}: version {reprlib.repr(version)} of PyTorch's form before 1.6, expected "
+                f"{_LEGACY_VERSION}"
+            )
+        machine = _value(pickles, path, "its description of the machine")
+        if not isinstance(machine, dict) or machine.get("little_endian") is not True:
+            raise CheckpointError(f"{path}: the data is not little-endian")
+        table = _run(pickles, path, "its state dict")
+        keys = _value(pickles, path, "its list of storages")
+        storages = {tensor.storage.key: tensor.storage for tensor in table.values()}
+        if (
+            not isinstance(keys, list)
+            or not all(isinstance(key, str) for key in keys)
+            or sorted(keys) != sorted(storages)
+        ):
+            raise CheckpointError(
+                f"{path}: its list of storages is not that of its tensors' {len(storages)}"
+            )
+        places: _Places = {}
+        begin = stream.tell()
+        for key in keys:
+            item = ELEMENT_TYPES[storages[key].dtype].itemsize
+            stream.seek(begin)
+            raw = stream.read(8)
+            count = struct.unpack("<q", raw)[0] if len(raw) == 8 else -1
+            if count != storages[key].num_elements or begin + 8 + count * item > file.size:
+                raise CheckpointError(
+                    f"{path}: offset {begin}: storage {key!r} should have "
+                    f"{storages[key].num_elements} elements, the file has {count} in "
+                    f"{file.size - begin - 8} bytes; truncated or damaged"
+                )
+            places[key] = begin + 8, count * item
+            begin += 8 + count * item
+    if begin != file.size:
+        raise CheckpointError(
+            f"{path}: data ends at offset {begin}, but the file has {file.size} bytes"
+        )
+    return table, places
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
@@ -279,6 +381,11 @@ def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             raise CheckpointError(f"{path}: member {info.filename!r} is compressed or encrypted")
         members[name] = info
+    if "constants.pkl" in members:
+        raise CheckpointError(
+            f"{path}: a TorchScript program, which holds code; expected a table of tensors (a "
+            "model's state dict)"
+        )
     if "data.pkl" not in members:
         raise CheckpointError(
             f"{path}: a zip file, but not one of PyTorch's: member 'data.pkl' is missing"
@@ -290,13 +397,18 @@ def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]
     return members
 
 
-def _run(data: bytes, path: Path) -> dict[str, _Tensor]:
+def _value(data: bytes | _Pickles, path: Path, what: str) -> Any:
     try:
-        value = _Machine().run(data)
+        return _Machine().run(data)
     except _Refused as error:
-        raise CheckpointError(f"{path}: refused: data.pkl asks for {error}") from None
+        raise CheckpointError(f"{path}: refused: {what} asks for {error}") from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: data.pkl is damaged: {error!r}") from None
+        raise CheckpointError(f"{path}: {what} is damaged: {error!r}") from None
+
+
+def _run(data: bytes | _Pickles, path: Path, what: str) -> dict[str, _Tensor]:
+    """The table of tensors that a pickle is; ``what`` is its name in messages."""
+    value = _value(data, path, what)
     if not isinstance(value, dict):
         raise CheckpointError(
             f"{path}: holds a {type(value).__name__}, expected a table of tensors"

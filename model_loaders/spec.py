@@ -19,7 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import ModelConfig
-from .errors import ModelSerializerException, UnexplainedTensorError, UnsupportedModelError
+from .errors import (
+    ConfigFieldMissingError,
+    ModelSerializerException,
+    UnexplainedTensorError,
+    UnsupportedModelError,
+)
 from .storage import TensorEntry
 
 # Element types a weight may have in a checkpoint; the writer converts them to the stored type.
@@ -114,13 +119,18 @@ class Part:
 
 
 _REGISTRY: dict[str, Architecture] = {}
+_MODEL_TYPES: dict[str, list[str]] = {}  # the names of the architectures of each
 
 
-def register(architecture: Architecture) -> Architecture:
-    """Makes an architecture known by the name that ``config.json`` gives; a name is taken once."""
+def register(architecture: Architecture, model_type: str | None = None) -> Architecture:
+    """Makes an architecture known by the name that ``config.json`` gives; a name is taken once.
+    ``model_type`` is what ``config.json`` calls it besides.
+    """
     if architecture.name in _REGISTRY:
         raise ValueError(f"the architecture {architecture.name!r} is already registered")
     _REGISTRY[architecture.name] = architecture
+    if model_type is not None:
+        _MODEL_TYPES.setdefault(model_type, []).append(architecture.name)
     return architecture
 
 
@@ -137,6 +147,22 @@ def find_architecture(name: str) -> Architecture:
             f"the architecture {name!r} is not supported; known are {', '.join(known)}"
         )
     return _REGISTRY[name]
+
+
+def with_architecture(config: ModelConfig) -> ModelConfig:
+    """``config``; where it has no ``architectures``, with that which its ``model_type`` means."""
+    if config.get("architectures") is not None or "model_type" not in config:
+        return config
+    model_type = config.text("model_type")
+    registered()  # imports the declarations
+    names = _MODEL_TYPES.get(model_type, [])
+    if len(names) != 1:
+        meaning = f"may be {' or '.join(names)}" if names else "is not known"
+        raise ConfigFieldMissingError(
+            f"{config.source}: the field 'architectures' is missing, and model_type "
+            f"{model_type!r} {meaning}"
+        )
+    return config.with_fields(architectures=names)
 
 
 def expand(weights: Iterable[Weight], num_layers: int, num_experts: int = 0) -> list[Weight]:

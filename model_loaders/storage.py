@@ -11,6 +11,7 @@ import contextlib
 import math
 import mmap
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype("u1"),
 }
 
+# What Git LFS leaves in place of a file until it is fetched: a few lines of text.
+_LFS_BEGIN = b"version https://git-lfs."
+_MAX_LFS_BYTES = 1024
+
 # A tensor of a model has a handful of dimensions; more is a damaged header.
 MAX_RANK = 8
 
@@ -52,6 +57,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = file_size(path)
+        check_no_pointer(path)
         self._map: mmap.mmap | None = None
 
     def map(self) -> mmap.mmap:
@@ -119,6 +125,13 @@ class TensorEntry:
         return np.require(array, requirements=["C", "A"])
 
 
+@dataclass(frozen=True)
+class OutputsFirst(TensorEntry):
+    """A matrix that is [out_features, in_features] although its module's usually are not."""
+
+    has_outputs_first: ClassVar[bool] = True
+
+
 def as_float32(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """The values of a float32, float16 or bfloat16 array, exactly."""
     if dtype == "bfloat16":
@@ -153,6 +166,19 @@ def file_size(path: Path) -> int:
     if info.st_size == 0:
         raise CheckpointError(f"{path}: empty file")
     return info.st_size
+
+
+def check_no_pointer(path: Path) -> None:
+    """Refuses the text that Git LFS leaves in place of a file that was not fetched."""
+    with open(path, "rb") as file:
+        text = file.read(_MAX_LFS_BYTES)
+    if text.startswith(_LFS_BEGIN):
+        found = re.search(rb"^size (\d+)$", text, re.MULTILINE)
+        size = f" of {int(found[1])} bytes" if found else ""
+        raise CheckpointError(
+            f"{path}: a Git LFS pointer to the file{size}, not the file itself; fetch it with "
+            "'git lfs pull'"
+        )
 
 
 def checked_shape(value: Any, where: str) -> tuple[int, ...]:

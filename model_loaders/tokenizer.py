@@ -15,6 +15,7 @@ from typing import Any
 
 from .config import read_json_object
 from .errors import CheckpointNotFoundError, ModelSerializerException
+from .storage import check_no_pointer
 
 # What a tokenizer may consist of; a serialised model's directory gets a copy of these.
 TOKENIZER_FILES = (
@@ -63,6 +64,9 @@ def load_tokenizer(
     try:
         return loader.from_pretrained(str(directory), **options)
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
+        for name in TOKENIZER_FILES:
+            if (directory / name).is_file():
+                check_no_pointer(directory / name)
         raise ModelSerializerException(
             f"{directory}: the tokenizer cannot be loaded: {error}"
         ) from error

@@ -47,5 +47,7 @@ def unit_rows(values: NDArray[Any]) -> NDArray[Any]:
 WEIGHTS = weights(**{**llama.NAMES, "qkv": "self_attn.W_pack"})
 WEIGHTS2 = changed(WEIGHTS, "lm_head", transform=unit_rows)
 
-register(Architecture("BaiChuanForCausalLM", decoder, WEIGHTS, llama.IGNORED, standard))
-register(Architecture("BaichuanForCausalLM", decoder, WEIGHTS2, llama.IGNORED, standard))
+register(Architecture("BaiChuanForCausalLM", decoder, WEIGHTS, llama.IGNORED, standard), "baichuan")
+register(
+    Architecture("BaichuanForCausalLM", decoder, WEIGHTS2, llama.IGNORED, standard), "baichuan"
+)

@@ -35,4 +35,6 @@ def bloom(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-register(Architecture("BloomForCausalLM", bloom, WEIGHTS, (), standard, prefix="transformer."))
+register(
+    Architecture("BloomForCausalLM", bloom, WEIGHTS, (), standard, prefix="transformer."), "bloom"
+)

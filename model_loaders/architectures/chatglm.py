@@ -61,5 +61,5 @@ def chatglm(config: ModelConfig) -> dict[str, Any]:
 
 IGNORED = (r"transformer\.rotary_pos_emb\.inv_freq",)
 
-for _name in ("ChatGLMModel", "ChatGLMForConditionalGeneration"):
-    register(Architecture(_name, chatglm, WEIGHTS, IGNORED, standard))
+register(Architecture("ChatGLMModel", chatglm, WEIGHTS, IGNORED, standard), "chatglm")
+register(Architecture("ChatGLMForConditionalGeneration", chatglm, WEIGHTS, IGNORED, standard))

@@ -62,4 +62,4 @@ def dbrx(config: ModelConfig) -> dict[str, Any]:
     )
 
 
-register(Architecture("DbrxForCausalLM", dbrx, WEIGHTS, (), standard, view=split_experts))
+register(Architecture("DbrxForCausalLM", dbrx, WEIGHTS, (), standard, view=split_experts), "dbrx")

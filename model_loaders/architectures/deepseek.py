@@ -64,9 +64,13 @@ def deepseek_v3(config: ModelConfig) -> dict[str, Any]:
 
 # The multi-token prediction layer.
 AHEAD = r"model\.layers\.61\..*"
-register(Architecture("DeepseekForCausalLM", deepseek, llama.WEIGHTS + EXPERTS, llama.IGNORED))
 register(
-    Architecture("DeepseekV2ForCausalLM", deepseek_v2, LATENTS, llama.IGNORED, view=split_latents)
+    Architecture("DeepseekForCausalLM", deepseek, llama.WEIGHTS + EXPERTS, llama.IGNORED),
+    "deepseek",
+)
+register(
+    Architecture("DeepseekV2ForCausalLM", deepseek_v2, LATENTS, llama.IGNORED, view=split_latents),
+    "deepseek_v2",
 )
 register(
     Architecture(
@@ -75,5 +79,6 @@ register(
         LATENTS + (Weight("layers.{i}.router_bias", (EXPERT_BIAS,)),),
         (*llama.IGNORED, AHEAD),
         view=split_latents,
-    )
+    ),
+    "deepseek_v3",
 )

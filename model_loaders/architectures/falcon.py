@@ -60,4 +60,7 @@ def falcon(config: ModelConfig) -> dict[str, Any]:
     return {**fields, "rotary_dim": 0, "alibi_slopes": slopes * scale}
 
 
-register(Architecture("FalconForCausalLM", falcon, WEIGHTS, (), standard, prefix="transformer."))
+register(
+    Architecture("FalconForCausalLM", falcon, WEIGHTS, (), standard, prefix="transformer."),
+    "falcon",
+)

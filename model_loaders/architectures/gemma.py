@@ -71,6 +71,13 @@ def rules(names: dict[str, str]) -> tuple[Weight, ...]:
 
 
 QK_NORM = {**AROUND, **llama.QK_NORM}
-register(Architecture("GemmaForCausalLM", gemma, rules(llama.NAMES), llama.IGNORED, standard))
-register(Architecture("Gemma2ForCausalLM", gemma2, rules(AROUND), llama.IGNORED, standard))
-register(Architecture("Gemma3ForCausalLM", gemma3, rules(QK_NORM), llama.IGNORED, standard3))
+register(
+    Architecture("GemmaForCausalLM", gemma, rules(llama.NAMES), llama.IGNORED, standard), "gemma"
+)
+register(
+    Architecture("Gemma2ForCausalLM", gemma2, rules(AROUND), llama.IGNORED, standard), "gemma2"
+)
+register(
+    Architecture("Gemma3ForCausalLM", gemma3, rules(QK_NORM), llama.IGNORED, standard3),
+    "gemma3_text",
+)

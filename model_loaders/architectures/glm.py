@@ -39,5 +39,5 @@ WEIGHTS4 = weights(
     }
 )
 
-register(Architecture("Glm4ForCausalLM", glm4, WEIGHTS4, llama.IGNORED))
-register(Architecture("GlmForCausalLM", glm, WEIGHTS, llama.IGNORED))
+register(Architecture("Glm4ForCausalLM", glm4, WEIGHTS4, llama.IGNORED), "glm4")
+register(Architecture("GlmForCausalLM", glm, WEIGHTS, llama.IGNORED), "glm")

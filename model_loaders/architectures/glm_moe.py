@@ -31,5 +31,6 @@ register(
         + (Weight("layers.{i}.router_bias", (EXPERT_BIAS,)),),
         # The multi-token prediction layer.
         (*llama.IGNORED, r"model\.layers\.(46|92)\..*"),
-    )
+    ),
+    "glm4_moe",
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import Any
 
 from ..config import ModelConfig
-from ..spec import Architecture, register
+from ..spec import Architecture, Tensors, register
+from ..storage import OutputsFirst, TensorEntry
 from .common import changed, layer_norm_decoder, older_names, require, weights
 
 _MATRICES = {
@@ -47,5 +50,37 @@ def gpt2(config: ModelConfig) -> dict[str, Any]:
     return {**layer_norm_decoder(config), "learned_positions": True, "rotary_dim": 0}
 
 
+_MATRIX = re.compile(rf"transformer\.h\.\d+\.({'|'.join(_MATRICES.values())})\.weight")
+
+
+def view(tensors: Tensors, spec: Any) -> Tensors:
+    """Recognises matrices that lie as those of nn.Linear, not of transformers' Conv1D: the shapes
+    of all but attn.c_proj say so, and that one, a square, lies as the others do.
+    """
+    shapes = {
+        "attn.c_attn": (3 * spec.hidden_size, spec.hidden_size),
+        "mlp.c_fc": (spec.intermediate_size, spec.hidden_size),
+        "mlp.c_proj": (spec.hidden_size, spec.intermediate_size),
+    }
+    matrices = {}
+    for name, entry in tensors.items():
+        if found := _MATRIX.fullmatch(name):
+            if entry.shape != shapes.get(found[1], entry.shape) or type(entry) is not TensorEntry:
+                return tensors  # Other types are of formats that say how a matrix lies.
+            matrices[name] = OutputsFirst(**vars(entry))
+    for entry in list(matrices.values())[:1]:
+        warnings.warn(
+            f"{entry.where} is {list(entry.shape)}, the transpose of what transformers' GPT-2 has, "
+            "and so are the others; the matrices are taken as those of nn.Linear",
+            stacklevel=2,
+        )
+    return {**tensors, **matrices}
+
+
 IGNORED = (r"transformer\.h\.\d+\.attn\.(masked_)?bias",)
-register(Architecture("GPT2LMHeadModel", gpt2, WEIGHTS, IGNORED, standard, prefix="transformer."))
+register(
+    Architecture(
+        "GPT2LMHeadModel", gpt2, WEIGHTS, IGNORED, standard, prefix="transformer.", view=view
+    ),
+    "gpt2",
+)

@@ -51,4 +51,4 @@ def gpt_neox(config: ModelConfig) -> dict[str, Any]:
 
 
 IGNORED = (r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",)
-register(Architecture("GPTNeoXForCausalLM", gpt_neox, WEIGHTS, IGNORED, standard))
+register(Architecture("GPTNeoXForCausalLM", gpt_neox, WEIGHTS, IGNORED, standard), "gpt_neox")

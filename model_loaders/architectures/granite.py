@@ -32,5 +32,5 @@ def minicpm(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-register(Architecture("GraniteForCausalLM", granite, llama.WEIGHTS, llama.IGNORED))
-register(Architecture("MiniCPMForCausalLM", minicpm, llama.WEIGHTS, llama.IGNORED))
+register(Architecture("GraniteForCausalLM", granite, llama.WEIGHTS, llama.IGNORED), "granite")
+register(Architecture("MiniCPMForCausalLM", minicpm, llama.WEIGHTS, llama.IGNORED), "minicpm")

@@ -58,6 +58,9 @@ WEIGHTS2 = weights(
 )
 WEIGHTS2 = changed(WEIGHTS2, "qkv", order=by_groups)
 
-register(Architecture("InternLMForCausalLM", internlm, llama.WEIGHTS, llama.IGNORED, standard))
-register(Architecture("InternLM2ForCausalLM", internlm, WEIGHTS2, llama.IGNORED))
-register(Architecture("InternLM3ForCausalLM", internlm3, llama.WEIGHTS, llama.IGNORED))
+register(
+    Architecture("InternLMForCausalLM", internlm, llama.WEIGHTS, llama.IGNORED, standard),
+    "internlm",
+)
+register(Architecture("InternLM2ForCausalLM", internlm, WEIGHTS2, llama.IGNORED), "internlm2")
+register(Architecture("InternLM3ForCausalLM", internlm3, llama.WEIGHTS, llama.IGNORED), "internlm3")

@@ -57,7 +57,7 @@ def qwen3(config: ModelConfig) -> dict[str, Any]:
     return {**decoder(config), "qk_norm": True, "layer_window": layer_windows(config)}
 
 
-register(Architecture("LlamaForCausalLM", decoder, WEIGHTS, IGNORED))
-register(Architecture("MistralForCausalLM", mistral, WEIGHTS, IGNORED))
-register(Architecture("Qwen2ForCausalLM", qwen2, WEIGHTS, IGNORED))
-register(Architecture("Qwen3ForCausalLM", qwen3, weights(**NAMES, **QK_NORM), IGNORED))
+register(Architecture("LlamaForCausalLM", decoder, WEIGHTS, IGNORED), "llama")
+register(Architecture("MistralForCausalLM", mistral, WEIGHTS, IGNORED), "mistral")
+register(Architecture("Qwen2ForCausalLM", qwen2, WEIGHTS, IGNORED), "qwen2")
+register(Architecture("Qwen3ForCausalLM", qwen3, weights(**NAMES, **QK_NORM), IGNORED), "qwen3")

@@ -33,5 +33,6 @@ register(
         + (Weight("layers.{i}.router", (f"{LAYER}mlp.gate.weight",)),)
         + stacked_weights(f"{LAYER}mlp.experts.gate_up_proj", f"{LAYER}mlp.experts.down_proj"),
         llama.IGNORED,
-    )
+    ),
+    "mixtral",
 )

@@ -55,5 +55,6 @@ def mpt(config: ModelConfig) -> dict[str, Any]:
     return {**fields, "norm_bias": False, "rotary_dim": 0, "alibi_slopes": slopes, **limit}
 
 
-for _name in ("MptForCausalLM", "MPTForCausalLM"):  # transformers' name, and the published files'
-    register(Architecture(_name, mpt, WEIGHTS, (), standard))
+# transformers' name, and the published files'.
+register(Architecture("MptForCausalLM", mpt, WEIGHTS, (), standard), "mpt")
+register(Architecture("MPTForCausalLM", mpt, WEIGHTS, (), standard))

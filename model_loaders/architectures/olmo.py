@@ -23,4 +23,4 @@ def olmo2(config: ModelConfig) -> dict[str, Any]:
     return {**llama.decoder(config), **fields}
 
 
-register(Architecture("Olmo2ForCausalLM", olmo2, weights(**NAMES), llama.IGNORED))
+register(Architecture("Olmo2ForCausalLM", olmo2, weights(**NAMES), llama.IGNORED), "olmo2")

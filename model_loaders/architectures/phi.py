@@ -48,5 +48,5 @@ def phi3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-register(Architecture("PhiForCausalLM", phi2, WEIGHTS2, llama.IGNORED))
-register(Architecture("Phi3ForCausalLM", phi3, WEIGHTS, llama.IGNORED))
+register(Architecture("PhiForCausalLM", phi2, WEIGHTS2, llama.IGNORED), "phi")
+register(Architecture("Phi3ForCausalLM", phi3, WEIGHTS, llama.IGNORED), "phi3")

@@ -45,4 +45,4 @@ def decoder(config: ModelConfig) -> dict[str, Any]:
 
 
 IGNORED = (r"transformer\.rotary_emb\.inv_freq",)
-register(Architecture("QWenLMHeadModel", decoder, WEIGHTS, IGNORED, standard))
+register(Architecture("QWenLMHeadModel", decoder, WEIGHTS, IGNORED, standard), "qwen")

@@ -52,7 +52,8 @@ register(
         llama.WEIGHTS + expert_weights(MLP, "gate shared_expert_gate", shared="shared_expert"),
         llama.IGNORED,
         _standard,
-    )
+    ),
+    "qwen2_moe",
 )
 register(
     Architecture(
@@ -61,5 +62,6 @@ register(
         weights(**llama.NAMES, **llama.QK_NORM) + expert_weights(MLP, "gate"),
         llama.IGNORED,
         _standard,
-    )
+    ),
+    "qwen3_moe",
 )

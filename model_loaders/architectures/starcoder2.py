@@ -27,4 +27,7 @@ def starcoder2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-register(Architecture("Starcoder2ForCausalLM", starcoder2, WEIGHTS, llama.IGNORED, standard))
+register(
+    Architecture("Starcoder2ForCausalLM", starcoder2, WEIGHTS, llama.IGNORED, standard),
+    "starcoder2",
+)

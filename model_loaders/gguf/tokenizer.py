@@ -7,7 +7,9 @@ the way itself; one that is not known here is refused, since a guess would give 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ModelConfig
@@ -18,18 +20,66 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# With what follows a word, and the number of digits.
 _CASED_WORDS = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    r"|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_DIGITS = r"\p{N}"
+_SHORT_FORM = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_DIGIT = r"\p{N}"
+_LINE_END, _CJK = r"[\r\n]", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# Letters that have case, without Georgian, the small ones of Armenian, and most scripts of Unicode
+# 12 and later.
+_DEEPSEEK_LETTERS = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[\x{41}-\x{556}\x{10a0}-\x{10c5}\x{13a0}-\x{13fd}\x{1c90}-\x{2cf3}"
+    r"\x{a640}-\x{a78e}\x{ab70}-\x{104fb}\x{10c80}-\x{10cf2}\x{118a0}-\x{118df}"
+    r"\x{1e900}-\x{1e943}]]+"
+)
+_DEEPSEEK3_WORDS = (
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 
-# tokenizer.ggml.pre -> (expressions that split one after the other, whether GPT-2's own comes last,
-# whether a word that is a token needs no merges).
-_THREE_DIGITS, _ONE_DIGIT = ((_WORDS % 3,), False, False), ((_WORDS % 1,), False, False)
-_LLAMA3, _SINGLE_DIGITS = ((_WORDS % 3,), False, True), ((_DIGITS,), True, False)
-_PRE: dict[str, tuple[tuple[str, ...], bool, bool]] = {
-    "gpt-2": ((), True, False),
+
+@dataclass(frozen=True)
+class _Words:
+    """How texts are split before merging: by expressions one after the other, by GPT-2's own where
+    ``gpt2``, and by expressions ``after`` it, which find bytes as the characters that stand for
+    them. A word that is a token needs no merges where ``whole``; texts are composed (NFC) before
+    where ``composed``.
+    """
+
+    before: tuple[str, ...] = ()
+    gpt2: bool = False
+    after: tuple[str, ...] = ()
+    whole: bool = False
+    composed: bool = False
+
+
+_GPT2 = _Words(gpt2=True)
+_THREE_DIGITS, _ONE_DIGIT = _Words((_WORDS % 3,)), _Words((_WORDS % 1,), composed=True)
+_LLAMA3, _SINGLE_DIGITS = replace(_THREE_DIGITS, whole=True), _Words((_DIGIT,), gpt2=True)
+# By tokenizer.ggml.pre. Where the models' own tokenizer.json does more than llama.cpp (Falcon's
+# digits, the composition of MPT's texts), it is followed.
+_PRE = {
+    "default": _Words(
+        (
+            r"[\p{P}$+<=>^~|]+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+            r"\p{N}+",
+            "[0-9][0-9][0-9]",
+        )
+    ),
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "mpt": replace(_GPT2, composed=True),
+    "falcon": _Words((r"[\p{P}$+<=>^~|`]+",), True, (r"\p{N}+", "[0-9][0-9][0-9]")),
+    "deepseek-llm": _Words(
+        (_LINE_END, rf"\s?{_DEEPSEEK_LETTERS}", rf"\s?{_DEEPSEEK_MARKS}", r"\s+$", _CJK, _DIGIT)
+    ),
+    "deepseek-coder": _Words((_LINE_END, r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT)),
+    "deepseek-v3": _Words((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u30ff]+", _DEEPSEEK3_WORDS)),
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
@@ -39,13 +89,25 @@ _PRE: dict[str, tuple[tuple[str, ...], bool, bool]] = {
     "chatglm-bpe": _THREE_DIGITS,
     "qwen2": _ONE_DIGIT,
     "deepseek-r1-qwen": _ONE_DIGIT,
-    "tekken": ((_CASED_WORDS,), False, True),
+    "tekken": _Words((_CASED_WORDS % ("", "", 1),), whole=True),
+    "gpt-4o": _Words((_CASED_WORDS % (_SHORT_FORM, _SHORT_FORM, 3),)),
+    "bloom": _Words((r" ?[^\s(|)" + "\u2026.,!?\u3002\uff0c\u3001\u0964\u06d4\u060c]+",)),
     "refact": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
 }
-# Whose texts are normalised first.
-_NFC = ("qwen2", "deepseek-r1-qwen")
+# Of files that do not say it, by general.architecture, where its models share one tokenizer.
+_PRE_OF_ARCHITECTURES = {
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "gpt2": "gpt-2",
+    "gptneox": "mpt",
+    "mpt": "mpt",
+    "phi2": "gpt-2",
+    "qwen": "qwen2",
+    "qwen2": "qwen2",
+    "starcoder2": "starcoder",
+}
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -129,27 +191,43 @@ def _tokenizer(config: ModelConfig, tokens: list[str], special: Mapping[str, str
     return str(tokenizer.to_str())
 
 
-def _byte_level(config: ModelConfig, tokens: list[str]) -> tuple[Any, bool]:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    pre = config.text("tokenizer.ggml.pre", "default")
+def _words(config: ModelConfig) -> _Words:
+    pre = config.get("tokenizer.ggml.pre")
+    if pre is None:
+        pre = _PRE_OF_ARCHITECTURES.get(config.text("general.architecture"), "default")
+        warnings.warn(
+            f"{config.source}: tokenizer.ggml.pre is missing; texts are split as {pre!r} says; if "
+            "the model was trained on other tokens, put tokenizer.json beside the file",
+            stacklevel=2,
+        )
     if pre not in _PRE:
         raise UnsupportedModelError(
             f"{config.source}: tokenizer.ggml.pre is {pre!r}, supported are {', '.join(_PRE)}; put "
             "tokenizer.json beside the file"
         )
-    expressions, gpt2, whole_words = _PRE[pre]
+    return _PRE[pre]
+
+
+def _byte_level(config: ModelConfig, tokens: list[str]) -> tuple[Any, bool]:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    words = _words(config)
     pairs = (merge.partition(" ") for merge in _strings(config, "tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in pairs]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=whole_words))
-    if pre in _NFC:
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=words.whole))
+    if words.composed:
         tokenizer.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(text), "isolated") for text in expressions]
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=gpt2)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, words])
+
+    def splits(expressions: tuple[str, ...]) -> list[Any]:
+        return [pre_tokenizers.Split(Regex(text), "isolated") for text in expressions]
+
+    octets = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.gpt2)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits(words.before), octets, *splits(words.after)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, whole_words  # Of the same models llama.cpp takes it that texts begin so.
+    return tokenizer, words.whole  # Of the same models llama.cpp takes it that texts begin so.
 
 
 def _sentence_piece(config: ModelConfig, tokens: list[str], special: Mapping[str, str]) -> Any:

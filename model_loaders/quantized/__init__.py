@@ -55,6 +55,23 @@ _REASONS = {
 }
 
 
+# What MLX writes into config.json, under this name and, newer versions, under the usual one, too.
+_MLX = "quantization"
+_MLX_REASON = (
+    "which MLX writes: packed integers with floats 'scales' and 'biases' are not read; take the "
+    "model that it was made from, or save it dequantised"
+)
+
+
+def _check_no_mlx(config: ModelConfig) -> None:
+    section = config.section(_MLX)
+    if section is None or "quant_method" in config.part("quantization_config"):
+        return
+    if {"bits", "group_size"} <= section.keys():
+        value = {key: section[key] for key in ("bits", "group_size", "mode") if key in section}
+        raise UnsupportedModelError(f"{config.source}: {_MLX} is {value}, {_MLX_REASON}")
+
+
 def checkpoint_method(config: ModelConfig) -> str | None:
     """``quant_method`` of a quantised checkpoint."""
     section = config.section("quantization_config")
@@ -69,6 +86,7 @@ def _method(section: ModelConfig) -> str:
 
 def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
     """The format that ``config`` announces; None: not quantised. Errors name the field."""
+    _check_no_mlx(config)
     section = config.section("quantization_config")
     if section is None:
         return None

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import struct
+import tarfile
 import tracemalloc
 import zipfile
 
@@ -387,26 +388,25 @@ def test_refused_pickles(tmp_path, case):
     assert not os.path.exists("/tmp/should-not-exist")
 
 
-def tensor_pickle(name="a", key="0", numel=12, offset=0, size=(3, 4), stride=(4, 1)):
+def tensor_pickle(
+    name="a", key="0", numel=12, offset=0, size=(3, 4), stride=(4, 1), legacy=False, view=None,
+    python2=False,
+):
     """The pickle of a state dict with one float32 tensor, as torch.save writes it."""
 
-    out = b"\x80\x02}" + pickle.dumps(name, 2)[2:-1]
+    def text(value):
+        return b"U" + bytes([len(value)]) + value.encode() if python2 else dump(value)
+
+    def dump(value):
+        return pickle.dumps(value, 2)[2:-1]
+
+    out = b"\x80\x02}" + text(name)
     out += b"ctorch._utils\n_rebuild_tensor_v2\n("
-    out += (
-        b"("
-        + b"".join(
-            [
-                pickle.dumps("storage", 2)[2:-1],
-                b"ctorch\nFloatStorage\n",
-                pickle.dumps(key, 2)[2:-1],
-                pickle.dumps("cpu", 2)[2:-1],
-                pickle.dumps(numel, 2)[2:-1],
-            ]
-        )
-        + b"tQ"
-    )
+    out += b"(" + text("storage") + b"ctorch\nFloatStorage\n"
+    out += (text(key) if isinstance(key, str) else dump(key)) + text("cpu") + dump(numel)
+    out += (dump(view) if legacy else b"") + b"tQ"
     for value in (offset, size, stride, False):
-        out += pickle.dumps(value, 2)[2:-1]
+        out += dump(value)
     return out + b"ccollections\nOrderedDict\n)RtRs."
 
 
@@ -453,10 +453,14 @@ def test_bin_that_is_compressed_truncated_or_no_archive(tmp_path):
     bin_with_pickle(tmp_path, tensor_pickle(), {"0": RAW})
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
-    with pytest.raises(CheckpointError, match="not in PyTorch's zip form"):
+    with pytest.raises(CheckpointError, match="in neither of PyTorch's forms"):
         Checkpoint.open(tmp_path)
-    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + b"legacy")
-    with pytest.raises(CheckpointError, match="save it again as safetensors"):
+    with tarfile.open(path, "w") as archive:
+        archive.add(__file__, "storages")
+    with pytest.raises(CheckpointError, match="a tar archive.*save it again as safetensors"):
+        Checkpoint.open(tmp_path)
+    zip_bytes_of(path, {"archive/data.pkl": b"", "archive/constants.pkl": b""})
+    with pytest.raises(CheckpointError, match="a TorchScript program, which holds code"):
         Checkpoint.open(tmp_path)
     zip_bytes_of(path, {"archive/other": b""})
     with pytest.raises(CheckpointError, match="'data.pkl' is missing"):
@@ -470,10 +474,10 @@ def test_bin_that_is_compressed_truncated_or_no_archive(tmp_path):
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.data())
-def test_any_damage_to_a_bin_is_an_error_or_harmless(tmp_path, data):
+@given(st.data(), st.booleans())
+def test_any_damage_to_a_bin_is_an_error_or_harmless(tmp_path, data, legacy):
     path = bin_with_pickle(tmp_path, tensor_pickle(), {"0": RAW})
-    raw = bytearray(path.read_bytes())
+    raw = bytearray(legacy_bin() if legacy else path.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(bytes(raw))
@@ -483,3 +487,121 @@ def test_any_damage_to_a_bin_is_an_error_or_harmless(tmp_path, data):
         assert str(path) in str(error)
     else:
         read_all(checkpoint)
+
+
+# PyTorch .bin of before 1.6.
+
+MACHINE = {
+    "protocol_version": 1001,
+    "little_endian": True,
+    "type_sizes": {"short": 2, "int": 4, "long": 4},
+}
+
+
+def legacy_bin(
+    magic=0x1950A86A20F9469CFC6C, version=1001, machine=MACHINE, table=None, keys=("0",), data=None
+):
+    """A file as torch.save wrote it before 1.6: five pickles, counts and elements."""
+    table = tensor_pickle(legacy=True) if table is None else table
+    pickles = [pickle.dumps(value, 2) for value in (magic, version, machine)]
+    data = struct.pack("<q", 12) + RAW if data is None else data
+    return b"".join([*pickles, table, pickle.dumps(list(keys), 2), data])
+
+
+def test_legacy_bin(tmp_path):
+    """What torch itself writes in that form."""
+    torch = pytest.importorskip("torch")
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4)).state_dict()
+    state = collections.OrderedDict(
+        module,
+        a=base,
+        transposed=base.t(),
+        part_of_a=base[1:3, 2:5],
+        brain=torch.linspace(-2, 2, 8).to(torch.bfloat16),
+        parameter=torch.nn.Parameter(torch.ones(2, 2)),
+        scalar=torch.tensor(3),
+        empty=torch.zeros(0, 3),
+    )
+    for protocol in (2, 4):
+        torch.save(
+            state,
+            tmp_path / "pytorch_model.bin",
+            pickle_protocol=protocol,
+            _use_new_zipfile_serialization=False,
+        )
+        read = read_all(Checkpoint.open(tmp_path))
+        assert read.keys() == state.keys()
+        for name, tensor in state.items():
+            bits = tensor.view(torch.uint16) if name == "brain" else tensor
+            np.testing.assert_array_equal(read[name], bits.detach().numpy())
+
+
+def test_hand_made_legacy_bin(tmp_path):
+    """By Python 2 too, whose strings are other operations."""
+    for table in (None, tensor_pickle(legacy=True, python2=True)):
+        (tmp_path / "pytorch_model.bin").write_bytes(legacy_bin(table=table))
+        assert_same(read_all(Checkpoint.open(tmp_path)), {"a": TENSORS["a"]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"magic": 5}, "a pickle, but not one of torch.save's"),
+        ({"magic": {"a": Evil()}}, "its first pickle asks for the global '.*system'"),
+        ({"version": 1000}, "version 1000 of PyTorch's form before 1.6, expected 1001"),
+        ({"machine": {**MACHINE, "little_endian": False}}, "not little-endian"),
+        ({"machine": []}, "not little-endian"),
+        ({"table": pickle.dumps({"a": Evil()}, 2)}, "its state dict asks for the global"),
+        ({"table": pickle.dumps([1], 2)}, "holds a list"),
+        ({"table": b"\x80\x02X\xff\xff\xff\x7fabc."}, "more than 268435456 bytes of pickles"),
+        ({"table": b"\x80\x02}"}, "holds a list"),  # which follows
+        ({"table": tensor_pickle(legacy=True, view=("v", 0, 1))}, "a persistent object"),
+        ({"keys": ()}, "its list of storages is not that of its tensors' 1"),
+        ({"keys": ("0", "1")}, "its list of storages"),
+        ({"keys": (0,)}, "its list of storages"),
+        ({"data": b""}, "storage '0' should have 12 elements, the file has -1"),
+        ({"data": struct.pack("<q", 11) + RAW}, "'0' should have 12 elements, the file has 11"),
+        ({"data": struct.pack("<q", 12) + RAW[:-1]}, "truncated"),
+        ({"data": struct.pack("<q", 12) + RAW + b"x"}, "data ends at offset"),
+    ],
+)
+def test_malformed_legacy_bin(tmp_path, fields, message):
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(legacy_bin(**fields))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Checkpoint.open(tmp_path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert not os.path.exists("/tmp/should-not-exist")
+
+
+# What is no checkpoint of ours, and is called what it is.
+
+POINTER = (
+    b"version https://git-lfs.example/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
+    b"size 12345\n"
+)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_git_lfs_pointers(tmp_path, name):
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=f"{name}: a Git LFS pointer to .* 12345 bytes, not"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.pt", "model.pt is a file of torch.save; .* name it pytorch_model.bin"),
+        ("last.ckpt", "last.ckpt is a file of torch.save"),
+        ("weights.npz", "weights.npz is a file of NumPy arrays, as early versions of MLX wrote"),
+        ("tf_model.h5", "tf_model.h5 is a file of TensorFlow's weights, which is not read"),
+    ],
+)
+def test_directory_with_other_weights(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"anything")
+    with pytest.raises(CheckpointNotFoundError, match=f"holds no weights; .*{message}"):
+        Checkpoint.open(tmp_path)

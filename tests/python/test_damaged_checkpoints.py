@@ -35,13 +35,13 @@ def write_safetensors(directory, edit, shards=0):
     write_checkpoint(directory, tensors, shards=shards)
 
 
-def write_bin(directory, edit):
+def write_bin(directory, edit, **options):
     tensors = llama_tensors()
     edit(tensors)
     write_checkpoint(directory, {})
     (directory / SAFETENSORS).unlink()
     state = {name: torch.from_numpy(values.copy()) for name, values in tensors.items()}
-    torch.save(state, directory / "pytorch_model.bin")
+    torch.save(state, directory / "pytorch_model.bin", **options)
 
 
 def write_meta(directory, edit):
@@ -67,6 +67,10 @@ def write_row(module, row):
 FORMATS = {
     "safetensors": (write_safetensors, SAFETENSORS, f"{Q}.weight", "model.norm.weight"),
     "bin": (write_bin, "pytorch_model.bin", f"{Q}.weight", "model.norm.weight"),
+    "bin-legacy": (
+        functools.partial(write_bin, _use_new_zipfile_serialization=False),
+        "pytorch_model.bin", f"{Q}.weight", "model.norm.weight",
+    ),
     "meta": (
         write_meta, "consolidated.00.pth", "layers.0.attention.wo.weight", "norm.weight",
     ),
@@ -175,7 +179,7 @@ HARMLESS = {("bin", "more at the end"), ("meta", "more at the end")}
 
 
 @pytest.mark.parametrize("damage", BYTES)
-@pytest.mark.parametrize("name", ["safetensors", "bin", "meta", "gguf"])
+@pytest.mark.parametrize("name", ["safetensors", "bin", "bin-legacy", "meta", "gguf"])
 def test_bytes(tmp_path, name, damage):
     write, file, *_ = FORMATS[name]
     write(tmp_path, lambda tensors: None)

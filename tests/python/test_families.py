@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +240,32 @@ def test_positions_beyond_those_that_were_learned_are_refused(tmp_path):
     status = engine.install_model(config.max_length(257).build())
     assert int(status) != 0
     assert "257; the model has embeddings of 256 positions" in engine.last_error()
+
+
+@pytest.mark.parametrize("row", ["gpt2", "gpt2-hub"])
+def test_gpt2_whose_matrices_lie_as_those_of_linear_layers(tmp_path, row):
+    directory = Path(save(build(row), tmp_path / "hf"))
+
+    def serialized(out):
+        loader = HuggingFaceModel(str(directory), NAME, user_set_data_type="float32").load_model()
+        loader.serialize_to_path(None, str(tmp_path / out))
+        return (tmp_path / out / f"{NAME}.asparam").read_bytes()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = serialized("a")
+    path = directory / "model.safetensors"
+    tensors = load(path.read_bytes())
+    matrices = [name for name in tensors if name.endswith(("c_attn.weight", "c_proj.weight"))]
+    turned = dict(tensors) | {name: tensors[name].T.copy() for name in matrices}
+    path.write_bytes(safetensors_bytes(turned))
+    # What is not turned as a whole is no layout.
+    with pytest.raises(UnexplainedTensorError, match="c_attn.weight' has shape .192, 64., which"):
+        serialized("b")
+    fc = [name for name in tensors if name.endswith("c_fc.weight")]
+    path.write_bytes(safetensors_bytes(turned | {name: tensors[name].T.copy() for name in fc}))
+    with pytest.warns(UserWarning, match=r"weight' is \[\d+, 64\], the transpose"):
+        assert serialized("c") == expected
 
 
 def test_position_embeddings_are_neither_quantised_nor_adapted(tmp_path):

@@ -20,6 +20,7 @@ gguf = pytest.importorskip("gguf")
 native = pytest.importorskip("allspark._allspark")
 
 from allspark.model_loader import DashInferModel, HuggingFaceModel, derived  # noqa: E402
+from allspark.model_loader.gguf import tokenizer_files  # noqa: E402
 
 
 def serialize(source, out, data_type="float32", **options):
@@ -580,6 +581,130 @@ def test_byte_level_tokenizers(tmp_path, name, pre):
         assert ours.encode(text) == tokenizer.encode(text)
 
 
+# How a text is split, by tokenizer.ggml.pre: written down from the rules of the models' own
+# tokenizer.json. Of these ways those of Falcon, MPT and DeepSeek give the tokens that transformers
+# gives with the published vocabularies.
+SPLIT_TEXT = "He's 12 of 1234 (2), nai\u0308ve ქართ(li) 東京23  x\n\n y_z<=3 DON'T"
+SPLITS = {
+    "default": (
+        "He|'|s| |12| of| |123|4| |(|2|),| nai|\u0308|ve| ქართ|(|li|)| 東京|23| | x|\n\n| y|_|z"
+        "|<=|3| DON|'|T"
+    ),
+    "gpt-2": (
+        "He|'s| 12| of| 1234| (|2|),| nai|\u0308|ve| ქართ|(|li|)| 東京|23| | x|\n\n| y|_|z|<=|3"
+        "| DON|'|T"
+    ),
+    "mpt": (
+        "He|'s| 12| of| 1234| (|2|),| naïve| ქართ|(|li|)| 東京|23| | x|\n\n| y|_|z|<=|3| DON|'|T"
+    ),
+    "falcon": (
+        "He|'|s| |12| of| |123|4| |(|2|),| nai|\u0308|ve| ქართ|(|li|)| 東京|23| | x|\n\n| y|_|z"
+        "|<=|3| DON|'|T"
+    ),
+    "deepseek-llm": (
+        "He|'|s| |1|2| of| |1|2|3|4| (|2|),| nai|\u0308|ve| |ქართ|(|li|)| |東京|2|3| | x|\n|\n"
+        "| y|_|z|<=|3| DON|'|T"
+    ),
+    "deepseek-coder": (
+        "He|'|s| |1|2| of| |1|2|3|4| (|2|),| nai|\u0308|ve| |ქართ|(|li|)| |東京|2|3| | x|\n|\n"
+        "| y|_|z|<=|3| DON|'|T"
+    ),
+    "deepseek-v3": (
+        "He|'s| |12| of| |123|4| (|2|),| nai\u0308ve| ქართ|(li|)| |東京|23| | x|\n\n| y|_z|<=|3"
+        "| DON|'T"
+    ),
+    "bloom": (
+        "He's| 12| of| 1234| (|2|),| nai\u0308ve| ქართ|(|li|)| 東京23| | x|\n\n| y_z<=3| DON'T"
+    ),
+    "gpt-4o": (
+        "He's| |12| of| |123|4| (|2|),| nai\u0308ve| ქართ|(li|)| 東京|23| | x|\n\n| y|_z|<=|3"
+        "| DON'T"
+    ),
+    "tekken": (
+        "He|'s| |1|2| of| |1|2|3|4| (|2|),| nai\u0308ve| ქართ|(li|)| 東京|2|3| | x|\n\n| y|_z"
+        "|<=|3| DON|'T"
+    ),
+    "llama-bpe": (
+        "He|'s| |12| of| |123|4| (|2|),| nai|\u0308ve| ქართ|(li|)| 東京|23| | x|\n\n| y|_z|<=|3"
+        "| DON|'T"
+    ),
+    "qwen2": (
+        "He|'s| |1|2| of| |1|2|3|4| (|2|),| naïve| ქართ|(li|)| 東京|2|3| | x|\n\n| y|_z|<=|3"
+        "| DON|'T"
+    ),
+    "starcoder": (
+        "He|'s| |1|2| of| |1|2|3|4| (|2|),| nai|\u0308|ve| ქართ|(|li|)| 東京|2|3| | x|\n\n| y|_"
+        "|z|<=|3| DON|'|T"
+    ),
+}
+ALIKE = {"phi-2": "gpt-2", "smaug-bpe": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+
+
+def words_of(text, pre, arch="llama"):
+    """The words of ``text`` by the tokenizer of a file with ``pre``, as characters for bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    keys = {"model": "gpt2", "pre": pre, "tokens": [*letters, "!!"], "merges": ["! !"]}
+    whole = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value is not None}
+    files = tokenizer_files({"general.architecture": arch, **whole}, "m.gguf")
+    backend = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pre", [*SPLITS, *ALIKE])
+def test_words_before_merging(pre):
+    found = words_of(SPLIT_TEXT, pre)
+    level = pytest.importorskip("tokenizers").pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    expected = SPLITS[ALIKE.get(pre, pre)].split("|")
+    assert found == [level.pre_tokenize_str(word)[0][0] for word in expected]
+
+
+def test_words_of_falcon_are_those_of_its_own_tokenizer():
+    """Which looks for digits among the characters that stand for bytes: 1/2 ends in one."""
+    from tokenizers import Regex, pre_tokenizers
+
+    own = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+        ]
+    )
+    assert words_of(" \u00bd", "falcon") == ["\u0120\u00c2", "\u00bd"]
+    rng = np.random.default_rng(0)
+    some = list(" \n'stm0123456789.,$+<=>^~|`_aB\u00bd\u00b2\u00e9\u4e2d\u0667\u2163\u20ac\u2026")
+    for _ in range(300):
+        text = "".join(rng.choice(some, rng.integers(1, 30)))
+        assert words_of(text, "falcon") == [word for word, _ in own.pre_tokenize_str(text)]
+
+
+def test_letters_of_deepseek():
+    """Its expression takes letters of some ranges together with a space before: the ends of ranges,
+    and what lies behind them. Others that the next expressions split are told by a neighbour.
+    """
+    letters = "Z\u0556\ua78c\uab70\U000104fb\U00010cf2\U000118df\U0001e943"
+    others = "\u0561\ua790\uab69\U00010570\U00010d50\U00016e40\U0001d400"
+    for letter in letters:
+        assert len(words_of(f"{letter} {letter}", "deepseek-llm")) == 2, f"{ord(letter):x}"
+    for other in others:
+        assert len(words_of(f"{other} {other}", "deepseek-llm")) == 1, f"{ord(other):x}"
+    for letter, other in zip("\u10c5\u13fd\u1c90\u2cf3", "\u10c7\u13ff\u1c8a\u2d00", strict=True):
+        assert len(words_of(letter + other, "deepseek-llm")) == 2, f"{ord(letter):x}"
+
+
+@pytest.mark.parametrize(
+    ("arch", "pre"), [("falcon", "falcon"), ("gptneox", "mpt"), ("llama", "default")]
+)
+def test_a_file_that_does_not_say_how_it_splits(arch, pre):
+    with pytest.warns(UserWarning, match=f"pre is missing; texts are split as '{pre}' says"):
+        assert words_of(SPLIT_TEXT, None, arch) == words_of(SPLIT_TEXT, pre)
+
+
 def test_sentence_piece_tokenizer(tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
     source = shared_data() / "checkpoints" / "stories260K"
@@ -614,8 +739,8 @@ def test_sentence_piece_tokenizer(tmp_path):
     ("keys", "message"),
     [
         ({"model": "t5"}, "tokenizer.ggml.model is 't5', supported are gpt2, llama; put tokenizer"),
-        ({"model": "gpt2", "pre": "new"}, "tokenizer.ggml.pre is 'new', supported are gpt-2, llam"),
-        ({"model": "gpt2"}, "tokenizer.ggml.pre is 'default', supported are"),
+        ({"model": "gpt2", "pre": "new"}, "tokenizer.ggml.pre is 'new', supported are default"),
+        ({"model": "gpt2", "pre": 3}, "tokenizer.ggml.pre is 3, supported are"),
         ({"model": "gpt2", "pre": "qwen2"}, "tokenizer.ggml.merges is missing"),
         ({"model": "llama"}, "tokenizer.ggml.scores is not a list of 3 numbers"),
         ({"model": "llama", "tokens": None}, "tokenizer.ggml.tokens is missing"),

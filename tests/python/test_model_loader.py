@@ -36,6 +36,7 @@ from allspark.model_loader.spec import (
     register,
     registered,
     resolve,
+    with_architecture,
 )
 from support.checkpoints import CONFIG, llama_tensors, shared_data, write_checkpoint
 from support.fake_native import FakeEngine, FakeWriter, required_tensors
@@ -289,6 +290,31 @@ def test_missing_fields_are_named(tmp_path, field):
     assert isinstance(caught.value, (KeyError, ValueError))
 
 
+def test_model_type_stands_for_architectures_that_are_missing(tmp_path):
+    config = {**CONFIG, "architectures": None, "model_type": "qwen2"}
+    write_checkpoint(tmp_path, llama_tensors(), config)
+    spec = HuggingFaceModel(str(tmp_path), "m").read_model_config().decoder_spec()
+    assert spec.architecture == "Qwen2ForCausalLM"
+    for model_type, meaning in {
+        "bert": "is not known",
+        "baichuan": "may be BaiChuanForCausalLM or BaichuanForCausalLM",
+    }.items():
+        with pytest.raises(ConfigFieldMissingError, match=f"{model_type!r} {meaning}"):
+            fields_of(architectures=None, model_type=model_type)
+    with pytest.raises(ValueError, match="model_type is 3, expected a string"):
+        fields_of(architectures=None, model_type=3)
+
+
+@pytest.mark.torch
+def test_model_types_are_those_of_transformers():
+    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
+    others = ("gpt-sw3", "iquestcoder", "internlm3")  # of which other classes are the first
+    for model_type, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if name in registered() and model_type not in others:
+            config = with_architecture(ModelConfig({"model_type": model_type}))
+            assert config.architecture() == name
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -309,8 +335,10 @@ def test_missing_fields_are_named(tmp_path, field):
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "'low_freq_factor' is missing"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "'short_factor' is missing"),
         (
-            {"rope_scaling": {"type": "su", "long_factor": [1]},
-             "original_max_position_embeddings": 32},
+            {
+                "rope_scaling": {"type": "su", "long_factor": [1]},
+                "original_max_position_embeddings": 32,
+            },
             "long_factor is not a list of 2",
         ),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1, 0]}}, "short_factor has 0"),
@@ -331,6 +359,17 @@ def test_bad_values_are_named(changes, message):
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"quantization_config": {"quant_method": "magic"}}, "quant_method is 'magic', supported"),
+        (
+            {"quantization": {"group_size": 64, "bits": 4}},
+            "quantization is {'bits': 4, 'group_size': 64}, which MLX writes: packed integers",
+        ),
+        (
+            {
+                "quantization": {"group_size": 64, "bits": 4, "mode": "affine"},
+                "quantization_config": {"group_size": 64, "bits": 4, "mode": "affine"},
+            },
+            "'mode': 'affine'}, which MLX writes",
+        ),
         ({"architectures": ["BertModel"]}, "'BertModel' is not supported"),
     ],
 )
@@ -531,10 +570,12 @@ def test_names(tmp_path):
 def test_directories_that_are_none(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
+    (tmp_path / "model.pt").write_text("")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     for path, message in {
         str(file): "not a directory",
+        str(tmp_path / "model.pt"): "model.pt: weights without the configuration",
         str(loop): "leads nowhere",
         str(tmp_path / "gone"): "no such directory",
         "./gone": "no such directory",
@@ -544,6 +585,23 @@ def test_directories_that_are_none(tmp_path, monkeypatch):
             HuggingFaceModel(path, "m").load_model()
     with pytest.raises(FileNotFoundError, match="config.json"):
         HuggingFaceModel(str(tmp_path), "m").load_model()
+
+
+def test_git_lfs_pointers(tmp_path):
+    """In place of what is no weights."""
+    pointer = "version https://git-lfs.example/spec/v1\noid sha256:4d7a\nsize 77\n"
+    write_checkpoint(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(pointer)
+    loader = HuggingFaceModel(str(tmp_path), "m").load_model()
+    message = "{}: a Git LFS pointer to the file of 77 bytes, not the file itself"
+    with pytest.raises(CheckpointError, match=message.format("tokenizer.json")):
+        loader.get_tokenizer()
+    (tmp_path / "config.json").write_text(pointer)
+    with pytest.raises(CheckpointError, match=message.format("config.json")):
+        HuggingFaceModel(str(tmp_path), "m").load_model()
+    (tmp_path / "m.gguf").write_text(pointer)
+    with pytest.raises(CheckpointError, match=message.format("m.gguf")):
+        HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model()
 
 
 def test_a_name_is_downloaded(tmp_path, monkeypatch):
