@@ -4,7 +4,8 @@
 #
 # usage: scripts/setup.sh [--test] [--slow] [--no-package]
 #   --test  also what scripts/test.sh needs: GoogleTest, the dev extra, torch (the parity tests compare with it)
-#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, peft, and what builds and runs Arm programs
+#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, peft, what builds and runs Arm programs,
+#           and the programs that slow tests compare with (scripts/oracles.sh)
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
 set -euo pipefail
@@ -188,4 +189,5 @@ fi
 make_venv
 if [ "$want_test" = 1 ]; then install_torch; fi
 if [ "$want_slow" = 1 ]; then install_peft || echo "setup.sh: WARNING: no peft here; its tests will be skipped" >&2; fi
+if [ "$want_slow" = 1 ]; then scripts/oracles.sh; fi
 if [ "$want_package" = 1 ]; then install_package; fi

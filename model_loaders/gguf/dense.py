@@ -142,6 +142,8 @@ def _minicpm(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# GLM-4 as transformers has it: queries, keys and values are matrices of their own.
+GLM = Family("GlmForCausalLM", _FUSED_GATE, _glm)
 DENSE = {
     "llama": Family("LlamaForCausalLM", fields=_llama, pairs=True),
     "internlm2": Family("LlamaForCausalLM", fields=_llama, pairs=True),

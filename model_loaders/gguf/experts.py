@@ -79,6 +79,7 @@ def _qwen(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 
 def _deepseek(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     source.require("expert_weights_scale", 1.0)
+    source.require("expert_gating_func", 1)
     return _shared_experts(source)
 
 
@@ -106,7 +107,7 @@ def _deepseek2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     source.require("expert_gating_func", 1, 2)
     if source.integer("expert_gating_func", 1) == 2:
         fields["architectures"] = ["DeepseekV3ForCausalLM"]
-        fields["norm_topk_prob"] = source.flag("expert_weights_norm", True)
+        fields["norm_topk_prob"] = source.flag("expert_weights_norm", False)
     else:
         source.require("expert_weights_norm", False)
         limited = fields["n_group"] > 1

@@ -19,7 +19,7 @@ from ..errors import CheckpointError
 from ..rope import DEFAULT_THETA
 from ..storage import TensorEntry, as_float32
 from .blocks import tensor_entry
-from .dense import DENSE
+from .dense import DENSE, GLM
 from .experts import EXPERTS, MIXTRAL
 from .family import LAYER, Family
 from .file import GgufTensor
@@ -42,6 +42,8 @@ def find_family(source: Source) -> Family:
         return MIXTRAL
     if source.kind == "falcon" and source.tensor(SECOND_NORM) is not None:
         return FALCON_TWO_NORMS
+    if source.kind == "chatglm" and source.tensor("blk.0.attn_q.weight") is not None:
+        return GLM
     return FAMILIES[source.kind]
 
 

@@ -20,7 +20,7 @@ gguf = pytest.importorskip("gguf")
 native = pytest.importorskip("allspark._allspark")
 
 from allspark.model_loader import DashInferModel, HuggingFaceModel, derived  # noqa: E402
-from allspark.model_loader.gguf import tokenizer_files  # noqa: E402
+from allspark.model_loader.gguf import read_gguf, tokenizer_files  # noqa: E402
 
 
 def serialize(source, out, data_type="float32", **options):
@@ -81,6 +81,7 @@ ROWS = {
     "phi4-mini": ("phi3", False, {}),
     "chatglm3": ("chatglm", False, {}),
     "glm-4": ("chatglm", False, {}),
+    "glm": ("chatglm", False, {"rope__dimension_count": 8}),  # with matrices of their own
     "glm4": ("glm4", False, {"rope__dimension_count": 8}),
     "granite": (
         "granite", True,
@@ -125,7 +126,7 @@ ROWS = {
     "deepseek-moe": (
         "deepseek", True,
         {**COUNTS, "expert_used_count": 3, "expert_feed_forward_length": 64,
-         "expert_shared_count": 2, "leading_dense_block_count": 1},
+         "expert_shared_count": 2, "leading_dense_block_count": 1, "expert_gating_func": 1},
     ),
     "deepseek-v2": ("deepseek2", False, {**LATENTS, "attention__q_lora_rank": 96, **GROUPS}),
     "deepseek-v2-lite": ("deepseek2", False, LATENTS),
@@ -236,6 +237,19 @@ def test_same_model_as_from_transformers_layout(tmp_path, row, monkeypatch):
         ids = parity.prompt_ids()
         logits = native.testing.forward_logits(str(tmp_path / "a/m.asgraph"), ids, [], 1, "", 16)
         parity.reference_for(model, ids, parity.FLOAT32_FACTOR).check(logits)
+
+
+@pytest.mark.parametrize("said", [None, False, True])
+def test_weights_of_experts_are_normalised_where_the_file_says_so(tmp_path, said):
+    """llama.cpp's converter writes the key only where it is true."""
+    from allspark.model_loader.gguf.families import find_family, model_config
+    from allspark.model_loader.gguf.source import Source
+
+    keys = {**LATENTS, "expert_gating_func": 2, "expert_weights_norm": said}
+    tensors = renamed("llama", llama_tensors(CONFIG), CONFIG)
+    write_gguf(tmp_path / "m.gguf", "deepseek2", tensors, metadata(CONFIG, **keys))
+    source = Source(read_gguf(tmp_path / "m.gguf"))
+    assert model_config(find_family(source), source).flag("norm_topk_prob") is bool(said)
 
 
 @pytest.mark.torch

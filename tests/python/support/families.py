@@ -1,7 +1,8 @@
 """Checkpoints of families that transformers has no class for: the equivalent model of a class that
 it has, saved under the names, in the order and with the configuration of the family's own code.
 
-Each function takes the configuration and weights of the transformers model and gives the family's.
+Each function takes the configuration and weights of the transformers model and gives the family's;
+a field that is None is one that the family's configuration lacks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def save_as(family, model, directory):
 
     config, weights = family(model.config.to_dict(), dict(model.state_dict()))
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
+    present = {field: value for field, value in config.items() if value is not None}
+    (directory / "config.json").write_text(json.dumps(present))
     tensors = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
     save_file(tensors, directory / "model.safetensors")
 
@@ -310,7 +312,7 @@ def gemma3(config, weights):
         "rope_local_base_freq": rope["sliding_attention"]["rope_theta"],
         "rope_scaling": {"type": "linear", "factor": rope["full_attention"]["factor"]},
         "rope_theta": rope["full_attention"]["rope_theta"],
-        "sliding_window_pattern": 2,
+        "sliding_window_pattern": config["layer_types"].index("full_attention") + 1,
         "tie_word_embeddings": None,
     }
     del weights["lm_head.weight"]

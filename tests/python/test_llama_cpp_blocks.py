@@ -1,0 +1,149 @@
+"""GGUF files as llama.cpp makes them, with its converter and its quantiser: their weights are what
+llama.cpp takes them for, and the logits what it computes with those.
+"""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from support.checkpoints import shared_data
+from support.model_file import read_tensors, restore
+from support.oracles import environment, llama_cpp  # noqa: F401 (a fixture)
+from support.parity import FLOAT32_FACTOR, exact_model, logits_of, reference_for
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+native = pytest.importorskip("allspark._allspark")
+
+import test_architectures as parity  # noqa: E402
+from allspark.model_loader import HuggingFaceModel  # noqa: E402
+from allspark.model_loader.errors import CheckpointError  # noqa: E402
+from allspark.model_loader.storage import as_float32  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are"),
+]
+
+# What llama-quantize calls it -> the type of its blocks.
+TYPES = {
+    "F16": "F16", "BF16": "BF16",
+    "Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1",
+    "Q2_K": "Q2_K", "Q3_K_S": "Q3_K", "Q4_K_S": "Q4_K", "Q5_K_S": "Q5_K", "Q6_K": "Q6_K",
+    "IQ1_S": "IQ1_S", "IQ1_M": "IQ1_M", "IQ2_XXS": "IQ2_XXS", "IQ2_XS": "IQ2_XS",
+    "IQ2_S": "IQ2_XS", "IQ3_XXS": "IQ3_XXS", "IQ3_S": "IQ3_S", "IQ4_NL": "IQ4_NL",
+    "IQ4_XS": "IQ4_XS", "TQ1_0": "TQ1_0", "TQ2_0": "TQ2_0", "MXFP4_MOE": "MXFP4",
+}  # fmt: skip
+MIXTURES = ("Q2_K", "Q3_K_L", "Q4_K_M", "Q5_K_M", "IQ2_M", "IQ3_XS", "IQ4_XS")
+# Their integers stay, and their scales are rounded to bfloat16.
+KEPT = ("Q8_0", "Q4_0")
+TEXTS = [
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park, "
+    'and one day she found a big red ball.\n"Mom, look!" she said.',
+    "naïve café, 中文 and 🙂\n\n  two   spaces",
+]
+# A block of the K types has 256 columns.
+SIZES = {"hidden_size": 256, "intermediate_size": 512}
+
+
+@pytest.fixture(scope="module")
+def original(llama_cpp, tmp_path_factory):  # noqa: F811
+    """A random Llama that llama.cpp's converter made a file of, and that as transformers has it."""
+    directory = tmp_path_factory.mktemp("original")
+    with pytest.MonkeyPatch.context() as patch:
+        prefix, fields = parity.ROWS["llama"]
+        patch.setitem(parity.ROWS, "llama", (prefix, {**fields, **SIZES}))
+        model = parity.build("llama")
+    parity.save(model, directory / "hf")
+    return model, llama_cpp.convert(directory / "hf", directory / "m.gguf")
+
+
+def block_types(file):
+    return {t.tensor_type.name for t in gguf.GGUFReader(file).tensors if len(t.shape) > 1}
+
+
+def weights_of(file):
+    """{transformers' name: what we read, in float32}."""
+    entries = HuggingFaceModel(str(file), "m").load_model().checkpoint_tensors()
+    weights = {}
+    for name, entry in entries.items():
+        with entry.open() as array:
+            weights[name] = np.array(as_float32(array, entry.dtype))
+    return weights
+
+
+def with_weights(model, weights):
+    state = {name: torch.tensor(values) for name, values in weights.items()}
+    missing, unknown = model.load_state_dict(state, strict=False)
+    assert not unknown and set(missing) <= {"lm_head.weight"}
+    return model
+
+
+def serialized(source, directory):
+    loader = HuggingFaceModel(str(source), "m", user_set_data_type="float32").load_model()
+    loader.serialize_to_path(None, str(directory))
+    return directory / "m.asgraph"
+
+
+def check(llama_cpp, model, file, plain, directory, ids):  # noqa: F811
+    """Weights and logits of ``file`` against those of the floats that llama.cpp made of it."""
+    exact = weights_of(plain)
+    ours = weights_of(file)
+    assert ours.keys() == exact.keys()
+    for name, values in exact.items():
+        np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+    # What the engine keeps as integers has its scales rounded to bfloat16, which is half a unit of
+    # its 8 bits; the next integer is 1/127 away or more.
+    graph = serialized(file, directory / "out")
+    kept = dict(exact)
+    restore(kept, graph)
+    for name, values in exact.items():
+        assert (np.abs(kept[name] - values) <= 2.0**-8 * np.abs(values)).all(), name
+
+    # Both sides are rounded, as far as support/parity.py says, and theirs has other scales.
+    moved = logits_of(exact_model(with_weights(model, kept)), ids)
+    reference = reference_for(with_weights(model, exact), ids, FLOAT32_FACTOR)
+    bound = 2 * reference.bound + np.abs(moved - reference.logits).max()
+    found = native.testing.forward_logits(str(graph), ids, [], 2, "", 16)
+    error = np.abs(found - llama_cpp.logits(plain, ids)).max()
+    assert error <= bound, f"error {error:.3g}, bound {bound:.3g}"
+    return {quant.tensor for quant in read_tensors(graph)[0].spec.weight_quant}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_type_of_blocks(llama_cpp, original, tmp_path, kind):  # noqa: F811
+    model, source = original
+    file = llama_cpp.quantize(source, tmp_path / "q.gguf", kind)
+    assert block_types(file) == {TYPES[kind]}
+    plain = llama_cpp.quantize(file, tmp_path / "f.gguf", "F32")
+    kept = check(llama_cpp, model, file, plain, tmp_path, parity.prompt_ids(64))
+    assert len(kept) == (10 if kind in KEPT else 0)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixtures_of_types(llama_cpp, original, tmp_path, kind):  # noqa: F811
+    model, source = original
+    file = llama_cpp.quantize(source, tmp_path / "q.gguf", kind, mixed=True)
+    assert len(block_types(file)) > 1
+    plain = llama_cpp.quantize(file, tmp_path / "f.gguf", "F32")
+    check(llama_cpp, model, file, plain, tmp_path, parity.prompt_ids(64))
+
+
+def test_a_type_that_is_not_read_is_named(llama_cpp, original, tmp_path):  # noqa: F811
+    file = llama_cpp.quantize(original[1], tmp_path / "q.gguf", "Q2_0")
+    with pytest.raises(CheckpointError, match=r"'output.weight' has GGUF type 42, which is not"):
+        weights_of(file)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
+def test_a_trained_model_with_its_tokenizer(llama_cpp, tmp_path, kind):  # noqa: F811
+    source = shared_data() / "checkpoints" / "stories260K"
+    model = transformers.LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    file = llama_cpp.convert(source, tmp_path / "m.gguf", kind, vocabulary=True)
+    plain = llama_cpp.quantize(file, tmp_path / "f.gguf", "F32")
+    tokenizer = HuggingFaceModel(str(file), "m").get_tokenizer()
+    ids = [tokenizer.encode(text) for text in TEXTS]
+    assert ids == llama_cpp.tokenize(file, TEXTS)
+    check(llama_cpp, model, file, plain, tmp_path, ids[0])
