@@ -1,0 +1,39 @@
+"""A transformers model that computes with int8 weights and activations as the engine does
+(csrc/weights/README.md, csrc/kernels/args.h), in float64: what quantisation is meant to change of
+its logits, without what it should not.
+"""
+
+from __future__ import annotations
+
+import torch
+from support.parity import exact_model
+
+
+def quantized_weight(weight):
+    """Symmetric, with one scale per output feature, which is rounded up to bfloat16."""
+    scale = (weight.abs().amax(-1, keepdim=True) / 127).float()
+    above = (scale.view(torch.int32) + 0xFFFF) & ~0xFFFF
+    scale = above.view(torch.float32).double()
+    return (weight / scale).round() * scale
+
+
+def quantized_rows(x):
+    """Symmetric, with one scale per token."""
+    largest = x.abs().amax(-1, keepdim=True)
+    return (x * (127 / largest)).round() * (largest / 127)
+
+
+def int8_model(model):
+    """A copy of ``model`` in float64 whose layers' matrix products are in int8; the head's is not,
+    as with ``enable_quant=True``. Products are those of ``Linear`` and GPT-2's ``Conv1D``.
+    """
+    quantized = exact_model(model)
+    head = quantized.get_output_embeddings()
+    for module in quantized.modules():
+        turned = type(module).__name__ == "Conv1D"
+        if module is head or not (turned or isinstance(module, torch.nn.Linear)):
+            continue
+        weight = module.weight.data
+        module.weight.data = quantized_weight(weight.T).T if turned else quantized_weight(weight)
+        module.register_forward_pre_hook(lambda _, inputs: (quantized_rows(inputs[0]), *inputs[1:]))
+    return quantized
