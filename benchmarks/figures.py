@@ -72,17 +72,18 @@ def _shapes(result: Result) -> list[str]:
 
 
 def headline(results: Results, folder: Path) -> list[str]:
-    """A few rows of the first shape."""
-    lines: list[str] = []
+    """A few rows of the first shape, for each kind of machine."""
+    lines: dict[str, list[str]] = {}
     for source in results.of("engines"):
-        result = Result(source.record)
-        for shape in _shapes(result)[:1]:
+        result, kind = Result(source.record), source.record["machine"]["kind"]
+        for shape in _shapes(result):
             rows = _peer_rows(result, shape, _HEADLINE)
-            if rows:
-                header = [f"{SHAPES[shape].title} on {source.record['machine']['kind']}"]
-                header += [*_ours_shown(result, shape), "best peer"]
-                lines += [origin(source.record), "", *table(header, rows)]
-    return lines or _missing("python benchmarks/compare.py")
+            if rows and kind not in lines:
+                header = [f"{SHAPES[shape].title} on {kind}", *_ours_shown(result, shape)]
+                lines[kind] = [origin(source.record), ""]
+                lines[kind] += table([*header, "best peer"], rows)
+    written = [line for each in lines.values() for line in each]
+    return written or _missing("python benchmarks/compare.py")
 
 
 def _ours_shown(result: Result, shape: str) -> list[str]:
@@ -111,12 +112,16 @@ def _row_title(metric: str) -> str:
 def engines(results: Results, folder: Path) -> list[str]:
     """The summary of every shape, and its bars."""
     lines: list[str] = []
+    headings: set[str] = set()
     for source in results.of("engines"):
-        result = Result(source.record)
+        result, kind = Result(source.record), source.record["machine"]["kind"]
+        if kind not in headings:
+            lines += [f"### {kind}", ""]
+            headings.add(kind)
         report = _link(source.path.with_suffix(".md"), folder)
         plot = _link(source.path.with_suffix(".png"), folder)
         values = _link(source.path, folder)
-        lines += [f"### {source.record['machine']['kind']}", "", origin(source.record)]
+        lines += [origin(source.record)]
         lines += [f"[Report]({report}), [plot]({plot}), [every value]({values}).", ""]
         for shape in _shapes(result):
             lines += [f"{SHAPES[shape].title}:", ""]

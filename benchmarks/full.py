@@ -19,6 +19,7 @@ from pathlib import Path
 
 import figures
 import machine
+from bench import TASKS
 from bench_engine import about_engine
 from record import RESULTS, commit_of, is_modified, read
 
@@ -43,10 +44,16 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "speculative-draft": ["speculative.py", *rounds, *draft],
         "prefix_cache": ["prefix_cache.py", *rounds],
     }
-    compare = ["compare.py", *rounds, "--shapes", options.shapes, "--engines", options.engines]
-    compare += ["--workloads", options.workloads] if options.workloads else []
-    compare += ["--timeout", str(options.timeout), "--resume"]
-    return {**alone, "engines": compare}
+    beside = {}
+    workloads = options.workloads.split(",")
+    for shape in options.shapes.split(","):
+        beside[f"engines-{shape}"] = [
+            "compare.py", *rounds, "--shapes", shape, "--engines", options.engines,
+            "--workloads", ",".join(workloads), "--timeout", str(options.timeout), "--resume",
+        ]  # fmt: skip
+        # That is of one small model, whatever the shape.
+        workloads = [workload for workload in workloads if workload != "streams"]
+    return {**alone, **beside}
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -54,7 +61,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shapes", default="0.5B,1B", help="of compare.py")
     parser.add_argument("--engines", default=",".join(_ENGINES), help="of compare.py")
-    parser.add_argument("--workloads", help="of compare.py; default: all")
+    parser.add_argument("--workloads", default=",".join(TASKS), help="of compare.py")
     parser.add_argument("--timeout", type=float, default=1800, help="of compare.py")
     parser.add_argument("--only", help="names of results; default: all")
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
@@ -75,14 +82,15 @@ _ENGINES = (
 
 
 def outputs(name: str, folder: Path) -> list[str]:
-    if name == "engines":
+    if name.startswith("engines"):
         return ["--output-dir", str(folder), "--name", name]
     return ["--json", str(folder / f"{name}.json")]
 
 
 def is_done(path: Path) -> bool:
     """compare.py knows itself what it has still to do."""
-    return path.stem != "engines" and path.is_file() and bool(read(path)["complete"])
+    is_own = not path.stem.startswith("engines")
+    return is_own and path.is_file() and bool(read(path)["complete"])
 
 
 def remove_others(folder: Path, commit: str | None) -> None:

@@ -829,7 +829,9 @@ def test_the_time_that_is_left_is_learnt(load) -> None:
 def test_the_full_run_asks_for_what_there_is(load) -> None:
     full = load("full")
     steps = full.steps(full.parse_arguments([]))
-    load("compare").parse_arguments(steps["engines"][1:])
+    for shape in ("0.5B", "1B"):
+        load("compare").parse_arguments(steps[f"engines-{shape}"][1:])
+    assert "streams" in steps["engines-0.5B"][8] and "streams" not in steps["engines-1B"][8]
     assert {command[0].removesuffix(".py") for command in steps.values()} == {
         *load("tables").TABLES, "compare",
     }  # fmt: skip
@@ -840,6 +842,7 @@ def test_the_full_run_says_its_commands() -> None:
     result = subprocess.run(script, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "lora-A8W8: python benchmarks/lora.py --rounds 3 --precision A8W8\n" in result.stdout
+    assert "engines-1B: python benchmarks/compare.py --rounds 3 --shapes 1B " in result.stdout
 
 
 def test_results_of_another_commit_make_room(tmp_path: Path, load) -> None:
