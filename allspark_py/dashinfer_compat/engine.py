@@ -148,15 +148,15 @@ class Engine(allspark.engine.Engine):
         """False: there is no daemon."""
         return False
 
-    def get_file_information(self, as_graph_path: str, as_param_path: str) -> AsFileInfo:
+    def get_file_information(self, asgraph_path: str, asparam_path: str) -> AsFileInfo:
         """Versions of a model's files. Raises ValueError for files that do not belong together."""
         from allspark.model_loader.export import read_graph
 
-        file = read_graph(Path(as_graph_path))
-        num_bytes = Path(as_param_path).stat().st_size
+        file = read_graph(Path(asgraph_path))
+        num_bytes = Path(asparam_path).stat().st_size
         if num_bytes != file.param_bytes:
             raise ValueError(
-                f"{as_param_path}: {num_bytes} bytes, {as_graph_path} says {file.param_bytes}"
+                f"{asparam_path}: {num_bytes} bytes, {asgraph_path} says {file.param_bytes}"
             )
         return AsFileInfo(file.build.version, file.build.version, __version__.split("/")[0])
 

@@ -39,6 +39,12 @@ class _Loader(_Base):
     def _generation_config_builder(self, fields: dict[str, Any]) -> ASGenerationConfigBuilder:
         return ASGenerationConfigBuilder(fields)
 
+    def get_as_quant_config_and_weight_process(self, *args: Any, **kwargs: Any) -> None:
+        raise not_served(
+            "get_as_quant_config_and_weight_process",
+            "weights are quantised while they are serialised, as customized_quant_config says",
+        )
+
     def export_model_diconfig(self, output_path: str) -> Any:
         """Writes the model's sizes, a runtime config and its generation config as YAML."""
         path = Path(output_path).expanduser()
