@@ -301,8 +301,15 @@ def _answer(executor: llguidance.LLExecutor, compiler: Compiler, asked: list[_As
     for row, (mask, guide, _) in zip(rows, asked, strict=True):
         matcher = guide.matcher
         if matcher.is_error():
-            mask.fail(f"the grammar failed: {matcher.get_error()}")
+            mask.fail(_failure(matcher))
         elif matcher.is_stopped() and not guide.can_end:
             mask.finish()
         else:
             mask.publish(row, matcher.is_accepting())
+
+
+def _failure(matcher: llguidance.LLMatcher) -> str:
+    error = matcher.get_error()
+    if error.startswith("NoExtensionBias"):
+        return "no token of the vocabulary can follow in the grammar"
+    return f"the grammar failed: {error}"

@@ -3,7 +3,7 @@
 
 usage: make_tokenizers.py [DIRECTORY]
 
-byte_level     byte-level BPE with special tokens and a chat template, as Qwen's
+byte_level     byte-level BPE as GPT-2's, with special tokens and a chat template
 unigram        a tokenizer.json with SentencePiece's spaces and a Unigram model, as T5's
 sentencepiece  a SentencePiece model (BPE) that spells the unknown in bytes, as Llama's
 characters     a SentencePiece model of single characters, without a token for any other
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import sentencepiece
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 HERE = Path(__file__).resolve().parent
 DEMO_DATA = HERE.parent.parent / "examples" / "demo_model_data"
@@ -54,13 +54,7 @@ def write(directory: Path, tokenizer: Tokenizer | bytes, config: dict[str, objec
 
 def byte_level() -> tuple[Tokenizer, dict[str, object]]:
     tokenizer = Tokenizer(models.BPE())
-    pattern = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=800,

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 from support import gguf_files
-from support.checkpoints import llama_tensors, shared_data, write_checkpoint
+from support.checkpoints import llama_tensors, write_checkpoint
 from support.gguf_files import metadata, quantized, renamed, write_gguf
 from support.model_file import bfloat16, parts_of, read_tensors
 from support.quantized import CONFIG
+from support.vocabularies import tokenizer_directory
 
 gguf = pytest.importorskip("gguf")
 native = pytest.importorskip("allspark._allspark")
@@ -579,10 +580,12 @@ def check_tokenizer(directory, tokenizer, whole):
     return ours
 
 
-@pytest.mark.parametrize(("name", "pre"), [("qwen2.5", "qwen2"), ("gpt2", "gpt-2")])
+@pytest.mark.parametrize(
+    ("name", "pre"), [("byte_level", "gpt-2"), ("qwen2.5", "qwen2"), ("gpt2", "gpt-2")]
+)
 def test_byte_level_tokenizers(tmp_path, name, pre):
     transformers = pytest.importorskip("transformers")
-    source = shared_data() / "tokenizers" / name
+    source = tokenizer_directory(name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
@@ -719,9 +722,10 @@ def test_a_file_that_does_not_say_how_it_splits(arch, pre):
         assert words_of(SPLIT_TEXT, None, arch) == words_of(SPLIT_TEXT, pre)
 
 
-def test_sentence_piece_tokenizer(tmp_path):
+@pytest.mark.parametrize("name", ["sentencepiece", "stories260K"])
+def test_sentence_piece_tokenizer(tmp_path, name):
     sentencepiece = pytest.importorskip("sentencepiece")
-    source = shared_data() / "checkpoints" / "stories260K"
+    source = tokenizer_directory(name)
     model = sentencepiece.SentencePieceProcessor(str(source / "tokenizer.model"))
     size = model.vocab_size()
     kinds = ((model.is_unknown, 2), (model.is_control, 3), (model.is_byte, 6))

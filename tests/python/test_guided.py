@@ -74,11 +74,10 @@ class Guided:
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@pytest.fixture(scope="module", params=["byte_level", "qwen2.5"])
-def guided(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("guided")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer_directory(request.param) / name, directory)
+def start_guided(directory, name: str) -> Guided:
+    """An engine with the tokenizer of that name."""
+    for path in tokenizer_directory(name).glob("tokenizer*"):
+        shutil.copy(path, directory)
     tokenizer = load_tokenizer(directory)
     # As models have it: somewhat more than the tokenizer.
     vocab_size = -(-len(tokenizer) // 64) * 64 + 64
@@ -86,12 +85,18 @@ def guided(request, tmp_path_factory):
     tensors = llama_tensors(config)
     # Tokens of one or two characters and EOS are the likely ones: texts come to their ends.
     head = tensors["lm_head.weight"]
-    likely = [i for i in range(600) if len(tokenizer.decode([i])) <= 2] + [tokenizer.eos_token_id]
+    likely = [i for i in range(min(600, len(tokenizer))) if len(tokenizer.decode([i])) <= 2]
+    likely.append(tokenizer.eos_token_id)
     rows = 3 * head[likely]
     head[:] = 0
     head[likely] = rows
     write_checkpoint(directory, config=config, tensors=tensors)
-    guided = Guided(directory)
+    return Guided(directory)
+
+
+@pytest.fixture(scope="module", params=["byte_level", "qwen2.5"])
+def guided(request, tmp_path_factory):
+    guided = start_guided(tmp_path_factory.mktemp("guided"), request.param)
     yield guided
     guided.engine.stop_model("m")
 
@@ -161,6 +166,16 @@ def test_regex_outputs_match_in_full(guided, regex, key):
         assert reason == "stop"
         # The compiler's digits are Unicode's of today, which Python's may not know.
         assert re.fullmatch(regex.replace(r"\d", r"(\d|[^\x00-\x7f])"), text), text
+
+
+@small
+def test_classes_are_unicode_s_in_expressions_and_ascii_s_in_schemas(guided):
+    for regex, text in (("\\d", "\u0663"), ("\\w", "é")):
+        matcher = guided.compiler.matcher({"type": "regex", "regex": regex})
+        assert guided.accepts(matcher, text)
+        schema = {"type": "string", "pattern": f"^{regex}$"}
+        matcher = guided.compiler.matcher({"type": "json_schema", "json_schema": schema})
+        assert guided.accepts(matcher, '"1"') and not guided.accepts(matcher, f'"{text}"')
 
 
 def test_choice_gives_each_of_them(guided):
@@ -315,6 +330,16 @@ def test_a_vocabulary_need_not_have_every_character():
 
     with pytest.raises(ValueError, match="this Mute has a token for none of 'a"):
         Compiler.of(Mute({"</s>": 0, "\u732b": 1}, ByteLevel()))
+
+
+def test_a_character_that_the_vocabulary_lacks_ends_in_an_error(tmp_path):
+    guided = start_guided(tmp_path, "characters")
+    _, text, reason = guided.run({"type": "regex", "regex": "[0-9]{3}(☃|[a-c])"})
+    assert reason == "stop" and re.fullmatch("[0-9]{3}[a-c]", text)
+    status, _, queue = guided.start({"type": "regex", "regex": "[0-9]{3}☃"})
+    assert status == OK and len(read_all(queue)) == 3
+    assert queue.finish_reason == "error"
+    assert "no token of the vocabulary can follow" in queue.error
 
 
 def test_text_and_none_are_not_guided(guided):

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import llguidance
 import pytest
+from allspark.guided import _MAX_GRAMMAR_CHARS, _STACK_BYTES
 from allspark.json_formats import ENFORCED
 from allspark.json_schema import MAX_DEPTH, check_depth, prepare, read
 from allspark.one_of import Prover
@@ -211,6 +212,31 @@ def test_hostnames_are_labels():
         num_taken += expected
         assert hostname.matches(text) == hostname.compiles_to(text) == expected, text
     assert 500 < num_taken < len(texts) - 500
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "taken"),
+    [
+        ("time", "15:59:60-08:00", "23:59:60Z"),
+        ("date-time", "1998-12-31T15:59:60-08:00", "1998-12-31T15:59:59-08:00"),
+        ("hostname", "xn--bcher-kva.example", "xn-bcher-kva.example"),
+        ("email", '"joe bloggs"@example.com', "joe.bloggs@example.com"),
+        ("email", "joe@[IPv6:::1]", "joe@[127.0.0.1]"),
+        ("ipv6", "::ffff:192.168.0.1", "::ffff:c0a8:1"),
+    ],
+)
+def test_what_the_documents_say_is_never_written(name, left_out, taken):
+    assert Format(name).compiles_to(taken) and not Format(name).compiles_to(left_out)
+
+
+def test_the_documents_name_what_is_enforced(repo_root):
+    text = (repo_root / "docs" / "guided_decoding.md").read_text()
+    table = text.partition("| `format` |")[2].partition("\n\n")[0]
+    names = "".join(row.split("|")[1] for row in table.splitlines()[2:])
+    assert sorted(re.findall("`(.*?)`", names)) == sorted(ENFORCED)
+    assert f"nested {MAX_DEPTH} levels deep" in text
+    assert f"may have {_MAX_GRAMMAR_CHARS:,} characters" in text
+    assert f"a stack of {_STACK_BYTES >> 20} MiB" in text
 
 
 # -- proofs ------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from allspark.model_loader.spec import (
 )
 from support.checkpoints import CONFIG, llama_tensors, shared_data, write_checkpoint
 from support.fake_native import FakeEngine, FakeWriter, required_tensors
+from support.vocabularies import tokenizer_directory
 
 
 @pytest.fixture
@@ -667,17 +668,44 @@ def test_sentencepiece_tokenizer():
     assert loader.init_tokenizer("right").get_tokenizer().padding_side == "right"
 
 
-def test_tokenizer_json_and_chat_template():
-    data = shared_data() / "tokenizers" / "qwen2.5"
-    tokenizer = HuggingFaceModel(str(data), "qwen").get_tokenizer()
-    assert tokenizer.encode("hello world<|im_end|>") == [14990, 1879, 151645]
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("sentencepiece", ["What is it?", "two  spaces ", "été 2024。", "a\n\n\tb", "☃ {x}", ""]),
+        ("characters", ["What is it?", "two  spaces ", "été 2024。", "(x): [a]"]),
+    ],
+)
+def test_sentencepiece_tokenizers_give_sentencepiece_s_tokens(name, texts):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    directory = tokenizer_directory(name)
+    model = sentencepiece.SentencePieceProcessor(str(directory / "tokenizer.model"))
+    tokenizer = HuggingFaceModel(str(directory), "m").get_tokenizer()
+    assert len(tokenizer) == model.vocab_size() and tokenizer.eos_token_id == model.eos_id()
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids == model.encode(text)
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        ("byte_level", "a request's tokens<|im_end|>", [64, 302, 752, 341, 802]),
+        ("qwen2.5", "hello world<|im_end|>", [14990, 1879, 151645]),
+    ],
+)
+def test_tokenizer_json_and_chat_template(name, text, ids):
+    tokenizer = HuggingFaceModel(str(tokenizer_directory(name)), "m").get_tokenizer()
+    assert tokenizer.encode(text) == ids and tokenizer.decode(ids) == text
     messages = [{"role": "user", "content": "hi"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_tokenizers_do_not_import_torch():
-    data = shared_data()
+@pytest.mark.parametrize(
+    "names", [("byte_level", "unigram", "sentencepiece"), ("qwen2.5", "stories260K")]
+)
+def test_tokenizers_do_not_import_torch(names):
     program = (
         "import sys\n"
         "from allspark.model_loader import HuggingFaceModel\n"
@@ -686,8 +714,7 @@ def test_tokenizers_do_not_import_torch():
         "for path in sys.argv[1:]: HuggingFaceModel(path, 'm').get_tokenizer().encode('a')\n"
         "assert 'torch' not in sys.modules\n"
     )
-    paths = [data / "tokenizers" / "qwen2.5", data / "checkpoints" / "stories260K"]
-    command = [sys.executable, "-c", program, *map(str, paths)]
+    command = [sys.executable, "-c", program, *(str(tokenizer_directory(name)) for name in names)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
