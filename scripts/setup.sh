@@ -4,8 +4,8 @@
 #
 # usage: scripts/setup.sh [--test] [--slow] [--no-package]
 #   --test  also what scripts/test.sh needs: GoogleTest, the dev extra, torch (the parity tests compare with it)
-#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, peft, what builds and runs Arm programs,
-#           and the programs that slow tests compare with (scripts/oracles.sh)
+#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, peft, modelscope, what builds and runs Arm
+#           programs, and the programs that slow tests compare with (scripts/oracles.sh)
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
 set -euo pipefail
@@ -24,6 +24,7 @@ venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"
 # The CPU build; without the local version label pip may choose one that brings gigabytes of CUDA.
 torch_version=2.13.0
 peft_version=0.21.2
+modelscope_version=1.40.2
 
 aarch64_root="$PWD/build/aarch64-root"
 
@@ -181,6 +182,13 @@ install_peft() {
   set_done peft "$peft_version"
 }
 
+install_modelscope() {
+  is_done modelscope "$modelscope_version" && return 0
+  say "modelscope $modelscope_version, whose downloads are tested against a local server"
+  pip install -q "modelscope==$modelscope_version" || return 1  # Its caller goes on without it.
+  set_done modelscope "$modelscope_version"
+}
+
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 install_packages
 if [ "$want_slow" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
@@ -189,5 +197,6 @@ fi
 make_venv
 if [ "$want_test" = 1 ]; then install_torch; fi
 if [ "$want_slow" = 1 ]; then install_peft || echo "setup.sh: WARNING: no peft here; its tests will be skipped" >&2; fi
+if [ "$want_slow" = 1 ]; then install_modelscope || echo "setup.sh: WARNING: no modelscope here; its tests will be skipped" >&2; fi
 if [ "$want_slow" = 1 ]; then scripts/oracles.sh; fi
 if [ "$want_package" = 1 ]; then install_package; fi

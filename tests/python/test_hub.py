@@ -1,0 +1,176 @@
+"""The hub loaders with the hubs' own clients, against a server on a loopback address: a download
+that is cut in the middle, one that fails and is taken up again, and what is not there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.checkpoints import CONFIG, llama_tensors, safetensors_bytes
+from support.hub_server import HubServer
+
+NAME = "org/tiny"
+WEIGHTS = "model.safetensors"
+# Clients keep what they received in pieces of up to 10 MB.
+LARGE = {**CONFIG, "vocab_size": 250_000}
+CUT = 12_000_000
+
+# Loads models by the names that come in, one a line, and says what came of each.
+CHILD = """
+import json, os, sys
+results = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # Clients print.
+import numpy as np
+from allspark import model_loader
+loader_class = getattr(model_loader, sys.argv[1])
+for line in sys.stdin:
+    name, revision = json.loads(line)
+    try:
+        loader = loader_class(name, "m").load_model(revision=revision)
+        result = {"files": sorted(os.listdir(loader.directory)), "sums": {}}
+        for tensor, entry in loader.checkpoint_tensors().items():
+            with entry.open() as array:
+                result["sums"][tensor] = float(array.astype(np.float64).sum())
+    except Exception as error:
+        result = {"error": type(error).__name__, "message": str(error)}
+    print(json.dumps(result), file=results, flush=True)
+"""
+
+
+class Client:
+    """A process whose loader knows the server from its environment alone."""
+
+    def __init__(self, loader, server, folder):
+        nowhere = "http://127.0.0.1:9"  # Of whatever is no loopback address.
+        environment = {
+            **os.environ,
+            "HOME": str(folder),
+            "HF_HOME": str(folder / "hf"),
+            "HF_ENDPOINT": server.address,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "MODELSCOPE_CACHE": str(folder / "modelscope"),
+            "MODELSCOPE_ENDPOINT": server.address,
+            "MODELSCOPE_DOWNLOAD_INTRA_CLOUD": "false",
+            "MODELSCOPE_DOWNLOAD_MAX_RETRIES": "1",
+            "MODELSCOPE_API_MAX_RETRIES": "0",
+            "HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "NO_PROXY": "127.0.0.1",
+        }  # fmt: skip
+        for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "http_proxy", "https_proxy", "no_proxy"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, loader],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def load(self, name=NAME, revision=None):
+        self.process.stdin.write(json.dumps([name, revision]) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+@pytest.fixture(params=["HuggingFaceModel", "ModelScopeModel"])
+def hub(request, tmp_path):
+    package = {"HuggingFaceModel": "huggingface_hub", "ModelScopeModel": "modelscope"}
+    if importlib.util.find_spec(package[request.param]) is None:
+        pytest.skip(f"no {package[request.param]} here (scripts/setup.sh --slow installs it)")
+    server = HubServer(NAME)
+    client = Client(request.param, server, tmp_path)
+    client.package = package[request.param]
+    yield server, client
+    client.stop()
+    server.stop()
+
+
+def model_files(config=CONFIG):
+    tensors = llama_tensors(config)
+    sums = {name: float(values.astype(np.float64).sum()) for name, values in tensors.items()}
+    files = {
+        "config.json": json.dumps(config).encode(),
+        "README.md": b"not asked for",
+        WEIGHTS: safetensors_bytes(tensors),
+    }
+    return files, sums
+
+
+def weights_asked_for(server):
+    """The first bytes of what was asked for of the weights."""
+    return [begin for name, begin in server.ranges if name == WEIGHTS]
+
+
+def assert_refused(result, client, *parts):
+    """A clear error: of the class of what is not found, with the model's and the client's name."""
+    assert result.get("error") == "CheckpointNotFoundError", result
+    start = f"{parts[0]}: no such directory, and the download through {client.package} failed: "
+    assert result["message"].startswith(start)
+    assert all(part in result["message"] for part in parts[1:]), result["message"]
+
+
+def test_a_download_that_is_cut(hub):
+    """In one call: the client asks for the rest. The next call finds all of it there."""
+    server, client = hub
+    server.files, sums = model_files(LARGE)
+    server.cut[WEIGHTS] = CUT
+    found = client.load()
+    assert found.get("sums") == sums, found
+    assert {"config.json", WEIGHTS} <= set(found["files"])
+    assert "README.md" not in found["files"]
+    begins = weights_asked_for(server)
+    assert len(begins) == 2 and begins[0] == 0 and 0 < begins[1] <= CUT
+    server.ranges.clear()
+    assert client.load().get("sums") == sums
+    assert server.ranges == []
+    assert server.unknown == []
+
+
+def test_a_download_that_fails_and_is_taken_up_again(hub):
+    server, client = hub
+    server.files, sums = model_files(LARGE)
+    server.cut[WEIGHTS], server.breaks = CUT, True
+    assert_refused(client.load(), client, NAME, "503")
+    assert_refused(client.load(), client, NAME, "503")
+    server.broken = False
+    assert client.load().get("sums") == sums
+
+
+def test_what_is_not_there(hub):
+    server, client = hub
+    server.files, sums = model_files()
+    assert_refused(client.load("org/other"), client, "org/other", "404")
+    assert_refused(client.load(revision="gone"), client, NAME)
+    assert client.load(revision="main").get("sums") == sums
+    server.stop()
+    assert_refused(client.load("org/third"), client, "org/third")
+
+
+def test_weights_in_other_files(hub):
+    """Without safetensors ``.bin`` is asked for; of a model without either the loader says so."""
+    torch = pytest.importorskip("torch")
+    server, client = hub
+    server.files, sums = model_files()
+    tensors = {name: torch.from_numpy(values) for name, values in llama_tensors().items()}
+    torch.save(tensors, buffer := io.BytesIO())
+    del server.files[WEIGHTS]
+    server.files["pytorch_model.bin"] = buffer.getvalue()
+    assert client.load(revision="main").get("sums") == sums
+    del server.files["pytorch_model.bin"]
+    server.commit = server.commit[::-1]
+    result = client.load(revision="master")
+    assert result["error"] == "CheckpointNotFoundError"
+    assert "holds no weights; looked for model.safetensors" in result["message"]
