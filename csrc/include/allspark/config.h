@@ -212,7 +212,8 @@ struct GenerationConfig {
   // which it was chosen.
   std::string output_logits;
   std::string output_last_hidden_state;
-  // True: "hidden_states" as with output_last_hidden_state "all", and "inputs_embedding".
+  // True: "hidden_states" as with output_last_hidden_state "all", and "inputs_embedding": what
+  // enters the first layer, so with the position's row and the scale of models that have these.
   bool enable_tensors_from_model_inference = false;
   // "mean" of the prompt's last hidden states, or the "last" of them, as "embedding"; "": none.
   std::string pooling;
