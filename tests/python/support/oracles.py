@@ -15,7 +15,7 @@ import pytest
 
 _TESTS = Path(__file__).resolve().parents[1]
 _DEFAULT = _TESTS.parents[1] / "build" / "oracles"
-_TIMEOUT_S = 300
+_TIMEOUT_S = 550  # less than what a test may take
 
 
 def environment(name) -> Path:
@@ -26,12 +26,12 @@ def environment(name) -> Path:
     return folder
 
 
-def run(folder, script, *arguments, **variables):
+def run(folder, script, *arguments, cwd=None, **variables):
     """Runs a script of tests/python/oracles by the Python of the environment."""
     command = [folder / "bin" / "python", _TESTS / "oracles" / script, *arguments]
     result = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, timeout=_TIMEOUT_S,
-        env={**os.environ, **variables},
+        cwd=cwd, env={**os.environ, **variables},
     )  # fmt: skip
     if result.returncode != 0:
         pytest.fail(f"{script} {arguments}: {result.returncode}\n{result.stderr[-3000:]}")

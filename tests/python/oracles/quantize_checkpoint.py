@@ -1,0 +1,134 @@
+"""Quantises a checkpoint with the tools that people use: `quantize_checkpoint.py CHECKPOINT OUT
+RECIPE...` writes OUT/RECIPE as the tool saves it, and beside it OUT/RECIPE.safetensors, the weights
+that it then stands for by the tool's own account, in float32. A recipe that fails leaves
+OUT/RECIPE.error.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+NUM_SAMPLES, LENGTH = 16, 64
+
+
+def load(checkpoint):
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto")
+
+
+def samples(model):
+    generator = torch.Generator().manual_seed(0)
+    shape = (NUM_SAMPLES, LENGTH)
+    return torch.randint(3, model.config.vocab_size, shape, generator=generator)
+
+
+def tokenizer(model):
+    """The tools want one; every token is a word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {str(token): token for token in range(model.config.vocab_size)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0", pad_token="0")
+
+
+def save_weights(model, out):
+    weights = {n: v for n, v in model.state_dict().items() if n.endswith(("weight", "bias"))}
+    save_file({n: v.float().contiguous() for n, v in weights.items()}, f"{out}.safetensors")
+
+
+# llm-compressor, which writes compressed-tensors.
+
+
+def group(num_bits, group_size, symmetric=True, **fields):
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    weights = QuantizationArgs(
+        num_bits=num_bits, strategy="group", group_size=group_size, symmetric=symmetric, **fields
+    )
+    return {"config_groups": {"g": QuantizationScheme(targets=["Linear"], weights=weights)}}
+
+
+def scheme(name):
+    return {"targets": "Linear", "scheme": name}
+
+
+def compress(modifier, settings, calibrate=False):
+    def run(checkpoint, out):
+        from datasets import Dataset
+        from llmcompressor import oneshot
+        from llmcompressor.modifiers import quantization
+        from transformers import CompressedTensorsConfig
+
+        model = load(checkpoint)
+        recipe = getattr(quantization, modifier)(**settings(), ignore=["lm_head"])
+        options = {}
+        if calibrate:
+            ids = samples(model).tolist()
+            options = {
+                "dataset": Dataset.from_dict(
+                    {"input_ids": ids, "attention_mask": [[1] * LENGTH for _ in ids]}
+                ),
+                "processor": tokenizer(model),
+                "num_calibration_samples": NUM_SAMPLES,
+                "max_seq_length": LENGTH,
+            }
+        oneshot(model=model, recipe=recipe, **options)
+        model.save_pretrained(out)
+        plain = CompressedTensorsConfig(run_compressed=False)
+        model = AutoModelForCausalLM.from_pretrained(out, quantization_config=plain, dtype="auto")
+        save_weights(model, out)
+
+    return run
+
+
+# AutoRound, which writes what AutoGPTQ and AutoAWQ wrote.
+
+
+def auto_round(kind, **settings):
+    def run(checkpoint, out):
+        from auto_round import AutoRound
+
+        model = load(checkpoint).half()
+        rounder = AutoRound(
+            model, tokenizer(model), iters=0, disable_opt_rtn=True, device_map="cpu", **settings
+        )
+        rounded, _ = rounder.quantize()
+        save_weights(rounded, out)
+        rounder.save_quantized(str(out), format=kind)
+
+    return run
+
+
+RECIPES = {
+    "w4a16": compress("QuantizationModifier", lambda: scheme("W4A16")),
+    "w4a16-asym": compress("QuantizationModifier", lambda: group(4, 32, symmetric=False)),
+    "w8a16": compress("QuantizationModifier", lambda: scheme("W8A16")),
+    "w8a8": compress("QuantizationModifier", lambda: scheme("W8A8")),
+    "fp8": compress("QuantizationModifier", lambda: scheme("FP8_DYNAMIC")),
+    "fp8-blocks": compress("QuantizationModifier", lambda: scheme("FP8_BLOCK")),
+    "gptq": compress("GPTQModifier", lambda: group(4, 32, actorder="weight"), calibrate=True),
+    "auto-gptq": auto_round("auto_gptq", bits=4, group_size=32, sym=True),
+    "auto-gptq-asym": auto_round("auto_gptq", bits=4, group_size=64, sym=False),
+    "auto-gptq-8": auto_round("auto_gptq", bits=8, group_size=-1, sym=True),
+    "auto-awq": auto_round("auto_awq", bits=4, group_size=32, sym=False),
+}
+
+
+def main():
+    checkpoint, out, *recipes = sys.argv[1:]
+    for recipe in recipes:
+        try:
+            RECIPES[recipe](checkpoint, Path(out) / recipe)
+        except Exception:
+            (Path(out) / f"{recipe}.error").write_text(traceback.format_exc())
+
+
+if __name__ == "__main__":
+    main()

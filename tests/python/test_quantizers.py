@@ -1,0 +1,91 @@
+"""Checkpoints as the tools save them that people quantise with (oracles/quantize_checkpoint.py):
+their weights are those that the tool itself takes them for, and so are the logits.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from support.model_file import read_tensors
+from support.oracles import environment, run
+from support.read_back import reference_of, serialized, weights_of
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+native = pytest.importorskip("allspark._allspark")
+
+import test_architectures as parity  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*weights are float8")]
+
+# Groups of 128, and blocks of 128 by 128, of which keys and values fill one in part.
+SIZES = {"hidden_size": 128, "intermediate_size": 256}
+WEIGHT_ONLY = {
+    "enable_quant": True,
+    "customized_quant_config": {
+        "quant_method": "compressed-tensors",
+        "compute_method": "weight_only",
+    },
+}
+# Recipe -> (the type in which the tool multiplies integers and scales, how they lie in our file:
+# (bits, group size, asymmetric), None: as floats; what the caller says).
+RECIPES = {
+    "w4a16": ("bfloat16", (4, 128, False), {}),
+    "w4a16-asym": ("bfloat16", (4, 32, True), {}),
+    "w8a16": ("bfloat16", (8, 128, False), {}),
+    "w8a8": ("bfloat16", (8, 0, False), WEIGHT_ONLY),
+    "fp8": ("bfloat16", None, {}),
+    "fp8-blocks": ("bfloat16", None, {}),
+    "gptq": ("bfloat16", (4, 32, False), {}),
+    "auto-gptq": ("float32", (4, 32, False), {}),
+    "auto-gptq-asym": ("float32", (4, 64, True), {}),
+    "auto-gptq-8": ("float32", (8, 0, False), {}),
+    "auto-awq": ("float32", (4, 32, True), {}),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """(the model, the folder with what each recipe made of it)."""
+    folder = environment("quantizers")
+    directory = tmp_path_factory.mktemp("quantizers")
+    with pytest.MonkeyPatch.context() as patch:
+        prefix, fields = parity.ROWS["llama"]
+        patch.setitem(parity.ROWS, "llama", (prefix, {**fields, **SIZES}))
+        model = parity.build("llama")
+    half = copy.deepcopy(model).to(torch.bfloat16)  # whose frequencies are rounded, too
+    half.save_pretrained(directory / "source")
+    # Nothing may be looked for elsewhere.
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    script = "quantize_checkpoint.py"
+    run(folder, script, directory / "source", directory, *RECIPES, cwd=directory, **offline)
+    return model, directory
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_checkpoint_is_what_its_tool_says(checkpoints, tmp_path, recipe):
+    from safetensors.torch import load_file
+
+    model, directory = checkpoints
+    error = directory / f"{recipe}.error"
+    assert not error.exists(), error.read_text()
+    theirs = load_file(directory / f"{recipe}.safetensors")
+    data_type, quant, options = RECIPES[recipe]
+    exact = weights_of(directory / recipe)
+    assert exact.keys() == theirs.keys()
+    for name, values in exact.items():
+        rounded = torch.tensor(values).to(getattr(torch, data_type)).float()
+        np.testing.assert_array_equal(rounded, theirs[name], err_msg=name)
+
+    graph = serialized(directory / recipe, tmp_path, **options)
+    found = {(q.bits, q.group_size, q.asymmetric) for q in read_tensors(graph)[0].spec.weight_quant}
+    if quant is not None and quant[1] == SIZES["hidden_size"]:  # A group for all is none.
+        assert found == {quant, (quant[0], 0, quant[2])}
+    else:
+        assert found == ({quant} if quant else set())
+    ids = parity.prompt_ids(64)
+    reference, moved = reference_of(model, exact, graph, ids)
+    ours = native.testing.forward_logits(str(graph), ids, [], 2, "", 16)
+    assert np.abs(ours - reference.logits).max() <= reference.bound + moved
