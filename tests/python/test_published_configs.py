@@ -2,16 +2,27 @@
 older names, nulls. A configuration that is understood asks for the tensors of the published model,
 no more and no fewer, so their elements are its number of parameters.
 
-``published_configs.json`` holds what concerns the model of each ``config.json``, written down, not
-copied (LongRoPE's factors are ones), and the parameters that the makers' files have. InternLM 7B's
-are added up by hand; GLM-4.5's count the bias of its experts' choice, not the layer that guesses
-ahead.
+``published_configs.json`` holds what concerns the model of each ``config.json``, and the parameters
+of the makers' files; both were first written down from memory (LongRoPE's factors are ones;
+InternLM 7B's parameters are added up by hand; GLM-4.5's count the bias of its experts' choice, not
+the layer that guesses ahead). ``source`` says what each configuration was then compared with,
+field by field: a public copy, as REPOSITORY@COMMIT:PATH, or nothing ("unverified"). Where the copy
+is not the file itself, ``source_has`` says what it is: another model's of the same shape, its chat
+version for the most part, or a list of sizes and no more. ``differs`` has the fields in which the
+copy is not the same, with its value; the copies are other people's, so such a field may be wrong
+on either side, and none of them changes a tensor. The numbers of parameters have no such source.
+
+Names of tensors: those of a checkpoint's index, where ``tensors`` has them (names whose place in
+the index was read; InternLM3's are all), and llama.cpp's tables of names for every architecture,
+which say of each what it is for. Rope and activations are part of what was compared; what they mean
+is test_architectures.py's.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +30,7 @@ from allspark.model_loader.config import ModelConfig
 from allspark.model_loader.convert import decoder_fields, make_spec
 from allspark.model_loader.errors import UnsupportedModelError
 from allspark.model_loader.quantized import checkpoint_format
-from allspark.model_loader.spec import registered
+from allspark.model_loader.spec import expand, find_architecture, registered
 
 required_tensors = pytest.importorskip("allspark._allspark").required_tensors
 
@@ -40,6 +51,131 @@ def test_a_published_configuration_asks_for_the_models_parameters(name):
 def test_every_architecture_is_there():
     there = {name for entry in PUBLISHED.values() for name in entry["config"]["architectures"]}
     assert there | UNPUBLISHED >= set(registered())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_says_what_it_was_compared_with(name):
+    entry = PUBLISHED[name]
+    if entry["source"] == "unverified":
+        assert entry.keys() <= {"parameters", "source", "tensors", "config"}
+    else:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}:\S+", entry["source"])
+    for field, value in entry.get("differs", {}).items():
+        section, _, key = field.rpartition(".")
+        config = entry["config"][section] if section else entry["config"]
+        assert config[key] != value
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "tensors" in PUBLISHED[name]])
+def test_tensors_are_named_as_the_index_of_the_checkpoint_names_them(name):
+    config = ModelConfig(PUBLISHED[name]["config"], f"{name}/config.json")
+    architecture, _, computed = decoder_fields(config)
+    spec = make_spec(config, "bfloat16")
+    required = {tensor[0] for tensor in required_tensors(spec.SerializeToString())} - set(computed)
+    there = PUBLISHED[name]["tensors"]
+    layers = {n.replace("{i}", str(i)) for n in there["layer"] for i in range(spec.num_layers)}
+    others = set(there["others"])
+    asked = {}
+    for rule in expand(architecture.weights, spec.num_layers, spec.num_experts):
+        if rule.target in required:
+            asked.setdefault(rule.target, []).append(set(rule.sources))
+    for target, sources in asked.items():
+        if target.startswith("layers."):  # Of the names outside layers, not all are written down.
+            assert any(names <= layers for names in sources), target
+    known = set().union(*(names for sources in asked.values() for names in sources))
+    ignored = [re.compile(pattern) for pattern in architecture.ignored]
+    for tensor in layers | others:
+        assert tensor in known or any(p.fullmatch(tensor) for p in ignored), tensor
+
+
+# llama.cpp's name for what an architecture converts to, where it is not its own upper case.
+LLAMA_CPP = {
+    "BaiChuanForCausalLM": "BAICHUAN",
+    "ChatGLMForConditionalGeneration": "CHATGLM",
+    "ChatGLMModel": "CHATGLM",
+    "DeepseekV2ForCausalLM": "DEEPSEEK2",
+    "DeepseekV3ForCausalLM": "DEEPSEEK2",
+    "GPT2LMHeadModel": "GPT2",
+    "Glm4MoeForCausalLM": "GLM4_MOE",
+    "GlmForCausalLM": "CHATGLM",
+    "InternLM3ForCausalLM": "LLAMA",
+    "InternLMForCausalLM": "LLAMA",
+    "MistralForCausalLM": "LLAMA",
+    "MixtralForCausalLM": "LLAMA",
+    "PhiForCausalLM": "PHI2",
+    "QWenLMHeadModel": "QWEN",
+    "Qwen2MoeForCausalLM": "QWEN2MOE",
+}
+# What a tensor of the decoder may be to llama.cpp. Norms between attention and MLP have several
+# names there, by family.
+ROLES = {
+    "embedding": ["token_embd"],
+    "position_embedding": ["position_embd"],
+    "final_norm": ["output_norm"],
+    "lm_head": ["output"],
+    "attention_norm": ["attn_norm", "attn_norm_2"],
+    "attention_post_norm": ["post_attention_norm"],
+    "mlp_norm": ["ffn_norm", "attn_norm", "attn_output_norm", "post_attention_norm"],
+    "mlp_post_norm": ["post_ffw_norm"],
+    "qkv": ["attn_q attn_k attn_v", "attn_qkv"],
+    "q_norm": ["attn_q_norm"],
+    "k_norm": ["attn_k_norm"],
+    "q_latent_norm": ["attn_q_a_norm"],
+    "kv_latent_norm": ["attn_kv_a_norm"],
+    "latents": ["attn_kv_a_mqa", "attn_q_a attn_kv_a_mqa"],
+    "q": ["attn_q", "attn_q_b"],
+    "o": ["attn_output"],
+    "gate_up": ["ffn_gate ffn_up", "ffn_up"],  # Gate and up in one matrix are "up" there.
+    "up": ["ffn_up"],
+    "down": ["ffn_down"],
+    "router": ["ffn_gate_inp", "ffn_gate_inp ffn_gate_inp_shexp"],
+    "shared_gate_up": ["ffn_gate_shexp ffn_up_shexp"],
+    "shared_down": ["ffn_down_shexp"],
+    "experts_down": ["ffn_down_exps"],
+}
+# Names that its converter takes apart, stacks or renames before it looks into its tables, or that
+# are a view of ours (kv_b_proj in two).
+NOT_IN_ITS_TABLES = (
+    r".*\.self_attn\.W_pack\.\w+",
+    r".*\.attention\.wqkv\.\w+",
+    r".*\.self_attn\.kv_b_proj\.(keys|values)\.weight",
+    r".*\.mlp\.gate\.e_score_correction_bias",
+    r".*\.experts\..*",
+    r"transformer\.word_embeddings_layernorm\.\w+",
+    r"transformer\.h\.0\.post_attention_layernorm\.\w+",
+)
+# The heads of models that llama.cpp knows with tied ones alone, and the dense layers of models that
+# it knows without.
+NOT_IN_THESE = {
+    "Gemma2ForCausalLM": ("lm_head",),
+    "GemmaForCausalLM": ("lm_head",),
+    "Qwen2MoeForCausalLM": ("gate_up", "down"),
+    "Qwen3MoeForCausalLM": ("gate_up", "down"),
+}
+
+
+@pytest.mark.parametrize("name", registered())
+def test_tensors_are_for_what_llama_cpp_says(name):
+    """The table of names that llama.cpp's converter takes apart checkpoints with."""
+    gguf = pytest.importorskip("gguf")
+    kind = LLAMA_CPP.get(name, name.removesuffix("ForCausalLM").upper())
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind), 1)
+    checked = 0
+    for rule in expand(find_architecture(name).weights, 1, 1):
+        target = rule.target.removeprefix("layers.0.").removesuffix("_bias")
+        theirs = []
+        for source in rule.sources:
+            # Its converter drops ChatGLM's prefix.
+            source = source.removeprefix("transformer.") if kind == "CHATGLM" else source
+            found = names.get_name(source, try_suffixes=(".weight", ".bias"))
+            theirs.append(found and re.sub(r"^blk\.0\.|\.(weight|bias)$", "", found))
+        if None in theirs:
+            excused = any(re.fullmatch(p, rule.sources[0]) for p in NOT_IN_ITS_TABLES)
+            assert excused or target in NOT_IN_THESE.get(name, ()), rule.sources
+        else:
+            checked += 1
+            assert " ".join(theirs) in ROLES[target], (target, rule.sources, theirs)
+    assert checked >= 8
 
 
 def compressed(fmt, weights, activations=None):
