@@ -164,7 +164,9 @@ class Bench:
             earlier = record.read(self.path)
             self._check_same(earlier, new)
             earlier["settings"]["rounds"] = self.options.rounds
-            new = earlier
+            # What was disturbed in an earlier sitting may be measured in this one.
+            kept = [each for each in earlier["measurements"] if "disturbed" not in each]
+            new = {**earlier, "measurements": kept}
         labels = {each.label for group in self._ready.values() for each in group}
         new["ours"] = sorted(label for label in labels if label.startswith(f"{Allspark.name} "))
         new["contestants"] = {

@@ -142,6 +142,8 @@ def expected(results: Results, folder: Path) -> list[str]:
                 for metric in _EXPECTED
                 if any(result.values(shape, label, metric) for label in ours)
             ]
+            if not rows:
+                continue
             title = f"{SHAPES[shape].title} on {source.record['machine']['kind']}"
             names = [label.partition(" ")[2] for label in ours]
             lines += [origin(source.record), "", *table([title, *names], rows)]

@@ -112,11 +112,12 @@ def main() -> int:
         return 0
     # Ended from outside, it unwinds, and what is running ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    if is_modified():
-        print("full.py: the checkout has changes that are not committed", file=sys.stderr)
-        return 2
     about = about_engine(options.work_dir)
     commit, folder = commit_of(about["version"]), RESULTS / machine.kind(about["isa"])
+    if is_modified(commit) is not False:
+        which = f"the installed package is of commit {commit}"
+        print(f"full.py: {which}, and the checkout is not; commit, and install it", file=sys.stderr)
+        return 2
     remove_others(folder, commit)
     failed = []
     for name in names:

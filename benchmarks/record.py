@@ -40,13 +40,13 @@ Measurement = dict[str, Any]
 
 def begin(benchmark: str, version: str, isa: str, settings: Mapping[str, Any]) -> Record:
     """A record without measurements. `version`, `isa`: the engine's, and its kernel table."""
-    about = machine.describe()
+    about, commit = machine.describe(), commit_of(version)
     return {
         "benchmark": benchmark,
         "date": datetime.date.today().isoformat(),
         "machine": {"kind": machine.kind(isa), **about, "version": version, "isa": isa},
-        "commit": commit_of(version),
-        "modified": is_modified(),
+        "commit": commit,
+        "modified": is_modified(commit),
         "command": command(),
         "settings": dict(settings),
         "complete": False,  # Until the last round has ended.
@@ -72,16 +72,18 @@ def command() -> str:
     return " ".join(words)
 
 
-def is_modified() -> bool | None:
-    """True where the checkout differs from its commit beyond what is measured and where that is
-    written; None outside of a checkout."""
-    status = ["git", "-C", str(HERE), "status", "--porcelain", "--untracked-files=no", "--", ":/"]
-    status += [f":!/{path}" for path in ("benchmarks/results", *DOCUMENTS)]
-    try:
-        changed = subprocess.run(status, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+def is_modified(commit: str | None) -> bool | None:
+    """True where the checkout differs from the commit that the engine is of, beyond what is
+    measured and where that is written; None where that cannot be told."""
+    if commit is None:
         return None
-    return bool(changed.strip())
+    difference = ["git", "-C", str(HERE), "diff", "--quiet", commit, "--", ":/"]
+    difference += [f":!/{path}" for path in ("benchmarks/results", *DOCUMENTS)]
+    try:
+        status = subprocess.run(difference, capture_output=True).returncode
+    except OSError:
+        return None
+    return {0: False, 1: True}.get(status)
 
 
 def write(path: Path, record: Record) -> None:

@@ -354,12 +354,17 @@ def participation(result: Result, shape: str) -> list[str]:
 
 def _limits(result: Result) -> list[str]:
     slots = result.record["limits"]
+    disturbed = sum("others_share" in slot and not slot["read_gb_s"] for slot in slots)
     rows = []
     for key, title in LIMITS.items():
         values = [slot[key] for slot in slots if slot.get(key)]
         text = "no such instruction or not measured"
         if values:
             text = f"{statistics.median(values):,.1f} ({min(values):,.1f}..{max(values):,.1f})"
+        elif disturbed:
+            text = "–"
+        if disturbed:
+            text += f", disturbed in {disturbed} of {len(slots)}"
         rows.append([title, text])
     threads = result.record["settings"]["threads"]
     return table([f"limit of the machine, {threads} thread(s)", "median (min..max)"], rows)
@@ -386,7 +391,7 @@ def origin(record: Record) -> str:
     machine, settings = record["machine"], record["settings"]
     commit = f"commit {record['commit']}" if record["commit"] else "no commit"
     if record["modified"]:
-        commit += " **with changes that are not committed**"
+        commit += " **with changes**"
     rounds = str(settings["rounds"])
     if not record["complete"]:
         rounds = f"{begun_rounds(record)} of {rounds}"

@@ -499,7 +499,11 @@ def test_the_table_shows_fractions_and_ratios_to_the_best_peer(load) -> None:
 def test_what_was_disturbed_is_no_value(load) -> None:
     disturbed = {"round": 2, "of": of_tiny("single", "slow bf16"), "disturbed": 0.25, "took_s": 1.0}
     never = {"round": 1, "of": of_tiny("single", "noisy int8"), "disturbed": 0.5, "took_s": 1.0}
-    table = load("report").markdown(a_record(RECORDED, disturbed, never))
+    record = a_record(RECORDED, disturbed, never)
+    record["limits"].append({**dict.fromkeys(record["limits"][0]), "others_share": 0.3,
+                             "load_average": 2.0})  # fmt: skip
+    table = load("report").markdown(record)
+    assert "| read bandwidth, GB/s | 40.0 (40.0..40.0), disturbed in 1 of 2 |" in table
     assert "| slow bf16 | 21.0 (1 of 2 without a value) |" in table
     assert "| noisy int8 | disturbed | disturbed |" in table
     assert "- noisy int8, single (round 1): disturbed: others took 50 % of the cores" in table
@@ -658,6 +662,11 @@ def test_a_disturbed_measurement_is_repeated_and_never_kept(
     assert second["disturbed"] == 0.2 and "values" not in second
     assert Busy.shares == []
     assert "| allspark A8W8 | disturbed |" in (tmp_path / "engines.md").read_text()
+    # Another sitting may find the machine quiet.
+    monkeypatch.setattr(Busy, "shares", [0.01])
+    bench(*arguments, "--resume").run()
+    again, other = json.loads((tmp_path / "engines.json").read_text())["measurements"]
+    assert again == first and other["values"]["others_share"] == 0.01
 
 
 def test_a_script_of_its_own_repeats_what_was_disturbed(
@@ -843,6 +852,39 @@ def test_the_full_run_says_its_commands() -> None:
     assert result.returncode == 0, result.stderr
     assert "lora-A8W8: python benchmarks/lora.py --rounds 3 --precision A8W8\n" in result.stdout
     assert "engines-1B: python benchmarks/compare.py --rounds 3 --shapes 1B " in result.stdout
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_changed_checkout_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load
+) -> None:
+    """But not what a run writes."""
+    record = load("record")
+    monkeypatch.setattr(record, "HERE", tmp_path / "benchmarks")
+    paths = ["benchmarks/results/k/a.json", "README.md", "csrc/a.cc"]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("before")
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "--short=8", "HEAD")
+    assert record.is_modified(commit) is False
+    for path in paths[:2]:
+        (tmp_path / path).write_text("after")
+    git("commit", "-qam", "results")
+    assert record.is_modified(commit) is False
+    (tmp_path / paths[2]).write_text("after")
+    assert record.is_modified(commit) is True
+    git("commit", "-qam", "another engine")
+    assert record.is_modified(commit) is True
+    assert record.is_modified(None) is None and record.is_modified("0" * 40) is None
 
 
 def test_results_of_another_commit_make_room(tmp_path: Path, load) -> None:
