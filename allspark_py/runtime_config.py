@@ -177,8 +177,8 @@ class AsModelRuntimeConfigBuilder:
         return self._set("max_draft_rows", num_tokens)
 
     def draft_model(self, model: str, num_tokens: int = 5) -> AsModelRuntimeConfigBuilder:
-        """A smaller model of the same vocabulary that proposes draft tokens, at most `num_tokens` for
-        a request in one step: the path of its .asgraph, or the name of a model serialised to
+        """A smaller model of the same vocabulary that proposes draft tokens, at most `num_tokens`
+        for a request in one step: the path of its .asgraph, or the name of a model serialised to
         memory. Default '': none."""
         return self._set("draft_model", model)._set("num_draft_tokens", num_tokens)
 

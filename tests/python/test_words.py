@@ -31,7 +31,7 @@ def prose(path: Path) -> list[str]:
 
 
 def sentences(path: Path) -> list[str]:
-    """Parts between full stops, colons and semicolons; a list of six names or more counts as one."""
+    """Parts between full stops, colons and semicolons; a list of many names counts as one."""
     text = [re.sub(r"(?:[^\s,;]+(?: [^\s,;]+){0,3}, ){6,}", "LIST ", part) for part in prose(path)]
     return [s for part in text for s in re.split(r"(?<=[.!?:;])\s+", part)]
 
