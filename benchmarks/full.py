@@ -4,7 +4,7 @@ it goes on where it was cut off.
 usage: full.py [--rounds N] [--shapes ...] [--engines ...] [--list]
 
 Results go to results/KIND, KIND being the processor and its kernel table. All of a folder are of
-one commit: those of another one are removed before the first measurement.
+one commit: where there are some of another one, --replace removes them first.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engines", default=",".join(_ENGINES), help="of compare.py")
     parser.add_argument("--workloads", default=",".join(TASKS), help="of compare.py")
     parser.add_argument("--timeout", type=float, default=1800, help="of compare.py")
+    parser.add_argument("--lock", type=Path, help="of compare.py")
     parser.add_argument("--only", help="names of results; default: all")
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    parser.add_argument("--replace", action="store_true", help="results of another commit")
     parser.add_argument("--list", action="store_true", help="only say the commands")
     options = parser.parse_args(arguments)
     known = steps(options)
@@ -93,12 +95,15 @@ def is_done(path: Path) -> bool:
     return is_own and path.is_file() and bool(read(path)["complete"])
 
 
-def remove_others(folder: Path, commit: str | None) -> None:
-    for path in sorted(folder.glob("*.json")):
-        if read(path)["commit"] != commit:
-            print(f"{path}: of another commit, removed", file=sys.stderr)
-            for each in (path, path.with_suffix(".md"), path.with_suffix(".png")):
-                each.unlink(missing_ok=True)
+def of_others(folder: Path, commit: str | None) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.json")) if read(path)["commit"] != commit]
+
+
+def remove(paths: list[Path]) -> None:
+    for path in paths:
+        print(f"{path} is of another commit: removed", file=sys.stderr)
+        for each in (path, path.with_suffix(".md"), path.with_suffix(".png")):
+            each.unlink(missing_ok=True)
 
 
 def main() -> int:
@@ -118,12 +123,20 @@ def main() -> int:
         which = f"the installed package is of commit {commit}"
         print(f"full.py: {which}, and the checkout is not; commit, and install it", file=sys.stderr)
         return 2
-    remove_others(folder, commit)
+    others = of_others(folder, commit)
+    if others and not options.replace:
+        names_of_others = ", ".join(path.name for path in others)
+        print(f"full.py: {folder} has results of another commit than {commit}: {names_of_others}; "
+              "--replace removes them", file=sys.stderr)  # fmt: skip
+        return 2
+    remove(others)
     failed = []
     for name in names:
         if is_done(folder / f"{name}.json"):
             continue
         work = ["--work-dir", str(options.work_dir)]
+        if options.lock is not None and name.startswith("engines"):
+            work += ["--lock", str(options.lock)]
         script, *arguments = commands[name]
         print(f"=== {name}", file=sys.stderr, flush=True)
         command = [sys.executable, str(HERE / script), *arguments, *work, *outputs(name, folder)]

@@ -887,11 +887,13 @@ def test_a_changed_checkout_is_noticed(
     assert record.is_modified(None) is None and record.is_modified("0" * 40) is None
 
 
-def test_results_of_another_commit_make_room(tmp_path: Path, load) -> None:
+def test_results_of_another_commit_are_removed_when_asked(tmp_path: Path, load) -> None:
     for name, commit in (("a", "01234567"), ("engines", "89abcdef")):
         (tmp_path / f"{name}.json").write_text(json.dumps({"commit": commit}))
     (tmp_path / "engines.md").write_text("")
-    load("full").remove_others(tmp_path, "01234567")
+    full = load("full")
+    assert full.of_others(tmp_path, "01234567") == [tmp_path / "engines.json"]
+    full.remove(full.of_others(tmp_path, "01234567"))
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
