@@ -33,7 +33,10 @@ install_quantizers() {
   oracle_pip install -q llmcompressor==0.14.0.1
 }
 
-all=(llama-cpp smollm2 quantizers)
+# FastLLM, of which the library for processors is used, and none of the packages that it asks for.
+install_fast-llm() { oracle_pip install -q --no-deps ftllm==1.9.0 && oracle_pip install -q numpy 2>/dev/null; }
+
+all=(llama-cpp smollm2 quantizers fast-llm)
 
 # install NAME: again when the function that does it changes.
 install() {
