@@ -4,7 +4,10 @@ checkpoints, under the names and with the configuration of the family, give the 
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -42,3 +45,48 @@ def test_logits(tmp_path, row):
     reference = reference_for(model, ids, FLOAT32_FACTOR)
     error = np.abs(parity.forward(loader, ids) - np.load(out)).max()
     assert error <= 2 * reference.bound, f"{error / reference.rounding:.2f} of the rounding"
+
+
+class Recorder:
+    """Stands for FastLLM's library: takes every call, and does nothing."""
+
+    def __getattr__(self, name):
+        return lambda *arguments, **options: 0
+
+
+def test_the_head_of_baichuan2(tmp_path, monkeypatch):
+    """Its rows get length 1: FastLLM's own loading of such a model changes them so, in float16."""
+    import torch
+    from safetensors.torch import load_file
+    from support.model_file import read_tensors
+    from support.read_back import serialized
+
+    folder = environment("fast-llm")
+    (path,) = folder.glob("lib/*/site-packages/ftllm/hf_model.py")
+    llm = types.SimpleNamespace(fastllm_lib=Recorder(), model=Recorder().model)
+    library = types.SimpleNamespace(llm=llm)
+    monkeypatch.setitem(sys.modules, "ftllm", library)
+    spec = importlib.util.spec_from_file_location("fast_llm_hf_model", path)
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+
+    size = {"vocab_size": 125696}  # by which FastLLM knows it
+    prefix, fields, family = parity.ROWS["baichuan2"]
+    monkeypatch.setitem(parity.ROWS, "baichuan2", (prefix, {**fields, **size}, family))
+    parity.save(parity.build("baichuan2"), tmp_path / "hf")
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    model = torch.nn.Module()
+    model.lm_head = torch.nn.Linear(parity.BASE["hidden_size"], size["vocab_size"], bias=False)
+    model.load_state_dict({"lm_head.weight": tensors["lm_head.weight"]})
+    model.config = types.SimpleNamespace(
+        model_type="baichuan", architectures=["BaichuanForCausalLM"], **size
+    )
+    model.generation_config = None
+    theirs.create(model)
+
+    head = model.lm_head.weight.detach().double().numpy()
+    _, ours = read_tensors(serialized(tmp_path / "hf", tmp_path / "out"))
+    assert not np.allclose(head, tensors["lm_head.weight"], atol=0.1)
+    # Half a unit of its 11 bits, and of the subnormal numbers', and what float32 rounds.
+    bound = (2.0**-11 + 2.0**-20) * np.abs(head) + 2.0**-25
+    assert (np.abs(ours["lm_head"] - head) <= bound).all()
