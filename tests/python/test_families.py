@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import parity
+from support import families, parity
 from support.checkpoints import safetensors_bytes
 from support.lora import PREFIX, write_adapter
 
@@ -25,7 +25,7 @@ from allspark.model_loader.convert import decoder_fields  # noqa: E402
 from allspark.model_loader.errors import UnexplainedTensorError, UnsupportedModelError  # noqa: E402
 from safetensors.numpy import load  # noqa: E402
 from support.int8 import int8_model  # noqa: E402
-from test_architectures import NAME, build, forward, prompt_ids, save  # noqa: E402
+from test_architectures import NAME, ROWS, build, forward, prompt_ids, save  # noqa: E402
 from test_lora import Served  # noqa: E402
 from test_model_forms import FAMILIES, matrices  # noqa: E402
 
@@ -302,6 +302,43 @@ def test_every_family_is_in_the_guide(repo_root):
 
     guide = (repo_root / "docs" / "models.md").read_text()
     assert [name for name in registered() if f"`{name}`" not in guide] == []
+
+
+def held_to():
+    """{architecture: who computes the same from checkpoints that are no work of this project}."""
+    import test_fast_llm
+    import test_llama_cpp
+
+    held = {}
+    for row, (_, _, *family) in ROWS.items():
+        model = build(row)
+        config = {"architectures": [type(model).__name__]}
+        if family:
+            config, _ = family[0](model.config.to_dict(), dict(model.state_dict()))
+        who = held.setdefault(config["architectures"][0], set())
+        # The others are saved under names of this project's making.
+        if not family or family[0] in (families.gemma3, families.stacked, families.without_head):
+            who.add("transformers")
+        if row in test_llama_cpp.ROWS:
+            who.add("llama.cpp")
+        if row in (*test_fast_llm.ROWS, *test_fast_llm.HEADS):
+            who.add("FastLLM")
+    return held
+
+
+def test_the_guide_says_what_each_family_is_held_to(repo_root):
+    held = held_to()
+    guide = (repo_root / "docs" / "models.md").read_text()
+    head = "| family | `architectures` in `config.json` | held to | remarks |\n"
+    lines = guide.partition(head)[2].partition("\n\n")[0].splitlines()[1:]
+    found = set()
+    for line in lines:
+        _, cell, said, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        names = set(re.findall(r"`(\w+)`", cell))
+        who = set().union(*(held.get(name, set()) for name in names))
+        assert set(said.split(", ")) == (who or {"own twin"}), line
+        found |= names
+    assert found >= held.keys()
 
 
 def test_the_guide_adds_a_model_as_it_says(tmp_path, repo_root, monkeypatch):
