@@ -1,5 +1,8 @@
 """FastLLM's opinion of the first InternLM, which llama.cpp does not read, and of Baichuan: the same
 checkpoints, under the names and with the configuration of the family, give the same logits.
+
+It takes the base of InternLM's frequencies to be 10,000, as all published models have it, whatever
+the field ``rotary`` says.
 """
 
 from __future__ import annotations
