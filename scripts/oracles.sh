@@ -11,16 +11,24 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 oracle_pip() { "$folder/bin/python" -m pip "$@"; }
 
-# llama.cpp: its library by way of the Python package, its converter out of the package's sources. There are no
-# wheels of it. It is here to be right, not fast: little optimisation (three minutes on two cores), no instructions
-# that only some processors have, no matrix products but the plain ones.
+# llama.cpp: its converter, its library, and the Python package that declares the library's calls, all out of that
+# package's sources; there are no wheels of it. The library is here to be right, not fast: little optimisation (two
+# minutes on two cores), no instructions that only some processors have, no matrix products but the plain ones.
 install_llama-cpp() {
-  local version=0.3.36 flags=-O1
+  local version=0.3.36 source="$folder/source" build="$folder/build"
   oracle_pip download -q --no-deps --no-binary :all: -d "$folder" "llama-cpp-python==$version" || return 1
-  mkdir -p "$folder/source"
-  tar -xf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder/source" --strip-components=1 || return 1
-  CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF -DGGML_LLAMAFILE=OFF
-    -DCMAKE_C_FLAGS_RELEASE=$flags -DCMAKE_CXX_FLAGS_RELEASE=$flags" oracle_pip install -q "$folder/source" gguf
+  mkdir -p "$source"
+  tar -xf "$folder/llama_cpp_python-$version.tar.gz" -C "$source" --strip-components=1 || return 1
+  CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF" oracle_pip install -q "$source" gguf || return 1
+  cmake -G Ninja -S "$source/vendor/llama.cpp" -B "$build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+    -DCMAKE_C_FLAGS_RELEASE=-O1 -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
+    -DCMAKE_INSTALL_RPATH="\$ORIGIN" -DGGML_NATIVE=OFF -DGGML_LLAMAFILE=OFF -DLLAMA_BUILD_COMMON=OFF \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
+    >"$build.log" || return 1
+  cmake --build "$build" --parallel "$(nproc)" >>"$build.log" || return 1
+  local package=("$folder"/lib/*/site-packages/llama_cpp)
+  mkdir -p "${package[0]}/lib"
+  cp -P "$build"/bin/*.so* "${package[0]}/lib"
 }
 
 # A model that somebody trained: SmolLM2-135M-Instruct as a GGUF file of Q4_1, which a package carries.
