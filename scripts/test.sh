@@ -5,8 +5,8 @@
 # usage: scripts/test.sh [--fast | --slow [asan] [tsan] [fuzz] [aarch64]]
 #   --fast  what can be had in two minutes after a small change: the C++ unit tests, Python tests without torch
 #   --slow  also the slow tests (the soak: ALLSPARK_SOAK_SECONDS says how long), the C++ tests under ASan+UBSan
-#           and TSan and, on x86-64, on an emulated Arm processor, and a minute of fuzzing: two to three hours
-#           on two cores. With names, those parts alone, in the order given
+#           and TSan and, on x86-64, on an emulated Arm processor, a minute of fuzzing, and what docs/promises.md
+#           promises of time and memory: two to three hours on two cores. With names, those parts alone, in the order given
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -160,6 +160,7 @@ if [ ${#slow_parts[@]} -eq 0 ]; then
   if [ "$tier" = --slow ]; then
     step ctest-slow run_ctest release slow || true
     step pytest-slow run_pytest slow || true
+    step promises "$venv/bin/python" benchmarks/promises.py || true
     slow_parts=(asan tsan fuzz)
     if [ "$(uname -m)" = x86_64 ]; then slow_parts+=(aarch64); fi
   fi

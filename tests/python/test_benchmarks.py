@@ -1135,3 +1135,25 @@ def test_speculative_decoding_gives_the_same_tokens(tmp_path: Path, guesses: str
     assert [(row[0], row[1]) for row in rows] == [
         (f"| {name}", batch) for name in ("greedy", "copy", "noise") for batch in ("1", "4")
     ]
+
+
+# --- promises.py
+
+
+def test_the_promises_are_those_that_are_measured(load):
+    document = (BENCHMARKS.parent / "docs" / "promises.md").read_text()
+    rows = re.findall(r"^\|.*\|$", document, re.M)[2:]
+    assert "\n".join(rows) == load("promises").table()
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(1.0, "PASS"), (1.001, "FAIL")])
+def test_a_promise_that_is_broken_fails(load, monkeypatch, tmp_path, capsys, value, verdict):
+    promises = load("promises")
+    measured = [promises.Measured(0.5, 1.0), promises.Measured(value, 1.0, "s")]
+    row = promises.Promise("this", "that", lambda work: measured, ("size", "time"))
+    monkeypatch.setattr(promises, "PROMISES", (row,))
+    arguments = ["promises.py", "--shape", "tiny", "--work-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert promises.main() == (verdict == "FAIL")
+    assert f"{verdict}  this: time: {value:.3f} of at most 1.000 s" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

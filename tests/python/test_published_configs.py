@@ -10,7 +10,9 @@ field by field: a public copy, as REPOSITORY@COMMIT:PATH, or nothing ("unverifie
 is not the file itself, ``source_has`` says what it is: another model's of the same shape, its chat
 version for the most part, or a list of sizes and no more. ``differs`` has the fields in which the
 copy is not the same, with its value; the copies are other people's, so such a field may be wrong
-on either side, and none of them changes a tensor. The numbers of parameters have no such source.
+on either side, and none of them changes a tensor. Of the numbers of parameters, three were compared
+with something: InternLM3's with the sizes in its index, Baichuan 7B's and 13B's with their maker's
+table.
 
 Names of tensors: those of a checkpoint's index, where ``tensors`` has them (names whose place in
 the index was read; InternLM3's are all), and llama.cpp's tables of names for every architecture,
