@@ -15,10 +15,14 @@ How far a figure may be from the table's:
   them alone moves the perplexity by its standard error: the difference of two draws has sqrt(2)
   times that, and 4 of these are about 6 standard errors. The rows: bfloat16 for 4-bit weights with
   activations in bfloat16, int8 for those with activations in int8, and any other form's own.
-- The divergence grows with the square of the errors, and another draw leaves it where it is (found
-  for bfloat16 and int8 between the reference kernels and AVX2: 3 %). It must be within a factor of
-  1.5, which is errors that are 1.22 times as large or small. Rounding down instead of to nearest
-  makes errors twice as large, and a scale for 7 bits in place of 8 as well.
+- The divergence grows with the square of the errors, and another draw leaves it where it is but for
+  chance (the reference kernels' differs from AVX2's by 3 %). It must be within a factor of 1.5,
+  which is errors that are 1.22 times as large or small. Rounding down instead of to nearest makes
+  errors twice as large, and a scale for 7 bits in place of 8 as well. The demo model is all but
+  certain of most of its answers, so that few tokens make most of the sum, which scatters by a
+  quarter over documents (stories260K's by 0.03). The logarithms of two draws then differ by
+  sqrt(2) / 4, and a factor of 3 is three times that: its bound in rows that are other draws on
+  other processors. The standard errors are held to the same factors.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = re.compile(r"<!-- Held to tests/python/test_perplexity.py. -->(.*?)<!-- Its end. -->", re.S)
 SAME_DRAW = 6  # standard errors
 SAME_ERRORS = 1.5  # times the divergence
+SAME_ERRORS_OF_FEW_TOKENS = 3.0
 # What is promised (docs/quantization.md): percent, to either side.
 MOST_OF_8_BITS = 0.5
 MOST_OF_4_BITS = 3.0  # of the demo model; stories260K is narrower than any model to be served
@@ -55,7 +60,8 @@ class Form:
 
 def forms():
     """The rows of the table."""
-    rows = {"bfloat16": Form(), "int8, A16": Form({"weight_format": "int8"})}
+    rows = {"bfloat16": Form()}
+    rows["int8, A16"] = Form({"weight_format": "int8"}, noise="int8, A16")
     a8 = {"compute_method": "activate_quant"}
     int8 = "int8, A8"
     rows[int8] = Form({"weight_format": "int8", **a8}, noise=int8)
@@ -218,11 +224,13 @@ def test_a_form_costs_what_the_table_says(model, row, record_property):
     print(f"{model}: {row} | {figures}")
     off = abs(figures.change - expected.change)
     assert off <= SAME_DRAW * table[form.noise][model].standard_error, f"{figures}, not {expected}"
+    few_tokens = model == "demo model" and form.noise == row
+    factor = SAME_ERRORS_OF_FEW_TOKENS if few_tokens else SAME_ERRORS
     for ours, theirs in (
         (figures.divergence, expected.divergence),
         (figures.standard_error, expected.standard_error),
     ):
-        assert 1 / SAME_ERRORS <= ours / theirs <= SAME_ERRORS, f"{figures}, not {expected}"
+        assert 1 / factor <= ours / theirs <= factor, f"{figures}, not {expected}"
     eight_bits = "int4" not in row and "4 bits" not in row
     if eight_bits or model == "demo model":
         assert abs(figures.change) <= (MOST_OF_8_BITS if eight_bits else MOST_OF_4_BITS)
