@@ -10,6 +10,8 @@ the caller trusts it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +74,22 @@ def load_tokenizer(
         ) from error
 
 
+def _import_transformers() -> Any:
+    """transformers, which advises at its first import to install torch where there is none. Here
+    only its tokenizers are wanted, and they need no torch."""
+    advice = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    if advice in os.environ or importlib.util.find_spec("torch") is not None:
+        return importlib.import_module("transformers")
+    os.environ[advice] = "1"
+    try:
+        return importlib.import_module("transformers")
+    finally:
+        os.environ.pop(advice, None)
+
+
 def _tokenizer_class(directory: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
     try:
-        transformers = importlib.import_module("transformers")
+        transformers = _import_transformers()
     except ImportError as error:
         raise ModelSerializerException(
             f"tokenizers need the package 'transformers', which cannot be imported: {error}"

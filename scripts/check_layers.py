@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails on any include or import that the layering does not allow (csrc/README.md has the map).
+"""Fails on any include or import that the layering does not allow (csrc/README.md has the map), and
+where that map is not the tree's and this file's.
 
 usage: check_layers.py [ROOT]
 
@@ -132,6 +133,37 @@ def check_cpp(root: Path) -> Iterator[str]:
             yield from check_isa_closure(csrc, file)
 
 
+# A row of the map: `folder`, what it holds, what it may include.
+MAP_ROW = re.compile(r"^\| `([^`]+)` \|[^|]*\| ([^|]*) \|$", re.MULTILINE)
+
+
+def included_by_map(cell: str) -> set[str]:
+    """The layers and headers that a row of the map allows."""
+    if cell.startswith("everything"):
+        return {"*"}
+    parts = (part.strip().removesuffix(" alone").strip("`") for part in cell.split(","))
+    return {part for part in parts if part not in ("public headers", "-")}
+
+
+def check_map(root: Path) -> Iterator[str]:
+    """Holds the table of csrc/README.md against the folders and against LAYERS."""
+    readme = root / "csrc" / "README.md"
+    if not readme.is_file():
+        return
+    rows = {folder: cell for folder, cell in MAP_ROW.findall(readme.read_text(encoding="utf-8"))}
+    for folder, cell in rows.items():
+        if not (root / "csrc" / folder).is_dir():
+            yield f"csrc/README.md: the table names {folder}, which is no folder"
+        if folder in LAYERS:
+            allowed = {*LAYERS[folder], *EXTRA_HEADERS.get(folder, ())}
+            if included_by_map(cell) != allowed:
+                yield (f"csrc/README.md: {folder} may include {cell}, but the rules are "
+                       f"{', '.join(sorted(allowed)) or 'public headers alone'}")
+    for folder in [*LAYERS, *(p.name for p in sorted((root / "csrc").iterdir()) if p.is_dir())]:
+        if folder not in rows and folder != "include":
+            yield f"csrc/README.md: the table lacks {folder}"
+
+
 class ImportVisitor(ast.NodeVisitor):
     """Collects (line, absolute module, is lazy) of every import; not those for type checkers."""
 
@@ -205,7 +237,7 @@ def check_python(root: Path) -> Iterator[str]:
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
-    problems = list(dict.fromkeys([*check_cpp(root), *check_python(root)]))
+    problems = list(dict.fromkeys([*check_cpp(root), *check_map(root), *check_python(root)]))
     for problem in problems:
         print(problem)
     print(f"check_layers: {len(problems)} problem(s)")

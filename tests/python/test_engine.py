@@ -52,6 +52,18 @@ def run(engine, ids, config=GREEDY):
     return tokens
 
 
+def test_a_model_for_cuda_runs_on_the_cpu_with_a_warning(checkpoint, repo_root, capfd):
+    readme = (repo_root / "README.md").read_text(encoding="utf-8")
+    assert "configured for CUDA runs on the CPU, and a warning in the log says so" in readme
+    expected, _ = start_engine(checkpoint)
+    engine, _ = start_engine(checkpoint, compute_unit="CUDA:0")
+    log = capfd.readouterr().err
+    assert "'CUDA:0'" in log and "'m' runs on CPU:0" in log, log
+    for each in (expected, engine):
+        assert each.start_model("m") == OK, each.last_error()
+    assert run(engine, [1, 2, 3]) == run(expected, [1, 2, 3])
+
+
 def test_states_and_refusals(checkpoint):
     engine, _ = start_engine(checkpoint)
     assert engine.get_model_state("m") == ModelState.Initial

@@ -31,6 +31,29 @@ def test_import_needs_neither_torch_nor_transformers():
     assert result.stdout.strip() == "[]", result.stderr
 
 
+WITHOUT_TORCH = """
+import importlib.util, os, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+"""
+
+
+def test_a_tokenizer_asks_for_no_torch(demo_model):
+    """transformers gives that advice; the second program shows that it would have here."""
+    loaded = run_python(
+        WITHOUT_TORCH
+        + f"""
+import allspark
+loader = allspark.HuggingFaceModel({str(demo_model)!r}, "demo").load_model()
+print(loader.get_tokenizer().decode(loader.get_tokenizer().encode("A queue")))
+print([name for name in os.environ if name.startswith("TRANSFORMERS_NO")])
+"""
+    )
+    assert (loaded.stdout, loaded.stderr) == ("A queue\n[]\n", "")
+    plain = run_python(WITHOUT_TORCH + "import transformers")
+    assert "PyTorch" in plain.stderr
+
+
 def test_every_exported_name_exists():
     import allspark
 

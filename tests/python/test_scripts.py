@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import check_layers as layers  # noqa: E402
 
 
 def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -103,6 +107,65 @@ def test_isa_source_reaches_a_library_through_our_headers(tmp_path: Path) -> Non
     assert result.returncode == 1
     assert "csrc/kernels/table.h:2: <vector> reaches x_avx512.cc" in result.stdout
     assert "algorithm" not in result.stdout
+
+
+MAP = """| layer | what it holds | may include |
+|---|---|---|
+| `include/allspark` | the public API | the standard library |
+"""
+
+
+def map_of(**changes: str) -> str:
+    """csrc/README.md's table by the rules, with other cells for some layers; "": no row."""
+    rows = {}
+    for layer, below in layers.LAYERS.items():
+        allowed = [*below, *layers.EXTRA_HEADERS.get(layer, ())]
+        rows[layer] = ", ".join(allowed).replace("*", "everything") or "public headers"
+    cells = {**rows, **changes}
+    return MAP + "".join(f"| `{name}` | x | {cell} |\n" for name, cell in cells.items() if cell)
+
+
+def make_mapped_tree(root: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    layers = [line.split("`")[1] for line in map_of().splitlines() if "`" in line]
+    make_tree(root, {f"csrc/{layer}/x.cc": "" for layer in layers})
+    make_tree(root, {"csrc/include/allspark/x.h": "", "csrc/README.md": map_of(**changes)})
+    return run("check_layers.py", root)
+
+
+def test_the_map_of_the_layers_is_the_rules(tmp_path: Path) -> None:
+    result = make_mapped_tree(tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernels/cuda": "as `kernels`, and CUDA"}, "names kernels/cuda, which is no folder"),
+        ({"kv_cache": ""}, "the table lacks kv_cache"),
+        ({"ops": "kernels, tensor"}, "ops may include kernels, tensor, but the rules are"),
+        ({"kv_cache": "base, tensor"}, "kv_cache may include base, tensor, but"),
+        ({"base": "everything"}, "base may include everything, but the rules are public headers"),
+    ],
+)
+def test_a_map_that_is_wrong_is_refused(
+    tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    result = make_mapped_tree(tmp_path, **changes)
+    assert result.returncode == 1
+    assert message in result.stdout
+
+
+def test_the_options_of_the_build_are_those_that_are_described() -> None:
+    root = SCRIPTS.parent
+    build = (root / "CMakeLists.txt").read_text(encoding="utf-8")
+    options = re.findall(r"^(?:option|set)\((ALLSPARK_[A-Z]+)\b", build, re.MULTILINE)
+    readme = (root / "csrc" / "README.md").read_text(encoding="utf-8")
+    described = readme.partition("Presets:")[2].partition("\n\n")[0]
+    assert options
+    assert set(re.findall(r"`(ALLSPARK_[A-Z]+)`", described)) == set(options)
+    presets = json.loads((root / "CMakePresets.json").read_text(encoding="utf-8"))
+    names = {preset["name"] for preset in presets["configurePresets"]} - {"base"}
+    assert set(re.findall(r"`([a-z]+[0-9]*)`", described)) == names
 
 
 # --- check_layers.py: Python ---
