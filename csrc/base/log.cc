@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string_view>
 
 #include "base/json.h"
@@ -102,11 +103,24 @@ std::atomic<int> log_level{kNotConfigured};
 
 int InitLogLevel() {
   static std::once_flag once;
-  std::call_once(once, [] {
-    // Unless ConfigureLog came first.
-    if (log_level.load() == kNotConfigured) ConfigureLog(LogConfig::FromEnv());
-  });
+  try {
+    std::call_once(once, [] {
+      // Unless ConfigureLog came first.
+      if (log_level.load() == kNotConfigured) ConfigureLog(LogConfig::FromEnv());
+    });
+  } catch (const std::bad_alloc&) {
+    return static_cast<int>(LogLevel::kWarning);  // The next statement tries again.
+  }
   return log_level.load();
+}
+
+LogMessage& LogMessage::operator<<(LogField field) noexcept {
+  try {
+    fields_.push_back(std::move(field));
+  } catch (const std::bad_alloc&) {
+    // The line does without it.
+  }
+  return *this;
 }
 
 LogMessage::~LogMessage() {
@@ -123,6 +137,23 @@ LogMessage::~LogMessage() {
 }
 
 }  // namespace internal
+
+LogField::LogField(const char* name, std::string_view text) noexcept : key(name), is_text(true) {
+  try {
+    value = text;
+  } catch (const std::bad_alloc&) {
+    value = "?";
+  }
+}
+
+LogField::LogField(const char* name, int64_t number) noexcept : key(name), is_text(false) {
+  try {
+    value = std::to_string(number);
+  } catch (const std::bad_alloc&) {
+    value = "?";
+    is_text = true;
+  }
+}
 
 LogConfig LogConfig::FromEnv() {
   LogConfig config;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -24,6 +25,19 @@ void WaitUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& l
   }
 }
 
+// Does something at the end of a scope, by an exception too.
+template <typename Function>
+class OnReturn {
+ public:
+  explicit OnReturn(Function function) : function_(std::move(function)) {}
+  ~OnReturn() { function_(); }
+  OnReturn(const OnReturn&) = delete;
+  OnReturn& operator=(const OnReturn&) = delete;
+
+ private:
+  const Function function_;
+};
+
 }  // namespace
 
 Admission::Admission(const RuntimeConfig& config)
@@ -34,6 +48,8 @@ Admission::Admission(const RuntimeConfig& config)
 
 Status Admission::Enter(std::unique_lock<std::mutex>& lock, const Share& share, int64_t deadline_us,
                         const std::function<bool()>& cancelled) {
+  // However this ends, the next one's turn may have come.
+  const OnReturn call_next([this] { CallNext(); });
   Status status = CheckTensors(share.tensor_bytes);
   if (status.ok() && (!HasRoom() || !callers_.empty())) {
     status = blocks_ ? Wait(lock, deadline_us, cancelled) : Status::RequestDenied(DescribeQueue());
@@ -43,7 +59,6 @@ Status Admission::Enter(std::unique_lock<std::mutex>& lock, const Share& share, 
     num_live_ += share.num_requests;
     tensor_bytes_ += share.tensor_bytes;
   }
-  CallNext();
   return status;
 }
 
@@ -74,9 +89,8 @@ Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
                        const std::function<bool()>& cancelled) {
   Caller caller;
   const auto place = callers_.insert(callers_.end(), &caller);
-  Status status = WaitForTurn(lock, caller, deadline_us, cancelled);
-  callers_.erase(place);
-  return status;
+  const OnReturn leave([&] { callers_.erase(place); });
+  return WaitForTurn(lock, caller, deadline_us, cancelled);
 }
 
 Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller,

@@ -24,6 +24,10 @@ CompletionSetImpl::~CompletionSetImpl() { close(fd_); }
 std::vector<std::shared_ptr<ResultQueue>> CompletionSetImpl::Drain() {
   std::vector<std::shared_ptr<ResultQueue>> changed;
   std::lock_guard lock(mutex_);
+  // Where there is no memory for the list nothing is taken out of it.
+  size_t count_changed = 0;
+  for (const CompletionHook* hook = head_; hook != nullptr; hook = hook->next) ++count_changed;
+  changed.reserve(count_changed);
   // Cleared under the lock: a Mark after this drain writes again because the list is empty then.
   uint64_t count = 0;
   [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof count);

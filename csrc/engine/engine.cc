@@ -4,9 +4,11 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 #include <string>
 #include <system_error>
+#include <type_traits>
 
 #include "base/log.h"
 #include "engine/metrics.h"
@@ -31,19 +33,41 @@ class Engine::Impl {
     return it->second;
   }
 
+  // Makes a call; where the heap has no memory for it, that is its answer.
+  template <typename Call>
+  std::invoke_result_t<Call> Guard(Call call) const {
+    try {
+      return call();
+    } catch (const std::bad_alloc&) {
+      return no_memory_;
+    }
+  }
+
+  // The same, on an installed model.
+  template <typename Call>
+  std::invoke_result_t<Call, ModelInstance&> On(const std::string& name, Call call) const {
+    return Guard([&]() -> std::invoke_result_t<Call, ModelInstance&> {
+      Result<std::shared_ptr<ModelInstance>> instance = Find(name);
+      if (!instance.ok()) return instance.status();
+      return call(**instance);
+    });
+  }
+
   Result<int64_t> CallPrefixCache(const std::string& name, ModelInstance::PrefixOp op,
                                   std::span<const int64_t> prompt_ids,
                                   const std::string& lora_name) const {
-    Result<std::shared_ptr<ModelInstance>> instance = Find(name);
-    if (!instance.ok()) return instance.status();
-    return (*instance)->CallPrefixCache(op, prompt_ids, lora_name);
+    return On(name, [&](ModelInstance& instance) {
+      return instance.CallPrefixCache(op, prompt_ids, lora_name);
+    });
   }
 
-  Status LoadLora(const std::string& model_name, const std::string& lora_name,
-                  const Result<std::shared_ptr<const LoraFile>>& file) const {
-    if (!file.ok()) return file.status();
-    Result<std::shared_ptr<ModelInstance>> instance = Find(model_name);
-    return instance.ok() ? (*instance)->LoadLora(lora_name, **file) : instance.status();
+  // `open` gives the file.
+  template <typename Open>
+  Status LoadLora(const std::string& model_name, const std::string& lora_name, Open open) const {
+    return On(model_name, [&](ModelInstance& instance) {
+      const Result<std::shared_ptr<const LoraFile>> file = open();
+      return file.ok() ? instance.LoadLora(lora_name, **file) : file.status();
+    });
   }
 
   // The device's memory region and, per number of threads, its compute pool; made when first
@@ -113,6 +137,9 @@ class Engine::Impl {
   // Guarded by models_mutex_; in the order of installation.
   std::vector<std::pair<std::string, std::shared_ptr<ModelInstance>>> models_;
 
+  // Made beforehand: a copy takes no memory.
+  const Status no_memory_ =
+      Status::ResourceExhausted("the heap has no memory for this call, which changed nothing");
   const std::shared_ptr<CompletionSetImpl> completions_ = std::make_shared<CompletionSetImpl>();
   const std::shared_ptr<CompletionSet> completions_base_ = completions_;
 };
@@ -200,11 +227,13 @@ Status Engine::Impl::Install(RuntimeConfig config) {
   Result<std::unique_ptr<ModelInstance>> instance = ModelInstance::Create(
       config, std::move(*reader), std::move(*draft), std::move(*device), completions_);
   if (!instance.ok()) return instance.status();
+  {
+    std::unique_lock lock(models_mutex_);
+    models_.emplace_back(config.model_name, std::move(*instance));
+  }
   // The instance holds the images now.
   registered_.erase(config.model_name);
   registered_.erase(config.draft_model);
-  std::unique_lock lock(models_mutex_);
-  models_.emplace_back(config.model_name, std::move(*instance));
   return Status::Ok();
 }
 
@@ -221,57 +250,58 @@ Status Engine::Impl::Release(const std::string& name) {
 
 Engine::Engine() : impl_(std::make_unique<Impl>()) {}
 
-Engine::~Engine() {
-  for (const std::string& name : ListModels()) {
-    (void)StopModel(name);
-    (void)ReleaseModel(name);
-  }
-}
+// Instances stop when they go; nobody else holds one.
+Engine::~Engine() = default;
 
 Status Engine::RegisterImage(const std::string& model_name,
                              std::shared_ptr<const ModelImage> image) {
-  if (model_name.empty()) return Status::InvalidArgument("model_name is empty");
-  if (image == nullptr) return Status::InvalidArgument("image is null");
-  std::lock_guard lifecycle(impl_->lifecycle_);
-  impl_->images_[model_name] = image;
-  impl_->registered_[model_name] = std::move(image);
-  return Status::Ok();
+  return impl_->Guard([&]() -> Status {
+    if (model_name.empty()) return Status::InvalidArgument("model_name is empty");
+    if (image == nullptr) return Status::InvalidArgument("image is null");
+    std::lock_guard lifecycle(impl_->lifecycle_);
+    // Both entries first: from there on nothing fails.
+    auto& named = impl_->images_[model_name];
+    auto& registered = impl_->registered_[model_name];
+    named = image;
+    registered = std::move(image);
+    return Status::Ok();
+  });
 }
 
-Status Engine::InstallModel(const RuntimeConfig& config) { return impl_->Install(config); }
+Status Engine::InstallModel(const RuntimeConfig& config) {
+  return impl_->Guard([&] { return impl_->Install(config); });
+}
 
 Status Engine::StartModel(const std::string& model_name) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->Start() : instance.status();
+  return impl_->On(model_name, [](ModelInstance& instance) { return instance.Start(); });
 }
 
 Status Engine::StopModel(const std::string& model_name, StopMode mode, int64_t timeout_ms) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->Stop(mode, timeout_ms) : instance.status();
+  return impl_->On(model_name,
+                   [&](ModelInstance& instance) { return instance.Stop(mode, timeout_ms); });
 }
 
-Status Engine::ReleaseModel(const std::string& model_name) { return impl_->Release(model_name); }
+Status Engine::ReleaseModel(const std::string& model_name) {
+  return impl_->Guard([&] { return impl_->Release(model_name); });
+}
 
 Status Engine::UnloadDeviceMemory(const std::string& model_name) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->UnloadMemory() : instance.status();
+  return impl_->On(model_name, [](ModelInstance& instance) { return instance.UnloadMemory(); });
 }
 
 Status Engine::LoadDeviceMemory(const std::string& model_name) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->LoadMemory() : instance.status();
+  return impl_->On(model_name, [](ModelInstance& instance) { return instance.LoadMemory(); });
 }
 
 Result<ModelState> Engine::GetModelState(const std::string& model_name) const {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  return (*instance)->state();
+  return impl_->On(model_name,
+                   [](ModelInstance& instance) -> Result<ModelState> { return instance.state(); });
 }
 
 Result<std::string> Engine::GetModelSpec(const std::string& model_name) const {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  return (*instance)->spec().SerializeAsString();
+  return impl_->On(model_name, [](ModelInstance& instance) -> Result<std::string> {
+    return instance.spec().SerializeAsString();
+  });
 }
 
 std::vector<std::string> Engine::ListModels() const {
@@ -286,56 +316,58 @@ Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             const GenerationConfig& config,
                                             std::shared_ptr<TokenMask> token_mask,
                                             const std::function<bool()>& cancelled) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  // The sequences of a request have ids that follow one another.
-  const int64_t num_ids =
-      std::clamp<int64_t>(std::max(config.num_beams, config.best_of), 1, kMaxSequences);
-  return (*instance)->Submit(next_request_id.fetch_add(static_cast<uint64_t>(num_ids)), prompt_ids,
-                             config, std::move(token_mask), cancelled);
+  return impl_->On(model_name, [&](ModelInstance& instance) {
+    // The sequences of a request have ids that follow one another.
+    const int64_t num_ids =
+        std::clamp<int64_t>(std::max(config.num_beams, config.best_of), 1, kMaxSequences);
+    return instance.Submit(next_request_id.fetch_add(static_cast<uint64_t>(num_ids)), prompt_ids,
+                           config, std::move(token_mask), cancelled);
+  });
 }
 
 Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->StopRequest(handle) : instance.status();
+  return impl_->On(model_name,
+                   [&](ModelInstance& instance) { return instance.StopRequest(handle); });
 }
 
 Status Engine::ReleaseRequest(const std::string& model_name, RequestHandle handle) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->ReleaseRequest(handle) : instance.status();
+  return impl_->On(model_name,
+                   [&](ModelInstance& instance) { return instance.ReleaseRequest(handle); });
 }
 
 Status Engine::SyncRequest(const std::string& model_name, RequestHandle handle,
                            int64_t timeout_ms) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->SyncRequest(handle, timeout_ms) : instance.status();
+  return impl_->On(model_name, [&](ModelInstance& instance) {
+    return instance.SyncRequest(handle, timeout_ms);
+  });
 }
 
 Status Engine::SyncAllRequests(const std::string& model_name, int64_t timeout_ms) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->SyncAll(timeout_ms) : instance.status();
+  return impl_->On(model_name,
+                   [&](ModelInstance& instance) { return instance.SyncAll(timeout_ms); });
 }
 
 Status Engine::LoadLora(const std::string& model_name, const std::string& lora_name,
                         const std::string& path) {
-  return impl_->LoadLora(model_name, lora_name, LoraFile::Open(path));
+  return impl_->LoadLora(model_name, lora_name, [&] { return LoraFile::Open(path); });
 }
 
 Status Engine::LoadLora(const std::string& model_name, const std::string& lora_name,
                         std::shared_ptr<const LoraImage> image) {
   if (image == nullptr) return Status::InvalidArgument("image is null");
-  return impl_->LoadLora(model_name, lora_name, LoraFile::OpenImage(std::move(image)));
+  return impl_->LoadLora(model_name, lora_name,
+                         [&] { return LoraFile::OpenImage(std::move(image)); });
 }
 
 Status Engine::UnloadLora(const std::string& model_name, const std::string& lora_name) {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->loras().Remove(lora_name) : instance.status();
+  return impl_->On(model_name,
+                   [&](ModelInstance& instance) { return instance.loras().Remove(lora_name); });
 }
 
 Result<std::vector<std::string>> Engine::ListLoras(const std::string& model_name) const {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  return (*instance)->loras().Names();
+  return impl_->On(model_name, [](ModelInstance& instance) -> Result<std::vector<std::string>> {
+    return instance.loras().Names();
+  });
 }
 
 Result<int64_t> Engine::FindPrefix(const std::string& model_name,
@@ -361,26 +393,21 @@ Result<int64_t> Engine::ClearPrefixCache(const std::string& model_name) {
 }
 
 Result<ModelInfo> Engine::GetModelInfo(const std::string& model_name) const {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  return (*instance)->info();
+  return impl_->On(model_name,
+                   [](ModelInstance& instance) -> Result<ModelInfo> { return instance.info(); });
 }
 
 Result<EngineStat> Engine::GetEngineStat(const std::string& model_name) const {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  return (*instance)->Stat();
+  return impl_->On(model_name,
+                   [](ModelInstance& instance) -> Result<EngineStat> { return instance.Stat(); });
 }
 
 Status Engine::WriteTrace(const std::string& model_name, const std::string& path) const {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  return instance.ok() ? (*instance)->WriteTrace(path) : instance.status();
+  return impl_->On(model_name, [&](ModelInstance& instance) { return instance.WriteTrace(path); });
 }
 
 Result<std::string> Engine::GetOpProfilingInfo(const std::string& model_name) const {
-  Result<std::shared_ptr<ModelInstance>> instance = impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  return (*instance)->OpProfilingInfo();
+  return impl_->On(model_name, [](ModelInstance& instance) { return instance.OpProfilingInfo(); });
 }
 
 std::vector<Metric> Engine::GetMetrics() const {
@@ -413,6 +440,13 @@ Status TestingAccess::SetStepHook(Engine& engine, const std::string& model_name,
 void TestingAccess::SetHostCopier(Engine& engine, std::shared_ptr<HostCopier> copier) {
   std::lock_guard lifecycle(engine.impl_->lifecycle_);
   engine.impl_->host_copier_ = std::move(copier);
+}
+
+void TestingAccess::SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator) {
+  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  engine.impl_->allocator_ = std::move(allocator);
+  const Result<BfcOptions> options = BfcOptions::FromEnv();
+  if (options.ok()) engine.impl_->cpu_cache_ratio_ = options->cpu_cache_ratio;
 }
 
 Result<AllocatorStats> TestingAccess::DeviceStats(Engine& engine) {

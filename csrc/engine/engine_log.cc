@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -88,15 +89,20 @@ void EngineLog::OnEnd(const RequestRecord& request, std::span<const int32_t> out
                  << LogField("first_token_ms", MsSince(request.arrival_us, request.first_token_us))
                  << LogField("total_ms", MsSince(request.arrival_us, request.end_us))
                  << LogField("preemptions", request.num_preemptions);
-  if (!dumps_tokens_) return;
+  if (dumps_tokens_) DumpTokens(id, output);
+}
+
+void EngineLog::DumpTokens(int64_t request_id, std::span<const int32_t> output) const try {
   std::string ids = "[";
   for (const int32_t token : output) {
     if (ids.size() > 1) ids += ',';
     ids += std::to_string(token);
   }
   ids += ']';
-  AS_LOG_ANYWAY(kInfo) << "output" << LogField("model", model_name_) << LogField("request", id)
-                       << LogField("token_ids", ids);
+  AS_LOG_ANYWAY(kInfo) << "output" << LogField("model", model_name_)
+                       << LogField("request", request_id) << LogField("token_ids", ids);
+} catch (const std::bad_alloc&) {
+  // An end is an end, with or without a line of the log.
 }
 
 }  // namespace allspark

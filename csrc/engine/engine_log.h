@@ -1,5 +1,6 @@
 // What a model logs of its work, as the environment asks for it: a status line from time to time
 // while requests run, a line for each step, for each request, its tokens. The step thread calls.
+// Nothing is thrown: what finds no memory is left out.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,8 @@ class EngineLog {
   void OnEnd(const RequestRecord& request, std::span<const int32_t> output) const;
 
  private:
+  void DumpTokens(int64_t request_id, std::span<const int32_t> output) const;
+
   std::string model_name_;
   int64_t status_interval_us_;  // 0: no status
   bool logs_steps_, dumps_tokens_;

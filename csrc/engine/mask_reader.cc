@@ -8,6 +8,7 @@
 
 #include "base/int_math.h"
 #include "base/log.h"
+#include "engine/error_text.h"
 
 namespace allspark {
 
@@ -43,15 +44,17 @@ void TokenMask::Fail(std::string message) {
 Result<std::unique_ptr<MaskReader>> MaskReader::Create(std::shared_ptr<TokenMask> mask,
                                                        int64_t vocab_size) {
   TokenMask::State& state = *mask->state_;
+  std::unique_ptr<MaskReader> reader;
   {
     std::lock_guard lock(state.mutex);
     if (state.has_reader) {
       return Status::FailedPrecondition("the token mask serves another request; one is for one");
     }
+    // What may fail comes first: a mask that has no reader can have another.
+    state.words.resize(static_cast<size_t>(CeilDiv(vocab_size, 32)));
+    reader.reset(new MaskReader(mask));
     state.has_reader = true;
   }
-  state.words.resize(static_cast<size_t>(CeilDiv(vocab_size, 32)));
-  std::unique_ptr<MaskReader> reader(new MaskReader(std::move(mask)));
   reader->Next(TokenMask::kNoToken);
   return reader;
 }
@@ -74,9 +77,9 @@ void MaskReader::Next(int32_t token) {
   try {
     mask_->Next(token);
   } catch (const std::exception& error) {
-    mask_->Fail(error.what());
+    mask_->Fail(ErrorText("", error.what()));
   } catch (...) {
-    mask_->Fail("an exception that is not a std::exception");
+    mask_->Fail(ErrorText("", "an exception that is not a std::exception"));
   }
 }
 

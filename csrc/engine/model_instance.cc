@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <string>
 #include <system_error>
 
@@ -72,6 +73,8 @@ Status ModelInstance::Start() {
     if (!running.ok()) return running.status();
     WarmUp(**running);
     running_ = std::move(*running);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     return Status::Internal("start_model: warm-up of '" + config_.model_name +
                             "' failed: " + error.what());
@@ -82,12 +85,18 @@ Status ModelInstance::Start() {
     stopping_ = false;
     loop_running_ = true;
   }
-  try {
-    step_thread_ = std::thread([this] { StepLoop(); });
-  } catch (const std::system_error& error) {
+  const auto undo = [this] {
     std::lock_guard lock(mutex_);
     accepting_ = loop_running_ = false;
     running_.reset();
+  };
+  try {
+    step_thread_ = std::thread([this] { StepLoop(); });
+  } catch (const std::bad_alloc&) {
+    undo();
+    throw;
+  } catch (const std::system_error& error) {
+    undo();
     return Status::ResourceExhausted(std::string("start_model: no thread: ") + error.what());
   }
   state_ = ModelState::kRunning;
@@ -147,14 +156,21 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
   step_thread_.join();
   running_.reset();
   statistics_.SetUsage({});
-  if (trace_ != nullptr) {
+  state_ = ModelState::kStop;
+  if (trace_ != nullptr) WriteLastTrace();
+  return Status::Ok();
+}
+
+// What was stopped stays stopped, whether the trace can be written or not.
+void ModelInstance::WriteLastTrace() const {
+  try {
     const Status written = WriteTrace(config_.trace_path);
     if (!written.ok()) {
       AS_LOG(kError) << written.message();
     }
+  } catch (const std::bad_alloc&) {
+    AS_LOG(kError) << "no memory to write the trace to " << config_.trace_path;
   }
-  state_ = ModelState::kStop;
-  return Status::Ok();
 }
 
 Status ModelInstance::WriteTrace(const std::string& path) const {

@@ -138,6 +138,7 @@ class ModelInstance {
   // Of blocks of the model and, where there is one, the draft model.
   Status SizePool(int64_t block_bytes);
   void FillInfo(int64_t block_bytes);
+  void WriteLastTrace() const;
   // True when a drain was under way and will now cancel.
   bool CutDrainShort();
   Result<std::unique_ptr<Running>> MakeRunning() const;
@@ -178,8 +179,8 @@ class ModelInstance {
   void EndExpired();
   // One of them, or null.
   Request* TakeExpired(int64_t now_us) const;
-  void FailStep(const std::vector<PlannedChunk>& plan, const std::string& message);
-  void EndRequest(Request* request, FinishReason reason, std::string error);
+  void FailStep(const std::vector<PlannedChunk>& plan, const char* message);
+  void EndRequest(Request* request, FinishReason reason, const std::string& error);
   // Groups, in step_groups.cc. The next beams, once the candidates of all are there.
   void AdvanceSearch(Request* beam, const SamplingRow& row);
   // False: it was not the last of its group.
@@ -191,6 +192,7 @@ class ModelInstance {
   // Of the last plan; false: there were none.
   bool EndInterrupted();
   void EndStep();
+  void LogStatus();
   void CountToken(Request& request, int64_t now_us);
   void CountEnd(const Request& request, FinishReason reason, int64_t now_us);
   void PublishUsage();
@@ -207,6 +209,9 @@ class ModelInstance {
   Status CheckAcceptingLocked(const char* what) const;
   Result<std::shared_ptr<Request>> Find(RequestHandle handle) const;
   void PostStopLocked(const std::shared_ptr<Request>& request);
+  // Where handles and deadlines find it; all of it or nothing.
+  void EnlistLocked(const std::shared_ptr<Request>& request);
+  void DelistLocked(const Request& request);
   // Of requests; the list is the step thread's by now.
   static void DropStops(Request* head);
 

@@ -408,13 +408,13 @@ FinishReason Request::Reason() const {
   return num_tokens >= max_length ? FinishReason::kLength : FinishReason::kNone;
 }
 
-void Request::Finish(FinishReason reason, std::string error, int64_t now_us) {
+void Request::Finish(FinishReason reason, const std::string& error, int64_t now_us) {
   if (group != nullptr) {
     group->Finish(reason, error, now_us);
     return;
   }
   ReleaseResources();
-  queue->Finish(reason, std::move(error), now_us);
+  queue->Finish(reason, error, now_us);
 }
 
 void Request::ReleaseResources() {

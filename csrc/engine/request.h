@@ -104,7 +104,7 @@ struct Request : ScheduledSequence {
   // Delivers the token that was chosen for NextRow; one of a group keeps it.
   void Deliver(int32_t token, int64_t now_us);
   // The end: frees everything but the queues (for a group all of it), which say why.
-  void Finish(FinishReason reason, std::string error, int64_t now_us);
+  void Finish(FinishReason reason, const std::string& error, int64_t now_us);
   // Frees everything but the queue.
   void ReleaseResources();
 

@@ -22,6 +22,12 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
   Result<std::shared_ptr<const LoadedLora>> lora = loras_.Find(generation.lora_name);
   if (!lora.ok()) return lora.status();
   request->UseLora(std::move(*lora));
+  StartedRequest started{RequestHandle{request_id}, request->queue};
+  if (request->group != nullptr) {
+    for (const Request* other : request->group->returned().subspan(1)) {
+      started.next_best.push_back({RequestHandle{other->request_id}, other->queue});
+    }
+  }
   std::unique_lock lock(mutex_);
   AS_RETURN_IF_ERROR(CheckAcceptingLocked("a request"));
   const Status entered = admission_.Enter(lock, request->share(), request->deadline_us, cancelled);
@@ -29,22 +35,40 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
     statistics_.OnDenied();
     return entered;
   }
-  StartedRequest started{RequestHandle{request_id}, request->queue};
-  requests_.emplace(request_id, request);
-  if (request->group != nullptr) {
-    for (const Request* other : request->group->returned().subspan(1)) {
-      started.next_best.push_back({RequestHandle{other->request_id}, other->queue});
-      requests_.emplace(other->request_id, request);
-    }
-  }
-  if (request->deadline_us != kNoDeadline) {
-    deadlines_.emplace(request->deadline_us, request.get());
+  try {
+    EnlistLocked(request);
+  } catch (...) {
+    admission_.Leave(request->share());
+    throw;
   }
   request->self = request;
   (new_tail_ != nullptr ? new_tail_->next_new : new_head_) = request.get();
   new_tail_ = request.get();
   mail_.notify_one();
   return started;
+}
+
+void ModelInstance::EnlistLocked(const std::shared_ptr<Request>& request) {
+  try {
+    requests_.emplace(request->request_id, request);
+    if (request->group != nullptr) {
+      for (const Request* other : request->group->returned().subspan(1)) {
+        requests_.emplace(other->request_id, request);
+      }
+    }
+    if (request->deadline_us != kNoDeadline) {
+      deadlines_.emplace(request->deadline_us, request.get());
+    }
+  } catch (...) {
+    DelistLocked(*request);
+    throw;
+  }
+}
+
+void ModelInstance::DelistLocked(const Request& request) {
+  requests_.erase(request.request_id);
+  if (request.group == nullptr) return;
+  for (const Request* other : request.group->returned()) requests_.erase(other->request_id);
 }
 
 Status ModelInstance::CheckAcceptingLocked(const char* what) const {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/clock.h"
+#include "engine/error_text.h"
 
 namespace allspark {
 
@@ -218,7 +219,7 @@ void ResultQueueImpl::AppendRanked(std::span<const int32_t> tokens, const Output
   if (capacity_.logprobs) output_logprobs_ = logprobs;
 }
 
-void ResultQueueImpl::Finish(FinishReason reason, std::string error, int64_t now_us) {
+void ResultQueueImpl::Finish(FinishReason reason, const std::string& error, int64_t now_us) {
   std::lock_guard lock(mutex_);
   if (IsTerminal(status_)) return;
   switch (reason) {
@@ -232,7 +233,7 @@ void ResultQueueImpl::Finish(FinishReason reason, std::string error, int64_t now
       status_ = GenerateRequestStatus::kGenerateFinished;
   }
   reason_ = reason;
-  error_ = std::move(error);
+  error_ = ErrorText("", error);
   finished_us_ = now_us;
   AnnounceLocked();
 }

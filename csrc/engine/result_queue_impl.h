@@ -57,7 +57,7 @@ class ResultQueueImpl final : public ResultQueue,
   void AppendRanked(std::span<const int32_t> tokens, const OutputLogprobs& logprobs, double score,
                     int64_t now_us);
   void OnDrafts(int64_t drafted, int64_t accepted);
-  void Finish(FinishReason reason, std::string error, int64_t now_us);
+  void Finish(FinishReason reason, const std::string& error, int64_t now_us);
   void Announce();
 
   // Blocks until terminal; false on timeout. timeout_ms < 0 waits for ever.

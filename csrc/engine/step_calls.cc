@@ -2,6 +2,8 @@
 // they are about is the step thread's, so a caller posts what it wants and sleeps until that thread
 // has done it.
 
+#include <exception>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -12,7 +14,8 @@ namespace allspark {
 struct ModelInstance::StepCall {
   std::function<Result<int64_t>()> work;
   Result<int64_t> result = int64_t{0};
-  bool done = false;  // guarded by mutex_
+  std::exception_ptr error = nullptr;  // what `work` threw; the caller deals with it
+  bool done = false;                   // guarded by mutex_
   StepCall* next = nullptr;
 };
 
@@ -24,7 +27,15 @@ Result<int64_t> ModelInstance::CallStepThread(const char* what,
   call.next = std::exchange(step_calls_, &call);
   mail_.notify_one();
   step_calls_done_.wait(lock, [&] { return call.done; });
-  return std::move(call.result);
+  lock.unlock();
+  if (call.error == nullptr) return std::move(call.result);
+  try {
+    std::rethrow_exception(call.error);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    return Status::Internal(error.what());
+  }
 }
 
 void ModelInstance::AnswerStepCalls(StepCall* calls) {
@@ -32,8 +43,8 @@ void ModelInstance::AnswerStepCalls(StepCall* calls) {
   for (StepCall* call = calls; call != nullptr; call = call->next) {
     try {
       call->result = call->work();
-    } catch (const std::exception& error) {
-      call->result = Status::Internal(error.what());
+    } catch (...) {
+      call->error = std::current_exception();
     }
   }
   PublishUsage();
@@ -43,7 +54,11 @@ void ModelInstance::AnswerStepCalls(StepCall* calls) {
 
 void ModelInstance::FailStepCallsLocked() {
   for (StepCall* call = step_calls_; call != nullptr; call = call->next) {
-    call->result = Status::RequestDenied("model '" + config_.model_name + "' is stopping");
+    try {
+      call->result = Status::RequestDenied("model '" + config_.model_name + "' is stopping");
+    } catch (...) {
+      call->error = std::current_exception();
+    }
   }
   FinishStepCallsLocked(std::exchange(step_calls_, nullptr));
 }

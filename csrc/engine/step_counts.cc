@@ -1,5 +1,7 @@
 // The part of ModelInstance's step that keeps its statistics.
 
+#include <new>
+
 #include "base/clock.h"
 #include "engine/model_instance.h"
 
@@ -26,7 +28,15 @@ void ModelInstance::EndStep() {
   statistics_.OnStepEnd(step);
   if (trace_ != nullptr) trace_->Add(step);
   running_->log.OnStep(step);
-  if (running_->log.IsStatusDue(step.delivered_us)) running_->log.OnStatus(Stat());
+  if (running_->log.IsStatusDue(step.delivered_us)) LogStatus();
+}
+
+void ModelInstance::LogStatus() {
+  try {
+    running_->log.OnStatus(Stat());
+  } catch (const std::bad_alloc&) {
+    // A line of the log is not worth a step.
+  }
 }
 
 void ModelInstance::CountToken(Request& request, int64_t now_us) {

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/error_text.h"
 #include "engine/model_instance.h"
 
 namespace allspark {
@@ -73,7 +74,7 @@ bool ModelInstance::TakeMail() {
     try {
       AddToScheduler(added);
     } catch (const std::exception& error) {
-      EndRequest(added, FinishReason::kError, error.what());
+      EndRequest(added, FinishReason::kError, ErrorText("", error.what()));
     }
     added = next;
   }
@@ -101,7 +102,7 @@ void ModelInstance::RunStep() {
         << "nothing was planned for " << scheduler.num_running() << " running sequences";
   } catch (const std::exception& error) {
     // The scheduler's own state is in doubt: nobody in it can be served.
-    EndAll(FinishReason::kError, std::string("scheduling failed: ") + error.what());
+    EndAll(FinishReason::kError, ErrorText("scheduling failed: ", error.what()));
     return;
   }
   if (plan->empty()) {
@@ -116,7 +117,7 @@ void ModelInstance::RunStep() {
     CopyBlocks();
   } catch (const std::exception& error) {
     // The contents of the blocks are in doubt: no request that holds some can be served.
-    EndAll(FinishReason::kError, std::string("copying of KV blocks failed: ") + error.what());
+    EndAll(FinishReason::kError, ErrorText("copying of KV blocks failed: ", error.what()));
     scheduler.prefix_cache().Clear();
     return;
   }
@@ -339,16 +340,16 @@ bool ModelInstance::AppendSampled(Request* request, const SamplingRow& row, int6
   return true;
 }
 
-void ModelInstance::FailStep(const std::vector<PlannedChunk>& plan, const std::string& message) {
+void ModelInstance::FailStep(const std::vector<PlannedChunk>& plan, const char* message) {
   AS_LOG(kError) << "model '" << config_.model_name << "': a step failed: " << message;
   for (const PlannedChunk& chunk : plan) {
     // A request that ended before the exception is gone already (state kNone).
     if (chunk.sequence->state == ScheduledSequence::State::kNone) continue;
-    EndRequest(static_cast<Request*>(chunk.sequence), FinishReason::kError, message);
+    EndRequest(static_cast<Request*>(chunk.sequence), FinishReason::kError, ErrorText("", message));
   }
 }
 
-void ModelInstance::EndRequest(Request* request, FinishReason reason, std::string error) {
+void ModelInstance::EndRequest(Request* request, FinishReason reason, const std::string& error) {
   if (request->is_sample() && IsOutput(reason) && !EndSample(request, reason)) return;
   if (request->group != nullptr) request = request->group->first();
   {
@@ -363,7 +364,7 @@ void ModelInstance::EndRequest(Request* request, FinishReason reason, std::strin
   RemoveFromScheduler(request);
   const int64_t now_us = SteadyNowUs();
   CountEnd(*request, reason, now_us);
-  request->Finish(reason, std::move(error), now_us);
+  request->Finish(reason, error, now_us);
   std::shared_ptr<Request> self = std::move(request->self);  // may be the last reference
   if (running_->in_step) running_->ended.push_back(std::move(self));
 }

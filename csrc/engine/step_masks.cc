@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "engine/error_text.h"
 #include "engine/model_instance.h"
 
 namespace allspark {
@@ -40,7 +41,8 @@ void ModelInstance::AwaitMask(Request* request, int64_t deadline_us, SamplingRow
         EndRequest(request, FinishReason::kStop, "");
         return;
       case MaskAnswer::kFailed:
-        EndRequest(request, FinishReason::kError, "token mask: " + request->mask->error());
+        EndRequest(request, FinishReason::kError,
+                   ErrorText("token mask: ", request->mask->error()));
         return;
       case MaskAnswer::kNone:
         break;

@@ -20,6 +20,9 @@ struct TestingAccess {
                             void* context);
   // As if models installed from now on were on a device with memory of its own.
   static void SetHostCopier(Engine& engine, std::shared_ptr<HostCopier> copier);
+  // Instead of a region of its own, which the engine would make with its first install; what else
+  // of the environment it would read then it reads now.
+  static void SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator);
   // The device allocator's statistics.
   static Result<AllocatorStats> DeviceStats(Engine& engine);
 };

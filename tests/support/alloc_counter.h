@@ -1,7 +1,7 @@
 // Counts the heap allocations of chosen threads (malloc and its siblings, and with them operator
-// new), and makes chosen ones fail. A program that refers to this gets its own malloc; under
-// AddressSanitizer and ThreadSanitizer the sanitizer's hooks count instead, and failures cannot be
-// injected (CanInjectFailures()).
+// new), makes chosen ones fail, and tells how many are live. A program that refers to this gets its
+// own malloc; under AddressSanitizer and ThreadSanitizer the sanitizer's hooks count instead, and
+// failures cannot be injected (CanInjectFailures()).
 #pragma once
 
 #include <atomic>
@@ -56,8 +56,45 @@ void EndCountingThread();
 bool SeesAlignedAllocations();
 // False where a sanitizer owns malloc: tests of failures must skip, and say so.
 bool CanInjectFailures();
-// The calling thread's n-th allocation from now (1: the next) fails, once; 0: none. malloc returns
-// null, new throws bad_alloc.
-void FailThisThreadsAllocation(int64_t n);
+
+// Refuses chosen heap allocations of the threads that are inside of it: malloc returns null, new
+// throws bad_alloc. The heap's twin of FaultAllocator. Any thread may set and read it.
+class HeapFaults {
+ public:
+  // Refuses the n-th allocation from now (1: the next); 0: none. `sticky` refuses all after it as
+  // well.
+  void FailNth(int64_t n, bool sticky = false);
+  // Since the last FailNth.
+  int64_t num_calls() const { return num_calls_.load(std::memory_order_relaxed); }
+  int64_t num_refused() const { return num_refused_.load(std::memory_order_relaxed); }
+
+  // The calling thread's allocations count from now on, until Leave or its end. One at a time.
+  void Enter();
+  void Leave();
+
+  // Within another one it takes that one's place. Null: no faults.
+  class Scope {
+   public:
+    explicit Scope(HeapFaults* faults);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    HeapFaults* const outer_;
+  };
+
+  // For the allocation hook: whether the allocation must fail.
+  bool Refuses();
+
+ private:
+  std::atomic<int64_t> fail_at_{0};
+  std::atomic<bool> sticky_{false};
+  std::atomic<int64_t> num_calls_{0};
+  std::atomic<int64_t> num_refused_{0};
+};
+
+// Allocations of the whole process that were not freed yet; only where CanInjectFailures().
+int64_t NumLiveAllocations();
 
 }  // namespace allspark::testing

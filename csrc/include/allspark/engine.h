@@ -2,7 +2,9 @@
 //
 // Requests are asynchronous: StartRequest checks the input, copies the tokens, and returns a
 // handle and a queue at once; the model's step thread does the rest. Every call is
-// thread-safe; none waits for a step except where it says so. Contract: engine/README.md.
+// thread-safe; none waits for a step except where it says so. A call that finds no memory on the
+// heap changes nothing: where it returns a Status that is ResourceExhausted, else it throws
+// std::bad_alloc. Contract: engine/README.md.
 #pragma once
 
 #include <cstdint>

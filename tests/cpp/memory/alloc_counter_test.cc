@@ -96,29 +96,51 @@ TEST(AllocationCounterTest, AThreadCanBeWatchedFromOutside) {
   EXPECT_EQ(counter.count(), 100);
 }
 
-TEST(AllocationCounterTest, InjectsOneFailure) {
+TEST(HeapFaultsTest, RefusesTheOneThatItIsTold) {
   if (!CanInjectFailures()) GTEST_SKIP() << "a sanitizer owns malloc";
-  FailThisThreadsAllocation(2);
-  void* const first = std::malloc(1);
-  Keep(first);
-  void* const second = std::malloc(1);
-  Keep(second);
-  void* const third = std::malloc(1);
-  Keep(third);
-  EXPECT_NE(first, nullptr);
-  EXPECT_EQ(second, nullptr);
-  EXPECT_NE(third, nullptr);
-  std::free(first);
-  std::free(third);
+  HeapFaults faults;
+  void* given[3] = {};
+  for (const bool sticky : {false, true}) {
+    faults.FailNth(2, sticky);
+    {
+      const HeapFaults::Scope scope(&faults);
+      for (void*& ptr : given) Keep(ptr = std::malloc(1));
+    }
+    EXPECT_NE(given[0], nullptr);
+    EXPECT_EQ(given[1], nullptr);
+    EXPECT_EQ(given[2] == nullptr, sticky);
+    EXPECT_EQ(faults.num_calls(), 3);
+    EXPECT_EQ(faults.num_refused(), sticky ? 2 : 1);
+    for (void* ptr : given) std::free(ptr);
+  }
   bool threw = false;
-  FailThisThreadsAllocation(1);
+  faults.FailNth(1);
   try {
+    const HeapFaults::Scope scope(&faults);
     Keep(std::make_unique<int>(1).get());
   } catch (const std::bad_alloc&) {
     threw = true;
   }
-  FailThisThreadsAllocation(0);
   EXPECT_TRUE(threw);
+  EXPECT_NE(std::make_unique<int>(1), nullptr) << "outside of the scope";
+}
+
+TEST(HeapFaultsTest, KnowsWhatIsLive) {
+  if (!CanInjectFailures()) GTEST_SKIP() << "a sanitizer owns malloc";
+  const int64_t before = NumLiveAllocations();
+  void* ptr = std::malloc(1);
+  Keep(ptr);
+  void* const other = std::aligned_alloc(64, 64);
+  Keep(other);
+  ptr = std::realloc(ptr, 1000);
+  Keep(ptr);
+  const int64_t then = NumLiveAllocations();
+  std::free(ptr);
+  std::free(other);
+  std::free(nullptr);
+  const int64_t after = NumLiveAllocations();
+  EXPECT_EQ(then - before, 2);
+  EXPECT_EQ(after, before);
 }
 
 }  // namespace

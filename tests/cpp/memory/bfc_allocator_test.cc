@@ -172,10 +172,13 @@ TEST(SystemAllocatorTest, AFailingHeapGivesNull) {
   auto created = CreateCpuBfcAllocator(options, 1000 * kMiB);
   ASSERT_TRUE(created.ok());
   Allocator& allocator = **created;
+  testing::HeapFaults faults;
   for (int64_t n = 1; n <= 2; ++n) {
-    testing::FailThisThreadsAllocation(n);
-    EXPECT_EQ(allocator.Allocate(5000), nullptr);
-    testing::FailThisThreadsAllocation(0);
+    faults.FailNth(n);
+    {
+      const testing::HeapFaults::Scope scope(&faults);
+      EXPECT_EQ(allocator.Allocate(5000), nullptr);
+    }
     EXPECT_EQ(allocator.Stats().num_live, 0);
   }
   void* const ptr = allocator.Allocate(5000);

@@ -266,9 +266,11 @@ TEST(BfcRegionTest, NoRoomForTheBooksGivesNullAndChangesNothing) {
   int64_t failures = 0;
   for (int64_t n = 1; n < 20; ++n) {
     const AllocatorStats before = region->Stats();
-    testing::FailThisThreadsAllocation(n);
+    testing::HeapFaults faults;
+    faults.FailNth(n);
+    faults.Enter();
     void* const ptr = region->Allocate(5000);
-    testing::FailThisThreadsAllocation(0);
+    faults.Leave();
     EXPECT_CONSISTENT(region);
     if (ptr != nullptr) {
       region->Free(ptr);

@@ -1,0 +1,12 @@
+// The memory faults, every one of them.
+
+#include "cpp/engine/memory_faults.h"
+
+namespace allspark::testing {
+namespace {
+
+TEST_F(MemoryFaultTest, EveryAllocationOfACallersHeapFailsOnce) { FailCallersHeap(0, 1); }
+TEST_F(MemoryFaultTest, EveryAllocationOfTheStepThreadsHeapFailsOnce) { FailStepThreadsHeap(0, 1); }
+
+}  // namespace
+}  // namespace allspark::testing
