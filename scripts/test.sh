@@ -2,11 +2,12 @@
 # Passes the tests, from a fresh clone on a bare machine: does all its own set-up (scripts/setup.sh), then
 # lint, layers, C++ build and tests, package, Python tests. CI runs this script and nothing else.
 #
-# usage: scripts/test.sh [--fast | --slow [asan] [tsan] [fuzz] [aarch64]]
+# usage: scripts/test.sh [--fast | --slow [tests] [clang] [asan] [tsan] [fuzz] [aarch64]]
 #   --fast  what can be had in two minutes after a small change: the C++ unit tests, Python tests without torch
-#   --slow  also the slow tests (the soak: ALLSPARK_SOAK_SECONDS says how long), the C++ tests under ASan+UBSan
-#           and TSan and, on x86-64, on an emulated Arm processor, a minute of fuzzing, and what docs/promises.md
-#           promises of time and memory: two to three hours on two cores. With names, those parts alone, in the order given
+#   --slow  also the slow tests (the soak: ALLSPARK_SOAK_SECONDS says how long), what docs/promises.md promises of time
+#           and memory, everything compiled by clang, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an
+#           emulated Arm processor, and a minute of fuzzing: two to three hours on two cores. With names, those parts
+#           alone, in the order given; "tests" is the usual tests, the slow ones and the promises
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +19,9 @@ esac
 slow_parts=()
 for part in "${@:2}"; do
   case "$tier $part" in
-    "--slow asan" | "--slow tsan" | "--slow fuzz" | "--slow aarch64") slow_parts+=("$part") ;;
+    "--slow tests" | "--slow clang" | "--slow asan" | "--slow tsan" | "--slow fuzz" | "--slow aarch64")
+      slow_parts+=("$part")
+      ;;
     *) echo "test.sh: unknown argument $part (see the head of the script)" >&2; exit 2 ;;
   esac
 done
@@ -56,14 +59,12 @@ build() {  # build PRESET [CMAKE-ARGUMENT...]
 run_ctest() {  # run_ctest PRESET LABEL [WRAPPER...], without the tests that $without matches
   local preset="$1" label="$2"
   shift 2
-  "$@" ctest --test-dir "build/$preset" -L "^$label\$" -j "$jobs" --output-on-failure --no-tests=ignore \
+  "$@" ctest --test-dir "build/$preset" -L "^$label\$" -j "$jobs" --output-on-failure --no-tests=error \
     -E "${without:-^$}" --output-junit "$results/$name.xml" | grep -vE '^ *Start +[0-9]+:|Passed +[0-9.]+ sec$'
 }
 
 run_pytest() {  # run_pytest MARKER-EXPRESSION
-  local status=0
-  "$venv/bin/python" -m pytest tests/python -q --junitxml "$results/$name.xml" -m "$1" || status=$?
-  [ "$status" = 0 ] || [ "$status" = 5 ]  # 5: no test has the marker
+  "$venv/bin/python" -m pytest tests/python -q --junitxml "$results/$name.xml" -m "$1"
 }
 
 lint() {
@@ -108,7 +109,10 @@ emulated_without+='|^(ModelWriter|QuantizedModel|ModelReaderDamage)\.'
 
 aarch64() {
   if ! has_aarch64; then
-    echo "SKIPPED: aarch64: there is no cross compiler, no emulator, or no library for it" | tee -a "$results/summary.txt"
+    local reason="there is no cross compiler, no emulator, or no library for it"
+    echo "SKIPPED: aarch64: $reason" | tee -a "$results/summary.txt"
+    printf '<testsuite><testcase name="ctest-aarch64"><skipped message="%s"/></testcase></testsuite>\n' \
+      "$reason" >"$results/ctest-aarch64.xml"
     return 0
   fi
   step build-aarch64 build aarch64 || return 0
@@ -125,6 +129,12 @@ asan() {
 
 clangxx() { command -v clang++-14 || command -v clang++; }
 
+clang() {
+  step build-clang build clang "-DCMAKE_CXX_COMPILER=$(clangxx)" -DALLSPARK_BENCH=ON || return 0
+  step isa-symbols-clang "$venv/bin/python" scripts/check_isa_symbols.py build/clang || true
+  step ctest-clang run_ctest clang unit || true
+}
+
 tsan() {
   step build-tsan build tsan "-DCMAKE_CXX_COMPILER=$(clangxx)" || return 0
   # ThreadSanitizer's shadow memory has fixed addresses, which randomised mappings can hit.
@@ -137,6 +147,13 @@ fuzz() {
   step fuzz fuzz_targets || true
 }
 
+tests() {
+  usual_tests
+  step ctest-slow run_ctest release slow || true
+  step pytest-slow run_pytest slow || true
+  step promises "$venv/bin/python" benchmarks/promises.py || true
+}
+
 usual_tests() {
   step layers "$venv/bin/python" scripts/check_layers.py || true
   if step build build release -DALLSPARK_BENCH=ON; then  # so that benchmarks keep compiling
@@ -145,9 +162,10 @@ usual_tests() {
   step ctest run_ctest release unit || true
   if step package install_package; then
     step lint lint || true  # the dev extra brings the tools
-    if [ "$tier" = --fast ]; then markers="not slow and not torch"; else markers="not slow"; fi
-    step pytest run_pytest "$markers" || true
-    if [ "$tier" != --fast ]; then  # which leaves out the tests that tick
+    if [ "$tier" = --fast ]; then
+      step pytest-fast run_pytest "not slow and not torch" || true
+    else
+      step pytest run_pytest "not slow" || true
       step model-table "$venv/bin/python" scripts/model_table.py --check "$results/pytest.xml" || true
     fi
   fi
@@ -155,18 +173,19 @@ usual_tests() {
 
 # shellcheck source=setup.sh
 . scripts/setup.sh --test --no-package "$@"
-if [ ${#slow_parts[@]} -eq 0 ]; then
-  usual_tests
-  if [ "$tier" = --slow ]; then
-    step ctest-slow run_ctest release slow || true
-    step pytest-slow run_pytest slow || true
-    step promises "$venv/bin/python" benchmarks/promises.py || true
-    slow_parts=(asan tsan fuzz)
-    if [ "$(uname -m)" = x86_64 ]; then slow_parts+=(aarch64); fi
-  fi
+parts=("${slow_parts[@]}")  # of which sum_results.py expects results
+case "$tier" in
+  "") usual_tests; parts=(default) ;;
+  --fast) usual_tests; parts=(fast) ;;
+esac
+if [ "$tier" = --slow ] && [ ${#parts[@]} -eq 0 ]; then
+  parts=(tests clang asan tsan fuzz)
+  if [ "$(uname -m)" = x86_64 ]; then parts+=(aarch64); fi
 fi
-for part in "${slow_parts[@]}"; do "$part"; done
+if [ "$tier" = --slow ]; then
+  for part in "${parts[@]}"; do "$part"; done
+fi
 
 printf '\n=== summary\n'
 cat "$results/summary.txt"
-"$venv/bin/python" scripts/sum_results.py "$results" "${failed_steps[@]}"
+"$venv/bin/python" scripts/sum_results.py "$results" "${failed_steps[@]}" --of "${parts[@]}"

@@ -18,6 +18,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torch: needs torch; left out by scripts/test.sh --fast")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of modules that import torch, and lets scripts/sum_results.py know which
+    tests --fast leaves out."""
+    for item in items:
+        if hasattr(getattr(item, "module", None), "torch"):
+            item.add_marker("torch")
+        if item.get_closest_marker("torch") is not None:
+            item.user_properties.append(("torch", "1"))
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     return ROOT

@@ -89,7 +89,7 @@ class Engine::Impl {
           static_cast<int64_t>(cpu_cache_ratio_ * static_cast<double>(AvailableMemoryBytes()));
     }
     device.allocator = allocator_;
-    device.kernels = kernels::DefaultTable();
+    device.kernels = test_table_ != nullptr ? test_table_ : kernels::DefaultTable();
     if (device.kernels == nullptr) {
       std::string names;
       for (const auto* table : kernels::AvailableTables()) {
@@ -127,7 +127,8 @@ class Engine::Impl {
   std::mutex lifecycle_;
   // Guarded by lifecycle_.
   std::shared_ptr<Allocator> allocator_;
-  std::shared_ptr<HostCopier> host_copier_;  // null: the device's memory is the host's
+  std::shared_ptr<HostCopier> host_copier_;           // null: the device's memory is the host's
+  const kernels::KernelTable* test_table_ = nullptr;  // a test's, in place of the processor's
   double cpu_cache_ratio_ = 0;
   std::map<int, std::weak_ptr<ThreadPool>> pools_;
   std::map<std::string, std::weak_ptr<const ModelImage>> images_;
@@ -447,6 +448,11 @@ void TestingAccess::SetAllocator(Engine& engine, std::shared_ptr<Allocator> allo
   engine.impl_->allocator_ = std::move(allocator);
   const Result<BfcOptions> options = BfcOptions::FromEnv();
   if (options.ok()) engine.impl_->cpu_cache_ratio_ = options->cpu_cache_ratio;
+}
+
+void TestingAccess::SetKernelTable(Engine& engine, const kernels::KernelTable* table) {
+  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  engine.impl_->test_table_ = table;
 }
 
 Result<AllocatorStats> TestingAccess::DeviceStats(Engine& engine) {

@@ -14,6 +14,10 @@
 
 namespace allspark {
 
+namespace kernels {
+struct KernelTable;
+}
+
 struct TestingAccess {
   // Events of the model's step thread go to `hook`; the model must not be Running.
   static Status SetStepHook(Engine& engine, const std::string& model_name, StepHook hook,
@@ -23,6 +27,9 @@ struct TestingAccess {
   // Instead of a region of its own, which the engine would make with its first install; what else
   // of the environment it would read then it reads now.
   static void SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator);
+  // Models installed from now on compute with `table`, which outlives them; null: with the table
+  // of this processor.
+  static void SetKernelTable(Engine& engine, const kernels::KernelTable* table);
   // The device allocator's statistics.
   static Result<AllocatorStats> DeviceStats(Engine& engine);
 };

@@ -1,18 +1,37 @@
-"""64 requests, each with a random config over all fields, give together what each gives alone."""
+"""64 requests, each with a random config over all fields, a format, stop strings, several sequences
+or an adapter, give together what each gives alone."""
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from allspark import AsCacheMode, AsStatus
 from allspark._allspark import GenerateConfig
-from engine_fixture import VOCAB_SIZE, start_engine, write_small_checkpoint
+from engine_fixture import MAX_LENGTH, VOCAB_SIZE, start_engine
+from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
+from support.lora import adapter_tensors, write_adapter
 
 TENSORS = [
     "prompt_only", "output_logits", "output_last_hidden_state",
     "enable_tensors_from_model_inference", "pooling",
 ]  # fmt: skip
+
+FORMATS = [
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {
+        "type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 9}},
+    {"type": "regex", "regex": "[0-9]{2,40}([+*][0-9]{1,9}){1,5}="},
+    {"type": "choice", "choice": ["12", "3+4", "A queue gives tokens"]},
+    {"type": "grammar", "grammar": 'start: term ("+" term)+ "="\nterm: /[0-9]{1,30}/'},
+]  # fmt: skip
+# Of few characters, which the model often says.
+STOP_WORDS = ["1", "A", "7", "==", '"', "4*"]
+ADAPTERS = ["", "", "first", "second"]
 
 
 def random_config(rng: random.Random, prompt_length: int) -> dict:
@@ -65,7 +84,7 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
     }
     config = {name: value for name, value in values.items() if rng.random() < 0.5}
     group = random_group(rng)
-    fixed = {"seed", "max_new_tokens", "lora_name"}  # adapters: test_lora.py
+    fixed = {"seed", "max_new_tokens", "lora_name"}  # those of random_request
     fields = set(values) | set(group) | fixed
     assert fields == set(GenerateConfig().to_dict()), "a field is not in this test"
     refused = {
@@ -93,13 +112,54 @@ def random_group(rng: random.Random) -> dict:
     }
 
 
+def random_request(rng: random.Random, prompt_length: int) -> tuple[str, dict]:
+    """(kind, config) of a request."""
+    kind = rng.choices(["fields", "format", "stops", "n"], [4, 2, 2, 1])[0]
+    if kind == "fields":
+        config = random_config(rng, prompt_length)
+    else:
+        config = {"do_sample": rng.random() < 0.7, "temperature": rng.uniform(0.5, 2),
+                  "seed": rng.randrange(10**9), "max_new_tokens": rng.randint(30, 90),
+                  "logprobs": rng.random() < 0.5, "priority": rng.randint(-2, 2)}  # fmt: skip
+    if kind == "format":
+        config |= {"response_format": rng.choice(FORMATS), "eos_token_id": EOS}
+    if kind == "stops" or (kind != "fields" and rng.random() < 0.3):
+        config |= {"stop_words": rng.sample(STOP_WORDS, rng.randint(1, 2)),
+                   "include_stop_str_in_output": rng.random() < 0.5}  # fmt: skip
+    if kind == "n" or (kind != "fields" and rng.random() < 0.2):
+        config |= {"n": rng.randint(2, 4), "do_sample": True}
+    return kind, config | {"lora_name": rng.choice(ADAPTERS)}
+
+
+EOS = 2  # of the demo model's tokenizer
+
+
+def write_model(directory: Path, demo_model: Path) -> list[Path]:
+    """A small random model with the demo model's tokenizer, whose tokens below VOCAB_SIZE (signs,
+    digits, a few letters) are by far the likeliest; and the directories of its adapters."""
+    size = json.loads((demo_model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    config = {**CONFIG, "vocab_size": size, "max_position_embeddings": MAX_LENGTH}
+    tensors = llama_tensors(config)
+    tensors["lm_head.weight"][:VOCAB_SIZE] *= 8
+    write_checkpoint(directory, config=config, tensors=tensors)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_model / name, directory)
+    adapters = []
+    for name, seed, rank in (("first", 3, 4), ("second", 4, 8)):
+        adapter = adapter_tensors(config=config, seed=seed, rank=rank)
+        adapters.append(write_adapter(directory / name, adapter, r=rank))
+    return adapters
+
+
 def outcome(queue) -> tuple:
-    if isinstance(queue, list):  # of a group; the best one stands for it in what is counted
-        best, *others = [outcome(one) for one in queue]
-        return (*best[:-2], others, *best[-2:])
+    if isinstance(queue, list):  # of a group; the first one stands for it in what is counted
+        first, *others = [outcome(one) for one in queue]
+        return (*first[:-2], others, *first[-2:])
+    text = ""
     ids, logprobs, top, prompt = [], [], [], []
     tensors: dict[str, bytes] = {}
     for elements in queue:
+        text += getattr(elements, "text", "")
         ids += elements.ids_from_generate
         logprobs += elements.token_logprobs_list
         top += elements.log_probs_list
@@ -109,36 +169,48 @@ def outcome(queue) -> tuple:
             for name, array in arrays.items():
                 tensors[name] = tensors.get(name, b"") + array.tobytes()
     score = queue.sequence_score
-    return ids, logprobs, top, prompt, tensors, score, queue.finish_reason, queue.error
+    return ids, text, logprobs, top, prompt, tensors, score, queue.finish_reason, queue.error
 
 
 @pytest.mark.parametrize("blocks", [0, 20], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("cache_mode", AsCacheMode, ids=lambda mode: mode.name)
-def test_mixed_batch_equals_each_alone(tmp_path, blocks, cache_mode):
-    engine, _ = start_engine(
-        write_small_checkpoint(tmp_path), engine_max_batch=64, engine_max_length=256,
-        engine_max_prefill_length=64, cache_span_size=16, cache_span_num_init=blocks,
-        kv_cache_mode=cache_mode,
+def test_mixed_batch_equals_each_alone(tmp_path, demo_model, blocks, cache_mode):
+    adapters = write_model(tmp_path, demo_model)
+    engine, loader = start_engine(
+        tmp_path, engine_max_batch=64, engine_max_length=256, engine_max_prefill_length=64,
+        cache_span_size=16, cache_span_num_init=blocks, kv_cache_mode=cache_mode,
+        lora_max_num=len(adapters), lora_max_rank=8,
     )  # fmt: skip
     engine.start_model("m")
+    for adapter in adapters:
+        assert engine.load_lora("m", adapter.name, adapter) == AsStatus.ALLSPARK_SUCCESS
     rng = random.Random(17)
     lengths = [rng.randint(1, 100) for _ in range(64)]
-    jobs = [
-        ([rng.randrange(VOCAB_SIZE) for _ in range(length)], random_config(rng, length))
-        for length in lengths
-    ]
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+    kinds, configs = zip(*(random_request(rng, length) for length in lengths), strict=True)
 
-    def start(job):
-        status, _, queue = engine.start_request_ids("m", None, *job)
+    def start(prompt, config):
+        status, _, queue = engine.start_request_ids("m", loader, prompt, config)
         assert status == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
         return queue
 
-    alone = [outcome(start(job)) for job in jobs]
-    queues = [start(job) for job in jobs]
+    jobs = list(zip(prompts, configs, strict=True))
+    alone = [outcome(start(*job)) for job in jobs]
+    queues = [start(*job) for job in jobs]
     for job, expected, queue in zip(jobs, alone, queues, strict=True):
         assert outcome(queue) == expected, job
     preemptions = engine.get_as_engine_stat("m").num_preemptions
     assert (preemptions > 0) == (blocks > 0)
-    # They are not all alike: some stop, some reach their length, and the outputs differ.
+    # They are not all alike: some stop, some reach their length, and the outputs differ; each kind
+    # of request occurs, also with an adapter, and formats and strings end some of what has them.
     assert {"stop", "length"} <= {reason for *_, reason, _ in alone}
     assert len({tuple(ids) for ids, *_ in alone}) > 50
+    with_adapter = Counter(kind for kind, c in zip(kinds, configs, strict=True) if c["lora_name"])
+    assert set(with_adapter) == {"fields", "format", "stops", "n"}
+    for kind in ("format", "stops"):
+        reasons = Counter(end[-2] for k, end in zip(kinds, alone, strict=True) if k == kind)
+        assert reasons["stop"] > 3, (kind, reasons)
+    # An adapter is not without effect.
+    prompt, config = prompts[0], {"do_sample": False, "max_new_tokens": 40}
+    outputs = [outcome(start(prompt, {**config, "lora_name": name})) for name in set(ADAPTERS)]
+    assert len({tuple(ids) for ids, *_ in outputs}) == 3

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/kernel_table.h"
-#include "support/emulated_avx512.h"
+#include "support/test_tables.h"
 #include "support/tolerances.h"
 
 namespace allspark::kernels {
@@ -22,44 +22,11 @@ using allspark::testing::DotBound;
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Every table this processor can run, and the AVX-512 ones emulated.
-inline const std::vector<const KernelTable*>& TestTables() {
-  static const std::vector<const KernelTable*>* const tables = [] {
-    auto* all = new std::vector<const KernelTable*>(AvailableTables());
-    if (testing::HaveEmulatedAvx512()) {
-      auto* avx512 = new KernelTable(*FindTable("reference"));
-      testing::FillEmulatedAvx512(*avx512);
-      avx512->name = "avx512 (emulated)";
-      auto* bf16 = new KernelTable(*avx512);
-      testing::FillEmulatedAvx512Bf16(*bf16);
-      bf16->name = "avx512_bf16 (emulated)";
-      all->push_back(avx512);
-      all->push_back(bf16);
-      auto* amx = new KernelTable(*bf16);
-      testing::FillEmulatedAmx(*amx);
-      amx->name = "amx (emulated)";
-      all->push_back(amx);
-    }
-    return all;
-  }();
-  return *tables;
-}
+using testing::HasBf16Products;
+using testing::IsAmx;
 
-// AMX cuts K into tiles, and adds what each gives.
-inline bool IsAmx(const KernelTable& table) { return std::string(table.name).starts_with("amx"); }
-
-// Whether attention multiplies bfloat16.
-inline bool HasBf16Products(const KernelTable& table) {
-  return IsAmx(table) || std::string(table.name).find("_bf16") != std::string::npos;
-}
-
-inline std::string TableName(const ::testing::TestParamInfo<const KernelTable*>& info) {
-  std::string name;
-  for (const char* p = info.param->name; *p != '\0'; ++p) {
-    if (std::isalnum(static_cast<unsigned char>(*p)) || *p == '_') name += *p;
-  }
-  return name;
-}
+// Every table this processor can run, and the emulated ones.
+inline const testing::KernelTables& TestTables() { return testing::AllTestTables(); }
 
 class KernelTest : public ::testing::TestWithParam<const KernelTable*> {
  protected:
@@ -67,7 +34,7 @@ class KernelTest : public ::testing::TestWithParam<const KernelTable*> {
 };
 
 #define AS_INSTANTIATE_KERNEL_TEST(Suite) \
-  INSTANTIATE_TEST_SUITE_P(Tables, Suite, ::testing::ValuesIn(TestTables()), TableName)
+  INSTANTIATE_TEST_SUITE_P(Tables, Suite, ::testing::ValuesIn(TestTables()), testing::TableName)
 
 template <class T>
 constexpr DType kDTypeOf = std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16;

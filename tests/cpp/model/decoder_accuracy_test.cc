@@ -54,6 +54,7 @@ class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
     const std::vector<int32_t> tokens = RandomTokens(kTokens, spec.vocab_size(), 3);
     const testing::Rows expected = ReferenceDecoder(spec, kSeed, cache_mode).Logits(tokens);
     for (const kernels::KernelTable* table : testing::TestTables()) {
+      if (!testing::AddsTo(*table, spec, cache_mode)) continue;
       HarnessOptions options;
       options.table = table;
       options.num_threads = 2;

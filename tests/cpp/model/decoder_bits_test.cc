@@ -214,21 +214,35 @@ std::string BitsName(
                                          : "");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, DecoderBitsTest,
-    ::testing::Combine(::testing::Range(0, 16),
-                       ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
-                       ::testing::Range(0, static_cast<int>(testing::TestTables().size())),
-                       ::testing::Values(CacheMode::kDefault)),
-    BitsName);
+// Specs by their index, with all compute types and tables.
+std::vector<DecoderBitsTest::ParamType> BitsParams(const std::vector<int>& specs,
+                                                   const std::vector<CacheMode>& caches) {
+  std::vector<DecoderBitsTest::ParamType> params;
+  for (const int i : specs) {
+    for (const auto compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
+      const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(i)];
+      for (int table = 0; table < static_cast<int>(testing::TestTables().size()); ++table) {
+        for (const CacheMode cache : caches) {
+          if (testing::AddsTo(*testing::TestTables()[static_cast<size_t>(table)], spec, cache)) {
+            params.emplace_back(i, compute, table, cache);
+          }
+        }
+      }
+    }
+  }
+  return params;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecoderBitsTest,
+                         ::testing::ValuesIn(BitsParams({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
+                                                         13, 14, 15},
+                                                        {CacheMode::kDefault})),
+                         BitsName);
 // Plain, with windows, with heads that fill no vector, with ALiBi, and with latents.
-INSTANTIATE_TEST_SUITE_P(
-    QuantizedCache, DecoderBitsTest,
-    ::testing::Combine(::testing::Values(0, 3, 4, 10, 14),
-                       ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16),
-                       ::testing::Range(0, static_cast<int>(testing::TestTables().size())),
-                       ::testing::Values(CacheMode::kQuantI8, CacheMode::kQuantU4)),
-    BitsName);
+INSTANTIATE_TEST_SUITE_P(QuantizedCache, DecoderBitsTest,
+                         ::testing::ValuesIn(BitsParams({0, 3, 4, 10, 14}, {CacheMode::kQuantI8,
+                                                                            CacheMode::kQuantU4})),
+                         BitsName);
 
 }  // namespace
 }  // namespace allspark

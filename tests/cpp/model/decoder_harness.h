@@ -18,29 +18,23 @@
 
 #include "memory/system_allocator.h"
 #include "model/decoder.h"
-#include "support/emulated_avx512.h"
 #include "support/random_model.h"
+#include "support/test_tables.h"
 
 namespace allspark::testing {
 
-// Every table that can run here, AVX-512 emulated where the processor has none.
-inline const std::vector<const kernels::KernelTable*>& TestTables() {
-  static const std::vector<const kernels::KernelTable*> tables = [] {
-    std::vector<const kernels::KernelTable*> list = kernels::AvailableTables();
-    if (kernels::FindTable("avx512_bf16") == nullptr && HaveEmulatedAvx512()) {
-      static kernels::KernelTable avx512, avx512_bf16;
-      kernels::FillReference(avx512);
-      FillEmulatedAvx512(avx512);
-      avx512.name = "avx512_emulated";
-      avx512_bf16 = avx512;
-      FillEmulatedAvx512Bf16(avx512_bf16);
-      avx512_bf16.name = "avx512_bf16_emulated";
-      list.push_back(&avx512);
-      list.push_back(&avx512_bf16);
-    }
-    return list;
-  }();
-  return tables;
+// Whether the table computes something of the spec otherwise than the tables before it: an emulated
+// one takes its time, and is left out where it repeats another.
+inline bool AddsTo(const kernels::KernelTable& table, const proto::DecoderSpec& spec,
+                   CacheMode cache_mode = CacheMode::kDefault) {
+  const auto& quants = spec.weight_quant();
+  const bool int8_dots = std::any_of(
+      quants.begin(), quants.end(), [](const auto& quant) { return quant.quantize_activations(); });
+  const bool bf16_dots = spec.compute_type() == proto::COMPUTE_BFLOAT16;
+  if (!IsEmulated(table)) return true;
+  if (IsOf(table, "avx512_vnni")) return int8_dots;
+  if (IsOf(table, "avx512_bf16")) return bf16_dots || cache_mode != CacheMode::kDefault;
+  return !IsAmx(table) || bf16_dots || int8_dots;
 }
 
 struct HarnessOptions {

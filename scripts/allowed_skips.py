@@ -1,0 +1,183 @@
+"""What a machine can test, and which tests may therefore be skipped on it, with which reason.
+
+sum_results.py takes every other skip for a failure. What the processor has is read from the system
+here, and not asked of the library, whose own detection is among what is tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Kernel tables by architecture, weakest first, and the processor flags each adds to those before.
+X86_TABLES = {
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512_vnni": {"avx512_vnni"},
+    "avx512_bf16": {"avx512_bf16"},
+    "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+}
+ARM_TABLES = {"neon": {"asimd"}, "neon_dotprod": {"asimddp"}, "neon_bf16": {"bf16"}}
+TABLES = ["reference", *X86_TABLES, *ARM_TABLES]
+# Those that tests/support emulates on any processor with AVX2.
+EMULATED_TABLES = ["avx512", "avx512_vnni", "avx512_bf16", "amx"]
+
+
+def processor_flags() -> set[str]:
+    """The flags of /proc/cpuinfo, on x86-64 ("flags") and Arm ("Features")."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return set()
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    flags = set(found[1].split()) if found else set()
+    if "amx_tile" in flags and not may_use_tiles():
+        flags.discard("amx_tile")
+    return flags
+
+
+def may_use_tiles() -> bool:
+    """Whether the system gives this process the state of AMX's tiles, as some sandboxes do not."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
+def shared_data() -> Path:
+    root = Path(__file__).resolve().parents[1]
+    return Path(os.environ.get("ALLSPARK_SHARED_DATA", root.parent / "shared" / "data"))
+
+
+def may_mount() -> bool:
+    """CAP_SYS_ADMIN, by its bit in the effective set."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(found and int(found[1], 16) >> 21 & 1)
+
+
+@dataclass
+class Machine:
+    """What decides which tests can run; tests of the checks make their own."""
+
+    architecture: str = field(default_factory=platform.machine)
+    flags: set[str] = field(default_factory=processor_flags)
+    num_cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    has_shared_data: bool = field(default_factory=lambda: shared_data().is_dir())
+    has_peft: bool = field(default_factory=lambda: importlib.util.find_spec("peft") is not None)
+    has_modelscope: bool = field(
+        default_factory=lambda: importlib.util.find_spec("modelscope") is not None
+    )
+    can_mount: bool = field(default_factory=may_mount)
+    is_debian: bool = field(
+        default_factory=lambda: platform.freedesktop_os_release().get("ID") == "debian"
+    )
+
+    def native_tables(self, step: str) -> list[str]:
+        """The kernel tables that the C++ tests of a step must have run."""
+        if is_emulator(step):  # scripts/test.sh leaves the reference kernels out there
+            return list(ARM_TABLES)
+        tables = ["reference"]
+        is_arm = self.architecture in ("aarch64", "arm64")
+        for table, flags in (ARM_TABLES if is_arm else X86_TABLES).items():
+            if not flags <= self.flags:
+                break
+            tables.append(table)
+        return tables
+
+    def emulated_tables(self, step: str) -> list[str]:
+        can_emulate = self.architecture == "x86_64" and "avx2" in self.native_tables(step)
+        return EMULATED_TABLES if can_emulate and not is_sanitizer(step) else []
+
+
+def is_emulator(step: str) -> bool:
+    return "aarch64" in step
+
+
+def is_sanitizer(step: str) -> bool:
+    return "asan" in step or "tsan" in step
+
+
+@dataclass(frozen=True)
+class AllowedSkip:
+    tests: str  # searched for in the test's name: Suite.Test/parameter or file.py::test[parameter]
+    reason: str  # searched for in what the test gives as its reason
+    when: Callable[[Machine, str], bool] = lambda machine, step: True
+    # What is not covered then, for the reader of the run's end. Empty where nothing is lost.
+    not_covered: str = ""
+
+
+def without_shared_data(machine: Machine, step: str) -> bool:
+    return not machine.has_shared_data
+
+
+def in_sanitizer(machine: Machine, step: str) -> bool:
+    return is_sanitizer(step)
+
+
+ALLOWED_SKIPS = [
+    # By design: what would be tested does not exist for this parameter.
+    AllowedSkip(r"AttentionTest\.\w+/reference$", "^(has no tiles|has no partial results)$"),
+    AllowedSkip(r"^Threads/(ThreadPoolTest|CacheOpsTest)\.\w+/1$",
+                "^(one thread has no others|nothing to divide)$"),
+    AllowedSkip(r"(GemmTest|QuantizedTest)\.\w+/reference\b",
+                "^(reference has no (gated GEMM|GEMM with activation)|nothing to compare)$"),
+    # Tools in the form of tests; the second runs within test_scheduler_oracle.py.
+    AllowedSkip(r"^Golden\.WriteWhenAsked$", "ALLSPARK_WRITE_GOLDEN"),
+    AllowedSkip(r"^SchedulerTrace\.WritesTheTraceAskedFor$", "ALLSPARK_SCHEDULER_TRACE"),
+    # What sanitizers change, and what only AddressSanitizer can show.
+    AllowedSkip(r"^(UnloadTest|ModelWriter)\.", "sanitizer('s own memory| keeps memory)",
+                in_sanitizer),
+    AllowedSkip(r"^(BfcAllocatorTest|BfcRegionTest|AllocationCounterTest|HeapFaultsTest|MemoryFaultTest)\.",
+                "^a sanitizer owns malloc$",
+                in_sanitizer),
+    AllowedSkip(r"^BfcRegionTest\.", "^not built with AddressSanitizer$",
+                lambda machine, step: "asan" not in step),
+    AllowedSkip(r"^KernelTableTest\.TheEmulationIsAmongTheTestedTables$", "^no SIMDe",
+                lambda machine, step: not machine.emulated_tables(step)),
+    AllowedSkip(r"^AmxTest\.", "^no AMX, or no emulation of it$",
+                lambda machine, step: "amx" not in machine.native_tables(step)
+                or not machine.emulated_tables(step),
+                "that emulated AMX gives the bits of a processor that has it"),
+    # What this machine lacks.
+    AllowedSkip(r"^ThreadPoolTest\.", "^one core only$",
+                lambda machine, step: machine.num_cores < 2, "threads on several cores"),
+    AllowedSkip(r"^ModelWriter\.AFullFileSystemIsAStatus$", "needs privileges$",
+                lambda machine, step: not machine.can_mount or is_emulator(step),
+                "a full file system (mounting one needs privileges)"),
+    AllowedSkip(r"test_lora_peft\.py", "peft, an oracle, is not installed",
+                lambda machine, step: not machine.has_peft,
+                "LoRA against peft (scripts/setup.sh --slow installs it)"),
+    AllowedSkip(r"test_hub\.py", r"^no (modelscope|huggingface_hub) here",
+                lambda machine, step: not machine.has_modelscope,
+                "the loader of ModelScope (scripts/setup.sh --slow installs its package)"),
+    # Slow tests that compare with programs of others, where one of these could not be installed.
+    AllowedSkip(r"test_(fast_llm|llama_cpp|llama_cpp_blocks|quantizers)\.py", "^the oracle ",
+                not_covered="what is held to llama.cpp, FastLLM, llm-compressor or AutoRound "
+                "(scripts/oracles.sh installs them)"),
+    AllowedSkip(r"test_documents\.py", "^(this is no git checkout|a shallow clone):",
+                not_covered="that results are of the history (this is no full clone)"),
+    AllowedSkip(r"^ctest-aarch64$", "no cross compiler",
+                lambda machine, step: not machine.is_debian,
+                "64-bit Arm in an emulator (its packages were not found; Debian has them)"),
+    AllowedSkip(r"", r"^(no shared data at|shared test data is absent:|no tokenizer .*shared)",
+                without_shared_data,
+                "real checkpoints, tokenizers (SentencePiece among them) and texts of "
+                "../shared/data (ALLSPARK_SHARED_DATA names another place)"),
+]  # fmt: skip
+
+
+def allowed_skip(machine: Machine, step: str, test: str, reason: str) -> AllowedSkip | None:
+    """The rule that allows a skip; None where nothing does."""
+    for rule in ALLOWED_SKIPS:
+        if re.search(rule.tests, test) and re.search(rule.reason, reason.strip()):
+            if rule.when(machine, step):
+                return rule
+    return None

@@ -1,0 +1,29 @@
+// AVX-512's and AMX's intrinsics on a processor with AVX2 (SIMDe, and what it lacks). For the files
+// that compile kernels on them, each of which ends with AS_END_OF_EMULATION.
+#pragma once
+
+// Before the pragmas and the aliases, which must not reach into it.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+// Compiled for AVX2 whatever the build's flags, and SIMDe told so: quick enough for tests, and with
+// a true fused multiply-add. Callers check that the processor has both.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#define AS_END_OF_EMULATION _Pragma("clang attribute pop")
+#else
+#pragma GCC target("avx2,fma,f16c")
+#define AS_END_OF_EMULATION
+#endif
+#pragma GCC diagnostic ignored "-Wpsabi"
+#define SIMDE_X86_AVX2_NATIVE 1
+#define SIMDE_X86_FMA_NATIVE 1
+#define SIMDE_ENABLE_NATIVE_ALIASES 1
+#include <simde/x86/avx512.h>
+
+#include "base/dtype.h"
+#include "support/emulated_amx.h"
+#include "support/simde_avx512_gaps.h"
