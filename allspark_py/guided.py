@@ -154,6 +154,8 @@ class Compiler:
             key = json.dumps(response_format)
         except (TypeError, ValueError) as error:
             raise TypeError(f"response_format is not made of JSON values: {error}") from error
+        except RecursionError:
+            raise ValueError("response_format is nested too deeply") from None
         with self._lock:
             known = key in self._compiled
             if known:

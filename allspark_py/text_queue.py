@@ -169,6 +169,12 @@ class TextQueue(ResultQueue):
         """As ResultQueue.finish_reason; 'stop' where a stop string was found."""
         return "stop" if self._stopped else super().finish_reason
 
+    @property
+    def error(self) -> str | None:
+        """As ResultQueue.error; None where a stop string was found, since what went wrong after it
+        is nothing of the request."""
+        return None if self._stopped else super().error
+
     def _take(  # type: ignore[override]  # GeneratedElements, a native class, has no text
         self, fetch: Callable[[], GeneratedElements | None]
     ) -> TextElements | None:

@@ -36,7 +36,7 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
         raise CheckpointNotFoundError(f"{path}: no such file ({what})") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply, so not {what}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ValueError as error:  # Also of a number of more digits than Python reads.
         check_no_pointer(path)
         raise ConfigError(f"{path}: not valid JSON ({what}): {error}") from None
     except OSError as error:  # a symlink loop, no permission, a directory
@@ -44,6 +44,13 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds a {type(value).__name__}, expected an object ({what})")
     return value
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # An integer beyond what a float can be.
+        return False
 
 
 class ModelConfig(Mapping[str, Any]):
@@ -121,7 +128,7 @@ class ModelConfig(Mapping[str, Any]):
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(name, f"is {value!r}, expected a number")
-        if not math.isfinite(value) or value <= above:
+        if not _is_finite(value) or value <= above:
             raise self.error(name, f"is {value}, expected a finite number above {above}")
         return float(value)
 
@@ -133,7 +140,7 @@ class ModelConfig(Mapping[str, Any]):
         for value in values:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise self.error(name, f"has {value!r}, expected a number")
-            if not math.isfinite(value) or value <= 0:
+            if not _is_finite(value) or value <= 0:
                 raise self.error(name, f"has {value}, expected a finite number above 0")
         return [float(value) for value in values]
 

@@ -22,6 +22,8 @@ Float32Array = NDArray[np.float32]
 
 ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn", "longrope")
 DEFAULT_THETA = 10000.0
+# There is a frequency for each pair of dimensions, so their number is bounded before.
+_MAX_HEAD_DIM = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
     Raises UnsupportedModelError (a NotImplementedError) for a kind of scaling that is not known.
     """
     section, theta = rope_section(config)
+    if head_dim > _MAX_HEAD_DIM:
+        raise config.error("head_dim", f"is {head_dim}, expected at most {_MAX_HEAD_DIM}")
+    if rotary_dim > head_dim:
+        raise config.error(
+            "partial_rotary_factor", f"rotates {rotary_dim} of the {head_dim} dimensions of a head"
+        )
     if rotary_dim % 2:
         raise config.error("head_dim", f"is {rotary_dim}; rotary embedding needs an even number")
     for where in (config, section):
@@ -153,14 +161,18 @@ def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, the
     scaling = section.number("attention_factor", _yarn_attention_factor(section, factor))
     half = len(inv_freq)
 
-    def dimension(turns: float) -> float:
-        """Which dimension makes ``turns`` full turns within the context of pretraining."""
-        return half * math.log(length / (turns * 2 * math.pi)) / math.log(theta)
+    def dimension(name: str, default: float) -> float:
+        """Which dimension makes so many full turns within the context of pretraining."""
+        turns = section.number(name, default)
+        try:
+            found = half * math.log(length / (turns * 2 * math.pi)) / math.log(theta)
+        except (ValueError, ZeroDivisionError):
+            found = math.nan
+        if not math.isfinite(found):
+            raise section.error(name, f"is {turns}, which no dimension of base {theta} turns")
+        return found
 
-    first, last = (
-        dimension(section.number("beta_fast", 32.0)),
-        dimension(section.number("beta_slow", 1.0)),
-    )
+    first, last = dimension("beta_fast", 32.0), dimension("beta_slow", 1.0)
     if section.flag("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * half - 1)
@@ -204,6 +216,8 @@ def _longrope(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig)
     the longest sequences it is for.
     """
     length, longest = _original_length(section, config), config.integer("max_position_embeddings")
+    if length < 2:
+        raise section.error("original_max_position_embeddings", f"is {length}, expected 2 or more")
     name = "long_factor" if longest > length else "short_factor"
     factors = section.numbers(name, len(inv_freq))
     factor = section.number("factor", longest / length)

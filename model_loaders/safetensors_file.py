@@ -81,7 +81,7 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
     except CheckpointError as error:
         raise CheckpointError(f"{file.path}: header: {error.message}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number of many digits
         raise CheckpointError(f"{file.path}: offset 8: header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{file.path}: offset 8: header is not a JSON object")

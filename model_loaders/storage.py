@@ -182,7 +182,9 @@ def check_no_pointer(path: Path) -> None:
 
 
 def checked_shape(value: Any, where: str) -> tuple[int, ...]:
-    """``value`` as a shape: at most MAX_RANK dimensions, none negative, the product below 2^62."""
+    """``value`` as a shape: at most MAX_RANK dimensions, none negative, the product below 2^62,
+    also that of those beside a 0.
+    """
     if not isinstance(value, (list, tuple)) or len(value) > MAX_RANK:
         raise CheckpointError(
             f"{where} has shape {_shorten(value)}, expected at most {MAX_RANK} dimensions"
@@ -192,7 +194,7 @@ def checked_shape(value: Any, where: str) -> tuple[int, ...]:
             raise CheckpointError(
                 f"{where} has shape {_shorten(value)}, expected dimensions of 0 or more"
             )
-    if math.prod(value) >= 1 << 62:
+    if math.prod(dimension or 1 for dimension in value) >= 1 << 62:
         raise CheckpointError(f"{where} has shape {_shorten(value)}: too many elements")
     return tuple(value)
 

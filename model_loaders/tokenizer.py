@@ -41,6 +41,13 @@ _SENTENCEPIECE_CLASSES = {
 }
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether the package 'tokenizers' has raised it for something that it cannot use: a bare
+    Exception, or what its Rust code's panics become, which is none.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in TOKENIZER_FILES)
 
@@ -65,7 +72,9 @@ def load_tokenizer(
         options["trust_remote_code"] = True
     try:
         return loader.from_pretrained(str(directory), **options)
-    except Exception as error:  # tokenizers raises bare Exception for a damaged file
+    except BaseException as error:
+        if not is_refusal(error):
+            raise
         for name in TOKENIZER_FILES:
             if (directory / name).is_file():
                 check_no_pointer(directory / name)

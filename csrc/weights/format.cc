@@ -165,7 +165,7 @@ std::string EncodeGraph(const proto::ModelFile& file) {
   return bytes;
 }
 
-Result<proto::ModelFile> DecodeGraph(std::string_view bytes) {
+Status DecodeGraph(std::string_view bytes, proto::ModelFile* file) {
   const auto size = static_cast<int64_t>(bytes.size());
   if (size < kGraphHeaderBytes + kGraphChecksumBytes) {
     return Status::DataLoss("the file ends at offset " + std::to_string(size) +
@@ -185,17 +185,16 @@ Result<proto::ModelFile> DecodeGraph(std::string_view bytes) {
   const char* message = bytes.data() + kGraphHeaderBytes;
   const int message_bytes = static_cast<int>(body_end - kGraphHeaderBytes);
   AS_RETURN_IF_ERROR(CheckRecordCounts(message, message_bytes));
-  proto::ModelFile file;
-  if (!file.ParseFromArray(message, message_bytes)) {
+  if (!file->ParseFromArray(message, message_bytes)) {
     return Status::DataLoss("the message at offset " + std::to_string(kGraphHeaderBytes) +
                             " does not parse");
   }
-  if (file.format_version() != GetU32(bytes.data() + 8)) {
-    return Status::DataLoss("format_version is " + std::to_string(file.format_version()) +
+  if (file->format_version() != GetU32(bytes.data() + 8)) {
+    return Status::DataLoss("format_version is " + std::to_string(file->format_version()) +
                             "; the header at offset 8 says " +
                             std::to_string(GetU32(bytes.data() + 8)));
   }
-  return file;
+  return Status::Ok();
 }
 
 uint64_t ComputeFileId(const proto::ModelFile& file) {

@@ -99,8 +99,9 @@ Result<ParamHeader> DecodeParamHeader(const unsigned char* bytes);
 
 // Header + message + checksum: the whole of NAME.asgraph.
 std::string EncodeGraph(const proto::ModelFile& file);
-// Errors as DecodeParamHeader's.
-Result<proto::ModelFile> DecodeGraph(std::string_view bytes);
+// Errors as DecodeParamHeader's. `file` should lie in an arena: where the heap has no memory for a
+// part, a message of its own may leave others behind.
+Status DecodeGraph(std::string_view bytes, proto::ModelFile* file);
 
 // The number that ties a graph to its parameters: a hash of the spec, and of names and checksums of
 // all tensors.

@@ -90,12 +90,13 @@ Status File::Read(std::span<const unsigned char> bytes) {
     return Status::DataLoss("the index at offset " + std::to_string(index_offset) +
                             " is damaged: its checksum is wrong");
   }
-  const Result<proto::LoraIndex> index = weights::DecodeLoraIndex(
-      reinterpret_cast<const char*>(data + index_offset), index_bytes, index_offset);
-  if (!index.ok()) return index.status();
+  google::protobuf::Arena arena;
+  auto* const index = google::protobuf::Arena::CreateMessage<proto::LoraIndex>(&arena);
+  AS_RETURN_IF_ERROR(weights::DecodeLoraIndex(reinterpret_cast<const char*>(data + index_offset),
+                                              index_bytes, index_offset, index));
   LoraPlan plan;
-  pairs_.reserve(static_cast<size_t>(index.value().records_size()));
-  for (const proto::LoraRecord& record : index.value().records()) {
+  pairs_.reserve(static_cast<size_t>(index->records_size()));
+  for (const proto::LoraRecord& record : index->records()) {
     AS_RETURN_IF_ERROR(ReadPair(record, plan, index_offset, data));
   }
   if (plan.end() != index_offset) {

@@ -73,7 +73,7 @@ Result<LoraHeader> DecodeLoraHeader(const unsigned char* bytes, int64_t file_byt
   return header;
 }
 
-Result<proto::LoraIndex> DecodeLoraIndex(const char* data, int64_t bytes, int64_t offset) {
+Status DecodeLoraIndex(const char* data, int64_t bytes, int64_t offset, proto::LoraIndex* index) {
   int64_t records = 0;
   AS_RETURN_IF_ERROR(
       WalkMessage(data, static_cast<int>(bytes), offset, [&](uint32_t field, const char*, int) {
@@ -82,11 +82,10 @@ Result<proto::LoraIndex> DecodeLoraIndex(const char* data, int64_t bytes, int64_
         }
         return Status::Ok();
       }));
-  proto::LoraIndex index;
-  if (!index.ParseFromArray(data, static_cast<int>(bytes))) {
+  if (!index->ParseFromArray(data, static_cast<int>(bytes))) {
     return Status::DataLoss("the index at offset " + std::to_string(offset) + " does not parse");
   }
-  return index;
+  return Status::Ok();
 }
 
 Result<LoraPlan::Place> LoraPlan::Next(const proto::LoraRecord& record) const {

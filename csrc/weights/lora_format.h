@@ -32,8 +32,9 @@ std::array<unsigned char, kLoraHeaderBytes> EncodeLoraHeader(const LoraHeader& h
 // `bytes`: the first kLoraHeaderBytes of a file of `file_bytes`, or all of a shorter one. The index
 // of what it returns ends the file. Errors give the offset; the caller adds the file's name.
 Result<LoraHeader> DecodeLoraHeader(const unsigned char* bytes, int64_t file_bytes);
-// Errors as DecodeLoraHeader's. `offset`: of the index, for messages.
-Result<proto::LoraIndex> DecodeLoraIndex(const char* data, int64_t bytes, int64_t offset);
+// Errors as DecodeLoraHeader's. `offset`: of the index, for messages; `index` should lie in an
+// arena, as in DecodeGraph.
+Status DecodeLoraIndex(const char* data, int64_t bytes, int64_t offset, proto::LoraIndex* index);
 
 // Checks records in the order of the index, and places their matrices.
 class LoraPlan {

@@ -172,7 +172,7 @@ class Reader final : public ModelReader {
  public:
   explicit Reader(std::string source) : source_(std::move(source)) {}
 
-  const proto::ModelFile& file() const override { return file_; }
+  const proto::ModelFile& file() const override { return *file_; }
   const std::string& source() const override { return source_; }
   Result<WeightView> Find(std::string_view name) const override {
     const auto found = views_.find(name);
@@ -182,15 +182,10 @@ class Reader final : public ModelReader {
   void ReleasePages() const override { mapping_.ReleasePages(); }
 
   // Takes the graph's bytes apart. Errors do not name the file.
-  Status ReadGraph(std::string_view graph) {
-    Result<proto::ModelFile> file = weights::DecodeGraph(graph);
-    if (!file.ok()) return file.status();
-    file_ = std::move(file).value();
-    return Status::Ok();
-  }
+  Status ReadGraph(std::string_view graph) { return weights::DecodeGraph(graph, file_); }
   // Views are only valid when ReadParam has succeeded, too.
   Status MakeViews(const unsigned char* param) {
-    Result<TensorMap> views = CheckTensors(file_, param);
+    Result<TensorMap> views = CheckTensors(*file_, param);
     if (!views.ok()) return views.status();
     views_ = std::move(views).value();
     return Status::Ok();
@@ -203,7 +198,8 @@ class Reader final : public ModelReader {
  private:
   // Constant once opened.
   std::string source_;
-  proto::ModelFile file_;
+  google::protobuf::Arena arena_;
+  proto::ModelFile* const file_ = google::protobuf::Arena::CreateMessage<proto::ModelFile>(&arena_);
   TensorMap views_;
   weights::Mapping mapping_;
   std::shared_ptr<const ModelImage> image_;

@@ -68,7 +68,8 @@ def view(tensors: Tensors, spec: Any) -> Tensors:
             if entry.shape != shapes.get(found[1], entry.shape) or type(entry) is not TensorEntry:
                 return tensors  # Other types are of formats that say how a matrix lies.
             matrices[name] = OutputsFirst(**vars(entry))
-    for entry in list(matrices.values())[:1]:
+    if matrices:
+        entry = matrices[min(matrices)]  # Files have their tensors in any order.
         warnings.warn(
             f"{entry.where} is {list(entry.shape)}, the transpose of what transformers' GPT-2 has, "
             "and so are the others; the matrices are taken as those of nn.Linear",

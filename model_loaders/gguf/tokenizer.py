@@ -14,6 +14,7 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ModelSerializerException, UnsupportedModelError
+from ..tokenizer import is_refusal
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
@@ -171,7 +172,9 @@ def _tokenizer(config: ModelConfig, tokens: list[str], special: Mapping[str, str
         tokenizer.add_tokens(list(added))
     except ModelSerializerException:
         raise
-    except Exception as error:  # tokenizers raises bare Exception
+    except BaseException as error:
+        if not is_refusal(error):
+            raise
         raise ModelSerializerException(
             f"{config.source}: the vocabulary makes no tokenizer: {error}"
         ) from error

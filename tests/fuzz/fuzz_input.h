@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
+
+#include "allspark/status.h"
 
 namespace allspark::fuzz {
 
@@ -56,6 +59,13 @@ class ExactBytes {
   unsigned char* data_;
   size_t size_;
 };
+
+// Of what a seed is made from.
+inline void Require(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "a seed cannot be made: %s\n", status.ToString().c_str());
+  abort();
+}
 
 inline void WriteBytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc)

@@ -1,6 +1,8 @@
 """The soak of the SDK: random requests of every kind from threads and from an event loop at once,
-against a KV pool too small for them, with stops and releases at random moments. Every request ends
-and gives what it gives alone in a fresh engine, or the beginning of it; nothing is left behind.
+against a KV pool too small for them, with stops and releases at random moments, steps that throw
+and masks that come late, never or not at all. Every request ends and gives what it gives alone in a
+fresh engine, or the beginning of it; nothing is left behind. Each end, kind of request, field and
+fault occurs, or the soak fails.
 
 ALLSPARK_SOAK_SECONDS says for how long in each cache mode (60), ALLSPARK_SOAK_SEED with which seed.
 """
@@ -17,14 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from allspark import AsCacheMode, AsStatus, Engine, HuggingFaceModel, TargetDevice
+from allspark import AsCacheMode, AsStatus, Engine, HuggingFaceModel, TargetDevice, guided
+from allspark._allspark import testing
 from test_mixed_batch import random_config
 
 OK = AsStatus.ALLSPARK_SUCCESS
 SECONDS = float(os.environ.get("ALLSPARK_SOAK_SECONDS", "60"))
 ROUND = 40  # requests
+MOST_ROUNDS = 60  # where something has not occurred yet when the time is over
 THREADS, TASKS = 4, 8
 MAX_LENGTH, SPAN = 256, 16
+MASK_TIMEOUT_MS = 300
 
 BEGINNINGS = [
     "",
@@ -58,7 +63,7 @@ def by_text(rng: random.Random, length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def guided(rng: random.Random, length: int) -> dict[str, Any]:
+def by_format(rng: random.Random, length: int) -> dict[str, Any]:
     text = by_text(rng, length) if rng.random() < 0.3 else {"temperature": rng.uniform(0.5, 2)}
     return {**text, "response_format": rng.choice(FORMATS)}
 
@@ -67,15 +72,70 @@ def sequences(rng: random.Random, length: int) -> dict[str, Any]:
     return {"n": rng.randint(2, 4), "temperature": rng.uniform(0.5, 2)}
 
 
-KINDS = {by_fields: 4, by_text: 3, guided: 3, sequences: 1}
+KINDS = {by_fields: 4, by_text: 3, by_format: 3, sequences: 1}
+ENDS_OF_REQUESTS = ["stop", "length", "cancelled", "deadline", "interrupted", "error", "denied"]
+FAULTS = ["a step threw", "a mask came late", "a mask never came", "masks failed"]
+
+
+def everything() -> set[str]:
+    """What must have occurred, by the names that Soak.met counts."""
+    rng = random.Random(0)
+    fields = {name for _ in range(1000) for name in random_config(rng, 30)} - {"max_length"}
+    return {
+        *(f"end: {end}" for end in ENDS_OF_REQUESTS),
+        *(f"fault: {fault}" for fault in FAULTS),
+        *(f"kind: {kind.__name__}" for kind in KINDS),
+        *(f"format: {one['type']}" for one in FORMATS),
+        *(f"field: {field}" for field in fields),
+        "preemption", "stopped by the caller", "released early",
+    }  # fmt: skip
 
 
 @dataclass
 class Job:
     text: str
     config: dict[str, Any]
+    kind: str
     reads: int | None  # after so many it is stopped or released; None: never
     releases: bool
+
+    def names(self) -> list[str]:
+        """Under which it counts."""
+        form = self.config.get("response_format")
+        forms = [f"format: {form['type']}"] if form else []
+        return [f"kind: {self.kind}", *(f"field: {name}" for name in self.config), *forms]
+
+    def may_end(self, reason: str, error: str | None) -> bool:
+        """Whether this may have ended it early, by what it does not meet alone."""
+        return {
+            "cancelled": self.reads is not None,
+            # Of a fault: MaskFaults, or the native side's own.
+            "error": any(text in (error or "") for text in ("injected", "did not come within")),
+            "deadline": 0 < self.config.get("timeout_ms", 0) < 1000,
+            "interrupted": True,  # see Soak.check
+        }.get(reason, False)
+
+
+class MaskFaults:
+    """In place of the function that answers the masks of guided requests."""
+
+    def __init__(self, answer, seed: int) -> None:
+        self.answer, self.rng = answer, random.Random(seed)
+        self.injects = False
+        self.met: Counter[str] = Counter()
+
+    def __call__(self, executor, compiler, asked) -> None:
+        chance = self.rng.random() if self.injects else 1.0
+        if chance < 0.004:
+            self.met["fault: a mask never came"] += 1
+            return
+        if chance < 0.01:
+            self.met["fault: masks failed"] += 1
+            raise RuntimeError("injected")
+        if chance < 0.03:
+            self.met["fault: a mask came late"] += 1
+            time.sleep(0.01)
+        self.answer(executor, compiler, asked)
 
 
 def draw_job(rng: random.Random, tokenizer) -> Job:
@@ -86,8 +146,10 @@ def draw_job(rng: random.Random, tokenizer) -> Job:
         "seed": rng.randrange(10**9), "max_new_tokens": rng.randint(5, 80), **kind(rng, length)
     }  # fmt: skip
     config.pop("max_length", None)  # random_config's is by a prompt of its own
+    if rng.random() < 0.1:
+        config["timeout_ms"] = rng.randint(1, 60)
     reads = rng.randint(0, 20) if rng.random() < 0.3 else None
-    return Job(text, config, reads, rng.random() < 0.5)
+    return Job(text, config, kind.__name__, reads, rng.random() < 0.5)
 
 
 class Reading:
@@ -113,10 +175,8 @@ class Reading:
         self.end = (queue.finish_reason, queue.error, queue.sequence_score)
 
     def check(self, alone: Reading, job: Job, may_be_interrupted: bool) -> None:
-        reason = self.end[0]
-        early = (reason == "cancelled" and job.reads is not None) or (
-            reason == "interrupted" and may_be_interrupted
-        )
+        reason, error, _ = self.end
+        early = job.may_end(reason, error) and (reason != "interrupted" or may_be_interrupted)
         if not early:
             assert vars(self) == vars(alone)
             return
@@ -128,13 +188,27 @@ class Reading:
 
 
 class Soak:
-    def __init__(self, loader: HuggingFaceModel, mode: AsCacheMode, seed: int) -> None:
-        self.loader, self.mode, self.seed = loader, mode, seed
-        self.rng = random.Random(seed)
-        self.engine = self.start_engine(cache_span_num_init=MAX_LENGTH // SPAN + 4)
-        self.ended: Counter[str] = Counter()
+    """`interrupts`: requests end when blocks run out, and who finds no room waits for it; else they
+    wait for blocks, and who finds no room is refused.
+    """
 
-    def start_engine(self, **settings: Any) -> Engine:
+    def __init__(
+        self, loader: HuggingFaceModel, mode: AsCacheMode, seed: int, masks: MaskFaults,
+        interrupts: bool,
+    ) -> None:  # fmt: skip
+        self.loader, self.mode, self.seed, self.masks = loader, mode, seed, masks
+        self.interrupts = interrupts
+        self.rng = random.Random(seed)
+        self.engine = self.start_engine(
+            starts=False, cache_span_num_init=MAX_LENGTH // SPAN + 4,
+            interrupt_on_cache_exhaustion=interrupts, token_mask_timeout_ms=MASK_TIMEOUT_MS,
+            max_waiting_requests=4, queue_full_policy="block" if interrupts else "refuse",
+        )  # fmt: skip
+        testing.enable_step_faults(self.engine._native, "m")
+        assert self.engine.start_model("m") == OK, self.engine.last_error()
+        self.met: Counter[str] = Counter()
+
+    def start_engine(self, starts: bool = True, **settings: Any) -> Engine:
         engine = Engine()
         engine.register_image("m", self.loader._image)
         builder = self.loader.create_reference_runtime_config_builder(
@@ -145,16 +219,22 @@ class Soak:
              "engine_max_prefill_length": 64, **settings}
         )  # fmt: skip
         assert engine.install_model(builder.build()) == OK, engine.last_error()
-        assert engine.start_model("m") == OK, engine.last_error()
+        assert not starts or engine.start_model("m") == OK, engine.last_error()
         return engine
 
-    def start(self, engine: Engine, job: Job) -> tuple[list, list]:
-        """Handles and queues, also of a request with one of each."""
-        status, handles, queues = engine.start_request_text("m", self.loader, job.text, job.config)
+    def started(self, engine: Engine, job: Job, answer: tuple) -> tuple[list, list]:
+        """Handles and queues, also of a request with one of each; none where it was denied."""
+        status, handles, queues = answer
+        if status == AsStatus.ALLSPARK_REQUEST_DENIED:
+            # Who waits for room is denied when its time is over.
+            assert engine is self.engine
+            assert not self.interrupts or job.may_end("deadline", None), engine.last_error()
+            return [], []
         assert status == OK, (engine.last_error(), job)
         return (handles, queues) if isinstance(queues, list) else ([handles], [queues])
 
     def end_early(self, job: Job, handles: list) -> None:
+        self.met["released early" if job.releases else "stopped by the caller"] += 1
         call = self.engine.release_request if job.releases else self.engine.stop_request
         assert call("m", handles) == OK
 
@@ -165,7 +245,10 @@ class Soak:
 
     def serve(self, job: Job, rng: random.Random) -> list[Reading]:
         """On a thread, by every getter there is."""
-        handles, queues = self.start(self.engine, job)
+        answer = self.engine.start_request_text("m", self.loader, job.text, job.config)
+        handles, queues = self.started(self.engine, job, answer)
+        if not queues:
+            return []
         readings = [Reading() for _ in queues]
         reads, early = 0, False
         while not all(queue.finished for queue in queues):
@@ -185,7 +268,10 @@ class Soak:
         return readings
 
     async def serve_async(self, job: Job) -> list[Reading]:
-        handles, queues = self.start(self.engine, job)
+        answer = await self.engine.start_request_text_async("m", self.loader, job.text, job.config)
+        handles, queues = self.started(self.engine, job, answer)
+        if not queues:
+            return []
         early = False
 
         async def read(queue, is_first: bool) -> Reading:
@@ -252,7 +338,9 @@ class Soak:
         outcomes = []
         for job in jobs:
             engine = self.start_engine(num_threads=1, enable_prefix_cache=False)
-            _, queues = self.start(engine, job)
+            config = {**job.config, "timeout_ms": 0}
+            answer = engine.start_request_text("m", self.loader, job.text, config)
+            _, queues = self.started(engine, job, answer)
             readings = []
             for queue in queues:
                 readings.append(Reading())
@@ -264,15 +352,25 @@ class Soak:
 
     def run_round(self) -> None:
         jobs = [draw_job(self.rng, self.loader.get_tokenizer()) for _ in range(ROUND)]
+        self.masks.injects = self.rng.random() < 0.5
+        testing.inject_step_fault(self.rng.randint(0, 200))
         together = self.round(jobs)
-        for index, alone in enumerate(self.alone(jobs)):
+        testing.inject_step_fault(-1)
+        self.masks.injects = False
+        served = [index for index, readings in enumerate(together) if readings]
+        self.met["end: denied"] += len(jobs) - len(served)
+        for index, alone in zip(served, self.alone([jobs[i] for i in served]), strict=True):
             job = jobs[index]
+            self.met.update(job.names())
             for got, expected in zip(together[index], alone, strict=True):
                 try:
-                    got.check(expected, job, job.config.get("num_beams", 1) > 1)
+                    may_be = self.interrupts or job.config.get("num_beams", 1) > 1
+                    got.check(expected, job, may_be)
                 except AssertionError as error:
                     raise AssertionError(f"seed {self.seed}, request {index}: {job}") from error
-                self.ended[got.end[0]] += 1
+                self.met[f"end: {got.end[0]}"] += 1
+                self.met["fault: a step threw"] += got.end[1] == "injected fault"
+        self.met["preemption"] += self.engine.get_as_engine_stat("m").num_preemptions > 0
 
     def held(self) -> dict[str, int]:
         """What no request may keep."""
@@ -308,14 +406,24 @@ def test_soak(loader, mode, monkeypatch):
     monkeypatch.setenv("ALLSPARK_DISABLE_WARMUP", "1")
     seed = int(os.environ.get("ALLSPARK_SOAK_SEED", str(random.randrange(10**6))))
     print(f"seed {seed}")
-    soak = Soak(loader, mode, seed)
-    end = time.monotonic() + SECONDS
-    soak.run_round()
-    held = soak.held()  # with what the first guided request and the first event loop have made
-    assert held["requests"] == held["blocks"] == 0
-    while time.monotonic() < end:
+    masks = MaskFaults(guided._answer, seed)
+    monkeypatch.setattr(guided, "_answer", masks)
+    soaks = [Soak(loader, mode, seed, masks, interrupts) for interrupts in (False, True)]
+    held = []
+    for soak in soaks:
         soak.run_round()
-        soak.wait_until_held(held)
-    assert {"stop", "length", "cancelled"} <= set(soak.ended), soak.ended
-    assert soak.engine.get_as_engine_stat("m").num_preemptions > 0
-    print(f"{sum(soak.ended.values())} sequences: {dict(soak.ended)}")
+        # With what the first guided request and the first event loop have made.
+        held.append(soak.held())
+        assert held[-1]["requests"] == held[-1]["blocks"] == 0
+    held[0] = soaks[0].held()  # beside the other engine's threads and descriptors
+
+    def missing() -> set[str]:
+        return everything() - set(+sum((soak.met for soak in soaks), masks.met))
+
+    end, number = time.monotonic() + SECONDS, 0
+    while time.monotonic() < end or (missing() and number < MOST_ROUNDS):
+        number += 1
+        soaks[number % 2].run_round()
+        soaks[number % 2].wait_until_held(held[number % 2])
+    print(dict(sum((soak.met for soak in soaks), masks.met)))
+    assert not missing(), "the soak never met these"

@@ -6,7 +6,13 @@ import asyncio
 import random
 
 import pytest
-from allspark import AsStatus, Detokenizer, GenerateRequestStatus, TextQueue
+from allspark import (
+    AsStatus,
+    Detokenizer,
+    GenerateRequestStatus,
+    HuggingFaceModel,
+    TextQueue,
+)
 from allspark._allspark import GenerateConfig
 from allspark.text_queue import StopStrings, TextElements, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
@@ -251,3 +257,14 @@ def test_text_needs_a_tokenizer(running):
     assert status == AsStatus.ALLSPARK_PARAM_ERROR and "tokenizer" in engine.last_error()
     status, _, queue = engine.start_request_ids("m", None, [1], GenerateConfig(max_new_tokens=1))
     assert status == AsStatus.ALLSPARK_SUCCESS and queue.Get().ids_from_generate
+
+
+def test_what_goes_wrong_after_a_stop_string_is_no_error(demo_model):
+    tokenizer = HuggingFaceModel(str(demo_model), "m").get_tokenizer()
+    for word, reason, error in (("END", "stop", None), ("zzz", "length", "a step failed")):
+        native = FakeQueue([tokenizer.encode("abc END and more")])
+        native.error = lambda: "a step failed"
+        queue = TextQueue(native, tokenizer, TextOptions((word,)), stop=lambda: None)
+        text = "".join(elements.text for elements in queue)
+        assert ("more" in text) == (error is not None)
+        assert (queue.finish_reason, queue.error) == (reason, error)

@@ -186,8 +186,12 @@ class FaultLife {
   void Ask(const char* what, const GenerationConfig& config,
            std::function<std::shared_ptr<TokenMask>()> make_mask = {}) {
     const StartedRequest started = Must(what, [&] {
-      // One mask is for one request, and one that failed to start is none.
-      return engine_->StartRequest("m", kPrompt, config, make_mask ? make_mask() : nullptr);
+      // One mask is for one request; what it is made of is the test's.
+      const auto mask = [&]() -> std::shared_ptr<TokenMask> {
+        const HeapFaults::Scope no_faults(nullptr);
+        return make_mask ? make_mask() : nullptr;
+      }();
+      return engine_->StartRequest("m", kPrompt, config, mask);
     });
     Read(what, *started.queue);
     for (const StartedRequest& next : started.next_best) Read(what, *next.queue);

@@ -127,7 +127,7 @@ class EmulatedNumericsTest : public ::testing::TestWithParam<const kernels::Kern
 TEST_P(EmulatedNumericsTest, BitsAreTheSameInSmallCrowds) {
   RuntimeConfig config = SmallConfig();
   config.cache_mode = CacheMode::kQuantI8;
-  ExpectInvariant(TinyQuantizedSpec(proto::COMPUTE_BFLOAT16), 5, config, GetParam());
+  ExpectInvariant(TinyQuantizedSpec(proto::COMPUTE_BFLOAT16), 9, config, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Tables, EmulatedNumericsTest, ::testing::ValuesIn(EmulatedTables()),

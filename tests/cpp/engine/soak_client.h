@@ -13,7 +13,10 @@
 #include <vector>
 
 #include "allspark/engine.h"
+#include "cpp/engine/engine_harness.h"
+#include "cpp/engine/soak_coverage.h"
 #include "cpp/engine/soak_jobs.h"
+#include "support/alloc_counter.h"
 
 namespace allspark::testing {
 
@@ -93,15 +96,17 @@ inline std::string Difference(const SoakSequence& got, const SoakSequence& alone
 
 class SoakClient {
  public:
-  // `may_wait`: it uses getters that block, too; not on the step thread.
+  // `may_wait`: it uses getters that block, too; not on the step thread. `injects`: its requests
+  // find no memory on the heap now and then, and are started again.
   SoakClient(Engine& engine, MaskWorker& masks, std::vector<SoakJob> jobs, uint64_t seed,
-             bool may_wait)
+             bool may_wait, bool injects)
       : engine_(engine),
         masks_(masks),
         jobs_(std::move(jobs)),
         outcomes_(jobs_.size()),
         draw_(seed),
-        may_wait_(may_wait) {}
+        may_wait_(may_wait),
+        injects_(injects && CanInjectFailures()) {}
 
   bool done() const { return next_job_ == jobs_.size() && open_.empty(); }
   // All that it has started have ended, whether it has looked or not.
@@ -109,10 +114,9 @@ class SoakClient {
     return std::all_of(open_.begin(), open_.end(), [](const Open& open) { return open.Ended(); });
   }
   const std::vector<SoakJob>& jobs() const { return jobs_; }
-  // By job; none where the model took no requests any more.
+  // By job; none where it was denied.
   const std::vector<SoakOutcome>& outcomes() const { return outcomes_; }
-
-  int64_t num_resumed() const { return num_resumed_; }
+  const SoakCoverage& coverage() const { return coverage_; }
 
   // Does one thing: starts a request, or looks at one.
   void Tick() {
@@ -139,17 +143,36 @@ class SoakClient {
     }
   };
 
-  // False where the model takes no requests.
+  // The n-th allocation of the call fails, for some n.
+  Result<StartedRequest> StartWithout(const SoakJob& job) {
+    const std::shared_ptr<TokenMask> mask = job.MakeMask(&masks_);
+    HeapFaults heap;
+    heap.FailNth(draw_.Between(1, 60), draw_.Chance(0.3));
+    const HeapFaults::Scope scope(&heap);
+    return engine_.StartRequest("m", job.prompt, job.config, mask);
+  }
+
+  // False where it is denied.
   bool Start(const SoakJob& job, Open& open) {
-    const Result<StartedRequest> started =
-        engine_.StartRequest("m", job.prompt, job.config, job.MakeMask(&masks_));
+    Result<StartedRequest> started = Status::ResourceExhausted("not tried");
+    if (injects_ && draw_.Chance(0.2)) {
+      started = StartWithout(job);
+      if (started.status().code() == StatusCode::kResourceExhausted) {
+        coverage_.Count(kHeapInRequest);
+      }
+    }
+    if (started.status().code() == StatusCode::kResourceExhausted) {
+      started = engine_.StartRequest("m", job.prompt, job.config, job.MakeMask(&masks_));
+    }
     if (!started.ok()) {
       EXPECT_TRUE(started.status().as_status() == AsStatus::kRequestDenied ||
                   started.status().code() == StatusCode::kFailedPrecondition)
-          << job.what << ": " << started.status().ToString() << "\n"
-          << ToString(job.config);
+          << started.status().ToString() << "\n"
+          << job.Describe();
+      coverage_.Count("end: denied");
       return false;
     }
+    for (const char* row : job.rows) coverage_.Count(row);
     open.handles.clear();
     open.queues.clear();
     const auto add = [&open](const StartedRequest& sequence) {
@@ -184,7 +207,7 @@ class SoakClient {
     for (RequestHandle handle : handles) Release(handle);
     open.num_before = sequence.ids.size();
     open.is_resumed = true;
-    ++num_resumed_;
+    coverage_.Count("resumed");
     return true;
   }
 
@@ -215,8 +238,10 @@ class SoakClient {
     // Any handle of a group is as good as another.
     const auto place = static_cast<size_t>(draw_.Below(static_cast<int64_t>(open.handles.size())));
     if (job.fate != SoakJob::Fate::kRelease) {
-      EXPECT_TRUE(engine_.StopRequest("m", open.handles[place]).ok());
+      coverage_.Count("stopped by the caller");
+      EXPECT_OK(engine_.StopRequest("m", open.handles[place]));
     } else {
+      coverage_.Count("released early");
       Release(open.handles[place]);
       open.handles.erase(open.handles.begin() + static_cast<int64_t>(place));
     }
@@ -229,7 +254,7 @@ class SoakClient {
   }
 
   void Release(RequestHandle handle) {
-    EXPECT_TRUE(engine_.ReleaseRequest("m", handle).ok());
+    EXPECT_OK(engine_.ReleaseRequest("m", handle));
     EXPECT_EQ(engine_.StopRequest("m", handle).as_status(), AsStatus::kIllegalRequestId);
   }
 
@@ -238,9 +263,9 @@ class SoakClient {
   const std::vector<SoakJob> jobs_;
   std::vector<SoakOutcome> outcomes_;
   Draw draw_;
-  const bool may_wait_;
+  const bool may_wait_, injects_;
+  SoakCoverage coverage_;
   size_t next_job_ = 0;
-  int64_t num_resumed_ = 0;
   std::vector<Open> open_;
 };
 

@@ -1,7 +1,10 @@
 // The soak: rounds of random requests (soak_jobs.h) against one engine whose KV pool is too small
-// for them, with stops and releases at random moments, steps that fail and models that stop. Every
-// request ends, gives what it gives alone in a fresh engine, or the beginning of it, and leaves
-// nothing behind.
+// for them, with stops and releases at random moments, faults (soak_faults.h) and models that stop.
+// Every request ends, gives what it gives alone in a fresh engine, or the beginning of it, and
+// leaves nothing behind; and each end, feature and fault occurs (soak_coverage.h).
+//
+// The seed also says what the engine does when it is full: an odd one has requests end when blocks
+// run out, and of two in a row every other pair has callers wait for room.
 //
 // Half of the rounds run in lockstep: the caller acts on the step thread, between steps, so that
 // all of it follows from the seed and happens again with it. In the others four threads call while
@@ -18,17 +21,19 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "cpp/engine/engine_harness.h"
+#include "cpp/engine/fake_device.h"
 #include "cpp/engine/soak_client.h"
+#include "cpp/engine/soak_faults.h"
 #include "support/random_lora.h"
 #include "support/sanitized.h"
 
@@ -41,11 +46,14 @@ inline int64_t SoakSetting(const char* name, int64_t otherwise) {
 
 class Soak {
  public:
-  Soak(proto::ComputeType compute, CacheMode cache_mode, uint64_t seed)
+  // `lockstep`: all rounds will be.
+  Soak(proto::ComputeType compute, CacheMode cache_mode, uint64_t seed, bool lockstep)
       : seed_(seed),
         draw_(seed),
         beginnings_(DrawBeginnings(draw_)),
-        interrupts_(draw_.Chance(0.2)) {
+        interrupts_(seed % 2 == 1),
+        // In lockstep the caller that waited would be the thread that makes room.
+        blocks_(seed / 2 % 2 == 1 && !lockstep) {
     // A draft model that agrees mostly: it is the model's first layers in the other compute type,
     // and the others add nothing.
     proto::DecoderSpec spec = TinyQwen2Spec(compute);
@@ -70,20 +78,30 @@ class Soak {
     RuntimeConfig config = config_;
     config.draft_model = "draft";
     config.interrupt_on_cache_exhaustion = interrupts_;
+    config.max_waiting_requests = 12;
+    config.queue_full_policy = blocks_ ? "block" : "refuse";
+    config.max_output_tensor_bytes = 600 << 10;
+    config.token_mask_timeout_ms = kMaskTimeoutMs;
     config.cache_span_num_init = kSoakMaxLength / config.cache_span_size + 2;
+    const CacheRatio cache_ratio("0.0005");
+    TestingAccess::SetAllocator(engine_, faults_.allocator());
+    TestingAccess::SetHostCopier(engine_, faults_.copier());
     ASSERT_OK(engine_.RegisterImage("draft", draft_image_));
     ASSERT_OK(engine_.RegisterImage("m", image_));
     ASSERT_OK(engine_.InstallModel(config));
     ASSERT_OK(TestingAccess::SetStepHook(engine_, "m", &Hook::Call, &hook_));
+    ListenToSteps({});
     ASSERT_OK(engine_.StartModel("m"));
     for (const auto& lora : loras_) ASSERT_OK(engine_.LoadLora("m", lora.first, lora.second));
     at_start_ = Measure();
   }
 
   void Round(int64_t num_jobs, bool lockstep) {
+    lockstep = lockstep && !blocks_;
     SCOPED_TRACE("seed " + std::to_string(seed_) + ", round " + std::to_string(num_rounds_) +
                  (lockstep ? ", in lockstep" : ", in threads"));
     injects_ = draw_.Chance(0.5);
+    faults_.Begin(injects_, draw_.Seed());
     std::vector<SoakJob> jobs;
     for (int64_t i = 0; i < num_jobs; ++i) {
       jobs.push_back(DrawJob(draw_, beginnings_));
@@ -100,21 +118,13 @@ class Soak {
     ++num_rounds_;
   }
 
-  // Over all rounds so far: the soak met what it is for.
-  void ExpectCoverage() const {
-    EXPECT_EQ(num_preemptions_ > 0, !interrupts_);
-    EXPECT_GT(num_hits_, 0);
-    EXPECT_GT(num_drafts_, 0);
-    for (FinishReason reason :
-         {FinishReason::kStop, FinishReason::kLength, FinishReason::kCancelled}) {
-      EXPECT_GT(NumEnded(reason), 0) << FinishReasonName(reason);
-    }
+  // Of all rounds so far.
+  SoakCoverage Coverage() {
+    SoakCoverage coverage = coverage_;
+    coverage.Add(faults_.Coverage());
+    return coverage;
   }
-  int64_t num_resumed() const { return num_resumed_; }
-  int64_t NumEnded(FinishReason reason) const {
-    const auto it = num_ended_.find(reason);
-    return it == num_ended_.end() ? 0 : it->second;
-  }
+  int64_t num_rounds() const { return num_rounds_; }
   // After a few rounds, for a later ExpectBoundedHeap.
   void NoteHeap() { heap_noted_ = HeapBytes(); }
   void ExpectBoundedHeap() const {
@@ -126,6 +136,9 @@ class Soak {
 
  private:
   static constexpr int kNumThreads = 4;
+  // What a provider has in the soak: it waits so long for each mask that never comes. Alone, where
+  // it is not what is tested, a provider has all the time that a busy machine takes.
+  static constexpr int64_t kMaskTimeoutMs = 100, kLongMaskTimeoutMs = 60000;
 
   // What a running model has taken and no request may keep.
   struct Held {
@@ -145,20 +158,22 @@ class Soak {
     return static_cast<int64_t>(info.uordblks + info.hblkhd);
   }
 
-  void FailSometimes(Draw& draw) const {
-    if (injects_ && draw.Chance(0.01)) throw std::runtime_error("injected");
+  // `at_begin` is called at the begin of each step, before what may go wrong.
+  void ListenToSteps(std::function<void()> at_begin) {
+    hook_.Set([this, at_begin = std::move(at_begin)](const StepEvent& event) {
+      faults_.EndLast(event);
+      if (event.phase == StepPhase::kBegin && at_begin) at_begin();
+      faults_.OnStep(event);
+    });
   }
 
   void RunInLockstep(std::vector<SoakJob> jobs) {
-    SoakClient client(engine_, masks_, std::move(jobs), draw_.Seed(), /*may_wait=*/false);
+    SoakClient client(engine_, masks_, std::move(jobs), draw_.Seed(), /*may_wait=*/false, injects_);
     std::mutex mutex;  // of client and draw
     Draw draw(draw_.Seed());
-    const HookGuard guard(hook_);
-    hook_.Set([&](const StepEvent& event) {
-      if (event.phase != StepPhase::kBegin) return;
+    ListenToSteps([&] {
       std::lock_guard lock(mutex);
       for (int64_t i = draw.Below(5); i > 0 && !client.done(); --i) client.Tick();
-      FailSometimes(draw);
     });
     // Without requests there are no steps to act in.
     for (bool done = false; !done;) {
@@ -169,15 +184,11 @@ class Soak {
       }
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
+    ListenToSteps({});
     Verify(client, /*model_stopped=*/false);
   }
 
   void RunInThreads(std::vector<SoakJob> jobs) {
-    Draw step_draw(draw_.Seed());
-    const HookGuard guard(hook_);
-    hook_.Set([&](const StepEvent& event) {
-      if (event.phase == StepPhase::kBegin) FailSometimes(step_draw);
-    });
     std::vector<std::unique_ptr<SoakClient>> clients;
     std::vector<std::thread> threads;
     for (int t = 0; t < kNumThreads; ++t) {
@@ -186,7 +197,7 @@ class Soak {
         share.push_back(jobs[i]);
       }
       clients.push_back(std::make_unique<SoakClient>(engine_, masks_, std::move(share),
-                                                     draw_.Seed(), /*may_wait=*/true));
+                                                     draw_.Seed(), /*may_wait=*/true, injects_));
       threads.emplace_back([client = clients.back().get(), draw = Draw(draw_.Seed())]() mutable {
         while (!client->done()) {
           client->Tick();
@@ -212,7 +223,7 @@ class Soak {
     (void)engine_.UnloadLora("m", "c");
     if (stops) {
       NoteStat();  // which begins anew
-      EXPECT_OK(engine_.StartModel("m"));
+      faults_.StartUnderFaults(draw_, [this] { return engine_.StartModel("m"); });
     }
     for (const auto& client : clients) Verify(*client, stops);
   }
@@ -249,20 +260,25 @@ class Soak {
   }
 
   void Verify(const SoakClient& client, bool model_stopped) {
-    num_resumed_ += client.num_resumed();
+    coverage_.Add(client.coverage());
     for (size_t i = 0; i < client.jobs().size(); ++i) {
       const SoakOutcome& outcome = client.outcomes()[i];
       if (outcome.empty()) {
-        EXPECT_TRUE(model_stopped) << "a request was denied";
+        EXPECT_TRUE(model_stopped || !blocks_ || MayBeDenied(client.jobs()[i]))
+            << "a request was denied";
         continue;
       }
       const SoakJob& job = client.jobs()[i];
-      SCOPED_TRACE("request " + std::to_string(i) + ": " + job.what + "\n" + ToString(job.config));
+      SCOPED_TRACE("request " + std::to_string(i) + ": " + job.Describe());
       const SoakOutcome alone = RunAlone(job);
       ASSERT_EQ(outcome.size(), alone.size());
       for (size_t s = 0; s < outcome.size(); ++s) {
         const SoakSequence& got = outcome[s];
-        ++num_ended_[got.reason];
+        coverage_.Count(SoakCoverage::EndName(got.reason));
+        if (got.reason == FinishReason::kError && job.mask_answers >= MaskAnswers::kNever &&
+            got.error == alone[s].error) {
+          coverage_.Count(kMaskAnswersNames[static_cast<int>(job.mask_answers)]);
+        }
         EXPECT_EQ(Difference(got, alone[s], !EndedEarly(got, job, model_stopped)), "")
             << "of sequence " << s << ", which ended by " << FinishReasonName(got.reason) << " "
             << got.error << " after " << got.ids.size() << " tokens; alone by "
@@ -272,13 +288,20 @@ class Soak {
     }
   }
 
+  // Where callers wait for room: only for want of memory for its tensors, or of time.
+  static bool MayBeDenied(const SoakJob& job) {
+    return !job.CanResume() || job.config.timeout_ms > 0;
+  }
+
   // Whether something that it does not meet alone may have ended it.
   bool EndedEarly(const SoakSequence& got, const SoakJob& job, bool model_stopped) const {
     switch (got.reason) {
       case FinishReason::kCancelled:
         return model_stopped || job.fate != SoakJob::Fate::kEnd;
       case FinishReason::kError:
-        return injects_ && got.error.find("injected") != std::string::npos;
+        return (injects_ && SoakFaults::IsInjected(got.error)) ||
+               // An answer from a thread may be late on a busy machine.
+               (job.mask_stride > 0 && got.error.find("did not come") != std::string::npos);
       case FinishReason::kInterrupted:
         return interrupts_ || job.config.num_beams > 1;  // which may outgrow the pool
       case FinishReason::kDeadline:
@@ -293,6 +316,8 @@ class Soak {
     RuntimeConfig config = config_;
     config.num_threads = 1;
     config.enable_prefix_cache = false;
+    config.token_mask_timeout_ms =
+        job.mask_answers == MaskAnswers::kNever ? kMaskTimeoutMs : kLongMaskTimeoutMs;
     Engine engine;
     EXPECT_OK(engine.RegisterImage("m", image_));
     EXPECT_OK(engine.InstallModel(config));
@@ -317,6 +342,7 @@ class Soak {
   }
 
   void ExpectNothingLeft() {
+    faults_.End();
     EXPECT_OK(engine_.SyncAllRequests("m", 0));
     // Answered by the step thread: its last step is over. What was pinned goes as well.
     EXPECT_OK((draw_.Chance(0.5) ? engine_.ClearPrefixCache("m") : UnpinAll()).status());
@@ -339,9 +365,9 @@ class Soak {
 
   void NoteStat() {
     const EngineStat stat = *engine_.GetEngineStat("m");
-    num_preemptions_ = std::max(num_preemptions_, stat.num_preemptions);
-    num_hits_ = std::max(num_hits_, stat.prefix_cache_hit_token);
-    num_drafts_ = std::max(num_drafts_, stat.total_accepted_draft_token);
+    coverage_.Count("preemption", stat.num_preemptions > 0);
+    coverage_.Count("prefix hit", stat.prefix_cache_hit_token > 0);
+    coverage_.Count("accepted draft", stat.total_accepted_draft_token > 0);
   }
 
   Result<int64_t> UnpinAll() {
@@ -360,6 +386,9 @@ class Soak {
   const std::vector<std::vector<int64_t>> beginnings_;
   // Whether requests end when blocks run out, instead of waiting.
   const bool interrupts_;
+  // Whether callers wait for room, instead of being refused.
+  const bool blocks_;
+  SoakFaults faults_;
   std::shared_ptr<const ModelImage> image_, draft_image_;
   std::map<std::string, std::shared_ptr<const LoraImage>> loras_;
   RuntimeConfig config_;  // without what is to make it hard
@@ -368,9 +397,8 @@ class Soak {
   Engine engine_;
   Held at_start_;
   bool injects_ = false;
-  int64_t num_rounds_ = 0, heap_noted_ = 0, num_resumed_ = 0;
-  int64_t num_preemptions_ = 0, num_hits_ = 0, num_drafts_ = 0;  // the most that a start had
-  std::map<FinishReason, int64_t> num_ended_;
+  int64_t num_rounds_ = 0, heap_noted_ = 0;
+  SoakCoverage coverage_;
 };
 
 class SoakTest : public ::testing::TestWithParam<std::tuple<proto::ComputeType, CacheMode>> {
@@ -382,11 +410,10 @@ class SoakTest : public ::testing::TestWithParam<std::tuple<proto::ComputeType, 
   static std::unique_ptr<Soak> MakeSoak(uint64_t seed) {
     const auto [compute, cache_mode] = GetParam();
     seed = static_cast<uint64_t>(SoakSetting("ALLSPARK_SOAK_SEED", static_cast<int64_t>(seed)));
-    return std::make_unique<Soak>(compute, cache_mode, seed);
+    return std::make_unique<Soak>(compute, cache_mode, seed, IsLockstepAlone());
   }
-  static bool IsLockstep(int64_t round) {
-    return SoakSetting("ALLSPARK_SOAK_LOCKSTEP", 0) != 0 || round % 2 == 0;
-  }
+  static bool IsLockstepAlone() { return SoakSetting("ALLSPARK_SOAK_LOCKSTEP", 0) != 0; }
+  static bool IsLockstep(int64_t round) { return IsLockstepAlone() || round % 2 == 0; }
 };
 
 }  // namespace allspark::testing

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -79,16 +82,26 @@ class MaskWorker {
   std::thread thread_;
 };
 
+// How a provider of masks answers: at once, from another thread, from there after a while; and
+// after some tokens no more, with a failure, or with an exception.
+enum class MaskAnswers { kAtOnce, kByWorker, kLate, kNever, kFail, kThrow };
+inline constexpr const char* kMaskAnswersNames[] = {
+    "masks at once",        "masks from a thread", "late masks", "fault: a mask never came",
+    "fault: a mask failed", "fault: a mask threw"};
+
 // Allows a part of the vocabulary, another after each token, and ends after num_tokens.
 class SoakMask final : public TokenMask, public std::enable_shared_from_this<SoakMask> {
  public:
-  SoakMask(MaskWorker* worker, int64_t stride, int64_t num_tokens)
-      : worker_(worker), stride_(stride), num_left_(num_tokens) {}
+  SoakMask(MaskWorker* worker, MaskAnswers answers, int64_t stride, int64_t num_tokens)
+      : worker_(worker), answers_(answers), stride_(stride), num_left_(num_tokens) {}
 
  protected:
   void Next(int32_t token) override {
+    if (answers_ == MaskAnswers::kThrow && num_left_ == 0) {
+      throw std::runtime_error("the provider of masks threw");
+    }
     const auto answer = [self = shared_from_this(), token] { self->Answer(token); };
-    if (worker_ != nullptr) {
+    if (answers_ == MaskAnswers::kByWorker || answers_ == MaskAnswers::kLate) {
       worker_->Post(answer);
     } else {
       answer();
@@ -97,7 +110,11 @@ class SoakMask final : public TokenMask, public std::enable_shared_from_this<Soa
 
  private:
   void Answer(int32_t token) {
-    if (num_left_-- == 0) return Finish();
+    if (answers_ == MaskAnswers::kLate) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (num_left_-- == 0) {
+      if (answers_ == MaskAnswers::kNever) return;
+      return answers_ == MaskAnswers::kFail ? Fail("the provider of masks failed") : Finish();
+    }
     const std::span<uint32_t> all = words();
     for (size_t word = 0; word < all.size(); ++word) {
       all[word] = 0;
@@ -110,18 +127,19 @@ class SoakMask final : public TokenMask, public std::enable_shared_from_this<Soa
   }
 
   MaskWorker* const worker_;
+  const MaskAnswers answers_;
   const int64_t stride_;
   int64_t num_left_;
 };
 
 // One request, and what becomes of it.
 struct SoakJob {
-  std::string what;  // names of its rows
+  std::vector<const char*> rows;  // their names
   std::vector<int64_t> prompt;
   GenerationConfig config;
   // Of a guided one; each run has a mask of its own.
   int64_t mask_stride = 0, mask_tokens = 0;
-  bool mask_by_worker = false;
+  MaskAnswers mask_answers = MaskAnswers::kAtOnce;
 
   enum class Fate { kEnd, kStop, kRelease, kResume } fate = Fate::kEnd;
   // It is met after so many looks at the request, or with so many tokens, whichever is first.
@@ -137,7 +155,13 @@ struct SoakJob {
 
   std::shared_ptr<TokenMask> MakeMask(MaskWorker* worker) const {
     if (mask_stride == 0) return nullptr;
-    return std::make_shared<SoakMask>(mask_by_worker ? worker : nullptr, mask_stride, mask_tokens);
+    return std::make_shared<SoakMask>(worker, mask_answers, mask_stride, mask_tokens);
+  }
+
+  std::string Describe() const {
+    std::string text;
+    for (const char* row : rows) text += std::string(text.empty() ? "" : ", ") + row;
+    return text + "\n" + ToString(config);
   }
 };
 
@@ -203,7 +227,15 @@ inline const std::vector<SoakRow>& SoakKinds() {
          job.config.do_sample = draw.Chance(0.5);
          job.mask_stride = draw.Between(1, 4);
          job.mask_tokens = draw.Between(0, 120);
-         job.mask_by_worker = draw.Chance(0.5);
+         using enum MaskAnswers;
+         job.mask_answers = draw.Pick<MaskAnswers>(
+             {kAtOnce, kAtOnce, kAtOnce, kByWorker, kByWorker, kLate, kNever, kFail, kThrow});
+         // Before the request ends by itself; what then happens is counted at its end.
+         if (job.mask_answers >= kNever) {
+           job.mask_tokens %= 12;
+         } else {
+           job.rows.push_back(kMaskAnswersNames[static_cast<int>(job.mask_answers)]);
+         }
        }},
       {"prompt_only", kPromptOnly, 1, [](Draw&, SoakJob& job) { job.config.prompt_only = true; }},
   };
@@ -318,11 +350,11 @@ inline SoakJob DrawJob(Draw& draw, const std::vector<std::vector<int64_t>>& begi
   }
   const SoakRow& kind = SoakKinds()[index];
   kind.apply(draw, job);
-  job.what = kind.name;
+  job.rows.push_back(kind.name);
   for (const SoakRow& feature : SoakFeatures()) {
     if ((feature.kinds & kind.kinds) == 0 || !draw.Chance(feature.weight)) continue;
     feature.apply(draw, job);
-    job.what += std::string(", ") + feature.name;
+    job.rows.push_back(feature.name);
   }
 
   if (draw.Chance(0.3)) {

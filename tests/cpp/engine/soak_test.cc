@@ -1,4 +1,5 @@
-// The soak in its short form: two rounds in each way to keep the cache.
+// The soak in its short form: two rounds in each way to keep the cache, and the seeds that once
+// failed.
 
 #include "cpp/engine/soak_harness.h"
 
@@ -9,7 +10,11 @@ TEST_P(SoakTest, EveryRequestGivesWhatItGivesAlone) {
   const std::unique_ptr<Soak> soak = MakeSoak(static_cast<uint64_t>(std::get<1>(GetParam())));
   soak->Start();
   for (int64_t round = 0; round < 2 && !HasFailure(); ++round) soak->Round(30, IsLockstep(round));
-  soak->ExpectCoverage();
+  // What is certain in so few requests; the long form must meet everything.
+  const SoakCoverage coverage = soak->Coverage();
+  for (const char* what : {"end: length", "end: cancelled", "prefix hit"}) {
+    EXPECT_GT(coverage.count(what), 0) << what;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

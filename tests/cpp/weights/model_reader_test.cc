@@ -24,9 +24,8 @@ struct Bytes {
 Bytes GoodBytes(const proto::DecoderSpec& spec = SmallSpec()) {
   const auto image = BuildModel(spec);
   Bytes bytes{GraphOf(*image), ParamOf(*image), {}};
-  auto file = weights::DecodeGraph(bytes.graph);
-  if (!file.ok()) throw std::runtime_error(file.status().ToString());
-  bytes.file = std::move(file).value();
+  const Status status = weights::DecodeGraph(bytes.graph, &bytes.file);
+  if (!status.ok()) throw std::runtime_error(status.ToString());
   return bytes;
 }
 

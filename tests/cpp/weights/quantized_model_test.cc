@@ -405,12 +405,12 @@ TEST(QuantizedModel, DamageIsFoundAndForgeriesAreNamed) {
   const auto image = BuildModel(QuantSpec());
   const std::string graph = GraphOf(*image);
   const std::string param = ParamOf(*image);
-  auto decoded = weights::DecodeGraph(graph);
-  ASSERT_TRUE(decoded.ok());
+  proto::ModelFile decoded;
+  ASSERT_TRUE(weights::DecodeGraph(graph, &decoded).ok());
   auto open = [](const std::string& g, const std::string& p) {
     return ModelReader::OpenImage(std::make_shared<FakeImage>(g, p), nullptr).status();
   };
-  for (const proto::TensorRecord& record : decoded->tensors()) {
+  for (const proto::TensorRecord& record : decoded.tensors()) {
     for (const uint64_t at : {uint64_t{0}, record.bytes() / 2, record.bytes() - 1}) {
       std::string damaged = param;
       damaged[record.offset() + at] ^= 1;
@@ -443,7 +443,7 @@ TEST(QuantizedModel, DamageIsFoundAndForgeriesAreNamed) {
       {[](F& f) { *f.mutable_spec()->add_weight_quant() = f.spec().weight_quant(2); }, {"twice"}},
   };
   for (const auto& [change, message] : forgeries) {
-    proto::ModelFile file = *decoded;
+    proto::ModelFile file = decoded;
     change(file);
     ExpectError(open(weights::EncodeGraph(file), param), StatusCode::kDataLoss, message);
   }
@@ -452,26 +452,28 @@ TEST(QuantizedModel, DamageIsFoundAndForgeriesAreNamed) {
 // A reader of version 1 would take the file for one that is not quantised.
 TEST(QuantizedModel, NeedsVersion2) {
   const auto image = BuildModel(QuantSpec());
-  auto file = weights::DecodeGraph(GraphOf(*image));
-  ASSERT_TRUE(file.ok());
-  EXPECT_EQ(file->format_version(), 2u);
-  file->set_format_version(1);
+  proto::ModelFile file;
+  ASSERT_TRUE(weights::DecodeGraph(GraphOf(*image), &file).ok());
+  EXPECT_EQ(file.format_version(), 2u);
+  file.set_format_version(1);
   std::string param = ParamOf(*image);
-  const auto header = weights::EncodeParamHeader({1, 0, file->file_id(), file->param_bytes()});
+  const auto header = weights::EncodeParamHeader({1, 0, file.file_id(), file.param_bytes()});
   std::memcpy(param.data(), header.data(), header.size());
-  ExpectError(ModelReader::OpenImage(
-                  std::make_shared<FakeImage>(weights::EncodeGraph(*file), param), nullptr)
+  ExpectError(ModelReader::OpenImage(std::make_shared<FakeImage>(weights::EncodeGraph(file), param),
+                                     nullptr)
                   .status(),
               StatusCode::kDataLoss, {"its fields need format 2", "has format 1"});
-  auto plain = weights::DecodeGraph(GraphOf(*BuildModel(SmallSpec())));
-  EXPECT_EQ(plain->format_version(), 1u);
+  proto::ModelFile plain;
+  ASSERT_TRUE(weights::DecodeGraph(GraphOf(*BuildModel(SmallSpec())), &plain).ok());
+  EXPECT_EQ(plain.format_version(), 1u);
 }
 
 TEST(QuantizedModel, TooManyEntriesAreRefusedUnparsed) {
   proto::ModelFile file;
   file.set_format_version(2);
   for (int i = 0; i < 33000; ++i) file.mutable_spec()->add_weight_quant();
-  ExpectError(weights::DecodeGraph(weights::EncodeGraph(file)).status(), StatusCode::kDataLoss,
+  proto::ModelFile parsed;
+  ExpectError(weights::DecodeGraph(weights::EncodeGraph(file), &parsed), StatusCode::kDataLoss,
               {"more than 32768 weight_quant entries"});
 }
 
@@ -514,7 +516,8 @@ TEST(QuantizedModel, TheLargestLegalSpecFitsTheLimits) {
   }
   const std::string graph = weights::EncodeGraph(file);
   EXPECT_LT(static_cast<int64_t>(graph.size()), weights::kMaxGraphBytes);
-  EXPECT_TRUE(weights::DecodeGraph(graph).ok());
+  proto::ModelFile parsed;
+  EXPECT_TRUE(weights::DecodeGraph(graph, &parsed).ok());
 }
 
 }  // namespace

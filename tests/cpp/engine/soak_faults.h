@@ -1,0 +1,155 @@
+// What goes wrong in a soak, at random and from a seed: steps that throw, allocations and block
+// copies that fail. Mask providers that fail are of the requests (soak_jobs.h).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "cpp/engine/fake_device.h"
+#include "cpp/engine/soak_coverage.h"
+#include "engine/step_events.h"
+#include "memory/bfc_allocator.h"
+#include "support/alloc_counter.h"
+#include "support/fault_allocator.h"
+
+namespace allspark::testing {
+
+// Of the step thread alone, but for what says otherwise.
+class SoakFaults {
+ public:
+  SoakFaults() {
+    auto region = CreateCpuBfcAllocator({}, int64_t{4} << 30);
+    if (!region.ok()) throw std::runtime_error(region.status().ToString());
+    region_ = std::move(*region);
+    device_ = std::make_shared<FaultAllocator>(region_.get());
+    copier_ = std::make_shared<Copier>(*this);
+  }
+
+  // For the engine. Whoever owns these faults outlives it.
+  std::shared_ptr<Allocator> allocator() const { return device_; }
+  std::shared_ptr<HostCopier> copier() const { return copier_; }
+
+  // Before the requests of a round: whether anything is to fail in it. Between rounds nothing is.
+  void Begin(bool injects, uint64_t seed) {
+    draw_ = Draw(seed);
+    injects_ = injects;
+  }
+  void End() {
+    injects_ = false;
+    step_heap_.FailNth(0);
+  }
+
+  // In the hook of a step: what was to fail in the one before does so no more.
+  void EndLast(const StepEvent& event) {
+    if (event.phase != StepPhase::kLogits) NoteHeap();
+  }
+  // Then: what is to fail in this one. May throw.
+  void OnStep(const StepEvent& event) {
+    if (event.phase == StepPhase::kLoopBegin) return step_heap_.Enter();
+    if (event.phase == StepPhase::kBegin && injects_) {
+      throws_in_ =
+          draw_.Chance(0.005)
+              ? draw_.Pick<StepPhase>({StepPhase::kBegin, StepPhase::kLogits, StepPhase::kEnd})
+              : StepPhase::kLoopBegin;
+    }
+    if (injects_ && event.phase == throws_in_) {
+      throws_in_ = StepPhase::kLoopBegin;
+      ++num_thrown_;
+      throw std::runtime_error("injected, by a text that a short string has no room for");
+    }
+    // A step takes nothing from the heap, but the text of an error does.
+    if (event.phase == StepPhase::kBegin && injects_ && CanInjectFailures() && draw_.Chance(0.3)) {
+      step_heap_.FailNth(draw_.Between(1, 3), draw_.Chance(0.5));
+    }
+  }
+
+  // On the thread that starts the model. `start` gives a Status; returns once it was OK.
+  template <typename Start>
+  void StartUnderFaults(Draw& draw, Start start) {
+    for (int64_t i = draw.Below(4); i > 0; --i) {
+      HeapFaults heap;
+      const bool of_device = !CanInjectFailures() || draw.Chance(0.5);
+      if (of_device) {
+        device_->FailNth(draw.Between(1, 10));
+      } else {
+        heap.FailNth(draw.Between(1, 150));
+      }
+      const Status status = [&] {
+        const HeapFaults::Scope scope(&heap);
+        return start();
+      }();
+      device_->FailNth(0);
+      if (status.ok()) return;
+      EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status.ToString();
+      coverage_.Count(of_device ? kDeviceInStart : kHeapInStart);
+    }
+    const Status status = start();
+    EXPECT_TRUE(status.ok()) << status.ToString();
+  }
+
+  // Between rounds.
+  SoakCoverage Coverage() {
+    NoteHeap();
+    SoakCoverage coverage = coverage_;
+    coverage.Count("block to the host", copier_->device().num_out);
+    coverage.Count("block from the host", copier_->device().num_in);
+    coverage.Count(kStepThrew, num_thrown_);
+    coverage.Count(kCopyFailed, num_copies_failed_);
+    coverage.Count(kHeapInStep, num_heap_refused_);
+    return coverage;
+  }
+
+  // Whether a request may have ended by such a fault.
+  static bool IsInjected(const std::string& error) {
+    for (const char* text : {"injected", "bad_alloc", "out of memory"}) {
+      if (error.find(text) != std::string::npos) return true;
+    }
+    return false;
+  }
+
+ private:
+  class Copier final : public HostCopier {
+   public:
+    explicit Copier(SoakFaults& faults) : faults_(faults) {}
+    void ToHost(const KvBlock& device, const KvBlock& host) override {
+      faults_.MayFailCopy();
+      device_.ToHost(device, host);
+    }
+    void ToDevice(const KvBlock& host, const KvBlock& device) override {
+      faults_.MayFailCopy();
+      device_.ToDevice(host, device);
+    }
+
+    const FakeDevice& device() const { return device_; }
+
+   private:
+    SoakFaults& faults_;
+    FakeDevice device_;
+  };
+
+  void MayFailCopy() {
+    if (!injects_ || !draw_.Chance(0.002)) return;
+    ++num_copies_failed_;
+    throw std::runtime_error("injected: the link is down");
+  }
+
+  void NoteHeap() {
+    num_heap_refused_ += step_heap_.num_refused();
+    step_heap_.FailNth(0);
+  }
+
+  std::unique_ptr<Allocator> region_;
+  std::shared_ptr<FaultAllocator> device_;
+  std::shared_ptr<Copier> copier_;
+  HeapFaults step_heap_;
+  Draw draw_{0};
+  SoakCoverage coverage_;  // of starts
+  // The step thread's, which counts without an allocation.
+  int64_t num_thrown_ = 0, num_copies_failed_ = 0, num_heap_refused_ = 0;
+  std::atomic<bool> injects_{false};
+  StepPhase throws_in_ = StepPhase::kLoopBegin;  // that of no step
+};
+
+}  // namespace allspark::testing

@@ -1,0 +1,37 @@
+"""The loaders' and the SDK's parsers as targets of fuzzing: seeds that are right, how they are
+changed, and what may come of an input.
+
+A parser may take an input or refuse it with an error of its documented class. Any other exception
+is a fault, and so is an input that takes too long or too much memory (run.py).
+"""
+
+from __future__ import annotations
+
+import files
+import settings
+from mutations import mutated_bytes, mutated_json
+from target import LOADERS, Target, errors, remove_scratch
+
+__all__ = ["LOADERS", "TARGETS", "Target", "errors", "remove_scratch"]
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("safetensors", files.safetensors_seeds, files.run_safetensors,
+               files.mutated_safetensors, LOADERS, 1000000),
+        Target("gguf", files.gguf_seeds, files.run_gguf,
+               lambda rng, seeds: mutated_bytes(rng, seeds, files.GGUF_TOKENS), LOADERS, 200000),
+        Target("gguf_tokenizer", settings.gguf_tokenizer_seeds, settings.run_gguf_tokenizer,
+               mutated_json, LOADERS, 1000000),
+        Target("pickle", files.pickle_seeds, files.run_pickle, files.mutated_pickle, LOADERS,
+               300000),
+        Target("config", settings.config_seeds, settings.run_config, mutated_json, LOADERS, 300000),
+        Target("quantization", settings.quantization_seeds, settings.run_quantization,
+               mutated_json, LOADERS, 1000000),
+        Target("chat_template", settings.chat_template_seeds, settings.run_chat_template,
+               mutated_json, LOADERS, 100000),
+        Target("guided_format", settings.guided_format_seeds, settings.run_guided_format,
+               mutated_json, (ValueError, TypeError), 1000000),
+    )
+}  # fmt: skip

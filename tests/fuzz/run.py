@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Fuzzes the Python parsers: `run.py` all of them, `run.py NAME...` some.
+
+    --runs N    of each target; default: what takes about a minute (parsers.py)
+    --seed N    of the mutations; default: another one each time, which is printed
+    --replay    instead, the seeds and every input in tests/fuzz/cases that was ever a fault
+    --list      instead, the names
+
+A fault's input is kept in tests/fuzz/cases/NAME, for git. Exit status 1: there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from parsers import TARGETS, Target, remove_scratch
+
+CASES = Path(__file__).resolve().parent / "cases"
+# Of one input: processor time, and memory beyond what the process has at the begin.
+MOST_SECONDS = 10
+MOST_BYTES = 2 << 30
+# Different faults of a target, after which it ends.
+MOST_FAULTS = 10
+
+
+class TookTooLong(BaseException):
+    """Passes handlers of Exception."""
+
+
+def _too_long(*_: object) -> None:
+    raise TookTooLong(f"it took {MOST_SECONDS} s of processor time")
+
+
+def bound_memory() -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, resource.RLIM_INFINITY))
+
+
+def fault_of(target: Target, data: bytes) -> BaseException | None:
+    """What is wrong with how the target took this input."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+    try:
+        target.run(data)
+    except target.documented as error:
+        if not str(error):
+            return error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Also TookTooLong, and a panic of a library in Rust.
+        return error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return None
+
+
+def _place(error: BaseException) -> tuple:
+    """Faults from one place are one."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return type(error), frame.filename, frame.lineno
+
+
+def report(target: Target, data: bytes, error: BaseException, what: str) -> None:
+    print(f"FAULT in {target.name}: {what}", file=sys.stderr)
+    traceback.print_exception(error, limit=-6)
+    print(f"input: {data[:300]!r}{'...' if len(data) > 300 else ''}", file=sys.stderr)
+
+
+def fuzz(target: Target, runs: int, seed: int) -> int:
+    """How many different faults there were."""
+    rng = random.Random(f"{target.name} {seed}")
+    seeds, faults = target.seeds(), set()
+    begin = time.monotonic()
+    for _ in range(runs):
+        data = target.mutate(rng, seeds)
+        error = fault_of(target, data)
+        if error is None or _place(error) in faults:
+            continue
+        faults.add(_place(error))
+        case = CASES / target.name / hashlib.sha256(data).hexdigest()[:16]
+        case.parent.mkdir(parents=True, exist_ok=True)
+        case.write_bytes(data)
+        report(target, data, error, f"kept as {case}")
+        if len(faults) == MOST_FAULTS:
+            break
+    seconds = time.monotonic() - begin
+    print(f"{target.name}: {runs} runs, seed {seed}, {runs / seconds:.0f} a second, "
+          f"{len(faults)} faults", flush=True)  # fmt: skip
+    return len(faults)
+
+
+def replay(target: Target) -> int:
+    """The same for the seeds, which must be taken as they are, and the cases."""
+    faults = 0
+    for number, data in enumerate(target.seeds()):
+        try:
+            target.run(data)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            report(target, data, error, f"seed {number} is refused")
+            faults += 1
+    cases = sorted(path for path in (CASES / target.name).glob("*"))
+    for path in cases:
+        data = path.read_bytes()
+        error = fault_of(target, data)
+        if error is not None:
+            report(target, data, error, f"case {path.name}")
+            faults += 1
+    print(f"{target.name}: {number + 1} seeds and {len(cases)} cases, {faults} faults", flush=True)
+    return faults
+
+
+def main(arguments: Iterable[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[[], *TARGETS], metavar="NAME")
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args(list(arguments))
+    if options.list:
+        print("\n".join(TARGETS))
+        return 0
+    seed = random.randrange(10**9) if options.seed is None else options.seed
+    targets = [TARGETS[name] for name in options.names or TARGETS]
+    signal.signal(signal.SIGVTALRM, _too_long)
+    faults = 0
+    try:
+        # Imports, and what is made once, belong to no input.
+        for target in targets:
+            fault_of(target, target.seeds()[0])
+        bound_memory()
+        for target in targets:
+            if options.replay:
+                faults += replay(target)
+            else:
+                faults += fuzz(target, options.runs or target.runs, seed)
+    finally:
+        remove_scratch()
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
