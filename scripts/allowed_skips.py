@@ -129,6 +129,8 @@ ALLOWED_SKIPS = [
                 "^(one thread has no others|nothing to divide)$"),
     AllowedSkip(r"(GemmTest|QuantizedTest)\.\w+/reference\b",
                 "^(reference has no (gated GEMM|GEMM with activation)|nothing to compare)$"),
+    AllowedSkip(r"test_text_queue\.py::.*\[chatglm3\]", "^transformers does not load chatglm3: ",
+                not_covered="the tokenizer of ChatGLM3, which is code of its checkpoint"),
     # Tools in the form of tests; the second runs within test_scheduler_oracle.py.
     AllowedSkip(r"^Golden\.WriteWhenAsked$", "ALLSPARK_WRITE_GOLDEN"),
     AllowedSkip(r"^SchedulerTrace\.WritesTheTraceAskedFor$", "ALLSPARK_SCHEDULER_TRACE"),

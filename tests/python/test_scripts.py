@@ -1,4 +1,4 @@
-"""What check_layers, check_isa_symbols, sum_results and model_table accept and refuse."""
+"""What check_layers, check_isa_symbols and model_table accept and refuse."""
 
 from __future__ import annotations
 
@@ -266,41 +266,6 @@ def test_a_build_without_isa_objects_is_refused_where_there_should_be_some(tmp_p
     result = run("check_isa_symbols.py", tmp_path)
     has_isa_files = os.uname().machine in ("x86_64", "aarch64")
     assert result.returncode == (1 if has_isa_files else 0)
-
-
-# --- sum_results.py ---
-
-JUNIT = """<testsuites><testsuite>
-<testcase name="a"/>
-<testcase name="b" status="run"><system-out>x</system-out></testcase>
-<testcase name="c"><failure message="no"/></testcase>
-<testcase name="d"><error message="no"/></testcase>
-<testcase name="e"><skipped message="no data"/></testcase>
-<testcase name="f" status="notrun"><skipped message="s"/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_results_are_summed(tmp_path: Path) -> None:
-    make_tree(tmp_path, {"ctest.xml": JUNIT, "pytest.xml": JUNIT})
-    result = run("sum_results.py", tmp_path, "pytest")
-    assert result.stdout.splitlines()[-1] == "4 passed, 4 failed, 4 skipped"
-    assert result.returncode == 1
-
-
-def test_a_failed_step_counts_once(tmp_path: Path) -> None:
-    passing = '<testsuite><testcase name="a"/></testsuite>'
-    make_tree(tmp_path, {"ctest.xml": passing, "pytest.xml": passing})
-    result = run("sum_results.py", tmp_path, "lint", "ctest")
-    assert "failed step: lint" in result.stdout
-    assert result.stdout.splitlines()[-1] == "2 passed, 2 failed, 0 skipped"
-    assert result.returncode == 1
-    assert run("sum_results.py", tmp_path).returncode == 0
-
-
-def test_no_test_at_all_is_a_failure(tmp_path: Path) -> None:
-    result = run("sum_results.py", tmp_path)
-    assert result.stdout.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
-    assert result.returncode == 1
 
 
 # --- model_table.py ---
