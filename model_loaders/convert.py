@@ -69,13 +69,13 @@ class Plan:
 
     spec: Any  # proto.DecoderSpec
     build: Any  # proto.BuildRecord
-    computed: dict[str, NDArray[np.float32]]  # tensors that are not in the checkpoint
+    computed: dict[str, NDArray[Any]]  # tensors that are not in the checkpoint
     parts: list[Part] = field(repr=False)
 
 
 def decoder_fields(
     config: ModelConfig,
-) -> tuple[Architecture, dict[str, Any], dict[str, NDArray[np.float32]]]:
+) -> tuple[Architecture, dict[str, Any], dict[str, NDArray[Any]]]:
     """What ``config`` describes: its architecture, DecoderSpec's fields, and the tensors that are
     computed. Errors name the file and the field.
     """
@@ -129,8 +129,9 @@ def make_plan(
     weights = _matrix_weights(architecture, spec, required)
     if is_quantized(tensors) and (quantization is None or quantization.keeps_checkpoint):
         activations = None if quantization is None else quantization.quantize_activations
-        parts, quants = keep_quantized(parts, activations)
+        parts, quants, orders = keep_quantized(parts, activations)
         spec.weight_quant.extend(quants)
+        computed.update(orders)
         # What cannot stay as it is can be quantised anew.
         left = dequantized_targets(parts)
         weights = [weight for weight in weights if weight.names[0] in left]
@@ -205,7 +206,7 @@ def write_model(
                     _add(writer, piece, plan.spec)
                     advance(piece.source.nbytes)
         for name, values in plan.computed.items():
-            writer.add_tensor(name, 0, values, "float32")
+            writer.add_tensor(name, 0, values, str(values.dtype))
         return writer.finish()
     finally:
         # An unfinished writer removes its files when it goes, which a traceback would put off.

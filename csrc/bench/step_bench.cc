@@ -209,7 +209,7 @@ class Bench {
   std::shared_ptr<const LoraAdapter> Load(const LoraFile& file) {
     auto shape = MakeDecoderShape(reader_->spec(), CacheMode::kDefault);
     Require(shape.status());
-    auto lora = LoraAdapter::Create(file, *shape, kLoraRank, table_, allocator_.get());
+    auto lora = LoraAdapter::Create(file, *reader_, *shape, kLoraRank, table_, allocator_.get());
     Require(lora.status());
     return *lora;
   }

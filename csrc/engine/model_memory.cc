@@ -120,7 +120,7 @@ Status ModelInstance::LoadLora(const std::string& lora_name, const LoraFile& fil
   Result<DecoderShape> shape = MakeDecoderShape(reader_->spec(), config_.cache_mode);
   if (!shape.ok()) return shape.status();
   Result<std::shared_ptr<const LoraAdapter>> adapter = LoraAdapter::Create(
-      file, *shape, config_.lora_max_rank, *device_.kernels, device_.allocator.get());
+      file, *reader_, *shape, config_.lora_max_rank, *device_.kernels, device_.allocator.get());
   if (!adapter.ok()) return adapter.status();
   const int64_t bytes = (*adapter)->bytes(), rank = (*adapter)->rank();
   AS_RETURN_IF_ERROR(loras_.Add(lora_name, std::move(*adapter)));

@@ -19,11 +19,12 @@ Result<proto::DecoderSpec> ParseSpec(std::string_view bytes) {
 }
 
 Result<DType> ParseDType(std::string_view name) {
-  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kUInt8}) {
+  for (DType dtype :
+       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kUInt8, DType::kInt32}) {
     if (name == DTypeName(dtype)) return dtype;
   }
   return Status::InvalidArgument("dtype is '" + std::string(name) +
-                                 "'; it must be float32, float16, bfloat16 or uint8");
+                                 "'; it must be float32, float16, bfloat16, uint8 or int32");
 }
 
 class ModelSerializerImpl final : public ModelSerializer {

@@ -129,6 +129,17 @@ struct ConvertArgs {
   int64_t rows, cols;
 };
 
+// y[r, j] = x[r, order[j]], in the slot's dtype; of int8 rows also their sums, as in QuantizeArgs.
+struct GatherColumnsArgs {
+  const void* x;
+  int64_t ldx;
+  const int32_t* order;  // [cols], each within [0, cols)
+  void* y;
+  int64_t ldy;
+  int64_t rows, cols;
+  int32_t* sums;  // [rows][RowSums(cols)]; int8 only
+};
+
 // rms_norm: y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight.
 // layer_norm: the same of x[r, :] - mean(x[r, :]), + bias.
 // y in the table slot's dtype; it may be x.

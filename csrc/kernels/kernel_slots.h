@@ -28,6 +28,8 @@ struct KernelTable {
   void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&, Stream) noexcept = {};
   // Source dtype x result dtype.
   void (*convert[kNumDTypes][kNumDTypes])(const ConvertArgs&, Stream) noexcept = {};
+  // The dtype of both.
+  void (*gather_columns[kNumDTypes])(const GatherColumnsArgs&, Stream) noexcept = {};
   void (*quantize)(const QuantizeArgs&, Stream) noexcept = nullptr;
   // Output dtype. Null: the table's attention knows no partial results.
   void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&, Stream) noexcept = {};

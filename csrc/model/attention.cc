@@ -20,7 +20,8 @@ int64_t NumParts(const DecoderShape& shape) { return shape.num_layers * 2 * shap
 
 QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
                       const AttentionWeights& weights, const StepInput& step, const Workspace& w) {
-  const ConstMatrix normed = ReadResidual(context, weights.norm, weights.qkv.activation, w);
+  const ConstMatrix read = ReadResidual(context, weights.norm, weights.qkv.activation, w);
+  const ConstMatrix normed = InOrder(context, read, weights.qkv, w);
   Linear(context, normed, weights.qkv, /*accumulate=*/false, w.qkv,
          step.lora->Layer(context, normed, step.layer, &LoraLayer::qkv, w.lora));
   if (!shape.qkv_scaling.is_identity()) {
@@ -97,7 +98,8 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   PagedAttention(context, params, kv, shape.cache, step.sequences, step.num_sequences, qkv.q,
                  w.scratch, attended);
   if (latents) attended = ValuesOfLatents(context, shape, weights, attended, *step.tasks, w);
-  const ConstMatrix x = Rounded(context, attended, o_input, w.o_input);
+  const ConstMatrix rounded = Rounded(context, attended, o_input, w.o_input);
+  const ConstMatrix x = InOrder(context, rounded, weights.o, w);
   AddToResidual(context, x, weights.o, weights.post_norm, shape.residual_scaling,
                 step.lora->Layer(context, x, step.layer, &LoraLayer::o, w.lora), w);
 }

@@ -1,6 +1,7 @@
 #include "model/branch.h"
 
 #include "ops/convert.h"
+#include "ops/gather_columns.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
 #include "ops/scale.h"
@@ -29,6 +30,16 @@ ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
   } else {
     Convert(context, x, out);
   }
+  return out;
+}
+
+ConstMatrix InOrder(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
+                    const Workspace& w) {
+  if (weight.order == nullptr) return x;
+  Matrix out = w.reordered.As(x.dtype);
+  out.rows = x.rows;
+  out.cols = x.cols;
+  GatherColumns(context, x, weight.order, out);
   return out;
 }
 

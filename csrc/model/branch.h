@@ -21,6 +21,11 @@ ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, D
 ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
                     const ActivationBuffer& room);
 
+// x as `weight` reads it: itself, or where the weight's columns have another order, in that order.
+// Until the next call.
+ConstMatrix InOrder(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
+                    const Workspace& w);
+
 // Adds x * weight^T to the stream, normalised and scaled before where the spec says so.
 void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
                    const NormWeight& post_norm, const Scaling& scaling,

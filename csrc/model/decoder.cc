@@ -232,10 +232,11 @@ void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logit
   Matrix rows = workspace_.normed.As(parts_.weights.lm_head.activation);
   rows.rows = num_tokens;
   NormGather(context_, workspace_.residual, tokens, parts_.weights.final_norm, rows);
+  const ConstMatrix x = InOrder(context_, rows, parts_.weights.lm_head, workspace_);
   const int64_t vocab = parts_.shape.vocab_size;
   const Matrix out{logits, DType::kFloat32, num_tokens, vocab, vocab};
-  Linear(context_, rows, parts_.weights.lm_head, /*accumulate=*/false, out,
-         lora_.LmHead(context_, rows, tokens, workspace_.lora));
+  Linear(context_, x, parts_.weights.lm_head, /*accumulate=*/false, out,
+         lora_.LmHead(context_, x, tokens, workspace_.lora));
   const Scaling& scaling = parts_.shape.logits_scaling;
   if (!scaling.is_identity()) Scale(context_, out, scaling, /*accumulate=*/false, out);
 }

@@ -124,6 +124,11 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.int8_activations =
       std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(),
                   [](const proto::WeightQuant& quant) { return quant.quantize_activations(); });
+  for (const RequiredTensor& tensor : *required) {
+    if (tensor.dtype == DType::kInt32 && !tensor.name.ends_with(".down_order")) {
+      shape.reordered_cols = std::max(shape.reordered_cols, tensor.shape[0]);
+    }
+  }
   if (cache_mode != CacheMode::kDefault && shape.head_dim % 2 != 0) {
     return Status::Unimplemented("cache_mode is " + FormatValue(cache_mode) + " and head_dim is " +
                                  std::to_string(shape.head_dim) +
@@ -185,6 +190,9 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
                 activation = ActivationDType(quant, shape.compute);
     if (table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] == nullptr) {
       return Missing(table, "gemm", weight);
+    }
+    if (quant.reordered() && table.gather_columns[static_cast<int>(activation)] == nullptr) {
+      return Missing(table, "gather_columns", activation);
     }
     if (quant.tensor() == "embedding" && table.embedding[static_cast<int>(weight)] == nullptr) {
       return Missing(table, "embedding", weight);

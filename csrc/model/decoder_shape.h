@@ -63,6 +63,7 @@ struct DecoderShape {
   DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
   DType cache = DType::kUndefined;    // of keys and values
   bool int8_activations = false;      // before some GEMM or other
+  int64_t reordered_cols = 0;         // of the widest row that is put into another order; 0: none
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }

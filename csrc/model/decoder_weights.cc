@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/int_math.h"
 #include "tensor/tensor_view.h"
+#include "weights/input_order.h"
 
 namespace allspark {
 namespace {
@@ -65,6 +66,12 @@ Status CheckTensors(const ModelReader& reader) {
     }
     AS_RETURN_IF_ERROR(CheckView(tensor, *view, reader.source()));
   }
+  for (const proto::WeightQuant& quant : reader.spec().weight_quant()) {
+    if (!quant.reordered()) continue;
+    Result<WeightView> view = reader.Find(quant.tensor());
+    AS_CHECK(view.ok()) << view.status().ToString();
+    AS_RETURN_IF_ERROR(InputOrder(reader, quant.tensor(), view->shape[1]).status());
+  }
   return Status::Ok();
 }
 
@@ -88,7 +95,8 @@ class Binder {
             has_bias ? Vector(name + "_bias", n) : nullptr,
             Scales(name, n, k),
             quant == nullptr ? compute_ : ActivationDType(*quant, compute_),
-            op};
+            op,
+            Order(name, k)};
   }
   // Of the stream: as long as a row of it.
   NormWeight Norm(const std::string& name, const DecoderShape& shape) const {
@@ -106,6 +114,12 @@ class Binder {
   }
 
  private:
+  // CheckTensors has seen that it is one.
+  const int32_t* Order(const std::string& name, int64_t k) const {
+    Result<const int32_t*> order = InputOrder(reader_, name, k);
+    AS_CHECK(order.ok()) << order.status().ToString();
+    return *order;
+  }
   WeightScales Scales(const std::string& name, int64_t n, int64_t k) const {
     const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
     if (quant == nullptr) return {};
@@ -213,6 +227,7 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
                               spec.mlp_bias());
   mlp.down =
       binder.Linear(Op::kDown, prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
+  mlp.down.order = nullptr;  // What gate and up make has that order.
   mlp.post_norm = mlp_post_norm;
   mlp.activation = shape.activation;
   mlp.gated = shape.gated_mlp;

@@ -38,6 +38,7 @@ struct AttentionWeights {
 struct MlpWeights {
   NormWeight norm;
   LinearWeight gate_up;  // rows: gate, up; up alone where the spec has no gate
+  // Where its columns have another order, the rows of gate and up have it, too: down.order is null.
   LinearWeight down;
   NormWeight post_norm;
   kernels::Activation activation = kernels::Activation::kSilu;

@@ -65,7 +65,8 @@ QueryKeyValue ProjectLatents(const OpContext& context, const DecoderShape& shape
   const auto lora = [&](const ConstMatrix& x, LoraWeight LoraLayer::*weight) {
     return step.lora->Layer(context, x, step.layer, weight, w.lora);
   };
-  ConstMatrix x = ReadResidual(context, weights.norm, own.latents.activation, w);
+  ConstMatrix read = ReadResidual(context, weights.norm, own.latents.activation, w);
+  ConstMatrix x = InOrder(context, read, own.latents, w);
   Linear(context, x, own.latents, /*accumulate=*/false, latents, lora(x, &LoraLayer::latents));
   const Matrix key = Columns(latents, shape.q_latent, shape.head_dim);
   const Matrix kv_latent = Columns(key, 0, shape.kv_latent);
@@ -75,10 +76,11 @@ QueryKeyValue ProjectLatents(const OpContext& context, const DecoderShape& shape
   if (shape.q_latent > 0) {
     const Matrix normed = w.latent.q_latent.As(own.q.activation);
     Norm(context, Columns(latents, 0, shape.q_latent), own.q_norm, normed);
-    x = normed;
+    read = normed;
   } else if (own.q.activation != own.latents.activation) {
-    x = ReadResidual(context, weights.norm, own.q.activation, w);
+    read = ReadResidual(context, weights.norm, own.q.activation, w);
   }
+  x = InOrder(context, read, own.q, w);
   Linear(context, x, own.q, /*accumulate=*/false, w.latent.queries, lora(x, &LoraLayer::q));
   ProjectQueries(context, shape, own, step, w);
   return {w.qkv, key, key};

@@ -7,6 +7,7 @@
 
 #include "base/int_math.h"
 #include "tensor/tensor_view.h"
+#include "weights/input_order.h"
 
 namespace allspark {
 namespace {
@@ -54,8 +55,9 @@ int64_t MaxLoraColumns(int64_t max_rank) {
 // Lays an adapter out, in two passes over the same code: the first counts bytes.
 class LoraBuilder {
  public:
-  LoraBuilder(const LoraFile& file, const DecoderShape& shape, int64_t max_rank)
-      : file_(file), shape_(shape), max_rank_(max_rank) {}
+  LoraBuilder(const LoraFile& file, const ModelReader& model, const DecoderShape& shape,
+              int64_t max_rank)
+      : file_(file), model_(model), shape_(shape), max_rank_(max_rank) {}
 
   Result<std::shared_ptr<const LoraAdapter>> Build(Allocator* allocator) {
     adapter_->layers_.resize(static_cast<size_t>(shape_.num_layers));
@@ -81,6 +83,10 @@ class LoraBuilder {
     int64_t cols = 0;
     bool is_embedding = false;
     std::vector<const LoraPair*> pairs;
+    // Where the model has the weight's columns, or the rows of each of its modules, in another
+    // order: the columns of a, and the rows of b, follow them.
+    const int32_t* col_order = nullptr;
+    const int32_t* row_order = nullptr;
   };
 
   Status Error(const LoraPair& pair, const std::string& what) const {
@@ -130,11 +136,28 @@ class LoraBuilder {
     return {};
   }
 
+  Status FindOrders(Target& target) const {
+    if (target.weight == nullptr || target.is_embedding) return Status::Ok();
+    Result<const int32_t*> cols = InputOrder(model_, target.tensor, target.cols);
+    if (!cols.ok()) return cols.status();
+    target.col_order = *cols;
+    // What gate and up make is what down reads.
+    const std::string layer = target.tensor.substr(0, target.tensor.rfind('.') + 1);
+    if (target.tensor != layer + shape_.up_name()) return Status::Ok();
+    Result<const int32_t*> rows = InputOrder(model_, layer + "down", shape_.intermediate);
+    if (!rows.ok()) return rows.status();
+    target.row_order = *rows;
+    return Status::Ok();
+  }
+
   Status TakePairs() {
     for (const LoraPair& pair : file_.pairs()) {
       auto known = std::find_if(targets_.begin(), targets_.end(),
                                 [&](const Target& t) { return t.tensor == pair.tensor; });
-      if (known == targets_.end()) known = targets_.insert(known, FindTarget(pair.tensor));
+      if (known == targets_.end()) {
+        known = targets_.insert(known, FindTarget(pair.tensor));
+        AS_RETURN_IF_ERROR(FindOrders(*known));
+      }
       Target& target = *known;
       if (target.weight == nullptr) {
         return Error(pair, "is for a weight that the model does not have");
@@ -232,17 +255,23 @@ class LoraBuilder {
           if (target.is_embedding) {
             writer.Write(a, k * weight.rank + to, pair->a[k * pair->rank + r]);
           } else {
+            const int64_t from = target.col_order == nullptr ? k : target.col_order[k];
             writer.Write(a, PackedIndex(to, k, pair->cols, kernels::kNarrowPanelColumns, group),
-                         pair->a[r * pair->cols + k]);
+                         pair->a[r * pair->cols + from]);
           }
         }
       }
       void* b = TakeBytes(BBytes(*pair));
       const int64_t first = pair->row_begin % kernels::kPanelColumns;
       for (int64_t row = 0; row < pair->rows; ++row) {
+        int64_t from = row;
+        if (target.row_order != nullptr) {  // Whole modules, of as many rows each.
+          const int64_t of_module = row % shape_.intermediate;
+          from += target.row_order[of_module] - of_module;
+        }
         for (int64_t r = 0; r < pair->rank; ++r) {
           writer.Write(b, PackedIndex(first + row, r, rank, kernels::kPanelColumns, group),
-                       pair->b[row * pair->rank + r]);
+                       pair->b[from * pair->rank + r]);
         }
       }
       if (!writer.finite()) return Error(*pair, "has a value that is not finite");
@@ -253,6 +282,7 @@ class LoraBuilder {
   }
 
   const LoraFile& file_;
+  const ModelReader& model_;
   const DecoderShape& shape_;
   const int64_t max_rank_;
   std::shared_ptr<LoraAdapter> adapter_ = std::make_shared<LoraAdapter>();
@@ -260,11 +290,9 @@ class LoraBuilder {
   unsigned char* next_ = nullptr;
 };
 
-Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(const LoraFile& file,
-                                                               const DecoderShape& shape,
-                                                               int64_t max_rank,
-                                                               const kernels::KernelTable& table,
-                                                               Allocator* allocator) {
+Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(
+    const LoraFile& file, const ModelReader& model, const DecoderShape& shape, int64_t max_rank,
+    const kernels::KernelTable& table, Allocator* allocator) {
   const auto slot = static_cast<int>(shape.compute);
   if (table.low_rank[slot] == nullptr ||
       table.convert[static_cast<int>(DType::kInt8)][slot] == nullptr ||
@@ -274,7 +302,7 @@ Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(const LoraFile& f
                                  "' has no low_rank or no convert to " + DTypeName(shape.compute) +
                                  ", which adapters need");
   }
-  return LoraBuilder(file, shape, max_rank).Build(allocator);
+  return LoraBuilder(file, model, shape, max_rank).Build(allocator);
 }
 
 LoraBatch::LoraBatch(int64_t max_tokens) {

@@ -14,6 +14,7 @@
 #include "model/decoder_shape.h"
 #include "ops/lora.h"
 #include "weights/lora_file.h"
+#include "weights/model_reader.h"
 
 namespace allspark {
 
@@ -30,13 +31,11 @@ struct LoraLayer {
 class LoraAdapter {
  public:
   // InvalidArgument naming the tensor, the value and the bound where the adapter is not one of the
-  // model's; LORA_RANK_EXCEED_LIMIT_ERROR above `max_rank`; Unimplemented when the table lacks a
-  // kernel. `allocator` outlives it.
-  static Result<std::shared_ptr<const LoraAdapter>> Create(const LoraFile& file,
-                                                           const DecoderShape& shape,
-                                                           int64_t max_rank,
-                                                           const kernels::KernelTable& table,
-                                                           Allocator* allocator);
+  // model's, whose shape is `shape`; LORA_RANK_EXCEED_LIMIT_ERROR above `max_rank`; Unimplemented
+  // when the table lacks a kernel. `allocator` outlives it.
+  static Result<std::shared_ptr<const LoraAdapter>> Create(
+      const LoraFile& file, const ModelReader& model, const DecoderShape& shape, int64_t max_rank,
+      const kernels::KernelTable& table, Allocator* allocator);
 
   const LoraLayer& layer(int64_t i) const { return layers_[static_cast<size_t>(i)]; }
   const LoraWeight& embedding() const { return embedding_; }

@@ -8,9 +8,9 @@ namespace allspark {
 void RunMlp(const OpContext& context, const DecoderShape& shape, const MlpWeights& weights,
             int64_t layer, LoraBatch& lora, const Workspace& w) {
   const DType input = weights.gate_up.activation;
-  const ConstMatrix normed = shape.parallel_residual
-                                 ? w.mlp_normed.As(input)
-                                 : ReadResidual(context, weights.norm, input, w);
+  const ConstMatrix read = shape.parallel_residual ? w.mlp_normed.As(input)
+                                                   : ReadResidual(context, weights.norm, input, w);
+  const ConstMatrix normed = InOrder(context, read, weights.gate_up, w);
   const Matrix gated = w.gated.As(weights.down.activation);
   (weights.gated ? LinearGated : LinearActivated)(
       context, normed, weights.gate_up, weights.activation, w.gate_up, gated,

@@ -97,6 +97,9 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
   if (shape.parallel_residual && !shape.shares_normed()) {
     w.mlp_normed = common.TakeActivations(shape.compute, tokens, shape.hidden);
   }
+  if (shape.reordered_cols > 0) {
+    w.reordered = common.TakeActivations(shape.compute, tokens, shape.reordered_cols);
+  }
   if (shape.has_branch()) w.branch = common.Take(DType::kFloat32, tokens, shape.hidden);
   w.row_scratch_floats = AlignUp(std::max({shape.hidden, shape.intermediate, shape.q_latent}), 16);
   w.row_scratch =

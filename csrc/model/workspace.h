@@ -60,6 +60,7 @@ struct Workspace {
   Matrix residual;          // [tokens, hidden] float32: the stream that attention and MLP add to
   ActivationBuffer normed;  // [tokens, hidden]; last, the rows that sample
   ActivationBuffer mlp_normed;   // of parallel_residual, what the MLP reads; may be `normed`
+  ActivationBuffer reordered;    // [tokens, reordered_cols]; empty where nothing is reordered
   Matrix branch;                 // [tokens, hidden] float32; empty unless shape.has_branch()
   float* row_scratch = nullptr;  // [threads][row_scratch_floats]: a row before it is quantised
   int64_t row_scratch_floats = 0;

@@ -18,6 +18,9 @@ struct LinearWeight {
   WeightScales scales = {};              // of uint8 and uint4 weights
   DType activation = DType::kUndefined;  // of x; kUndefined: whatever the kernel table takes
   Op op = Op::kLinear;                   // what a profile counts it as
+  // [k], of weights whose columns have another order: column j is of x's column order[j]. x is in
+  // that order already when it comes here (ops/gather_columns.h).
+  const int32_t* order = nullptr;
 };
 
 // How the work of one Linear is cut: row_parts x panel_parts rectangles, one per thread.

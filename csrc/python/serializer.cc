@@ -30,7 +30,9 @@ void AddTensor(ModelSerializer& writer, const std::string& name, int64_t row_beg
   if ((data.flags() & py::array::c_style) == 0) {
     throw py::value_error("tensor '" + name + "' is not C-contiguous");
   }
-  const int64_t element_bytes = dtype == "float32" ? 4 : dtype == "uint8" ? 1 : 2;
+  const int64_t element_bytes = dtype == "float32" || dtype == "int32" ? 4
+                                : dtype == "uint8"                     ? 1
+                                                                       : 2;
   if (data.itemsize() != element_bytes) {
     throw py::value_error("tensor '" + name + "' has elements of " +
                           std::to_string(data.itemsize()) + " bytes; " + dtype + " has " +

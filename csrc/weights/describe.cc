@@ -59,6 +59,7 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
     out << "weight_quant " << quant.tensor() << ": bits " << quant.bits() << " group_size "
         << quant.group_size() << (quant.asymmetric() ? " asymmetric" : " symmetric")
+        << (quant.reordered() ? ", reordered" : "")
         << (quant.quantize_activations() ? ", int8 activations\n" : "\n");
   }
 }

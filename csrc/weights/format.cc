@@ -36,6 +36,9 @@ Status CheckRecordCounts(const char* message, int size) {
 }  // namespace
 
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
+  for (const proto::WeightQuant& quant : spec.weight_quant()) {
+    if (quant.reordered()) return 4;
+  }
   const bool version3 = spec.embedding_scale() != 0.0f || spec.residual_scale() != 0.0f ||
                         spec.logits_scale() != 0.0f || spec.logits_soft_cap() != 0.0f ||
                         spec.norm_placement() != proto::NORM_BEFORE || spec.qk_norm_whole() ||
@@ -50,6 +53,7 @@ uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
 int64_t StoredElementBits(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
+    case DType::kInt32:
       return 32;
     case DType::kBFloat16:
       return 16;

@@ -67,6 +67,7 @@ inline DType QuantDType(int32_t bits) { return bits == 4 ? DType::kUInt4 : DType
 // The tensors that lie beside the values of the quantised weight `name`.
 inline std::string ScaleName(const std::string& name) { return name + "_scale"; }
 inline std::string ZeroName(const std::string& name) { return name + "_zero"; }
+inline std::string OrderName(const std::string& name) { return name + "_order"; }
 
 }  // namespace weights
 }  // namespace allspark

@@ -61,7 +61,8 @@ Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build
 std::string SourceDTypes(const RequiredTensor& tensor, bool is_quant_values) {
   const std::string floats = "float32, float16 or bfloat16";
   if (is_quant_values) return floats + " to be quantised here, or uint8 values that are";
-  return tensor.dtype == DType::kUInt8 ? "uint8" : floats;
+  const bool integers = tensor.dtype == DType::kUInt8 || tensor.dtype == DType::kInt32;
+  return integers ? DTypeName(tensor.dtype) : floats;
 }
 
 // Everything about `value` that storing rows relies on. `dtype`: what it is converted to. Messages

@@ -240,6 +240,10 @@ bool CopyBytes(const unsigned char* src, int64_t count, unsigned char* dst) {
   return true;
 }
 
+bool CopyInts(const unsigned char* src, int64_t count, unsigned char* dst) {
+  return CopyBytes(src, count * static_cast<int64_t>(sizeof(int32_t)), dst);
+}
+
 template <typename Src>
 Packer PackerFrom(DType stored) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(Src));
@@ -268,6 +272,9 @@ Packer FindPacker(DType source, DType stored) {
         return {CopyBytes, PackTile<UInt8, UInt8>, PackElements<CopyBytes, 1, 1>, 1};
       }
       if (stored == DType::kUInt4) return {nullptr, PackTile<UInt8, UInt4>, nullptr, 1};
+      return {};
+    case DType::kInt32:
+      if (stored == DType::kInt32) return {CopyInts, nullptr, nullptr, sizeof(int32_t)};
       return {};
     default:
       return {};

@@ -28,7 +28,7 @@ struct Packer {
 };
 
 // The functions for one pair of dtypes, null where a layout does not hold them. Source: float32,
-// float16 or bfloat16 for stored float32 or bfloat16, uint8 for uint8 or uint4.
+// float16 or bfloat16 for stored float32 or bfloat16, uint8 for uint8 or uint4, int32 for int32.
 Packer FindPacker(DType source, DType stored);
 
 inline bool IsFloat(DType dtype) {

@@ -174,6 +174,9 @@ Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
       return QuantError(quant,
                         "group_size is " + std::to_string(group) + "; it must be 0, 32, 64 or 128");
     }
+    if (quant.reordered() && group == 0) {
+      return QuantError(quant, "reordered is true; it must be false without a group_size");
+    }
     if (quant.tensor() == "embedding" && !spec.tie_embeddings() && quant.quantize_activations()) {
       return QuantError(quant,
                         "quantize_activations is true; it must be false where tie_embeddings is, "
@@ -204,13 +207,19 @@ class ListBuilder {
  public:
   ListBuilder(DType compute, QuantMap quants) : compute_(compute), quants_(std::move(quants)) {}
 
-  void Gemm(const std::string& name, int64_t n, int64_t k) { Matrix(name, proto::PANEL64, n, k); }
+  void Gemm(const std::string& name, int64_t n, int64_t k) {
+    Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/true);
+  }
+  // One whose columns are always in place: of experts, or a table besides.
+  void GemmInPlace(const std::string& name, int64_t n, int64_t k) {
+    Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/false);
+  }
   // One that is never quantised.
   void PlainGemm(const std::string& name, int64_t n, int64_t k) {
     list_.push_back({name, compute_, proto::PANEL64, {n, k}});
   }
   void Table(const std::string& name, int64_t rows, int64_t cols) {
-    Matrix(name, proto::ROW_MAJOR, rows, cols);
+    Matrix(name, proto::ROW_MAJOR, rows, cols, /*can_be_reordered=*/false);
   }
   // A table that is never quantised.
   void Positions(const std::string& name, int64_t rows, int64_t cols) {
@@ -236,7 +245,8 @@ class ListBuilder {
   }
 
  private:
-  void Matrix(const std::string& name, proto::Layout layout, int64_t n, int64_t k) {
+  void Matrix(const std::string& name, proto::Layout layout, int64_t n, int64_t k,
+              bool can_be_reordered) {
     const auto found = quants_.find(name);
     if (found == quants_.end()) {
       list_.push_back({name, compute_, layout, {n, k}});
@@ -245,6 +255,10 @@ class ListBuilder {
     const proto::WeightQuant& quant = *found->second;
     quants_.erase(found);
     if (status_.ok()) status_ = CheckQuantDepth(quant, k);
+    if (status_.ok() && quant.reordered() && !can_be_reordered) {
+      status_ =
+          QuantError(quant, "reordered is true; it must be false of embeddings and of experts");
+    }
     if (!status_.ok()) return;
     const int64_t groups = quant.group_size() == 0 ? 1 : k / quant.group_size();
     const proto::Layout beside = proto::PANEL64_SCALE;
@@ -252,6 +266,9 @@ class ListBuilder {
     list_.push_back({weights::ScaleName(name), DType::kBFloat16, beside, {n, groups}});
     if (quant.asymmetric()) {
       list_.push_back({weights::ZeroName(name), DType::kUInt8, beside, {n, groups}});
+    }
+    if (quant.reordered()) {
+      list_.push_back({weights::OrderName(name), DType::kInt32, proto::ROW_MAJOR, {k}});
     }
   }
 
@@ -278,11 +295,11 @@ void AddExperts(const proto::DecoderSpec& spec, const std::string& prefix, ListB
   const int64_t inner = spec.expert_intermediate_size(), shared = spec.shared_intermediate_size();
   list.PlainGemm(prefix + "router", weights::RouterRows(spec), hidden);
   if (spec.router_bias()) list.Vector(prefix + "router_bias", experts);
-  list.Gemm(prefix + "experts_gate_up", experts * 2 * inner, hidden);
-  list.Gemm(prefix + "experts_down", experts * hidden, inner);
+  list.GemmInPlace(prefix + "experts_gate_up", experts * 2 * inner, hidden);
+  list.GemmInPlace(prefix + "experts_down", experts * hidden, inner);
   if (shared == 0) return;
-  list.Gemm(prefix + "shared_gate_up", 2 * shared, hidden);
-  list.Gemm(prefix + "shared_down", hidden, shared);
+  list.GemmInPlace(prefix + "shared_gate_up", 2 * shared, hidden);
+  list.GemmInPlace(prefix + "shared_down", hidden, shared);
 }
 
 // The matrices of a head lie in whole panels, one head after the other.
@@ -345,7 +362,7 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   if (!quants.ok()) return quants.status();
   ListBuilder list(ComputeDType(spec), std::move(quants).value());
   if (spec.tie_embeddings()) {
-    list.Gemm("embedding", spec.vocab_size(), spec.hidden_size());
+    list.GemmInPlace("embedding", spec.vocab_size(), spec.hidden_size());
   } else {
     list.Table("embedding", spec.vocab_size(), spec.hidden_size());
   }

@@ -20,10 +20,13 @@ from ..derived import derive
 from ..errors import CheckpointError, UnsupportedModelError
 from ..storage import TensorEntry
 from .fp8 import fp8_weight
+from .gptq import group_order
 from .tensor import FLOATS, check, quantize_view, replace_modules, unpack
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
+# The group of each input feature, where actorder is "group"; -1 where it was not set.
+_GROUPS = "weight_g_idx"
 # Calibration's traces and what follows from the other tensors; the integers stand for themselves.
 _UNUSED = ("weight_shape", "input_scale", "input_zero_point", "output_scale")
 
@@ -88,7 +91,7 @@ class CompressedTensors:
 
     def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
         beside = ["weight_packed" if self.packed else "weight"]
-        optional = ["weight_g_idx", *_UNUSED]
+        optional = [_GROUPS, *_UNUSED]
         if not self.symmetric:
             beside.append("weight_zero_point")
         elif not self.packed:
@@ -96,13 +99,13 @@ class CompressedTensors:
         return replace_modules(tensors, "weight_scale", beside, optional, self._weight)
 
     def _weight(self, module: Mapping[str, TensorEntry]) -> TensorEntry:
-        if "weight_g_idx" in module:
-            raise UnsupportedModelError(
-                f"{module['weight_g_idx'].where}: groups of input features that do not follow each "
-                "other (actorder 'group') are not supported"
-            )
         scale = module["weight_scale"]
         if self.is_float:
+            if _GROUPS in module:
+                raise UnsupportedModelError(
+                    f"{module[_GROUPS].where}: float weights in act order (actorder 'group') are "
+                    "not supported"
+                )
             return fp8_weight(module["weight"], scale, self.block)
         pack = 32 // self.bits
         if self.packed:
@@ -125,6 +128,9 @@ class CompressedTensors:
         def unsigned(array: NDArray[Any]) -> NDArray[Any]:
             return array.view(np.uint8) ^ np.uint8(128)
 
+        order = None
+        if _GROUPS in module:
+            order = group_order(module[_GROUPS], cols, groups, size, unset=-1)
         stored = module.get("weight_zero_point")
 
         def values(array: NDArray[Any], *idle_zeros: NDArray[Any]) -> NDArray[Any]:
@@ -154,6 +160,7 @@ class CompressedTensors:
             derive(values, "uint8", (rows, cols), *sources),
             derive(scales, scale.dtype, (rows, groups), scale),
             zeros,
+            order,
             quantize_activations=self.quantize_activations,
         )
 

@@ -72,7 +72,7 @@ class Gptq:
         check(scales, FLOATS, (groups, rows))
         order = None
         if "g_idx" in module:
-            order = _order(module["g_idx"], cols, groups, np.arange(cols) // size)
+            order = group_order(module["g_idx"], cols, groups, size)
 
         def zeros(packed: NDArray[Any]) -> NDArray[Any]:
             stored = unpack(packed, self.bits).T
@@ -110,15 +110,19 @@ def checked_group_size(config: ModelConfig) -> int:
     return size
 
 
-def _order(
-    entry: TensorEntry, cols: int, groups: int, consecutive: NDArray[np.intp]
+def group_order(
+    entry: TensorEntry, cols: int, groups: int, size: int, unset: int | None = None
 ) -> NDArray[np.intp] | None:
-    """The group of each input feature; None where they follow each other."""
+    """The group of each input feature; None where groups of ``size`` follow each other, or where
+    all are ``unset``.
+    """
     check(entry, ("int32", "int64"), (cols,))
     with entry.open() as array:
         order = array.astype(np.intp)
+    if unset is not None and (order == unset).all():
+        return None
     if order.min() < 0 or order.max() >= groups:
         raise CheckpointError(
             f"{entry.where} holds {order.min()} to {order.max()}, expected 0 to {groups - 1}"
         )
-    return None if np.array_equal(order, consecutive) else order
+    return None if np.array_equal(order, np.arange(cols) // size) else order

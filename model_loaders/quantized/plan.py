@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..derived import derive
 from ..errors import UnsupportedModelError
 from ..spec import Part, message_class
 from ..storage import TensorEntry
 from .tensor import DequantizedTensor, QuantizedTensor
 
+# Weights whose columns cannot be in another order, and those whose rows follow "down".
+_IN_PLACE = re.compile(r"^embedding$|\.(experts|shared)_")
+_MAKES_INPUT = re.compile(r"(layers\.\d+\.)(?:gate_up|up)(?:_bias|_scale|_zero)?")
 _ANEW = (
     "customized_quant_config={'quant_method': 'instant_quant', ...} with enable_quant=True "
     "dequantises the checkpoint and quantises it anew"
@@ -23,15 +31,20 @@ def is_quantized(tensors: Mapping[str, TensorEntry]) -> bool:
     return any(isinstance(entry, QuantizedTensor) for entry in tensors.values())
 
 
+Orders = dict[str, NDArray[np.int32]]
+
+
 def keep_quantized(
     parts: list[Part], quantize_activations: bool | None
-) -> tuple[list[Part], list[Any]]:
-    """The parts, where those of quantised weights are integers, scales and zero points; and the
-    WeightQuant messages that say so. ``quantize_activations`` None: as the checkpoint was made for.
-    A weight that cannot be kept stays in floats where its format mixes types, and is an error that
+) -> tuple[list[Part], list[Any], Orders]:
+    """The parts, where those of quantised weights are integers, scales and zero points; the
+    WeightQuant messages that say so; and the orders of those whose columns are put into another, by
+    the names of their tensors. ``quantize_activations`` None: as the checkpoint was made for. A
+    weight that cannot be kept stays in floats where its format mixes types, and is an error that
     names it otherwise.
     """
     mixed = _mixed_targets(parts)
+    orders = _orders([part for part in parts if part.rule.target not in mixed])
     kept: list[Part] = []
     formats: dict[str, tuple[int, int, bool, bool] | None] = {}  # None: in floats
     for part in parts:
@@ -44,7 +57,7 @@ def keep_quantized(
             if quantize_activations is not None:
                 activations = quantize_activations
             found = (source.bits, source.group_size, source.zeros is not None, activations)
-            kept.append(replace(part, source=source.values))
+            kept.append(replace(part, source=_in_order(source.values, source.columns())))
             kept.append(_beside(part, "_scale", source.scales))
             if source.zeros is not None:
                 kept.append(_beside(part, "_zero", source.zeros))
@@ -59,11 +72,48 @@ def keep_quantized(
             group_size=found[1],
             asymmetric=found[2],
             quantize_activations=found[3] and target != "embedding",
+            reordered=target in orders,
         )
         for target, found in formats.items()
         if found is not None
     ]
-    return kept, quants
+    kept = [_following(part, orders) for part in kept]
+    return kept, quants, {f"{target}_order": order for target, order in orders.items()}
+
+
+def _orders(parts: Iterable[Part]) -> Orders:
+    """The columns' order of each target that has another than its own; all its parts share it."""
+    orders: dict[str, NDArray[np.int32] | None] = {}
+    for part in parts:
+        target, source = part.rule.target, part.source
+        columns = source.columns() if isinstance(source, QuantizedTensor) else None
+        if columns is not None and _IN_PLACE.search(target):
+            raise _refused(part, f"{target!r} has no groups in act order (desc_act)")
+        if not np.array_equal(orders.setdefault(target, columns), columns):
+            raise _refused(part, f"other parts of {target!r} have other groups (desc_act)")
+    return {target: order for target, order in orders.items() if order is not None}
+
+
+def _in_order(values: TensorEntry, columns: NDArray[np.int32] | None) -> TensorEntry:
+    if columns is None:
+        return values
+    return derive(lambda array: array[:, columns], values.dtype, values.shape, values, by_rows=True)
+
+
+def _following(part: Part, orders: Orders) -> Part:
+    """The part; of what makes the input of an MLP's last product, its rows in that one's order."""
+    found = _MAKES_INPUT.fullmatch(part.rule.target)
+    order = orders.get(f"{found[1]}down") if found else None
+    if order is None:
+        return part
+    before = part.rule.order
+
+    def rows(spec: Any) -> NDArray[np.intp]:
+        count = part.source.shape[-1 if part.rule.transposed else 0]
+        own = np.arange(count) if before is None else before(spec)
+        return own.reshape(-1, len(order))[:, order].ravel()  # of gate and up, where both are here
+
+    return replace(part, rule=replace(part.rule, order=rows))
 
 
 def _mixed_targets(parts: Iterable[Part]) -> set[str]:

@@ -63,13 +63,16 @@ class QuantizedTensor(TensorEntry):
             weights[strip] *= scales[strip][:, group_of]
         return weights
 
+    def columns(self) -> NDArray[np.int32] | None:
+        """The input feature of each column, where columns are put into another order so that groups
+        follow each other; within a group they keep theirs.
+        """
+        return None if self.order is None else np.argsort(self.order, kind="stable").astype("<i4")
+
     def problem(self) -> str | None:
         """Why the engine's format cannot hold the integers as they are; None: it can."""
-        if self.order is not None:
-            return (
-                "its groups are made of features that do not follow each other (desc_act), for "
-                "which the engine has no kernel"
-            )
+        if self.order is not None and (np.bincount(self.order) != self.group_size).any():
+            return f"its groups have not all {self.group_size} input features (desc_act)"
         if self.group_size not in KEPT_GROUP_SIZES:
             sizes = ", ".join(map(str, KEPT_GROUP_SIZES))
             return f"its group size is {self.group_size}, the engine has {sizes}"

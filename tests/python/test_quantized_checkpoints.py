@@ -5,6 +5,7 @@ computes with the weights they stand for, and nothing damaged gets through.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from support.quantized import CONFIG, awq, gptq, pack, packed, quantized_llama, 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ_V2 = functools.partial(gptq, offset=0)
-
 
 
 def compressed(layout, dynamic=False, **weights):
@@ -34,8 +34,12 @@ def compressed(layout, dynamic=False, **weights):
 PACKED = {"num_bits": 4, "strategy": "group", "group_size": 32}
 CHANNEL = {"num_bits": 8, "strategy": "channel"}
 
+ACT_ORDER = {**GPTQ, "desc_act": True}
 # Name -> (quantization_config, how a module is packed, whether zero points are in the middle).
 ROWS = {
+    "gptq-act-order": (ACT_ORDER, gptq, True),
+    "gptq-act-order-uint8": ({**ACT_ORDER, "bits": 8, "sym": False}, gptq, False),
+    "packed-act-order": (compressed("pack-quantized", **PACKED, actorder="group"), packed, True),
     "gptq-int4": (GPTQ, gptq, True),
     "gptq-uint4": ({**GPTQ, "sym": False}, gptq, False),
     "gptq-int8": ({**GPTQ, "bits": 8, "group_size": -1}, gptq, True),
@@ -58,7 +62,7 @@ def write(directory, row, edit=None, **fields):
     """A checkpoint of the row; ``edit`` may change its tensors, ``fields`` its configuration."""
     settings, make, symmetric = ROWS[row]
     tensors, quantized, plain = quantized_llama(
-        make, settings["bits"], settings["group_size"], symmetric
+        make, settings["bits"], settings["group_size"], symmetric, in_act_order="act-order" in row
     )
     if edit is not None:
         edit(tensors)
@@ -80,14 +84,30 @@ def test_integers_scales_and_zero_points_are_those_of_the_checkpoint(tmp_path, r
     file, tensors = read_tensors(convert(tmp_path / "in", tmp_path / "out"))
     settings, _, symmetric = ROWS[row]
     assert len(file.spec.weight_quant) == 8
+    orders = {}
     for quant in file.spec.weight_quant:
+        first = quantized[parts_of(quant.tensor)[0]]
+        orders[quant.tensor] = np.argsort(first.group_of, kind="stable")
+        assert quant.reordered == ("act-order" in row) == (f"{quant.tensor}_order" in tensors)
+        if quant.reordered:
+            np.testing.assert_array_equal(
+                tensors[f"{quant.tensor}_order"], orders[quant.tensor]
+            )
+    for quant in file.spec.weight_quant:
+        layer, _, target = quant.tensor.rpartition(".")
+        # Rows of gate and up lie as down's columns do.
+        rows = orders[f"{layer}.down"] if target == "gate_up" else slice(None)
         parts = [quantized[name] for name in parts_of(quant.tensor)]
+        for i, part in enumerate(parts):
+            fields = {name: getattr(part, name)[rows] for name in ("values", "zeros", "scales")}
+            parts[i] = replace(part, **fields)
         assert quant.bits == settings["bits"]
         assert quant.group_size == max(settings["group_size"], 0)
         assert quant.asymmetric != symmetric
         assert quant.quantize_activations == row.startswith("w8a8")
         stored = tensors[quant.tensor]
-        np.testing.assert_array_equal(stored, np.concatenate([part.values for part in parts]))
+        values = np.concatenate([part.values for part in parts])[:, orders[quant.tensor]]
+        np.testing.assert_array_equal(stored, values)
         if not symmetric:
             zeros = np.concatenate([part.zeros for part in parts])
             np.testing.assert_array_equal(tensors[quant.tensor + "_zero"], zeros)
@@ -96,6 +116,7 @@ def test_integers_scales_and_zero_points_are_those_of_the_checkpoint(tmp_path, r
         found = bfloat16(tensors[quant.tensor + "_scale"])
         assert (np.abs(found - scales) <= 2.0**-8 * scales).all()
         weights = np.concatenate([part.weight(round_scales=True) for part in parts])
+        weights = weights[:, orders[quant.tensor]]
         np.testing.assert_array_equal(dequantise(tensors, quant)[0], weights)
 
 
@@ -159,28 +180,64 @@ def test_activations_are_quantised_where_the_checkpoint_was_made_for_it(tmp_path
     assert found(**method, compute_method="weight_only") == {(8, 0, False)}
 
 
-def shuffled(tensors):
-    """Groups of features that do not follow each other, as desc_act leaves them."""
-    for name in tensors:
-        if name.endswith("g_idx"):
-            tensors[name] = np.random.default_rng(3).permutation(tensors[name])
-
-
-def test_act_order_is_refused_unless_it_is_quantised_anew(tmp_path):
+def test_act_order_that_is_quantised_anew(tmp_path):
     pytest.importorskip("allspark._allspark")
-    quantized, _ = write(tmp_path, "gptq-uint4", shuffled, desc_act=True)
-    with pytest.raises(NotImplementedError, match=r"q_proj.qweight' cannot stay.*desc_act"):
-        convert(tmp_path, tmp_path / "out")
+    quantized, _ = write(tmp_path, "gptq-act-order-uint8")
     config = {"weight_format": "int8", "modules_to_not_convert": ["o_proj"]}
     graph = convert(
         tmp_path, tmp_path / "out", enable_quant=True, customized_quant_config=config
     )
-    _, tensors = read_tensors(graph)
-    for name in parts_of("layers.1.o"):
-        q = quantized[name]
-        groups = np.random.default_rng(3).permutation(np.arange(64) // 32)
-        exact = (q.values - q.zeros[:, groups].astype(np.int64)) * q.scales[:, groups].astype("f8")
-        np.testing.assert_array_equal(tensors["layers.1.o"], exact.astype(np.float32))
+    file, tensors = read_tensors(graph)
+    assert file.format_version == 2 and not any(name.endswith("_order") for name in tensors)
+    exact = quantized[parts_of("layers.1.o")[0]].weight(round_scales=False)
+    np.testing.assert_array_equal(tensors["layers.1.o"], exact.astype(np.float32))
+
+
+def test_act_order_is_format_version_4(tmp_path):
+    pytest.importorskip("allspark._allspark")
+    for row, version in {"gptq-act-order": 4, "gptq-int4": 2}.items():
+        write(tmp_path, row)
+        assert read_tensors(convert(tmp_path, tmp_path / "out"))[0].format_version == version
+
+
+Q_PROJ, O_PROJ = (f"model.layers.0.self_attn.{name}_proj" for name in "qo")
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "change", "message"),
+    [
+        (
+            "gptq-act-order", f"{Q_PROJ}.g_idx", lambda a: a[::-1].copy(),
+            r"k_proj.qweight' cannot stay .* other parts of 'layers.0.qkv' have other groups",
+        ),
+        (
+            "gptq-act-order", f"{O_PROJ}.g_idx", np.zeros_like,
+            r"o_proj.qweight' cannot stay as it is: its groups have not all 32 input features",
+        ),
+        (
+            "packed-act-order", f"{Q_PROJ}.weight_g_idx", lambda a: a - 1,
+            "weight_g_idx' holds -1 to 0, expected 0 to 1",
+        ),
+    ],
+)  # fmt: skip
+def test_act_orders_that_cannot_stay(tmp_path, row, name, change, message):
+    pytest.importorskip("allspark._allspark")
+    write(tmp_path, row, lambda tensors: tensors.update({name: change(tensors[name])}))
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        convert(tmp_path, tmp_path / "out")
+
+
+def test_act_order_that_was_not_set(tmp_path):
+    """compressed-tensors: a group of -1 for each feature."""
+    pytest.importorskip("allspark._allspark")
+
+    def unset(tensors):
+        for name in tensors:
+            if name.endswith("g_idx"):
+                tensors[name] = np.full_like(tensors[name], -1)
+
+    write(tmp_path, "packed-act-order", unset)
+    assert quants_of(convert(tmp_path, tmp_path / "out")) == {(4, 32, False)}
 
 
 def test_act_order_with_groups_in_place_is_kept(tmp_path):

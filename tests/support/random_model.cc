@@ -1,6 +1,7 @@
 #include "support/random_model.h"
 
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -55,6 +56,15 @@ std::vector<float> Slopes(int64_t heads) {
         std::pow(2.0, -8.0 * static_cast<double>(i) / static_cast<double>(heads))));
   }
   return values;
+}
+
+// A permutation, as numbers.
+std::vector<float> RandomOrder(int64_t size, uint64_t seed) {
+  std::vector<float> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0.0f);
+  Random random(seed);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Next() % i]);
+  return order;
 }
 
 void Require(const Status& status) {
@@ -307,13 +317,76 @@ proto::DecoderSpec TinyDbrxSpec(proto::ComputeType compute) {
   return spec;
 }
 
+namespace {
+
+void Reorder(proto::DecoderSpec& spec, const char* tensor, int bits, bool asymmetric,
+             bool activations) {
+  Quantize(spec, tensor, bits, 32, asymmetric, activations);
+  spec.mutable_weight_quant(spec.weight_quant_size() - 1)->set_reordered(true);
+}
+
+}  // namespace
+
+proto::DecoderSpec TinyReorderedSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("ReorderedForCausalLM", compute);
+  Reorder(spec, "layers.0.qkv", 8, false, true);
+  Reorder(spec, "layers.0.o", 4, true, true);
+  Reorder(spec, "layers.0.gate_up", 4, false, true);
+  Reorder(spec, "layers.0.down", 8, true, true);
+  Reorder(spec, "layers.1.qkv", 4, true, false);
+  Reorder(spec, "layers.1.o", 8, false, false);
+  Reorder(spec, "layers.1.down", 4, false, false);  // of rows that are not quantised
+  Reorder(spec, "lm_head", 4, false, true);
+  return spec;
+}
+
+proto::DecoderSpec TinyReorderedParallelSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = TinyAlibiSpec(compute);
+  spec.set_architecture("ReorderedParallelForCausalLM");
+  spec.set_ungated_mlp(true);
+  spec.set_mlp_bias(true);
+  spec.set_num_heads(4);
+  Reorder(spec, "layers.0.qkv", 4, false, false);
+  Reorder(spec, "layers.0.o", 8, true, false);
+  Reorder(spec, "layers.0.up", 8, false, false);
+  Reorder(spec, "layers.0.down", 4, true, false);
+  Reorder(spec, "layers.1.up", 4, true, false);
+  return spec;
+}
+
+proto::DecoderSpec TinyReorderedLatentSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = TinyLatentSpec(compute);
+  spec.set_architecture("ReorderedLatentForCausalLM");
+  spec.set_q_latent(96);
+  spec.clear_weight_quant();
+  Reorder(spec, "layers.0.latents", 8, false, true);
+  Reorder(spec, "layers.0.q", 4, true, false);
+  Reorder(spec, "layers.0.o", 4, true, true);
+  Reorder(spec, "layers.1.latents", 4, false, false);
+  Reorder(spec, "layers.1.q", 8, false, true);
+  return spec;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
-  return {TinyLlamaSpec(compute),    TinyQwen2Spec(compute),        TinyQwen3Spec(compute),
-          TinyMistralSpec(compute),  TinyOddSpec(compute),          TinyQuantizedSpec(compute),
-          TinyGemmaSpec(compute),    TinyOlmoSpec(compute),         TinyNeoxSpec(compute),
-          TinyGpt2Spec(compute),     TinyAlibiSpec(compute),        TinyMixtralSpec(compute),
-          TinyDeepseekSpec(compute), TinyQuantizedMoeSpec(compute), TinyLatentSpec(compute),
-          TinyDbrxSpec(compute)};
+  return {TinyLlamaSpec(compute),
+          TinyQwen2Spec(compute),
+          TinyQwen3Spec(compute),
+          TinyMistralSpec(compute),
+          TinyOddSpec(compute),
+          TinyQuantizedSpec(compute),
+          TinyGemmaSpec(compute),
+          TinyOlmoSpec(compute),
+          TinyNeoxSpec(compute),
+          TinyGpt2Spec(compute),
+          TinyAlibiSpec(compute),
+          TinyMixtralSpec(compute),
+          TinyDeepseekSpec(compute),
+          TinyQuantizedMoeSpec(compute),
+          TinyLatentSpec(compute),
+          TinyDbrxSpec(compute),
+          TinyReorderedSpec(compute),
+          TinyReorderedParallelSpec(compute),
+          TinyReorderedLatentSpec(compute)};
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {
@@ -358,6 +431,7 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
   // Norm weights around 1; matrices keep the variance of what they multiply a little above 1, so
   // that attention is neither flat nor a single key.
   if (tensor.name == "alibi.slopes") return Slopes(size);
+  if (EndsWith(tensor.name, "_order")) return RandomOrder(size, HashName(tensor.name, seed));
   const bool is_norm = EndsWith(tensor.name, "norm");
   float scale = 0.2f;
   if (EndsWith(tensor.name, "embedding")) {
@@ -395,9 +469,14 @@ std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec
     if (tensor.layout == proto::PANEL64_SCALE) continue;  // filled with its weight
     std::vector<float> values = RandomTensor(tensor, seed);
     if (IsSilent(tensor.name, silent_from)) std::fill(values.begin(), values.end(), 0.0f);
+    const std::vector<int32_t> integers(values.begin(), values.end());
     TensorView view;
     view.data = values.data();
     view.dtype = DType::kFloat32;
+    if (tensor.dtype == DType::kInt32) {
+      view.data = integers.data();
+      view.dtype = DType::kInt32;
+    }
     view.rank = static_cast<int32_t>(tensor.shape.size());
     int64_t stride = 1;
     for (int32_t i = view.rank - 1; i >= 0; --i) {

@@ -55,6 +55,14 @@ proto::DecoderSpec TinyDbrxSpec(proto::ComputeType compute = proto::COMPUTE_FLOA
 // with int8 activations and some without; the tied embedding too.
 proto::DecoderSpec TinyQuantizedSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
+// Quantised weights with their columns in other orders: of every product that may have that, with
+// and without int8 activations, and an untied head.
+proto::DecoderSpec TinyReorderedSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// The same without a gate, with biases, of attention and MLP beside each other over one norm.
+proto::DecoderSpec TinyReorderedParallelSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// The same of latent attention.
+proto::DecoderSpec TinyReorderedLatentSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+
 // All of the above.
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute);
 

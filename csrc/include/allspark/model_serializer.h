@@ -19,7 +19,7 @@ namespace [[gnu::visibility("default")]] allspark {
 // A tensor that a spec requires.
 struct TensorRequirement {
   std::string name;
-  std::string dtype;           // as stored: "float32", "bfloat16", "uint8" or "uint4"
+  std::string dtype;           // as stored: "float32", "bfloat16", "uint8", "uint4" or "int32"
   int layout = 0;              // proto Layout
   std::vector<int64_t> shape;  // [out_features, in_features] for a matrix
 };
@@ -41,7 +41,8 @@ class ModelSerializer {
   // Adds rows [row_begin, row_begin + shape[0]) of tensor `name`, converted to its stored type and
   // layout. data: row-major, dtype "float32", "float16" or "bfloat16" (2-byte bit patterns). Float
   // rows of a quantised weight are quantised here; or it comes in parts that are already: its
-  // values as "uint8", one to a byte, "<name>_scale" as floats and "<name>_zero" as "uint8".
+  // values as "uint8", one to a byte, "<name>_scale" as floats, "<name>_zero" as "uint8".
+  // "<name>_order" comes as "int32".
   virtual Status AddTensor(std::string_view name, int64_t row_begin, std::string_view dtype,
                            const std::vector<int64_t>& shape, const void* data) = 0;
   // Fails naming what is missing. Returns the image, or null when files were written.

@@ -206,6 +206,34 @@ void SumExp(const SumExpArgs& args, Stream) noexcept {
   }
 }
 
+// Loads one by one are the limit of what a processor without wider gathers can do: there is no
+// other kernel.
+template <typename T>
+void GatherColumns(const GatherColumnsArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const T* x = static_cast<const T*>(args.x) + r * args.ldx;
+    T* y = static_cast<T*>(args.y) + r * args.ldy;
+    for (int64_t j = 0; j < args.cols; ++j) y[j] = x[args.order[j]];
+  }
+}
+
+void GatherInt8Columns(const GatherColumnsArgs& args, Stream stream) noexcept {
+  GatherColumns<int8_t>(args, stream);
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const int8_t* y = static_cast<const int8_t*>(args.y) + r * args.ldy;
+    int32_t* sums = args.sums + r * RowSums(args.cols);
+    int32_t whole = 0;
+    for (int64_t begin = 0; begin < args.cols; begin += kSumBlock) {
+      const int64_t end = begin + kSumBlock < args.cols ? begin + kSumBlock : args.cols;
+      int32_t sum = 0;
+      for (int64_t j = begin; j < end; ++j) sum += y[j];
+      *sums++ = sum;
+      whole += sum;
+    }
+    *sums = whole;
+  }
+}
+
 template <typename T>
 void FillType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
@@ -216,6 +244,7 @@ void FillType(KernelTable& table, DType dtype) {
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
   table.convert[static_cast<int>(DType::kInt8)][i] = Convert<int8_t, T>;
+  table.gather_columns[i] = GatherColumns<T>;
 }
 
 }  // namespace
@@ -228,6 +257,7 @@ void FillReference(KernelTable& table) noexcept {
   FillMoeReference(table);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
       Convert<float, BFloat16>;
+  table.gather_columns[static_cast<int>(DType::kInt8)] = GatherInt8Columns;
   table.scale = Scale;
   table.rope = Rope;
   table.argmax = ArgMax;

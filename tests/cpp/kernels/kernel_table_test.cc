@@ -66,6 +66,7 @@ TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
       EXPECT_NE(table->embedding[dtype], nullptr) << table->name;
       EXPECT_NE(table->kv_write[dtype], nullptr) << table->name;
       EXPECT_NE(table->attention[dtype][dtype], nullptr) << table->name;
+      EXPECT_NE(table->gather_columns[dtype], nullptr) << table->name;
     }
     for (DType cache : {DType::kInt8, DType::kUInt4}) {
       const int slot = static_cast<int>(cache);

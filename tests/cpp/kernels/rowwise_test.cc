@@ -485,6 +485,49 @@ TEST_P(RowwiseTest, ConvertInt8) {
   TestConvert<int8_t, BFloat16>(table(), DType::kInt8);
 }
 
+// Columns in another order; of int8 the sums of what then stands there.
+template <class T>
+void TestGatherColumns(const KernelTable& table, DType dtype) {
+  const auto gather = table.gather_columns[static_cast<int>(dtype)];
+  ASSERT_NE(gather, nullptr) << table.name;
+  for (const int64_t cols : kColumns) {
+    const int64_t rows = 3, ldx = cols + 2, ldy = cols + 5;
+    Data data(static_cast<uint32_t>(cols));
+    std::vector<T> x(static_cast<size_t>(rows * ldx)), y(static_cast<size_t>(rows * ldy));
+    for (T& e : x) e = static_cast<T>(data.Below(255) - 127);
+    std::vector<int32_t> order;
+    for (int64_t i = 0; i < cols; ++i) order.push_back(static_cast<int32_t>(i));
+    for (int64_t i = cols; i > 1; --i) {
+      std::swap(order[static_cast<size_t>(i - 1)], order[static_cast<size_t>(data.Below(i))]);
+    }
+    std::vector<int32_t> sums(static_cast<size_t>(rows * RowSums(cols)), -1);
+    gather({x.data(), ldx, order.data(), y.data(), ldy, rows, cols,
+            dtype == DType::kInt8 ? sums.data() : nullptr},
+           nullptr);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::vector<int32_t> expected_sums(static_cast<size_t>(RowSums(cols)));
+      for (int64_t j = 0; j < ldy; ++j) {
+        const T expected =
+            j < cols ? x[static_cast<size_t>(r * ldx + order[static_cast<size_t>(j)])] : T{};
+        ASSERT_EQ(y[static_cast<size_t>(r * ldy + j)], expected)
+            << table.name << " row " << r << " column " << j << " of " << cols;
+        if (j >= cols) continue;
+        expected_sums[static_cast<size_t>(j / kSumBlock)] += static_cast<int32_t>(expected);
+        expected_sums.back() += static_cast<int32_t>(expected);
+      }
+      for (size_t i = 0; i < expected_sums.size() && dtype == DType::kInt8; ++i) {
+        ASSERT_EQ(sums[static_cast<size_t>(r * RowSums(cols)) + i], expected_sums[i])
+            << table.name << " row " << r << " sum " << i << " of " << cols;
+      }
+    }
+  }
+}
+TEST_P(RowwiseTest, GatherColumns) {
+  TestGatherColumns<float>(table(), DType::kFloat32);
+  TestGatherColumns<uint16_t>(table(), DType::kBFloat16);  // bits, which it does not look at
+  TestGatherColumns<int8_t>(table(), DType::kInt8);
+}
+
 AS_INSTANTIATE_KERNEL_TEST(RowwiseTest);
 
 }  // namespace

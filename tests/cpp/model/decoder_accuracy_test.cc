@@ -84,7 +84,7 @@ std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   return specs[static_cast<size_t>(info.param)].architecture();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 16), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 19), SpecName);
 
 // The bound must be tight enough to see the mistakes that are easy to make.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {

@@ -235,7 +235,7 @@ std::vector<DecoderBitsTest::ParamType> BitsParams(const std::vector<int>& specs
 
 INSTANTIATE_TEST_SUITE_P(All, DecoderBitsTest,
                          ::testing::ValuesIn(BitsParams({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
-                                                         13, 14, 15},
+                                                         13, 14, 15, 16, 17, 18},
                                                         {CacheMode::kDefault})),
                          BitsName);
 // Plain, with windows, with heads that fill no vector, with ALiBi, and with latents.

@@ -163,6 +163,30 @@ TEST_F(DecoderCreateTest, EveryRequiredTensorIsChecked) {
   }
 }
 
+TEST_F(DecoderCreateTest, AnOrderOfColumnsMustBeOne) {
+  const auto reader = OpenRandomModel(testing::TinyReorderedSpec(), 1);
+  ASSERT_TRUE(Create(*reader).ok());
+  const auto expect = [&](const std::string& tensor, int64_t at, int32_t value,
+                          const std::string& part) {
+    AlteredReader altered(*reader);
+    altered.altered = tensor;
+    std::vector<int32_t> order;
+    altered.alter = [&](WeightView& view) {
+      const auto* data = static_cast<const int32_t*>(view.data);
+      order.assign(data, data + view.shape[0]);
+      order[static_cast<size_t>(at)] = value;
+      view.data = order.data();
+    };
+    ExpectRefused(Create(altered), StatusCode::kDataLoss, "tiny.asgraph: tensor '" + tensor + "'");
+    ExpectRefused(Create(altered), StatusCode::kDataLoss, part);
+  };
+  expect("layers.0.qkv_order", 3, -1, "has -1 at 3; it must hold each of [0, 64) once");
+  expect("layers.1.o_order", 0, 64, "has 64 at 0;");
+  auto view = reader->Find("layers.0.down_order");
+  ASSERT_TRUE(view.ok());
+  expect("layers.0.down_order", 95, static_cast<const int32_t*>(view->data)[0], " at 95;");
+}
+
 TEST_F(DecoderCreateTest, InconsistentSpecs) {
   const StatusCode bad = StatusCode::kInvalidArgument;
   const auto with = [&](auto change) {

@@ -22,18 +22,17 @@ using testing::ReferenceDecoder;
 constexpr uint64_t kSeed = 7;
 constexpr int64_t kMaxRank = 16;
 
-Result<std::shared_ptr<const LoraAdapter>> TryLoad(const LoraFile& file,
-                                                   const proto::DecoderSpec& spec,
+Result<std::shared_ptr<const LoraAdapter>> TryLoad(const LoraFile& file, const ModelReader& model,
                                                    Allocator& allocator,
                                                    const kernels::KernelTable* table = nullptr) {
-  const auto shape = MakeDecoderShape(spec, CacheMode::kDefault);
-  return LoraAdapter::Create(file, *shape, kMaxRank,
+  const auto shape = MakeDecoderShape(model.spec(), CacheMode::kDefault);
+  return LoraAdapter::Create(file, model, *shape, kMaxRank,
                              table != nullptr ? *table : *kernels::DefaultTable(), &allocator);
 }
 
-std::shared_ptr<const LoraAdapter> Load(const LoraFile& file, const proto::DecoderSpec& spec,
+std::shared_ptr<const LoraAdapter> Load(const LoraFile& file, const ModelReader& model,
                                         Allocator& allocator) {
-  auto adapter = TryLoad(file, spec, allocator);
+  auto adapter = TryLoad(file, model, allocator);
   if (!adapter.ok()) throw std::runtime_error(adapter.status().ToString());
   return *adapter;
 }
@@ -62,7 +61,7 @@ TEST_P(DecoderLoraTest, GivesTheLogitsOfTheAdaptedModel) {
   ReferenceDecoder reference(spec_, kSeed);
   reference.SetLora(&lora);
   const testing::Rows expected = reference.Logits(tokens);
-  const auto adapter = Load(lora, spec_, allocator_);
+  const auto adapter = Load(lora, *reader_, allocator_);
   options_.num_threads = 2;
   const auto worst = [&](const LoraAdapter* used, int64_t chunk) {
     DecoderHarness harness(*reader_, options_);
@@ -95,9 +94,9 @@ TEST_P(DecoderLoraTest, BitsDependOnNoOtherAdapter) {
   }
   head.Add("lm_head", 0, spec_.vocab_size(), spec_.hidden_size(), kMaxRank);
   std::vector<std::shared_ptr<const LoraAdapter>> adapters = {
-      nullptr, Load(everything.AddAll(spec_, 8), spec_, allocator_),
-      Load(other.AddAll(spec_, kMaxRank), spec_, allocator_), Load(attention, spec_, allocator_),
-      Load(head, spec_, allocator_)};
+      nullptr, Load(everything.AddAll(spec_, 8), *reader_, allocator_),
+      Load(other.AddAll(spec_, kMaxRank), *reader_, allocator_),
+      Load(attention, *reader_, allocator_), Load(head, *reader_, allocator_)};
   constexpr size_t kSequences = 9;
   // The reference kernels have no blocks of work, and are slow.
   const int64_t num_tokens = options_.table == kernels::FindTable("reference") ? 25 : 70;
@@ -157,7 +156,7 @@ std::string LoraTestName(
 
 std::vector<DecoderLoraTest::ParamType> LoraParams() {
   std::vector<DecoderLoraTest::ParamType> params;
-  for (const int i : {0, 1, 2, 3, 4, 5, 8, 9, 14}) {
+  for (const int i : {0, 1, 2, 3, 4, 5, 8, 9, 14, 16, 17, 18}) {
     for (const auto compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
       const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(i)];
       for (int table = 0; table < static_cast<int>(testing::TestTables().size()); ++table) {
@@ -174,13 +173,14 @@ INSTANTIATE_TEST_SUITE_P(All, DecoderLoraTest, ::testing::ValuesIn(LoraParams())
 
 TEST(LoraAdapterTest, RefusesWhatIsNotTheModels) {
   const proto::DecoderSpec spec = testing::TinyLlamaSpec();
+  const auto model = testing::OpenRandomModel(spec, kSeed);
   SystemAllocator allocator(int64_t{1} << 30);
   const auto refusal = [&](const std::string& tensor, int64_t row_begin, int64_t rows, int64_t cols,
                            int64_t rank) {
     RandomLora lora(1);
     lora.Add("layers.0.qkv", 0, 64, 64, 4);
     if (rows > 0) lora.Add(tensor, row_begin, rows, cols, rank);
-    return TryLoad(lora, spec, allocator).status();
+    return TryLoad(lora, *model, allocator).status();
   };
   EXPECT_TRUE(refusal("", 0, 0, 0, 0).ok());
   const auto expect = [&](const Status& status, const std::string& part) {
@@ -198,15 +198,16 @@ TEST(LoraAdapterTest, RefusesWhatIsNotTheModels) {
   const Status rank = refusal("layers.1.o", 0, 64, 64, kMaxRank + 1);
   expect(rank, "rank 17; lora_max_rank is 16");
   EXPECT_EQ(rank.as_status(), AsStatus::kLoraRankExceedLimitError);
-  expect(TryLoad(RandomLora(1), spec, allocator).status(), "adapts nothing");
+  expect(TryLoad(RandomLora(1), *model, allocator).status(), "adapts nothing");
   RandomLora infinite(1);
   infinite.Add("lm_head", 0, 131, 64, 2);
   const_cast<float*>(infinite.pairs()[0].a)[3] = std::numeric_limits<float>::max();
-  expect(TryLoad(infinite, testing::TinyLlamaSpec(proto::COMPUTE_BFLOAT16), allocator).status(),
-         "not finite");
+  const auto rounded =
+      testing::OpenRandomModel(testing::TinyLlamaSpec(proto::COMPUTE_BFLOAT16), kSeed);
+  expect(TryLoad(infinite, *rounded, allocator).status(), "not finite");
   kernels::KernelTable lacking = *kernels::DefaultTable();
   lacking.convert[static_cast<int>(DType::kInt8)][static_cast<int>(DType::kFloat32)] = nullptr;
-  EXPECT_EQ(TryLoad(RandomLora(1).Add("lm_head", 0, 131, 64, 2), spec, allocator, &lacking)
+  EXPECT_EQ(TryLoad(RandomLora(1).Add("lm_head", 0, 131, 64, 2), *model, allocator, &lacking)
                 .status()
                 .code(),
             StatusCode::kUnimplemented);
@@ -218,7 +219,7 @@ TEST(LoraAdapterTest, ADecoderWithoutRoomRefusesIt) {
   const auto reader = testing::OpenRandomModel(spec, kSeed);
   SystemAllocator allocator(int64_t{1} << 30);
   RandomLora lora(1);
-  const auto adapter = Load(lora.AddAll(spec, 8), spec, allocator);
+  const auto adapter = Load(lora.AddAll(spec, 8), *reader, allocator);
   HarnessOptions options;
   options.table = kernels::DefaultTable();
   options.lora_max_rank = 7;

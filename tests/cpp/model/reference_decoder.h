@@ -35,6 +35,9 @@ class ReferenceDecoder {
       weights_[tensor.name] = QuantOf(spec, tensor.name) != nullptr ? StoredWeight(*reader, tensor)
                                                                     : RandomTensor(tensor, seed);
     }
+    for (const proto::WeightQuant& quant : spec.weight_quant()) {
+      if (quant.reordered()) PutInPlace(quant.tensor());
+    }
     compute_unit_ = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 0x1p-8 : kFloatUnit;
   }
 
@@ -89,6 +92,29 @@ class ReferenceDecoder {
   static constexpr double kFloatUnit = 0x1p-24;
 
   static double Square(double x) { return x * x; }
+
+  // Undoes the order of the columns of `name`; of "down", that of the rows that make what it reads.
+  void PutInPlace(const std::string& name) {
+    const std::vector<float>& order = weights_.at(name + "_order");
+    const size_t cols = order.size();
+    const auto put = [&](std::vector<float>& stored, size_t width, bool columns) {
+      std::vector<float> in_place(stored.size());
+      for (size_t i = 0; i < stored.size(); ++i) {
+        const size_t row = i / width, col = i % width;
+        const size_t to_row =
+            columns ? row : row / cols * cols + static_cast<size_t>(order[row % cols]);
+        const size_t to_col = columns ? static_cast<size_t>(order[col]) : col;
+        in_place[to_row * width + to_col] = stored[i];
+      }
+      stored = in_place;
+    };
+    put(weights_.at(name), cols, /*columns=*/true);
+    if (!name.ends_with(".down")) return;
+    const std::string up =
+        name.substr(0, name.size() - 4) + (spec_.ungated_mlp() ? "up" : "gate_up");
+    put(weights_.at(up), static_cast<size_t>(spec_.hidden_size()), /*columns=*/false);
+    if (spec_.mlp_bias()) put(weights_.at(up + "_bias"), 1, /*columns=*/false);
+  }
   // The value after a rounding of relative size `unit`.
   static Num Rounded(Num x, double unit) { return {x.v, x.e + Square(unit * x.v)}; }
 

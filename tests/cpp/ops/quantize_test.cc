@@ -9,6 +9,7 @@
 #include "kernels/kernel_table.h"
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
+#include "ops/gather_columns.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
 
@@ -89,6 +90,38 @@ TEST_P(QuantizeOpTest, NormsAndActivationsAreThoseOfFloat32Quantised) {
     GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, rows, 2 * kCols), actual.matrix);
     EXPECT_TRUE(expected == actual) << rows << " rows of activations";
   }
+}
+
+TEST_P(QuantizeOpTest, ColumnsInAnotherOrderAreThoseOfFloat32Quantised) {
+  std::vector<int32_t> order;  // 67 and 200 have no common divisor.
+  for (int32_t i = 0; i < kCols; ++i) order.push_back(static_cast<int32_t>(i * 67 % kCols));
+  for (const int64_t rows : {1, 3, 150}) {
+    std::vector<float> x = Random(rows * kCols, 1);
+    std::vector<float> moved(x.size(), -1.0f);
+    const Matrix from = FloatMatrix(x, rows, kCols), to = FloatMatrix(moved, rows, kCols);
+    GatherColumns(context_, from, order.data(), to);
+    for (size_t i = 0; i < moved.size(); ++i) {
+      const size_t row = i / kCols * kCols;
+      ASSERT_EQ(moved[i], x[row + static_cast<size_t>(order[i % kCols])]) << rows << " rows, " << i;
+    }
+    Int8Rows quantised(rows, kCols), expected(rows, kCols), actual(rows, kCols);
+    Quantize(context_, to, expected.matrix);
+    Quantize(context_, from, quantised.matrix);
+    GatherColumns(context_, quantised.matrix, order.data(), actual.matrix);
+    EXPECT_TRUE(expected == actual) << rows << " rows";
+  }
+  std::vector<float> x(kCols), y(kCols);
+  const Matrix from = FloatMatrix(x, 1, kCols);
+  ExpectCheck([&] { GatherColumns(context_, from, nullptr, FloatMatrix(y, 1, kCols)); },
+              "gather_columns: there is no order");
+  ExpectCheck([&] { GatherColumns(context_, from, order.data(), FloatMatrix(y, 1, kCols - 1)); },
+              "gather_columns: x is [1, 200], y is [1, 199]");
+  Int8Rows quantised(1, kCols), bare(1, kCols);
+  bare.matrix.row_sums = nullptr;
+  ExpectCheck([&] { GatherColumns(context_, quantised.matrix, order.data(), bare.matrix); },
+              "gather_columns: int8 rows without scales");
+  ExpectCheck([&] { GatherColumns(context_, from, order.data(), bare.matrix); },
+              "gather_columns: y is int8");
 }
 
 // A weight of 8 bits whose every column, row and group differs, in `groups` groups.

@@ -52,6 +52,8 @@ proto::DecoderSpec GoldenSpec(int version) {
   spec.set_qk_norm_whole(true);
   spec.set_rotary_dim(8);
   spec.set_window_rope(true);
+  if (version == 3) return spec;
+  for (const int i : {2, 4}) spec.mutable_weight_quant(i)->set_reordered(true);
   return spec;
 }
 
@@ -61,6 +63,7 @@ float GoldenValue(int64_t tensor_idx, const RequiredTensor& tensor, int64_t row,
   const int64_t at = tensor_idx * 5 + row * 7 + col * 3;
   if (tensor.dtype == DType::kUInt8) return static_cast<float>(at % 256);
   if (tensor.dtype == DType::kUInt4) return static_cast<float>(at % 16);
+  if (tensor.dtype == DType::kInt32) return static_cast<float>((row * 7 + 3) % tensor.shape[0]);
   return static_cast<float>(1 + tensor_idx) + static_cast<float>(row * 8 + col) * 0.015625f;
 }
 
@@ -85,7 +88,8 @@ void WriteGolden(int version, const std::string& stem) {
   int64_t tensor_idx = 0;
   for (const RequiredTensor& tensor : Required(GoldenSpec(version))) {
     const bool integers = tensor.dtype == DType::kUInt8 || tensor.dtype == DType::kUInt4;
-    const DType dtype = integers ? DType::kUInt8 : DType::kFloat32;
+    const bool is_order = tensor.dtype == DType::kInt32;
+    const DType dtype = integers ? DType::kUInt8 : is_order ? tensor.dtype : DType::kFloat32;
     const auto values = Encode(GoldenValues(tensor_idx++, tensor), dtype);
     const auto rank = static_cast<int32_t>(tensor.shape.size());
     const Status added = (*writer)->AddTensor(
@@ -172,7 +176,7 @@ TEST_P(GoldenVersion, IsWhatTheWriterWrites) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3, 4));
 
 TEST(GoldenLora, IsReadable) {
   auto file = LoraFile::Open(GoldenPath(LoraName(1)));

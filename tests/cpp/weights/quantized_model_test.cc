@@ -358,7 +358,8 @@ TEST(QuantizedModel, RefusesBadValuesAndTakesThemRepaired) {
 }
 
 TEST(QuantizedModel, RefusesPartsOfTheWrongKind) {
-  const proto::DecoderSpec spec = QuantSpec();
+  proto::DecoderSpec spec = QuantSpec();
+  spec.mutable_weight_quant(2)->set_reordered(true);
   auto writer = ModelWriter::Create(spec, {}, "", "", nullptr);
   const auto invalid = StatusCode::kInvalidArgument;
   const std::vector<float> some(320 * 64, 16.0f);
@@ -376,6 +377,9 @@ TEST(QuantizedModel, RefusesPartsOfTheWrongKind) {
               {"value is uint8", "float32, float16 or bfloat16"});
   ExpectError(add("layers.0.down_zero", DType::kFloat32), invalid,
               {"value is float32", "it must be uint8"});
+  ExpectError(add("layers.0.gate_up_order", DType::kFloat32), invalid,
+              {"value is float32", "it must be int32"});
+  ExpectError(add("layers.0.down_zero", DType::kInt32), invalid, {"value is int32"});
   ExpectError(add("layers.1.qkv", DType::kUInt8), invalid, {"value is uint8", "float32, float16"});
   ExpectError(add("final_norm", DType::kUInt8), invalid, {"value is uint8"});
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -231,6 +231,43 @@ TEST(RequiredTensors, Experts) {
   ExpectTensor(list, "layers.0.shared_down", bf16, proto::PANEL64, {128, 192});
 }
 
+proto::WeightQuant* Quantise(proto::DecoderSpec& spec, const char* tensor, int64_t group_size) {
+  proto::WeightQuant* quant = spec.add_weight_quant();
+  quant->set_tensor(tensor);
+  quant->set_bits(8);
+  quant->set_group_size(group_size);
+  return quant;
+}
+
+TEST(RequiredTensors, OrdersOfColumns) {
+  proto::DecoderSpec spec = ExpertSpec();
+  Quantise(spec, "layers.0.qkv", 32)->set_reordered(true);
+  Quantise(spec, "layers.1.qkv", 32);
+  Quantise(spec, "lm_head", 64)->set_reordered(true);
+  const auto list = Required(spec);
+  ExpectTensor(list, "layers.0.qkv_order", DType::kInt32, proto::ROW_MAJOR, {128});
+  ExpectTensor(list, "lm_head_order", DType::kInt32, proto::ROW_MAJOR, {128});
+  EXPECT_EQ(FindIn(list, "layers.1.qkv_order"), nullptr);
+  EXPECT_EQ(weights::FormatVersionOf(spec), 4u);
+  spec.mutable_weight_quant(0)->set_reordered(false);
+  spec.mutable_weight_quant(2)->set_reordered(false);
+  EXPECT_EQ(weights::FormatVersionOf(spec), 3u);
+
+  const auto refusal = [](const char* tensor, int64_t group_size) {
+    proto::DecoderSpec bad = ExpertSpec();
+    bad.set_shared_intermediate_size(64);
+    Quantise(bad, tensor, group_size)->set_reordered(true);
+    return RequiredTensors(bad).status();
+  };
+  ExpectError(refusal("layers.0.qkv", 0), StatusCode::kInvalidArgument,
+              {"layers.0.qkv", "reordered is true", "without a group_size"});
+  for (const char* name : {"embedding", "layers.1.experts_gate_up", "layers.1.experts_down",
+                           "layers.1.shared_gate_up", "layers.1.shared_down"}) {
+    ExpectError(refusal(name, 32), StatusCode::kInvalidArgument,
+                {name, "reordered is true", "of embeddings and of experts"});
+  }
+}
+
 // Attention over latents, of queries, too.
 proto::DecoderSpec LatentSpec() {
   proto::DecoderSpec spec = testing::TinyLatentSpec(proto::COMPUTE_BFLOAT16);

@@ -140,6 +140,9 @@ inline std::vector<unsigned char> Encode(const std::vector<float>& values, DType
         dtype == DType::kFloat16 ? ExactHalf(values[i]) : ToBFloat16(values[i]).bits;
     if (dtype == DType::kFloat32) {
       put(&values[i], 4);
+    } else if (dtype == DType::kInt32) {
+      const auto integer = static_cast<int32_t>(values[i]);
+      put(&integer, 4);
     } else if (dtype == DType::kUInt8) {
       bytes.push_back(static_cast<unsigned char>(values[i]));
     } else if (dtype == DType::kUInt4) {  // Of each eight, byte j holds elements j and 4 + j.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-UINT8, UINT4, BFLOAT16 = 10, 13, 9
+UINT8, UINT4, BFLOAT16, INT32 = 10, 13, 9, 5
 PANEL64, PANEL64_SCALE = 1, 2
 
 
@@ -29,7 +29,8 @@ def unpack(record, raw):
             lanes = lanes.view("<u2" if record.dtype == BFLOAT16 else "<f4")
         values = lanes.transpose(0, 2, 1, 3)
     else:
-        return raw.view("<u2" if record.dtype == BFLOAT16 else "<f4").reshape(record.shape)
+        plain = {BFLOAT16: "<u2", INT32: "<i4"}.get(record.dtype, "<f4")
+        return raw.view(plain).reshape(record.shape)
     values = values.reshape(panels * 64, cols)
     assert not values[rows:].any(), f"{record.name}: the padding is not zero"
     return values[:rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,13 +27,21 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass
 class Quantized:
-    """The weight (values - zeros) * scales, scales and zeros by row and group."""
+    """The weight (values - zeros) * scales, scales and zeros by row and group. ``groups``: the
+    group of each input feature; None: they follow each other.
+    """
 
     values: np.ndarray
     zeros: np.ndarray
     scales: np.ndarray  # float16
     bits: int
     group_size: int
+    groups: np.ndarray | None = None
+
+    @property
+    def group_of(self):
+        following = np.arange(self.values.shape[1]) // self.group_size
+        return following if self.groups is None else self.groups
 
     def weight(self, round_scales):
         """Its values in float64; ``round_scales``: as the engine has them, in bfloat16."""
@@ -41,9 +50,8 @@ class Quantized:
             bits = scales.view(np.uint32)
             scales = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32)
             scales = scales.view(np.float32)
-        factor = np.repeat(scales.astype(np.float64), self.group_size, axis=1)
-        zero = np.repeat(self.zeros.astype(np.int64), self.group_size, axis=1)
-        return (self.values - zero) * factor
+        zero = self.zeros.astype(np.int64)[:, self.group_of]
+        return (self.values - zero) * scales.astype(np.float64)[:, self.group_of]
 
 
 def draw(rng, shape, bits, group_size, symmetric):
@@ -73,7 +81,7 @@ def gptq(q, offset=1):
         "qweight": pack(q.values, q.bits).T.copy(),
         "qzeros": pack((q.zeros.astype(np.int64) - offset).T, q.bits),
         "scales": q.scales.T.copy(),
-        "g_idx": (np.arange(q.values.shape[1]) // q.group_size).astype("<i4"),
+        "g_idx": q.group_of.astype("<i4"),
     }
 
 
@@ -96,6 +104,7 @@ def packed(q):
         "weight_scale": q.scales,
         **({} if symmetric(q) else {"weight_zero_point": pack(q.zeros.T, q.bits).T}),
         "weight_shape": np.array(q.values.shape, "<i8"),
+        **({} if q.groups is None else {"weight_g_idx": q.groups.astype("<i4")}),
     }
 
 
@@ -108,7 +117,16 @@ def signed(q):
     }
 
 
-def quantized_llama(make, bits, group_size, symmetric=False, config=CONFIG):
+def act_order(name, cols, group_size):
+    """Groups as desc_act makes them, from what a module reads: alike in modules that read alike."""
+    reads = re.sub(r"(q|k|v)_proj", "attention", re.sub(r"(gate|up)_proj", "mlp", name))
+    rng = np.random.default_rng(list(reads.encode()))
+    return rng.permutation(np.arange(cols) // group_size)
+
+
+def quantized_llama(
+    make, bits, group_size, symmetric=False, config=CONFIG, in_act_order=False
+):
     """(tensors of the quantised checkpoint, {weight: Quantized}, the tensors that are plain)."""
     rng = np.random.default_rng(7)
     tensors, quantized, plain = {}, {}, {}
@@ -119,6 +137,8 @@ def quantized_llama(make, bits, group_size, symmetric=False, config=CONFIG):
             tensors[name] = plain[name]
             continue
         quantized[name] = draw(rng, values.shape, bits, group_size, symmetric)
+        if in_act_order:
+            quantized[name].groups = act_order(name, values.shape[1], group_size)
         for part, array in make(quantized[name]).items():
             tensors[f"{module}.{part}"] = array
     return tensors, quantized, plain

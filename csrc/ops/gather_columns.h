@@ -1,0 +1,13 @@
+// GatherColumns: the columns of a matrix in another order. Splits over rows.
+#pragma once
+
+#include "ops/op_context.h"
+
+namespace allspark {
+
+// y[r, j] = x[r, order[j]]. x, y: [rows, cols] of one dtype, float32, bfloat16 or int8, which do
+// not overlap. order: [cols], a permutation. A row of int8 keeps its scale.
+void GatherColumns(const OpContext& context, const ConstMatrix& x, const int32_t* order,
+                   const Matrix& y);
+
+}  // namespace allspark
