@@ -57,7 +57,7 @@ class PromptTemplate(allspark.prompt_utils.PromptTemplate):
 
 
 def to_fields(config: Any) -> Any:
-    """Turns a builder or dict into a new dict of allspark's fields and `vocab`; others unchanged."""
+    """Turns a builder or dict into a dict of allspark's fields and `vocab`; others unchanged."""
     if isinstance(config, allspark.generation_config.ASGenerationConfigBuilder):
         config = config.build()
     if not isinstance(config, Mapping):
