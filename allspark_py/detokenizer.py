@@ -17,7 +17,7 @@ class Detokenizer:
     Args:
         tokenizer: anything with `decode(ids, skip_special_tokens=...) -> str`, e.g. a loader's
             `get_tokenizer()`.
-            skip_special_tokens: leave special tokens such as end-of-sequence out of the text.
+        skip_special_tokens: leave special tokens such as end-of-sequence out of the text.
 
     The pieces that `put` and `flush` return, joined, equal the decoding of all ids at once. A
     character whose bytes are spread over several tokens appears when its last byte arrives.

@@ -136,10 +136,10 @@ class Engine(RequestCalls, LoraCalls):
         """How likely the model finds each input of up to engine_max_length tokens; waits for all.
 
         Args:
-                inputs: a text, or ids in a form that start_request_ids takes, or a sequence of
-                    these. Texts need the loader as `model`.
-                top_logprobs: also return this many of the likeliest tokens at each position, at
-                    most 20.
+            inputs: a text, or ids in a form that start_request_ids takes, or a sequence of these.
+                Texts need the loader as `model`.
+            top_logprobs: also return this many of the likeliest tokens at each position, at most
+                20.
 
         Raises:
             ValueError: an input is refused. AllSparkError: it was stopped, or a step failed.

@@ -61,11 +61,11 @@ class ASGenerationConfigBuilder:
     """Fluent builder; every method returns the builder, `build()` a dict for start_request_*.
 
     Args:
-            hf_gen_config: a Hugging Face GenerationConfig (object or dict) to start from. Its
-                `early_stopping` is about beam search and becomes beam_early_stopping. As in
-                transformers, sampling is off unless it says otherwise. Without a config the
-                engine's defaults hold (sampling on).
-            seed: 64-bit seed; None draws one for each request.
+        hf_gen_config: a Hugging Face GenerationConfig (object or dict) to start from. Its
+            `early_stopping` is about beam search and becomes beam_early_stopping. As in
+            transformers, sampling is off unless it says otherwise. Without a config the engine's
+            defaults hold (sampling on).
+        seed: 64-bit seed; None draws one for each request.
         eos_token_id: overrides that of `hf_gen_config`.
     """
 

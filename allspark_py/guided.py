@@ -147,8 +147,8 @@ class Compiler:
         """A new matcher at the beginning of the output; None for plain text.
 
         Raises:
-                ValueError: a form, a grammar or a keyword of a schema that cannot be served.
-                TypeError: a value of the wrong type.
+            ValueError: a form, a grammar or a keyword of a schema that cannot be served.
+            TypeError: a value of the wrong type.
         """
         check_depth(response_format, "response_format")
         try:
@@ -209,7 +209,7 @@ class _Guide:
     def __init__(self, compiler: Compiler, matcher: llguidance.LLMatcher, can_end: bool):
         self.compiler = compiler
         self.matcher = matcher
-        self.can_end = can_end  # with an end token of the grammar
+        self.can_end = can_end  # its config has end tokens
 
 
 # A mask to compute: its queue, the position of its request, and the token chosen last (-1: none).

@@ -86,8 +86,7 @@ def prepare(schema: Mapping[str, Any], one_of_is_any_of: bool = False) -> tuple[
 
     Args:
         schema: made of JSON values, at most MAX_DEPTH deep.
-            one_of_is_any_of: turn each `oneOf` into an `anyOf`, whether its branches overlap or
-                not.
+        one_of_is_any_of: turn each `oneOf` into an `anyOf`, whether its branches overlap or not.
     """
     writer = _Writer(schema, one_of_is_any_of)
     return writer.written(schema, None), writer.undecided

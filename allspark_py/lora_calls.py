@@ -35,9 +35,9 @@ class LoraCalls(EngineCalls):
         """Loads an adapter into an installed model; requests choose it by `lora_name`.
 
         Args:
-                lora: a file `.aslora`; a directory in PEFT's layout; a `model_loader.LoraAdapter`;
-                    or an image of one. None: the adapter that was serialised with the model, in
-                    memory or as <lora_name>.aslora beside its .asparam.
+            lora: a file `.aslora`; a directory in PEFT's layout; a `model_loader.LoraAdapter`; or
+                an image of one. None: the adapter that was serialised with the model, in memory or
+                as <lora_name>.aslora beside its .asparam.
         """
         try:
             source = self._lora_source(model_name, lora_name, lora)

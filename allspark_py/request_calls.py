@@ -58,16 +58,16 @@ class RequestCalls(EngineCalls):
 
         Args:
             model_name: an installed, running model.
-                model: the loader. Its tokenizer is needed for a `response_format` and for fields
-                    about text; otherwise it may be None.
+            model: the loader. Its tokenizer is needed for a `response_format` and for fields about
+                text; otherwise it may be None.
             input_ids: list, NumPy array or torch tensor of any integer type, shape [n] or [1, n].
             generate_config_builder: a builder, its dict, or None for the defaults.
 
         Returns:
-                (status, handle, queue); handle and queue are None unless the status is
-                ALLSPARK_SUCCESS. With stop_words or another field about text the queue is a
-                TextQueue. With n or num_return_sequences above 1 there are lists of that many
-                handles and queues, empty on failure.
+            (status, handle, queue); handle and queue are None unless the status is
+            ALLSPARK_SUCCESS. With stop_words or another field about text the queue is a TextQueue.
+            With n or num_return_sequences above 1 there are lists of that many handles and queues,
+            empty on failure.
         """
         ids = to_id_array(input_ids)
         try:

@@ -65,8 +65,7 @@ def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> Grammar |
     """The grammar of a response format; None for plain text.
 
     Raises:
-            ValueError: an unknown type or key, or a bad value. TypeError: a value of the wrong
-                type.
+        ValueError: an unknown type or key, or a bad value. TypeError: a value of the wrong type.
     """
     if response_format is None:
         return None

@@ -10,7 +10,7 @@ from ..rope import DEFAULT_THETA
 from .family import Family, biased
 from .source import Source
 
-# Names with norms after attention and MLP, too.
+# Norms after attention and MLP.
 _POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",

@@ -55,7 +55,7 @@ class Family:
 
 
 def biased(source: Source, module: str) -> bool:
-    """Whether this matrix has a bias, in layer 0 as in all layers."""
+    """Whether this matrix of the layers has a bias; layer 0 is checked for all."""
     return source.tensor(f"blk.0.{module}.bias") is not None
 
 

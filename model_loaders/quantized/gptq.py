@@ -113,8 +113,8 @@ def checked_group_size(config: ModelConfig) -> int:
 def group_order(
     entry: TensorEntry, cols: int, groups: int, size: int, unset: int | None = None
 ) -> NDArray[np.intp] | None:
-    """The group of each input feature; None if consecutive groups of ``size`` are meant, or if all
-    are ``unset``.
+    """The group of each input feature; None if each group is ``size`` consecutive features, or if
+    all are ``unset``.
     """
     check(entry, ("int32", "int64"), (cols,))
     with entry.open() as array:
