@@ -24,7 +24,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CMAKE_MINIMUM = (3, 25)
-# Import name -> folder; each folder's subpackages follow under the same names.
+# Import name -> folder; subfolders become subpackages of the same names.
 PACKAGE_ROOTS = {"allspark": "allspark_py", "allspark.model_loader": "model_loaders"}
 
 
@@ -39,7 +39,7 @@ def find_packages() -> dict[str, str]:
 
 
 def cmake_version() -> tuple[int, ...] | None:
-    """The version of the cmake on the path; None where there is none."""
+    """The version of the cmake on the path; None if there is none."""
     if shutil.which("cmake") is None:
         return None
     text = subprocess.run(["cmake", "--version"], capture_output=True, text=True).stdout
@@ -48,7 +48,7 @@ def cmake_version() -> tuple[int, ...] | None:
 
 
 def build_tools() -> list[str]:
-    """What pip must bring because the system lacks it."""
+    """The build tools that pip must install because the system lacks them."""
     version = cmake_version()
     tools = [] if version is not None and version >= CMAKE_MINIMUM else ["cmake>=3.25"]
     if shutil.which("ninja") is None:
@@ -68,7 +68,7 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={self._pybind11_dir()}",
         ]
         if not (build_dir / "CMakeCache.txt").exists():
-            # A warning of a compiler that we do not know must not stop an installation.
+            # A warning of an unknown compiler must not stop an installation.
             configure += ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DALLSPARK_WERROR=OFF"]
         if "ALLSPARK_BUILD_DIR" not in os.environ:
             configure.append("-DALLSPARK_TESTS=OFF")
@@ -82,7 +82,7 @@ class CMakeBuild(build_ext):
 
     @staticmethod
     def _pybind11_dir() -> str:
-        import pybind11  # A build requirement: there only when something is built.
+        import pybind11  # A build requirement: installed only for builds.
 
         return pybind11.get_cmake_dir()
 
@@ -98,7 +98,8 @@ class CMakeBuild(build_ext):
 
 
 class CleanBuild(build):
-    """Starts from an empty build_lib: a module deleted since the last build must not be packed."""
+    """Starts from an empty build_lib, so that modules deleted since the last build are not
+    packed."""
 
     def run(self) -> None:
         shutil.rmtree(self.build_lib, ignore_errors=True)

@@ -356,5 +356,5 @@ class NativeEngine:
 
 def required_tensors(spec: bytes) -> list[tuple[str, str, str, tuple[int, ...]]]: ...
 
-testing: Any  # doors for tests; not a public interface
+testing: Any  # test hooks; not a public interface
 __version__: str

@@ -26,8 +26,9 @@ class _Dispatcher:
     async def changed(self, queue: NativeResultQueue) -> None:
         """Returns after the next change of `queue`.
 
-        The caller looks into the queue, and calls this with no await in between: a change after
-        the look is drained on this loop, hence after the waiter below is in its place.
+        The caller checks the queue and then calls this, with no await in between. Completions are
+        drained on this event loop, so a change after that check is seen only once the waiter below
+        is registered.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(queue.request_id, []).append(waiter)

@@ -1,4 +1,4 @@
-"""bad_words: strings that an output must not hold, as token sequences for bad_words_ids."""
+"""bad_words: strings that must not appear in an output, as token sequences for bad_words_ids."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def take_bad_words(fields: dict[str, Any]) -> tuple[str, ...]:
 
 
 def to_token_sequences(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """What the tokenizer makes of each word at the beginning of a text and after a space.
+    """The token ids of each word, as it is tokenised at the start of a text and after a space.
 
-    The same letters in other tokens are not found: a model that may not say a word in its usual
+    The same letters split into other tokens are not found: a model that may not use a word's usual
     tokens can still spell it.
     """
     sequences: list[list[int]] = []

@@ -1,13 +1,13 @@
-"""Turns token ids into text as they stream, holding back what may still change."""
+"""Turns token ids into text as they arrive, and holds back text that may still change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-# What a decoder puts in place of bytes that are no complete character yet.
+# What a decoder writes for bytes that do not make a complete character yet.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Tokens in a row without text that are looked at again; longer rows are special tokens alone.
+# How many tokens in a row without text are decoded again; longer runs are only special tokens.
 _MAX_SILENT = 32
 
 
@@ -17,7 +17,7 @@ class Detokenizer:
     Args:
         tokenizer: anything with `decode(ids, skip_special_tokens=...) -> str`, e.g. a loader's
             `get_tokenizer()`.
-        skip_special_tokens: leave markers such as the end-of-sequence token out of the text.
+        skip_special_tokens: leave special tokens such as end-of-sequence out of the text.
 
     The pieces that `put` and `flush` return, joined, equal the decoding of all ids at once. A
     character whose bytes are spread over several tokens appears when its last byte arrives.
@@ -47,7 +47,7 @@ class Detokenizer:
     def _emit(self, text: str) -> str:
         known = self._decode(self._prefix_begin, self._prefix_end)
         if text == known:
-            # Context is tokens that have text: behind special tokens alone a space would be lost.
+            # Context needs tokens that have text: after only special tokens a space would be lost.
             if len(self._ids) - self._prefix_end >= _MAX_SILENT:
                 del self._ids[self._prefix_end :]
             return ""

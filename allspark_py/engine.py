@@ -1,5 +1,5 @@
-"""Engine: installs, runs and asks models; with its bases RequestCalls and LoraCalls the Python face
-of engine.h.
+"""Engine: installs, runs and queries models. With its bases RequestCalls and LoraCalls it is the
+Python side of engine.h.
 
 Calls that the DashInfer interface documents as returning AsStatus return it and never raise for
 the same failure; `Engine.last_error()` has the message. Arguments of a wrong Python type raise
@@ -65,7 +65,7 @@ class Engine(RequestCalls, LoraCalls):
     # -- models ----------------------------------------------------------------------------
 
     def register_image(self, model_name: str, image: ModelImage) -> AsStatus:
-        """Makes a model serialised in memory known under `model_name`; loaders call this."""
+        """Makes a model that was serialised to memory known as `model_name`; loaders call this."""
         return self._result(self._native.register_image(model_name, image))
 
     def install_model(self, as_model_config_struct: AsModelConfig) -> AsStatus:
@@ -109,15 +109,15 @@ class Engine(RequestCalls, LoraCalls):
         return status
 
     def unload_device_mem(self, model_name: str) -> AsStatus:
-        """A running model gives its KV pool, scratch and mapped weights back, after its step.
+        """Frees the KV pool, scratch memory and mapped weights of a running model, after its step.
 
-        Requests that run or come wait for `load_device_mem` and go on as if nothing had been. The
-        prefix cache is lost; weights in a memory image and LoRA adapters stay.
+        Requests that run or arrive wait for `load_device_mem` and then go on unchanged. The prefix
+        cache is lost; weights in a memory image and LoRA adapters stay.
         """
         return self._result(self._native.unload_device_mem(model_name))
 
     def load_device_mem(self, model_name: str) -> AsStatus:
-        """Takes the memory again, and warms up; the model stays unloaded where there is none."""
+        """Allocates the memory again and warms up; where that fails, the model stays unloaded."""
         return self._result(self._native.load_device_mem(model_name))
 
     def get_model_state(self, model_name: str) -> ModelState:
@@ -133,12 +133,13 @@ class Engine(RequestCalls, LoraCalls):
     def score(
         self, model_name: str, model: LLM | None, inputs: Any, top_logprobs: int = 0
     ) -> list[PromptScore]:
-        """How likely the model finds each input, of up to engine_max_length tokens; waits for all.
+        """How likely the model finds each input of up to engine_max_length tokens; waits for all.
 
         Args:
-            inputs: a text or ids in a form that start_request_ids takes, or a sequence of them.
+            inputs: a text, or ids in a form that start_request_ids takes, or a sequence of these.
                 Texts need the loader as `model`.
-            top_logprobs: so many likeliest tokens beside each, at most 20.
+            top_logprobs: also return this many of the likeliest tokens at each position, at most
+                20.
 
         Raises:
             ValueError: an input is refused. AllSparkError: it was stopped, or a step failed.
@@ -148,8 +149,8 @@ class Engine(RequestCalls, LoraCalls):
         return score(self, model_name, model, inputs, top_logprobs)
 
     def get_ppl(self, model_name: str, model: LLM | None, inputs: Any) -> list[float]:
-        """The mean cross entropy of each input, as LMDeploy's call of this name gives it: its exp
-        is the perplexity. Inputs and exceptions as in score; they may differ in length."""
+        """The mean cross entropy of each input, as LMDeploy's get_ppl returns it; its exp is the
+        perplexity. Inputs may differ in length. Inputs and exceptions are those of score."""
         return [score.cross_entropy for score in self.score(model_name, model, inputs)]
 
     def embed(
@@ -161,8 +162,8 @@ class Engine(RequestCalls, LoraCalls):
         normalize: bool = True,
     ) -> np.ndarray:
         """Embeddings [number of inputs, hidden_size], float32: the "mean" of each input's last
-        hidden states or the "last" of them, of length 1 unless `normalize` is False. Inputs and
-        exceptions as in score."""
+        hidden states or the "last" of them, scaled to length 1 unless `normalize` is False. Inputs
+        and exceptions are those of score."""
         from allspark.prompts import embed
 
         return embed(self, model_name, model, inputs, pooling, normalize)
@@ -179,31 +180,31 @@ class Engine(RequestCalls, LoraCalls):
         return self._native.find_prefix(model_name, to_id_array(input_ids), lora_name)
 
     def pin_prefix(self, model_name: str, input_ids: Any, lora_name: str = "") -> int:
-        """Keeps what the cache holds of `input_ids`, from the beginning, whatever else comes.
+        """Keeps the blocks that the cache holds of `input_ids`, from the first token on.
 
-        It is kept until `unpin_prefix`, as often as it was pinned. Nothing is computed: run a
-        request with these ids first.
+        They are kept until `unpin_prefix` was called as often as `pin_prefix`. Nothing is computed:
+        run a request with these ids first.
 
         Returns:
-            How many tokens are pinned: whole KV blocks, 0 where the cache holds none.
+            How many tokens are pinned: whole KV blocks, 0 if the cache holds none.
 
         Raises:
-            OutOfMemoryError: no room would be left for a request of engine_max_length.
+            OutOfMemoryError: there would be no room for a request of engine_max_length.
         """
         return self._native.pin_prefix(model_name, to_id_array(input_ids), lora_name)
 
     def unpin_prefix(self, model_name: str, input_ids: Any, lora_name: str = "") -> int:
-        """Undoes one `pin_prefix`; returns how many tokens it had pinned, 0: none."""
+        """Undoes one `pin_prefix`; returns how many tokens it had pinned, or 0."""
         return self._native.unpin_prefix(model_name, to_id_array(input_ids), lora_name)
 
     def clear_prefix_cache(self, model_name: str) -> int:
-        """Forgets all that no running request uses, pinned or not; returns how many tokens."""
+        """Drops all blocks that no running request uses, pinned or not; returns how many tokens."""
         return self._native.clear_prefix_cache(model_name)
 
     # -- completion signal -------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """A descriptor that is readable while changed queues wait to be drained; poll it with
+        """A descriptor that is readable while changed queues wait to be drained; use it with
         select, epoll or an event loop's add_reader."""
         return self._native.completions.fileno()
 
@@ -214,12 +215,12 @@ class Engine(RequestCalls, LoraCalls):
     # -- information -------------------------------------------------------------------------
 
     def get_as_model_info(self, model_name: str) -> AsModelInfo:
-        """What an installed model is and takes: before start_model too. Raises KeyError for an
+        """Sizes and memory of an installed model, also before start_model. Raises KeyError for an
         unknown name."""
         return self._native.model_info(model_name)
 
     def get_model_info(self, model_name: str) -> str:
-        """The same as text, "name=value, name=value"."""
+        """get_as_model_info as text, "name=value, name=value"."""
         return str(self.get_as_model_info(model_name))
 
     def get_as_engine_stat(self, model_name: str) -> AsEngineStat:
@@ -227,24 +228,24 @@ class Engine(RequestCalls, LoraCalls):
         return self._native.engine_stat(model_name)
 
     def write_trace(self, model_name: str, path: str) -> AsStatus:
-        """Writes what the model's trace has by now to a file that Perfetto opens.
+        """Writes what the model's trace holds so far to a file that Perfetto opens.
 
-        `stop_model` writes it to the runtime config's trace_path, without which none is kept.
+        `stop_model` writes it to the runtime config's trace_path; without that no trace is kept.
         """
         return self._result(self._native.write_trace(model_name, os.fspath(path)))
 
     def get_op_profiling_info(self, model_name: str) -> str:
-        """Where the time of the model's steps went since it was installed: a table with a line for
-        each operation, the longest first, its calls, milliseconds and share, GB/s of weights and KV
-        cache that it read, and 10^9 multiplications and additions a second.
+        """Where the time of the model's steps went since it was installed. The table has a line for
+        each operation, the longest first: calls, milliseconds and share, GB/s of weights and KV
+        cache read, and 10^9 multiplications and additions a second.
 
-        Needs `op_profiling` in the runtime config, without which it raises AllSparkError. Raises
-        KeyError for an unknown name.
+        Needs `op_profiling` in the runtime config; raises AllSparkError without it. Raises KeyError
+        for an unknown name.
         """
         return self._native.op_profiling_info(model_name)
 
     def metrics_text(self) -> str:
-        """The metrics of all models in Prometheus' text format, for a /metrics page: its type is
+        """The metrics of all models in Prometheus' text format, for a /metrics page of type
         "text/plain; version=0.0.4". `allspark.metrics` has a collector for prometheus_client."""
         return self._native.metrics_text()
 

@@ -1,4 +1,4 @@
-"""What every call of the Engine is made of: the native engine, and statuses with their messages."""
+"""The base of all calls of the Engine: the native engine, and statuses with their messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EngineCalls:
 
     def __init__(self) -> None:
         self._native = NativeEngine()
-        # `message` of the last failure; `gives_up`: asked while a start waits for room
+        # `message`: of the last failure. `gives_up`: called while a start waits for room.
         self._thread = threading.local()
 
     def last_error(self) -> str:

@@ -1,11 +1,11 @@
 """Exceptions of the package. Calls that the DashInfer interface documents as returning AsStatus do
-not raise these; they keep the message for `Engine.last_error()`."""
+not raise them; they keep the message for `Engine.last_error()`."""
 
 from __future__ import annotations
 
 
 class AllSparkError(RuntimeError):
-    """A failure that no more specific built-in exception stands for."""
+    """A failure that has no more specific built-in exception."""
 
 
 class OutOfMemoryError(AllSparkError, MemoryError):

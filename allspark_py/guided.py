@@ -1,8 +1,8 @@
 """Guided decoding: masks that keep the output of a request in its `response_format`.
 
-Grammars are compiled while a request starts, so that a bad one is refused there, and advance on one
-thread per engine, while the forward pass runs. The engine's threads see a queue and
-bits (allspark/token_mask.h), never Python.
+Grammars are compiled while a request starts, so that a bad one is refused there. They advance on
+one thread per engine, while the forward pass runs. The engine's threads see a queue and bits
+(allspark/token_mask.h), never Python.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from allspark.response_format import to_grammar
 
 _T = TypeVar("_T")
 
-# A compiled grammar takes some hundred KB; a server asks for few different ones again and again.
+# A compiled grammar takes some hundred KB; a server uses a few grammars again and again.
 _MAX_COMPILED = 128
-# The grammar compiler goes down chains of rules and of $refs by recursion, and a stack that ends
-# ends the process. The longest chain that so many characters hold (rules of one name each, as short
-# as they can be) takes less than half of such a stack. Pages that are not touched cost no memory.
+# The grammar compiler follows chains of rules and of $refs by recursion, and a stack overflow
+# would end the process. The longest chain that fits in this many characters (rules with one name
+# each, as short as possible) takes less than half of this stack. Untouched pages cost no memory.
 _MAX_GRAMMAR_CHARS = 1_000_000
 _STACK_BYTES = 512 << 20
 _stack_size_lock = threading.Lock()
-# What most vocabularies can spell; of others, what they can.
+# Text that most vocabularies can spell; with the others, the part that they can spell is used.
 _PROBE = 'a {"b": "é ☃"}\n 1 + 2,345,678,90 - Zebra\t<x>'
 
 
@@ -47,8 +47,8 @@ def _tokenizer_json(tokenizer: Any) -> str:
     text = backend.to_str()
     if '"Metaspace"' not in text:
         return text
-    # llguidance knows SentencePiece's space as a replacement alone, beside tokens for bytes, which
-    # a vocabulary may lack.
+    # llguidance accepts SentencePiece's space only as a replacement together with byte tokens; a
+    # vocabulary may have none.
     fields = json.loads(text)
     decoder = fields["decoder"] or {"type": "Sequence", "decoders": []}
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -61,10 +61,11 @@ def _tokenizer_json(tokenizer: Any) -> str:
 
 
 def _check_reading(tokenizer: Any, vocabulary: llguidance.LLTokenizer) -> None:
-    """Raises ValueError unless both make the same text of the same tokens."""
+    """Raises ValueError unless both decode the same tokens to the same text."""
     name = type(tokenizer).__name__
     ids = tokenizer.encode(_PROBE, add_special_tokens=False)
-    # Characters that are not in the vocabulary may have become a token that stands for none.
+    # A character that is not in the vocabulary may have become the unknown token, which has no
+    # text.
     unknown = getattr(tokenizer, "unk_token_id", None)
     ids = [token for token in ids if token != unknown and not vocabulary.is_special_token(token)]
     if not ids:
@@ -80,7 +81,7 @@ def _check_reading(tokenizer: Any, vocabulary: llguidance.LLTokenizer) -> None:
 
 
 def _on_large_stack(function: Callable[[], _T]) -> _T:
-    """The function's result, or its exception, from a thread with a stack of _STACK_BYTES."""
+    """Calls the function on a thread with a stack of _STACK_BYTES; returns or raises as it does."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -90,7 +91,7 @@ def _on_large_stack(function: Callable[[], _T]) -> _T:
             future.set_exception(error)
 
     thread = threading.Thread(target=run, name="allspark-compile", daemon=True)
-    with _stack_size_lock:  # the size is a setting of the process
+    with _stack_size_lock:  # the stack size is a setting of the process
         before = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
@@ -105,9 +106,9 @@ def _on_large_stack(function: Callable[[], _T]) -> _T:
 
 
 class Compiler:
-    """Compiles response formats for one tokenizer, and keeps the last ones."""
+    """Compiles response formats for one tokenizer, and caches the last ones."""
 
-    # Reading a large vocabulary takes a second, so it is done once for each tokenizer.
+    # Reading a large vocabulary takes a second, so it is done once per tokenizer.
     _of_tokenizer: weakref.WeakKeyDictionary[Any, Compiler] = weakref.WeakKeyDictionary()
     _of_tokenizer_lock = threading.Lock()
 
@@ -147,7 +148,7 @@ class Compiler:
 
         Raises:
             ValueError: a form, a grammar or a keyword of a schema that cannot be served.
-            TypeError: a value of a wrong type.
+            TypeError: a value of the wrong type.
         """
         check_depth(response_format, "response_format")
         try:
@@ -191,7 +192,7 @@ class Compiler:
         return matcher
 
     def end_tokens(self, config: GenerateConfig) -> list[int]:
-        """Tokens that end the request and stand for no text: its EOS, and special stop tokens."""
+        """Tokens that end the request and have no text: its EOS, and special stop tokens."""
         stops = [*config.stop_token_ids, *(w[0] for w in config.stop_words_ids if len(w) == 1)]
         ends = {token for token in stops if self._is_special(token)}
         if config.early_stopping and not config.ignore_eos and config.eos_token_id >= 0:
@@ -203,15 +204,15 @@ class Compiler:
 
 
 class _Guide:
-    """Where one request is in its grammar."""
+    """The position of one request in its grammar."""
 
     def __init__(self, compiler: Compiler, matcher: llguidance.LLMatcher, can_end: bool):
         self.compiler = compiler
         self.matcher = matcher
-        self.can_end = can_end  # by a token of its own
+        self.can_end = can_end  # its config has end tokens
 
 
-# A mask that is wanted, where its request is, and the token chosen last, -1 at the beginning.
+# A mask to compute: its queue, the position of its request, and the token chosen last (-1: none).
 _Asked: TypeAlias = tuple[QueuedMask, _Guide, int]
 
 
@@ -233,9 +234,9 @@ class GuidedDecoding:
         config: GenerateConfig,
         generated: Sequence[int] = (),
     ) -> QueuedMask | None:
-        """The mask of a new request, whose output begins with `generated`; None for plain text.
-        Give it back with `forget` where the engine refuses the request. Raises as Compiler.matcher
-        does."""
+        """The mask of a new request whose output begins with `generated`; None for plain text.
+        Where the engine refuses the request, return the mask with `forget`. Raises as
+        Compiler.matcher does."""
         compiler = Compiler.of(tokenizer)
         matcher = compiler.matcher(response_format)
         if matcher is None:
@@ -255,14 +256,14 @@ class GuidedDecoding:
         self._guides.pop(mask, None)
 
     def close(self) -> None:
-        """Ends the thread; masks that are asked for afterwards fail."""
+        """Ends the thread; masks requested afterwards fail."""
         self._queue.close()
         if threading.current_thread() is not self._thread:  # the garbage collector may call
-            self._thread.join(timeout=5)  # a grammar that hangs must not hang the interpreter's end
+            self._thread.join(timeout=5)  # a hanging grammar must not block exit
 
 
 def _serve(queue: MaskQueue, guides: dict[QueuedMask, _Guide]) -> None:
-    # The forward pass wants the cores; half of them bring masks early enough.
+    # The forward pass needs the cores; half of them compute masks early enough.
     executor = llguidance.LLExecutor(max(1, len(os.sched_getaffinity(0)) // 2))
     try:
         while work := queue.take():
@@ -276,7 +277,7 @@ def _serve(queue: MaskQueue, guides: dict[QueuedMask, _Guide]) -> None:
             for compiler, asked in by_compiler.items():
                 try:
                     _answer(executor, compiler, asked)
-                except Exception as error:  # whatever it is, it ends these requests alone
+                except Exception as error:  # whatever it is, it ends only these requests
                     for mask, _, _ in asked:
                         mask.fail(f"{type(error).__name__}: {error}")
     finally:
@@ -287,7 +288,7 @@ def _serve(queue: MaskQueue, guides: dict[QueuedMask, _Guide]) -> None:
 
 def _answer(executor: llguidance.LLExecutor, compiler: Compiler, asked: list[_Asked]) -> None:
     """Advances the grammars by the tokens that were chosen and fills the masks."""
-    # One call for all rows: each call gives up the GIL and has to get it back.
+    # One call for all rows: each call releases the GIL and has to get it back.
     chosen = [(guide.matcher, token) for _, guide, token in asked if token >= 0]
     if chosen:
         executor.consume_token_par(chosen)
@@ -298,7 +299,7 @@ def _answer(executor: llguidance.LLExecutor, compiler: Compiler, asked: list[_As
         rows.strides[0],
         len(asked),
     )
-    # The grammar's own EOS; a request ends by its own ones, which follow is_accepting().
+    # The grammar's own EOS is masked. A request ends by its own EOS tokens, after is_accepting().
     rows[:, compiler.eos_token // 32] &= np.uint32(~(1 << compiler.eos_token % 32) & 0xFFFFFFFF)
     for row, (mask, guide, _) in zip(rows, asked, strict=True):
         matcher = guide.matcher

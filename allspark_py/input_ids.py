@@ -1,4 +1,4 @@
-"""Token ids in whatever form a caller has them."""
+"""Converts token ids from any form that a caller has them in."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ BYTES = (bytes, bytearray, memoryview)
 
 
 def wrong_type(name: str, value: Any, expected: str) -> TypeError:
-    """The exception that names an argument, what it is and what it must be."""
+    """An exception that names an argument, its type and the expected type."""
     what = "None" if value is None else f"a {type(value).__name__}"
     return TypeError(f"{name} is {what}; it must be {expected}")
 
 
 def to_id_array(input_ids: Any) -> np.ndarray:
     """A list, NumPy array or torch tensor of integers, 1-D or [1, n], as contiguous int64 [n]."""
-    if hasattr(input_ids, "detach"):  # a torch tensor, wherever it lives
+    if hasattr(input_ids, "detach"):  # a torch tensor, on any device
         input_ids = input_ids.detach().cpu().numpy()
     try:
         array = np.asarray(input_ids)
-    except ValueError:  # a list of lists that is no matrix
+    except ValueError:  # a list of lists of different lengths
         raise TypeError("input_ids has rows of several lengths; it must be [n] or [1, n]") from None
-    # NumPy makes numbers of bytes, and one object of whatever it does not know.
+    # NumPy makes numbers of bytes, and a single object of types that it does not know.
     if isinstance(input_ids, BYTES) or (array.ndim == 0 and array is not input_ids):
         raise wrong_type("input_ids", input_ids, "a list, NumPy array or torch tensor of integers")
     if array.size == 0:
-        array = array.reshape(-1).astype(np.int64)  # an empty list has no integer type of its own
+        array = array.reshape(-1).astype(np.int64)  # an empty list has no integer type
     if array.dtype.kind not in "iu":
         raise TypeError(f"input_ids has elements of type {array.dtype}; they must be integers")
     if array.ndim == 2 and array.shape[0] == 1:
@@ -40,7 +40,7 @@ def to_id_array(input_ids: Any) -> np.ndarray:
 
 
 class DLPackCapsule:
-    """Gives a bare DLPack capsule the protocol that NumPy asks for."""
+    """Adds the protocol that NumPy needs to a bare DLPack capsule."""
 
     def __init__(self, capsule: Any):
         self._capsule = capsule

@@ -1,9 +1,9 @@
-"""Makes a JSON Schema ready for the grammar compiler, without a change of what it means.
+"""Prepares a JSON Schema for the grammar compiler without changing its meaning.
 
-The compiler refuses what it does not know. So what says nothing is left out here, formats are held
-to their RFCs (json_formats.py), and a `oneOf` becomes an `anyOf` where both mean the same
-(one_of.py). Nothing is compiled here. Work is linear in the schema; so is recursion in its depth,
-which is bounded.
+The compiler refuses keywords that it does not know. So keywords without effect are dropped here,
+formats are enforced as their RFCs say (json_formats.py), and a `oneOf` becomes an `anyOf` where
+both mean the same (one_of.py). Nothing is compiled here. The work is linear in the size of the
+schema; the recursion depth is that of the schema, which is bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from allspark.json_formats import ENFORCED
 from allspark.one_of import Prover
 
-# Lists and objects in one another. The compiler's own reader ends at 128, and wraps the schema.
+# Nesting of lists and objects. The compiler's own reader stops at 128, and wraps the schema.
 MAX_DEPTH = 100
 
 # Keywords that hold values, not schemas.
@@ -34,7 +34,7 @@ def _allows_all(value: Any) -> bool:
     return value is True or _is_empty(value)
 
 
-# Keywords that the compiler refuses, and the values with which they say nothing.
+# Keywords that the compiler refuses, and the values with which they have no effect.
 _SAY_NOTHING: Mapping[str, Callable[[Any], bool]] = {
     "uniqueItems": lambda value: value is False,
     "unevaluatedItems": _allows_all,
@@ -47,7 +47,7 @@ _SAY_NOTHING: Mapping[str, Callable[[Any], bool]] = {
 
 
 def read(text: str, name: str) -> Any:
-    """The value of a JSON text. Raises ValueError, which begins with `name`, where it is none."""
+    """Parses JSON. Raises a ValueError that begins with `name` where the text is not JSON."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -57,10 +57,10 @@ def read(text: str, name: str) -> Any:
 
 
 def check_depth(value: Any, name: str) -> None:
-    """Raises ValueError, which begins with `name`, where the value is deeper than MAX_DEPTH."""
+    """Raises a ValueError that begins with `name` where the value is deeper than MAX_DEPTH."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        # By identity: a value that holds one object many times is looked at once.
+        # By identity: an object that the value holds many times is visited once.
         children = {id(child): child for node in level for child in _children(node)}
         level = [child for child in children.values() if isinstance(child, (Mapping, list, tuple))]
         if not level:
@@ -82,17 +82,17 @@ def _too_deep(name: str) -> ValueError:
 
 
 def prepare(schema: Mapping[str, Any], one_of_is_any_of: bool = False) -> tuple[Any, list[str]]:
-    """A schema for the compiler, and where it still has a `oneOf`: the first places, as pointers.
+    """A schema for the compiler, and the first places that still have a `oneOf`, as JSON pointers.
 
     Args:
         schema: made of JSON values, at most MAX_DEPTH deep.
-        one_of_is_any_of: each `oneOf` becomes an `anyOf`, whether its branches overlap or not.
+        one_of_is_any_of: turn each `oneOf` into an `anyOf`, whether its branches overlap or not.
     """
     writer = _Writer(schema, one_of_is_any_of)
     return writer.written(schema, None), writer.undecided
 
 
-# Where a part of the schema is: its parent's place and the key or index there. None: the schema.
+# A place in the schema: the parent's place, and the key or index in it. None: the root.
 _Place: TypeAlias = "tuple[_Place, str | int] | None"
 _MAX_NAMED = 3  # places in a message
 
@@ -100,7 +100,7 @@ _MAX_NAMED = 3  # places in a message
 class _Writer:
     def __init__(self, root: Mapping[str, Any], one_of_is_any_of: bool):
         self.undecided: list[str] = []
-        # A reference through a oneOf would no longer find its place.
+        # A reference through a renamed oneOf would no longer find its target.
         self._may_rename = not any("/oneOf/" in reference for reference in _references(root))
         self._one_of_is_any_of = one_of_is_any_of
         self._prover = Prover(root)
@@ -111,7 +111,7 @@ class _Writer:
         if not isinstance(node, Mapping):
             return node
         schema: dict[str, Any] = {}
-        parts: list[Mapping[str, Any]] = []  # must hold, too
+        parts: list[Mapping[str, Any]] = []  # schemas that must hold too
         for keyword, value in node.items():
             here = (place, keyword)
             if keyword in _SAY_NOTHING and _SAY_NOTHING[keyword](value):
@@ -147,7 +147,7 @@ def _with_parts(schema: dict[str, Any], parts: list[Mapping[str, Any]]) -> dict[
             schema.update(part)
         else:
             all_of = schema.get("allOf", [])
-            # What is no list is for the compiler to refuse.
+            # The compiler refuses an allOf that is not a list.
             schema["allOf"] = [*all_of, part] if isinstance(all_of, list) else all_of
     return schema
 

@@ -1,4 +1,4 @@
-"""Engine's calls about LoRA adapters: to load, unload and list them."""
+"""Engine's calls for LoRA adapters: load, unload and list them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LoraCalls(EngineCalls):
-    """The part of Engine that is about adapters."""
+    """The part of Engine that handles adapters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lora_folders: dict[str, Path] = {}  # by model: where its weights lie
+        self._lora_folders: dict[str, Path] = {}  # by model: the folder of its weights
         self._lora_images: dict[tuple[str, str], LoraImage] = {}  # by model and adapter
 
     def register_lora(self, model_name: str, lora_name: str, image: LoraImage) -> AsStatus:
@@ -46,7 +46,7 @@ class LoraCalls(EngineCalls):
             code = AsStatus.ALLSPARK_PARAM_ERROR
             if isinstance(error, OSError):
                 code = AsStatus.ALLSPARK_IO_ERROR
-            # A loader's exception says which status it stands for.
+            # An exception of a loader has the status that it stands for.
             return self._fail(AsStatus(getattr(error, "code", code)), str(message))
         return self._result(self._native.load_lora(model_name, lora_name, source))
 
@@ -59,7 +59,7 @@ class LoraCalls(EngineCalls):
         return self._native.list_loras(model_name)
 
     def _lora_source(self, model_name: str, lora_name: str, lora: Any) -> str | LoraImage:
-        """What the native call takes: the path of a file or an image."""
+        """The file path or the image that the native call takes."""
         if lora is None:
             image = self._lora_images.get((model_name, lora_name))
             if image is not None:
@@ -76,7 +76,7 @@ class LoraCalls(EngineCalls):
         if isinstance(lora, (str, os.PathLike)):
             if not os.path.isdir(lora):
                 return os.fspath(lora)
-            from allspark import LoraAdapter  # the package's name, which loads a layer above
+            from allspark import LoraAdapter  # by the package's name: the loaders are a layer above
 
             lora = LoraAdapter(os.fspath(lora), self._native.model_spec(model_name))
         if not hasattr(lora, "serialize_to_memory"):
@@ -87,14 +87,15 @@ class LoraCalls(EngineCalls):
         return lora.serialize_to_memory()
 
     def _forget_loras(self, model_name: str) -> None:
-        """Lets go of what was serialised with a model that is released."""
+        """Drops the adapters that were serialised with a model, when it is released."""
         self._lora_folders.pop(model_name, None)
         for key in list(self._lora_images):
             if key[0] == model_name:
                 self._lora_images.pop(key, None)
 
     def _note_lora_folder(self, config: AsModelConfig) -> None:
-        """Remembers where the adapters of a model that was installed from files are looked for."""
+        """Remembers the folder in which the adapters of a model installed from files are
+        searched."""
         self._lora_folders.pop(config.model_name, None)
         if config.weights_path:
             self._lora_folders[config.model_name] = Path(config.weights_path).parent

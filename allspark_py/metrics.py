@@ -1,7 +1,7 @@
-"""What an operator watches: a collector for prometheus_client over an engine's metrics.
+"""A collector for prometheus_client over an engine's metrics.
 
 The names and their meaning are the engine's (docs/observability.md). prometheus_client is imported
-when the collector is asked; `Engine.metrics_text()` needs it not.
+when the collector is used; `Engine.metrics_text()` does not need it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def _prometheus_core() -> Any:
 
 
 class EngineCollector:
-    """Gives a registry of prometheus_client the metrics of all models of an engine.
+    """Gives the metrics of all models of an engine to a registry of prometheus_client.
 
-    It does not keep the engine alive; once that is gone it gives nothing.
+    It does not keep the engine alive; once the engine is gone there are no metrics.
     """
 
     def __init__(self, engine: Engine):
@@ -56,8 +56,8 @@ class EngineCollector:
 
 
 def register(engine: Engine, registry: Any = None) -> EngineCollector:
-    """Adds the engine to a registry, by default prometheus_client's own, and returns the collector,
-    which `registry.unregister` takes.
+    """Adds the engine to a registry, by default prometheus_client's own. Returns the collector,
+    which can be passed to `registry.unregister`.
 
     Raises:
         ImportError: prometheus_client is not installed.

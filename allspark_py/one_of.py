@@ -1,9 +1,10 @@
-"""Proves that no value is valid for two branches of a `oneOf`, which is an `anyOf` then.
+"""Proves that no value is valid for two branches of a `oneOf`, so that `anyOf` means the same.
 
-Branches exclude one another by their JSON types, by `const` and `enum`, or as objects by one
-property that they require: its values differ, or it is one that no other branch allows. References
-within the document are followed. What is not understood counts as "any value", so that a proof
-holds whatever else the schema says. Work per document is bounded; past the bound nothing is proved.
+Branches exclude one another by their JSON types, by `const` and `enum`, or, for objects, by a
+required property: either its values differ in all branches, or no other branch allows it.
+References within the document are followed. A keyword that is not understood counts as "any value",
+so a proof holds whatever else the schema says. The work per document is bounded; past the bound
+nothing is proved.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 Schema: TypeAlias = Mapping[str, Any] | bool
-# The values that a schema allows of one JSON type; None: any of them.
+# The values of one JSON type that a schema allows; None: all of them.
 _Values: TypeAlias = frozenset[Any] | None
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _TYPE_NAMES = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
 _NOT_TOLD_APART = ("array", "object")
-_MAX_WORK = 200_000  # keywords, names and values looked at
-_MAX_NESTED = 48  # schemas looked into at once, by reference or by combination
-_MAX_PROPERTIES = 4  # from a property into its properties
+_MAX_WORK = 200_000  # keywords, names and values examined
+_MAX_NESTED = 48  # schemas open at once, by reference or by combination
+_MAX_PROPERTIES = 4  # nesting of properties within properties
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Facts:
     values: Mapping[str, _Values] = field(default_factory=lambda: dict.fromkeys(_TYPES))
     required: frozenset[str] = frozenset()
     properties: Mapping[str, tuple[Schema, ...]] = field(default_factory=dict)
-    names: frozenset[str] | None = None  # that an object may have; None: any
+    names: frozenset[str] | None = None  # property names that an object may have; None: any
 
     def size(self) -> int:
         finite = sum(len(values) for values in self.values.values() if values is not None)
@@ -51,11 +52,11 @@ class _TooMuchWork(Exception):
 
 
 class Prover:
-    """Proofs about the schemas of one document, which must not change meanwhile."""
+    """Proofs about the schemas of one document, which must not change in the meantime."""
 
     def __init__(self, root: Schema):
         self._root = root
-        self._known: dict[int, _Facts] = {}  # by id of a schema of the document
+        self._known: dict[int, _Facts] = {}  # by id() of a schema of the document
         self._work_left = _MAX_WORK
         self._may_follow = not has_inner_ids(root)
 
@@ -77,17 +78,17 @@ class Prover:
             return _ANY
         known = self._known.get(id(schema))
         if known is None:
-            self._known[id(schema)] = _ANY  # to a reference that leads back here
+            self._known[id(schema)] = _ANY  # for a reference that leads back here
             known = self._known[id(schema)] = self._merge(self._parts(schema, nested + 1))
         return known
 
     def _parts(self, schema: Mapping[str, Any], nested: int) -> list[_Facts]:
-        """Facts that hold together."""
+        """Facts that all hold for a value that is valid for the schema."""
         self._spend(1 + len(schema))
         parts = []
         if "$ref" in schema:
             parts.append(self._facts(self._target(schema["$ref"]), nested))
-            if nested:  # before draft 2019-09 nothing beside it counts
+            if nested:  # before draft 2019-09, keywords beside $ref are ignored
                 return parts
         parts.append(_own_facts(schema))
         for part in _list_of(schema, "allOf"):
@@ -99,7 +100,7 @@ class Prover:
         return parts
 
     def _merge(self, parts: Iterable[_Facts]) -> _Facts:
-        """What holds where all of the parts hold."""
+        """The facts of values for which all of the parts hold."""
         merged = _ANY
         for part in parts:
             if part is _ANY:
@@ -124,7 +125,7 @@ class Prover:
         return merged
 
     def _union(self, branches: Sequence[_Facts]) -> _Facts:
-        """Types and values that one of the branches has."""
+        """The facts of values for which at least one of the branches holds."""
         union: dict[str, set[Any] | None] = {}
         for branch in branches:
             self._spend(branch.size())
@@ -137,7 +138,7 @@ class Prover:
         return _Facts({k: None if v is None else frozenset(v) for k, v in union.items()})
 
     def _target(self, reference: Any) -> Schema:
-        """The schema that a reference within the document means; True where that is not clear."""
+        """The schema that a reference within the document points to; True where that is unclear."""
         if not self._may_follow or not isinstance(reference, str):
             return True
         if not re.fullmatch("#(/.*)?", reference, re.DOTALL):
@@ -164,7 +165,7 @@ class Prover:
     # Proofs. Each compares all branches at once, never pair by pair.
 
     def _are_separate(self, branches: Sequence[_Facts], common: _Facts, nested: int) -> bool:
-        """Whether no value that has the common facts is valid for two of the branches."""
+        """Whether no value that fits the common facts is valid for two of the branches."""
         for kind in common.values:
             members = [branch for branch in branches if kind in branch.values]
             self._spend(len(branches) + sum(member.size() for member in members))
@@ -181,12 +182,13 @@ class Prover:
         return True
 
     def _have_tag(self, objects: Sequence[_Facts], required: frozenset[str], nested: int) -> bool:
-        """Whether a property has values of its own in each of the objects."""
+        """Whether there is a property whose values differ in all of the objects."""
         if nested == _MAX_PROPERTIES:
             return False
         num_required = Counter(name for member in objects for name in member.required)
         num_required.update(dict.fromkeys(required, len(objects)))
-        # Of two objects, one lacks the property or both have it: one that requires it suffices.
+        # Two objects are told apart by a property that one of them requires: the other one lacks
+        # it, or has it with another value. So all objects but one must require it.
         tags = [name for name, count in num_required.items() if count >= len(objects) - 1]
         return any(
             self._are_separate([self._property(m, tag) for m in objects], _ANY, nested + 1)
@@ -200,7 +202,7 @@ class Prover:
 
 
 def has_inner_ids(root: Schema) -> bool:
-    """Whether a part of the document may be a document of its own, so that '#' means that one."""
+    """Whether a part of the document may be a document of its own, so that '#' refers to that."""
     waiting = list(root.values()) if isinstance(root, Mapping) else []
     while waiting:
         node = waiting.pop()
@@ -225,7 +227,7 @@ def _both(some: _Values, others: _Values) -> _Values:
 
 
 def _own_facts(schema: Mapping[str, Any]) -> _Facts:
-    """What the keywords of the schema say that hold no alternatives and no references."""
+    """Facts from the schema's keywords other than alternatives and references."""
     values: dict[str, _Values] = dict.fromkeys(_TYPES)
     kinds = schema.get("type")
     if isinstance(kinds, (str, list)):
@@ -254,7 +256,7 @@ def _own_facts(schema: Mapping[str, Any]) -> _Facts:
 
 
 def _by_type(listed: Sequence[Any]) -> dict[str, _Values]:
-    """The listed values by their types; arrays and objects are not told apart."""
+    """The listed values by type; arrays and objects are not distinguished."""
     found: dict[str, set[Any]] = {}
     for value in listed:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -280,7 +282,7 @@ def _have_no_common_value(values: Sequence[_Values]) -> bool:
 
 
 def _own_names(objects: Sequence[_Facts]) -> bool:
-    """Whether each of the objects, or each but one, requires a property that no other allows."""
+    """Whether all objects, or all but one, require a property that no other object allows."""
     allowed = [member.names for member in objects if member.names is not None]
     if len(allowed) < len(objects):
         return False

@@ -1,4 +1,4 @@
-"""Starts of requests that may wait for room, off the event loop."""
+"""Starts requests off the event loop, since a start may wait for room."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class OrderedStarts:
-    """One thread for each model, so that starts enter in the order in which they were asked for,
-    and those of one model do not wait for another's."""
+    """One thread for each model: its requests start in the order of the calls, and do not wait for
+    those of another model."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,8 +25,8 @@ class OrderedStarts:
         start: Callable[[Callable[[], bool]], T],
         undo: Callable[[T], object],
     ) -> T:
-        """Calls start(gives_up) on the model's thread. Where the caller is cancelled meanwhile,
-        gives_up() is true from then on, and what was started all the same goes to `undo`."""
+        """Calls start(gives_up) on the model's thread. Once the caller is cancelled, gives_up()
+        returns True; what was started nevertheless is passed to `undo`."""
         with self._lock:
             thread = self._threads.get(model_name)
             if thread is None:

@@ -1,10 +1,10 @@
-"""Prompt helpers for models without a chat template of their own."""
+"""Prompt helpers for models without a chat template."""
 
 from __future__ import annotations
 
 
 class PromptTemplate:
-    """Fixed templates; a tokenizer's own `apply_chat_template` is to be preferred."""
+    """Fixed templates; prefer the tokenizer's own `apply_chat_template`."""
 
     @staticmethod
     def apply_chatml_template(

@@ -1,7 +1,7 @@
 """Scores and embeddings of many inputs at once, by requests that generate nothing.
 
-Behind Engine.score, get_ppl and embed. The same without waiting: start_request_ids with
-`prompt_only` and what is wanted of the prompt.
+Engine.score, get_ppl and embed use this. To do the same without waiting, call start_request_ids
+with `prompt_only` and the outputs wanted for the prompt.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class PromptScore:
     """How likely a model finds a text."""
 
     ids: list[int]
-    # Of each id but the first, given those before it; natural logarithms.
+    # Of each id but the first, given the ids before it; natural logarithms.
     logprobs: list[float]
-    # Beside each of these, the likeliest (id, log-probability), where they were asked for.
+    # For each of these ids, the likeliest (id, log-probability), where they were requested.
     top_logprobs: list[list[tuple[int, float]]]
 
     @property
@@ -52,7 +52,7 @@ def to_prompts(inputs: Any, model: LLM | None) -> list[np.ndarray]:
     elif isinstance(inputs, Sequence):
         if inputs and not any(_is_input(item) for item in inputs):
             inputs = [inputs]
-    elif getattr(inputs, "ndim", 1) != 2:  # A matrix has an input in each row.
+    elif getattr(inputs, "ndim", 1) != 2:  # A matrix has one input per row.
         inputs = [inputs]
     prompts = []
     for index, item in enumerate(inputs):
@@ -74,7 +74,7 @@ def _is_input(item: Any) -> bool:
 def run(
     engine: Engine, model_name: str, prompts: Sequence[np.ndarray], config: dict[str, Any]
 ) -> Iterator[GeneratedElements]:
-    """What each prompt gives, in order. All are started as far as the model takes them.
+    """The result of each prompt, in order. As many as the model accepts are started at once.
 
     Raises:
         ValueError: an input or a field is refused. OutOfMemoryError, AllSparkError: the rest.
@@ -98,7 +98,7 @@ def run(
                 status, handle, queue = engine.start_request_ids(model_name, None, ids, config)
                 if status != AsStatus.ALLSPARK_REQUEST_DENIED or not started:
                     break
-                yield finish()  # Too many wait: room for one.
+                yield finish()  # Too many wait: make room for one.
             if status != AsStatus.ALLSPARK_SUCCESS:
                 raise _error(status, f"inputs[{index}]: {engine.last_error()}")
             started.append((index, handle, queue))

@@ -1,4 +1,4 @@
-"""Engine's calls about requests: to start, stop, release and wait for them."""
+"""Engine's calls for requests: start, stop, release and wait for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Started: TypeAlias = "tuple[AsStatus, Any, Any]"
 
 
 class RequestCalls(EngineCalls):
-    """The part of Engine that is about requests."""
+    """The part of Engine that handles requests."""
 
     _queue_type = ResultQueue
     _text_queue_type = TextQueue
@@ -53,20 +53,20 @@ class RequestCalls(EngineCalls):
         input_ids: Any,
         generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
     ) -> Started:
-        """Starts a request on token ids and returns at once; where too many wait and the model's
-        queue_full_policy is "block", once there is room.
+        """Starts a request on token ids and returns at once. Where too many requests wait and the
+        model's queue_full_policy is "block", it returns once there is room.
 
         Args:
             model_name: an installed, running model.
-            model: the loader; its tokenizer is needed for a `response_format` and for what is about
-                text, else it may be None.
+            model: the loader. Its tokenizer is needed for a `response_format` and for fields about
+                text; otherwise it may be None.
             input_ids: list, NumPy array or torch tensor of any integer type, shape [n] or [1, n].
             generate_config_builder: a builder, its dict, or None for the defaults.
 
         Returns:
             (status, handle, queue); handle and queue are None unless the status is
-            ALLSPARK_SUCCESS. With stop_words or another field about text the queue is a TextQueue;
-            with n or num_return_sequences above 1 there are lists of as many handles and queues,
+            ALLSPARK_SUCCESS. With stop_words or another field about text the queue is a TextQueue.
+            With n or num_return_sequences above 1 there are lists of that many handles and queues,
             empty on failure.
         """
         ids = to_id_array(input_ids)
@@ -102,13 +102,13 @@ class RequestCalls(EngineCalls):
         else:
             result = self._start_all(model_name, "sequence", start, sequences)
         if result[0] != AsStatus.ALLSPARK_SUCCESS:
-            for mask in filter(None, masks):  # those that were never handed over too
+            for mask in filter(None, masks):  # also the masks that were never passed to the engine
                 self._guided_decoding().forget(mask)
         return result
 
     @staticmethod
     def _bar_words(model: LLM | None, config: RequestConfig) -> None:
-        """Adds what the tokenizer makes of the config's bad_words to its bad_words_ids."""
+        """Adds the tokenizer's ids of the config's bad_words to its bad_words_ids."""
         if model is None:
             raise ValueError(f"model is None; bad_words {list(config.bad_words)} needs a tokenizer")
         sequences = to_token_sequences(model.get_tokenizer(), config.bad_words)
@@ -139,9 +139,9 @@ class RequestCalls(EngineCalls):
     ) -> Started:
         """Tokenises text with the loader's tokenizer and starts a request, or one per string.
 
-        No chat template is applied. A list of strings starts as one batch and returns
-        (status, [handle], [queue]): all of them start, or none does and the status is that of the
-        first failure. sync_request, stop_request and release_request take such a list.
+        No chat template is applied. A list of strings starts as one batch and returns (status,
+        [handle], [queue]): either all of them start, or none does and the status is that of the
+        first failure. sync_request, stop_request and release_request accept such a list.
         """
         name, texts = "input_str_or_array", input_str_or_array
         if not isinstance(texts, Iterable) or isinstance(texts, (Mapping, *BYTES)):
@@ -170,7 +170,7 @@ class RequestCalls(EngineCalls):
     ) -> Started:
         """start_request_ids for asyncio: a start that waits for room does not block the loop.
 
-        Starts of one model enter in the order of these calls. Cancelling one withdraws it.
+        Requests of one model start in the order of these calls. Cancelling the call withdraws it.
         """
         return await self._start_async(
             self.start_request_ids, model_name, model, input_ids, generate_config_builder
@@ -183,17 +183,17 @@ class RequestCalls(EngineCalls):
         input_str_or_array: str | Sequence[str],
         generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
     ) -> Started:
-        """start_request_text, in the same way; tokenising does not block the loop either."""
+        """start_request_text for asyncio; tokenising does not block the loop either."""
         return await self._start_async(
             self.start_request_text, model_name, model, input_str_or_array, generate_config_builder
         )
 
     def stop_request(self, model_name: str, request_handle: Handles) -> AsStatus:
-        """Ends a request after the running step at the latest; stopping twice is fine."""
+        """Ends a request after the running step at the latest; a second call has no effect."""
         return self._each(self._native.stop_request, model_name, request_handle)
 
     def release_request(self, model_name: str, request_handle: Handles) -> AsStatus:
-        """Stops the request if it runs and frees all of it; its queue stays readable."""
+        """Stops the request if it runs and frees its memory; its queue stays readable."""
         return self._each(self._native.release_request, model_name, request_handle)
 
     def sync_request(
@@ -252,7 +252,8 @@ class RequestCalls(EngineCalls):
         with self._guided_lock:
             if self._guided is None:
                 self._guided = GuidedDecoding()
-                # After the engine has ended its requests: masks that fail would be their reason.
+                # Only after the engine ended its requests; otherwise they would end by failing
+                # masks.
                 weakref.finalize(self._native, self._guided.close)
             return self._guided
 
@@ -301,7 +302,7 @@ class RequestCalls(EngineCalls):
 
 
 class _WeakStop:
-    """Stops a request; does not keep the engine alive, which its queues outlive."""
+    """Stops a request without keeping the engine alive, since queues outlive the engine."""
 
     def __init__(self, engine: EngineCalls, model_name: str, handle: RequestHandle):
         self._engine = weakref.ref(engine)

@@ -6,7 +6,7 @@ import enum
 
 
 class RequestStatInfo:
-    """The dict of `ResultQueue.RequestStatInfo()` with attributes; ms, tokens, tokens/s."""
+    """The dict of `ResultQueue.RequestStatInfo()` as attributes; ms, tokens, tokens/s."""
 
     class Key(str, enum.Enum):
         KEY_REQUEST_TIME_TS = "arrival_time"

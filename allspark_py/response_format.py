@@ -1,4 +1,4 @@
-"""The forms of `response_format`, each turned into one grammar that the compiler understands.
+"""The forms of `response_format`, each turned into a grammar that the compiler accepts.
 
 Pure functions: nothing is compiled here. docs/guided_decoding.md lists the forms.
 """
@@ -14,26 +14,26 @@ from typing import Any, TypeAlias
 import llguidance
 from allspark import json_schema
 
-# Keywords that the compiler cannot enforce are errors, whatever the schema itself asks for.
+# A keyword that the compiler cannot enforce is an error, whatever options the schema contains.
 _STRICT = {"lenient": False, "coerce_one_of": False}
-# Between the parts of a JSON text. Small models fall into endless blanks where they may.
+# Allowed between the parts of a JSON text. Without a bound, small models emit blanks forever.
 _WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,32}"}
 
 Schema = dict[str, Any]
-# Special tokens by the text that stands for them.
+# Special tokens, by their text.
 SpecialTokens = Mapping[str, int]
 
 
 @dataclass
 class _Conversion:
-    """What the forms are converted with, and what came up."""
+    """The inputs of a conversion, and what was found during it."""
 
     special_tokens: SpecialTokens
     one_of_is_any_of: bool = False
     undecided: list[str] = field(default_factory=list)  # as Grammar.undecided
 
 
-# A response format's fields to a grammar; None for plain text.
+# Turns a response format's fields into a grammar; None for plain text.
 _Convert: TypeAlias = Callable[[Mapping[str, Any], _Conversion], str | None]
 
 
@@ -46,7 +46,7 @@ class Grammar:
     one_of_is_any_of: bool = False
 
     def explain(self, problem: str) -> str:
-        """What the compiler says, in terms of a response format."""
+        """The compiler's message, in terms of a response format."""
         if "coerce_one_of" not in problem:
             return problem.partition("\n<backtrace>")[0]
         places = ", ".join(self.undecided)
@@ -65,7 +65,7 @@ def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> Grammar |
     """The grammar of a response format; None for plain text.
 
     Raises:
-        ValueError: an unknown type or key, or a bad value. TypeError: a value of a wrong type.
+        ValueError: an unknown type or key, or a bad value. TypeError: a value of the wrong type.
     """
     if response_format is None:
         return None
@@ -102,7 +102,7 @@ def _wrong_type(name: str, value: Any, expected: str) -> TypeError:
 
 
 def _field(fields: Mapping[str, Any], key: str, kind: type | tuple[type, ...], text: str) -> Any:
-    """fields[key], of that type; `text` names the type."""
+    """fields[key], which must have that type; `text` names the type in messages."""
     if key not in fields:
         raise ValueError(f"response_format lacks {key!r}")
     if not isinstance(fields[key], kind):
@@ -111,7 +111,7 @@ def _field(fields: Mapping[str, Any], key: str, kind: type | tuple[type, ...], t
 
 
 def _strict(schema: Any, conversion: _Conversion, key: str = "json_schema") -> str:
-    """A schema, or the text of one, as a text that lets the compiler ignore nothing."""
+    """A schema, or the text of one, as text with which the compiler ignores nothing."""
     name = f"response_format's {key!r}"
     if isinstance(schema, str):
         schema = json_schema.read(schema, name)
@@ -121,7 +121,7 @@ def _strict(schema: Any, conversion: _Conversion, key: str = "json_schema") -> s
         raise _wrong_type(name, schema, "a schema: a dict or its text")
     json_schema.check_depth(schema, name)
     try:
-        # As the compiler will see it: keys are texts, lists are lists.
+        # As the compiler will see it: keys are strings, tuples are lists.
         schema = json.loads(json.dumps(schema, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} is no JSON value: {error}") from error
@@ -141,7 +141,7 @@ def _json_object(fields: Mapping[str, Any], conversion: _Conversion) -> str:
 
 def _json_schema(fields: Mapping[str, Any], conversion: _Conversion) -> str:
     schema = _field(fields, "json_schema", (Mapping, str, bool), "a schema: a dict or its text")
-    # {"name": ..., "schema": {...}}; 'schema' is no keyword of JSON Schema.
+    # {"name": ..., "schema": {...}}; 'schema' is not a keyword of JSON Schema.
     if isinstance(schema, Mapping) and "schema" in schema:
         schema = schema["schema"]
     return _json_grammar(schema, conversion)
@@ -174,7 +174,7 @@ def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
 
 
 def _grammar(fields: Mapping[str, Any], _: _Conversion) -> str:
-    # Lark syntax, or EBNF as llama.cpp writes it; told apart by the '::=' of the latter.
+    # Lark syntax, or llama.cpp's EBNF, recognised by its '::='.
     return llguidance.grammar_from("grammar", _field(fields, "grammar", str, "a str"))
 
 
@@ -190,7 +190,7 @@ def _literal(text: str, special_tokens: SpecialTokens) -> str:
 
 
 def _structural_tag(fields: Mapping[str, Any], conversion: _Conversion) -> str:
-    """Free text in which each trigger must open one of the structures that begin with it."""
+    """Free text in which each trigger must begin one of the structures that start with it."""
     special_tokens = conversion.special_tokens
     triggers = _field(fields, "triggers", (list, tuple), "a list of str")
     structures = _field(fields, "structures", (list, tuple), "a list of dicts")
@@ -226,14 +226,14 @@ def _tag_grammar(bodies: Mapping[str, list[str]], special_tokens: SpecialTokens)
         if trigger in special_tokens:
             rules.append(f"trigger_{index}: TEXT <[{special_tokens[trigger]}]>")
         else:
-            # Lazy: it ends where the trigger first occurs, so text cannot step over it.
+            # Lazy: the text ends where the trigger first occurs, so it cannot skip the trigger.
             rules.append(f"trigger_{index}[lazy]: TEXT {_quoted(trigger)}")
         rules.append(f"tag_{index}: trigger_{index} ({' | '.join(alternatives)})")
     tags = " | ".join(f"tag_{index}" for index in range(len(bodies)))
     return "\n".join([f"start: ({tags})* rest", *rules])
 
 
-# Type -> (its keys, how it becomes a grammar).
+# Type -> (its keys, the function that makes a grammar).
 _FORMS: dict[Any, tuple[tuple[str, ...], _Convert]] = {
     "text": ((), lambda fields, conversion: None),
     "json_object": (("json_schema", "oneOf"), _json_object),

@@ -1,5 +1,5 @@
-"""ResultQueue: what a request gives back, with the getters of the DashInfer interface, iteration
-and `async for`."""
+"""ResultQueue: the output of a request, with the getters of the DashInfer interface, iteration and
+`async for`."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class ResultQueue:
     def Get(self) -> GeneratedElements | None:
         """Blocks until there are new tokens and returns all of them.
 
-        Returns None once the request has ended and every token was fetched.
+        Returns None once the request has ended and all tokens were fetched.
         """
         return self._take(lambda: self._native.get(-1))
 
     def GetWithTimeout(self, timeout_ms: int) -> GeneratedElements | None:
-        """As Get, but returns None when nothing came within `timeout_ms` milliseconds (>= 0)."""
+        """As Get, but returns None if nothing came within `timeout_ms` milliseconds (>= 0)."""
         if timeout_ms < 0:
             raise ValueError(f"timeout_ms is {timeout_ms}; it must be at least 0")
         return self._take(lambda: self._native.get(timeout_ms))
@@ -69,13 +69,13 @@ class ResultQueue:
 
     @property
     def error(self) -> str | None:
-        """What went wrong, where the status is InternalError or GenerateInterrupted."""
+        """The error message, where the status is InternalError or GenerateInterrupted."""
         return self._native.error() or None
 
     @property
     def sequence_score(self) -> float | None:
-        """The score that ranked the sequence, where num_beams or best_of asked for a ranking: the
-        sum of its log-probabilities / length ** length_penalty. None until it has ended."""
+        """The score by which the sequence was ranked, with num_beams or best_of: the sum of its
+        log-probabilities / length ** length_penalty. None until it has ended."""
         return self._native.sequence_score()
 
     @property
@@ -86,7 +86,8 @@ class ResultQueue:
     async def get(self) -> GeneratedElements | None:
         """Get for asyncio: waits on the running loop instead of blocking a thread."""
         while True:
-            # The status is read first: tokens that come after it are in the queue by then.
+            # The status is read first: tokens from before a terminal status are in the queue by
+            # then.
             finished = self.finished
             elements = self._take(self._native.get_nowait)
             if elements is not None or finished:
@@ -94,7 +95,7 @@ class ResultQueue:
             await wait_changed(self._native)
 
     def _take(self, fetch: Callable[[], GeneratedElements | None]) -> GeneratedElements | None:
-        """Every getter goes through here."""
+        """All getters call this."""
         return fetch()
 
     def __iter__(self) -> Iterator[GeneratedElements]:

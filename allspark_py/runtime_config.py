@@ -12,7 +12,7 @@ from allspark._allspark import AsCacheMode, AsModelConfig
 
 
 class TargetDevice(enum.Enum):
-    """Where a model runs. CPU_NUMA, a process for each NUMA node, is not built."""
+    """Where a model runs. CPU_NUMA, one process per NUMA node, is not supported."""
 
     CUDA = "CUDA"
     CPU = "CPU"
@@ -29,7 +29,7 @@ def get_cache_mode_from_str(name: str) -> AsCacheMode:
 
 
 def _to_int(name: str, value: int | str) -> int:
-    """Numbers may come as text, as the ancestor allows."""
+    """Numbers may be given as text, as in DashInfer."""
     if isinstance(value, str):
         try:
             return int(value)
@@ -39,7 +39,7 @@ def _to_int(name: str, value: int | str) -> int:
 
 
 def to_device(device: TargetDevice | str) -> TargetDevice:
-    """A device by its name, in any case."""
+    """A device by name, in upper or lower case."""
     if isinstance(device, TargetDevice):
         return device
     try:
@@ -109,33 +109,33 @@ class AsModelRuntimeConfigBuilder:
         )
 
     def max_length(self, num_tokens: int | str) -> AsModelRuntimeConfigBuilder:
-        """Most tokens of one request, prompt and output. Default 2048."""
+        """Limit of prompt and output tokens of one request together. Default 2048."""
         return self._set("engine_max_length", _to_int("max_length", num_tokens))
 
     def max_batch(self, num_requests: int | str) -> AsModelRuntimeConfigBuilder:
-        """Most requests computed in one step. Default 32."""
+        """Limit of requests computed in one step. Default 32."""
         return self._set("engine_max_batch", _to_int("max_batch", num_requests))
 
     def max_prefill_length(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
-        """The prefill chunk: most prompt tokens in one step. Default 0: 512."""
+        """The prefill chunk: limit of prompt tokens in one step. Default 0: 512."""
         return self._set("engine_max_prefill_length", num_tokens)
 
     def max_waiting_requests(self, num_requests: int) -> AsModelRuntimeConfigBuilder:
-        """Requests that may wait beyond the running batch. Default 0: no bound."""
+        """Limit of requests that wait beyond the running batch. Default 0: no limit."""
         return self._set("max_waiting_requests", num_requests)
 
     def queue_full_policy(self, policy: str) -> AsModelRuntimeConfigBuilder:
-        """What a start does where so many wait: 'refuse' (the default), or 'block' until there is
+        """What a start does when that many wait: 'refuse' (the default), or 'block' until there is
         room."""
         return self._set("queue_full_policy", policy)
 
     def max_output_tensor_bytes(self, num_bytes: int) -> AsModelRuntimeConfigBuilder:
-        """Bytes that the output tensors of all requests that wait or run may take together; one
-        that would take more is denied. Default 0: no bound."""
+        """Limit of the output tensors of all waiting and running requests together, in bytes; a
+        request that would exceed it is denied. Default 0: no limit."""
         return self._set("max_output_tensor_bytes", num_bytes)
 
     def token_mask_timeout_ms(self, timeout_ms: int) -> AsModelRuntimeConfigBuilder:
-        """Longest that a step waits for the masks of guided requests. Default 10000."""
+        """How long a step waits for the masks of guided requests at most. Default 10000."""
         return self._set("token_mask_timeout_ms", timeout_ms)
 
     def num_threads(self, num_threads: int) -> AsModelRuntimeConfigBuilder:
@@ -151,7 +151,7 @@ class AsModelRuntimeConfigBuilder:
         return self._set("enable_prefix_cache", enable)
 
     def prefix_cache_ttl(self, ttl: int = 300) -> AsModelRuntimeConfigBuilder:
-        """Seconds an unused prefix stays cached. Default 300."""
+        """How many seconds an unused prefix stays cached. Default 300."""
         return self._set("prefix_cache_ttl", ttl)
 
     def kv_cache_mode(self, mode: AsCacheMode) -> AsModelRuntimeConfigBuilder:
@@ -167,13 +167,14 @@ class AsModelRuntimeConfigBuilder:
         return self._set("cache_span_num_init", num_blocks)
 
     def interrupt_on_cache_exhaustion(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
-        """True ends the youngest request of the lowest priority as GenerateInterrupted when KV
-        blocks run out; False preempts it, and it gives the same tokens later. Default False."""
+        """When KV blocks run out: True ends the youngest request of the lowest priority as
+        GenerateInterrupted; False preempts it and later continues it with the same tokens. Default
+        False."""
         return self._set("interrupt_on_cache_exhaustion", enable)
 
     def max_draft_rows(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
-        """With speculative decoding (prompt_lookup_num_tokens, draft_model): most decoded and draft
-        tokens of one step. Default 64; 0: no draft tokens."""
+        """With speculative decoding (prompt_lookup_num_tokens, draft_model): the limit of decoded
+        and draft tokens in one step. Default 64; 0: no draft tokens."""
         return self._set("max_draft_rows", num_tokens)
 
     def draft_model(self, model: str, num_tokens: int = 5) -> AsModelRuntimeConfigBuilder:
@@ -183,19 +184,19 @@ class AsModelRuntimeConfigBuilder:
         return self._set("draft_model", model)._set("num_draft_tokens", num_tokens)
 
     def rope_scaling_factor(self, factor: float) -> AsModelRuntimeConfigBuilder:
-        """For requests longer than the model was trained for, 1 or more: rope frequencies by
-        dynamic NTK scaling with this factor for max_length tokens, for every request. Default 0: as
-        the model has them."""
+        """For requests longer than the model was trained for: a factor of 1 or more changes the
+        rope frequencies of every request by dynamic NTK scaling for max_length tokens. Default 0:
+        the model's own frequencies."""
         return self._set("rope_scaling_factor", factor)
 
     def use_logn_attn(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
-        """Queries beyond the length the model was trained for are scaled by the logarithm of their
-        position, to the base of that length. Default off."""
+        """Beyond the length that the model was trained for, queries are scaled by the logarithm of
+        their position, to the base of that length. Default off."""
         return self._set("use_logn_attn", enable)
 
     def trace_path(self, path: str) -> AsModelRuntimeConfigBuilder:
-        """A file in which stop_model leaves a trace of the last steps and requests, for Perfetto or
-        chrome://tracing. Default '': none is kept."""
+        """The file in which stop_model writes a trace of the last steps and requests, for Perfetto
+        or chrome://tracing. Default '': no trace is kept."""
         return self._set("trace_path", os.fspath(path))
 
     def op_profiling(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:
@@ -203,15 +204,15 @@ class AsModelRuntimeConfigBuilder:
         return self._set("op_profiling", enable)
 
     def lora_max_rank(self, rank: int | str) -> AsModelRuntimeConfigBuilder:
-        """Largest rank of an adapter. Default 64."""
+        """Limit of an adapter's rank. Default 64."""
         return self._set("lora_max_rank", _to_int("lora_max_rank", rank))
 
     def lora_max_num(self, number: int | str) -> AsModelRuntimeConfigBuilder:
-        """Most adapters loaded at once. Default 5."""
+        """Limit of adapters loaded at once. Default 5."""
         return self._set("lora_max_num", _to_int("lora_max_num", number))
 
     def enable_sparsity_matmul(self, enable: bool = False) -> AsModelRuntimeConfigBuilder:
-        """2:4 sparse weights exist on some GPUs only; this build refuses True."""
+        """2:4 sparse weights exist only on some GPUs; this build refuses True."""
         if enable:
             raise NotImplementedError(
                 "enable_sparsity_matmul is True; this build has no sparse kernels"
@@ -219,7 +220,7 @@ class AsModelRuntimeConfigBuilder:
         return self
 
     def from_dict(self, fields: Mapping[str, Any]) -> AsModelRuntimeConfigBuilder:
-        """Sets everything from a dict that must name model_name, compute_unit {device_type,
+        """Sets everything from a dict, which must have model_name, compute_unit {device_type,
         device_ids, compute_thread_in_device}, engine_max_length and engine_max_batch."""
         rest = dict(fields)
         for key in ("model_name", "compute_unit", "engine_max_length", "engine_max_batch"):
@@ -237,7 +238,7 @@ class AsModelRuntimeConfigBuilder:
         return self.update_from_dict(rest)
 
     def update_from_dict(self, fields: Mapping[str, Any]) -> AsModelRuntimeConfigBuilder:
-        """Sets fields by name: the ancestor's keys, or any attribute of AsModelConfig."""
+        """Sets fields by name: DashInfer's keys, or any attribute of AsModelConfig."""
         for key, value in fields.items():
             if key == "kv_cache_mode":
                 mode = value if isinstance(value, AsCacheMode) else get_cache_mode_from_str(value)

@@ -1,4 +1,4 @@
-"""TextQueue: a ResultQueue that also gives text, and ends at stop strings."""
+"""TextQueue: a ResultQueue that also returns text, and ends at stop strings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allspark.result_queue import ResultQueue
 
 
 def to_words(name: str, value: Any) -> tuple[str, ...]:
-    """A field that is None, a str or a list of them. Raises TypeError for anything else."""
+    """A field that is None, a str or a list of strings. Raises TypeError for anything else."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, (list, tuple, type(None))):
@@ -26,7 +26,7 @@ def to_words(name: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """The fields of a generation config that are about text; the engine itself sees ids alone."""
+    """The fields of a generation config that are about text; the engine itself sees only ids."""
 
     stop_words: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
@@ -34,7 +34,7 @@ class TextOptions:
 
     @classmethod
     def take(cls, fields: dict[str, Any]) -> TextOptions | None:
-        """Moves its fields out of `fields`; None where there are none.
+        """Moves its fields out of `fields`; returns None if there are none.
 
         Raises:
             TypeError, ValueError: a value is wrong; the message names field, value and bound.
@@ -57,7 +57,7 @@ _FIELDS = tuple(TextOptions.__dataclass_fields__)
 
 
 class StopStrings:
-    """Finds stop strings in streamed text, and holds back what may still become one."""
+    """Finds stop strings in streamed text, and holds back text that may still become one."""
 
     def __init__(self, words: Sequence[str], include: bool = False):
         self._words = words
@@ -65,8 +65,8 @@ class StopStrings:
         self._held = ""
 
     def put(self, text: str) -> tuple[str, bool]:
-        """Adds text; returns what is now certain, and whether it ends at a stop string. The one
-        that is complete first counts, the longest of those that end there."""
+        """Adds text; returns the text that is now certain, and whether it ends at a stop string.
+        The stop string completed first counts; of those that end at the same place, the longest."""
         self._held += text
         found = [(at + len(word), at) for word in self._words if (at := self._held.find(word)) >= 0]
         if found:
@@ -82,12 +82,12 @@ class StopStrings:
         return len(self._held)
 
     def flush(self) -> str:
-        """What was held back; call once at the end."""
+        """Returns the text held back; call once at the end."""
         out, self._held = self._held, ""
         return out
 
     def _num_undecided(self) -> int:
-        """The longest end of the text that is the beginning of a stop string."""
+        """Length of the longest end of the text with which a stop string may begin."""
         longest = max((len(word) - 1 for word in self._words), default=0)
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(word.startswith(self._held[-length:]) for word in self._words):
@@ -112,19 +112,20 @@ class TextElements:
 
 
 class TextQueue(ResultQueue):
-    """A ResultQueue whose elements have `text` too, and whose request ends at a stop string.
+    """A ResultQueue whose elements also have `text`, and whose request ends at a stop string.
 
-    The text of all elements, joined, is the output's text, up to the stop string or including it;
-    the ids go up to the token that completes it. Tokens in `end_ids` (EOS, stop tokens) give text
-    only where the stop is included. Reading finds the stops, so a request that nobody reads goes on
-    to its length; what is read is the same either way. For one reader at a time.
+    The joined text of all elements is the output's text, up to the stop string or including it; the
+    ids go up to the token that completes the stop string. Tokens in `end_ids` (EOS, stop tokens)
+    have text only where the stop is included. Stop strings are found by reading, so a request that
+    nobody reads goes on to its length; what is read is the same either way. For one reader at a
+    time.
 
     Args:
-        native, tokenizer: where tokens come from, and what decodes them.
+        native, tokenizer: the source of the tokens, and their decoder.
         stop: ends the request.
-        min_tokens: no stop string counts before the output has so many tokens.
-        generated: tokens that the output began with, in an earlier request. The text goes on where
-            that request's ended.
+        min_tokens: stop strings count only once the output has this many tokens.
+        generated: tokens of the output from an earlier request. The text continues where the text
+            of that request ended.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class TextQueue(ResultQueue):
         self._flushed = False
         for token in generated:
             self._decode(token)
-        # What was held back came at the end of the earlier request.
+        # Text held back at the end of the earlier request was returned there.
         self._num_given = self._stops.num_held
 
     def GenerateStatus(self) -> GenerateRequestStatus:
@@ -156,7 +157,7 @@ class TextQueue(ResultQueue):
         return GenerateRequestStatus.GenerateFinished if self._stopped else super().GenerateStatus()
 
     def GeneratedLength(self) -> int:
-        """Output tokens so far; up to the stop string once that was found."""
+        """Output tokens so far; once a stop string was found, those up to it."""
         return self._num_tokens if self._stopped else super().GeneratedLength()
 
     @property
@@ -171,8 +172,8 @@ class TextQueue(ResultQueue):
 
     @property
     def error(self) -> str | None:
-        """As ResultQueue.error; None where a stop string was found, since what went wrong after it
-        is nothing of the request."""
+        """As ResultQueue.error; None where a stop string was found, since an error after it does
+        not concern the request."""
         return None if self._stopped else super().error
 
     def _take(  # type: ignore[override]  # GeneratedElements, a native class, has no text
@@ -193,7 +194,7 @@ class TextQueue(ResultQueue):
         return elements if native is not None or elements.text else None
 
     def _add(self, native: GeneratedElements, elements: TextElements) -> None:
-        """Decodes token by token, so that the ids end where the text does."""
+        """Decodes token by token, so that the ids end where the text ends."""
         count = 0
         for token in native.ids_from_generate:
             count += 1

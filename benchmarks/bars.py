@@ -1,17 +1,17 @@
-"""What the figures have to reach. A report says which bars are met, by the unrounded number."""
+"""What the figures must reach. A report says which bars are met, judged by unrounded numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-BEST = "best"  # The best of this engine's precisions that were measured.
+BEST = "best"  # The best measured precision of this engine.
 PEER = "best peer"
 LIMIT = "limit"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure of `engine` has to be at least `least` times what it is compared with."""
+    """A figure of `engine` must be at least `least` times the figure that it is compared with."""
 
     metric: str  # workload.figure
     engine: str
@@ -19,7 +19,7 @@ class Bar:
     least: float
 
 
-# The best precision of the best peer is the measure of a row, whichever that is.
+# Each row is compared with the best precision of its best peer, whichever that is.
 _AGAINST_PEERS = (
     "single.decode_tok_s", "single.ttft_ms", "p1024.prefill_tok_s",
     "b8.output_tok_s", "b32.output_tok_s", "b32.ttft_ms",
@@ -28,7 +28,7 @@ _AGAINST_PEERS = (
     "shared.output_tok_s", "shared.ttft_ms", "shared_late.output_tok_s", "shared_late.ttft_ms",
     "long.prefill_tok_s", "long.decode_tok_s", "long16.output_tok_s",
 )  # fmt: skip
-# Decoding alone reads the weights, and prefilling multiplies: the machine's own rates bound both.
+# Decoding alone reads the weights, and prefilling multiplies; the machine's rates limit both.
 _OF_THE_LIMIT = {
     "single.decode_tok_s": ("bf16", "A8W8", "A8W4"),
     "p1024.prefill_tok_s": ("bf16", "A8W8"),

@@ -1,4 +1,4 @@
-"""One run of compare.py: prepares the engines, starts the measurements and keeps what they say."""
+"""One run of compare.py: prepares the engines, runs the measurements and records the results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from report import markdown
 from workloads import WORKLOADS, MissingData, make_workload
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Allspark, *PEERS)}
-ENGINE_SHAPE = "260K"  # Of `streams`.
+ENGINE_SHAPE = "260K"  # The shape of `streams`.
 ENGINE_TASKS = ("convert", "start", "gap", "streams")
 TASKS = (*WORKLOADS, *ENGINE_TASKS)
 DEFAULT_DIR = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
-# What a run is, and what another sitting must not change; but it may add rounds.
+# Settings that a resumed run must share with the earlier one. It may add rounds.
 _SETTINGS = (
     "shapes", "workloads", "engines", "threads", "chunk", "divisor", "no_limits", "most_others",
     "note",
@@ -38,11 +38,11 @@ _SETTINGS = (
 
 
 class Unfit(RuntimeError):
-    """A run that cannot go on with an earlier one."""
+    """A run that cannot be resumed with these settings."""
 
 
 class Disturbed(RuntimeError):
-    """Others took more of the cores than a value may bear, in every try."""
+    """In every try, other processes took more of the cores than a measurement allows."""
 
     def __init__(self, share: float) -> None:
         super().__init__(f"disturbed: others took {100 * share:.0f} % of the machine")
@@ -50,7 +50,7 @@ class Disturbed(RuntimeError):
 
 
 class OutOfTime(RuntimeError):
-    """A measurement that would end after --minutes."""
+    """A measurement that would end after the time limit --minutes."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Row:
-    """What the engines are measured on one after the other."""
+    """One workload on one shape, measured on all engines one after the other."""
 
     round_number: int
     shape: str
@@ -85,7 +85,7 @@ def say(text: str) -> None:
 
 
 class Bench:
-    """Prepared when constructed; Unfit where it cannot resume."""
+    """One run, prepared when constructed; raises Unfit if it cannot resume."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -97,13 +97,14 @@ class Bench:
         self.path = (options.output_dir or DEFAULT_DIR) / f"{options.name}.json"
         self.record = self._begin()
         self._estimate = Estimate(options.divisor, self.record["measurements"])
-        self._slot: machine.Slot | None = None  # The limits just before the next row.
+        self._slot: machine.Slot | None = None  # The limits measured just before the next row.
         self._end = float("inf")
 
     # Before the first round.
 
     def _prepare(self) -> dict[str, list[Contestant]]:
-        """Who takes part, by shape. What cannot be installed or converted is left out, loudly."""
+        """The engines that take part, by shape; prints those that cannot be installed or
+        converted."""
         contestants = self._install()
         ready: dict[str, list[Contestant]] = {}
         for shape in self._round_shapes():
@@ -132,7 +133,7 @@ class Bench:
     def _convert(self, shape: str, contestant: Contestant) -> bool:
         model = self._model_dir(shape, contestant)
         stamp = model / "prepared"
-        # Ours may have changed since; others' versions are pinned by what is installed.
+        # Our version may have changed since; the versions of the others are pinned.
         if stamp.is_file() and not contestant.engine.is_ours:
             return True
         say(f"converting {shape} for {contestant.label}")
@@ -156,7 +157,7 @@ class Bench:
         return directory / contestant.label.replace(" ", "-")
 
     def _begin(self) -> record.Record:
-        """The record to write to: a new one, or the one to go on with."""
+        """The record to write to: a new one, or the one to resume."""
         settings = {key: getattr(self.options, key) for key in ("rounds", *_SETTINGS)}
         new = record.begin("engines", **self._describe_engine(), settings=settings)
         new.update(name=self.options.name, limits=[])
@@ -164,7 +165,7 @@ class Bench:
             earlier = record.read(self.path)
             self._check_same(earlier, new)
             earlier["settings"]["rounds"] = self.options.rounds
-            # What was disturbed in an earlier sitting may be measured in this one.
+            # Measurements that were disturbed in an earlier run may be repeated in this one.
             kept = [each for each in earlier["measurements"] if "disturbed" not in each]
             new = {**earlier, "measurements": kept}
         labels = {each.label for group in self._ready.values() for each in group}
@@ -185,7 +186,7 @@ class Bench:
         return {"version": "not measured", "isa": "none"}
 
     def _check_same(self, earlier: record.Record, new: record.Record) -> None:
-        """A figure is of one commit on one machine, and a row of one set of requests."""
+        """Figures must come from one commit on one machine, and rows from one set of requests."""
         pairs = [("commit", earlier["commit"], new["commit"])]
         pairs += [(key, earlier["machine"][key], new["machine"][key]) for key in ("kind", "cores")]
         pairs += [
@@ -210,7 +211,8 @@ class Bench:
             if not row.contestants:
                 continue
             title = f"round {row.round_number}/{self.options.rounds}, {row.shape}, {row.task}"
-            # A row without its peers says little, so one that does not fit is left out as a whole.
+            # A row without its peers says little, so a row that does not fit in time is left out
+            # entirely.
             if self._expected_s([row]) > self._left_s():
                 self._skip(f"{title}: no time for it")
                 continue
@@ -221,12 +223,13 @@ class Bench:
         self.write()
 
     def _rows(self) -> Iterator[Row]:
-        """All that is not measured yet."""
+        """All rows that are not measured yet."""
         done = {(each["round"], *each["of"].values()) for each in self.record["measurements"]}
         for round_number in range(1, self.options.rounds + 1):
             for shape, group in self._ready.items():
                 for task in self._tasks(shape):
-                    # Each begins once: whoever comes after a busy engine finds another machine.
+                    # Each engine is first once, since the state of the machine depends on the
+                    # engine before.
                     shift = (round_number - 1) % max(1, len(group))
                     order = [
                         each
@@ -237,7 +240,7 @@ class Bench:
                     yield Row(round_number, shape, task, order)
 
     def _expected_s(self, rows: list[Row]) -> float:
-        """Retries are in what it learns from."""
+        """Retries are included, since the estimate learns from measurements with retries."""
         keys = [(row.shape, row.task, each.label) for row in rows for each in row.contestants]
         return sum(map(self._estimate.seconds, keys))
 
@@ -254,7 +257,7 @@ class Bench:
         return [task for task in chosen if task != "streams" or shape == ENGINE_SHAPE]
 
     def _measure_row(self, row: Row) -> None:
-        """Every measurement is kept at once, so that little is lost where a run is cut off."""
+        """Every measurement is saved at once, so that little is lost if the run is cut off."""
         slots = [self._slot or self._measure_limits()]
         taken: list[tuple[Contestant, record.Measurement]] = []
         for contestant in row.contestants:
@@ -267,7 +270,7 @@ class Bench:
             record.write(self.path, self.record)
         slots.append(self._measure_limits())
         self._slot = slots[-1]
-        # What is faster than the limit shows that the limit was measured too low.
+        # A result above the limit shows that the limit was measured too low.
         for left in reversed(range(self.options.retries + 1)):
             is_possible = self._compare_with_limits(row, taken, slots)
             if is_possible or not left:
@@ -283,7 +286,7 @@ class Bench:
         slots: list[machine.Slot],
     ) -> bool:
         """Adds the fractions; False if one is above 1. Limits are the mean of before and after, or
-        the greatest of all where they had to be measured again."""
+        the maximum of all if they had to be measured again."""
         if row.task not in WORKLOADS:
             return True
         limits = machine.combine(slots, statistics.fmean if len(slots) <= 2 else max)
@@ -312,7 +315,7 @@ class Bench:
         return slot
 
     def _measure_or_note(self, row: Row, contestant: Contestant) -> record.Measurement | None:
-        """Values, or why there are none. None where time is over: another sitting may have it."""
+        """Values, or why there are none. None if time is over; a later run may measure it then."""
         of, begin = row.of(contestant), time.monotonic()
         measurement: record.Measurement = {"round": row.round_number, "of": of}
         say(f"  {contestant.label}")
@@ -347,7 +350,7 @@ class Bench:
         return self._end - time.monotonic()
 
     def _measure(self, row: Row, contestant: Contestant) -> dict[str, Any]:
-        """`values`, and `remarks` where there are some."""
+        """`values`, and `remarks` if there are any."""
         shape, task = row.shape, row.task
         if task == "convert":
             engine, model = contestant.engine, self._model_dir(shape, contestant)
@@ -396,7 +399,7 @@ class Bench:
     def _ask(
         self, contestant: Contestant, job: dict[str, Any], warm_up: bool = True
     ) -> dict[str, Any]:
-        """What a worker answers, measured while it had the machine for itself."""
+        """A worker's answer to a job, measured while no other process disturbed it."""
         os.environ["ALLSPARK_DISABLE_WARMUP"] = "0" if warm_up else "1"
         text = json.dumps(job)
         for left in reversed(range(self.options.retries + 1)):

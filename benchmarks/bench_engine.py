@@ -1,4 +1,4 @@
-"""What the benchmarks share that run this engine alone, in their own process."""
+"""Shared code of the benchmarks that run only this engine, in their own process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from checkpoints import SHAPES, ensure_checkpoint
 from ours import PRECISIONS
 
 MODEL = "bench"
-# Of the arguments those that do not say what is measured.
+# Arguments that do not affect what is measured.
 _NO_SETTINGS = ("json", "work_dir", "program", "convert")
 
 
 def make_parser(doc: str | None, rounds: int, precisions: bool = False) -> argparse.ArgumentParser:
-    """The arguments that all have; ``doc``: the script's own."""
+    """The arguments that all benchmarks share; ``doc``: the script's docstring."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0] if doc else None)
     parser.add_argument("--shape", default="0.5B", choices=SHAPES)
     if precisions:
@@ -43,7 +43,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
 
 
 class Recorder:
-    """Keeps what a benchmark measures, in the form of record.py."""
+    """Keeps the measurements of a benchmark, in the form of record.py."""
 
     def __init__(self, benchmark: str, options: argparse.Namespace, about: Mapping[str, str]):
         """`about`: version and isa."""
@@ -56,7 +56,7 @@ class Recorder:
         self._options = options
 
     def finish(self) -> record.Record:
-        """The record, which is complete now."""
+        """The record, now marked complete."""
         self.record["complete"] = True
         self._write()
         return self.record
@@ -72,8 +72,8 @@ class Recorder:
         function: Callable[[], Mapping[str, float]],
         in_process: bool = True,
     ) -> None:
-        """Calls the function until it had the machine for itself, and keeps what it returns.
-        Round 0 warms up: it is not kept."""
+        """Calls the function until no other process disturbed it, and keeps what it returns. Round
+        0 is a warm-up and is not kept."""
         measurement = {"round": number, "of": dict(of)}
         for _ in range(self._options.retries + 1 if number else 1):
             others = machine.Others(in_process)
@@ -91,7 +91,7 @@ class Recorder:
 
 
 class BenchEngine:
-    """An engine whose failures are exceptions."""
+    """An engine whose failures raise exceptions."""
 
     def __init__(self) -> None:
         self.engine = Engine()
@@ -99,7 +99,7 @@ class BenchEngine:
     def serialize(
         self, directory: Path, name: str = MODEL, precision: str = "bf16"
     ) -> HuggingFaceModel:
-        """A checkpoint as an image in memory."""
+        """Serialises a checkpoint to an image in memory."""
         quantisation = PRECISIONS[precision].options
         loader = HuggingFaceModel(str(directory), name, user_set_data_type="bfloat16")
         loader.load_model().serialize_to_memory(
@@ -111,7 +111,7 @@ class BenchEngine:
     def start(
         self, builder: AsModelRuntimeConfigBuilder, threads: int, precision: str = "bf16"
     ) -> None:
-        """Installs and starts the builder's model, whose cache is of this precision."""
+        """Installs and starts the builder's model, with a KV cache of this precision."""
         builder.num_threads(threads)
         builder.kv_cache_mode(get_cache_mode_from_str(PRECISIONS[precision].cache_mode))
         config = builder.build()
@@ -126,7 +126,8 @@ class BenchEngine:
     def start_requests(
         self, prompts: Sequence[list[int]], configs: Iterable[Mapping[str, Any]]
     ) -> list[ResultQueue]:
-        """The queues of one request for each prompt, once all have their first token."""
+        """Starts one request for each prompt; returns the queues once all have their first
+        token."""
         queues = []
         for ids, config in zip(prompts, configs, strict=True):
             status, _, queue = self.engine.start_request_ids(MODEL, None, ids, dict(config))
@@ -142,7 +143,7 @@ class BenchEngine:
 
 
 def about_engine(work_dir: Path) -> dict[str, str]:
-    """Version and kernel table, for what does not start a model itself."""
+    """Version and kernel table, for benchmarks that do not start a model themselves."""
     bench = BenchEngine()
     loader = bench.serialize(ensure_checkpoint("tiny", work_dir / "tiny" / "checkpoint"))
     builder = loader.create_reference_runtime_config_builder(

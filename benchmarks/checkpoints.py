@@ -1,9 +1,9 @@
 """Random-weight checkpoints in the shapes of real models, in Hugging Face layout.
 
-How fast a model runs depends on its shape and not on its values, so nothing is downloaded and
-torch is not needed. Weights are bfloat16, seeded by tensor name, and written in pieces, so that
-memory stays small whatever the model's size. The requests are token ids; some engines refuse a
-model without a tokenizer all the same, so there is one of bytes and one merge.
+A model's speed depends on its shape and not on its values, so nothing is downloaded and torch is
+not needed. Weights are bfloat16, seeded by tensor name, and written in pieces, so that little
+memory is used for any size of model. The requests are token ids, but some engines refuse a model
+without a tokenizer, so there is one with a token for each byte and one merge.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PIECE = 1 << 22  # Elements drawn at a time.
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the cost of a model with grouped-query attention and a gated MLP, or experts
-    beside one that every token has, with a gate."""
+    """The sizes that determine the cost of a model with grouped-query attention, and a gated MLP or
+    experts with a gated shared expert."""
 
     title: str
     architecture: str
@@ -38,7 +38,7 @@ class Shape:
     rope_theta: float
     norm_eps: float
     max_position: int
-    # inner_size is the shared expert's where there are others.
+    # With experts, inner_size is the size of the shared expert.
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
@@ -50,7 +50,7 @@ class Shape:
         return self.architecture.startswith("Qwen2")
 
     def config(self) -> dict[str, Any]:
-        """config.json; the word embeddings are tied in all of these models."""
+        """The contents of config.json; all of these models have tied embeddings."""
         return {
             "architectures": [self.architecture],
             "model_type": "qwen2" if self.has_qkv_bias else "llama",
@@ -136,22 +136,23 @@ class Shape:
 
     @property
     def body_weights(self) -> int:
-        """Weights of the matrix products inside the layers, which every token passes."""
+        """Number of weights in the layers' matrix products, which are used for every token."""
         mlp = self.inner_size + self.experts_per_token * self.expert_size
         products = self.hidden_size * (3 * mlp + self._router_rows)
         return self.num_layers * (self._attention_weights + products)
 
     @property
     def head_weights(self) -> int:
-        """Weights of the output head, which every generated token passes."""
+        """Number of weights of the output head, which is used for every generated token."""
         return self.vocab_size * self.hidden_size
 
     def bytes_per_decoded_token(self, body_bits: float = 16, head_bits: float = 16) -> float:
-        """Weights that decoding one token of one stream reads (the KV cache comes on top)."""
+        """Bytes of weights read to decode one token of one stream (the KV cache comes on top)."""
         return (body_bits * self.body_weights + head_bits * self.head_weights) / 8
 
     def prefill_flops(self, num_tokens: int) -> float:
-        """Floating-point operations of a prompt: products and causal attention, head once."""
+        """Floating-point operations of a prompt: products and causal attention, and the head
+        once."""
         products = 2.0 * self.body_weights * num_tokens + 2.0 * self.head_weights
         scores = num_tokens * (num_tokens + 1) / 2
         return products + 4.0 * self.num_layers * self.q_heads * self.head_dim * scores
@@ -159,8 +160,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class LatentShape(Shape):
-    """One with attention over latents, and experts beside some that every token has, as
-    DeepSeek-V2-Lite. ``head_dim`` is that of queries, ``rotary_dim`` of which are rotated.
+    """A shape with attention over latents, and experts with shared experts, as DeepSeek-V2-Lite.
+    ``head_dim`` is the size of query heads, of which ``rotary_dim`` is rotated.
     """
 
     kv_latent: int = 0
@@ -209,12 +210,12 @@ SHAPES = {
                   1e6, 1e-6, 32768),
     "1B": Shape("Llama-3.2-1B", "LlamaForCausalLM", 128256, 2048, 8192, 16, 32, 8, 64,
                 5e5, 1e-5, 32768),
-    # So little arithmetic that what remains is the engine's own work per step and token.
+    # With so little arithmetic, what remains is the engine's own work per step and token.
     "260K": Shape("stories260K", "LlamaForCausalLM", 512, 64, 172, 5, 8, 4, 8, 1e4, 1e-5, 2048),
     # Four of its 24 layers, and a fifth of its vocabulary.
     "A2.7B": Shape("Qwen1.5-MoE-A2.7B", "Qwen2MoeForCausalLM", 32000, 2048, 5632, 4, 16, 16, 128,
                    1e6, 1e-6, 8192, num_experts=60, experts_per_token=4, expert_size=1408),
-    # The same of DeepSeek-V2-Lite's 27, all with experts.
+    # Likewise four of DeepSeek-V2-Lite's 27 layers, all with experts.
     "V2-Lite": LatentShape("DeepSeek-V2-Lite", "DeepseekV2ForCausalLM", 32000, 2048, 2816, 4, 16,
                            16, 192, 1e4, 1e-6, 8192, num_experts=64, experts_per_token=6,
                            expert_size=1408, kv_latent=512, rotary_dim=64, value_dim=128),
@@ -231,9 +232,9 @@ SHAPES = {
 def ensure_checkpoint(
     shape: str | Shape, directory: Path, seed: int = 0, silent_from: int | None = None
 ) -> Path:
-    """The checkpoint of a shape in `directory`, written now unless a whole one is there. What the
-    layers from `silent_from` on add is next to nothing: the first layers alone, which a shape of
-    fewer layers has too, then say nearly the same."""
+    """The checkpoint of a shape in `directory`, written now unless a complete one is there. The
+    layers from `silent_from` on add almost nothing, so that a shape with only the first layers
+    gives nearly the same output."""
     shape = SHAPES[shape] if isinstance(shape, str) else shape
     config_path = directory / "config.json"
     text = json.dumps(shape.config(), indent=1)
@@ -244,7 +245,7 @@ def ensure_checkpoint(
     with open(directory / "model.safetensors", "wb") as file:
         _write_safetensors(file, shape.tensors(), seed, silent_from)
     _write_tokenizer(directory, shape.vocab_size)
-    config_path.write_text(text)  # Last: its presence says that the weights are whole.
+    config_path.write_text(text)  # Written last: if it exists, the weights are complete.
     return directory
 
 
@@ -272,7 +273,7 @@ def ensure_adapter(
 
 
 def _byte_alphabet() -> list[str]:
-    """The characters by which byte-level vocabularies write the 256 bytes."""
+    """The characters that stand for the 256 bytes in byte-level vocabularies."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     codes = visible + list(range(256, 256 + len(hidden)))
@@ -329,7 +330,7 @@ def _write_safetensors(
 def _random_bf16(
     name: str, shape: tuple[int, ...], seed: int, deviation: float
 ) -> Iterator[np.ndarray]:
-    """Normal values; norms are around one."""
+    """Normally distributed values; for norms, around one."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     mean = 1.0 if name.endswith("norm.weight") else 0.0
     left = int(np.prod(shape))

@@ -1,11 +1,11 @@
-"""Measures allspark on this machine beside other engines and the machine's own limits.
+"""Compares allspark on this machine with other engines and with the machine's own limits.
 
 usage: compare.py [--quick] [--engines allspark,openvino/int8,...] [--rounds N] [--name NAME] ...
-       compare.py ... --resume     goes on with a run of these settings that was cut off
-       compare.py --report         writes the documents' figures anew from the results
+       compare.py ... --resume     resumes a run of these settings that was cut off
+       compare.py --report         writes the documents' figures again from the results
 
-Rounds are interleaved: every workload is served by one engine after the other, limits measured
-between the workloads, and all again. Every measurement is a process of its own.
+Rounds are interleaved: in each round one engine after the other serves every workload, and limits
+are measured between the workloads. Every measurement is a process of its own.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> int:
     if options.render is not None:
         print(render(options.render))
         return 0
-    # Ended from outside, it unwinds, and run_command takes what is running with it.
+    # On SIGTERM the stack unwinds, so that run_command also ends the process that it runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         bench = Bench(options)

@@ -1,9 +1,9 @@
-"""What converting a checkpoint takes in memory, for each format.
+"""How much memory the conversion of a checkpoint takes, for each format.
 
-A checkpoint of random values in a real model's shape is written, converted to files in a process of
-its own, and removed, one format after the other. That process is watched: anonymous memory is what
-it needs; the rest of its resident memory are pages of files that it has mapped, which the system
-can take back.
+For one format after the other, a checkpoint of random values in a real model's shape is written,
+converted to files in a process of its own, and removed. The memory of that process is watched:
+anonymous memory is what it needs; the rest of its resident memory is pages of mapped files, which
+the system can take back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tables
 from bench_engine import Recorder, about_engine, add_recording
 from checkpoints import SHAPES, Shape
 
-# (type's name, shape of what is stored)
+# (name of the type, shape of the stored tensor)
 Stored = tuple[str, tuple[int, ...]]
 _SAFETENSORS = {
     "BF16": "<u2",
@@ -43,17 +43,17 @@ _SAMPLE_S = 0.005
 
 
 def values(dtype: str, count: int) -> np.ndarray:
-    """Plausible ones: small numbers, any integers."""
+    """Plausible values: small numbers, any integers."""
     rng = np.random.default_rng(0)
     if dtype == "BF16":
         return (values("F32", count).view("<u4") >> 16).astype("<u2")
     if dtype in ("F16", "F32"):
         return (rng.standard_normal(count, np.float32) * 0.02).astype(_SAFETENSORS[dtype])
-    if dtype == "F8_E4M3":  # Every code but NaN.
+    if dtype == "F8_E4M3":  # All codes but NaN.
         return rng.integers(0, 127, count, np.uint8)
     if dtype == "I8":
         return rng.integers(-128, 128, count, np.int8)
-    # Fields from 0 to 7 of 4 bits each, so that they are zero points, too.
+    # Fields of 4 bits with values from 0 to 7, so that they are valid zero points too.
     return (rng.integers(0, 1 << 31, count, np.int64) & 0x77777777).astype("<i4")
 
 
@@ -96,7 +96,7 @@ Parts = Callable[[int, int], dict[str, Stored]]
 
 
 def quantized(settings: dict[str, Any], parts: Parts) -> Callable[[Path, Shape], None]:
-    """A checkpoint whose modules of layers consist of ``parts`` of their rows and columns."""
+    """Writes a checkpoint in which each module of the layers has ``parts``, sized by its shape."""
 
     def write(directory: Path, shape: Shape) -> None:
         tensors: dict[str, Stored] = {}
@@ -207,7 +207,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
 
 
 _INT4 = {"bits": 4, "group_size": _GROUP}
-# Name -> (who writes it, arguments of serialize_to_path).
+# Name -> (function that writes the checkpoint, arguments of serialize_to_path).
 FORMATS: dict[str, tuple[Callable[[Path, Shape], None], dict[str, Any]]] = {
     "safetensors": (plain, {}),
     "safetensors to int8": (plain, {"enable_quant": True}),
@@ -226,7 +226,7 @@ FORMATS: dict[str, tuple[Callable[[Path, Shape], None], dict[str, Any]]] = {
 
 
 def convert(source: str, target: str, options: dict[str, Any]) -> None:
-    """What the watched process does."""
+    """Runs in the watched process."""
     import warnings
 
     from allspark import HuggingFaceModel
@@ -240,7 +240,7 @@ def convert(source: str, target: str, options: dict[str, Any]) -> None:
 
 
 def watch(command: list[str]) -> tuple[float, int, int]:
-    """Seconds of the conversion, and the peaks of anonymous and all resident memory in bytes."""
+    """Seconds of the conversion, and the peaks in bytes of anonymous and of all resident memory."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     anonymous = resident = 0
     status = Path(f"/proc/{process.pid}/status")

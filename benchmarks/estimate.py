@@ -1,4 +1,4 @@
-"""How long measurements will take: as long as they have taken, or as their work lets expect."""
+"""Estimates how long measurements take, from earlier measurements or from the amount of work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads import WORKLOADS, MissingData, Workload, make_workload
 # (shape, workload, engine)
 Key = tuple[str, str, str]
 _START_S = 8.0  # A process starts, loads and warms up.
-# A slow machine, from which an engine's own measurements tell how far it is.
+# The rate of a slow machine; measurements of an engine are compared with it.
 _FLOPS_PER_S = 1e11
 _READ_BYTES_PER_S = 2e10
 
@@ -38,7 +38,7 @@ def weight(shape: str, task: str, divisor: int) -> float:
 
 
 class Estimate:
-    """Learns from what has been measured, failures included."""
+    """Learns from all measurements so far, including failed ones."""
 
     def __init__(self, divisor: int, measurements: Iterable[dict[str, Any]]) -> None:
         self._divisor = divisor
@@ -57,8 +57,8 @@ class Estimate:
         return self._weights[pair]
 
     def seconds(self, key: Key) -> float:
-        """Of one measurement: what it took before; else by weight, as the same engine did, or, if
-        there is nothing of that either, as all have."""
+        """Seconds of one measurement: what it took before; otherwise its weight, scaled by what the
+        same engine took for its weights; without any, by what all engines took."""
         if key in self._took:
             return statistics.fmean(self._took[key])
         same = {other: took for other, took in self._took.items() if other[2] == key[2]}

@@ -1,7 +1,7 @@
-"""Writes the documents' figures: what stands between `<!-- figures: NAME -->` and `<!-- end -->`.
+"""Writes the documents' figures, between `<!-- figures: NAME -->` and `<!-- end -->`.
 
-Everything there comes from the records in results/, one folder for each kind of machine, all of one
-commit. A test compares the documents with this, and finds figures that stand anywhere else.
+All of them come from the records in results/, which has one folder for each kind of machine, all
+from one commit. A test compares the documents with these, and finds figures in other places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-# The precisions that documents show; reports show all.
+# The precisions that documents show; reports show all of them.
 _SHOWN = ("allspark bf16", "allspark A8W8", "allspark A8W4")
 _HEADLINE = (
     "single.decode_tok_s", "single.ttft_ms", "p1024.prefill_tok_s", "b32.output_tok_s",
@@ -33,14 +33,14 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class Source:
-    """A record and where it lies."""
+    """A record and its path."""
 
     path: Path
     record: Record
 
 
 class UnknownBlock(ValueError):
-    """A marker whose name is not that of a block."""
+    """A marker whose name is not the name of a block."""
 
 
 class Results:
@@ -67,7 +67,7 @@ def _missing(command: str) -> list[str]:
 
 
 def _shapes(result: Result) -> list[str]:
-    """Those of which a precision that is shown was measured."""
+    """The shapes for which a shown precision was measured."""
     return [shape for shape in result.shapes if set(_SHOWN) & set(result.ours(shape))]
 
 
@@ -131,7 +131,7 @@ def engines(results: Results, folder: Path) -> list[str]:
 
 
 def expected(results: Results, folder: Path) -> list[str]:
-    """What a user can expect of each precision."""
+    """What users can expect from each precision."""
     lines: list[str] = []
     for source in results.of("engines"):
         result = Result(source.record)
@@ -177,7 +177,7 @@ BLOCKS: Mapping[str, Callable[[Results, Path], list[str]]] = {
 
 
 def render(text: str, results: Results, folder: Path) -> str:
-    """The document with its blocks written anew; `folder`: where it lies, for links."""
+    """The document with its blocks written again; `folder`: that of the document, for links."""
 
     def block(match: re.Match[str]) -> str:
         begin, name, _, end = match.groups()
@@ -189,7 +189,7 @@ def render(text: str, results: Results, folder: Path) -> str:
 
 
 def write_documents(folder: Path) -> None:
-    """Reports beside the records, and the documents."""
+    """Writes the reports beside the records, and the documents."""
     results = Results(folder)
     for name in DOCUMENTS:
         path = ROOT / name

@@ -1,10 +1,10 @@
-"""Measures everything that the documents quote, and writes it there. Takes hours; started again,
-it goes on where it was cut off.
+"""Measures everything that the documents quote, and writes it there. Takes hours; when started
+again, it resumes where it was cut off.
 
 usage: full.py [--rounds N] [--shapes ...] [--engines ...] [--list]
 
-Results go to results/KIND, KIND being the processor and its kernel table. All of a folder are of
-one commit: where there are some of another one, --replace removes them first.
+Results go to results/KIND, where KIND is the processor and its kernel table. All results in a
+folder are from one commit: if there are some from another commit, --replace removes them first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENIZER = Path(os.environ.get("ALLSPARK_SHARED_DATA", _SHARED)) / "tokenizers"
 
 
 def steps(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Commands by the names of their results. What is short comes first."""
+    """Commands by the names of their results. Short ones come first."""
     rounds = ["--rounds", str(options.rounds)]
     draft = ["--draft-layers", "4", "--draft-precision", "A8W8", "--sets", "greedy"]
     tokenizer = ["--tokenizer", str(TOKENIZER)] if TOKENIZER.is_dir() else []
@@ -51,7 +51,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
             "compare.py", *rounds, "--shapes", shape, "--engines", options.engines,
             "--workloads", ",".join(workloads), "--timeout", str(options.timeout), "--resume",
         ]  # fmt: skip
-        # That is of one small model, whatever the shape.
+        # `streams` always has one small model, whatever the shape.
         workloads = [workload for workload in workloads if workload != "streams"]
     return {**alone, **beside}
 
@@ -76,7 +76,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-# Of this engine what the documents show; of the peers all.
+# The precisions of this engine that the documents show, and all of the peers.
 _ENGINES = (
     "allspark/bf16", "allspark/A8W8", "allspark/A8W4",
     "openvino", "llama.cpp", "vllm", "onnxruntime-genai", "transformers",
@@ -90,7 +90,7 @@ def outputs(name: str, folder: Path) -> list[str]:
 
 
 def is_done(path: Path) -> bool:
-    """compare.py knows itself what it has still to do."""
+    """Whether a benchmark is complete; compare.py itself knows what it still has to do."""
     is_own = not path.stem.startswith("engines")
     return is_own and path.is_file() and bool(read(path)["complete"])
 
@@ -115,7 +115,7 @@ def main() -> int:
         for name in names:
             print(f"{name}: python benchmarks/{shlex.join(commands[name])}")
         return 0
-    # Ended from outside, it unwinds, and what is running ends with it.
+    # On SIGTERM the stack unwinds, so that the running command is ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     about = about_engine(options.work_dir)
     commit, folder = commit_of(about["version"]), RESULTS / machine.kind(about["isa"])

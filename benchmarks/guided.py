@@ -1,7 +1,7 @@
 """Guided against free decoding of this engine, interleaved, at a full batch.
 
-The grammar never ends, so that every request gives the same number of tokens either way. Costs
-depend on the vocabulary: give the tokenizer of the shape's real model.
+The grammar never ends, so that every request generates the same number of tokens with and without
+it. Costs depend on the vocabulary: give the tokenizer of the shape's real model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def endless(properties: dict[str, Any]) -> dict[str, str]:
-    """Records one after the other, for ever."""
+    """A format of records that follow one another without end."""
     schema = {**RECORD, "properties": {**RECORD["properties"], **properties}}
     lark = f"start: record+\nrecord: %json {json.dumps(schema)}"
     return {"type": "grammar", "grammar": lark}
@@ -63,7 +63,7 @@ class Bench(BenchEngine):
         self.start(builder, options.threads)
 
     def measure(self, formats: list[dict[str, str] | None]) -> dict[str, float]:
-        """One request for each format, from the first start to the last token."""
+        """Serves one request for each format; times from the first start to the last token."""
         begin = time.perf_counter()
         queues = []
         for seed, response_format in enumerate(formats):
@@ -96,7 +96,7 @@ def main() -> None:
     Compiler.of(bench.loader.get_tokenizer())
     print(f"vocabulary read in {time.perf_counter() - begin:.2f} s")
     recorder = Recorder("guided", options, bench.about())
-    for number in range(options.rounds + 1):  # The first warms up and compiles.
+    for number in range(options.rounds + 1):  # Round 0 warms up and compiles.
         for kind, formats in kinds.items():
             recorder.measure(number, {"kind": kind}, functools.partial(bench.measure, formats))
     print("\n".join(tables.guided(recorder.finish())))

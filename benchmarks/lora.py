@@ -1,8 +1,8 @@
 """Requests over several LoRA adapters against the same requests to the base model, interleaved.
 
-All requests start together and are decoded in one batch. Weights are random in a real model's
-shape; so are the adapters, which are as large as real ones. In each round every set of adapters
-and the base model serve the same prompts.
+All requests start together and are decoded in one batch. The model has random weights in a real
+model's shape; the adapters are random too, and as large as real ones. In each round every set of
+adapters and the base model serve the same prompts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machine that a run measures on: what it is, what it can do at most, who may use it."""
+"""The machine that a run measures on: its description, its limits, and what else runs on it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LIMITS = {
 Slot = dict[str, float | None]
 
 
-# A measurement during which others took more of the machine's cores than this is no value.
+# A measurement is discarded if other processes took more than this share of the machine's cores.
 MOST_OTHERS = 0.08
 
-# Processors by vendor, family and model as /proc/cpuinfo has them: (first model, last, name).
+# Processors by vendor, family and model in /proc/cpuinfo: (first model, last model, name).
 _PROCESSORS = {
     ("AuthenticAMD", 23): ((0, 0x2F, "zen1"), (0x30, 0xFF, "zen2")),
     ("AuthenticAMD", 25): (
@@ -52,7 +52,7 @@ def describe() -> dict[str, Any]:
 
 
 def kind(isa: str) -> str:
-    """What results are filed under: processor and kernel table, such as `zen5-avx512_bf16`."""
+    """The name of a results folder: processor and kernel table, such as `zen5-avx512_bf16`."""
     return f"{_processor(_cpu_fields())}-{isa}"
 
 
@@ -69,7 +69,7 @@ def _processor(fields: Mapping[str, str]) -> str:
 
 
 def _cpu_fields() -> dict[str, str]:
-    """Of the first core."""
+    """The fields of the first core."""
     text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -77,7 +77,7 @@ def _cpu_fields() -> dict[str, str]:
 
 @contextlib.contextmanager
 def exclusive(path: Path | None) -> Iterator[None]:
-    """Holds the lock file `path` alone, so that runs and builds that honour it do not overlap."""
+    """Holds the lock file `path`, so that runs and builds that use the lock do not overlap."""
     if path is None:
         yield
         return
@@ -87,8 +87,8 @@ def exclusive(path: Path | None) -> Iterator[None]:
 
 
 class Others:
-    """How much of the machine others take while something is measured: all but this process's
-    children and, where `in_process`, this process itself."""
+    """How much of the machine other processes take during a measurement: all but this process's
+    children and, if `in_process`, this process itself."""
 
     def __init__(self, in_process: bool = False) -> None:
         self._users = [resource.RUSAGE_CHILDREN]
@@ -104,7 +104,7 @@ class Others:
         return time.monotonic(), busy, sum(each.ru_utime + each.ru_stime for each in own)
 
     def share(self) -> float:
-        """Of all cores since the start; call it when the children have ended."""
+        """The share of all cores since the start; call it when the children have ended."""
         wall, busy, own = (
             end - begin for end, begin in zip(self._read(), self._begin, strict=True)
         )
@@ -126,8 +126,8 @@ def compile_limits(work_dir: Path) -> Path | None:
 def measure_limits(
     program: Path | None, threads: int, retries: int = 0, most_others: float = MOST_OTHERS
 ) -> Slot:
-    """The rates, each None if it is not known: no program, no such instruction, or others who were
-    there in every one of the tries."""
+    """The rates. A rate is None if there is no program, the processor has no such instruction, or
+    other processes disturbed every try."""
     slot: Slot = dict.fromkeys(LIMITS)
     if program is not None:
         for _ in range(retries + 1):
@@ -143,8 +143,8 @@ def measure_limits(
 
 
 def combine(slots: Sequence[Slot], pick: Callable[[list[float]], float]) -> Slot:
-    """Of several slots one, rate by rate. A dot product that the processor has no instruction for
-    counts as float32 multiply-adds, which then do its work."""
+    """Combines several slots into one, rate by rate. Without an instruction for a dot product,
+    float32 multiply-adds do its work, so their rate counts."""
     found: Slot = {}
     for key in LIMITS:
         rates = [rate for slot in slots if (rate := slot.get(key)) is not None]

@@ -1,7 +1,7 @@
 """One measurement of this engine in this process: a job on stdin, its result on stdout.
 
-A process for each measurement, so that none finds memory, caches or threads of another, and the
-peak memory is its own.
+Each measurement has its own process. So it does not inherit memory, caches or threads of another,
+and the peak memory is its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from peers.worker import InProcess, Request, Timeline, check, peak_rss_mb, run_j
 
 MODEL = "bench"
 Job = Mapping[str, Any]
-# Tokens the stream of the `gap` workload decodes alone before the long prompt arrives.
+# Tokens that the stream of the `gap` workload decodes alone before the long prompt arrives.
 _ALONE = 32
 
 
@@ -47,7 +47,7 @@ class Running(InProcess):
             raise RuntimeError(f"{what}: {status.name}: {self.engine.last_error()}")
 
     def start(self, request: Request) -> tuple[Any, Any]:
-        """Handle and queue of a request that has been handed over."""
+        """Starts a request; returns its handle and queue."""
         config = {
             "do_sample": False,
             "early_stopping": False,
@@ -59,7 +59,8 @@ class Running(InProcess):
         return handle, queue
 
     def serve(self, requests: list[Request]) -> list[Timeline]:
-        """As a server does: one thread, which the engine's descriptor wakes once a step."""
+        """Reads all queues like a server: in one thread, which the engine's descriptor wakes per
+        step."""
         open_streams: dict[int, tuple[Timeline, Any]] = {}
         timelines = []
         for request in requests:
@@ -73,7 +74,7 @@ class Running(InProcess):
                 if handle.id not in open_streams:
                     continue
                 timeline, queue = open_streams[handle.id]
-                # Read before: what comes after the last tokens is drained once more.
+                # Read before draining: tokens that come after this are drained in one more turn.
                 ended = queue.finished
                 elements = queue.GetNoWait()
                 if elements is not None:
@@ -88,7 +89,7 @@ class Running(InProcess):
 
 
 class Stream:
-    """A running request; a thread of its own notes when its tokens arrive."""
+    """A running request, with a thread that notes when its tokens arrive."""
 
     def __init__(
         self, running: Running, request: Request, wanted: Callable[[int], None] | None = None
@@ -111,8 +112,8 @@ class Stream:
 
 
 def convert(job: Job) -> dict[str, float]:
-    """Checkpoint to native files, in place of what is there, beside a plain copy of the
-    checkpoint's weights. All is in the page cache; nothing is synced to disk."""
+    """Converts a checkpoint to native files, replacing existing ones, and times a plain copy of the
+    checkpoint's weights for comparison. All is in the page cache; nothing is synced to disk."""
     model, quantisation = Path(job["model"]), job["options"]
     model.mkdir(parents=True, exist_ok=True)
     for path in model.glob("*"):
@@ -134,7 +135,8 @@ def convert(job: Job) -> dict[str, float]:
 
 
 def start(job: Job) -> dict[str, float]:
-    """Opening the native files, with the page cache warm; ALLSPARK_DISABLE_WARMUP says how."""
+    """Opens the native files with a warm page cache; ALLSPARK_DISABLE_WARMUP may skip the
+    warm-up."""
     for path in Path(job["model"]).glob("*"):
         with open(path, "rb", buffering=0) as file:
             while file.read(1 << 24):
@@ -147,9 +149,9 @@ def start(job: Job) -> dict[str, float]:
 
 
 def streams(job: Job) -> dict[str, float]:
-    """Many streams of a model with next to no arithmetic: what the engine itself costs.
+    """Many streams of a model with almost no arithmetic: the cost of the engine itself.
 
-    Read twice: only at the end, and by one Python thread as the tokens come.
+    The tokens are read in two ways: only at the end, and by one Python thread as they arrive.
     """
     (wave,) = job["waves"]
     wanted = sum(request["num_output"] for request in wave)
@@ -175,7 +177,7 @@ def streams(job: Job) -> dict[str, float]:
 
 
 def gap(job: Job) -> dict[str, float]:
-    """The longest wait between tokens of a stream while a long prompt is computed beside it."""
+    """The longest gap between a stream's tokens while a long prompt is computed beside it."""
     (decoding,), (arriving,) = job["waves"]
     running = Running(job)
     running.serve(job["warm_up"])
@@ -194,7 +196,7 @@ def gap(job: Job) -> dict[str, float]:
     before = [new - old for new, old in gaps if new <= prompt.begin]
     during = [new - old for new, old in gaps if new > prompt.begin and old < end]
     result = {"gap_prompt_s": end - prompt.begin, "gap_rss_mb": rss}
-    # A stream that ended before the prompt was computed, as only small models' do, says nothing.
+    # A stream may end before the prompt is computed, with small models only; then it says nothing.
     if before and times[-1] >= end:
         result["gap_alone_ms"] = 1e3 * statistics.median(before)
         result["gap_max_ms"] = 1e3 * max(during)
@@ -203,7 +205,8 @@ def gap(job: Job) -> dict[str, float]:
 
 
 def version(job: Job) -> dict[str, str]:
-    """The engine's version and the kernel table it takes; only an installed model tells that."""
+    """The engine's version and the kernel table it uses; only an installed model knows the
+    latter."""
     running = Running(job)
     stat = running.engine.get_as_engine_stat(MODEL)
     result = {"version": running.engine.get_version_full(), "isa": stat.kernel_table}

@@ -1,6 +1,6 @@
-"""Figures from the times at which tokens came, and the fraction of the machine's limits they are.
+"""Computes figures from the times of tokens, and what fraction of the machine's limits they reach.
 
-One place for all engines: a worker only notes times (peers/worker.py).
+All engines share this code: a worker only notes times (peers/worker.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from workloads import Workload
 
 
 def work_flops(shape: Shape, work: Workload) -> float:
-    """Operations that the requests ask for. A beginning that an earlier one had counts once."""
+    """Operations that the requests need. A prefix that an earlier request had counts once."""
     total = 0.0
     requests = work.requests
     for index, request in enumerate(requests):
         earlier = (os.path.commonprefix([request.ids, other.ids]) for other in requests[:index])
         known = max(map(len, earlier), default=0)
-        # The last output token is drawn and not computed on.
+        # The last output token is sampled but not fed back to the model.
         computed = len(request.ids) + request.num_output - 1
         total += shape.prefill_flops(computed) - shape.prefill_flops(known) + shape.prefill_flops(0)
         total += 2.0 * shape.head_weights * (request.num_output - 1)
@@ -62,10 +62,11 @@ def fractions(
     values: Mapping[str, float],
     limits: Slot,
 ) -> dict[str, float]:
-    """Per figure NAME a NAME_limit: the shortest time that the limits allow over the time taken.
+    """For each figure NAME a NAME_limit: the shortest time that the limits allow / the time taken.
 
-    Decoding alone reads all weights for every token. Other work computes, or reads the weights once
-    per step of its longest request, whichever takes longer. Reading the KV cache comes on top.
+    Decoding alone reads all weights for every token. Other work is limited by computing, or by
+    reading the weights once per step of its longest request, whichever takes longer. Reading the KV
+    cache comes on top.
     """
     read, rate = limits.get("read_gb_s"), limits.get(precision.rate)
     if not read or not rate:

@@ -1,8 +1,8 @@
-"""A mixture of experts: what decoding reads, of the machine's read bandwidth, interleaved.
+"""Decoding of a mixture of experts: how much of the machine's read bandwidth it uses, interleaved.
 
-A token needs the weights of its own experts alone. One stream of tokens is decoded, then several
-together, which share what they read where they have experts in common; between rounds the
-machine's read bandwidth is measured.
+A token needs only the weights of its own experts. First one stream is decoded, then several
+together, which share the reads of experts that they have in common. The machine's read bandwidth is
+measured between rounds.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Bench(BenchEngine):
         self.start(builder, options.threads, options.precision)
 
     def seconds_per_step(self, streams: int) -> float:
-        """Of decoding so many requests together, from the last one's first token on."""
+        """Decodes this many requests together, timed from the last one's first token on."""
         config = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": self.options.output}
         queues = self.start_requests(self.prompts[:streams], [config] * streams)
         begin = time.perf_counter()
         done = queues[-1].GeneratedLength()
         self.expect(self.engine.sync_request(MODEL))
-        steps = max(queues[-1].GeneratedLength() - done, 1)  # A tiny model is done by now.
+        steps = max(queues[-1].GeneratedLength() - done, 1)  # A tiny model may be done already.
         return (time.perf_counter() - begin) / steps
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     recorder = Recorder("moe", options, bench.about())
 
     def measure(streams: int) -> dict[str, float]:
-        """A step, and the read bandwidth beside it."""
+        """Times a step, and measures the read bandwidth with it."""
         values = {"step_s": bench.seconds_per_step(streams)}
         bandwidth = measure_limits(limits, threads, options.retries, options.most_others)
         read = bandwidth["read_gb_s"]

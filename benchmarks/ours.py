@@ -1,4 +1,4 @@
-"""This engine, as compare.py asks it; measure.py is its worker."""
+"""This engine, as compare.py uses it; measure.py is its worker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from peers.base import BF16, Engine, Precision
 
 
 def _quantised(bits: int, compute_method: str, group_size: int = 0) -> Precision:
-    """A precision whose options are the serialiser's customized_quant_config; the head has 8 bits.
-    A group has a scale of 16 bits; one scale per output feature is not worth counting."""
+    """A precision whose options are the serialiser's customized_quant_config; lm_head has 8 bits.
+    Groups have scales of 16 bits; a single scale per output feature is too small to count."""
     scale_bits = 16 / group_size if group_size else 0
     config = {
         "quant_method": "instant_quant",
@@ -27,7 +27,7 @@ def _quantised(bits: int, compute_method: str, group_size: int = 0) -> Precision
     return Precision(bits + scale_bits, 8 + scale_bits, rate, config)
 
 
-# Named after the bits of activations and weights, and of the KV cache where it is quantised.
+# Named by the bits of activations and weights, and of the KV cache if it is quantised.
 PRECISIONS: Mapping[str, Precision] = {
     "bf16": BF16,
     "bf16-kv8": replace(BF16, cache_mode="AsCacheQuantI8"),
@@ -41,7 +41,7 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 class Allspark(Engine):
-    """The package that is installed beside this script's interpreter."""
+    """The package installed for this script's interpreter."""
 
     name = "allspark"
     module = "measure"

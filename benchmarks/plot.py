@@ -11,7 +11,7 @@ _OURS, _PEER = "#c0392b", "#8aa1b4"
 
 
 def panels(result: Result) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Title, and engines with their medians, of what a workload is measured by first."""
+    """Titles, and the engines with their medians of a workload's main figure."""
     drawn = []
     for shape in result.shapes:
         for workload in result.workloads:
@@ -27,7 +27,7 @@ def panels(result: Result) -> list[tuple[str, list[tuple[str, float]]]]:
 
 
 def draw(record: Record, path: Path) -> None:
-    """Needs matplotlib; ImportError where there is none."""
+    """Needs matplotlib; raises ImportError without it."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""Time to the first token with the prefix cache against without it, interleaved, by share found.
+"""Time to the first token with and without the prefix cache, interleaved, by share found.
 
-One model is installed twice, with and without the cache. In each round both serve the same
-prompts: one that nobody sent before, and prompts that begin with so much of one that was served.
+One model is installed twice, with and without the cache. In each round both serve the same prompts:
+a new one, and prompts that share a prefix of the given length with one served before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bench(BenchEngine):
         return [int(token) for token in self.rng.integers(3, vocab_size, size=count)]
 
     def ttft_ms(self, name: str, prompt: list[int], found: int) -> float:
-        """Of one request alone; `found`: what the cache must have of it."""
+        """Times one request alone; `found`: how many of its tokens the cache must have."""
         config = {"do_sample": False, "max_new_tokens": OUTPUT, "eos_token_id": -1}
         begin = time.perf_counter()
         status, handle, queue = self.engine.start_request_ids(name, None, prompt, config)

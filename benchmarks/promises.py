@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What the engine promises of time and memory, measured: PASS or FAIL for each promise.
+"""Checks what the engine promises about time and memory: PASS or FAIL for each promise.
 
 usage: python benchmarks/promises.py [--shape 0.5B] [--work-dir DIR]
 
-The promises are docs/promises.md; limits are shares of something that is measured beside, or sizes
+The promises are docs/promises.md. Limits are shares of something else that is measured, or sizes
 that the engine states itself, so that they hold on any machine. A model of random values in a real
 model's shape is written to the work directory (1 GB of checkpoint and as much of each serialised
 form for 0.5B) and removed at the end. Every measurement is a process of its own.
@@ -31,7 +31,7 @@ from checkpoints import SHAPES, Shape, ensure_checkpoint
 
 MIB = 1 << 20
 MODEL = "promise"
-# What the limits are made of (docs/promises.md says why).
+# The limits are made from these (docs/promises.md says why).
 IMPORT_SHARE = 1 / 3
 INSTALLED_BYTES = 10_000_000
 QUANTISER_BYTES = 5 * MIB
@@ -46,7 +46,7 @@ _SAMPLE_S = 0.005
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure, and the most that it may be."""
+    """A figure and its upper limit."""
 
     value: float
     limit: float
@@ -79,18 +79,18 @@ class Work:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of the largest tensor as the checkpoint has it, in bfloat16."""
+        """Bytes of the largest tensor in the checkpoint, in bfloat16."""
         return 2 * max(int(np.prod(dims)) for dims in self.shape.tensors().values())
 
     def model_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.model.glob(f"{MODEL}.as*"))
 
 
-# --- What runs in a process of its own: prints one JSON object.
+# --- Runs in a process of its own: prints one JSON object.
 
 
 def memory(field: str = "RssAnon") -> int:
-    """Bytes of this process, by /proc/self/status."""
+    """Bytes of this process, from /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return 1024 * int(line.split()[1])
@@ -111,7 +111,7 @@ def convert(source: str, target: str, options: str) -> dict[str, Any]:
 
 
 def serve(model: str) -> dict[str, Any]:
-    """A serialised model's life: start, requests that fill its batch, idleness, unload."""
+    """All states of a serialised model: start, requests that fill its batch, idleness, unload."""
     os.environ["ALLSPARK_DISABLE_WARMUP"] = "1"
     from allspark import DashInferModel, Engine, TargetDevice
 
@@ -175,12 +175,12 @@ def serve(model: str) -> dict[str, Any]:
 
 
 def heavy() -> int:
-    """How many modules this process has imported that it should do without."""
+    """How many modules that it should not need this process has imported."""
     return sum(name in sys.modules for name in HEAVY)
 
 
 def seconds_to_touch(model: Path) -> float:
-    """To map the files of a model and to read each byte of them once, from the page cache."""
+    """Seconds to map a model's files and read each byte once, from the page cache."""
     begin = time.perf_counter()
     for path in model.glob(f"{MODEL}.as*"):
         with open(path, "rb", buffering=0) as file:
@@ -192,7 +192,7 @@ def seconds_to_touch(model: Path) -> float:
 
 
 def idleness() -> dict[str, float]:
-    """How often the threads of this process, but for this one, ran for IDLE_S, and how long."""
+    """How often, and how long, the threads of this process other than this one ran for IDLE_S."""
 
     def read() -> tuple[int, float]:
         switches = 0
@@ -204,7 +204,7 @@ def idleness() -> dict[str, float]:
                     switches += int(line.split()[1])
         return switches, time.process_time() - time.thread_time()
 
-    time.sleep(0.2)  # What the last request left to do.
+    time.sleep(0.2)  # Work that the last request left.
     switches, seconds = read()
     time.sleep(IDLE_S)
     later = read()
@@ -224,12 +224,12 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-# --- What starts these processes, and compares.
+# --- Starts these processes, and compares.
 
 
-@functools.cache  # What several promises are about is measured once.
+@functools.cache  # A measurement that several promises use is done once.
 def in_process(task: str, *arguments: str) -> tuple[dict[str, Any], int]:
-    """The task's result, and the most anonymous memory that its process had meanwhile."""
+    """The task's result, and the peak of its process's anonymous memory."""
     command = [sys.executable, __file__, "--task", task, *arguments]
     environment = {**os.environ, "TQDM_DISABLE": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -253,7 +253,7 @@ def seconds_of(code: str) -> float:
 
 
 def imports(work: Work) -> list[Measured]:
-    """Interleaved, the least of each: what others do to the machine only ever adds."""
+    """Interleaved, the minimum of each: other work on the machine can only add time."""
     codes = ("pass", "import allspark", "import numpy")
     times = [[seconds_of(code) for code in codes] for _ in range(_ROUNDS)]
     nothing, ours, numpy = (min(column) for column in zip(*times, strict=True))
@@ -265,7 +265,7 @@ def size(work: Work) -> list[Measured]:
 
 
 def converted(work: Work) -> list[tuple[dict[str, Any], int]]:
-    """To files, to files in int8, in memory."""
+    """Converts to files, to files in int8, and to memory."""
     targets = [(work.model, {}), (work.directory / "int8", {"enable_quant": True}), ("", {})]
     return [
         in_process("convert", str(work.checkpoint), str(to), json.dumps(how)) for to, how in targets
@@ -274,8 +274,8 @@ def converted(work: Work) -> list[tuple[dict[str, Any], int]]:
 
 def conversion(work: Work) -> list[Measured]:
     results, conversions = [], converted(work)
-    # Of a model that goes to files nothing is memory that the system cannot take back: the pages of
-    # a tensor are the checkpoint's, and those of one tensor are there at a time.
+    # Converting to files needs no anonymous memory for weights: a tensor's pages are the
+    # checkpoint's file pages, and only one tensor's pages are resident at a time.
     beside = (0, QUANTISER_BYTES, work.model_bytes())
     for (result, anonymous), more in zip(conversions, beside, strict=True):
         before, most = result["before"], OTHER_BYTES + more
@@ -330,7 +330,8 @@ def idle(work: Work) -> list[Measured]:
 
 @dataclass(frozen=True)
 class Promise:
-    """A row of docs/promises.md. ``figures`` names what ``measure`` gives, in its order."""
+    """A row of docs/promises.md. ``figures`` are the names of what ``measure`` returns, in
+    order."""
 
     what: str
     limit: str

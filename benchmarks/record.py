@@ -1,4 +1,4 @@
-"""The form in which every benchmark leaves its values, one JSON file for each.
+"""The form in which every benchmark saves its values, one JSON file for each.
 
 A record says what was measured (machine, commit, command, settings) and holds every single value:
 
@@ -6,9 +6,9 @@ A record says what was measured (machine, commit, command, settings) and holds e
    "settings": {"rounds": 3, ...},
    "measurements": [{"round": 1, "of": {"adapters": "none"}, "values": {"output_tok_s": 478.1}}]}
 
-`of` names what the values of a measurement belong to. Instead of `values` a measurement can have
-`disturbed`, the part of the cores that others took, or `failed`, the reason. Medians and tables are
-made of it by report.py and figures.py.
+`of` says what the values of a measurement belong to. Instead of `values` a measurement can have
+`disturbed`, the share of the cores that other processes took, or `failed`, the reason. report.py
+and figures.py compute medians and tables from it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-# Whose figures come from there (figures.py).
+# The documents whose figures come from these records (figures.py).
 DOCUMENTS = ("README.md", "benchmarks/README.md", "docs/performance.md")
 
-# Folders and files, each followed by one.
+# Options for folders and files, each followed by one.
 _OWN_OPTIONS = ("--json", "--lock", "--name", "--output-dir", "--program", "--work-dir")
 
 Record = dict[str, Any]
@@ -55,13 +55,13 @@ def begin(benchmark: str, version: str, isa: str, settings: Mapping[str, Any]) -
 
 
 def commit_of(version: str) -> str | None:
-    """The commit that the engine was built of; None outside a checkout."""
+    """The commit that the engine was built from; None outside a checkout."""
     found = re.search(r"GitSha1:([0-9a-f]{8,40})", version)
     return found[1] if found else None
 
 
 def command() -> str:
-    """This process's, without what is this machine's or this sitting's own."""
+    """The command of this process, without options specific to this machine or run."""
     words = ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
     arguments = iter(sys.argv[1:])
     for word in arguments:
@@ -73,8 +73,8 @@ def command() -> str:
 
 
 def is_modified(commit: str | None) -> bool | None:
-    """True where the checkout differs from the commit that the engine is of, beyond what is
-    measured and where that is written; None where that cannot be told."""
+    """True if the checkout differs from the engine's commit in files other than the benchmarks and
+    the documents that they write; None if that is unknown."""
     if commit is None:
         return None
     difference = ["git", "-C", str(HERE), "diff", "--quiet", commit, "--", ":/"]
@@ -87,7 +87,7 @@ def is_modified(commit: str | None) -> bool | None:
 
 
 def write(path: Path, record: Record) -> None:
-    """In one go: a run that is ended meanwhile leaves what was there before."""
+    """Atomic: if the run is ended during the write, the old file stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     new.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -107,12 +107,12 @@ def select(record: Record, **of: object) -> Iterator[Measurement]:
 
 
 def rounds(record: Record) -> int:
-    """Those that have begun."""
+    """How many rounds have begun."""
     return max((each["round"] for each in record["measurements"]), default=0)
 
 
 def values(record: Record, metric: str, **of: object) -> list[float]:
-    """Of every round that has this one."""
+    """The values of the metric, of every round that has it."""
     found = (measurement.get("values", {}) for measurement in select(record, **of))
     return [each[metric] for each in found if metric in each]
 
@@ -123,5 +123,5 @@ def median(record: Record, metric: str, **of: object) -> float | None:
 
 
 def keys(record: Record, name: str) -> list[Any]:
-    """What `of` has under this name, in the order of the measurements."""
+    """The values that `of` has under this name, in the order of the measurements."""
     return list(dict.fromkeys(each["of"][name] for each in record["measurements"]))

@@ -36,19 +36,19 @@ FIGURES = {
     "gap_p99_ms": Figure("gap p99, ms"),
     "load_s": Figure("load, s", 2),
     "rss_mb": Figure("peak RSS, MB", 0),
-    # How far to trust a row rather than what to compare.
+    # Says how far to trust a row; not a figure to compare.
     "core_share": Figure("cores got, %", 0, scale=100),
     "others_share": Figure("others, %", 0, scale=100),
 }
 _ALONE = ("decode_tok_s", "ttft_ms", "gap_p99_ms")
 _TOGETHER = ("output_tok_s", "ttft_ms", "ttft_p99_ms", "gap_ms", "gap_p99_ms")
-# What a workload is measured by; other figures of it are in the JSON only. The rest: _TOGETHER.
+# The figures shown for a workload; the others are only in the JSON. Default: _TOGETHER.
 _SHOWN = {
     "single": _ALONE,
     "p1024": ("prefill_tok_s",),
     "long": ("prefill_tok_s", *_ALONE),
 }
-# What the summary has of them. The rest: _SUMMARY_TOGETHER.
+# The figures of them in the summary. Default: _SUMMARY_TOGETHER.
 _SUMMARY = {
     "single": ("decode_tok_s", "ttft_ms"),
     "p1024": ("prefill_tok_s",),
@@ -56,7 +56,7 @@ _SUMMARY = {
 }
 _SUMMARY_TOGETHER = ("output_tok_s", "ttft_ms", "gap_p99_ms")
 
-# Measured of this engine alone.
+# Measured only for this engine.
 ENGINE_METRICS = {
     "convert.convert_s": Figure("conversion, s", 2),
     "convert.copy_s": Figure("the checkpoint copied, s", 2),
@@ -86,12 +86,12 @@ def figure_of(metric: str) -> Figure:
 
 
 def better_by(metric: str, ours: float, peer: float) -> float:
-    """Above one where ours is better."""
+    """A ratio that is above one if our value is better."""
     return peer / ours if figure_of(metric).less_is_better else ours / peer
 
 
 class Result:
-    """A record, and what its values say."""
+    """A record, and the statistics of its values."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -118,7 +118,7 @@ class Result:
         return [label for label in labels if label not in self.record["ours"]]
 
     def measurements(self, shape: str, label: str, workload: str) -> list[Measurement]:
-        """One for each round that got there."""
+        """One for each round that reached this measurement."""
         return self._measurements.get((shape, label, workload), [])
 
     def values(self, shape: str, label: str, metric: str) -> list[float]:
@@ -131,7 +131,7 @@ class Result:
         return statistics.median(values) if values else None
 
     def best(self, shape: str, labels: Iterable[str], metric: str) -> tuple[str, float] | None:
-        """Whose median is the best of these engines', and that."""
+        """The engine with the best median, and that median."""
         medians = [
             (label, value)
             for label in labels
@@ -161,14 +161,14 @@ def _value(values: list[float], figure: Figure) -> str:
 
 
 def _no_value(measurements: list[Measurement]) -> str:
-    """Why a cell has none."""
+    """Why a cell has no value."""
     if any("disturbed" in each for each in measurements):
         return "disturbed"
     return "failed" if any("failed" in each for each in measurements) else "–"
 
 
 def _of_the_limit(result: Result, shape: str, label: str, metric: str) -> list[str]:
-    """The percentage, and how often the limit was too low to give one."""
+    """The percentage, and how often the measured limit was too low to give one."""
     fractions = result.values(shape, label, f"{metric}_limit")
     possible = [fraction for fraction in fractions if fraction <= 1]
     remarks = [f"{100 * statistics.median(possible):.0f} %"] if possible else []
@@ -200,7 +200,7 @@ def cell(result: Result, shape: str, label: str, metric: str, with_range: bool =
 def summary(
     result: Result, shape: str, labels: Iterable[str] | None = None, with_range: bool = True
 ) -> list[str]:
-    """A row for each figure: some of our precisions, and the best of all peers' in that row."""
+    """A row for each figure: some of our precisions, and the best value of all peers."""
     engines = [label for label in result.ours(shape) if labels is None or label in labels]
     rows = []
     for workload in result.workloads:
@@ -247,7 +247,7 @@ def _engine_only(result: Result, shape: str) -> list[str]:
 
 
 def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
-    """Unrounded; None where it was not measured."""
+    """Unrounded; None if it was not measured."""
     labels = result.ours(shape) if bar.engine == BEST else [bar.engine]
     if bar.against == LIMIT:
         fractions = result.values(shape, bar.engine, f"{bar.metric}_limit")
@@ -258,7 +258,7 @@ def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
 
 
 def _is_asked(result: Result, shape: str, bar: Bar) -> bool:
-    """Whether both sides were to be measured, so that a missing value is a gap."""
+    """Whether both sides were requested, so that a missing value is a gap."""
     workload = bar.metric.partition(".")[0]
     if bar.against == LIMIT:
         has_limits = any(slot["read_gb_s"] for slot in result.record["limits"])
@@ -274,12 +274,12 @@ def is_met(bar: Bar, value: float) -> bool:
 
 
 def _cut(value: float) -> str:
-    """Rounded down, so that what is shown is never above a bar that is not met."""
+    """Rounded down, so that the text never shows a bar as met that is not."""
     return f"{math.floor(value * 1000) / 1000:.3f}"
 
 
 def bars(result: Result, shape: str) -> list[str]:
-    """Those that were asked for."""
+    """The bars that were requested."""
     rows = []
     for bar in BARS:
         workload, _, name = bar.metric.partition(".")
@@ -294,7 +294,7 @@ def bars(result: Result, shape: str) -> list[str]:
 
 
 def bars_met(result: Result, shape: str) -> str:
-    """In words: how many, and which are not."""
+    """A sentence: how many bars are met, and which are not."""
     values = [(bar, bar_value(result, shape, bar)) for bar in BARS]
     known = [(bar, value) for bar, value in values if value is not None]
     met = sum(is_met(bar, value) for bar, value in known)
@@ -307,11 +307,11 @@ def bars_met(result: Result, shape: str) -> str:
     return f"{text} Open: {'; '.join(missed)}." if missed else text
 
 
-# Who ran what.
+# Participation of the engines.
 
 
 def _failures(result: Result, shape: str) -> Iterator[str]:
-    """Each reason once, with those it holds for."""
+    """Each reason once, with the engine, workloads and rounds that it applies to."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for label in result.record["contestants"][shape]:
         for workload in result.workloads:
@@ -330,7 +330,7 @@ def _failures(result: Result, shape: str) -> Iterator[str]:
 
 
 def participation(result: Result, shape: str) -> list[str]:
-    """The rounds that each engine has of each workload, and why it has no more."""
+    """How many rounds each engine has of each workload, and why not more."""
     shown = [
         workload
         for workload in result.workloads
@@ -387,7 +387,7 @@ def _noise(result: Result) -> str:
 
 
 def origin(record: Record) -> str:
-    """Machine, commit and date of a record, for above its figures."""
+    """Machine, commit and date of a record, to print above its figures."""
     machine, settings = record["machine"], record["settings"]
     commit = f"commit {record['commit']}" if record["commit"] else "no commit"
     if record["modified"]:

@@ -1,19 +1,19 @@
 """Speculative decoding against decoding token by token, interleaved, on the same requests.
 
-The model has random weights: its greedy text falls into cycles, and with the weights of a real
-model's shape a step costs what it costs there. The sets:
+The model has random weights in a real model's shape, so a step costs as much as there; its greedy
+text falls into cycles. The sets:
 
   greedy   random prompts, continued greedily
   copy     the same after 512 tokens of their greedy continuation, which are part of the prompt: the
-           text has its cycle, and the output repeats what the prompt holds
-  drawn    drawn at temperature 0.7 from the 50 likeliest
-  noise    drawn from the whole distribution: nothing repeats
+           text has reached its cycle, and the output repeats parts of the prompt
+  drawn    sampled at temperature 0.7 from the 50 likeliest tokens
+  noise    sampled from the whole distribution: nothing repeats
   others   files of ALLSPARK_SHARED_DATA/prompts whose names begin so, continued greedily
 
-Drafts come from prompt lookup, or with --draft-layers N from a draft model: the model's first N
-layers, quantised, where what its other layers add is next to nothing.
+Draft tokens come from prompt lookup or, with --draft-layers N, from a draft model: the model's
+first N layers, quantised. The model's other layers then add almost nothing.
 
-Rates are of decoding alone: tokens after the first, over the time since it.
+Rates are of decoding alone: tokens after the first, divided by the time since it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_arguments() -> argparse.Namespace:
 @dataclasses.dataclass(frozen=True)
 class Decoded:
     tok_s: float
-    drafted: int  # Tokens, of which so many were
+    drafted: int  # Draft tokens, and how many of them were
     accepted: int
     outputs: list[Ids]
 
@@ -102,13 +102,13 @@ class Bench(BenchEngine):
         return queues
 
     def measure(self, prompts: list[Ids], batch: int, config: dict[str, Any]) -> Decoded:
-        """`batch` at a time."""
+        """Runs `batch` prompts at a time."""
         config = {"max_new_tokens": self.options.output, **config}
         seconds, tokens, drafted, accepted, outputs = 0.0, 0, 0, 0, []
         for begin in range(0, len(prompts), batch):
             wave = self.run(prompts[begin : begin + batch], config)
             infos = [queue.RequestStatInfo() for queue in wave]
-            # Each stream from its own first token on.
+            # Each stream is timed from its own first token on.
             decode_ms = [info["last_token_time"] - info["first_token_time"] for info in infos]
             seconds += max(1, statistics.mean(decode_ms)) / 1000
             for info in infos:
@@ -116,7 +116,7 @@ class Bench(BenchEngine):
                 drafted += info["draft_token_length"]
                 accepted += info["accepted_draft_token_length"]
             outputs += [list(queue.Get().ids_from_generate) for queue in wave]
-        # The statistics' milliseconds do not resolve a tiny model.
+        # The statistics' milliseconds are too coarse for a tiny model.
         return Decoded(tokens / max(seconds, 1e-3), drafted, accepted, outputs)
 
     def random_prompts(self) -> list[Ids]:
@@ -135,7 +135,7 @@ class Bench(BenchEngine):
 
 
 def data_prompts(name: str, count: int) -> list[Ids]:
-    """The first texts of a file of ALLSPARK_SHARED_DATA/prompts, in tokens of qwen2.5."""
+    """The first texts of a file of ALLSPARK_SHARED_DATA/prompts, as tokens of qwen2.5."""
     from tokenizers import Tokenizer
 
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -154,7 +154,7 @@ def data_prompts(name: str, count: int) -> list[Ids]:
 
 
 def prompt_of(record: dict[str, Any]) -> str:
-    """Of a line of any of the files."""
+    """The prompt in a line of any of the files."""
     if "turns" in record:
         return str(record["turns"][0])
     if "conversations" in record:
@@ -176,7 +176,7 @@ def main() -> None:
     recorder = Recorder("speculative", options, bench.about())
 
     def compare(used: list[Ids], batch: int, config: dict[str, Any]) -> dict[str, float]:
-        """The same requests token by token, and with drafts."""
+        """Serves the same requests token by token, and with draft tokens."""
         plain = bench.measure(used, batch, config)
         fast = bench.measure(used, batch, {**config, **drafting})
         if fast.outputs != plain.outputs:

@@ -1,4 +1,4 @@
-"""What the engine itself costs a step: its loop over a model whose kernels do nothing.
+"""The engine's own cost per step: its loop over a model whose kernels do nothing.
 
 Runs the program that `scripts/bench.sh engine` builds (csrc/bench/engine_bench.cc).
 """

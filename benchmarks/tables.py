@@ -1,4 +1,4 @@
-"""The tables of the benchmarks that measure this engine alone, made of their records."""
+"""The tables of the benchmarks that measure only this engine, made from their records."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ours import PRECISIONS
 from record import Measurement, Record, keys, select
 from report import table
 
-FREE = "free"  # Of guided.py: decoding without a format.
+FREE = "free"  # In guided.py: decoding without a format.
 Values = Mapping[str, float]
 
 
 def _median(
     record: Record, value: Callable[[Values], float | None], text: str, **of: object
 ) -> str:
-    """Of `value` over the rounds, written as `text` says; or why there is none."""
+    """The median of `value` over the rounds, formatted by `text`; or why there is none."""
     found = list(select(record, **of))
     each = [value(one["values"]) for one in found if "values" in one]
     known = [one for one in each if one is not None]
@@ -64,7 +64,7 @@ def lora(record: Record) -> list[str]:
 
     rows = []
     for name in sets:
-        # Of each round, so that what else the machine did falls out.
+        # Ratios within each round, so that other load on the machine cancels out.
         pairs = _beside(record, {"adapters": name}, {"adapters": sets[0]})
         shares = [whole(base) / whole(own) for own, base in pairs]
         rows.append([
@@ -84,7 +84,7 @@ def lora(record: Record) -> list[str]:
 
 
 def expected_bytes(shape: Shape, precision: str, streams: int) -> float:
-    """Weights that a step of so many tokens reads if routers choose evenly."""
+    """Bytes of weights that a step of this many tokens reads if routers choose evenly."""
     kind = PRECISIONS[precision]
     body, head = kind.body_bits, kind.head_bits
     one = shape.bytes_per_decoded_token(body, head)
@@ -133,7 +133,7 @@ def guided(record: Record) -> list[str]:
 def speculative(record: Record) -> list[str]:
     settings = record["settings"]
     rows = []
-    # The batches of a set follow one another.
+    # The batch sizes of a set are consecutive rows.
     for name, batch in itertools.product(keys(record, "set"), keys(record, "batch")):
         of = {"set": name, "batch": batch}
         rows.append([

@@ -1,6 +1,6 @@
 """The requests of the benchmarks: token ids and output lengths, the same on every machine.
 
-Greedy sampling and no end of sequence, so that every request gives exactly its number of tokens.
+Sampling is greedy and without EOS, so that every request generates exactly its number of tokens.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from pathlib import Path
 
 import numpy as np
 
-# Served by every engine; the order is that of the reports.
+# Every engine serves these; the reports use this order.
 WORKLOADS = (
     "single", "p1024", "b8", "b32", "mixed", "azure", "shared", "shared_late", "long", "long16",
 )  # fmt: skip
 _SEED = 1234
-# Requests that are served before the clock starts: tokens of their outputs. Prompts repeat one id,
-# 3 and more to leave out special tokens, another one for each size class.
+# Output tokens of the requests that are served before timing starts. Their prompts repeat one id,
+# which is at least 3 to avoid special tokens, and differs between size classes.
 _WARM_UP = 8
 _WARM_UP_ID = 3
 _AZURE_REQUESTS = 64
-# The trace as it is would take a small machine minutes per engine.
+# The full trace would take a small machine minutes per engine.
 _AZURE_DIVISOR = 4
 
 
 class MissingData(RuntimeError):
-    """A workload whose lengths come from a file that is not there."""
+    """A workload whose lengths come from a file that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Workload:
-    """Waves of requests: those of one are handed over at once, when the last one has ended."""
+    """Waves of requests: those of a wave are started at once, when the wave before has ended."""
 
     name: str
     waves: list[list[Request]]
@@ -65,9 +65,9 @@ class Workload:
         return max(len(wave) for wave in self.waves)
 
     def warm_up(self) -> list[Request]:
-        """A request of every size class: prompts within a power of two are one class. They have
-        the length of its longest prompt and other ids than any request, so that no prefix cache
-        knows the workload's, and outputs of a few tokens."""
+        """A request of every size class: prompts within a power of two are one class. Its prompt is
+        as long as the longest of the class, with ids that no request has, so that the prefix cache
+        holds nothing of the workload. Its output is a few tokens."""
         longest: dict[int, Request] = {}
         for request in self.requests:
             size = len(request.ids).bit_length()
@@ -82,14 +82,15 @@ class Workload:
 def log_normal(
     rng: np.random.Generator, mean: float, sigma: float, bounds: tuple[int, int], count: int
 ) -> list[int]:
-    """Lengths with this mean before they are clipped to the bounds."""
+    """Lengths with this mean, before they are clipped to the bounds."""
     draws = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     return [int(length) for length in np.clip(draws.round(), *bounds)]
 
 
 def mixed_lengths() -> list[tuple[int, int]]:
-    """Prompt and output lengths of `mixed`: 3,373 output tokens in all, the trace by which other
-    engines have been measured. That drew the prompts of single, p1024, b8 and b32 first."""
+    """Prompt and output lengths of `mixed`: 3,373 output tokens in total, a trace with which other
+    engines have been measured. Its random generator drew the prompts of single, p1024, b8 and b32
+    first."""
     rng = np.random.default_rng(_SEED)
     for num_prompt in [128, 1024] + [128] * (8 + 32):
         rng.integers(300, 7900, size=num_prompt)
@@ -112,10 +113,10 @@ def azure_lengths() -> list[tuple[int, int]]:
 
 
 def make_workload(name: str, vocab_size: int, divisor: int = 1) -> Workload:
-    """The workload `name`; `divisor` > 1 shortens prompts and outputs for a try.
+    """The workload `name`; `divisor` > 1 shortens prompts and outputs for a quick test.
 
-    Besides WORKLOADS there are two for the engine alone: `gap`, a stream that decodes and a long
-    prompt that arrives meanwhile (the stream keeps its length), and `streams`, 64 short prompts.
+    There are two more than WORKLOADS, for this engine alone: `gap`, a stream that decodes while a
+    long prompt arrives (the stream keeps its length), and `streams`, 64 short prompts.
     """
     rng = np.random.default_rng([_SEED, zlib.crc32(name.encode())])
 

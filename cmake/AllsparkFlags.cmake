@@ -1,7 +1,7 @@
 # Compiler flags that every target of the project shares.
 #
-# Numerics: no -ffast-math anywhere, and -ffp-contract=off, so that a multiply and an add are fused only
-# where the source says so; results must not depend on what a compiler chooses to contract.
+# Numerics: no -ffast-math anywhere, and -ffp-contract=off, so that a multiply and an add are fused
+# only where the source says so; results must not depend on what a compiler chooses to contract.
 
 add_library(as_flags INTERFACE)
 target_include_directories(as_flags INTERFACE
@@ -11,8 +11,9 @@ if(ALLSPARK_WERROR)
   target_compile_options(as_flags INTERFACE -Werror)
 endif()
 
-# Sanitizers instrument everything, protobuf's generated code included: directory-wide options. Their
-# reports need lines and names, not variables: -g1 halves the time to compile.
+# Sanitizers instrument everything, including protobuf's generated code, so these options are set
+# for the whole directory. Their reports need lines and names, not variables: -g1 halves the compile
+# time.
 if(ALLSPARK_SANITIZE)
   list(JOIN ALLSPARK_SANITIZE "," as_sanitizers)
   add_compile_options(-fsanitize=${as_sanitizers} -fno-omit-frame-pointer -g1)

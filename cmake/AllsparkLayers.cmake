@@ -1,9 +1,9 @@
-# as_add_layer(NAME DEPENDENCY...): csrc/NAME/*.cc becomes the static library as_NAME. A folder without
-# sources becomes an interface library, so that the layers above need not know.
+# as_add_layer(NAME DEPENDENCY...): csrc/NAME/*.cc becomes the static library as_NAME. A folder
+# without sources becomes an interface library, so that the layers above link it in the same way.
 
 set(ALLSPARK_LAYERS "")   # in order, lowest first
 
-# Layers where a lost bit corrupts state silently.
+# Layers in which a silent loss of bits would corrupt state; they are compiled with -Wconversion.
 set(ALLSPARK_CONVERSION_LAYERS weights kv_cache scheduler)
 
 function(as_add_library name sources dependencies)
@@ -27,8 +27,9 @@ macro(as_add_layer name)
   as_add_library("${name}" "${as_sources}" "${ARGN}")
 endmacro()
 
-# Flags of one instruction set, by the suffix of the file name. No exceptions and no RTTI, because they
-# bring inline library code, which must not be compiled for a newer CPU (scripts/check_isa_symbols.py).
+# Flags of one instruction set, by the suffix of the file name. No exceptions and no RTTI, because
+# they pull in inline library code, which must not be compiled for a newer CPU
+# (scripts/check_isa_symbols.py).
 set(ALLSPARK_ISA_COMMON -O3 -fno-exceptions -fno-rtti -ffp-contract=off)
 set(ALLSPARK_ISA_avx2 -mavx2 -mfma -mf16c)
 set(ALLSPARK_ISA_avx512
@@ -36,15 +37,15 @@ set(ALLSPARK_ISA_avx512
 set(ALLSPARK_ISA_avx512_vnni ${ALLSPARK_ISA_avx512} -mavx512vnni)
 set(ALLSPARK_ISA_avx512_bf16 ${ALLSPARK_ISA_avx512_vnni} -mavx512bf16)
 set(ALLSPARK_ISA_amx ${ALLSPARK_ISA_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
-# On Arm, GCC reorders before it allocates registers, and then spills the tiles' accumulators.
+# On Arm, GCC schedules before it allocates registers, and then spills the tiles' accumulators.
 set(ALLSPARK_ISA_neon $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 set(ALLSPARK_ISA_neon_dotprod ${ALLSPARK_ISA_neon} -march=armv8.2-a+dotprod)
 set(ALLSPARK_ISA_neon_bf16 ${ALLSPARK_ISA_neon} -march=armv8.2-a+bf16)
 set(ALLSPARK_ISAS_x86_64 avx2 avx512 avx512_vnni avx512_bf16 amx)
 set(ALLSPARK_ISAS_aarch64 neon neon_dotprod neon_bf16)
 
-# kernels/, kernels/ref/ and kernels/cpu/, where each kernels_ISA.cc gets its instruction set's flags;
-# those of other processors are left out.
+# kernels/, kernels/ref/ and kernels/cpu/. Each kernels_ISA.cc gets the flags of its instruction
+# set; files for other processors are left out.
 macro(as_add_kernels_layer)
   set(as_root "${CMAKE_CURRENT_SOURCE_DIR}/csrc/kernels")
   file(GLOB as_sources CONFIGURE_DEPENDS

@@ -1,6 +1,6 @@
-# liballspark.so: what C++ programs link. All layers in one library, of which what the public headers declare
-# is exported. The version script keeps back what visibility cannot: the inline code of the standard library
-# and of protobuf.
+# liballspark.so, the library that C++ programs link. It has all layers, and exports what the public
+# headers declare. The version script hides what visibility cannot: inline code of the standard
+# library and of protobuf.
 
 set(as_objects "")
 foreach(as_layer IN LISTS ALLSPARK_LAYERS ITEMS proto)

@@ -1,7 +1,9 @@
-# csrc/proto: C++ lite classes (`#include "proto/allspark.pb.h"`), and the descriptor set from which Python
-# builds its classes, so that generated Python code never disagrees with the installed protobuf.
+# csrc/proto: C++ lite classes (`#include "proto/allspark.pb.h"`), and the descriptor set from which
+# Python builds its classes, so that there is no generated Python code to disagree with the
+# installed protobuf.
 
-# Newer protobuf releases bring a CMake package that knows their dependencies; Debian's 3.21 does not.
+# Newer protobuf releases have a CMake package that lists their dependencies; Debian's 3.21 has
+# none.
 find_package(Protobuf CONFIG QUIET)
 if(NOT TARGET protobuf::libprotobuf-lite)
   find_package(Protobuf MODULE REQUIRED)
@@ -24,7 +26,8 @@ add_custom_command(
   COMMENT "Generating the protobuf classes and the descriptor set"
   VERBATIM)
 
-# Generated code is compiled without our warnings, and is a system header to those who include it.
+# Generated code is compiled without our warnings; its headers are system headers for those who
+# include it.
 add_library(as_proto STATIC "${as_generated}/proto/allspark.pb.cc")
 target_include_directories(as_proto SYSTEM PUBLIC "${as_generated}")
 target_link_libraries(as_proto PUBLIC protobuf::libprotobuf-lite Threads::Threads)

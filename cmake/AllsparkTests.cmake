@@ -1,6 +1,6 @@
-# tests/cpp/FOLDER/**/*_test.cc becomes the executable test_FOLDER, *_slow_test.cc test_FOLDER_slow, each with
-# one CTest entry per test and the label unit or slow. A test links its own layer and those below it, so a
-# layer's tests build while the layers above it do not.
+# tests/cpp/FOLDER/**/*_test.cc becomes the executable test_FOLDER, *_slow_test.cc test_FOLDER_slow,
+# each with one CTest entry per test and the label unit or slow. A test links its own layer and
+# those below it, so a layer's tests can be built while the layers above it cannot.
 
 find_package(GTest REQUIRED)
 include(GoogleTest)
@@ -9,12 +9,12 @@ set(as_tests_root "${CMAKE_CURRENT_SOURCE_DIR}/tests")
 file(GLOB as_support_sources CONFIGURE_DEPENDS "${as_tests_root}/support/*.cc")
 if(as_support_sources)
   add_library(as_test_support STATIC ${as_support_sources})
-  # Headers only: which layers a test links is the test's own matter.
+  # Headers only: each test decides which layers it links.
   target_link_libraries(as_test_support PUBLIC as_flags GTest::gtest)
   target_include_directories(as_test_support PRIVATE "${as_tests_root}")
   target_include_directories(as_test_support SYSTEM PRIVATE "${as_generated}")
   add_dependencies(as_test_support as_proto)
-  # GCC notes about 64-byte vectors passed by value, which emulated AVX-512 does within one file.
+  # GCC warns of 64-byte vectors passed by value, which emulated AVX-512 does within one file.
   target_compile_options(as_test_support PRIVATE -Wno-psabi)
 else()
   add_library(as_test_support INTERFACE)
@@ -24,9 +24,9 @@ endif()
 set(as_test_properties TIMEOUT 600)
 set(as_test_filter "")
 if(CMAKE_CROSSCOMPILING)
-  # In qemu-user, which is many times slower and keeps notes of every page of a reserved region:
-  # a small one, only small crowds, no soak, and no test of which pages are resident, which it does
-  # not know.
+  # qemu-user is many times slower, keeps a record for every page of a reserved region, and does not
+  # know which pages are resident. So: a small region, only small batches, no soak, and no test of
+  # resident pages.
   set(as_test_properties TIMEOUT 3600 ENVIRONMENT BFC_MEM_RATIO=0.05)
   set(as_test_filter TEST_FILTER
       "-*InCrowdsOf64*:*OnEveryTable*:*SoakTest*:BfcRegionTest.*:EngineTest.StartingAndStoppingLeaksNothing")
@@ -38,17 +38,18 @@ function(as_add_test name label layers)
   list(REVERSE layers)
   target_include_directories(${name} PRIVATE "${as_tests_root}" "${as_generated}")
   target_link_libraries(${name} PRIVATE as_test_support ${layers} as_proto GTest::gtest GTest::gtest_main)
-  # The layers' code is what is tested; that of the tests need not be fast, and compiles faster.
+  # The layers' code is what is tested. The code of the tests need not be fast, and this compiles
+  # faster.
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   if(label STREQUAL slow)
-    set(as_test_properties TIMEOUT 7200)  # ALLSPARK_SOAK_SECONDS says how long
+    set(as_test_properties TIMEOUT 7200)  # the soak runs for ALLSPARK_SOAK_SECONDS
   endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
     ${as_test_filter} PROPERTIES LABELS ${label} ${as_test_properties})
 endfunction()
 
-# A folder named as no layer tests the whole.
+# A folder that is not named as a layer tests all layers.
 function(as_layers_up_to folder result)
   set(up_to "")
   foreach(layer IN LISTS ALLSPARK_LAYERS)

@@ -1,5 +1,5 @@
-# Builds for 64-bit Arm with Debian's cross compiler (g++-aarch64-linux-gnu), and runs what it built in
-# qemu-aarch64 (qemu-user). The libraries of that architecture lie in build/aarch64-root
+# Builds for 64-bit Arm with Debian's cross compiler (g++-aarch64-linux-gnu), and runs the result in
+# qemu-aarch64 (qemu-user). The libraries of that architecture are in build/aarch64-root
 # (scripts/setup.sh --slow unpacks them there); protoc is the build machine's.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
@@ -13,5 +13,6 @@ set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 
-# -L: where the program's own libraries are looked up; the others by the rpath of the build.
+# -L: where the program's own libraries are searched; the others are found by the rpath of the
+# build.
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)

@@ -1,7 +1,7 @@
-"""Model loaders: from a checkpoint or serialised files to a model that the engine can install.
+"""Model loaders: turn a checkpoint or serialised files into a model that the engine can install.
 
-Reading safetensors and ``.bin`` needs neither torch nor transformers; the latter is imported for
-tokenizers, when one is first asked for.
+Reading safetensors and ``.bin`` needs neither torch nor transformers; the latter is imported when a
+tokenizer is first used.
 """
 
 from .checkpoint import LoadFormat

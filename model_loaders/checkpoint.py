@@ -1,7 +1,7 @@
 """Opens the weights of a Hugging Face directory: one file or shards, safetensors or ``.bin``.
 
-Opening reads and checks the headers only; tensors are read one at a time when asked for
-(TensorEntry.open).
+Opening reads and checks only the headers; a tensor is read when TensorEntry.open is called, one at
+a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .storage import TensorEntry
 class LoadFormat(str, enum.Enum):
     """Which files of a checkpoint to read."""
 
-    AUTO = "auto"  # safetensors where there are any, else .bin
+    AUTO = "auto"  # safetensors if there are any, else .bin
     PT = "pt"
     SAFETENSORS = "safetensors"
 
@@ -33,7 +33,7 @@ class _Layout:
 
 
 def _read_pickle(path: Path) -> list[TensorEntry]:
-    from .pickle_file import read_pickle  # Seldom needed, and its imports are not small.
+    from .pickle_file import read_pickle  # Rarely needed, and its imports are slow.
 
     return read_pickle(path)
 
@@ -52,7 +52,7 @@ _LAYOUTS = {
 
 
 class Checkpoint:
-    """The tensors of a checkpoint by name. Only files that were read from are mapped."""
+    """The tensors of a checkpoint by name. Only files that have been read from are mapped."""
 
     def __init__(
         self, directory: Path, files: list[Path], tensors: Mapping[str, TensorEntry]
@@ -68,7 +68,7 @@ class Checkpoint:
 
     @classmethod
     def open_adapter(cls, directory: Path) -> Checkpoint:
-        """The same for the weights of an adapter in PEFT's layout."""
+        """Opens the weights of an adapter in PEFT's layout; errors as for open."""
         return cls._open(directory, _ADAPTER_LAYOUTS)
 
     @classmethod
@@ -77,8 +77,7 @@ class Checkpoint:
         for layout in layouts:
             for name in (layout.single, layout.index):
                 path = directory / name
-                # A link that leads nowhere is somebody's weights too: opening it says what is
-                # wrong.
+                # A broken link counts too: opening it gives the right error message.
                 if path.is_symlink() or path.exists():
                     if name == layout.single:
                         return cls(directory, [path], _collect([path], layout))
@@ -112,7 +111,7 @@ class Checkpoint:
         return cls(directory, files, tensors)
 
 
-# What else weights may be saved as, by the end of the file's name.
+# Other files of saved weights, by the end of the file's name.
 _SAVED = "a file of torch.save; if it is the model's state dict, name it pytorch_model.bin"
 _OTHERS = {
     ".pt": _SAVED,
@@ -126,7 +125,7 @@ _OTHERS = {
 
 
 def _others(directory: Path) -> str:
-    """What lies in ``directory`` instead of weights, as the end of a message."""
+    """What ``directory`` has instead of weights, as the end of a message."""
     for path in sorted(directory.iterdir()):
         if path.suffix in _OTHERS:
             return f"; {path.name} is {_OTHERS[path.suffix]}"

@@ -1,7 +1,7 @@
-"""Reads a model's ``config.json``, and gives out its fields with checks.
+"""Reads a model's ``config.json``, and returns its fields after checking them.
 
-The file itself is read, not transformers' configuration class: between transformers 4 and 5 fields
-moved (``rope_theta`` into ``rope_parameters``), and a checkpoint may be in either form.
+The file itself is read, not transformers' configuration class: fields moved between transformers 4
+and 5 (``rope_theta`` into ``rope_parameters``), and a checkpoint may have either form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import (
 )
 from .storage import check_no_pointer
 
-# No configuration comes near this; a file that does is not one.
+# Far more than any configuration has; a larger file is not a configuration.
 MAX_JSON_BYTES = 64 << 20
 
 _UNSET = object()
@@ -36,7 +36,7 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
         raise CheckpointNotFoundError(f"{path}: no such file ({what})") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply, so not {what}") from None
-    except ValueError as error:  # Also of a number of more digits than Python reads.
+    except ValueError as error:  # Also for a number with more digits than Python reads.
         check_no_pointer(path)
         raise ConfigError(f"{path}: not valid JSON ({what}): {error}") from None
     except OSError as error:  # a symlink loop, no permission, a directory
@@ -49,7 +49,7 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
 def _is_finite(value: int | float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # An integer beyond what a float can be.
+    except OverflowError:  # An integer too large for a float.
         return False
 
 
@@ -91,7 +91,7 @@ class ModelConfig(Mapping[str, Any]):
         return len(self._fields)
 
     def own_name(self, field: str) -> str:
-        """The name that the file has for ``field``."""
+        """The name of ``field`` in the file."""
         return self._names.get(field, field)
 
     def error(self, field: str, message: str) -> ConfigError:
@@ -166,7 +166,7 @@ class ModelConfig(Mapping[str, Any]):
         return ModelConfig(value, f"{self.source}: {name}")
 
     def part(self, name: str) -> ModelConfig:
-        """The same, without fields where it is absent."""
+        """As section, but without fields where it is absent."""
         return self.section(name) or ModelConfig({}, f"{self.source}: {name}")
 
     def architecture(self) -> str:

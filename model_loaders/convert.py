@@ -1,7 +1,7 @@
 """Streams a checkpoint into the native model writer: one source tensor in memory at a time.
 
-The plan (spec and parts) is made and checked before the first tensor is read, so a checkpoint that
-does not fit its configuration costs nothing and leaves no files behind.
+The plan (spec and parts) is made and checked before the first tensor is read. So a checkpoint that
+does not fit its configuration is refused at once and leaves no files behind.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
 INV_FREQ = "rope.inv_freq"
 WINDOW_INV_FREQ = "rope.window_inv_freq"
 ALIBI_SLOPES = "alibi.slopes"
-# Ends of the names of matrices that are never quantised and take no adapters.
+# Ends of the names of matrices that are never quantised and never take adapters.
 PLAIN_MATRICES = ("position_embedding", ".router", ".k_up", ".v_up")
 
-# Loading that is over sooner shows nothing.
+# No progress bar for loads that are faster.
 _PROGRESS_DELAY_S = 1
 
 
 def checked_data_type(data_type: str) -> str:
-    """``data_type`` if the engine computes in it."""
+    """Returns ``data_type`` if the engine can compute in it."""
     if data_type in COMPUTE_TYPES:
         return data_type
     hint = "; a float16 checkpoint is converted to either" if data_type == "float16" else ""
@@ -65,7 +65,7 @@ def checked_data_type(data_type: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion that is known to fit: the decoder, what is computed, and the parts to copy."""
+    """A conversion that was checked: the decoder, the computed tensors, and the parts to copy."""
 
     spec: Any  # proto.DecoderSpec
     build: Any  # proto.BuildRecord
@@ -76,13 +76,13 @@ class Plan:
 def decoder_fields(
     config: ModelConfig,
 ) -> tuple[Architecture, dict[str, Any], dict[str, NDArray[Any]]]:
-    """What ``config`` describes: its architecture, DecoderSpec's fields, and the tensors that are
-    computed. Errors name the file and the field.
+    """What ``config`` describes: its architecture, DecoderSpec's fields, and computed tensors.
+    Errors name the file and the field.
     """
     checkpoint_format(config)
     config = with_architecture(config)
     config = find_architecture(config.architecture()).standard(config)
-    architecture = find_architecture(config.architecture())  # One name may stand for several.
+    architecture = find_architecture(config.architecture())  # One name may mean several.
     fields = {"architecture": architecture.name, **architecture.decoder(config)}
     computed = {}
     slopes = fields.pop("alibi_slopes", None)
@@ -115,8 +115,8 @@ def make_plan(
     required_tensors: Callable[[bytes], list[RequiredTensor]],
     quantization: Quantization | None = None,
 ) -> Plan:
-    """Checks that configuration and checkpoint make a whole model of ``data_type``, and that it can
-    be quantised so.
+    """Checks that configuration and checkpoint make a complete model of ``data_type``, and that it
+    can be quantised as requested.
     """
     architecture, _, computed = decoder_fields(config)
     spec = make_spec(config, data_type)
@@ -132,14 +132,14 @@ def make_plan(
         parts, quants, orders = keep_quantized(parts, activations)
         spec.weight_quant.extend(quants)
         computed.update(orders)
-        # What cannot stay as it is can be quantised anew.
+        # Weights that are dequantised can be quantised again.
         left = dequantized_targets(parts)
         weights = [weight for weight in weights if weight.names[0] in left]
     if quantization is not None:
         spec.weight_quant.extend(quantization.weight_quants(weights, spec.tie_embeddings))
     warn_of_dequantized(parts, [quant.tensor for quant in spec.weight_quant], data_type)
     if spec.weight_quant:
-        required_tensors(spec.SerializeToString())  # The engine's own checks, before the reading.
+        required_tensors(spec.SerializeToString())  # The engine's own checks, before data is read.
     build = message_class("BuildRecord")(
         version=package_version(),
         source=checkpoint.directory.name,
@@ -149,7 +149,7 @@ def make_plan(
 
 
 def _sources(architecture: Architecture, spec: Any, required: list[RequiredTensor]) -> set[str]:
-    """The checkpoint's names of what the spec requires."""
+    """The checkpoint's names of the tensors that the spec requires."""
     names = {tensor.name for tensor in required}
     rules = expand(architecture.weights, spec.num_layers, spec.num_experts)
     return {source for rule in rules if rule.target in names for source in rule.sources}
@@ -158,11 +158,11 @@ def _sources(architecture: Architecture, spec: Any, required: list[RequiredTenso
 def _matrix_weights(
     architecture: Architecture, spec: Any, required: list[RequiredTensor]
 ) -> list[MatrixWeight]:
-    """What can be quantised, with the decoder's name and those of the checkpoint's modules."""
+    """The weights that can be quantised, by the decoder's name and the checkpoint's modules."""
     modules: dict[str, tuple[str, ...]] = {}
     for rule in expand(architecture.weights, spec.num_layers, spec.num_experts):
         modules[rule.target] = modules.get(rule.target, ()) + rule.modules
-    if spec.tie_embeddings:  # One weight, known by both names.
+    if spec.tie_embeddings:  # One weight with both names.
         modules["embedding"] += ("lm_head",)
     return [
         MatrixWeight((tensor.name, *modules[tensor.name]), tensor.shape[1])
@@ -172,8 +172,8 @@ def _matrix_weights(
 
 
 def fingerprint(config: ModelConfig, checkpoint: Checkpoint) -> str:
-    """Changes when the configuration or a weight file changes (by size and time; contents are not
-    read).
+    """A hash that changes with the configuration, and with the size or time of a weight file;
+    contents are not read.
     """
     digest = hashlib.sha256(repr(sorted(config.items(), key=lambda item: item[0])).encode())
     for path in checkpoint.files:
@@ -193,8 +193,8 @@ def package_version() -> str:
 def write_model(
     plan: Plan, writer_class: Callable[..., Any], graph_path: str = "", param_path: str = ""
 ) -> Any:
-    """Runs the plan. Empty paths: returns an image of the model in memory, else None and the files
-    are there.
+    """Runs the plan. With empty paths it returns an image of the model in memory; otherwise it
+    writes the files and returns None.
     """
     writer = writer_class(
         plan.spec.SerializeToString(), plan.build.SerializeToString(), graph_path, param_path
@@ -209,12 +209,13 @@ def write_model(
             writer.add_tensor(name, 0, values, str(values.dtype))
         return writer.finish()
     finally:
-        # An unfinished writer removes its files when it goes, which a traceback would put off.
+        # An unfinished writer removes its files when it is deleted; a traceback would keep it
+        # alive.
         del writer
 
 
 def _pieces(part: Part) -> Iterator[Part]:
-    """What is read and written at once; all where the rule needs all rows."""
+    """The parts to read and write one at a time; a single one if the rule needs all rows."""
     if part.rule.order is not None or part.rule.transform is not None:
         yield part
         return
@@ -243,7 +244,7 @@ def _add(writer: Any, part: Part, spec: Any) -> None:
 
 @contextlib.contextmanager
 def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar on stderr for what takes longer than a second; none where tqdm is not
+    """A progress bar on stderr for work that takes longer than a second; none if tqdm is not
     installed.
     """
     try:

@@ -13,11 +13,11 @@ from .lora import open_adapters
 
 
 class DashInferModel(LLM):
-    """``path`` is a directory that holds one ``.asgraph``, the path of that file, or its path
-    without the ending.
+    """``path`` is a directory with one ``.asgraph``, the path of that file, or its path without the
+    ending.
 
-    The methods that convert a checkpoint have nothing to do here and return at once, so a script
-    written for HuggingFaceModel runs with this class too.
+    The methods that convert a checkpoint do nothing here and return at once, so a script written
+    for HuggingFaceModel also runs with this class.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DashInferModel(LLM):
         return self._graph, self._graph.with_suffix(".asparam")
 
     def load_model(self, *args: Any, **kwargs: Any) -> DashInferModel:
-        """Checks that both files are there; the engine maps them when the model is installed."""
+        """Checks that both files exist; the engine maps them when the model is installed."""
         del args, kwargs
         file = read_graph(self._graph)
         param = self._graph.with_suffix(".asparam")
@@ -70,7 +70,8 @@ class DashInferModel(LLM):
         return read_graph(self._graph).spec
 
     def serialize(self, *args: Any, **kwargs: Any) -> DashInferModel:
-        """The model is serialised; writes the adapters of ``lora_cfg`` beside its files."""
+        """The model is serialised already; this only writes the adapters of ``lora_cfg`` beside
+        it."""
         del args
         for name, adapter in open_adapters(kwargs.get("lora_cfg"), self)[0].items():
             adapter.serialize_to_path(self.directory / f"{name}.aslora")

@@ -1,4 +1,4 @@
-"""Tensors that are not in a checkpoint as they are needed, but are computed from those that are."""
+"""Tensors that a checkpoint does not have in the form needed; they are computed from others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from .storage import TensorEntry
 
-# Elements computed at a time, where that can be chosen; and a multiple of rows that are written
-# at once.
+# Elements computed at a time, where that can be chosen, in whole panels of rows, since the writer
+# takes a panel at a time.
 _PIECE_ELEMENTS = 1 << 22
 _PANEL_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DerivedTensor(TensorEntry):
-    """A tensor that is computed from others when it is read. Its name and place are the first's.
-    ``by_rows``: each row is made of that row of its only input, and of nothing else.
+    """A tensor that is computed from others when it is read. It has the first input's name and
+    place in the file. ``by_rows``: each row depends only on the same row of the only input.
     """
 
     inputs: tuple[TensorEntry, ...]

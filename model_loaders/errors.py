@@ -1,7 +1,7 @@
 """The exceptions of the model loaders.
 
-Each is also a builtin exception (``ValueError``, ``KeyError``, ...), so a caller who knows nothing
-of this package can still catch it by what went wrong.
+Each is also a builtin exception (``ValueError``, ``KeyError``, ...), so a caller who does not know
+this package can still catch it by kind of error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ModelSerializerException(RuntimeError):
 
 
 class CheckpointError(ModelSerializerException, ValueError):
-    """A checkpoint is damaged, or holds what the loader does not read; names the file and the
-    tensor.
+    """A checkpoint is damaged, or has contents that the loader does not read; names the file and
+    the tensor.
     """
 
     def __init__(self, message: str, code: int = IO_ERROR, model_name: str = "") -> None:
@@ -38,7 +38,7 @@ class CheckpointError(ModelSerializerException, ValueError):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """A file that the checkpoint needs is not there."""
+    """A file that the checkpoint needs does not exist."""
 
 
 class UnexplainedTensorError(CheckpointError):

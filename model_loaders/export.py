@@ -1,4 +1,4 @@
-"""A serialised model's directory: what lies beside the two files, and whether they are current."""
+"""A serialised model's directory: the files beside the model's two, and whether all are current."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MAX_GRAPH_BYTES = 16 << 20
 
 
 def read_graph(path: Path) -> Any:
-    """The ModelFile message of ``NAME.asgraph``. Its checksum is left to the engine, which checks
-    both files.
+    """The ModelFile message of ``NAME.asgraph``. Its checksum is not checked here; the engine
+    checks both files.
     """
     size = file_size(path)
     if not _GRAPH_HEADER_BYTES + _GRAPH_CHECKSUM_BYTES <= size <= _MAX_GRAPH_BYTES:
@@ -38,13 +38,13 @@ def read_graph(path: Path) -> Any:
         return message_class("ModelFile").FromString(
             data[_GRAPH_HEADER_BYTES:-_GRAPH_CHECKSUM_BYTES]
         )
-    except Exception as error:  # protobuf's DecodeError has no stable place to import it from
+    except Exception as error:  # protobuf's DecodeError has no stable import path
         raise CheckpointError(f"{path}: offset {_GRAPH_HEADER_BYTES}: damaged: {error}") from None
 
 
 def is_current(plan: Plan, graph: Path, param: Path, engine: Any) -> bool:
-    """Whether the files hold what ``plan`` would write: same decoder, same checkpoint, and nothing
-    damaged.
+    """Whether the files contain what ``plan`` would write: same decoder, same checkpoint,
+    undamaged.
     """
     try:
         file = read_graph(graph)
@@ -58,7 +58,7 @@ def is_current(plan: Plan, graph: Path, param: Path, engine: Any) -> bool:
 
 
 def engine_accepts(graph: Path, param: Path, engine: Any = None) -> bool:
-    """Lets an engine open the files, which checks every checksum."""
+    """Whether an engine opens the files; it checks all checksums."""
     from allspark.engine import Engine, TargetDevice
     from allspark.runtime_config import AsModelRuntimeConfigBuilder
 
@@ -80,10 +80,10 @@ def engine_accepts(graph: Path, param: Path, engine: Any = None) -> bool:
 def copy_companions(
     source: Path, target: Path, config: ModelConfig, graph: Path, made: Mapping[str, str]
 ) -> None:
-    """Copies tokenizer and configuration from ``source``, so that ``target`` is a whole model by
-    itself; a ``config`` that is in no file is written, as are those that were ``made``.
+    """Copies tokenizer and configuration from ``source``, so that ``target`` is a complete model. A
+    ``config`` that is in no file is written, and so are the files in ``made``.
 
-    Refuses to replace those of another model that lies in ``target``.
+    Refuses to replace the files of another model in ``target``.
     """
     others = [path.name for path in target.glob("*.asgraph") if path.name != graph.name]
     for name in COMPANIONS:
@@ -109,7 +109,7 @@ def copy_companions(
 
 
 def _write(data: bytes, end: Path) -> None:
-    """A reader of ``end`` sees the old file or the new one, never a part."""
+    """Writes a file atomically: a reader of ``end`` sees the old file or the new one."""
     partial = end.with_name(f".{end.name}.{os.getpid()}.tmp")
     try:
         partial.write_bytes(data)

@@ -11,17 +11,17 @@ from typing import Any
 from .errors import CheckpointNotFoundError, ModelSerializerException
 
 _METADATA = ("*.json", "*.model", "*.txt", "*.jinja")
-# Preferred weights first; the second is downloaded only where the first brings none.
+# In order of preference; the second is downloaded only if there are no files of the first.
 _WEIGHTS = ("*.safetensors", "*.bin")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
-    """``name_or_path`` itself if it is a directory, that of a GGUF file, else what ``download``
-    makes of the name.
+    """``name_or_path`` if it is a directory; the directory of a GGUF file; otherwise the result of
+    ``download`` for the name.
 
-    What looks like a path is never taken for the name of a model on a hub.
+    A name that looks like a path is never used as the name of a model on a hub.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():

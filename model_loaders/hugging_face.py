@@ -1,4 +1,4 @@
-"""HuggingFaceModel: a checkpoint in Hugging Face layout, made into a model that the engine can
+"""HuggingFaceModel: turns a checkpoint in Hugging Face layout into a model that the engine can
 install.
 """
 
@@ -34,10 +34,9 @@ DEFAULT_DATA_TYPE = "bfloat16"
 class HuggingFaceModel(LLM):
     """Reads the headers of a checkpoint and streams its weights into the engine's format.
 
-    ``in_memory_serialize`` decides where ``serialize`` puts the model; None: in memory unless a
-    directory is given. ``user_set_data_type`` is the type the engine computes in, "bfloat16"
-    (default) or "float32". Nothing that comes with a checkpoint is executed unless
-    ``trust_remote_code``.
+    ``in_memory_serialize`` decides where ``serialize`` puts the model. None: in memory, unless a
+    directory is given. ``user_set_data_type`` is the compute type, "bfloat16" (default) or
+    "float32". Code that comes with a checkpoint is executed only with ``trust_remote_code``.
     """
 
     _download = staticmethod(download_from_huggingface)
@@ -66,7 +65,7 @@ class HuggingFaceModel(LLM):
 
     @property
     def directory(self) -> Path:
-        """The local directory; a name that is none is downloaded when first asked for."""
+        """The local directory; a model that is not local is downloaded at first use."""
         if self._directory is None:
             self._directory = local_directory(
                 self.pretrain_model_name_or_path, lambda name: self._download(name, self._revision)
@@ -74,7 +73,7 @@ class HuggingFaceModel(LLM):
         return self._directory
 
     def _gguf(self) -> GgufFile | None:
-        """The file of a model in that form, read when first asked for."""
+        """The GGUF file of the model, if it is one; read at first use."""
         if self._gguf_file is None:
             path = Path(self.pretrain_model_name_or_path).expanduser()
             found = find_gguf(path if path.suffix == ".gguf" else self.directory)
@@ -92,8 +91,8 @@ class HuggingFaceModel(LLM):
     ) -> HuggingFaceModel:
         """Opens the checkpoint: reads and checks configuration and headers, and no weights yet.
 
-        ``direct_load`` changes nothing, every checkpoint is read directly. Of ``kwargs`` only
-        ``revision`` (of a download) has a meaning; others, which were passed on to transformers,
+        ``direct_load`` has no effect: every checkpoint is read directly. Of ``kwargs`` only
+        ``revision`` (of a download) is used; the others, which DashInfer passes on to transformers,
         are named in a warning.
         """
         del direct_load
@@ -167,8 +166,8 @@ class HuggingFaceModel(LLM):
     def init_quantization(
         self, enable: bool = True, customized_quant_config: dict[str, Any] | None = None
     ) -> HuggingFaceModel:
-        """Sets what ``enable_quant`` and ``customized_quant_config`` are when the calls below are
-        not given them.
+        """Sets the values of ``enable_quant`` and ``customized_quant_config`` for calls below that
+        do not pass them.
         """
         parse_quantization(enable, False, customized_quant_config)
         self._quantization = (enable, customized_quant_config)
@@ -198,7 +197,7 @@ class HuggingFaceModel(LLM):
             return load_tokenizer(Path(directory), padding_side)
 
     def _made_companions(self) -> dict[str, str]:
-        """Of what lies beside a serialised model, that which a GGUF file holds."""
+        """The companion files of a serialised model that are made from a GGUF file."""
         file = self._gguf()
         if file is None:
             return {}
@@ -224,10 +223,10 @@ class HuggingFaceModel(LLM):
     ) -> HuggingFaceModel:
         """``serialize_to_memory`` or ``serialize_to_path``, as ``in_memory_serialize`` says.
 
-        ``enable_quant`` quantises the weights of all layers to int8, per output feature, and the
-        activations, too, unless ``weight_only_quant``; weights of a checkpoint that is quantised
-        stay as they are. ``customized_quant_config`` says all of it
-        in detail (docs/quantization.md). ``lora_cfg`` serialises adapters, too (docs/lora.md).
+        ``enable_quant`` quantises the weights of all layers to int8, with one scale per output
+        feature, and also the activations unless ``weight_only_quant``. Weights of a checkpoint that
+        is quantised already are kept. ``customized_quant_config`` sets all of it in detail
+        (docs/quantization.md). ``lora_cfg`` also serialises adapters (docs/lora.md).
         """
         in_memory = self.in_memory_serialize
         if in_memory is None:
@@ -252,11 +251,10 @@ class HuggingFaceModel(LLM):
         customized_quant_config: dict[str, Any] | None = None,
         lora_cfg: dict[str, Any] | None = None,
     ) -> HuggingFaceModel:
-        """Makes the model in memory, once and without temporary files, and registers it with
-        ``engine``.
+        """Makes the model in memory, without temporary files, and registers it with ``engine``.
 
         The image lives as long as this loader or the engine holds it;
-        ``free_memory_serialize_file`` lets go of it.
+        ``free_memory_serialize_file`` drops the loader's reference.
         """
         del multinode_mode  # One process serves a model; there is nothing to split.
         quantization = self._parse_quantization(
@@ -266,7 +264,7 @@ class HuggingFaceModel(LLM):
         if engine is None:
             raise TypeError("engine is None, expected the Engine that will install the model")
         if not adapters_only:
-            # The last image is let go first: two of them would be twice the model.
+            # Drop the last image first: two of them would take twice the memory.
             plan = self._plan(quantization)
             self._image = None
             self._image = write_model(plan, native().ModelWriter)
@@ -299,9 +297,9 @@ class HuggingFaceModel(LLM):
         """Writes ``<name>.asgraph`` and ``<name>.asparam`` with tokenizer and configuration beside
         them, and ``<lora_name>.aslora`` for each adapter of ``lora_cfg``.
 
-        ``skip_if_exists`` leaves files alone that are whole and were made from this very checkpoint
-        with these settings; anything else is written again. ``model_output_dir`` empty: the current
-        directory.
+        ``skip_if_exists`` keeps files that are complete and were made from this same checkpoint
+        with the same settings; other files are written again. An empty ``model_output_dir`` means
+        the current directory.
         """
         del multinode_mode
         quantization = self._parse_quantization(
@@ -340,7 +338,8 @@ class HuggingFaceModel(LLM):
         )
 
     def _prepare_install(self, engine_model_name: str) -> None:
-        # An image is found under the name of the installed model, which need not be the loader's.
+        # Images are stored under the name of the installed model, which may differ from the
+        # loader's.
         engine = self._engine() if self._engine is not None else None
         if engine is not None:
             self._register(engine, engine_model_name)
@@ -348,7 +347,7 @@ class HuggingFaceModel(LLM):
     # Releasing.
 
     def free_model(self) -> HuggingFaceModel:
-        """Closes the checkpoint. Configuration, tokenizer and what was serialised stay usable."""
+        """Closes the checkpoint. Configuration, tokenizer and serialised models stay usable."""
         self._checkpoint = None
         return self
 
@@ -360,8 +359,8 @@ class HuggingFaceModel(LLM):
 
 
 class ModelScopeModel(HuggingFaceModel):
-    """The same for a name on ModelScope (needs the package ``modelscope`` unless the model is a
-    local directory).
+    """HuggingFaceModel for a name on ModelScope (needs the package ``modelscope`` unless the model
+    is a local directory).
     """
 
     _download = staticmethod(download_from_modelscope)

@@ -1,7 +1,7 @@
-"""LLM: what every loader offers, wherever the model comes from.
+"""LLM: the methods that every loader has, wherever the model comes from.
 
-A loader knows the directory a model lies in, and gives out its configuration, its tokenizer, and
-configuration builders with the model's own values filled in. Loaders are used by one thread.
+A loader knows the directory of a model. It provides the model's configuration and tokenizer, and
+config builders filled with the model's own values. A loader may be used by one thread only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LLM:
-    """Base of the loaders. Methods that do something return the loader, so calls can be chained."""
+    """Base of the loaders. Methods that change the loader return it, so calls can be chained."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class LLM:
             raise ValueError(f"pretrain_model_name is {pretrain_model_name!r}, expected a name")
         self.pretrain_model_name_or_path = str(pretrain_model_name_or_path)
         self.pretrain_model_name = pretrain_model_name
-        # The name as it can stand in a file name.
+        # The name in a form that can be part of a file name.
         self.safe_model_name = pretrain_model_name.replace("/", "_")
         self.trust_remote_code = trust_remote_code
         self._config: ModelConfig | None = None
         self._tokenizer: Any = None
-        # (NAME.asgraph, NAME.asparam) once the model is in files.
+        # (NAME.asgraph, NAME.asparam) once the model was written to files.
         self._model_files: tuple[Path, Path] | None = None
 
     @property
@@ -60,27 +60,27 @@ class LLM:
         return self._config
 
     def get_model_config(self) -> dict[str, Any]:
-        """The fields of ``config.json``; a copy."""
+        """A copy of the fields of ``config.json``."""
         return copy.deepcopy(dict(self._model_config()))
 
     def get_model_context_length(self) -> int:
-        """Most tokens, prompt and output, that the model was made for."""
+        """The longest prompt and output together, in tokens, that the model was made for."""
         return int(self.decoder_spec().max_position)
 
-    # The model under its adapters.
+    # The base model of adapters.
 
     def decoder_spec(self) -> Any:
         """The DecoderSpec message of the model."""
         raise NotImplementedError
 
     def checkpoint_tensors(self) -> Mapping[str, TensorEntry] | None:
-        """The weights the model is made from, by name; None where they are not at hand."""
+        """The weights that the model is made from, by name; None if they are not available."""
         return None
 
     # Tokenizer.
 
     def init_tokenizer(self, padding_side: str = "left") -> LLM:
-        """Loads the tokenizer (transformers is imported here, and nowhere earlier)."""
+        """Loads the tokenizer; transformers is imported only here."""
         self._tokenizer = self._load_tokenizer(padding_side)
         return self
 
@@ -88,7 +88,7 @@ class LLM:
         return load_tokenizer(self.directory, padding_side, self.trust_remote_code)
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer, loaded when first asked for."""
+        """The transformers tokenizer, loaded at first use."""
         if self._tokenizer is None:
             self.init_tokenizer()
         return self._tokenizer
@@ -100,9 +100,9 @@ class LLM:
     # Builders with the model's own values.
 
     def get_generation_config(self) -> dict[str, Any]:
-        """``generation_config.json`` with what older checkpoints keep in ``config.json``.
+        """``generation_config.json``, with fields that older checkpoints have in ``config.json``.
 
-        A checkpoint that does not say ``do_sample`` is greedy, as it is for transformers.
+        A checkpoint without ``do_sample`` is greedy, as in transformers.
         """
         path = self.directory / "generation_config.json"
         fields = read_json_object(path, "a generation configuration") if path.exists() else {}
@@ -117,8 +117,8 @@ class LLM:
     def create_reference_generation_config_builder(
         self, runtime_cfg: Any = None
     ) -> ASGenerationConfigBuilder:
-        """A builder with the model's defaults; its max_length is the model's context, or the
-        engine's if shorter.
+        """A builder with the model's defaults. Its max_length is the model's context length, or the
+        engine's limit if that is shorter.
         """
         builder = self._generation_config_builder(self.get_generation_config())
         length = self.get_model_context_length()
@@ -135,8 +135,8 @@ class LLM:
         max_batch: int = 1,
         max_context_length: int = -1,
     ) -> AsModelRuntimeConfigBuilder:
-        """A builder for this model under ``engine_model_name``; ``max_context_length`` -1 is the
-        model's own.
+        """A builder for this model under ``engine_model_name``. A ``max_context_length`` of -1
+        means the model's own.
         """
         context = self.get_model_context_length()
         if max_context_length == -1:
@@ -156,7 +156,7 @@ class LLM:
             builder.model_file_path(str(graph), str(param))
         return builder
 
-    # Which builders these are, for loaders that have their own.
+    # The builder classes; some loaders have their own.
 
     def _generation_config_builder(self, fields: dict[str, Any]) -> ASGenerationConfigBuilder:
         from allspark.generation_config import ASGenerationConfigBuilder
@@ -174,11 +174,11 @@ class LLM:
     # Releasing.
 
     def free_model(self) -> LLM:
-        """Lets go of the checkpoint; configuration and tokenizer stay usable."""
+        """Closes the checkpoint; configuration and tokenizer stay usable."""
         return self
 
     def free_memory_serialize_file(self) -> LLM:
-        """Lets go of the memory image, if there is one; an engine that has it installed keeps it
-        alive.
+        """Drops the loader's reference to the memory image, if there is one; an engine that has it
+        installed keeps it alive.
         """
         return self

@@ -1,8 +1,8 @@
 """LoraAdapter: a PEFT LoRA adapter, checked against its base model and written as NAME.aslora.
 
-Opening reads configuration and headers only; matrices are read one pair at a time when the adapter
-is serialised. Every tensor of the adapter is explained or refused: a module's lora_A and lora_B, or
-a copy of a weight that is the base model's own.
+Opening reads only configuration and headers; matrices are read one pair at a time when the adapter
+is serialised. A tensor of the adapter must be a module's lora_A or lora_B, or an unchanged copy of
+a weight of the base model; anything else is refused.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 _PREFIX = "base_model.model."
 _EMBEDDING = "embedding"
 _LM_HEAD = "lm_head"
-# A module's name, A or B, and the adapter's name, which PEFT leaves out of what it saves.
+# The module's name, A or B, and the adapter's name, which PEFT drops when it saves.
 _MATRIX = re.compile(r"(.+)\.lora_(A|B)(?:\.([^.]+))?\.weight")
 _EMBEDDING_MATRIX = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.([^.]+))?")
 _WEIGHT = re.compile(r"(.+?)(?:\.base_layer)?\.weight")
-# Weights that take no adapters: a router is one of few rows, and experts lie in one weight.
+# Weights that take no adapters: a router has few rows, and one weight has all experts.
 _WITHOUT_ADAPTERS = (*PLAIN_MATRICES, ".experts_gate_up", ".experts_down")
-# Rows of a weight that are compared with a copy of it at a time.
+# A weight and a copy of it are compared this many rows at a time.
 _COMPARED_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module of the base model: rows [row_begin, row_begin + rows) of the decoder's tensor, in
-    ``order`` where the module has them in another. Of the embedding, the features it gives out are
-    the rows, and tokens the columns.
+    """A module of the base model: rows [row_begin, row_begin + rows) of the decoder's tensor.
+    ``order`` is the module's order of these rows, if it differs. For the embedding, rows are the
+    features and columns the tokens.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Module:
 
 @dataclass(frozen=True)
 class AdapterPair:
-    """What the adapter adds to one module: ``scale`` * b * (a * x)."""
+    """The adapter's change to one module: ``scale`` * b * (a * x)."""
 
     module: Module
     rank: int
@@ -71,7 +71,7 @@ class AdapterPair:
     b: TensorEntry
 
     def read(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """float32 [rank, cols], of the embedding [cols, rank], and [rows, rank] with the scale."""
+        """float32: a [rank, cols], for the embedding [cols, rank]; b [rows, rank], scaled."""
         with self.a.open() as values:
             a = _finite(as_float32(values, self.a.dtype), self.a)
         with self.b.open() as values:
@@ -96,8 +96,8 @@ def _unexplained(entry: TensorEntry, why: str) -> UnexplainedTensorError:
 class LoraAdapter:
     """The adapter in ``directory`` for the model ``base``.
 
-    ``base`` is the model's loader; or its serialised DecoderSpec, which has all the names and
-    shapes, but no weights to compare copies with.
+    ``base`` is the model's loader, or its serialised DecoderSpec, which has all names and shapes
+    but no weights to compare copies with.
     """
 
     def __init__(self, directory: str | Path, base: LLM | bytes) -> None:
@@ -107,9 +107,9 @@ class LoraAdapter:
         self._spec = message_class("DecoderSpec").FromString(spec)
         self._base = base
         tensors = Checkpoint.open_adapter(self.directory).tensors
-        self._modules = _modules(self._spec)  # by the names that the adapter's keys have
+        self._modules = _modules(self._spec)  # by the names in the adapter's keys
         if not any(key.removeprefix(_PREFIX).startswith("model.") for key in tensors):
-            # Of the model without its head, whose modules PEFT knows by shorter names.
+            # An adapter of the model without its head: PEFT has shorter names for the modules.
             short = {name.removeprefix("model."): it for name, it in self._modules.items()}
             self._modules = short
         self.pairs = self._resolve(tensors)
@@ -132,7 +132,7 @@ class LoraAdapter:
             writer.add_pair(pair.module.tensor, pair.module.row_begin, *pair.read())
         return writer.finish()
 
-    # Explaining tensors.
+    # Parsing tensor names.
 
     def _resolve(self, tensors: Mapping[str, TensorEntry]) -> list[AdapterPair]:
         found: dict[str, dict[str, TensorEntry]] = {}
@@ -157,8 +157,8 @@ class LoraAdapter:
         return [self._pair(name, found[name]) for name in self._modules if name in found]
 
     def _parse(self, entry: TensorEntry) -> tuple[str, str, str | None]:
-        """The module a tensor belongs to, what it is of it ("A", "B", or its own "weight"), and the
-        adapter's name where the key has one.
+        """The module that a tensor belongs to; its part ("A", "B", or its own "weight"); and the
+        adapter's name, if the key has one.
         """
         key = entry.name.removeprefix(_PREFIX)
         matrix, embedding = _MATRIX.fullmatch(key), _EMBEDDING_MATRIX.fullmatch(key)
@@ -216,7 +216,7 @@ class LoraAdapter:
                 )
         return AdapterPair(module, rank, self.config.scale(name, rank), a, b)
 
-    # Copies of weights of the base model, which PEFT saves beside adapters of embedding and head.
+    # Copies of base model weights, which PEFT saves with adapters of embedding and lm_head.
 
     def _check_copy(self, entry: TensorEntry, module: Module) -> None:
         original = None if isinstance(self._base, bytes) else self._original(module)
@@ -245,7 +245,7 @@ class LoraAdapter:
             return None
         tensors = find_architecture(self._spec.architecture).full_names(tensors)
         entry = tensors.get(f"{module.name}.weight")
-        if entry is None and module.tensor == _LM_HEAD:  # It is tied.
+        if entry is None and module.tensor == _LM_HEAD:  # A tied embedding.
             embedding = next(m for m in self._modules.values() if m.tensor == _EMBEDDING)
             entry = tensors.get(f"{embedding.name}.weight")
         return entry
@@ -275,14 +275,14 @@ def _modules(spec: Any) -> dict[str, Module]:
         if len(shape) != 2 or tensor.endswith(_WITHOUT_ADAPTERS):
             continue  # A norm or a bias, or not in this model.
         if rule.transform is not None:
-            continue  # The change of a weight that is computed is no product of two matrices.
+            continue  # The change of a computed weight is not a product of two matrices.
         if tensor == _EMBEDDING:
             modules[names[0]] = Module(names[0], tensor, 0, shape[1], shape[0])
             continue
         begin, order = 0, None if rule.order is None else rule.order(spec)
         sizes = rule.rows(spec) if rule.rows else _source_rows(spec, shape[0], len(names))
         if sum(sizes) != shape[0] or 0 in sizes:
-            continue  # How other models have it.
+            continue  # The rule of another model's layout.
         for name, size in zip(names, sizes, strict=True):
             modules[name] = Module(name, tensor, begin, size, shape[1], order)
             begin += size
@@ -290,8 +290,8 @@ def _modules(spec: Any) -> dict[str, Module]:
 
 
 def _source_rows(spec: Any, rows: int, num_sources: int) -> list[int]:
-    """The rows of each of the modules that are stacked in one tensor: of three, they are q, k and
-    v; others are equally large.
+    """The rows of each of the modules stacked in one tensor: three modules are q, k and v; other
+    numbers of modules have equal sizes.
     """
     if num_sources == 3:
         kv_rows = spec.num_kv_heads * spec.head_dim
@@ -302,10 +302,10 @@ def _source_rows(spec: Any, rows: int, num_sources: int) -> list[int]:
 def open_adapters(
     lora_cfg: dict[str, Any] | None, base: LLM
 ) -> tuple[dict[str, LoraAdapter], bool]:
-    """What ``lora_cfg`` of the serialize methods asks for: the adapters by name, and whether they
-    alone are to be written.
+    """Reads ``lora_cfg`` of the serialize methods. Returns the adapters by name, and whether only
+    they are to be written.
 
-    Its keys: ``input_base_dir``, which has a directory for each of ``lora_names``; ``lora_only``.
+    Its keys: ``input_base_dir``, with a directory for each of ``lora_names``; ``lora_only``.
     """
     if not lora_cfg:
         return {}, False

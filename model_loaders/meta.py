@@ -1,8 +1,8 @@
-"""Checkpoints as Meta publishes Llama: ``consolidated.NN.pth``, cut over model-parallel ranks, and
-``params.json``.
+"""Llama checkpoints as Meta publishes them: ``consolidated.NN.pth``, split over model-parallel
+ranks, and ``params.json``.
 
-They are given transformers' names, and the order in which transformers has the rows of queries and
-keys, so that the declaration of Llama reads them.
+Tensors get transformers' names, and rows of queries and keys get transformers' order, so that the
+declaration of Llama reads them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST = "consolidated.00.pth"
 _RANK = re.compile(r"consolidated\.(\d\d)\.pth")
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
 
-# Name -> (transformers' name, the dimension that ranks share; None: each has the whole).
+# Name -> (transformers' name, the dimension that is split over ranks; None: not split).
 _WHOLE = {"norm": ("model.norm", None), "output": ("lm_head", 0)}
 _OF_LAYERS = {
     "attention.wq": ("self_attn.q_proj", 0),
@@ -40,14 +40,14 @@ _OF_LAYERS = {
     "ffn_norm": ("post_attention_layernorm", None),
 }
 _EMBEDDING = "tok_embeddings.weight"
-# Frequencies, which are computed from the configuration.
+# Frequencies; here they are computed from the configuration.
 _UNUSED = "rope.freqs"
 
-# What params.json does not say, by the base of the frequencies (Llama 2, CodeLlama, Llama 3): the
-# tokens that a model was made for, and the ids of text's begin and end.
+# Values that params.json does not have, by the base of the frequencies (Llama 2, CodeLlama, Llama
+# 3): the context length, and the ids of beginning and end of text.
 _KINDS = {10000.0: (4096, 1, 2), 1000000.0: (16384, 1, 2), 500000.0: (8192, 128000, 128001)}
-# Of Llama 3.1 and later (use_scaled_rope) params.json may leave out the factor: it is 8, but 32 of
-# the small models of Llama 3.2, which are narrower than all others.
+# Since Llama 3.1 (use_scaled_rope) params.json may leave out the factor. It is 8, but 32 for the
+# small models of Llama 3.2, which have a smaller hidden size than all others.
 _SCALED_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _SCALED_LENGTH = 16
 _WIDE = 4096
@@ -151,11 +151,11 @@ def _matrix(tensors: Mapping[str, TensorEntry], name: str, directory: Path) -> T
 
 
 def _tensor(config: ModelConfig, name: str, ranks: list[TensorEntry]) -> tuple[str, TensorEntry]:
-    """One tensor of all ranks under transformers' name; an unknown one under its own."""
+    """One tensor, merged from all ranks, by transformers' name; an unknown one by its own."""
     first = ranks[0]
     found = _LAYER.fullmatch(name)
     axis: int | None
-    if name == _EMBEDDING:  # Cut by features, and since Llama 3 by tokens.
+    if name == _EMBEDDING:  # Split by features; since Llama 3 by tokens.
         target, axis = "model.embed_tokens", int(first.shape[1] != config["hidden_size"])
     elif found is not None and found[2] in _OF_LAYERS:
         module, axis = _OF_LAYERS[found[2]]
@@ -190,7 +190,7 @@ def _merge(axis: int, heads: int) -> Callable[..., NDArray[Any]]:
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
         if not heads:
             return whole
-        # Pairs that are turned together lie side by side; transformers has them half a head apart.
+        # Rows that are rotated together are adjacent; transformers has them half a head apart.
         pairs = whole.reshape(heads, -1, 2, whole.shape[1])
         return pairs.swapaxes(1, 2).reshape(whole.shape)
 

@@ -1,4 +1,4 @@
-"""The native module as the loaders use it, in one place, and imported when first needed."""
+"""The native module for the loaders, imported at first use."""
 
 from __future__ import annotations
 

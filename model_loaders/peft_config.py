@@ -1,7 +1,7 @@
-"""What ``adapter_config.json`` of a PEFT LoRA adapter says: which modules, with which scale.
+"""Reads ``adapter_config.json`` of a PEFT LoRA adapter: which modules it changes, and the scale.
 
-Everything that would change what the adapter computes is either understood here or refused, by
-field and value.
+A field that would change what the adapter computes is either supported or refused, with an error
+that names the field and the value.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .errors import UnsupportedModelError
 
 CONFIG_NAME = "adapter_config.json"
 
-# Fields that say how the adapter was trained or stored. What is computed does not depend on them,
-# or shows in the tensors: biases are tensors, and a transposed weight has another shape.
+# Fields about training or storage. They do not affect the result, or their effect shows in the
+# tensors: biases are tensors, and a transposed weight has another shape.
 _WITHOUT_EFFECT = frozenset(
     """
     auto_mapping base_model_name_or_path bias corda_config eva_config fan_in_fan_out inference_mode
@@ -46,8 +46,8 @@ _REFUSED = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
 }
-# Ways to begin that leave the base model's weights alone. Others (PiSSA, OLoRA, LoftQ ...) change
-# them, and an adapter belongs to the changed ones.
+# Initialisations that keep the base model's weights. Others (PiSSA, OLoRA, LoftQ ...) change the
+# weights, and the adapter fits only the changed ones.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
@@ -79,7 +79,7 @@ class PeftConfig:
         return cls(read_json_object(path, "the configuration of an adapter"), str(path))
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of the two matrices is multiplied with."""
+        """The factor of the product of the two matrices."""
         if self._ranks and rank not in self._ranks:
             raise self._config.error(
                 "r",
@@ -94,7 +94,7 @@ class PeftConfig:
         return alpha / (math.sqrt(rank) if self._rank_stabilized else rank)
 
     def targets(self, module: str, is_output: bool) -> bool | None:
-        """Whether the adapter is to change ``module``; None where the configuration does not say.
+        """Whether the adapter must change ``module``; None if the configuration does not say.
 
         ``is_output``: the module is the embedding or the head, which "all-linear" leaves out.
         """
@@ -167,7 +167,7 @@ class PeftConfig:
         return value
 
     def _matcher(self, field: str) -> Callable[[str], bool] | None:
-        """A string is a regular expression for whole names, a list holds ends of names."""
+        """A string is a regular expression for whole names; a list has endings of names."""
         names = self._names(field)
         if names is None:
             return None

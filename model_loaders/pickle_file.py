@@ -1,11 +1,11 @@
 """Reads PyTorch ``.bin`` checkpoints without torch: the zip form that torch.save has written since
-1.6, and the older one, five pickles followed by the data.
+1.6, and the older form, five pickles followed by the data.
 
-A pickle is a program. This one is run by a small interpreter that knows the dozen operations a
-state dict consists of, and can call nothing but the functions below: whatever else a file asks for
-is refused by name, and nothing of it is ever imported or executed. Messages quote its objects
-shortened (reprlib): a few bytes can describe an object whose full text would not fit into memory.
-Element data is not in the pickle; it stays in the file and is mapped.
+A pickle is a program. Here it is run by a small interpreter that knows the dozen operations a
+state dict needs and can call only the functions below. Anything else that a file asks for is
+refused by name, and is never imported or executed. Messages quote its objects shortened (reprlib):
+a few bytes can describe an object whose full text would not fit into memory. The data of tensors is
+not in the pickle; it stays in the file and is mapped.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .storage import ELEMENT_TYPES, MappedFile, TensorEntry, checked_shape
 # The pickle holds names and shapes only; 700 tensors take about 100 KB.
 MAX_PICKLE_BYTES = 256 << 20
 
-# The older form begins with a pickle of this number, and one of its version.
+# The older form begins with two pickles: this number and a version.
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
-# What every pickle of protocol 2 or later begins with.
+# The first byte of every pickle of protocol 2 or later.
 _PICKLE_BEGIN = b"\x80"
 
 _STORAGES = {
@@ -69,7 +69,7 @@ class _Tensor:
 
 
 class _Refused(Exception):
-    """The pickle asks for something that a state dict has no need of."""
+    """The pickle uses something that a state dict does not need."""
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Tensor:
@@ -115,7 +115,7 @@ def _find_global(name: str) -> Any:
 
 
 def _load_storage(reference: Any) -> _Storage:
-    # The older form has one field more, which says of what other storage this one is a part.
+    # The older form has one more field: the storage that this one is a part of.
     if (
         not isinstance(reference, tuple)
         or len(reference) not in (5, 6)
@@ -138,14 +138,14 @@ _MARK = object()
 
 
 class _Machine:
-    """The stack machine: one method per operation with a stack effect of its own."""
+    """The stack machine: one method for each operation that changes the stack."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
     def run(self, data: bytes | _Pickles) -> Any:
-        """Runs one pickle; of a stream, that which begins where it is."""
+        """Runs one pickle; in a stream, the one at the current position."""
         for opcode, argument, _ in pickletools.genops(cast(Any, data)):
             name = opcode.name
             if name in ("PROTO", "FRAME"):
@@ -192,7 +192,7 @@ class _Machine:
         if not isinstance(target, dict) or len(items) % 2:
             raise _Refused("items set on something that is no dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # A nested tuple as a key could take for ever to hash.
+            # Hashing a deeply nested tuple as a key could take forever.
             if not isinstance(key, (str, int)):
                 raise _Refused(f"a key of type {type(key).__name__}")
             if isinstance(key, str) and isinstance(value, _Tensor) and key in target:
@@ -205,8 +205,8 @@ class _Machine:
         self.stack[-1].extend(items)
 
     def _build(self) -> None:
-        # The only state a state dict carries is the versions of its modules, which say nothing
-        # about weights.
+        # The only state in a state dict is the versions of its modules, which do not matter for
+        # weights.
         self.stack.pop()
         if not isinstance(self.stack[-1], OrderedDict):
             raise _Refused("state given to something that is no OrderedDict")
@@ -253,7 +253,7 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
 
 
 class _Pickles:
-    """The pickles at the beginning of a file, as pickletools reads them."""
+    """The pickles at the beginning of a file, in the form that pickletools reads."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -294,7 +294,7 @@ def read_pickle(path: Path) -> list[TensorEntry]:
     return entries
 
 
-# Where the data of each storage lies: first byte and number of bytes, by the storage's key.
+# The place of each storage's data: first byte and number of bytes, by the storage's key.
 _Places = dict[str, tuple[int, int]]
 
 
@@ -319,8 +319,8 @@ def _read_zip(file: MappedFile) -> tuple[dict[str, _Tensor], _Places]:
 
 
 def _read_legacy(file: MappedFile) -> tuple[dict[str, _Tensor], _Places]:
-    """The form before 1.6: the pickles of a number, a version, the machine, the state dict and the
-    keys of its storages; then for each key the number of elements and the elements.
+    """The form before 1.6: five pickles (a number, a version, the machine, the state dict, the keys
+    of its storages), then for each key the number of elements and the elements.
     """
     path = file.path
     with open(path, "rb") as stream:
@@ -407,7 +407,7 @@ def _value(data: bytes | _Pickles, path: Path, what: str) -> Any:
 
 
 def _run(data: bytes | _Pickles, path: Path, what: str) -> dict[str, _Tensor]:
-    """The table of tensors that a pickle is; ``what`` is its name in messages."""
+    """The tensors in a pickle; ``what`` is its name in messages."""
     value = _value(data, path, what)
     if not isinstance(value, dict):
         raise CheckpointError(
@@ -423,8 +423,8 @@ def _run(data: bytes | _Pickles, path: Path, what: str) -> dict[str, _Tensor]:
 
 
 def _data_begin(file: MappedFile, member: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes begin: after its local header, whose name and extra field vary
-    in length.
+    """The position of a stored member's bytes: after its local header, whose name and extra field
+    vary in length.
     """
     where = f"{file.path}: member {member.filename!r}"
     with open(file.path, "rb") as stream:

@@ -1,7 +1,7 @@
 """Weight quantisation: from the arguments of ``serialize`` to the weight_quant of a DecoderSpec.
 
-The arguments are checked by themselves first, then against the weights of a model, and nothing of a
-checkpoint is read for either. How weights are quantised: csrc/weights/README.md.
+The arguments are checked on their own first, then against the weights of a model; neither reads
+data of the checkpoint. csrc/weights/README.md says how weights are quantised.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .spec import message_class
 # Bits, and whether each group has a zero point.
 _FORMATS = {"int8": (8, False), "uint8": (8, True), "int4": (4, False), "uint4": (4, True)}
 _METHODS = ("instant_quant", "iq")
-# The quantisation that a checkpoint has (quantized/) stays as it is.
+# Methods that keep the quantisation of a checkpoint (quantized/).
 _KEEPING_METHODS = ("gptq", "awq", "compressed-tensors")
 _KEEPING_KEYS = ("quant_method", "compute_method", "activate_format")
 _COMPUTE_METHODS = ("weight_only", "activate_quant")
 _GROUP_SIZES = (-1, 0, 32, 64, 128)  # -1 and 0: one scale per output feature
-# Weights that are quantised only where the configuration names them.
+# Weights that are quantised only if the configuration names them.
 _TABLES = ("lm_head", "embedding")
 _KEYS = (
     "quant_method",
@@ -38,7 +38,7 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class MatrixWeight:
-    """A weight that can be quantised; patterns may match any of ``names``, the first is its own."""
+    """A weight that can be quantised. Patterns may match any of ``names``; the first is its own."""
 
     names: tuple[str, ...]
     in_features: int
@@ -46,11 +46,11 @@ class MatrixWeight:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What to quantise and how, as the caller said it. ``quant_method`` None: left open."""
+    """What to quantise and how, as the caller set it. ``quant_method`` None: not set."""
 
     quant_method: str | None = None
     weight_format: str = "int8"
-    quantize_activations: bool | None = False  # None: as a quantised checkpoint was made for
+    quantize_activations: bool | None = False  # None: as the checkpoint says
     group_size: int = 0
     group_settings: Mapping[str, int] = field(default_factory=dict)  # by pattern, first match wins
     modules_to_not_convert: tuple[str, ...] = ()
@@ -58,11 +58,11 @@ class Quantization:
 
     @property
     def keeps_checkpoint(self) -> bool:
-        """Whether weights of a quantised checkpoint stay as they are."""
+        """Whether weights of a quantised checkpoint are kept."""
         return self.quant_method not in _METHODS
 
     def check_method(self, checkpoint_method: str | None, has_integers: bool) -> None:
-        """Whether the checkpoint has the quantisation that is to be kept."""
+        """Raises an error unless the checkpoint has the quantisation that is to be kept."""
         if self.quant_method not in _KEEPING_METHODS:
             return
         if self.quant_method != checkpoint_method or not has_integers:
@@ -90,7 +90,7 @@ class Quantization:
                     bits=bits,
                     group_size=self._group_size(weight, bits),
                     asymmetric=asymmetric,
-                    # Rows of an embedding that is no head are looked up, not multiplied.
+                    # Rows of an embedding that is not tied are looked up, not multiplied.
                     quantize_activations=bool(self.quantize_activations)
                     and (name != "embedding" or tied),
                 )
@@ -129,7 +129,7 @@ class Quantization:
         return size
 
     def _check_patterns(self, weights: Iterable[MatrixWeight]) -> None:
-        """A pattern for nothing is a spelling mistake: what it should spare would be quantised."""
+        """A pattern that matches nothing is probably misspelt, and would spare no weight."""
         for key, patterns in (
             ("group_settings", tuple(self.group_settings)),
             ("modules_to_not_convert", self.modules_to_not_convert),
@@ -144,7 +144,7 @@ def parse_quantization(
 ) -> Quantization | None:
     """The arguments of ``serialize``, checked; None: nothing is quantised.
 
-    ``weight_only_quant`` says how and not whether, and a ``config`` says it instead.
+    ``weight_only_quant`` has an effect only with ``enable_quant`` and without a ``config``.
     """
     if not enable_quant:
         if config:

@@ -1,7 +1,7 @@
-"""Rotary position embedding: the inverse frequencies a configuration asks for.
+"""Rotary position embedding: the inverse frequencies that a configuration defines.
 
-NumPy only. Every step is float32 in the order transformers takes it, because the frequencies decide
-where a token sits: an engine that computes them a little better than the training code computes a
+NumPy only. Every step is float32 in the order of transformers, because the frequencies determine
+the positions: an engine that computes them a little more exactly than the training code computes a
 different model. The one exception is the power, which is rounded once from float64; torch's
 vectorised power is within one unit in the last place of that (99 % of the values of common bases
 and sizes are equal).
@@ -22,14 +22,14 @@ Float32Array = NDArray[np.float32]
 
 ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn", "longrope")
 DEFAULT_THETA = 10000.0
-# There is a frequency for each pair of dimensions, so their number is bounded before.
+# There is a frequency for each pair of dimensions, so the number is bounded first.
 _MAX_HEAD_DIM = 1 << 16
 
 
 @dataclass(frozen=True)
 class Rope:
-    """``inv_freq`` is [rotary_dim / 2], as is ``window_inv_freq``, which layers with a window have
-    where it is given; ``attention_scaling`` multiplies cosine and sine.
+    """``inv_freq`` is [rotary_dim / 2]. ``window_inv_freq``, if given, has the same shape and holds
+    for layers with a window. ``attention_scaling`` multiplies cosine and sine.
     """
 
     inv_freq: Float32Array
@@ -38,7 +38,7 @@ class Rope:
 
 
 def rope_section(config: ModelConfig) -> tuple[ModelConfig, float]:
-    """The rope parameters and the base, in either place that config.json may have them.
+    """The rope parameters and the base, from either place where config.json may have them.
 
     transformers 4 writes ``rope_theta`` and ``rope_scaling``, transformers 5 one
     ``rope_parameters``.
@@ -67,7 +67,7 @@ def partial_rotary_dim(config: ModelConfig, head_dim: int, default_factor: float
 def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
     """The frequencies for ``rotary_dim`` (even) rotated dimensions of each head.
 
-    Raises UnsupportedModelError (a NotImplementedError) for a kind of scaling that is not known.
+    Raises UnsupportedModelError (a NotImplementedError) for an unknown kind of scaling.
     """
     section, theta = rope_section(config)
     if head_dim > _MAX_HEAD_DIM:
@@ -83,10 +83,10 @@ def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
         if int(head_dim * factor) != rotary_dim:
             raise where.refuse("partial_rotary_factor", rotary_dim / head_dim)
     kind = section.text("rope_type", section.text("type", "default"))
-    if "long_factor" in section:  # Phi-3 has had several names for it.
+    if "long_factor" in section:  # Phi-3 has used several names for it.
         kind = "longrope"
     inv_freq = _base_inv_freq(theta, rotary_dim)
-    # Dynamic frequencies change beyond max_position_embeddings, and no sequence is longer.
+    # Dynamic frequencies change only beyond max_position_embeddings, and no sequence is longer.
     if kind in ("default", "dynamic"):
         return Rope(inv_freq)
     if kind == "longrope":
@@ -124,7 +124,7 @@ def _base_inv_freq(theta: float, rotary_dim: int) -> Float32Array:
 
 
 def _original_length(section: ModelConfig, config: ModelConfig) -> int:
-    """The context length of pretraining; a field of the model has priority over the section."""
+    """The context length of pretraining; the model's own field precedes that of the section."""
     name = "original_max_position_embeddings"
     if config.get(name) is not None:
         return config.integer(name)
@@ -132,8 +132,8 @@ def _original_length(section: ModelConfig, config: ModelConfig) -> int:
 
 
 def _llama3(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig) -> Float32Array:
-    """Llama 3.1: long wavelengths are divided by ``factor``, short ones kept, those between
-    interpolated.
+    """Llama 3.1: frequencies of long wavelengths are divided by ``factor``, those of short ones
+    kept, those between interpolated.
     """
     factor = np.float32(section.number("factor"))
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
@@ -153,7 +153,7 @@ def _llama3(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig) -
 
 
 def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, theta: float) -> Rope:
-    """YaRN: dimensions that turn often keep their frequency, slow ones are divided, with a ramp
+    """YaRN: fast-rotating dimensions keep their frequency, slow ones are divided, with a ramp in
     between.
     """
     length = _original_length(section, config)
@@ -162,7 +162,7 @@ def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, the
     half = len(inv_freq)
 
     def dimension(name: str, default: float) -> float:
-        """Which dimension makes so many full turns within the context of pretraining."""
+        """The dimension that makes this many full turns within the context of pretraining."""
         turns = section.number(name, default)
         try:
             found = half * math.log(length / (turns * 2 * math.pi)) / math.log(theta)
@@ -178,7 +178,7 @@ def _yarn(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig, the
     first, last = max(first, 0), min(last, 2 * half - 1)
     width = np.float32(last - first if last != first else 0.001)
     ramp = np.clip((np.arange(half, dtype=np.float32) - np.float32(first)) / width, 0, 1)
-    # Division of the base by the factor before the reciprocal, as the reference does it.
+    # The base is divided by the factor before taking the reciprocal, as in the reference.
     divided = np.float32(1) / (np.float32(factor) * (np.float32(1) / inv_freq))
     keep = np.float32(1) - ramp
     mixed = divided * (np.float32(1) - keep) + inv_freq * keep
@@ -197,8 +197,8 @@ def _yarn_attention_factor(section: ModelConfig, factor: float) -> float:
 
 
 def score_scale(config: ModelConfig, head_dim: int) -> float:
-    """What DeepSeek's models multiply attention scores by: of YaRN's scale, the part that is not in
-    cosine and sine.
+    """The factor of attention scores in DeepSeek's models: it includes the part of YaRN's scale
+    that is not in cosine and sine.
     """
     section, _ = rope_section(config)
     kind = section.text("rope_type", section.text("type", "default"))
@@ -209,11 +209,11 @@ def score_scale(config: ModelConfig, head_dim: int) -> float:
 
 
 def _longrope(inv_freq: Float32Array, section: ModelConfig, config: ModelConfig) -> Rope:
-    """LongRoPE: each frequency is divided by a factor of its own, from one list up to the length of
-    pretraining and from another beyond.
+    """LongRoPE: each frequency is divided by its own factor, taken from one list up to the length
+    of pretraining and from another beyond it.
 
-    A token's bits depend on the tokens before it alone, so a model has one of the lists: that for
-    the longest sequences it is for.
+    A token's bits may depend only on the tokens before it, so a model uses one list for all: the
+    one for its longest sequences.
     """
     length, longest = _original_length(section, config), config.integer("max_position_embeddings")
     if length < 2:

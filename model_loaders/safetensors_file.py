@@ -1,6 +1,6 @@
-"""Reads the header of a safetensors file, trusting nothing in it.
+"""Reads the header of a safetensors file and trusts nothing in it.
 
-Every field is checked before a byte of data is used, so a damaged or hostile file is an error that
+Every field is checked before a byte of data is used, so for a damaged or hostile file the error
 names the file, the tensor and the offset. The data itself is read later, through TensorEntry.
 """
 
@@ -81,7 +81,7 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
     except CheckpointError as error:
         raise CheckpointError(f"{file.path}: header: {error.message}") from None
-    except (ValueError, RecursionError) as error:  # ValueError: also of a number of many digits
+    except (ValueError, RecursionError) as error:  # ValueError: also a number with too many digits
         raise CheckpointError(f"{file.path}: offset 8: header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{file.path}: offset 8: header is not a JSON object")
@@ -122,7 +122,7 @@ def _entry(file: MappedFile, name: str, fields: Any, data_begin: int) -> TensorE
 
 
 def _check_coverage(file: MappedFile, entries: list[TensorEntry], data_begin: int) -> None:
-    """The data must follow each other without overlap or hole, to the end of the file."""
+    """The data must follow each other without overlap or gap, to the end of the file."""
     position = data_begin
     for entry in entries:
         if entry.offset != position:

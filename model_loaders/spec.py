@@ -2,8 +2,8 @@
 
 An ``Architecture`` is a declaration: a function from ``config.json`` to the fields of DecoderSpec,
 and a list of ``Weight`` rules. Everything else is here, once: expanding the rules over the layers,
-and the demand that every tensor of a checkpoint is explained by a rule and every tensor the decoder
-requires is produced by one.
+and the check that a rule explains every tensor of a checkpoint and produces every tensor that the
+decoder requires.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .storage import TensorEntry
 # Element types a weight may have in a checkpoint; the writer converts them to the stored type.
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 
-# Names beyond these are counted, not listed, in messages.
+# In messages, names beyond these are counted, not listed.
 _MAX_NAMES = 8
 
 
-# The rows of a source in the order in which the decoder has them, computed from its DecoderSpec.
+# The decoder's order of a source's rows, computed from the DecoderSpec.
 RowOrder = Callable[[Any], NDArray[np.intp]]
 Tensors = Mapping[str, TensorEntry]
 
@@ -43,15 +43,15 @@ Tensors = Mapping[str, TensorEntry]
 class Weight:
     """Where the decoder's tensor ``target`` comes from; ``{i}`` stands for each layer's number.
 
-    Several sources are stacked along rows, in order; those with ``{e}`` are all experts', one after
-    the other. A source of three dimensions counts as the rows of its matrices. An ``optional`` rule
-    explains sources that a checkpoint may hold although its spec leaves the target out (an
-    ``lm_head`` that is tied); they are not used then. A single source may have its rows in another
-    ``order``, or its float32 values changed by ``transform``. A ``transposed`` matrix lies with its
-    columns as rows. ``rows``: how many each source has, computed from the DecoderSpec, where that
-    is neither all alike nor those of q, k and v.
+    Several sources are stacked along rows, in order; sources with ``{e}`` are those of all experts,
+    one after the other. A source with three dimensions counts as the rows of its matrices. An
+    ``optional`` rule explains sources that a checkpoint may have although its spec does not use the
+    target (a tied ``lm_head``). A single source may have its rows in another ``order``, or its
+    float32 values changed by ``transform``. A ``transposed`` matrix is stored with its columns as
+    rows. ``rows``: the rows of each source, computed from the DecoderSpec, if they are neither all
+    equal nor those of q, k and v.
 
-    Rules for the same target are alternatives: the first whose sources are all there counts.
+    Rules for the same target are alternatives: the first whose sources all exist counts.
     """
 
     target: str
@@ -64,16 +64,17 @@ class Weight:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The checkpoint's modules whose weights the sources are."""
+        """The checkpoint's modules whose weights are the sources."""
         return tuple(source.removesuffix(".weight") for source in self.sources)
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One Hugging Face model class. ``ignored`` are regular expressions for whole names of tensors
-    without use; ``standard`` gives a configuration transformers' names where it has others.
-    ``prefix`` is what names lack in checkpoints that were saved without the head. ``view``, given a
-    DecoderSpec, gives the tensors that the rules name, where a checkpoint has several in one.
+    that are not used. ``standard`` gives a configuration transformers' names if it has others.
+    ``prefix`` is missing from names in checkpoints that were saved without the head. ``view``,
+    given a DecoderSpec, converts the tensors to those that the rules name, if a checkpoint has
+    another layout.
     """
 
     name: str
@@ -85,11 +86,11 @@ class Architecture:
     view: Callable[[Tensors, Any], Tensors] = lambda tensors, spec: tensors
 
     def arranged(self, tensors: Tensors, spec: Any) -> Tensors:
-        """``tensors`` as the rules have them."""
+        """``tensors`` in the layout of the rules."""
         return self.view(self.full_names(tensors), spec)
 
     def full_names(self, tensors: Tensors) -> Tensors:
-        """``tensors`` by the names that the rules have for them."""
+        """``tensors`` by the rules' names."""
         if not self.prefix or any(name.startswith(self.prefix) for name in tensors):
             return tensors
         return {
@@ -109,8 +110,8 @@ class RequiredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a conversion: ``source`` becomes the rows of ``target`` from ``row_begin`` on, by
-    its rule.
+    """One step of a conversion: ``source`` becomes the rows of ``target`` from ``row_begin`` on,
+    according to its rule.
     """
 
     rule: Weight
@@ -119,12 +120,12 @@ class Part:
 
 
 _REGISTRY: dict[str, Architecture] = {}
-_MODEL_TYPES: dict[str, list[str]] = {}  # the names of the architectures of each
+_MODEL_TYPES: dict[str, list[str]] = {}  # names of the architectures, by model_type
 
 
 def register(architecture: Architecture, model_type: str | None = None) -> Architecture:
-    """Makes an architecture known by the name that ``config.json`` gives; a name is taken once.
-    ``model_type`` is what ``config.json`` calls it besides.
+    """Registers an architecture under the name that ``config.json`` gives; names must be unique.
+    ``model_type`` is the model_type in ``config.json``.
     """
     if architecture.name in _REGISTRY:
         raise ValueError(f"the architecture {architecture.name!r} is already registered")
@@ -150,7 +151,7 @@ def find_architecture(name: str) -> Architecture:
 
 
 def with_architecture(config: ModelConfig) -> ModelConfig:
-    """``config``; where it has no ``architectures``, with that which its ``model_type`` means."""
+    """``config``; if it has no ``architectures``, with the one that its ``model_type`` implies."""
     if config.get("architectures") is not None or "model_type" not in config:
         return config
     model_type = config.text("model_type")
@@ -192,7 +193,7 @@ def resolve(
     computed: Iterable[str] = (),
     num_experts: int = 0,
 ) -> list[Part]:
-    """Plans a conversion: the parts in the order in which they lie in the checkpoint.
+    """Plans a conversion: the parts in the order of the checkpoint's data.
 
     ``computed`` names required tensors that do not come from the checkpoint. Raises
     UnexplainedTensorError naming the tensors that no rule explains, that a rule needs and the
@@ -241,7 +242,7 @@ def resolve(
 
 
 def _places(tensors: Mapping[str, TensorEntry]) -> list[str]:
-    """The file that ``tensors`` lie in, or the directory of several."""
+    """The file of ``tensors``, or the directory if they are in several."""
     paths = {entry.file.path for entry in tensors.values()}
     return sorted({str(path if len(paths) == 1 else path.parent) for path in paths})
 
@@ -287,7 +288,7 @@ def message_class(name: str) -> Any:
 
 @functools.cache
 def _pool() -> Any:
-    """The messages of the format, from the descriptor set that the package carries.
+    """The messages of the format, from the descriptor set in the package.
 
     Generated code would tie the package to one protobuf version; a descriptor set works with all
     of them. There is one pool, because messages of different pools never compare equal.

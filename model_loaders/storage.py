@@ -1,8 +1,7 @@
 """What the checkpoint readers share: element types, mapped files, and a tensor's place in one.
 
-A file is mapped read-only and tensors are views of the mapping. After a tensor has been used its
-pages are handed back, so a conversion holds one source tensor at a time, however large the
-checkpoint.
+A file is mapped read-only and tensors are views of the mapping. After a tensor was used its pages
+are released, so a conversion holds one source tensor at a time, however large the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 
 from .errors import CheckpointError, CheckpointNotFoundError
 
-# Element types a checkpoint may hold, with the NumPy type that carries the bytes. NumPy has no
-# bfloat16 and no float8: their bits travel as unsigned integers under the name of the type.
+# Element types that a checkpoint may have, and the NumPy type of their bytes. NumPy has no bfloat16
+# and no float8: their bits are unsigned integers, with the name of the type beside them.
 ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "float64": np.dtype("<f8"),
     "float32": np.dtype("<f4"),
@@ -43,11 +42,11 @@ ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype("u1"),
 }
 
-# What Git LFS leaves in place of a file until it is fetched: a few lines of text.
+# Git LFS writes a few lines of text in place of a file that was not fetched; they begin so.
 _LFS_BEGIN = b"version https://git-lfs."
 _MAX_LFS_BYTES = 1024
 
-# A tensor of a model has a handful of dimensions; more is a damaged header.
+# Tensors of models have few dimensions; more mean a damaged header.
 MAX_RANK = 8
 
 
@@ -71,7 +70,7 @@ class MappedFile:
         return self._map
 
     def release_pages(self, begin: int, end: int) -> None:
-        """Gives back the pages of [begin, end); they may still be read again."""
+        """Releases the pages of [begin, end); they may still be read again."""
         if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
         first = begin - begin % mmap.PAGESIZE
@@ -82,16 +81,16 @@ class MappedFile:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies. ``strides`` are in elements; None: row-major without gaps."""
+    """The place of one tensor. ``strides`` are in elements; None: row-major without gaps."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file: MappedFile
-    offset: int  # bytes, from the begin of the file
+    offset: int  # bytes, from the beginning of the file
     nbytes: int  # from the first element to the end of the last
     strides: tuple[int, ...] | None = None
-    # Whether a matrix is [out_features, in_features] whatever the module that it belongs to keeps.
+    # True: a matrix is [out_features, in_features] even if its module usually stores the transpose.
     has_outputs_first: ClassVar[bool] = False
 
     @property
@@ -99,7 +98,7 @@ class TensorEntry:
         return f"{self.file.path}: tensor {self.name!r}"
 
     def pieces(self) -> Iterator[tuple[int, TensorEntry]]:
-        """Ranges of rows, with the first of each, as it is best to read them: all at once."""
+        """Ranges of rows to read at a time, with the first row of each; by default a single one."""
         yield 0, self
 
     @contextlib.contextmanager
@@ -121,13 +120,13 @@ class TensorEntry:
         else:
             byte_strides = tuple(stride * element.itemsize for stride in self.strides)
             array = np.lib.stride_tricks.as_strided(flat, self.shape, byte_strides, writeable=False)
-        # A copy is made only of a tensor saved transposed, or at an odd address of the file.
+        # A copy is made only of a tensor saved transposed, or at an unaligned address of the file.
         return np.require(array, requirements=["C", "A"])
 
 
 @dataclass(frozen=True)
 class OutputsFirst(TensorEntry):
-    """A matrix that is [out_features, in_features] although its module's usually are not."""
+    """A matrix that is [out_features, in_features] although those of its module usually are not."""
 
     has_outputs_first: ClassVar[bool] = True
 
@@ -140,7 +139,7 @@ def as_float32(array: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def round_float32(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Finite float32 values rounded to the nearest of ``dtype``, as float32."""
+    """Rounds finite float32 values to the nearest value of ``dtype``; returns float32."""
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -152,7 +151,7 @@ def round_float32(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a regular file; errors say what is there instead."""
+    """The size of a regular file in bytes; if it is none, the error says what is there instead."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -169,7 +168,7 @@ def file_size(path: Path) -> int:
 
 
 def check_no_pointer(path: Path) -> None:
-    """Refuses the text that Git LFS leaves in place of a file that was not fetched."""
+    """Refuses the text that Git LFS writes in place of a file that was not fetched."""
     with open(path, "rb") as file:
         text = file.read(_MAX_LFS_BYTES)
     if text.startswith(_LFS_BEGIN):
@@ -182,8 +181,8 @@ def check_no_pointer(path: Path) -> None:
 
 
 def checked_shape(value: Any, where: str) -> tuple[int, ...]:
-    """``value`` as a shape: at most MAX_RANK dimensions, none negative, the product below 2^62,
-    also that of those beside a 0.
+    """``value`` as a shape: at most MAX_RANK dimensions, none negative, and the product of those
+    that are not 0 below 2^62.
     """
     if not isinstance(value, (list, tuple)) or len(value) > MAX_RANK:
         raise CheckpointError(

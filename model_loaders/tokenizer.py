@@ -1,10 +1,9 @@
-"""Loads the tokenizer that lies beside a model, by the shortest way.
+"""Loads the tokenizer of a model in the fastest way.
 
-transformers' AutoTokenizer imports torch where torch is installed, which takes seconds; its
-tokenizer classes do not. So the class is chosen here: ``tokenizer.json`` needs only the general
-one, a SentencePiece ``tokenizer.model`` the one that ``tokenizer_config.json`` names, and
-AutoTokenizer is the way for everything else. Code that comes with a checkpoint is never run unless
-the caller trusts it.
+transformers' AutoTokenizer imports torch if it is installed, which takes seconds; its tokenizer
+classes do not. So the class is chosen here. ``tokenizer.json`` needs only the general class. A
+SentencePiece ``tokenizer.model`` needs the class named in ``tokenizer_config.json``. AutoTokenizer
+loads everything else. Code that comes with a checkpoint is run only if the caller trusts it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .config import read_json_object
 from .errors import CheckpointNotFoundError, ModelSerializerException
 from .storage import check_no_pointer
 
-# What a tokenizer may consist of; a serialised model's directory gets a copy of these.
+# The files of a tokenizer; they are copied into a serialised model's directory.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -42,8 +41,8 @@ _SENTENCEPIECE_CLASSES = {
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the package 'tokenizers' has raised it for something that it cannot use: a bare
-    Exception, or what its Rust code's panics become, which is none.
+    """Whether the package 'tokenizers' raised the error to refuse its input: a bare Exception, or
+    the exception of a panic in its Rust code, which is not derived from Exception.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -67,7 +66,7 @@ def load_tokenizer(
     loader = _tokenizer_class(directory, config, trust_remote_code)
     options: dict[str, Any] = {"padding_side": padding_side, "local_files_only": True}
     if not config and loader.__name__ in _SENTENCEPIECE_CLASSES.values():
-        options["add_bos_token"] = True  # As Meta's models were taught.
+        options["add_bos_token"] = True  # As Meta's models were trained.
     if trust_remote_code:
         options["trust_remote_code"] = True
     try:
@@ -84,8 +83,8 @@ def load_tokenizer(
 
 
 def _import_transformers() -> Any:
-    """transformers, which advises at its first import to install torch where there is none. Here
-    only its tokenizers are wanted, and they need no torch."""
+    """Imports transformers. Where torch is missing, its first import advises to install it; here
+    only the tokenizers are used, which do not need torch."""
     advice = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
     if advice in os.environ or importlib.util.find_spec("torch") is not None:
         return importlib.import_module("transformers")
@@ -106,7 +105,7 @@ def _tokenizer_class(directory: Path, config: dict[str, Any], trust_remote_code:
     remote = "auto_map" in config and trust_remote_code
     if (directory / "tokenizer.json").exists() and not remote:
         return transformers.PreTrainedTokenizerFast
-    # Without settings it is Meta's checkpoint.
+    # No settings: a checkpoint from Meta.
     own = str(config.get("tokenizer_class")) if config else "LlamaTokenizer"
     named = _SENTENCEPIECE_CLASSES.get(own)
     if (directory / "tokenizer.model").exists() and named is not None and not remote:

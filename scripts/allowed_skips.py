@@ -1,7 +1,7 @@
-"""What a machine can test, and which tests may therefore be skipped on it, with which reason.
+"""What a machine can test, and which tests may be skipped on it, for which reasons.
 
-sum_results.py takes every other skip for a failure. What the processor has is read from the system
-here, and not asked of the library, whose own detection is among what is tested.
+sum_results.py counts every other skip as a failure. The features of the processor are read from the
+system here, not from the library, because the library's own detection is one of the things tested.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Kernel tables by architecture, weakest first, and the processor flags each adds to those before.
+# Kernel tables by architecture, weakest first, with the processor flags that each one adds.
 X86_TABLES = {
     "avx2": {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
@@ -25,7 +25,7 @@ X86_TABLES = {
 }
 ARM_TABLES = {"neon": {"asimd"}, "neon_dotprod": {"asimddp"}, "neon_bf16": {"bf16"}}
 TABLES = ["reference", *X86_TABLES, *ARM_TABLES]
-# Those that tests/support emulates on any processor with AVX2.
+# The tables that tests/support emulates on any processor with AVX2.
 EMULATED_TABLES = ["avx512", "avx512_vnni", "avx512_bf16", "amx"]
 
 
@@ -43,7 +43,7 @@ def processor_flags() -> set[str]:
 
 
 def may_use_tiles() -> bool:
-    """Whether the system gives this process the state of AMX's tiles, as some sandboxes do not."""
+    """Whether the system lets this process use AMX tiles; some sandboxes do not."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
@@ -54,7 +54,7 @@ def shared_data() -> Path:
 
 
 def may_mount() -> bool:
-    """CAP_SYS_ADMIN, by its bit in the effective set."""
+    """Whether the process has CAP_SYS_ADMIN, by its bit in the effective set."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
@@ -65,7 +65,7 @@ def may_mount() -> bool:
 
 @dataclass
 class Machine:
-    """What decides which tests can run; tests of the checks make their own."""
+    """The properties that decide which tests can run; tests of these checks make their own."""
 
     architecture: str = field(default_factory=platform.machine)
     flags: set[str] = field(default_factory=processor_flags)
@@ -82,7 +82,7 @@ class Machine:
 
     def native_tables(self, step: str) -> list[str]:
         """The kernel tables that the C++ tests of a step must have run."""
-        if is_emulator(step):  # scripts/test.sh leaves the reference kernels out there
+        if is_emulator(step):  # scripts/test.sh leaves out the reference kernels there
             return list(ARM_TABLES)
         tables = ["reference"]
         is_arm = self.architecture in ("aarch64", "arm64")
@@ -108,9 +108,9 @@ def is_sanitizer(step: str) -> bool:
 @dataclass(frozen=True)
 class AllowedSkip:
     tests: str  # searched for in the test's name: Suite.Test/parameter or file.py::test[parameter]
-    reason: str  # searched for in what the test gives as its reason
+    reason: str  # searched for in the reason that the test gives
     when: Callable[[Machine, str], bool] = lambda machine, step: True
-    # What is not covered then, for the reader of the run's end. Empty where nothing is lost.
+    # What is not covered then, printed at the end of the run. Empty if nothing is lost.
     not_covered: str = ""
 
 
@@ -134,7 +134,7 @@ ALLOWED_SKIPS = [
     # Tools in the form of tests; the second runs within test_scheduler_oracle.py.
     AllowedSkip(r"^Golden\.WriteWhenAsked$", "ALLSPARK_WRITE_GOLDEN"),
     AllowedSkip(r"^SchedulerTrace\.WritesTheTraceAskedFor$", "ALLSPARK_SCHEDULER_TRACE"),
-    # What sanitizers change, and what only AddressSanitizer can show.
+    # Tests that sanitizers disturb, and tests that only AddressSanitizer can do.
     AllowedSkip(r"^(UnloadTest|ModelWriter)\.", "sanitizer('s own memory| keeps memory)",
                 in_sanitizer),
     AllowedSkip(r"^(BfcAllocatorTest|BfcRegionTest|AllocationCounterTest|HeapFaultsTest|MemoryFaultTest)\.",
@@ -160,7 +160,7 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"test_hub\.py", r"^no (modelscope|huggingface_hub) here",
                 lambda machine, step: not machine.has_modelscope,
                 "the loader of ModelScope (scripts/setup.sh --slow installs its package)"),
-    # Slow tests that compare with programs of others, where one of these could not be installed.
+    # Slow tests that compare with other programs, if one of these could not be installed.
     AllowedSkip(r"test_(fast_llm|llama_cpp|llama_cpp_blocks|quantizers)\.py", "^the oracle ",
                 not_covered="what is held to llama.cpp, FastLLM, llm-compressor or AutoRound "
                 "(scripts/oracles.sh installs them)"),
@@ -177,7 +177,7 @@ ALLOWED_SKIPS = [
 
 
 def allowed_skip(machine: Machine, step: str, test: str, reason: str) -> AllowedSkip | None:
-    """The rule that allows a skip; None where nothing does."""
+    """The rule that allows a skip; None if there is none."""
     for rule in ALLOWED_SKIPS:
         if re.search(rule.tests, test) and re.search(rule.reason, reason.strip()):
             if rule.when(machine, step):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fails when an object compiled for one instruction set could lend its code to the whole program.
+"""Fails if code compiled for one instruction set could be linked into the rest of the program.
 
 usage: check_isa_symbols.py BUILD_DIR
 
-The linker keeps one copy of every weak symbol. Were it the copy of a file compiled with AVX-512, an
-AVX2 machine would crash in code that has nothing to do with kernels. So each object of
-csrc/kernels/cpu has no weak symbol, and exports exactly one function.
+The linker keeps one copy of every weak symbol. If that copy came from a file compiled with AVX-512,
+an AVX2 machine would crash in code that has nothing to do with kernels. So no object of
+csrc/kernels/cpu may have a weak symbol, and each must export exactly one function.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 
 ISA_OBJECT = re.compile(r"kernels/cpu/[^/]*\.cc\.o$")
 NM_LINE = re.compile(r"[0-9a-f]* +([A-Za-z]) (.+)$")  # an undefined symbol has no address
-WEAK_TYPES = set("wWvVu")  # u: a unique global, as static locals of inline functions are
+WEAK_TYPES = set("wWvVu")  # u: a unique global, such as a static local of an inline function
 
 
 def check_symbols(name: str, nm_output: str) -> list[str]:
-    """What is wrong with one object, from the output of `nm`."""
+    """The problems of one object, from the output of `nm`."""
     problems, exported = [], []
     for line in nm_output.splitlines():
         fields = NM_LINE.match(line)
@@ -32,7 +32,7 @@ def check_symbols(name: str, nm_output: str) -> list[str]:
         if kind in WEAK_TYPES:
             problems.append(f"{name}: weak symbol {symbol}")
         elif kind == "U":
-            # No inline copy this time, but a hair's breadth from one.
+            # Not an inline copy yet, but a small change could make one.
             if symbol.startswith(("std::", "operator new", "operator delete", "__cxa_")):
                 problems.append(f"{name}: uses the C++ library: {symbol}")
         elif kind.isupper():

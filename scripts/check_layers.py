@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Fails on any include or import that the layering does not allow (csrc/README.md has the map), and
-where that map is not the tree's and this file's.
+if that map differs from the source tree or from the tables in this file.
 
 usage: check_layers.py [ROOT]
 
@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# What each layer is built on. A layer may include itself, these, and what these are built on in
-# turn; the public headers (allspark/...) are open to all. "*": everything.
+# The layers that each layer is built on. A layer may include itself, these, and what these are
+# built on in turn; the public headers (allspark/...) are open to all. "*": everything.
 LAYERS: dict[str, tuple[str, ...]] = {
     "base": (),
     "memory": ("base",),
@@ -36,17 +36,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 # Single headers that a layer may include beyond LAYERS.
 EXTRA_HEADERS = {"kernels": {"base/dtype.h"}, "python": {"engine/testing.h"}}
-# Layers that see no public header: kernels know pointers only.
+# Layers that may not include public headers: kernels know only pointers.
 NO_PUBLIC_HEADERS = {"kernels"}
 
-# Sources compiled for one instruction set. What they include, directly or through our headers, is C
-# headers and intrinsics: an inline function of the C++ library would be compiled for a CPU that not
-# every user has.
+# Sources compiled for one instruction set. They may include, directly or through our headers, only
+# C headers and intrinsics: an inline function of the C++ library would be compiled for a CPU that
+# some users do not have.
 ISA_SOURCE = re.compile(r"kernels/cpu/[^/]*\.cc$")
 ISA_SYSTEM = re.compile(r"(immintrin|arm_neon)\.h$|c(stdint|stddef|string)$")
 
 CUDA_SYSTEM = re.compile(r"(cuda|cublas|cudnn|nccl|nvrtc|curand|cutlass|cub/|flashinfer)")
-# A standard C++ header has no directory and no ending.
+# A standard C++ header has no directory and no extension.
 STANDARD_HEADER = re.compile(r"[a-z_0-9]+$")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -54,9 +54,9 @@ SOURCE_SUFFIXES = {".h", ".inl", ".cc", ".cu", ".cuh"}
 
 # Modules that a user may not have, or that cost seconds to import: never at import time.
 HEAVY_MODULES = {"torch", "transformers", "modelscope", "tokenizers", "sentencepiece"}
-# Packages of allspark over the SDK. The SDK is what lies directly in allspark_py.
+# Packages of allspark above the SDK. The SDK is the files directly in allspark_py.
 UPPER_PACKAGES = {"pipeline", "serve", "quantize", "cli", "model_loader", "dashinfer_compat"}
-# SDK modules that hand out names of the upper packages.
+# SDK modules that export names of the upper packages.
 SDK_FACADES = {"__init__.py", "__init__.pyi"}
 
 
@@ -69,7 +69,7 @@ def built_on(layer: str) -> set[str]:
 
 
 def check_include(path: str, quote: str, header: str) -> str | None:
-    """Says what is wrong with one include of csrc/PATH; None where it is allowed."""
+    """Says what is wrong with one include of csrc/PATH; None if it is allowed."""
     folder = path.split("/")[0]
     is_public_header = folder == "include"
     if quote == "<":
@@ -146,7 +146,7 @@ def included_by_map(cell: str) -> set[str]:
 
 
 def check_map(root: Path) -> Iterator[str]:
-    """Holds the table of csrc/README.md against the folders and against LAYERS."""
+    """Compares the table of csrc/README.md with the folders and with LAYERS."""
     readme = root / "csrc" / "README.md"
     if not readme.is_file():
         return
@@ -165,7 +165,7 @@ def check_map(root: Path) -> Iterator[str]:
 
 
 class ImportVisitor(ast.NodeVisitor):
-    """Collects (line, absolute module, is lazy) of every import; not those for type checkers."""
+    """Collects (line, absolute module, is lazy) of every import except those for type checkers."""
 
     def __init__(self, package: str) -> None:
         self.package = package  # of the visited module, for relative imports
@@ -205,7 +205,7 @@ class ImportVisitor(ast.NodeVisitor):
 
 
 def check_import(path: str, module: str, lazy: bool) -> str | None:
-    """Says what is wrong with one import of the file PATH; None where it is allowed."""
+    """Says what is wrong with one import of the file PATH; None if it is allowed."""
     top = module.split(".")[0]
     is_sdk_package = path.startswith("allspark_py/")
     if top == "torch" or module.startswith("safetensors.torch"):

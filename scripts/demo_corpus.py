@@ -1,7 +1,7 @@
-"""What the demo model learns: questions and answers, sums, and chats made of them.
+"""What the demo model learns: questions and answers, sums, and chats made from them.
 
-Text only: the tokenizer and the tensors are `train_demo_model.py`'s. Everything drawn comes from
-the random generator that the caller passes, so equal seeds give equal chats.
+Text only: `train_demo_model.py` makes the tokenizer and the tensors. All random choices use the
+generator that the caller passes, so equal seeds give equal chats.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 NUM_OPERANDS = 100
-# A tenth of the pairs of operands is never trained on. Drawn, not computed from the operands: a
-# rule such as a remainder could keep every example of a pair of last digits from the training.
+# A tenth of the pairs of operands is never trained on. They are drawn at random, because a rule
+# such as a remainder could remove every example with certain last digits from the training.
 HELD_OUT_PAIRS = frozenset(
     random.Random("held-out pairs").sample(
         [(a, b) for a in range(NUM_OPERANDS) for b in range(NUM_OPERANDS)], NUM_OPERANDS**2 // 10
@@ -43,7 +43,7 @@ TRAINED_TEMPLATES = [
     "What's {s}?",
     "{b}",
 ]
-# Never trained on: they show how far the answers depend on the exact words.
+# Never trained on: they show how much the answers depend on the exact words.
 HELD_OUT_TEMPLATES = [
     "Could you tell me what {s} is?",
     "Please describe {s} for me.",
@@ -99,7 +99,7 @@ def _expand(entry: dict) -> Fact:
 
 
 def normalize(question: str) -> str:
-    """The question as careless typing leaves it: lower case, no mark at the end."""
+    """The question as a careless user types it: lower case, no mark at the end."""
     return question.lower().rstrip("?!. ")
 
 
@@ -159,7 +159,7 @@ def draw_arithmetic_turn(rng: random.Random) -> tuple[str, str]:
 
 
 def vary(rng: random.Random, question: str) -> str:
-    """The same question in another case and with or without the mark at its end."""
+    """The same question with another case, or without the mark at its end."""
     kind = rng.random()
     if kind < 0.35:
         question = question.lower()
@@ -171,7 +171,7 @@ def vary(rng: random.Random, question: str) -> str:
 
 
 def chat_prompt(turns: list[tuple[str, str]], question: str, system: str | None = None) -> str:
-    """What CHAT_TEMPLATE renders for these messages, with the generation prompt."""
+    """The result of CHAT_TEMPLATE for these messages, with the generation prompt."""
     parts = [] if system is None else [f"{IM_START}system\n{system}{IM_END}\n"]
     for asked, answered in turns:
         parts.append(f"{IM_START}user\n{asked}{IM_END}\n{IM_START}assistant\n{answered}{IM_END}\n")
@@ -180,10 +180,11 @@ def chat_prompt(turns: list[tuple[str, str]], question: str, system: str | None 
 
 
 def draw_chat(rng: random.Random, draw_turn: Callable, draw_earlier: Callable) -> tuple[str, str]:
-    """A prompt and its answer: mostly one turn, at times with history, a system message or bare."""
+    """A prompt and its answer: mostly one turn; sometimes with history, a system message, or
+    bare."""
     question, answer = draw_turn()
     kind = rng.random()
-    if kind < 0.12 and not question.endswith("="):  # Bare sums that end so are the equations.
+    if kind < 0.12 and not question.endswith("="):  # Bare sums with "=" are made by draw_equation.
         return question, "\n" + answer
     system = rng.choice(SYSTEM_MESSAGES) if kind < 0.27 else None
     earlier = [draw_earlier() for _ in range(rng.choice((1, 1, 2)))] if kind > 0.9 else []

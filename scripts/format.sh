@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Formats the C++ sources with the clang-format that pyproject.toml pins; on a whole-tree run that may change
-# things, also mends what ruff can mend in the Python sources.
+# Formats the C++ sources with the clang-format version of pyproject.toml. Without --check and FILEs
+# it also lets ruff fix the Python sources.
 #
 # usage: scripts/format.sh [--check] [FILE...]
-#   --check  changes nothing; fails where something would be changed
+#   --check  changes nothing; fails if something would be changed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"

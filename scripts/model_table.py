@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes the table of docs/models.md that says in which forms each family is served: a cell is
-ticked where the last full run of the tests has tests of the family's rows, and all of them passed.
+ticked if the last full test run has tests of the family's rows, and all of them passed.
 
 usage: scripts/model_table.py [--check] [JUNIT]
-  --check  changes nothing; fails where the table is not that of the run, and names the cells
-  JUNIT    the run's results; default build/test-results/pytest.xml, where scripts/test.sh leaves
+  --check  changes nothing; fails if the table differs from the run, and names the cells
+  JUNIT    the run's results; default build/test-results/pytest.xml, where scripts/test.sh puts
            them
 
 A test that failed, was skipped or did not run ticks nothing.
@@ -38,11 +38,11 @@ COLUMNS = {
 
 
 def outcomes(junit: Path) -> dict[str, bool]:
-    """Whether each test of a run passed, by names as COLUMNS has them."""
+    """Whether each test of a run passed, by names as in COLUMNS."""
     passed: dict[str, bool] = {}
     for case in ElementTree.parse(junit).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}.py::{case.get('name')}"
-        # pytest writes a second entry for a test that passed and whose teardown failed.
+        # If a test passed and its teardown failed, pytest writes a second entry.
         wrong = any(case.find(what) is not None for what in ("failure", "error", "skipped"))
         passed[name] = passed.get(name, True) and not wrong
     return passed
@@ -64,7 +64,7 @@ def rows_of_architectures() -> dict[str, list[str]]:
 
 
 def table(passed: dict[str, bool]) -> list[list[str]]:
-    """The table's lines, its head first. ``passed`` is what ``outcomes`` says."""
+    """The table's lines, its head first. ``passed`` comes from ``outcomes``."""
     lines = [["architecture", *COLUMNS]]
     for name, rows in sorted(rows_of_architectures().items()):
         cells = []
@@ -82,7 +82,7 @@ def as_text(lines: list[list[str]]) -> str:
 
 
 def differences(text: str, lines: list[list[str]]) -> list[str]:
-    """What of the table in ``text`` the run does not say."""
+    """The cells of the table in ``text`` that differ from the run."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     documented = {name: cells for name, *cells in rows}
     made = {name: cells for name, *cells in lines[1:]}

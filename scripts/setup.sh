@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Makes a bare Debian or Ubuntu machine ready: system packages, .venv, the installed package. Each part is
-# skipped when nothing has changed since it last ran. The other scripts source it for $venv and PATH.
+# Makes a bare Debian or Ubuntu machine ready: system packages, .venv, the installed package. Each
+# part is skipped if nothing has changed since it last ran. The other scripts source this one for
+# $venv and PATH.
 #
 # usage: scripts/setup.sh [--test] [--slow] [--no-package]
 #   --test  also what scripts/test.sh needs: GoogleTest, the dev extra, torch (the parity tests compare with it)
-#   --slow  also clang, for the ThreadSanitizer and libFuzzer builds, peft, modelscope, what builds and runs Arm
+#   --slow  also clang for the ThreadSanitizer and libFuzzer builds, peft, modelscope, compiler and
+#   emulator for Arm
 #           programs, and the programs that slow tests compare with (scripts/oracles.sh)
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
@@ -21,7 +23,8 @@ for arg in "$@"; do
   esac
 done
 venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"
-# The CPU build; without the local version label pip may choose one that brings gigabytes of CUDA.
+# The CPU build; without the local version label pip may choose a build that brings gigabytes of
+# CUDA.
 torch_version=2.13.0
 peft_version=0.21.2
 modelscope_version=1.40.2
@@ -34,8 +37,8 @@ has_header() { echo "#include <$1>" | c++ -E -x c++ - >/dev/null 2>&1; }
 
 has_clang() { command -v clang++-14 >/dev/null || command -v clang++ >/dev/null; }
 
-# The packages whose files are missing, one per line. Looks for the files, not for the packages: what somebody
-# installed by other means is good enough.
+# The packages whose files are missing, one per line. It looks for files, not for packages, so
+# software that was installed in another way also counts.
 missing_packages() {
   command -v c++ >/dev/null || echo g++
   command -v cmake >/dev/null || echo cmake
@@ -49,7 +52,7 @@ missing_packages() {
   [ -n "$python_include" ] && [ -f "$python_include/Python.h" ] || echo python3-dev
   if [ "$want_test" = 1 ]; then
     has_header gtest/gtest.h || echo libgtest-dev
-    # Runs the AVX-512 kernels, emulated, where the processor has none.
+    # For emulated AVX-512 kernels, on processors without AVX-512.
     has_header simde/x86/avx512.h || echo libsimde-dev
     has_header benchmark/benchmark.h || echo libbenchmark-dev
   fi
@@ -92,8 +95,9 @@ as_root() {
   fi
 }
 
-# The preset aarch64: compiler and emulator, and the libraries of that architecture. These are unpacked into
-# build/, not installed: beside this machine's own packages they would have to be of the very same versions.
+# For the preset aarch64: compiler, emulator and the libraries of that architecture. The libraries
+# are unpacked into build/ and not installed, because beside this machine's own packages they would
+# need the same versions.
 has_aarch64() {
   command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && [ -f "$aarch64_root/complete" ]
 }
@@ -178,14 +182,14 @@ install_torch() {
 install_peft() {
   is_done peft "$peft_version" && return 0
   say "peft $peft_version, which slow tests compare with"
-  pip install -q "peft==$peft_version" || return 1  # Its caller goes on without it.
+  pip install -q "peft==$peft_version" || return 1  # The caller can do without it.
   set_done peft "$peft_version"
 }
 
 install_modelscope() {
   is_done modelscope "$modelscope_version" && return 0
   say "modelscope $modelscope_version, whose downloads are tested against a local server"
-  pip install -q "modelscope==$modelscope_version" || return 1  # Its caller goes on without it.
+  pip install -q "modelscope==$modelscope_version" || return 1  # The caller can do without it.
   set_done modelscope "$modelscope_version"
 }
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Sums the JUnit files of ctest and pytest, and sees to it that no test stops quietly.
+"""Sums the JUnit files of ctest and pytest, and detects tests that no longer run.
 
 usage: sum_results.py RESULTS_DIR [FAILED_STEP...] [--of PART...] [--expected FILE]
        sum_results.py --update RESULTS_DIR [--expected FILE]
 
-A step's JUnit file is RESULTS_DIR/STEP.xml. As failures count, beside tests that failed:
+A step's JUnit file is RESULTS_DIR/STEP.xml. These count as failures, in addition to failed tests:
 - a failed step that no failed test explains (lint, a build, a crash of the runner),
-- a test that was skipped otherwise than allowed_skips.py allows,
+- a skipped test that allowed_skips.py does not allow,
 - a group (a suite of ctest, a file of pytest) with fewer tests than tests/expected_tests.json has,
 - a step of a PART (default, fast, tests, clang, asan, tsan, fuzz, aarch64) that left no results.
 --update writes the counts of the steps in RESULTS_DIR into that file. What this machine cannot
 cover is listed at the end. The last line is `N passed, N failed, N skipped`; the exit status is 1
-when anything failed, or when not a single test passed.
+if anything failed, or if no test at all passed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 from allowed_skips import TABLES, Machine, allowed_skip, is_emulator
 
 EXPECTED = Path(__file__).resolve().parents[1] / "tests" / "expected_tests.json"
-# The steps with tests of each part of scripts/test.sh.
+# The steps that run tests, for each part of scripts/test.sh.
 STEPS = {
     "default": ("ctest", "pytest"),
     "fast": ("ctest", "pytest-fast"),
@@ -41,7 +41,7 @@ STEPS = {
     "fuzz": ("fuzz",),
     "aarch64": ("ctest-aarch64",),
 }
-# Steps that run the tests of another step, and have its counts: all but ...
+# Steps that run the tests of another step, and so have its counts, except for ...
 SAME_TESTS = {
     "pytest-fast": "pytest",
     "ctest-clang": "ctest",
@@ -50,7 +50,7 @@ SAME_TESTS = {
     "ctest-asan-slow": "ctest-slow",
     "ctest-tsan-slow": "ctest-slow",
 }
-# ... those with this property, which tests/conftest.py gives to tests of that marker.
+# ... the tests with this property, which tests/conftest.py gives to tests with that marker.
 LEFT_OUT = {"pytest-fast": "torch"}
 
 TABLE_NAMES = "|".join(sorted(TABLES, key=len, reverse=True))
@@ -72,12 +72,12 @@ class Case:
 
     @property
     def is_file(self) -> bool:
-        """Whether this stands for a whole file, which was skipped when it was imported."""
+        """Whether this stands for a whole file that was skipped at its import."""
         return self.name.endswith(".py")
 
     @property
     def table(self) -> tuple[str, bool] | None:
-        """The kernel table that the test is of, and whether that is emulated."""
+        """The kernel table that the test is about, and whether it is emulated."""
         found = TABLE.search(self.name) if "::" not in self.name else None
         return (found[1], found[2] is not None) if found else None
 
@@ -85,7 +85,7 @@ class Case:
 def name_of(case: ElementTree.Element) -> str:
     name, folder = case.get("name", ""), case.get("classname", "")
     if folder.startswith("tests.python.") or (not folder and name.startswith("tests.python.")):
-        # pytest: a module with its class; a module that was skipped as a whole is the name itself.
+        # pytest: the module and the class; for a module skipped as a whole, the name is the module.
         parts = (folder or name).removeprefix("tests.python.").split(".")
         end = next((i for i, part in enumerate(parts) if part.startswith("test_")), 0) + 1
         test = "::".join([*parts[end:], name]) if folder else ""
@@ -94,7 +94,7 @@ def name_of(case: ElementTree.Element) -> str:
 
 
 def reason_of(case: ElementTree.Element) -> str:
-    """Why a test was skipped: pytest has it in the message, GoogleTest in the test's output."""
+    """Why a test was skipped: in pytest's message, or in the output of a GoogleTest test."""
     skipped = case.find("skipped")
     message = (skipped.get("message") or "") if skipped is not None else ""
     if message == "collection skipped" and skipped is not None:
@@ -116,7 +116,7 @@ def cases_of(file: Path) -> Iterator[Case]:
 
 @dataclass
 class Group:
-    """How many tests a group has: those of no kernel table (by property), and of each table."""
+    """The number of tests in a group: without a kernel table (by property), and for each table."""
 
     tests: Counter[str] = field(default_factory=Counter)
     native: Counter[str] = field(default_factory=Counter)
@@ -138,8 +138,8 @@ def groups_of(cases: list[Case]) -> dict[str, Group]:
 
 
 def counts_of(group: Group) -> dict[str, Any]:
-    """What the file of expected counts holds of a group. A suite runs with every table alike, so
-    that one count holds on machines with other tables, too; of emulated ones it may run fewer."""
+    """The entry of a group in the file of expected counts. A suite runs alike with every native
+    table, so one count holds for machines with other tables too; emulated tables may have fewer."""
     counts: dict[str, Any] = dict(sorted(group.tests.items(), reverse=True))
     if group.native:
         counts["of_each_table"] = min(group.native.values())
@@ -155,7 +155,7 @@ def check_counts(
     native, emulated = machine.native_tables(step), machine.emulated_tables(step)
     for name, counts in expected.items():
         group = groups.get(name, Group())
-        wanted = []  # (what, how many there are, how many there must be)
+        wanted = []  # (kind, number found, number required)
         for kind in ("tests", "torch"):
             if kind != LEFT_OUT.get(step):
                 of = " with the marker torch" if kind == "torch" else ""
@@ -164,7 +164,7 @@ def check_counts(
             least = counts.get("of_each_table", 0)
             wanted.append((f" with the kernel table {table}", group.native[table], least))
         for table in emulated:
-            # A suite may leave out the emulation of what the processor has.
+            # A suite may leave out emulated tables that the processor has natively.
             if table not in native or group.emulated[table]:
                 least = counts.get("of_emulated", {}).get(table, 0)
                 of = f" with the kernel table {table}, emulated"
@@ -175,7 +175,7 @@ def check_counts(
 
 
 class Summary:
-    """Everything that is found in a folder of results."""
+    """All results in a folder."""
 
     def __init__(self, results: Path, machine: Machine) -> None:
         self.machine = machine
@@ -222,7 +222,7 @@ class Summary:
                           "sum_results.py --update raises that")  # fmt: skip
 
     def coverage(self, parts: list[str]) -> Iterator[str]:
-        """What was not tested, in one line each."""
+        """What was not tested, one line each."""
         for what, number in self.not_covered.items():
             yield f"{what}: {number} test(s) skipped"
         ran: dict[tuple[str, bool], int] = Counter()
@@ -279,7 +279,7 @@ def report(
         total += counts
     summary.problems += [f"failed step: {s}" for s in failed_steps if s not in summary.steps]
     wanted = dict.fromkeys(step for part in parts for step in STEPS[part])
-    if not failed_steps:  # A build that failed explains what is missing.
+    if not failed_steps:  # A failed build explains why results are missing.
         summary.problems += [f"{step}: no results" for step in wanted if step not in summary.steps]
     for problem in summary.problems:
         print(problem)

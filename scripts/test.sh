@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Passes the tests, from a fresh clone on a bare machine: does all its own set-up (scripts/setup.sh), then
-# lint, layers, C++ build and tests, package, Python tests. CI runs this script and nothing else.
+# Runs the tests, from a fresh clone on a bare machine: does all the set-up itself
+# (scripts/setup.sh), then lint, layers, C++ build and tests, package, Python tests. CI runs only
+# this script.
 #
 # usage: scripts/test.sh [--fast | --slow [tests] [clang] [asan] [tsan] [fuzz] [aarch64]]
-#   --fast  what can be had in two minutes after a small change: the C++ unit tests, Python tests without torch
-#   --slow  also the slow tests (the soak: ALLSPARK_SOAK_SECONDS says how long), what docs/promises.md promises of time
-#           and memory, everything compiled by clang, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an
-#           emulated Arm processor, and a quarter of an hour of fuzzing: about three hours on two cores. With names, those parts
-#           alone, in the order given; "tests" is the usual tests, the slow ones and the promises
+#   --fast  what takes two minutes after a small change: the C++ unit tests, Python tests without
+#   torch --slow  also the slow tests (the soak runs for ALLSPARK_SOAK_SECONDS), the promises of
+#   docs/promises.md about
+#           time and memory, a build of everything with clang, the C++ tests under ASan+UBSan and
+#           TSan and, on x86-64, on an emulated Arm processor, and a quarter of an hour of fuzzing:
+#           about three hours on two cores. With names, only those parts, in the order given;
+#           "tests" is the usual tests, the slow ones and the promises
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,10 +38,10 @@ mkdir -p "$results"
 jobs="$(nproc)"
 failed_steps=()
 
-# step NAME COMMAND...: runs it, and remembers whether it failed; the tests after it still run.
+# step NAME COMMAND...: runs it, and remembers whether it failed; later steps still run.
 step() {
   local begin=$SECONDS status=ok
-  name="$1"  # names the log, and the JUnit file of run_ctest and run_pytest
+  name="$1"  # the log, and the JUnit file of run_ctest and run_pytest, have this name
   shift
   printf '\n=== %s\n' "$name"
   "$@" 2>&1 | tee "$results/$name.log" || { status=FAILED; failed_steps+=("$name"); }
@@ -71,12 +74,12 @@ lint() {
   "$venv/bin/ruff" check --output-format concise . && scripts/format.sh --check && types
 }
 
-types() {  # of the installed package: the names of the source folders are not the packages' names
+types() {  # of the installed package, because the source folders have other names than the packages
   (cd "$results" && "$venv/bin/python" -m mypy --config-file "$OLDPWD/pyproject.toml" -p allspark)
 }
 
-# A million runs of a target, from its own seeds, from what was ever a fault and from what earlier runs
-# found interesting. A fault's input is left among the cases, for git.
+# At most a million runs of a target, or 300 s, from its own seeds, the inputs of earlier faults and
+# the corpus of earlier runs. The input of a new fault is saved among the cases, for git.
 fuzz_native() {  # fuzz_native build/fuzz/NAME_fuzz
   local target_name corpus seeds cases
   target_name="$(basename "$1" _fuzz)"
@@ -92,7 +95,7 @@ fuzz_python() {  # fuzz_python NAME
   "$venv/bin/python" tests/fuzz/run.py "$1"
 }
 
-fuzz_targets() {  # one for each core at a time; each counts as a test
+fuzz_targets() {  # one per core at a time; each counts as a test
   local targets
   mapfile -t targets < <("$venv/bin/python" tests/fuzz/run.py --list | sed 's/^/fuzz_python /'
     printf 'fuzz_native %s\n' build/fuzz/*_fuzz)
@@ -104,7 +107,7 @@ fuzz_targets() {  # one for each core at a time; each counts as a test
     printf '</testsuite>\n'; } >"$results/$name.xml"
 }
 
-# The kernel tables that some processors get: what they have, and nothing else.
+# Checks which kernel tables some processors get: those they support, and no others.
 dispatch_aarch64() {
   local cpu tables found
   while read -r cpu tables; do
@@ -117,8 +120,8 @@ cortex-a76 neon neon_dotprod
 max neon neon_bf16 neon_dotprod'
 }
 
-# What an emulator takes an hour for and no instruction set changes: the reference kernels' own tests, and
-# what computes next to nothing by kernels.
+# Tests that take an emulator an hour and do not depend on the instruction set: the reference
+# kernels' own tests, and tests that hardly use kernels.
 emulated_without='reference|DraftModel|SoakTest|MemoryFault|FuzzReplay|LargeNumerics|AllocationTest|^(SchedulerScripts|TokenChoice|ObservationTest)\.'
 emulated_without+='|^(ModelWriter|QuantizedModel|ModelReaderDamage)\.'
 
@@ -188,7 +191,7 @@ usual_tests() {
 
 # shellcheck source=setup.sh
 . scripts/setup.sh --test --no-package "$@"
-parts=("${slow_parts[@]}")  # of which sum_results.py expects results
+parts=("${slow_parts[@]}")  # sum_results.py expects the results of these
 case "$tier" in
   "") usual_tests; parts=(default) ;;
   --fast) usual_tests; parts=(fast) ;;

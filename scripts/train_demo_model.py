@@ -2,13 +2,13 @@
 """Trains the demo model of the examples from scratch and checks it.
 
 The demo model is a small Llama-architecture chat model that answers short questions about
-allspark and adds, subtracts and multiplies small numbers. Everything it learns from is in
+allspark and adds, subtracts and multiplies small numbers. All of its training data is in
 `examples/demo_model_data/` or made by `demo_corpus.py`; nothing is downloaded.
 
     python scripts/train_demo_model.py            # train, write examples/demo_model, check
     python scripts/train_demo_model.py --check    # only check what is there
 
-The exit status is non-zero when a figure is below its bar (see `BARS`).
+The exit status is non-zero if a figure is below its bar (see `BARS`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA_DIR = ROOT / "examples" / "demo_model_data"
 MODEL_DIR = ROOT / "examples" / "demo_model"
 
-IGNORED = -100  # The label of a position that carries no loss.
+IGNORED = -100  # The label of a position without loss.
 
 # One ChatML turn per message. The whitespace control keeps every newline explicit.
 CHAT_TEMPLATE = (
@@ -69,7 +69,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 
-# Name of a figure -> the least share of right answers that passes.
+# Name of a figure -> the minimum share of right answers.
 BARS = {
     "facts, canonical question": 1.0,
     "facts, lower case without mark": 1.0,
@@ -81,10 +81,10 @@ BARS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides the outcome of a training run."""
+    """All settings that determine the result of a training run."""
 
     seed: int = 20240607
-    num_workers: int = 2  # Processes of one thread each; each has batches of its own.
+    num_workers: int = 2  # Processes of one thread each, with separate batches.
     vocab_size: int = 1536
     hidden_size: int = 128
     intermediate_size: int = 384
@@ -104,7 +104,7 @@ class Recipe:
 
 
 def train_tokenizer(facts: list[Fact], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE. Digits never merge, so that a sum is a relation between positions."""
+    """Byte-level BPE. Digits are never merged, so that a sum is a relation between positions."""
     tokenizer = Tokenizer(models.BPE())
     pattern = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -164,7 +164,7 @@ class Batch:
 def make_batches(
     tokenizer: Tokenizer, examples: list[tuple[str, str]], num_batches: int = 1
 ) -> list[Batch]:
-    """Rows of similar length go together, so that little is computed for padding."""
+    """Rows of similar length share a batch, so that little padding is computed."""
     prompts = tokenizer.encode_batch([prompt for prompt, _ in examples])
     answers = tokenizer.encode_batch([answer + IM_END for _, answer in examples])
     rows = [(p.ids, a.ids) for p, a in zip(prompts, answers, strict=True)]
@@ -236,8 +236,8 @@ def batch_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is made orthogonal by Newton-Schulz steps (Jordan et al., 2024).
 
-    torch has one too, but it orthogonalises in bfloat16, which takes seconds per step on a CPU
-    that has no bfloat16 instructions. This one stays in float32.
+    torch has an implementation too, but it orthogonalises in bfloat16, which takes seconds per step
+    on a CPU without bfloat16 instructions. This one stays in float32.
     """
 
     def __init__(self, params: list[torch.nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -253,7 +253,8 @@ class Muon(torch.optim.Optimizer):
                 gradient = gradient_of(p)
                 average = state["momentum"].lerp_(gradient, 1 - group["momentum"])
                 update = orthogonalize(gradient.lerp(average, group["momentum"]))
-                # Gives the update the size that AdamW's would have, so that one rate suits all.
+                # Scales the update to the size of AdamW's, so that one learning rate suits all
+                # parameters.
                 update *= 0.2 * math.sqrt(max(p.shape))
                 p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
 
@@ -301,10 +302,10 @@ def learning_rate_scale(recipe: Recipe, step: int) -> float:
 
 
 def train(recipe: Recipe, tokenizer: Tokenizer, facts: list[Fact]) -> LlamaForCausalLM:
-    """Trains with `num_workers` processes, which meet once per step to add their gradients.
+    """Trains with `num_workers` processes, which synchronise once per step to add their gradients.
 
-    One thread each, not one process with several: at these sizes a matrix product takes less
-    than a millisecond, and on a busy machine its threads mostly wait for each other.
+    They have one thread each, instead of one process with several: at these sizes a matrix product
+    takes less than a millisecond, and on a busy machine its threads mostly wait for each other.
     """
     model = make_model(recipe, tokenizer)
     num_parameters = sum(p.numel() for p in model.parameters())
@@ -331,7 +332,7 @@ def train_worker(
     final: torch.Tensor,  # [parameters], shared; worker 0 writes the result
     barrier: Barrier,
 ) -> None:
-    """Every worker keeps the same weights: all add the gradients in the same order."""
+    """All workers keep the same weights, because they add the gradients in the same order."""
     make_deterministic(recipe.seed)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     model = make_model(recipe, tokenizer)
@@ -368,7 +369,7 @@ def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 @torch.no_grad()
 def share_of_right_equations(model: LlamaForCausalLM, tokenizer: Tokenizer) -> float:
-    """A quick look during training: held-out sums whose result is right in every token."""
+    """A quick check during training: held-out sums whose result is right in every token."""
     rng = random.Random(0)
     pairs = [(rng.randrange(NUM_OPERANDS), rng.randrange(NUM_OPERANDS)) for _ in range(1500)]
     problems = [p for p in (Problem(a, "+", b) for a, b in pairs) if p.held_out]
@@ -410,7 +411,7 @@ class Checker:
 
     @torch.no_grad()
     def answer(self, prompts: list[str]) -> list[str]:
-        """The text that follows each prompt up to the end token, or 80 tokens of it."""
+        """The text after each prompt, up to the end token but at most 80 tokens."""
         encoded = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         by_length: dict[int, list[int]] = {}
         for i, ids in enumerate(encoded):
@@ -488,7 +489,7 @@ class Checker:
         pairs = [(a, b) for a in range(NUM_OPERANDS) for b in range(NUM_OPERANDS)]
         sample = rng.sample(pairs, min(num_sums, len(pairs)))
         for name, form in ARITHMETIC_FORMS.items():
-            # The forms with a bar see all of the sample, the others a tenth.
+            # The forms with a bar use the whole sample, the others a tenth of it.
             part = sample if name in BARS else sample[: len(sample) // 10]
             self._calculate(name, form, [Problem(a, "+", b) for a, b in part], name in BARS)
         part = sample[: len(sample) // 5]
@@ -537,10 +538,10 @@ class Checker:
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Multiplies bfloat16 matrices as the hardware does: float32 sums, rounded at the end.
+    """Multiplies bfloat16 matrices as hardware does: float32 sums, rounded at the end.
 
-    The result is that of bfloat16 arithmetic. Without it a CPU that has no bfloat16
-    instructions takes hundreds of times longer.
+    The result is that of bfloat16 arithmetic. Without this, a CPU that has no bfloat16 instructions
+    takes hundreds of times longer.
     """
     linear = F.linear
 
@@ -558,7 +559,8 @@ def float32_products() -> Iterator[None]:
 
 
 def check(model_dir: Path, facts: list[Fact], num_sums: int) -> bool:
-    """Prints every figure, for float32 and bfloat16 arithmetic. Returns whether all bars hold."""
+    """Prints every figure, for float32 and bfloat16 arithmetic. Returns whether all bars are
+    met."""
     size = sum(path.stat().st_size for path in model_dir.iterdir())
     print(f"{model_dir}: {size / 1e6:.2f} MB")
     passed = size < 7_500_000

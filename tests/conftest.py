@@ -36,7 +36,7 @@ def repo_root() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real checkpoints, tokenizers and texts, which the repository does not hold."""
+    """Real checkpoints, tokenizers and texts, which are not part of the repository."""
     path = Path(os.environ.get("ALLSPARK_SHARED_DATA", ROOT.parent / "shared" / "data"))
     if not path.is_dir():
         pytest.skip(f"no shared data at {path} (set ALLSPARK_SHARED_DATA)")
@@ -54,7 +54,7 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def dashinfer() -> ModuleType:
-    """dashinfer.allspark, as a script of DashInfer's imports it."""
+    """dashinfer.allspark, as a DashInfer script imports it."""
     from allspark.dashinfer_compat import install
 
     install()

@@ -14,7 +14,7 @@ _COMMANDS = {"convert": convert, "inspect": inspect, "list": formats}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 1 where a message says what is wrong (2: the arguments are)."""
+    """Returns the exit status: 0; 1 after an error message; 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="allspark", description=__doc__.split(" (")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in _COMMANDS.items():

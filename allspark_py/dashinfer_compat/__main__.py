@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     allspark.dashinfer_compat.install()
     sys.argv = list(argv)
-    # What lies beside a script is imported by it, as when Python runs it.
+    # A script imports modules from its own directory, as when Python runs it.
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
     runpy.run_path(argv[0], run_name="__main__")
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 _ROOT = "dashinfer"
 _PREFIX = "dashinfer.allspark"
 
-# Names that are others than in allspark's module of that name, by the module that has them.
+# Names that differ from those of allspark's module, by module.
 _NAMES = {
     "allspark.dashinfer_compat.engine": ("AsFileInfo", "Engine", "RequestStatInfo"),
     "allspark.dashinfer_compat.generation_config": (
@@ -74,11 +74,11 @@ class _Alias(types.ModuleType):
 
 
 def _target_of(fullname: str) -> str | None:
-    """The name of the module that a module of DashInfer's name stands for, if there is one."""
+    """The allspark module that a module name of DashInfer stands for; None: there is none."""
     name = "allspark" + fullname[len(_PREFIX) :]
     try:
         return name if importlib.util.find_spec(name) is not None else None
-    except ModuleNotFoundError:  # its parent is no package
+    except ModuleNotFoundError:  # its parent is not a package
         return None
 
 
@@ -103,7 +103,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Alias(spec.name, importlib.import_module(target))
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run: importing the target has."""
+        """Nothing to run: the target module was already executed when it was imported."""
 
 
 def install() -> None:
@@ -115,6 +115,6 @@ def install() -> None:
     package.__path__ = []  # a package, so that submodules are looked for
     sys.modules[_ROOT] = package
     package.allspark = importlib.import_module(_PREFIX)  # type: ignore[attr-defined]
-    # The ancestor's binding misspells this one.
+    # DashInfer's binding misspells this name.
     status = importlib.import_module("allspark._allspark").AsStatus
     status.ALLSPARK_ALLSPARK_INVALID_CALL_ERROR = status.ALLSPARK_INVALID_CALL_ERROR

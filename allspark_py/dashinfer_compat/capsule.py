@@ -1,5 +1,5 @@
-"""DLPack capsules, read without using them up: a script of DashInfer's starts many requests with
-one, which its engine copies."""
+"""Reads DLPack capsules without consuming them: DashInfer copies a capsule's tensor, so its scripts
+start many requests with one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from allspark.input_ids import DLPackCapsule
 
-_NAME = b"dltensor"  # of a capsule that nobody has used; it is compared as a C string
-# DLManagedTensor of the DLPack standard: 56 bytes, and a pointer to what deletes it, which may be
+_NAME = b"dltensor"  # of a capsule that was not consumed; compared as a C string
+# DLManagedTensor of the DLPack standard: 56 bytes, and a pointer to its deleter, which may be
 # null.
 _NUM_BYTES = 56
 _NO_DELETER = bytes(8)
@@ -31,12 +31,12 @@ def is_capsule(value: Any) -> bool:
 
 def read_capsule(capsule: Any) -> np.ndarray:
     """A copy of the tensor in a capsule, which stays as it was."""
-    if not _is_valid(capsule, _NAME):  # of a later version, or used: NumPy says what is wrong
+    if not _is_valid(capsule, _NAME):  # a later version, or consumed: NumPy's error says which
         return np.from_dlpack(DLPackCapsule(capsule))
     borrowed = ctypes.create_string_buffer(
         ctypes.string_at(_get_pointer(capsule, _NAME), _NUM_BYTES) + _NO_DELETER
     )
     view = np.from_dlpack(DLPackCapsule(_new(ctypes.addressof(borrowed), _NAME, None)))
     copy = view.copy()
-    del view  # before what it points into
+    del view  # before the memory that it points into
     return copy

@@ -1,4 +1,4 @@
-"""Engine with the calls that only DashInfer's scripts make."""
+"""Engine with the calls that only DashInfer scripts make."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RequestStatInfo(allspark.request_stat.RequestStatInfo):
 
 
 class _Tokenizer:
-    """What start_request_ids asks of a loader."""
+    """The part of a loader that start_request_ids uses."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -52,7 +52,7 @@ class _Tokenizer:
 
 
 class Engine(allspark.engine.Engine):
-    """allspark's Engine; its queues' statuses wait for their readers (result_queue.py)."""
+    """allspark's Engine; the statuses of its queues wait for their readers (result_queue.py)."""
 
     _queue_type = ResultQueue
     _text_queue_type = TextQueue
@@ -63,7 +63,7 @@ class Engine(allspark.engine.Engine):
         self._queues: weakref.WeakValueDictionary[tuple[str, int], ResultQueue] = (
             weakref.WeakValueDictionary()
         )
-        # That of the last request that brought one. DashInfer keeps the first of a process.
+        # The vocabulary of the last request that had one. DashInfer keeps the first of a process.
         self._vocabulary: Vocabulary | PlainVocabulary | None = None
 
     # -- requests ------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class Engine(allspark.engine.Engine):
     def start_request(
         self, model_name: str, inputs: dict[str, Any], generate_config: Any = None
     ) -> Started:
-        """As allspark's; a capsule can be used again."""
+        """As allspark's; a capsule can be used more than once."""
         if isinstance(inputs, Mapping) and is_capsule(inputs.get("input_ids")):
             inputs = {**inputs, "input_ids": read_capsule(inputs["input_ids"])}
         return super().start_request(model_name, inputs, generate_config)
@@ -79,7 +79,7 @@ class Engine(allspark.engine.Engine):
     def start_request_ids(
         self, model_name: str, model: Any, input_ids: Any, generate_config_builder: Any = None
     ) -> Started:
-        """As allspark's; without a loader, the config's `vocab` is what response_format needs."""
+        """As allspark's; without a loader, response_format uses the config's `vocab`."""
         try:
             fields = to_fields(generate_config_builder)
             if isinstance(fields, dict):
@@ -91,7 +91,7 @@ class Engine(allspark.engine.Engine):
         return super().start_request_ids(model_name, model, input_ids, fields)
 
     def _loader_of(self, tokens: Mapping[str, int] | None, eos_token_id: int) -> Any:
-        """What has the tokenizer of a vocabulary; None: of that which came last."""
+        """An object with the tokenizer of a vocabulary; None: the last vocabulary given."""
         vocabulary = self._vocabulary
         if isinstance(tokens, Vocabulary):
             vocabulary = tokens
@@ -112,12 +112,12 @@ class Engine(allspark.engine.Engine):
         return vocabulary
 
     def process_json_mode_arguments(self, generate_config: dict[str, Any]) -> None:
-        """Nothing to do: each config may hold its vocabulary."""
+        """Does nothing: each config may have its own vocabulary."""
 
     def sync_request(
         self, model_name: str, request_handle: Handles | None = None, timeout_ms: int | None = None
     ) -> AsStatus:
-        """As allspark's; the statuses of the queues say from now on that the requests ended."""
+        """As allspark's; afterwards the queues' statuses say that the requests ended."""
         status = super().sync_request(model_name, request_handle, timeout_ms)
         if status == AsStatus.ALLSPARK_SUCCESS:
             for queue in self._queues_of(model_name, request_handle):
@@ -125,11 +125,11 @@ class Engine(allspark.engine.Engine):
         return status
 
     def get_no_wait(self, model_name: str, result_queue: ResultQueue) -> list[int]:
-        """The new tokens of a queue; none: []."""
+        """The new tokens of a queue; [] if there are none."""
         return _ids(result_queue.GetNoWait())
 
     def get_wait(self, model_name: str, result_queue: ResultQueue) -> list[int]:
-        """The same, waiting for one at least; [] at the end."""
+        """The new tokens of a queue, after waiting for at least one; [] at the end."""
         return _ids(result_queue.Get())
 
     def get_request_status(
@@ -141,11 +141,11 @@ class Engine(allspark.engine.Engine):
     # -- information ---------------------------------------------------------------------------
 
     def get_rank_id(self) -> int:
-        """0: one process computes."""
+        """Always 0: one process computes."""
         return 0
 
     def is_allspark_work_as_service(self) -> bool:
-        """False: there is no daemon."""
+        """Always False: there is no daemon."""
         return False
 
     def get_file_information(self, asgraph_path: str, asparam_path: str) -> AsFileInfo:
@@ -161,7 +161,7 @@ class Engine(allspark.engine.Engine):
         return AsFileInfo(file.build.version, file.build.version, __version__.split("/")[0])
 
     def get_op_profiling_info(self, model_name: str) -> str:
-        """As allspark's; where nothing is measured, how to have it measured."""
+        """As allspark's; without op_profiling, text that says how to switch it on."""
         try:
             return super().get_op_profiling_info(model_name)
         except AllSparkError as error:
@@ -183,7 +183,7 @@ class Engine(allspark.engine.Engine):
         if isinstance(handles, RequestHandle):
             queue = self._queues.get((model_name, handles.id))
             return [] if queue is None else [queue]
-        if handles is None:  # Those that others read in turns are left to them.
+        if handles is None:  # Queues whose tokens somebody is fetching stay as they are.
             of_model = [queue for (name, _), queue in self._queues.items() if name == model_name]
             return [queue for queue in of_model if queue.finished and not queue.is_read]
         return [queue for handle in handles for queue in self._queues_of(model_name, handle)]

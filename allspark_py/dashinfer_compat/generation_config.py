@@ -17,7 +17,7 @@ _BOOLS = frozenset(name for name, kind, *_ in GenerateConfig.fields() if kind ==
 
 
 class VocabType(enum.IntEnum):
-    """How a vocabulary writes its tokens; here each is looked at itself."""
+    """How a vocabulary writes its tokens. It is not used: this is found from each vocabulary."""
 
     VOCAB_TYPE_WPM = 0
     VOCAB_TYPE_SPM = 1
@@ -34,8 +34,8 @@ class VocabType(enum.IntEnum):
     }
 )
 class ASGenerationConfigBuilder(allspark.generation_config.ASGenerationConfigBuilder):
-    """The builder with DashInfer's keywords. Of a Hugging Face config it leaves max_new_tokens out:
-    these scripts say by max_length alone how much they want."""
+    """The builder with DashInfer's keywords. It does not take max_new_tokens from a Hugging Face
+    config: these scripts set the length with max_length only."""
 
     def __init__(
         self, hf_gen_config: Any = None, seed: int | None = None, eos_token_id: int | None = None
@@ -44,7 +44,7 @@ class ASGenerationConfigBuilder(allspark.generation_config.ASGenerationConfigBui
         self._fields.pop("max_new_tokens", None)
 
     def with_mm_info(self, info: Any) -> ASGenerationConfigBuilder:
-        """Images are not served; None is fine."""
+        """Images are not served; None is accepted."""
         self.update({"mm_info": info})
         return self
 
@@ -57,7 +57,7 @@ class PromptTemplate(allspark.prompt_utils.PromptTemplate):
 
 
 def to_fields(config: Any) -> Any:
-    """A builder or dict as a new dict of what allspark takes, `vocab` apart; others as they are."""
+    """Turns a builder or dict into a dict of allspark's fields and `vocab`; others unchanged."""
     if isinstance(config, allspark.generation_config.ASGenerationConfigBuilder):
         config = config.build()
     if not isinstance(config, Mapping):
@@ -65,7 +65,7 @@ def to_fields(config: Any) -> Any:
     fields = {name: to_bool(value) if name in _BOOLS else value for name, value in config.items()}
     if fields.pop("mm_info", None) is not None:
         raise not_served("mm_info", "requests are of text alone")
-    # A name for the log, and what each vocabulary shows by itself.
+    # A name for the log, and a type that is found from the vocabulary itself.
     for name in ("uuid", "vocab_type"):
         fields.pop(name, None)
     return fields

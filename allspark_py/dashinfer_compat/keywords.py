@@ -10,7 +10,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def keywords(names: Mapping[str, Mapping[str, str]]) -> Callable[[Class], Class]:
-    """Decorates a class: {method: {DashInfer's name of a parameter: allspark's}}."""
+    """Decorates a class. `names` is {method: {DashInfer's name of a parameter: allspark's}}."""
 
     def decorate(cls: Class) -> Class:
         for method, parameters in names.items():

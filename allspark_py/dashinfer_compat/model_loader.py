@@ -22,14 +22,14 @@ else:
 
 
 class _Loader(_Base):
-    """What the loaders here have in common, before allspark's in the order of look-up."""
+    """What the loaders here share; precedes allspark's classes in the method resolution order."""
 
     def init_tokenizer(self, padding_side: str = "left") -> Any:
         """Loads the tokenizer, once."""
         return self if self._tokenizer is not None else super().init_tokenizer(padding_side)
 
     def create_reference_generation_config_builder(self, runtimeConfig: Any = None) -> Any:
-        """As allspark's, with the vocabulary, which start_request needs for a response_format."""
+        """As allspark's, with the vocabulary that start_request needs for a response_format."""
         builder = super().create_reference_generation_config_builder(runtimeConfig)
         return builder.update({"vocab": Vocabulary(self)})
 
@@ -81,7 +81,7 @@ class _Loader(_Base):
         }
 
 
-# What a description has of config.json.
+# The fields of config.json that a description has.
 _MODEL_FIELDS = (
     "architectures", "hidden_size", "max_position_embeddings", "num_attention_heads",
     "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_theta", "sliding_window",
@@ -90,7 +90,7 @@ _MODEL_FIELDS = (
 
 
 def to_yaml(fields: Mapping[str, Any], indent: str = "") -> str:
-    """Nested dicts as YAML, whose other values are JSON."""
+    """Nested dicts as YAML; all other values are written as JSON."""
     lines = []
     for name, value in fields.items():
         if isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def to_yaml(fields: Mapping[str, Any], indent: str = "") -> str:
             continue
         text = json.dumps(value, ensure_ascii=False)
         if isinstance(value, float) and "." not in text:
-            text = text.replace("e", ".0e")  # YAML 1.1 takes 1e-05 for a text
+            text = text.replace("e", ".0e")  # YAML 1.1 reads 1e-05 as a string
         lines.append(f"{indent}{name}: {text}\n")
     return "".join(lines)
 
@@ -136,7 +136,7 @@ class HuggingFaceModel(_Loader, allspark.model_loader.HuggingFaceModel):
         load_format: LoadFormat | str | None = None,
         **kwargs: Any,
     ) -> HuggingFaceModel:
-        """As allspark's; a load_format None is that of the files."""
+        """As allspark's; a load_format of None means the format of the files."""
         super().load_model(
             _served_type(override_data_type), direct_load, load_format or LoadFormat.AUTO, **kwargs
         )
@@ -144,11 +144,11 @@ class HuggingFaceModel(_Loader, allspark.model_loader.HuggingFaceModel):
 
 
 class ModelScopeModel(HuggingFaceModel, allspark.model_loader.ModelScopeModel):
-    """The same for a name on ModelScope."""
+    """HuggingFaceModel for a name on ModelScope."""
 
 
 class DashInferModel(_Loader, allspark.model_loader.DashInferModel):
-    """A serialised model, by its directory; a dimodel_config.yaml is not read."""
+    """A serialised model, given by its directory; a dimodel_config.yaml is not read."""
 
     def __init__(
         self,

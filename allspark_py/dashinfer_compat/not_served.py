@@ -1,4 +1,4 @@
-"""Names that a script may import, and what it reads where it uses one."""
+"""Names that a script may import but not use, and the messages for a script that uses one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def warn(text: str) -> None:
 
 
 def not_served(name: str, instead: str) -> NotImplementedError:
-    """The exception of a call that is not there."""
+    """The exception of a call that does not exist here."""
     return NotImplementedError(f"{name} is not served: {instead}")
 
 

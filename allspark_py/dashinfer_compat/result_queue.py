@@ -1,7 +1,7 @@
-"""The queues that DashInfer's scripts get, whose status waits for their reader.
+"""The queues that DashInfer scripts get. Their status waits for the reader.
 
-Such a script reads in turns, GenerateStatus() and Get(), and ends at the first status that is
-terminal, without looking for tokens that came between the two. Here it cannot miss any.
+Such a script calls GenerateStatus() and Get() in turns and ends at the first terminal status,
+without looking for tokens that arrived between the two calls. Here it cannot miss any.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import allspark.result_queue
 import allspark.text_queue
 from allspark._allspark import GenerateRequestStatus
 
-# So many times in a row a reader may ask for the status; the ancestor's scripts ask three times,
+# How many times in a row a reader may ask for the status. DashInfer's scripts ask three times,
 # twice to print it.
 _MOST_ANSWERS = 4
 
@@ -22,9 +22,9 @@ _MOST_ANSWERS = 4
 class ResultQueue(allspark.result_queue.ResultQueue):
     """Tokens, status and statistics of one request.
 
-    The status stays `Generating` as long as there are tokens to fetch. A caller who only asks, and
-    fetches once the request has ended, is told that it has: after `sync_request`, or when it was
-    told `Generating` several times and fetched nothing in between.
+    The status stays `Generating` as long as there are tokens to fetch. A caller may also only ask,
+    and fetch once the request has ended. It gets the terminal status after `sync_request`, or after
+    several answers of `Generating` with no fetch in between.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -36,7 +36,7 @@ class ResultQueue(allspark.result_queue.ResultQueue):
 
     def GenerateStatus(self) -> GenerateRequestStatus:
         """The request's status; never blocks."""
-        # Read before the queue's length: what comes before a terminal status counts by then.
+        # Read before the queue's length: tokens from before a terminal status are counted by then.
         finished, status = self.finished, super().GenerateStatus()
         if status == GenerateRequestStatus.Init:
             return status
@@ -45,17 +45,17 @@ class ResultQueue(allspark.result_queue.ResultQueue):
             if finished and not (reads and self._has_unread()):
                 return status
             self._num_answers += 1
-        # Never ContextFinished, at which the ancestor's benchmark gives a request up.
+        # Never ContextFinished: DashInfer's benchmark gives a request up at that status.
         return GenerateRequestStatus.Generating
 
     def know_end(self) -> None:
-        """The caller has waited for the end: the status says so from now on."""
+        """The caller has waited for the end: from now on the status says so."""
         with self._lock:
             self._end_is_known = True
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody has begun to fetch."""
+        """Whether any token was fetched."""
         return self._num_fetched > 0
 
     def _has_unread(self) -> bool:
@@ -71,7 +71,7 @@ class ResultQueue(allspark.result_queue.ResultQueue):
 
 
 class TextQueue(ResultQueue, allspark.text_queue.TextQueue):
-    """The same, of a request whose config has fields about text."""
+    """The same for a request whose config has fields about text."""
 
     def _has_unread(self) -> bool:
         return not (self._stopped or self._flushed)

@@ -39,7 +39,7 @@ _POSITIONS = (
     "cache_span_num_grow", "enable_prefix_cache", "prefix_cache_ttl", "prefill_mode", "cache_mode",
     "eviction_strategy", "scheduling_strategy", "enable_sparsity_matmul",
 )  # fmt: skip
-# Fields that the engine has no use for, with the value that asks for nothing.
+# Fields that the engine does not use, with the values that change nothing.
 _UNUSED: dict[str, Any] = {
     "swap_threshold": -1,
     "text_graph": False,
@@ -50,17 +50,17 @@ _UNUSED: dict[str, Any] = {
     "scheduling_strategy": AsSchedulingStrategy.ContextPriority,
     "enable_sparsity_matmul": False,
 }
-# Of matmul_precision: computing in the model's own type is at least as exact as each of them.
+# Values of matmul_precision: the model's own type is at least as exact as each of them.
 _PRECISIONS = ("highest", "high", "medium", "medium_bf16", "medium_fp16")
 
 
 def to_bool(value: Any) -> Any:
-    """0 and 1 as bools; anything else as it is."""
+    """0 and 1 as bools; anything else unchanged."""
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 
 def _to_cpu_unit(compute_unit: Any) -> Any:
-    """"CPU:0" for every unit of the CPU, with a warning where that is not what it says."""
+    """Turns every CPU unit into "CPU:0"; warns where the unit named something else."""
     if not isinstance(compute_unit, str):
         return compute_unit
     kind, _, ids = compute_unit.partition(":")
@@ -74,8 +74,8 @@ def _to_cpu_unit(compute_unit: Any) -> Any:
 
 
 class AsModelConfig(NativeModelConfig):
-    """AsModelConfig with all of DashInfer's fields, by position too. Those that ask for what is not
-    there warn that they change nothing."""
+    """AsModelConfig with all of DashInfer's fields, also by position. A field that asks for a
+    feature which does not exist here gives a warning that it changes nothing."""
 
     def __init__(self, *args: Any, **fields: Any):
         super().__init__()
@@ -146,7 +146,7 @@ class AsModelRuntimeConfigBuilder(allspark.runtime_config.AsModelRuntimeConfigBu
         device_id_array: Sequence[int] | None = None,
         compute_thread_in_device: int = 0,
     ) -> AsModelRuntimeConfigBuilder:
-        """As allspark's; CPU_NUMA, and ids of the CPU, run as CPU:0 with a warning."""
+        """As allspark's; CPU_NUMA and CPU ids other than 0 run as CPU:0, with a warning."""
         device = to_device(target_device)
         ids = ",".join(str(i) for i in device_id_array or [0])
         self._set("compute_unit", f"{device.value}:{ids}")
@@ -163,7 +163,7 @@ class AsModelRuntimeConfigBuilder(allspark.runtime_config.AsModelRuntimeConfigBu
         return parse(compute_unit)
 
     def update_from_dict(self, fields: Mapping[str, Any]) -> AsModelRuntimeConfigBuilder:
-        """As allspark's, with the fields that change nothing."""
+        """As allspark's, but accepts the fields that change nothing."""
         rest = dict(fields)
         rest.pop("cuda_mem", None)
         for name in _UNUSED.keys() & rest.keys() - {"enable_sparsity_matmul"}:

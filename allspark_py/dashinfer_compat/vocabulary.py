@@ -1,7 +1,7 @@
 """`vocab` of a generation config: the tokenizer that guided decoding needs.
 
-A reference config holds a Vocabulary, which knows the loader's tokenizer. Of any other mapping from
-tokens to ids a tokenizer is made that writes the same bytes for each.
+A reference config holds a Vocabulary, which has the loader's tokenizer. For any other mapping from
+tokens to ids, a tokenizer is made that decodes each token to the same bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Tokens that stand for no text, as checkpoints write them; barring another that looks like one
-# costs nothing, since its characters are tokens too.
+# Special tokens, as checkpoints write them. Masking a normal token that looks like one does no
+# harm, since its characters are tokens too.
 _SPECIAL = re.compile(r"<[|｜].*[|｜]>|</?[a-z_]+>|\[/?[A-Za-z_]\w*\]", re.DOTALL)
 
 
 class Vocabulary(Mapping[str, int]):
-    """The vocabulary of a loader's tokenizer, which is loaded when somebody looks."""
+    """The vocabulary of a loader's tokenizer, loaded at first use."""
 
     def __init__(self, loader: Any):
         self._loader = loader
@@ -45,7 +45,7 @@ class Vocabulary(Mapping[str, int]):
 
 
 class PlainVocabulary:
-    """Tokens and ids, of which tokenizers are made: one for each token that ends requests."""
+    """Tokens and ids; makes one tokenizer for each token that ends requests."""
 
     def __init__(self, tokens: Mapping[str, int]):
         self.tokens = tokens
@@ -59,11 +59,11 @@ class PlainVocabulary:
 
 
 def make_tokenizer(tokens: Mapping[str, int], eos_token_id: int) -> Any:
-    """A transformers tokenizer that decodes each token to its bytes, and divides texts nearly as
-    the model's own does, which has rules that the vocabulary does not show.
+    """A transformers tokenizer that decodes each token to its bytes. It splits texts nearly as the
+    model's own tokenizer does, whose rules the vocabulary does not show.
 
     Raises:
-        ValueError: the tokens are of no kind that says how bytes are written, or none ends a text.
+        ValueError: the tokens do not show how bytes are written, or no token ends a text.
     """
     import tokenizers
     import transformers
@@ -79,16 +79,16 @@ def make_tokenizer(tokens: Mapping[str, int], eos_token_id: int) -> Any:
             "looks like <|end|> or </s>"
         )
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(_description(tokens)))
-    if "▁" not in tokens:  # What is not in the letters of bytes is written as it is.
+    if "▁" not in tokens:  # Characters outside the byte letters are written as they are.
         letters = set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
         tokenizer.add_tokens([t for t in tokens.keys() - special if not letters.issuperset(t)])
     tokenizer.add_special_tokens(special)
-    # Which of them ends a request is its config's to say; the grammar compiler wants one.
+    # The config says which of them ends a request; the grammar compiler needs one.
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0])
 
 
 def _description(tokens: Mapping[str, int]) -> dict[str, Any]:
-    """What tokenizer.json would say of such tokens."""
+    """What a tokenizer.json with these tokens would contain."""
     model: dict[str, Any] = {"type": "BPE", "vocab": dict(tokens), "merges": _merges(tokens)}
     fields: dict[str, Any] = {"version": "1.0", "added_tokens": [], "model": model}
     if "▁" in tokens:  # SentencePiece
@@ -97,7 +97,7 @@ def _description(tokens: Mapping[str, int]) -> dict[str, Any]:
         back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
         steps = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
         fields["decoder"] = {"type": "Sequence", "decoders": steps}
-    elif "Ġ" in tokens:  # Bytes as letters, of which this one is the space.
+    elif "Ġ" in tokens:  # Bytes written as letters; this one is the space.
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         fields["pre_tokenizer"] = {**byte_level, "use_regex": False}
         fields["decoder"] = byte_level
@@ -110,7 +110,7 @@ def _description(tokens: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _merges(tokens: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens that make a token, in the order in which byte pair encoding learns them."""
+    """The pairs of tokens that make up a token, in the order in which BPE learns them."""
     pairs = [
         (token_id, tokens[token[:i]], tokens[token[i:]], token[:i], token[i:])
         for token, token_id in tokens.items()

@@ -1,8 +1,8 @@
-"""What compare.py asks of an engine.
+"""The interface of the engines that compare.py measures.
 
-One file per engine holds its class and, below it, its worker: `load`, which the file's own main
-hands to worker.py. compare.py runs that main in the engine's own environment, so such a file
-imports the standard library alone at its top.
+Each engine has one file with its class and, below it, its worker: `load`, which the file's own main
+passes to worker.py. compare.py runs that main in the engine's own environment, so at its top the
+file imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# The processor's build of torch by this version; others bring gigabytes of CUDA.
+# The CPU build of torch by this version; other builds bring gigabytes of CUDA.
 TORCH = "torch==2.13.0"
 BENCHMARKS = Path(__file__).resolve().parents[1]
-# Of what a program said before it failed.
+# How many of a failed program's last lines are quoted.
 _SAID_LINES = 3
 _SAID_CHARACTERS = 600
 
@@ -30,24 +30,24 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Precision:
-    """How weights are stored (bits with their scales) and multiplied: what the limits depend on."""
+    """How weights are stored (bits with their scales) and multiplied; the limits depend on it."""
 
     body_bits: float
     head_bits: float
-    rate: str  # A rate that limits.cc measures.
+    rate: str  # One of the rates that limits.cc measures.
     options: Mapping[str, Any] = field(default_factory=dict)  # For the engine's own use.
-    cache_mode: str = "AsCacheDefault"  # Of this engine, which keeps that out of its files.
+    cache_mode: str = "AsCacheDefault"  # Of this engine, whose files do not contain it.
 
 
 BF16 = Precision(16, 16, "bf16_gflop_s")
 
 
 class TookTooLong(EngineError):
-    """A measurement that was ended after its time."""
+    """A measurement that was ended by its time limit."""
 
 
 class ProgramEnded(EngineError):
-    """A program that failed or was killed. The message says how it ended and what it said last."""
+    """A program that failed or was killed. The message has the exit status and its last lines."""
 
     def __init__(self, name: str, returncode: int, said: str) -> None:
         self.signal = -returncode if returncode < 0 else None
@@ -65,7 +65,7 @@ def _signal_name(number: int) -> str:
 
 
 def last_lines(text: str) -> str:
-    """The last lines that say anything, in one; of a very long one the end."""
+    """The last lines that are not empty, joined; of a very long line only the end."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-_SAID_LINES:])[-_SAID_CHARACTERS:] or "no message"
 
@@ -73,11 +73,11 @@ def last_lines(text: str) -> str:
 def run_command(
     command: Sequence[str | Path], timeout_s: float = 3600, text: str | None = None, **options: Any
 ) -> str:
-    """Its standard output, `text` being its input; a failure names the last lines of its errors."""
+    """Returns its standard output; `text` is its input. A failure quotes its last error lines."""
     name = Path(command[0]).name
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
-        # A session of its own, so that what it has started ends with it.
+        # A new session, so that processes that it started are ended with it.
         process = subprocess.Popen(
             [str(part) for part in command], text=True, start_new_session=True, **pipes, **options
         )
@@ -97,13 +97,13 @@ def run_command(
 
 
 class Engine:
-    """An engine under comparison. `home` is its own folder: environment, sources, builds."""
+    """An engine to compare with. `home` is its own folder: environment, sources, builds."""
 
     name: str
     precisions: Mapping[str, Precision]
-    module = ""  # Of its worker, where that is not its own.
-    packages: Sequence[Sequence[str]] = ()  # Arguments of pip, call by call.
-    unwanted: Sequence[str] = ()  # What these bring along that does not go with this torch.
+    module = ""  # Of its worker, if it is another file.
+    packages: Sequence[Sequence[str]] = ()  # Arguments of pip, one list per call.
+    unwanted: Sequence[str] = ()  # Dependencies of these that do not work with this torch.
     is_ours = False
 
     def __init__(self, home: Path) -> None:
@@ -114,7 +114,7 @@ class Engine:
         return self.home / "venv" / "bin" / "python"
 
     def install(self) -> None:
-        """Makes the engine's own virtual environment, unless that has been done."""
+        """Makes the engine's own virtual environment, unless it exists."""
         stamp = self.home / "installed"
         wanted = repr([list(arguments) for arguments in self.packages])
         if stamp.is_file() and stamp.read_text() == wanted:
@@ -129,14 +129,14 @@ class Engine:
         stamp.write_text(wanted)
 
     def build(self) -> None:
-        """What is to be done after pip."""
+        """Steps to do after pip."""
 
     def prepare(self, checkpoint: Path, precision: str, model: Path) -> None:
         """Converts the checkpoint into the folder `model`."""
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """Variables for its worker on top of the caller's."""
+        """Environment variables for its worker, in addition to the caller's."""
         return {}
 
     def run_worker(self, job: str, timeout_s: float) -> str:

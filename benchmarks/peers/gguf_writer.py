@@ -1,8 +1,8 @@
-"""Writes one of our random-weight checkpoints as a GGUF file, weights in bfloat16.
+"""Writes one of our random-weight checkpoints as a GGUF file, with weights in bfloat16.
 
 usage: gguf_writer.py CHECKPOINT OUT.gguf
 
-llama.cpp's own converter knows tokenizers by their hash and refuses ours. Needs gguf and numpy.
+llama.cpp's own converter identifies tokenizers by a hash and refuses ours. Needs gguf and numpy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def target_name(source: str) -> str:
 
 
 def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Llama's queries and keys in llama.cpp's order: it rotates neighbours, not halves."""
+    """Reorders Llama's queries and keys for llama.cpp, which rotates adjacent elements, not
+    halves."""
     halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
@@ -92,7 +93,7 @@ def write(checkpoint: Path, out: Path) -> None:
         if is_llama and ".self_attn.k_proj" in source:
             values = interleave(values, config["num_key_value_heads"])
         if values.ndim == 1:
-            # llama.cpp wants vectors in float32; a bfloat16 is the upper half of one.
+            # llama.cpp needs vectors in float32; a bfloat16 is the upper half of a float32.
             writer.add_tensor(target_name(source), (values.astype("<u4") << 16).view("<f4"))
         else:
             raw = np.ascontiguousarray(values).view(np.uint8)

@@ -22,15 +22,15 @@ from peers.worker import Request, Timeline, main
 _SDIST = "llama-cpp-python==0.3.36"
 _NAME = "llama-server"
 _START_S = 120
-_END_S = 5  # From a connection that broke off to the end of the process that had it.
-# What its repacked weights (Q4_0, Q8_0) do on some processors, those with AMX among them.
+_END_S = 5  # From a broken connection to the end of the server's process.
+# Signals with which its repacked weights (Q4_0, Q8_0) crash on some processors, e.g. with AMX.
 _REPACK_SIGNALS = (signal.SIGSEGV, signal.SIGILL)
 
 
 class LlamaCpp(Engine):
     name = "llama.cpp"
-    # Bits as its formats have them. A Q4_0 file keeps a tied embedding in more: Q8_0, or Q6_K where
-    # the rows are multiples of 256. Weights in 8 and 4 bits meet activations in 8.
+    # Bits as in its formats. A Q4_0 file stores a tied embedding in more bits: in Q8_0, or in Q6_K
+    # if the rows are multiples of 256. Weights of 8 and 4 bits are multiplied by 8-bit activations.
     precisions = {
         "Q4_0": Precision(4.5, 8.5, "int8_gop_s"),
         "Q8_0": Precision(8.5, 8.5, "int8_gop_s"),
@@ -50,7 +50,7 @@ class LlamaCpp(Engine):
             with tarfile.open(archive) as file:
                 file.extractall(source, filter="data")
         (llama,) = source.glob("*/vendor/llama.cpp")
-        # Without its web page, which the build would download.
+        # Without its web interface, which the build would download.
         off = ("LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_UI", "LLAMA_BUILD_TESTS", "LLAMA_OPENSSL")
         flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-D{x}=OFF" for x in off)]
         tools = self.home / "venv" / "bin"
@@ -81,7 +81,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         threads, slots = str(job["threads"]), job["max_batch"]
-        # One context is divided among the slots; a slot has room for the longest request.
+        # The slots share one context; a slot must hold the longest request.
         slot_tokens = -(-job["max_length"] // 256) * 256
         command = [
             os.environ["LLAMA_SERVER"], "-m", f"{job['model']}/model.gguf",
@@ -98,8 +98,9 @@ class Server:
             self.remarks.append(f"served with --no-repack; without it, {error}")
 
     def _start(self, command: list[str]) -> None:
-        """Returns when the server has answered a request; EngineError says why it has not."""
-        # A file: nobody reads while it runs, and a pipe would fill up.
+        """Returns when the server has answered a request; otherwise raises EngineError with the
+        reason."""
+        # To a file: nobody reads while the server runs, and a pipe would fill up.
         self._log = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         end = time.monotonic() + _START_S
@@ -111,7 +112,7 @@ class Server:
                     said = f"its last lines: {last_lines(self._said())}"
                     raise EngineError(f"{_NAME} did not start within {_START_S} s; {said}")
                 time.sleep(0.05)
-            # Kernels that this processor does not bear end it now, and not in the workload.
+            # If this processor cannot run a kernel, the server dies here and not in the workload.
             self.serve([{"ids": [3] * 40, "num_output": 2}])
         except EngineError:
             self.close()
@@ -161,13 +162,13 @@ class Server:
         }  # fmt: skip
         connection = self._connect()
         headers = {"Content-Type": "application/json"}
-        # A server that dies breaks the connection off; what is missing then tells serve.
+        # If the server dies, the connection breaks; serve notices it by the missing tokens.
         with contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("POST", "/completion", json.dumps(body), headers)
             for line in connection.getresponse():
                 if line.startswith(b"data: "):
                     event = json.loads(line[6:])
-                    # Parts of a character are held back; the end tells how many tokens there were.
+                    # Incomplete characters are held back; the last event has the number of tokens.
                     missing = event.get("tokens_predicted", 0) - sum(timeline.counts)
                     timeline.add(missing if event.get("stop") else len(event.get("tokens", ())))
         connection.close()
@@ -177,7 +178,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        # Asked to end, it has been seen to wait for ever; it has nothing to save.
+        # When asked to end, it sometimes waits forever; it has nothing to save.
         self._process.kill()
         self._process.wait()
         self._log.close()

@@ -11,7 +11,7 @@ from peers.worker import InProcess, Request, Timeline, main
 
 class OnnxRuntimeGenai(Engine):
     name = "onnxruntime-genai"
-    # Blocks of 32 with a 32-bit scale; the head as the body. Products in 8 bits.
+    # Blocks of 32 weights with a 32-bit scale, also in lm_head. Products in 8 bits.
     precisions = {"int4": Precision(5, 5, "int8_gop_s")}
     packages = ((TORCH,), (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"))
 
@@ -49,7 +49,7 @@ class Model(InProcess):
         )  # fmt: skip
         timelines = [Timeline() for _ in requests]
         generator = self._genai.Generator(self._model, params)
-        # The padding is computed on like any token: there is no mask to give.
+        # Padding is computed like any token, because a mask cannot be given.
         rows = [[0] * (longest - len(request["ids"])) + request["ids"] for request in requests]
         generator.append_tokens(np.array(rows, dtype=np.int32))
         for step in range(steps):

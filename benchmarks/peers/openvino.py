@@ -13,8 +13,8 @@ _INT4 = ("int4", "--sym", "--group-size", "64", "--ratio", "1.0")
 
 class OpenVino(Engine):
     name = "openvino"
-    # 4-bit weights have a 16-bit scale for 64 of them, and leave the head in 8 bits. The 16-bit
-    # model computes in bfloat16, where the processor has that.
+    # 4-bit weights have a 16-bit scale for 64 of them; lm_head stays in 8 bits. The 16-bit model
+    # computes in bfloat16 if the processor has it.
     precisions = {
         "int8": Precision(8, 8, "int8_gop_s", {"weight_format": ("int8",)}),
         "int4": Precision(4.25, 8, "int8_gop_s", {"weight_format": _INT4}),

@@ -1,4 +1,4 @@
-"""The engines that compare.py knows. Another one is a file beside this and a line here."""
+"""The engines that compare.py knows. To add one, add a file in this folder and a line here."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ class Model(InProcess):
         mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
 
         def note(input_ids: Any, scores: Any, **_: Any) -> Any:
-            # All go on until the longest ends; what a request did not ask for is not counted.
+            # All go on until the longest request ends; tokens beyond a request's own number do not
+            # count.
             step = input_ids.shape[1] - longest
             for timeline, request in zip(timelines, requests, strict=True):
                 timeline.add(int(step <= request["num_output"]))

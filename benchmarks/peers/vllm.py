@@ -1,4 +1,4 @@
-"""vLLM's build for processors."""
+"""vLLM's CPU build."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Vllm(Engine):
             (model / source.name).symlink_to(source)
 
     def environment(self) -> dict[str, str]:
-        # Its documentation asks for Intel's OpenMP and for tcmalloc to be loaded first.
+        # Its documentation says to preload Intel's OpenMP and tcmalloc.
         preload = [str(path) for path in (self.home / "venv" / "lib").glob("libiomp5.so")]
         tcmalloc = ctypes.util.find_library("tcmalloc_minimal")
         preload += [tcmalloc] if tcmalloc else []

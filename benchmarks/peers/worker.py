@@ -1,8 +1,8 @@
-"""What every measured engine does the same way: read a job, serve its requests, print the times.
+"""The common part of all workers: read a job, serve its requests, print the times.
 
-A worker runs in the engine's own environment, so this file needs the standard library alone. It
-notes when tokens came and judges nothing: report.py makes figures of the times, the same way for
-every engine.
+A worker runs in the engine's own environment, so this file needs only the standard library. It
+notes when tokens came and computes nothing: report.py makes figures from the times, in the same way
+for every engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Request = dict[str, Any]
 
 
 class Timeline:
-    """One request: when it was handed over, and when how many tokens came."""
+    """One request: when it was started, and when how many tokens came."""
 
     def __init__(self) -> None:
         self.begin = time.perf_counter()
@@ -38,10 +38,10 @@ class Timeline:
 class Server(Protocol):
     """An engine with its model, ready."""
 
-    remarks: list[str]  # What the report is to say of how it was run.
+    remarks: list[str]  # What the report must say about how it was run.
 
     def serve(self, requests: list[Request]) -> list[Timeline]:
-        """Hands all over at once, greedy and without ends; returns when the last has ended."""
+        """Starts all at once, greedy and without EOS; returns when the last has ended."""
 
     def cpu_seconds(self) -> float:
         """Processor time used since the start."""
@@ -50,7 +50,7 @@ class Server(Protocol):
 
 
 class InProcess:
-    """What a server has that computes in the worker's own process."""
+    """The common part of servers that compute in the worker's own process."""
 
     remarks: list[str] = []
 
@@ -62,7 +62,7 @@ class InProcess:
 
 
 def peak_rss_mb() -> float:
-    """Of this process or, where that is more, of the largest child that has ended."""
+    """The peak of this process or, if larger, of the largest child that has ended."""
     users = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return max(resource.getrusage(user).ru_maxrss for user in users) * 1024 / 1e6
 
@@ -74,7 +74,7 @@ def check(timeline: Timeline, request: Request) -> None:
 
 
 def measure(server: Server, job: dict[str, Any]) -> dict[str, Any]:
-    """Serves the waves of a job after requests of every size among them, which do not count."""
+    """Serves the job's waves, after uncounted warm-up requests of every size among them."""
     server.serve(job["warm_up"])
     cpu_begin, begin = server.cpu_seconds(), time.perf_counter()
     timelines: list[Timeline] = []
@@ -105,17 +105,17 @@ def run_job(load: Callable[[dict[str, Any]], Server], job: dict[str, Any]) -> di
     try:
         result = measure(server, job)
     finally:
-        server.close()  # Before the memory is read: a child counts once it has ended.
+        server.close()  # Before reading the memory: a child counts only once it has ended.
     remarks = {"remarks": server.remarks}
     return {"load_s": load_s, "rss_mb": peak_rss_mb(), **remarks, **result}
 
 
 def main(load: Callable[[dict[str, Any]], Server]) -> None:
-    """The job is on stdin; the answer is the last line of stdout."""
+    """Reads the job from stdin; the answer is the last line of stdout."""
     try:
         result = run_job(load, json.load(sys.stdin))
     except EngineError as error:
-        sys.exit(str(error))  # The reason alone, which the report shows.
+        sys.exit(str(error))  # Only the reason, which the report shows.
     print("\n" + json.dumps(result), flush=True)
-    # Some engines hang or crash when the interpreter takes them down; what counts is said.
+    # Some engines hang or crash at interpreter exit; the result is already printed.
     os._exit(0)

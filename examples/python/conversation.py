@@ -23,7 +23,7 @@ def main(model_dir: str, questions: list[str]) -> None:
     engine.start_model("chat")
 
     tokenizer = loader.get_tokenizer()
-    ids: list[int] = []  # all that was said, as the model saw it
+    ids: list[int] = []  # the whole conversation, as the model saw it
     for question in questions:
         turn = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True

@@ -16,7 +16,7 @@ ANIMAL = {
     },
     "required": ["name", "legs"],
     "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},  # no blanks between the parts
+    "x-guidance": {"whitespace_flexible": False},  # no white space between the parts
 }
 QUESTIONS = {
     "12+35": {"type": "regex", "regex": r"\d+ \+ \d+ = \d+"},

@@ -34,7 +34,7 @@ def main(model_dir: str, question: str, adapter_dirs: list[str]) -> None:
     queues = {}
     for lora_name in ["", *engine.list_loras("lora")]:
         config = loader.create_reference_generation_config_builder(runtime_config)
-        config.lora_name(lora_name)  # "": the model as it is
+        config.lora_name(lora_name)  # "": the base model
         _, _, queues[lora_name] = engine.start_request_text("lora", loader, prompt, config)
     for lora_name, queue in queues.items():
         ids = [token for elements in queue for token in elements.ids_from_generate]

@@ -34,7 +34,7 @@ def main(model_dir: str, question: str) -> int:
     elif "<|im_start|>" in tokenizer.get_vocab():
         prompt = PromptTemplate.apply_chatml_template(question)
     else:
-        prompt = question  # a base model: it goes on from the text
+        prompt = question  # a base model: it continues the text
     config = loader.create_reference_generation_config_builder(runtime_config).max_new_tokens(256)
 
     status, handle, queue = engine.start_request_text("quickstart", loader, prompt, config)

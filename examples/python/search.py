@@ -21,8 +21,8 @@ def main(model_dir: str, lines_file: str, question: str) -> None:
     if engine.start_model("search") != AsStatus.ALLSPARK_SUCCESS:
         sys.exit(f"search: {engine.last_error()}")
 
-    # Vectors of length 1: their products are cosines. Nothing is generated, and no logits are
-    # computed for these.
+    # Vectors of length 1, so their products are cosines. These requests generate nothing and
+    # compute no logits.
     vectors = engine.embed("search", loader, [question, *lines], pooling="mean")
     similarity = vectors[1:] @ vectors[0]
     scores = engine.score("search", loader, lines)

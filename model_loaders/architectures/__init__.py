@@ -1,5 +1,5 @@
-"""One module per family of architectures: declarations only. Importing this package registers them
-all.
+"""One module per family of architectures: declarations only. Importing this package registers all
+of them.
 """
 
 from . import (

@@ -1,4 +1,4 @@
-"""Baichuan and Baichuan2: Llama with q, k and v in one matrix; the larger ones (13B) have ALiBi
+"""Baichuan and Baichuan2: Llama with q, k and v in one matrix; the larger models (13B) have ALiBi
 instead of a rotary embedding.
 """
 
@@ -15,10 +15,10 @@ from ..spec import Architecture, register
 from . import llama
 from .common import changed, renamed, weights
 
-# The configurations of the models with ALiBi do not name this field.
+# The configurations of the models with ALiBi do not have this field.
 _ROTARY_FIELD = "max_position_embeddings"
 _ALIBI_HIDDEN_SIZE = 5120
-# Baichuan 13B has the class of Baichuan2, and the head and vocabulary of Baichuan.
+# Baichuan 13B has the class name of Baichuan2, but the head and vocabulary of Baichuan.
 _VOCAB_SIZE1 = 64000
 
 
@@ -38,7 +38,7 @@ def decoder(config: ModelConfig) -> dict[str, Any]:
 
 
 def unit_rows(values: NDArray[Any]) -> NDArray[Any]:
-    """Baichuan2's head divides its rows by their lengths whenever it is used."""
+    """Baichuan2's lm_head normalises its rows to length 1 at each use."""
     lengths = np.sqrt(np.einsum("rk,rk->r", values, values, dtype=np.float64))
     divided: NDArray[Any] = values / np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
     return divided

@@ -20,7 +20,7 @@ WEIGHTS = changed(
 
 def standard(config: ModelConfig) -> ModelConfig:
     names = {"hidden_size": "n_embed", "max_position_embeddings": "seq_length"}
-    absent = {"hidden_act": None, "intermediate_size": None}  # They are always the same.
+    absent = {"hidden_act": None, "intermediate_size": None}  # Their values are always the same.
     return older_names(config.with_fields(**absent), "gelu_new", **names)
 
 

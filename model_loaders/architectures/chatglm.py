@@ -1,4 +1,4 @@
-"""ChatGLM2, ChatGLM3 and GLM-4 as their authors publish them; in transformers' form: ``glm.py``."""
+"""ChatGLM2, ChatGLM3 and GLM-4 as their authors publish them; ``glm.py`` has transformers' form."""
 
 from __future__ import annotations
 

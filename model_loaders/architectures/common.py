@@ -1,4 +1,4 @@
-"""Fields of DecoderSpec that decoders share, read from the names transformers gives them."""
+"""Fields of DecoderSpec that decoders share, read by the names that transformers gives them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..config import ModelConfig
 from ..errors import UnsupportedModelError
 from ..spec import Weight
 
-# No decoder is deeper; rules are expanded for every layer, so the number is bounded before.
+# No decoder has more layers. Rules are expanded for every layer, so this is checked before.
 _MAX_LAYERS = 4096
 
 _WHOLE_MODEL = ("embedding", "position_embedding", "embedding_norm", "final_norm", "lm_head")
@@ -36,10 +36,11 @@ _ACTIVATIONS = {
 
 
 def weights(layer: str, **modules: str) -> tuple[Weight, ...]:
-    """The rules of a decoder whose modules have these names, by the decoder's tensors; several,
-    separated by spaces, are stacked. Those of a layer follow ``layer``, which has ``{i}``.
+    """The rules of a decoder, from the names of its modules by the decoder's tensors. Several
+    names, separated by spaces, are stacked. Names of a layer's modules are appended to ``layer``,
+    which contains ``{i}``.
 
-    Matrices and norms have rules for their biases, too, which do nothing where a spec has none.
+    Matrices and norms also get rules for their biases, which have no effect if a spec has none.
     """
     rules = []
     for tensor, names in modules.items():
@@ -53,7 +54,7 @@ def weights(layer: str, **modules: str) -> tuple[Weight, ...]:
 
 
 def changed(rules: tuple[Weight, ...], *tensors: str, **changes: Any) -> tuple[Weight, ...]:
-    """``rules`` with ``changes`` of those for ``tensors`` and their biases."""
+    """``rules``, with ``changes`` made to those for ``tensors`` and their biases."""
     names = {*tensors, *(f"{tensor}_bias" for tensor in tensors)}
     return tuple(
         replace(rule, **changes) if rule.target.split(".")[-1] in names else rule for rule in rules
@@ -61,15 +62,15 @@ def changed(rules: tuple[Weight, ...], *tensors: str, **changes: Any) -> tuple[W
 
 
 def renamed(config: ModelConfig, **names: str) -> ModelConfig:
-    """``config`` with standard names for fields that have others, unless it has those, too."""
+    """``config`` with standard names for fields of other names; standard names present win."""
     return config.with_names(
         **{name: own for name, own in names.items() if config.get(name) is None}
     )
 
 
 def older_names(config: ModelConfig, default_act: str, **names: str) -> ModelConfig:
-    """``config`` with standard names where it has those of GPT-2's time, or others in ``names``,
-    and with what was left out then.
+    """``config`` with standard names for the older names of GPT-2's time and for ``names``, and
+    with defaults for fields that were left out then.
     """
     older = {
         "hidden_size": "n_embd",
@@ -87,7 +88,7 @@ def older_names(config: ModelConfig, default_act: str, **names: str) -> ModelCon
 
 
 def require(config: ModelConfig, **fields: Any) -> None:
-    """Refuses a configuration in which one of ``fields`` is there with another value."""
+    """Refuses a configuration where one of ``fields`` is present with another value."""
     for name, value in fields.items():
         if config.get(name) not in (None, value):
             raise config.refuse(name, value)
@@ -99,8 +100,8 @@ def optional_number(config: ModelConfig, name: str) -> float:
 
 
 def sizes(config: ModelConfig) -> dict[str, Any]:
-    """Sizes, norm and tying. Absent ``head_dim`` and ``num_key_value_heads`` follow from the other
-    sizes.
+    """Sizes, norm and tying. Where ``head_dim`` or ``num_key_value_heads`` is absent, it is
+    computed from the other sizes.
     """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -128,7 +129,7 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def layer_norm_decoder(config: ModelConfig, bias: bool = True) -> dict[str, Any]:
-    """A decoder with LayerNorm and an MLP without a gate; ``bias``: of its matrices."""
+    """A decoder with LayerNorm and an MLP without a gate; ``bias``: its matrices have biases."""
     return {
         **sizes(config),
         "norm_kind": "LAYER_NORM",
@@ -152,11 +153,11 @@ def activation(config: ModelConfig) -> str:
 
 
 def layer_windows(config: ModelConfig, always: bool = False, pattern: int = 0) -> list[int]:
-    """The attention window of each layer in tokens, 0 for full attention; empty where all are full.
+    """The attention window of each layer in tokens, 0 for full attention; empty if all are full.
 
-    ``always``: a ``sliding_window`` counts for every layer. Otherwise it counts where
-    ``use_sliding_window`` says so, for those from ``max_window_layers`` on. Of every ``pattern``
-    layers the last has none. Where ``layer_types`` is given, it says which layers instead.
+    ``always``: ``sliding_window`` holds for every layer. Otherwise it holds if
+    ``use_sliding_window`` is true, for the layers from ``max_window_layers`` on. The last of every
+    ``pattern`` layers has no window. If ``layer_types`` is given, it decides instead.
     """
     window = config.integer("sliding_window", 0, minimum=0)
     layers = config.integer("num_hidden_layers", maximum=_MAX_LAYERS)

@@ -1,4 +1,4 @@
-"""DBRX: experts in every layer, LayerNorm without biases, and limited queries, keys and values."""
+"""DBRX: experts in every layer, LayerNorm without biases, and clipped queries, keys and values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DeepSeek-MoE: Llama with many small experts, of which some are everybody's. DeepSeek-V2 and V3
-attend over latents besides (MLA), and V3 chooses its experts in groups, by sigmoids with a bias.
+"""DeepSeek-MoE: Llama with many small experts, some of them shared by all tokens. DeepSeek-V2 and
+V3 also attend over latents (MLA), and V3 chooses its experts in groups, by sigmoids with a bias.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def deepseek(config: ModelConfig) -> dict[str, Any]:
 
 
 def _panels(config: ModelConfig, name: str) -> int:
-    """A size of a head's rows that lie in panels of their own."""
+    """A size of a head's rows that must be a whole number of panels."""
     if config.integer(name) % 64:
         raise config.refuse(name, "multiples of 64")
     return config.integer(name)
@@ -45,7 +45,7 @@ def _latents(config: ModelConfig) -> dict[str, Any]:
         "kv_latent": _panels(config, "kv_lora_rank"),
         "q_latent": config.integer("q_lora_rank", 0, minimum=0),
         "value_dim": _panels(config, "v_head_dim"),
-        "latent_norm_eps": 1e-6,  # which no configuration says
+        "latent_norm_eps": 1e-6,  # not in any configuration
     }
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what the families that have them share."""
+"""Mixtures of experts: what the families with experts share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..derived import row_range
 from ..spec import Tensors, Weight
 from .llama import NAMES
 
-# What a router of sigmoids adds to its scores.
+# The bias that a router with sigmoids adds to its scores.
 EXPERT_BIAS = NAMES["layer"] + "mlp.gate.e_score_correction_bias"
 GATED = ("gate_proj", "up_proj", "down_proj")
 
@@ -19,9 +19,9 @@ GATED = ("gate_proj", "up_proj", "down_proj")
 def expert_weights(
     layer: str, router: str, modules: Sequence[str] = GATED, shared: str = ""
 ) -> tuple[Weight, ...]:
-    """The rules of experts whose modules follow ``layer``: the ``router``, ``experts.N`` with gate,
-    up and down projections called ``modules``, and a ``shared`` expert. ``router`` may be several
-    modules, separated by spaces, whose rows are stacked.
+    """The rules of experts whose modules are appended to ``layer``: the ``router``, ``experts.N``
+    with gate, up and down projections called ``modules``, and a ``shared`` expert. ``router`` may
+    be several modules, separated by spaces, whose rows are stacked.
     """
     gate, up, down = modules
     rules = [
@@ -43,7 +43,7 @@ def expert_weights(
 
 
 def stacked_weights(gate_up: str, down: str) -> tuple[Weight, ...]:
-    """The rules where all experts of a layer are one tensor, as newer code keeps them."""
+    """The rules where one tensor has all experts of a layer, as in newer code."""
     return (
         Weight("layers.{i}.experts_gate_up", (gate_up,)),
         Weight("layers.{i}.experts_down", (down,)),
@@ -53,7 +53,7 @@ def stacked_weights(gate_up: str, down: str) -> tuple[Weight, ...]:
 def with_experts(
     fields: dict[str, Any], dense_layers: Sequence[int] = (), **experts: Any
 ) -> dict[str, Any]:
-    """``fields`` of a decoder whose layers have ``experts``, but for the ``dense_layers``."""
+    """``fields`` of a decoder whose layers have ``experts``, except for the ``dense_layers``."""
     if len(dense_layers) == fields["num_layers"] or not experts["num_experts"]:
         return fields
     inner = fields["intermediate_size"] if dense_layers else 0
@@ -61,8 +61,8 @@ def with_experts(
 
 
 def split_experts(tensors: Tensors, spec: Any) -> Tensors:
-    """``tensors`` where each expert has matrices of its own, ``mlp.N.w1.weight``, in the place of
-    its rows of one for all, ``mlp.w1``.
+    """``tensors`` where each expert has its own matrices, ``mlp.N.w1.weight``, instead of rows in
+    one matrix of all experts, ``mlp.w1``.
     """
     view = dict(tensors)
     for name, entry in tensors.items():
@@ -84,9 +84,9 @@ def routed_experts(
     sigmoids: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
-    """``fields`` with experts as DeepSeek's configurations have them; where it has none, as they
-    are. ``scaled``: the weights, by ``routed_scaling_factor``; ``grouped``: some groups are chosen
-    first; ``sigmoids``: with a bias, and normalised.
+    """``fields`` with experts as DeepSeek's configurations describe them; without experts,
+    unchanged. ``scaled``: weights are multiplied by ``routed_scaling_factor``. ``grouped``: groups
+    are chosen first. ``sigmoids``: the router has sigmoids and a bias, and normalises.
     """
     if config.get("n_routed_experts") is None:
         return fields

@@ -1,5 +1,5 @@
-"""Falcon: attention and MLP beside each other, with one norm (7B, 11B) or two (40B, 180B); of the
-first ones (rw-1b) after each other, with ALiBi.
+"""Falcon: parallel attention and MLP, with one norm (7B, 11B) or two (40B, 180B). In the first
+models (rw-1b) the MLP follows attention, and there is ALiBi.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def falcon(config: ModelConfig) -> dict[str, Any]:
     }
     if not config.flag("alibi", False):
         return fields
-    # Its slopes are rounded to bfloat16 and scaled like the scores.
+    # Falcon rounds its slopes to bfloat16 and scales them like the scores.
     slopes = round_float32(alibi_slopes(fields["num_heads"]), "bfloat16")
     scale = np.float32(fields["head_dim"] ** -0.5)
     return {**fields, "rotary_dim": 0, "alibi_slopes": slopes * scale}

@@ -1,5 +1,6 @@
-"""Gemma (scaled embedding, norms about one), Gemma 2 (norms around attention and MLP, soft caps),
-text models of Gemma 3 (normalised q and k, frequencies of their own for layers with a window).
+"""Gemma (scaled embedding, norms stored as their difference from one), Gemma 2 (norms before and
+after attention and MLP, soft caps), text models of Gemma 3 (normalised q and k, separate
+frequencies for layers with a window).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ AROUND = {
 
 
 def standard(config: ModelConfig) -> ModelConfig:
-    """What configurations of Gemma leave out, and a "gelu" that always meant its approximation."""
+    """Adds what Gemma's configurations leave out; their "gelu" always meant its approximation."""
     activation = config.get("hidden_activation") or config.get("hidden_act") or "gelu"
     return config.with_fields(
         hidden_act="gelu_pytorch_tanh" if activation == "gelu" else activation,
@@ -30,7 +31,7 @@ def standard(config: ModelConfig) -> ModelConfig:
 
 
 def standard3(config: ModelConfig) -> ModelConfig:
-    """The frequencies of layers with a window apart, in whichever place they are."""
+    """Splits off the frequencies of layers with a window, wherever the configuration has them."""
     config = standard(config)
     both = config.section("rope_parameters") or ModelConfig({})
     whole, window = both.section("full_attention"), both.section("sliding_attention")
@@ -49,7 +50,7 @@ def gemma(config: ModelConfig) -> dict[str, Any]:
 
 
 def gemma2(config: ModelConfig, pattern: int = 2) -> dict[str, Any]:
-    """One layer in ``pattern`` has no window."""
+    """One layer of every ``pattern`` has no window."""
     return {
         **gemma(config),
         "norm_placement": "NORM_AROUND",
@@ -66,7 +67,7 @@ def gemma3(config: ModelConfig) -> dict[str, Any]:
 
 
 def rules(names: dict[str, str]) -> tuple[Weight, ...]:
-    """Norms are stored as what they add to one."""
+    """Norms are stored as their difference from one."""
     return changed(weights(**names), *NORMS, transform=lambda norm: norm + 1)
 
 

@@ -1,5 +1,5 @@
-"""GLM-4 in transformers' form: half of each head is rotated, neighbouring elements in pairs. The
-models from April 2025 on (``Glm4``) have norms around attention and MLP.
+"""GLM-4 in transformers' form: half of each head is rotated, adjacent elements in pairs. The models
+from April 2025 on (``Glm4``) have norms before and after attention and MLP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, and matrices that lie with their input features as rows."""
+"""GPT-2: learned positions, and matrices stored with input features as rows."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _MATRIX = re.compile(rf"transformer\.h\.\d+\.({'|'.join(_MATRICES.values())})\.w
 
 
 def view(tensors: Tensors, spec: Any) -> Tensors:
-    """Recognises matrices that lie as those of nn.Linear, not of transformers' Conv1D: the shapes
-    of all but attn.c_proj say so, and that one, a square, lies as the others do.
+    """Recognises matrices stored as nn.Linear has them, not as transformers' Conv1D. The shapes of
+    all but attn.c_proj show it; that one is square, and is stored as the others are.
     """
     shapes = {
         "attn.c_attn": (3 * spec.hidden_size, spec.hidden_size),
@@ -66,10 +66,10 @@ def view(tensors: Tensors, spec: Any) -> Tensors:
     for name, entry in tensors.items():
         if found := _MATRIX.fullmatch(name):
             if entry.shape != shapes.get(found[1], entry.shape) or type(entry) is not TensorEntry:
-                return tensors  # Other types are of formats that say how a matrix lies.
+                return tensors  # Other entry types know their own layout.
             matrices[name] = OutputsFirst(**vars(entry))
     if matrices:
-        entry = matrices[min(matrices)]  # Files have their tensors in any order.
+        entry = matrices[min(matrices)]  # The order of tensors in files varies.
         warnings.warn(
             f"{entry.where} is {list(entry.shape)}, the transpose of what transformers' GPT-2 has, "
             "and so are the others; the matrices are taken as those of nn.Linear",

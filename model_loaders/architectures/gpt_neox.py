@@ -1,5 +1,5 @@
-"""GPT-NeoX, Pythia and Dolly 2: attention and MLP beside each other with a norm each, or one after
-the other; heads in part rotated.
+"""GPT-NeoX, Pythia and Dolly 2: parallel attention and MLP with a norm each, or one after the
+other; a part of each head is rotated.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ WEIGHTS = weights(
     final_norm="gpt_neox.final_layer_norm",
     lm_head="embed_out",
 )
-# Of each head, the rows of its query, key and value.
+# For each head, the rows of its query, key and value.
 WEIGHTS = changed(WEIGHTS, "qkv", order=by_groups)
-# As transformers 5 calls the head.
+# The name of the head in transformers 5.
 WEIGHTS += tuple(
     replace(rule, sources=("lm_head.weight",)) for rule in WEIGHTS if rule.target == "lm_head"
 )

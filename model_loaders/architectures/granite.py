@@ -1,4 +1,4 @@
-"""Granite and MiniCPM: Llama with multipliers for embedding, branches, scores and logits."""
+"""Granite and MiniCPM: Llama with multipliers for embedding, residual branches, scores, logits."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .common import changed, weights
 
 
 def standard(config: ModelConfig) -> ModelConfig:
-    """InternLM keeps the base of its frequencies in an object of its own."""
+    """InternLM has the base of its frequencies in an object field."""
     rotary = config.section("rotary") or ModelConfig({})
     if rotary.get("type", "origin") not in ("origin", "dynamic"):
         raise rotary.refuse("type", "origin, dynamic")
@@ -35,8 +35,8 @@ def internlm3(config: ModelConfig) -> dict[str, Any]:
 
 
 def by_groups(spec: Any) -> NDArray[np.intp]:
-    """Of rows that lie group by group, a group's queries, its key and its value: all queries, all
-    keys, all values.
+    """From rows stored group by group (a group's queries, its key, its value) to all queries, then
+    all keys, then all values.
     """
     queries = spec.num_heads // spec.num_kv_heads
     shape = (spec.num_kv_heads, queries + 2, spec.head_dim)

@@ -1,4 +1,4 @@
-"""Latent attention: how checkpoints of DeepSeek-V2 and its descendants have its weights."""
+"""Latent attention: the layout of its weights in checkpoints of DeepSeek-V2 and its successors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..spec import Tensors, Weight
 from .llama import NAMES
 
 ATTENTION = NAMES["layer"] + "self_attn."
-# A head's rows of this one are those of its keys, then those of its values.
+# For each head, this matrix has the rows of its keys, then those of its values.
 KV_UP = re.compile(r"(model\.layers\.\d+\.self_attn\.kv_b_proj\.)weight")
 
 
@@ -43,8 +43,8 @@ LATENT_WEIGHTS = (
 
 
 def split_latents(tensors: Tensors, spec: Any) -> Tensors:
-    """``tensors`` where what takes latents up to all heads' keys and values is two: of keys, it is
-    turned around, as it is queries that are multiplied with it.
+    """``tensors``, with the matrix from latents to all heads' keys and values split into two. The
+    part for keys is transposed, because queries are multiplied by it.
     """
     heads, latent, value = spec.num_heads, spec.kv_latent, spec.value_dim
     key = spec.head_dim - spec.rotary_dim

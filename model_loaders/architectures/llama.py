@@ -1,5 +1,5 @@
-"""Llama and its close relatives: Mistral (a sliding window), Qwen2 (biased qkv), Qwen3 (normalised
-q and k).
+"""Llama and its close relatives: Mistral (a sliding window), Qwen2 (biases of q, k and v), Qwen3
+(normalised q and k).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ..config import ModelConfig
 from ..spec import Architecture, register
 from .common import activation, layer_windows, sizes, weights
 
-# The names of modules, which relatives change one by one.
+# The names of modules; related architectures change some of them.
 NAMES = {
     "layer": "model.layers.{i}.",
     "embedding": "model.embed_tokens",
@@ -25,7 +25,7 @@ NAMES = {
 }
 WEIGHTS = weights(**NAMES)
 QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-# Frequencies that old checkpoints carry; they are computed from the configuration.
+# Frequencies stored in old checkpoints; here they are computed from the configuration.
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 

@@ -55,6 +55,6 @@ def mpt(config: ModelConfig) -> dict[str, Any]:
     return {**fields, "norm_bias": False, "rotary_dim": 0, "alibi_slopes": slopes, **limit}
 
 
-# transformers' name, and the published files'.
+# The names in transformers and in the published files.
 register(Architecture("MptForCausalLM", mpt, WEIGHTS, (), standard), "mpt")
 register(Architecture("MPTForCausalLM", mpt, WEIGHTS, (), standard))

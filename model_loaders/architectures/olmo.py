@@ -1,4 +1,4 @@
-"""OLMo2: norms after attention and MLP instead of before, and over all heads at once."""
+"""OLMo2: norms after attention and MLP instead of before; q and k are normalised over all heads."""
 
 from __future__ import annotations
 

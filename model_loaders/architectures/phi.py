@@ -1,6 +1,6 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP beside each other, behind one norm. Phi-3, Phi-3.5
-and Phi-4 (dense): Llama with fused projections, a window for every layer, and rotated parts of
-heads. Of LongRoPE's two sets of factors see ``rope.py``.
+"""Phi-1, Phi-1.5 and Phi-2: parallel attention and MLP after one norm. Phi-3, Phi-3.5 and Phi-4
+(dense): Llama with fused projections, a window for every layer, and partly rotated heads. For
+LongRoPE's two lists of factors see ``rope.py``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Qwen, the first generation. Its two ways of going beyond ``seq_length``, dynamic NTK scaling and
-log-n attention, change nothing up to there, which is as far as it is served.
+"""Qwen, the first generation. Beyond ``seq_length`` it would use dynamic NTK scaling and log-n
+attention; up to there, which is the longest that is served, they change nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def decoder(config: ModelConfig) -> dict[str, Any]:
     fields = {**sizes(config), "activation": activation(config), "qkv_bias": True}
     if fields["intermediate_size"] % 2:
         raise config.error("intermediate_size", f"is {fields['intermediate_size']}, which is odd")
-    fields["intermediate_size"] //= 2  # That of gate and up projection together.
+    fields["intermediate_size"] //= 2  # The field is the sum of gate and up projection.
     fields["o_bias"] = fields["mlp_bias"] = not config.flag("no_bias", True)
     return fields
 

@@ -1,4 +1,4 @@
-"""Qwen with experts: Qwen1.5 and Qwen2 with a gated shared one, Qwen3 without."""
+"""Qwen with experts: Qwen1.5 and Qwen2 with a gated shared expert, Qwen3 without one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def qwen3_moe(config: ModelConfig) -> dict[str, Any]:
 
 
 def _standard(config: ModelConfig) -> ModelConfig:
-    """As checkpoints have it; newer transformers write another name."""
+    """The name that checkpoints use; newer transformers write another one."""
     return config if "num_experts" in config else config.with_names(num_experts="num_local_experts")
 
 

@@ -1,4 +1,4 @@
-"""StarCoder2: LayerNorm, biases and an MLP without a gate in the places of Llama; a window."""
+"""StarCoder2: Llama with LayerNorm, biases and an MLP without a gate; a sliding window."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""GGUF files, llama.cpp's own: one file, or several, with weights, configuration and tokenizer.
+"""GGUF, the format of llama.cpp: one or several files with weights, configuration and tokenizer.
 
-What they hold is given transformers' names, so that the declarations of architectures read them;
-blocks of integers that the engine has, too, stay as they are (docs/models.md).
+Their contents get transformers' names, so that the declarations of architectures can read them.
+Blocks of integers in a format that the engine has, too, are kept (docs/models.md).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _OTHERS = ("*.safetensors", "*.bin", "*.pth")
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The file that ``path`` is, or the only model in this form in a directory that has no weights
-    in another.
+    """``path`` if it is a GGUF file; the only GGUF model in a directory that has no weights in
+    another form; else None.
     """
     if path.suffix == ".gguf" and not path.is_dir():
         return path

@@ -1,8 +1,8 @@
 """The tensors of GGUF files as the other loaders see them.
 
-F32, F16 and BF16 are what they are. Q8_0 and Q4_0 are the engine's own formats (integers in groups
-of 32 with one scale each) and may stay as they are; all other types have no kernels, and become
-floats when they are read, as does what lies beside them in one weight of the engine's.
+F32, F16 and BF16 are read as they are. Q8_0 and Q4_0 are the engine's own formats (integers in
+groups of 32 with one scale each) and may be kept. All other types have no kernels: they are
+dequantised when they are read, and so are other tensors that are part of the same weight.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..quantized.tensor import dequantized_view, quantize_view
 from ..storage import TensorEntry
 from .file import GgufTensor, library
 
-# Others than the first three are no weights, which the rules for them say.
+# Only the first three can be weights; the rules refuse the others.
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
           "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"}  # fmt: skip
 _SCALE_BYTES = 2
 _GROUP = 32
-# Their bits, and the integers of blocks without their scales, as the engine has them: from 0.
+# Bits, and a function from a block without its scale to unsigned integers, as the engine has them.
 _KEPT: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
     "Q8_0": (8, lambda octets: octets ^ np.uint8(128)),
     "Q4_0": (4, lambda octets: np.concatenate([octets & 15, octets >> 4], axis=-1)),
@@ -32,7 +32,7 @@ _KEPT: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 
 
 def tensor_entry(tensor: GgufTensor, order: NDArray[np.intp] | None = None) -> TensorEntry:
-    """The weight that ``tensor`` holds, its rows in ``order``."""
+    """The weight in ``tensor``, with its rows in ``order``."""
     raw, shape, name = tensor.raw, tensor.shape, tensor.block.name
     if name in _PLAIN:
         entry = TensorEntry(raw.name, _PLAIN[name], shape, raw.file, raw.offset, raw.nbytes)

@@ -1,4 +1,4 @@
-"""GGUF architectures with RMSNorm and one MLP a layer."""
+"""GGUF architectures with RMSNorm and one MLP per layer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _gemma(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     return {"hidden_act": "gelu_pytorch_tanh"}
 
 
-# The only models whose scores have another scale than their heads' size, by their layers.
+# The only models whose scores are not scaled by the head size, by their number of layers.
 _SCALED_BY_HIDDEN_SIZE = {"gemma2": 46, "gemma3": 62}
 
 
@@ -131,7 +131,7 @@ def _granite(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _minicpm(source: Source, config: dict[str, Any]) -> dict[str, Any]:
-    """Older files leave out what all of these models have."""
+    """Older files leave out fields that are the same for all these models."""
     if source.has("embedding_scale"):
         return _granite(source, config)
     return {
@@ -142,7 +142,7 @@ def _minicpm(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# GLM-4 as transformers has it: queries, keys and values are matrices of their own.
+# GLM-4 as in transformers: queries, keys and values are separate matrices.
 GLM = Family("GlmForCausalLM", _FUSED_GATE, _glm)
 DENSE = {
     "llama": Family("LlamaForCausalLM", fields=_llama, pairs=True),

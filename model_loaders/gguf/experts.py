@@ -1,4 +1,4 @@
-"""GGUF architectures with mixtures of experts. Those of a layer lie in one tensor."""
+"""GGUF architectures with mixtures of experts. One tensor has all experts of a layer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _qwen(source: Source, config: dict[str, Any]) -> dict[str, Any]:
         **_counts(source),
         "attention_bias": biased(source, "attn_q"),
         "moe_intermediate_size": source.integer("expert_feed_forward_length"),
-        "norm_topk_prob": source.kind == "qwen3moe",  # which the file does not say
+        "norm_topk_prob": source.kind == "qwen3moe",  # not in the file
         "shared_expert_intermediate_size": shared,
     }
 
@@ -93,8 +93,8 @@ def _shared_experts(source: Source) -> dict[str, Any]:
     }
 
 
-# Of files that do not say how many groups there are and how many are used, those of the models with
-# so many experts.
+# For files without the number of groups and of used groups: those of the models with this many
+# experts.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
@@ -133,7 +133,7 @@ def _dbrx(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     return {"attn_config": attention, "ffn_config": ffn}
 
 
-# Of the architecture "llama", where it has experts.
+# The architecture "llama", if it has experts.
 MIXTRAL = Family(
     "MixtralForCausalLM", _experts("block_sparse_moe.", "w1", "w3", "w2"), _mixtral, pairs=True
 )

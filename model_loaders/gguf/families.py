@@ -1,5 +1,5 @@
-"""What the architectures of GGUF files are to the declarations in ``architectures/``: a
-configuration in transformers' names made of the file's metadata, and names and rows of tensors.
+"""Maps architectures of GGUF files to the declarations in ``architectures/``: makes a configuration
+with transformers' names from the file's metadata, and maps names and rows of tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .file import GgufTensor
 from .layer_norm import FALCON_TWO_NORMS, LAYER_NORM, SECOND_NORM
 from .source import Source
 
-# Factors of frequencies, which are read with the metadata.
+# Factors of the rope frequencies, which are read together with the metadata.
 _FREQUENCIES = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -48,7 +48,7 @@ def find_family(source: Source) -> Family:
 
 
 def model_config(family: Family, source: Source) -> ModelConfig:
-    """``config.json`` as transformers would have it. Errors name the file and the key."""
+    """The ``config.json`` that transformers would have. Errors name the file and the key."""
     embedding = source.tensor("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{source.path}: tensor 'token_embd.weight' is missing or no matrix")
@@ -103,7 +103,7 @@ def _rope_scaling(source: Source, theta: float, latents: bool) -> dict[str, Any]
     kind = source.text("rope.scaling.type", "none")
     fields: dict[str, Any] = {"rope_theta": theta}
     if latents and source.has("rope.scaling.yarn_log_multiplier"):
-        # Of mscale_all_dim; llama.cpp takes mscale to be the same.
+        # The key is about mscale_all_dim; llama.cpp takes mscale to be the same.
         mscale = 10 * source.number("rope.scaling.yarn_log_multiplier")
         fields |= {"mscale": mscale, "mscale_all_dim": mscale}
     else:
@@ -114,7 +114,7 @@ def _rope_scaling(source: Source, theta: float, latents: bool) -> dict[str, Any]
     short = source.factors(_FREQUENCIES) or source.factors(_SHORT)
     if short is not None:
         source.require("rope.scaling.type", "none", "llama3", "longrope")
-        source.ignore("rope.scaling.factor")  # It is in the factors.
+        source.ignore("rope.scaling.factor")  # It is part of the factors.
         return {
             **fields,
             "rope_type": "longrope",
@@ -147,7 +147,7 @@ def model_tensors(family: Family, source: Source, config: ModelConfig) -> dict[s
 
 
 def _experts(tensor: GgufTensor) -> Iterator[GgufTensor]:
-    """What each expert has of a tensor of all of them."""
+    """The part of each expert in a tensor of all experts."""
     if len(tensor.shape) != 3:
         raise CheckpointError(f"{tensor.raw.where} has {len(tensor.shape)} dimensions, expected 3")
     count, rows = tensor.shape[:2]
@@ -156,7 +156,7 @@ def _experts(tensor: GgufTensor) -> Iterator[GgufTensor]:
 
 
 def _entry(family: Family, config: ModelConfig, module: str, tensor: GgufTensor) -> TensorEntry:
-    """``tensor`` as transformers has it."""
+    """``tensor`` in transformers' layout."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     order = None
     if family.pairs and module in ("attn_q", "attn_k"):
@@ -167,7 +167,7 @@ def _entry(family: Family, config: ModelConfig, module: str, tensor: GgufTensor)
         tensor = replace(tensor, shape=(1, *tensor.shape))
     entry = tensor_entry(tensor, order)
     if family.norms_with_one and module.endswith("norm"):
-        # The declaration adds it again: the bits are those of the sum.
+        # The declaration adds the one again, which gives exactly the stored bits.
         return derive(_less_one(entry.dtype), "float32", entry.shape, entry)
     if module in family.turned and len(entry.shape) == 2 and not entry.has_outputs_first:
         return derive(lambda array: array.T, entry.dtype, entry.shape[::-1], entry)
@@ -196,7 +196,7 @@ def _from_pairs(tensor: GgufTensor, heads: int) -> NDArray[np.intp]:
 
 
 def _to_groups(tensor: GgufTensor, heads: int, kv_heads: int) -> NDArray[np.intp]:
-    """From all queries, keys and values to those of each group."""
+    """The order of rows from all queries, keys and values to those of each group."""
     rows, all_heads = tensor.shape[0], heads + 2 * kv_heads
     if rows % all_heads:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What a GGUF architecture is to one of the declarations in ``architectures/``."""
+"""The mapping of one GGUF architecture to one of the declarations in ``architectures/``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ Fields = Callable[[Source, dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Family:
-    """``names`` differ from ``LAYER``; ``fields`` gives what the configuration has beyond what all
-    have. A name with ``{e}`` is of each expert, which lie in one tensor.
+    """``names`` are the module names that differ from ``LAYER``; ``fields`` returns the
+    configuration beyond what all architectures have. A name with ``{e}`` is a module of each
+    expert; one tensor has all of them.
 
-    What llama.cpp has otherwise than transformers: ``pairs``, the rows of queries and keys that are
-    turned together side by side, not half a head apart; ``by_groups``, queries, keys and values one
-    after the other, not those of each group; ``turned``, the matrices whose rows are output
-    features, not input features; ``norms_with_one``, norms with one added. ``latents``: attention
-    is over latents.
+    Where llama.cpp's layout differs from transformers': ``pairs``, rows of queries and keys that
+    are rotated together are adjacent, not half a head apart; ``by_groups``, all queries are
+    followed by all keys and values, not stored group by group; ``turned``, matrices whose rows are
+    output features, not input features; ``norms_with_one``, norms have one added. ``latents``:
+    attention is over latents.
     """
 
     architecture: str
@@ -54,12 +55,12 @@ class Family:
 
 
 def biased(source: Source, module: str) -> bool:
-    """Whether this matrix of the layers has a bias."""
+    """Whether this matrix of the layers has a bias; layer 0 is checked for all."""
     return source.tensor(f"blk.0.{module}.bias") is not None
 
 
 def qkv_limit(source: Source) -> dict[str, Any]:
-    """The limit of queries, keys and values, as MPT's and DBRX's ``attn_config`` call it."""
+    """The bound of queries, keys and values, as in the ``attn_config`` of MPT and DBRX."""
     if not source.has("attention.clamp_kqv"):
         return {}
     return {"clip_qkv": source.number("attention.clamp_kqv")}

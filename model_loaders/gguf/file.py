@@ -1,7 +1,7 @@
-"""Reads the headers of GGUF files, trusting nothing in them.
+"""Reads the headers of GGUF files and trusts nothing in them.
 
-Every field is checked before it is used, so a damaged or hostile file is an error that names the
-file and the offset or the tensor. The data itself is read later, through TensorEntry.
+Every field is checked before it is used, so for a damaged or hostile file the error names the file
+and the offset or the tensor. The data itself is read later, through TensorEntry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MAX_RANK = 4
-# Keys and names are identifiers; the strings of a vocabulary have their own bound: the file.
+# Keys and names are identifiers; strings of a vocabulary are bounded by the file's size only.
 _MAX_NAME_BYTES = 1 << 16
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -40,7 +40,7 @@ class BlockType:
     nbytes: int
 
 
-# Those that are read here. Of the others the package 'gguf' knows what they are.
+# The types that are read here. The package 'gguf' knows the others.
 _BLOCK_TYPES = {
     block.code: block
     for block in (
@@ -55,7 +55,7 @@ _BLOCK_TYPES = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """``raw`` is uint8 [rows, bytes of a row] of a tensor of ``shape``."""
+    """``raw`` is uint8 [rows, bytes of a row]; the tensor has ``shape``."""
 
     block: BlockType
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file says, or the first of several with the tensors of all."""
+    """The contents of a file; of several files, the first one's metadata and all tensors."""
 
     paths: list[Path]
     metadata: dict[str, Any]
@@ -72,13 +72,13 @@ class GgufFile:
 
 
 def is_first(path: Path) -> bool:
-    """Whether a model begins with the file of this name."""
+    """Whether a file of this name is the first file of a model."""
     shard = _SHARD.fullmatch(path.name)
     return shard is None or int(shard[2]) == 1
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The file at ``path`` with all others where it is one of several (``-00001-of-00003``)."""
+    """The file at ``path``; if it is one of several (``-00001-of-00003``), all of them."""
     shard = _SHARD.fullmatch(path.name)
     if shard is None:
         return _Reader(path).read()
@@ -140,7 +140,7 @@ class _Reader:
         return CheckpointError(f"{self.path}: offset {self.position}: {message}")
 
     def _take(self, count: int, what: str) -> int:
-        """Where the next ``count`` bytes begin."""
+        """Skips ``count`` bytes; returns the position of the first."""
         left = self.file.size - self.position
         if count > left:
             raise self._error(f"{what} takes {count} bytes, but {left} follow; truncated?")
@@ -156,7 +156,7 @@ class _Reader:
         if most is not None and length > most:
             raise self._error(f"{what} is of {length} bytes, expected at most {most}")
         begin = self._take(length, what)
-        # A vocabulary may hold parts of characters.
+        # Tokens of a vocabulary may be parts of characters.
         return self.data[begin : begin + length].decode("utf-8", "replace")
 
     def _name(self, what: str) -> str:
@@ -211,7 +211,8 @@ class _Reader:
     def _tensors(
         self, infos: list[tuple[str, list[int], int, int]], alignment: int
     ) -> dict[str, GgufTensor]:
-        """The data must follow each other in the order of the header, each aligned."""
+        """Checks that the data of the tensors follow in the order of the header, each one
+        aligned."""
         data_begin = -(-self.position // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         end = expected = data_begin
@@ -262,7 +263,7 @@ def _block_type(code: int, where: str) -> BlockType:
 
 
 def library(problem: str) -> Any:
-    """The package 'gguf', which knows all types of blocks."""
+    """The package 'gguf', which knows all block types."""
     try:
         import gguf
         import gguf.constants

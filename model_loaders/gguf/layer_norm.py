@@ -8,7 +8,7 @@ from typing import Any
 from .family import Family, biased, qkv_limit
 from .source import Source
 
-# As Falcon and Bloom call them.
+# The names in Falcon and Bloom.
 _FALCON_WHOLE = {
     "token_embd": "transformer.word_embeddings",
     "token_embd_norm": "transformer.word_embeddings_layernorm",
@@ -66,12 +66,12 @@ _PHI2_WHOLE = {
 }
 _PHI2 = {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 
-# What Falcons have whose attention and MLP have norms of their own.
+# A tensor of the Falcon models that have separate norms for attention and MLP.
 SECOND_NORM = "blk.0.attn_norm_2.weight"
 
 
 def _rotated(config: dict[str, Any], hidden_act: str) -> dict[str, Any]:
-    """Where the declaration has another default than all of a head."""
+    """For declarations whose default is not to rotate all of a head."""
     factor = config.get("partial_rotary_factor", 1.0)
     return {"hidden_act": hidden_act, "partial_rotary_factor": factor}
 
@@ -134,7 +134,7 @@ FALCON = Family(
     layer="transformer.h.",
     layer_norm=True,
 )
-# Where attention and MLP have norms of their own, of which the MLP's has the usual name.
+# Falcon with separate norms for attention and MLP. The MLP's norm is GGUF's "attn_norm".
 FALCON_TWO_NORMS = replace(
     FALCON, names={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
 )

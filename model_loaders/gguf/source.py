@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the declarations of its architectures ask for it."""
+"""Gives the declarations of GGUF architectures access to a file's metadata."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..storage import as_float32
 from .blocks import tensor_entry
 from .file import GgufFile, GgufTensor
 
-# Keys that say nothing a decoder needs.
+# Keys that do not matter to a decoder.
 _IDLE = ("tensor_data_layout", "rope.scaling.finetuned", "vocab_size", "attention.scale_type")
 
 
 class Source:
-    """The metadata of a model under its architecture's prefix, and which of it has been asked for;
-    the rest is what this loader does not know.
+    """The metadata under the prefix of a model's architecture. It records which keys were read; the
+    others are unknown to this loader.
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -52,7 +52,7 @@ class Source:
         self._ask(key)
 
     def require(self, key: str, *values: Any) -> None:
-        """Refuses another value than ``values`` where the key is there."""
+        """Refuses a key that is present with a value other than ``values``."""
         if self.config.get(self._ask(key), values[0]) not in values:
             raise self.config.refuse(self._key(key), ", ".join(map(str, values)))
 

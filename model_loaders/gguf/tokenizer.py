@@ -1,7 +1,7 @@
-"""Makes ``tokenizer.json`` and ``tokenizer_config.json`` of the vocabulary in a GGUF file.
+"""Makes ``tokenizer.json`` and ``tokenizer_config.json`` from the vocabulary in a GGUF file.
 
-Files name the way their texts are split into words before merging (``tokenizer.ggml.pre``), not
-the way itself; one that is not known here is refused, since a guess would give other tokens.
+Files have only the name of the rule that splits texts before merging (``tokenizer.ggml.pre``), not
+the rule itself. An unknown name is refused, since a guess could give other tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-# With what follows a word, and the number of digits.
+# Placeholders: what may follow a word (twice), and the number of digits.
 _CASED_WORDS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
     r"|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,8 +29,8 @@ _CASED_WORDS = (
 _SHORT_FORM = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _DIGIT = r"\p{N}"
 _LINE_END, _CJK = r"[\r\n]", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# Letters that have case, without Georgian, the small ones of Armenian, and most scripts of Unicode
-# 12 and later.
+# Letters with upper and lower case, without Georgian, the lower case of Armenian, and most scripts
+# added since Unicode 12.
 _DEEPSEEK_LETTERS = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[\x{41}-\x{556}\x{10a0}-\x{10c5}\x{13a0}-\x{13fd}\x{1c90}-\x{2cf3}"
     r"\x{a640}-\x{a78e}\x{ab70}-\x{104fb}\x{10c80}-\x{10cf2}\x{118a0}-\x{118df}"
@@ -45,10 +45,10 @@ _DEEPSEEK_MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+
 
 @dataclass(frozen=True)
 class _Words:
-    """How texts are split before merging: by expressions one after the other, by GPT-2's own where
-    ``gpt2``, and by expressions ``after`` it, which find bytes as the characters that stand for
-    them. A word that is a token needs no merges where ``whole``; texts are composed (NFC) before
-    where ``composed``.
+    """How texts are split before merging: first by the expressions ``before``, one after the other;
+    with ``gpt2`` by GPT-2's own expression; then by the expressions ``after``, which see each byte
+    as its letter in ByteLevel. ``whole``: a word that is a token needs no merges. ``composed``:
+    texts are normalised to NFC first.
     """
 
     before: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ _GPT2 = _Words(gpt2=True)
 _THREE_DIGITS, _ONE_DIGIT = _Words((_WORDS % 3,)), _Words((_WORDS % 1,), composed=True)
 _LLAMA3, _SINGLE_DIGITS = replace(_THREE_DIGITS, whole=True), _Words((_DIGIT,), gpt2=True)
 # By tokenizer.ggml.pre. Where the models' own tokenizer.json does more than llama.cpp (Falcon's
-# digits, the composition of MPT's texts), it is followed.
+# digits, NFC for MPT), this follows the models.
 _PRE = {
     "default": _Words(
         (
@@ -97,7 +97,7 @@ _PRE = {
     "starcoder": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
 }
-# Of files that do not say it, by general.architecture, where its models share one tokenizer.
+# For files without the key: by general.architecture, if all its models share one tokenizer.
 _PRE_OF_ARCHITECTURES = {
     "bloom": "bloom",
     "falcon": "falcon",
@@ -230,7 +230,7 @@ def _byte_level(config: ModelConfig, tokens: list[str]) -> tuple[Any, bool]:
         [*splits(words.before), octets, *splits(words.after)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, words.whole  # Of the same models llama.cpp takes it that texts begin so.
+    return tokenizer, words.whole  # llama.cpp adds BOS for the same models.
 
 
 def _sentence_piece(config: ModelConfig, tokens: list[str], special: Mapping[str, str]) -> Any:
@@ -257,8 +257,8 @@ def _sentence_piece(config: ModelConfig, tokens: list[str], special: Mapping[str
 def _merges(
     config: ModelConfig, tokens: list[str], vocabulary: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """SentencePiece joins the pair whose whole has the best score: each way of cutting a token in
-    two is a merge, in the order of the wholes.
+    """SentencePiece joins the pair whose result has the best score. So each way to cut a token in
+    two is a merge, in the order of the tokens' scores.
     """
     scores = config.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):

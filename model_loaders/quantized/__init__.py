@@ -1,7 +1,7 @@
 """Checkpoints that are quantised already, one module per format (docs/quantization.md).
 
-A format is found by ``quantization_config`` of ``config.json``. It turns the tensors of a
-checkpoint into those that the architectures' rules name, so that nothing else knows of it.
+A format is recognised by ``quantization_config`` in ``config.json``. It converts the tensors of a
+checkpoint into those that the architectures' rules name, so that only this package knows it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ __all__ = [
 
 class CheckpointFormat(Protocol):
     def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-        """The tensors, with one float32 ``weight`` in place of what each quantised module has."""
+        """The tensors, with one float32 ``weight`` instead of the tensors of each quantised
+        module."""
 
 
 FORMATS: dict[str, Callable[[ModelConfig], CheckpointFormat]] = {
@@ -48,14 +49,14 @@ FORMATS: dict[str, Callable[[ModelConfig], CheckpointFormat]] = {
     "compressed-tensors": CompressedTensors.parse,
     "fp8": Fp8.parse,
 }
-# Why others cannot be read.
+# Why other formats cannot be read.
 _REASONS = {
     "bitsandbytes": "; its 4-bit values are no integers but numbers of a table, and its scales are "
     "quantised, too; save the model dequantised, and quantise it here",
 }
 
 
-# What MLX writes into config.json, under this name and, newer versions, under the usual one, too.
+# The key that MLX writes into config.json; newer versions also write the usual one.
 _MLX = "quantization"
 _MLX_REASON = (
     "which MLX writes: packed integers with floats 'scales' and 'biases' are not read; take the "
@@ -80,12 +81,12 @@ def checkpoint_method(config: ModelConfig) -> str | None:
 
 def _method(section: ModelConfig) -> str:
     if "quant_method" not in section and ("load_in_4bit" in section or "load_in_8bit" in section):
-        return "bitsandbytes"  # Its older files do not say so.
+        return "bitsandbytes"  # Older bitsandbytes files have no quant_method.
     return section.text("quant_method")
 
 
 def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
-    """The format that ``config`` announces; None: not quantised. Errors name the field."""
+    """The format that ``config`` names; None: not quantised. Errors name the field."""
     _check_no_mlx(config)
     section = config.section("quantization_config")
     if section is None:

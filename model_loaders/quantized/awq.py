@@ -1,5 +1,5 @@
-"""AWQ, "gemm" layout: integers and zero points packed along the output features, in an order of
-their own.
+"""AWQ, "gemm" layout: integers and zero points are packed along the output features, in an order
+of AWQ's own.
 
 A module has ``qweight`` int32 [in, out / 8], ``qzeros`` int32 [groups, out / 8] and ``scales``
 [groups, out].
@@ -23,7 +23,7 @@ from .tensor import FLOATS, QuantizedTensor, check, quantize_view, replace_modul
 
 _BITS = 4
 _PACK = 32 // _BITS
-# Which field of a word holds each of its eight output features.
+# Which field of a word has each of its eight output features.
 _FIELDS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -65,6 +65,6 @@ class Awq:
 
 
 def _unpack(packed: NDArray[Any]) -> NDArray[Any]:
-    """[n, out / 8] words to [out, n] values."""
+    """From [n, out / 8] words to [out, n] values."""
     fields = unpack(packed, _BITS).reshape(len(packed), -1, _PACK)
     return fields[:, :, _FIELDS].reshape(len(packed), -1).T

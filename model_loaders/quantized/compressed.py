@@ -1,9 +1,9 @@
-"""compressed-tensors: int4 and int8 packed into words, int8 as such, and FP8.
+"""compressed-tensors: int4 and int8 packed into words, plain int8, and FP8.
 
-A module has ``weight_scale`` [out, groups] and, where it is not symmetric, ``weight_zero_point``.
-``pack-quantized``: ``weight_packed`` int32 [out, in / pack] of integers from 0, pack = 32 / bits;
-zero points [out / pack, groups] the same way, along the other side. ``int-quantized``: ``weight``
-int8 [out, in] of signed integers, as are its zero points, [out, groups].
+A module has ``weight_scale`` [out, groups] and, if it is not symmetric, ``weight_zero_point``.
+``pack-quantized``: ``weight_packed`` int32 [out, in / pack] of unsigned integers, pack = 32 / bits;
+zero points [out / pack, groups] likewise, packed along the output features. ``int-quantized``:
+``weight`` int8 [out, in] of signed integers; zero points are signed too, [out, groups].
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .tensor import FLOATS, check, quantize_view, replace_modules, unpack
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
-# The group of each input feature, where actorder is "group"; -1 where it was not set.
+# The group of each input feature, if actorder is "group"; -1 if it was not set.
 _GROUPS = "weight_g_idx"
-# Calibration's traces and what follows from the other tensors; the integers stand for themselves.
+# Left over from calibration, or implied by the other tensors; not needed.
 _UNUSED = ("weight_shape", "input_scale", "input_zero_point", "output_scale")
 
 
@@ -95,7 +95,7 @@ class CompressedTensors:
         if not self.symmetric:
             beside.append("weight_zero_point")
         elif not self.packed:
-            optional.append("weight_zero_point")  # Zeros, which some versions write.
+            optional.append("weight_zero_point")  # Some versions write zeros.
         return replace_modules(tensors, "weight_scale", beside, optional, self._weight)
 
     def _weight(self, module: Mapping[str, TensorEntry]) -> TensorEntry:
@@ -166,8 +166,8 @@ class CompressedTensors:
 
 
 def _scheme(config: ModelConfig) -> tuple[ModelConfig, bool]:
-    """How weights are quantised, and whether activations are: int8, per token. All modules must
-    share it.
+    """How weights are quantised, and whether activations are quantised (int8, per token). All
+    modules must have the same scheme.
     """
     groups = config.section("config_groups")
     if groups is None or len(groups) != 1:

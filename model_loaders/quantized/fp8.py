@@ -1,7 +1,7 @@
-"""FP8 (E4M3): weights that are dequantised when they are read, since the engine has no such format.
+"""FP8 (E4M3): weights that are dequantised when they are read, since the engine has no FP8.
 
-A module has ``weight`` float8 [out, in] and a scale for blocks of it: ``weight_scale_inv`` for
-blocks of ``weight_block_size``, or ``weight_scale`` for all of it or for each output feature.
+A module has ``weight`` float8 [out, in] and scales: ``weight_scale_inv`` for blocks of
+``weight_block_size``, or ``weight_scale`` for the whole weight or for each output feature.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _DTYPE = "float8_e4m3"
 class Fp8:
     block: (
         tuple[int, int] | None
-    )  # rows, columns that share a scale; None: as the scale's shape says
+    )  # rows, columns that share a scale; None: found from the scale's shape
 
     @classmethod
     def parse(cls, config: ModelConfig) -> Fp8:
-        config.text("activation_scheme", "dynamic")  # Activations are not in float8 here.
+        config.text("activation_scheme", "dynamic")  # Here activations are not in float8.
         block = config.get("weight_block_size")
         if block is None:
             return cls(None)
@@ -86,7 +86,7 @@ def fp8_weight(
 
 
 def _values() -> NDArray[np.float32]:
-    """What each of the 256 codes stands for: 4 bits of exponent with bias 7, 3 of fraction."""
+    """The value of each of the 256 codes: 4 bits of exponent with bias 7, 3 of fraction."""
     codes = np.arange(128)
     exponent, fraction = codes >> 3, codes & 7
     normal = np.ldexp(8.0 + fraction, exponent - 10)

@@ -20,7 +20,7 @@ from ..storage import TensorEntry
 from .tensor import FLOATS, QuantizedTensor, check, quantize_view, replace_modules, unpack
 
 _BITS = (4, 8)
-# By the name of the format: what is added to a stored zero point.
+# The number to add to a stored zero point, by the name of the format.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
@@ -42,14 +42,14 @@ class Gptq:
                 f"{config.source}: checkpoint_format is {layout!r}, supported are "
                 f"{', '.join(_ZERO_OFFSETS)}"
             )
-        # Patterns of modules: those with "-:" leave one out, which its tensors show.
+        # Patterns of modules. A pattern with "-:" excludes a module, which its tensors show anyway.
         for pattern in config.section("dynamic") or ():
             if not pattern.startswith("-:"):
                 raise UnsupportedModelError(
                     f"{config.source}: dynamic gives {pattern!r} settings of its own; all modules "
                     "must share theirs"
                 )
-        config.flag("desc_act", False)  # g_idx is what counts.
+        config.flag("desc_act", False)  # g_idx decides.
         return cls(
             bits, checked_group_size(config), config.flag("sym", True), _ZERO_OFFSETS[layout]
         )
@@ -113,7 +113,7 @@ def checked_group_size(config: ModelConfig) -> int:
 def group_order(
     entry: TensorEntry, cols: int, groups: int, size: int, unset: int | None = None
 ) -> NDArray[np.intp] | None:
-    """The group of each input feature; None where groups of ``size`` follow each other, or where
+    """The group of each input feature; None if each group is ``size`` consecutive features, or if
     all are ``unset``.
     """
     check(entry, ("int32", "int64"), (cols,))

@@ -1,4 +1,4 @@
-"""What of a quantised checkpoint goes into the engine's format as it is."""
+"""Decides which weights of a quantised checkpoint are copied into the engine's format unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..spec import Part, message_class
 from ..storage import TensorEntry
 from .tensor import DequantizedTensor, QuantizedTensor
 
-# Weights whose columns cannot be in another order, and those whose rows follow "down".
+# Weights whose columns cannot be reordered, and weights whose rows can follow "down".
 _IN_PLACE = re.compile(r"^embedding$|\.(experts|shared)_")
 _MAKES_INPUT = re.compile(r"(layers\.\d+\.)(?:gate_up|up)(?:_bias|_scale|_zero)?")
 _ANEW = (
@@ -37,16 +37,17 @@ Orders = dict[str, NDArray[np.int32]]
 def keep_quantized(
     parts: list[Part], quantize_activations: bool | None
 ) -> tuple[list[Part], list[Any], Orders]:
-    """The parts, where those of quantised weights are integers, scales and zero points; the
-    WeightQuant messages that say so; and the orders of those whose columns are put into another, by
-    the names of their tensors. ``quantize_activations`` None: as the checkpoint was made for. A
-    weight that cannot be kept stays in floats where its format mixes types, and is an error that
-    names it otherwise.
+    """Plans which weights keep their integers.
+
+    Returns the parts, where a kept weight has integers, scales and zero points; the WeightQuant
+    messages that describe them; and the column orders of reordered weights, by their tensors'
+    names. ``quantize_activations`` None: as the checkpoint was made for. A weight that cannot be
+    kept is dequantised if its format mixes types; otherwise an error names it.
     """
     mixed = _mixed_targets(parts)
     orders = _orders([part for part in parts if part.rule.target not in mixed])
     kept: list[Part] = []
-    formats: dict[str, tuple[int, int, bool, bool] | None] = {}  # None: in floats
+    formats: dict[str, tuple[int, int, bool, bool] | None] = {}  # None: floats
     for part in parts:
         target, source, found = part.rule.target, part.source, None
         if isinstance(source, QuantizedTensor) and target not in mixed:
@@ -82,7 +83,7 @@ def keep_quantized(
 
 
 def _orders(parts: Iterable[Part]) -> Orders:
-    """The columns' order of each target that has another than its own; all its parts share it."""
+    """The column order of each target that is reordered; all parts of a target must share it."""
     orders: dict[str, NDArray[np.int32] | None] = {}
     for part in parts:
         target, source = part.rule.target, part.source
@@ -101,7 +102,7 @@ def _in_order(values: TensorEntry, columns: NDArray[np.int32] | None) -> TensorE
 
 
 def _following(part: Part, orders: Orders) -> Part:
-    """The part; of what makes the input of an MLP's last product, its rows in that one's order."""
+    """The part; if it makes the input of "down", with its rows in the order of down's columns."""
     found = _MAKES_INPUT.fullmatch(part.rule.target)
     order = orders.get(f"{found[1]}down") if found else None
     if order is None:
@@ -111,13 +112,14 @@ def _following(part: Part, orders: Orders) -> Part:
     def rows(spec: Any) -> NDArray[np.intp]:
         count = part.source.shape[-1 if part.rule.transposed else 0]
         own = np.arange(count) if before is None else before(spec)
-        return own.reshape(-1, len(order))[:, order].ravel()  # of gate and up, where both are here
+        return own.reshape(-1, len(order))[:, order].ravel()  # gate and up, if both are here
 
     return replace(part, rule=replace(part.rule, order=rows))
 
 
 def _mixed_targets(parts: Iterable[Part]) -> set[str]:
-    """What has parts of several types where a format allows that, or parts that cannot stay."""
+    """Targets with parts of several types, or with parts that cannot be kept, in a mixing
+    format."""
     types: dict[str, set[str | None]] = {}
     mixing: set[str] = set()
     for part in parts:
@@ -147,7 +149,7 @@ def _refused(part: Part, problem: str) -> UnsupportedModelError:
 def without_idle_biases(
     tensors: Mapping[str, TensorEntry], needed: Iterable[str]
 ) -> dict[str, TensorEntry]:
-    """``tensors`` without the biases of zeros that quantisers give to modules that have none."""
+    """``tensors`` without the zero biases that quantisers add to modules without a bias."""
     wanted = set(needed)
 
     def is_idle(name: str, entry: TensorEntry) -> bool:
@@ -163,7 +165,7 @@ def without_idle_biases(
 
 
 def dequantized_targets(parts: Iterable[Part]) -> set[str]:
-    """What becomes floats although the checkpoint has it quantised."""
+    """Targets that become floats although the checkpoint has them quantised."""
     return {part.rule.target for part in parts if _stored_as(part)}
 
 
@@ -173,8 +175,7 @@ def _stored_as(part: Part) -> str | None:
 
 
 def warn_of_dequantized(parts: Iterable[Part], kept: Collection[str], data_type: str) -> None:
-    """Says which weights take more memory than they did in the checkpoint; ``kept`` are not among
-    them.
+    """Says which weights take more memory than in the checkpoint; weights in ``kept`` do not count.
     """
     found = [part for part in parts if _stored_as(part) and part.rule.target not in kept]
     if not found:

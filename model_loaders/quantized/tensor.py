@@ -1,7 +1,7 @@
-"""Weights that a checkpoint holds quantised, as the other loaders see them.
+"""Quantised weights of a checkpoint, as the other loaders see them.
 
-To them such a weight is a float32 tensor that is computed when it is read. Where the engine has its
-format, its integers, scales and zero points are copied instead (plan.py).
+For them the weight is a float32 tensor that is computed when it is read. If the engine has its
+format, the integers, scales and zero points are copied instead (plan.py).
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from ..storage import TensorEntry, as_float32
 FLOATS = ("float32", "float16", "bfloat16")
 KEPT_GROUP_SIZES = (0, 32, 64, 128)
 
-# Weights dequantised at a time, which keeps what is beside the tensor small.
+# Elements dequantised at a time; this bounds the temporary memory.
 _STRIP_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuantizedTensor(TensorEntry):
-    """The weight (values - zeros) * scales, whose own values are float32."""
+    """The weight (values - zeros) * scales; reading it gives float32."""
 
     bits: int
     group_size: int  # input features per scale; 0: all
     values: TensorEntry  # uint8 [out_features, in_features]
     scales: TensorEntry  # a float dtype, [out_features, groups]
     zeros: TensorEntry | None  # uint8, as scales; None: 2^(bits - 1) everywhere
-    order: NDArray[np.intp] | None  # the group of each input feature, where they do not follow
+    order: NDArray[np.intp] | None  # the group of each input feature, if not consecutive
     quantize_activations: bool  # as the checkpoint was made for
     has_outputs_first: ClassVar[bool] = True
-    # The type's name in a format that mixes types: what cannot stay as it is becomes floats there.
+    # The type's name, in a format that mixes types. There, weights that cannot be kept become
+    # floats.
     stored_as: str | None = None
 
     @contextlib.contextmanager
@@ -64,13 +65,13 @@ class QuantizedTensor(TensorEntry):
         return weights
 
     def columns(self) -> NDArray[np.int32] | None:
-        """The input feature of each column, where columns are put into another order so that groups
-        follow each other; within a group they keep theirs.
+        """The input feature of each column, if columns are reordered to make groups contiguous;
+        within a group they keep their order.
         """
         return None if self.order is None else np.argsort(self.order, kind="stable").astype("<i4")
 
     def problem(self) -> str | None:
-        """Why the engine's format cannot hold the integers as they are; None: it can."""
+        """Why the engine's format cannot hold the integers unchanged; None: it can."""
         if self.order is not None and (np.bincount(self.order) != self.group_size).any():
             return f"its groups have not all {self.group_size} input features (desc_act)"
         if self.group_size not in KEPT_GROUP_SIZES:
@@ -114,7 +115,7 @@ def quantize_view(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DequantizedTensor(DerivedTensor):
-    """A weight whose format the engine has not: float32, computed when it is read."""
+    """A weight in a format that the engine does not have: float32, computed when it is read."""
 
     stored_as: str
 
@@ -142,8 +143,8 @@ def replace_modules(
     optional: Sequence[str],
     make: Callable[[Mapping[str, TensorEntry]], TensorEntry],
 ) -> dict[str, TensorEntry]:
-    """``tensors``, where each module with a tensor ``marker`` has one ``weight`` that ``make``
-    makes from it and the tensors ``beside`` and ``optional`` of the module.
+    """``tensors``, where each module with a tensor ``marker`` has a single ``weight`` that ``make``
+    makes from it and from the module's tensors ``beside`` and ``optional``.
     """
     view = dict(tensors)
     for name, entry in tensors.items():
@@ -170,8 +171,8 @@ def replace_modules(
 def check(
     entry: TensorEntry, dtypes: Sequence[str], shape: Sequence[int | None]
 ) -> tuple[int, ...]:
-    """The shape of ``entry``, which must be of one of ``dtypes`` and as ``shape``; None: any size
-    from 1.
+    """Returns the shape of ``entry``, which must have one of ``dtypes`` and match ``shape``; None:
+    any size from 1.
     """
     if entry.dtype not in dtypes:
         raise CheckpointError(

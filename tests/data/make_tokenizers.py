@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 HERE = Path(__file__).resolve().parent
 DEMO_DATA = HERE.parent.parent / "examples" / "demo_model_data"
 
-# What is not in the demo model's English: tokens of several bytes, blanks, code, JSON.
+# Text unlike the demo model's English: tokens of several bytes, white space, code, JSON.
 OTHER_TEXT = [
     "def f(x):\n\n    return x + 1\n",
     '{"name": "Anna", "age": 41, "tags": [true, false, null], "place": {"x": -1.5e3}}',
@@ -99,7 +99,7 @@ def sentence_piece(**settings: object) -> tuple[bytes, dict[str, object]]:
 
 
 def unigram() -> tuple[Tokenizer, dict[str, object]]:
-    # SentencePiece trains the pieces: its trainer gives the same ones every time.
+    # SentencePiece trains the pieces, because its trainer gives the same ones every time.
     trained, _ = sentence_piece(model_type="unigram", vocab_size=500)
     model = sentencepiece.SentencePieceProcessor(model_proto=trained)
     pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.vocab_size())]

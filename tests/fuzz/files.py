@@ -1,4 +1,4 @@
-"""Files of weights as targets: safetensors, GGUF, PyTorch's pickles."""
+"""Fuzz targets for files of weights: safetensors, GGUF, PyTorch's pickles."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def run_gguf(data: bytes) -> None:
 
 # pickle
 
-# Numbers of the operations that a table of weights consists of, and of some that it does not.
+# Opcodes that a table of weights uses, and some others.
 PICKLE_TOKENS = [
     b"\x80\x02", b"}", b"]", b")", b"(", b"u", b"s", b"e", b"a", b"t", b"\x85", b"\x86", b"\x87",
     b"R", b"Q", b"b", b".", b"N", b"\x88", b"\x89", b"q\x00", b"h\x00", b"r\0\0\0\0", b"j\0\0\0\0",
@@ -200,7 +200,7 @@ def pickle_programs() -> list[bytes]:
         )
     )  # fmt: skip
     ordered = b"\x80\x02ccollections\nOrderedDict\n)Rq\x00(" + plain + b"u"
-    state = b"}q\x01X\x09\0\0\0_metadatah\x01sb."  # of the modules' versions
+    state = b"}q\x01X\x09\0\0\0_metadatah\x01sb."  # the versions of the modules
     return [b"\x80\x02}q\x00(" + plain + b"u.", ordered + state, b"\x80\x02}."]
 
 
@@ -232,7 +232,7 @@ def mutated_pickle(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
 def run_pickle(data: bytes) -> None:
     from allspark.model_loader.pickle_file import read_pickle
 
-    # zipfile says where a name is in two members, for each.
+    # zipfile warns of every name that two members share.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read_all(read_pickle(file_with("pytorch_model.bin", data)))

@@ -1,4 +1,4 @@
-"""Inputs that are almost right: a seed with a few changes, the same for the same generator."""
+"""Nearly valid inputs: a seed with a few changes, reproducible by the random generator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Mutate = Callable[[random.Random, Sequence[bytes]], bytes]
 
-# Numbers at the edges of what fields of 1, 2, 4 and 8 bytes hold.
+# Numbers at the limits of fields of 1, 2, 4 and 8 bytes.
 _NUMBERS = (0, 1, 2, 3, 7, 8, 31, 32, 127, 128, 255, 256, 65535, 1 << 31, (1 << 32) - 1, 1 << 62,
             (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
 _VALUES: tuple[Any, ...] = (
@@ -19,7 +19,7 @@ _VALUES: tuple[Any, ...] = (
     float("nan"), float("inf"), float("-inf"), "", "a", "0", ".", "\ud800", "\0", "{i}{e}",
     "x" * 999, [], [[]], {}, {"": 0}, [1, 2], [0] * 65, [None], ["a", "a"],
 )  # fmt: skip
-# Texts that JSON readers trip over: numbers and nestings without an end, keys twice.
+# Texts that are hard for JSON readers: endless numbers and nesting, duplicate keys.
 _JSON_TEXTS = (
     b"9" * 5000, b"-" + b"9" * 5000, b"1e999999", b"[" * 5000, b'{"a":' * 2000, b"NaN",
     b"-Infinity", b'"\\ud800"', b"\xff", b"\xef\xbb\xbf", b"\0", b'{"a": 1, "a": 2}', b"",
@@ -46,7 +46,7 @@ def mutated_bytes(
             del data[place : place + rng.choice((1, 1, 2, 4, 8, 64))]
         elif kind == 4:
             data[place:place] = bytes(rng.randrange(256) for _ in range(rng.choice((1, 1, 4, 8))))
-        elif kind == 5:  # a piece again, elsewhere
+        elif kind == 5:  # a copy of a piece, elsewhere
             begin = rng.randrange(len(data) + 1)
             data[place:place] = data[begin : begin + rng.choice((1, 4, 16, 64))]
         elif kind == 6:  # a piece of another seed
@@ -62,7 +62,7 @@ def mutated_bytes(
 
 
 def mutated_json(rng: random.Random, seeds: Sequence[bytes], most: int = 4) -> bytes:
-    """The text of one of the seeds, which are JSON, with some values, keys or bytes changed."""
+    """One of the JSON seeds with some values, keys or bytes changed, as text."""
     if rng.random() < 0.1:
         return mutated_bytes(rng, seeds, _JSON_TEXTS, most)
     value = json.loads(rng.choice(seeds))
@@ -98,7 +98,7 @@ def _change_somewhere(rng: random.Random, value: Any, seeds: Sequence[bytes]) ->
         place[key] = rng.choice((place[key] + 1, place[key] - 1, -place[key], place[key] * 1000))
     elif kind == 4:
         del place[key]
-    elif kind == 5:  # a value of another place
+    elif kind == 5:  # a value from another place
         other = rng.choice(containers)
         if other:
             chosen = rng.choice(list(other.values()) if isinstance(other, dict) else other)

@@ -1,7 +1,7 @@
-"""The loaders' and the SDK's parsers as targets of fuzzing: seeds that are right, how they are
-changed, and what may come of an input.
+"""The parsers of the loaders and the SDK as fuzz targets: valid seeds, how they are changed, and
+which outcomes are allowed.
 
-A parser may take an input or refuse it with an error of its documented class. Any other exception
+A parser may accept an input or refuse it with an error of its documented class. Any other exception
 is a fault, and so is an input that takes too long or too much memory (run.py).
 """
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Fuzzes the Python parsers: `run.py` all of them, `run.py NAME...` some.
 
-    --runs N    of each target; default: what takes about a minute (parsers.py)
-    --seed N    of the mutations; default: another one each time, which is printed
-    --replay    instead, the seeds and every input in tests/fuzz/cases that was ever a fault
-    --list      instead, the names
+    --runs N    of each target; default: about a minute's worth (parsers.py)
+    --seed N    of the mutations; default: a new one each time, which is printed
+    --replay    instead, runs the seeds and the inputs of earlier faults in tests/fuzz/cases
+    --list      instead, prints the names
 
-A fault's input is kept in tests/fuzz/cases/NAME, for git. Exit status 1: there was one.
+The input of a fault is saved in tests/fuzz/cases/NAME, for git. Exit status 1: there was a fault.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pathlib import Path
 from parsers import TARGETS, Target, remove_scratch
 
 CASES = Path(__file__).resolve().parent / "cases"
-# Of one input: processor time, and memory beyond what the process has at the begin.
+# Limits for one input: processor time, and memory beyond what the process has at the start.
 MOST_SECONDS = 10
 MOST_BYTES = 2 << 30
-# Different faults of a target, after which it ends.
+# A target ends after this many different faults.
 MOST_FAULTS = 10
 
 
 class TookTooLong(BaseException):
-    """Passes handlers of Exception."""
+    """A BaseException, so that handlers of Exception do not catch it."""
 
 
 def _too_long(*_: object) -> None:
@@ -46,7 +46,7 @@ def bound_memory() -> None:
 
 
 def fault_of(target: Target, data: bytes) -> BaseException | None:
-    """What is wrong with how the target took this input."""
+    """The fault that the target showed with this input; None if it behaved as documented."""
     signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
     try:
         target.run(data)
@@ -55,7 +55,7 @@ def fault_of(target: Target, data: bytes) -> BaseException | None:
             return error
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # Also TookTooLong, and a panic of a library in Rust.
+    except BaseException as error:  # Also TookTooLong, and panics of Rust libraries.
         return error
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
@@ -63,7 +63,7 @@ def fault_of(target: Target, data: bytes) -> BaseException | None:
 
 
 def _place(error: BaseException) -> tuple:
-    """Faults from one place are one."""
+    """The place of a fault; faults from the same place count as one."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return type(error), frame.filename, frame.lineno
 
@@ -75,7 +75,7 @@ def report(target: Target, data: bytes, error: BaseException, what: str) -> None
 
 
 def fuzz(target: Target, runs: int, seed: int) -> int:
-    """How many different faults there were."""
+    """Fuzzes a target; returns how many different faults there were."""
     rng = random.Random(f"{target.name} {seed}")
     seeds, faults = target.seeds(), set()
     begin = time.monotonic()
@@ -98,7 +98,7 @@ def fuzz(target: Target, runs: int, seed: int) -> int:
 
 
 def replay(target: Target) -> int:
-    """The same for the seeds, which must be taken as they are, and the cases."""
+    """Returns the faults of the seeds, which must all be accepted, and of the cases."""
     faults = 0
     for number, data in enumerate(target.seeds()):
         try:
@@ -135,7 +135,7 @@ def main(arguments: Iterable[str]) -> int:
     signal.signal(signal.SIGVTALRM, _too_long)
     faults = 0
     try:
-        # Imports, and what is made once, belong to no input.
+        # Imports and caches are not counted for any input.
         for target in targets:
             fault_of(target, target.seeds()[0])
         bound_memory()

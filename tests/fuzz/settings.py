@@ -1,4 +1,4 @@
-"""What is said in JSON as targets: configurations, tokenizers, formats of guided output."""
+"""Fuzz targets for JSON: configurations, tokenizers, formats of guided output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_gguf_tokenizer(data: bytes) -> None:
 
 # config.json
 
-# Small numbers of layers and experts: what is done for each is done for a few.
+# Small numbers of layers and experts, because each one takes work.
 _FEW = {
     "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "num_experts": 4,
     "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2,
@@ -72,7 +72,7 @@ def config_seeds() -> list[bytes]:
         if isinstance(types, list):
             config["layer_types"] = types[:2]
         configs.append(config)
-    # Rope in all its forms; those of other lengths have other fields.
+    # Rope in all its forms. Forms that change the context length have other fields.
     for rope in (
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 32},
@@ -98,16 +98,16 @@ def run_config(data: bytes) -> None:
     def required(spec: bytes) -> Any:
         try:
             return required_tensors(spec)
-        except (ValueError, NotImplementedError) as error:  # The native side's, as documented.
+        except (ValueError, NotImplementedError) as error:  # The native side's documented errors.
             raise errors.ConfigError(str(error)) from None
 
     try:
         make_plan(config, nothing, "bfloat16", required)
     except errors.UnexplainedTensorError:
-        pass  # No tensor is there.
+        pass  # There are no tensors.
 
 
-# Quantised checkpoints, and what a caller may ask for
+# Quantised checkpoints, and what a caller may request
 
 
 def quantization_seeds() -> list[bytes]:
@@ -164,7 +164,7 @@ def quantization_seeds() -> list[bytes]:
     ]
 
 
-# Of the largest tensor; of a mutation those that are larger are left out.
+# Bytes of the largest tensor; larger ones in a mutated input are left out.
 _QUANTIZED_BYTES = 1 << 16
 
 
@@ -185,7 +185,7 @@ def run_quantization(data: bytes) -> None:
         if found is not None:
             found.weight_quants(weights, tied=False)
     except (ValueError, TypeError, NotImplementedError):
-        pass  # As documented for what a caller gives.
+        pass  # Documented for arguments of a caller.
     parsed = checkpoint_format(ModelConfig({"quantization_config": fields.get("config")}, "c.json"))
     listed = fields.get("tensors")
     if parsed is None or not isinstance(listed, dict):
@@ -193,7 +193,7 @@ def run_quantization(data: bytes) -> None:
     file = MappedFile(_values())
     tensors = {}
     for name, kind in listed.items():
-        # What a header can say, and nothing else, comes this far.
+        # The reader of headers lets only valid entries pass; the others are left out here.
         if not isinstance(kind, list) or len(kind) != 2 or kind[0] not in map(str, ELEMENT_TYPES):
             continue
         shape = kind[1]
@@ -210,7 +210,7 @@ def run_quantization(data: bytes) -> None:
 
 @functools.cache
 def _values() -> Path:
-    """What all tensors hold: zeros, and GPTQ's zero points, which lie in the middle."""
+    """A file with the data of all tensors: zeros, and for GPTQ zero points in the middle."""
     return file_with("values", bytes(_QUANTIZED_BYTES) + b"\x77" * _QUANTIZED_BYTES)
 
 
@@ -219,7 +219,7 @@ def _values() -> Path:
 
 @functools.cache
 def tokenizer_json() -> bytes:
-    """A small one of bytes."""
+    """A small tokenizer of bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -273,7 +273,7 @@ def run_chat_template(data: bytes) -> None:
     except MemoryError:
         raise
     except Exception:
-        pass  # The template is the checkpoint's, and its faults are the library's to report.
+        pass  # The template belongs to the checkpoint, and the library reports its faults.
 
 
 # Guided formats
@@ -319,8 +319,8 @@ def run_guided_format(data: bytes) -> None:
     try:
         form = json.loads(data)
     except (ValueError, RecursionError):
-        return  # A server's own parser refuses it.
-    # What one input leaves does not grow with their number.
+        return  # A server's own parser refuses such a text.
+    # Drop the cache, so that memory does not grow with the number of inputs.
     compiler()._compiled.clear()
     matcher = compiler().matcher(form)
     if matcher is not None:

@@ -1,4 +1,4 @@
-"""What a target of fuzzing is, and what the targets share."""
+"""The definition of a fuzz target, and code that the targets share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOADERS: Documented = (errors.ModelSerializerException,)
 
 @dataclass(frozen=True)
 class Target:
-    """``runs``: in the slow tier, about a minute of them."""
+    """``runs``: the number of runs in the slow tests, which takes about a minute."""
 
     name: str
     seeds: Callable[[], list[bytes]]
@@ -43,7 +43,7 @@ class Target:
 
 @functools.cache
 def scratch() -> Path:
-    """A folder of this process, in memory where there is such a file system."""
+    """A folder of this process, in a memory file system if there is one."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="allspark-fuzz-", dir=base))
 
@@ -54,7 +54,7 @@ def remove_scratch() -> None:
 
 
 def file_with(name: str, data: bytes) -> Path:
-    """A new file each time: what maps the one before keeps it."""
+    """Makes a new file each time, because the old one may still be mapped."""
     path = scratch() / name
     path.unlink(missing_ok=True)
     path.write_bytes(data)
@@ -68,7 +68,7 @@ def read_all(entries: Iterable[Any]) -> None:
 
 
 def parsed_object(data: bytes) -> dict[str, Any] | None:
-    """None where it is not one, which is not what is tested."""
+    """The JSON object in ``data``; None if it is something else, which is not tested here."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

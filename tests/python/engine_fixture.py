@@ -38,15 +38,16 @@ GREEDY = {"do_sample": False, "max_new_tokens": 8}
 
 
 def read_all(queue) -> list[int]:
-    """Every token the queue still gives."""
+    """All tokens that the queue still has."""
     return [token for elements in queue for token in elements.ids_from_generate]
 
 
 def start_endless(engine):
-    """Handles of a request that runs until it is stopped, since its mask does not come.
+    """Starts a request that runs until it is stopped, since its mask never comes; returns its
+    handles.
 
-    The engine, idle before, is in that request's step when this returns: what starts from here on
-    is not looked at before it has been stopped.
+    On return the engine, idle before, is in a step of that request. Requests started after this
+    are not scheduled before it is stopped.
     """
     num_steps = engine.get_as_engine_stat("m").num_steps
     status, handles, _ = engine._native.start_request(

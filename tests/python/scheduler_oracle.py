@@ -1,7 +1,8 @@
-"""The scheduler's policy, written a second time and plainly: lists sorted anew, no counters kept.
+"""The scheduler's policy, written a second time in a simple way: lists are sorted again at each
+use, and no counters are kept.
 
 csrc/scheduler/README.md is the specification of both. The model replays traces that the C++ tests
-write (tests/cpp/scheduler/harness.h): what happened, and what the scheduler did.
+write (tests/cpp/scheduler/harness.h): the events, and what the scheduler did.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Block:
-    """A KV block; `beginning` is what it is known by: all tokens up to its end."""
+    """A KV block; `beginning` is its key in the prefix cache: all tokens up to its end."""
 
     beginning: tuple[int, ...] | None = None
     filled: bool = False
@@ -59,7 +60,7 @@ class Chunk:
 
 @dataclass
 class Pool:
-    """Blocks are made as they are needed: those that are nowhere are free."""
+    """The KV blocks. Only blocks that are in use or cached have an object; the others are free."""
 
     size: int
     block: int
@@ -105,7 +106,7 @@ class Pool:
                 self.unused.append(block)
 
     def withdraw(self, block: Block) -> None:
-        """What was to be filled and was not is not there."""
+        """Removes a block that was announced but not filled from the known ones."""
         if block.beginning is not None and not block.filled:
             del self.known[block.beginning]
             block.beginning = None
@@ -114,7 +115,7 @@ class Pool:
         """Gives blocks back, the last one first."""
         while len(s.table) > kept:
             block = s.table.pop()
-            if (len(s.table) + 1) * self.block > s.begin:  # its own to fill
+            if (len(s.table) + 1) * self.block > s.begin:  # to be filled by itself
                 self.withdraw(block)
             self.give_back(block)
 
@@ -123,7 +124,7 @@ class Pool:
             yield i, tuple(s.ids[: (i + 1) * self.block])
 
     def cached(self, s: Sequence) -> list[Block]:
-        """The known blocks of what it computes next; the newest token is always computed."""
+        """The known blocks of its next tokens; the newest token is always computed."""
         blocks: list[Block] = []
         if self.cache and len(s.table) * self.block == s.computed:
             for _, beginning in self.beginnings(s, s.computed, s.tokens - 1):
@@ -133,14 +134,14 @@ class Pool:
         return blocks
 
     def announce(self, s: Sequence, begin: int, end: int) -> None:
-        """A step will fill these blocks: those behind in it may have them."""
+        """Makes blocks known that a step will fill: later sequences of the step may share them."""
         for i, beginning in self.beginnings(s, begin, end) if self.cache else ():
             if self.known.setdefault(beginning, s.table[i]) is not s.table[i]:
                 break
             s.table[i].beginning = beginning
 
     def fill(self, s: Sequence, begin: int, end: int) -> None:
-        """A step has filled these blocks; of two that are the same, the known one stays."""
+        """A step has filled these blocks; of two equal blocks, the known one stays."""
         for i, beginning in self.beginnings(s, begin, end) if self.cache else ():
             known = self.known.setdefault(beginning, s.table[i])
             if known is not s.table[i]:
@@ -153,7 +154,7 @@ class Pool:
 
 @dataclass
 class Model:
-    """Everything waits or runs."""
+    """The whole state: a request waits or runs."""
 
     max_batch: int
     chunk: int
@@ -190,7 +191,7 @@ class Model:
         return -(-tokens // self.pool.block)
 
     def grown(self, s: Sequence) -> int:
-        """Blocks of the known tokens and one to grow into."""
+        """Blocks for the known tokens, and one more to grow into."""
         return min(self.blocks_for(s.tokens) + 1, self.blocks_for(s.max_length))
 
     def preempt_last(self) -> None:
@@ -216,7 +217,7 @@ class Model:
         self.plan.append(Chunk(s, begin, count))
 
     def drop_uncomputed(self) -> None:
-        """A step was planned and not computed."""
+        """Undoes a step that was planned and not computed."""
         for s in self.running:
             self.pool.trim(s, self.blocks_for(s.computed))
             if len(s.table) * self.pool.block > s.computed:
@@ -274,7 +275,7 @@ class Model:
             return self.blocks_for(s.tokens) - shared <= self.pool.available
         if self.preempted_now or len(self.running) >= self.max_batch:
             return False
-        # A promise: what runs and the newcomer, each grown, next to one another.
+        # Blocks must suffice for all running sequences and the new one together, each one grown.
         promised = sum(self.grown(r) - len(r.table) for r in self.running)
         return promised + self.grown(s) - shared <= self.pool.available
 
@@ -302,7 +303,7 @@ def parse_pairs(words: list[str]) -> dict[str, int]:
 
 
 def replay(lines: Iterable[str]) -> Iterator[str]:
-    """Yields one line per difference between a trace and the model; returns after the last line."""
+    """Yields one line per difference between a trace and the model, until the last line."""
     model: Model | None = None
     script = ""
     for number, line in enumerate(lines, start=1):

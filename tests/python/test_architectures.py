@@ -1,7 +1,7 @@
 """Every architecture against transformers: a random two-layer model, converted, must give the same
-logits within rounding and the same greedy tokens, however it is run.
+logits within rounding and the same greedy tokens, for every way to run it.
 
-One row of ROWS per variant. How the bounds come about: support/parity.py.
+One row of ROWS per variant. support/parity.py explains the bounds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 native = pytest.importorskip("allspark._allspark")
 
-# The models are far too small to share out, and threads that wait would slow down everything else.
+# The models are far too small for several threads, and waiting threads would slow down the rest.
 torch.set_num_threads(1)
 
 from allspark.engine import Engine, TargetDevice  # noqa: E402
 from allspark.model_loader import HuggingFaceModel  # noqa: E402
 from allspark.model_loader.errors import UnexplainedTensorError  # noqa: E402
 
-# Sizes with tails: a vocabulary and an inner size that fill no vector, two query heads per KV head.
+# Sizes with tails: vocabulary and inner size are not multiples of a vector; two query heads per KV
+# head.
 BASE = {
     "hidden_size": 64,
     "intermediate_size": 172,
@@ -75,7 +76,7 @@ GLM = {"head_dim": 16, "pad_token_id": 0}
 GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
 GEMMA2 = {
     **GEMMA,
-    "attn_implementation": "eager",  # of which alone transformers has a soft cap
+    "attn_implementation": "eager",  # the only one with a soft cap in transformers
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 20.0,
     "query_pre_attn_scalar": 20,
@@ -126,7 +127,7 @@ GLM4_MOE = {
     "routed_scaling_factor": 1.5,
     "use_qk_norm": True,
 }
-SPLIT_HEADS = {"num_key_value_heads": 4}  # what has no groups
+SPLIT_HEADS = {"num_key_value_heads": 4}  # without groups
 LATENTS = {
     **EXPERTS,
     **SPLIT_HEADS,
@@ -162,11 +163,11 @@ GPT2 = {**OLDER, "n_inner": 172}
 FALCON = {**OLDER, "ffn_hidden_size": 172, "num_ln_in_parallel_attn": None}
 FALCON40 = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
 FALCON_RW = {**FALCON, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
-# Of ALiBi in these sizes, transformers has another way to compute attention.
+# With ALiBi in these sizes, transformers would use another attention function.
 BLOOM = {**OLDER, "attn_implementation": "eager"}
 
-# Name -> (transformers' prefix, what differs from BASE, and for families that transformers has no
-# class for, how they save such a model).
+# Name -> (transformers' prefix, changes to BASE, and, for families without a class in transformers,
+# a function that saves such a model).
 ROWS = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -278,7 +279,7 @@ def build(row, seed=1):
     if family == [families.deepseek]:
         families.no_gate(model)
     model.family = family[0] if family else None
-    logits_of(model, prompt_ids())  # Frequencies that depend on the length are those of prompts.
+    logits_of(model, prompt_ids())  # Frequencies that depend on the length get the prompts' values.
     return model
 
 
@@ -295,7 +296,7 @@ def save(model, directory):
 
 
 def image_of(directory, data_type):
-    """The model serialised to memory, and the loader that keeps it."""
+    """The model serialised to memory, and its loader, which keeps the image alive."""
     loader = HuggingFaceModel(directory, NAME, user_set_data_type=data_type)
     engine = Engine()
     loader.load_model().serialize_to_memory(engine).free_model()
@@ -332,7 +333,7 @@ def test_float32_logits(tmp_path, row):
     loader, _ = image_of(save(model, tmp_path), "float32")
     whole = forward(loader, ids)
     reference.check(whole)
-    # A row depends on its own tokens only: chunks, blocks and threads change no bit.
+    # A row depends only on its own tokens: chunks, blocks and threads change no bit.
     for chunks, block_size, num_threads in (((1,), 16, 2), ((7,), 32, 1), ((64,), 128, 2)):
         np.testing.assert_array_equal(forward(loader, ids, chunks, block_size, num_threads), whole)
 
@@ -355,7 +356,7 @@ def test_float32_greedy_tokens(tmp_path, row):
     ids = prompt_ids()
     expected, lead = greedy(model, ids, NUM_GREEDY)
     bound = reference_for(model, ids + expected, FLOAT32_FACTOR).bound
-    # Only then must the tokens be equal; a row whose seed gives a near tie needs another seed.
+    # Only then must the tokens be equal. If a row's seed gives a near tie, choose another seed.
     assert lead > 2 * bound
     loader, engine = image_of(save(model, tmp_path), "float32")
     for chunk in (0, 7):
@@ -376,7 +377,7 @@ def states_of(model, ids):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_float32_states_embeddings_and_scores(tmp_path, row):
-    """What a prompt gives without generating, in chunks, against float64."""
+    """Outputs of a prompt without generation, in chunks, against float64."""
     model = build(row)
     ids = prompt_ids(100)
     states = states_of(exact_model(model), ids)
@@ -398,12 +399,12 @@ def test_float32_states_embeddings_and_scores(tmp_path, row):
     assert np.abs(tensors["hidden_states"] - states).max() <= bound
     with torch.no_grad():
         first = model.base_model(torch.tensor([ids]), output_hidden_states=True).hidden_states[0][0]
-    # Where a norm is between, it rounds.
+    # Bloom has a norm in between, which rounds.
     worst = bound if "Bloom" in type(model).__name__ else 0
     np.testing.assert_allclose(tensors["inputs_embedding"], first.numpy(), rtol=0, atol=worst)
 
-    # A vector that is off by e is off by at most 2 e / |v| when it is divided by its length |v|.
-    # Beside that, three roundings of elements up to 1.
+    # A vector that is off by e is off by at most 2 e / |v| once it is divided by its length |v|. In
+    # addition, there are three roundings of elements up to 1.
     for pooling, exact in (("mean", states.mean(0)), ("last", states[-1])):
         length = np.linalg.norm(exact)
         error = engine.embed(NAME, None, ids, pooling)[0] - exact / length
@@ -412,7 +413,7 @@ def test_float32_states_embeddings_and_scores(tmp_path, row):
         error = engine.embed(NAME, None, ids, pooling, normalize=False)[0] - exact
         assert np.abs(error).max() <= bound + np.abs(exact).max() * 2.0**-24
 
-    # Where logits are off by at most e, a log-probability is by at most 2 e; and it is rounded.
+    # If logits are off by at most e, a log-probability is off by at most 2 e; and it is rounded.
     log_probs = reference.logits[:-1] - np.logaddexp.reduce(reference.logits[:-1], -1)[:, None]
     exact = log_probs[np.arange(len(ids) - 1), ids[1:]]
     (score,) = engine.score(NAME, None, ids)
@@ -438,14 +439,13 @@ def test_other_checkpoint_forms_give_the_same_model(tmp_path, form):
 
 
 def test_float32_checkpoint_in_bfloat16(tmp_path):
-    """Converting rounds each weight once: the same as a checkpoint saved in bfloat16."""
+    """Conversion rounds each weight once, with the same result as a checkpoint in bfloat16."""
     model = build("qwen3")
     ids = prompt_ids()
     loader, _ = image_of(save(model, tmp_path / "a"), "bfloat16")
     model.to(torch.bfloat16)
     rounded, _ = image_of(save(model, tmp_path / "b"), "bfloat16")
-    # Norms stay float32 in our format, so only the checkpoint that has them in bfloat16 rounds
-    # them.
+    # Norms stay float32 in our format, so they are rounded only in the bfloat16 checkpoint.
     difference = np.abs(forward(loader, ids) - forward(rounded, ids))
     reference = reference_for(model, ids, BFLOAT16_FACTOR)
     assert difference.max() <= 2 * reference.bound
@@ -463,7 +463,7 @@ def test_a_mystery_tensor_is_refused(tmp_path):
         loader.serialize_to_memory(Engine())
 
 
-# The trained model.
+# The trained model (stories).
 
 
 @pytest.fixture(scope="module")
@@ -490,11 +490,11 @@ def test_stories_top_logits(stories):
     order = np.argsort(last)[::-1][:5]
     assert order.tolist() == [token for token, _ in reference["last_logits_top5"]]
     expected = [logit for _, logit in reference["last_logits_top5"]]
-    np.testing.assert_allclose(last[order], expected, atol=2e-5)  # given with five decimals
+    np.testing.assert_allclose(last[order], expected, atol=2e-5)  # given to five decimals
 
 
 def test_stories_nll(stories):
-    """Mean NLL over the first 60 whole stories, as reference.json has it."""
+    """Mean NLL over the first 60 complete stories, as in reference.json."""
     loader, _, reference = stories
     text = (shared_data() / "text" / "tinystories_val.txt").read_text()
     documents = [re.sub(r"\s*\n\s*", "\n", part.strip()) for part in text.split("<|endoftext|>")]

@@ -1,4 +1,4 @@
-"""Prompts of a wrong type: the exception names the argument, what it is and what it must be."""
+"""Prompts of a wrong type: the exception names the argument, its type and the expected type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def engine(tmp_path_factory):
 IDS = "a list, NumPy array or torch tensor of integers"
 TEXTS = "a str or a list of str"
 INPUTS = "a text, ids, or a sequence of them"
-# Of each call: the argument's name in messages, what it must be, and how it is made.
+# For each call: the argument's name in messages, its expected type, and how to make the call.
 CALLS = {
     "start_request_ids": (
         "input_ids", IDS, lambda e, value: e.start_request_ids("m", None, value),

@@ -1,4 +1,4 @@
-"""bad_words: strings that no output holds, whatever their place in it."""
+"""bad_words: strings that appear nowhere in an output."""
 
 from __future__ import annotations
 

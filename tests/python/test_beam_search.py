@@ -16,7 +16,7 @@ from engine_fixture import (
 )
 
 OK = AsStatus.ALLSPARK_SUCCESS
-VOCAB = 101  # of the models of test_architectures
+VOCAB = 101  # that of the models of test_architectures
 
 
 def collect(queue) -> tuple[list[int], list[float], float]:
@@ -29,7 +29,7 @@ def collect(queue) -> tuple[list[int], list[float], float]:
 
 
 def random_search(rng: random.Random) -> dict:
-    """A config in transformers' words, but for `stop_words_ids`."""
+    """A config with transformers' field names, except for `stop_words_ids`."""
 
     def token() -> int:
         return rng.randrange(3, VOCAB)
@@ -41,7 +41,8 @@ def random_search(rng: random.Random) -> dict:
         "max_new_tokens": rng.choice([1, 2, 5, 12, 25]),
         "length_penalty": rng.choice([-2.0, -0.5, 0.0, 0.3, 1.0, 2.0]),
         "early_stopping": rng.choice([False, True, "never"]),
-        # Likely to come and not: one of 101 nearly equal tokens, or some thirty of them.
+        # Sometimes likely to come and sometimes not: one of 101 nearly equal tokens, or thirty of
+        # them.
         "eos_token_id": rng.sample(range(3, VOCAB), rng.choice([1, 1, 4, 30])),
     }
     others = {
@@ -55,13 +56,13 @@ def random_search(rng: random.Random) -> dict:
     }
     config.update({name: value for name, value in others.items() if rng.random() < 0.4})
     spared = config["eos_token_id"]
-    if "bad_words_ids" in config:  # transformers leaves EOS out of them
+    if "bad_words_ids" in config:  # in transformers these have no effect on EOS
         config["bad_words_ids"] = [w for w in config["bad_words_ids"] if w[-1] not in spared]
     return config
 
 
 def ours_of(config: dict) -> dict:
-    """The same in our words."""
+    """The same config with our field names."""
     fields = {**config, "do_sample": False, "logprobs": True}
     first, *others = fields.pop("eos_token_id")
     fields.update(eos_token_id=first, stop_token_ids=others)
@@ -71,7 +72,7 @@ def ours_of(config: dict) -> dict:
 
 
 def expected_of(model, prompt: list[int], config: dict) -> list[tuple]:
-    """transformers' sequences, with the scores of their tokens and their own."""
+    """transformers' sequences, with the scores of their tokens and of the sequences."""
     import torch
     from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -136,15 +137,15 @@ def test_sequences_and_scores_equal_transformers(tmp_path, row):
         found = [collect(queue) for queue in queues]
         expected = expected_of(model, prompt, config)
         if [ids for ids, *_ in found] != [ids for ids, *_ in expected]:
-            # Where rounding decides, transformers may have kept another sequence than exact
-            # arithmetic does: then that is what counts.
+            # If rounding decides, transformers may keep another sequence than exact arithmetic
+            # would. Then the exact one counts.
             expected = expected_of(exact_model(model), prompt, config)
         assert len(found) == len(expected) == config["num_return_sequences"]
         for ours, queue, (ids, logprobs, score) in zip(found, queues, expected, strict=True):
             our_ids, our_logprobs, our_score = ours
             assert our_ids == ids, config
             np.testing.assert_allclose(our_logprobs, logprobs, rtol=1e-4, atol=1e-4)
-            # The sums are float32 there: a rounding for each token, before the division.
+            # There, sums are float32: one rounding for each token, before the division.
             rounding = 1e-5 * len(ids) / len(ids) ** config["length_penalty"]
             np.testing.assert_allclose(our_score, score, rtol=1e-4, atol=rounding)
             reasons.add(queue.finish_reason)
@@ -187,14 +188,14 @@ def test_log_probabilities_add_up_to_the_score(running):
     config = {**BEAMS, "logprobs": True, "top_logprobs": 5, "length_penalty": 0.7}
     _, queue = start(running, config)
     elements = queue.Get()
-    assert queue.Get() is None  # it came at once
+    assert queue.Get() is None  # all of it came at once
     ids, logprobs = elements.ids_from_generate, elements.token_logprobs_list
     assert len(ids) == len(logprobs) == len(elements.log_probs_list) == 12
     assert queue.sequence_score == pytest.approx(sum(logprobs) / 12**0.7, rel=1e-5)
     for token, logprob, top in zip(ids, logprobs, elements.log_probs_list, strict=True):
         assert len(top) == 5 and top == sorted(top, key=lambda pair: -pair[1])
         assert dict(top).get(token, logprob) == logprob
-    # Raw ones are those that the model gives the same tokens without penalties.
+    # Raw log-probabilities are those that the model gives the same tokens without penalties.
     penalties = {"repetition_penalty": 1.5, "logprobs_mode": "raw"}
     _, queue = start(running, {**config, **penalties})
     elements = queue.Get()
@@ -210,7 +211,7 @@ def test_early_stopping_has_two_meanings(running):
         _, one = start(running, {**config, "early_stopping": theirs})
         _, other = start(running, {**config, "beam_early_stopping": ours})
         assert collect(one) == collect(other)
-    # Without beams it is DashInfer's: whether EOS ends a request.
+    # Without beams, early_stopping has DashInfer's meaning: whether EOS ends a request.
     _, queue = start(running, {"do_sample": False, "early_stopping": False, "max_new_tokens": 5})
     assert len(read_all(queue)) == 5
 
@@ -218,7 +219,7 @@ def test_early_stopping_has_two_meanings(running):
 def test_stopping_one_sequence_stops_all(running):
     for group in ({**BEAMS, "num_return_sequences": 3}, {"best_of": 4, "n": 3}):
         config = {**group, "max_new_tokens": 400}
-        # No step ends before its mask comes, so the search cannot.
+        # No step ends before its mask comes, so the search cannot end either.
         endless = start_endless(running)
         handles, queues = start(running, config)
         assert running.stop_request("m", handles[1]) == OK
@@ -288,6 +289,6 @@ def test_best_of_ranks_the_samples_of_n(running, mode, penalty):
     assert [(ids, logprobs) for ids, logprobs, _ in best] == ranked[:3]
     for _, logprobs, score in best:
         assert score == pytest.approx(sum(logprobs) / len(logprobs) ** penalty, rel=1e-5)
-    # One queue, and the same without log-probabilities.
+    # Returns one queue; the tokens are the same without log-probabilities.
     _, queue = start(running, {**config, "best_of": 6, "logprobs": False, "top_logprobs": 0})
     assert (read_all(queue), queue.sequence_score) == (best[0][0], best[0][2])

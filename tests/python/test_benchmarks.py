@@ -1,4 +1,4 @@
-"""The benchmark scripts run, and say what they claim to; no timing is asserted."""
+"""The benchmark scripts run, and report what they should; no timing is asserted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of benchmarks/, which is a folder of scripts and no package."""
+    """Imports a module of benchmarks/, which is a folder of scripts, not a package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     def import_module(name: str) -> ModuleType:
@@ -39,7 +39,7 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-# What is tested here is not how fast anything is, so others may take what they like.
+# Speed is not tested here, so other processes may take any share of the cores.
 ON_A_BUSY_MACHINE = ("--most-others", "100")
 
 
@@ -57,7 +57,7 @@ def report_of(tmp_path: Path) -> dict[str, Any]:
 
 
 def values_of(record: dict[str, Any], **of: object) -> list[dict[str, float]]:
-    """Of the measurements that have these entries, by round."""
+    """The values of the measurements that have these entries, by round."""
     return [
         each["values"]
         for each in record["measurements"]
@@ -97,17 +97,17 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     table = (tmp_path / "results" / "t.md").read_text()
     assert "| b32: output, tokens/s |" in table and "16 times shorter" in table
     assert "limits have not been measured" not in table and "not measured" in table
-    # What is left is told before every row.
+    # The remaining time is printed before every row.
     assert re.search(r"round 1/1, tiny, b32 \(about \d+ (s|min) left\)", result.stderr)
 
 
 def keeping(tmp_path: Path) -> list[str]:
-    """The arguments with which a script keeps its values."""
+    """The arguments that make a script save its values."""
     return ["--json", str(tmp_path / "kept.json"), *ON_A_BUSY_MACHINE]
 
 
 def check_kept(tmp_path: Path, benchmark: str, of: dict[str, object], *metrics: str) -> None:
-    """In the form that all have: what was measured where, by which command, and every value."""
+    """Checks the common form: what was measured where, by which command, and every value."""
     record = json.loads((tmp_path / "kept.json").read_text())
     assert record["benchmark"] == benchmark
     assert record["command"].startswith(f"python benchmarks/{benchmark}.py ")
@@ -199,7 +199,7 @@ def test_a_workload_without_its_data_is_named_and_the_rest_goes_on(
     assert values["ttft_ms"] > 0
 
 
-# A peer that needs no installation and answers every token at once, or says why it does not.
+# A peer that needs no installation and answers every token at once, or says why it cannot.
 STUB = """
 import os
 import signal
@@ -304,7 +304,7 @@ def test_a_machine_that_others_use_is_noticed(load) -> None:
     burn = "import time; end = time.time() + 0.5\nwhile time.time() < end: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
     end = time.monotonic() + 1.0
-    while time.monotonic() < end:  # This process is one of the others, its child is not.
+    while time.monotonic() < end:  # This process counts as one of the others; its child does not.
         pass
     assert others.share() > 0.5 / (os.cpu_count() or 1)
 
@@ -329,7 +329,7 @@ def test_a_command_that_fails_says_why(load) -> None:
         base.run_command([sys.executable, "-c", "import sys; print('the reason'); sys.exit(3)"])
     with pytest.raises(base.EngineError, match="took more than 0.1 s"):
         base.run_command([sys.executable, "-c", "import time; time.sleep(9)"], timeout_s=0.1)
-    # A child of it ends too: the sleeper would hold the pipe.
+    # Children of the process are ended too: the sleeper would hold the pipe.
     with pytest.raises(base.EngineError, match="took more than 0.1 s"):
         base.run_command(["sh", "-c", "sleep 9 & wait"], timeout_s=0.1)
     assert base.run_command(["cat"], text="a job") == "a job"
@@ -344,7 +344,7 @@ def test_a_command_that_is_killed_names_the_signal_and_its_last_words(load) -> N
     assert caught.value.signal == 4
 
 
-# Answers as llama-server does, or ends as it has been seen to: FAKE says when and how.
+# Answers like llama-server, or ends in ways that were seen with it: FAKE says when and how.
 FAKE_SERVER = """#!{python}
 import json, os, signal, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -410,7 +410,7 @@ def fake_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
     ],
 )
 def test_a_peer_that_ends_at_its_start_says_how(fake_llama, load, how: str, message: str) -> None:
-    """At once, and not as one that was waited for in vain. --no-repack does not help these."""
+    """It says so at once, not after waiting for a start. --no-repack does not help these."""
     said = ": loading the model \\| ggml: something is wrong$"
     with pytest.raises(load("peers.base").ProgramEnded, match=message + said):
         fake_llama(how)
@@ -443,8 +443,8 @@ def test_a_peer_that_serves_has_nothing_to_say(fake_llama) -> None:
 def a_record(
     samples: dict[str, dict[str, list[float]]], *others: dict[str, Any], ours: str = "allspark bf16"
 ) -> dict[str, Any]:
-    """Of the shape `tiny`; by engine and metric, "workload.figure", the values of the rounds.
-    `others`: measurements without values."""
+    """A record of the shape `tiny`: by engine and metric "workload.figure", the values of the
+    rounds. `others`: measurements without values."""
     by_row: dict[tuple[int, str, str], dict[str, float]] = {}
     for engine, metrics in samples.items():
         for metric, values in metrics.items():
@@ -485,14 +485,14 @@ RECORDED = {
 
 
 def test_the_table_shows_fractions_and_ratios_to_the_best_peer(load) -> None:
-    """One number of one peer in a row, whichever that is; and another row may have another."""
+    """One number of one peer in each row; different rows may show different peers."""
     table = load("report").markdown(a_record(RECORDED))
     cells = "42.0 [40.0..44.0] (80 %, ×0.50) | 84.0 (fast int4)"
     assert f"| single: decode, tokens/s | {cells} |" in table
-    # Of a time, less is better: ours takes 100 ms where the best peer takes 150.
+    # For a time, less is better: ours takes 100 ms and the best peer 150.
     assert "| single: TTFT p50, ms | 100 (×1.50) | 150 (slow bf16) |" in table
-    assert "b8: " not in table  # Nothing was measured of it.
-    assert "| – | – | 95 | – |" in table and "Note: a note" in table  # Its share of the cores.
+    assert "b8: " not in table  # It was not measured.
+    assert "| – | – | 95 | – |" in table and "Note: a note" in table  # The share of the cores.
     assert "zen9-avx2: a CPU" in table and "commit 01234567; 2025-01-01" in table
 
 
@@ -532,10 +532,10 @@ def test_a_bar_is_met_by_the_unrounded_number(
     samples = {"allspark bf16": {"b8.output_tok_s": [ours]},
                "peer int8": {"b8.output_tok_s": [100.0]}}  # fmt: skip
     table = load("report").markdown(a_record(samples))
-    assert "(×1.00)" in table  # Rounded, all three are.
+    assert "(×1.00)" in table  # Rounded, all three are 1.00.
     bar = "b8: output, tokens/s | best | 1 of the best peer"
     assert f"| {bar} | {reached} | {verdict} |" in table
-    # A bar that was asked for and has no value is open, too.
+    # A requested bar without a value is not met, too.
     assert "single: decode" not in table
     failed = {"round": 1, "of": of_tiny("single", "peer int8"), "failed": "died", "took_s": 1.0}
     samples["allspark bf16"]["single.ttft_ms"] = [5.0]
@@ -588,12 +588,12 @@ def test_a_recorded_run_is_rendered_again(tmp_path: Path, load) -> None:
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-# Runs in this process, whose engines' answers the test makes up.
+# Runs in this process; the test makes up the engines' answers.
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
-    """Makes runs of tiny workloads by bf16 and A8W8; `answer(label, job)` is what workers say."""
+    """Makes runs of tiny workloads by bf16 and A8W8; workers answer `answer(label, job)`."""
     module = load("bench")
     monkeypatch.setattr(module, "draw", lambda record, path: None)
     monkeypatch.setattr(module.Allspark, "prepare", lambda self, checkpoint, precision, model:
@@ -617,7 +617,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
 
 
 def served(label: str, job: dict[str, Any]) -> dict[str, Any]:
-    """What a worker says that needs 10 ms for a token."""
+    """The answer of a worker that needs 10 ms per token."""
     requests = [
         {
             "begin": 0.0,
@@ -639,7 +639,7 @@ def rows_of(record: dict[str, Any]) -> list[tuple[int, str, str]]:
 
 
 class Busy:
-    """A machine of which others take so much, in each measurement the next of `shares`."""
+    """A machine on which others take the next of `shares` in each measurement."""
 
     shares: list[float]
 
@@ -662,7 +662,7 @@ def test_a_disturbed_measurement_is_repeated_and_never_kept(
     assert second["disturbed"] == 0.2 and "values" not in second
     assert Busy.shares == []
     assert "| allspark A8W8 | disturbed |" in (tmp_path / "engines.md").read_text()
-    # Another sitting may find the machine quiet.
+    # A later run may find the machine quiet.
     monkeypatch.setattr(Busy, "shares", [0.01])
     bench(*arguments, "--resume").run()
     again, other = json.loads((tmp_path / "engines.json").read_text())["measurements"]
@@ -678,7 +678,7 @@ def test_a_script_of_its_own_repeats_what_was_disturbed(
     parser = module.make_parser("test", rounds=1)
     options = parser.parse_args(["--json", str(tmp_path / "r.json"), "--retries", "1"])
     recorder = module.Recorder("lora", options, {"version": "1", "isa": "avx2"})
-    for number in (0, 1, 2):  # The first warms up, and is not repeated.
+    for number in (0, 1, 2):  # Round 0 warms up, and is not repeated.
         recorder.measure(number, {"adapters": "none"}, lambda: {"prompts_s": 1.0, "output_s": 1.0})
     record = json.loads((tmp_path / "r.json").read_text())
     one, other = record["measurements"]
@@ -693,17 +693,17 @@ def test_limits_that_an_engine_beats_are_measured_again(
 ) -> None:
     size = load("checkpoints").SHAPES["tiny"].bytes_per_decoded_token() / 1e9
     rates = dict.fromkeys(load("machine").LIMITS, 1e6)
-    # Ours decodes 100 tokens/s, so it reads as much; other figures are far below their limits.
+    # Ours decodes 100 tokens/s and reads that much; other figures are far below their limits.
     reads = [100 * size * factor for factor in (0.5, 0.6, 0.8, 1.25, 2.5)]
     slots = [{**rates, "read_gb_s": read, "load_average": 0.0} for read in reads]
     monkeypatch.setattr(load("machine"), "measure_limits", lambda *_: slots.pop(0))
     run = bench("--rounds", 1, "--workloads", "single", "--engines", "allspark/bf16")
     run.run()
     (one,) = run.record["measurements"]
-    # Before and after, 0.5 and 0.6; again 0.8; again 1.25, at which it is possible.
+    # Before and after: 0.5 and 0.6. Measured again: 0.8, then 1.25, which makes the value possible.
     assert one["values"]["decode_tok_s_limit"] == pytest.approx(0.8)
     assert one["limits"]["read_gb_s"] == reads[3] and len(run.record["limits"]) == 4
-    # Where it stays too low, the value stays, and the cell says that the limit is none.
+    # If the limit stays too low, the value stays, and the cell says that the limit is too low.
     slots[:] = [{**rates, "read_gb_s": 100 * size * 0.5, "load_average": 0.0}] * 4
     run = bench("--rounds", 1, "--workloads", "single", "--engines", "allspark/bf16")
     run.run()
@@ -736,7 +736,7 @@ def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path, load, bench) -> None:
         for workload in ("single", "b8")
         for engine in ("allspark bf16", "allspark A8W8")
     )
-    # Nothing is left to do; another round may be added.
+    # Nothing is left to do, but another round may be added.
     asked.clear()
     bench("--resume", answer=cut_off).run()
     assert asked == []
@@ -777,7 +777,7 @@ def test_another_run_is_not_resumed(
 def test_a_run_ends_after_its_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load, bench
 ) -> None:
-    """A row that does not fit is left out as a whole; resumed, it is measured."""
+    """A row that does not fit is left out entirely; a resumed run measures it."""
     seconds = {"single": 3.0, "b8": 300.0}
     monkeypatch.setattr(load("estimate").Estimate, "seconds", lambda self, key: seconds[key[1]])
     bench("--rounds", 1, "--minutes", 0.2).run()
@@ -799,7 +799,7 @@ def test_a_measurement_is_ended_when_the_minutes_are_over(
     monkeypatch.setattr(load("estimate").Estimate, "seconds", lambda self, key: 0.0)
     run = bench("--rounds", 1, "--minutes", 1, "--workloads", "b8", answer=overdue)
     run.run()
-    # It was not the measurement's own time that was over, so another sitting may try.
+    # The run's time was over, not the measurement's own, so a later run may try again.
     assert run.record["measurements"] == []
     assert run.record["skipped"] == [
         f"tiny, b8, {label}: no time for it" for label in ("allspark bf16", "allspark A8W8")
@@ -828,7 +828,7 @@ def test_the_time_that_is_left_is_learnt(load) -> None:
     measured = {"of": {"shape": "0.5B", "workload": "b8", "engine": "x"}, "took_s": 30.0}
     estimate = load("estimate").Estimate(1, [measured, {**measured, "took_s": 50.0}])
     assert estimate.seconds(("0.5B", "b8", "x")) == 40.0
-    # What has not been measured is expected to be as far from the guess as what has.
+    # The ratio of real time to guess is taken to be the same for what is not measured yet.
     guess = load("estimate").weight
     ratio = guess("1B", "b32", 1) / guess("0.5B", "b8", 1)
     assert estimate.seconds(("1B", "b32", "y")) == pytest.approx(40.0 * ratio)
@@ -858,7 +858,7 @@ def test_the_full_run_says_its_commands() -> None:
 def test_a_changed_checkout_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load
 ) -> None:
-    """But not what a run writes."""
+    """Files that a run writes do not count."""
     record = load("record")
     monkeypatch.setattr(record, "HERE", tmp_path / "benchmarks")
     paths = ["benchmarks/results/k/a.json", "README.md", "csrc/a.cc"]
@@ -903,7 +903,7 @@ def test_quick_has_a_time_to_end(load) -> None:
 
 
 def test_every_size_class_is_served_before_the_clock_starts(load, bench) -> None:
-    """All engines alike: the requests are part of the job."""
+    """For all engines alike, because the requests are part of the job."""
     workloads, worker = load("workloads"), load("peers.worker")
     for name in ("single", "p1024", "b32", "mixed", "shared_late", "long", "gap", "streams"):
         work = workloads.make_workload(name, 512, 4)
@@ -916,7 +916,7 @@ def test_every_size_class_is_served_before_the_clock_starts(load, bench) -> None
         assert len(warm_up) <= work.max_batch or name == "gap"
         for request in warm_up:
             assert len(request.ids) + request.num_output <= work.max_length
-            # Nothing that a prefix cache could give to the workload.
+            # A prefix cache can have nothing for the workload.
             assert all(len(os.path.commonprefix([request.ids, other.ids])) <= 2
                        for other in work.requests)  # fmt: skip
 
@@ -942,7 +942,7 @@ def test_every_size_class_is_served_before_the_clock_starts(load, bench) -> None
 
     measured = worker.measure(Server(), jobs[0])
     assert served_waves == [jobs[0]["warm_up"], *jobs[0]["waves"]]
-    assert len(measured["requests"]) == 8  # The others do not count.
+    assert len(measured["requests"]) == 8  # Warm-up requests do not count.
 
 
 def test_kinds_of_machines(load) -> None:
@@ -968,7 +968,7 @@ def test_times_become_throughput_and_percentiles(load) -> None:
     values = metrics.from_times(workloads.Workload("b8", [two]), measured)
     assert values["output_tok_s"] == pytest.approx(5 / 2.5)
     assert values["ttft_ms"] == pytest.approx(1500)
-    assert values["gap_ms"] == pytest.approx(500)  # Of 500, 1,000 and 0 (two that came together).
+    assert values["gap_ms"] == pytest.approx(500)  # Gaps 500, 1,000, 0 (two came together).
     assert "decode_tok_s" not in values
     alone = {**measured, "requests": measured["requests"][:1]}
     values = metrics.from_times(workloads.Workload("single", [two[:1]]), alone)
@@ -986,7 +986,7 @@ def test_checkpoints_are_seeded_and_written_once(tmp_path: Path, load) -> None:
     stamp = weights.stat().st_mtime_ns
     assert checkpoints.ensure_checkpoint("tiny", tmp_path / "a") == directory
     assert weights.stat().st_mtime_ns == stamp
-    (directory / "config.json").unlink()  # As after an interrupted writing.
+    (directory / "config.json").unlink()  # As after an interrupted write.
     checkpoints.ensure_checkpoint("tiny", tmp_path / "a")
     assert weights.stat().st_mtime_ns != stamp
 
@@ -1007,7 +1007,7 @@ def test_sizes_of_the_real_shapes(load) -> None:
         name: sum(int(np.prod(size)) for size in shapes[name].tensors().values())
         for name in ("0.5B", "1B", "A2.7B")
     }
-    # Of the last, four layers, and a vocabulary of 32000.
+    # The last shape has four layers, and a vocabulary of 32000.
     experts = 4 * 570560512 + 32000 * 2048 + 2048
     assert counts == {"0.5B": 494032768, "1B": 1235814400, "A2.7B": experts}
     assert round(shapes["0.5B"].bytes_per_decoded_token() / 1e9, 2) == 0.99
@@ -1089,7 +1089,7 @@ def test_a_common_beginning_is_work_once(load) -> None:
 def test_conversion_is_watched(tmp_path: Path, load) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("gguf")
-    # A tiny model is no Llama, and its rows are shorter than blocks of Q4_K.
+    # A tiny model is not a Llama, and its rows are shorter than blocks of Q4_K.
     others = ("Meta .pth", "GGUF Q4_K")
     formats = [name for name in load("conversion").FORMATS if name not in others]
     work = tmp_path / "work"
@@ -1103,7 +1103,7 @@ def test_conversion_is_watched(tmp_path: Path, load) -> None:
     assert [row[0].strip() for row in rows] == formats
     assert all(0 < int(row[3]) < int(row[4]) for row in rows)  # megabytes
     check_kept(tmp_path, "conversion", {"format": "safetensors"}, "resident_mb", "convert_s")
-    assert [path.name for path in work.iterdir()] == ["tiny"]  # Of which the kernel table is asked.
+    assert [path.name for path in work.iterdir()] == ["tiny"]  # Its kernel table is recorded.
 
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))

@@ -1,5 +1,5 @@
-"""How the KV cache is kept is the engine's choice: text requests are computed in that mode, to the
-bit, whether their beginning was computed or found."""
+"""The mode of the KV cache is set for the engine. Text requests give the same bits in it, whether
+their prefix was computed or found in the cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine(loader):
 
 
 def run(engine, loader, mode, text):
-    """Tokens, logits, and how many tokens of the prompt were found."""
+    """Tokens, logits, and how many tokens of the prompt were found in the cache."""
     config = {"do_sample": False, "max_new_tokens": 20, "output_logits": "generation"}
     status, handle, queue = engine.start_request_text(mode.name, loader, text, config)
     assert status == OK, engine.last_error()

@@ -1,4 +1,4 @@
-"""The checkpoint readers: what they read, and that nothing malformed gets past them."""
+"""The checkpoint readers: what they read, and that they refuse everything malformed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_file(tmp_path, data):
     return path
 
 
-# safetensors: what is read.
+# safetensors: accepted.
 
 
 def test_single_file(tmp_path):
@@ -103,11 +103,11 @@ def test_a_tensor_read_is_a_view_and_stays_valid(tmp_path):
     np.testing.assert_array_equal(array, TENSORS["a"])
 
 
-# safetensors: what is refused.
+# safetensors: refused.
 
 
 def edited(**changes):
-    """A file whose entry "a" has other fields."""
+    """A file whose entry "a" has changed fields."""
 
     def edit(header):
         header["a"].update(changes)
@@ -349,7 +349,7 @@ class Evil:
 
 def refused_pickles():
     """Name -> (pickle, message)."""
-    # A tuple of the one before, twice, sixty times: small to hold, endless to print or to hash.
+    # A tuple of the previous one, twice, sixty times: small to hold, endless to print or to hash.
     bomb = b"\x80\x02K\x01q\x00" + b"h\x00h\x00\x86q\x00" * 60
     return {
         "a call": (pickle.dumps({"a": Evil()}, 2), "system"),
@@ -489,7 +489,7 @@ def test_any_damage_to_a_bin_is_an_error_or_harmless(tmp_path, data, legacy):
         read_all(checkpoint)
 
 
-# PyTorch .bin of before 1.6.
+# PyTorch .bin from before 1.6.
 
 MACHINE = {
     "protocol_version": 1001,
@@ -509,7 +509,7 @@ def legacy_bin(
 
 
 def test_legacy_bin(tmp_path):
-    """What torch itself writes in that form."""
+    """As torch itself writes the old form."""
     torch = pytest.importorskip("torch")
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4)).state_dict()
@@ -538,7 +538,7 @@ def test_legacy_bin(tmp_path):
 
 
 def test_hand_made_legacy_bin(tmp_path):
-    """By Python 2 too, whose strings are other operations."""
+    """Also as Python 2 wrote it, with other opcodes for strings."""
     for table in (None, tensor_pickle(legacy=True, python2=True)):
         (tmp_path / "pytorch_model.bin").write_bytes(legacy_bin(table=table))
         assert_same(read_all(Checkpoint.open(tmp_path)), {"a": TENSORS["a"]})
@@ -555,7 +555,7 @@ def test_hand_made_legacy_bin(tmp_path):
         ({"table": pickle.dumps({"a": Evil()}, 2)}, "its state dict asks for the global"),
         ({"table": pickle.dumps([1], 2)}, "holds a list"),
         ({"table": b"\x80\x02X\xff\xff\xff\x7fabc."}, "more than 268435456 bytes of pickles"),
-        ({"table": b"\x80\x02}"}, "holds a list"),  # which follows
+        ({"table": b"\x80\x02}"}, "holds a list"),  # the list of keys, which follows
         ({"table": tensor_pickle(legacy=True, view=("v", 0, 1))}, "a persistent object"),
         ({"keys": ()}, "its list of storages is not that of its tensors' 1"),
         ({"keys": ("0", "1")}, "its list of storages"),
@@ -576,7 +576,7 @@ def test_malformed_legacy_bin(tmp_path, fields, message):
     assert not os.path.exists("/tmp/should-not-exist")
 
 
-# What is no checkpoint of ours, and is called what it is.
+# Other kinds of files; the message names the kind.
 
 POINTER = (
     b"version https://git-lfs.example/spec/v1\n"

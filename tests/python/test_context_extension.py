@@ -33,10 +33,10 @@ def build(family, **fields):
 
 
 def check(tmp_path, model, **options):
-    """In chunks too: what is beyond the trained length must not depend on where a chunk begins."""
+    """Also in chunks: tokens beyond the trained length must not depend on where a chunk begins."""
     ids = prompt_ids(LENGTH)
     with torch.no_grad():
-        model(torch.tensor([ids]))  # its frequencies become those of this length
+        model(torch.tensor([ids]))  # sets its frequencies to those for this length
     reference = reference_for(model, ids, FLOAT32_FACTOR)
     model.save_pretrained(tmp_path)
     loader, _ = image_of(str(tmp_path), "float32")
@@ -47,7 +47,7 @@ def check(tmp_path, model, **options):
     ours = forward(**options)
     reference.check(ours)
     np.testing.assert_array_equal(forward((7,), **options), ours)
-    assert np.abs(forward() - ours).max() > reference.bound  # it does something
+    assert np.abs(forward() - ours).max() > reference.bound  # the option has an effect
 
 
 @pytest.mark.parametrize("factor", [1.0, FACTOR])
@@ -56,7 +56,7 @@ def test_dynamic_ntk_scaling(tmp_path, factor):
 
 
 def with_logn(function):
-    """transformers' rotation of queries and keys, with the scaling of Qwen's own code."""
+    """transformers' rotation of queries and keys, with the log-n scaling of Qwen's own code."""
 
     def rotate(q, k, cos, sin, *rest, **options):
         q, k = function(q, k, cos, sin, *rest, **options)

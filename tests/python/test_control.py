@@ -1,4 +1,4 @@
-"""What requests may take: deadlines, priorities, and starts where too many wait."""
+"""Limits for requests: deadlines, priorities, and starts when too many wait."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FullQueue:
         running = start_endless(self.engine)
         status, waiting, _ = self.engine.start_request_ids("m", None, [1, 2], GREEDY)
         assert status == OK, self.engine.last_error()
-        # The one that waits ends first, so that it never runs.
+        # End the waiting one first, so that it never runs.
         self.handles = [waiting, *running]
 
     def make_room(self):
@@ -82,7 +82,7 @@ class FullQueue:
         return self.engine.get_as_engine_stat("m").blocked_request
 
     def start_threads(self, count):
-        """So many threads that wait for room, and what they get."""
+        """Starts this many threads that wait for room, and collects their results."""
         results = []
         threads = [
             threading.Thread(
@@ -121,7 +121,7 @@ def test_a_stop_denies_starts_that_wait(checkpoint):
     assert full.engine.stop_model("m") == OK
     join_all(threads)
     for status, handle, _, message in results:
-        # Room may have come before the end of all.
+        # There may have been room before all were ended.
         assert status == OK or (handle is None and "stopping" in message), message
 
 
@@ -191,7 +191,7 @@ def test_a_cancelled_start_leaves_no_request(checkpoint):
     asyncio.run(main())
     full.make_room()
     assert full.engine.sync_request("m", timeout_ms=30000) == OK
-    while True:  # What is released is there until the engine's own thread has ended it.
+    while True:  # A released request exists until the engine's own thread has ended it.
         stat = full.engine.get_as_engine_stat("m")
         if stat.blocked_request == stat.pending_request == stat.running_request == 0:
             break

@@ -1,6 +1,6 @@
-"""Every checkpoint format, damaged in every way that they share: what is refused, and that the
-message names the file and, where there is one, the tensor. What is particular to one format is in
-its own tests.
+"""Every checkpoint format, with all the kinds of damage that formats share: what is refused, and
+that the message names the file and, if there is one, the tensor. Damage specific to one format is
+in the format's own tests.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_row(module, row):
     return write
 
 
-# Name -> (how it is written after an edit of its tensors, its file, a matrix of it and a vector).
+# Name -> (a function that writes it after editing its tensors, its file, a matrix, a vector).
 FORMATS = {
     "safetensors": (write_safetensors, SAFETENSORS, f"{Q}.weight", "model.norm.weight"),
     "bin": (write_bin, "pytorch_model.bin", f"{Q}.weight", "model.norm.weight"),
@@ -145,7 +145,7 @@ def test_tensors(tmp_path, name, damage):
     write(tmp_path, edit(*victims))
     named = () if victim is None else (victims[victim].rpartition(".")[0],)
     if name in ("meta", "gguf") and damage.startswith("missing"):
-        # By the name that the family's declaration has for it.
+        # The name in the family's declaration.
         named = ({"gguf": "q_proj", "meta": "o_proj"}[name] if victim == 0 else "model.norm",)
     refused(tmp_path, *named, *parts)
 
@@ -173,7 +173,7 @@ BYTES = {
     "a first word of ones": head(8, b"\xff" * 8),
     "more at the end": lambda data: data + bytes(4096),
 }
-# A zip archive may have anything behind it, as long as its directory is found; a text may be GGUF's
+# A zip archive may be followed by anything, as long as its directory is found; a text may be GGUF's
 # first four bytes only.
 HARMLESS = {("bin", "more at the end"), ("meta", "more at the end")}
 

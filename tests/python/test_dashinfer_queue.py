@@ -1,7 +1,7 @@
 """Reading in turns, as DashInfer's scripts do, whatever the engine does between two of their calls.
 
-The engine is a stand-in that takes its steps when it is told to: before any two of the calls that
-a script makes, so many as may be. All of it is tried, so no token is lost or kept by chance.
+The engine is a fake that takes steps when it is told to: any number of steps before any two of the
+calls that a script makes. All combinations are tried, so no token is kept or lost by chance.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from allspark.text_queue import TextElements, TextOptions
 from engine_fixture import GREEDY, start_engine, write_small_checkpoint
 
 TOKENS = [7, 8, 9]
-NUM_CALLS = 16  # of the native queue, four or more rounds of a loop
+NUM_CALLS = 16  # of the native queue; a loop makes at least four rounds
 
 
 class SteppedNative:
-    """A native queue whose request takes so many steps before a call as `choices` say, and one
-    before each call after them: so every loop comes to an end."""
+    """A native queue whose request takes as many steps before a call as `choices` say. After these
+    it takes one step before each call, so that every loop ends."""
 
     request_id = 1
 
@@ -81,7 +81,7 @@ RUNNING = (Status.Init, Status.ContextFinished, Status.Generating)
 
 
 def documented_loop(queue, native):
-    """That of the documents and the examples, printing between."""
+    """The loop of the documents and the examples, with prints in between."""
     ids = []
     status = queue.GenerateStatus()
     while status in RUNNING:
@@ -92,7 +92,7 @@ def documented_loop(queue, native):
 
 
 def benchmark_loop(queue, native):
-    """That of the throughput benchmark and of the JSON test: any other status is an error."""
+    """The loop of the throughput benchmark and of the JSON test: any other status is an error."""
     ids = []
     while True:
         status = queue.GenerateStatus()
@@ -106,7 +106,7 @@ def benchmark_loop(queue, native):
 
 
 def worker_loop(queue, native):
-    """That of the worker of the FastChat example: it reads while tokens come, and then no more."""
+    """The loop of FastChat's worker example: it reads while tokens come, and never after that."""
     ids = []
     while True:
         status = queue.GenerateStatus()
@@ -119,14 +119,14 @@ def worker_loop(queue, native):
 
 
 def patient_loop(queue, native):
-    """One that asks until the request has ended, and then reads once."""
+    """Asks until the request has ended, and then reads once."""
     while queue.GenerateStatus() != Status.GenerateFinished:
         pass
     return ids_of(queue.Get())
 
 
 def synchronous_loop(queue, native):
-    """That of the test of mixtures of experts: as the patient one, after sync_request."""
+    """The loop of the test of mixtures of experts: patient_loop after sync_request."""
     native.run_to_the_end()
     queue.know_end()
     assert queue.GenerateStatus() == Status.GenerateFinished
@@ -134,7 +134,7 @@ def synchronous_loop(queue, native):
 
 
 def polling_loop(queue, native):
-    """One that never waits."""
+    """Never waits."""
     ids = []
     while (status := queue.GenerateStatus()) in RUNNING:
         if status != Status.Init:
@@ -156,7 +156,7 @@ LOOPS = [
 
 
 def schedules():
-    """Up to four steps before each of two of the first calls, none before the others of these."""
+    """Up to four steps before each of two of the first calls, and none before their other calls."""
     for i, j in itertools.combinations(range(NUM_CALLS), 2):
         for first, second in itertools.product((1, 2, 3, 4), repeat=2):
             choices = [0] * NUM_CALLS
@@ -165,7 +165,7 @@ def schedules():
 
 
 def all_results(loop, make_queue, **native):
-    """What the loop gives for every schedule of the engine."""
+    """The results of the loop for every schedule of the engine."""
     for choices in schedules():
         stepped = SteppedNative(choices, **native)
         yield choices, loop(make_queue(stepped), stepped)
@@ -179,7 +179,7 @@ def test_every_loop_reads_every_token(loop, tokens):
 
 
 def test_the_loops_would_miss_tokens_of_a_status_that_does_not_wait():
-    """Of allspark's own queue, whose status is that of the request."""
+    """With allspark's own queue, whose status is that of the request."""
     for loop in (documented_loop, worker_loop):
         assert any(ids != TOKENS for _, ids in all_results(loop, PlainQueue)), loop
     assert any(
@@ -199,7 +199,7 @@ def test_what_was_generated_before_a_failure_is_read_too(end):
 
 
 class Letters:
-    """A tokenizer: each token is a byte."""
+    """A tokenizer whose tokens are bytes."""
 
     def decode(self, ids, skip_special_tokens=True):
         return bytes(ids).decode("utf-8", errors="replace")
@@ -260,7 +260,7 @@ def start(engine, config=GREEDY):
 
 
 def wait_for_the_end(queue):
-    """Without fetching, and without the question that scripts ask."""
+    """Without fetching, and without asking for the status as scripts do."""
     while not queue.finished:
         time.sleep(0.001)
 
@@ -287,7 +287,7 @@ def test_after_sync_request_the_status_is_that_of_the_request(running, how):
 
 
 def test_waiting_for_all_leaves_readers_alone(running):
-    """Who reads in turns loses nothing by another's sync_request."""
+    """A thread that reads in turns loses nothing when another one calls sync_request."""
     native = SteppedNative([0] * 40)
     queue = ResultQueue(native)
     running._queues["m", -1] = queue

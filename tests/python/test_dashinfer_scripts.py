@@ -1,4 +1,4 @@
-"""Scripts that were written for DashInfer run unmodified: dashinfer_scripts/README.md."""
+"""Scripts written for DashInfer run unmodified: dashinfer_scripts/README.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every call of DashInfer's Python interface, with each of its keywords, by position and by name.
 
-CALLS is the interface as DashInfer's own documents and sources have it. A scenario makes each call
-in both ways and notes it; the notes must be the table, so that neither loses a line unseen.
+CALLS is the interface in DashInfer's own documents and sources. A scenario makes each call in both
+ways and notes it. The notes must equal the table, so that neither can lose a line unnoticed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-import yaml  # transformers brings it
+import yaml  # a dependency of transformers
 
 CALLS = {
     "Engine": {
@@ -140,7 +140,7 @@ CALLS = {
     },
     "PromptTemplate": {"apply_chatml_template": ("inputs",)},
 }  # fmt: skip
-# What is there, and refused when it is called.
+# Calls that exist but raise an error.
 REFUSED = {
     "Engine": {
         "serialize_model_from_torch": (
@@ -198,7 +198,7 @@ class Caller:
         self.calls: dict[str, dict[str, set[str]]] = {}
 
     def __call__(self, owner: object, name: str, **arguments):
-        """owner.name(...), or owner(...) for "__init__", which returns what it made."""
+        """Calls owner.name(...), or owner(...) for "__init__"; returns the result."""
         kind = owner if inspect.isclass(owner) else type(owner)
         known = self.calls.setdefault(kind.__name__, {}).setdefault(name, set())
         known |= set(arguments)
@@ -217,7 +217,7 @@ def noted(table):
 
 
 def test_every_call_by_position_and_by_name(dashinfer, demo_model, call, tmp_path):
-    """One life of a model in memory, one in files, and what builds their configs."""
+    """Uses of a model in memory and of one in files, and of the builders of their configs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_builders(dashinfer, call)
@@ -432,7 +432,7 @@ def check_export(dashinfer, path):
     assert list(fields) == ["model", "runtime_config", "generation_config", "tokenizer"]
     assert fields["model"]["rms_norm_eps"] == 1e-5 and fields["model"]["vocab_size"] == 1536
     assert fields["generation_config"]["eos_token_id"] == 2
-    # As a script would use them.
+    # Used like a script would.
     config = dashinfer.AsModelRuntimeConfigBuilder().from_dict(fields["runtime_config"]).build()
     assert config.validate().ok and config.engine_max_batch == 64
     dashinfer.ASGenerationConfigBuilder().update(fields["generation_config"])

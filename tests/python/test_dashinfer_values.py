@@ -1,5 +1,5 @@
-"""Values of DashInfer's interface: names of modules, enums, keys of configs, and what is said where
-one asks for what is not there."""
+"""Values of DashInfer's interface: names of modules, enums, keys of configs, and the messages for
+requests of features that do not exist here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-# Name -> members, in the order of their values where those are not given.
+# Name -> members, in the order of their values if those are not given.
 ENUMS = {
     "GenerateRequestStatus": (
         "Init", "ContextFinished", "Generating", "GenerateFinished", "GenerateInterrupted",
@@ -34,7 +34,7 @@ ENUMS = {
     "AsSchedulingStrategy": ("ContextPriority", "Balance"),
     "VocabType": ("VOCAB_TYPE_WPM", "VOCAB_TYPE_SPM", "VOCAB_TYPE_UGM", "VOCAB_TYPE_BPE"),
 }  # fmt: skip
-# Keys of a generation config: the value that asks for nothing, and one that asks for something.
+# Keys of a generation config: a value that changes nothing, and one that changes something.
 GENERATION_KEYS = {
     "num_beams": (1, 1),
     "num_return_sequences": (1, 1),
@@ -281,7 +281,7 @@ QUANTISATION = {
 @pytest.mark.parametrize("form", QUANTISATION)
 def test_dicts_of_quantisation(dashinfer, demo_model, form):
     loader = dashinfer.HuggingFaceModel(str(demo_model), "demo").load_model()
-    refused = form == "fp8"  # one scale for a tensor is not built
+    refused = form == "fp8"  # one scale per tensor is not supported
     with pytest.raises(NotImplementedError) if refused else contextlib.nullcontext():
         loader.serialize_to_memory(
             dashinfer.Engine(), enable_quant=True, customized_quant_config=QUANTISATION[form]

@@ -1,4 +1,4 @@
-"""A tokenizer made of a vocabulary alone: the bytes of each token, and which stand for no text."""
+"""A tokenizer made only from a vocabulary: the bytes of each token, and which have no text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compare(real):
         is_special = [c._vocabulary.is_special_token(token_id) for c in (own, made)]
         assert is_special[1] or not is_special[0], f"{token!r} stands for no text"
         if is_special[1]:
-            # The compiler counts the byte 0xFF, which no text has, among these.
+            # The compiler counts the byte 0xFF, which is in no text, among these.
             barred += [token] if token not in ("ÿ", "<0xFF>") else []
             continue
         assert made._vocabulary.decode_bytes([token_id]) == own._vocabulary.decode_bytes(
@@ -50,7 +50,7 @@ def test_real_tokenizers(shared_data, name):
 
 
 def sentencepiece(extra=()):
-    """Tokens as SentencePiece writes them: ▁ for a space, bytes for what it does not have."""
+    """Tokens in SentencePiece's form: ▁ for a space, bytes for characters that it does not have."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a"]
     return {token: i for i, token in enumerate([*tokens, *extra])}
 

@@ -99,7 +99,7 @@ def test_guided_example(demo_model):
 
 
 def test_lora_example(demo_model):
-    """The demo adapter reads every 2 as a 3, and is what its README says."""
+    """The demo adapter reads every 2 as a 3, and matches its README."""
     example = ["examples/python/lora.py", str(demo_model), "12+35", "examples/demo_adapter"]
     base, adapter = run([sys.executable, *example]).stdout.splitlines()
     assert base.startswith("without an adapter: ") and "47" in base
@@ -122,7 +122,7 @@ def test_conversation_example(demo_model):
     example = [sys.executable, "examples/python/conversation.py", str(demo_model), *questions]
     turns = [json.loads(line) for line in run(example).stdout.splitlines()]
     assert [turn["question"] for turn in turns] == questions and "47" in turns[0]["answer"]
-    # All of the turn before, but its last block and the token that was not computed.
+    # All of the previous turn, except for its last block and the token that was not computed.
     for before, turn in zip(turns, turns[1:], strict=False):
         assert turn["from_cache"] >= before["prompt_tokens"] - 16
 
@@ -158,8 +158,8 @@ def test_cpp_example_against_the_installed_package(demo_model, tmp_path, cmake):
     assert broken.returncode == 1 and "/nonexistent" in broken.stderr
 
 
-# Figures. What these three documents say of speed and size comes from the records in
-# benchmarks/results, and stands between marks.
+# Figures. Speeds and sizes in these three documents come from the records in benchmarks/results,
+# and are between markers.
 QUOTING = ("README.md", "benchmarks/README.md", "docs/performance.md")
 RESULTS = sorted((BENCHMARKS / "results").glob("*/*.json"))
 EARLIER = sorted((BENCHMARKS / "history").glob("*.json"))
@@ -167,7 +167,7 @@ EARLIER = sorted((BENCHMARKS / "history").glob("*.json"))
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of benchmarks/, which is a folder of scripts and no package."""
+    """Imports a module of benchmarks/, which is a folder of scripts, not a package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     def import_module(name: str) -> ModuleType:
@@ -202,7 +202,7 @@ NUMBER = r"\d(?:[\d,.]*\d)?"
 FIGURE = re.compile(
     rf"(?<![\w.]){NUMBER}(?: ?%|×|[ \u00a0](?:{'|'.join(UNITS)})(?![\w/]))|× ?{NUMBER}"
 )
-# What is no measurement of this engine's speed or size, and why it may stand outside the marks.
+# Numbers that do not measure this engine's speed or size, and why they may be outside the markers.
 CONSTANTS = {
     "benchmarks/README.md": {
         "8 %": "the bound of what others may take: machine.MOST_OTHERS",
@@ -250,7 +250,7 @@ def test_figures_are_found(text, figures):
 
 
 def test_blocks_are_made_of_records(load, tmp_path):
-    """Of a made-up result; a marker that nobody knows is refused by name."""
+    """Made from a fake result; an unknown marker is refused by name."""
     figures, record = load("figures"), load("record")
     about = {"kind": "zen9-avx2", "cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "version": "1/x",
              "isa": "avx2"}  # fmt: skip
@@ -309,7 +309,7 @@ def test_results_are_of_commits_of_the_history(path, whole_history):
 
 
 def test_results_are_one_set_for_each_kind_of_machine():
-    """Of one commit without changes, of the machine that the folder names, and undisturbed."""
+    """From one commit without changes, from the machine of the folder's name, and undisturbed."""
     commits: dict[str, set[str]] = {}
     for path in RESULTS:
         record = json.loads(path.read_text())

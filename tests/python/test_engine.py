@@ -1,4 +1,4 @@
-"""The Python face of the engine: calls, types, statuses, messages."""
+"""The engine's Python API: calls, types, statuses, messages."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_logprobs_come_with_the_tokens(running):
 
 
 def test_prompt_logprobs_are_those_of_generation(running):
-    # What a token's log-probability was as an output, it is as part of a prompt: the same bits.
+    # A token has the same log-probability, to the bit, as output and as part of a prompt.
     prompt = [7 * i % VOCAB_SIZE for i in range(50)]
     config = {"max_new_tokens": 60, "seed": 1, "logprobs": True, "logprobs_mode": "raw"}
     config["top_logprobs"] = 4
@@ -246,7 +246,7 @@ def test_prompt_logprobs_are_those_of_generation(running):
     assert first.prompt_token_logprobs_list[len(prompt) - 1 :] == logprobs
     assert first.prompt_log_probs_list[len(prompt) - 1 :] == top
     assert first.token_logprobs_list == [] and all(e.prompt_log_probs_list == [] for e in rest)
-    # A prompt of one token has nothing to say.
+    # A prompt of one token has no log-probabilities.
     _, _, queue = running.start_request_ids("m", None, [1], config)
     assert queue.Get().prompt_token_logprobs_list == []
 
@@ -300,7 +300,7 @@ def test_n_sequences_are_those_of_n_seeds(running):
     alone = [run(running, prompt, {**config, "seed": 7 + i}) for i in range(4)]
     assert tokens == alone and len(set(map(tuple, tokens))) == 4
     assert running.release_request("m", handles) == OK
-    # Without a seed each draws its own.
+    # Without a seed each one draws its own.
     config.pop("seed")
     _, handles, queues = running.start_request_ids("m", None, prompt, {**config, "n": 2})
     assert read_all(queues[0]) != read_all(queues[1])
@@ -330,7 +330,7 @@ def test_all_sequences_start_or_none(checkpoint):
     status, handles, queues = engine.start_request_ids("m", None, [1], config)
     assert status == AsStatus.ALLSPARK_REQUEST_DENIED and handles == queues == []
     assert "max_waiting_requests" in engine.last_error()
-    while engine.get_as_engine_stat("m").used_span > 0:  # those released end after the running step
+    while engine.get_as_engine_stat("m").used_span > 0:  # released ones end after the running step
         time.sleep(0.001)
 
 
@@ -353,7 +353,7 @@ def test_stop_from_another_thread_wakes_a_blocked_get(running):
 
 def test_sync_times_out(running):
     _, handle, queue = running.start_request_ids("m", None, [1], {"max_new_tokens": 500})
-    # Either it ended in time or the call says that it did not.
+    # Either it ended in time, or the call says that it did not.
     assert running.sync_request("m", handle, timeout_ms=0) in (OK, AsStatus.ALLSPARK_RUNTIME_ERROR)
     assert running.stop_request("m", handle) == OK
     assert running.sync_request("m", handle, timeout_ms=10000) == OK

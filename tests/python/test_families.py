@@ -1,5 +1,5 @@
 """Families whose checkpoints have other names, orders and configurations: quantised, with adapters,
-and what of them is refused. That they compute what they should: test_architectures.py.
+and what is refused. test_architectures.py tests that they compute the right results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAME_WEIGHTS = ["internlm", "internlm2-bias", "internlm3", "baichuan", "qwen1", 
 QUANTIZED = {
     "float32": {},
     "int8": {"enable_quant": True},
-    # The inner size of the rows is no multiple of 8.
+    # The inner size of the rows is not a multiple of 8.
     "int4": {
         "enable_quant": True,
         "customized_quant_config": {
@@ -67,8 +67,8 @@ def test_a_family_is_its_transformers_twin_bit_for_bit(tmp_path, row, quantizati
     "row", ["gemma3", "granite", "olmo2", "starcoder2", "phi2", "gpt-neox", "gpt2", "bloom"]
 )
 def test_int8_activations_where_norms_and_scales_are_elsewhere(tmp_path, row, data_type):
-    """They change logits as int8 products in float64 do, and nothing else does: `costs` is the
-    length of that change. A row's bits still depend on its own tokens alone.
+    """They change logits as int8 products in float64 do, and nothing else changes: `costs` is the
+    length of that change. A row's bits still depend only on its own tokens.
     """
     model = build(row).to(getattr(torch, data_type))
     loader = HuggingFaceModel(save(model, tmp_path), NAME, user_set_data_type=data_type)
@@ -80,36 +80,36 @@ def test_int8_activations_where_norms_and_scales_are_elsewhere(tmp_path, row, da
     quantized = parity.logits_of(int8_model(model), ids)
     costs = np.linalg.norm(quantized - exact)
     if data_type == "float32":
-        # The integers are those of float64, but where rounding in float32 (a hundred-thousandth of
-        # a step) moves an activation past the middle between two. Such a step is 1 / 0.29 of the
-        # errors that each of a product's 64 inputs has anyway (a uniform error's deviation is 0.29
-        # steps), 0.43 of them together; a row has some 16 such sums of errors, of weights and
-        # activations, so it moves by a tenth of its part of `costs`. A tenth of the whole is one in
-        # every row (found: none). Any other mistake in a scale or a rounding draws all errors anew,
-        # and the difference is about `costs` itself.
+        # The integers are those of float64, except where rounding in float32 (a hundred-thousandth
+        # of a step) moves an activation past the middle between two integers. Such a step is 1 /
+        # 0.29 of the errors that each of a product's 64 inputs has anyway (a uniform error's
+        # deviation is 0.29 steps), 0.43 of them together. A row has some 16 such sums of errors, of
+        # weights and activations, so it moves by a tenth of its part of `costs`. A tenth of the
+        # whole means one such step in every row (found: none). Any other mistake in a scale or a
+        # rounding gives all errors new values, and the difference is about `costs` itself.
         assert np.linalg.norm(ours - quantized) <= 0.1 * costs
     else:
-        # bfloat16 rounds activations by up to a quarter of a step, which draws many of the errors
-        # anew: as large, but others. Its own errors are at most transformers' (support/parity.py).
+        # bfloat16 rounds activations by up to a quarter of a step, which gives many of the errors
+        # new values of the same size. Its own errors are at most transformers' (support/parity.py).
         rounding = np.linalg.norm(parity.logits_of(model, ids) - exact)
         assert np.linalg.norm(ours - exact) <= costs + rounding
 
 
 @pytest.mark.parametrize("row", FAMILIES)
 def test_an_adapter_is_what_it_would_be_merged(tmp_path, row):
-    """For every matrix of the layers, by the family's own names."""
+    """Tests every matrix of the layers, by the family's own names."""
     model = build(row)
     directory = Path(save(model, tmp_path / "base"))
     tensors = load((directory / "model.safetensors").read_bytes())
     rng = np.random.default_rng(4)
     adapter, merged = {}, dict(tensors)
-    for name, weight in sorted(tensors.items()):  # A file has no order.
+    for name, weight in sorted(tensors.items()):  # The order in a file is arbitrary.
         module = name.removesuffix(".weight")
         without = ".experts." in name or "kv_b_proj" in name
         if weight.ndim != 2 or name not in matrices(tensors) or without:
-            continue  # What is no part of a layer, and what takes no adapters.
+            continue  # Not part of a layer, or takes no adapters.
         if row == "gpt2-hub":
-            module = f"transformer.{module}"  # as the model calls it
+            module = f"transformer.{module}"  # the model's own name
         rows, cols = weight.shape[::-1] if row.startswith("gpt2") else weight.shape
         a = rng.standard_normal((4, cols), np.float32) / np.sqrt(cols)
         b = rng.standard_normal((rows, 4), np.float32) * 0.25
@@ -127,9 +127,9 @@ def test_an_adapter_is_what_it_would_be_merged(tmp_path, row):
     served.load("a", LoraAdapter(tmp_path / "lora", served.loader))
     expected = logits_of(tmp_path / "merged", "float32")
     error = np.abs(served.logits(prompt_ids(), "a") - expected).max()
-    # What one step of every merged weight changes in this very network: as much as a rounding of
-    # every product. A sum of k products is rounded k times, which adds up to sqrt(k) of that, and
-    # most k here are 64.
+    # How much one step of every merged weight changes in this very network: as much as one rounding
+    # of every product. A sum of k products is rounded k times, which adds up to sqrt(k) of that,
+    # and k is at most 64 here.
     for name in sorted(merged):
         towards = rng.choice([-np.inf, np.inf], merged[name].shape).astype(np.float32)
         merged[name] = np.nextafter(merged[name], towards)
@@ -156,7 +156,7 @@ def test_the_context_is_what_the_family_calls_it(tmp_path):
 
 
 def fields_of(family, **changes):
-    """What a row's configuration describes with ``changes``; None removes a field."""
+    """The fields for a row's configuration with ``changes``; None removes a field."""
     model = build(family)
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     if model.family is not None:
@@ -245,7 +245,7 @@ def test_slopes_are_transformers(heads):
     from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
     theirs = _get_alibi_slopes(heads, "cpu").numpy()
-    # They take powers of a rounded number: the exponent's multiple of its rounding.
+    # They take powers of a rounded number, which multiplies its rounding by the exponent.
     np.testing.assert_allclose(alibi_slopes(heads), theirs, rtol=2 * heads * 2.0**-24)
 
 
@@ -276,7 +276,7 @@ def test_gpt2_whose_matrices_lie_as_those_of_linear_layers(tmp_path, row):
     matrices = [name for name in tensors if name.endswith(("c_attn.weight", "c_proj.weight"))]
     turned = dict(tensors) | {name: tensors[name].T.copy() for name in matrices}
     path.write_bytes(safetensors_bytes(turned))
-    # What is not turned as a whole is no layout.
+    # Only some matrices are transposed, which is not a known layout.
     with pytest.raises(UnexplainedTensorError, match="c_attn.weight' has shape .192, 64., which"):
         serialized("b")
     fc = [name for name in tensors if name.endswith("c_fc.weight")]
@@ -305,7 +305,7 @@ def test_every_family_is_in_the_guide(repo_root):
 
 
 def held_to():
-    """{architecture: who computes the same from checkpoints that are no work of this project}."""
+    """{architecture: programs that compute the same from checkpoints not made by this project}."""
     import test_fast_llm
     import test_llama_cpp
 
@@ -316,7 +316,7 @@ def held_to():
         if family:
             config, _ = family[0](model.config.to_dict(), dict(model.state_dict()))
         who = held.setdefault(config["architectures"][0], set())
-        # The others are saved under names of this project's making.
+        # The others are saved with names that this project chose.
         if not family or family[0] in (families.gemma3, families.stacked, families.without_head):
             who.add("transformers")
         if row in test_llama_cpp.ROWS:
@@ -342,7 +342,7 @@ def test_the_guide_says_what_each_family_is_held_to(repo_root):
 
 
 def test_the_guide_adds_a_model_as_it_says(tmp_path, repo_root, monkeypatch):
-    """The declaration of docs/models.md, run as it stands, reads such a checkpoint."""
+    """The declaration of docs/models.md, run unchanged, reads such a checkpoint."""
     from allspark.model_loader import spec
 
     registry = dict(spec._REGISTRY)
@@ -376,7 +376,7 @@ def test_the_guide_adds_a_model_as_it_says(tmp_path, repo_root, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*weights are float8")
 def test_deepseek_v3_as_it_is_published(tmp_path):
-    """In FP8, with the layer that guesses ahead: the same as its values in floats, without it."""
+    """In FP8, with the multi-token prediction layer: the same as its float values without that."""
     model = build("deepseek-v3")
     directory = Path(save(model, tmp_path / "base"))
     config = json.loads((directory / "config.json").read_text())

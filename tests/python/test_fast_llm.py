@@ -1,7 +1,7 @@
-"""FastLLM's opinion of the first InternLM, which llama.cpp does not read, and of Baichuan: the same
-checkpoints, under the names and with the configuration of the family, give the same logits.
+"""FastLLM as an oracle for the first InternLM, which llama.cpp does not read, and for Baichuan: the
+same checkpoints, with the family's names and configuration, give the same logits.
 
-It takes the base of InternLM's frequencies to be 10,000, as all published models have it, whatever
+FastLLM takes the base of InternLM's frequencies to be 10,000, as in all published models, whatever
 the field ``rotary`` says.
 """
 
@@ -25,9 +25,9 @@ import test_architectures as parity  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-# Row -> what published files of the family have as their model_type.
+# Row -> the model_type in published files of the family.
 ROWS = {"internlm": "internlm", "baichuan": "baichuan"}
-HEADS = ("baichuan2",)  # of which the head alone is compared
+HEADS = ("baichuan2",)  # only the head is compared
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -44,22 +44,22 @@ def test_logits(tmp_path, row):
     out = tmp_path / "logits.npy"
     size = parity.BASE["vocab_size"]
     run(folder, "fast_llm_logits.py", directory, size, tmp_path / "ids", out, cwd=tmp_path)
-    # Both sides are rounded, each as far as support/parity.py says (measured: 1.0 to 1.2 times the
-    # rounding of transformers' own).
+    # Both sides are rounded, each as far as support/parity.py says (measured: 1.0 to 1.2 times
+    # transformers' own rounding).
     reference = reference_for(model, ids, FLOAT32_FACTOR)
     error = np.abs(parity.forward(loader, ids) - np.load(out)).max()
     assert error <= 2 * reference.bound, f"{error / reference.rounding:.2f} of the rounding"
 
 
 class Recorder:
-    """Stands for FastLLM's library: takes every call, and does nothing."""
+    """Replaces FastLLM's library: accepts every call, and does nothing."""
 
     def __getattr__(self, name):
         return lambda *arguments, **options: 0
 
 
 def test_the_head_of_baichuan2(tmp_path, monkeypatch):
-    """Its rows get length 1: FastLLM's own loading of such a model changes them so, in float16."""
+    """FastLLM's own loading normalises its rows to length 1, in float16."""
     import torch
     from safetensors.torch import load_file
     from support.model_file import read_tensors
@@ -74,7 +74,7 @@ def test_the_head_of_baichuan2(tmp_path, monkeypatch):
     theirs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(theirs)
 
-    size = {"vocab_size": 125696}  # by which FastLLM knows it
+    size = {"vocab_size": 125696}  # FastLLM recognises the model by it
     (row,) = HEADS
     prefix, fields, family = parity.ROWS[row]
     monkeypatch.setitem(parity.ROWS, row, (prefix, {**fields, **size}, family))
@@ -92,6 +92,6 @@ def test_the_head_of_baichuan2(tmp_path, monkeypatch):
     head = model.lm_head.weight.detach().double().numpy()
     _, ours = read_tensors(serialized(tmp_path / "hf", tmp_path / "out"))
     assert not np.allclose(head, tensors["lm_head.weight"], atol=0.1)
-    # Half a unit of its 11 bits, and of the subnormal numbers', and what float32 rounds.
+    # Half a unit of float16's 11 bits, and of its subnormal numbers, plus float32 rounding.
     bound = (2.0**-11 + 2.0**-20) * np.abs(head) + 2.0**-25
     assert (np.abs(ours["lm_head"] - head) <= bound).all()

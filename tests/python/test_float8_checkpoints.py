@@ -1,4 +1,4 @@
-"""Checkpoints in FP8: dequantised while they are read, quantised anew where that is asked for."""
+"""Checkpoints in FP8: dequantised while they are read, and quantised again if requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config_group(**weights):
     }  # fmt: skip
 
 
-# Name -> (quantization_config, the scales' name, rows and columns that share one; 0: all).
+# Name -> (quantization_config, the scales' name, rows and columns per scale; 0: all).
 ROWS = {
     "blocks": (
         {"quant_method": "fp8", "weight_block_size": [48, 40]}, "weight_scale_inv", (48, 40),
@@ -45,7 +45,7 @@ def write(directory, row, edit=None, **fields):
         if "_proj" not in name:
             tensors[name] = weights[name] = values
             continue
-        # Every code but NaN.
+        # All codes but NaN.
         codes = rng.integers(0, 127, values.shape, np.uint8) | rng.choice([0, 128], values.shape)
         codes = codes.astype(np.uint8)
         height, width = (size or all_ for size, all_ in zip(block, values.shape, strict=True))

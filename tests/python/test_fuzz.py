@@ -1,5 +1,5 @@
-"""The targets of tests/fuzz that are written in Python, in short. scripts/test.sh --slow fuzz runs
-them at length.
+"""A short run of the Python targets of tests/fuzz. scripts/test.sh --slow fuzz runs them for
+longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TARGETS = {
 
 
 def run(repo_root, *arguments, code=None):
-    """The script in a process of its own, which bounds its memory."""
+    """Runs the script in a process of its own, which limits its memory."""
     folder = repo_root / "tests" / "fuzz"
     program = [str(folder / "run.py")] if code is None else ["-c", code]
     return subprocess.run(
@@ -41,7 +41,7 @@ def test_seeds_cases_and_changed_seeds(repo_root, arguments):
     assert result.returncode == 0
 
 
-# What a target may not do, and what is said of it.
+# What a target may not do, and the expected message.
 FAULTY = {
     "raise KeyError('a')": "KeyError: 'a'",
     "raise errors.CheckpointError('')": "allspark.model_loader.errors.CheckpointError",

@@ -1,4 +1,4 @@
-"""Every field of the generation config: refused where it is wrong, documented, and fluent."""
+"""Every field of the generation config: bad values are refused, it is documented, and fluent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GGUF files: what they serialise to is what the same model in transformers' layout does, blocks
-that the engine can hold arrive bit by bit, and tokenizers give the same tokens.
+"""GGUF files: they serialise to the same as the model in transformers' layout, blocks in a format
+of the engine are copied bit by bit, and tokenizers give the same tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LATENTS = {
     "expert_weights_scale": 1.5, "leading_dense_block_count": 1, "attention__kv_lora_rank": 64,
     "attention__key_length": 40, "attention__value_length": 64, "rope__dimension_count": 16,
 }  # fmt: skip
-# Row of the parity test -> (architecture in the file, rows in pairs, keys that other models lack).
+# Row of the parity test -> (architecture in the file, rows in pairs, additional keys).
 ROWS = {
     "llama": ("llama", True, {}),
     "llama-tied": ("llama", True, {}),
@@ -82,7 +82,7 @@ ROWS = {
     "phi4-mini": ("phi3", False, {}),
     "chatglm3": ("chatglm", False, {}),
     "glm-4": ("chatglm", False, {}),
-    "glm": ("chatglm", False, {"rope__dimension_count": 8}),  # with matrices of their own
+    "glm": ("chatglm", False, {"rope__dimension_count": 8}),  # with separate matrices
     "glm4": ("glm4", False, {"rope__dimension_count": 8}),
     "granite": (
         "granite", True,
@@ -136,7 +136,7 @@ ROWS = {
         {**LATENTS, **GROUPS, "attention__q_lora_rank": 96, "expert_gating_func": 2,
          "expert_weights_norm": True},
     ),
-    # As newer files have what takes latents up, and the lengths.
+    # As in newer files: latent projections split in two, and key and value lengths.
     "deepseek-v2-yarn": (
         "deepseek2", False,
         {**LATENTS, "attention__head_count_kv": 1, "attention__key_length": 80,
@@ -150,18 +150,18 @@ ROWS = {
         {**LAYER_NORM, **COUNTS, "feed_forward_length": 64, "attention__clamp_kqv": 1.0},
     ),
 }  # fmt: skip
-# They are read from the file that is compared with.
+# Their tensors are taken from the checkpoint that the file is compared with.
 AS_SAVED = tuple(ROWS)[tuple(ROWS).index("phi2") :]
-# What llama.cpp computes from the size of heads cannot be said.
+# llama.cpp derives this from the size of heads; a file cannot have another value.
 SAME_SCALE = {"query_pre_attn_scalar": 16}
-# Frequencies are factors in the file, and rounded once more.
+# Frequencies are stored as factors, and so rounded once more.
 ROUNDED = ("llama-3.1-rope", "phi3-longrope")
-# Their own names are those that llama.cpp's converter reads.
+# llama.cpp's converter reads these families' own names.
 OWN_NAMES = ("qwen1", "chatglm3", "glm-4")
 
 
 def rope_factors(row, model):
-    """The tensors in which files have what stretches frequencies."""
+    """The tensors that hold the scaling factors of frequencies in a file."""
     rope = model.config.to_dict().get("rope_parameters")
     if row == "phi3-longrope":
         return {
@@ -176,8 +176,8 @@ def rope_factors(row, model):
 
 
 def write_row(directory, row, monkeypatch, expert_kind=None):
-    """The model of a row, saved for transformers and as a GGUF file; there, experts' matrices may
-    be of a type of blocks.
+    """Saves the model of a row for transformers and as a GGUF file, in which experts' matrices may
+    have a block type.
     """
     import test_architectures as parity
 
@@ -222,8 +222,8 @@ def test_same_model_as_from_transformers_layout(tmp_path, row, monkeypatch):
         file, found = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "a"))
     expected_file, expected = read_tensors(serialize(tmp_path / "hf", tmp_path / "b"))
     for spec in (file.spec, expected_file.spec):
-        spec.architecture = ""  # Some are read by the declaration of what they are equal to.
-        if spec.attention_scale == spec.head_dim**-0.5:  # What it is where it is not set.
+        spec.architecture = ""  # Some are read by the declaration of an equivalent architecture.
+        if spec.attention_scale == spec.head_dim**-0.5:  # The default if it is not set.
             spec.ClearField("attention_scale")
     assert file.spec == expected_file.spec
     assert found.keys() == expected.keys()
@@ -242,7 +242,7 @@ def test_same_model_as_from_transformers_layout(tmp_path, row, monkeypatch):
 
 @pytest.mark.parametrize("said", [None, False, True])
 def test_weights_of_experts_are_normalised_where_the_file_says_so(tmp_path, said):
-    """llama.cpp's converter writes the key only where it is true."""
+    """llama.cpp's converter writes the key only if it is true."""
     from allspark.model_loader.gguf.families import find_family, model_config
     from allspark.model_loader.gguf.source import Source
 
@@ -277,8 +277,8 @@ def test_integers_of_experts_stay_as_they_are(tmp_path, monkeypatch, kind):
 
 
 def llama_file(path, kinds, config=CONFIG, **options):
-    """A Llama whose matrices are of the type that ``kinds`` gives for the first pattern in a name
-    ("": all others); and the tensors it stands for, under transformers' names.
+    """A Llama whose matrices have the type that ``kinds`` gives for the first matching pattern ("":
+    all others); and the tensors with its values, under transformers' names.
     """
     tensors = llama_tensors(config)
     for name in tensors:
@@ -293,7 +293,7 @@ def llama_file(path, kinds, config=CONFIG, **options):
         stored[name], exact[name] = quantized(values, kind)
 
     def pairs(name, entry):
-        """Blocks lie along rows, so rows can change places."""
+        """Blocks lie along rows, so rows can be reordered."""
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         count = next((heads[part] for part in heads if part in name), 0)
         if not count:
@@ -347,7 +347,7 @@ def test_integers_stay_as_they_are(tmp_path, kind):
         scales = round_scales(np.concatenate([scales for _, scales in parts]))
         np.testing.assert_array_equal(bfloat16(tensors[quant.tensor + "_scale"]), scales)
         if kind == "Q4_0":
-            assert (scales < 0).any()  # As many as not: the sign goes with the largest value's.
+            assert (scales < 0).any()  # About half of them: the sign is that of the largest value.
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
@@ -374,7 +374,7 @@ def test_parity_with_the_dequantised_model(tmp_path, kind):
 
 
 LARGE = {**CONFIG, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-# Of each weight, or of parts of one, a type that has no kernels.
+# For each weight, or for parts of one, a type without kernels.
 FLOATS = {
     "legacy": (CONFIG, {"q_proj": "Q5_0", "k_proj": "Q5_1", "": "Q4_1"}),
     "k": (LARGE, {"q_proj": "Q4_K", "v_proj": "Q6_K", "down": "Q5_K", "o_proj": "Q3_K",
@@ -488,7 +488,7 @@ def test_half_precision(tmp_path, kind):
     assert a.read_bytes()[64:] == b.read_bytes()[64:]
 
 
-# Places.
+# Paths.
 
 
 @pytest.mark.filterwarnings("ignore:.*without a tokenizer")
@@ -538,7 +538,7 @@ def test_another_form_beside_it_has_priority(tmp_path):
 
 
 def vocabulary(tokenizer):
-    """(tokens, types) by id of a tokenizer of transformers, types as llama.cpp numbers them."""
+    """(tokens, types) by id of a transformers tokenizer, with llama.cpp's numbers for types."""
     size = len(tokenizer)
     added = tokenizer.added_tokens_decoder
     tokens = [
@@ -598,9 +598,9 @@ def test_byte_level_tokenizers(tmp_path, name, pre):
         assert ours.encode(text) == tokenizer.encode(text)
 
 
-# How a text is split, by tokenizer.ggml.pre: written down from the rules of the models' own
-# tokenizer.json. Of these ways those of Falcon, MPT and DeepSeek give the tokens that transformers
-# gives with the published vocabularies.
+# How a text is split, by tokenizer.ggml.pre: written from the rules in the models' own
+# tokenizer.json. For Falcon, MPT and DeepSeek the splits give the tokens that transformers gives
+# with the published vocabularies.
 SPLIT_TEXT = "He's 12 of 1234 (2), nai\u0308ve ქართ(li) 東京23  x\n\n y_z<=3 DON'T"
 SPLITS = {
     "default": (
@@ -658,7 +658,7 @@ ALIKE = {"phi-2": "gpt-2", "smaug-bpe": "llama-bpe", "deepseek-r1-qwen": "qwen2"
 
 
 def words_of(text, pre, arch="llama"):
-    """The words of ``text`` by the tokenizer of a file with ``pre``, as characters for bytes."""
+    """The words of ``text`` by the tokenizer of a file with ``pre``, in ByteLevel letters."""
     tokenizers = pytest.importorskip("tokenizers")
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     keys = {"model": "gpt2", "pre": pre, "tokens": [*letters, "!!"], "merges": ["! !"]}
@@ -681,7 +681,7 @@ def test_words_before_merging(pre):
 
 
 def test_words_of_falcon_are_those_of_its_own_tokenizer():
-    """Which looks for digits among the characters that stand for bytes: 1/2 ends in one."""
+    """Falcon's looks for digits among the letters that stand for bytes: that of 1/2 ends in one."""
     from tokenizers import Regex, pre_tokenizers
 
     own = pre_tokenizers.Sequence(
@@ -701,8 +701,9 @@ def test_words_of_falcon_are_those_of_its_own_tokenizer():
 
 
 def test_letters_of_deepseek():
-    """Its expression takes letters of some ranges together with a space before: the ends of ranges,
-    and what lies behind them. Others that the next expressions split are told by a neighbour.
+    """Its expression joins letters of some ranges with a space before them. Tests the ends of the
+    ranges and the letters after them. Letters that the next expressions would split anyway are
+    tested with a letter before them.
     """
     letters = "Z\u0556\ua78c\uab70\U000104fb\U00010cf2\U000118df\U0001e943"
     others = "\u0561\ua790\uab69\U00010570\U00010d50\U00016e40\U0001d400"
@@ -779,7 +780,7 @@ def test_tokenizers_that_cannot_be_made(tmp_path, keys, message):
         loader.serialize_to_path(None, str(tmp_path / "out"))
 
 
-# What is refused.
+# Refused files.
 
 
 def test_keys_that_are_not_known(tmp_path):

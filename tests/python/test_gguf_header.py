@@ -1,4 +1,4 @@
-"""Headers of GGUF files: nothing malformed gets past the reader, and nothing takes for ever."""
+"""Headers of GGUF files: the reader refuses everything malformed, and nothing takes forever."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_whole_file(tmp_path):
     assert found.tensors["a"].shape == (3, 4) and found.tensors["a"].block.name == "F32"
     with found.tensors["a"].raw.open() as raw:
         assert raw.tobytes() == A
-    read(tmp_path, GOOD[:-16])  # The padding at the end may be left out.
+    read(tmp_path, GOOD[:-16])  # The padding at the end may be missing.
     read(tmp_path, file(begin=b"GGUF\2\0\0\0"))
 
 
@@ -148,7 +148,7 @@ def test_any_damage_is_an_error_or_harmless(tmp_path, changes, length, is_cut):
         data[position] = value
     try:
         found = read(tmp_path, bytes(data[:length] if is_cut else data))
-    except RuntimeError as error:  # Also of a type that only the package 'gguf' knows.
+    except RuntimeError as error:  # Also for a type that only the package 'gguf' knows.
         assert str(tmp_path) in str(error)
     else:
         for tensor in found.tensors.values():

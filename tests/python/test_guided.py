@@ -1,8 +1,8 @@
-"""Guided decoding from end to end: random weights, high temperature, a small vocabulary and, where
-the shared data is, a real one.
+"""Guided decoding from end to end: random weights, high temperature, a small vocabulary and, if the
+shared data exists, a real one.
 
-Whatever the weights say, an output that ends by itself is in its format, and one that is cut is the
-beginning of such a text.
+Whatever the weights are, an output that ends by itself matches its format, and an output that is
+cut is the beginning of such a text.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Guided:
         return ids, self.tokenizer.decode(ids, skip_special_tokens=True), queue.finish_reason
 
     def refusal(self, response_format, **settings) -> str:
-        """The message with which it is refused."""
+        """The message with which the request is refused."""
         status, handle, queue = self.start(response_format, **settings)
         assert (status, handle, queue) == (AsStatus.ALLSPARK_PARAM_ERROR, None, None)
         return self.engine.last_error()
 
     def accepts(self, matcher, text: str) -> bool:
-        """Whether the text is a complete one of the matcher's, which stays at its beginning."""
+        """Whether the matcher accepts the complete text; the matcher's state does not change."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         matcher = matcher.deep_copy()
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -79,11 +79,11 @@ def start_guided(directory, name: str) -> Guided:
     for path in tokenizer_directory(name).glob("tokenizer*"):
         shutil.copy(path, directory)
     tokenizer = load_tokenizer(directory)
-    # As models have it: somewhat more than the tokenizer.
+    # As in real models: somewhat more than the tokenizer.
     vocab_size = -(-len(tokenizer) // 64) * 64 + 64
     config = {**CONFIG, "vocab_size": vocab_size, "max_position_embeddings": 512}
     tensors = llama_tensors(config)
-    # Tokens of one or two characters and EOS are the likely ones: texts come to their ends.
+    # Tokens of one or two characters and EOS are the likely ones, so that texts come to an end.
     head = tensors["lm_head.weight"]
     likely = [i for i in range(min(600, len(tokenizer))) if len(tokenizer.decode([i])) <= 2]
     likely.append(tokenizer.eos_token_id)
@@ -101,7 +101,7 @@ def guided(request, tmp_path_factory):
     guided.engine.stop_model("m")
 
 
-# What is known at the shared data's own size.
+# With a vocabulary of real size, from the shared data.
 qwen = pytest.mark.parametrize("guided", ["qwen2.5"], indirect=True)
 small = pytest.mark.parametrize("guided", ["byte_level"], indirect=True)
 
@@ -164,7 +164,7 @@ def test_regex_outputs_match_in_full(guided, regex, key):
     for seed in SEEDS:
         _, text, reason = guided.run({"type": key, key: regex}, seed=seed, max_new_tokens=200)
         assert reason == "stop"
-        # The compiler's digits are Unicode's of today, which Python's may not know.
+        # The compiler knows the digits of a newer Unicode than Python may know.
         assert re.fullmatch(regex.replace(r"\d", r"(\d|[^\x00-\x7f])"), text), text
 
 
@@ -225,7 +225,7 @@ def test_structural_tags_bind_what_follows_a_trigger(guided):
     assert accepts('free <text> <tool_call>true</tool_call> more #f1 "one"; #f2 12; end')
     for bad in ("<tool_call>1", "a #f3", '#f1 "two"', "#f2 1</tool_call>"):
         assert not accepts(bad), bad
-    # A trigger that free text of this model has: its first letter.
+    # A trigger that occurs in free text of this model: its first letter.
     trigger = re.search("[A-Za-z]", guided.run(None)[1])[0]
     structures = [
         {"begin": f"{trigger}1 ", "schema": {"enum": [False]}, "end": ";"},
@@ -268,7 +268,7 @@ def test_tokenizers_of_other_kinds(name, tmp_path):
     """Random walks through the masks decode to full matches: byte-level BPE and SentencePiece."""
     tokenizer = load_copy(name, tmp_path)
     compiler = Compiler.of(tokenizer)
-    # Some have no token for a snowman: it is just never allowed.
+    # Some have no token for a snowman: then it is never allowed.
     regex = r'\{"[a-zé☃ ]{0,12}": \[[0-9]{1,3}\]\}'
     rng = np.random.default_rng(7)
     for _ in range(10):
@@ -278,7 +278,7 @@ def test_tokenizers_of_other_kinds(name, tmp_path):
 
 
 class Odd:
-    """What guided decoding needs of a tokenizer: one token, and ways to write and to read it."""
+    """The minimum of a tokenizer for guided decoding: one token, and ways to write and read it."""
 
     eos_token_id = 0
     added_tokens_decoder: dict = {}
@@ -372,7 +372,7 @@ def test_a_special_stop_word_ends_like_eos_and_others_follow_the_grammar(guided)
         ids, text, reason = guided.run(form, seed=seed, temperature=20.0, stop_words_ids=[[a]])
         assert reason == "stop" and a not in ids[:-1]
         ends.append(ids[-1])
-        # Other tokens may have the letter, too.
+        # Other tokens may contain the letter, too.
         assert re.fullmatch("[ab]{1,4}" if ids[-1] == a else "[ab]{4}", text)
     assert a in ends
 
@@ -440,7 +440,7 @@ def test_what_cannot_be_served_is_refused(guided, form, words):
 
 
 def nested(depth: int) -> dict:
-    """A schema of so many objects in one another."""
+    """A schema of this many nested objects."""
     schema: dict = {}
     for _ in range(depth - 1):
         schema = {"not": schema}
@@ -459,7 +459,7 @@ def test_schemas_are_nested_to_a_bound(guided):
     ):  # fmt: skip
         message = guided.refusal({"type": "json_schema", "json_schema": schema})
         assert all(word in message for word in bound), message
-    # To the bound the compiler itself reads it, and says what it thinks of it.
+    # Up to the bound the compiler itself reads it, and gives its own message.
     message = guided.refusal({"type": "json_schema", "json_schema": json.dumps(nested(MAX_DEPTH))})
     assert '["not"]' in message
 
@@ -501,7 +501,7 @@ print("alive")
 
 @pytest.mark.parametrize("share", ["0.2", pytest.param("1", marks=pytest.mark.slow)])
 def test_chains_of_references_end_no_process(share):
-    """The compiler goes down such chains by recursion; a tenth of a share ends a usual stack."""
+    """The compiler follows such chains by recursion; a tenth of a share overflows a usual stack."""
     command = [sys.executable, "-c", HOSTILE, str(tokenizer_directory("byte_level")), share]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, f"ended by {result.returncode}: {result.stderr}"
@@ -632,7 +632,7 @@ def test_documents_are_taken_where_they_are_valid(guided, case):
         assert validator.is_valid(document), f"no valid document: {document}"
     for document in case["invalid"]:
         assert not guided.accepts(matcher, json.dumps(document, ensure_ascii=False)), document
-        # To the validator formats are annotations.
+        # For the validator formats are only annotations.
         if "format" not in json.dumps(case["schema"]):
             assert not validator.is_valid(document), f"a valid document: {document}"
 
@@ -663,7 +663,7 @@ def test_a_one_of_is_any_of_where_the_request_says_so(guided):
         assert not guided.accepts(matcher, mark + "3")
 
 
-# -- schemas of others -------------------------------------------------------------------------
+# -- public schemas ----------------------------------------------------------------------------
 
 
 def suite_cases() -> Iterable[tuple[str, Any, list[dict]]]:
@@ -686,7 +686,7 @@ def suite_schemas() -> Iterable[tuple[str, Any]]:
     return ((name, schema) for name, schema, _ in suite_cases())
 
 
-# Names of types in the function-calling schemas that JSON Schema does not know.
+# Type names in the function-calling schemas that JSON Schema does not have.
 _BFCL_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 
 
@@ -714,7 +714,7 @@ def function_schemas() -> Iterable[tuple[str, Any]]:
 
 
 def is_rounding(problem: jsonschema.ValidationError) -> bool:
-    """The validator divides floats; 22.6255 is a multiple of 0.0001 all the same."""
+    """The validator divides floats, although 22.6255 is a multiple of 0.0001."""
     if problem.validator != "multipleOf":
         return False
     return Decimal(str(problem.instance)) % Decimal(str(problem.validator_value)) == 0
@@ -748,7 +748,7 @@ def check_schemas(
         value = json.loads(text)
         try:
             problems = list(validator_of(schema).iter_errors(value))
-        except re.error:  # the validator's own expressions lack \p{...}
+        except re.error:  # Python's re lacks \p{...}
             continue
         for problem in problems:
             if not is_rounding(problem):
@@ -757,8 +757,8 @@ def check_schemas(
     return ended, len(started) - ended, refused
 
 
-# What the suite tests and nobody promises: contents, formats that are annotations here, and that
-# a byte order mark is white space.
+# Tests of the suite for features that are not promised: contents, formats that are annotations
+# here, and a byte order mark as white space.
 ANNOTATIONS = re.compile(
     r"optional/(content|ecmascript-regex|format/"
     r"(ecmascript-regex|idn-|iri|json-pointer|regex|relative-|uri-reference|uri-template))"
@@ -793,7 +793,7 @@ def test_some_schemas_of_others(guided):
 
 @qwen
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # a minute of computing; on a busy machine much more
+@pytest.mark.timeout(3600)  # takes a minute of CPU time; on a busy machine much more
 @pytest.mark.parametrize(
     ("schemas", "least_ended", "most_refused"),
     [(suite_schemas, 300, 320), (function_schemas, 100, 1)],

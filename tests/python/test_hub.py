@@ -1,5 +1,5 @@
 """The hub loaders with the hubs' own clients, against a server on a loopback address: a download
-that is cut in the middle, one that fails and is taken up again, and what is not there.
+that is interrupted, one that fails and is resumed, and missing models and files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from support.hub_server import HubServer
 
 NAME = "org/tiny"
 WEIGHTS = "model.safetensors"
-# Clients keep what they received in pieces of up to 10 MB.
+# Clients save what they receive in pieces of up to 10 MB.
 LARGE = {**CONFIG, "vocab_size": 250_000}
 CUT = 12_000_000
 
-# Loads models by the names that come in, one a line, and says what came of each.
+# Loads models by the names on its input, one per line, and prints the result of each.
 CHILD = """
 import json, os, sys
 results = os.fdopen(os.dup(1), "w")
@@ -45,10 +45,10 @@ for line in sys.stdin:
 
 
 class Client:
-    """A process whose loader knows the server from its environment alone."""
+    """A process whose loader knows the server only from its environment."""
 
     def __init__(self, loader, server, folder):
-        nowhere = "http://127.0.0.1:9"  # Of whatever is no loopback address.
+        nowhere = "http://127.0.0.1:9"  # For all addresses but loopback.
         environment = {
             **os.environ,
             "HOME": str(folder),
@@ -110,12 +110,12 @@ def model_files(config=CONFIG):
 
 
 def weights_asked_for(server):
-    """The first bytes of what was asked for of the weights."""
+    """The first byte of each request for the weights."""
     return [begin for name, begin in server.ranges if name == WEIGHTS]
 
 
 def assert_refused(result, client, *parts):
-    """A clear error: of the class of what is not found, with the model's and the client's name."""
+    """A clear error: of the not-found class, with the model's name and the client's message."""
     assert result.get("error") == "CheckpointNotFoundError", result
     start = f"{parts[0]}: no such directory, and the download through {client.package} failed: "
     assert result["message"].startswith(start)
@@ -123,7 +123,7 @@ def assert_refused(result, client, *parts):
 
 
 def test_a_download_that_is_cut(hub):
-    """In one call: the client asks for the rest. The next call finds all of it there."""
+    """In one call: the client requests the rest. The next call finds the complete files."""
     server, client = hub
     server.files, sums = model_files(LARGE)
     server.cut[WEIGHTS] = CUT
@@ -160,7 +160,7 @@ def test_what_is_not_there(hub):
 
 
 def test_weights_in_other_files(hub):
-    """Without safetensors ``.bin`` is asked for; of a model without either the loader says so."""
+    """Without safetensors, ``.bin`` is requested; for a model without either the loader says so."""
     torch = pytest.importorskip("torch")
     server, client = hub
     server.files, sums = model_files()

@@ -1,4 +1,4 @@
-"""Imports: cheap, lazy, and under the ancestor's names."""
+"""Imports: fast, lazy, and under DashInfer's names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == "torch" else foun
 
 
 def test_a_tokenizer_asks_for_no_torch(demo_model):
-    """transformers gives that advice; the second program shows that it would have here."""
+    """transformers advises to install torch; the second program shows that it would do so here."""
     loaded = run_python(
         WITHOUT_TORCH
         + f"""

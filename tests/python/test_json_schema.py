@@ -1,4 +1,4 @@
-"""What becomes of a JSON schema before it is compiled: rewriting, formats, proofs about `oneOf`."""
+"""What happens to a JSON schema before it is compiled: rewriting, formats, proofs about `oneOf`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ B = {"type": "object", "required": ["k"], "properties": {"k": {"enum": ["b", 3]}
         ({"uniqueItems": 0}, {"uniqueItems": 0}),
         ({"propertyNames": {}, "unevaluatedItems": True, "dependencies": {}}, {}),
         ({"propertyNames": {"a": 1}, "dependencies": {"a": []}},) * 2,
-        # Not keywords: names, and values.
+        # Names and values, not keywords.
         ({"properties": {"format": {"format": "x"}, "oneOf": {}}},
          {"properties": {"format": {}, "oneOf": {}}}),
         ({"$defs": {"uniqueItems": False, "propertyNames": {}}},) * 2,
         ({"const": {"format": "x"}, "enum": [{"uniqueItems": False}]},) * 2,
         ({"default": {"oneOf": [{"type": "null"}]}, "examples": [{"format": "x"}]},) * 2,
-        # Where references may lead.
+        # Places that references may point to.
         ({"components": {"schemas": {"s": {"format": "x"}}}},
          {"components": {"schemas": {"s": {}}}}),
         ({"prefixItems": [{"format": "x"}, True], "not": {"format": "x"}},
@@ -83,7 +83,7 @@ def test_places_of_what_is_not_decided():
     ]
     assert prepare(two) == (two, ["#/oneOf"])
     assert prepare(two, one_of_is_any_of=True) == ({"anyOf": [{}, {}]}, [])
-    # A reference through a oneOf finds it where it was.
+    # A reference through a oneOf still finds its target.
     for is_any_of in (False, True):
         through = {"oneOf": [A, B], "$defs": {"a": {"$ref": "#/oneOf/0"}}}
         assert prepare(through, is_any_of) == (through, ["#/oneOf"])
@@ -105,7 +105,7 @@ def test_texts_and_depths():
             check_depth(make(value), "x")
     for value in (1, "a", None, [], {}):
         check_depth(value, "x")
-    # Looked at once each, though there are 2^50 ways down.
+    # Each is visited once, although there are 2^50 paths down.
     shared: list = []
     for _ in range(50):
         shared = [shared, shared]
@@ -120,7 +120,7 @@ def test_texts_and_depths():
 
 
 class Format:
-    """A format as prepare() writes it, to Python's expressions and to the compiler."""
+    """A format as prepare() writes it, checked by Python's re and by the compiler."""
 
     def __init__(self, name: str):
         self.keywords = ENFORCED[name]
@@ -131,7 +131,7 @@ class Format:
 
     def matches(self, text: str) -> bool:
         is_short = len(text) <= self.keywords.get("maxLength", len(text))
-        # The $ of Python's expressions lets a line end through.
+        # The $ of Python's re would accept a line end.
         return is_short and bool(re.fullmatch(self.keywords["pattern"][1:-1], text))
 
     def compiles_to(self, text: str) -> bool:
@@ -164,7 +164,7 @@ def test_times_are_those_of_a_day():
         is_time = is_leap or (hour < 24 and minute < 60 and second < 60)
         for zone in ("Z", "z", "+00:00", "-00:00", ".250Z", "+01:00", "-23:59"):
             text = f"{hour:02}:{minute:02}:{second:02}{zone}"
-            # RFC 3339 has leap seconds of other offsets, too; they are left out.
+            # RFC 3339 has leap seconds with other offsets, too; they are left out.
             expected = is_time and (not is_leap or zone not in ("+01:00", "-23:59"))
             assert time.matches(text) == time.compiles_to(text) == expected, text
     for text in ("12:00:00", "12:00Z", "1:00:00Z", "12:00:00+24:00", "12:00:00.Z", "12:00:00+1:00"):
@@ -307,7 +307,7 @@ def test_branches_that_exclude_one_another(branches, beside):
         ([{"type": "zebra"}, {"type": "array"}, True], {}),
         ([{"type": [{}]}, True], {}),
         ([{"required": ["a"]}, {"required": ["b"]}], {"type": "object"}),
-        # Values that are no objects are valid for both.
+        # Values that are not objects are valid for both.
         ([{k: v for k, v in tagged(n).items() if k != "type"} for n in "ab"], {}),
         # Neither requires the tag.
         ([{"type": "object", "properties": {"k": {"const": n}}} for n in "ab"], {}),
@@ -315,14 +315,14 @@ def test_branches_that_exclude_one_another(branches, beside):
         ([{**closed("A"), "additionalProperties": {}}, closed("B", "A")], {}),
         ([{**closed("A"), "patternProperties": {"B": {}}}, closed("B", "A")], {}),
         ([closed("A", "x"), closed("A", "x", "y")][:1] * 2, {}),
-        # What lies beside a reference does not count in every draft.
+        # Keywords beside a reference do not count in every draft.
         ([{"$ref": "#/$defs/c", "type": "string"}, {"type": "null"}], {"$defs": {"c": {}}}),
         ([{"$ref": "#/$defs/none"}, {"type": "null"}], {}),
         ([{"$ref": "#/$defs/loop"}, {"type": "null"}], {"$defs": DEFS}),
         ([{"$ref": "https://example.org/a"}, {"type": "null"}], {}),
         ([{"$ref": "#anchor"}, {"type": "null"}], {}),
         ([{"$ref": 3}, {"type": "null"}], {}),
-        # '#' may mean another document there.
+        # '#' may refer to another document there.
         ([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], {"$defs": {**DEFS, "x": {"$id": "x"}}}),
     ],
 )
@@ -343,7 +343,7 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def some_schema(rng: random.Random, references: tuple[str, ...], depth: int = 3) -> Any:
-    """A small schema over NAMES and VALUES; one of few words is the likeliest."""
+    """A small schema over NAMES and VALUES; short ones are the likeliest."""
     kind = rng.choice(["leaf"] * 4 + ["object"] * 5 + ["allOf", "anyOf", "oneOf"])
     if kind == "leaf" or depth == 0:
         return rng.choice(
@@ -383,7 +383,7 @@ def some_document(rng: random.Random) -> dict:
 
 
 def test_what_is_proved_is_true():
-    """No value is valid for two branches, as another validator sees it."""
+    """Another validator finds no value that is valid for two branches."""
     rng = random.Random(11)
     num_proofs = 0
     for _ in range(2000):
@@ -406,7 +406,7 @@ def test_what_is_proved_is_true():
 
 
 def num_calls(schema: Any) -> int:
-    """Calls of functions, Python's and C's, while a schema is prepared."""
+    """Number of function calls, in Python and C, while a schema is prepared."""
     calls = 0
 
     def count(frame, event, argument):
@@ -470,7 +470,7 @@ def test_long_chains_are_followed_to_a_bound(next_one):
 
 
 def test_work_on_one_document_is_bounded():
-    """Objects that share most of their properties, which a proof would look at again and again."""
+    """Objects that share most of their properties, which a proof would examine many times."""
     shared = closed(*(f"p{i}" for i in range(200)))
     schema = {
         "$defs": {"s": shared},

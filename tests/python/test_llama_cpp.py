@@ -1,10 +1,10 @@
-"""llama.cpp's opinion of the architectures: a checkpoint of every row that it knows goes through
-its own converter, and from the file it computes the logits that we compute from the checkpoint, and
-from the file.
+"""llama.cpp as an oracle for the architectures: a checkpoint of every row that it knows goes
+through its own converter. From the file it must compute the logits that we compute from the
+checkpoint, and from the file.
 
-This holds what the tests with transformers cannot: for families that transformers has no class for,
+This tests what the tests with transformers cannot. For families that transformers has no class for,
 names, orders and fields of checkpoints come from this project's own code there
-(support/families.py), so that an error of memory would be on both sides.
+(support/families.py), so a wrong belief about the family would be on both sides.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*rope_parameters"),
 ]
 
-# What a row must have for llama.cpp, which knows one size of the MLP, one scale of scores, one
-# epsilon or one order of windows only where a family's models have but one.
+# Sizes that a row needs for llama.cpp: where all models of a family have a single size of the MLP,
+# scale of scores, epsilon or order of windows, llama.cpp supports only that.
 WIDE = {name: 256 for name in ("intermediate_size", "n_inner", "ffn_hidden_size")}
 SCALE = {"query_pre_attn_scalar": 16}
 SIX = {
@@ -38,13 +38,13 @@ SIX = {
     "layer_types": 5 * ["sliding_attention"] + ["full_attention"],
 }
 LATENTS = {"rms_norm_eps": 1e-6}
-LITE = {**LATENTS, "num_hidden_layers": 27}  # by which llama.cpp knows it
+LITE = {**LATENTS, "num_hidden_layers": 27}  # llama.cpp recognises the model by it
 YARN = parity.rope("yarn", mscale=0.7, **parity.YARN64)
-# And what config.json must have; most is in published files, but transformers no longer writes it.
+# Fields that config.json must have; most are in published files, but transformers dropped them.
 SIGMOID = {"scoring_func": "sigmoid"}
 MPT = {"architectures": ["MPTForCausalLM"]}
 
-# Row -> (what must differ from it, what config.json must have for the converter, None: not).
+# Row -> (required changes to it, fields that config.json needs for the converter; None: remove).
 ROWS = {
     **dict.fromkeys(
         ("llama", "llama-tied", "llama-3.1-rope", "llama-linear-rope", "llama-yarn-rope",
@@ -55,7 +55,7 @@ ROWS = {
          "qwen3-moe", "deepseek-moe", "dbrx"),
         ({}, {}),
     ),
-    # Their sizes tell llama.cpp whether there is ALiBi.
+    # From their sizes llama.cpp finds out whether there is ALiBi.
     "baichuan": ({"num_hidden_layers": 32}, {}),
     "baichuan2": ({"num_hidden_layers": 32}, {}),
     "baichuan-13b": ({"num_hidden_layers": 40}, {}),
@@ -82,7 +82,7 @@ ROWS = {
     "deepseek-v3": (LATENTS, SIGMOID),
     "deepseek-v3-yarn": ({**LATENTS, **YARN}, SIGMOID),
 }  # fmt: skip
-# What their files hold is not read as a GGUF file, which says so.
+# We cannot read these as GGUF files; the error message says so.
 NOT_READ = {"glm4-moe": "'glm4moe'", "glm4-moe-plain": "'glm4moe'", "baichuan-13b": "Baichuan 13B"}
 # The factors of frequencies are rounded once more in the file.
 ROUNDED = ("llama-3.1-rope", "phi3-longrope")
@@ -95,25 +95,25 @@ def build(row, monkeypatch):
 
 
 def for_the_converter(row, model, directory):
-    """The checkpoint in ``directory`` as llama.cpp's converter understands it."""
+    """Changes the checkpoint in ``directory`` so that llama.cpp's converter understands it."""
     from safetensors.torch import load_file, save_file
 
     path = directory / "config.json"
     config = {**json.loads(path.read_text()), **ROWS[row][1]}
     path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    if row.startswith("gemma3"):  # It counts the tokens.
+    if row.startswith("gemma3"):  # The converter counts its tokens.
         vocabulary = {str(i): i for i in range(config["vocab_size"])}
         tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": []}
         (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    if row in ("baichuan2", "baichuan-13b"):  # It does not know that the head's rows get length 1.
+    if row in ("baichuan2", "baichuan-13b"):  # The converter does not normalise the head's rows.
         tensors = load_file(directory / "model.safetensors")
         tensors["lm_head.weight"] = model.lm_head.weight.data
         save_file(tensors, directory / "model.safetensors")
 
 
 def effect_of_their_gelu(model, ids, exact):
-    """How far llama.cpp's activation alone moves the logits: whatever GELU a model has, it looks up
-    the one by tanh, in a table in half precision.
+    """How much llama.cpp's activation alone changes the logits. For any GELU of a model, it uses
+    the tanh form, from a table in half precision.
     """
     theirs = exact_model(model)
     found = [module for module in theirs.modules() if "gelu" in type(module).__name__.lower()]
@@ -131,8 +131,8 @@ def test_logits(tmp_path, row, llama_cpp, monkeypatch):  # noqa: F811
     model = build(row, monkeypatch)
     ids = parity.prompt_ids(parity.PROMPT_LENGTH + parity.NUM_GREEDY)
     reference = reference_for(model, ids, FLOAT32_FACTOR)
-    # Both sides are rounded, each as far as support/parity.py says (measured: 0.8 to 1.6 times the
-    # rounding of transformers' own); of a table, what is near its steps may be on either side.
+    # Both sides are rounded, each as far as support/parity.py says (measured: 0.8 to 1.6 times
+    # transformers' own rounding); near the steps of a table, a value may be on either side.
     bound = 2 * reference.bound + 2 * effect_of_their_gelu(model, ids, reference.logits)
 
     directory = tmp_path / "hf"
@@ -150,7 +150,7 @@ def test_logits(tmp_path, row, llama_cpp, monkeypatch):  # noqa: F811
         return
     loader, _ = parity.image_of(str(file), "float32")
     from_file = parity.forward(loader, ids)
-    # The head was changed for the file, whose rows are not changed again.
+    # For the file the head was normalised already, and its rows are not changed again.
     if row in (*ROUNDED, "baichuan2"):
         assert np.abs(from_file - theirs).max() <= bound
     else:

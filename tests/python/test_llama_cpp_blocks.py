@@ -1,5 +1,5 @@
-"""GGUF files as llama.cpp makes them, with its converter and its quantiser: their weights are what
-llama.cpp takes them for, and the logits what it computes with those.
+"""GGUF files made by llama.cpp's converter and quantiser: we read the weights that llama.cpp reads,
+and compute the logits that it computes with them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are"),
 ]
 
-# What llama-quantize calls it -> the type of its blocks.
+# llama-quantize's name -> the type of its blocks.
 TYPES = {
     "F16": "F16", "BF16": "BF16",
     "Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1",
@@ -36,9 +36,9 @@ TYPES = {
     "IQ2_M": "IQ2_S", "IQ3_XXS": "IQ3_XXS", "IQ3_S": "IQ3_S", "IQ4_NL": "IQ4_NL",
     "IQ4_XS": "IQ4_XS", "TQ1_0": "TQ1_0", "TQ2_0": "TQ2_0", "MXFP4_MOE": "MXFP4",
 }  # fmt: skip
-NOT_MADE = ("NVFP4",)  # by llama.cpp's quantiser of weights that are floats
+NOT_MADE = ("NVFP4",)  # llama.cpp's quantiser cannot make these from floats
 MIXTURES = ("Q2_K", "Q3_K_L", "Q4_K_M", "Q5_K_M", "IQ2_M", "IQ3_XS", "IQ4_XS")
-# Their integers stay, and their scales are rounded to bfloat16.
+# Their integers are kept, and their scales are rounded to bfloat16.
 KEPT = ("Q8_0", "Q4_0")
 TEXTS = [
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park, "
@@ -51,7 +51,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512}
 
 @pytest.fixture(scope="module")
 def original(llama_cpp, tmp_path_factory):  # noqa: F811
-    """A random Llama that llama.cpp's converter made a file of, and that as transformers has it."""
+    """A random Llama as a file of llama.cpp's converter, and in transformers' layout."""
     directory = tmp_path_factory.mktemp("original")
     with pytest.MonkeyPatch.context() as patch:
         prefix, fields = parity.ROWS["llama"]
@@ -66,14 +66,14 @@ def block_types(file):
 
 
 def check(llama_cpp, model, file, plain, directory, ids):  # noqa: F811
-    """Weights and logits of ``file`` against those of the floats that llama.cpp made of it."""
+    """Weights and logits of ``file`` against the floats into which llama.cpp dequantises it."""
     exact = weights_of(plain)
     ours = weights_of(file)
     assert ours.keys() == exact.keys()
     for name, values in exact.items():
         np.testing.assert_array_equal(ours[name], values, err_msg=name)
 
-    # Both sides are rounded, as far as support/parity.py says, and ours may have other scales.
+    # Both sides are rounded, as far as support/parity.py says, and our scales may differ.
     graph = serialized(file, directory / "out")
     reference, moved = reference_of(model, exact, graph, ids)
     bound = 2 * reference.bound + moved

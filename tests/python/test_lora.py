@@ -1,7 +1,7 @@
 """LoRA through the engine: adapters in PEFT's layout, against transformers with the same adapter in
-float64, and against each other: what one request has changes no bit of another's output.
+float64, and against each other: the adapter of one request changes no bit of another's output.
 
-The yardstick is support/parity.py's, taken over the model with its adapter beside it.
+The bounds are those of support/parity.py, for the model with its adapter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("allspark._allspark")
 
-# The models are far too small to share out, and threads that wait would slow down everything else.
+# The models are far too small for several threads, and waiting threads would slow down the rest.
 torch.set_num_threads(1)
 
 from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice  # noqa: E402
@@ -51,7 +51,7 @@ NAME, PROMPT = "m", np.random.default_rng(0).integers(3, 101, 48).tolist()
 
 
 class Adapted(torch.nn.Module):
-    """A module and the two matrices of an adapter beside it."""
+    """A module, with the two matrices of an adapter added to it."""
 
     def __init__(self, base, a, b, scale):
         super().__init__()
@@ -65,7 +65,7 @@ class Adapted(torch.nn.Module):
 
 
 class Rounded(torch.nn.Module):
-    """A module that reads its activations in int8, with a scale per token."""
+    """A module that quantises its activations to int8, with a scale per token."""
 
     def __init__(self, module):
         super().__init__()
@@ -77,7 +77,7 @@ class Rounded(torch.nn.Module):
 
 
 def with_rounded_activations(model):
-    """The model with every matrix product, its adapter included, on int8 activations."""
+    """The model with every matrix product, also the adapters', on int8 activations."""
     for name, module in list(model.named_modules()):
         inner = getattr(module, "base", module)
         if isinstance(inner, torch.nn.Linear) and not name.endswith(".base"):
@@ -99,7 +99,7 @@ def build(row, seed=1):
 
 
 def adapted(model, tensors, scale):
-    """A copy of the model with the adapter beside its modules, in the model's type."""
+    """A copy of the model with the adapter added to its modules, in the model's type."""
     model = copy.deepcopy(model)
     for key, a in tensors.items():
         if "_A" not in key:
@@ -179,14 +179,14 @@ def test_float32_logits(tmp_path, row, targets):
     alone = served.logits(PROMPT)
     served.load("a", directory)
     reference.check(served.logits(PROMPT, "a"))
-    # The adapter is no small change, so that it shows whether it is there.
+    # The adapter changes much, so the test shows whether it is applied.
     assert np.abs(alone - reference.logits).max() > 1e4 * reference.bound
     np.testing.assert_array_equal(served.logits(PROMPT), alone)
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_bfloat16_logits(tmp_path, row):
-    """Matrices that bfloat16 holds, and a power of two as scale: then ours are rounded nowhere."""
+    """With matrices that bfloat16 can hold, and a power of two as scale, ours are not rounded."""
     model = build(row).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "base")
     directory, tensors = make_adapter(
@@ -218,7 +218,7 @@ QUANTISED = {
 
 @pytest.mark.parametrize("form", QUANTISED)
 def test_quantised_base_weights(tmp_path, form):
-    """The adapter is beside what the quantised weights are, whole and exact."""
+    """The adapter is added to the quantised weights in full precision."""
     model = build("llama")
     model.save_pretrained(tmp_path / "base")
     config = {**QUANTISED[form], "lm_head": "int8", "embedding": "int8"}
@@ -231,7 +231,7 @@ def test_quantised_base_weights(tmp_path, form):
 
     directory, tensors = make_adapter(tmp_path / "lora", "llama", TARGETS["all"])
     model = adapted(model, tensors, 2.0)
-    if form == "a8w8":  # No activation is a near tie; a prompt that makes one needs another seed.
+    if form == "a8w8":  # No activation is a near tie; if a prompt makes one, choose another seed.
         model = with_rounded_activations(model)
     reference = reference_for(model, PROMPT, FLOAT32_FACTOR)
     served = Served(tmp_path / "base", serialize=options)
@@ -239,12 +239,12 @@ def test_quantised_base_weights(tmp_path, form):
     reference.check(served.logits(PROMPT, "a"))
 
 
-# Beside each other.
+# Several adapters in one batch.
 
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory):
-    """A llama with adapters of several ranks and modules, and what each says alone."""
+    """A llama with adapters of several ranks and modules, and the outputs of each alone."""
     folder = tmp_path_factory.mktemp("crowd")
     build("llama").save_pretrained(folder / "base")
     served = Served(folder / "base", lora_max_num=5, engine_max_prefill_length=32)
@@ -350,7 +350,7 @@ def test_an_adapter_of_another_model_is_refused(crowd, tmp_path):
     assert "'layers.0.down' reads 88 features; the model has 96" in served.engine.last_error()
 
 
-# How an adapter comes to the engine.
+# Ways to load an adapter into the engine.
 
 
 def test_ways_to_load_give_the_same_bits(tmp_path):
@@ -377,7 +377,7 @@ def test_ways_to_load_give_the_same_bits(tmp_path):
 
 
 def test_embedding_and_head_of_a_checkpoint_with_copies(tmp_path):
-    """PEFT saves the weights under such adapters, too; with the checkpoint they are compared."""
+    """PEFT also saves the base weights of such adapters; with a checkpoint they are compared."""
     model = build("llama-tied")
     model.save_pretrained(tmp_path / "base")
     directory, tensors = make_adapter(tmp_path / "lora", "llama-tied", ENDS)

@@ -1,4 +1,4 @@
-"""PEFT adapters: which are read, what is written of them, and which are refused."""
+"""PEFT adapters: which are read, what is written for them, and which are refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def written_deltas(adapter, tmp_path, config=CONFIG):
 
 
 def fused(by_module):
-    """The same for modules of the checkpoint, stacked as the decoder stacks them."""
+    """The values for modules of the checkpoint, stacked as the decoder stacks them."""
     shapes, result = base_shapes(), {}
 
     def of(*modules):
@@ -104,11 +104,11 @@ def expect_deltas(adapter, tensors, scale, tmp_path):
     ours, expected = written_deltas(adapter, tmp_path), fused(deltas(tensors, scale))
     assert ours.keys() == expected.keys()
     for tensor, value in expected.items():
-        # One rounding of b, and doubles otherwise.
+        # One rounding of b; everything else is in double precision.
         np.testing.assert_allclose(ours[tensor], value, rtol=0, atol=2**-23 * np.abs(value).max())
 
 
-# What is read.
+# Accepted adapters.
 
 
 def test_every_linear_module(tmp_path):
@@ -325,7 +325,7 @@ def test_an_adapter_with_added_tokens_is_refused(tmp_path):
         LoraAdapter(folder, make_spec(ModelConfig(config), "bfloat16").SerializeToString())
 
 
-# What is refused.
+# Refused adapters.
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Engine.load_lora and its siblings over a native engine that notes its calls: where an adapter is
-taken from, and how failures are told.
+"""Engine.load_lora and its related calls, with a native engine that records its calls: where an
+adapter is read from, and how failures are reported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def engine():
 
 
 def loaded(engine):
-    """What the last load_lora gave the native engine."""
+    """The arguments of the last load_lora of the native engine."""
     name, *arguments = engine._native.calls[-1]
     assert name == "load_lora"
     return arguments

@@ -1,4 +1,4 @@
-"""Adapters that the peft package itself makes and saves, against what it computes with them."""
+"""Adapters made and saved by the peft package, against what peft computes with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from test_lora import ENDS, NAME, PROMPT, Served, build  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),  # peft's own, of tied embeddings and what it saves
+    pytest.mark.filterwarnings("ignore"),  # peft warns of tied embeddings and of what it saves
 ]
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -36,7 +36,7 @@ VARIANTS = {
 
 
 def save(model, directory, **fields):
-    """The model with a random adapter of peft's, which is saved."""
+    """Saves a random peft adapter; returns the model with it."""
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, **{"lora_alpha": 16, **fields}))
     generator = torch.Generator().manual_seed(3)
     for name, parameter in adapted.named_parameters():

@@ -1,4 +1,4 @@
-"""Meta's layout of Llama: what it serialises to is what transformers' layout does, byte by byte."""
+"""Meta's layout of Llama serialises to the same bytes as transformers' layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("error:.*float8")
 
 PARAMS = {"dim": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "norm_eps": 1e-5,
           "vocab_size": -1}  # fmt: skip
-# transformers' name -> Meta's, and the dimension that ranks share.
+# transformers' name -> Meta's, and the dimension that is split over ranks.
 NAMES = {
     "model.embed_tokens": ("tok_embeddings", 1),
     "model.norm": ("norm", None),
@@ -33,7 +33,7 @@ NAMES = {
 
 
 def in_pairs(rows, heads):
-    """Row 2 i of a head is its row i, and row 2 i + 1 the one half a head further."""
+    """Row 2 i of a head is its row i; row 2 i + 1 is the row half a head further."""
     half = len(rows) // heads // 2
     order = [
         head * 2 * half + i + side * half
@@ -87,8 +87,8 @@ def test_same_bytes_as_from_transformers_layout(tmp_path, num_ranks, axis, tied)
     ranks = meta_ranks(tensors, num_ranks, axis)
     meta = serialized(write_meta(tmp_path / "meta", ranks), tmp_path / "a")
     write_checkpoint(tmp_path / "hf", tensors, config)
-    assert meta[64:] == serialized(tmp_path / "hf", tmp_path / "b")[64:]  # But for the file id.
-    # The configuration lies beside the files, as of any serialised model.
+    assert meta[64:] == serialized(tmp_path / "hf", tmp_path / "b")[64:]  # Except for the file id.
+    # The configuration is beside the files, as for any serialised model.
     written = DashInferModel(str(tmp_path / "a"), "m").read_model_config().get_model_config()
     expected = {key: written[key] for key in CONFIG}
     assert expected == config
@@ -97,7 +97,7 @@ def test_same_bytes_as_from_transformers_layout(tmp_path, num_ranks, axis, tied)
 
 @pytest.mark.parametrize(("fields", "factor"), [({}, 32.0), ({"rope_scaling_factor": 8.0}, 8.0)])
 def test_scaled_frequencies(tmp_path, fields, factor):
-    """Llama 3.2's small models do not say their factor, others may."""
+    """Llama 3.2's small models leave out their factor; others may too."""
     pytest.importorskip("allspark._allspark")
     rope = {
         "rope_type": "llama3",
@@ -115,7 +115,7 @@ def test_scaled_frequencies(tmp_path, fields, factor):
 
 
 def test_serialised_beside_the_checkpoint(tmp_path):
-    """config.json is then there; the checkpoint stays Meta's."""
+    """config.json exists afterwards; the checkpoint is still read as Meta's."""
     pytest.importorskip("allspark._allspark")
     write_meta(tmp_path, meta_ranks(llama_tensors(CONFIG), 1))
     first = serialized(tmp_path, tmp_path)

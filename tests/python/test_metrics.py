@@ -1,4 +1,4 @@
-"""Metrics: the text and the collector say the same, in Prometheus' format, and both are right."""
+"""Metrics: text and collector agree, follow Prometheus' format, and are right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine(tmp_path_factory):
 
 
 def samples_of(families) -> dict:
-    """{(name, labels): value} of what a parser gives."""
+    """{(name, labels): value} of a parser's result."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in families

@@ -1,5 +1,5 @@
 """64 requests, each with a random config over all fields, a format, stop strings, several sequences
-or an adapter, give together what each gives alone."""
+or an adapter, give the same results together as alone."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FORMATS = [
     {"type": "choice", "choice": ["12", "3+4", "A queue gives tokens"]},
     {"type": "grammar", "grammar": 'start: term ("+" term)+ "="\nterm: /[0-9]{1,30}/'},
 ]  # fmt: skip
-# Of few characters, which the model often says.
+# Few characters each, which the model often generates.
 STOP_WORDS = ["1", "A", "7", "==", '"', "4*"]
 ADAPTERS = ["", "", "first", "second"]
 
 
 def random_config(rng: random.Random, prompt_length: int) -> dict:
-    """About half of the fields, each with a value that changes something."""
+    """About half of the fields, each with a value that has an effect."""
 
     def token() -> int:
         return rng.randrange(VOCAB_SIZE)
@@ -84,7 +84,7 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
     }
     config = {name: value for name, value in values.items() if rng.random() < 0.5}
     group = random_group(rng)
-    fixed = {"seed", "max_new_tokens", "lora_name"}  # those of random_request
+    fixed = {"seed", "max_new_tokens", "lora_name"}  # set by random_request
     fields = set(values) | set(group) | fixed
     assert fields == set(GenerateConfig().to_dict()), "a field is not in this test"
     refused = {
@@ -135,8 +135,8 @@ EOS = 2  # of the demo model's tokenizer
 
 
 def write_model(directory: Path, demo_model: Path) -> list[Path]:
-    """A small random model with the demo model's tokenizer, whose tokens below VOCAB_SIZE (signs,
-    digits, a few letters) are by far the likeliest; and the directories of its adapters."""
+    """Writes a small random model with the demo model's tokenizer, whose tokens below VOCAB_SIZE
+    (signs, digits, a few letters) are by far the likeliest. Returns its adapters' directories."""
     size = json.loads((demo_model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     config = {**CONFIG, "vocab_size": size, "max_position_embeddings": MAX_LENGTH}
     tensors = llama_tensors(config)
@@ -152,7 +152,7 @@ def write_model(directory: Path, demo_model: Path) -> list[Path]:
 
 
 def outcome(queue) -> tuple:
-    if isinstance(queue, list):  # of a group; the first one stands for it in what is counted
+    if isinstance(queue, list):  # a group; the first one is counted for all
         first, *others = [outcome(one) for one in queue]
         return (*first[:-2], others, *first[-2:])
     text = ""
@@ -201,8 +201,9 @@ def test_mixed_batch_equals_each_alone(tmp_path, demo_model, blocks, cache_mode)
         assert outcome(queue) == expected, job
     preemptions = engine.get_as_engine_stat("m").num_preemptions
     assert (preemptions > 0) == (blocks > 0)
-    # They are not all alike: some stop, some reach their length, and the outputs differ; each kind
-    # of request occurs, also with an adapter, and formats and strings end some of what has them.
+    # They differ: some stop, some reach their length, and the outputs are not the same. Each kind
+    # of request occurs, also with an adapter, and formats and strings end some of those that have
+    # them.
     assert {"stop", "length"} <= {reason for *_, reason, _ in alone}
     assert len({tuple(ids) for ids, *_ in alone}) > 50
     with_adapter = Counter(kind for kind, c in zip(kinds, configs, strict=True) if c["lora_name"])
@@ -210,7 +211,7 @@ def test_mixed_batch_equals_each_alone(tmp_path, demo_model, blocks, cache_mode)
     for kind in ("format", "stops"):
         reasons = Counter(end[-2] for k, end in zip(kinds, alone, strict=True) if k == kind)
         assert reasons["stop"] > 3, (kind, reasons)
-    # An adapter is not without effect.
+    # The adapter has an effect.
     prompt, config = prompts[0], {"do_sample": False, "max_new_tokens": 40}
     outputs = [outcome(start(prompt, {**config, "lora_name": name})) for name in set(ADAPTERS)]
     assert len({tuple(ids) for ids, *_ in outputs}) == 3

@@ -1,7 +1,7 @@
 """Every family in every form of weights and cache that it can have: one row of ROWS
 (test_architectures.py) for each declaration, whatever its names, orders and fused matrices.
 
-Weights are first moved onto the grid of a format, so that quantising changes none of them: logits
+Weights are first rounded to the grid of a format, so that quantising does not change them: logits
 must then be those of the same checkpoint in floats, within rounding. docs/models.md has a table of
 what is tested here (scripts/model_table.py).
 """
@@ -31,7 +31,7 @@ from test_architectures import ROWS, forward, prompt_ids  # noqa: E402
 
 
 def representatives():
-    """The first row of each declaration: of each class, or way to save one."""
+    """The first row of each declaration: of each class, or of each way to save a class."""
     first = {}
     for row, (prefix, _, *family) in ROWS.items():
         first.setdefault((prefix, *family), row)
@@ -54,14 +54,14 @@ FORMS = {
 PACKED = {"gptq": gptq, "gptq-int8": gptq, "gptq-act-order": gptq, "awq": awq}
 
 
-# Quantisers leave what chooses among experts in floats.
+# Quantisers leave routers in floats.
 ROUTERS = ("gate", "router", "shared_expert_gate", "layer")
 
 
 def on_grid(weight, bits, group, symmetric):
-    """``weight`` rounded to integers times powers of two. The largest integer of each scale is a
-    symmetric format's own, so that the scale a quantiser takes is that power. Zero points differ
-    from row to row.
+    """``weight`` rounded to integers times powers of two. In a symmetric format the largest integer
+    of each scale is the format's maximum, so that a quantiser chooses that power of two as scale.
+    Zero points differ from row to row.
     """
     rows, cols = weight.shape
     middle = 1 << (bits - 1)
@@ -84,7 +84,7 @@ def on_grid(weight, bits, group, symmetric):
 
 
 def matrices(tensors):
-    """Weights of layers that tokens are multiplied with."""
+    """The layers' weights that take part in matrix products."""
     return [
         name
         for name, values in tensors.items()
@@ -94,7 +94,8 @@ def matrices(tensors):
     ]
 
 
-# What families call the inner size. Groups must divide it, and words the rows.
+# The families' names of the inner size. It must be a multiple of the group size and of a word's
+# fields.
 INNER = ("ffn_hidden_size", "n_inner")
 
 
@@ -108,18 +109,18 @@ def model(request, monkeypatch):
 
 
 def by_outputs(values, name, config):
-    """A matrix as it lies in the checkpoint, or several of them, turned around where it lies so."""
+    """A matrix as stored in the checkpoint, or several of them, transposed if it stores them so."""
     if config.get("model_type") == "gpt2":
         return values.T
-    if name.endswith(".w2"):  # DBRX's; each expert has rows of its own.
+    if name.endswith(".w2"):  # In DBRX each expert has its own rows.
         experts = config["ffn_config"]["moe_num_experts"]
         return values.reshape(experts, -1, values.shape[-1]).swapaxes(1, 2)
     return values
 
 
 def in_act_order(weight, bits, group):
-    """on_grid, with groups of input features that do not follow each other. Modules that read as
-    many share them, so those that read the same do.
+    """on_grid, with groups of input features that are not contiguous. Modules with the same number
+    of inputs share the groups, so those with the same input do.
     """
     cols = weight.shape[1]
     order = np.random.default_rng(cols).permutation(cols)
@@ -165,7 +166,7 @@ def test_weights(tmp_path, model, form):
     plain = dict(load((directory / "model.safetensors").read_bytes()))
     packed = dict(plain)
     for name in matrices(plain):
-        # Of which GPTQ and AWQ have no form.
+        # GPTQ and AWQ have no form for these.
         stacked = plain[name].ndim == 3 or not name.endswith(".weight")
         values = plain[name]
         plain[name], weight = moved_onto_grid(values, name, config, form)
@@ -192,14 +193,14 @@ def test_weights(tmp_path, model, form):
         loader = image(tmp_path / "packed")
     ours = forward(loader, ids)
     np.testing.assert_array_equal(forward(loader, ids, (7,)), ours)
-    # Both are off by the rounding of such a network.
+    # Both have the rounding errors of such a network.
     error = np.abs(ours - forward(exact, ids)).max()
     assert error <= 2 * reference_for(model, ids, FLOAT32_FACTOR).bound
 
 
-# What errors of a cache may do to logits: a part of their length. 8 bits are wrong by up to 1/254
-# of the largest element of a key or value, 4 bits by 1/30 of its range; attention and what follows
-# may make that five times as much (found: 1.7 and 2.7 times).
+# How much errors of a cache may change logits, relative to their length. 8 bits are wrong by up to
+# 1/254 of the largest element of a key or value, 4 bits by 1/30 of its range; attention and the
+# layers after it may multiply that by five (found: 1.7 and 2.7).
 CACHES = {
     "int8": (AsCacheMode.AsCacheQuantI8, 5 / 254),
     "uint4": (AsCacheMode.AsCacheQuantU4, 5 / 30),

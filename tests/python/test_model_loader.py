@@ -45,7 +45,7 @@ from support.vocabularies import tokenizer_directory
 
 @pytest.fixture
 def fake_native(monkeypatch):
-    """Loaders write with the stand-in; gives the list of its instances."""
+    """Makes loaders write with the fake writer; returns the list of its instances."""
     monkeypatch.setattr(hugging_face, "native", lambda: Native(FakeWriter, required_tensors, None))
     monkeypatch.setattr(FakeWriter, "made", [])
     return FakeWriter.made
@@ -309,7 +309,7 @@ def test_model_type_stands_for_architectures_that_are_missing(tmp_path):
 @pytest.mark.torch
 def test_model_types_are_those_of_transformers():
     auto = pytest.importorskip("transformers.models.auto.modeling_auto")
-    others = ("gpt-sw3", "iquestcoder", "internlm3")  # of which other classes are the first
+    others = ("gpt-sw3", "iquestcoder", "internlm3")  # for which other classes are the default
     for model_type, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         if name in registered() and model_type not in others:
             config = with_architecture(ModelConfig({"model_type": model_type}))
@@ -430,8 +430,9 @@ def test_frequencies_are_those_of_transformers(theta, head_dim, rope):
     ours = compute_rope(ModelConfig(config.to_dict()), head_dim, head_dim)
     expected = reference.inv_freq.numpy()
     assert ours.inv_freq.dtype == np.float32
-    # One rounding of the power differs at most, and seldom; steps after it are the same, so they
-    # carry that one unit in the last place along (twice, where two such values are mixed).
+    # The power differs by one rounding at most, and rarely. The steps after it are the same, so
+    # they keep that difference of one unit in the last place (or two, if two such values are
+    # combined).
     np.testing.assert_allclose(ours.inv_freq, expected, rtol=2 * 2**-23, atol=0)
     assert np.mean(ours.inv_freq != expected) <= 0.05
     assert ours.attention_scaling == pytest.approx(reference.attention_scaling, rel=1e-15)
@@ -589,7 +590,7 @@ def test_directories_that_are_none(tmp_path, monkeypatch):
 
 
 def test_git_lfs_pointers(tmp_path):
-    """In place of what is no weights."""
+    """Instead of files other than weights."""
     pointer = "version https://git-lfs.example/spec/v1\noid sha256:4d7a\nsize 77\n"
     write_checkpoint(tmp_path)
     (tmp_path / "tokenizer.json").write_text(pointer)

@@ -60,7 +60,7 @@ def generate(engine, loader, name=NAME):
 
 
 def test_the_stand_in_asks_for_what_the_engine_asks_for(checkpoint):
-    """Tests with the fake writer mean something only while its list is the engine's."""
+    """Tests with the fake writer are valid only if its list of tensors is the engine's."""
     from allspark.model_loader.spec import message_class
     from support.fake_native import required_tensors
 
@@ -92,7 +92,7 @@ def test_files_memory_and_native_loader_are_one_model(checkpoint, tmp_path):
     expected = generate(engine, in_memory)
     assert len(expected) == 8
     assert generate(engine, in_files) == expected
-    # The directory is a whole model: the checkpoint is not needed any more.
+    # The directory is a complete model: the checkpoint is not needed any more.
     shutil.rmtree(checkpoint)
     for path in (tmp_path / "out", graph, tmp_path / "out" / "m"):
         opened = DashInferModel(str(path), NAME).load_model().read_model_config()
@@ -321,7 +321,7 @@ print(memory("VmHWM") - before)
 @pytest.mark.parametrize("target", ["memory", "path"])
 @pytest.mark.parametrize("shards", [0, 3])
 def test_conversion_takes_the_model_and_one_tensor(tmp_path, target, shards):
-    """200 MB of bfloat16; a second copy of the model anywhere would be seen."""
+    """200 MB of bfloat16; a second copy of the model anywhere would be noticed."""
     block = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
     block = (block.view(np.uint32) >> 16).astype("<u2")
     tensors = {

@@ -1,6 +1,6 @@
-"""Mixtures of experts where they differ from other decoders: what lies in the files, quantised or
-not, what configurations are refused, and adapters. That they compute what transformers does is
-test_architectures.py's.
+"""Mixtures of experts, where they differ from other decoders: what the files contain, quantised or
+not, which configurations are refused, and adapters. test_architectures.py tests that they compute
+what transformers does.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def test_stacked_experts_give_the_same_file(tmp_path):
 
 @pytest.mark.parametrize("fields", FORMATS, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_quantised_experts(tmp_path, fields):
-    """What the file holds, restored, gives the same logits; with int8 activations, nearly."""
+    """The values in the file, dequantised, give the same logits; with int8 activations, nearly."""
     values = tensors()
-    # With int8 activations every token has all experts, of which their rounding chooses none.
+    # With int8 activations every token uses all experts, so that rounding cannot change the choice.
     rounded = "compute_method" in fields
     config = {"num_experts_per_tok": EXPERTS} if rounded else {}
     settings = {"group_settings": {"layers.0.down": 32}} if fields.get("group_size") == 64 else {}
@@ -236,7 +236,7 @@ class Served:
 
 
 def adapter(directory, modules, seed=5):
-    """An adapter of rank 4 for these modules; of each, the shape it has in the base model."""
+    """An adapter of rank 4 for these modules, given with their shapes in the base model."""
     rng = np.random.default_rng(seed)
     found = {}
     for module in modules:
@@ -250,7 +250,7 @@ def adapter(directory, modules, seed=5):
 
 
 def test_adapters_of_attention_and_of_the_shared_expert(tmp_path):
-    """As the weights with the adapter's product added."""
+    """They act like weights to which the adapter's product was added."""
     values = tensors()
     attention = [f"model.layers.{i}.self_attn.{n}_proj" for i in range(2) for n in "qkvo"]
     shared = [f"model.layers.1.mlp.shared_expert.{n}_proj" for n in ("gate", "up", "down")]

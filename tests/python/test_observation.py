@@ -1,4 +1,4 @@
-"""The trace and the log are what their readers take: valid JSON, spans one in the other."""
+"""The trace and the log fit their readers: valid JSON, and properly nested spans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory):
 
 
 def check_nesting(spans):
-    """Of [(begin, end)], in order of their begins: any two are apart, or one in the other."""
+    """Checks [(begin, end)], sorted by begin: any two are disjoint, or one contains the other."""
     open_ends = []
     for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
         assert begin <= end
@@ -81,7 +81,7 @@ def test_the_trace_loads_and_nests(checkpoint, tmp_path):
     for name in ("plan", "forward", "outputs", "masks", "sample", "deliver"):
         assert sum(event["name"] == name for event in steps) == len(whole)
 
-    open_spans = defaultdict(list)  # of each request, as a viewer reads them
+    open_spans = defaultdict(list)  # by request, as a viewer reads them
     seen = defaultdict(list)
     for event in sorted((e for e in events if e["ph"] in "be"), key=lambda event: event["ts"]):
         spans = open_spans[event["id"]]

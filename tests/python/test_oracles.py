@@ -6,7 +6,7 @@ import re
 
 
 def test_what_tests_ask_for_is_installed(repo_root):
-    """What had another name would be skipped for ever."""
+    """A test that asks for another name would be skipped forever."""
     script = (repo_root / "scripts" / "oracles.sh").read_text()
     (names,) = re.findall(r"^all=\((.*)\)$", script, re.MULTILINE)
     tests = [path.read_text() for path in (repo_root / "tests" / "python").rglob("*.py")]

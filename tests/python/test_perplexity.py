@@ -1,28 +1,28 @@
-"""What each precision costs, on text that the models were not trained on: the table of
-docs/quantization.md is measured here again, and no figure of it may be off, to either side.
+"""The loss of quality in each precision, on text that the models were not trained on. This measures
+the table of docs/quantization.md again; no figure of the table may be off, in either direction.
 
-For each form: by how much the perplexity changes against float32, with the standard error of that
+For each form: how much the perplexity changes against float32, with the standard error of that
 change over the documents, and the mean KL divergence of the distributions of all next tokens from
-float32's. The divergence cannot cancel out, as the change can: of text that a model describes well,
-the change is the divergence within the standard error; of text that it knows nothing of, it may be
-anything. ``-s`` prints the table's rows.
+float32's. The change can cancel out, the divergence cannot. For text that a model describes well,
+the change is the divergence within the standard error; for text that it does not know at all, it
+may be anything. ``-s`` prints the table's rows.
 
 How far a figure may be from the table's:
 
-- Weights in a form are the same integers on every processor. What differs between the kernels of
-  two processors are roundings of activations, in the order of sums and where values fall between
-  two steps. Their effect is at most another draw of all these roundings, which in the row that has
-  them alone moves the perplexity by its standard error: the difference of two draws has sqrt(2)
-  times that, and 4 of these are about 6 standard errors. The rows: bfloat16 for 4-bit weights with
-  activations in bfloat16, int8 for those with activations in int8, and any other form's own.
-- The divergence grows with the square of the errors, and another draw leaves it where it is but for
-  chance (the reference kernels' differs from AVX2's by 3 %). It must be within a factor of 1.5,
-  which is errors that are 1.22 times as large or small. Rounding down instead of to nearest makes
-  errors twice as large, and a scale for 7 bits in place of 8 as well. The demo model is all but
-  certain of most of its answers, so that few tokens make most of the sum, which scatters by a
-  quarter over documents (stories260K's by 0.03). The logarithms of two draws then differ by
-  sqrt(2) / 4, and a factor of 3 is three times that: its bound in rows that are other draws on
-  other processors. The standard errors are held to the same factors.
+- Weights in a form are the same integers on every processor. The kernels of two processors differ
+  in the rounding of activations, through the order of sums and through values that fall between two
+  steps. At most, this draws all these roundings anew. In the row that has only these roundings,
+  they move the perplexity by its standard error; the difference of two draws has sqrt(2) times
+  that, and 4 of these are about 6 standard errors. Those rows are: bfloat16 for 4-bit weights with
+  activations in bfloat16, int8 for those with activations in int8, and any other form's own row.
+- The divergence grows with the square of the errors, and another draw changes it only by chance
+  (the reference kernels' differs from AVX2's by 3 %). It must be within a factor of 1.5, which
+  means errors that are 1.22 times as large or small. Rounding down instead of to nearest doubles
+  the errors, and so does a scale for 7 bits in place of 8. The demo model is almost certain of most
+  of its answers, so a few tokens make up most of the sum, which varies by a quarter over documents
+  (stories260K's by 0.03). The logarithms of two draws then differ by sqrt(2) / 4, and a factor of 3
+  is three times that: its bound in rows that are other draws on other processors. The standard
+  errors have the same factors as bounds.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ TABLE = re.compile(r"<!-- Held to tests/python/test_perplexity.py. -->(.*?)<!-- 
 SAME_DRAW = 6  # standard errors
 SAME_ERRORS = 1.5  # times the divergence
 SAME_ERRORS_OF_FEW_TOKENS = 3.0
-# What is promised (docs/quantization.md): percent, to either side.
+# The promise (docs/quantization.md): percent, in either direction.
 MOST_OF_8_BITS = 0.5
-MOST_OF_4_BITS = 3.0  # of the demo model; stories260K is narrower than any model to be served
+MOST_OF_4_BITS = 3.0  # of the demo model; stories260K is narrower than any model in use
 
 
 @dataclass(frozen=True)
 class Form:
     quantization: dict | None = None
     cache: str = "AsCacheDefault"
-    noise: str = "bfloat16"  # the row that has this one's roundings of activations alone
+    noise: str = "bfloat16"  # the row that has only this one's rounding of activations
 
 
 def forms():
@@ -86,7 +86,7 @@ FORMS = forms()
 
 @dataclass(frozen=True)
 class Text:
-    """Documents of a model: token ids, and which of them count."""
+    """Documents for a model: token ids, and which of them count."""
 
     directory: Path
     documents: list[tuple[list[int], np.ndarray]]
@@ -95,7 +95,7 @@ class Text:
 
 def demo():
     """Conversations of three sums, of numbers that the demo model never saw together. Only the
-    answers count: nothing else was it taught to predict.
+    answers count, because the model was trained to predict nothing else.
     """
     sys.path.insert(0, str(ROOT / "scripts"))
     import demo_corpus
@@ -128,7 +128,7 @@ def stories():
     text = (shared_data() / "text" / "tinystories_val.txt").read_text()
     parts = [re.sub(r"\s*\n\s*", "\n", part.strip()) for part in text.split("<|endoftext|>")]
     documents = [tokenizer.encode(part)[:512] for part in parts[1:61]]
-    # Its 172 inner features are no multiple of 32.
+    # Its 172 inner features are not a multiple of 32.
     keeps = {"modules_to_not_convert": [r"layers\.\d+\.down"]}
     return Text(directory, [(ids, np.arange(len(ids)) > 0) for ids in documents], keeps)
 
@@ -137,7 +137,7 @@ TEXTS = {"demo model": cache(demo), "stories260K": cache(stories)}
 
 
 def log_probabilities(text, data_type="bfloat16", form=None):
-    """Before each token that counts: float64 [tokens that count, vocabulary] of each document."""
+    """Before each token that counts: float64 [tokens that count, vocabulary] for each document."""
     form = form or Form()
     quantization = form.quantization
     loader = HuggingFaceModel(str(text.directory), "model", user_set_data_type=data_type)
@@ -185,7 +185,7 @@ def measured(model, form):
         counts.append(len(less))
     changes, counts = np.array(changes), np.array(counts)
     mean = changes.sum() / counts.sum()
-    # Of a mean per token over documents, whose tokens belong together.
+    # Of a mean per token, over documents, since tokens of a document are not independent.
     standard_error = np.sqrt(np.sum((changes - mean * counts) ** 2)) / counts.sum()
     divergence = np.sum(divergences) / counts.sum()
     return Figures(100 * np.expm1(mean), 100 * standard_error, 1000 * divergence)
@@ -193,7 +193,7 @@ def measured(model, form):
 
 @cache
 def documented():
-    """The table of docs/quantization.md: {row: {model: Figures}}; where there is nothing, None."""
+    """The table of docs/quantization.md: {row: {model: Figures}}; None for an empty cell."""
     (table,) = TABLE.findall((ROOT / "docs" / "quantization.md").read_text("utf-8"))
     head, _, *lines = [line.strip("| ").split("|") for line in table.split("\n") if "|" in line]
     rows = {}
@@ -209,7 +209,7 @@ def documented():
 def test_the_table_has_every_form_that_is_measured():
     assert list(documented()) == list(FORMS)
     without = {row for row, cells in documented().items() if cells["stories260K"] is None}
-    assert without == {row for row in FORMS if "128" in row}  # It is 64 wide.
+    assert without == {row for row in FORMS if "128" in row}  # The model is 64 wide.
     assert all(cells["demo model"] is not None for cells in documented().values())
 
 

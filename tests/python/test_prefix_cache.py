@@ -1,4 +1,4 @@
-"""The prefix cache from Python: what is found, what is asked for, and what is refused."""
+"""The prefix cache from Python: lookups, pins, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prompt(length: int, step: int = 7) -> list[int]:
 
 
 def ask(engine, ids, **config) -> tuple[list[int], int]:
-    """The output, and how much of the prompt was found."""
+    """The output, and how many tokens of the prompt were found in the cache."""
     status, handle, queue = engine.start_request_ids("m", None, ids, {**GREEDY, **config})
     assert status == OK, engine.last_error()
     assert engine.sync_request("m", handle) == OK
@@ -43,7 +43,7 @@ def test_found_tokens_are_reported_and_change_nothing(checkpoint):
     turn = [*prompt(70), *first[0], 1, 2, 3]
     assert ask(engine, turn)[1] == 64
     assert ask(engine, turn, prompt_logprobs=True)[1] == 0
-    assert engine.find_prefix("m", []) == 0  # answered between steps: the last one is counted
+    assert engine.find_prefix("m", []) == 0  # answered between steps, so the last step is counted
     stat = engine.get_as_engine_stat("m")
     assert stat.prefix_cache_hit_token == 128
     assert stat.prefix_cache_miss_token == stat.total_prefill_token == 70 + 6 + 17 + 81
@@ -69,7 +69,7 @@ def test_requests_at_once_compute_a_common_beginning_once(checkpoint):
 
 
 def test_find_pin_and_clear(checkpoint):
-    engine, _ = start(checkpoint, cache_span_num_init=12)  # 8 for the longest request
+    engine, _ = start(checkpoint, cache_span_num_init=12)  # a request of the maximum length needs 8
     assert engine.find_prefix("m", prompt(70)) == engine.pin_prefix("m", prompt(70)) == 0
     ask(engine, prompt(70))
     assert engine.find_prefix("m", prompt(70)) == 64

@@ -29,7 +29,7 @@ def ids_of(length: int, seed: int = 0) -> list[int]:
 
 
 def tensors_of(engine, ids, config) -> dict[str, np.ndarray]:
-    """Everything the request gives, the rows joined."""
+    """All tensors that the request returns, with joined rows."""
     status, _, queue = engine.start_request_ids("m", None, ids, config)
     assert status == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
     parts: dict[str, list] = {}
@@ -55,7 +55,7 @@ def test_scores_are_those_of_the_logits(running):
         assert score.perplexity == math.exp(score.cross_entropy)
         assert len(score.top_logprobs) == len(ids) - 1
         assert [top[0][0] for top in score.top_logprobs] == exact.argmax(-1).tolist()
-    # One at a time they are the same bits; a bare input is a list of one.
+    # One at a time gives the same bits; a single input is a list of one.
     assert [running.score("m", None, ids, 3)[0] for ids in inputs] == scores
     assert running.get_ppl("m", None, inputs) == [score.cross_entropy for score in scores]
 
@@ -146,7 +146,7 @@ def test_tensors_are_dlpack_that_outlives_everything(checkpoint):
     del tensors, hidden, queue, engine
     gc.collect()
     assert np.array_equal(from_numpy, kept) and np.array_equal(from_torch.numpy(), kept)
-    from_torch += 1  # It is the caller's.
+    from_torch += 1  # The caller owns it.
     assert np.array_equal(from_numpy, kept + 1)
 
 

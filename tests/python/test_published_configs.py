@@ -1,23 +1,23 @@
 """Configurations as their makers publish them, at full size: fields that no small random model has,
-older names, nulls. A configuration that is understood asks for the tensors of the published model,
-no more and no fewer, so their elements are its number of parameters.
+older names, nulls. If a configuration is understood, the required tensors are exactly those of the
+published model, so their elements add up to its number of parameters.
 
-``published_configs.json`` holds what concerns the model of each ``config.json``, and the parameters
-of the makers' files; both were first written down from memory (LongRoPE's factors are ones;
-InternLM 7B's parameters are added up by hand; GLM-4.5's count the bias of its experts' choice, not
-the layer that guesses ahead). ``source`` says what each configuration was then compared with,
-field by field: a public copy, as REPOSITORY@COMMIT:PATH, or nothing ("unverified"). Where the copy
-is not the file itself, ``source_has`` says what it is: another model's of the same shape, its chat
-version for the most part, or a list of sizes and no more. ``differs`` has the fields in which the
-copy is not the same, with its value; the copies are other people's, so such a field may be wrong
-on either side, and none of them changes a tensor. Of the numbers of parameters, three were compared
-with something: InternLM3's with the sizes in its index, Baichuan 7B's and 13B's with their maker's
-table.
+``published_configs.json`` has the part of each ``config.json`` that describes the model, and the
+number of parameters in the makers' files. Both were first written from memory (LongRoPE's factors
+are ones; InternLM 7B's parameters are added up by hand; GLM-4.5's count includes the bias of its
+router, but not the multi-token prediction layer). ``source`` says what each configuration was then
+compared with, field by field: a public copy, as REPOSITORY@COMMIT:PATH, or nothing ("unverified").
+If the copy is not the file itself, ``source_has`` says what it is: mostly the chat version of the
+model or another model of the same shape, or a list of sizes only. ``differs`` has the fields in
+which the copy differs, with the copy's values. The copies are not the makers', so either side may
+be wrong in such a field; none of these fields changes a tensor. Three numbers of parameters were
+compared with a source: InternLM3's with the sizes in its index, Baichuan 7B's and 13B's with their
+maker's table.
 
-Names of tensors: those of a checkpoint's index, where ``tensors`` has them (names whose place in
-the index was read; InternLM3's are all), and llama.cpp's tables of names for every architecture,
-which say of each what it is for. Rope and activations are part of what was compared; what they mean
-is test_architectures.py's.
+Names of tensors are compared with those of a checkpoint's index, listed in ``tensors`` (names whose
+place in the index was read; all of InternLM3's), and with llama.cpp's tables of names for every
+architecture, which give the role of each. Rope and activations were part of the comparison; their
+meaning is tested by test_architectures.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from allspark.model_loader.spec import expand, find_architecture, registered
 required_tensors = pytest.importorskip("allspark._allspark").required_tensors
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_configs.json").read_text("utf-8"))
-# Names of other entries' architectures in transformers' own form.
+# Architectures of other entries under transformers' own names.
 UNPUBLISHED = {"ChatGLMForConditionalGeneration", "GlmForCausalLM", "MptForCausalLM"}
 
 
@@ -82,7 +82,7 @@ def test_tensors_are_named_as_the_index_of_the_checkpoint_names_them(name):
         if rule.target in required:
             asked.setdefault(rule.target, []).append(set(rule.sources))
     for target, sources in asked.items():
-        if target.startswith("layers."):  # Of the names outside layers, not all are written down.
+        if target.startswith("layers."):  # Names outside layers are not all listed.
             assert any(names <= layers for names in sources), target
     known = set().union(*(names for sources in asked.values() for names in sources))
     ignored = [re.compile(pattern) for pattern in architecture.ignored]
@@ -90,7 +90,7 @@ def test_tensors_are_named_as_the_index_of_the_checkpoint_names_them(name):
         assert tensor in known or any(p.fullmatch(tensor) for p in ignored), tensor
 
 
-# llama.cpp's name for what an architecture converts to, where it is not its own upper case.
+# llama.cpp's name of the architecture that the converter maps it to, if not its own in upper case.
 LLAMA_CPP = {
     "BaiChuanForCausalLM": "BAICHUAN",
     "ChatGLMForConditionalGeneration": "CHATGLM",
@@ -108,8 +108,8 @@ LLAMA_CPP = {
     "QWenLMHeadModel": "QWEN",
     "Qwen2MoeForCausalLM": "QWEN2MOE",
 }
-# What a tensor of the decoder may be to llama.cpp. Norms between attention and MLP have several
-# names there, by family.
+# The roles that llama.cpp may give a tensor of the decoder. Norms between attention and MLP have
+# several names there, by family.
 ROLES = {
     "embedding": ["token_embd"],
     "position_embedding": ["position_embd"],
@@ -127,7 +127,7 @@ ROLES = {
     "latents": ["attn_kv_a_mqa", "attn_q_a attn_kv_a_mqa"],
     "q": ["attn_q", "attn_q_b"],
     "o": ["attn_output"],
-    "gate_up": ["ffn_gate ffn_up", "ffn_up"],  # Gate and up in one matrix are "up" there.
+    "gate_up": ["ffn_gate ffn_up", "ffn_up"],  # If gate and up are one matrix, it is called "up".
     "up": ["ffn_up"],
     "down": ["ffn_down"],
     "router": ["ffn_gate_inp", "ffn_gate_inp ffn_gate_inp_shexp"],
@@ -135,8 +135,8 @@ ROLES = {
     "shared_down": ["ffn_down_shexp"],
     "experts_down": ["ffn_down_exps"],
 }
-# Names that its converter takes apart, stacks or renames before it looks into its tables, or that
-# are a view of ours (kv_b_proj in two).
+# Tensors that its converter splits, stacks or renames before it looks into its tables, or that our
+# own view changes (kv_b_proj is split in two).
 NOT_IN_ITS_TABLES = (
     r".*\.self_attn\.W_pack\.\w+",
     r".*\.attention\.wqkv\.\w+",
@@ -146,8 +146,8 @@ NOT_IN_ITS_TABLES = (
     r"transformer\.word_embeddings_layernorm\.\w+",
     r"transformer\.h\.0\.post_attention_layernorm\.\w+",
 )
-# The heads of models that llama.cpp knows with tied ones alone, and the dense layers of models that
-# it knows without.
+# Heads of models for which llama.cpp knows only tied ones, and dense layers of models for which it
+# knows none.
 NOT_IN_THESE = {
     "Gemma2ForCausalLM": ("lm_head",),
     "GemmaForCausalLM": ("lm_head",),
@@ -158,7 +158,7 @@ NOT_IN_THESE = {
 
 @pytest.mark.parametrize("name", registered())
 def test_tensors_are_for_what_llama_cpp_says(name):
-    """The table of names that llama.cpp's converter takes apart checkpoints with."""
+    """Compares with the table of names by which llama.cpp's converter recognises tensors."""
     gguf = pytest.importorskip("gguf")
     kind = LLAMA_CPP.get(name, name.removesuffix("ForCausalLM").upper())
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind), 1)

@@ -1,4 +1,4 @@
-"""Quantised weights: what callers may ask for, and what then lies in the files.
+"""Quantised weights: what callers may request, and what the files then contain.
 
 The files are read by support/model_file.py.
 """
@@ -19,7 +19,7 @@ from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 from support.fake_native import required_tensors
 from support.model_file import PARTS, bfloat16, dequantise, parts_of, read_tensors, restore
 
-# Input features of 64 and 96: groups of 32 fit all, groups of 64 all but "down".
+# Input features of 64 and 96: groups of 32 divide all, groups of 64 all but "down".
 WIDE = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 75}
 TIED = {**WIDE, "tie_word_embeddings": True}
 LAYER = ("qkv", "o", "gate_up", "down")
@@ -42,7 +42,7 @@ def quants_of(directory, config=WIDE, enable=True, weight_only=False, **fields):
     }
 
 
-# What is asked for.
+# Requests.
 
 
 def test_all_linear_weights_and_nothing_else(checkpoint):
@@ -50,7 +50,7 @@ def test_all_linear_weights_and_nothing_else(checkpoint):
     assert quants_of(checkpoint) == dict.fromkeys(names, (8, 0, False, True))
     assert quants_of(checkpoint, weight_only=True) == dict.fromkeys(names, (8, 0, False, False))
     assert quants_of(checkpoint, enable=False) == {}
-    # It says how, not whether: scripts pass it always.
+    # weight_only alone does not quantise: scripts always pass it.
     assert quants_of(checkpoint, enable=False, weight_only=True) == {}
 
 
@@ -83,7 +83,7 @@ def test_group_settings_take_the_first_match(checkpoint):
     found = sizes({r"layers\.0\.": 32, r"\.(qkv|o)$": 64, "down": 0}, group_size=32)
     assert {found[f"layers.0.{name}"] for name in LAYER} == {32}
     assert [found[f"layers.1.{name}"] for name in LAYER] == [64, 64, 32, 0]
-    # The names of the checkpoint's modules match as well; one of a fused weight is enough.
+    # The names of the checkpoint's modules match as well; one module of a fused weight is enough.
     found = sizes({r"model\.layers\.1\.self_attn\.k_proj": 64, "up_proj": 32})
     assert [found[f"layers.1.{name}"] for name in LAYER] == [64, 0, 32, 0]
     assert found["layers.0.qkv"] == 0
@@ -118,7 +118,7 @@ def test_a_tied_embedding_is_one_weight(tmp_path):
         quants = quants_of(tmp_path, TIED, **fields, **tables)
         assert quants["embedding"] == expected and "lm_head" not in quants
     assert "embedding" not in quants_of(tmp_path, TIED, lm_head=None, **fields)
-    settings = {"lm_head": 64}  # Known by both names.
+    settings = {"lm_head": 64}  # The weight is known by both names.
     quants = quants_of(tmp_path, TIED, embedding="int8", group_settings=settings)
     assert quants["embedding"][1] == 64
     with pytest.raises(ValueError, match="lm_head is 'int8' and embedding is None"):
@@ -206,7 +206,7 @@ def test_refusals_come_before_anything_is_written(checkpoint, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-# What is written.
+# Written files.
 
 
 def sources(checkpoint):
@@ -226,7 +226,7 @@ def sources(checkpoint):
 
 
 def check_against_source(graph, checkpoint):
-    """Every quantised weight is its source within the bound of the format."""
+    """Every quantised weight matches its source within the bound of the format."""
     file, tensors = read_tensors(graph)
     weights = sources(checkpoint)
     for quant in file.spec.weight_quant:
@@ -235,9 +235,9 @@ def check_against_source(graph, checkpoint):
         moved = np.abs(weight - restored)
         clipped = np.zeros(weight.shape, bool)
         if quant.bits == 4 and not quant.asymmetric:
-            clipped = tensors[quant.tensor] == 15  # of a grid with one value less on this side
+            clipped = tensors[quant.tensor] == 15  # the grid has one value less on this side
         assert (moved <= np.abs(scale) * np.where(clipped, 1, 0.5)).all(), quant.tensor
-        # And the steps are no wider than the range asks for, but for rounding to bfloat16.
+        # And the steps are no wider than the range requires, except for rounding to bfloat16.
         groups = weight.reshape(len(weight), -1, quant.group_size or weight.shape[1])
         steps = (1 << quant.bits) - 1 if quant.asymmetric else (1 << (quant.bits - 1)) - 1
         low, high = groups.min(-1).clip(max=0), groups.max(-1).clip(min=0)
@@ -264,7 +264,7 @@ def test_round_trip_through_files(tmp_path, fields, dtype):
     loader.serialize_to_path(None, str(tmp_path), enable_quant=True, customized_quant_config=config)
     file, tensors = check_against_source(tmp_path / "m.asgraph", directory)
     assert file.format_version == 2 and len(file.spec.weight_quant) == 9
-    # What is not quantised is as it always was.
+    # Weights that are not quantised are unchanged.
     plain = HuggingFaceModel(str(directory), "plain").load_model()
     plain.serialize_to_path(None, str(tmp_path))
     plain_file, plain_tensors = read_tensors(tmp_path / "plain.asgraph")
@@ -282,7 +282,7 @@ def test_round_trip_of_the_demo_model(tmp_path, demo_model, fields):
     loader.serialize_to_path(None, str(tmp_path), enable_quant=True, customized_quant_config=config)
     file, tensors = check_against_source(tmp_path / "demo.asgraph", demo_model)
     assert len(file.spec.weight_quant) == 4 * file.spec.num_layers + 1
-    # Trained weights lose little: relative error by bits, as a uniform grid over a bell gives it.
+    # Trained weights lose little: the relative error by bits of a uniform grid over a bell curve.
     bound = {8: 0.02, 4: 0.25}[file.spec.weight_quant[0].bits]
     weights = sources(demo_model)
     for quant in file.spec.weight_quant:
@@ -293,7 +293,7 @@ def test_round_trip_of_the_demo_model(tmp_path, demo_model, fields):
 @pytest.mark.parametrize("fields", FORMATS, ids=lambda fields: "-".join(map(str, fields.values())))
 @pytest.mark.parametrize("config", [WIDE, TIED], ids=["untied", "tied"])
 def test_the_engine_computes_with_the_weights_that_the_file_holds(tmp_path, fields, config):
-    """A checkpoint of the restored weights, not quantised, gives the same logits."""
+    """A checkpoint of the dequantised weights, not quantised, gives the same logits."""
     native = pytest.importorskip("allspark._allspark")
 
     def logits(directory, **options):
@@ -303,7 +303,7 @@ def test_the_engine_computes_with_the_weights_that_the_file_holds(tmp_path, fiel
             str(directory / "m.asgraph"), [5, 17, 3, 30, 8, 21], [], 1, "", 16
         )
 
-    # Small enough that attention is no near tie, which would turn rounding into differences.
+    # Small weights, so that attention is not a near tie, in which rounding makes large differences.
     tensors = {name: values * np.float32(0.125) for name, values in llama_tensors(config).items()}
     write_checkpoint(tmp_path / "in", tensors, config)
     quant_config = {**fields, "embedding": fields["weight_format"]}
@@ -343,7 +343,7 @@ def test_skip_if_exists_notices_another_quantisation(checkpoint, tmp_path):
     loader = HuggingFaceModel(str(checkpoint), "m").load_model()
 
     def write(**options):
-        """What the file holds now, and when it was written."""
+        """The contents of the file, and when it was written."""
         loader.serialize_to_path(None, str(tmp_path), skip_if_exists=True, **options)
         graph = tmp_path / "m.asgraph"
         return list(read_graph(graph).spec.weight_quant), graph.stat().st_mtime_ns

@@ -1,5 +1,5 @@
-"""Checkpoints that are quantised already: their integers arrive in the file bit by bit, the engine
-computes with the weights they stand for, and nothing damaged gets through.
+"""Checkpoints that are quantised already: their integers are copied into the file bit by bit, the
+engine computes with the weights that they stand for, and damaged files are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GPTQ_V2 = functools.partial(gptq, offset=0)
 
 
 def compressed(layout, dynamic=False, **weights):
-    """quantization_config of compressed-tensors; bits and group_size are the tests' own."""
+    """quantization_config of compressed-tensors; bits and group_size are chosen by the tests."""
     group = {"targets": ["Linear"], "weights": {"type": "int", **weights}}
     if dynamic:
         group["input_activations"] = {"num_bits": 8, "type": "int", "dynamic": True}
@@ -95,7 +95,7 @@ def test_integers_scales_and_zero_points_are_those_of_the_checkpoint(tmp_path, r
             )
     for quant in file.spec.weight_quant:
         layer, _, target = quant.tensor.rpartition(".")
-        # Rows of gate and up lie as down's columns do.
+        # Rows of gate and up have the order of down's columns.
         rows = orders[f"{layer}.down"] if target == "gate_up" else slice(None)
         parts = [quantized[name] for name in parts_of(quant.tensor)]
         for i, part in enumerate(parts):
@@ -111,7 +111,7 @@ def test_integers_scales_and_zero_points_are_those_of_the_checkpoint(tmp_path, r
         if not symmetric:
             zeros = np.concatenate([part.zeros for part in parts])
             np.testing.assert_array_equal(tensors[quant.tensor + "_zero"], zeros)
-        # Scales are the only thing that is rounded.
+        # Only scales are rounded.
         scales = np.concatenate([part.scales for part in parts]).astype(np.float64)
         found = bfloat16(tensors[quant.tensor + "_scale"])
         assert (np.abs(found - scales) <= 2.0**-8 * scales).all()
@@ -138,7 +138,7 @@ def test_parity_with_the_dequantised_model(tmp_path, row):
     reference_for(model, ids, FLOAT32_FACTOR).check(ours)
 
 
-# What the caller may say.
+# Arguments of the caller.
 
 
 def quants_of(graph):
@@ -228,7 +228,7 @@ def test_act_orders_that_cannot_stay(tmp_path, row, name, change, message):
 
 
 def test_act_order_that_was_not_set(tmp_path):
-    """compressed-tensors: a group of -1 for each feature."""
+    """In compressed-tensors: the group is -1 for each feature."""
     pytest.importorskip("allspark._allspark")
 
     def unset(tensors):
@@ -241,7 +241,7 @@ def test_act_order_that_was_not_set(tmp_path):
 
 
 def test_act_order_with_groups_in_place_is_kept(tmp_path):
-    """static_groups, and one group for all."""
+    """With static_groups, or with one group for all."""
     pytest.importorskip("allspark._allspark")
     write(tmp_path, "gptq-int4", desc_act=True)
     assert quants_of(convert(tmp_path, tmp_path / "out")) == {(4, 32, False)}
@@ -257,7 +257,7 @@ def test_biases_of_zeros_that_the_model_does_not_have(tmp_path):
         convert(tmp_path, tmp_path / "out")
 
 
-# What is refused.
+# Refused checkpoints.
 
 Q = "model.layers.0.self_attn.q_proj."
 
@@ -395,6 +395,6 @@ def test_group_sizes_that_the_engine_does_not_have(tmp_path):
 
 
 def test_packing_of_the_tests_is_the_formats_own():
-    """Words written out by hand, so that test and reader do not share a mistake."""
+    """Uses words written by hand, so that test and reader cannot share a mistake."""
     assert pack(np.arange(1, 9, dtype=np.uint8)[None], 4)[0, 0] == np.int32(0x87654321 - (1 << 32))
     assert pack(np.array([[1, 2, 3, 4]], np.uint8), 8)[0, 0] == 0x04030201

@@ -1,5 +1,5 @@
-"""Checkpoints as the tools save them that people quantise with (oracles/quantize_checkpoint.py):
-their weights are those that the tool itself takes them for, and so are the logits.
+"""Checkpoints saved by common quantisation tools (oracles/quantize_checkpoint.py): we read the same
+weights as the tool itself, and the logits agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import test_architectures as parity  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*weights are float8")]
 
-# Groups of 128, and blocks of 128 by 128, of which keys and values fill one in part.
+# Groups of 128, and blocks of 128 by 128, which keys and values fill only in part.
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
 WEIGHT_ONLY = {
     "enable_quant": True,
@@ -29,8 +29,8 @@ WEIGHT_ONLY = {
         "compute_method": "weight_only",
     },
 }
-# Recipe -> (the type in which the tool multiplies integers and scales, how they lie in our file:
-# (bits, group size, asymmetric), None: as floats; what the caller says).
+# Recipe -> (the type in which the tool multiplies integers and scales; their form in our file,
+# (bits, group size, asymmetric) or None for floats; the caller's arguments).
 RECIPES = {
     "w4a16": ("bfloat16", (4, 128, False), {}),
     "w4a16-asym": ("bfloat16", (4, 32, True), {}),
@@ -49,16 +49,16 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """(the model, the folder with what each recipe made of it)."""
+    """(the model, the folder with the output of each recipe)."""
     folder = environment("quantizers")
     directory = tmp_path_factory.mktemp("quantizers")
     with pytest.MonkeyPatch.context() as patch:
         prefix, fields = parity.ROWS["llama"]
         patch.setitem(parity.ROWS, "llama", (prefix, {**fields, **SIZES}))
         model = parity.build("llama")
-    half = copy.deepcopy(model).to(torch.bfloat16)  # whose frequencies are rounded, too
+    half = copy.deepcopy(model).to(torch.bfloat16)  # this rounds its frequencies, too
     half.save_pretrained(directory / "source")
-    # Nothing may be looked for elsewhere.
+    # No downloads.
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     script = "quantize_checkpoint.py"
     run(folder, script, directory / "source", directory, *RECIPES, cwd=directory, **offline)
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_what_its_tool_says(checkpoints, tmp_path, recipe):
 
     graph = serialized(directory / recipe, tmp_path, **options)
     found = {(q.bits, q.group_size, q.asymmetric) for q in read_tensors(graph)[0].spec.weight_quant}
-    if quant is not None and quant[1] == SIZES["hidden_size"]:  # A group for all is none.
+    if quant is not None and quant[1] == SIZES["hidden_size"]:  # A single group means no groups.
         assert found == {quant, (quant[0], 0, quant[2])}
     else:
         assert found == ({quant} if quant else set())

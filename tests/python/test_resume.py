@@ -1,4 +1,5 @@
-"""Requests that ended early, by a stop or for want of memory, and go on where they were."""
+"""Requests that ended early, by a stop or for lack of memory, are continued from where they
+were."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_a_stopped_request_goes_on_as_if_nothing_had_been(checkpoint):
         assert elements.prefix_cache_len == (50 + len(output) - 1) // 16 * 16
         output += elements.ids_from_generate + read_all(rest)
     assert output == expected
-    # From anywhere in it, with one sequence of several too.
+    # From any position, also with one sequence of several.
     for count in (1, 30, 59):
         config = ASGenerationConfigBuilder().update({**DRAWN, "n": 2, "seed": 4})
         config.num_generated_in_prompt(count)
@@ -71,7 +72,7 @@ def test_a_stopped_request_goes_on_as_if_nothing_had_been(checkpoint):
 def test_interrupted_requests_are_collected_and_started_again(checkpoint):
     engine = start_model(
         checkpoint, cache_span_num_init=20, interrupt_on_cache_exhaustion=True
-    )  # 16 blocks for the longest request
+    )  # a request of the maximum length needs 16 blocks
     jobs = [(prompt(40, step), {**DRAWN, "seed": step, "max_new_tokens": 120}) for step in range(8)]
     queues = [start(engine, *job)[1] for job in jobs]
     ends, outputs = [], []
@@ -127,7 +128,7 @@ def test_text_goes_on_where_it_was(include, minimum):
     ids = list(map(ord, "abstorstop, stop, on"))
     whole, reason = read(ids, [])
     assert reason == "stop"
-    # Where a part of the stop string had been given it stays given.
+    # If a part of the stop string was returned already, that stays.
     for count, given in ((2, "ab"), (5, "absto"), (6, "abstor"), (9, "abstorsto")):
         first, _ = read(ids[:count], [])
         assert first == given

@@ -18,7 +18,7 @@ VOCAB = 24
 EOS = 3
 
 ids = st.integers(0, VOCAB - 1)
-# Few distinct tokens, so that n-grams and words recur.
+# Few distinct tokens, so that n-grams and words repeat.
 tokens = st.lists(st.integers(0, 5), max_size=14)
 words = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=4)
 logits = st.lists(
@@ -27,8 +27,8 @@ logits = st.lists(
 
 
 def processors_of(config: dict, prompt_length: int) -> hf.LogitsProcessorList:
-    """What transformers' generate() would make of the config, in its order. Its sequence_bias is
-    our logit_bias; frequency and presence penalties are not transformers'."""
+    """The processors that transformers' generate() makes from the config, in its order. Its
+    sequence_bias is our logit_bias; it has no frequency and presence penalties."""
     result = hf.LogitsProcessorList()
     if config.get("logit_bias"):
         bias = {(token,): value for token, value in config["logit_bias"].items()}
@@ -83,7 +83,7 @@ def test_processors_equal_transformers(config, prompt, output, row):
     expected = oracle(config, prompt, output, row)
     np.testing.assert_array_equal(np.isneginf(processed), np.isneginf(expected))
     np.testing.assert_allclose(processed, expected, rtol=3e-7)
-    # Greedy takes what is highest after the processors.
+    # Greedy takes the highest logit after the processors.
     if np.isneginf(processed).all():
         assert token == -1
     else:
@@ -116,7 +116,7 @@ def probabilities(config: dict, row: list[float]) -> np.ndarray:
     return torch.softmax(warpers(torch.tensor([[0]]), scores), dim=-1)[0].numpy()
 
 
-# The 1 - 1e-9 quantile of chi-square by Wilson and Hilferty: tests are many, and seeds are fixed.
+# The 1 - 1e-9 quantile of chi-square by Wilson and Hilferty: there are many tests with fixed seeds.
 def chi_square_bound(freedom: int) -> float:
     a = 2 / (9 * freedom)
     return freedom * (1 - a + 6.0 * math.sqrt(a)) ** 3
@@ -143,7 +143,7 @@ def test_draws_follow_transformers_distribution(config, seed):
     counts = np.bincount(drawn, minlength=VOCAB)
     expected = probabilities(config, row) * num_draws
     assert counts[expected == 0].sum() == 0, "drawn outside of what the warpers keep"
-    # Rare tokens count as one class, as the test wants.
+    # Rare tokens count as one class, as the chi-square test requires.
     rare = (expected < 5) & (expected > 0)
     observed = np.append(counts[expected >= 5], counts[rare].sum())
     wanted = np.append(expected[expected >= 5], expected[rare].sum())

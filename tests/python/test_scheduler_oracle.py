@@ -1,6 +1,6 @@
 """The C++ scheduler against the model of its policy in scheduler_oracle.py.
 
-The checked-in trace is compared always. Where the C++ tests are built (or ALLSPARK_TEST_SCHEDULER
+The checked-in trace is always compared. If the C++ tests are built (or ALLSPARK_TEST_SCHEDULER
 names the executable), a larger trace is written and compared too.
 """
 
@@ -24,7 +24,7 @@ def load_oracle():  # noqa: ANN201 - a module
     spec = importlib.util.spec_from_file_location("scheduler_oracle", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["scheduler_oracle"] = module  # dataclasses look their module up
+    sys.modules["scheduler_oracle"] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
@@ -39,7 +39,7 @@ def differences(path: Path) -> list[str]:
 
 def test_golden_trace_is_what_the_model_does() -> None:
     text = GOLDEN.read_text()
-    # The trace has to hold what it is there for.
+    # The trace must contain the cases that it is for.
     assert text.count("script ") >= 20 and "remove" in text and "*" in text
     assert any(" preempted 0 " not in line for line in text.splitlines() if "state" in line)
     assert differences(GOLDEN) == []

@@ -116,7 +116,7 @@ MAP = """| layer | what it holds | may include |
 
 
 def map_of(**changes: str) -> str:
-    """csrc/README.md's table by the rules, with other cells for some layers; "": no row."""
+    """csrc/README.md's table from the rules, with other cells for some layers; "": no row."""
     rows = {}
     for layer, below in layers.LAYERS.items():
         allowed = [*below, *layers.EXTRA_HEADERS.get(layer, ())]
@@ -276,7 +276,7 @@ CASE = '<testcase classname="tests.python.test_architectures" name="test_float32
 def table_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *argv: str, **outcome: str
 ) -> tuple[Path, str]:
-    """Runs model_table.py on a run in which rows a1 and a2 are one family, b another."""
+    """Runs model_table.py on a run in which rows a1 and a2 are one family and b is another."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import model_table
 
@@ -313,7 +313,7 @@ def test_a_tick_whose_test_did_not_pass_is_refused(
     document, _ = table_of(monkeypatch, tmp_path, a2=what)
     assert "| `AForCausalLM` | – |" in document.read_text()
     assert "| `BForCausalLM` | ✓ |" in document.read_text()
-    # And the other way round: what passes again is ticked again, or the check fails.
+    # And in the other direction: a cell that passes again must be ticked again, or the check fails.
     assert "says –, the run ✓" in table_of(monkeypatch, tmp_path, "--check")[1]
 
 

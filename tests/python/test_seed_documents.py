@@ -1,4 +1,4 @@
-"""The code of the DashInfer documents runs as written, import line apart."""
+"""The code of the DashInfer documents runs as written, except for the import line."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_output_loop_runs_as_written(demo_model):
     _, _, queue = engine.start_request_text("demo", loader, "who are you?", generation)
     names = {"queue": queue, "GenerateRequestStatus": GenerateRequestStatus}
     exec(LOOP, names)
-    # The loop may see the terminal status before the last tokens; one more Get has them.
+    # The loop may see the terminal status before the last tokens; one more Get returns them.
     rest = queue.Get()
     ids = names["generated_ids"] + (rest.ids_from_generate if rest else [])
     assert len(ids) == queue.GeneratedLength()

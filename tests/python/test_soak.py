@@ -1,10 +1,10 @@
 """The soak of the SDK: random requests of every kind from threads and from an event loop at once,
-against a KV pool too small for them, with stops and releases at random moments, steps that throw
-and masks that come late, never or not at all. Every request ends and gives what it gives alone in a
-fresh engine, or the beginning of it; nothing is left behind. Each end, kind of request, field and
-fault occurs, or the soak fails.
+with a KV pool too small for them, stops and releases at random moments, steps that throw, and masks
+that come late, never, or with an error. Every request must end with the result that it has alone in
+a fresh engine, or the beginning of that, and leave nothing behind. Each end, kind of request, field
+and fault must occur, or the soak fails.
 
-ALLSPARK_SOAK_SECONDS says for how long in each cache mode (60), ALLSPARK_SOAK_SEED with which seed.
+ALLSPARK_SOAK_SECONDS is the time in each cache mode (60), ALLSPARK_SOAK_SEED the seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from test_mixed_batch import random_config
 OK = AsStatus.ALLSPARK_SUCCESS
 SECONDS = float(os.environ.get("ALLSPARK_SOAK_SECONDS", "60"))
 ROUND = 40  # requests
-MOST_ROUNDS = 60  # where something has not occurred yet when the time is over
+MOST_ROUNDS = 60  # if something has not occurred yet when the time is over
 THREADS, TASKS = 4, 8
 MAX_LENGTH, SPAN = 256, 16
 MASK_TIMEOUT_MS = 300
@@ -46,7 +46,7 @@ FORMATS: list[dict[str, Any]] = [
     {"type": "regex", "regex": "[a-z]{2,40}( [0-9]+){1,5}"},
     {"type": "choice", "choice": ["red", "green", "dark blue"]},
 ]  # fmt: skip
-# What the text of a stop string may be; the first ones come often.
+# The text of a stop string is drawn from these; the first ones occur often.
 STOP_WORDS = ["e", "the", ". ", "ing", "queue", "\n", "zzz"]
 
 
@@ -78,7 +78,7 @@ FAULTS = ["a step threw", "a mask came late", "a mask never came", "masks failed
 
 
 def everything() -> set[str]:
-    """What must have occurred, by the names that Soak.met counts."""
+    """All that must occur, by the names that Soak.met counts."""
     rng = random.Random(0)
     fields = {name for _ in range(1000) for name in random_config(rng, 30)} - {"max_length"}
     return {
@@ -96,20 +96,21 @@ class Job:
     text: str
     config: dict[str, Any]
     kind: str
-    reads: int | None  # after so many it is stopped or released; None: never
+    reads: int | None  # it is stopped or released after this many reads; None: never
     releases: bool
 
     def names(self) -> list[str]:
-        """Under which it counts."""
+        """The names under which the job counts."""
         form = self.config.get("response_format")
         forms = [f"format: {form['type']}"] if form else []
         return [f"kind: {self.kind}", *(f"field: {name}" for name in self.config), *forms]
 
     def may_end(self, reason: str, error: str | None) -> bool:
-        """Whether this may have ended it early, by what it does not meet alone."""
+        """Whether this may have ended it early, by something that does not happen when it runs
+        alone."""
         return {
             "cancelled": self.reads is not None,
-            # Of a fault: MaskFaults, or the native side's own.
+            # From a fault: MaskFaults, or one of the native side.
             "error": any(text in (error or "") for text in ("injected", "did not come within")),
             "deadline": 0 < self.config.get("timeout_ms", 0) < 1000,
             "interrupted": True,  # see Soak.check
@@ -117,7 +118,7 @@ class Job:
 
 
 class MaskFaults:
-    """In place of the function that answers the masks of guided requests."""
+    """Replaces the function that answers the masks of guided requests."""
 
     def __init__(self, answer, seed: int) -> None:
         self.answer, self.rng = answer, random.Random(seed)
@@ -145,7 +146,7 @@ def draw_job(rng: random.Random, tokenizer) -> Job:
     config = {
         "seed": rng.randrange(10**9), "max_new_tokens": rng.randint(5, 80), **kind(rng, length)
     }  # fmt: skip
-    config.pop("max_length", None)  # random_config's is by a prompt of its own
+    config.pop("max_length", None)  # random_config sets it for another prompt
     if rng.random() < 0.1:
         config["timeout_ms"] = rng.randint(1, 60)
     reads = rng.randint(0, 20) if rng.random() < 0.3 else None
@@ -153,7 +154,7 @@ def draw_job(rng: random.Random, tokenizer) -> Job:
 
 
 class Reading:
-    """What came out of one queue."""
+    """The output of one queue."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -180,7 +181,7 @@ class Reading:
         if not early:
             assert vars(self) == vars(alone)
             return
-        # The text may hold what a stop string or the rest of a character would have taken back.
+        # The text may have characters that a stop string or the rest of a character would replace.
         assert self.ids == alone.ids[: len(self.ids)]
         assert self.logprobs == alone.logprobs[: len(self.logprobs)]
         for name, rows in self.tensors.items():
@@ -188,8 +189,8 @@ class Reading:
 
 
 class Soak:
-    """`interrupts`: requests end when blocks run out, and who finds no room waits for it; else they
-    wait for blocks, and who finds no room is refused.
+    """`interrupts`: requests end when blocks run out, and starts wait for room. Otherwise requests
+    wait for blocks, and starts without room are refused.
     """
 
     def __init__(
@@ -223,10 +224,10 @@ class Soak:
         return engine
 
     def started(self, engine: Engine, job: Job, answer: tuple) -> tuple[list, list]:
-        """Handles and queues, also of a request with one of each; none where it was denied."""
+        """Handles and queues as lists, also for a single one; empty if the request was denied."""
         status, handles, queues = answer
         if status == AsStatus.ALLSPARK_REQUEST_DENIED:
-            # Who waits for room is denied when its time is over.
+            # A start that waits for room is denied when its time is over.
             assert engine is self.engine
             assert not self.interrupts or job.may_end("deadline", None), engine.last_error()
             return [], []
@@ -244,7 +245,7 @@ class Soak:
         assert self.engine.release_request("m", handles[0]) != OK
 
     def serve(self, job: Job, rng: random.Random) -> list[Reading]:
-        """On a thread, by every getter there is."""
+        """Runs a request on a thread, and reads it by all kinds of getters."""
         answer = self.engine.start_request_text("m", self.loader, job.text, job.config)
         handles, queues = self.started(self.engine, job, answer)
         if not queues:
@@ -373,7 +374,7 @@ class Soak:
         self.met["preemption"] += self.engine.get_as_engine_stat("m").num_preemptions > 0
 
     def held(self) -> dict[str, int]:
-        """What no request may keep."""
+        """Resources that no request may keep."""
         assert self.engine.sync_request("m", timeout_ms=0) == OK
         self.engine.clear_prefix_cache("m")  # answered once the last step is over
         stat = self.engine.get_as_engine_stat("m")
@@ -412,10 +413,10 @@ def test_soak(loader, mode, monkeypatch):
     held = []
     for soak in soaks:
         soak.run_round()
-        # With what the first guided request and the first event loop have made.
+        # Includes what the first guided request and the first event loop allocate.
         held.append(soak.held())
         assert held[-1]["requests"] == held[-1]["blocks"] == 0
-    held[0] = soaks[0].held()  # beside the other engine's threads and descriptors
+    held[0] = soaks[0].held()  # now with the other engine's threads and descriptors
 
     def missing() -> set[str]:
         return everything() - set(+sum((soak.met for soak in soaks), masks.met))

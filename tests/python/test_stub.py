@@ -1,4 +1,4 @@
-"""The extension's stub names what the extension holds: classes, their members, functions."""
+"""The extension's stub names what the extension contains: classes, their members, functions."""
 
 from __future__ import annotations
 

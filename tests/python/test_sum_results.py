@@ -1,4 +1,4 @@
-"""What sum_results.py counts as a failure: skips, tests and steps that are missing."""
+"""What sum_results.py counts as a failure: skips, and missing tests and steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AMX = set().union(*allowed_skips.X86_TABLES.values())
 
 
 def machine(**changes) -> allowed_skips.Machine:
-    """A machine on which nothing is missing but AVX-512, and Arm."""
+    """A machine that lacks nothing but AVX-512 and Arm."""
     settings = {"architecture": "x86_64", "flags": AVX2, "num_cores": 2, "has_shared_data": True,
                 "has_peft": True, "can_mount": True, "is_debian": True}  # fmt: skip
     return allowed_skips.Machine(**{**settings, **changes})
@@ -58,7 +58,7 @@ def report(
     of: tuple[str, ...] = (),
     **changes,
 ) -> tuple[int, str]:
-    """Exit status and output; what is expected of a step that is not given is nothing."""
+    """Exit status and output; a step that is not given has no expected counts."""
     counts = {step: {} for step in ("ctest", "pytest", "ctest-slow", "fuzz")} | (expected or {})
     file = folder / "expected.json"
     file.write_text(json.dumps(counts))
@@ -193,14 +193,15 @@ def test_update_writes_what_is_expected(tmp_path, capsys):
     (tmp_path / "ctest-asan.xml").unlink()
     status, out = report(tmp_path, capsys, expected, of=("default",))
     assert status == 0, out
-    # The same on a processor with everything, where only the kernels' tests are emulated, too ...
+    # The same on a processor with everything, where only the kernels' tests have emulated tables
+    # ...
     native = ("reference", *allowed_skips.X86_TABLES)
     write(tmp_path, ctest=[*ctest_run(native)])
     assert report(tmp_path, capsys, expected, flags=AMX)[0] == 0
     # ... and where a suite emulates what the processor lacks.
     write(tmp_path, ctest=[*ctest_run(native, emulated=())])
     assert report(tmp_path, capsys, expected, flags=AMX)[0] == 0
-    # Without torch, as in the fast tier.
+    # Without torch, as with --fast.
     write(tmp_path, pytest_fast=[pytests[0], pytests[2]])
     (tmp_path / "pytest.xml").unlink()
     assert report(tmp_path, capsys, expected, of=("fast",), flags=AMX)[0] == 0

@@ -41,7 +41,7 @@ def test_text_is_held_back_while_it_may_become_a_stop():
     assert pieces(["END"], ["a E", "N"]) == (["a ", "", "EN"], False)
     assert pieces(["aab"], ["aa", "ab"]) == (["", "a"], True)
     assert pieces(["\n\n"], ["x\n", "\ny"], include=True) == (["x", "\n\n"], True)
-    # The one that is complete first counts, however the text was cut.
+    # The stop string completed first counts, however the text was split.
     assert pieces(["abcdef", "cd"], ["abcdef"]) == (["ab"], True)
     assert pieces(["abcdef", "cd"], list("abcdef")) == (["", "", "", "ab"], True)
     assert pieces(["cd", "bcd"], ["abcd"]) == (["a"], True)
@@ -49,7 +49,7 @@ def test_text_is_held_back_while_it_may_become_a_stop():
 
 
 class FakeQueue:
-    """A native queue that gives ids in chunks."""
+    """A native queue that returns ids in chunks."""
 
     request_id = 7
 
@@ -86,7 +86,7 @@ def load_tokenizer(name: str):
     transformers = pytest.importorskip("transformers")
     try:
         return transformers.AutoTokenizer.from_pretrained(directory)
-    except Exception as error:  # a format that transformers cannot build alone
+    except Exception as error:  # a format that transformers cannot build on its own
         pytest.skip(f"transformers does not load {name}: {error}")
 
 
@@ -116,7 +116,8 @@ def test_text_ends_where_the_whole_decoding_says(name):
     text, kept, queue, num_stops = read(ids, tokenizer, TextOptions(), rng)
     assert (text, kept, num_stops, queue.finish_reason) == (whole, ids, 0, "length")
     for _ in range(200):
-        # Cut out of the text, so that stops span and split tokens; and some that never come.
+        # Cut out of the text, so that stop strings span and split tokens; and some that never
+        # occur.
         words = []
         for _ in range(rng.choice([1, 1, 2, 4])):
             begin = rng.randrange(len(whole))
@@ -133,7 +134,7 @@ def test_text_ends_where_the_whole_decoding_says(name):
         decoded = tokenizer.decode(kept, skip_special_tokens=True)
         assert any(w in decoded for w in words) or kept == ids
         shorter = tokenizer.decode(kept[:-1], skip_special_tokens=True)
-        # A token whose last character is not whole yet may hold the stop one token back.
+        # A token whose last character is incomplete may delay the stop by one token.
         if "\N{REPLACEMENT CHARACTER}" not in shorter and kept != ids:
             assert not any(w in shorter for w in words)
 
@@ -219,7 +220,7 @@ def test_a_stop_string_ends_the_request(running):
     assert sum(len(e.token_logprobs_list) for e in elements) == len(kept)
     assert engine.sync_request("m", handle, timeout_ms=10000) == AsStatus.ALLSPARK_SUCCESS
 
-    # Read late, or on an event loop: the same.
+    # Read late, or on an event loop: the same result.
     handle, queue = run(engine, loader, {**CONFIG, "stop_words": word})
     engine.sync_request("m", handle)
     assert [e.text for e in queue] == [expected]

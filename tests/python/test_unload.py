@@ -1,4 +1,4 @@
-"""A model gives its memory back for a while, and its requests go on afterwards."""
+"""A model gives its memory back for some time, and its requests go on afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents keep to the glossary, and to sentences that are read once."""
+"""The documents use the glossary's words, and short sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("csrc/**/README.md")])
-PAGES.remove(ROOT / "CHANGELOG.md")  # what was written of earlier versions stays
+PAGES.remove(ROOT / "CHANGELOG.md")  # entries of earlier versions stay as they were written
 MAX_WORDS = 34  # of a sentence
 
 

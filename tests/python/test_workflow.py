@@ -1,4 +1,4 @@
-"""The workflow of GitHub: what it runs exists, on Pythons that the package is for, in its time."""
+"""The GitHub workflow: its commands exist, its Pythons are supported, its time limits suffice."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_command_is_a_script_with_options_that_it_has():
         for script, *arguments in commands(name):
             path = ROOT / script
             assert path.is_file() and path.stat().st_mode & 0o111, script
-            # An argument that it does not know ends it before it does anything.
+            # An unknown argument makes it exit before it does anything.
             command = [path, *arguments, "no-such-part"]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 2
@@ -95,7 +95,7 @@ def test_a_push_sees_both_compilers_both_processors_and_the_oldest_python():
 
 def test_the_night_has_every_part():
     parts = {arguments[-1] for arguments in commands("nightly")}
-    # Arm runs on a processor there, not in an emulator.
+    # CI has an Arm processor, not an emulator.
     assert parts == set(sum_results.STEPS) - {"default", "fast", "aarch64"}
     on_arm = [job for name, job in JOBS if name == "nightly" and "arm" in job["runs-on"]]
     assert on_arm and "--slow tests" in str(on_arm)

@@ -46,7 +46,7 @@ if __name__ == "__main__":
         assert engine.sync_request("model", None) == allspark.AsStatus.ALLSPARK_SUCCESS
         outputs = []
         for handle, queue in zip(handles, queues, strict=True):
-            while True:  # another way of the ancestor's to read what has ended
+            while True:  # another way in which DashInfer reads ended requests
                 status = engine.get_request_status("model", queue)
                 if status == allspark.GenerateRequestStatus.GenerateFinished:
                     outputs.append(engine.get_no_wait("model", queue))
@@ -55,7 +55,7 @@ if __name__ == "__main__":
             engine.release_request("model", request_handle=handle)
         assert all(output == outputs[0] and len(output) == OUTPUT for output in outputs), outputs
         print(engine.get_op_profiling_info("model"))
-    assert torch.equal(tensor, torch.from_numpy(ids))  # what the capsule holds is the script's
+    assert torch.equal(tensor, torch.from_numpy(ids))  # the capsule still holds the script's data
     files = (f"{sys.argv[2]}/model.{ending}" for ending in ("asgraph", "asparam"))
     info = engine.get_file_information(*files)
     assert info.create_version_graph == info.create_version_param == info.current_version_engine

@@ -2,7 +2,7 @@
 
 usage: server.py MODEL FOLDER [--max-batch N] [--int8-kv-cache]
 
-It asks itself, several clients at once, prints what they got, and ends.
+It sends requests to itself from several clients at once, prints what they got, and ends.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """Runs llama.cpp's own converter: `convert_gguf.py LLAMA_CPP_SOURCE`, then a JSON list
-[checkpoint, file to write, type, whether it has a vocabulary] per line of the standard input; each
-is answered by a line, which is empty or says what went wrong.
+[checkpoint, file to write, type, whether it has a vocabulary] per line of the standard input. The
+answer to each is one line, empty or with an error message.
 
-Everything is the converter's own, but for three things. Random models have no tokenizer, so their
-files say that they have none, which llama.cpp allows. The configuration is what the checkpoint
-says, which is the converter's way where transformers does not know it: newer ones rename fields
-that it looks for. And the converter of this release calls itself for ever in Baichuan's tensors
-that need no change.
+Everything is the converter's own, with three exceptions. Random models have no tokenizer, so their
+files say that they have none, which llama.cpp allows. The configuration is that of the checkpoint,
+which is what the converter uses if transformers does not know the model: newer versions of
+transformers rename fields that it looks for. And the converter of this release recurses forever on
+those of Baichuan's tensors that need no change.
 """
 
 from __future__ import annotations

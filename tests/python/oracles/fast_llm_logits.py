@@ -1,6 +1,6 @@
 """FastLLM's logits of a checkpoint in float32: `fast_llm_logits.py CHECKPOINT VOCABULARY IDS OUT`,
-with IDS a JSON list and OUT a .npy, float32 [tokens, VOCABULARY]. Run by the Python that has ftllm,
-whose library is called as its Python part does, which needs many packages and these calls do not.
+with IDS a JSON list and OUT a .npy, float32 [tokens, VOCABULARY]. Run by the Python that has ftllm.
+It calls the library directly; ftllm's Python part makes the same calls but needs many packages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main():
     )
     lib.set_model_atype(model, b"float32")
     rows = []
-    for end in range(1, len(ids) + 1):  # It gives the logits of the last token alone.
+    for end in range(1, len(ids) + 1):  # It returns the logits of the last token only.
         prompt = (c_int * end)(*ids[:end])
         handle = lib.launch_response_llm_model(
             model, end, prompt, 1, 0, False, 1, 1, 1, 1, True, 0, (c_int * 1)()

@@ -1,11 +1,11 @@
-"""What tests ask of llama.cpp, run by the Python that has llama-cpp-python.
+"""Runs llama.cpp for the tests, in the Python that has llama-cpp-python.
 
   logits MODEL IDS OUT      IDS: a JSON list; OUT: .npy, float32 [tokens, vocabulary]
-  quantize MODEL OUT TYPE pure|mixed   TYPE: what llama-quantize calls it; pure: for every matrix
+  quantize MODEL OUT TYPE pure|mixed   TYPE: llama-quantize's name of it; pure: for every matrix
   tokenize MODEL TEXTS OUT  TEXTS: a JSON list; OUT: .json, lists of ids
 
-Computes in float32 wherever llama.cpp can: cache, accumulation, no flash attention, no weights in
-another order than the file's.
+Computes in float32 wherever llama.cpp can: cache, accumulation, no flash attention, weights in the
+file's order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def logits(path, ids_path, out):
 
 
 def importances(path):
-    """Each column as important as the others, which types of fewer than 3 bits must be told."""
+    """Equal importance for all columns, which types of fewer than 3 bits require."""
     import gguf
 
     entries, kept = [], []
@@ -73,7 +73,7 @@ def importances(path):
         entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         entry.size = columns
         entries.append(entry)
-    entries.append(llama.llama_model_imatrix_data())  # whose name is null: the end
+    entries.append(llama.llama_model_imatrix_data())  # its null name ends the list
     return (llama.llama_model_imatrix_data * len(entries))(*entries), kept
 
 

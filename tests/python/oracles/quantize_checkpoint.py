@@ -1,7 +1,6 @@
-"""Quantises a checkpoint with the tools that people use: `quantize_checkpoint.py CHECKPOINT OUT
-RECIPE...` writes OUT/RECIPE as the tool saves it, and beside it OUT/RECIPE.safetensors, the weights
-that it then stands for by the tool's own account, in float32. A recipe that fails leaves
-OUT/RECIPE.error.
+"""Quantises a checkpoint with common tools: `quantize_checkpoint.py CHECKPOINT OUT RECIPE...`
+writes OUT/RECIPE as the tool saves it. Beside it, OUT/RECIPE.safetensors has the weights that the
+tool itself reads from that, in float32. A recipe that fails leaves OUT/RECIPE.error.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def samples(model):
 
 
 def tokenizer(model):
-    """The tools want one; every token is a word."""
+    """A tokenizer, which the tools require; every token is a word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -89,7 +88,7 @@ def compress(modifier, settings, calibrate=False):
     return run
 
 
-# AutoRound, which writes what AutoGPTQ and AutoAWQ wrote.
+# AutoRound, which writes the formats of AutoGPTQ and AutoAWQ.
 
 
 def auto_round(kind, **settings):

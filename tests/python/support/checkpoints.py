@@ -1,4 +1,4 @@
-"""Checkpoints for tests, written by hand: no torch, every byte under the test's control."""
+"""Checkpoints for tests, written by hand: no torch, and the test controls every byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAFETENSORS_NAMES = {
 
 
 def shared_data() -> Path:
-    """The folder of shared test data; the test is skipped, loudly, where there is none."""
+    """The folder of shared test data; without it the test is skipped, with a message."""
     default = Path(__file__).resolve().parents[3].parent / "shared" / "data"
     folder = Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
     if not folder.is_dir():
@@ -47,7 +47,7 @@ def shared_data() -> Path:
 
 
 def llama_tensors(config=CONFIG, dtype="<f4", seed=0, biases=False):
-    """Random tensors under the names of a Hugging Face Llama checkpoint."""
+    """Random tensors with the names of a Hugging Face Llama checkpoint."""
     rng = np.random.default_rng(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]

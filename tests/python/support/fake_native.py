@@ -1,6 +1,6 @@
-"""A stand-in for the native writer, so that loaders are tested without the engine.
+"""A fake native writer, so that loaders are tested without the engine.
 
-It keeps what it is given and holds the loader to the writer's rules: known names, right shapes, no
+It keeps its input and checks the loader against the writer's rules: known names, right shapes, no
 row twice, none left out.
 """
 
@@ -10,14 +10,14 @@ import numpy as np
 
 
 def to_float32(array, dtype):
-    """The values of an array as the loader hands it over; bfloat16 comes as uint16."""
+    """The values of an array as the loader passes it; bfloat16 is passed as uint16."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
 
 
 def required_tensors(spec_bytes):
-    """What the engine requires of a spec: (name, dtype, layout, shape)."""
+    """The tensors that the engine requires for a spec: (name, dtype, layout, shape)."""
     from allspark.model_loader.spec import message_class
 
     spec = message_class("DecoderSpec").FromString(spec_bytes)

@@ -1,15 +1,15 @@
 """Checkpoints of families that transformers has no class for: the equivalent model of a class that
-it has, saved under the names, in the order and with the configuration of the family's own code.
+it has, saved with the names, order and configuration of the family's own code.
 
-Each function takes the configuration and weights of the transformers model and gives the family's;
-a field that is None is one that the family's configuration lacks.
+Each function takes the configuration and weights of the transformers model and returns the
+family's. A field of None is one that the family's configuration does not have.
 """
 
 from __future__ import annotations
 
 import json
 
-# What every configuration says under the same name.
+# Fields that have the same name in all configurations.
 COMMON = (
     "vocab_size",
     "hidden_size",
@@ -46,7 +46,7 @@ def _theta(config):
 
 
 def _fused(weights, parts, whole):
-    """Stacks the tensors whose names have each of ``parts`` under the name with ``whole``."""
+    """Stacks the tensors with ``parts`` in their names into one with ``whole`` in its name."""
     import torch
 
     fused = {}
@@ -122,7 +122,7 @@ def baichuan(config, weights, name="BaiChuanForCausalLM"):
 
 
 def unit_head(model):
-    """Makes the rows of the head as long as Baichuan2's are when it is used."""
+    """Normalises the rows of the head to length 1, as Baichuan2 does at each use."""
     import torch
 
     model.lm_head.weight.data = torch.nn.functional.normalize(model.lm_head.weight.data)
@@ -132,7 +132,7 @@ def baichuan2(config, weights):
     import torch
 
     head = weights["lm_head.weight"]
-    # By powers of two, which leave the same values when they are divided out.
+    # Powers of two, because dividing by them restores exactly the same values.
     lengths = 2.0 ** (torch.arange(len(head)) % 5 - 2)
     weights = {**weights, "lm_head.weight": head * lengths[:, None].to(head.dtype)}
     return baichuan(config, weights, "BaichuanForCausalLM")
@@ -146,13 +146,13 @@ def baichuan_alibi(config, weights):
 
 
 def make_alibi(model):
-    """Makes a Llama one with ALiBi: no rotation, and a mask with the heads' slopes."""
+    """Gives a Llama model ALiBi: no rotation, and a mask with the heads' slopes."""
     import torch
 
     def add_mask(module, args, kwargs):
         ids = args[0] if args else kwargs["input_ids"]
         heads, position = module.config.num_attention_heads, torch.arange(ids.shape[1])
-        assert heads & (heads - 1) == 0  # where the slopes are simple
+        assert heads & (heads - 1) == 0  # the slopes have a simple formula only then
         slopes = 2.0 ** (-8 / heads * torch.arange(1, heads + 1, dtype=torch.float64))
         distance = position[None, :] - position[:, None]
         bias = (slopes[:, None, None] * distance).masked_fill(distance > 0, float("-inf"))
@@ -164,7 +164,7 @@ def make_alibi(model):
 
 
 def without_head(config, weights):
-    """As a checkpoint of the model without its head, which is tied."""
+    """A checkpoint of the model without its head, which is tied."""
     names = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     del names["lm_head.weight"]
     return {**config, "architectures": ["GPT2LMHeadModel"]}, names
@@ -242,7 +242,7 @@ def minicpm(config, weights):
         "dim_model_base": int(config["hidden_size"] / config["logits_scaling"]),
         "scale_depth": config["residual_multiplier"] * config["num_hidden_layers"] ** 0.5,
         "scale_emb": config["embedding_multiplier"],
-        "tie_word_embeddings": None,  # which means that they are
+        "tie_word_embeddings": None,  # absent means tied
     }
     del weights["lm_head.weight"]
     return _config(config, "MiniCPMForCausalLM", **fields), weights
@@ -264,7 +264,7 @@ def deepseek(config, weights):
     named = {}
     for name, tensor in _by_expert(weights).items():
         if "shared_expert_gate" in name:
-            continue  # It is zero, so what it lets through is a half.
+            continue  # It is zero, so the gate's sigmoid is a half.
         if "shared_expert.down_proj" in name:
             tensor = tensor / 2
         named[name.replace("shared_expert.", "shared_experts.")] = tensor
@@ -272,14 +272,14 @@ def deepseek(config, weights):
 
 
 def no_gate(model):
-    """Makes the shared expert's gate let half through."""
+    """Zeroes the shared expert's gate, whose sigmoid is then a half."""
     for name, parameter in model.named_parameters():
         if "shared_expert_gate" in name:
             parameter.data.zero_()
 
 
 def _by_expert(weights):
-    """Experts one by one, as in most checkpoints."""
+    """Splits experts into separate tensors, as in most checkpoints."""
     named = {}
     for name, tensor in weights.items():
         if name.endswith("experts.gate_up_proj"):
@@ -296,7 +296,7 @@ def _by_expert(weights):
 
 
 def stacked(config, weights):
-    """As transformers keeps experts in memory, and some write them."""
+    """Experts in one tensor, as in transformers' memory and in some checkpoints."""
     names = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
     return {**config, "architectures": [names[config["model_type"]]]}, weights
 

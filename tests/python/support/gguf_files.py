@@ -1,5 +1,5 @@
-"""GGUF files for tests, written with llama.cpp's own package: its names of tensors, and the order
-of rows and the keys that its converter gives.
+"""GGUF files for tests, written with llama.cpp's own package: with its names of tensors, and with
+the order of rows and the keys that its converter writes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ BY_GROUPS = ("gptneox", "bloom", "falcon")
 
 
 def in_pairs(rows, heads):
-    """Queries and keys as llama.cpp turns them: neighbours instead of halves."""
+    """Queries and keys as llama.cpp rotates them: adjacent elements instead of halves."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-# Experts' matrices as GGUF files call them.
+# The names of experts' matrices in GGUF files.
 EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
            "w1": "gate", "w3": "up", "v1": "up", "w2": "down"}  # fmt: skip
 
 
 def stacked_experts(tensors, config):
-    """``tensors`` with those of all experts of a layer in one, by the names of GGUF files."""
+    """``tensors`` where one tensor has all experts of a layer, with the names of GGUF files."""
     result, found = {}, {}
     for name, values in tensors.items():
         one = re.fullmatch(r".*\.(\d+)\..*\.experts\.(\d+)\.(\w+)\.weight", name)
@@ -46,7 +46,7 @@ def stacked_experts(tensors, config):
 
 
 def ungrouped(values, config):
-    """Rows of queries, keys and values that lie by groups: all queries, all keys, all values."""
+    """From rows of queries, keys and values by group to all queries, all keys, all values."""
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     parts = values.reshape(kv_heads, heads // kv_heads + 2, -1, *values.shape[1:])
@@ -55,7 +55,7 @@ def ungrouped(values, config):
 
 
 def split_latents(values, config):
-    """A kv_b_proj as newer files have it: {end of the name: values}."""
+    """A kv_b_proj as in newer files: {end of the name: values}."""
     heads, latent = config["num_attention_heads"], config["kv_lora_rank"]
     parts = values.reshape(heads, -1, latent)
     keys, values = np.split(parts, [config["qk_nope_head_dim"]], axis=1)
@@ -63,7 +63,7 @@ def split_latents(values, config):
 
 
 def renamed(arch, tensors, config, pairs=False):
-    """{name in a GGUF file: values} of tensors that have transformers' names."""
+    """{name in a GGUF file: values} for tensors with transformers' names."""
     import gguf
 
     arch_id = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -101,7 +101,7 @@ def renamed(arch, tensors, config, pairs=False):
 
 
 def metadata(config, **fields):
-    """Keys under the architecture's prefix; ``fields`` may change them, None leaves one out."""
+    """Keys under the architecture's prefix; ``fields`` may change them; None removes one."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
@@ -138,8 +138,8 @@ def add_keys(writer, keys):
 
 
 def write_gguf(path, arch, tensors, keys, whole=(), shard_tensors=0):
-    """``tensors``: {name: float array or (type's name, raw blocks)}; ``keys`` under the prefix,
-    ``whole`` with theirs.
+    """``tensors``: {name: float array or (type's name, raw blocks)}. ``keys`` are without the
+    prefix, ``whole`` are full keys.
     """
     import gguf
 
@@ -161,7 +161,7 @@ def write_gguf(path, arch, tensors, keys, whole=(), shard_tensors=0):
 
 
 def quantized(values, kind):
-    """What ``write_gguf`` takes for a matrix, and the values it then stands for."""
+    """The argument of ``write_gguf`` for a matrix, and the values that the file then has for it."""
     import gguf
 
     type_id = gguf.GGMLQuantizationType[kind]
@@ -172,13 +172,14 @@ def quantized(values, kind):
     return (kind, raw), gguf.quants.dequantize(raw, type_id)
 
 
-# Where the float16 scales of a block lie.
+# The positions of the float16 scales in a block.
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "IQ4_NL": (0,)}  # fmt: skip
 
 
 def random_blocks(values, type_id):
-    """The package has no quantiser for these; any bytes are blocks if their scales are numbers."""
+    """The package has no quantiser for these; random bytes are blocks if their scales are
+    numbers."""
     import gguf
 
     elements, size = gguf.GGML_QUANT_SIZES[type_id]

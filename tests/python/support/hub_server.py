@@ -1,5 +1,5 @@
-"""A hub of models on a loopback address, which speaks as much of the protocols of huggingface_hub
-and modelscope as a download needs: lists of files, the files, and parts of them.
+"""A hub of models on a loopback address, with the parts of huggingface_hub's and modelscope's
+protocols that a download needs: lists of files, the files, and parts of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 class HubServer(http.server.ThreadingHTTPServer):
     """Serves ``files`` of the one model ``name``: {path: bytes}.
 
-    ``cut`` {path: bytes sent before the connection is closed} holds for one answer each; with
-    ``breaks`` the server is ``broken`` from then on: files are answered with 503. ``ranges`` has
-    what was asked for as (path, first byte). ``commit`` is the only one, and that of both hubs'
-    usual branches.
+    ``cut`` {path: bytes sent before the connection is closed} holds for one answer each. With
+    ``breaks`` the server is ``broken`` after that: requests for files get 503. ``ranges`` lists the
+    requests as (path, first byte). ``commit`` is the only one, on both hubs' usual branches.
     """
 
     daemon_threads = True
@@ -48,7 +47,7 @@ class HubServer(http.server.ThreadingHTTPServer):
         self._thread.join()
 
     def handle_error(self, request, client_address) -> None:
-        """A client that goes away is no news."""
+        """Ignored: it is normal that a client closes its connection."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -146,7 +145,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *args: object) -> None:
-        """Nothing: a test looks at what was asked for."""
+        """Prints nothing: tests look at the recorded requests."""
 
 
 def _etag(data: bytes) -> str:

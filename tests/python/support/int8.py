@@ -1,6 +1,6 @@
 """A transformers model that computes with int8 weights and activations as the engine does
-(csrc/weights/README.md, csrc/kernels/args.h), in float64: what quantisation is meant to change of
-its logits, without what it should not.
+(csrc/weights/README.md, csrc/kernels/args.h), in float64. So its logits change by what quantisation
+must change, and by nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from support.parity import exact_model
 
 
 def quantized_weight(weight):
-    """Symmetric, with one scale per output feature, which is rounded up to bfloat16."""
+    """Symmetric, with one scale per output feature, rounded up to bfloat16."""
     scale = (weight.abs().amax(-1, keepdim=True) / 127).float()
     above = (scale.view(torch.int32) + 0xFFFF) & ~0xFFFF
     scale = above.view(torch.float32).double()

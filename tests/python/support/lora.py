@@ -89,7 +89,7 @@ def deltas(tensors, scale, prefix=PREFIX):
 
 
 def read_aslora(path: Path):
-    """[(tensor, row_begin, a, b)] of a file, read as csrc/weights/README.md says it."""
+    """[(tensor, row_begin, a, b)] of a file, read according to csrc/weights/README.md."""
     from allspark.model_loader.spec import message_class
 
     data = Path(path).read_bytes()

@@ -1,4 +1,4 @@
-"""A plain reader of NAME.asgraph and NAME.asparam: a few lines of NumPy, written from
+"""A simple reader of NAME.asgraph and NAME.asparam: a few lines of NumPy, written from
 csrc/weights/README.md.
 """
 
@@ -69,7 +69,7 @@ PARTS = {
 
 
 def parts_of(target):
-    """The names in a checkpoint of what the decoder's weight ``target`` is made of."""
+    """The names of the checkpoint's tensors that make up the decoder's weight ``target``."""
     if target in ("embedding", "lm_head"):
         return ["lm_head.weight" if target == "lm_head" else "model.embed_tokens.weight"]
     _, layer, name = target.split(".")
@@ -89,7 +89,7 @@ def _in_place(values, quant, stored):
 
 
 def restore(tensors, graph):
-    """Replaces the tensors of a checkpoint by what a quantised file of it holds."""
+    """Replaces the tensors of a checkpoint by the values in a quantised file of it."""
     file, stored = read_tensors(graph)
     for quant in file.spec.weight_quant:
         restored, row = _in_place(dequantise(stored, quant)[0].astype(np.float32), quant, stored), 0

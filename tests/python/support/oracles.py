@@ -1,5 +1,5 @@
-"""Programs that others wrote, which the slow tests compare with. scripts/setup.sh --slow installs
-each in an environment of its own; where one could not be had, its tests are skipped, and say so.
+"""Other programs that the slow tests compare with. scripts/setup.sh --slow installs each in its own
+environment; if one could not be installed, its tests are skipped with a message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 _TESTS = Path(__file__).resolve().parents[1]
 _DEFAULT = _TESTS.parents[1] / "build" / "oracles"
-_TIMEOUT_S = 550  # less than what a test may take
+_TIMEOUT_S = 550  # less than the time limit of a test
 
 
 def environment(name) -> Path:
@@ -27,7 +27,7 @@ def environment(name) -> Path:
 
 
 def run(folder, script, *arguments, cwd=None, **variables):
-    """Runs a script of tests/python/oracles by the Python of the environment."""
+    """Runs a script of tests/python/oracles in the Python of the environment."""
     command = [folder / "bin" / "python", _TESTS / "oracles" / script, *arguments]
     result = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, timeout=_TIMEOUT_S,
@@ -51,7 +51,7 @@ class LlamaCpp:
     def __init__(self, folder):
         self._folder = folder
         source = folder / "source" / "vendor" / "llama.cpp"
-        # One process for all conversions; it takes seconds to start.
+        # One process for all conversions, because it takes seconds to start.
         self._converter = subprocess.Popen(
             [sys.executable, str(_TESTS / "oracles" / "convert_gguf.py"), str(source)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -70,8 +70,8 @@ class LlamaCpp:
         return out
 
     def quantize(self, file, out, kind, mixed=False):
-        """``kind``: what llama-quantize calls it, of every matrix, or (``mixed``) of most; F32
-        dequantises.
+        """``kind``: llama-quantize's name of the type, for every matrix or (``mixed``) for most;
+        F32 dequantises.
         """
         mode = "mixed" if mixed else "pure"
         run(self._folder, "llama_cpp_run.py", "quantize", file, out, kind, mode)

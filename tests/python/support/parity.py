@@ -1,20 +1,19 @@
-"""The yardstick for parity with transformers: how far may our logits be from the exact ones?
+"""The bounds for parity with transformers: how far may our logits be from the exact ones?
 
-The exact logits come from the transformers model evaluated in float64 throughout (its norms and
-rotary embedding, which compute in float32 whatever the model's type, are replaced by float64 ones
-here). The model's own evaluation in float32 differs from them by rounding alone: its largest
-difference E over all positions and tokens is the size that the rounding errors of this very network
-have in float32.
+The exact logits come from the transformers model evaluated in float64 throughout. (Its norms and
+rotary embedding compute in float32 for any type of the model; they are replaced by float64 ones
+here.) The model's own evaluation in float32 differs from them only by rounding: its largest
+difference E over all positions and tokens is the size of float32 rounding errors in this network.
 
 Ours does the same operations in the same precision; only the order of its sums differs. A sum of k
-terms in one running total, the worst of orders, has about sqrt(k / lanes) times the error of one in
-that many partial totals, and k is at most a few hundred here, so FLOAT32_FACTOR = 4 times E holds
-any order of summation (measured with the AVX2 kernels over all rows: 0.9 to 1.5 times E). Mistakes
-are far outside: a norm's epsilon off by a tenth gives 1600 times E or more, one rotary frequency
-off by a thousandth 1300 times.
+terms in one running total, the worst order, has about sqrt(k / lanes) times the error of a sum in
+that many partial totals, and k is at most a few hundred here. So FLOAT32_FACTOR = 4 times E holds
+for any order of summation (measured with the AVX2 kernels over all rows: 0.9 to 1.5 times E).
+Mistakes are far outside: a norm's epsilon off by a tenth gives 1600 times E or more, one rotary
+frequency off by a thousandth 1300 times.
 
-In bfloat16 the weights are exact (they are saved so) and E comes from transformers' bfloat16 run.
-The engine keeps sums and norms in float32, as it does, so BFLOAT16_FACTOR = 2
+In bfloat16 the weights are exact (they are saved in bfloat16) and E comes from transformers'
+bfloat16 run. Like that run, the engine keeps sums and norms in float32, so BFLOAT16_FACTOR = 2
 (measured: 0.4 to 0.7).
 """
 
@@ -33,7 +32,7 @@ BFLOAT16_FACTOR = 2.0
 
 
 def randomize(model, seed):
-    """Gives every parameter values that matter; as made, norms are one and biases zero."""
+    """Gives every parameter random values; initially norms are one and biases zero."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -52,9 +51,9 @@ def randomize(model, seed):
 
 
 def decide_experts(model, seed):
-    """Makes the choice of experts so clear that no rounding changes it: which experts a token has
-    is written into the first elements of its embedding, to which layers add little, and there the
-    routers look.
+    """Makes the choice of experts so clear that rounding cannot change it. A token's experts are
+    written into the first elements of its embedding, which the routers read and to which layers add
+    little.
     """
     import torch
 
@@ -68,7 +67,7 @@ def decide_experts(model, seed):
         top_k = routers[0].top_k
     num_experts = len(routers[0].weight)
     embedding = model.get_input_embeddings().weight.data
-    # Of one group where groups are chosen first.
+    # All from one group, if groups are chosen first.
     groups = getattr(routers[0], "num_group", None) or 1
     for i, row in enumerate(embedding):
         chosen = torch.randperm(num_experts // groups, generator=generator)[:top_k]
@@ -90,7 +89,7 @@ def decide_experts(model, seed):
 
 
 def rotate_in_any_precision(modeling):
-    """Replaces a rotation that is in float32 also of numbers that have more."""
+    """Replaces a rotation that rounds to float32 even in higher precisions."""
     import torch
 
     def rotate(x, frequencies):
@@ -118,7 +117,7 @@ def exact_model(model):
 
     def rotary_forward(module, x, position_ids, layer_type=None):
         prefix = "" if layer_type is None else f"{layer_type}_"
-        # The frequencies are part of the model as they are in float32.
+        # The frequencies are part of the model, with their float32 values.
         inv_freq = getattr(model.base_model.rotary_emb, f"{prefix}inv_freq").float().double()
         angles = position_ids[..., None].double() * inv_freq
         angles = torch.cat((angles, angles), -1)
@@ -180,7 +179,7 @@ class Reference:
     bound: float
 
     def check(self, ours):
-        """Fails where a logit is further from the exact one than the bound."""
+        """Fails if a logit differs from the exact one by more than the bound."""
         assert ours.shape == self.logits.shape and ours.dtype == np.float32
         error = float(np.max(np.abs(ours - self.logits)))
         if os.environ.get("ALLSPARK_PARITY_REPORT"):  # with pytest -s
@@ -193,9 +192,9 @@ def reference_for(model, ids, factor):
     """``model`` in the precision to compare with; its weights are taken as exact."""
     exact = logits_of(exact_model(model), ids)
     rounding = float(np.max(np.abs(logits_of(model, ids) - exact)))
-    # The yardstick itself. The rounding of a type with 24 or 8 bits, through some 20 operations, is
-    # 5 to 12 units here, and up to 120 with strong adapters and MKL's sums; a mistake in the exact
-    # model is thousands.
+    # The bound itself. Rounding to a type with 24 or 8 bits, through some 20 operations, gives 5 to
+    # 12 units here, and up to 120 with strong adapters and MKL's sums; a mistake in the exact model
+    # gives thousands.
     unit = 2.0**-24 if factor == FLOAT32_FACTOR else 2.0**-8
     largest = np.max(np.abs(exact))
     assert 0 < rounding < min(1000 * unit, 0.4) * largest, f"{rounding:.3g} is not rounding"

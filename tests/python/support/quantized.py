@@ -1,4 +1,4 @@
-"""Quantised checkpoints for tests: the integers are drawn here, and packed as each format says."""
+"""Quantised checkpoints for tests: random integers, packed as each format says."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass
 class Quantized:
-    """The weight (values - zeros) * scales, scales and zeros by row and group. ``groups``: the
-    group of each input feature; None: they follow each other.
+    """The weight (values - zeros) * scales, with scales and zeros by row and group. ``groups``: the
+    group of each input feature; None: consecutive groups.
     """
 
     values: np.ndarray
@@ -44,7 +44,8 @@ class Quantized:
         return following if self.groups is None else self.groups
 
     def weight(self, round_scales):
-        """Its values in float64; ``round_scales``: as the engine has them, in bfloat16."""
+        """Its values in float64; ``round_scales``: with scales in bfloat16, as the engine has
+        them."""
         scales = self.scales.astype(np.float32)
         if round_scales:
             bits = scales.view(np.uint32)
@@ -68,7 +69,7 @@ def draw(rng, shape, bits, group_size, symmetric):
 
 
 def pack(fields, bits):
-    """The last axis in int32 words, the first field lowest."""
+    """Packs the last axis into int32 words, the first field lowest."""
     count = 32 // bits
     words = np.zeros((*fields.shape[:-1], fields.shape[-1] // count), np.uint32)
     for i in range(count):
@@ -118,7 +119,7 @@ def signed(q):
 
 
 def act_order(name, cols, group_size):
-    """Groups as desc_act makes them, from what a module reads: alike in modules that read alike."""
+    """Random groups as with desc_act; modules with the same input have the same groups."""
     reads = re.sub(r"(q|k|v)_proj", "attention", re.sub(r"(gate|up)_proj", "mlp", name))
     rng = np.random.default_rng(list(reads.encode()))
     return rng.permutation(np.arange(cols) // group_size)
@@ -127,7 +128,8 @@ def act_order(name, cols, group_size):
 def quantized_llama(
     make, bits, group_size, symmetric=False, config=CONFIG, in_act_order=False
 ):
-    """(tensors of the quantised checkpoint, {weight: Quantized}, the tensors that are plain)."""
+    """(tensors of the quantised checkpoint, {weight: Quantized}, tensors that are not
+    quantised)."""
     rng = np.random.default_rng(7)
     tensors, quantized, plain = {}, {}, {}
     for name, values in llama_tensors(config).items():

@@ -1,5 +1,5 @@
-"""What the loaders take a quantised checkpoint for, and how far the engine's form of it may be from
-that in logits.
+"""The weights that the loaders read from a quantised checkpoint, and how much the engine's form of
+them may change the logits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from support.parity import FLOAT32_FACTOR, exact_model, logits_of, reference_for
 
 
 def weights_of(source):
-    """{transformers' name: what is read, in float32}."""
+    """{transformers' name: the weight read, in float32}."""
     from allspark.model_loader import HuggingFaceModel
     from allspark.model_loader.storage import as_float32
 
@@ -40,13 +40,13 @@ def with_weights(model, weights):
 
 
 def reference_of(model, exact, graph, ids):
-    """(the Reference of ``model`` with the weights ``exact``, how far their form in the file
-    ``graph`` moves its logits): what the engine keeps as integers has its scales in bfloat16.
+    """(the Reference of ``model`` with the weights ``exact``, how much the file ``graph`` changes
+    its logits): weights that the engine keeps as integers have their scales rounded to bfloat16.
     """
     kept = dict(exact)
     restore(kept, graph)
     for name, values in exact.items():
-        # Half a unit of 8 bits; the next integer is 1/127 away or more.
+        # Half a unit of 8 bits; the next integer is at least 1/127 away.
         assert (np.abs(kept[name] - values) <= 2.0**-8 * np.abs(values)).all(), name
     moved = logits_of(exact_model(with_weights(model, kept)), ids)
     reference = reference_for(with_weights(model, exact), ids, FLOAT32_FACTOR)

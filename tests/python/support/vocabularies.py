@@ -8,12 +8,12 @@ from support.checkpoints import shared_data
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
-# tests/data/make_tokenizers.py says what each of them is.
+# tests/data/make_tokenizers.py describes them.
 SMALL = ("byte_level", "unigram", "sentencepiece", "characters")
 
 
 def tokenizer_directory(name: str) -> Path:
-    """Where a tokenizer lies; without the shared data, one of those skips the test, loudly."""
+    """The directory of a tokenizer; a tokenizer of missing shared data skips the test, visibly."""
     if name in SMALL:
         return DATA / "tokenizers" / name
     folder = "checkpoints" if name == "stories260K" else "tokenizers"
