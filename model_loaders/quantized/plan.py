@@ -90,7 +90,10 @@ def _orders(parts: Iterable[Part]) -> Orders:
         columns = source.columns() if isinstance(source, QuantizedTensor) else None
         if columns is not None and _IN_PLACE.search(target):
             raise _refused(part, f"{target!r} has no groups in act order (desc_act)")
-        if not np.array_equal(orders.setdefault(target, columns), columns):
+        first = orders.setdefault(target, columns)
+        if (first is None) != (columns is None) or (
+            first is not None and columns is not None and not np.array_equal(first, columns)
+        ):
             raise _refused(part, f"other parts of {target!r} have other groups (desc_act)")
     return {target: order for target, order in orders.items() if order is not None}
 
