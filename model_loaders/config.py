@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import (
+    CheckpointError,
     CheckpointNotFoundError,
     ConfigError,
     ConfigFieldMissingError,
     UnsupportedModelError,
 )
-from .storage import check_no_pointer
+from .files import check_no_pointer, read_file
 
 # Far more than any configuration has; a larger file is not a configuration.
 MAX_JSON_BYTES = 64 << 20
@@ -29,9 +30,9 @@ _UNSET = object()
 def read_json_object(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in ``path``; errors name the file and say that it should be ``what``."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_JSON_BYTES} bytes, so not {what}")
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        value = json.loads(read_file(path, MAX_JSON_BYTES).decode("utf-8"))
+    except CheckpointError as error:
+        raise ConfigError(f"{error}, so not {what}") from None
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"{path}: no such file ({what})") from None
     except RecursionError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from .spec import (
     Architecture,
     Part,
     RequiredTensor,
+    Weight,
     expand,
     find_architecture,
     message_class,
@@ -122,11 +123,12 @@ def make_plan(
     spec = make_spec(config, data_type)
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
     named = architecture.arranged(checkpoint.tensors, spec)
-    tensors = without_idle_biases(named, _sources(architecture, spec, required))
+    rules = expand(architecture.weights, spec.num_layers, spec.num_experts, named)
+    tensors = without_idle_biases(named, _sources(rules, required))
     parts = resolve(architecture, spec.num_layers, required, tensors, computed, spec.num_experts)
     if quantization is not None:
         quantization.check_method(checkpoint_method(config), is_quantized(tensors))
-    weights = _matrix_weights(architecture, spec, required)
+    weights = _matrix_weights(rules, spec.tie_embeddings, required)
     if is_quantized(tensors) and (quantization is None or quantization.keeps_checkpoint):
         activations = None if quantization is None else quantization.quantize_activations
         parts, quants, orders = keep_quantized(parts, activations)
@@ -148,21 +150,20 @@ def make_plan(
     return Plan(spec, build, computed, parts)
 
 
-def _sources(architecture: Architecture, spec: Any, required: list[RequiredTensor]) -> set[str]:
+def _sources(rules: Iterable[Weight], required: list[RequiredTensor]) -> set[str]:
     """The checkpoint's names of the tensors that the spec requires."""
     names = {tensor.name for tensor in required}
-    rules = expand(architecture.weights, spec.num_layers, spec.num_experts)
     return {source for rule in rules if rule.target in names for source in rule.sources}
 
 
 def _matrix_weights(
-    architecture: Architecture, spec: Any, required: list[RequiredTensor]
+    rules: Iterable[Weight], tie_embeddings: bool, required: list[RequiredTensor]
 ) -> list[MatrixWeight]:
     """The weights that can be quantised, by the decoder's name and the checkpoint's modules."""
     modules: dict[str, tuple[str, ...]] = {}
-    for rule in expand(architecture.weights, spec.num_layers, spec.num_experts):
+    for rule in rules:
         modules[rule.target] = modules.get(rule.target, ()) + rule.modules
-    if spec.tie_embeddings:  # One weight with both names.
+    if tie_embeddings:  # One weight with both names.
         modules["embedding"] += ("lm_head",)
     return [
         MatrixWeight((tensor.name, *modules[tensor.name]), tensor.shape[1])

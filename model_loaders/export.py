@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
+import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .config import ModelConfig
 from .convert import Plan
 from .errors import CheckpointError, ModelSerializerException
+from .files import MAX_COMPANION_BYTES, check_file, file_size, read_file
 from .spec import message_class
-from .storage import file_size
 from .tokenizer import TOKENIZER_FILES
 
 COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -77,14 +80,32 @@ def engine_accepts(graph: Path, param: Path, engine: Any = None) -> bool:
     return True
 
 
-def copy_companions(
+@contextlib.contextmanager
+def companions(
     source: Path, target: Path, config: ModelConfig, graph: Path, made: Mapping[str, str]
-) -> None:
+) -> Iterator[None]:
     """Copies tokenizer and configuration from ``source``, so that ``target`` is a complete model. A
     ``config`` that is in no file is written, and so are the files in ``made``.
 
-    Refuses to replace the files of another model in ``target``.
+    Before the body of the ``with`` they are written to temporary files, which get their names after
+    it. If either fails, ``target`` is as it was. Refuses to replace the files of another model in
+    ``target``.
     """
+    with contextlib.ExitStack() as stack:
+        staged = []
+        for data, end in _contents(source, target, config, graph, made):
+            try:
+                staged.append((stack.enter_context(_temporary_file(data, end)), end))
+            except OSError as error:
+                raise CheckpointError(f"{end}: cannot be written: {error.strerror}") from error
+        yield
+        for partial, end in staged:
+            os.replace(partial, end)
+
+
+def _contents(
+    source: Path, target: Path, config: ModelConfig, graph: Path, made: Mapping[str, str]
+) -> Iterator[tuple[bytes, Path]]:
     others = [path.name for path in target.glob("*.asgraph") if path.name != graph.name]
     for name in COMPANIONS:
         begin, end = source / name, target / name
@@ -92,8 +113,9 @@ def copy_companions(
             continue
         if name in made:
             data = made[name].encode()
-        elif begin.is_file():
-            data = begin.read_bytes()
+        elif os.path.lexists(begin):
+            check_file(begin, MAX_COMPANION_BYTES)
+            data = read_file(begin, MAX_COMPANION_BYTES)
         elif name == "config.json":
             data = json.dumps(dict(config), indent=2).encode()
         else:
@@ -105,15 +127,28 @@ def copy_companions(
                 f"{end}: belongs to another model ({', '.join(sorted(others))}) and differs; "
                 "serialise each model to a directory of its own"
             )
-        _write(data, end)
+        yield data, end
 
 
-def _write(data: bytes, end: Path) -> None:
-    """Writes a file atomically: a reader of ``end`` sees the old file or the new one."""
-    partial = end.with_name(f".{end.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, end)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+_counter = itertools.count()
+
+
+@contextlib.contextmanager
+def _temporary_file(data: bytes, end: Path) -> Iterator[Path]:
+    """A new file beside ``end``, which is locked: one without a lock is a killed process's, and the
+    next one for ``end`` removes it. Other file systems than those with locks keep it.
+    """
+    for path in end.parent.glob(f".{glob.escape(end.name)}.*.tmp"):
+        with contextlib.suppress(OSError), open(path, "r+b") as leftover:
+            fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    partial = end.with_name(f".{end.name}.{os.getpid()}-{next(_counter)}.tmp")
+    with open(partial, "xb") as file:
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(data)
+            file.flush()
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint, LoadFormat
 from .config import ModelConfig
 from .convert import Plan, checked_data_type, decoder_fields, make_plan, make_spec, write_model
 from .errors import PARAM_ERROR, ModelSerializerException
-from .export import copy_companions, is_current
+from .export import companions, is_current
 from .gguf import GgufFile, find_gguf, open_gguf, read_gguf, tokenizer_files
 from .hub import download_from_huggingface, download_from_modelscope, local_directory
 from .llm import LLM
@@ -312,11 +312,10 @@ class HuggingFaceModel(LLM):
         graph = target / f"{self.safe_model_name}.asgraph"
         param = target / f"{self.safe_model_name}.asparam"
         if plan is not None:
-            if not (skip_if_exists and is_current(plan, graph, param, engine)):
-                write_model(plan, native().ModelWriter, str(graph), str(param))
-            copy_companions(
-                self.directory, target, self._model_config(), graph, self._made_companions()
-            )
+            made = self._made_companions()
+            with companions(self.directory, target, self._model_config(), graph, made):
+                if not (skip_if_exists and is_current(plan, graph, param, engine)):
+                    write_model(plan, native().ModelWriter, str(graph), str(param))
         for name, adapter in adapters.items():
             adapter.serialize_to_path(target / f"{name}.aslora")
         if plan is not None or (graph.is_file() and param.is_file()):

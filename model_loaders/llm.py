@@ -31,6 +31,9 @@ class LLM:
     ) -> None:
         if not isinstance(pretrain_model_name, str) or not pretrain_model_name:
             raise ValueError(f"pretrain_model_name is {pretrain_model_name!r}, expected a name")
+        if "\0" in pretrain_model_name + str(pretrain_model_name_or_path):
+            names = f"{pretrain_model_name!r} of {str(pretrain_model_name_or_path)!r}"
+            raise ValueError(f"the model {names} has a NUL character in its name or path")
         self.pretrain_model_name_or_path = str(pretrain_model_name_or_path)
         self.pretrain_model_name = pretrain_model_name
         # The name in a form that can be part of a file name.

@@ -25,8 +25,10 @@ from typing import IO, Any, cast
 from .errors import CheckpointError
 from .storage import ELEMENT_TYPES, MappedFile, TensorEntry, checked_shape
 
-# The pickle holds names and shapes only; 700 tensors take about 100 KB.
-MAX_PICKLE_BYTES = 256 << 20
+# The pickle holds names and shapes only; 700 tensors take about 100 KB and 22,000 operations. An
+# operation of one byte can make an object of 64 bytes and a place for it.
+MAX_PICKLE_BYTES = 64 << 20
+MAX_OPERATIONS = 4 << 20
 
 # The older form begins with two pickles: this number and a version.
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -143,11 +145,15 @@ class _Machine:
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.operations = 0
 
     def run(self, data: bytes | _Pickles) -> Any:
         """Runs one pickle; in a stream, the one at the current position."""
         for opcode, argument, _ in pickletools.genops(cast(Any, data)):
             name = opcode.name
+            self.operations += 1
+            if self.operations > MAX_OPERATIONS:
+                raise _Refused(f"more than {MAX_OPERATIONS} operations")
             if name in ("PROTO", "FRAME"):
                 continue
             if name == "STOP":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -166,20 +166,37 @@ def with_architecture(config: ModelConfig) -> ModelConfig:
     return config.with_fields(architectures=names)
 
 
-def expand(weights: Iterable[Weight], num_layers: int, num_experts: int = 0) -> list[Weight]:
-    """The rules with ``{i}`` replaced by each layer's number, and ``{e}`` by each expert's."""
+def expand(
+    weights: Iterable[Weight],
+    num_layers: int,
+    num_experts: int = 0,
+    tensors: Collection[str] | None = None,
+) -> list[Weight]:
+    """The rules with ``{i}`` replaced by each layer's number, and ``{e}`` by each expert's.
+
+    With the names of the checkpoint's ``tensors``, a layer without a tensor of its first expert has
+    rules for that expert alone: its experts are stacked, or missing. Raises UnexplainedTensorError
+    before a configuration asks for more tensors of experts than the checkpoint has tensors.
+    """
     expanded = []
+    num_names = 0  # of single experts
     for rule in weights:
-        if any("{e}" in source for source in rule.sources):
-            sources = tuple(
-                source.replace("{e}", str(e)) for e in range(num_experts) for source in rule.sources
-            )
-            rule = replace(rule, sources=sources)
-        if "{i}" not in rule.target:
-            expanded.append(rule)
-            continue
-        for i in range(num_layers):
+        for i in range(num_layers) if "{i}" in rule.target else (0,):
             names = tuple(source.replace("{i}", str(i)) for source in rule.sources)
+            if any("{e}" in name for name in names):
+                first = names[0].replace("{e}", "0")
+                count = num_experts
+                if tensors is not None and first not in tensors:
+                    count = min(num_experts, 1)
+                num_names += count * len(names)
+                if tensors is not None and count > 1 and num_names > len(tensors):
+                    raise UnexplainedTensorError(
+                        f"there are {num_experts} experts in a layer, so {num_names} tensors of "
+                        f"experts up to layer {i}; the checkpoint has {len(tensors)} tensors"
+                    )
+                names = tuple(
+                    name.replace("{e}", str(e)) for e in range(count) for name in names
+                )
             target = rule.target.replace("{i}", str(i))
             expanded.append(replace(rule, target=target, sources=names))
     return expanded
@@ -206,7 +223,7 @@ def resolve(
     absent: list[str] = []
     parts: list[Part] = []
     alternatives: dict[str, list[Weight]] = {}
-    for rule in expand(architecture.weights, num_layers, num_experts):
+    for rule in expand(architecture.weights, num_layers, num_experts, tensors):
         alternatives.setdefault(rule.target, []).append(rule)
     for name, rules in alternatives.items():
         target = missing_targets.pop(name, None)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-import os
-import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CheckpointError, CheckpointNotFoundError
+from .errors import CheckpointError
+from .files import check_no_pointer, file_size
 
 # Element types that a checkpoint may have, and the NumPy type of their bytes. NumPy has no bfloat16
 # and no float8: their bits are unsigned integers, with the name of the type beside them.
@@ -41,10 +39,6 @@ ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
     "bool": np.dtype("u1"),
 }
-
-# Git LFS writes a few lines of text in place of a file that was not fetched; they begin so.
-_LFS_BEGIN = b"version https://git-lfs."
-_MAX_LFS_BYTES = 1024
 
 # Tensors of models have few dimensions; more mean a damaged header.
 MAX_RANK = 8
@@ -148,36 +142,6 @@ def round_float32(values: NDArray[Any], dtype: str) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)
     return values
-
-
-def file_size(path: Path) -> int:
-    """The size of a regular file in bytes; if it is none, the error says what is there instead."""
-    try:
-        info = os.stat(path)
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise CheckpointNotFoundError(f"{path}: a symbolic link that leads nowhere") from None
-        raise CheckpointNotFoundError(f"{path}: no such file") from None
-    except OSError as error:  # ELOOP, EACCES, ENAMETOOLONG
-        raise CheckpointNotFoundError(f"{path}: cannot be opened: {error.strerror}") from None
-    if not stat.S_ISREG(info.st_mode):
-        raise CheckpointError(f"{path}: not a regular file")
-    if info.st_size == 0:
-        raise CheckpointError(f"{path}: empty file")
-    return info.st_size
-
-
-def check_no_pointer(path: Path) -> None:
-    """Refuses the text that Git LFS writes in place of a file that was not fetched."""
-    with open(path, "rb") as file:
-        text = file.read(_MAX_LFS_BYTES)
-    if text.startswith(_LFS_BEGIN):
-        found = re.search(rb"^size (\d+)$", text, re.MULTILINE)
-        size = f" of {int(found[1])} bytes" if found else ""
-        raise CheckpointError(
-            f"{path}: a Git LFS pointer to the file{size}, not the file itself; fetch it with "
-            "'git lfs pull'"
-        )
 
 
 def checked_shape(value: Any, where: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from .config import read_json_object
 from .errors import CheckpointNotFoundError, ModelSerializerException
-from .storage import check_no_pointer
+from .files import MAX_COMPANION_BYTES, check_file, check_no_pointer
 
 # The files of a tokenizer; they are copied into a serialised model's directory.
 TOKENIZER_FILES = (
@@ -32,6 +32,9 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+
+# Ends of the names of all files that transformers may read for a tokenizer.
+_READ = frozenset((".json", ".jinja", ".model", ".txt"))
 
 # Classes that convert a SentencePiece model without torch.
 _SENTENCEPIECE_CLASSES = {
@@ -63,12 +66,15 @@ def load_tokenizer(
         )
     settings = directory / "tokenizer_config.json"
     config = read_json_object(settings, "a tokenizer's settings") if settings.exists() else {}
+    for path in (*directory.iterdir(), *directory.glob("additional_chat_templates/*")):
+        if path.suffix in _READ and not path.is_dir():
+            check_file(path, MAX_COMPANION_BYTES)
     loader = _tokenizer_class(directory, config, trust_remote_code)
     options: dict[str, Any] = {"padding_side": padding_side, "local_files_only": True}
     if not config and loader.__name__ in _SENTENCEPIECE_CLASSES.values():
         options["add_bos_token"] = True  # As Meta's models were trained.
-    if trust_remote_code:
-        options["trust_remote_code"] = True
+    if loader.__name__ == "AutoTokenizer":
+        options["trust_remote_code"] = trust_remote_code  # Without an answer it asks on stdin.
     try:
         return loader.from_pretrained(str(directory), **options)
     except BaseException as error:

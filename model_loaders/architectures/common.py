@@ -11,6 +11,8 @@ from ..spec import Weight
 
 # No decoder has more layers. Rules are expanded for every layer, so this is checked before.
 _MAX_LAYERS = 4096
+# The engine's own bound; ALiBi computes a number for each head.
+_MAX_HEADS = 1 << 16
 
 _WHOLE_MODEL = ("embedding", "position_embedding", "embedding_norm", "final_norm", "lm_head")
 NORMS = (
@@ -103,7 +105,8 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
     """Sizes, norm and tying. Where ``head_dim`` or ``num_key_value_heads`` is absent, it is
     computed from the other sizes.
     """
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads", maximum=_MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise config.error(

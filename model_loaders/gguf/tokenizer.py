@@ -111,6 +111,9 @@ _PRE_OF_ARCHITECTURES = {
 }
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+# Every way to cut a token in two is looked at, and one in which both parts are tokens is a merge.
+# Published vocabularies have pieces of 128 characters and fewer than 3 merges a token.
+_MAX_PIECE, _MAX_MERGES = 512, 16
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -269,9 +272,19 @@ def _merges(
     for token_id, (token, type_id) in enumerate(zip(tokens, types, strict=False)):
         if type_id in whole:
             continue
+        if len(token) > _MAX_PIECE:
+            raise UnsupportedModelError(
+                f"{config.source}: tokenizer.ggml.tokens: token {token_id} has {len(token)} "
+                f"characters, supported are {_MAX_PIECE}; put tokenizer.json beside the file"
+            )
         for cut in range(1, len(token)):
             left, right = vocabulary.get(token[:cut]), vocabulary.get(token[cut:])
             if left is not None and right is not None:
                 ranked.append((-scores[token_id], token_id, left, right))
+        if len(ranked) > _MAX_MERGES * len(tokens):
+            raise UnsupportedModelError(
+                f"{config.source}: tokenizer.ggml.tokens can be joined from each other in more "
+                f"than {_MAX_MERGES} ways a token; put tokenizer.json beside the file"
+            )
     ranked.sort()
     return [(tokens[left], tokens[right]) for _, _, left, right in ranked]

@@ -13,6 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from allspark.model_loader import pickle_file
 from allspark.model_loader.checkpoint import Checkpoint
 from allspark.model_loader.errors import CheckpointError, CheckpointNotFoundError
 from allspark.model_loader.safetensors_file import MAX_HEADER_BYTES, read_safetensors
@@ -388,6 +389,16 @@ def test_refused_pickles(tmp_path, case):
     assert not os.path.exists("/tmp/should-not-exist")
 
 
+def test_operations_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(pickle_file, "MAX_OPERATIONS", 100)
+    bin_with_pickle(tmp_path, b"\x80\x02" + b"]" * 98 + b".")
+    with pytest.raises(CheckpointError, match="holds a list"):
+        Checkpoint.open(tmp_path)
+    bin_with_pickle(tmp_path, b"\x80\x02" + b"]" * 99 + b".")
+    with pytest.raises(CheckpointError, match="more than 100 operations"):
+        Checkpoint.open(tmp_path)
+
+
 def tensor_pickle(
     name="a", key="0", numel=12, offset=0, size=(3, 4), stride=(4, 1), legacy=False, view=None,
     python2=False,
@@ -554,7 +565,7 @@ def test_hand_made_legacy_bin(tmp_path):
         ({"machine": []}, "not little-endian"),
         ({"table": pickle.dumps({"a": Evil()}, 2)}, "its state dict asks for the global"),
         ({"table": pickle.dumps([1], 2)}, "holds a list"),
-        ({"table": b"\x80\x02X\xff\xff\xff\x7fabc."}, "more than 268435456 bytes of pickles"),
+        ({"table": b"\x80\x02X\xff\xff\xff\x7fabc."}, "more than 67108864 bytes of pickles"),
         ({"table": b"\x80\x02}"}, "holds a list"),  # the list of keys, which follows
         ({"table": tensor_pickle(legacy=True, view=("v", 0, 1))}, "a persistent object"),
         ({"keys": ()}, "its list of storages is not that of its tensors' 1"),

@@ -767,6 +767,14 @@ def test_sentence_piece_tokenizer(tmp_path, name):
             {"model": "llama", "eos_token_id": 3},
             "tokenizer.ggml.eos_token_id is 3, expected 0 to 2",
         ),
+        (
+            {"model": "llama", "tokens": ["a" * 400_000], "scores": [0.0]},
+            "tokens: token 0 has 400000 characters, supported are 512",
+        ),
+        (
+            {"model": "llama", "tokens": ["a" * i for i in range(1, 513)], "scores": [0.0] * 512},
+            "tokens can be joined from each other in more than 16 ways a token",
+        ),
     ],
 )
 def test_tokenizers_that_cannot_be_made(tmp_path, keys, message):

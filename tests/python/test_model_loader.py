@@ -736,9 +736,19 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
     settings = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Tok", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Tok: pass\n")
-    loader = HuggingFaceModel(str(tmp_path), "m").load_model()
-    with pytest.raises(ModelSerializerException):
-        loader.get_tokenizer()
+    program = (
+        "import sys\n"
+        "from allspark.model_loader import HuggingFaceModel, ModelSerializerException\n"
+        "try:\n"
+        "    HuggingFaceModel(sys.argv[1], 'm').load_model().get_tokenizer()\n"
+        "except ModelSerializerException as error:\n"
+        "    print(error)\n"
+    )
+    # Somebody, or a pipe, that says yes to every question.
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    result = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True)
+    assert "trust_remote_code" in result.stdout, result.stderr
+    assert "[y/N]" not in result.stdout
     assert not (tmp_path / "ran").exists()
 
 
