@@ -70,6 +70,11 @@ class LoraCalls(EngineCalls):
                     f"lora is None, and no adapter {lora_name!r} was serialised with the model "
                     f"{model_name!r}; name its file or its directory"
                 )
+            if os.path.basename(lora_name) != lora_name:
+                raise ValueError(
+                    f"lora is None and lora_name is {lora_name!r}, which is not the name of a file "
+                    f"in {folder}; name the adapter's file or directory"
+                )
             return str(folder / f"{lora_name}.aslora")
         if isinstance(lora, LoraImage):
             return lora

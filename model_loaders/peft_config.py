@@ -7,7 +7,6 @@ that names the field and the value.
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -50,6 +49,9 @@ _REFUSED = {
 # weights, and the adapter fits only the changed ones.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
+# PEFT writes one for each module with a scale of its own. Each is compared with each module.
+_MAX_PATTERNS = 10_000
+
 
 class PeftConfig:
     """One adapter's configuration, checked. Names of modules are those of the base model."""
@@ -60,7 +62,14 @@ class PeftConfig:
         self._check_kind()
         self._alpha = config.number("lora_alpha", above=-math.inf)
         pattern = config.section("alpha_pattern") or ModelConfig({})
-        self._alpha_pattern = {name: pattern.number(name, above=-math.inf) for name in pattern}
+        self._check_count("alpha_pattern", len(pattern))
+        self._alpha_pattern = [
+            (
+                self._regex("alpha_pattern", rf"(.*\.)?({name})"),
+                pattern.number(name, above=-math.inf),
+            )
+            for name in pattern
+        ]
         self._rank_stabilized = config.flag("use_rslora", False)
         self.weight_tying = config.flag("ensure_weight_tying", False)
         rank_field = "r" if "r" in config else "lora_r"
@@ -71,7 +80,11 @@ class PeftConfig:
         self._target = self._matcher("target_modules")
         self._exclude = self._matcher("exclude_modules")
         self._layers = self._layer_numbers()
-        self._layer_names = self._names("layers_pattern")
+        layers = self._names("layers_pattern") or [r"[^.]*"]
+        self._check_count("layers_pattern", len(layers))
+        self._layer_patterns = [
+            self._regex("layers_pattern", rf".*\.{name}\.(\d+)\.") for name in layers
+        ]
 
     @classmethod
     def read(cls, directory: Path) -> PeftConfig:
@@ -87,8 +100,8 @@ class PeftConfig:
                 f"have rank {rank}",
             )
         alpha = self._alpha
-        for pattern, value in self._alpha_pattern.items():
-            if self._regex("alpha_pattern", rf"(.*\.)?({pattern})").fullmatch(module):
+        for pattern, value in self._alpha_pattern:
+            if pattern.fullmatch(module):
                 alpha = value
                 break
         return alpha / (math.sqrt(rank) if self._rank_stabilized else rank)
@@ -108,9 +121,8 @@ class PeftConfig:
             return False
         if self._layers is None or isinstance(self._config["target_modules"], str):
             return True
-        patterns = self._layer_names or [r"[^.]*"]
-        for pattern in patterns:
-            found = self._regex("layers_pattern", rf".*\.{pattern}\.(\d+)\.").match(module)
+        for pattern in self._layer_patterns:
+            found = pattern.match(module)
             if found:
                 return int(found.group(1)) in self._layers
         return False
@@ -143,17 +155,31 @@ class PeftConfig:
         if unknown:
             warnings.warn(f"{self.source}: unknown fields {', '.join(unknown)}", stacklevel=2)
 
+    def _check_count(self, field: str, count: int) -> None:
+        if count > _MAX_PATTERNS:
+            raise self._config.error(
+                field, f"has {count} patterns, expected at most {_MAX_PATTERNS}"
+            )
+
     def _unsupported(self, field: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"{self.source}: {field} is {self._config[field]!r}: {what} is not supported"
         )
 
-    def _regex(self, field: str, pattern: str) -> re.Pattern[str]:
+    def _regex(self, field: str, pattern: str) -> Any:
+        """Of RE2, whose time is linear in the text: one of Python's may never return."""
+        import re2
+
+        options = re2.Options()
+        options.log_errors = False
         try:
-            return re.compile(pattern)
-        except re.error as error:
+            return re2.compile(pattern, options)
+        except re2.error as error:
+            reason = b"".join(error.args[:1]).decode(errors="replace")
             raise self._config.error(
-                field, f"has {pattern!r}, no regular expression: {error}"
+                field,
+                f"has {pattern!r}, no regular expression: {reason} (look-around and references "
+                "back are not supported; a list of modules' names is)",
             ) from None
 
     def _names(self, field: str) -> list[str] | None:

@@ -374,6 +374,8 @@ def test_ways_to_load_give_the_same_bits(tmp_path):
     assert served.engine.load_lora("files", "a") == SUCCESS, served.engine.last_error()
     assert served.engine.load_lora("files", "b") == AsStatus.ALLSPARK_IO_ERROR
     assert "b.aslora" in served.engine.last_error()
+    assert served.engine.load_lora("files", "../a") == AsStatus.ALLSPARK_PARAM_ERROR
+    assert "lora_name is '../a', which is not the name of a file" in served.engine.last_error()
 
 
 def test_embedding_and_head_of_a_checkpoint_with_copies(tmp_path):

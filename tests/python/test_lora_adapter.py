@@ -361,6 +361,15 @@ def test_adapters_of_other_kinds(tmp_path, fields, message):
         ({"rank_pattern": [4]}, "rank_pattern is"),
         ({"alpha_pattern": {"(": 4}}, r"alpha_pattern has .* no regular expression"),
         ({"target_modules": "*"}, r"target_modules has '\*', no regular expression"),
+        (
+            {"exclude_modules": "(?!model).*"},
+            r"exclude_modules has .* \(\?! \(look-around and references back are not supported",
+        ),
+        ({"alpha_pattern": {"((a{1000}){1000})": 4}}, "alpha_pattern has .* repetition size"),
+        (
+            {"alpha_pattern": {str(i): 1 for i in range(10_001)}},
+            "alpha_pattern has 10001 patterns, expected at most 10000",
+        ),
         ({"target_modules": [1]}, r"target_modules is \[1\], expected names"),
         ({"layers_to_transform": ["1"]}, "layers_to_transform is"),
         ({"use_rslora": "yes"}, "use_rslora is 'yes'"),
