@@ -1,6 +1,7 @@
 #include "weights/file_io.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <system_error>
 
 #include "platform/thread_pool.h"
@@ -83,6 +85,43 @@ Status CheckRoom(int fd, const std::string& path, int64_t bytes) {
   return Status::Ok();
 }
 
+// The system would take the path for one that ends there.
+Status CheckPath(const std::string& path) {
+  const size_t end = path.find('\0');
+  if (end == std::string::npos) return Status::Ok();
+  return Status(StatusCode::kInvalidArgument, AsStatus::kIoError,
+                path.substr(0, end) + "...: a path with a NUL character at " + std::to_string(end));
+}
+
+constexpr std::string_view kTempMark = ".tmp-";
+
+// Removes the temporary files of `final_path` whose processes have ended: those nobody has locked.
+void RemoveLeftovers(const std::string& final_path) {
+  const std::filesystem::path path(final_path);
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const std::string prefix = path.filename().string() + std::string(kTempMark);
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (const std::filesystem::directory_iterator end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix) ||
+        name.find_first_not_of("0123456789-", prefix.size()) != std::string::npos) {
+      continue;
+    }
+    const std::string& leftover = entry->path().native();
+    const UniqueFd fd(open(leftover.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+    if (fd.get() >= 0 && flock(fd.get(), LOCK_EX | LOCK_NB) == 0) unlink(leftover.c_str());
+  }
+}
+
+// Locks a new file until its descriptors are closed. False: somebody took it for a leftover before.
+bool LockNew(int fd, const std::string& path) {
+  // A file system without locks is one on which no leftover is removed.
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  return access(path.c_str(), F_OK) == 0;
+}
+
 }  // namespace
 
 Status ErrnoStatus(std::string_view action, const std::string& path, int error) {
@@ -96,6 +135,7 @@ UniqueFd::~UniqueFd() {
 }
 
 Result<OpenedFile> OpenRegularFile(const std::string& path) {
+  AS_RETURN_IF_ERROR(CheckPath(path));
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (fd.get() < 0) return ErrnoStatus("open", path, errno);
@@ -202,18 +242,21 @@ TempFile::~TempFile() {
 
 Result<TempFile> TempFile::Create(const std::string& final_path, int64_t bytes) {
   static std::atomic<uint64_t> counter{0};
+  AS_RETURN_IF_ERROR(CheckPath(final_path));
   struct stat info;
   if (stat(final_path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return Status(StatusCode::kInvalidArgument, AsStatus::kIoError,
                   final_path + " is " + KindOfFile(info.st_mode) + "; it cannot be replaced");
   }
+  RemoveLeftovers(final_path);
   TempFile file;
   file.final_path_ = final_path;
   std::string temp_path;
-  do {  // A name that is taken was left behind by a process of the same id.
-    temp_path = final_path + ".tmp-" + std::to_string(getpid()) + "-" + std::to_string(counter++);
+  do {
+    temp_path = final_path + std::string(kTempMark) + std::to_string(getpid()) + "-" +
+                std::to_string(counter++);
     file.fd_ = UniqueFd(open(temp_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  } while (file.fd_.get() < 0 && errno == EEXIST);
+  } while (file.fd_.get() < 0 ? errno == EEXIST : !LockNew(file.fd(), temp_path));
   if (file.fd_.get() < 0) return ErrnoStatus("create", temp_path, errno);
   file.temp_path_ = temp_path;
   AS_RETURN_IF_ERROR(CheckRoom(file.fd(), final_path, bytes));
@@ -222,6 +265,7 @@ Result<TempFile> TempFile::Create(const std::string& final_path, int64_t bytes) 
 }
 
 Status TempFile::Close() {
+  lock_ = UniqueFd(fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
   // Network file systems report a failed write only here.
   if (close(fd_.Release()) != 0) return ErrnoStatus("close", temp_path_, errno);
   return Status::Ok();
@@ -232,6 +276,7 @@ Status TempFile::Commit() {
     return ErrnoStatus("rename " + temp_path_ + " to", final_path_, errno);
   }
   temp_path_.clear();
+  lock_ = UniqueFd();
   return Status::Ok();
 }
 

@@ -78,13 +78,15 @@ class Mapping {
   int64_t bytes_ = 0;
 };
 
-// A new file beside its final path, under a name of its own; removed unless committed.
+// A new file beside its final path, under a name of its own; removed unless committed. It is
+// locked: one without a lock is a killed process's, and the next one for the same path removes it.
 class TempFile {
  public:
   TempFile() = default;
   TempFile(TempFile&& other) noexcept { *this = std::move(other); }
   TempFile& operator=(TempFile&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(lock_, other.lock_);
     std::swap(temp_path_, other.temp_path_);
     std::swap(final_path_, other.final_path_);
     return *this;
@@ -102,6 +104,7 @@ class TempFile {
 
  private:
   UniqueFd fd_;
+  UniqueFd lock_;          // of the closed file, until it has its final name
   std::string temp_path_;  // empty once committed
   std::string final_path_;
 };

@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <limits>
@@ -316,6 +317,40 @@ TEST(ModelWriter, AnUnfinishedWriterRemovesItsFilesAndKeepsOldOnes) {
   BuildModel(SmallSpec(), DType::kFloat32, nullptr,
              dir / "m");  // And a finished one replaces them.
   EXPECT_TRUE(ModelReader::OpenFiles(dir / "m.asgraph", dir / "m.asparam", nullptr).ok());
+}
+
+TEST(ModelWriter, RemovesWhatAKilledProcessLeft) {
+  const TempDir dir;
+  const std::vector<std::string> others = {"m.asparam.tmp-1-0.bak", "n.asparam.tmp-1-0"};
+  for (const std::string& name : others) WriteFile(dir / name, "somebody else's");
+  WriteFile(dir / "m.asparam.tmp-1-0", "a large file");
+  WriteFile(dir / "m.asgraph.tmp-2-7", "a small one");
+  // Those of a writer that is at work have locks.
+  auto working =
+      ModelWriter::Create(SmallSpec(), {}, dir / "m.asgraph", dir / "m.asparam", nullptr);
+  ASSERT_TRUE(working.ok());
+  BuildModel(SmallSpec(), DType::kFloat32, nullptr, dir / "m");
+  std::vector<std::string> left = dir.Files();
+  const auto is_temporary = [](const std::string& name) {
+    return name.find(".tmp-" + std::to_string(getpid())) != std::string::npos;
+  };
+  EXPECT_EQ(std::erase_if(left, is_temporary), 2u);
+  EXPECT_EQ(left, (std::vector<std::string>{"m.asgraph", "m.asparam", others[0], others[1]}));
+  for (const RequiredTensor& tensor : Required(SmallSpec())) {
+    ASSERT_TRUE(AddRows(**working, tensor, 0, Rows(tensor)).ok());
+  }
+  EXPECT_TRUE((*working)->Finish().ok());
+  EXPECT_EQ(dir.Files().size(), 4u);
+}
+
+TEST(ModelWriter, APathIsNotCutAtANul) {
+  const TempDir dir;
+  const std::string graph = dir / std::string("m\0.asgraph", 10);
+  ExpectError(ModelWriter::Create(SmallSpec(), {}, graph, dir / "m.asparam", nullptr).status(),
+              StatusCode::kInvalidArgument, {"/m...", "NUL character"});
+  ExpectError(ModelReader::OpenFiles(graph, dir / "m.asparam", nullptr).status(),
+              StatusCode::kInvalidArgument, {"/m...", "NUL character"});
+  EXPECT_TRUE(dir.Files().empty());
 }
 
 TEST(ModelWriter, AFailedSecondRenameLeavesNothing) {
