@@ -201,9 +201,12 @@ def test_update_writes_what_is_expected(tmp_path, capsys):
     # ... and where a suite emulates what the processor lacks.
     write(tmp_path, ctest=[*ctest_run(native, emulated=())])
     assert report(tmp_path, capsys, expected, flags=AMX)[0] == 0
+    # What such a machine does not emulate it does not forget.
+    (tmp_path / "pytest.xml").unlink()
+    assert sum_results.update(tmp_path, file) == 0
+    assert json.loads(file.read_text())["ctest"] == SUITES
     # Without torch, as with --fast.
     write(tmp_path, pytest_fast=[pytests[0], pytests[2]])
-    (tmp_path / "pytest.xml").unlink()
     assert report(tmp_path, capsys, expected, of=("fast",), flags=AMX)[0] == 0
 
 
