@@ -17,6 +17,10 @@ from allspark.one_of import Prover
 
 # Nesting of lists and objects. The compiler's own reader stops at 128, and wraps the schema.
 MAX_DEPTH = 100
+# Of lists and objects. More of them do not fit in the longest grammar.
+_MAX_VALUES = 1_000_000
+# In a schema. What the compiler does with them grows with the third power of their number.
+MAX_PATTERN_PROPERTIES = 100
 
 # Keywords that hold values, not schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
@@ -57,12 +61,22 @@ def read(text: str, name: str) -> Any:
 
 
 def check_depth(value: Any, name: str) -> None:
-    """Raises a ValueError that begins with `name` where the value is deeper than MAX_DEPTH."""
-    level = [value]
+    """Raises a ValueError that begins with `name` where the value is deeper than MAX_DEPTH, or
+    larger than any text of it may be."""
+    # By identity, with how often: an object that the value holds many times is visited once, and
+    # written out as often as that.
+    level = {id(value): (value, 1)}
+    num_values = 1
     for _ in range(MAX_DEPTH):
-        # By identity: an object that the value holds many times is visited once.
-        children = {id(child): child for node in level for child in _children(node)}
-        level = [child for child in children.values() if isinstance(child, (Mapping, list, tuple))]
+        below: dict[int, tuple[Any, int]] = {}
+        for node, times in level.values():
+            for child in _children(node):
+                if isinstance(child, (Mapping, list, tuple)):
+                    below[id(child)] = (child, times + below.get(id(child), (child, 0))[1])
+        num_values += sum(times for _, times in below.values())
+        if num_values > _MAX_VALUES:
+            raise ValueError(f"{name} has more than {_MAX_VALUES} lists and objects, the bound")
+        level = below
         if not level:
             return
     raise _too_deep(name)
@@ -103,6 +117,7 @@ class _Writer:
         # A reference through a renamed oneOf would no longer find its target.
         self._may_rename = not any("/oneOf/" in reference for reference in _references(root))
         self._one_of_is_any_of = one_of_is_any_of
+        self._num_pattern_properties = 0
         self._prover = Prover(root)
 
     def written(self, node: Any, place: _Place) -> Any:
@@ -119,6 +134,8 @@ class _Writer:
             if keyword in _VALUES:
                 schema[keyword] = value
             elif keyword in _NAMED and isinstance(value, Mapping):
+                if keyword == "patternProperties":
+                    self._count_pattern_properties(value)
                 schema[keyword] = {n: self.written(s, (here, n)) for n, s in value.items()}
             elif keyword == "format" and isinstance(value, str) and not ENFORCED.get(value):
                 if value in ENFORCED:
@@ -132,6 +149,13 @@ class _Writer:
                     self.undecided.append(_pointer(here))
                 schema[keyword] = self.written(value, here)
         return _with_parts(schema, parts)
+
+    def _count_pattern_properties(self, patterns: Mapping[str, Any]) -> None:
+        self._num_pattern_properties += len(patterns)
+        if self._num_pattern_properties > MAX_PATTERN_PROPERTIES:
+            raise ValueError(
+                f"the schema has more than {MAX_PATTERN_PROPERTIES} patternProperties, the bound"
+            )
 
     def _is_any_of(self, schema: Mapping[str, Any]) -> bool:
         branches = schema["oneOf"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -170,8 +172,10 @@ class RequestCalls(EngineCalls):
     ) -> Started:
         """start_request_ids for asyncio: a start that waits for room does not block the loop.
 
-        Requests of one model start in the order of these calls. Cancelling the call withdraws it.
+        Requests of one model start in the order of these calls, those with a `response_format`
+        once it is compiled. Cancelling the call withdraws it.
         """
+        await _compile_grammar(model, generate_config_builder)
         return await self._start_async(
             self.start_request_ids, model_name, model, input_ids, generate_config_builder
         )
@@ -184,6 +188,7 @@ class RequestCalls(EngineCalls):
         generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
     ) -> Started:
         """start_request_text for asyncio; tokenising does not block the loop either."""
+        await _compile_grammar(model, generate_config_builder)
         return await self._start_async(
             self.start_request_text, model_name, model, input_str_or_array, generate_config_builder
         )
@@ -299,6 +304,25 @@ class RequestCalls(EngineCalls):
             min_tokens=max(config.native.min_new_tokens, shortest),
             generated=generated,
         )
+
+
+async def _compile_grammar(
+    model: LLM | None, config: ASGenerationConfigBuilder | dict[str, Any] | None
+) -> None:
+    """Compiles what a guided request needs beside the starts of its model, which would all wait."""
+    if isinstance(config, ASGenerationConfigBuilder):
+        config = config.build()
+    response_format = config.get("response_format") if isinstance(config, Mapping) else None
+    if model is None or response_format is None:
+        return
+
+    def compile_it() -> None:
+        from allspark.grammar_compiler import Compiler
+
+        with contextlib.suppress(TypeError, ValueError):  # the start says what is wrong
+            Compiler.of(model.get_tokenizer()).prepare(response_format)
+
+    await asyncio.to_thread(compile_it)
 
 
 class _WeakStop:

@@ -48,7 +48,7 @@ class Grammar:
     def explain(self, problem: str) -> str:
         """The compiler's message, in terms of a response format."""
         if "coerce_one_of" not in problem:
-            return problem.partition("\n<backtrace>")[0]
+            return explain(problem)
         places = ", ".join(self.undecided)
         if not places:
             return "the branches of a oneOf may overlap; write anyOf"
@@ -59,6 +59,14 @@ class Grammar:
             "or in the const, enum or type of a required property. 'oneOf': 'anyOf' in the "
             "response_format takes each oneOf as anyOf: outputs may match several branches"
         )
+
+
+def explain(problem: str) -> str:
+    """The compiler's message without what only its authors can use."""
+    text = re.split(r"\n<(?:backtrace|non-verbose)", problem)[0]
+    if "too many expressions" in text or "too many states" in text:
+        text += " (an expression or the bound of a length is too complex; use shorter repetitions)"
+    return text
 
 
 def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> Grammar | None:
@@ -170,7 +178,9 @@ def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
     for choice in choices:
         if not isinstance(choice, str):
             raise _wrong_type("an element of response_format's 'choice'", choice, "a str")
-    return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choices)))
+    # As a terminal: its compilation is linear in their lengths, that of a rule is quadratic.
+    texts = " | ".join(map(_quoted, choices))
+    return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
 
 
 def _grammar(fields: Mapping[str, Any], _: _Conversion) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tables
 from allspark import TargetDevice
-from allspark.guided import Compiler
+from allspark.grammar_compiler import Compiler
 from bench_engine import MODEL, BenchEngine, Recorder, make_parser
 from checkpoints import ensure_checkpoint
 

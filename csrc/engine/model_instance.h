@@ -117,6 +117,7 @@ class ModelInstance {
     std::vector<BatchSequence> sequences;
     std::vector<SamplingRow> rows;
     std::vector<Request*> sampled;  // by row
+    int64_t num_held = 0;           // requests that wait for their masks, at the step's begin
     std::vector<Request*> prompts;  // prompt_only requests that this step completes
     std::unique_ptr<StepOutputs> outputs;
     std::vector<Request*> changed;  // those that got tokens in this step and have not ended
@@ -170,11 +171,15 @@ class ModelInstance {
   void ReportLogits() const;
   // False: the request has ended.
   bool AppendSampled(Request* request, const SamplingRow& row, int64_t now_us);
-  // Drops the rows of the step whose request ends for want of its mask.
+  // Drops the rows of the step whose request ends without its mask, or is held until it comes.
   void AwaitMasks();
-  // Sets the row's mask, or ends the request.
-  void AwaitMask(Request* request, int64_t deadline_us, SamplingRow& row);
-  bool IsStopping(const Request& request) const;
+  // Sets the masks of rows that have none yet, as far as they come until then; how many do not.
+  int64_t ReadMasks(int64_t until_us);
+  enum class MaskRead { kLate, kThere, kRequestEnded };
+  MaskRead ReadMask(Request* request, int64_t until_us);
+  // Lets those go on whose masks have come, or come until then.
+  void ReleaseHeld(int64_t until_us);
+  bool HasMail() const;
   // Ends those in the scheduler whose deadline is over.
   void EndExpired();
   // One of them, or null.

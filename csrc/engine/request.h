@@ -147,6 +147,7 @@ struct Request : ScheduledSequence {
   // The step thread's.
   std::shared_ptr<const LoadedLora> lora;  // null: none
   std::unique_ptr<MaskReader> mask;        // null: every token may be chosen
+  int64_t mask_deadline_us = 0;            // of the mask that is awaited; 0: not awaited yet
   std::vector<int32_t> tokens;             // prompt, then generated; capacity is max_length
   TokenCounts counts;                      // of `tokens`, where the processors need them
   int64_t most_looked_up = 0;              // drafts of one step by prompt lookup; 0: not asked for

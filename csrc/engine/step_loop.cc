@@ -15,6 +15,13 @@
 #include "engine/model_instance.h"
 
 namespace allspark {
+namespace {
+
+// How long the thread waits for a mask where nobody has anything else to compute, before it looks
+// for mail.
+constexpr int64_t kMaskSliceUs = 1000;
+
+}  // namespace
 
 void ModelInstance::StepLoop() {
   pthread_setname_np(pthread_self(), "allspark-step");
@@ -91,6 +98,7 @@ void ModelInstance::RunStep() {
   Scheduler& scheduler = *running.scheduler;
   const std::vector<PlannedChunk>* plan = nullptr;
   running.step = {.begin_us = SteadyNowUs()};
+  ReleaseHeld(running.step.begin_us);
   try {
     OfferDrafts();
     // What is planned may be of a group that has just ended, or wait for blocks that one was to
@@ -98,11 +106,16 @@ void ModelInstance::RunStep() {
     do {
       plan = &scheduler.Plan(SteadyNowUs());
     } while (EndInterrupted());
-    AS_CHECK(!plan->empty() || scheduler.num_running() == 0)
-        << "nothing was planned for " << scheduler.num_running() << " running sequences";
+    AS_CHECK(!plan->empty() || scheduler.num_running() <= running.num_held)
+        << "nothing was planned for " << scheduler.num_running() << " running sequences, of which "
+        << running.num_held << " are held";
   } catch (const std::exception& error) {
     // The scheduler's own state is in doubt: nobody in it can be served.
     EndAll(FinishReason::kError, ErrorText("scheduling failed: ", error.what()));
+    return;
+  }
+  if (plan->empty() && scheduler.num_running() > 0) {
+    ReleaseHeld(SteadyNowUs() + kMaskSliceUs);
     return;
   }
   if (plan->empty()) {

@@ -154,6 +154,7 @@ void Scheduler::Reset(ScheduledSequence* sequence, State state) {
   for (auto* beam = sequence; beam != nullptr; beam = beam->next_beam) {
     ReleaseBlocks(beam, 0);
     beam->num_computed = 0;
+    beam->held = false;
   }
   SetState(sequence, state);
 }
@@ -206,6 +207,18 @@ void Scheduler::AcceptDraft(ScheduledSequence* sequence) {
   IndexBlocks(sequence, begin, sequence->num_computed, /*filled=*/true);
 }
 
+void Scheduler::Hold(ScheduledSequence* sequence) {
+  AS_CHECK(sequence->next_beam == nullptr && Remaining(*sequence) == 0)
+      << "sequence " << sequence->id << " has " << Remaining(*sequence)
+      << " tokens to compute, or beams";
+  // A full block may be in other tables by now. It is not to be written again: another takes its
+  // place.
+  const bool is_full = sequence->num_computed % config_.block_size == 0;
+  sequence->num_computed -= is_full ? config_.block_size : 1;
+  if (is_full) ReleaseBlocks(sequence, BlocksFor(sequence->num_computed));
+  sequence->held = true;
+}
+
 void Scheduler::PlanDecodes() {
   for (ScheduledSequence* sequence = running_.head; sequence != nullptr;
        sequence = sequence->next) {
@@ -214,7 +227,7 @@ void Scheduler::PlanDecodes() {
     AS_CHECK((Remaining(*sequence) >= 1 || waits) && sequence->num_tokens <= sequence->max_length)
         << "sequence " << sequence->id << " has " << sequence->num_tokens << " tokens, "
         << sequence->num_computed << " of them computed, max_length " << sequence->max_length;
-    if (!sequence->decodes()) continue;
+    if (sequence->held || !sequence->decodes()) continue;
     if (!PlanDecode(sequence)) {
       MakeRoom(sequence);  // It was the last of the list.
       break;
@@ -248,7 +261,9 @@ void Scheduler::PlanPrefill() {
   bool admitting = true;
   ScheduledSequence* sequence = running_.head;
   while (budget > 0) {
-    while (sequence != nullptr && sequence->decodes()) sequence = sequence->next;
+    while (sequence != nullptr && (sequence->held || sequence->decodes())) {
+      sequence = sequence->next;
+    }
     ScheduledSequence* candidate = waiting_.head;
     if (admitting && candidate != nullptr &&
         (sequence == nullptr || Precedes(*candidate, *sequence))) {

@@ -45,6 +45,8 @@ struct ScheduledSequence {
   // The owner wants what the model computes for each of the first tokens: none is taken from the
   // prefix cache. Set it to false once that is done.
   bool computes_all = false;
+  // It is in no plan. Hold sets it; the owner sets it back, or a preemption does.
+  bool held = false;
 
   // The next beam of the search that this one is a beam of. The first of them stands for all: it
   // alone is added, removed, in lists, and has token_ids; the others have its priority and
@@ -143,6 +145,9 @@ class Scheduler {
   // After Commit, once for each draft of the step that turned out to be the sampled token, in
   // order, when it is among the known tokens: what was computed for it counts.
   void AcceptDraft(ScheduledSequence* sequence);
+  // After Commit, instead of appending a token: the owner cannot use yet what was computed for the
+  // newest one, which counts as not computed. Requires: no beams, no drafts.
+  void Hold(ScheduledSequence* sequence);
   // After Commit, once everything of every beam is computed: from now on beams[i] continues what
   // beams[parents[i]] was, and beams beyond `parents` are not there. Sets num_tokens, to which the
   // owner adds the chosen tokens. Full blocks become common ones; what the caller has to copy is

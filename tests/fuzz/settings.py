@@ -309,7 +309,7 @@ def guided_format_seeds() -> list[bytes]:
 
 @functools.cache
 def compiler() -> Any:
-    from allspark.guided import Compiler
+    from allspark.grammar_compiler import Compiler
     from allspark.model_loader.tokenizer import load_tokenizer
 
     return Compiler.of(load_tokenizer(ROOT / "examples" / "demo_model"))

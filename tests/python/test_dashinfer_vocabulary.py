@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from allspark.guided import Compiler
+from allspark.grammar_compiler import Compiler
 from allspark.model_loader.tokenizer import load_tokenizer
 
 pytest.importorskip("allspark._allspark")

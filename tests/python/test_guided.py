@@ -21,77 +21,17 @@ import jsonschema
 import llguidance
 import numpy as np
 import pytest
-from allspark import AsStatus, Engine
-from allspark.guided import Compiler
+from allspark import AsStatus
+from allspark.grammar_compiler import Compiler
 from allspark.json_schema import MAX_DEPTH
 from allspark.model_loader.tokenizer import load_tokenizer
-from engine_fixture import read_all, start_engine
-from support.checkpoints import CONFIG, llama_tensors, shared_data, write_checkpoint
+from engine_fixture import read_all
+from guided_fixture import OK, PROMPT, Guided, second_engine, start_guided
+from support.checkpoints import shared_data
 from support.vocabularies import DATA, SMALL, tokenizer_directory
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
-
-OK = AsStatus.ALLSPARK_SUCCESS
-PROMPT = "Give me one."
-
-
-class Guided:
-    """A running engine with random weights and a tokenizer."""
-
-    def __init__(self, directory):
-        self.engine, self.loader = start_engine(directory)
-        assert self.engine.start_model("m") == OK, self.engine.last_error()
-        self.tokenizer = self.loader.get_tokenizer()
-        self.eos = self.tokenizer.eos_token_id
-        self.compiler = Compiler.of(self.tokenizer)
-
-    def start(self, response_format, **settings):
-        config = {
-            "temperature": 2.0, "top_k": 0, "max_new_tokens": 80, "eos_token_id": self.eos,
-            "seed": 3, "response_format": response_format, **settings,
-        }  # fmt: skip
-        return self.engine.start_request_text("m", self.loader, PROMPT, config)
-
-    def run(self, response_format, **settings) -> tuple[list[int], str, str]:
-        """Ids, the text without EOS, and the finish reason."""
-        status, handle, queue = self.start(response_format, **settings)
-        assert status == OK, self.engine.last_error()
-        ids = read_all(queue)
-        self.engine.release_request("m", handle)
-        return ids, self.tokenizer.decode(ids, skip_special_tokens=True), queue.finish_reason
-
-    def refusal(self, response_format, **settings) -> str:
-        """The message with which the request is refused."""
-        status, handle, queue = self.start(response_format, **settings)
-        assert (status, handle, queue) == (AsStatus.ALLSPARK_PARAM_ERROR, None, None)
-        return self.engine.last_error()
-
-    def accepts(self, matcher, text: str) -> bool:
-        """Whether the matcher accepts the complete text; the matcher's state does not change."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        matcher = matcher.deep_copy()
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-def start_guided(directory, name: str) -> Guided:
-    """An engine with the tokenizer of that name."""
-    for path in tokenizer_directory(name).glob("tokenizer*"):
-        shutil.copy(path, directory)
-    tokenizer = load_tokenizer(directory)
-    # As in real models: somewhat more than the tokenizer.
-    vocab_size = -(-len(tokenizer) // 64) * 64 + 64
-    config = {**CONFIG, "vocab_size": vocab_size, "max_position_embeddings": 512}
-    tensors = llama_tensors(config)
-    # Tokens of one or two characters and EOS are the likely ones, so that texts come to an end.
-    head = tensors["lm_head.weight"]
-    likely = [i for i in range(min(600, len(tokenizer))) if len(tokenizer.decode([i])) <= 2]
-    likely.append(tokenizer.eos_token_id)
-    rows = 3 * head[likely]
-    head[:] = 0
-    head[likely] = rows
-    write_checkpoint(directory, config=config, tensors=tensors)
-    return Guided(directory)
 
 
 @pytest.fixture(scope="module", params=["byte_level", "qwen2.5"])
@@ -411,7 +351,7 @@ def test_a_special_stop_word_ends_like_eos_and_others_follow_the_grammar(guided)
             },
             ["structures[0].schema#/oneOf"],
         ),
-        ({"type": "grammar", "grammar": 'start: "a"' + " " * 1_000_000}, ["1000010", "1000000"]),
+        ({"type": "grammar", "grammar": 'start: "a"' + " " * 1_000_000}, ["characters", "1000000"]),
         (
             {"type": "json_schema", "json_schema": {"not": {}, "x-guidance": {"lenient": True}}},
             ["not"],
@@ -455,7 +395,7 @@ def test_schemas_are_nested_to_a_bound(guided):
     too_deep = nested(MAX_DEPTH + 1)
     for schema in (
         too_deep, json.dumps(too_deep), nested(100_000), {"enum": endless},
-        '{"not":' * 100_000 + "{}" + "}" * 100_000, "[" * 100_000,
+        '{"not":' * 80_000 + "{}" + "}" * 80_000, "[" * 100_000,
     ):  # fmt: skip
         message = guided.refusal({"type": "json_schema", "json_schema": schema})
         assert all(word in message for word in bound), message
@@ -466,7 +406,7 @@ def test_schemas_are_nested_to_a_bound(guided):
 
 HOSTILE = """
 import json, sys
-from allspark.guided import Compiler
+from allspark.grammar_compiler import Compiler
 from allspark.model_loader.tokenizer import load_tokenizer
 from pathlib import Path
 
@@ -583,13 +523,6 @@ def test_a_hanging_provider_hangs_nobody(guided, monkeypatch):
     assert engine.stop_request("m", handle) == OK
     assert engine.sync_request("m", handle, timeout_ms=5000) == OK
     hang.set()
-
-
-def second_engine(guided) -> Engine:
-    """Another engine with the fixture's model and its own thread for masks."""
-    engine, _ = start_engine(guided.loader.directory)
-    assert engine.start_model("m") == OK
-    return engine
 
 
 def test_the_thread_ends_with_its_engine(guided):

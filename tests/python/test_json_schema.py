@@ -15,9 +15,10 @@ from typing import Any
 import jsonschema
 import llguidance
 import pytest
-from allspark.guided import _MAX_GRAMMAR_CHARS, _STACK_BYTES
+from allspark import grammar_compiler
+from allspark.grammar_compiler import MAX_GRAMMAR_CHARS, STACK_BYTES
 from allspark.json_formats import ENFORCED
-from allspark.json_schema import MAX_DEPTH, check_depth, prepare, read
+from allspark.json_schema import MAX_DEPTH, MAX_PATTERN_PROPERTIES, check_depth, prepare, read
 from allspark.one_of import Prover
 
 DATE = dict(ENFORCED["date"])
@@ -105,11 +106,15 @@ def test_texts_and_depths():
             check_depth(make(value), "x")
     for value in (1, "a", None, [], {}):
         check_depth(value, "x")
-    # Each is visited once, although there are 2^50 paths down.
+    # Each is visited once, although there are 2^50 paths down; the text would have them all.
     shared: list = []
-    for _ in range(50):
+    for _ in range(18):
         shared = [shared, shared]
     check_depth(shared, "x")
+    for _ in range(32):
+        shared = [shared, shared]
+    with pytest.raises(ValueError, match="^x has more than 1000000 lists and objects, the bound$"):
+        check_depth(shared, "x")
     endless: dict = {}
     endless["a"] = [endless]
     with pytest.raises(ValueError, match=bound):
@@ -234,9 +239,17 @@ def test_the_documents_name_what_is_enforced(repo_root):
     table = text.partition("| `format` |")[2].partition("\n\n")[0]
     names = "".join(row.split("|")[1] for row in table.splitlines()[2:])
     assert sorted(re.findall("`(.*?)`", names)) == sorted(ENFORCED)
-    assert f"nested {MAX_DEPTH} levels deep" in text
-    assert f"may have {_MAX_GRAMMAR_CHARS:,} characters" in text
-    assert f"a stack of {_STACK_BYTES >> 20} MiB" in text
+    assert f"{MAX_DEPTH} levels deep" in text
+    assert f"may have {MAX_GRAMMAR_CHARS:,} characters" in text
+    assert f"a stack of {STACK_BYTES >> 20} MiB" in text
+    assert f"`patternProperties` in a schema | {MAX_PATTERN_PROPERTIES} |" in text
+    assert f"{grammar_compiler._FIRST_FUEL:,} steps" in text
+    assert f"grammars {grammar_compiler._FIRST_FUEL_PER_CHAR} for each" in text
+    assert f"{grammar_compiler._STEP_FUEL:,} steps" in text
+    assert f"| {grammar_compiler._MAX_LEXER_STATES:,};" in text
+    assert f"| {grammar_compiler._MAX_COMPILE_SECONDS:g} s," in text
+    assert f"| {grammar_compiler._MAX_CACHE_BYTES >> 30} GiB," in text
+    assert f"{grammar_compiler._GROWTH_BYTES // 10**6} MB for" in text
 
 
 # -- proofs ------------------------------------------------------------------------------------

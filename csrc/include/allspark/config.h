@@ -71,7 +71,7 @@ struct RuntimeConfig {
   // Most bytes for the output tensors of all waiting and running requests; a request that would
   // exceed it is denied. 0: no bound.
   int64_t max_output_tensor_bytes = 0;
-  // Longest time that a step waits for token masks; a request whose mask is later ends in error.
+  // Longest time that a request waits for a token mask; one whose mask is later ends in error.
   int64_t token_mask_timeout_ms = 10000;
   // With speculative decoding (prompt_lookup_num_tokens, draft_model): most decoded and draft
   // tokens of one step. Below it, a step has the draft tokens that are worth computing. 0: no

@@ -1,9 +1,9 @@
 // TokenMask: which tokens a request may produce next, the seam of guided decoding.
 //
 // Derive from it what knows a grammar and give it to StartRequest. The engine asks for a mask as
-// soon as the token before it is known, runs the forward pass meanwhile, and waits for the answer
-// just before it samples, at most RuntimeConfig::token_mask_timeout_ms. An object serves one
-// request; a mask that fails or stays away ends that request alone.
+// soon as the token before it is known, and runs the forward pass meanwhile. A request whose mask
+// is late is left out of the steps until it comes, at most RuntimeConfig::token_mask_timeout_ms. An
+// object serves one request; a mask that fails or stays away ends that request alone.
 #pragma once
 
 #include <cstdint>

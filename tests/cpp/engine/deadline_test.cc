@@ -109,7 +109,7 @@ TEST_F(DeadlineTest, WhatIsOverBeforeItBeganIsNotComputed) {
   EXPECT_EQ(engine_->GetEngineStat("m")->num_steps, 0);
 }
 
-TEST_F(DeadlineTest, AMaskThatDoesNotComeHoldsNobodyBeyondADeadline) {
+TEST_F(DeadlineTest, AMaskThatDoesNotComeHoldsNobodyElseAndNobodyBeyondADeadline) {
   RuntimeConfig config = SmallConfig();
   config.token_mask_timeout_ms = kLongMs;
   Install(config);
@@ -118,18 +118,17 @@ TEST_F(DeadlineTest, AMaskThatDoesNotComeHoldsNobodyBeyondADeadline) {
   auto silent = std::make_shared<FunctionMask>([](FunctionMask&, int32_t) {});
   const StartedRequest guided =
       *engine_->StartRequest("m", Ids{1, 2}, Timed(9, 8 * kShortMs), silent);
-  GenerationConfig search = Timed(9, kShortMs);
+  GenerationConfig search = Greedy(9);
   search.num_beams = 3;
   search.repetition_penalty = 1.5;
   const StartedRequest beams = Start({1, 2, 3}, search);
-  const StartedRequest plain = Start({1, 2, 3}, Timed(9, kShortMs));
-  const StartedRequest untimed = Start({1, 2, 3}, Greedy(9));
+  const StartedRequest plain = Start({1, 2, 3}, Greedy(9));
   hook_.loop_gate.Open();
-  ExpectExpired(plain);
-  ExpectExpired(beams);
+  const Ids plain_ids = ReadAll(*plain.queue), beam_ids = ReadAll(*beams.queue);
   ExpectExpired(guided);
   EXPECT_EQ(guided.queue->GeneratedLength(), 0u);
-  EXPECT_EQ(ReadAll(*untimed.queue), Run({1, 2, 3}, Greedy(9)));
+  EXPECT_EQ(plain_ids, Run({1, 2, 3}, Greedy(9)));
+  EXPECT_EQ(beam_ids, Run({1, 2, 3}, search));
   EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
 }
 

@@ -1,7 +1,9 @@
 // Guided requests: what their masks allow, and providers that fail, hang or finish.
 
 #include <chrono>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/function_mask.h"
@@ -193,6 +195,84 @@ TEST_F(TokenMaskTest, AHangingProviderIsBoundedAndStoppable) {
   ASSERT_TRUE(request.queue->Get().has_value());
   ASSERT_OK(engine_->StopModel("m", StopMode::kDrain, 20));
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
+}
+
+// Before, a step waited for each of its masks, and with it everybody.
+TEST_F(TokenMaskTest, ALateMaskHoldsBackItsOwnRequestAlone) {
+  RuntimeConfig config = SmallConfig();
+  config.token_mask_timeout_ms = 1000000;
+  InstallAndStart(config);
+  const Ids guided_alone = ReadAll(*StartGuided({1, 2, 3}, Hot(7), ThirdsMask()).queue);
+  const Ids other_alone = ReadAll(*StartGuided({4, 5}, Hot(8, 100), nullptr).queue);
+  // The first and a later mask come when another request has run from its beginning to its end.
+  for (const int late_call : {0, 5}) {
+    SCOPED_TRACE(late_call);
+    std::promise<std::pair<FunctionMask*, int32_t>> asked;
+    auto mask = std::make_shared<FunctionMask>(
+        [&asked, late_call, call = 0](FunctionMask& m, int32_t token) mutable {
+          if (call++ == late_call) return asked.set_value({&m, token});
+          m.PublishEvery(3, token + 1);
+        });
+    const StartedRequest guided = StartGuided({1, 2, 3}, Hot(7), mask);
+    const auto [late, token] = asked.get_future().get();
+    EXPECT_EQ(ReadAll(*StartGuided({4, 5}, Hot(8, 100), nullptr).queue), other_alone);
+    EXPECT_EQ(guided.queue->GeneratedLength(), late_call);
+    late->PublishEvery(3, token + 1);
+    EXPECT_EQ(ReadAll(*guided.queue), guided_alone);
+  }
+}
+
+TEST_F(TokenMaskTest, HeldRequestsEndAsOthersDo) {
+  RuntimeConfig config = SmallConfig();
+  config.token_mask_timeout_ms = 1000000;
+  InstallAndStart(config);
+  const StartedRequest other = Start({4, 5}, Greedy(200));
+  GenerationConfig with_deadline = Greedy(6);
+  with_deadline.timeout_ms = 30;
+  const StartedRequest expires = StartGuided({1, 2, 3}, with_deadline, HangingMask(1));
+  const StartedRequest stopped = StartGuided({1, 2, 3}, Greedy(6), HangingMask(1));
+  ASSERT_TRUE(stopped.queue->Get().has_value());
+  ASSERT_OK(engine_->StopRequest("m", stopped.handle));
+  ReadAll(*stopped.queue);
+  EXPECT_EQ(stopped.queue->finish_reason(), FinishReason::kCancelled);
+  ReadAll(*expires.queue);
+  EXPECT_EQ(expires.queue->finish_reason(), FinishReason::kDeadline);
+  EXPECT_EQ(ReadAll(*other.queue).size(), 200u);
+
+  std::promise<FunctionMask*> asked;
+  const auto answer_second_later = [&asked, n = 0](FunctionMask& mask, int32_t) mutable {
+    n++ == 0 ? mask.PublishEvery(1) : asked.set_value(&mask);
+  };
+  auto mask = std::make_shared<FunctionMask>(answer_second_later);
+  const StartedRequest fails = StartGuided({1, 2, 3}, Greedy(6), mask);
+  const StartedRequest next = Start({4, 5}, Greedy(200));
+  FunctionMask* late = asked.get_future().get();
+  ASSERT_TRUE(next.queue->Get().has_value());
+  late->Fail("too late");
+  ReadAll(*fails.queue);
+  EXPECT_EQ(fails.queue->finish_reason(), FinishReason::kError);
+  EXPECT_EQ(ReadAll(*next.queue).size(), 199u);
+}
+
+// What waits behind requests that are held is not taken for what the cache can never hold.
+TEST_F(TokenMaskTest, WhoeverFitsRunsBesideHeldRequests) {
+  RuntimeConfig config = SmallConfig();
+  config.token_mask_timeout_ms = 1000000;
+  config.cache_span_num_init = 16;  // one request of 256 tokens
+  InstallAndStart(config);
+  std::promise<FunctionMask*> asked;
+  auto mask = std::make_shared<FunctionMask>([&asked, n = 0](FunctionMask& m, int32_t) mutable {
+    n++ == 0 ? asked.set_value(&m) : m.PublishEvery(1);
+  });
+  const Ids long_prompt = RandomPrompt(rng_, 200, vocab_size_);
+  const StartedRequest held = StartGuided(long_prompt, Greedy(6), mask);
+  FunctionMask* late = asked.get_future().get();
+  const StartedRequest waits = Start(RandomPrompt(rng_, 180, vocab_size_), Greedy(6));
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT_EQ(waits.queue->finish_reason(), FinishReason::kNone);
+  late->PublishEvery(1);
+  EXPECT_EQ(ReadAll(*held.queue).size(), 6u) << held.queue->error();
+  EXPECT_EQ(ReadAll(*waits.queue).size(), 6u) << waits.queue->error();
 }
 
 }  // namespace

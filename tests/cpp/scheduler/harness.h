@@ -25,6 +25,7 @@ struct TestSequence : ScheduledSequence {
   int64_t num_offered = 0;         // drafts before the plan
   int64_t num_accepted = 0;        // drafts of the step at hand that turn out right
   bool was_decode = false;         // before the step at hand was planned
+  int64_t running_since = -1;      // num_preemptions where it ran by then
   std::vector<int32_t> tokens;     // known ones, and drafts that turn out right; never moves
   std::vector<uint64_t> contents;  // what the cache holds of each: it and all before it
   TestSequence* first_beam = this;
@@ -168,6 +169,8 @@ class Harness {
     for (const auto& sequence : sequences_) {
       sequence->num_offered = sequence->num_drafts;
       sequence->was_decode = sequence->decodes();
+      const bool runs = sequence->state == ScheduledSequence::State::kRunning;
+      sequence->running_since = runs ? sequence->num_preemptions : -1;
     }
     plan_ = &scheduler_.Plan(now_us_);
     if (trace_ != nullptr) WriteTrace();
@@ -196,6 +199,10 @@ class Harness {
       Check(sequence->num_computed == chunk.begin + chunk.num_tokens - chunk.num_drafts,
             "Commit did not count");
       if (!chunk.samples || !sequence->first_beam->beams.empty()) continue;
+      if (holds_ && holds_(*sequence)) {
+        scheduler_.Hold(sequence);
+        continue;
+      }
       for (int64_t i = 0; i < sequence->num_accepted; ++i) {
         ++sequence->num_tokens;
         scheduler_.AcceptDraft(sequence);
@@ -222,6 +229,9 @@ class Harness {
     for (TestSequence* sequence : ended_) Remove(sequence);
     return error_.empty();
   }
+
+  // Whether the owner of a sequence, instead of appending a token, holds it.
+  void set_holds(std::function<bool(const TestSequence&)> holds) { holds_ = std::move(holds); }
 
   // A step that fails: planned, not computed, all of it removed.
   bool FailStep() {
@@ -369,6 +379,7 @@ class Harness {
     for (const PlannedChunk& chunk : *plan_) {
       auto* s = static_cast<TestSequence*>(chunk.sequence);
       Check(s->state == ScheduledSequence::State::kRunning, "planned but not running");
+      Check(!s->held, "planned but held");
       Check(s->last_planned_step != step_, "planned twice");
       s->last_planned_step = step_;
       Check(chunk.begin >= s->num_computed && chunk.num_tokens >= 1, "planned from elsewhere");
@@ -386,13 +397,14 @@ class Harness {
       Check(static_cast<int64_t>(s->block_table.size()) * config.block_size >=
                 chunk.begin + chunk.num_tokens,
             "planned without blocks");
-      const bool decode = s->num_computed > 0 && s->first_beam->was_decode;
+      const bool ran = s->first_beam->running_since == s->first_beam->num_preemptions;
+      const bool decode = ran && s->first_beam->was_decode;
       Check(!decode || !after_prefill, "a decode after a prefill");
       after_prefill |= !decode;
       if (!decode) prefill += chunk.num_tokens;
       rows += chunk.num_tokens;
       // What was just admitted did not overtake anything that waits.
-      Check(s->num_computed > 0 || s->first_beam != s || scheduler_.first_waiting() == nullptr ||
+      Check(ran || s->first_beam != s || scheduler_.first_waiting() == nullptr ||
                 Precedes(*s, *scheduler_.first_waiting()),
             "admitted past the head of the line");
     }
@@ -403,7 +415,8 @@ class Harness {
           "more rows than promised");
     Check(drafts == 0 || (prefill == 0 && rows <= config.max_draft_rows), "too many drafts");
     for (const ScheduledSequence* s = scheduler_.first_running(); s != nullptr; s = s->next) {
-      const bool planned = static_cast<const TestSequence*>(s)->last_planned_step == step_;
+      const bool planned =
+          s->held || static_cast<const TestSequence*>(s)->last_planned_step == step_;
       Check(planned || !s->decodes(), "a running decode is not in the step");
       Check(planned || s != scheduler_.first_running() || s->next_beam != nullptr,
             "the first in line is not in the step");
@@ -458,6 +471,7 @@ class Harness {
   std::function<int64_t(const PlannedChunk&)> accept_;
   std::function<int64_t(const PlannedChunk&)> trim_;
   std::function<int32_t(const TestSequence&)> next_token_;
+  std::function<bool(const TestSequence&)> holds_;
   std::function<std::vector<int32_t>(const TestSequence&)> parents_;
   std::vector<std::unique_ptr<TestSequence>> sequences_;
   std::vector<uint64_t> slots_;  // what was last written

@@ -47,6 +47,44 @@ TEST(Scheduler, PrefillIsChunkedAndOnlyTheLastChunkSamples) {
   EXPECT_EQ(Step(harness), "0:20+1*");
 }
 
+TEST(Scheduler, HeldSequencesAreInNoPlanAndThenComputeTheirNewestTokenAgain) {
+  Harness harness({.max_batch = 2, .chunk_tokens = 8, .block_size = 4, .num_blocks = 16});
+  TestSequence* held = harness.Add(0, 5, 40);
+  harness.Add(0, 3, 40);
+  int holds = 0;
+  harness.set_holds([&](const TestSequence& s) { return &s == held && holds-- > 0; });
+  holds = 1;
+  EXPECT_EQ(Step(harness), "0:0+5* 1:0+3*");
+  EXPECT_EQ(Step(harness), "1:3+1*");
+  EXPECT_EQ(Step(harness), "1:4+1*");
+  held->held = false;
+  EXPECT_EQ(Step(harness), "0:4+1* 1:5+1*");
+  EXPECT_EQ(Step(harness), "0:5+1* 1:6+1*");
+  EXPECT_EQ(Step(harness), "0:6+1* 1:7+1*");
+  holds = 1;
+  // It fills its block, which others may share from then on: it is computed again as a whole.
+  EXPECT_EQ(Step(harness), "0:7+1* 1:8+1*");
+  EXPECT_EQ(Step(harness), "1:9+1*");
+  held->held = false;
+  EXPECT_EQ(Step(harness), "1:10+1* 0:4+4*");
+  EXPECT_EQ(Step(harness), "0:8+1* 1:11+1*");
+}
+
+TEST(Scheduler, APreemptedSequenceIsHeldNoMore) {
+  Harness harness({.max_batch = 2, .chunk_tokens = 8, .block_size = 4, .num_blocks = 4});
+  harness.Add(0, 4, 16);
+  TestSequence* held = harness.Add(0, 3, 8);
+  int holds = 1;
+  harness.set_holds([&](const TestSequence& s) { return &s == held && holds-- > 0; });
+  EXPECT_EQ(Step(harness), "0:0+4* 1:0+3*");
+  EXPECT_TRUE(held->held);
+  for (int i = 4; i < 12; ++i) EXPECT_EQ(Step(harness), "0:" + std::to_string(i) + "+1*");
+  EXPECT_TRUE(held->held);
+  EXPECT_EQ(Step(harness), "0:12+1*");
+  EXPECT_FALSE(held->held);
+  EXPECT_EQ(held->num_preemptions, 1);
+}
+
 TEST(Scheduler, BlocksAreTakenAsTheyAreNeeded) {
   Harness harness({.max_batch = 1, .chunk_tokens = 8, .block_size = 4, .num_blocks = 16});
   TestSequence* sequence = harness.Add(0, 11, 40);

@@ -33,6 +33,7 @@ struct Totals {
   int64_t forks = 0;
   int64_t too_large = 0;  // for the whole pool
   int64_t interrupted = 0;
+  int64_t holds = 0;
 };
 
 // std::uniform_int_distribution differs between libraries; the golden trace must not.
@@ -90,9 +91,9 @@ SchedulerConfig DrawConfig(Random& random, int64_t longest, int64_t least_batch,
 
 // Returns what went wrong; empty: nothing. `drafts`: some sequences have drafts; the model of the
 // policy knows nothing of them, so those scripts have no trace.
-// `interrupts`: a sequence that blocks run out for leaves.
+// `interrupts`: a sequence that blocks run out for leaves. `holds`: some are held for a while.
 std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool cache = false,
-                      bool drafts = false, bool interrupts = false) {
+                      bool drafts = false, bool interrupts = false, bool holds = false) {
   Random random(seed);
   const int64_t longest = random.Range(2, 24);
   SchedulerConfig config = DrawConfig(random, longest, 1, 5, 5);
@@ -120,6 +121,19 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     const bool trims = chunk.num_drafts > 0 && random.OneIn(4);
     return trims ? random.Range(0, chunk.num_drafts) : chunk.num_drafts;
   });
+  if (holds) {
+    harness.set_holds([&](const TestSequence&) {
+      const bool result = random.OneIn(3);
+      totals.holds += result ? 1 : 0;
+      return result;
+    });
+  }
+  const auto release_held = [&] {
+    if (!holds) return;
+    for (const auto& sequence : harness.sequences()) {
+      if (random.OneIn(2)) sequence->held = false;
+    }
+  };
   const auto draft = [&] {
     if (!drafts) return;
     for (const auto& sequence : harness.sequences()) {
@@ -171,16 +185,20 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     if (cache && random.OneIn(3)) harness.set_now(now_us += random.Range(0, 4));
     ++totals.steps;
     draft();
+    release_held();
     if (!(random.OneIn(40) ? harness.FailStep() : step())) return harness.error();
   }
   // Nothing arrives any more: every step computes something, and all come to their end.
-  int64_t steps_left = 9 * longest * longest;
+  int64_t steps_left = (holds ? 50 : 9) * longest * longest;
   while (!harness.sequences().empty()) {
     const size_t live = harness.sequences().size();
     ++totals.steps;
     draft();
+    release_held();
+    const bool is_any_held = std::any_of(harness.sequences().begin(), harness.sequences().end(),
+                                         [](const auto& sequence) { return sequence->held; });
     if (!step()) return harness.error();
-    if (harness.plan().empty()) return "an empty plan with work left";
+    if (harness.plan().empty() && !is_any_held) return "an empty plan with work left";
     if (--steps_left == 0) return "no end of the drain";
     totals.finished += static_cast<int64_t>(live - harness.sequences().size());
   }
@@ -202,6 +220,19 @@ TEST(SchedulerScripts, InvariantsHoldInAHundredThousandScripts) {
   EXPECT_GT(totals.preemptions, 20000);
   EXPECT_GT(totals.finished, 100000);
   EXPECT_GT(totals.steps, 1600000);
+}
+
+TEST(SchedulerScripts, InvariantsHoldWhereSequencesAreHeld) {
+  Totals totals;
+  for (uint64_t seed = 0; seed < 30000; ++seed) {
+    const std::string error = RunScript(seed, nullptr, totals, /*cache=*/seed % 2 == 0,
+                                        /*drafts=*/false, /*interrupts=*/seed % 5 == 0, true);
+    ASSERT_EQ(error, "") << "in the script of seed " << seed;
+  }
+  EXPECT_GT(totals.holds, 100000);
+  EXPECT_GT(totals.preemptions, 5000);
+  EXPECT_GT(totals.interrupted, 1000);
+  EXPECT_GT(totals.finished, 30000);
 }
 
 // Beam searches among sequences that are none. A search may outgrow the pool; the owner then ends

@@ -1,0 +1,292 @@
+"""Compiles response formats to grammars for the tokens of a tokenizer, within bounds of time and
+memory: a format is somebody else's, and nothing of it is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, NamedTuple, TypeVar
+
+import llguidance
+import numpy as np
+from allspark._allspark import GenerateConfig
+from allspark.json_schema import check_depth
+from allspark.response_format import Grammar, to_grammar
+
+_T = TypeVar("_T")
+
+# Of a response_format, and of the grammar that it becomes. The grammar compiler follows chains of
+# rules and of $refs by recursion, and a stack overflow would end the process. The longest chain
+# that fits in this many characters (rules with one name each, as short as possible) takes less than
+# half of this stack. Untouched pages cost no memory.
+MAX_GRAMMAR_CHARS = 1_000_000
+STACK_BYTES = 512 << 20
+_stack_size_lock = threading.Lock()
+# Of what the lexer builds: for its first state (for long grammars more), for one mask, and in all.
+# The library's own limits let 25 characters of a regular expression take two seconds and 190 MB.
+_FIRST_FUEL = 200_000
+_FIRST_FUEL_PER_CHAR = 2
+_STEP_FUEL = 100_000
+_MAX_LEXER_STATES = 50_000
+# Longest that a start waits for its grammar.
+_MAX_COMPILE_SECONDS = 10.0
+# The compiled grammars that are kept. One is charged with what it may grow to as masks are computed
+# (a lexer state takes less than 0.5 KB), and for its compilation with more than any took.
+_MAX_CACHE_BYTES = 1 << 30
+_BYTES_PER_CHAR = 32
+_GROWTH_BYTES = _MAX_LEXER_STATES * 512
+_BYTES_PER_SECOND = 100 << 20
+# A thread that computes beside the engine's gets out of their way by so much.
+NICENESS = 10
+# Text that most vocabularies can spell; with the others, the part that they can spell is used.
+_PROBE = 'a {"b": "é ☃"}\n 1 + 2,345,678,90 - Zebra\t<x>'
+
+
+def _tokenizer_json(tokenizer: Any) -> str:
+    """The description of a fast tokenizer in the form that llguidance reads."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(
+            f"response_format needs a fast tokenizer, one with a backend_tokenizer; this is a "
+            f"{type(tokenizer).__name__}"
+        )
+    text = backend.to_str()
+    if '"Metaspace"' not in text:
+        return text
+    # llguidance accepts SentencePiece's space only as a replacement together with byte tokens; a
+    # vocabulary may have none.
+    fields = json.loads(text)
+    decoder = fields["decoder"] or {"type": "Sequence", "decoders": []}
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    replace = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    steps = [replace if step["type"] == "Metaspace" else step for step in steps]
+    if {"type": "ByteFallback"} not in steps:
+        steps.append({"type": "ByteFallback"})
+    fields["decoder"] = {"type": "Sequence", "decoders": steps}
+    return json.dumps(fields)
+
+
+def _check_reading(tokenizer: Any, vocabulary: llguidance.LLTokenizer) -> None:
+    """Raises ValueError unless both decode the same tokens to the same text."""
+    name = type(tokenizer).__name__
+    ids = tokenizer.encode(_PROBE, add_special_tokens=False)
+    # A character that is not in the vocabulary may have become the unknown token, which has no
+    # text.
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    ids = [token for token in ids if token != unknown and not vocabulary.is_special_token(token)]
+    if not ids:
+        raise ValueError(
+            f"response_format cannot be served: this {name} has a token for none of {_PROBE!r}"
+        )
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if vocabulary.decode_bytes(ids).decode(errors="replace").strip() != text.strip():
+        raise ValueError(
+            "response_format cannot be served: the grammar compiler reads the tokens of this "
+            f"{name} otherwise than it does itself"
+        )
+
+
+def yield_to_engine() -> None:
+    """Lowers the priority of this thread, and of those that it starts."""
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux, or not allowed
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _on_large_stack(function: Callable[[], _T]) -> _T:
+    """Calls the function on a thread with a stack of STACK_BYTES; returns or raises as it does.
+
+    After _MAX_COMPILE_SECONDS it raises ValueError, and the thread is left to itself.
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        yield_to_engine()
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="allspark-compile")
+    with _stack_size_lock:  # the stack size is a setting of the process
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ValueError(
+                "response_format cannot be compiled: the system gives no thread with a stack of "
+                f"{STACK_BYTES >> 20} MiB: {error}"
+            ) from error
+        finally:
+            threading.stack_size(before)
+    try:
+        return future.result(_MAX_COMPILE_SECONDS)
+    except FutureTimeoutError:
+        raise ValueError(
+            f"response_format was not compiled within {_MAX_COMPILE_SECONDS:g} s"
+        ) from None
+
+
+def _key(response_format: Any) -> str:
+    try:
+        return json.dumps(response_format, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"response_format is not made of JSON values: {error}") from error
+    except RecursionError:
+        raise ValueError("response_format is nested too deeply") from None
+
+
+class _Compiled(NamedTuple):
+    matcher: llguidance.LLMatcher | None  # None: plain text
+    num_bytes: int
+
+
+class Compiler:
+    """Compiles response formats for one tokenizer, and caches the last ones."""
+
+    # At once, of all tokenizers: those that were given up are among them.
+    _compiling = threading.BoundedSemaphore(max(2, len(os.sched_getaffinity(0))))
+
+    # Reading a large vocabulary takes a second, so it is done once per tokenizer.
+    _of_tokenizer: weakref.WeakKeyDictionary[Any, Compiler] = weakref.WeakKeyDictionary()
+    _of_tokenizer_lock = threading.Lock()
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Compiler:
+        """The compiler of a transformers tokenizer. Raises ValueError where it cannot be used."""
+        with cls._of_tokenizer_lock:
+            compiler = cls._of_tokenizer.get(tokenizer)
+            if compiler is None:
+                compiler = cls._of_tokenizer[tokenizer] = cls(tokenizer)
+            return compiler
+
+    def __init__(self, tokenizer: Any):
+        description = _tokenizer_json(tokenizer)
+        try:
+            self._vocabulary = llguidance.LLTokenizer(
+                description, eos_token=tokenizer.eos_token_id
+            )
+        except ValueError as error:
+            raise ValueError(
+                "response_format cannot be served: the grammar compiler cannot read this "
+                f"{type(tokenizer).__name__}: {error}"
+            ) from error
+        _check_reading(tokenizer, self._vocabulary)
+        self._special_tokens = {
+            token.content: token_id
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if self._vocabulary.is_special_token(token_id)
+        }
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._num_bytes = 0  # of all of them
+        self.mask_words = (self._vocabulary.vocab_size + 31) // 32
+        self.eos_token: int = self._vocabulary.eos_token
+
+    def matcher(self, response_format: Any) -> llguidance.LLMatcher | None:
+        """A new matcher at the beginning of the output; None for plain text.
+
+        Raises:
+            ValueError: a form, a grammar or a keyword of a schema that cannot be served.
+            TypeError: a value of the wrong type.
+        """
+        matcher = self.prepare(response_format)
+        return matcher and matcher.deep_copy()
+
+    def prepare(self, response_format: Any) -> llguidance.LLMatcher | None:
+        """Compiles what is not kept yet. Returns what all requests with this format copy; raises as
+        `matcher`.
+        """
+        check_depth(response_format, "response_format")
+        key = _key(response_format)
+        if len(key) > MAX_GRAMMAR_CHARS:
+            raise ValueError(
+                f"response_format has {len(key)} characters; the bound is {MAX_GRAMMAR_CHARS}"
+            )
+        with self._lock:
+            known = self._compiled.get(key)
+            if known is not None:
+                self._compiled.move_to_end(key)
+        if known is None:
+            known = self._compile(response_format)
+            self._keep(key, known)
+        return known.matcher
+
+    def forget(self, response_format: Any) -> None:
+        """After a matcher failed: a lexer that failed fails for all that share it, so the next
+        request is to have another."""
+        with self._lock:
+            self._drop(_key(response_format))
+
+    def _keep(self, key: str, compiled: _Compiled) -> None:
+        with self._lock:
+            self._drop(key)
+            self._compiled[key] = compiled
+            self._num_bytes += compiled.num_bytes
+            while self._num_bytes > _MAX_CACHE_BYTES:
+                self._drop(next(iter(self._compiled)))
+
+    def _drop(self, key: str) -> None:
+        dropped = self._compiled.pop(key, None)
+        self._num_bytes -= dropped.num_bytes if dropped else 0
+
+    def _compile(self, response_format: Any) -> _Compiled:
+        grammar = to_grammar(response_format, self._special_tokens)
+        if grammar is None:
+            return _Compiled(None, 0)
+        if len(grammar.text) > MAX_GRAMMAR_CHARS:
+            raise ValueError(
+                f"response_format is a grammar of {len(grammar.text)} characters; the bound is "
+                f"{MAX_GRAMMAR_CHARS}"
+            )
+        matcher, seconds = _on_large_stack(lambda: self._build(grammar))
+        if matcher.is_error():
+            problems = [matcher.get_error()]
+        else:
+            problems = matcher.get_grammar_warnings()
+        if problems:
+            explained = "; ".join(map(grammar.explain, problems))
+            raise ValueError(f"response_format cannot be enforced: {explained}")
+        num_bytes = (
+            _GROWTH_BYTES + _BYTES_PER_CHAR * len(grammar.text) + int(_BYTES_PER_SECOND * seconds)
+        )
+        return _Compiled(matcher, num_bytes)
+
+    def _build(self, grammar: Grammar) -> tuple[llguidance.LLMatcher, float]:
+        """The matcher, and the seconds of the processor's time that it took."""
+        limits = llguidance.LLParserLimits(
+            initial_lexer_fuel=max(_FIRST_FUEL, _FIRST_FUEL_PER_CHAR * len(grammar.text)),
+            step_lexer_fuel=_STEP_FUEL,
+            max_lexer_states=_MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
+        with self._compiling:
+            begin = time.thread_time()
+            matcher = llguidance.LLMatcher(
+                self._vocabulary, grammar.text, log_level=0, limits=limits
+            )
+            if not matcher.is_error():
+                # The lexer is built for the first mask. What it cannot build is refused here, where
+                # nobody else waits.
+                row = np.empty(self.mask_words, np.uint32)
+                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            return matcher, time.thread_time() - begin
+
+    def end_tokens(self, config: GenerateConfig) -> list[int]:
+        """Tokens that end the request and have no text: its EOS, and special stop tokens."""
+        stops = [*config.stop_token_ids, *(w[0] for w in config.stop_words_ids if len(w) == 1)]
+        ends = {token for token in stops if self._is_special(token)}
+        if config.early_stopping and not config.ignore_eos and config.eos_token_id >= 0:
+            ends.add(config.eos_token_id)
+        return sorted(ends)
+
+    def _is_special(self, token: int) -> bool:
+        return 0 <= token < self._vocabulary.vocab_size and self._vocabulary.is_special_token(token)
