@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -377,11 +378,10 @@ class RequestConfig:
         """The engine's part for each of the n sequences, with consecutive seeds."""
         if self.n == 1 or self.native.seed < 0:
             return [self.native] * self.n
-        fields = self.native.to_dict()
-        return [
-            GenerateConfig.from_dict({**fields, "seed": self.native.seed + i})
-            for i in range(self.n)
-        ]
+        sequences = [copy(self.native) for _ in range(self.n)]
+        for index, sequence in enumerate(sequences):
+            sequence.seed += index
+        return sequences
 
     def generated(self, ids: np.ndarray) -> list[int]:
         """The last tokens of a prompt that are output of an earlier request."""

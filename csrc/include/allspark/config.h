@@ -130,6 +130,9 @@ struct RuntimeConfig {
 
 // The most of the likeliest tokens that come with each.
 inline constexpr int64_t kMaxTopLogprobs = 20;
+// Of stop_words_ids, and of bad_words_ids: the most entries, and token ids of all of them.
+inline constexpr int64_t kMaxWords = 200000;
+inline constexpr int64_t kMaxWordIds = 2000000;
 // The most sequences of one request.
 inline constexpr int64_t kMaxSequences = 128;
 
