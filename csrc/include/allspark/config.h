@@ -69,7 +69,7 @@ struct RuntimeConfig {
   // What StartRequest does when that many wait: "refuse", or "block" until there is room.
   std::string queue_full_policy = "refuse";
   // Most bytes for the output tensors of all waiting and running requests; a request that would
-  // exceed it is denied. 0: no bound.
+  // exceed it is denied. 0: an eighth of the memory of the machine or the cgroup.
   int64_t max_output_tensor_bytes = 0;
   // Longest time that a step waits for token masks; a request whose mask is later ends in error.
   int64_t token_mask_timeout_ms = 10000;
