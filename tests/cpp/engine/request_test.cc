@@ -376,9 +376,30 @@ TEST_F(EngineTest, SyncTimesOutAndNamesTheRequest) {
   GateSteps();
   gate_.Close();
   const StartedRequest request = Start({1}, Greedy(3));
-  const Status status = engine_->SyncRequest("m", request.handle, 20);
-  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(engine_->SyncAllRequests("m", 20).code(), StatusCode::kDeadlineExceeded);
+  const std::string unfinished =
+      "sync_request: request " + std::to_string(request.handle.id) + " has not ended";
+  int num_asked = 0;
+  const auto cancelled = [&] { return ++num_asked == 2; };
+  for (const auto& sync : std::vector<std::function<Status(int64_t, std::function<bool()>)>>{
+           [&](int64_t ms, const auto& stop) {
+             return engine_->SyncRequest("m", request.handle, ms, stop);
+           },
+           [&](int64_t ms, const auto& stop) { return engine_->SyncAllRequests("m", ms, stop); }}) {
+    for (const std::function<bool()>& stop :
+         {std::function<bool()>(), std::function([] { return false; })}) {
+      const Status status = sync(120, stop);  // more than the time between two questions
+      EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+      EXPECT_EQ(status.message(), unfinished + " within 120 ms");
+    }
+    // As long as there is, in the clock's unit too.
+    for (const int64_t ms : {int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
+      num_asked = 0;
+      const Status status = sync(ms, cancelled);
+      EXPECT_EQ(status.code(), StatusCode::kCancelled);
+      EXPECT_EQ(status.message(), unfinished + "; the caller gave up");
+      EXPECT_EQ(num_asked, 2);
+    }
+  }
   gate_.Open();
   EXPECT_OK(engine_->SyncAllRequests("m", 10000));
 }
