@@ -69,7 +69,10 @@ class RequestCalls(EngineCalls):
             With n or num_return_sequences above 1 there are lists of that many handles and queues,
             empty on failure.
         """
-        ids = to_id_array(input_ids)
+        try:
+            ids = to_id_array(input_ids)
+        except ValueError as error:
+            return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
         try:
             config = GenerationConfigAdapter.parse(generate_config_builder)
             if config.text is not None and model is None:
