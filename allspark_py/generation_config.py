@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from allspark._allspark import GenerateConfig
 from allspark.bad_words import take_bad_words
+from allspark.input_ids import shown
 from allspark.text_queue import TextOptions
 
 if TYPE_CHECKING:
@@ -380,7 +381,8 @@ class RequestConfig:
             return [self.native] * self.n
         sequences = [copy(self.native) for _ in range(self.n)]
         for index, sequence in enumerate(sequences):
-            sequence.seed += index
+            # Beyond what the engine takes, it says so.
+            sequence.seed = min(sequence.seed + index, (1 << 63) - 1)
         return sequences
 
     def generated(self, ids: np.ndarray) -> list[int]:
@@ -399,9 +401,9 @@ class RequestConfig:
 def _take_n(fields: dict[str, Any]) -> int:
     n = fields.pop("n", 1)
     if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"n is {n!r} ({type(n).__name__}); it must be an integer")
+        raise TypeError(f"n is {shown(n)} ({type(n).__name__}); it must be an integer")
     if not 1 <= n <= MAX_N:
-        raise ValueError(f"n is {n}; it must be in [1, {MAX_N}]")
+        raise ValueError(f"n is {shown(n)}; it must be in [1, {MAX_N}]")
     return n
 
 
@@ -480,7 +482,7 @@ class GenerationConfigAdapter:
         for name, neutral in _NOT_SERVED.items():
             value = fields.pop(name, neutral)
             if value not in (None, neutral):
-                raise ValueError(f"{name} is {value!r}; only {neutral!r} is served")
+                raise ValueError(f"{name} is {shown(value)}; only {neutral!r} is served")
         text = TextOptions.take(fields)
         bad_words = take_bad_words(fields)
         n = _take_n(fields)

@@ -8,6 +8,16 @@ import numpy as np
 
 BYTES = (bytes, bytearray, memoryview)
 _MAX_INT64 = (1 << 63) - 1
+_MAX_SHOWN = 200
+
+
+def shown(value: Any) -> str:
+    """A value in a message: of a long one the beginning."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "of too many digits to show"
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
 def wrong_type(name: str, value: Any, expected: str) -> TypeError:
@@ -50,8 +60,7 @@ def to_id_array(input_ids: Any) -> np.ndarray:
 def _check_size(ids: np.ndarray) -> None:
     for index, token in enumerate(ids.ravel().tolist()):
         if isinstance(token, int) and not -_MAX_INT64 <= token <= _MAX_INT64:
-            shown = str(token) if abs(token) < 1 << 128 else f"a number of {token.bit_length()} bits"
-            raise ValueError(f"input_ids[{index}] is {shown}; token ids are below 2^31")
+            raise ValueError(f"input_ids[{index}] is {shown(token)}; token ids are below 2^31")
 
 
 class DLPackCapsule:

@@ -15,6 +15,7 @@ from allspark._allspark import (
     WordMatcher,
 )
 from allspark.detokenizer import Detokenizer
+from allspark.input_ids import shown
 from allspark.result_queue import ResultQueue
 
 # Of stop_words, and of bad_words: the most entries, and characters of all of them.
@@ -28,10 +29,10 @@ def to_words(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, (list, tuple, type(None))):
-        raise TypeError(f"{name} is {value!r}; it must be a list of str")
+        raise TypeError(f"{name} is {shown(value)}; it must be a list of str")
     for index, word in enumerate(value or ()):
         if not isinstance(word, str):
-            raise TypeError(f"{name}[{index}] is {word!r}; it must be a str")
+            raise TypeError(f"{name}[{index}] is {shown(word)}; it must be a str")
     words: tuple[str, ...] = tuple(value or ())
     if len(words) > MAX_WORDS:
         raise ValueError(f"{name} has {len(words)} entries; the bound is {MAX_WORDS}")
@@ -61,7 +62,7 @@ class TextOptions:
         for name in ("include_stop_str_in_output", "skip_special_tokens"):
             value = taken.get(name, False)
             if not isinstance(value, bool):
-                raise TypeError(f"{name} is {value!r}; it must be a bool")
+                raise TypeError(f"{name} is {shown(value)}; it must be a bool")
         words = to_words("stop_words", taken.get("stop_words"))
         for index, word in enumerate(words):
             if not word:

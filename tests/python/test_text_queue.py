@@ -79,7 +79,8 @@ def test_stop_strings_are_those_that_comparing_every_word_finds():
     num_stopped = 0
     for _ in range(5000):
         letters = characters[: rng.randint(1, len(characters))]
-        words = ["".join(rng.choices(letters, k=rng.randint(1, 6))) for _ in range(rng.randint(0, 8))]
+        sizes = [rng.randint(1, 6) for _ in range(rng.randint(0, 8))]
+        words = ["".join(rng.choices(letters, k=size)) for size in sizes]
         words += rng.choices(words, k=rng.randint(0, 2)) if words else []
         include = rng.random() < 0.5
         stops, naive = StopStrings(words, include), NaiveStopStrings(words, include)
