@@ -7,6 +7,9 @@ from typing import Any
 
 from allspark.text_queue import to_words
 
+# Texts per call of the tokenizer, which releases the GIL for a call, and whose results are large.
+_BATCH = 1024
+
 
 def take_bad_words(fields: dict[str, Any]) -> tuple[str, ...]:
     """Moves `bad_words` out of a generation config's fields.
@@ -27,10 +30,22 @@ def to_token_sequences(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     The same letters split into other tokens are not found: a model that may not use a word's usual
     tokens can still spell it.
     """
-    sequences: list[list[int]] = []
-    for word in words:
-        for text in (word, " " + word):
-            ids = [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
-            if ids and ids not in sequences:
-                sequences.append(ids)
-    return sequences
+    texts = [text for word in dict.fromkeys(words) for text in (word, " " + word)]
+    sequences: dict[tuple[int, ...], None] = {}
+    for begin in range(0, len(texts), _BATCH):
+        for ids in _encode(tokenizer, texts[begin : begin + _BATCH]):
+            if ids:
+                sequences[tuple(map(int, ids))] = None
+    return [list(ids) for ids in sequences]
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> Sequence[Sequence[int]]:
+    if not callable(tokenizer):  # no tokenizer of transformers
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )
+    return encoded["input_ids"]

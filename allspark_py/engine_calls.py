@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from allspark._allspark import AsStatus, NativeEngine, RequestHandle, Status
+from allspark.input_ids import BYTES, wrong_type
 
 Handles: TypeAlias = "RequestHandle | Sequence[Handles]"
 
@@ -33,9 +34,16 @@ class EngineCalls:
         return self._fail(status.as_status, status.message)
 
     def _each(self, call: Any, model_name: str, handles: Handles) -> AsStatus:
-        """Applies a call to one handle or to all of a list; the first failure is returned."""
+        """Applies a call to one handle or to all of a list; the first failure is returned.
+
+        Raises:
+            TypeError: what is given is no handle, or an element is none.
+        """
         if isinstance(handles, RequestHandle):
             return self._result(call(model_name, handles))
+        # A str is made of strs without end.
+        if isinstance(handles, (str, *BYTES, Mapping)) or not isinstance(handles, Iterable):
+            raise wrong_type("request_handle", handles, "a RequestHandle or a list of them")
         result = AsStatus.ALLSPARK_SUCCESS
         for handle in handles:
             status = self._each(call, model_name, handle)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from allspark._allspark import GenerateConfig
 from allspark.bad_words import take_bad_words
+from allspark.input_ids import shown
 from allspark.text_queue import TextOptions
 
 if TYPE_CHECKING:
@@ -377,11 +379,11 @@ class RequestConfig:
         """The engine's part for each of the n sequences, with consecutive seeds."""
         if self.n == 1 or self.native.seed < 0:
             return [self.native] * self.n
-        fields = self.native.to_dict()
-        return [
-            GenerateConfig.from_dict({**fields, "seed": self.native.seed + i})
-            for i in range(self.n)
-        ]
+        sequences = [copy(self.native) for _ in range(self.n)]
+        for index, sequence in enumerate(sequences):
+            # Beyond what the engine takes, it says so.
+            sequence.seed = min(sequence.seed + index, (1 << 63) - 1)
+        return sequences
 
     def generated(self, ids: np.ndarray) -> list[int]:
         """The last tokens of a prompt that are output of an earlier request."""
@@ -399,9 +401,9 @@ class RequestConfig:
 def _take_n(fields: dict[str, Any]) -> int:
     n = fields.pop("n", 1)
     if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"n is {n!r} ({type(n).__name__}); it must be an integer")
+        raise TypeError(f"n is {shown(n)} ({type(n).__name__}); it must be an integer")
     if not 1 <= n <= MAX_N:
-        raise ValueError(f"n is {n}; it must be in [1, {MAX_N}]")
+        raise ValueError(f"n is {shown(n)}; it must be in [1, {MAX_N}]")
     return n
 
 
@@ -442,8 +444,9 @@ def _check_group(native: GenerateConfig, text: TextOptions | None, response_form
         ("best_of", native.best_of), ("num_beams", native.num_beams), key=lambda pair: pair[1]
     )
     if count > 1 and text is not None and text.stop_words:
+        words = shown(list(text.stop_words))
         raise ValueError(
-            f"stop_words is {list(text.stop_words)!r}; it must be empty where {name} is {count}: "
+            f"stop_words is {words}; it must be empty where {name} is {count}: "
             "reading finds stop strings, which is after the ranking (stop_words_ids end a sequence)"
         )
     if count > 1 and response_format is not None:
@@ -480,7 +483,7 @@ class GenerationConfigAdapter:
         for name, neutral in _NOT_SERVED.items():
             value = fields.pop(name, neutral)
             if value not in (None, neutral):
-                raise ValueError(f"{name} is {value!r}; only {neutral!r} is served")
+                raise ValueError(f"{name} is {shown(value)}; only {neutral!r} is served")
         text = TextOptions.take(fields)
         bad_words = take_bad_words(fields)
         n = _take_n(fields)

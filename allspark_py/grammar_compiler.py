@@ -234,6 +234,12 @@ class Compiler:
             while self._num_bytes > _MAX_CACHE_BYTES:
                 self._drop(next(iter(self._compiled)))
 
+    def clear(self) -> None:
+        """Forgets all."""
+        with self._lock:
+            self._compiled.clear()
+            self._num_bytes = 0
+
     def _drop(self, key: str) -> None:
         dropped = self._compiled.pop(key, None)
         self._num_bytes -= dropped.num_bytes if dropped else 0

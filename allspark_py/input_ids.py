@@ -7,6 +7,17 @@ from typing import Any
 import numpy as np
 
 BYTES = (bytes, bytearray, memoryview)
+_MAX_INT64 = (1 << 63) - 1
+_MAX_SHOWN = 200
+
+
+def shown(value: Any) -> str:
+    """A value in a message: of a long one the beginning."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "of too many digits to show"
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
 def wrong_type(name: str, value: Any, expected: str) -> TypeError:
@@ -16,7 +27,11 @@ def wrong_type(name: str, value: Any, expected: str) -> TypeError:
 
 
 def to_id_array(input_ids: Any) -> np.ndarray:
-    """A list, NumPy array or torch tensor of integers, 1-D or [1, n], as contiguous int64 [n]."""
+    """A list, NumPy array or torch tensor of integers, 1-D or [1, n], as contiguous int64 [n].
+
+    Raises:
+        TypeError: it is something else. ValueError: an id is no int64.
+    """
     if hasattr(input_ids, "detach"):  # a torch tensor, on any device
         input_ids = input_ids.detach().cpu().numpy()
     try:
@@ -29,14 +44,23 @@ def to_id_array(input_ids: Any) -> np.ndarray:
     if array.size == 0:
         array = array.reshape(-1).astype(np.int64)  # an empty list has no integer type
     if array.dtype.kind not in "iu":
+        # NumPy makes something else of a list with an integer beyond its types.
+        if isinstance(input_ids, (list, tuple)):
+            _check_size(np.asarray(input_ids, dtype=object))
         raise TypeError(f"input_ids has elements of type {array.dtype}; they must be integers")
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 1:
         raise TypeError(f"input_ids has shape {list(array.shape)}; it must be [n] or [1, n]")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"input_ids holds {array.max()}; token ids are below 2^31")
+    if array.dtype == np.uint64 and array.size and array.max() > _MAX_INT64:
+        _check_size(array)
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _check_size(ids: np.ndarray) -> None:
+    for index, token in enumerate(ids.ravel().tolist()):
+        if isinstance(token, int) and not -_MAX_INT64 <= token <= _MAX_INT64:
+            raise ValueError(f"input_ids[{index}] is {shown(token)}; token ids are below 2^31")
 
 
 class DLPackCapsule:

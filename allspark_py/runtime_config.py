@@ -131,7 +131,8 @@ class AsModelRuntimeConfigBuilder:
 
     def max_output_tensor_bytes(self, num_bytes: int) -> AsModelRuntimeConfigBuilder:
         """Limit of the output tensors of all waiting and running requests together, in bytes; a
-        request that would exceed it is denied. Default 0: no limit."""
+        request that would exceed it is denied. Default 0: an eighth of the memory of the machine
+        or the cgroup."""
         return self._set("max_output_tensor_bytes", num_bytes)
 
     def token_mask_timeout_ms(self, timeout_ms: int) -> AsModelRuntimeConfigBuilder:

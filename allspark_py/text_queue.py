@@ -4,24 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
+from allspark._allspark import (
+    GeneratedElements,
+    GenerateRequestStatus,
+    NativeResultQueue,
+    WordMatcher,
+)
 from allspark.detokenizer import Detokenizer
+from allspark.input_ids import shown
 from allspark.result_queue import ResultQueue
+
+# Of stop_words, and of bad_words: the most entries, and characters of all of them.
+MAX_WORDS = 100_000
+MAX_WORD_CHARACTERS = 1_000_000
 
 
 def to_words(name: str, value: Any) -> tuple[str, ...]:
-    """A field that is None, a str or a list of strings. Raises TypeError for anything else."""
+    """A field that is None, a str or a list of strings. Raises TypeError for anything else, and
+    ValueError for more than a request may have."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, (list, tuple, type(None))):
-        raise TypeError(f"{name} is {value!r}; it must be a list of str")
+        raise TypeError(f"{name} is {shown(value)}; it must be a list of str")
     for index, word in enumerate(value or ()):
         if not isinstance(word, str):
-            raise TypeError(f"{name}[{index}] is {word!r}; it must be a str")
-    return tuple(value or ())
+            raise TypeError(f"{name}[{index}] is {shown(word)}; it must be a str")
+    words: tuple[str, ...] = tuple(value or ())
+    if len(words) > MAX_WORDS:
+        raise ValueError(f"{name} has {len(words)} entries; the bound is {MAX_WORDS}")
+    if (size := sum(map(len, words))) > MAX_WORD_CHARACTERS:
+        raise ValueError(f"{name} has {size} characters; the bound is {MAX_WORD_CHARACTERS}")
+    return words
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,17 @@ class TextOptions:
         for name in ("include_stop_str_in_output", "skip_special_tokens"):
             value = taken.get(name, False)
             if not isinstance(value, bool):
-                raise TypeError(f"{name} is {value!r}; it must be a bool")
+                raise TypeError(f"{name} is {shown(value)}; it must be a bool")
         words = to_words("stop_words", taken.get("stop_words"))
         for index, word in enumerate(words):
             if not word:
                 raise ValueError(f"stop_words[{index}] is empty; it must hold a character at least")
         return cls(**{**taken, "stop_words": words})
+
+    @cached_property
+    def matcher(self) -> WordMatcher:
+        """Finds the stop words; one for all sequences of a request."""
+        return WordMatcher(self.stop_words)
 
 
 _FIELDS = tuple(TextOptions.__dataclass_fields__)
@@ -59,22 +81,27 @@ _FIELDS = tuple(TextOptions.__dataclass_fields__)
 class StopStrings:
     """Finds stop strings in streamed text, and holds back text that may still become one."""
 
-    def __init__(self, words: Sequence[str], include: bool = False):
-        self._words = words
+    def __init__(self, words: WordMatcher | Sequence[str], include: bool = False):
+        self._matcher = words if isinstance(words, WordMatcher) else WordMatcher(words)
+        self._state = 0
         self._include = include
-        self._held = ""
+        self._held = ""  # what may become a stop string; all since then, once one was found
+        self._found: str | None = None  # the text up to the stop string
 
     def put(self, text: str) -> tuple[str, bool]:
         """Adds text; returns the text that is now certain, and whether it ends at a stop string.
         The stop string completed first counts; of those that end at the same place, the longest."""
+        begin = len(self._held)
         self._held += text
-        found = [(at + len(word), at) for word in self._words if (at := self._held.find(word)) >= 0]
-        if found:
-            end, begin = min(found)
-            return self._held[: end if self._include else begin], True
-        certain = len(self._held) - self._num_undecided()
-        out, self._held = self._held[:certain], self._held[certain:]
-        return out, False
+        if self._found is None:
+            self._state, num_read, length = self._matcher.read(self._state, text)
+            if length == 0:
+                certain = len(self._held) - self._matcher.matched_length(self._state)
+                out, self._held = self._held[:certain], self._held[certain:]
+                return out, False
+            end = begin + num_read
+            self._found = self._held[: end if self._include else end - length]
+        return self._found, True
 
     @property
     def num_held(self) -> int:
@@ -85,14 +112,6 @@ class StopStrings:
         """Returns the text held back; call once at the end."""
         out, self._held = self._held, ""
         return out
-
-    def _num_undecided(self) -> int:
-        """Length of the longest end of the text with which a stop string may begin."""
-        longest = max((len(word) - 1 for word in self._words), default=0)
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(word.startswith(self._held[-length:]) for word in self._words):
-                return length
-        return 0
 
 
 @dataclass
@@ -140,7 +159,7 @@ class TextQueue(ResultQueue):
     ):
         super().__init__(native)
         self._text = Detokenizer(tokenizer, options.skip_special_tokens)
-        self._stops = StopStrings(options.stop_words, options.include_stop_str_in_output)
+        self._stops = StopStrings(options.matcher, options.include_stop_str_in_output)
         self._stop = stop
         self._silent_ids = () if options.include_stop_str_in_output else frozenset(end_ids)
         self._min_tokens = min_tokens - len(generated)

@@ -193,7 +193,7 @@ class HuggingFaceModel(LLM):
             return super()._load_tokenizer(padding_side)
         with tempfile.TemporaryDirectory() as directory:
             for name, text in tokenizer_files(file.metadata, str(file.paths[0])).items():
-                (Path(directory) / name).write_text(text)
+                (Path(directory) / name).write_text(text, encoding="utf-8")
             return load_tokenizer(Path(directory), padding_side)
 
     def _made_companions(self) -> dict[str, str]:

@@ -60,8 +60,15 @@ def rope_section(config: ModelConfig) -> tuple[ModelConfig, float]:
 def partial_rotary_dim(config: ModelConfig, head_dim: int, default_factor: float = 1.0) -> int:
     """The rotated dimensions of a head, for architectures that read ``partial_rotary_factor``."""
     section, _ = rope_section(config)
-    factor = config.number("partial_rotary_factor", default_factor)
-    return int(head_dim * section.number("partial_rotary_factor", factor))
+    return int(head_dim * _rotary_factor(section, _rotary_factor(config, default_factor)))
+
+
+def _rotary_factor(where: ModelConfig, default: float) -> float:
+    """The rotated part of a head."""
+    factor = where.number("partial_rotary_factor", default)
+    if factor > 1:
+        raise where.error("partial_rotary_factor", f"is {factor}, expected at most 1")
+    return factor
 
 
 def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
@@ -79,8 +86,7 @@ def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
     if rotary_dim % 2:
         raise config.error("head_dim", f"is {rotary_dim}; rotary embedding needs an even number")
     for where in (config, section):
-        factor = where.number("partial_rotary_factor", rotary_dim / head_dim)
-        if int(head_dim * factor) != rotary_dim:
+        if int(head_dim * _rotary_factor(where, rotary_dim / head_dim)) != rotary_dim:
             raise where.refuse("partial_rotary_factor", rotary_dim / head_dim)
     kind = section.text("rope_type", section.text("type", "default"))
     if "long_factor" in section:  # Phi-3 has used several names for it.

@@ -74,17 +74,31 @@ Status CheckChoice(const char* name, const std::string& value,
   return Malformed(name, FormatValue(value), listed);
 }
 
+std::string ElementName(const std::string& name, size_t index) {
+  return name + "[" + std::to_string(index) + "]";
+}
+
 Status CheckTokenIds(const std::string& name, const std::vector<int64_t>& ids) {
   for (size_t i = 0; i < ids.size(); ++i) {
-    const std::string element = name + "[" + std::to_string(i) + "]";
-    AS_RETURN_IF_ERROR(CheckRange(element.c_str(), ids[i], 0, static_cast<double>(kMaxTokenId)));
+    if (ids[i] >= 0 && ids[i] <= kMaxTokenId) continue;
+    return CheckRange(ElementName(name, i).c_str(), ids[i], 0, static_cast<double>(kMaxTokenId));
   }
   return Status::Ok();
 }
 
 Status CheckWords(const std::string& name, const std::vector<std::vector<int64_t>>& words) {
+  if (words.size() > static_cast<size_t>(kMaxWords)) {
+    return Status::InvalidArgument(name + " has " + std::to_string(words.size()) +
+                                   " entries; the bound is " + std::to_string(kMaxWords));
+  }
+  size_t num_ids = 0;
+  for (const std::vector<int64_t>& word : words) num_ids += word.size();
+  if (num_ids > static_cast<size_t>(kMaxWordIds)) {
+    return Status::InvalidArgument(name + " has " + std::to_string(num_ids) +
+                                   " token ids; the bound is " + std::to_string(kMaxWordIds));
+  }
   for (size_t i = 0; i < words.size(); ++i) {
-    const std::string word = name + "[" + std::to_string(i) + "]";
+    const std::string word = ElementName(name, i);
     if (words[i].empty()) {
       return Status::InvalidArgument(word + " is empty; it must hold at least one token id");
     }

@@ -7,12 +7,16 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "platform/thread_pool.h"
 
 namespace allspark {
 namespace {
 
 // How often a caller that waits is asked whether it still wants to.
 constexpr int64_t kSliceUs = 100000;
+// Output tensors may take one part in so many of the memory where the config says nothing. Weights
+// and KV cache come first; and what finished requests gave out is not counted.
+constexpr int64_t kTensorShare = 8;
 
 void WaitUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                int64_t until_us) {
@@ -43,7 +47,9 @@ class OnReturn {
 Admission::Admission(const RuntimeConfig& config)
     : max_batch_(config.engine_max_batch),
       max_waiting_(config.max_waiting_requests),
-      max_tensor_bytes_(config.max_output_tensor_bytes),
+      max_tensor_bytes_(config.max_output_tensor_bytes > 0 ? config.max_output_tensor_bytes
+                                                           : TotalMemoryBytes() / kTensorShare),
+      bounds_by_default_(config.max_output_tensor_bytes == 0),
       blocks_(config.queue_full_policy == "block") {}
 
 Status Admission::Enter(std::unique_lock<std::mutex>& lock, const Share& share, int64_t deadline_us,
@@ -76,13 +82,12 @@ void Admission::Close() {
 }
 
 Status Admission::CheckTensors(int64_t bytes) const {
-  if (max_tensor_bytes_ == 0 || bytes == 0 || bytes <= max_tensor_bytes_ - tensor_bytes_) {
-    return Status::Ok();
-  }
+  if (bytes == 0 || bytes <= max_tensor_bytes_ - tensor_bytes_) return Status::Ok();
   return Status::RequestDenied("the output tensors of this request take " + std::to_string(bytes) +
                                " bytes, beside " + std::to_string(tensor_bytes_) +
                                " of others; max_output_tensor_bytes is " +
-                               std::to_string(max_tensor_bytes_));
+                               std::to_string(max_tensor_bytes_) +
+                               (bounds_by_default_ ? ", by default an eighth of the memory" : ""));
 }
 
 Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,

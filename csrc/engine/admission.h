@@ -53,6 +53,7 @@ class Admission {
 
   // Constant after construction.
   const int64_t max_batch_, max_waiting_, max_tensor_bytes_;
+  const bool bounds_by_default_;  // the tensors
   const bool blocks_;
 
   int64_t num_live_ = 0;

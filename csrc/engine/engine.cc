@@ -336,16 +336,17 @@ Status Engine::ReleaseRequest(const std::string& model_name, RequestHandle handl
                    [&](ModelInstance& instance) { return instance.ReleaseRequest(handle); });
 }
 
-Status Engine::SyncRequest(const std::string& model_name, RequestHandle handle,
-                           int64_t timeout_ms) {
+Status Engine::SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms,
+                           const std::function<bool()>& cancelled) {
   return impl_->On(model_name, [&](ModelInstance& instance) {
-    return instance.SyncRequest(handle, timeout_ms);
+    return instance.SyncRequest(handle, timeout_ms, cancelled);
   });
 }
 
-Status Engine::SyncAllRequests(const std::string& model_name, int64_t timeout_ms) {
-  return impl_->On(model_name,
-                   [&](ModelInstance& instance) { return instance.SyncAll(timeout_ms); });
+Status Engine::SyncAllRequests(const std::string& model_name, int64_t timeout_ms,
+                               const std::function<bool()>& cancelled) {
+  return impl_->On(
+      model_name, [&](ModelInstance& instance) { return instance.SyncAll(timeout_ms, cancelled); });
 }
 
 Status Engine::LoadLora(const std::string& model_name, const std::string& lora_name,

@@ -75,8 +75,9 @@ class ModelInstance {
                                 const std::function<bool()>& cancelled);
   Status StopRequest(RequestHandle handle);
   Status ReleaseRequest(RequestHandle handle);
-  Status SyncRequest(RequestHandle handle, int64_t timeout_ms);
-  Status SyncAll(int64_t timeout_ms);
+  Status SyncRequest(RequestHandle handle, int64_t timeout_ms,
+                     const std::function<bool()>& cancelled);
+  Status SyncAll(int64_t timeout_ms, const std::function<bool()>& cancelled);
   EngineStat Stat() const;
   Status WriteTrace(const std::string& path) const;
   Result<std::string> OpProfilingInfo() const;

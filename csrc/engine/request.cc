@@ -38,16 +38,20 @@ Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length, bool
 // Every token id of the config is in the vocabulary; that none is negative is checked already.
 Status CheckIds(const GenerationConfig& config, int64_t vocab_size) {
   Status status;
-  const auto check = [&](int64_t id, const std::string& what) {
-    if (id < vocab_size || !status.ok()) return;
+  const auto refuse = [&](int64_t id, const std::string& what) {
+    if (!status.ok()) return;
     status = Status::InvalidArgument(what + " " + std::to_string(id) +
                                      "; it must be below the vocabulary size, which is " +
                                      std::to_string(vocab_size));
   };
+  const auto check = [&](int64_t id, const char* what) {
+    if (id >= vocab_size) refuse(id, what);
+  };
   const auto check_words = [&](const std::vector<std::vector<int64_t>>& words, const char* name) {
     for (size_t i = 0; i < words.size(); ++i) {
-      for (int64_t id : words[i])
-        check(id, std::string(name) + '[' + std::to_string(i) + "] holds");
+      for (int64_t id : words[i]) {
+        if (id >= vocab_size) refuse(id, std::string(name) + '[' + std::to_string(i) + "] holds");
+      }
     }
   };
   check(config.eos_token_id, "eos_token_id is");
@@ -92,10 +96,23 @@ SamplingParams ToSamplingParams(const GenerationConfig& config) {
   return params;
 }
 
-std::vector<std::vector<int32_t>> ToWords(const std::vector<std::vector<int64_t>>& words) {
+void SortUnique(std::vector<int32_t>& ids) {
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
+// Of the words that have `min_size` tokens or more.
+std::vector<std::vector<int32_t>> ToWords(const std::vector<std::vector<int64_t>>& words,
+                                          size_t min_size) {
   std::vector<std::vector<int32_t>> result;
-  for (const auto& word : words) result.emplace_back(word.begin(), word.end());
+  for (const auto& word : words) {
+    if (word.size() >= min_size) result.emplace_back(word.begin(), word.end());
+  }
   return result;
+}
+
+std::shared_ptr<const WordMatcher> ToMatcher(const std::vector<std::vector<int32_t>>& words) {
+  return words.empty() ? nullptr : std::make_shared<const WordMatcher>(words);
 }
 
 LogitsProcessors ToProcessors(const GenerationConfig& config) {
@@ -108,36 +125,13 @@ LogitsProcessors ToProcessors(const GenerationConfig& config) {
   processors.frequency_penalty = static_cast<float>(config.frequency_penalty);
   processors.presence_penalty = static_cast<float>(config.presence_penalty);
   processors.no_repeat_ngram_size = config.no_repeat_ngram_size;
-  processors.bad_words = ToWords(config.bad_words_ids);
   return processors;
 }
 
-// Words of one token are end tokens, which can be masked before the minimum length is reached.
-void SetStops(const GenerationConfig& config, Request& request) {
-  if (config.early_stopping && !config.ignore_eos && config.eos_token_id >= 0) {
-    request.end_tokens.push_back(static_cast<int32_t>(config.eos_token_id));
-  }
-  for (int64_t id : config.stop_token_ids) {
-    request.end_tokens.push_back(static_cast<int32_t>(id));
-  }
-  for (std::vector<int32_t>& word : ToWords(config.stop_words_ids)) {
-    if (word.size() == 1) {
-      request.end_tokens.push_back(word[0]);
-    } else {
-      request.stop_words.push_back(std::move(word));
-    }
-  }
-}
-
 bool EndsWithStop(const Request& request) {
-  const std::vector<int32_t>& tokens = request.tokens;
   const auto& ends = request.end_tokens;
-  if (std::find(ends.begin(), ends.end(), tokens.back()) != ends.end()) return true;
-  const auto generated = static_cast<size_t>(request.num_tokens - request.output_begin);
-  return std::any_of(request.stop_words.begin(), request.stop_words.end(), [&](const auto& word) {
-    // A stop word lies wholly in the output: the prompt may well contain it.
-    return word.size() <= generated && std::equal(word.rbegin(), word.rend(), tokens.rbegin());
-  });
+  return std::binary_search(ends.begin(), ends.end(), request.tokens.back()) ||
+         (request.stop_words != nullptr && request.stop_words->EndsWord(request.words.stop));
 }
 
 // Whether the output's last n-gram occurs in it often enough to call it a loop.
@@ -156,19 +150,34 @@ bool EndsInRepetition(const Request& request) {
   return occurrences >= request.repetition_ngram_threshold;
 }
 
+// Every token that may end a beam is one more candidate of each row, kept in order.
+Status CheckBeamEnds(const Request& request, const GenerationConfig& config) {
+  constexpr int64_t kMaxEnds = 256;
+  const int64_t num_ends =
+      static_cast<int64_t>(request.end_tokens.size()) + request.num_stop_endings;
+  if (config.num_beams == 1 || num_ends <= kMaxEnds) return Status::Ok();
+  return Status::InvalidArgument(
+      "stop_words_ids, stop_token_ids and eos_token_id have " + std::to_string(num_ends) +
+      " different last tokens; the bound is " + std::to_string(kMaxEnds) + " where num_beams is " +
+      std::to_string(config.num_beams));
+}
+
 // The other members of the group that the config asks for: as the first, with the seeds that
 // follow.
 Result<std::vector<std::shared_ptr<Request>>> CreateOthers(
-    uint64_t first_id, std::span<const int64_t> prompt_ids, GenerationConfig config,
+    const Request& first, std::span<const int64_t> prompt_ids, GenerationConfig config,
     const RequestLimits& limits, const std::shared_ptr<CompletionSetImpl>& engine_set) {
   std::vector<std::shared_ptr<Request>> others;
   const int64_t count = std::max(config.num_beams, config.best_of);
   config.num_beams = config.best_of = config.num_return_sequences = 1;
+  config.stop_words_ids.clear();
+  config.bad_words_ids.clear();
   for (int64_t i = 1; i < count; ++i) {
     if (config.seed >= 0) ++config.seed;
     Result<std::shared_ptr<Request>> other = Request::Create(
-        first_id + static_cast<uint64_t>(i), prompt_ids, config, limits, engine_set);
+        first.request_id + static_cast<uint64_t>(i), prompt_ids, config, limits, engine_set);
     if (!other.ok()) return other.status();
+    (*other)->ShareWords(first);
     others.push_back(std::move(*other));
   }
   return others;
@@ -247,7 +256,6 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->prompt_length = prompt_length;
   request->output_begin = output_begin;
   request->min_length = std::max(config.min_length, output_begin + config.min_new_tokens);
-  SetStops(config, *request);
   if (config.repetition_ngram_threshold > 0) {
     request->repetition_ngram_size = config.repetition_ngram_size;
     request->repetition_ngram_threshold = config.repetition_ngram_threshold;
@@ -257,6 +265,8 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->tokens.reserve(static_cast<size_t>(max_length));
   for (int64_t id : prompt_ids) request->tokens.push_back(static_cast<int32_t>(id));
   request->token_ids = request->tokens.data();
+  request->SetWords(config);
+  AS_RETURN_IF_ERROR(CheckBeamEnds(*request, config));
   if (request->processors.NeedsCounts()) {
     request->counts = TokenCounts(std::min(max_length, limits.vocab_size));
     for (int64_t i = 0; i < prompt_length; ++i) {
@@ -291,12 +301,53 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
         request->most_looked_up, request->uses_draft_model ? limits.num_draft_tokens : 0)));
   }
   if (config.num_beams > 1 || config.best_of > 1) {
-    auto others = CreateOthers(request_id, prompt_ids, config, limits, engine_set);
+    auto others = CreateOthers(*request, prompt_ids, config, limits, engine_set);
     if (!others.ok()) return others.status();
     request->owned_group = std::make_unique<RequestGroup>(request.get(), std::move(*others), config,
                                                           limits.vocab_size);
   }
   return request;
+}
+
+// Words of one token are end tokens, which can be masked before the minimum length is reached.
+void Request::SetWords(const GenerationConfig& config) {
+  if (config.early_stopping && !config.ignore_eos && config.eos_token_id >= 0) {
+    end_tokens.push_back(static_cast<int32_t>(config.eos_token_id));
+  }
+  for (int64_t token : config.stop_token_ids) end_tokens.push_back(static_cast<int32_t>(token));
+  for (const auto& word : config.stop_words_ids) {
+    if (word.size() == 1) end_tokens.push_back(static_cast<int32_t>(word[0]));
+  }
+  SortUnique(end_tokens);
+  const auto longer_words = ToWords(config.stop_words_ids, 2);
+  std::vector<int32_t> endings;
+  for (const auto& word : longer_words) {
+    const bool is_end = std::binary_search(end_tokens.begin(), end_tokens.end(), word.back());
+    if (!is_end) endings.push_back(word.back());
+  }
+  SortUnique(endings);
+  num_stop_endings = static_cast<int64_t>(endings.size());
+  stop_words = ToMatcher(longer_words);
+  processors.bad_words = ToMatcher(ToWords(config.bad_words_ids, 1));
+  for (int64_t i = 0; i < num_tokens; ++i) words = NextWords(tokens[static_cast<size_t>(i)], i);
+}
+
+void Request::ShareWords(const Request& other) {
+  end_tokens = other.end_tokens;
+  num_stop_endings = other.num_stop_endings;
+  stop_words = other.stop_words;
+  processors.bad_words = other.processors.bad_words;
+  words = other.words;
+}
+
+WordStates Request::NextWords(int32_t token, int64_t position) const {
+  WordStates after;
+  if (processors.bad_words != nullptr) after.bad = processors.bad_words->Next(words.bad, token);
+  // A stop word lies wholly in the output: the prompt may well contain it.
+  if (stop_words != nullptr && position >= output_begin) {
+    after.stop = stop_words->Next(words.stop, token);
+  }
+  return after;
 }
 
 void Request::UseLora(std::shared_ptr<const LoadedLora> loaded) {
@@ -315,6 +366,7 @@ SamplingRow Request::NextRow(float* logits) {
     row.processors = &processors;
     row.tokens = tokens.data();
     row.counts = &counts;
+    row.bad_word_state = words.bad;
   }
   if (is_beam()) row.candidates = &candidates;
   // The score of a sample is made of them.
@@ -384,6 +436,7 @@ void Request::Deliver(int32_t token, int64_t now_us) {
 }
 
 FinishReason Request::Append(int32_t token) {
+  words = NextWords(token, static_cast<int64_t>(tokens.size()));
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
   computes_all = false;
@@ -393,11 +446,14 @@ FinishReason Request::Append(int32_t token) {
 }
 
 FinishReason Request::ReasonAfter(int32_t token) {
+  const WordStates before = words;
+  words = NextWords(token, num_tokens);
   tokens.push_back(token);
   ++num_tokens;
   const FinishReason reason = Reason();
   tokens.pop_back();
   --num_tokens;
+  words = before;
   return reason;
 }
 

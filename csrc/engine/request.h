@@ -74,6 +74,8 @@ struct Request : ScheduledSequence {
                                                  std::shared_ptr<CompletionSetImpl> engine_set,
                                                  std::shared_ptr<TokenMask> token_mask = nullptr);
 
+  // Takes the stop words and bad words of another request with the same prompt.
+  void ShareWords(const Request& other);
   // Before it is submitted, with all of its group; null: the model as it is.
   void UseLora(std::shared_ptr<const LoadedLora> loaded);
 
@@ -128,9 +130,10 @@ struct Request : ScheduledSequence {
   int64_t prompt_length = 0;
   int64_t output_begin = 0;  // at most prompt_length: a prompt may end with output of another
   int64_t min_length = 0;    // of prompt + output
-  std::vector<int32_t> end_tokens;               // EOS, stop tokens, stop words of one token
-  std::vector<std::vector<int32_t>> stop_words;  // longer ones
-  int64_t repetition_ngram_size = 0;             // 0: off
+  std::vector<int32_t> end_tokens;  // EOS, stop tokens, stop words of one token; in order
+  std::shared_ptr<const WordMatcher> stop_words;  // longer ones; null: none
+  int64_t num_stop_endings = 0;       // their different last tokens that are no end_tokens
+  int64_t repetition_ngram_size = 0;  // 0: off
   int64_t repetition_ngram_threshold = 0;
   SamplingParams sampling;
   LogitsProcessors processors;
@@ -150,6 +153,7 @@ struct Request : ScheduledSequence {
   int64_t mask_deadline_us = 0;            // of the mask that is awaited; 0: not awaited yet
   std::vector<int32_t> tokens;             // prompt, then generated; capacity is max_length
   TokenCounts counts;                      // of `tokens`, where the processors need them
+  WordStates words;                        // after `tokens`
   int64_t most_looked_up = 0;              // drafts of one step by prompt lookup; 0: not asked for
   bool uses_draft_model = false;
   DraftModelState draft_model;
@@ -176,6 +180,9 @@ struct Request : ScheduledSequence {
   std::shared_ptr<Request> stop_self;  // keeps it alive while in the list of stops
 
  private:
+  void SetWords(const GenerationConfig& config);
+  // `words` after one more token, at `position`.
+  WordStates NextWords(int32_t token, int64_t position) const;
   FinishReason Reason() const;
 };
 

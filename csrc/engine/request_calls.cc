@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/int_math.h"
 #include "engine/model_instance.h"
 
 namespace allspark {
@@ -127,7 +128,52 @@ Status ModelInstance::ReleaseRequest(RequestHandle handle) {
   return Status::Ok();
 }
 
-Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms) {
+namespace {
+
+// How often a caller that waits is asked whether it still wants to.
+constexpr int64_t kSliceMs = 100;
+// The clock's own unit cannot say the far end of time.
+constexpr int64_t kLongestMs = int64_t{100} * 365 * 24 * 3600 * 1000;  // a century
+
+// Waits for the ends of requests, all of them within one time.
+class EndWaiter {
+ public:
+  EndWaiter(int64_t timeout_ms, const std::function<bool()>& cancelled)
+      : timeout_ms_(timeout_ms),
+        deadline_us_(SteadyNowUs() + std::min(timeout_ms, kLongestMs) * 1000),
+        cancelled_(cancelled) {}
+
+  Status Await(ResultQueueImpl& queue) const {
+    const auto unfinished = [&] {
+      return "sync_request: request " + std::to_string(queue.request_id()) + " has not ended";
+    };
+    while (!queue.WaitTerminal(NextWaitMs())) {
+      if (cancelled_ && cancelled_()) {
+        return Status::Cancelled(unfinished() + "; the caller gave up");
+      }
+      if (timeout_ms_ >= 0 && SteadyNowUs() >= deadline_us_) {
+        return Status::DeadlineExceeded(unfinished() + " within " + std::to_string(timeout_ms_) +
+                                        " ms");
+      }
+    }
+    return Status::Ok();
+  }
+
+ private:
+  int64_t NextWaitMs() const {
+    const int64_t slice_ms = cancelled_ ? kSliceMs : kLongestMs;
+    if (timeout_ms_ < 0) return slice_ms;
+    return std::min(CeilDiv(std::max<int64_t>(deadline_us_ - SteadyNowUs(), 0), 1000), slice_ms);
+  }
+
+  const int64_t timeout_ms_, deadline_us_;
+  const std::function<bool()>& cancelled_;
+};
+
+}  // namespace
+
+Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms,
+                                  const std::function<bool()>& cancelled) {
   std::shared_ptr<ResultQueueImpl> queue;
   {
     std::lock_guard lock(mutex_);
@@ -135,28 +181,18 @@ Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms) {
     if (!request.ok()) return request.status();
     queue = (*request)->queue;
   }
-  if (queue->WaitTerminal(timeout_ms)) return Status::Ok();
-  return Status::DeadlineExceeded("sync_request: request " + std::to_string(handle.id) +
-                                  " has not ended within " + std::to_string(timeout_ms) + " ms");
+  return EndWaiter(timeout_ms, cancelled).Await(*queue);
 }
 
-Status ModelInstance::SyncAll(int64_t timeout_ms) {
+Status ModelInstance::SyncAll(int64_t timeout_ms, const std::function<bool()>& cancelled) {
   std::vector<std::shared_ptr<ResultQueueImpl>> queues;
   {
     std::lock_guard lock(mutex_);
     queues.reserve(requests_.size());
     for (const auto& [id, request] : requests_) queues.push_back(request->queue);
   }
-  const int64_t deadline_us = SteadyNowUs() + timeout_ms * 1000;
-  for (const auto& queue : queues) {
-    const int64_t left_ms =
-        timeout_ms < 0 ? -1 : std::max<int64_t>(0, (deadline_us - SteadyNowUs()) / 1000);
-    if (!queue->WaitTerminal(left_ms)) {
-      return Status::DeadlineExceeded(
-          "sync_request: request " + std::to_string(queue->request_id()) +
-          " has not ended within " + std::to_string(timeout_ms) + " ms");
-    }
-  }
+  const EndWaiter waiter(timeout_ms, cancelled);
+  for (const auto& queue : queues) AS_RETURN_IF_ERROR(waiter.Await(*queue));
   return Status::Ok();
 }
 

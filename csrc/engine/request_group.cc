@@ -56,7 +56,7 @@ RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>>
 
 void RequestGroup::ReserveSearch(const GenerationConfig& config, int64_t vocab_size) {
   Request* const first = members_.front();
-  const auto num_ends = static_cast<int64_t>(first->end_tokens.size() + first->stop_words.size());
+  const auto num_ends = static_cast<int64_t>(first->end_tokens.size()) + first->num_stop_endings;
   const int64_t num_candidates = std::min(config.num_beams + num_ends, vocab_size);
   search_ = std::make_unique<BeamSearch>(
       BeamSearchParams{.num_beams = config.num_beams,
@@ -149,6 +149,7 @@ void RequestGroup::Continue() {
   for (size_t i = 0; i < members_.size(); ++i) {
     histories_[i].tokens.swap(members_[i]->tokens);
     std::swap(histories_[i].counts, members_[i]->counts);
+    histories_[i].words = members_[i]->words;
     std::swap(histories_[i].logprobs, members_[i]->output_logprobs);
   }
   for (size_t i = 0; i < search_->beams().size(); ++i) {
@@ -158,6 +159,7 @@ void RequestGroup::Continue() {
     beam->tokens = histories_[parent].tokens;
     if (i == 0) beam->token_ids = beam->tokens.data();
     beam->counts = histories_[parent].counts;
+    beam->words = histories_[parent].words;
     beam->output_logprobs = histories_[parent].logprobs;
     if (beam->wants_logprobs) {
       Add(beam->output_logprobs, choice.reported, members_[parent]->logprobs.top);

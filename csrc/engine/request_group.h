@@ -10,6 +10,7 @@
 
 #include "allspark/config.h"
 #include "allspark/result_queue.h"
+#include "allspark/word_matcher.h"
 #include "sampling/beam_search.h"
 #include "sampling/token_counts.h"
 #include "scheduler/scheduler.h"
@@ -17,6 +18,12 @@
 namespace allspark {
 
 struct Request;
+
+// Where a sequence is in its words: a bad word may begin in the prompt, a stop word in the output.
+struct WordStates {
+  int32_t bad = WordMatcher::kStart;
+  int32_t stop = WordMatcher::kStart;
+};
 
 class RequestGroup {
  public:
@@ -69,6 +76,7 @@ class RequestGroup {
   struct History {
     std::vector<int32_t> tokens;
     TokenCounts counts;
+    WordStates words;
     OutputLogprobs logprobs;
   };
 

@@ -47,19 +47,17 @@ void ModelInstance::AddToScheduler(Request* request) {
 }
 
 void ModelInstance::RemoveFromScheduler(Request* request) {
-  bool was_there = false;
   const auto remove = [&](Request* member) {
-    // Beams leave with the first of them.
+    // Beams leave with the first of them, and the scheduler takes out whom it interrupts.
     if (member->state == ScheduledSequence::State::kNone) return;
     running_->scheduler->Remove(member);
-    was_there = true;
   };
   if (request->group == nullptr) {
     remove(request);
   } else {
     for (Request* member : request->group->members()) remove(member);
   }
-  if (was_there) PublishUsage();  // before the queue says so: who sees the end sees the blocks free
+  PublishUsage();  // before the queue says so: who sees the end sees the blocks free
 }
 
 }  // namespace allspark

@@ -68,22 +68,20 @@ auto PrefixCall(Result<int64_t> (Engine::*call)(const std::string&, std::span<co
   };
 }
 
-// Waits in slices, so that a signal such as Ctrl-C ends the wait. `sync(slice_ms)` is one wait.
+// A wait, `sync(cancelled)`, that a signal such as Ctrl-C ends.
 template <typename Sync>
-Status SyncInterruptible(int64_t timeout_ms, Sync sync) {
-  constexpr int64_t kSliceMs = 100;
-  int64_t left_ms = timeout_ms;
-  while (true) {
-    const int64_t slice_ms = timeout_ms < 0 ? kSliceMs : std::min(left_ms, kSliceMs);
-    Status status = [&] {
-      py::gil_scoped_release release;
-      return sync(slice_ms);
-    }();
-    left_ms -= slice_ms;
-    if (status.code() != StatusCode::kDeadlineExceeded) return status;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (timeout_ms >= 0 && left_ms <= 0) return status;
-  }
+Status SyncInterruptible(Sync sync) {
+  bool has_raised = false;
+  const auto cancelled = [&has_raised] {
+    py::gil_scoped_acquire acquire;
+    return has_raised = PyErr_CheckSignals() != 0;
+  };
+  Status status = [&] {
+    py::gil_scoped_release release;
+    return sync(cancelled);
+  }();
+  if (has_raised) throw py::error_already_set();
+  return status;
 }
 
 // [(name, help, kind, bounds, [(labels, value, buckets)])], as in allspark/metrics.h.
@@ -139,14 +137,14 @@ void BindEngine(py::module_& m) {
       .def("release_request", &Engine::ReleaseRequest, NoGil())
       .def("sync_request",
            [](Engine& engine, const std::string& name, RequestHandle handle, int64_t timeout_ms) {
-             return SyncInterruptible(timeout_ms, [&](int64_t slice_ms) {
-               return engine.SyncRequest(name, handle, slice_ms);
+             return SyncInterruptible([&](const auto& cancelled) {
+               return engine.SyncRequest(name, handle, timeout_ms, cancelled);
              });
            })
       .def("sync_all_requests",
            [](Engine& engine, const std::string& name, int64_t timeout_ms) {
-             return SyncInterruptible(timeout_ms, [&](int64_t slice_ms) {
-               return engine.SyncAllRequests(name, slice_ms);
+             return SyncInterruptible([&](const auto& cancelled) {
+               return engine.SyncAllRequests(name, timeout_ms, cancelled);
              });
            })
       .def("load_lora",

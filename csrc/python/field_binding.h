@@ -37,6 +37,20 @@ const char* TypeText() {
     return "a list of lists of integers";
 }
 
+// A value in a message: of a long one the beginning, and of a number that Python does not write,
+// its size.
+inline std::string Shown(py::handle value) {
+  constexpr size_t kMaxCharacters = 200;
+  try {
+    const py::str text = py::repr(value);
+    if (py::len(text) <= kMaxCharacters) return text.cast<std::string>();
+    const py::slice beginning(0, kMaxCharacters, 1);
+    return py::str(text[beginning]).cast<std::string>() + "...";
+  } catch (const py::error_already_set&) {
+    return "of too many digits to show";
+  }
+}
+
 template <typename T>
 T CastField(const char* name, py::handle value) {
   // Python's bool is an int; as a number it is nearly always a slip.
@@ -52,7 +66,12 @@ T CastField(const char* name, py::handle value) {
     } catch (const py::cast_error&) {
     }
   }
-  throw py::type_error(std::string(name) + " is " + py::repr(value).cast<std::string>() + " (" +
+  if (std::is_arithmetic_v<T> && !std::is_same_v<T, bool> && !is_bool &&
+      PyLong_Check(value.ptr())) {
+    throw py::value_error(std::string(name) + " is " + Shown(value) + "; no " +
+                          (std::is_integral_v<T> ? "int64" : "float64") + " is so large");
+  }
+  throw py::type_error(std::string(name) + " is " + Shown(value) + " (" +
                        py::str(py::type::of(value).attr("__name__")).cast<std::string>() +
                        "); it must be " + TypeText<T>());
 }

@@ -90,6 +90,7 @@ void BindStatusAndConfigs(py::module_& m) {
   BindFields<GenerationConfig>(m, "GenerateConfig", "What a request asks for.")
       .def(py::init([](const py::kwargs& kwargs) { return FromDict<GenerationConfig>(kwargs); }))
       .def_static("from_dict", &FromDict<GenerationConfig>, py::arg("fields"))
+      .def("__copy__", [](const GenerationConfig& config) { return config; })
       .def("validate", [](const GenerationConfig& config) { return Validate(config); })
       .def(
           "__eq__", [](const GenerationConfig& a, const GenerationConfig& b) { return a == b; },
@@ -121,6 +122,7 @@ PYBIND11_MODULE(_allspark, m) {
   allspark::python::BindResults(m);
   allspark::python::BindSerializer(m);
   allspark::python::BindGuided(m);
+  allspark::python::BindWords(m);
   allspark::python::BindEngine(m);
   allspark::python::BindTesting(m);
 }

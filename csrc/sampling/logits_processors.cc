@@ -41,23 +41,17 @@ void BanRepeatedNgrams(std::span<const int32_t> tokens, int64_t size, std::span<
   }
 }
 
-void BanBadWord(const std::vector<int32_t>& word, std::span<const int32_t> tokens,
-                std::span<float> logits) {
-  const size_t context_size = word.size() - 1;
-  if (tokens.size() < context_size) return;
-  if (std::equal(word.begin(), word.end() - 1, tokens.end() - static_cast<int64_t>(context_size))) {
-    LogitOf(logits, word.back()) = kBanned;
-  }
-}
-
 }  // namespace
 
 void LogitsProcessors::Apply(std::span<const int32_t> tokens, const TokenCounts* counts,
-                             std::span<float> logits) const {
+                             int32_t bad_word_state, std::span<float> logits) const {
   for (const auto& [token, bias] : logit_bias) LogitOf(logits, token) += bias;
   if (NeedsCounts()) Penalize(*this, *counts, logits);
   if (no_repeat_ngram_size > 0) BanRepeatedNgrams(tokens, no_repeat_ngram_size, logits);
-  for (const std::vector<int32_t>& word : bad_words) BanBadWord(word, tokens, logits);
+  if (bad_words != nullptr) {
+    bad_words->ForEachCompletion(bad_word_state,
+                                 [&](int32_t token) { LogitOf(logits, token) = kBanned; });
+  }
 }
 
 }  // namespace allspark

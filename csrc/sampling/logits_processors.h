@@ -7,10 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "allspark/word_matcher.h"
 #include "sampling/token_counts.h"
 
 namespace allspark {
@@ -26,19 +28,20 @@ struct LogitsProcessors {
   float presence_penalty = 0;
   // No token that would repeat an n-gram of prompt and output; 0: off.
   int64_t no_repeat_ngram_size = 0;
-  // No token that would complete one of these.
-  std::vector<std::vector<int32_t>> bad_words = {};
+  // No token that would complete one of these; null: none.
+  std::shared_ptr<const WordMatcher> bad_words = nullptr;
 
   bool NeedsCounts() const {
     return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0;
   }
   // False: Apply would change nothing.
   bool Any() const {
-    return NeedsCounts() || !logit_bias.empty() || no_repeat_ngram_size > 0 || !bad_words.empty();
+    return NeedsCounts() || !logit_bias.empty() || no_repeat_ngram_size > 0 || bad_words != nullptr;
   }
-  // tokens: prompt and output so far; counts: of the same, needed where NeedsCounts(). Requires:
-  // every id below the length of `logits`.
-  void Apply(std::span<const int32_t> tokens, const TokenCounts* counts,
+  // tokens: prompt and output so far; counts: of the same, needed where NeedsCounts();
+  // bad_word_state: that of `bad_words` after them. Requires: every id below the length of
+  // `logits`.
+  void Apply(std::span<const int32_t> tokens, const TokenCounts* counts, int32_t bad_word_state,
              std::span<float> logits) const;
 };
 

@@ -88,7 +88,7 @@ void Sampler::RankRow(SamplingRow& row, int thread) {
 void Sampler::Process(const SamplingRow& row) const {
   if (row.processors != nullptr) {
     row.processors->Apply({row.tokens, static_cast<size_t>(row.position)}, row.counts,
-                          {row.logits, static_cast<size_t>(vocab_size_)});
+                          row.bad_word_state, {row.logits, static_cast<size_t>(vocab_size_)});
   }
   for (int64_t i = 0; i < row.num_banned; ++i) {
     const int32_t id = row.banned[i];

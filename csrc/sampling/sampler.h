@@ -29,9 +29,11 @@ struct SamplingRow {
   const SamplingParams* params = nullptr;
   float* logits = nullptr;  // [vocab], may be overwritten
   int64_t position = 0;     // of the token being chosen
-  // Null: none. With it the tokens so far (`position` of them) and, where it needs them, counts.
+  // Null: none. With it the tokens so far (`position` of them), the state of its bad words after
+  // them and, where it needs them, counts.
   const LogitsProcessors* processors = nullptr;
   const int32_t* tokens = nullptr;
+  int32_t bad_word_state = WordMatcher::kStart;
   const TokenCounts* counts = nullptr;
   // Tokens that may not be chosen now (EOS before min_length), and their number.
   const int32_t* banned = nullptr;

@@ -321,7 +321,7 @@ def run_guided_format(data: bytes) -> None:
     except (ValueError, RecursionError):
         return  # A server's own parser refuses such a text.
     # Drop the cache, so that memory does not grow with the number of inputs.
-    compiler()._compiled.clear()
+    compiler().clear()
     matcher = compiler().matcher(form)
     if matcher is not None:
         matcher.compute_bitmask()

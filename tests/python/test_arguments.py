@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
+from allspark import AsStatus
 from engine_fixture import start_engine, write_small_checkpoint
 
 
@@ -18,6 +20,13 @@ class Loader:
 def engine(tmp_path_factory):
     engine, _ = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("model")))
     return engine
+
+
+@pytest.fixture(scope="module")
+def started(engine):
+    assert engine.start_model("m") == AsStatus.ALLSPARK_SUCCESS
+    yield engine
+    engine.stop_model("m")
 
 
 IDS = "a list, NumPy array or torch tensor of integers"
@@ -119,3 +128,49 @@ def test_no_loader_for_a_text(engine):
 def test_a_dict_without_ids(engine):
     with pytest.raises(ValueError, match=r"inputs has the keys \['ids'\]; it must have"):
         engine.start_request("m", {"ids": [1]})
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, -1], "input_ids[1] is -1; it must be in [0, "),
+        ([1, 2**31], "input_ids[1] is 2147483648; it must be in [0, "),
+        ([1, 2**63], "input_ids[1] is 9223372036854775808; token ids are below 2^31"),
+        ([[1, 2**63]], "input_ids[1] is 9223372036854775808; token ids are below 2^31"),
+        ([-1, 2**63], "input_ids[1] is 9223372036854775808; token ids are below 2^31"),
+        ((1, 2**64), "input_ids[1] is 18446744073709551616; token ids are below 2^31"),
+        ([-(2**70)], f"input_ids[0] is {-(2**70)}; token ids are below 2^31"),
+        ([10**400], f"input_ids[0] is 1{'0' * 199}...; token ids are below 2^31"),
+        ([10**5000], "input_ids[0] is of too many digits to show; token ids are below 2^31"),
+        (np.array([2**63], np.uint64), "input_ids[0] is 9223372036854775808; token ids are below"),
+    ],
+)
+def test_an_id_of_no_vocabulary_gives_a_status(started, ids, message):
+    for start in (
+        lambda: started.start_request_ids("m", None, ids),
+        lambda: asyncio.run(started.start_request_ids_async("m", None, ids)),
+        lambda: started.start_request("m", {"input_ids": ids}),
+    ):
+        assert start() == (AsStatus.ALLSPARK_PARAM_ERROR, None, None)
+        assert started.last_error().startswith(message)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        started.find_prefix("m", ids)
+
+
+@pytest.mark.parametrize("call", ["stop_request", "release_request", "sync_request"])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("7", "a str"),
+        (b"7", "a bytes"),
+        (7, "a int"),
+        ({7: 7}, "a dict"),
+        (["handle"], "a str"),
+        ([[None]], "None"),
+    ],
+)
+def test_what_is_no_handle(engine, call, value, what):
+    with pytest.raises(TypeError) as caught:
+        getattr(engine, call)("m", value)
+    expected = "a RequestHandle or a list of them"
+    assert str(caught.value) == f"request_handle is {what}; it must be {expected}"

@@ -7,6 +7,7 @@ import re
 import pytest
 from allspark import ASGenerationConfigBuilder, AsStatus
 from allspark.bad_words import to_token_sequences
+from allspark.text_queue import MAX_WORDS
 from engine_fixture import start_engine
 
 QUESTION = "<|im_start|>user\nWhat is a ResultQueue?<|im_end|>\n<|im_start|>assistant\n"
@@ -63,12 +64,70 @@ def test_words_join_the_ids(demo):
     assert by_words == answer(demo, bad_words=["queue"], bad_words_ids=ids)
 
 
+class Splitter:
+    """Tokens are single characters; counts its calls."""
+
+    def __init__(self):
+        self.num_calls = 0
+
+    def __call__(self, texts, add_special_tokens, **_):
+        assert not add_special_tokens
+        self.num_calls += 1
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+
+def test_many_words_are_tokenised_in_few_calls_and_compared_by_hash():
+    # Comparing each with all before it would take an hour.
+    words = [f"{i:05d}" for i in range(MAX_WORDS)]
+    tokenizer = Splitter()
+    sequences = to_token_sequences(tokenizer, words + words[:1000])
+    assert len(sequences) == 2 * MAX_WORDS
+    assert sequences[:2] == [[48] * 5, [32] + [48] * 5]
+    assert tokenizer.num_calls < 200
+    assert to_token_sequences(tokenizer, []) == []
+
+
+def test_a_batch_of_words_has_the_tokens_of_each(demo):
+    tokenizer = demo[1].get_tokenizer()
+    words = ["queue", "a queue", " naïve", "日本", "x" * 300, "<|im_end|>"]
+    expected = []
+    for word in words:
+        for text in (word, " " + word):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids not in expected:
+                expected.append(ids)
+    assert to_token_sequences(tokenizer, words) == expected
+
+
+def test_a_tokenizer_with_encode_alone_serves(demo):
+    class Encoder:
+        def encode(self, text, add_special_tokens):
+            return demo[1].get_tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    words = ["queue", "a queue"]
+    tokenizer = demo[1].get_tokenizer()
+    assert to_token_sequences(Encoder(), words) == to_token_sequences(tokenizer, words)
+
+
+def test_as_many_words_as_a_request_may_have_are_served(demo):
+    words = [f"{i:05d}" for i in range(MAX_WORDS)]
+    plain = answer_ids(demo)
+    assert answer_ids(demo, bad_words=words) == plain
+    ids = [[4 + i % 50, i % 1000, 3 + i // 1000] for i in range(200_000)]
+    assert len(answer_ids(demo, bad_words_ids=ids, stop_words_ids=ids, min_new_tokens=40)) == 40
+    status, *_ = demo[0].start_request_ids("m", None, [1], {"bad_words_ids": [*ids, [1]]})
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR
+    assert "bad_words_ids has 200001 entries; the bound is 200000" in demo[0].last_error()
+
+
 @pytest.mark.parametrize(
     ("value", "parts"),
     [
         (3, ["bad_words is 3", "list of str"]),
         (["a", 3], ["bad_words[1] is 3", "str"]),
         (["a", " "], ["bad_words[1] is ' '", "white space"]),
+        (["a"] * 100_001, ["bad_words has 100001 entries", "the bound is 100000"]),
+        (["a" * 1_000_000, "b"], ["bad_words has 1000001 characters", "the bound is 1000000"]),
     ],
 )
 def test_what_is_refused(demo, value, parts):

@@ -10,7 +10,6 @@ from allspark import AsStatus
 from engine_fixture import (
     VOCAB_SIZE,
     read_all,
-    start_endless,
     start_engine,
     write_small_checkpoint,
 )
@@ -219,11 +218,11 @@ def test_early_stopping_has_two_meanings(running):
 def test_stopping_one_sequence_stops_all(running):
     for group in ({**BEAMS, "num_return_sequences": 3}, {"best_of": 4, "n": 3}):
         config = {**group, "max_new_tokens": 400}
-        # No step ends before its mask comes, so the search cannot end either.
-        endless = start_endless(running)
+        # Without memory there is no step, so the search cannot end.
+        assert running.unload_device_mem("m") == OK
         handles, queues = start(running, config)
         assert running.stop_request("m", handles[1]) == OK
-        assert running.release_request("m", endless) == OK
+        assert running.load_device_mem("m") == OK
         assert running.sync_request("m", handles) == OK
         assert {queue.finish_reason for queue in queues} == {"cancelled"}
         assert running.release_request("m", handles) == OK

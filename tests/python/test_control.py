@@ -216,7 +216,10 @@ def test_tensors_of_all_requests_are_bounded(checkpoint):
     config = {**GREEDY, "output_logits": "generation"}
     status, _, _ = engine.start_request_ids("m", None, [1], config)
     assert status == AsStatus.ALLSPARK_REQUEST_DENIED
-    assert "max_output_tensor_bytes" in engine.last_error()
+    assert engine.last_error() == (
+        f"the output tensors of this request take {8 * VOCAB_SIZE * 4} bytes, beside 0 of others; "
+        f"max_output_tensor_bytes is {4 * VOCAB_SIZE * 4}"
+    )
     status, _, queue = engine.start_request_ids("m", None, [1], {**config, "max_new_tokens": 4})
     assert status == OK and len(read_all(queue)) == 4
 

@@ -25,6 +25,7 @@ from engine_fixture import (
     MAX_LENGTH,
     VOCAB_SIZE,
     read_all,
+    start_endless,
     start_engine,
     write_small_checkpoint,
 )
@@ -349,6 +350,17 @@ def test_stop_from_another_thread_wakes_a_blocked_get(running):
     timer.join()
     assert len(tokens) == queue.GeneratedLength()
     assert queue.finished
+
+
+def test_a_sync_that_gives_up_says_how_long_it_waited(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    engine.start_model("m")
+    (handle,) = start_endless(engine)
+    for handles in (handle, [handle], None):
+        # Longer than the slices in which signals are looked for.
+        assert engine.sync_request("m", handles, timeout_ms=130) == AsStatus.ALLSPARK_RUNTIME_ERROR
+        assert engine.last_error().endswith(" has not ended within 130 ms")
+    engine.stop_model("m")
 
 
 def test_sync_times_out(running):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from allspark import ASGenerationConfigBuilder
-from allspark._allspark import GenerateConfig
+from allspark._allspark import AsModelConfig, GenerateConfig
 from engine_fixture import MAX_LENGTH, VOCAB_SIZE, start_engine, write_small_checkpoint
 
 FIELDS = GenerateConfig.fields()
@@ -92,6 +92,36 @@ def test_contradictions_and_ids_outside_the_vocabulary_are_refused(engine, confi
     message = refusal(engine, config)
     for word in words:
         assert word in message, message
+
+
+def huge(kind: str, number: int):
+    """A value of a field's type, with a number that no field takes."""
+    if kind == "a list of integers":
+        return [number]
+    if kind == "a list of lists of integers":
+        return [[1], [number]]
+    return {1: number} if kind.startswith("a dict") else number
+
+
+# A float cannot be as large as either; Python does not write the second.
+@pytest.mark.parametrize("number", [10**400, -(10**400), 10**5000], ids=["400", "-400", "5000"])
+def test_numbers_of_any_size_are_refused_by_name(engine, number):
+    for name, kind, _, _ in GenerateConfig.fields():
+        message = refusal(engine, {name: huge(kind, number)})
+        assert message.startswith(f"{name} is ") and len(message) < 400, message
+        with pytest.raises((TypeError, ValueError), match=f"^{name} is "):
+            setattr(GenerateConfig(), name, huge(kind, number))
+    for name, _, _, _ in AsModelConfig.fields():
+        with pytest.raises((TypeError, ValueError), match=f"^{name} is "):
+            AsModelConfig.from_dict({name: number})
+    for name in ("n", "typical_p", "stop_words", "bad_words", "skip_special_tokens"):
+        message = refusal(engine, {name: number})
+        assert message.startswith(f"{name} is ") and len(message) < 400, message
+
+
+def test_a_seed_has_room_for_those_that_follow(engine):
+    message = refusal(engine, {"seed": 2**63 - 1, "n": 2})
+    assert "seed is 9223372036854775807; it must be in" in message
 
 
 def test_neutral_values_of_fields_that_are_not_served_are_fine(engine):

@@ -5,6 +5,9 @@ of the engine are copied bit by bit, and tokenizers give the same tokens.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -848,3 +851,25 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch):
     HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model()
     with pytest.raises(RuntimeError, match=r"GGUF type 6, for which the package 'gguf'.*gguf\]"):
         HuggingFaceModel(str(tmp_path / "k.gguf"), "m").load_model()
+
+
+def test_a_tokenizer_is_read_where_the_locale_is_ascii(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_directory("byte_level"))
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    keys = text_keys(tokenizer, "gpt2", "gpt-2", merges=merges)
+    llama_file(tmp_path / "m.gguf", {"": "F32"}, whole=keys)
+    script = (
+        "import locale, sys\n"
+        "from allspark import HuggingFaceModel\n"
+        "assert locale.getpreferredencoding(False) != 'UTF-8'\n"
+        "print(HuggingFaceModel(sys.argv[1], 'm').get_tokenizer().encode('na\\u00efve'))\n"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "m.gguf"],
+        env={**os.environ, **ascii_only}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tokenizer.encode('naïve')}\n"

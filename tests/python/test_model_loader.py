@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -343,12 +344,35 @@ def test_model_types_are_those_of_transformers():
             "long_factor is not a list of 2",
         ),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1, 0]}}, "short_factor has 0"),
+        (
+            {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings is 1, expected 2 or more",
+        ),
+        # No float has such a value.
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings is 1000"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, "factor is 1000"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [10**400, 1]}},
+            "short_factor has 1000",
+        ),
+        ({"partial_rotary_factor": 10**400}, "partial_rotary_factor is 1000"),
     ],
 )
 def test_bad_values_are_named(changes, message):
     with pytest.raises(ValueError, match=message) as caught:
         fields_of(**changes)
     assert "config.json" in str(caught.value)
+
+
+def test_a_head_cannot_be_rotated_beyond_its_end():
+    neox = {"architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5, "hidden_act": "gelu"}
+    fields_of(**neox)
+    for factor in (1.5, 1e308):
+        message = f"rotary_pct is {re.escape(str(factor))}, expected at most 1"
+        with pytest.raises(ValueError, match=message):
+            fields_of(**{**neox, "rotary_pct": factor})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from allspark import (
     TextQueue,
 )
 from allspark._allspark import GenerateConfig
-from allspark.text_queue import StopStrings, TextElements, TextOptions
+from allspark.text_queue import MAX_WORDS, StopStrings, TextElements, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
 from support.vocabularies import SMALL, tokenizer_directory
 
@@ -46,6 +46,61 @@ def test_text_is_held_back_while_it_may_become_a_stop():
     assert pieces(["abcdef", "cd"], list("abcdef")) == (["", "", "", "ab"], True)
     assert pieces(["cd", "bcd"], ["abcd"]) == (["a"], True)
     assert pieces([], ["a", "b"]) == (["a", "b", ""], False)
+
+
+class NaiveStopStrings:
+    """What StopStrings does, by comparing every word at every place."""
+
+    def __init__(self, words: list[str], include: bool):
+        self.words, self.include, self.held = words, include, ""
+
+    def put(self, text: str) -> tuple[str, bool]:
+        self.held += text
+        found = [(at + len(word), at) for word in self.words if (at := self.held.find(word)) >= 0]
+        if found:
+            end, begin = min(found)
+            return self.held[: end if self.include else begin], True
+        undecided = next(
+            (size for size in range(len(self.held), 0, -1)
+             if any(word.startswith(self.held[-size:]) for word in self.words)), 0
+        )  # fmt: skip
+        certain = len(self.held) - undecided
+        out, self.held = self.held[:certain], self.held[certain:]
+        return out, False
+
+    def flush(self) -> str:
+        out, self.held = self.held, ""
+        return out
+
+
+def test_stop_strings_are_those_that_comparing_every_word_finds():
+    rng = random.Random(11)
+    characters = ["a", "b", "c", "é", "日", "🎉", "\0", "\ud800"]
+    num_stopped = 0
+    for _ in range(5000):
+        letters = characters[: rng.randint(1, len(characters))]
+        sizes = [rng.randint(1, 6) for _ in range(rng.randint(0, 8))]
+        words = ["".join(rng.choices(letters, k=size)) for size in sizes]
+        words += rng.choices(words, k=rng.randint(0, 2)) if words else []
+        include = rng.random() < 0.5
+        stops, naive = StopStrings(words, include), NaiveStopStrings(words, include)
+        for _ in range(rng.randint(1, 15)):
+            piece = "".join(rng.choices(letters, k=rng.choice([0, 1, 1, 2, 7])))
+            given = stops.put(piece)
+            assert given == naive.put(piece)
+            assert stops.num_held == len(naive.held)
+            num_stopped += given[1]
+        assert stops.flush() == naive.flush()
+    assert 1000 < num_stopped
+
+
+def test_many_stop_strings_cost_no_more_per_token_than_few():
+    # Comparing each word with each of these pieces would take hours.
+    words = [f"{i:05d}" + "a" * (i % 10) for i in range(MAX_WORDS)]
+    stops = StopStrings(words)
+    for _ in range(300_000):
+        assert not stops.put("x98")[1]
+    assert stops.put("x00010") == ("98x", True)
 
 
 class FakeQueue:
@@ -241,6 +296,8 @@ def test_a_stop_string_ends_the_request(running):
         ("stop_words", 5, ["stop_words is 5", "list of str"]),
         ("stop_words", ["a", 5], ["stop_words[1] is 5", "str"]),
         ("stop_words", ["a", ""], ["stop_words[1] is empty"]),
+        ("stop_words", ["a"] * 100_001, ["stop_words has 100001 entries", "100000"]),
+        ("stop_words", ["a" * 1_000_000, "b"], ["stop_words has 1000001 characters", "1000000"]),
         ("include_stop_str_in_output", 1, ["include_stop_str_in_output is 1", "bool"]),
         ("skip_special_tokens", "no", ["skip_special_tokens is 'no'", "bool"]),
     ],

@@ -69,7 +69,7 @@ struct RuntimeConfig {
   // What StartRequest does when that many wait: "refuse", or "block" until there is room.
   std::string queue_full_policy = "refuse";
   // Most bytes for the output tensors of all waiting and running requests; a request that would
-  // exceed it is denied. 0: no bound.
+  // exceed it is denied. 0: an eighth of the memory of the machine or the cgroup.
   int64_t max_output_tensor_bytes = 0;
   // Longest time that a request waits for a token mask; one whose mask is later ends in error.
   int64_t token_mask_timeout_ms = 10000;
@@ -130,6 +130,9 @@ struct RuntimeConfig {
 
 // The most of the likeliest tokens that come with each.
 inline constexpr int64_t kMaxTopLogprobs = 20;
+// Of stop_words_ids, and of bad_words_ids: the most entries, and token ids of all of them.
+inline constexpr int64_t kMaxWords = 200000;
+inline constexpr int64_t kMaxWordIds = 2000000;
 // The most sequences of one request.
 inline constexpr int64_t kMaxSequences = 128;
 

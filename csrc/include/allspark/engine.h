@@ -193,9 +193,12 @@ class Engine {
   Status StopRequest(const std::string& model_name, RequestHandle handle);
   // Stops it if it runs and forgets the handle; the queue stays readable.
   Status ReleaseRequest(const std::string& model_name, RequestHandle handle);
-  // Blocks until the request is terminal; timeout_ms < 0 waits for ever.
-  Status SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms = -1);
-  Status SyncAllRequests(const std::string& model_name, int64_t timeout_ms = -1);
+  // Blocks until the request is terminal; timeout_ms < 0 waits for ever. `cancelled` ends the wait
+  // as it does in StartRequest.
+  Status SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms = -1,
+                     const std::function<bool()>& cancelled = nullptr);
+  Status SyncAllRequests(const std::string& model_name, int64_t timeout_ms = -1,
+                         const std::function<bool()>& cancelled = nullptr);
 
   // Loads a LoRA adapter (a .aslora file, or one in memory) that requests then name in their
   // lora_name; any mixture of adapters and none runs in one batch. It takes device memory until it

@@ -222,6 +222,19 @@ TEST(GenerationConfigTest, StopWords) {
   EXPECT_NE(ToString(config).find("stop_words_ids=[[1], [2, 3]], "), std::string::npos);
 }
 
+TEST(GenerationConfigTest, WordsHaveBounds) {
+  const auto words = [](size_t count, size_t size) {
+    return std::vector<std::vector<int64_t>>(count, std::vector<int64_t>(size, 1));
+  };
+  EXPECT_EQ(
+      GenerationError([&](auto& c) { c.stop_words_ids = c.bad_words_ids = words(200000, 10); }),
+      "");
+  EXPECT_EQ(GenerationError([&](auto& c) { c.stop_words_ids = words(200001, 1); }),
+            "stop_words_ids has 200001 entries; the bound is 200000");
+  EXPECT_EQ(GenerationError([&](auto& c) { c.bad_words_ids = words(1, 2000001); }),
+            "bad_words_ids has 2000001 token ids; the bound is 2000000");
+}
+
 TEST(GenerationConfigTest, TokenIdsAndBiases) {
   EXPECT_EQ(GenerationError([](auto& c) { c.stop_token_ids = {1, -1}; }),
             "stop_token_ids[1] is -1; it must be in [0, 2147483647]");

@@ -34,6 +34,13 @@ GenerationConfig RankedConfig(int i) {
   return config;
 }
 
+// Words of which some begin within others.
+std::vector<std::vector<int64_t>> OverlappingWords() {
+  std::vector<std::vector<int64_t>> words = {{5}, {6, 7}};
+  for (int64_t i = 0; i < 1000; ++i) words.push_back({7, i % 10, i / 10 % 10, i / 100, 7});
+  return words;
+}
+
 // With requests that are preempted, or interrupted.
 class AllocationTest : public EngineTest,
                        public ::testing::WithParamInterface<std::tuple<CacheMode, bool>> {};
@@ -82,7 +89,9 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
       generation.do_sample = true;
       generation.seed = i;
       generation.top_p = 0.9;
-      generation.stop_words_ids = {{1, 2, 3}, {4}};
+      generation.stop_words_ids = OverlappingWords();
+      generation.stop_words_ids.push_back({4});
+      generation.min_new_tokens = 30;
     }
     if (i % 2 == 1) generation.prompt_lookup_num_tokens = 6;
     if (i % 5 == 1) generation.output_logits = "all";
@@ -98,7 +107,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
       generation.no_repeat_ngram_size = 3;
       generation.repetition_ngram_size = 4;
       generation.repetition_ngram_threshold = 3;
-      generation.bad_words_ids = {{5}, {6, 7}};
+      generation.bad_words_ids = OverlappingWords();
       generation.logit_bias = {{8, 1.5}};
       generation.min_new_tokens = 3;
       generation.stop_token_ids = {9};

@@ -54,6 +54,19 @@ TEST_F(EngineTest, SomeAreInterruptedAndKeepWhatTheyGenerated) {
   EXPECT_EQ(stat.pending_request + stat.running_request, 0);
 }
 
+// No step follows whose statistics would be right again.
+TEST_F(EngineTest, AnInterruptedSearchLeavesNoBlocksInTheStatistics) {
+  InstallAndStart(TightConfig());
+  GenerationConfig beams = Greedy(200);
+  beams.num_beams = beams.num_return_sequences = 6;
+  const StartedRequest request = Start(RandomPrompt(rng_, 20, vocab_size_), beams);
+  EXPECT_TRUE(ReadAll(*request.queue).empty());
+  EXPECT_EQ(request.queue->finish_reason(), FinishReason::kInterrupted);
+  const EngineStat stat = *engine_->GetEngineStat("m");
+  EXPECT_EQ(stat.used_span, 0);
+  EXPECT_EQ(stat.running_request, 0);
+}
+
 TEST_F(EngineTest, AnInterruptedGroupEndsWhole) {
   InstallAndStart(TightConfig());
   const int rounds = 8;

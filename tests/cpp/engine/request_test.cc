@@ -2,9 +2,11 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "cpp/engine/engine_harness.h"
 
@@ -142,6 +144,40 @@ TEST_F(EngineTest, EndsAtEosStopWordsAndLengths) {
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kLength);
   config.max_length = 0;  // the engine's
   EXPECT_EQ(Run(prompt, config).size(), 253u);
+}
+
+TEST_F(EngineTest, OfManyWordsTheFirstToEndCounts) {
+  InstallAndStart(SmallConfig());
+  const Ids prompt = {9, 8, 7};
+  const Ids free_run = Run(prompt, Greedy(40));
+  for (int round = 0; round < 50; ++round) {
+    GenerationConfig config = Greedy(40);
+    size_t expected = free_run.size();
+    for (int i = 0; i < 20; ++i) {
+      // A piece of the output, or one that differs at the end or begins before it.
+      const size_t begin = rng_() % 35;
+      const size_t size = 2 + rng_() % 4;
+      Ids word(free_run.begin() + static_cast<int64_t>(begin),
+               free_run.begin() + static_cast<int64_t>(begin + size));
+      if (i % 4 > 0) word.back() = static_cast<int64_t>(rng_() % 50);
+      if (i % 7 == 0) word = {prompt.back(), free_run[0], free_run[1]};
+      config.stop_words_ids.push_back(word);
+      const auto found = std::search(free_run.begin(), free_run.end(), word.begin(), word.end());
+      if (found != free_run.end()) {
+        expected = std::min(expected, static_cast<size_t>(found - free_run.begin()) + word.size());
+      }
+    }
+    EXPECT_EQ(Run(prompt, config),
+              Ids(free_run.begin(), free_run.begin() + static_cast<int64_t>(expected)));
+    // As bad words none of them is completed, in the prompt or not.
+    config.bad_words_ids = std::exchange(config.stop_words_ids, {});
+    Ids tokens = Run(prompt, config);
+    EXPECT_EQ(tokens.size(), 40u);
+    tokens.insert(tokens.begin(), prompt.begin(), prompt.end());
+    for (const auto& word : config.bad_words_ids) {
+      EXPECT_EQ(std::search(tokens.begin(), tokens.end(), word.begin(), word.end()), tokens.end());
+    }
+  }
 }
 
 TEST_F(EngineTest, StopTokensAndIgnoredEos) {
@@ -340,9 +376,30 @@ TEST_F(EngineTest, SyncTimesOutAndNamesTheRequest) {
   GateSteps();
   gate_.Close();
   const StartedRequest request = Start({1}, Greedy(3));
-  const Status status = engine_->SyncRequest("m", request.handle, 20);
-  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(engine_->SyncAllRequests("m", 20).code(), StatusCode::kDeadlineExceeded);
+  const std::string unfinished =
+      "sync_request: request " + std::to_string(request.handle.id) + " has not ended";
+  int num_asked = 0;
+  const auto cancelled = [&] { return ++num_asked == 2; };
+  for (const auto& sync : std::vector<std::function<Status(int64_t, std::function<bool()>)>>{
+           [&](int64_t ms, const auto& stop) {
+             return engine_->SyncRequest("m", request.handle, ms, stop);
+           },
+           [&](int64_t ms, const auto& stop) { return engine_->SyncAllRequests("m", ms, stop); }}) {
+    for (const std::function<bool()>& stop :
+         {std::function<bool()>(), std::function([] { return false; })}) {
+      const Status status = sync(120, stop);  // more than the time between two questions
+      EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+      EXPECT_EQ(status.message(), unfinished + " within 120 ms");
+    }
+    // As long as there is, in the clock's unit too.
+    for (const int64_t ms : {int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
+      num_asked = 0;
+      const Status status = sync(ms, cancelled);
+      EXPECT_EQ(status.code(), StatusCode::kCancelled);
+      EXPECT_EQ(status.message(), unfinished + "; the caller gave up");
+      EXPECT_EQ(num_asked, 2);
+    }
+  }
   gate_.Open();
   EXPECT_OK(engine_->SyncAllRequests("m", 10000));
 }

@@ -50,7 +50,11 @@ std::vector<float> Apply(const LogitsProcessors& processors, std::vector<int32_t
   for (int32_t token : prompt) counts.Add(token, false);
   for (int32_t token : output) counts.Add(token, true);
   prompt.insert(prompt.end(), output.begin(), output.end());
-  processors.Apply(prompt, &counts, logits);
+  int32_t state = WordMatcher::kStart;
+  if (processors.bad_words != nullptr) {
+    for (int32_t token : prompt) state = processors.bad_words->Next(state, token);
+  }
+  processors.Apply(prompt, &counts, state, logits);
   return logits;
 }
 
@@ -81,7 +85,8 @@ TEST(LogitsProcessors, Bans) {
   EXPECT_EQ(Apply(unigrams, {1}, {2}, {0, 0, 0, 0}), (std::vector<float>{0, -kInf, -kInf, 0}));
   const LogitsProcessors long_ngrams{.no_repeat_ngram_size = 9};
   EXPECT_EQ(Apply(long_ngrams, {1}, {1}, {0, 0}), (std::vector<float>{0, 0}));
-  const LogitsProcessors words{.bad_words = {{0}, {1, 2, 3}, {2, 1}, {1, 1, 1, 1, 1, 2}}};
+  const std::vector<std::vector<int32_t>> bad_words = {{0}, {1, 2, 3}, {2, 1}, {1, 1, 1, 1, 1, 2}};
+  const LogitsProcessors words{.bad_words = std::make_shared<WordMatcher>(bad_words)};
   EXPECT_EQ(Apply(words, {1}, {2}, {0, 0, 0, 0}), (std::vector<float>{-kInf, -kInf, 0, -kInf}));
 }
 
