@@ -7,32 +7,33 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 
 namespace allspark::python {
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<GilReleased>;
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 
 py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
                        const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask,
                        const py::object& gives_up) {
   const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
-  bool has_raised = false;
-  const auto cancelled = [&] {
-    py::gil_scoped_acquire acquire;
-    try {
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      return !gives_up.is_none() && gives_up().cast<bool>();
-    } catch (py::error_already_set& error) {
-      error.restore();
-      return has_raised = true;
-    }
+  bool has_raised = false;  // the exception waits in the thread's state
+  const auto ask = [&] {
+    has_raised = PyErr_CheckSignals() != 0;
+    if (has_raised || gives_up.is_none()) return has_raised;
+    PyObject* const answer = PyObject_CallNoArgs(gives_up.ptr());
+    const int gives = answer == nullptr ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    has_raised = gives < 0;
+    return gives != 0;
   };
   auto started = [&]() -> Result<StartedRequest> {
-    py::gil_scoped_release release;
+    GilReleased released;
+    const auto cancelled = [&] { return released.WithGil(ask); };
     return engine.StartRequest(model_name, ids, config, std::move(token_mask), cancelled);
   }();
   if (has_raised) throw py::error_already_set();
@@ -52,7 +53,7 @@ py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdAr
 template <typename Call>
 int64_t Unwrap(Call call) {
   const Result<int64_t> result = [&] {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return call();
   }();
   ThrowIfError(result.status());
@@ -76,7 +77,7 @@ Status SyncInterruptible(int64_t timeout_ms, Sync sync) {
   while (true) {
     const int64_t slice_ms = timeout_ms < 0 ? kSliceMs : std::min(left_ms, kSliceMs);
     Status status = [&] {
-      py::gil_scoped_release release;
+      const GilReleased released;
       return sync(slice_ms);
     }();
     left_ms -= slice_ms;
@@ -156,7 +157,7 @@ void BindEngine(py::module_& m) {
       .def("load_lora",
            [](Engine& engine, const std::string& model_name, const std::string& lora_name,
               const LoraImageHandle& handle) {
-             py::gil_scoped_release release;
+             const GilReleased released;
              return engine.LoadLora(model_name, lora_name, handle.image);
            })
       .def("unload_lora", &Engine::UnloadLora, NoGil())
