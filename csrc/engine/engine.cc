@@ -16,6 +16,7 @@
 #include "engine/testing.h"
 #include "engine/version.h"
 #include "memory/bfc_allocator.h"
+#include "platform/home_process.h"
 
 namespace allspark {
 
@@ -33,12 +34,15 @@ class Engine::Impl {
     return it->second;
   }
 
-  // Makes a call; where the heap has no memory for it, that is its answer.
+  Status CheckProcess() const { return home_.Check("engine"); }
+
+  // Makes a call, unless this is a fork; where the heap has no memory for it, that is its answer.
   template <typename Call>
   std::invoke_result_t<Call> Guard(Call call) const {
     try {
       return call();
     } catch (const std::bad_alloc&) {
+      AS_RETURN_IF_ERROR(CheckProcess());
       return no_memory_;
     }
   }
@@ -133,6 +137,8 @@ class Engine::Impl {
   std::map<int, std::weak_ptr<ThreadPool>> pools_;
   std::map<std::string, std::weak_ptr<const ModelImage>> images_;
   std::map<std::string, std::shared_ptr<const ModelImage>> registered_;  // not installed yet
+  const HomeProcess home_;
+
 
   mutable std::shared_mutex models_mutex_;
   // Guarded by models_mutex_; in the order of installation.
@@ -251,8 +257,13 @@ Status Engine::Impl::Release(const std::string& name) {
 
 Engine::Engine() : impl_(std::make_unique<Impl>()) {}
 
-// Instances stop when they go; nobody else holds one.
-Engine::~Engine() = default;
+// Instances stop when they go; nobody else holds one. In a fork all of it stays: there is no thread
+// to stop.
+Engine::~Engine() {
+  if (!impl_->home_.IsHere()) (void)impl_.release();
+}
+
+Status Engine::CheckProcess() const { return impl_->CheckProcess(); }
 
 Status Engine::RegisterImage(const std::string& model_name,
                              std::shared_ptr<const ModelImage> image) {
@@ -316,6 +327,7 @@ Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             std::span<const int64_t> prompt_ids,
                                             const GenerationConfig& config,
                                             std::shared_ptr<TokenMask> token_mask,
+  if (!impl_->home_.IsHere()) return {};
                                             const std::function<bool()>& cancelled) {
   return impl_->On(model_name, [&](ModelInstance& instance) {
     // The sequences of a request have ids that follow one another.

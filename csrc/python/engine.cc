@@ -89,6 +89,7 @@ Status SyncInterruptible(int64_t timeout_ms, Sync sync) {
 
 // [(name, help, kind, bounds, [(labels, value, buckets)])], as in allspark/metrics.h.
 py::list ListMetrics(const Engine& engine) {
+  ThrowIfError(engine.CheckProcess());
   py::list list;
   for (const Metric& metric : engine.GetMetrics()) {
     py::list samples;
@@ -106,6 +107,7 @@ py::list ListMetrics(const Engine& engine) {
 void BindEngine(py::module_& m) {
   py::class_<Engine>(m, "NativeEngine", "The engine; wrapped by allspark.Engine.")
       .def(py::init<>())
+      .def("check_process", &Engine::CheckProcess)
       .def("register_image",
            [](Engine& engine, const std::string& name, const ImageHandle& handle) {
              return engine.RegisterImage(name, handle.image);
@@ -133,7 +135,11 @@ void BindEngine(py::module_& m) {
              ThrowIfError(spec.status());
              return py::bytes(*spec);
            })
-      .def("list_models", &Engine::ListModels)
+      .def("list_models",
+           [](const Engine& engine) {
+             ThrowIfError(engine.CheckProcess());
+             return engine.ListModels();
+           })
       .def("start_request", &StartRequest, py::arg("model_name"), py::arg("prompt_ids"),
            py::arg("config"), py::arg("token_mask") = nullptr, py::arg("gives_up") = py::none())
       .def("stop_request", &Engine::StopRequest, NoGil())
@@ -197,8 +203,16 @@ void BindEngine(py::module_& m) {
            })
       .def("write_trace", &Engine::WriteTrace, NoGil())
       .def("metrics", &ListMetrics)
-      .def("metrics_text", [](const Engine& engine) { return MetricsText(engine.GetMetrics()); })
-      .def_property_readonly("completions", &Engine::completions)
+      .def("metrics_text",
+           [](const Engine& engine) {
+             ThrowIfError(engine.CheckProcess());
+             return MetricsText(engine.GetMetrics());
+           })
+      .def_property_readonly("completions",
+                             [](const Engine& engine) {
+                               ThrowIfError(engine.CheckProcess());
+                               return engine.completions();
+                             })
       .def_static("version", &Engine::Version);
 }
 

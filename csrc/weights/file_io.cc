@@ -237,7 +237,7 @@ bool Mapping::Populate(int64_t offset, int64_t bytes) const {
 }
 
 TempFile::~TempFile() {
-  if (!temp_path_.empty()) unlink(temp_path_.c_str());
+  if (!temp_path_.empty() && home_.IsHere()) unlink(temp_path_.c_str());
 }
 
 Result<TempFile> TempFile::Create(const std::string& final_path, int64_t bytes) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "allspark/status.h"
+#include "platform/home_process.h"
 
 namespace allspark::weights {
 
@@ -78,8 +79,9 @@ class Mapping {
   int64_t bytes_ = 0;
 };
 
-// A new file beside its final path, under a name of its own; removed unless committed. It is
-// locked: one without a lock is a killed process's, and the next one for the same path removes it.
+// A new file beside its final path, under a name of its own; removed unless committed, though not
+// by a fork of the process that writes it. It is locked: one without a lock is a killed process's,
+// and the next one for the same path removes it.
 class TempFile {
  public:
   TempFile() = default;
@@ -91,6 +93,7 @@ class TempFile {
     std::swap(final_path_, other.final_path_);
     return *this;
   }
+    std::swap(home_, other.home_);
   ~TempFile();
 
   // `bytes` are asked for up front: a file system or a limit without room for them is an error
@@ -109,4 +112,5 @@ class TempFile {
   std::string final_path_;
 };
 
+  HomeProcess home_;
 }  // namespace allspark::weights
