@@ -17,6 +17,7 @@
 #include "engine/version.h"
 #include "memory/bfc_allocator.h"
 #include "platform/home_process.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 
@@ -40,9 +41,9 @@ class Engine::Impl {
   template <typename Call>
   std::invoke_result_t<Call> Guard(Call call) const {
     try {
+      AS_RETURN_IF_ERROR(CheckProcess());
       return call();
     } catch (const std::bad_alloc&) {
-      AS_RETURN_IF_ERROR(CheckProcess());
       return no_memory_;
     }
   }
@@ -74,15 +75,17 @@ class Engine::Impl {
     });
   }
 
-  // The device's memory region and, per number of threads, its compute pool; made when first
-  // needed.
-  Result<DeviceContext> Device(const RuntimeConfig& config) {
+  // The device with its memory region, which is made when it is first needed: after the first
+  // model's weights are mapped, so that it leaves them their addresses.
+  Result<DeviceContext> Device(std::shared_ptr<ThreadPool> pool) {
     DeviceContext device;
+    device.pool = std::move(pool);
     if (allocator_ == nullptr) {
       Result<BfcOptions> options = BfcOptions::FromEnv();
       if (!options.ok()) return options.status();
+      const MemoryBound total = TotalMemory();
       Result<std::unique_ptr<Allocator>> allocator =
-          CreateCpuBfcAllocator(*options, TotalMemoryBytes());
+          CreateCpuBfcAllocator(*options, total.bytes, total.source);
       if (!allocator.ok()) return allocator.status();
       allocator_ = std::move(*allocator);
       cpu_cache_ratio_ = options->cpu_cache_ratio;
@@ -102,18 +105,23 @@ class Engine::Impl {
       return Status::InvalidArgument(
           "ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
     }
+    return device;
+  }
+
+  // The compute pool of so many threads; made when first needed.
+  Result<std::shared_ptr<ThreadPool>> Pool(const RuntimeConfig& config) {
     const int num_threads =
         config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();
-    device.pool = pools_[num_threads].lock();
-    if (device.pool != nullptr) return device;
+    std::shared_ptr<ThreadPool> pool = pools_[num_threads].lock();
+    if (pool != nullptr) return pool;
     try {
-      device.pool = std::make_shared<ThreadPool>(num_threads);
+      pool = std::make_shared<ThreadPool>(num_threads);
     } catch (const std::system_error& error) {
       return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
                                        ", but the system gives no more threads: " + error.what());
     }
-    pools_[num_threads] = device.pool;
-    return device;
+    pools_[num_threads] = pool;
+    return pool;
   }
 
   std::shared_ptr<const ModelImage> FindImage(const std::string& name) {
@@ -128,6 +136,8 @@ class Engine::Impl {
   Status Install(RuntimeConfig config);
   Status Release(const std::string& name);
 
+  const HomeProcess home_;
+
   std::mutex lifecycle_;
   // Guarded by lifecycle_.
   std::shared_ptr<Allocator> allocator_;
@@ -137,8 +147,6 @@ class Engine::Impl {
   std::map<int, std::weak_ptr<ThreadPool>> pools_;
   std::map<std::string, std::weak_ptr<const ModelImage>> images_;
   std::map<std::string, std::shared_ptr<const ModelImage>> registered_;  // not installed yet
-  const HomeProcess home_;
-
 
   mutable std::shared_mutex models_mutex_;
   // Guarded by models_mutex_; in the order of installation.
@@ -224,13 +232,14 @@ Status Engine::Impl::Install(RuntimeConfig config) {
     return Status::FailedPrecondition("a model '" + config.model_name +
                                       "' is installed already; names are unique in an engine");
   }
-  Result<DeviceContext> device = Device(config);
-  if (!device.ok()) return device.status();
-
-  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, device->pool.get());
+  Result<std::shared_ptr<ThreadPool>> pool = Pool(config);
+  if (!pool.ok()) return pool.status();
+  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, pool->get());
   if (!reader.ok()) return reader.status();
-  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, device->pool.get());
+  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, pool->get());
   if (!draft.ok()) return draft.status();
+  Result<DeviceContext> device = Device(std::move(*pool));
+  if (!device.ok()) return device.status();
   Result<std::unique_ptr<ModelInstance>> instance = ModelInstance::Create(
       config, std::move(*reader), std::move(*draft), std::move(*device), completions_);
   if (!instance.ok()) return instance.status();
@@ -317,6 +326,7 @@ Result<std::string> Engine::GetModelSpec(const std::string& model_name) const {
 }
 
 std::vector<std::string> Engine::ListModels() const {
+  if (!impl_->home_.IsHere()) return {};
   std::shared_lock lock(impl_->models_mutex_);
   std::vector<std::string> names;
   for (const auto& [name, model] : impl_->models_) names.push_back(name);
@@ -327,7 +337,6 @@ Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
                                             std::span<const int64_t> prompt_ids,
                                             const GenerationConfig& config,
                                             std::shared_ptr<TokenMask> token_mask,
-  if (!impl_->home_.IsHere()) return {};
                                             const std::function<bool()>& cancelled) {
   return impl_->On(model_name, [&](ModelInstance& instance) {
     // The sequences of a request have ids that follow one another.

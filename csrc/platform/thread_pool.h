@@ -64,7 +64,6 @@ int CpuCount();
 // Bytes this process may still take, and bytes it may use at all, by machine, cgroup and ulimit;
 // system_limits.h also says which of them it is.
 int64_t AvailableMemoryBytes();
-// Bytes of memory this process may use at all (machine or cgroup limit).
 int64_t TotalMemoryBytes();
 
 }  // namespace allspark
