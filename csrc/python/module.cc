@@ -122,5 +122,6 @@ PYBIND11_MODULE(_allspark, m) {
   allspark::python::BindSerializer(m);
   allspark::python::BindGuided(m);
   allspark::python::BindEngine(m);
+  allspark::python::BindMappings(m);
   allspark::python::BindTesting(m);
 }

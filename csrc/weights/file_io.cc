@@ -192,6 +192,7 @@ Status WriteFully(int fd, const std::string& path, int64_t offset, const void* d
 }
 
 Mapping::~Mapping() {
+  watch_ = MappingWatch();
   if (base_ != nullptr) munmap(base_, mapped_bytes_);
 }
 
@@ -227,6 +228,7 @@ Result<Mapping> Mapping::File(const OpenedFile& file, const std::string& path) {
   mapping.mapped_bytes_ = size;
   mapping.data_ = static_cast<unsigned char*>(base);
   mapping.bytes_ = file.bytes;
+  mapping.watch_ = MappingWatch(base, size);
   (void)madvise(base, size, MADV_HUGEPAGE);
   (void)madvise(base, size, MADV_WILLNEED);
   return mapping;

@@ -77,3 +77,33 @@ def test_a_limit_that_leaves_too_little_is_named(model, kind, name):
     limit = result.stdout.strip()
     assert "BFC_LEFTOVER_MB 350) * BFC_MEM_RATIO 0.9 must be at least 2 MiB" in result.stderr
     assert f"the limit of {name} is {limit} bytes, of which " in result.stderr
+
+
+def test_a_checkpoint_that_cannot_be_mapped_names_the_limit(tmp_path):
+    program = """
+import resource, sys
+from pathlib import Path
+from allspark.model_loader.errors import CheckpointError
+from allspark.model_loader.storage import MappedFile
+
+file = MappedFile(Path(sys.argv[1]))
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + (64 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+try:
+    file.map()
+except CheckpointError as error:
+    assert str(error) == (
+        f"{file.path}: 1073741824 bytes cannot be mapped: Cannot allocate memory; the limit of "
+        f"address space (ulimit -v) is {limit} bytes"
+    ), error
+else:
+    assert False, "no exception"
+"""
+    path = tmp_path / "model.safetensors"
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (0, "")
