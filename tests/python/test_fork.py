@@ -64,8 +64,10 @@ def checkpoint(tmp_path_factory):
 
 def run(checkpoint: Path, child: str) -> None:
     indented = "\n".join("    " + line for line in child.strip().splitlines())
+    # Python from 3.12 on warns of forks beside threads, which these tests are about.
+    python = [sys.executable, "-W", "ignore::DeprecationWarning"]
     result = subprocess.run(
-        [sys.executable, "-c", BEFORE + indented + AFTER, str(checkpoint)],
+        [*python, "-c", BEFORE + indented + AFTER, str(checkpoint)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,
