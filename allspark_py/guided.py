@@ -53,6 +53,7 @@ class GuidedDecoding:
     def __init__(self) -> None:
         self._queue = MaskQueue()
         self._guides: dict[QueuedMask, _Guide] = {}
+        self._process = os.getpid()
         self._thread = threading.Thread(
             target=_serve, args=(self._queue, self._guides), name="allspark-guided", daemon=True
         )
@@ -87,7 +88,9 @@ class GuidedDecoding:
         self._guides.pop(mask, None)
 
     def close(self) -> None:
-        """Ends the thread; masks requested afterwards fail."""
+        """Ends the thread; masks requested afterwards fail. A fork has no such thread."""
+        if os.getpid() != self._process:
+            return
         self._queue.close()
         if threading.current_thread() is not self._thread:  # the garbage collector may call
             self._thread.join(timeout=5)  # a hanging grammar must not block exit

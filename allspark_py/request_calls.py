@@ -226,6 +226,9 @@ class RequestCalls(EngineCalls):
     async def _start_async(
         self, start: Callable[..., Started], model_name: str, *arguments: Any
     ) -> Started:
+        if not self._native.check_process().ok:  # a fork, which lacks the threads of the starts
+            return start(model_name, *arguments)
+
         def run(gives_up: Callable[[], bool]) -> tuple[Started, str]:
             self._thread.gives_up = gives_up
             try:

@@ -15,6 +15,7 @@ class Native:
     ModelWriter: Callable[..., Any]
     required_tensors: Callable[[bytes], list[Any]]
     LoraWriter: Callable[..., Any]
+    MappingWatch: Callable[..., Any]
 
 
 @functools.cache
@@ -26,4 +27,6 @@ def native() -> Native:
             f"the native module of allspark cannot be imported: {error}; is the installation "
             "complete?"
         ) from error
-    return Native(module.ModelWriter, module.required_tensors, module.LoraWriter)
+    return Native(
+        module.ModelWriter, module.required_tensors, module.LoraWriter, module.MappingWatch
+    )

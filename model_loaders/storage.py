@@ -1,14 +1,17 @@
 """What the checkpoint readers share: element types, mapped files, and a tensor's place in one.
 
 A file is mapped read-only and tensors are views of the mapping. After a tensor was used its pages
-are released, so a conversion holds one source tensor at a time, however large the checkpoint.
+are released, so a conversion holds one source tensor at a time, however large the checkpoint. A
+file that becomes shorter meanwhile is an error, not the end of the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 
 from .errors import CheckpointError
 from .files import check_no_pointer, file_size
+from .native import native
 
 # Element types that a checkpoint may have, and the NumPy type of their bytes. NumPy has no bfloat16
 # and no float8: their bits are unsigned integers, with the name of the type beside them.
@@ -52,16 +56,36 @@ class MappedFile:
         self.size = file_size(path)
         check_no_pointer(path)
         self._map: mmap.mmap | None = None
+        self._watch: Any = None
 
     def map(self) -> mmap.mmap:
+        """The mapping; what is read of it is used under ``checked`` alone."""
         if self._map is None:
+            size = file_size(self.path)
+            if size < self.size:
+                raise CheckpointError(f"{self.path}: became shorter ({self.size} -> {size} bytes)")
             with open(self.path, "rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if len(self._map) < self.size:
-                raise CheckpointError(
-                    f"{self.path}: became shorter ({self.size} -> {len(self._map)} bytes)"
-                )
+                try:
+                    # Of the size that was looked at: a file that grows is another one's work.
+                    self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+                except ValueError:
+                    raise CheckpointError(f"{self.path}: became shorter") from None
+                except OSError as error:
+                    raise CheckpointError(f"{self.path}: {_no_mapping(size, error)}") from None
+            self._watch = native().MappingWatch(self._map)
         return self._map
+
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
+        """Where the file became shorter while the body read it, that is the error, not what the
+        body made of the zeros in its place."""
+        try:
+            yield
+        finally:
+            if self._watch is not None and self._watch.broken:
+                raise CheckpointError(
+                    f"{self.path}: became shorter, or could not be read, while it was being read"
+                )
 
     def release_pages(self, begin: int, end: int) -> None:
         """Releases the pages of [begin, end); they may still be read again."""
@@ -98,10 +122,11 @@ class TensorEntry:
     @contextlib.contextmanager
     def open(self) -> Iterator[NDArray[Any]]:
         """The tensor as a C-contiguous array, a view of the file where its layout allows it."""
-        try:
-            yield self._array()
-        finally:
-            self.file.release_pages(self.offset, self.offset + self.nbytes)
+        with self.file.checked():
+            try:
+                yield self._array()
+            finally:
+                self.file.release_pages(self.offset, self.offset + self.nbytes)
 
     def _array(self) -> NDArray[Any]:
         element = ELEMENT_TYPES[self.dtype]
@@ -116,6 +141,15 @@ class TensorEntry:
             array = np.lib.stride_tricks.as_strided(flat, self.shape, byte_strides, writeable=False)
         # A copy is made only of a tensor saved transposed, or at an unaligned address of the file.
         return np.require(array, requirements=["C", "A"])
+
+
+def _no_mapping(size: int, error: OSError) -> str:
+    """Why a file of ``size`` bytes is not mapped."""
+    text = f"{size} bytes cannot be mapped: {error.strerror}"
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if error.errno == errno.ENOMEM and limit != resource.RLIM_INFINITY:
+        text += f"; the limit of address space (ulimit -v) is {limit} bytes"
+    return text
 
 
 @dataclass(frozen=True)

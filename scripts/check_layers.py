@@ -31,11 +31,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "scheduler": ("kv_cache", "base"),
     "sampling": ("ops", "kernels", "tensor", "platform"),
     "engine": ("*",),
-    "python": (),  # and engine/testing.h
+    "python": (),  # and the headers below
     "bench": ("*",),
 }
 # Single headers that a layer may include beyond LAYERS.
-EXTRA_HEADERS = {"kernels": {"base/dtype.h"}, "python": {"engine/testing.h"}}
+EXTRA_HEADERS = {
+    "kernels": {"base/dtype.h"},
+    "python": {"engine/testing.h", "platform/mapping_watch.h"},
+}
 # Layers that may not include public headers: kernels know only pointers.
 NO_PUBLIC_HEADERS = {"kernels"}
 

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -29,7 +30,12 @@ struct Sink {
   std::atomic<bool> is_json{false};
 };
 Sink& TheSink() {
-  static Sink* const sink = new Sink;
+  static Sink* const sink = [] {
+    // A thread that writes a line while another one forks would leave the mutex locked in the fork.
+    pthread_atfork([] { TheSink().mutex.lock(); }, [] { TheSink().mutex.unlock(); },
+                   [] { TheSink().mutex.unlock(); });
+    return new Sink;
+  }();
   return *sink;
 }
 

@@ -23,6 +23,8 @@ CompletionSetImpl::~CompletionSetImpl() { close(fd_); }
 
 std::vector<std::shared_ptr<ResultQueue>> CompletionSetImpl::Drain() {
   std::vector<std::shared_ptr<ResultQueue>> changed;
+  // A fork reads the same descriptor: what it took would never reach the engine's process.
+  if (!home_.IsHere()) return changed;
   std::lock_guard lock(mutex_);
   // Where there is no memory for the list nothing is taken out of it.
   size_t count_changed = 0;

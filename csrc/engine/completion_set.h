@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "allspark/result_queue.h"
+#include "platform/home_process.h"
 
 namespace allspark {
 
@@ -37,6 +38,7 @@ class CompletionSetImpl final : public CompletionSet {
  private:
   void UnlinkLocked(CompletionHook& hook);
 
+  const HomeProcess home_;
   int fd_;
   std::mutex mutex_;
   // Guarded by mutex_: a list in order of first change.

@@ -16,6 +16,8 @@
 #include "engine/testing.h"
 #include "engine/version.h"
 #include "memory/bfc_allocator.h"
+#include "platform/home_process.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 
@@ -33,10 +35,13 @@ class Engine::Impl {
     return it->second;
   }
 
-  // Makes a call; where the heap has no memory for it, that is its answer.
+  Status CheckProcess() const { return home_.Check("engine"); }
+
+  // Makes a call, unless this is a fork; where the heap has no memory for it, that is its answer.
   template <typename Call>
   std::invoke_result_t<Call> Guard(Call call) const {
     try {
+      AS_RETURN_IF_ERROR(CheckProcess());
       return call();
     } catch (const std::bad_alloc&) {
       return no_memory_;
@@ -70,15 +75,17 @@ class Engine::Impl {
     });
   }
 
-  // The device's memory region and, per number of threads, its compute pool; made when first
-  // needed.
-  Result<DeviceContext> Device(const RuntimeConfig& config) {
+  // The device with its memory region, which is made when it is first needed: after the first
+  // model's weights are mapped, so that it leaves them their addresses.
+  Result<DeviceContext> Device(std::shared_ptr<ThreadPool> pool) {
     DeviceContext device;
+    device.pool = std::move(pool);
     if (allocator_ == nullptr) {
       Result<BfcOptions> options = BfcOptions::FromEnv();
       if (!options.ok()) return options.status();
+      const MemoryBound total = TotalMemory();
       Result<std::unique_ptr<Allocator>> allocator =
-          CreateCpuBfcAllocator(*options, TotalMemoryBytes());
+          CreateCpuBfcAllocator(*options, total.bytes, total.source);
       if (!allocator.ok()) return allocator.status();
       allocator_ = std::move(*allocator);
       cpu_cache_ratio_ = options->cpu_cache_ratio;
@@ -98,18 +105,23 @@ class Engine::Impl {
       return Status::InvalidArgument(
           "ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
     }
+    return device;
+  }
+
+  // The compute pool of so many threads; made when first needed.
+  Result<std::shared_ptr<ThreadPool>> Pool(const RuntimeConfig& config) {
     const int num_threads =
         config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();
-    device.pool = pools_[num_threads].lock();
-    if (device.pool != nullptr) return device;
+    std::shared_ptr<ThreadPool> pool = pools_[num_threads].lock();
+    if (pool != nullptr) return pool;
     try {
-      device.pool = std::make_shared<ThreadPool>(num_threads);
+      pool = std::make_shared<ThreadPool>(num_threads);
     } catch (const std::system_error& error) {
       return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
                                        ", but the system gives no more threads: " + error.what());
     }
-    pools_[num_threads] = device.pool;
-    return device;
+    pools_[num_threads] = pool;
+    return pool;
   }
 
   std::shared_ptr<const ModelImage> FindImage(const std::string& name) {
@@ -123,6 +135,8 @@ class Engine::Impl {
                                                       ThreadPool* pool);
   Status Install(RuntimeConfig config);
   Status Release(const std::string& name);
+
+  const HomeProcess home_;
 
   std::mutex lifecycle_;
   // Guarded by lifecycle_.
@@ -218,13 +232,14 @@ Status Engine::Impl::Install(RuntimeConfig config) {
     return Status::FailedPrecondition("a model '" + config.model_name +
                                       "' is installed already; names are unique in an engine");
   }
-  Result<DeviceContext> device = Device(config);
-  if (!device.ok()) return device.status();
-
-  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, device->pool.get());
+  Result<std::shared_ptr<ThreadPool>> pool = Pool(config);
+  if (!pool.ok()) return pool.status();
+  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, pool->get());
   if (!reader.ok()) return reader.status();
-  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, device->pool.get());
+  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, pool->get());
   if (!draft.ok()) return draft.status();
+  Result<DeviceContext> device = Device(std::move(*pool));
+  if (!device.ok()) return device.status();
   Result<std::unique_ptr<ModelInstance>> instance = ModelInstance::Create(
       config, std::move(*reader), std::move(*draft), std::move(*device), completions_);
   if (!instance.ok()) return instance.status();
@@ -251,8 +266,13 @@ Status Engine::Impl::Release(const std::string& name) {
 
 Engine::Engine() : impl_(std::make_unique<Impl>()) {}
 
-// Instances stop when they go; nobody else holds one.
-Engine::~Engine() = default;
+// Instances stop when they go; nobody else holds one. In a fork all of it stays: there is no thread
+// to stop.
+Engine::~Engine() {
+  if (!impl_->home_.IsHere()) (void)impl_.release();
+}
+
+Status Engine::CheckProcess() const { return impl_->CheckProcess(); }
 
 Status Engine::RegisterImage(const std::string& model_name,
                              std::shared_ptr<const ModelImage> image) {
@@ -306,6 +326,7 @@ Result<std::string> Engine::GetModelSpec(const std::string& model_name) const {
 }
 
 std::vector<std::string> Engine::ListModels() const {
+  if (!impl_->home_.IsHere()) return {};
   std::shared_lock lock(impl_->models_mutex_);
   std::vector<std::string> names;
   for (const auto& [name, model] : impl_->models_) names.push_back(name);

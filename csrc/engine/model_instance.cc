@@ -72,6 +72,7 @@ Status ModelInstance::Start() {
     Result<std::unique_ptr<Running>> running = MakeRunning();
     if (!running.ok()) return running.status();
     WarmUp(**running);
+    AS_RETURN_IF_ERROR(CheckWeights());
     running_ = std::move(*running);
   } catch (const std::bad_alloc&) {
     throw;

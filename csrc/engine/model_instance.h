@@ -147,6 +147,8 @@ class ModelInstance {
   // What of it is memory of the device, or as large.
   Status TakeMemory(Running& running) const;
   static void GiveMemoryBack(Running& running);
+  // That what was read of the weights, a draft model's included, was in their files.
+  Status CheckWeights() const;
   // That it runs, and has its memory or not.
   Status CheckMemory(const char* call, bool has_memory) const;
   // Adds the draft model; its arena_bytes, 0 where there is none.

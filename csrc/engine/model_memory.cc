@@ -62,6 +62,13 @@ Status ModelInstance::TakeMemory(Running& running) const {
   return Status::Ok();
 }
 
+Status ModelInstance::CheckWeights() const {
+  for (const ModelReader* reader : {reader_.get(), draft_reader_.get()}) {
+    if (reader != nullptr) AS_RETURN_IF_ERROR(reader->CheckViews());
+  }
+  return Status::Ok();
+}
+
 // Drafters and decoder first: they refer to the rest.
 void ModelInstance::GiveMemoryBack(Running& running) {
   running.has_memory = false;

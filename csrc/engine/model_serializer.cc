@@ -2,6 +2,7 @@
 
 #include <system_error>
 
+#include "platform/home_process.h"
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
@@ -51,6 +52,7 @@ class ModelSerializerImpl final : public ModelSerializer {
 
   Status AddTensor(std::string_view name, int64_t row_begin, std::string_view dtype_name,
                    const std::vector<int64_t>& shape, const void* data) override {
+    AS_RETURN_IF_ERROR(home_.Check("serializer"));
     Result<DType> dtype = ParseDType(dtype_name);
     if (!dtype.ok()) return dtype.status();
     if (shape.empty() || shape.size() > kMaxRank) {
@@ -68,9 +70,13 @@ class ModelSerializerImpl final : public ModelSerializer {
     return writer_->AddTensor(name, row_begin, view);
   }
 
-  Result<std::shared_ptr<const ModelImage>> Finish() override { return writer_->Finish(); }
+  Result<std::shared_ptr<const ModelImage>> Finish() override {
+    AS_RETURN_IF_ERROR(home_.Check("serializer"));
+    return writer_->Finish();
+  }
 
  private:
+  const HomeProcess home_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ModelWriter> writer_;
 };

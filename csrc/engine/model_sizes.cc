@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "engine/model_instance.h"
 #include "kv_cache/extent.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 namespace {
@@ -138,12 +139,13 @@ Status ModelInstance::SizePool(int64_t block_bytes) {
   const int64_t block_size = config_.cache_span_size;
   const int64_t blocks_per_request = CeilDiv(config_.engine_max_length, block_size);
   const AllocatorStats stats = device_.allocator->Stats();
-  const int64_t region_free =
-      stats.largest_free_bytes > 0 ? stats.largest_free_bytes : AvailableMemoryBytes();
+  const bool is_reserved = stats.largest_free_bytes > 0;
+  const MemoryBound available = is_reserved ? MemoryForReserved() : AvailableMemory();
+  const int64_t region_free = is_reserved ? stats.largest_free_bytes : available.bytes;
   if (config_.cache_span_num_init > 0) {
     num_blocks_ = config_.cache_span_num_init;
   } else {
-    const int64_t budget = std::min(AvailableMemoryBytes() / 2, region_free);
+    const int64_t budget = std::min(available.bytes / 2, region_free);
     const int64_t wanted = RoundUpToExtents(config_.engine_max_batch * blocks_per_request);
     num_blocks_ = std::min(wanted, budget / block_bytes);
     const int64_t whole = num_blocks_ / kMostExtentBlocks * kMostExtentBlocks;
@@ -154,7 +156,7 @@ Status ModelInstance::SizePool(int64_t block_bytes) {
         "the KV cache pool can have " + PoolText(num_blocks_, block_size, block_bytes) +
         ", but one request of engine_max_length " + std::to_string(config_.engine_max_length) +
         " needs " + PoolText(blocks_per_request, block_size, block_bytes) +
-        "; lower engine_max_length or give more memory");
+        "; lower engine_max_length or give more memory: " + available.source);
   }
   if (num_blocks_ * block_bytes > region_free) {
     return Status::ResourceExhausted("cache_span_num_init is " + std::to_string(num_blocks_) +

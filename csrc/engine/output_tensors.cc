@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "platform/thread_pool.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 namespace {
@@ -46,18 +46,18 @@ Result<std::shared_ptr<OutputTensors>> OutputTensors::Create(const GenerationCon
   if (num_floats == 0 && config.pooling.empty()) return std::shared_ptr<OutputTensors>();
   const int64_t bytes = num_floats * static_cast<int64_t>(sizeof(float));
   const auto refuse = [&] {
+    const MemoryBound available = AvailableMemory();
     std::string fields = both ? "enable_tensors_from_model_inference" : "";
     for (const auto& [name, asked] : {std::pair{"output_last_hidden_state", !hidden.empty()},
                                       std::pair{"output_logits", !config.output_logits.empty()}}) {
       if (asked) fields += (fields.empty() ? "" : " and ") + std::string(name);
     }
-    return Status::ResourceExhausted("the tensors of " + fields + " take " +
-                                     std::to_string(bytes >> 20) + " MiB for up to " +
-                                     std::to_string(sizes.num_positions) + " tokens; " +
-                                     std::to_string(AvailableMemoryBytes() >> 20) +
-                                     " MiB are available (max_new_tokens sets the length)");
+    return Status::ResourceExhausted(
+        "the tensors of " + fields + " take " + std::to_string(bytes >> 20) + " MiB for up to " +
+        std::to_string(sizes.num_positions) + " tokens; " + std::to_string(available.bytes >> 20) +
+        " MiB are available (max_new_tokens sets the length): " + available.source);
   };
-  if (bytes > 0 && bytes > AvailableMemoryBytes()) return refuse();
+  if (bytes > 0 && bytes > AvailableMemory().bytes) return refuse();
   try {
     for (PositionRows* rows : all) {
       if (NumFloats(*rows) == 0) continue;

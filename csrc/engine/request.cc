@@ -286,8 +286,9 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
                                .logprobs = config.logprobs,
                                .prompt_logprobs = config.prompt_logprobs,
                                .top_logprobs = config.top_logprobs};
-  request->queue = std::make_shared<ResultQueueImpl>(request_id, prompt_length, capacity,
-                                                     engine_set, request->outputs);
+  request->queue = std::shared_ptr<ResultQueueImpl>(
+      new ResultQueueImpl(request_id, prompt_length, capacity, engine_set, request->outputs),
+      ResultQueueImpl::Delete);
   if (token_mask != nullptr) {
     Result<std::unique_ptr<MaskReader>> mask =
         MaskReader::Create(std::move(token_mask), limits.vocab_size);

@@ -16,6 +16,7 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
                                              const GenerationConfig& generation,
                                              std::shared_ptr<TokenMask> token_mask,
                                              const std::function<bool()>& cancelled) {
+  AS_RETURN_IF_ERROR(CheckWeights());
   Result<std::shared_ptr<Request>> created = Request::Create(
       request_id, prompt_ids, generation, limits_, engine_set_, std::move(token_mask));
   if (!created.ok()) return created.status();

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <span>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "engine/error_text.h"
 
@@ -38,22 +39,30 @@ ResultQueueImpl::~ResultQueueImpl() {
   if (attached_set_ != nullptr) attached_set_->Unlink(attached_hook_);
 }
 
+void ResultQueueImpl::Delete(ResultQueueImpl* queue) {
+  if (queue->home_.IsHere()) delete queue;
+}
+
 GenerateRequestStatus ResultQueueImpl::GenerateStatus() const {
+  if (!home_.IsHere()) return GenerateRequestStatus::kInternalError;
   std::lock_guard lock(mutex_);
   return status_;
 }
 
 FinishReason ResultQueueImpl::finish_reason() const {
+  if (!home_.IsHere()) return FinishReason::kError;
   std::lock_guard lock(mutex_);
   return reason_;
 }
 
 size_t ResultQueueImpl::GeneratedLength() const {
+  if (!home_.IsHere()) return 0;
   std::lock_guard lock(mutex_);
   return tokens_.size();
 }
 
 std::string ResultQueueImpl::error() const {
+  if (!home_.IsHere()) return home_.Check("queue's engine").message();
   std::lock_guard lock(mutex_);
   // The step thread gives no text: that would take memory from the heap.
   if (reason_ == FinishReason::kInterrupted && error_.empty()) {
@@ -63,11 +72,13 @@ std::string ResultQueueImpl::error() const {
 }
 
 std::optional<double> ResultQueueImpl::sequence_score() const {
+  if (!home_.IsHere()) return std::nullopt;
   std::lock_guard lock(mutex_);
   return score_;
 }
 
 std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
+  if (!home_.IsHere()) return {};
   std::lock_guard lock(mutex_);
   const auto ms = [](int64_t us) { return us / 1000; };
   const auto since = [](int64_t from, int64_t to) { return to > from ? (to - from) / 1000 : 0; };
@@ -150,6 +161,7 @@ std::vector<std::vector<std::pair<int64_t, float>>> ResultQueueImpl::TopLocked(
 }
 
 std::optional<GeneratedElements> ResultQueueImpl::Get() {
+  if (!home_.IsHere()) return std::nullopt;
   std::unique_lock lock(mutex_);
   ++num_waiters_;
   changed_.wait(lock, [this] { return Readable(); });
@@ -158,6 +170,7 @@ std::optional<GeneratedElements> ResultQueueImpl::Get() {
 }
 
 std::optional<GeneratedElements> ResultQueueImpl::Get(int64_t timeout_ms) {
+  if (!home_.IsHere()) return std::nullopt;
   std::unique_lock lock(mutex_);
   if (timeout_ms > 0) {
     ++num_waiters_;
@@ -168,6 +181,7 @@ std::optional<GeneratedElements> ResultQueueImpl::Get(int64_t timeout_ms) {
 }
 
 std::optional<GeneratedElements> ResultQueueImpl::GetNoWait() {
+  if (!home_.IsHere()) return std::nullopt;
   std::lock_guard lock(mutex_);
   return TakeLocked();
 }
@@ -250,6 +264,7 @@ void ResultQueueImpl::AnnounceLocked() {
 }
 
 bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
+  if (!home_.IsHere()) return true;
   std::unique_lock lock(mutex_);
   ++num_waiters_;
   const auto terminal = [this] { return IsTerminal(status_); };
@@ -264,6 +279,7 @@ bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
 }
 
 void ResultQueueImpl::AttachSet(std::shared_ptr<CompletionSetImpl> set) {
+  AS_CHECK(home_.IsHere()) << error();
   std::lock_guard lock(mutex_);
   if (attached_set_ != nullptr) attached_set_->Unlink(attached_hook_);
   attached_set_ = std::move(set);

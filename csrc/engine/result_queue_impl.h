@@ -11,6 +11,7 @@
 #include "allspark/result_queue.h"
 #include "engine/completion_set.h"
 #include "engine/output_tensors.h"
+#include "platform/home_process.h"
 #include "sampling/logprobs.h"
 
 namespace allspark {
@@ -31,6 +32,8 @@ class ResultQueueImpl final : public ResultQueue,
                   std::shared_ptr<CompletionSetImpl> engine_set,
                   std::shared_ptr<const OutputTensors> outputs = nullptr);
   ~ResultQueueImpl() override;
+  // Deletes a queue; in a fork it leaves it, since threads may wait on it that are not there.
+  static void Delete(ResultQueueImpl* queue);
 
   GenerateRequestStatus GenerateStatus() const override;
   FinishReason finish_reason() const override;
@@ -61,6 +64,7 @@ class ResultQueueImpl final : public ResultQueue,
   void Announce();
 
   // Blocks until terminal; false on timeout. timeout_ms < 0 waits for ever.
+  // In a fork: at once.
   bool WaitTerminal(int64_t timeout_ms);
   void AttachSet(std::shared_ptr<CompletionSetImpl> set);
 
@@ -75,6 +79,7 @@ class ResultQueueImpl final : public ResultQueue,
   void AnnounceLocked();
 
   // Constant after construction.
+  const HomeProcess home_;
   const uint64_t request_id_;
   const int64_t prompt_tokens_;
   const QueueCapacity capacity_;

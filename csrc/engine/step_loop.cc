@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -278,6 +279,9 @@ void ModelInstance::WriteOutputs(int64_t num_logits_rows) {
   running.outputs->Write(*running.decoder, *device_.pool,
                          logits + num_logits_rows * limits_.vocab_size,
                          decoder_options_.max_logits_rows - num_logits_rows);
+  // The weights were read to the last; nobody has been given anything yet.
+  const Status weights = CheckWeights();
+  if (!weights.ok()) throw std::runtime_error(weights.message());
   for (Request* request : running.prompts) EndRequest(request, FinishReason::kLength, "");
 }
 

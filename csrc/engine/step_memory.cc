@@ -68,12 +68,15 @@ Status ModelInstance::LoadMemory() {
   AS_RETURN_IF_ERROR(CheckMemory("load_device_mem", false));
   const auto load = [this]() -> Result<int64_t> {
     try {
-      const Status taken = TakeMemory(*running_);
-      if (!taken.ok()) {
-        GiveMemoryBack(*running_);
-        return taken;
+      Status status = TakeMemory(*running_);
+      if (status.ok()) {
+        WarmUp(*running_);
+        status = CheckWeights();
       }
-      WarmUp(*running_);
+      if (!status.ok()) {
+        GiveMemoryBack(*running_);
+        return status;
+      }
     } catch (...) {
       GiveMemoryBack(*running_);
       throw;

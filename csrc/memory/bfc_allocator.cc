@@ -77,7 +77,8 @@ Result<BfcOptions> BfcOptions::FromEnv() {
 }
 
 Result<std::unique_ptr<Allocator>> CreateCpuBfcAllocator(const BfcOptions& options,
-                                                         int64_t total_bytes) {
+                                                         int64_t total_bytes,
+                                                         const std::string& total_source) {
   if (!IsLegalRatio(options.mem_ratio)) {
     return Status::InvalidArgument("mem_ratio is " + FormatValue(options.mem_ratio) +
                                    "; it must be above 0 and at most 1");
@@ -89,15 +90,20 @@ Result<std::unique_ptr<Allocator>> CreateCpuBfcAllocator(const BfcOptions& optio
   const int64_t usable = total_bytes - options.leftover_mb * kMiB;
   const int64_t bytes =
       usable <= 0 ? 0 : static_cast<int64_t>(static_cast<double>(usable) * options.mem_ratio);
+  const std::string source = total_source.empty() ? "" : "; " + total_source;
   if (bytes < 2 * kMiB) {
     return Status::ResourceExhausted(
         "no memory for the pool: (" + std::to_string(total_bytes / kMiB) +
         " MiB in all - BFC_LEFTOVER_MB " + std::to_string(options.leftover_mb) +
-        ") * BFC_MEM_RATIO " + FormatValue(options.mem_ratio) + " must be at least 2 MiB");
+        ") * BFC_MEM_RATIO " + FormatValue(options.mem_ratio) + " must be at least 2 MiB" + source);
   }
   if (!options.enabled) return std::unique_ptr<Allocator>(std::make_unique<SystemAllocator>(bytes));
   Result<std::unique_ptr<BfcRegion>> region = BfcRegion::Create(bytes, options.allow_growth);
-  if (!region.ok()) return region.status();
+  if (!region.ok()) {
+    return Status(region.status().code(), region.status().message() + source +
+                                              "; a BFC_MEM_RATIO below " +
+                                              FormatValue(options.mem_ratio) + " takes less");
+  }
   return std::unique_ptr<Allocator>(std::move(region).value());
 }
 

@@ -25,8 +25,10 @@ struct BfcOptions {
   static Result<BfcOptions> FromEnv();
 };
 
-// The CPU device's allocator. total_bytes: what mem_ratio and leftover_mb apply to.
+// The CPU device's allocator. total_bytes: what mem_ratio and leftover_mb apply to; total_source
+// says in messages what set it.
 Result<std::unique_ptr<Allocator>> CreateCpuBfcAllocator(const BfcOptions& options,
-                                                         int64_t total_bytes);
+                                                         int64_t total_bytes,
+                                                         const std::string& total_source = "");
 
 }  // namespace allspark

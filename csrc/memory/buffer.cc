@@ -13,7 +13,10 @@ Result<Buffer> Buffer::Create(Allocator* allocator, size_t bytes) {
     return Status::ResourceExhausted(
         "cannot allocate " + std::to_string(bytes) + " bytes: the pool has " +
         std::to_string(stats.pool_bytes) + " bytes, " + std::to_string(stats.bytes_in_use) +
-        " in use, the largest free piece " + std::to_string(stats.largest_free_bytes));
+        " in use, the largest free piece " + std::to_string(stats.largest_free_bytes) +
+        (static_cast<size_t>(stats.largest_free_bytes) >= bytes
+             ? ", but the system gives no memory for it"
+             : ""));
   }
   buffer.bytes_ = bytes;
   buffer.allocator_ = allocator;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <initializer_list>
 #include <limits>
 #include <sstream>
 #include <string_view>
@@ -141,25 +142,53 @@ std::vector<std::string> CgroupFolders(const std::string& root, const CgroupMoun
   return folders;
 }
 
+void Lower(MemoryBound& bound, int64_t bytes, const std::string& source) {
+  if (bytes < bound.bytes) bound = {bytes, source};
+}
+
 void ApplyMemory(const std::string& folder, bool v2, int64_t machine_bytes, SystemLimits& limits) {
-  int64_t limit = kNoLimit;
-  if (v2) {
-    // Above memory.high the process is slowed down to a crawl: no use in going there.
-    for (const char* name : {"/memory.max", "/memory.high"}) {
-      limit = std::min(limit, NumberInFile(folder + name).value_or(kNoLimit));
-    }
-  } else {
-    limit = NumberInFile(folder + "/memory.limit_in_bytes").value_or(kNoLimit);
+  // Above memory.high the process is slowed down to a crawl: no use in going there.
+  const std::vector<std::string> names =
+      v2 ? std::vector<std::string>{"/memory.max", "/memory.high"}
+         : std::vector<std::string>{"/memory.limit_in_bytes"};
+  MemoryBound limit{kNoLimit, ""};
+  for (const std::string& name : names) {
+    Lower(limit, NumberInFile(folder + name).value_or(kNoLimit), folder + name);
   }
-  if (limit >= machine_bytes) return;  // v1 writes "no limit" as a huge number.
-  limits.memory_total_bytes = std::min(limits.memory_total_bytes, limit);
+  if (limit.bytes >= machine_bytes) return;  // v1 writes "no limit" as a huge number.
+  const std::string source = limit.source + " is " + std::to_string(limit.bytes) + " bytes";
+  Lower(limits.memory_total, limit.bytes, source);
   const int64_t usage =
       NumberInFile(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes")).value_or(0);
   const int64_t droppable = NumberAfterKey(ReadFile(folder + "/memory.stat"),
                                            v2 ? "inactive_file" : "total_inactive_file")
                                 .value_or(0);
-  const int64_t left = std::max<int64_t>(0, limit - std::max<int64_t>(0, usage - droppable));
-  limits.memory_available_bytes = std::min(limits.memory_available_bytes, left);
+  const int64_t taken = std::max<int64_t>(0, usage - droppable);
+  const int64_t left = std::max<int64_t>(0, limit.bytes - taken);
+  const std::string beside = source + ", of which " + std::to_string(taken) + " are taken";
+  Lower(limits.memory_available, left, beside);
+  Lower(limits.memory_for_reserved, left, beside);
+}
+
+// The process's own limits, which its threads share.
+void ApplyProcessLimits(const std::string& root, SystemLimits& limits) {
+  const std::string own = ReadFile(root + "proc/self/limits");
+  const std::string status = ReadFile(root + "proc/self/status");
+  const auto apply = [&](const char* limit_key, const char* taken_key, const std::string& name,
+                         std::initializer_list<MemoryBound*> bounds) {
+    const std::optional<int64_t> limit = NumberAfterKey(own, limit_key);
+    if (!limit.has_value()) return;  // "unlimited"
+    const int64_t taken = NumberAfterKey(status, taken_key).value_or(0) * 1024;
+    for (MemoryBound* bound : bounds) {
+      Lower(*bound, std::max<int64_t>(0, *limit - taken),
+            name + " is " + std::to_string(*limit) + " bytes, of which " + std::to_string(taken) +
+                " are taken");
+    }
+  };
+  apply("Max address space", "VmSize:", "the limit of address space (ulimit -v)",
+        {&limits.memory_total, &limits.memory_available});
+  apply("Max data size", "VmData:", "the limit of data (ulimit -d)",
+        {&limits.memory_total, &limits.memory_available, &limits.memory_for_reserved});
 }
 
 void ApplyCpu(const std::string& folder, bool v2, SystemLimits& limits) {
@@ -184,14 +213,19 @@ SystemLimits ReadSystemLimits(const std::string& root_folder) {
   const std::string root = root_folder.ends_with('/') ? root_folder : root_folder + "/";
   SystemLimits limits;
   const std::string meminfo = ReadFile(root + "proc/meminfo");
-  limits.memory_total_bytes = NumberAfterKey(meminfo, "MemTotal:").value_or(0) * 1024;
-  limits.memory_available_bytes = NumberAfterKey(meminfo, "MemAvailable:").value_or(0) * 1024;
-  if (limits.memory_total_bytes <= 0) {
+  int64_t machine_bytes = NumberAfterKey(meminfo, "MemTotal:").value_or(0) * 1024;
+  int64_t free_bytes = NumberAfterKey(meminfo, "MemAvailable:").value_or(0) * 1024;
+  if (machine_bytes <= 0) {
     const int64_t page = sysconf(_SC_PAGESIZE);
-    limits.memory_total_bytes = sysconf(_SC_PHYS_PAGES) * page;
-    limits.memory_available_bytes = sysconf(_SC_AVPHYS_PAGES) * page;
+    machine_bytes = sysconf(_SC_PHYS_PAGES) * page;
+    free_bytes = sysconf(_SC_AVPHYS_PAGES) * page;
   }
-  const int64_t machine_bytes = limits.memory_total_bytes;
+  limits.memory_total = {machine_bytes,
+                         "the machine has " + std::to_string(machine_bytes) + " bytes of memory"};
+  limits.memory_available = {
+      free_bytes, "the machine has " + std::to_string(free_bytes) + " bytes of memory available"};
+  limits.memory_for_reserved = limits.memory_available;
+  ApplyProcessLimits(root, limits);
   const std::string self_cgroup = ReadFile(root + "proc/self/cgroup");
   for (const CgroupMount& mount : ReadCgroupMounts(ReadFile(root + "proc/self/mountinfo"))) {
     for (const bool memory : {true, false}) {
@@ -220,7 +254,10 @@ int CpuCountFrom(int affinity_cores, std::optional<double> cpu_quota) {
 int CpuCount() {
   return CpuCountFrom(static_cast<int>(AffinityCores().size()), ReadSystemLimits().cpu_quota);
 }
-int64_t AvailableMemoryBytes() { return ReadSystemLimits().memory_available_bytes; }
-int64_t TotalMemoryBytes() { return ReadSystemLimits().memory_total_bytes; }
+MemoryBound TotalMemory() { return ReadSystemLimits().memory_total; }
+MemoryBound AvailableMemory() { return ReadSystemLimits().memory_available; }
+MemoryBound MemoryForReserved() { return ReadSystemLimits().memory_for_reserved; }
+int64_t AvailableMemoryBytes() { return AvailableMemory().bytes; }
+int64_t TotalMemoryBytes() { return TotalMemory().bytes; }
 
 }  // namespace allspark

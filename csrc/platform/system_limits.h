@@ -1,5 +1,6 @@
-// What the machine and the control groups (cgroup v1 and v2) leave this process: CPU time and
-// memory. Reads /proc and the mounted cgroup trees below a root folder, "/" except in tests.
+// What the machine, the control groups (cgroup v1 and v2) and the limits of the process (ulimit)
+// leave it: CPU time and memory. Reads /proc and the mounted cgroup trees below a root folder, "/"
+// except in tests.
 // Nothing is cached: limits change while a process runs. Any thread may call. CpuCount() and its
 // siblings in thread_pool.h are the users' view.
 #pragma once
@@ -10,14 +11,24 @@
 
 namespace allspark {
 
+// Bytes of memory, and what sets their number, for messages: "the limit of address space (ulimit
+// -v) is 4294967296 bytes, of which 1073741824 are taken".
+struct MemoryBound {
+  int64_t bytes = 0;
+  std::string source;
+};
+
 struct SystemLimits {
   // CPUs' worth of time per period, the least of every level; nullopt: no quota.
   std::optional<double> cpu_quota;
-  // The machine's, or the least limit of every level of the process's cgroup.
-  int64_t memory_total_bytes = 0;
-  // MemAvailable, or what is left below the tightest level's limit; file cache that can be dropped
-  // counts as free.
-  int64_t memory_available_bytes = 0;
+  // The machine's, the least limit of every level of the process's cgroup, or what the process's
+  // own limits (RLIMIT_AS, RLIMIT_DATA) leave beside what it has mapped: that does not come back.
+  MemoryBound memory_total;
+  // MemAvailable, or what is left below the tightest of these limits; file cache that can be
+  // dropped counts as free.
+  MemoryBound memory_available;
+  // The same for memory whose addresses are reserved already: RLIMIT_AS does not count.
+  MemoryBound memory_for_reserved;
 };
 
 // Whatever cannot be read does not limit.
@@ -26,5 +37,10 @@ SystemLimits ReadSystemLimits(const std::string& root = "/");
 // Cores to use of `affinity_cores` under a quota: rounded down, so that threads which wait for each
 // other are not all stopped in the middle of a step; at least 1.
 int CpuCountFrom(int affinity_cores, std::optional<double> cpu_quota);
+
+// Of this process, now.
+MemoryBound TotalMemory();
+MemoryBound AvailableMemory();
+MemoryBound MemoryForReserved();
 
 }  // namespace allspark

@@ -371,7 +371,9 @@ void ThreadPool::Impl::ParallelForItems(int64_t n, ItemFunction fn) {
 
 ThreadPool::ThreadPool(int num_threads, bool pin)
     : impl_(std::make_unique<Impl>(num_threads == 0 ? CpuCount() : num_threads, pin)) {}
-ThreadPool::~ThreadPool() = default;
+ThreadPool::~ThreadPool() {
+  if (!home_.IsHere()) (void)impl_.release();
+}
 
 int ThreadPool::num_threads() const { return impl_->num_threads(); }
 

@@ -7,6 +7,8 @@
 #include <memory>
 #include <type_traits>
 
+#include "platform/home_process.h"
+
 namespace allspark {
 
 // A non-owning reference to a callable; costs two pointers and never allocates.
@@ -34,6 +36,7 @@ class ThreadPool {
   // num_threads includes the caller of ParallelFor; 0: CpuCount(). `pin` gives each worker one core
   // of this process's affinity mask.
   explicit ThreadPool(int num_threads, bool pin = true);
+  // In a fork, which has no workers to wait for, it ends nothing.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -52,14 +55,15 @@ class ThreadPool {
 
  private:
   class Impl;
+  const HomeProcess home_;
   std::unique_ptr<Impl> impl_;
 };
 
 // Cores this process may run on: the affinity mask, bounded by the cgroup's cpu quota; at least 1.
 int CpuCount();
-// Bytes this process may still take: MemAvailable, bounded by the cgroup's limit.
+// Bytes this process may still take, and bytes it may use at all, by machine, cgroup and ulimit;
+// system_limits.h also says which of them it is.
 int64_t AvailableMemoryBytes();
-// Bytes of memory this process may use at all (machine or cgroup limit).
 int64_t TotalMemoryBytes();
 
 }  // namespace allspark

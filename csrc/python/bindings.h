@@ -27,6 +27,7 @@ void BindSerializer(pybind11::module_& module);
 void BindGuided(pybind11::module_& module);
 void BindWords(pybind11::module_& module);
 void BindEngine(pybind11::module_& module);
+void BindMappings(pybind11::module_& module);
 void BindTesting(pybind11::module_& module);
 
 // Raises the Python class that stands for the code: InvalidArgument ValueError, NotFound KeyError,

@@ -7,32 +7,33 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 
 namespace allspark::python {
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<GilReleased>;
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 
 py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
                        const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask,
                        const py::object& gives_up) {
   const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
-  bool has_raised = false;
-  const auto cancelled = [&] {
-    py::gil_scoped_acquire acquire;
-    try {
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      return !gives_up.is_none() && gives_up().cast<bool>();
-    } catch (py::error_already_set& error) {
-      error.restore();
-      return has_raised = true;
-    }
+  bool has_raised = false;  // the exception waits in the thread's state
+  const auto ask = [&] {
+    has_raised = PyErr_CheckSignals() != 0;
+    if (has_raised || gives_up.is_none()) return has_raised;
+    PyObject* const answer = PyObject_CallNoArgs(gives_up.ptr());
+    const int gives = answer == nullptr ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    has_raised = gives < 0;
+    return gives != 0;
   };
   auto started = [&]() -> Result<StartedRequest> {
-    py::gil_scoped_release release;
+    GilReleased released;
+    const auto cancelled = [&] { return released.WithGil(ask); };
     return engine.StartRequest(model_name, ids, config, std::move(token_mask), cancelled);
   }();
   if (has_raised) throw py::error_already_set();
@@ -52,7 +53,7 @@ py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdAr
 template <typename Call>
 int64_t Unwrap(Call call) {
   const Result<int64_t> result = [&] {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return call();
   }();
   ThrowIfError(result.status());
@@ -72,13 +73,10 @@ auto PrefixCall(Result<int64_t> (Engine::*call)(const std::string&, std::span<co
 template <typename Sync>
 Status SyncInterruptible(Sync sync) {
   bool has_raised = false;
-  const auto cancelled = [&has_raised] {
-    py::gil_scoped_acquire acquire;
-    return has_raised = PyErr_CheckSignals() != 0;
-  };
   Status status = [&] {
-    py::gil_scoped_release release;
-    return sync(cancelled);
+    GilReleased released;
+    const auto is_raised = [] { return PyErr_CheckSignals() != 0; };
+    return sync([&] { return has_raised = released.WithGil(is_raised); });
   }();
   if (has_raised) throw py::error_already_set();
   return status;
@@ -86,6 +84,7 @@ Status SyncInterruptible(Sync sync) {
 
 // [(name, help, kind, bounds, [(labels, value, buckets)])], as in allspark/metrics.h.
 py::list ListMetrics(const Engine& engine) {
+  ThrowIfError(engine.CheckProcess());
   py::list list;
   for (const Metric& metric : engine.GetMetrics()) {
     py::list samples;
@@ -103,6 +102,7 @@ py::list ListMetrics(const Engine& engine) {
 void BindEngine(py::module_& m) {
   py::class_<Engine>(m, "NativeEngine", "The engine; wrapped by allspark.Engine.")
       .def(py::init<>())
+      .def("check_process", &Engine::CheckProcess)
       .def("register_image",
            [](Engine& engine, const std::string& name, const ImageHandle& handle) {
              return engine.RegisterImage(name, handle.image);
@@ -130,7 +130,11 @@ void BindEngine(py::module_& m) {
              ThrowIfError(spec.status());
              return py::bytes(*spec);
            })
-      .def("list_models", &Engine::ListModels)
+      .def("list_models",
+           [](const Engine& engine) {
+             ThrowIfError(engine.CheckProcess());
+             return engine.ListModels();
+           })
       .def("start_request", &StartRequest, py::arg("model_name"), py::arg("prompt_ids"),
            py::arg("config"), py::arg("token_mask") = nullptr, py::arg("gives_up") = py::none())
       .def("stop_request", &Engine::StopRequest, NoGil())
@@ -154,7 +158,7 @@ void BindEngine(py::module_& m) {
       .def("load_lora",
            [](Engine& engine, const std::string& model_name, const std::string& lora_name,
               const LoraImageHandle& handle) {
-             py::gil_scoped_release release;
+             const GilReleased released;
              return engine.LoadLora(model_name, lora_name, handle.image);
            })
       .def("unload_lora", &Engine::UnloadLora, NoGil())
@@ -194,8 +198,16 @@ void BindEngine(py::module_& m) {
            })
       .def("write_trace", &Engine::WriteTrace, NoGil())
       .def("metrics", &ListMetrics)
-      .def("metrics_text", [](const Engine& engine) { return MetricsText(engine.GetMetrics()); })
-      .def_property_readonly("completions", &Engine::completions)
+      .def("metrics_text",
+           [](const Engine& engine) {
+             ThrowIfError(engine.CheckProcess());
+             return MetricsText(engine.GetMetrics());
+           })
+      .def_property_readonly("completions",
+                             [](const Engine& engine) {
+                               ThrowIfError(engine.CheckProcess());
+                               return engine.completions();
+                             })
       .def_static("version", &Engine::Version);
 }
 

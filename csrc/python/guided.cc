@@ -15,6 +15,7 @@
 
 #include "allspark/token_mask.h"
 #include "python/bindings.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -132,7 +133,7 @@ void BindGuided(py::module_& m) {
   py::class_<MaskQueue, std::shared_ptr<MaskQueue>>(m, "MaskQueue",
                                                     "Masks that wait for a Python thread.")
       .def(py::init<>())
-      .def("take", &MaskQueue::Take, py::call_guard<py::gil_scoped_release>(),
+      .def("take", &MaskQueue::Take, py::call_guard<GilReleased>(),
            "Waits for work: [(mask, token)], token -1 at the beginning and None at the end of a "
            "request. Empty once closed.")
       .def("close", &MaskQueue::Close);

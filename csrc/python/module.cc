@@ -124,5 +124,6 @@ PYBIND11_MODULE(_allspark, m) {
   allspark::python::BindGuided(m);
   allspark::python::BindWords(m);
   allspark::python::BindEngine(m);
+  allspark::python::BindMappings(m);
   allspark::python::BindTesting(m);
 }

@@ -7,6 +7,7 @@
 
 #include "allspark/engine.h"
 #include "python/bindings.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -21,7 +22,7 @@ std::optional<GeneratedElements> GetInterruptible(ResultQueue& queue, int64_t ti
     std::optional<GeneratedElements> elements;
     bool terminal = false;
     {
-      py::gil_scoped_release release;
+      const GilReleased released;
       const int64_t slice_ms = timeout_ms < 0 ? kSliceMs : std::min(left_ms, kSliceMs);
       // The status comes first: tokens that arrive after it are seen by the Get.
       terminal = IsTerminal(queue.GenerateStatus());

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "python/bindings.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -18,7 +19,7 @@ std::unique_ptr<ModelSerializer> CreateWriter(const std::string& spec, const std
                                               const std::string& graph_path,
                                               const std::string& param_path) {
   auto serializer = [&] {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return ModelSerializer::Create(spec, build, graph_path, param_path);
   }();
   ThrowIfError(serializer.status());
@@ -41,7 +42,7 @@ void AddTensor(ModelSerializer& writer, const std::string& name, int64_t row_beg
   const std::vector<int64_t> shape(data.shape(), data.shape() + data.ndim());
   const void* bytes = data.data();
   const Status status = [&] {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return writer.AddTensor(name, row_begin, dtype, shape, bytes);
   }();
   ThrowIfError(status);
@@ -69,7 +70,7 @@ void AddPair(LoraSerializer& writer, const std::string& tensor, int64_t row_begi
   const int64_t rows = b.shape(0);
   const int64_t rank = b.shape(1);
   const Status status = [&] {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return writer.AddPair(tensor, row_begin, rows, cols, rank, a_values, b_values);
   }();
   ThrowIfError(status);
@@ -79,7 +80,7 @@ void AddPair(LoraSerializer& writer, const std::string& tensor, int64_t row_begi
 template <typename Handle, typename Writer>
 std::optional<Handle> Finish(Writer& writer) {
   auto image = [&] {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return writer.Finish();
   }();
   ThrowIfError(image.status());

@@ -10,6 +10,7 @@
 
 #include "allspark/model_serializer.h"
 #include "python/bindings.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -29,7 +30,7 @@ py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
     param_path = graph_path.substr(0, graph_path.rfind('.')) + ".asparam";
   }
   auto logits = [&] {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return ForwardLogits(image, graph_path, param_path, ids,
                          {.chunk_sizes = chunk_sizes,
                           .num_threads = num_threads,

@@ -8,6 +8,7 @@
 
 #include "allspark/word_matcher.h"
 #include "python/bindings.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -29,7 +30,7 @@ std::unique_ptr<WordMatcher> ToMatcher(const std::vector<py::str>& words) {
   std::vector<std::vector<int32_t>> characters;
   characters.reserve(words.size());
   for (const py::str& word : words) characters.push_back(Characters(word));
-  py::gil_scoped_release release;
+  const GilReleased released;
   return std::make_unique<WordMatcher>(characters);
 }
 

@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "platform/thread_pool.h"
+#include "platform/system_limits.h"
 #include "weights/format.h"
 
 #ifndef MADV_POPULATE_READ
@@ -62,6 +62,15 @@ const char* KindOfFile(mode_t mode) {
 Status NoRoom(const std::string& path, int64_t bytes, const std::string& why) {
   return Status(StatusCode::kResourceExhausted, AsStatus::kIoError,
                 path + " needs " + std::to_string(bytes) + " bytes; " + why);
+}
+
+// Of a mapping: where it is addresses that are short, who has them.
+Status NoMapping(const std::string& what, int error) {
+  const Status status = ErrnoStatus("map", what, error);
+  if (error != ENOMEM) return status;
+  return Status(status.code(), status.as_status(),
+                status.message() + "; " + AvailableMemory().source +
+                    "; the memory region of an engine takes less with a lower BFC_MEM_RATIO");
 }
 
 // Told before hours of conversion instead of after; running out later is still caught at each
@@ -183,21 +192,22 @@ Status WriteFully(int fd, const std::string& path, int64_t offset, const void* d
 }
 
 Mapping::~Mapping() {
+  watch_ = MappingWatch();
   if (base_ != nullptr) munmap(base_, mapped_bytes_);
 }
 
 Result<Mapping> Mapping::Anonymous(int64_t bytes) {
   const std::string what = "a memory image of " + std::to_string(bytes) + " bytes";
-  const int64_t available = AvailableMemoryBytes();
+  const MemoryBound available = AvailableMemory();
   // The kernel would promise the memory all the same, and end the process later.
-  if (bytes > available) {
-    return Status::ResourceExhausted(what + " does not fit: " + std::to_string(available) +
-                                     " bytes of memory are available");
+  if (bytes > available.bytes) {
+    return Status::ResourceExhausted(what + " does not fit: " + std::to_string(available.bytes) +
+                                     " bytes of memory are available: " + available.source);
   }
   const auto size = static_cast<size_t>(bytes + kHugePageBytes);
   void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return ErrnoStatus("map", what, errno);
+  if (base == MAP_FAILED) return NoMapping(what, errno);
   Mapping mapping;
   mapping.base_ = base;
   mapping.mapped_bytes_ = size;
@@ -212,12 +222,13 @@ Result<Mapping> Mapping::Anonymous(int64_t bytes) {
 Result<Mapping> Mapping::File(const OpenedFile& file, const std::string& path) {
   const auto size = static_cast<size_t>(file.bytes);
   void* base = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd.get(), 0);
-  if (base == MAP_FAILED) return ErrnoStatus("map", path, errno);
+  if (base == MAP_FAILED) return NoMapping(path, errno);
   Mapping mapping;
   mapping.base_ = base;
   mapping.mapped_bytes_ = size;
   mapping.data_ = static_cast<unsigned char*>(base);
   mapping.bytes_ = file.bytes;
+  mapping.watch_ = MappingWatch(base, size);
   (void)madvise(base, size, MADV_HUGEPAGE);
   (void)madvise(base, size, MADV_WILLNEED);
   return mapping;
@@ -237,7 +248,7 @@ bool Mapping::Populate(int64_t offset, int64_t bytes) const {
 }
 
 TempFile::~TempFile() {
-  if (!temp_path_.empty()) unlink(temp_path_.c_str());
+  if (!temp_path_.empty() && home_.IsHere()) unlink(temp_path_.c_str());
 }
 
 Result<TempFile> TempFile::Create(const std::string& final_path, int64_t bytes) {

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "allspark/status.h"
+#include "platform/home_process.h"
+#include "platform/mapping_watch.h"
 
 namespace allspark::weights {
 
@@ -44,7 +46,8 @@ Result<OpenedFile> OpenRegularFile(const std::string& path);
 Status ReadFully(int fd, const std::string& path, int64_t offset, void* data, int64_t bytes);
 Status WriteFully(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes);
 
-// A read-write anonymous, or read-only file mapping.
+// A read-write anonymous, or read-only file mapping. A file that somebody makes shorter meanwhile
+// reads as zeros from there on, and the mapping is broken.
 class Mapping {
  public:
   Mapping() = default;
@@ -54,6 +57,7 @@ class Mapping {
     std::swap(mapped_bytes_, other.mapped_bytes_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(watch_, other.watch_);
     return *this;
   }
   ~Mapping();
@@ -64,6 +68,7 @@ class Mapping {
 
   unsigned char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  bool IsBroken() const { return watch_.IsBroken(); }
   // From here on a write to it faults.
   void MakeReadOnly();
   // Of a file: gives the memory behind the pages back; they are read again when they are touched.
@@ -76,15 +81,18 @@ class Mapping {
   size_t mapped_bytes_ = 0;
   unsigned char* data_ = nullptr;
   int64_t bytes_ = 0;
+  MappingWatch watch_;  // of a file
 };
 
-// A new file beside its final path, under a name of its own; removed unless committed. It is
-// locked: one without a lock is a killed process's, and the next one for the same path removes it.
+// A new file beside its final path, under a name of its own; removed unless committed, though not
+// by a fork of the process that writes it. It is locked: one without a lock is a killed process's,
+// and the next one for the same path removes it.
 class TempFile {
  public:
   TempFile() = default;
   TempFile(TempFile&& other) noexcept { *this = std::move(other); }
   TempFile& operator=(TempFile&& other) noexcept {
+    std::swap(home_, other.home_);
     std::swap(fd_, other.fd_);
     std::swap(lock_, other.lock_);
     std::swap(temp_path_, other.temp_path_);
@@ -103,6 +111,7 @@ class TempFile {
   Status Commit();
 
  private:
+  HomeProcess home_;
   UniqueFd fd_;
   UniqueFd lock_;          // of the closed file, until it has its final name
   std::string temp_path_;  // empty once committed

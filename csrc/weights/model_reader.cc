@@ -180,6 +180,12 @@ class Reader final : public ModelReader {
     return Status::NotFound("tensor \"" + std::string(name) + "\" is not in " + source_);
   }
   void ReleasePages() const override { mapping_.ReleasePages(); }
+  Status CheckViews() const override {
+    if (!mapping_.IsBroken()) return Status::Ok();
+    return Status::DataLoss(param_path_ +
+                            ": the file became shorter, or could not be read, while it was in use; "
+                            "release the model and install it again");
+  }
 
   // Takes the graph's bytes apart. Errors do not name the file.
   Status ReadGraph(std::string_view graph) { return weights::DecodeGraph(graph, file_); }
@@ -191,13 +197,17 @@ class Reader final : public ModelReader {
     return Status::Ok();
   }
   // What keeps the views' memory.
-  void Keep(weights::Mapping mapping) { mapping_ = std::move(mapping); }
+  void Keep(weights::Mapping mapping, const std::string& param_path) {
+    mapping_ = std::move(mapping);
+    param_path_ = param_path;
+  }
   void Keep(std::shared_ptr<const ModelImage> image) { image_ = std::move(image); }
   const weights::Mapping& mapping() const { return mapping_; }
 
  private:
   // Constant once opened.
   std::string source_;
+  std::string param_path_;  // of what is mapped
   google::protobuf::Arena arena_;
   proto::ModelFile* const file_ = google::protobuf::Arena::CreateMessage<proto::ModelFile>(&arena_);
   TensorMap views_;
@@ -237,11 +247,12 @@ Result<std::unique_ptr<ModelReader>> ModelReader::OpenFiles(const std::string& g
   if (!status.ok()) return InFile(param_path, status);
   status = reader->MakeViews(data);
   if (!status.ok()) return InFile(graph_path, status);
-  reader->Keep(std::move(mapped).value());
+  reader->Keep(std::move(mapped).value(), param_path);
   if (verify) {
     status = weights::VerifyTensors(reader->file(), data, &reader->mapping(), pool);
     if (!status.ok()) return InFile(param_path, status);
   }
+  AS_RETURN_IF_ERROR(reader->CheckViews());
   return std::unique_ptr<ModelReader>(std::move(reader));
 }
 

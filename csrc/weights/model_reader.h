@@ -47,6 +47,9 @@ class ModelReader {
   // Gives the memory of mapped weights back; what is touched again is read from the file again. An
   // image in memory stays: there is no other copy of it.
   virtual void ReleasePages() const {}
+  // DataLoss once views gave zeros, because the mapped file became shorter or its disk failed.
+  // Whoever has computed with them asks before the results are used.
+  virtual Status CheckViews() const { return Status::Ok(); }
 };
 
 // Which tensors a spec requires, with dtype, shape and layout: the one list that writer, reader and

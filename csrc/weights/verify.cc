@@ -64,7 +64,9 @@ Status VerifyTensors(const proto::ModelFile& file, const unsigned char* param,
       if (nonzero != data_end + piece.padding) dirty[id] = nonzero;
     }
   });
-  if (shortened) return Status::DataLoss("the file became shorter while it was being read");
+  if (shortened || (mapping != nullptr && mapping->IsBroken())) {
+    return Status::DataLoss("the file became shorter while it was being read");
+  }
   std::vector<uint64_t> tensor_hashes;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const proto::TensorRecord& record = file.tensors(pieces[i].tensor);

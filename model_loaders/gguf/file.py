@@ -121,6 +121,10 @@ class _Reader:
         self.position = 0
 
     def read(self) -> GgufFile:
+        with self.file.checked():
+            return self._read()
+
+    def _read(self) -> GgufFile:
         num_tensors, num_fields = self._preamble()
         metadata: dict[str, Any] = {}
         for _ in range(num_fields):

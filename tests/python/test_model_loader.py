@@ -47,7 +47,8 @@ from support.vocabularies import tokenizer_directory
 @pytest.fixture
 def fake_native(monkeypatch):
     """Makes loaders write with the fake writer; returns the list of its instances."""
-    monkeypatch.setattr(hugging_face, "native", lambda: Native(FakeWriter, required_tensors, None))
+    fake = Native(FakeWriter, required_tensors, None, None)
+    monkeypatch.setattr(hugging_face, "native", lambda: fake)
     monkeypatch.setattr(FakeWriter, "made", [])
     return FakeWriter.made
 

@@ -4,7 +4,7 @@
 // handle and a queue at once; the model's step thread does the rest. Every call is
 // thread-safe; none waits for a step except where it says so. A call that finds no memory on the
 // heap changes nothing: where it returns a Status that is ResourceExhausted, else it throws
-// std::bad_alloc. Contract: engine/README.md.
+// std::bad_alloc. Nothing of an engine lives in a fork of its process. Contract: engine/README.md.
 #pragma once
 
 #include <cstdint>
@@ -150,6 +150,11 @@ class Engine {
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  // FailedPrecondition in a fork of the process that created this engine, as from every call that
+  // returns a Status. ListModels and GetMetrics return nothing there, and the destructor stops
+  // nothing and frees nothing. Any process may create engines of its own.
+  Status CheckProcess() const;
 
   // Makes an in-memory model available to InstallModel under `model_name`. The engine holds it
   // until the model is released; after that it can be installed again while the caller does.

@@ -2,7 +2,8 @@
 //
 // A queue is owned by whoever holds the shared_ptr: it stays readable after
 // release_request, after stop_model and after the Engine is gone. The engine's step thread
-// appends; any number of threads may read, and each token is delivered once.
+// appends; any number of threads may read, and each token is delivered once. In a fork of the
+// engine's process it has ended: kInternalError, and error() says why.
 #pragma once
 
 #include <cstddef>
@@ -105,7 +106,8 @@ class CompletionSet : public std::enable_shared_from_this<CompletionSet> {
   // An eventfd, readable while a changed queue waits to be drained. Owned by this object.
   virtual int fd() const = 0;
   // Returns each queue that got a token or a terminal status since the last drain, once, and
-  // makes fd() unreadable. Queues nobody holds any more are left out.
+  // makes fd() unreadable. Queues nobody holds any more are left out. Empty in a fork of the
+  // process that created the set.
   virtual std::vector<std::shared_ptr<ResultQueue>> Drain() = 0;
   // From now on changes of `queue` are signalled here too; signalled at once if it already has
   // something to read. A queue has at most one attached set; a second call replaces the first.

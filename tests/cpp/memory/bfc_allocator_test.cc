@@ -111,7 +111,22 @@ TEST(CreateCpuBfcAllocatorTest, NothingLeftIsResourceExhausted) {
       CreateCpuBfcAllocator(BfcOptions(), 300 * kMiB).status().message(),
       "no memory for the pool: (300 MiB in all - BFC_LEFTOVER_MB 350) * BFC_MEM_RATIO 0.9 must "
       "be at least 2 MiB");
+  EXPECT_EQ(
+      CreateCpuBfcAllocator(BfcOptions(), 300 * kMiB, "the limit is 300 MiB").status().message(),
+      "no memory for the pool: (300 MiB in all - BFC_LEFTOVER_MB 350) * BFC_MEM_RATIO 0.9 must "
+      "be at least 2 MiB; the limit is 300 MiB");
   EXPECT_TRUE(CreateCpuBfcAllocator(BfcOptions(), 353 * kMiB).ok());
+}
+
+TEST(CreateCpuBfcAllocatorTest, AddressesThatCannotBeHadNameWhatLimitsThem) {
+  // More than any process has.
+  const Status status =
+      CreateCpuBfcAllocator(BfcOptions(), int64_t{1} << 61, "the limit is 42 bytes").status();
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(status.message().starts_with("cannot reserve ")) << status.message();
+  EXPECT_TRUE(
+      status.message().ends_with("; the limit is 42 bytes; a BFC_MEM_RATIO below 0.9 takes less"))
+      << status.message();
 }
 
 TEST(CreateCpuBfcAllocatorTest, IllegalOptionsAreRefused) {

@@ -1,0 +1,27 @@
+// The process in which an object was made. A fork of it has the object's memory, but none of the
+// threads that work on it, and locks as these held them: whoever waits there waits for ever. Any
+// thread may call.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string_view>
+
+#include "allspark/status.h"
+
+namespace allspark {
+
+class HomeProcess {
+ public:
+  HomeProcess();
+
+  // False in a fork. One system call.
+  bool IsHere() const;
+  // FailedPrecondition in a fork; `what` the object is, such as "engine".
+  Status Check(std::string_view what) const;
+
+ private:
+  pid_t id_;
+};
+
+}  // namespace allspark
