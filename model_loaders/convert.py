@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -253,7 +254,13 @@ def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
     except ImportError:
         yield lambda _: None
         return
-    with tqdm(
+
+    class Bar(tqdm):
+        # The lock of tqdm is common to a process and its forks. If one of them is killed while it
+        # holds the lock, the others wait for ever.
+        _lock = threading.RLock()
+
+    with Bar(
         total=total_bytes,
         desc="serializing",
         unit="B",

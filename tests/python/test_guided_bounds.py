@@ -121,8 +121,12 @@ def test_a_compilation_that_does_not_end_is_given_up(model, monkeypatch):
         return build(self, grammar)
 
     monkeypatch.setattr(Compiler, "_build", build_late)
-    monkeypatch.setattr(grammar_compiler, "_MAX_COMPILE_SECONDS", 0.05)
-    assert "was not compiled within 0.05 s" in model.refusal({"type": "regex", "regex": "[x-z]{3}"})
+    form = {"type": "regex", "regex": "[x-z]{3}"}
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_compiler, "_MAX_WAIT_SECONDS", 0.05)
+        assert "was not compiled within 0.05 s" in model.refusal(form)
+    monkeypatch.setattr(grammar_compiler, "_MAX_COMPILE_SECONDS", -1)
+    assert "takes more than -1 s to compile" in model.refusal(form)
     hang.set()
 
 

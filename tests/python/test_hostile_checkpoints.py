@@ -179,6 +179,24 @@ def test_what_a_killed_process_left_is_removed(checkpoint, tmp_path):
     assert names == [locked.name, "config.json", "m.asgraph", "m.asparam"]
 
 
+LOCKED = """
+import os, signal
+from tqdm import tqdm
+tqdm.get_lock()
+if os.fork() == 0:
+    tqdm.get_lock().acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+"""
+
+
+def test_a_fork_that_was_killed_in_a_conversion_stops_no_other(checkpoint):
+    pytest.importorskip("allspark._allspark")
+    pytest.importorskip("tqdm")
+    assert message_of(checkpoint, program=LOCKED + PROGRAM) == ""
+    assert (checkpoint / "out" / "m.asgraph").exists()
+
+
 @pytest.mark.parametrize(("path", "name"), [("m", "a\0b"), ("a\0b", "m")])
 def test_a_name_with_a_nul(path, name):
     with pytest.raises(ValueError, match="has a NUL character in its name or path"):

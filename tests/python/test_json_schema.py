@@ -248,6 +248,7 @@ def test_the_documents_name_what_is_enforced(repo_root):
     assert f"{grammar_compiler._STEP_FUEL:,} steps" in text
     assert f"| {grammar_compiler._MAX_LEXER_STATES:,};" in text
     assert f"| {grammar_compiler._MAX_COMPILE_SECONDS:g} s," in text
+    assert f"and {grammar_compiler._MAX_WAIT_SECONDS:g} s where" in text
     assert f"| {grammar_compiler._MAX_CACHE_BYTES >> 30} GiB," in text
     assert f"{grammar_compiler._GROWTH_BYTES // 10**6} MB for" in text
 
