@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import llguidance
 import numpy as np
+from allspark import exit_gate
 from allspark._allspark import GenerateConfig
 from allspark.json_schema import check_depth
 from allspark.response_format import Grammar, to_grammar
@@ -172,7 +173,7 @@ class Compiler:
     @classmethod
     def of(cls, tokenizer: Any) -> Compiler:
         """The compiler of a transformers tokenizer. Raises ValueError where it cannot be used."""
-        with cls._of_tokenizer_lock:
+        with exit_gate.passing(), cls._of_tokenizer_lock:
             compiler = cls._of_tokenizer.get(tokenizer)
             if compiler is None:
                 compiler = cls._of_tokenizer[tokenizer] = cls(tokenizer)
@@ -208,13 +209,18 @@ class Compiler:
             ValueError: a form, a grammar or a keyword of a schema that cannot be served.
             TypeError: a value of the wrong type.
         """
-        matcher = self.prepare(response_format)
-        return matcher and matcher.deep_copy()
+        with exit_gate.passing():
+            matcher = self.prepare(response_format)
+            return matcher and matcher.deep_copy()
 
     def prepare(self, response_format: Any) -> llguidance.LLMatcher | None:
         """Compiles what is not kept yet. Returns what all requests with this format copy; raises as
         `matcher`.
         """
+        with exit_gate.passing():
+            return self._prepare(response_format)
+
+    def _prepare(self, response_format: Any) -> llguidance.LLMatcher | None:
         check_depth(response_format, "response_format")
         key = _key(response_format)
         if len(key) > MAX_GRAMMAR_CHARS:
@@ -284,7 +290,7 @@ class Compiler:
             max_lexer_states=_MAX_LEXER_STATES,
             verbose_errors=False,
         )
-        with self._compiling:
+        with self._compiling, exit_gate.passing(for_another=True):
             begin = time.thread_time()
             matcher = llguidance.LLMatcher(
                 self._vocabulary, grammar.text, log_level=0, limits=limits

@@ -11,11 +11,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import llguidance
 import numpy as np
+from allspark import exit_gate
 from allspark._allspark import GenerateConfig, MaskQueue, QueuedMask
 from allspark.grammar_compiler import Compiler, yield_to_engine
 from allspark.response_format import explain
@@ -45,6 +46,8 @@ class _Guide:
 
 # A mask to compute: its queue, the position of its request, and the token chosen last (-1: none).
 _Asked: TypeAlias = tuple[QueuedMask, _Guide, int]
+# What the thread for slow masks is to answer; None ends it.
+_Slow: TypeAlias = "queue.SimpleQueue[tuple[Compiler, _Asked] | None]"
 
 
 class GuidedDecoding:
@@ -54,10 +57,13 @@ class GuidedDecoding:
         self._queue = MaskQueue()
         self._guides: dict[QueuedMask, _Guide] = {}
         self._process = os.getpid()
-        self._thread = threading.Thread(
-            target=_serve, args=(self._queue, self._guides), name="allspark-guided", daemon=True
-        )
-        self._thread.start()
+        slow: _Slow = queue.SimpleQueue()
+        self._slow_thread = _start(_serve_slow, slow, name="allspark-guided-slow")
+        try:
+            self._thread = _start(_serve, self._queue, self._guides, slow, name="allspark-guided")
+        except ValueError:
+            slow.put(None)
+            raise
 
     def mask(
         self,
@@ -92,8 +98,10 @@ class GuidedDecoding:
         if os.getpid() != self._process:
             return
         self._queue.close()
-        if threading.current_thread() is not self._thread:  # the garbage collector may call
+        # The garbage collector may call.
+        if threading.current_thread() is not self._thread and not exit_gate.is_exiting():
             self._thread.join(timeout=5)  # a hanging grammar must not block exit
+            self._slow_thread.join(timeout=5)
 
 
 def _num_threads() -> int:
@@ -101,14 +109,18 @@ def _num_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-def _serve(masks: MaskQueue, guides: dict[QueuedMask, _Guide]) -> None:
-    executor = llguidance.LLExecutor(_num_threads())
-    slow: queue.SimpleQueue[tuple[Compiler, _Asked] | None] = queue.SimpleQueue()
-    slow_thread = threading.Thread(
-        target=_serve_slow, args=(slow,), name="allspark-guided-slow", daemon=True
-    )
-    slow_thread.start()
+def _start(function: Callable[..., None], *arguments: Any, name: str) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, name=name, daemon=True)
     try:
+        thread.start()
+    except RuntimeError as error:
+        raise ValueError(f"response_format cannot be served: {error}") from error
+    return thread
+
+
+def _serve(masks: MaskQueue, guides: dict[QueuedMask, _Guide], slow: _Slow) -> None:
+    try:
+        executor = llguidance.LLExecutor(_num_threads())
         while work := masks.take():
             by_compiler: dict[Compiler, list[_Asked]] = {}
             for mask, token in work:
@@ -128,10 +140,9 @@ def _serve(masks: MaskQueue, guides: dict[QueuedMask, _Guide]) -> None:
         masks.close()
         for mask in list(guides):
             mask.fail("the thread that computes masks has ended")
-        slow_thread.join()
 
 
-def _serve_slow(slow: queue.SimpleQueue[tuple[Compiler, _Asked] | None]) -> None:
+def _serve_slow(slow: _Slow) -> None:
     """Answers those one by one whose masks may be slow, until None comes."""
     yield_to_engine()
     executor = llguidance.LLExecutor(1)
@@ -147,7 +158,8 @@ def _answer_or_fail(
     """Returns how many seconds it took. Whatever is raised ends only these requests."""
     begin = time.perf_counter()
     try:
-        _answer(executor, compiler, asked)
+        with exit_gate.passing():
+            _answer(executor, compiler, asked)
     except Exception as error:
         for mask, _, _ in asked:
             mask.fail(f"{type(error).__name__}: {error}")

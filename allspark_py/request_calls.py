@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from allspark import exit_gate
 from allspark._allspark import (
     AsStatus,
     GenerateConfig,
@@ -255,9 +256,10 @@ class RequestCalls(EngineCalls):
             raise ValueError(
                 "response_format needs the tokenizer; give start_request_ids the loader as model"
             )
-        return self._guided_decoding().mask(
-            config.response_format, model.get_tokenizer(), config.native, generated
-        )
+        with exit_gate.passing():
+            return self._guided_decoding().mask(
+                config.response_format, model.get_tokenizer(), config.native, generated
+            )
 
     def _guided_decoding(self) -> GuidedDecoding:
         from allspark.guided import GuidedDecoding
@@ -325,9 +327,10 @@ async def _compile_grammar(
         return
 
     def compile_it() -> None:
-        from allspark.grammar_compiler import Compiler
+        # An error is the start's to report.
+        with exit_gate.passing(), contextlib.suppress(TypeError, ValueError):
+            from allspark.grammar_compiler import Compiler
 
-        with contextlib.suppress(TypeError, ValueError):  # the start says what is wrong
             Compiler.of(model.get_tokenizer()).prepare(response_format)
 
     await asyncio.to_thread(compile_it)

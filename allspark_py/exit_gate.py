@@ -1,0 +1,67 @@
+"""Calls of extension modules in Rust that leave the GIL, made on threads that may outlive the
+interpreter.
+
+When such a thread comes back while the interpreter ends, Python up to 3.13 ends the thread by
+unwinding it, and unwinding through Rust ends the process by a signal. So the interpreter waits at
+its exit for those that are inside, and nobody enters any more. csrc/python/gil.h does the same for
+the engine's own calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+# Longest that an exit waits. What compiles or computes masks has bounds of its own.
+_MAX_SECONDS = 30.0
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.exiting = False
+        self._changed = threading.Condition()
+        self._num_inside = 0
+        self._own = threading.local()  # `depth`: how often this thread has entered
+
+    @contextlib.contextmanager
+    def passing(self, for_another: bool = False) -> Iterator[None]:
+        """Inside, calls may leave the GIL. `for_another`: a thread that is inside waits for this."""
+        depth = getattr(self._own, "depth", 0)
+        with self._changed:
+            stays = self.exiting and depth == 0 and not for_another
+            if not stays:
+                self._num_inside += 1
+        if stays:
+            threading.Event().wait()  # until the process has ended
+        self._own.depth = depth + 1
+        try:
+            yield
+        finally:
+            self._own.depth = depth
+            with self._changed:
+                self._num_inside -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.exiting = True
+            self._changed.wait_for(lambda: self._num_inside == 0, _MAX_SECONDS)
+
+    def reset(self) -> None:
+        """In a fork: none of the threads is there any more."""
+        self.__init__()  # type: ignore[misc]
+
+
+_gate = _Gate()
+atexit.register(_gate.close)
+os.register_at_fork(after_in_child=_gate.reset)
+
+passing = _gate.passing
+
+
+def is_exiting() -> bool:
+    """Whether threads may stay for ever where they would pass."""
+    return _gate.exiting
