@@ -16,7 +16,8 @@ from typing import Any
 
 from .config import read_json_object
 from .errors import CheckpointNotFoundError, ModelSerializerException
-from .files import MAX_COMPANION_BYTES, check_file, check_no_pointer
+from .expressions import backend_expressions, check_expressions, expressions_in
+from .files import MAX_COMPANION_BYTES, check_file, check_no_pointer, read_file
 
 # The files of a tokenizer; they are copied into a serialised model's directory.
 TOKENIZER_FILES = (
@@ -69,6 +70,9 @@ def load_tokenizer(
     for path in (*directory.iterdir(), *directory.glob("additional_chat_templates/*")):
         if path.suffix in _READ and not path.is_dir():
             check_file(path, MAX_COMPANION_BYTES)
+    files = (path for path in directory.glob("*.json") if not path.is_dir())
+    tried = expressions_in((read_file(path, MAX_COMPANION_BYTES) for path in files), directory)
+    check_expressions(tried, directory)
     loader = _tokenizer_class(directory, config, trust_remote_code)
     options: dict[str, Any] = {"padding_side": padding_side, "local_files_only": True}
     if not config and loader.__name__ in _SENTENCEPIECE_CLASSES.values():
@@ -76,7 +80,7 @@ def load_tokenizer(
     if loader.__name__ == "AutoTokenizer":
         options["trust_remote_code"] = trust_remote_code  # Without an answer it asks on stdin.
     try:
-        return loader.from_pretrained(str(directory), **options)
+        tokenizer = loader.from_pretrained(str(directory), **options)
     except BaseException as error:
         if not is_refusal(error):
             raise
@@ -86,6 +90,8 @@ def load_tokenizer(
         raise ModelSerializerException(
             f"{directory}: the tokenizer cannot be loaded: {error}"
         ) from error
+    check_expressions(backend_expressions(tokenizer, directory) - tried, directory)
+    return tokenizer
 
 
 def _import_transformers() -> Any:

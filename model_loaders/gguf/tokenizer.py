@@ -16,18 +16,19 @@ from ..config import ModelConfig
 from ..errors import ModelSerializerException, UnsupportedModelError
 from ..tokenizer import is_refusal
 
+_DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
+# Placeholder: digits.
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-# Placeholders: what may follow a word (twice), and the number of digits.
+# Placeholders: what may follow a word (twice), and digits.
 _CASED_WORDS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
-    r"|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"|%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SHORT_FORM = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_DIGIT = r"\p{N}"
 _LINE_END, _CJK = r"[\r\n]", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 # Letters with upper and lower case, without Georgian, the lower case of Armenian, and most scripts
 # added since Unicode 12.
@@ -59,7 +60,7 @@ class _Words:
 
 
 _GPT2 = _Words(gpt2=True)
-_THREE_DIGITS, _ONE_DIGIT = _Words((_WORDS % 3,)), _Words((_WORDS % 1,), composed=True)
+_THREE_DIGITS, _ONE_DIGIT = _Words((_WORDS % _DIGITS,)), _Words((_WORDS % _DIGIT,), composed=True)
 _LLAMA3, _SINGLE_DIGITS = replace(_THREE_DIGITS, whole=True), _Words((_DIGIT,), gpt2=True)
 # By tokenizer.ggml.pre. Where the models' own tokenizer.json does more than llama.cpp (Falcon's
 # digits, NFC for MPT), this follows the models.
@@ -80,7 +81,7 @@ _PRE = {
         (_LINE_END, rf"\s?{_DEEPSEEK_LETTERS}", rf"\s?{_DEEPSEEK_MARKS}", r"\s+$", _CJK, _DIGIT)
     ),
     "deepseek-coder": _Words((_LINE_END, r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT)),
-    "deepseek-v3": _Words((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u30ff]+", _DEEPSEEK3_WORDS)),
+    "deepseek-v3": _Words((_DIGITS, "[\u4e00-\u9fa5\u3040-\u30ff]+", _DEEPSEEK3_WORDS)),
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
@@ -90,13 +91,15 @@ _PRE = {
     "chatglm-bpe": _THREE_DIGITS,
     "qwen2": _ONE_DIGIT,
     "deepseek-r1-qwen": _ONE_DIGIT,
-    "tekken": _Words((_CASED_WORDS % ("", "", 1),), whole=True),
-    "gpt-4o": _Words((_CASED_WORDS % (_SHORT_FORM, _SHORT_FORM, 3),)),
+    "tekken": _Words((_CASED_WORDS % ("", "", _DIGIT),), whole=True),
+    "gpt-4o": _Words((_CASED_WORDS % (_SHORT_FORM, _SHORT_FORM, _DIGITS),)),
     "bloom": _Words((r" ?[^\s(|)" + "\u2026.,!?\u3002\uff0c\u3001\u0964\u06d4\u060c]+",)),
     "refact": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
 }
+# Those that need no trial (expressions.py).
+EXPRESSIONS = frozenset(text for words in _PRE.values() for text in (*words.before, *words.after))
 # For files without the key: by general.architecture, if all its models share one tokenizer.
 _PRE_OF_ARCHITECTURES = {
     "bloom": "bloom",
