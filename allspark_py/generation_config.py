@@ -444,8 +444,9 @@ def _check_group(native: GenerateConfig, text: TextOptions | None, response_form
         ("best_of", native.best_of), ("num_beams", native.num_beams), key=lambda pair: pair[1]
     )
     if count > 1 and text is not None and text.stop_words:
+        words = shown(list(text.stop_words))
         raise ValueError(
-            f"stop_words is {list(text.stop_words)!r}; it must be empty where {name} is {count}: "
+            f"stop_words is {words}; it must be empty where {name} is {count}: "
             "reading finds stop strings, which is after the ranking (stop_words_ids end a sequence)"
         )
     if count > 1 and response_format is not None:

@@ -22,7 +22,7 @@ from allspark.generation_config import (
     GenerationConfigAdapter,
     RequestConfig,
 )
-from allspark.input_ids import BYTES, DLPackCapsule, to_id_array, wrong_type
+from allspark.input_ids import BYTES, DLPackCapsule, shown, to_id_array, wrong_type
 from allspark.ordered_starts import OrderedStarts
 from allspark.result_queue import ResultQueue
 from allspark.text_queue import TextQueue
@@ -76,7 +76,8 @@ class RequestCalls(EngineCalls):
         try:
             config = GenerationConfigAdapter.parse(generate_config_builder)
             if config.text is not None and model is None:
-                raise ValueError(f"model is None; {config.text} needs the loader's tokenizer")
+                text = shown(config.text)
+                raise ValueError(f"model is None; {text} needs the loader's tokenizer")
             if config.bad_words:
                 self._bar_words(model, config)
             generated = config.generated(ids)
@@ -113,7 +114,8 @@ class RequestCalls(EngineCalls):
     def _bar_words(model: LLM | None, config: RequestConfig) -> None:
         """Adds the tokenizer's ids of the config's bad_words to its bad_words_ids."""
         if model is None:
-            raise ValueError(f"model is None; bad_words {list(config.bad_words)} needs a tokenizer")
+            words = shown(list(config.bad_words))
+            raise ValueError(f"model is None; bad_words {words} needs a tokenizer")
         sequences = to_token_sequences(model.get_tokenizer(), config.bad_words)
         config.native.bad_words_ids = [*config.native.bad_words_ids, *sequences]
 

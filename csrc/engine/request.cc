@@ -150,6 +150,18 @@ bool EndsInRepetition(const Request& request) {
   return occurrences >= request.repetition_ngram_threshold;
 }
 
+// Every token that may end a beam is one more candidate of each row, kept in order.
+Status CheckBeamEnds(const Request& request, const GenerationConfig& config) {
+  constexpr int64_t kMaxEnds = 256;
+  const int64_t num_ends =
+      static_cast<int64_t>(request.end_tokens.size()) + request.num_stop_endings;
+  if (config.num_beams == 1 || num_ends <= kMaxEnds) return Status::Ok();
+  return Status::InvalidArgument(
+      "stop_words_ids, stop_token_ids and eos_token_id have " + std::to_string(num_ends) +
+      " different last tokens; the bound is " + std::to_string(kMaxEnds) + " where num_beams is " +
+      std::to_string(config.num_beams));
+}
+
 // The other members of the group that the config asks for: as the first, with the seeds that
 // follow.
 Result<std::vector<std::shared_ptr<Request>>> CreateOthers(
@@ -254,6 +266,7 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   for (int64_t id : prompt_ids) request->tokens.push_back(static_cast<int32_t>(id));
   request->token_ids = request->tokens.data();
   request->SetWords(config);
+  AS_RETURN_IF_ERROR(CheckBeamEnds(*request, config));
   if (request->processors.NeedsCounts()) {
     request->counts = TokenCounts(std::min(max_length, limits.vocab_size));
     for (int64_t i = 0; i < prompt_length; ++i) {
@@ -308,7 +321,10 @@ void Request::SetWords(const GenerationConfig& config) {
   SortUnique(end_tokens);
   const auto longer_words = ToWords(config.stop_words_ids, 2);
   std::vector<int32_t> endings;
-  for (const auto& word : longer_words) endings.push_back(word.back());
+  for (const auto& word : longer_words) {
+    const bool is_end = std::binary_search(end_tokens.begin(), end_tokens.end(), word.back());
+    if (!is_end) endings.push_back(word.back());
+  }
   SortUnique(endings);
   num_stop_endings = static_cast<int64_t>(endings.size());
   stop_words = ToMatcher(longer_words);

@@ -132,8 +132,8 @@ struct Request : ScheduledSequence {
   int64_t min_length = 0;    // of prompt + output
   std::vector<int32_t> end_tokens;  // EOS, stop tokens, stop words of one token; in order
   std::shared_ptr<const WordMatcher> stop_words;  // longer ones; null: none
-  int64_t num_stop_endings = 0;                   // different last tokens of stop_words
-  int64_t repetition_ngram_size = 0;              // 0: off
+  int64_t num_stop_endings = 0;       // their different last tokens that are no end_tokens
+  int64_t repetition_ngram_size = 0;  // 0: off
   int64_t repetition_ngram_threshold = 0;
   SamplingParams sampling;
   LogitsProcessors processors;

@@ -89,6 +89,28 @@ class GroupTest : public EngineTest {
   }
 };
 
+TEST_F(GroupTest, TokensThatEndABeamAreBounded) {
+  proto::DecoderSpec spec = TinyLlamaSpec();
+  spec.set_vocab_size(300);
+  Install(SmallConfig(), spec);
+  ASSERT_OK(engine_->StartModel("m"));
+  GenerationConfig beams = Beams(3, 5);
+  for (int64_t i = 0; i < 300; ++i) {
+    if (i < 200) beams.stop_token_ids.push_back(i);
+    beams.stop_words_ids.push_back({i, i % 256});  // most are stop tokens
+  }
+  EXPECT_OK(engine_->StartRequest("m", Ids{1}, beams).status());
+  beams.stop_words_ids.push_back({1, 256});
+  beams.stop_words_ids.push_back({2, 256});
+  const Status status = engine_->StartRequest("m", Ids{1}, beams).status();
+  EXPECT_EQ(status.as_status(), AsStatus::kParamError);
+  EXPECT_EQ(status.message(),
+            "stop_words_ids, stop_token_ids and eos_token_id have 257 different last tokens; the "
+            "bound is 256 where num_beams is 3");
+  beams.num_beams = beams.num_return_sequences = 1;
+  EXPECT_OK(engine_->StartRequest("m", Ids{1}, beams).status());
+}
+
 class GroupNumericsTest : public GroupTest, public ::testing::WithParamInterface<CacheMode> {};
 
 TEST_P(GroupNumericsTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
