@@ -9,14 +9,16 @@ itself. That is a trial and no proof: an expression that is slow on a rarer text
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
+from . import expression_trial
 from .errors import CheckpointError, ModelSerializerException
 
 # Of CPU time, for all expressions of a tokenizer. Published ones take 0.1 to 2 s.
@@ -25,55 +27,42 @@ _MAX_WALL_SECONDS = 120  # On a machine that is busy with something else.
 # DeepSeek's longest has some 300 characters, 200 different ones. How many texts there are grows
 # with them.
 _MAX_CHARACTERS, _MAX_DIFFERENT = 4000, 300
-_LONG, _SHORT = 4000, 200  # Characters of a text.
+_MAX_EXPRESSIONS = 64
+# Of the demo model.
+_DEMO = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # A key may be written with escapes.
 _KEY = "".join(rf"(?:{letter}|\\u00{ord(letter):02x})" for letter in "Regex")
-_FOUND = re.compile(rf'"{_KEY}"\s*:\s*("(?:[^"\\]|\\.)*")'.encode(), re.DOTALL)
-_ESCAPED = re.compile(r"\\x\{?([0-9A-Fa-f]{1,6})\}?|\\u([0-9A-Fa-f]{4})")
-_CLASS = re.compile(r"\\[pP]\{[^}]*\}|\\.")
-# One or more of each class of characters that expressions tell apart.
-_CHARACTERS = "aAz0 \n\t\xa0\u2028'!,_-=.\xe9\u0301\u0660\u3042\uac00\u65e5\u0e01\U0001f642"
-
-_CHILD = """
-import json, resource, sys
-order = json.load(sys.stdin)
-resource.setrlimit(resource.RLIMIT_CPU, (order["seconds"],) * 2)
-sys.path[:] = order["path"]
-try:
-    from tokenizers import Regex, pre_tokenizers
-except ImportError as error:
-    sys.exit(f"tokenizers cannot be imported: {error}")
-for number, (expression, texts) in enumerate(order["trials"]):
-    print(number, flush=True)
-    try:
-        split = pre_tokenizers.Split(Regex(expression), "removed")
-        for text in texts:
-            split.pre_tokenize_str(text)
-    except BaseException as error:
-        sys.exit(str(error))
-print("all", flush=True)
-"""
+# A character of an expression is ten of these at most, each half of a pair written in hexadecimal.
+_MAX_UNITS = 10 * _MAX_CHARACTERS
+_FOUND = re.compile(rf'"{_KEY}"\s*:\s*("(?:[^"\\]|\\.){{0,{_MAX_UNITS}}}("?))'.encode(), re.DOTALL)
 
 
-def expressions_in(*texts: bytes) -> set[str]:
-    """The expressions in tokenizers in JSON."""
-    return {json.loads(found) for text in texts for found in _FOUND.findall(text)}
+def expressions_in(texts: Iterable[bytes], source: object) -> set[str]:
+    """The expressions in tokenizers in JSON; one that is too long raises as below."""
+    found = set()
+    for text in texts:
+        for written, end in _FOUND.findall(text):
+            if not end:
+                raise _too_many(source, f"more than {_MAX_CHARACTERS} characters", str(written))
+            with contextlib.suppress(ValueError):  # No JSON, so no tokenizer.
+                found.add(json.loads(written))
+    return found
 
 
 def check_expressions(expressions: Iterable[str], source: object) -> None:
     """Raises CheckpointError for one that takes too long; errors name ``source``."""
     unknown = tuple(sorted(set(expressions) - known_expressions()))
+    if len(unknown) > _MAX_EXPRESSIONS:
+        raise CheckpointError(
+            f"{source}: the tokenizer has {len(unknown)} regular expressions, more than "
+            f"{_MAX_EXPRESSIONS}"
+        )
     for expression in unknown:
-        for count, most, what in (
-            (len(expression), _MAX_CHARACTERS, "characters"),
-            (len(set(expression)), _MAX_DIFFERENT, "different characters"),
-        ):
-            if count > most:
-                raise CheckpointError(
-                    f"{source}: a regular expression of the tokenizer has {count} {what}, more "
-                    f"than {most}: {_shown(expression)}"
-                )
+        if len(expression) > _MAX_CHARACTERS:
+            raise _too_many(source, f"more than {_MAX_CHARACTERS} characters", expression)
+        if len(set(expression)) > _MAX_DIFFERENT:
+            raise _too_many(source, f"more than {_MAX_DIFFERENT} different characters", expression)
     if unknown and (problem := _try(unknown)) is not None:
         raise CheckpointError(f"{source}: {problem}")
 
@@ -82,35 +71,20 @@ def check_expressions(expressions: Iterable[str], source: object) -> None:
 def known_expressions() -> frozenset[str]:
     from .gguf.tokenizer import EXPRESSIONS
 
-    return EXPRESSIONS
+    return EXPRESSIONS | {_DEMO}
 
 
-def backend_expressions(tokenizer: Any) -> set[str]:
+def backend_expressions(tokenizer: Any, source: object) -> set[str]:
     """Those that a loaded tokenizer has, whichever file they came from."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = (getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "decoder"))
-    return expressions_in(*(part.__getstate__() for part in parts if part is not None))
+    return expressions_in((part.__getstate__() for part in parts if part is not None), source)
 
 
-def texts_for(expression: str) -> Iterator[str]:
-    """Texts that make backtracking explode: runs, and an end that does not match. Then comes what
-    the expression has itself, since a text without a letter that every match needs is not tried.
-    """
-    escaped = ("".join(groups) for groups in _ESCAPED.findall(expression))
-    own = {chr(code) for text in escaped if (code := int(text, 16)) <= sys.maxunicode}
-    plain = _CLASS.sub("", _ESCAPED.sub("", expression))
-    characters = sorted({*own, *plain, *_CHARACTERS})
-    characters = [char for char in characters if not "\ud800" <= char <= "\udfff"]
-    needed = "".join(characters)
-    for char in characters:
-        yield char * _LONG
-        for end in ("\0", " ", "a"):
-            yield char * _LONG + end + needed
-    for char in characters[:100]:
-        for other in characters[:100]:
-            yield (char + other) * (_SHORT // 2) + "\0" + needed
-    for word in sorted(set(re.findall(r"\w{2,}", plain))):
-        yield word * (_LONG // len(word)) + "\0" + needed
+def _too_many(source: object, what: str, expression: str) -> CheckpointError:
+    return CheckpointError(
+        f"{source}: a regular expression of the tokenizer has {what}: {_shown(expression)}"
+    )
 
 
 def _shown(expression: str) -> str:
@@ -123,7 +97,7 @@ def _try(expressions: tuple[str, ...]) -> str | None:
     order = {
         "seconds": MAX_SECONDS,
         "path": sys.path,
-        "trials": [(expression, list(texts_for(expression))) for expression in expressions],
+        "expressions": expressions,
     }
     if not sys.executable:
         raise ModelSerializerException(
@@ -133,7 +107,7 @@ def _try(expressions: tuple[str, ...]) -> str | None:
     try:
         child = subprocess.run(
             # Nothing of the environment decides what is imported; the path comes with the order.
-            [sys.executable, "-I", "-c", _CHILD],
+            [sys.executable, "-I", expression_trial.__file__],
             input=json.dumps(order).encode(),
             capture_output=True,
             timeout=_MAX_WALL_SECONDS,
@@ -154,5 +128,5 @@ def _try(expressions: tuple[str, ...]) -> str | None:
         return f"the tokenizer's regular expression {expression} fails: {errors[-1]}"
     return (
         f"the tokenizer's regular expression {expression} takes more than {MAX_SECONDS} s for "
-        f"texts of {_LONG} characters or less"
+        f"texts of {expression_trial.LONG} characters"
     )

@@ -71,7 +71,7 @@ def load_tokenizer(
         if path.suffix in _READ and not path.is_dir():
             check_file(path, MAX_COMPANION_BYTES)
     files = (path for path in directory.glob("*.json") if not path.is_dir())
-    tried = expressions_in(*(read_file(path, MAX_COMPANION_BYTES) for path in files))
+    tried = expressions_in((read_file(path, MAX_COMPANION_BYTES) for path in files), directory)
     check_expressions(tried, directory)
     loader = _tokenizer_class(directory, config, trust_remote_code)
     options: dict[str, Any] = {"padding_side": padding_side, "local_files_only": True}
@@ -90,7 +90,7 @@ def load_tokenizer(
         raise ModelSerializerException(
             f"{directory}: the tokenizer cannot be loaded: {error}"
         ) from error
-    check_expressions(backend_expressions(tokenizer) - tried, directory)
+    check_expressions(backend_expressions(tokenizer, directory) - tried, directory)
     return tokenizer
 
 
