@@ -28,7 +28,7 @@ class _Gate:
 
     @contextlib.contextmanager
     def passing(self, for_another: bool = False) -> Iterator[None]:
-        """Inside, calls may leave the GIL. `for_another`: a thread that is inside waits for this."""
+        """Inside, calls may leave the GIL. `for_another`: a thread inside waits for this one."""
         depth = getattr(self._own, "depth", 0)
         with self._changed:
             stays = self.exiting and depth == 0 and not for_another

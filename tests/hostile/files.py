@@ -53,8 +53,8 @@ def _dumps(rng: Random, value: Any) -> str:
 # A field of another family, so that its reader is asked.
 _FAMILIES = [
     "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3",
-    "internlm", "internlm2", "baichuan", "chatglm", "deepseek", "deepseek_v2", "deepseek_v3", "gpt2",
-    "bloom", "falcon", "mpt", "olmo2", "granite", "minicpm", "stablelm", "cohere", "starcoder2",
+    "internlm", "internlm2", "baichuan", "chatglm", "deepseek", "deepseek_v2", "deepseek_v3",
+    "gpt2", "bloom", "falcon", "mpt", "olmo2", "granite", "minicpm", "stablelm", "cohere",
 ]  # fmt: skip
 _FIELDS = [
     *CONFIG, "head_dim", "rope_scaling", "sliding_window", "layer_types", "num_experts",
@@ -65,10 +65,14 @@ _FIELDS = [
     "tie_word_embeddings", "final_logit_softcapping", "query_pre_attn_scalar", "text_config",
 ]  # fmt: skip
 _SECTIONS = {
-    "rope_scaling": ["type", "rope_type", "factor", "short_factor", "long_factor", "low_freq_factor",
-                     "original_max_position_embeddings", "beta_fast", "mscale", "attention_factor"],
-    "quantization_config": ["quant_method", "bits", "group_size", "desc_act", "sym", "zero_point",
-                            "weight_block_size", "config_groups", "format", "ignore", "modules_to_not_convert"],
+    "rope_scaling": [
+        "factor", "short_factor", "long_factor", "low_freq_factor", "beta_fast", "mscale",
+        "original_max_position_embeddings", "attention_factor",
+    ],
+    "quantization_config": [
+        "bits", "group_size", "desc_act", "sym", "zero_point", "weight_block_size", "format",
+        "config_groups", "ignore", "modules_to_not_convert",
+    ],
 }  # fmt: skip
 
 

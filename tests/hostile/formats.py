@@ -152,7 +152,8 @@ def _lark_part(rng: Random, count: int) -> str:
     if kind == 4:
         return f"/{expression(rng, 2)}/"
     if kind == 5:
-        return f"({_lark_part(rng, count)}){rng.choice(['*', '+', '?', '{3}', '{2,900}', '{0,99999}'])}"
+        times = rng.choice(["*", "+", "?", "{3}", "{2,900}", "{0,99999}"])
+        return f"({_lark_part(rng, count)}){times}"
     if kind == 6:
         return rng.choice(["<[5]>", "<[999999]>", "<|x|>", "%json {}", "nothing", "T", "[", "~"])
     return f"({_lark_part(rng, count)} | {_lark_part(rng, count)})"
@@ -213,7 +214,11 @@ def choices(rng: Random, _: Path) -> str:
     count = rng.choice([0, 1, 3, 50])
     triggers = [f"<{_text(rng)[:5]}{i}" for i in range(count)]
     structures = [
-        {"begin": trigger + rng.choice(["", ">", "\n"]), "schema": _schema(rng, 1), "end": _text(rng)}
+        {
+            "begin": trigger + rng.choice(["", ">", "\n"]),
+            "schema": _schema(rng, 1),
+            "end": _text(rng),
+        }
         for trigger in triggers
     ]
     tag: dict[str, Any] = {

@@ -17,7 +17,7 @@ from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
 from allspark.model_loader import ModelSerializerException
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 from support.vocabularies import tokenizer_directory
-from values import TEXTS, expression, hostile
+from values import expression, hostile
 
 OK = AsStatus.ALLSPARK_SUCCESS
 HONEST = {"do_sample": False, "max_new_tokens": 8}
@@ -267,15 +267,24 @@ def exit(rng: Random, _: Path) -> str:
         async for _ in queue:
             pass
 
+    def wait_for(handle: Any, queue: Any) -> None:
+        kind = rng.randrange(7)
+        if kind == 0:
+            queue.Get()
+        elif kind == 1:
+            queue.GetWithTimeout(10_000)
+        elif kind == 2:
+            _ids(queue)
+        elif kind == 3:
+            guided()
+        elif kind == 4:
+            asyncio.run(stream(queue))
+        else:
+            engine.sync_request("m", handle if kind == 5 else None)
+
     def wait() -> None:
         for _, handle, queue in started:
-            kind = rng.randrange(7)
-            work = [
-                queue.Get, lambda: queue.GetWithTimeout(10_000), lambda: _ids(queue), guided,
-                lambda: engine.sync_request("m", handle), lambda: engine.sync_request("m"),
-                lambda: asyncio.run(stream(queue)),
-            ][kind]  # fmt: skip
-            work()
+            wait_for(handle, queue)
 
     for _ in range(rng.randrange(1, 6)):
         threading.Thread(target=wait, daemon=True).start()

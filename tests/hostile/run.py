@@ -7,8 +7,9 @@ some.
     --list      instead, prints the names and numbers
 
 A case is a seed of its family. Each runs in a process of its own, with MOST_BYTES of address space
-and MOST_SECONDS of time. It passes where it returns what happened: `taken`, `refused` or `ended`. It
-fails where the process dies, hangs, prints to its standard error, or raises what no document names.
+and MOST_SECONDS of time. It passes where it returns what happened: `taken`, `refused` or `ended`.
+It fails where the process dies, hangs, prints to its standard error, or raises what no document
+names.
 Exit status 1: a case failed.
 """
 
@@ -125,8 +126,8 @@ def run_family(name: str, begin: int, end: int) -> int:
             faults += 1
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items()))
     print(
-        f"{name}: {end - begin} cases, {faults} faults ({counts}); slowest {slowest['seconds']:.1f} s "
-        f"(seed {slowest['seed']}), largest {largest >> 20} MiB",
+        f"{name}: {end - begin} cases, {faults} faults ({counts}); slowest "
+        f"{slowest['seconds']:.1f} s (seed {slowest['seed']}), largest {largest >> 20} MiB",
         flush=True,
     )
     return faults

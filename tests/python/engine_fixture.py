@@ -46,8 +46,8 @@ def start_endless(engine):
     """Starts a request that runs until it is stopped, since its mask never comes; returns its
     handles.
 
-    On return the engine, idle before, has computed a step of that request. Where engine_max_batch is
-    1, requests started after this are not scheduled before it is stopped.
+    On return the engine, idle before, has computed a step of that request. Where engine_max_batch
+    is 1, requests started after this are not scheduled before it is stopped.
     """
     num_steps = engine.get_as_engine_stat("m").num_steps
     status, handles, _ = engine._native.start_request(
