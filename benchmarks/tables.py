@@ -130,6 +130,29 @@ def guided(record: Record) -> list[str]:
     return table([title, "tokens/s", "of free"], rows)
 
 
+def hostile_ratio(record: Record) -> float | None:
+    """The p99 gap of the attacked stream in quiet ones; the median of the rounds."""
+    pairs = _beside(record, {"kind": "attacked"}, {"kind": "quiet"})
+    ratios = [own["p99"] / quiet["p99"] for own, quiet in pairs]
+    return statistics.median(ratios) if ratios else None
+
+
+def hostile(record: Record) -> list[str]:
+    rows = [
+        [
+            kind,
+            *(
+                _median(record, lambda v, of=name: 1e3 * v[of], "{:,.1f}", kind=kind)
+                for name in ("p50", "p99", "most")
+            ),
+            _median(record, lambda v: v["attacks"], "{:,.0f}", kind=kind),
+        ]
+        for kind in keys(record, "kind")
+    ]
+    title = f"{record['settings']['shape']}, gaps of a stream in ms"
+    return table([title, "p50", "p99", "longest", "hostile requests"], rows)
+
+
 def speculative(record: Record) -> list[str]:
     settings = record["settings"]
     rows = []

@@ -127,7 +127,7 @@ void StepLoop(benchmark::State& state) {
     for (int64_t i = 0; i < num_streams; ++i) {
       Require((*instance)->Submit(++id, prompt, generation, nullptr, {}).status());
     }
-    Require((*instance)->SyncAll(-1));
+    Require((*instance)->SyncAll(-1, {}));
   }
   state.counters["us_per_step"] = static_cast<double>(SteadyNowUs() - begin_us) /
                                   static_cast<double>(state.iterations() * kTokens);

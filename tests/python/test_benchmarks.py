@@ -128,6 +128,16 @@ def test_guided_decoding_is_compared(tmp_path: Path) -> None:
     check_kept(tmp_path, "guided", {"kind": "one schema"}, "tok_s")
 
 
+def test_a_stream_is_measured_beside_hostile_requests(tmp_path: Path) -> None:
+    script = [sys.executable, str(BENCHMARKS / "hostile.py"), "--work-dir", str(tmp_path)]
+    sizes = ["--shape", "260K", "--output", "400", "--rounds", "1"]
+    result = subprocess.run([*script, *sizes, *keeping(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"\| attacked \| [\d.,]+ \| [\d.,]+ \| [\d.,]+ \| \d+ \|", result.stdout)
+    assert re.search(r"p99 gap under attack: x .*, at most x 2: (PASS|FAIL|nothing)", result.stdout)
+    check_kept(tmp_path, "hostile", {"kind": "quiet"}, "p50", "p99", "most")
+
+
 def test_the_prefix_cache_is_compared(tmp_path: Path) -> None:
     script = [sys.executable, str(BENCHMARKS / "prefix_cache.py"), "--work-dir", str(tmp_path)]
     sizes = ["--shape", "tiny", "--prompt", "200", "--shares", "0,0.96", "--rounds", "1"]
