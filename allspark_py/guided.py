@@ -118,9 +118,14 @@ def _start(function: Callable[..., None], *arguments: Any, name: str) -> threadi
     return thread
 
 
+def _executor(num_threads: int) -> llguidance.LLExecutor:
+    with exit_gate.passing():
+        return llguidance.LLExecutor(num_threads)
+
+
 def _serve(masks: MaskQueue, guides: dict[QueuedMask, _Guide], slow: _Slow) -> None:
     try:
-        executor = llguidance.LLExecutor(_num_threads())
+        executor = _executor(_num_threads())
         while work := masks.take():
             by_compiler: dict[Compiler, list[_Asked]] = {}
             for mask, token in work:
@@ -145,7 +150,7 @@ def _serve(masks: MaskQueue, guides: dict[QueuedMask, _Guide], slow: _Slow) -> N
 def _serve_slow(slow: _Slow) -> None:
     """Answers those one by one whose masks may be slow, until None comes."""
     yield_to_engine()
-    executor = llguidance.LLExecutor(1)
+    executor = _executor(1)
     while item := slow.get():
         compiler, asked = item
         seconds = _answer_or_fail(executor, compiler, [asked])
