@@ -83,7 +83,7 @@ class PeftConfig:
         layers = self._names("layers_pattern") or [r"[^.]*"]
         self._check_count("layers_pattern", len(layers))
         self._layer_patterns = [
-            self._regex("layers_pattern", rf".*\.{name}\.(\d+)\.") for name in layers
+            self._regex("layers_pattern", rf".*\.(?:{name})\.(?P<layer>\d+)\.") for name in layers
         ]
 
     @classmethod
@@ -123,8 +123,8 @@ class PeftConfig:
             return True
         for pattern in self._layer_patterns:
             found = pattern.match(module)
-            if found:
-                return int(found.group(1)) in self._layers
+            if found and found.group("layer") is not None:  # a pattern may have branches
+                return int(found.group("layer")) in self._layers
         return False
 
     # Checks.

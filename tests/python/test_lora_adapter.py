@@ -198,6 +198,8 @@ def test_ranks_and_alphas_by_module(tmp_path):
     [
         ({"layers_to_transform": 1}, [1], LINEAR),
         ({"layers_to_transform": [0], "layers_pattern": "layers"}, [0], LINEAR),
+        ({"layers_to_transform": [0], "layers_pattern": "(h|(layer)s)"}, [0], LINEAR),
+        ({"layers_to_transform": [1], "layers_pattern": ["h|layers", "x)|(y"]}, [1], LINEAR),
         ({"exclude_modules": ["mlp.up_proj", "down_proj"]}, [0, 1], LINEAR[:5]),
         ({"exclude_modules": r".*\.mlp\..*"}, [0, 1], ATTENTION),
         ({"target_modules": "all-linear", "exclude_modules": ["q_proj"]}, [0, 1], LINEAR[1:]),
