@@ -18,7 +18,8 @@ from engine_fixture import GREEDY, start_endless, start_engine
 
 checkpoint, num_threads, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 stuck, _ = start_engine(
-    checkpoint, max_waiting_requests=1, queue_full_policy="block", token_mask_timeout_ms=10**6
+    checkpoint, engine_max_batch=1, max_waiting_requests=1, queue_full_policy="block",
+    token_mask_timeout_ms=10**6,
 )
 stuck.start_model("m")
 [endless] = start_endless(stuck)

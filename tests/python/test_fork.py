@@ -20,7 +20,7 @@ from allspark.guided import GuidedDecoding
 from engine_fixture import GREEDY, read_all, start_endless, start_engine
 
 checkpoint, OK = sys.argv[1], AsStatus.ALLSPARK_SUCCESS
-engine, loader = start_engine(checkpoint, token_mask_timeout_ms=10**6)
+engine, loader = start_engine(checkpoint, engine_max_batch=1, token_mask_timeout_ms=10**6)
 engine.start_model("m")
 tokens = read_all(engine.start_request_ids("m", None, [1, 2, 3], GREEDY)[2])
 status, *_ = asyncio.run(engine.start_request_ids_async("m", None, [1, 2, 3], GREEDY))
