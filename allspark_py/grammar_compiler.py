@@ -49,7 +49,7 @@ _BYTES_PER_CHAR = 32
 _GROWTH_BYTES = _MAX_LEXER_STATES * 512
 _BYTES_PER_SECOND = 100 << 20
 # A thread that computes beside the engine's gets out of their way by so much.
-NICENESS = 5
+NICENESS = 10
 # Text that most vocabularies can spell; with the others, the part that they can spell is used.
 _PROBE = 'a {"b": "é ☃"}\n 1 + 2,345,678,90 - Zebra\t<x>'
 

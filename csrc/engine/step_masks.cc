@@ -10,8 +10,8 @@
 namespace allspark {
 namespace {
 
-// A step waits for masks half as long as it computed, and this long at least: nearly all come while
-// it computes.
+// A step waits for masks a tenth as long as it computed, and this long at least: nearly all come
+// while it computes, and a row that is computed again costs less than a longer wait of all.
 constexpr int64_t kLeastWaitUs = 1000;
 // Nobody signals mail to a wait for masks; it looks for mail this often.
 constexpr int64_t kSliceUs = 10000;
@@ -24,7 +24,7 @@ void ModelInstance::AwaitMasks() {
   Running& running = *running_;
   Scheduler& scheduler = *running.scheduler;
   const int64_t computed_us = running.step.computed_us - running.step.planned_us;
-  int64_t until_us = SteadyNowUs() + std::max(computed_us / 2, kLeastWaitUs);
+  int64_t until_us = SteadyNowUs() + std::max(computed_us / 10, kLeastWaitUs);
   while (const int64_t num_late = ReadMasks(until_us)) {
     if (scheduler.num_running() > num_late || scheduler.num_waiting() > 0 || HasMail()) break;
     EndExpired();
