@@ -24,23 +24,20 @@ class _Gate:
         self.exiting = False
         self._changed = threading.Condition()
         self._num_inside = 0
-        self._own = threading.local()  # `depth`: how often this thread has entered
 
     @contextlib.contextmanager
     def passing(self, for_another: bool = False) -> Iterator[None]:
-        """Inside, calls may leave the GIL. `for_another`: a thread inside waits for this one."""
-        depth = getattr(self._own, "depth", 0)
+        """Inside, calls may leave the GIL. `for_another`: a thread inside waits for this one. A
+        thread enters once."""
         with self._changed:
-            stays = self.exiting and depth == 0 and not for_another
+            stays = self.exiting and not for_another
             if not stays:
                 self._num_inside += 1
         if stays:
             threading.Event().wait()  # until the process has ended
-        self._own.depth = depth + 1
         try:
             yield
         finally:
-            self._own.depth = depth
             with self._changed:
                 self._num_inside -= 1
                 self._changed.notify_all()

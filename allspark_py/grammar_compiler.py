@@ -49,7 +49,7 @@ _BYTES_PER_CHAR = 32
 _GROWTH_BYTES = _MAX_LEXER_STATES * 512
 _BYTES_PER_SECOND = 100 << 20
 # A thread that computes beside the engine's gets out of their way by so much.
-NICENESS = 10
+_NICENESS = 10
 # Text that most vocabularies can spell; with the others, the part that they can spell is used.
 _PROBE = 'a {"b": "é ☃"}\n 1 + 2,345,678,90 - Zebra\t<x>'
 
@@ -101,7 +101,7 @@ def _check_reading(tokenizer: Any, vocabulary: llguidance.LLTokenizer) -> None:
 def yield_to_engine() -> None:
     """Lowers the priority of this thread, and of those that it starts."""
     with contextlib.suppress(OSError, AttributeError):  # not on Linux, or not allowed
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _on_large_stack(function: Callable[[], _T]) -> _T:
@@ -161,7 +161,8 @@ class _Compiled(NamedTuple):
 
 
 class Compiler:
-    """Compiles response formats for one tokenizer, and caches the last ones."""
+    """Compiles response formats for one tokenizer, and caches the last ones. Threads that may
+    outlive the interpreter call it inside exit_gate.passing()."""
 
     # At once, of all tokenizers: those that were given up are among them.
     _compiling = threading.BoundedSemaphore(max(2, len(os.sched_getaffinity(0))))
@@ -173,7 +174,7 @@ class Compiler:
     @classmethod
     def of(cls, tokenizer: Any) -> Compiler:
         """The compiler of a transformers tokenizer. Raises ValueError where it cannot be used."""
-        with exit_gate.passing(), cls._of_tokenizer_lock:
+        with cls._of_tokenizer_lock:
             compiler = cls._of_tokenizer.get(tokenizer)
             if compiler is None:
                 compiler = cls._of_tokenizer[tokenizer] = cls(tokenizer)
@@ -209,18 +210,13 @@ class Compiler:
             ValueError: a form, a grammar or a keyword of a schema that cannot be served.
             TypeError: a value of the wrong type.
         """
-        with exit_gate.passing():
-            matcher = self.prepare(response_format)
-            return matcher and matcher.deep_copy()
+        matcher = self.prepare(response_format)
+        return matcher and matcher.deep_copy()
 
     def prepare(self, response_format: Any) -> llguidance.LLMatcher | None:
         """Compiles what is not kept yet. Returns what all requests with this format copy; raises as
         `matcher`.
         """
-        with exit_gate.passing():
-            return self._prepare(response_format)
-
-    def _prepare(self, response_format: Any) -> llguidance.LLMatcher | None:
         check_depth(response_format, "response_format")
         key = _key(response_format)
         if len(key) > MAX_GRAMMAR_CHARS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -107,6 +108,16 @@ class BenchEngine:
             enable_quant=bool(quantisation), customized_quant_config=quantisation or None,
         ).free_model()  # fmt: skip
         return loader
+
+    def serialize_guided(
+        self, shape: str, work_dir: Path, tokenizer: Path | None
+    ) -> HuggingFaceModel:
+        """Serialises a checkpoint that has the tokenizer in this directory; None: one of bytes."""
+        directory = ensure_checkpoint(shape, work_dir / f"guided-{shape}")
+        if tokenizer is not None:
+            for path in tokenizer.glob("*token*"):
+                shutil.copy(path, directory)
+        return self.serialize(directory)
 
     def start(
         self, builder: AsModelRuntimeConfigBuilder, threads: int, precision: str = "bf16"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import tables
 from allspark import TargetDevice
 from allspark.grammar_compiler import Compiler
 from bench_engine import MODEL, BenchEngine, Recorder, make_parser
-from checkpoints import ensure_checkpoint
 
 RECORD = {
     "type": "object",
@@ -51,11 +49,7 @@ class Bench(BenchEngine):
     def __init__(self, options: argparse.Namespace):
         super().__init__()
         self.options = options
-        directory = ensure_checkpoint(options.shape, options.work_dir / f"guided-{options.shape}")
-        if options.tokenizer is not None:
-            for path in options.tokenizer.glob("*token*"):
-                shutil.copy(path, directory)
-        self.loader = self.serialize(directory)
+        self.loader = self.serialize_guided(options.shape, options.work_dir, options.tokenizer)
         builder = self.loader.create_reference_runtime_config_builder(
             MODEL, TargetDevice.CPU,
             max_batch=options.batch, max_context_length=options.output + 64,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ import numpy as np
 import tables
 from allspark import AsStatus, TargetDevice
 from bench_engine import MODEL, BenchEngine, Recorder, make_parser
-from checkpoints import ensure_checkpoint
 
 LIMIT = 2.0  # times the quiet stream's p99 gap
 
@@ -78,11 +76,7 @@ class Bench(BenchEngine):
         super().__init__()
         self.options = options
         self.attacks = attacks()
-        directory = ensure_checkpoint(options.shape, options.work_dir / f"guided-{options.shape}")
-        if options.tokenizer is not None:
-            for path in options.tokenizer.glob("*token*"):
-                shutil.copy(path, directory)
-        self.loader = self.serialize(directory)
+        self.loader = self.serialize_guided(options.shape, options.work_dir, options.tokenizer)
         builder = self.loader.create_reference_runtime_config_builder(
             MODEL, TargetDevice.CPU, max_batch=8, max_context_length=options.output + 64
         )

@@ -115,13 +115,11 @@ void ModelInstance::RunStep() {
     EndAll(FinishReason::kError, ErrorText("scheduling failed: ", error.what()));
     return;
   }
-  if (plan->empty() && scheduler.num_running() > 0) {
-    ReleaseHeld(SteadyNowUs() + kMaskSliceUs);
-    return;
-  }
   if (plan->empty()) {
-    // Nothing runs and the first in line cannot be admitted: it never will be.
-    if (scheduler.first_waiting() != nullptr) {
+    if (scheduler.num_running() > 0) {
+      ReleaseHeld(SteadyNowUs() + kMaskSliceUs);
+    } else if (scheduler.first_waiting() != nullptr) {
+      // Nothing runs and the first in line cannot be admitted: it never will be.
       EndRequest(static_cast<Request*>(scheduler.first_waiting()), FinishReason::kInterrupted,
                  "the KV cache cannot hold this request");
     }
