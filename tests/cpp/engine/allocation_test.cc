@@ -3,7 +3,14 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/fake_device.h"
@@ -41,6 +48,64 @@ std::vector<std::vector<int64_t>> OverlappingWords() {
   return words;
 }
 
+// Makes masks that come later than their steps, from a thread. To ask for one allocates nothing.
+class LateMasks {
+ public:
+  explicit LateMasks(const std::atomic<int64_t>& steps) : steps_(steps), thread_([this] { Run(); }) {}
+  ~LateMasks() {
+    ends_ = true;
+    thread_.join();
+  }
+  LateMasks(const LateMasks&) = delete;
+  LateMasks& operator=(const LateMasks&) = delete;
+
+  std::shared_ptr<TokenMask> Make() {
+    std::lock_guard lock(mutex_);
+    Asked& asked = asked_.emplace_back();
+    asked.mask = std::make_shared<FunctionMask>([&asked, this](FunctionMask&, int32_t token) {
+      asked.step = steps_.load();
+      asked.token = token;
+    });
+    return asked.mask;
+  }
+  // Masks that a step began without.
+  int64_t num_late() const { return num_late_; }
+
+ private:
+  static constexpr int32_t kNothing = std::numeric_limits<int32_t>::min();
+  struct Asked {
+    std::shared_ptr<FunctionMask> mask;
+    std::atomic<int64_t> step{0};
+    std::atomic<int32_t> token{kNothing};  // written last
+  };
+
+  void Run() {
+    while (!ends_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::lock_guard lock(mutex_);
+      for (Asked& asked : asked_) Answer(asked);
+    }
+  }
+  void Answer(Asked& asked) {
+    const int32_t token = asked.token;
+    if (token == kNothing) return;
+    // Where all others wait too, no step begins.
+    const bool is_late = steps_ > asked.step;
+    if (!is_late && ++num_polls_ % 8 != 0) return;
+    num_late_ += is_late;
+    asked.token = kNothing;
+    asked.mask->PublishEvery(3, token + 1);
+  }
+
+  const std::atomic<int64_t>& steps_;
+  std::mutex mutex_;         // guards `asked_`
+  std::deque<Asked> asked_;  // addresses are stable
+  std::atomic<int64_t> num_late_{0};
+  int64_t num_polls_ = 0;
+  std::atomic<bool> ends_{false};
+  std::thread thread_;
+};
+
 // With requests that are preempted, or interrupted.
 class AllocationTest : public EngineTest,
                        public ::testing::WithParamInterface<std::tuple<CacheMode, bool>> {};
@@ -68,7 +133,8 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
     ASSERT_OK(engine_->LoadLora("m", name, image));
   }
   AllocationCounter counter;
-  int64_t steps = 0;
+  std::atomic<int64_t> steps{0};
+  LateMasks late_masks(steps);
   bool counting = false;
   const HookGuard guard(hook_);
   hook_.Set([&](const StepEvent& event) {
@@ -123,8 +189,9 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
     Ids prompt = RandomPrompt(rng_, 1 + (i * 13) % 150, i % 4 == 3 ? 3 : vocab_size_);
     // And some begin alike, so that there is something to find in the prefix cache.
     if (i % 4 == 2) std::fill_n(prompt.begin(), prompt.size() * 3 / 4, 7);
-    requests.push_back(
-        *engine_->StartRequest("m", prompt, generation, i % 4 == 0 ? ThirdsMask() : nullptr));
+    std::shared_ptr<TokenMask> mask;
+    if (i % 4 == 0) mask = i % 8 == 0 ? ThirdsMask() : late_masks.Make();
+    requests.push_back(*engine_->StartRequest("m", prompt, generation, std::move(mask)));
     if (i % 5 == 4) {
       EXPECT_OK(engine_->StopRequest("m", requests[static_cast<size_t>(i) - 2].handle));
     }
@@ -140,6 +207,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
   EXPECT_GT(engine_->GetEngineStat("m")->prefix_cache_hit_token, 0);
   EXPECT_GT(steps, 40);
   EXPECT_GT(device->num_out, 0);
+  EXPECT_GT(late_masks.num_late(), 0);
   EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
   EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);
   // Stops counting on the thread that began it.
