@@ -21,7 +21,7 @@ static_assert(FieldsListEveryMember<EngineStat>(),
 
 namespace {
 
-// Token ids are int32 from the engine inwards.
+// Inside the engine, token ids are int32.
 constexpr int64_t kMaxTokenId = std::numeric_limits<int32_t>::max();
 
 // "is <value>; it must be <form>".
@@ -117,7 +117,8 @@ Status CheckLogitBias(const std::map<int64_t, double>& logit_bias) {
   return Status::Ok();
 }
 
-// Refuses what does not go with a field that is above 1.
+// Checks the fields that must have one value where the field `name` is above 1; keeps the first
+// failure.
 class Contradictions {
  public:
   Contradictions(const char* name, int64_t value) : name_(name), value_(value) {}
@@ -135,7 +136,7 @@ class Contradictions {
   Status status_;
 };
 
-// What is given for each token as it comes, and what a sequence alone can go on from.
+// A group of sequences has no tensors and no prompt_only, and does not continue an earlier output.
 void RequirePlainOutput(const GenerationConfig& config, Contradictions& group) {
   group.Require("num_generated_in_prompt", config.num_generated_in_prompt, int64_t{0});
   group.Require("prompt_only", config.prompt_only, false);
@@ -153,7 +154,8 @@ Status CheckBeams(const GenerationConfig& config) {
   beams.Require("best_of", config.best_of, int64_t{1});
   beams.Require("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens, int64_t{0});
   beams.Require("prompt_logprobs", config.prompt_logprobs, false);
-  // How many tokens of a row may end a sequence is not known for loops.
+  // A search keeps one more candidate for each token that may end a sequence. For ends by
+  // repetition, the number of such tokens is not known.
   if (config.repetition_ngram_size > 0) {
     beams.Require("repetition_ngram_threshold", config.repetition_ngram_threshold, int64_t{0});
   }

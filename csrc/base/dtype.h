@@ -9,7 +9,7 @@
 
 namespace allspark {
 
-// Values are stored in files and are the ancestor's; 13 is ours.
+// Values are stored in files. They are DashInfer's, except 13, which is this project's.
 enum class DType : int32_t {
   kUndefined = 0,
   kFloat32 = 1,

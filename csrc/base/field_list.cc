@@ -4,7 +4,7 @@ namespace allspark {
 
 namespace {
 
-// The int64 nearest to a bound of an integer field; bounds beyond the type do not bind.
+// The bound of an integer field as int64; a bound outside of int64 becomes the nearest int64.
 int64_t SaturatedBound(double bound) {
   // 2^63 is exact as a double; the largest int64 is not.
   if (bound >= 0x1p63) return std::numeric_limits<int64_t>::max();

@@ -62,7 +62,7 @@ constexpr bool IsSameMember(const A& a, const B& b) {
 template <typename T>
 consteval bool FieldsListEveryMember() {
   constexpr auto fields = T::Fields();
-  // Each field is the same member as one entry: itself.
+  // Each field must equal exactly one entry: itself.
   const bool unique = std::apply(
       [&](const auto&... a) {
         const auto count = [&](const auto& one) {
@@ -84,7 +84,7 @@ std::string FormatValue(bool value);
 std::string FormatValue(int64_t value);
 std::string FormatValue(double value);  // The shortest text that reads back as the same number.
 std::string FormatValue(const std::string& value);  // Quoted.
-std::string FormatValue(CacheMode value);           // The ancestor's name.
+std::string FormatValue(CacheMode value);           // DashInfer's name.
 template <typename T>
 std::string FormatValue(const std::vector<T>& values) {
   std::string text = "[";
@@ -122,7 +122,7 @@ std::string FormatFields(const T& object) {
 Status CheckRange(const char* name, int64_t value, double min, double max);
 Status CheckRange(const char* name, double value, double min, double max);
 
-// Checks each number against its field's range; the first failure in the order of Fields().
+// Checks each number against its field's range; returns the first failure in the order of Fields().
 template <typename T>
 Status CheckFieldRanges(const T& object) {
   Status status;

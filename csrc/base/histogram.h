@@ -26,7 +26,7 @@ class Histogram {
 
   std::span<const double> bounds() const { return bounds_; }
   double sum() const { return sum_.load(std::memory_order_relaxed); }
-  // Observations up to each bound, and then all of them.
+  // For each bound the number of observations up to it, then the number of all.
   std::vector<int64_t> Cumulated() const {
     std::vector<int64_t> cumulated;
     int64_t total = 0;

@@ -1,4 +1,4 @@
-// The one thing of JSON that this library writes and can get wrong.
+// Writes JSON strings, the one part of JSON that needs escapes.
 #pragma once
 
 #include <cstdio>

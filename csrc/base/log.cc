@@ -61,7 +61,7 @@ std::string Now() {
   return text;
 }
 
-// What a reader could take for more than one value is quoted.
+// Quotes a text that is empty or that a reader could take for more than one value.
 std::string TextValue(const LogField& field) {
   const bool is_plain =
       !field.value.empty() && std::none_of(field.value.begin(), field.value.end(), [](char c) {
@@ -124,7 +124,7 @@ LogMessage& LogMessage::operator<<(LogField field) noexcept {
   try {
     fields_.push_back(std::move(field));
   } catch (const std::bad_alloc&) {
-    // The line does without it.
+    // The line is written without this field.
   }
   return *this;
 }

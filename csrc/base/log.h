@@ -1,8 +1,9 @@
 // The library's log: one line per statement, to stderr or to a file in HIE_LOG_DIR, as text or,
-// with ALLSPARK_LOG_FORMAT=json, as a JSON object. HIE_LOG_LEVEL says from which level on: -1
-// debug, 0 info, 1 warning (the default), 2 error, 3 nothing. Read once, at the first statement.
-// Thread-safe; a statement below the level evaluates nothing and allocates nothing. The log never
-// ends the process and throws nothing: a line that finds no memory is shortened or left out.
+// with ALLSPARK_LOG_FORMAT=json, as a JSON object. HIE_LOG_LEVEL is the lowest level that is
+// logged: -1 debug, 0 info, 1 warning (the default), 2 error, 3 nothing. The environment is read
+// once, at the first statement. Thread-safe; a statement below the level evaluates nothing and
+// allocates nothing. The log never ends the process and throws nothing: without memory, a line is
+// shortened or left out.
 #pragma once
 
 #include <atomic>
@@ -22,12 +23,12 @@ struct LogConfig {
   std::string dir;  // Empty: stderr.
   bool is_json = false;
 
-  // Reads the environment. What is malformed keeps the default and is itself logged.
+  // Reads the environment. A malformed variable is logged, and its field keeps the default.
   static LogConfig FromEnv();
 };
 
-// Replaces what the environment said. The file is DIR/allspark.PID.log, appended to; where it
-// cannot be opened the log goes to stderr and says so.
+// Replaces the settings of the environment. The log is appended to DIR/allspark.PID.log; if that
+// file cannot be opened, the log goes to stderr and says so.
 void ConfigureLog(const LogConfig& config);
 
 // A named value of a line: key=value in text, a member of the object in JSON.
@@ -90,6 +91,7 @@ class LogMessage {
     } else                                                                \
       ::allspark::internal::LogMessage(::allspark::LogLevel::level, __FILE__, __LINE__)
 
-// The same at any level: for what a variable of its own asks for.
+// Logs at any level: for lines that an environment variable of their own turns on, and while the
+// level is still being read.
 #define AS_LOG_ANYWAY(level) \
   ::allspark::internal::LogMessage(::allspark::LogLevel::level, __FILE__, __LINE__)

@@ -14,7 +14,7 @@ WordMatcher::WordMatcher(std::span<const std::vector<int32_t>> words) {
   });
   AS_CHECK(sorted.empty() || !sorted.front().empty()) << "a word is empty";
 
-  // Words that begin alike are neighbours: a node is a range of them.
+  // Sorted words that begin with the same items are contiguous: a node is a range of words.
   struct Range {
     size_t begin, end;
   };
@@ -44,7 +44,7 @@ WordMatcher::WordMatcher(std::span<const std::vector<int32_t>> words) {
   AddCompletions(is_word);
 }
 
-// Shorter beginnings come first, so that what a link leads to is complete.
+// Nodes are visited by depth, so the node that a link leads to is complete.
 void WordMatcher::AddLinks() {
   for (int32_t node = 0; Index(node) + 1 < nodes_.size(); ++node) {
     for (int32_t child = nodes_[Index(node)].first_child;
@@ -62,7 +62,8 @@ void WordMatcher::AddCompletions(const std::vector<bool>& is_word) {
     parent.first_completion = static_cast<int32_t>(completions_.size());
     for (int32_t child = parent.first_child; child < nodes_[Index(node) + 1].first_child; ++child) {
       const Node& last = nodes_[Index(child)];
-      // Where an end of the word is a word, that one is completed by the same item.
+      // If a shorter word is a suffix of this word, the item is listed at that word's node, which
+      // links lead to.
       if (is_word[Index(child)] && nodes_[Index(last.link)].ended == 0) {
         completions_.push_back(last.item);
       }

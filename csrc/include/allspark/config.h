@@ -28,10 +28,10 @@ Field(const char*, T Struct::*) -> Field<Struct, T>;
 template <typename Struct, typename T>
 Field(const char*, T Struct::*, double, double) -> Field<Struct, T>;
 
-// How keys and values are kept in the cache (ancestor's AsCacheMode).
+// How keys and values are kept in the cache (DashInfer's AsCacheMode).
 enum class CacheMode : int { kDefault = 0, kQuantI8 = 1, kQuantU4 = 2 };
 
-// How an installed model runs. The ancestor's AsModelConfig, field names kept.
+// How an installed model runs. The field names are those of DashInfer's AsModelConfig.
 struct RuntimeConfig {
   // Unique within an engine.
   std::string model_name;
@@ -39,7 +39,8 @@ struct RuntimeConfig {
   std::string model_path;
   // Path of NAME.asparam; empty: model_path with that ending.
   std::string weights_path;
-  // "CPU:0", the only unit of the CPU; "CUDA:0" where a device is built in.
+  // "CPU:0": the whole CPU. "CUDA:<ids>" needs a device that is built in; without it, the model
+  // runs on CPU:0 and a warning is logged.
   std::string compute_unit = "CPU:0";
   // Most tokens (prompt + output) of one request.
   int64_t engine_max_length = 2048;
@@ -74,17 +75,17 @@ struct RuntimeConfig {
   // Longest time that a request waits for a token mask; one whose mask is later ends in error.
   int64_t token_mask_timeout_ms = 10000;
   // With speculative decoding (prompt_lookup_num_tokens, draft_model): most decoded and draft
-  // tokens of one step. Below it, a step has the draft tokens that are worth computing. 0: no
-  // drafts.
+  // tokens of one step. Below this number, a step computes the draft tokens that are worth their
+  // cost. 0: no drafts.
   int64_t max_draft_rows = 64;
   // A smaller model of the same vocabulary that proposes draft tokens: the path of its .asgraph, or
   // the name of a memory image. Empty: none.
   std::string draft_model;
   // Most draft tokens for a request in one step.
   int64_t num_draft_tokens = 5;
-  // For requests longer than the model was trained for, 1 or more: rope frequencies by dynamic NTK
-  // scaling with this factor for engine_max_length tokens, for every request (so that a token does
-  // not depend on how many follow). 0: the model's own frequencies.
+  // 0: the model's own rope frequencies. 1 or more, for requests longer than the model was trained
+  // for: the frequencies of dynamic NTK scaling with this factor at engine_max_length tokens. Every
+  // request uses them, so that a token does not depend on how many tokens follow it.
   double rope_scaling_factor = 0.0;
   // Queries beyond the length the model was trained for are scaled by the logarithm of their
   // position, to the base of that length.
@@ -128,9 +129,9 @@ struct RuntimeConfig {
   bool operator==(const RuntimeConfig&) const = default;
 };
 
-// The most of the likeliest tokens that come with each.
+// The largest top_logprobs: likeliest tokens reported with each token.
 inline constexpr int64_t kMaxTopLogprobs = 20;
-// Of stop_words_ids, and of bad_words_ids: the most entries, and token ids of all of them.
+// Bounds on stop_words_ids and on bad_words_ids: the entries, and the token ids of all entries.
 inline constexpr int64_t kMaxWords = 200000;
 inline constexpr int64_t kMaxWordIds = 2000000;
 // The most sequences of one request.
@@ -174,7 +175,7 @@ struct GenerationConfig {
   std::vector<int64_t> stop_token_ids;
   // Generation ends after any of these id sequences, which stay in the output.
   std::vector<std::vector<int64_t>> stop_words_ids;
-  // Id sequences that are never generated: the last token of one that would complete is masked.
+  // Id sequences that are never generated: a token that would complete one is masked.
   std::vector<std::vector<int64_t>> bad_words_ids;
   // Added to the logits of these tokens, [-100, 100] each.
   std::map<int64_t, double> logit_bias;
@@ -199,8 +200,8 @@ struct GenerationConfig {
   bool use_draft_model = true;
   // True: the log-probability of each output token comes with it.
   bool logprobs = false;
-  // How many likeliest tokens come with their log-probabilities, beside logprobs or
-  // prompt_logprobs.
+  // Number of likeliest tokens reported with each token, with their log-probabilities. Needs
+  // logprobs or prompt_logprobs.
   int64_t top_logprobs = 0;
   // "processed": of the logits after biases, penalties and masks, before temperature; "raw": of the
   // model's own logits.
@@ -210,17 +211,17 @@ struct GenerationConfig {
   // True: nothing is generated; the request ends with the scores or tensors of its prompt, which
   // may be as long as max_length. Fields about output have no effect.
   bool prompt_only = false;
-  // The matrices that come in GeneratedElements::tensors_from_model_inference: "" none, "all" a row
-  // for each token of prompt and output but the last, "generation" one for each output token, from
+  // Matrices in GeneratedElements::tensors_from_model_inference. "": none. "all": a row for each
+  // token of prompt and output but the last. "generation": for each output token, the row from
   // which it was chosen.
   std::string output_logits;
   std::string output_last_hidden_state;
-  // True: "hidden_states" as with output_last_hidden_state "all", and "inputs_embedding": what
-  // enters the first layer, so with the position's row and the scale of models that have these.
+  // True: "hidden_states" as with output_last_hidden_state "all", and "inputs_embedding": the input
+  // of the first layer, including the position embedding and the scale of models that have these.
   bool enable_tensors_from_model_inference = false;
   // "mean" of the prompt's last hidden states, or the "last" of them, as "embedding"; "": none.
   std::string pooling;
-  // Whether the embedding is divided by its length.
+  // Whether the pooled embedding is divided by its Euclidean norm.
   bool normalize = true;
   // Above 1: a beam search with this many beams, which needs do_sample false. Sequences are ranked
   // by their score: the sum of the log-probabilities / output length ^ length_penalty.
@@ -230,15 +231,15 @@ struct GenerationConfig {
   // How many of the num_beams or best_of sequences are returned, best first, once all have ended.
   int64_t num_return_sequences = 1;
   double length_penalty = 1.0;
-  // When a search with num_beams ended sequences ends, as transformers' early_stopping: "false":
-  // once the best beam, ended now, would score worse than all of them; "true": at once; "never":
-  // once no beam can still become better.
+  // When a search that has num_beams ended sequences ends, as transformers' early_stopping.
+  // "false": once the best beam, if it ended now, would score no better than the worst of them.
+  // "true": at once. "never": once no beam can still become better.
   std::string beam_early_stopping = "false";
-  // The loaded adapter of this name; "": the base model.
+  // Name of the loaded adapter to use; "": the base model.
   std::string lora_name;
   // Larger runs earlier; first come, first served within one priority.
   int64_t priority = 0;
-  // From StartRequest on, after which the request ends with the tokens so far. 0: no limit.
+  // Time from StartRequest after which the request ends with the tokens so far. 0: no limit.
   int64_t timeout_ms = 0;
 
   static constexpr auto Fields() {

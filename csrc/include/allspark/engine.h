@@ -1,10 +1,10 @@
 // Engine: installs, starts, stops and releases models, and starts requests on them.
 //
-// Requests are asynchronous: StartRequest checks the input, copies the tokens, and returns a
-// handle and a queue at once; the model's step thread does the rest. Every call is
-// thread-safe; none waits for a step except where it says so. A call that finds no memory on the
-// heap changes nothing: where it returns a Status that is ResourceExhausted, else it throws
-// std::bad_alloc. Nothing of an engine lives in a fork of its process. Contract: engine/README.md.
+// Requests are asynchronous: StartRequest checks the input, copies the tokens, and returns a handle
+// and a queue at once; the model's step thread does the rest. Every call is thread-safe; none waits
+// for a step except where it says so. A call for which the heap has no memory changes nothing: it
+// returns ResourceExhausted if it returns a Status, otherwise it throws std::bad_alloc. An engine
+// cannot be used in a fork of its process. Contract: engine/README.md.
 #pragma once
 
 #include <cstdint>
@@ -81,7 +81,7 @@ struct ModelInfo {
 // "name=value, name=value", in the order of Fields().
 std::string ToString(const ModelInfo& info);
 
-// A snapshot of one model's counters (ancestor's AsEngineStat; a span is a KV block).
+// A snapshot of one model's counters (DashInfer's AsEngineStat; a span is a KV block).
 struct EngineStat {
   std::string model_name;
   std::string kernel_table;  // the kernels that run it: "avx2", "neon_bf16", ...
@@ -100,7 +100,8 @@ struct EngineStat {
   double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
   int64_t num_preemptions = 0, num_steps = 0;
   int64_t total_draft_token = 0, total_accepted_draft_token = 0;
-  // Requests that ended, by their FinishReason; and those denied because the queue was full.
+  // Requests that ended, by their FinishReason; and those denied because the queue was full or
+  // their tensors had no room.
   int64_t finished_stop = 0, finished_length = 0, finished_cancelled = 0;
   int64_t finished_deadline = 0, finished_interrupted = 0, finished_error = 0;
   int64_t denied_request = 0;
@@ -151,13 +152,14 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // FailedPrecondition in a fork of the process that created this engine, as from every call that
-  // returns a Status. ListModels and GetMetrics return nothing there, and the destructor stops
-  // nothing and frees nothing. Any process may create engines of its own.
+  // FailedPrecondition in a fork of the process that created this engine; there, every call that
+  // returns a Status returns it. ListModels and GetMetrics return nothing in a fork, and the
+  // destructor stops nothing and frees nothing. Any process may create engines of its own.
   Status CheckProcess() const;
 
-  // Makes an in-memory model available to InstallModel under `model_name`. The engine holds it
-  // until the model is released; after that it can be installed again while the caller does.
+  // Makes an in-memory model available to InstallModel under `model_name`. The engine holds the
+  // image until the model is released. After that, the model can be installed again as long as the
+  // caller holds the image.
   Status RegisterImage(const std::string& model_name, std::shared_ptr<const ModelImage> image);
 
   // Opens and verifies the model; state Initial. Fails when the name is taken, a file is
@@ -188,7 +190,7 @@ class Engine {
   // `token_mask`: which tokens may be chosen, for guided decoding; null: all.
   // If the queue is full and queue_full_policy is "block", the call waits for room: until
   // StopModel, until timeout_ms is over, or until `cancelled` returns true. `cancelled` is called
-  // some times a second and must not throw. Waiting calls enter in the order of their arrival.
+  // several times a second and must not throw. Waiting calls enter in the order of their arrival.
   Result<StartedRequest> StartRequest(const std::string& model_name,
                                       std::span<const int64_t> prompt_ids,
                                       const GenerationConfig& config,
@@ -205,11 +207,11 @@ class Engine {
   Status SyncAllRequests(const std::string& model_name, int64_t timeout_ms = -1,
                          const std::function<bool()>& cancelled = nullptr);
 
-  // Loads a LoRA adapter (a .aslora file, or one in memory) that requests then name in their
-  // lora_name; any mixture of adapters and none runs in one batch. It takes device memory until it
-  // is unloaded or the model is released. The statuses are the ancestor's: LORA_ALREADY_LOADED,
+  // Loads a LoRA adapter (a .aslora file, or an image in memory). Requests then select it by their
+  // lora_name; one batch may mix adapters and the base model. The adapter takes device memory until
+  // it is unloaded or the model is released. The statuses are DashInfer's: LORA_ALREADY_LOADED,
   // LORA_NUM_EXCEED_LIMIT_ERROR above lora_max_num, LORA_RANK_EXCEED_LIMIT_ERROR above
-  // lora_max_rank, PARAM_ERROR where it does not fit the model.
+  // lora_max_rank, PARAM_ERROR if the adapter does not fit the model.
   Status LoadLora(const std::string& model_name, const std::string& lora_name,
                   const std::string& path);
   Status LoadLora(const std::string& model_name, const std::string& lora_name,
@@ -241,10 +243,10 @@ class Engine {
   // Writes the current trace, if the model keeps one (trace_path).
   Status WriteTrace(const std::string& model_name, const std::string& path) const;
   // A table of the time of each operation since InstallModel, if the model measures it
-  // (op_profiling), with the rates at which weights and KV cache were read and multiplied
-  // (ancestor's GetOpProfilingInfo). Without a draft model and the warm-up.
+  // (op_profiling), with the rates of bytes read (weights and KV cache) and of operations on them.
+  // The steps of a draft model and the warm-up are not included. DashInfer's GetOpProfilingInfo.
   Result<std::string> GetOpProfilingInfo(const std::string& model_name) const;
-  // Of all installed models.
+  // The metrics of all installed models.
   std::vector<Metric> GetMetrics() const;
   // Every change of every queue of this engine is signalled here.
   const std::shared_ptr<CompletionSet>& completions() const;

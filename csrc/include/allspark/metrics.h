@@ -1,5 +1,5 @@
-// What an operator watches, in the terms of Prometheus: Engine::GetMetrics takes a snapshot of all
-// models, MetricsText writes it as a server's /metrics page has it.
+// Metrics for operators, in the terms of Prometheus: Engine::GetMetrics takes a snapshot of all
+// models, MetricsText writes it as the text of a server's /metrics page.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace [[gnu::visibility("default")]] allspark {
 // One series of a metric.
 struct MetricSample {
   std::map<std::string, std::string> labels;  // "model" is always one of them
-  double value = 0;                           // of a histogram: the sum of what was observed
-  // Of a histogram: observations up to each of Metric::bounds, and then all of them.
+  double value = 0;                           // of a histogram: the sum of its observations
+  // Of a histogram: for each of Metric::bounds the number of observations up to it, then of all.
   std::vector<int64_t> buckets = {};
 };
 
 struct Metric {
   enum class Kind : int { kCounter = 0, kGauge = 1, kHistogram = 2 };
-  std::string name;  // as in the text form, where a counter's ends in _total
+  std::string name;  // as in the text form; a counter's name ends in _total
   std::string help;
   Kind kind = Kind::kCounter;
   std::vector<double> bounds = {};  // of a histogram, ascending

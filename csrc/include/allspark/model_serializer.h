@@ -40,8 +40,8 @@ class ModelSerializer {
 
   // Adds rows [row_begin, row_begin + shape[0]) of tensor `name`, converted to its stored type and
   // layout. data: row-major, dtype "float32", "float16" or "bfloat16" (2-byte bit patterns). Float
-  // rows of a quantised weight are quantised here; or it comes in parts that are already: its
-  // values as "uint8", one to a byte, "<name>_scale" as floats, "<name>_zero" as "uint8".
+  // rows of a quantised weight are quantised here. A weight that is already quantised comes in
+  // parts: its values as "uint8", one per byte, "<name>_scale" as floats, "<name>_zero" as "uint8".
   // "<name>_order" comes as "int32".
   virtual Status AddTensor(std::string_view name, int64_t row_begin, std::string_view dtype,
                            const std::vector<int64_t>& shape, const void* data) = 0;
@@ -57,9 +57,10 @@ class LoraSerializer {
                                                         const std::string& path);
   virtual ~LoraSerializer() = default;
 
-  // Rows [row_begin, row_begin + rows) of the model's tensor `tensor` (names and rows as in
-  // csrc/weights/README.md) get b * (a * x) added; the adapter's scale is in b. a: [rank, cols],
-  // row-major, of "embedding" the transpose [cols, rank]; b: [rows, rank]. Errors name the tensor.
+  // Adds b * (a * x) to rows [row_begin, row_begin + rows) of the model's tensor `tensor` (names
+  // and rows as in csrc/weights/README.md). The adapter's scale is included in b. a: [rank, cols],
+  // row-major; for "embedding" the transpose, [cols, rank]. b: [rows, rank]. Errors name the
+  // tensor.
   virtual Status AddPair(std::string_view tensor, int64_t row_begin, int64_t rows, int64_t cols,
                          int64_t rank, std::span<const float> a, std::span<const float> b) = 0;
   // Returns the image, or null when a file was written.

@@ -1,9 +1,9 @@
-// ResultQueue: what a request gives back, readable from any thread at any time.
+// ResultQueue: the results of a request, readable from any thread at any time.
 //
-// A queue is owned by whoever holds the shared_ptr: it stays readable after
-// release_request, after stop_model and after the Engine is gone. The engine's step thread
-// appends; any number of threads may read, and each token is delivered once. In a fork of the
-// engine's process it has ended: kInternalError, and error() says why.
+// A queue is owned by the holders of its shared_ptr: it stays readable after release_request, after
+// stop_model and after the Engine is gone. The engine's step thread appends; any number of threads
+// may read, and each token is delivered once. In a fork of the engine's process the queue has
+// ended: kInternalError, and error() says why.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace [[gnu::visibility("default")]] allspark {
 
-// Values are the ancestor's.
+// The values are DashInfer's.
 enum class GenerateRequestStatus : int {
   kInit = 0,
   kContextFinished = 1,
@@ -34,10 +34,10 @@ inline bool IsTerminal(GenerateRequestStatus s) {
 
 enum class FinishReason : int {
   kNone = 0,         // still running
-  kStop = 1,         // EOS or a stop word
-  kLength = 2,       // max_length, max_new_tokens or engine_max_length
+  kStop = 1,         // EOS, stop token, stop word, repeated n-gram, or its token mask is finished
+  kLength = 2,       // max_length, max_new_tokens, engine_max_length; end of a prompt_only request
   kCancelled = 3,    // stop_request, release_request or stop_model
-  kInterrupted = 4,  // can never fit the KV cache
+  kInterrupted = 4,  // never fits the KV cache; interrupt_on_cache_exhaustion: no blocks left
   kError = 5,        // a failure inside a step; see ResultQueue::error()
   kDeadline = 6,     // timeout_ms was over
 };
@@ -58,12 +58,13 @@ struct GeneratedElements {
   // fewer if fewer tokens could be chosen; and the log-probability of each token.
   std::vector<std::vector<std::pair<int64_t, float>>> log_probs_list;
   std::vector<float> token_logprobs_list;
-  // The same of the prompt's tokens but the first, with the first elements; empty unless asked for.
+  // The same for the prompt's tokens but the first. Only in the first elements; empty unless asked
+  // for.
   std::vector<std::vector<std::pair<int64_t, float>>> prompt_log_probs_list;
   std::vector<float> prompt_token_logprobs_list;
   // Empty or one map of the tensors asked for: "hidden_states" and "inputs_embedding" [rows,
-  // hidden_size] and "logits" [rows, vocab_size], whose rows continue those of the elements before;
-  // with the first elements "embedding" [hidden_size].
+  // hidden_size] and "logits" [rows, vocab_size], whose rows continue those of the previous
+  // elements; and "embedding" [hidden_size], only in the first elements.
   std::vector<std::map<std::string, OutputTensor>> tensors_from_model_inference;
   // Prompt tokens from the prefix cache: in all, in device memory, in host memory.
   int64_t prefix_cache_len = 0;

@@ -1,8 +1,8 @@
 // Status and Result<T>: how every expected failure is reported.
 //
-// A failure is a value with a code (what kind), an AsStatus (the ancestor's status
-// number, for callers that switch on it) and a message that names the field, the
-// value and the bound. Nothing in this header throws. Any thread may use it.
+// A failure is a value with a code (what kind), an AsStatus (DashInfer's status number, for callers
+// that switch on it) and a message that names the field, the value and the bound. Nothing in this
+// header throws. Any thread may use it.
 #pragma once
 
 #include <memory>
@@ -50,7 +50,7 @@ enum class AsStatus : int {
   kStreaming = 200,
 };
 
-// The AsStatus a code stands for where the failure does not name a finer one.
+// The AsStatus of a code, for failures that do not name a more specific one.
 AsStatus DefaultAsStatus(StatusCode code);
 std::string_view StatusCodeName(StatusCode code);
 

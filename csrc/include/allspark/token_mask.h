@@ -1,9 +1,10 @@
-// TokenMask: which tokens a request may produce next, the seam of guided decoding.
+// TokenMask: which tokens a request may produce next, the interface of guided decoding.
 //
-// Derive from it what knows a grammar and give it to StartRequest. The engine asks for a mask as
-// soon as the token before it is known, and runs the forward pass meanwhile. A request whose mask
-// is late is left out of the steps until it comes, at most RuntimeConfig::token_mask_timeout_ms. An
-// object serves one request; a mask that fails or stays away ends that request alone.
+// Derive a class that knows a grammar, and give an object of it to StartRequest. The engine asks
+// for a mask as soon as the token before it is known, and runs the forward pass meanwhile. A
+// request whose mask is late is left out of the steps until the mask comes, for at most
+// RuntimeConfig::token_mask_timeout_ms. An object serves one request; a mask that fails or does not
+// come ends that request alone.
 #pragma once
 
 #include <cstdint>
@@ -23,20 +24,20 @@ class TokenMask {
   TokenMask& operator=(const TokenMask&) = delete;
 
  protected:
-  // Begins the mask that follows `token`, which was just chosen, or the first one (kNoToken): that
-  // of the output's beginning, or after num_generated_in_prompt tokens of it, which you know.
-  // Called by StartRequest, then by the step thread: hand the work to another thread, do not wait,
-  // do not allocate. The request ends with the message of what it throws.
+  // Starts computing the mask after `token`, the token that was just chosen. kNoToken: the first
+  // mask, at the beginning of the output, or after its num_generated_in_prompt tokens, which the
+  // caller knows. Called by StartRequest, then by the step thread: hand the work to another thread,
+  // do not wait, do not allocate. An exception ends the request with its message.
   virtual void Next(int32_t token) = 0;
   // The request has ended and Next is not called again. Any thread; must not throw.
   virtual void End() {}
 
-  // Bit i % 32 of word i / 32 is on where token i may come next, EOS like any other; whole words,
-  // so the last bits belong to no token. Yours to write between a Next and its answer.
+  // Bit i % 32 of word i / 32 is on if token i may come next; EOS is a token like any other. Bits
+  // after the last token have no meaning. The words may be written between a Next and its answer.
   std::span<uint32_t> words();
 
-  // The answer to a Next, one of three, from any thread. After the first they have no effect, but a
-  // Fail between answers fails the next one.
+  // Each Next is answered by one of these three, from any thread. Further answers have no effect,
+  // but Fail after Publish still takes effect, at the next mask at the latest.
   void Publish();                  // words() is filled
   void Finish();                   // the output is complete: ends with the reason stop
   void Fail(std::string message);  // ends with the reason error

@@ -1,10 +1,10 @@
 // WordMatcher: finds many words in a stream at once. A word is a sequence of integers, be it token
-// ids or the characters of a text. What one more item of the stream costs does not depend on how
-// many words there are.
+// ids or the characters of a text. The cost of an item of the stream hardly depends on the number
+// of words: a binary search among the items that continue a word.
 //
-// An automaton (Aho, Corasick 1975). Its state is the longest end of the stream with which a word
-// begins; the caller keeps it, so one matcher serves any number of streams. After construction
-// nothing changes and nothing allocates: any thread may call.
+// An Aho-Corasick automaton (1975). Its state is the longest suffix of the stream that is a prefix
+// of a word; the caller keeps the state, so one matcher serves any number of streams. After
+// construction nothing changes and nothing allocates: any thread may call.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace [[gnu::visibility("default")]] allspark {
 
 class WordMatcher {
  public:
-  // The state of a stream that begins.
+  // The state at the beginning of a stream.
   static constexpr int32_t kStart = 0;
 
   WordMatcher() : WordMatcher(std::span<const std::vector<int32_t>>()) {}
@@ -24,9 +24,9 @@ class WordMatcher {
   // Requires: no word is empty, and 2^31 items in all at most.
   explicit WordMatcher(std::span<const std::vector<int32_t>> words);
 
-  // The state after one more item. Over a stream, as many links are followed as it has items.
+  // The state after one more item. Over a whole stream, at most one link per item is followed.
   int32_t Next(int32_t state, int32_t item) const;
-  // Length of the longest end of the stream with which a word begins.
+  // Length of the longest suffix of the stream that is a prefix of a word.
   int32_t MatchedLength(int32_t state) const { return nodes_[Index(state)].depth; }
   // Length of the longest word that ends with the newest item; 0: none does.
   int32_t EndedLength(int32_t state) const { return nodes_[Index(state)].ended; }
@@ -45,23 +45,23 @@ class WordMatcher {
 
  private:
   static constexpr int32_t kNone = -1;
-  // A beginning of words; breadth first, so children of a node follow one another.
+  // A prefix of words. Nodes are stored breadth first, so the children of a node are contiguous.
   struct Node {
-    int32_t item = 0;         // its last one
-    int32_t first_child = 0;  // up to that of the next node, in the order of their items
-    int32_t link = 0;         // its longest end that is a beginning too
-    int32_t depth = 0;        // its length
-    int32_t ended = 0;        // length of the longest word that is an end of it
-    int32_t completed = 0;    // the nearest node, by links from here on, with completions; or kNone
-    int32_t first_completion = 0;  // up to that of the next node
+    int32_t item = 0;              // the last of the prefix
+    int32_t first_child = 0;       // children end at the next node's first, in order of items
+    int32_t link = 0;              // the longest proper suffix that is a node too
+    int32_t depth = 0;             // length of the prefix
+    int32_t ended = 0;             // length of the longest word that is a suffix of the prefix
+    int32_t completed = 0;         // the first node with completions, from here by links; or kNone
+    int32_t first_completion = 0;  // completions end at the next node's first
   };
   static size_t Index(int32_t i) { return static_cast<size_t>(i); }
   int32_t Child(int32_t node, int32_t item) const;
   void AddLinks();
   void AddCompletions(const std::vector<bool>& is_word);
 
-  std::vector<Node> nodes_;  // the last one is no node: it ends the lists of the one before
-  std::vector<int32_t> completions_;  // of words of which no end is a word
+  std::vector<Node> nodes_;  // the last one is a sentinel: it ends the lists of the one before
+  std::vector<int32_t> completions_;  // of words that no shorter word is a suffix of
 };
 
 }  // namespace allspark
