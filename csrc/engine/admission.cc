@@ -12,15 +12,15 @@
 namespace allspark {
 namespace {
 
-// How often a caller that waits is asked whether it still wants to.
+// How often a waiting caller's `cancelled` is called.
 constexpr int64_t kSliceUs = 100000;
-// Output tensors may take one part in so many of the memory where the config says nothing. Weights
-// and KV cache come first; and what finished requests gave out is not counted.
+// By default, output tensors may take 1 / kTensorShare of the memory. Weights and KV cache come
+// first, and tensors that finished requests handed out are not counted.
 constexpr int64_t kTensorShare = 8;
 
 void WaitUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                int64_t until_us) {
-  // The far end of time is beyond what the clock's own unit can say.
+  // This time would overflow in the clock's own unit.
   if (until_us == std::numeric_limits<int64_t>::max()) {
     changed.wait(lock);
   } else {
@@ -29,7 +29,7 @@ void WaitUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& l
   }
 }
 
-// Does something at the end of a scope, by an exception too.
+// Calls a function at the end of a scope, also on an exception.
 template <typename Function>
 class OnReturn {
  public:
@@ -54,7 +54,7 @@ Admission::Admission(const RuntimeConfig& config)
 
 Status Admission::Enter(std::unique_lock<std::mutex>& lock, const Share& share, int64_t deadline_us,
                         const std::function<bool()>& cancelled) {
-  // However this ends, the next one's turn may have come.
+  // On every return it may be the next caller's turn.
   const OnReturn call_next([this] { CallNext(); });
   Status status = CheckTensors(share.tensor_bytes);
   if (status.ok() && (!HasRoom() || !callers_.empty())) {
@@ -100,7 +100,7 @@ Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
 
 Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller,
                               int64_t deadline_us, const std::function<bool()>& cancelled) {
-  bool asked = false;  // since it was this caller's turn: who gave up before does not enter
+  bool asked = false;  // since it was this caller's turn: a caller that gave up must not enter
   while (true) {
     if (caller.is_denied) return Status::RequestDenied("the model is stopping; " + DescribeQueue());
     const bool is_turn = callers_.front() == &caller && HasRoom();

@@ -1,5 +1,6 @@
-// Who may join the requests of a model: how many wait, what their tensors take, and callers that
-// wait for room. Every call is made with the mailbox's mutex held; waiting gives it up.
+// Decides which requests may join a model: the bounds on waiting requests and on output tensors,
+// and the callers that wait for room. Every call is made with the mailbox's mutex held; waiting
+// releases it.
 #pragma once
 
 #include <condition_variable>
@@ -21,16 +22,17 @@ class Admission {
     int64_t num_requests = 0;
     int64_t tensor_bytes = 0;
   };
-  // OK: there is room, and it is taken. Where the queue is full and the config says so, the caller
-  // waits for it: until `deadline_us`, Close, or `cancelled`, which is asked from time to time,
-  // without the lock, and may be empty. Callers that wait enter in the order in which they came.
+  // OK: there was room, and it is taken. If the queue is full and the config says so, the caller
+  // waits for room: until `deadline_us`, until Close, or until `cancelled` returns true.
+  // `cancelled` is called from time to time without the lock, and may be empty. Waiting callers
+  // enter in the order of their arrival.
   Status Enter(std::unique_lock<std::mutex>& lock, const Share& share, int64_t deadline_us,
                const std::function<bool()>& cancelled);
   void Leave(const Share& share);
-  // Callers that wait are denied.
+  // Denies all waiting callers.
   void Close();
 
-  // Of those that have entered and not left.
+  // Of requests that have entered and not left.
   int64_t num_live() const { return num_live_; }
   int64_t tensor_bytes() const { return tensor_bytes_; }
   int64_t num_blocked() const { return static_cast<int64_t>(callers_.size()); }

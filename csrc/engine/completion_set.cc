@@ -23,10 +23,10 @@ CompletionSetImpl::~CompletionSetImpl() { close(fd_); }
 
 std::vector<std::shared_ptr<ResultQueue>> CompletionSetImpl::Drain() {
   std::vector<std::shared_ptr<ResultQueue>> changed;
-  // A fork reads the same descriptor: what it took would never reach the engine's process.
+  // A fork shares the descriptor: a signal that it read would never reach the engine's process.
   if (!home_.IsHere()) return changed;
   std::lock_guard lock(mutex_);
-  // Where there is no memory for the list nothing is taken out of it.
+  // Reserved first: if there is no memory for the list, no queue leaves the set.
   size_t count_changed = 0;
   for (const CompletionHook* hook = head_; hook != nullptr; hook = hook->next) ++count_changed;
   changed.reserve(count_changed);

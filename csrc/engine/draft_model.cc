@@ -5,7 +5,8 @@
 namespace allspark {
 namespace {
 
-// Tokens of a request that are caught up on in one step, where its share of the chunk is less.
+// A request may catch up on at least this many tokens in one step, even if its share of the chunk
+// is less.
 constexpr int64_t kLeastCatchUp = 16;
 // How soon a rejected drafter is tried again: a try costs a step of the draft model, and the
 // tokens that it has to catch up on.
@@ -74,7 +75,7 @@ void DraftModel::Draft(std::span<Request* const> requests) {
     Forward();
     requests_.clear();
     for (size_t i = 0; i < rows_.size(); ++i) {
-      // None where no logit is finite; the model itself may still know one.
+      // No token where no logit is finite; the target model may still find one.
       if (rows_[i].token < 0) continue;
       Request* request = sampled_[i];
       request->drafts.push_back(rows_[i].token);
@@ -121,8 +122,8 @@ void DraftModel::AddSequence(Request& request, int64_t most) {
   if (state.num_computed == end) {
     sequence.logits_row = static_cast<int32_t>(rows_.size());
     auto* logits = static_cast<float*>(scratch_.logits.data());
-    // With the random numbers that the model's own choice will have: where the two models agree
-    // about the distribution they agree about the token.
+    // Sampled with the random number that the target model will use at this position: where the two
+    // models have the same distribution, they choose the same token.
     rows_.push_back({.params = &request.sampling,
                      .logits = logits + sequence.logits_row * decoder_->vocab_size(),
                      .position = end});
@@ -161,7 +162,7 @@ void DraftModel::Verified(Request& request, int64_t accepted) {
     state.chance.Seen(i < accepted);
     chance_.Seen(i < accepted);
   }
-  // All but the newest token may count; what was computed for wrong drafts does not.
+  // At most all tokens but the newest count as computed; rejected drafts do not.
   state.num_computed = std::min(state.num_computed, request.num_tokens - 1);
 }
 

@@ -17,13 +17,13 @@ namespace allspark {
 
 struct DraftModelOptions {
   DecoderOptions decoder;    // max_logits_rows: the most requests of a step; no max_tokens
-  int64_t num_blocks = 0;    // as many as the model's
+  int64_t num_blocks = 0;    // as many as the target model's
   int64_t num_tokens = 0;    // most draft tokens for a request in one step
   int64_t chunk_tokens = 0;  // about how many tokens catch up in one step
-  double cost = 0;           // of one of its steps, in steps of the model
+  double cost = 0;           // of a draft model's step, in steps of the target model
 };
 
-// What a step lends to its drafters: free until the step's own batch is computed.
+// Scratch memory that a step lends to its drafters, until the step's own batch is computed.
 struct DraftScratch {
   StepArena& arena;
   Buffer& logits;  // max_logits_rows rows
@@ -39,7 +39,7 @@ class DraftModel : public Drafter {
                                                     ThreadPool* pool, Allocator* allocator,
                                                     DraftScratch scratch);
 
-  // What its decoder is made with.
+  // The options of its decoder.
   static DecoderOptions DecoderOptionsOf(const DraftModelOptions& options);
 
   int64_t arena_bytes() const { return decoder_->arena_bytes(); }
@@ -52,19 +52,20 @@ class DraftModel : public Drafter {
   DraftModel(const DraftModelOptions& options, DraftScratch scratch)
       : options_(options), scratch_(scratch) {}
 
-  // Puts as many tokens into the batch as the request lacks, at most `most`.
+  // Adds the tokens of the request that the draft model has not computed to the batch, at most
+  // `most`.
   void AddSequence(Request& request, int64_t most);
   int64_t TokensApart(const Request& request, int64_t num_tokens) const;
   void Forward();
 
   DraftModelOptions options_;
-  AcceptanceRate chance_{DraftModelState::kWeight};  // of all requests; a new one begins with it
+  AcceptanceRate chance_{DraftModelState::kWeight};  // of all requests; new ones start with it
   DraftScratch scratch_;
   std::unique_ptr<Decoder> decoder_;
   Buffer kv_buffer_;
   KvPool kv_;
   // One batch, reserved for the largest.
-  std::vector<Request*> requests_;  // those that go on
+  std::vector<Request*> requests_;  // those that still draft
   std::vector<int32_t> tokens_, positions_;
   std::vector<BatchSequence> sequences_;
   std::vector<SamplingRow> rows_;

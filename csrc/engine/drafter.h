@@ -13,7 +13,7 @@ namespace allspark {
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  // Runs what the first steps would pay for; once, before any.
+  // Runs once, before the first step, what would make the first steps slow.
   virtual void WarmUp() {}
   // Makes the request an offer (Request::Offer) if it has drafts and the request wants them.
   virtual void Offer(Request& request) = 0;

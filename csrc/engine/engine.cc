@@ -21,8 +21,9 @@
 
 namespace allspark {
 
-// Locks: `lifecycle_` serialises install and release (start and stop are the instance's own);
-// `models_mutex_` guards the list for the short time of a look-up, so no request waits for them.
+// Locks: `lifecycle_` serialises install and release (start and stop have the instance's own lock);
+// `models_mutex_` guards the list for the short time of a look-up, so no request waits for an
+// install or a release.
 class Engine::Impl {
  public:
   Result<std::shared_ptr<ModelInstance>> Find(const std::string& name) const {
@@ -37,7 +38,8 @@ class Engine::Impl {
 
   Status CheckProcess() const { return home_.Check("engine"); }
 
-  // Makes a call, unless this is a fork; where the heap has no memory for it, that is its answer.
+  // Makes a call, unless this is a fork. If the heap has no memory for it, the result is
+  // no_memory_.
   template <typename Call>
   std::invoke_result_t<Call> Guard(Call call) const {
     try {
@@ -66,7 +68,7 @@ class Engine::Impl {
     });
   }
 
-  // `open` gives the file.
+  // `open` returns the file.
   template <typename Open>
   Status LoadLora(const std::string& model_name, const std::string& lora_name, Open open) const {
     return On(model_name, [&](ModelInstance& instance) {
@@ -75,8 +77,8 @@ class Engine::Impl {
     });
   }
 
-  // The device with its memory region, which is made when it is first needed: after the first
-  // model's weights are mapped, so that it leaves them their addresses.
+  // The device with its memory region. The region is made when it is first needed: after the first
+  // model's weights are mapped, so that it leaves address space for them.
   Result<DeviceContext> Device(std::shared_ptr<ThreadPool> pool) {
     DeviceContext device;
     device.pool = std::move(pool);
@@ -164,7 +166,7 @@ namespace {
 // Of all engines: an event loop tells the queues of several engines apart by their ids.
 std::atomic<uint64_t> next_request_id{1};
 
-// "CPU:0" as it is; CUDA falls back to the CPU where there is no such device, loudly.
+// "CPU:0" stays as it is. CUDA falls back to the CPU with a warning, since there is no such device.
 Status ResolveComputeUnit(RuntimeConfig& config) {
   if (config.compute_unit.starts_with("CUDA")) {
     AS_LOG(kWarning) << "compute_unit is '" << config.compute_unit
@@ -177,7 +179,7 @@ Status ResolveComputeUnit(RuntimeConfig& config) {
 
 constexpr std::string_view kGraphEnding = ".asgraph";
 
-// Of the file beside `graph_path`, which has the ending.
+// The path of the parameters beside `graph_path`, which ends in kGraphEnding.
 std::string ParamPath(const std::string& graph_path) {
   return graph_path.substr(0, graph_path.size() - kGraphEnding.size()) + ".asparam";
 }
@@ -266,8 +268,8 @@ Status Engine::Impl::Release(const std::string& name) {
 
 Engine::Engine() : impl_(std::make_unique<Impl>()) {}
 
-// Instances stop when they go; nobody else holds one. In a fork all of it stays: there is no thread
-// to stop.
+// Destroying the instances stops them; nobody else holds one. In a fork everything is left as it
+// is: there is no thread to stop.
 Engine::~Engine() {
   if (!impl_->home_.IsHere()) (void)impl_.release();
 }

@@ -18,7 +18,7 @@ bool IsSet(const char* variable) {
 
 int64_t StatusIntervalUs() {
   constexpr int64_t kDefaultSeconds = 5, kMaxSeconds = 1000000;
-  // The second is how the ancestor's documents spell it.
+  // The second is the spelling in DashInfer's documents.
   for (const char* variable : {"HIE_LOG_STATUS_INTERVAL", "HIE_LOG_SATAUS_INTERVAL"}) {
     const char* const value = std::getenv(variable);
     if (value == nullptr) continue;
@@ -35,7 +35,7 @@ int64_t StatusIntervalUs() {
   return kDefaultSeconds * 1000000;
 }
 
-// Of a point that may not have come.
+// 0 if the end has not come yet (end_us is 0).
 int64_t MsSince(int64_t begin_us, int64_t end_us) {
   return end_us == 0 ? 0 : (end_us - begin_us) / 1000;
 }
@@ -102,7 +102,7 @@ void EngineLog::DumpTokens(int64_t request_id, std::span<const int32_t> output) 
   AS_LOG_ANYWAY(kInfo) << "output" << LogField("model", model_name_)
                        << LogField("request", request_id) << LogField("token_ids", ids);
 } catch (const std::bad_alloc&) {
-  // An end is an end, with or without a line of the log.
+  // The request ends, with or without a line in the log.
 }
 
 }  // namespace allspark

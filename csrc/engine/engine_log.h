@@ -1,6 +1,6 @@
-// What a model logs of its work, as the environment asks for it: a status line from time to time
-// while requests run, a line for each step, for each request, its tokens. The step thread calls.
-// Nothing is thrown: what finds no memory is left out.
+// The log lines about a model's work that the environment asks for: a status line from time to time
+// while requests run, a line for each step, one for each request, and its tokens. The step thread
+// calls. Nothing is thrown: without memory, a line is left out.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class EngineLog {
   // Reads HIE_LOG_STATUS_INTERVAL, ALLSPARK_TIME_LOG and ALLSPARK_DUMP_OUTPUT_TOKEN.
   explicit EngineLog(std::string model_name);
 
-  // Whether a status line is due; then the next one is, an interval later.
+  // Whether a status line is due. If so, the next one is due an interval later.
   bool IsStatusDue(int64_t now_us);
   void OnStatus(const EngineStat& stat) const;
   void OnStep(const StepRecord& step) const;

@@ -7,7 +7,7 @@
 
 namespace allspark {
 
-// Both in a row, or "out of memory", which fits into a string without an allocation.
+// `begin` followed by `end`; or "out of memory", which fits into a string without an allocation.
 inline std::string ErrorText(std::string_view begin, std::string_view end) noexcept {
   try {
     std::string text(begin);

@@ -9,8 +9,8 @@ namespace allspark {
 class HostCopier {
  public:
   virtual ~HostCopier() = default;
-  // Copies in the order of the calls; what is computed afterwards sees them. Throws on failure.
-  // `host`: the same parts.
+  // Copies in the order of the calls; later computations see the result. Throws on failure. `host`
+  // has the same parts as `device`.
   virtual void ToHost(const KvBlock& device, const KvBlock& host) = 0;
   virtual void ToDevice(const KvBlock& host, const KvBlock& device) = 0;
 };

@@ -16,8 +16,9 @@ namespace allspark {
 // Held by the registry and by each request that uses it.
 struct LoadedLora {
   std::string name;
-  // Tells the blocks of this adapter from all others in the prefix cache; never the same twice,
-  // since another adapter may have the name after an unload. Not 0, which is no adapter's.
+  // Distinguishes the blocks of this adapter from all others in the prefix cache. Never the same
+  // twice, since another adapter may get the name after an unload. Not 0, which stands for no
+  // adapter.
   uint64_t cache_salt = 0;
   std::shared_ptr<const LoraAdapter> adapter;
 };
@@ -31,7 +32,7 @@ class LoraRegistry {
   Status Add(const std::string& name, std::shared_ptr<const LoraAdapter> adapter);
   // LORA_NOT_FOUND; LORA_IN_USE while a request that has not ended uses it.
   Status Remove(const std::string& name);
-  // LORA_NOT_FOUND, naming those that there are. Null for the empty name.
+  // LORA_NOT_FOUND, naming the loaded adapters. Null for the empty name.
   Result<std::shared_ptr<const LoadedLora>> Find(const std::string& name) const;
   // In alphabetical order.
   std::vector<std::string> Names() const;

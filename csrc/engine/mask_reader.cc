@@ -50,7 +50,7 @@ Result<std::unique_ptr<MaskReader>> MaskReader::Create(std::shared_ptr<TokenMask
     if (state.has_reader) {
       return Status::FailedPrecondition("the token mask serves another request; one is for one");
     }
-    // What may fail comes first: a mask that has no reader can have another.
+    // Everything that may fail comes first: a mask without a reader can still be given one.
     state.words.resize(static_cast<size_t>(CeilDiv(vocab_size, 32)));
     reader.reset(new MaskReader(mask));
     state.has_reader = true;

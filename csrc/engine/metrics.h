@@ -1,4 +1,4 @@
-// The one table of metric names: what of a model's statistics an operator sees. Any thread.
+// The one table of metric names: which of a model's statistics an operator sees. Any thread.
 #pragma once
 
 #include <vector>

@@ -138,7 +138,7 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
     return Status::FailedPrecondition("stop_model: model '" + config_.model_name + "' is " +
                                       std::string(ModelStateName(state)) + "; it must be Running");
   }
-  // What waits for memory would wait for ever.
+  // Requests that wait for memory would wait for ever.
   if (mode == StopMode::kDrain) AS_RETURN_IF_ERROR(CheckMemory("stop_model with drain", true));
   {
     std::unique_lock lock(mutex_);
@@ -162,7 +162,7 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
   return Status::Ok();
 }
 
-// What was stopped stays stopped, whether the trace can be written or not.
+// The stop succeeds even if the trace cannot be written.
 void ModelInstance::WriteLastTrace() const {
   try {
     const Status written = WriteTrace(config_.trace_path);

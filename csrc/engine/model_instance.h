@@ -48,9 +48,9 @@ struct DeviceContext {
 
 class ModelInstance {
  public:
-  // Opens nothing: `reader` is open and verified, and so is that of the draft model, null where
-  // there is none. Checks that the KV pool can be had and can hold one request of
-  // engine_max_length.
+  // Opens nothing: `reader` and `draft_reader` are open and verified; `draft_reader` is null
+  // without a draft model. Checks that there is memory for the KV pool, and that the pool can hold
+  // one request of engine_max_length.
   static Result<std::unique_ptr<ModelInstance>> Create(
       const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
       std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
@@ -101,7 +101,7 @@ class ModelInstance {
   struct Running {
     explicit Running(const std::string& model_name) : log(model_name) {}
 
-    bool has_memory = true;  // false: unloaded, nobody steps
+    bool has_memory = true;  // false: unloaded, no step runs
     Buffer kv_buffer;
     std::vector<unsigned char> host_blocks;  // of the prefix cache's second tier
     KvPool kv;
@@ -125,7 +125,7 @@ class ModelInstance {
     // Requests that ended within the running step, kept until it is over: its plan points at them.
     std::vector<std::shared_ptr<Request>> ended;
     bool in_step = false;
-    StepRecord step;  // the one at hand
+    StepRecord step;  // the current one
     EngineLog log;
   };
 
@@ -137,21 +137,21 @@ class ModelInstance {
   Status SizeUp();
   void SetOptions();
   DraftModelOptions DraftOptions() const;
-  // Of blocks of the model and, where there is one, the draft model.
+  // block_bytes: a block of the model and, if there is one, of the draft model.
   Status SizePool(int64_t block_bytes);
   void FillInfo(int64_t block_bytes);
   void WriteLastTrace() const;
   // True when a drain was under way and will now cancel.
   bool CutDrainShort();
   Result<std::unique_ptr<Running>> MakeRunning() const;
-  // What of it is memory of the device, or as large.
+  // Allocates the parts of `running` that are device memory, or as large.
   Status TakeMemory(Running& running) const;
   static void GiveMemoryBack(Running& running);
-  // That what was read of the weights, a draft model's included, was in their files.
+  // DataLoss once weights, a draft model's included, could not be read from their files.
   Status CheckWeights() const;
-  // That it runs, and has its memory or not.
+  // Fails unless the model runs and its memory is loaded or not, as `has_memory` says.
   Status CheckMemory(const char* call, bool has_memory) const;
-  // Adds the draft model; its arena_bytes, 0 where there is none.
+  // Adds the draft model and returns its arena_bytes; 0 without one.
   Result<int64_t> AddDraftModel(Running& running) const;
   void WarmUp(Running& running) const;
 
@@ -159,13 +159,13 @@ class ModelInstance {
   void StepLoop();
   bool TakeMail();  // false: the loop ends
   void AwaitMail(std::unique_lock<std::mutex>& lock);
-  // Somebody waits or runs, and can be served.
+  // A request waits or runs, and the model has its memory.
   bool HasWork() const;
   void RunStep();
   // Fills Running::chunks.
   void OrderChunks(const std::vector<PlannedChunk>& plan);
   void BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch);
-  // Between the pool and the host, as the plan needs it.
+  // Copies blocks between the pool and the host tier, as the plan needs it.
   void CopyBlocks();
   void OfferDrafts();
   void DraftTokens(const std::vector<PlannedChunk>& plan);
@@ -174,22 +174,23 @@ class ModelInstance {
   void ReportLogits() const;
   // False: the request has ended.
   bool AppendSampled(Request* request, const SamplingRow& row, int64_t now_us);
-  // Drops the rows of the step whose request ends without its mask, or is held until it comes.
+  // Drops the rows whose request ends without its mask, or is held until the mask comes.
   void AwaitMasks();
-  // Sets the masks of rows that have none yet, as far as they come until then; how many do not.
+  // Sets the masks that come until `until_us` in rows that have none yet; returns how many are
+  // late.
   int64_t ReadMasks(int64_t until_us);
   enum class MaskRead { kLate, kThere, kRequestEnded };
   MaskRead ReadMask(Request* request, int64_t until_us);
-  // Lets those go on whose masks have come, or come until then.
+  // Ends the hold of requests whose masks have come, or come until `until_us`.
   void ReleaseHeld(int64_t until_us);
   bool HasMail() const;
-  // Ends those in the scheduler whose deadline is over.
+  // Ends requests in the scheduler whose deadline is over.
   void EndExpired();
-  // One of them, or null.
+  // One such request, or null.
   Request* TakeExpired(int64_t now_us) const;
   void FailStep(const std::vector<PlannedChunk>& plan, const char* message);
   void EndRequest(Request* request, FinishReason reason, const std::string& error);
-  // Groups, in step_groups.cc. The next beams, once the candidates of all are there.
+  // Groups, in step_groups.cc. Chooses the next beams, once every beam has its candidates.
   void AdvanceSearch(Request* beam, const SamplingRow& row);
   // False: it was not the last of its group.
   bool EndSample(Request* sample, FinishReason reason);
@@ -197,7 +198,7 @@ class ModelInstance {
   void RemoveFromScheduler(Request* request);
   void EndAll(FinishReason reason, const std::string& error);
   void CountStep(const std::vector<PlannedChunk>& plan);
-  // Of the last plan; false: there were none.
+  // Ends the requests that the last plan interrupted; false: there were none.
   bool EndInterrupted();
   void EndStep();
   void LogStatus();
@@ -205,8 +206,8 @@ class ModelInstance {
   void CountEnd(const Request& request, FinishReason reason, int64_t now_us);
   void PublishUsage();
 
-  // Calls that the step thread answers between two steps, in step_calls.cc. `what` it is, where it
-  // is refused.
+  // Calls that the step thread answers between two steps, in step_calls.cc. `what` names the call
+  // in the message of a refusal.
   struct StepCall;
   Result<int64_t> CallStepThread(const char* what, std::function<Result<int64_t>()> work);
   void AnswerStepCalls(StepCall* calls);
@@ -217,10 +218,10 @@ class ModelInstance {
   Status CheckAcceptingLocked(const char* what) const;
   Result<std::shared_ptr<Request>> Find(RequestHandle handle) const;
   void PostStopLocked(const std::shared_ptr<Request>& request);
-  // Where handles and deadlines find it; all of it or nothing.
+  // Adds the request where handles and deadlines find it; all of it or nothing.
   void EnlistLocked(const std::shared_ptr<Request>& request);
   void DelistLocked(const Request& request);
-  // Of requests; the list is the step thread's by now.
+  // Drops a list of stops, which only the step thread has by now.
   static void DropStops(Request* head);
 
   // Constant after construction.

@@ -1,4 +1,4 @@
-// ModelInstance: what it and its adapters take of its device, and the warm-up, which runs the
+// ModelInstance: the device memory of a model and its adapters, and the warm-up, which runs the
 // step's code on made-up batches.
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace allspark {
 namespace {
 
-// Beside decodes a step takes a fraction of the chunk: a stream then waits a quarter as long for
-// the prompts of others, and a prompt's tokens cost no more (benchmarks/notes.md).
+// In a step with decodes, prefill gets a fraction of the chunk: a stream then waits a quarter as
+// long for the prompts of others, and a prompt's tokens cost no more (benchmarks/notes.md).
 constexpr int64_t kChunkShareBesideDecodes = 4;
 
 }  // namespace

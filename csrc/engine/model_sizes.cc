@@ -1,5 +1,5 @@
-// ModelInstance: how large everything of a model is, worked out of its spec and its config when it
-// is installed. Start then takes what was said here.
+// ModelInstance: the sizes of all parts of a model, computed from its spec and config when it is
+// installed. Start then allocates these sizes.
 
 #include <algorithm>
 #include <string>
@@ -14,8 +14,9 @@ namespace allspark {
 namespace {
 
 constexpr int64_t kDefaultChunkTokens = 512;
-// Rows of logits beside those that are sampled, for prompt tokens whose logits somebody wants: a
-// slice of so many costs a token what a whole chunk in one go would (benchmarks/notes.md).
+// Rows of logits besides the sampled ones, for prompt tokens whose logits a request wants. In
+// slices of this many rows, a token costs what it would in one pass over a whole chunk
+// (benchmarks/notes.md).
 constexpr int64_t kLogitsSliceRows = 32;
 
 struct WeightTotals {
@@ -42,9 +43,9 @@ WeightTotals TotalsOf(const ModelReader& reader) {
   return totals;
 }
 
-// What each row after the first adds to a step, of what a step of one row takes: measured at the
-// 0.5B shape 3 % with 16 bits a weight, 5 % with 8 and 9 % with 4, where reading the weights is
-// done sooner. A row that has other experts reads them.
+// The cost of each row after the first, as a fraction of a step of one row. Measured at the 0.5B
+// shape: 3 % with 16 bits a weight, 5 % with 8 and 9 % with 4, where reading the weights takes less
+// time. A row with other experts also reads those experts.
 double RowCost(const WeightTotals& weights) {
   return std::max(0.03, 0.5 * weights.elements_read / (8 * weights.bytes_read)) +
          weights.next_bytes / weights.bytes_read;

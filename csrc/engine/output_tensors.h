@@ -1,6 +1,6 @@
-// What a request is given of the model's insides: a row of hidden states, input embeddings or
-// logits per position, and an embedding pooled from its prompt. All memory is taken by Create, on
-// the caller's thread. The step thread writes each row once; readers get views of rows that are
+// The tensors that a request gets besides tokens: a row of hidden states, input embeddings or
+// logits per position, and an embedding pooled from its prompt. Create allocates all memory, on the
+// caller's thread. The step thread writes each row once; readers get views of rows that are
 // complete, which keep the memory alive.
 #pragma once
 
@@ -33,11 +33,11 @@ class OutputTensors {
  public:
   struct Sizes {
     int64_t prompt_length = 0;
-    int64_t num_positions = 0;  // most whose outputs there will be
+    int64_t num_positions = 0;  // most positions that have outputs
     int64_t hidden_size = 0;
     int64_t vocab_size = 0;
   };
-  // Null where the config asks for nothing. ResourceExhausted where the machine has not the memory;
+  // Null where the config asks for nothing. ResourceExhausted if the machine has too little memory;
   // the message names the fields.
   static Result<std::shared_ptr<OutputTensors>> Create(const GenerationConfig& config,
                                                        const Sizes& sizes);
@@ -50,10 +50,10 @@ class OutputTensors {
   const PositionRows& logits() const { return logits_; }
   // Where the hidden state of a position has to be written before Pool(position); null: not wanted.
   float* PooledRow(int64_t position) const;
-  // Takes a position's hidden state into the embedding. Positions come in order, which is what
-  // keeps the mean's bits the same for any chunking.
+  // Includes a position's hidden state in the embedding. Positions come in order, so the mean has
+  // the same bits for any chunking.
   void Pool(int64_t position);
-  // Whether anything is wanted of every prompt token: none of them may come from another's cache.
+  // Whether an output of every prompt token is wanted. Then none may come from the prefix cache.
   bool WantsWholePrompt() const;
 
   // For readers: views of the rows of positions [begin, end), all of them complete; the embedding

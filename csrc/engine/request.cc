@@ -22,7 +22,7 @@ Status CheckTokenIds(std::span<const int64_t> ids, int64_t vocab_size) {
 
 namespace {
 
-// A prompt that nothing follows may be one token longer.
+// A prompt_only request may have one token more, since no output follows.
 Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length, bool prompt_only,
                    const RequestLimits& limits) {
   const auto length = static_cast<int64_t>(prompt_ids.size());
@@ -35,7 +35,8 @@ Status CheckPrompt(std::span<const int64_t> prompt_ids, int64_t max_length, bool
   return CheckTokenIds(prompt_ids, limits.vocab_size);
 }
 
-// Every token id of the config is in the vocabulary; that none is negative is checked already.
+// Checks that every token id of the config is in the vocabulary; Validate has refused negative
+// ones.
 Status CheckIds(const GenerationConfig& config, int64_t vocab_size) {
   Status status;
   const auto refuse = [&](int64_t id, const std::string& what) {
@@ -62,7 +63,7 @@ Status CheckIds(const GenerationConfig& config, int64_t vocab_size) {
   return status;
 }
 
-// No request is asked for a length that it cannot reach.
+// Refuses a minimum length that the request cannot reach.
 Status CheckMinimum(const GenerationConfig& config, int64_t output_begin, int64_t max_length) {
   if (config.min_length > max_length) {
     return Status::InvalidArgument(
@@ -101,7 +102,7 @@ void SortUnique(std::vector<int32_t>& ids) {
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
 }
 
-// Of the words that have `min_size` tokens or more.
+// The words of `min_size` tokens or more.
 std::vector<std::vector<int32_t>> ToWords(const std::vector<std::vector<int64_t>>& words,
                                           size_t min_size) {
   std::vector<std::vector<int32_t>> result;
@@ -150,7 +151,7 @@ bool EndsInRepetition(const Request& request) {
   return occurrences >= request.repetition_ngram_threshold;
 }
 
-// Every token that may end a beam is one more candidate of each row, kept in order.
+// Bounds the tokens that may end a beam: each is one more candidate of every row, kept in order.
 Status CheckBeamEnds(const Request& request, const GenerationConfig& config) {
   constexpr int64_t kMaxEnds = 256;
   const int64_t num_ends =
@@ -162,8 +163,7 @@ Status CheckBeamEnds(const Request& request, const GenerationConfig& config) {
       std::to_string(config.num_beams));
 }
 
-// The other members of the group that the config asks for: as the first, with the seeds that
-// follow.
+// Creates the other members of a group: like the first, with the seeds and ids that follow.
 Result<std::vector<std::shared_ptr<Request>>> CreateOthers(
     const Request& first, std::span<const int64_t> prompt_ids, GenerationConfig config,
     const RequestLimits& limits, const std::shared_ptr<CompletionSetImpl>& engine_set) {
@@ -183,7 +183,7 @@ Result<std::vector<std::shared_ptr<Request>>> CreateOthers(
   return others;
 }
 
-// What a group cannot have, and what only the engine knows of it.
+// Checks a group against the engine's limits, and that it has no token mask.
 Status CheckGroup(const GenerationConfig& config, const RequestLimits& limits, bool has_mask) {
   const bool is_search = config.num_beams > 1;
   if (config.num_beams > limits.engine_max_batch) {
@@ -237,7 +237,7 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
     }
     AS_RETURN_IF_ERROR(CheckMinimum(config, output_begin, max_length));
   }
-  // The last token of an output has no position computed.
+  // The last token of an output is never computed, so its position has no outputs.
   Result<std::shared_ptr<OutputTensors>> outputs = OutputTensors::Create(
       config, {.prompt_length = prompt_length,
                .num_positions = config.prompt_only ? prompt_length : max_length - 1,
@@ -344,7 +344,7 @@ void Request::ShareWords(const Request& other) {
 WordStates Request::NextWords(int32_t token, int64_t position) const {
   WordStates after;
   if (processors.bad_words != nullptr) after.bad = processors.bad_words->Next(words.bad, token);
-  // A stop word lies wholly in the output: the prompt may well contain it.
+  // A stop word counts only if it lies wholly in the output: the prompt may contain it.
   if (stop_words != nullptr && position >= output_begin) {
     after.stop = stop_words->Next(words.stop, token);
   }
@@ -370,7 +370,7 @@ SamplingRow Request::NextRow(float* logits) {
     row.bad_word_state = words.bad;
   }
   if (is_beam()) row.candidates = &candidates;
-  // The score of a sample is made of them.
+  // A sample's score is computed from log-probabilities.
   if (wants_logprobs || is_sample()) row.logprobs = &logprobs;
   if (num_tokens < min_length) {
     row.banned = end_tokens.data();
@@ -441,7 +441,7 @@ FinishReason Request::Append(int32_t token) {
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
   computes_all = false;
-  num_written = num_tokens - 1;  // of drafts that were right too
+  num_written = num_tokens - 1;  // accepted drafts included
   if (processors.NeedsCounts()) counts.Add(token, /*is_output=*/true);
   return Reason();
 }

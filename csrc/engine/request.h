@@ -1,6 +1,6 @@
-// One accepted request: its tokens, limits and queue. Made whole on the caller's thread so that the
-// step thread allocates nothing for it; from Submit to its end the step thread alone touches the
-// mutable part.
+// One accepted request: its tokens, limits and queue. All its memory is allocated on the caller's
+// thread, so that the step thread allocates nothing for it. From Submit to its end the step thread
+// alone touches the mutable part.
 #pragma once
 
 #include <atomic>
@@ -36,14 +36,14 @@ struct DraftOffer {
 struct DraftModelState {
   bool is_new = true;
   int64_t num_computed = 0;     // tokens whose KV is in its cache
-  int64_t num_preemptions = 0;  // of the request then: its blocks are others after one
+  int64_t num_preemptions = 0;  // of the request at that time: after another one its blocks differ
   // Low: a few rejected drafts in a row must not stop drafting, since the rate recovers slowly
   // without drafts.
   static constexpr double kWeight = 1.0 / 16;
   AcceptanceRate chance{kWeight};
 };
 
-// Every id is one of the vocabulary.
+// Checks that every id is in the vocabulary.
 Status CheckTokenIds(std::span<const int64_t> ids, int64_t vocab_size);
 
 // What a request is checked against.
@@ -58,15 +58,15 @@ struct RequestLimits {
 
 inline constexpr int64_t kNoDeadline = std::numeric_limits<int64_t>::max();
 
-// Whether a request with this end has a whole output.
+// Whether an output that ended for this reason is complete.
 inline bool IsOutput(FinishReason reason) {
   return reason == FinishReason::kStop || reason == FinishReason::kLength;
 }
 
 // The base is the scheduler's view; num_tokens there equals tokens.size().
 struct Request : ScheduledSequence {
-  // Checks prompt and config; the message names the field, the value and the bound. Where the
-  // config asks for a group, it is the first of one, and the others have the ids that follow.
+  // Checks prompt and config; the message names the field, the value and the bound. If the config
+  // asks for a group, the request is its first member, and the others have the ids that follow.
   static Result<std::shared_ptr<Request>> Create(uint64_t request_id,
                                                  std::span<const int64_t> prompt_ids,
                                                  const GenerationConfig& config,
@@ -76,7 +76,7 @@ struct Request : ScheduledSequence {
 
   // Takes the stop words and bad words of another request with the same prompt.
   void ShareWords(const Request& other);
-  // Before it is submitted, with all of its group; null: the model as it is.
+  // Sets the adapter of the request and its group, before Submit; null: the base model.
   void UseLora(std::shared_ptr<const LoadedLora> loaded);
 
   // Forgets the offers of the last step.
@@ -93,7 +93,7 @@ struct Request : ScheduledSequence {
   FinishReason ReasonAfter(int32_t token);
   // What the sampler needs to choose the next token; points into this request.
   SamplingRow NextRow(float* logits);
-  // Whether anything but sampled tokens is wanted of a step.
+  // Whether the request wants outputs besides sampled tokens.
   bool WantsOutputs() const { return scores_prompt || outputs != nullptr; }
   // Whether the log-probability of the token after `position` is wanted: both are of the prompt.
   bool IsScored(int64_t position) const { return scores_prompt && position < prompt_length - 1; }
@@ -101,25 +101,25 @@ struct Request : ScheduledSequence {
   float* LogitsRow(int64_t position) const {
     return outputs != nullptr ? outputs->logits().Row(position) : nullptr;
   }
-  // Its first step begins.
+  // A chunk of its prompt is about to be computed; the first call notes the time.
   void OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host);
-  // Delivers the token that was chosen for NextRow; one of a group keeps it.
+  // Delivers the token that was chosen for NextRow; a member of a group keeps its log-probability.
   void Deliver(int32_t token, int64_t now_us);
-  // The end: frees everything but the queues (for a group all of it), which say why.
+  // Ends the request or its whole group: frees everything but the queues, which get the reason.
   void Finish(FinishReason reason, const std::string& error, int64_t now_us);
   // Frees everything but the queue.
   void ReleaseResources();
 
   bool is_beam() const { return group != nullptr && group->is_search(); }
-  // Whether it is what a caller started: not one of a group but the first.
+  // Whether it is the request that a caller started: a single one, or the first of a group.
   bool stands_for_all() const { return group == nullptr || group->first() == this; }
   int64_t arrival_us() const { return queue->arrival_us(); }
-  // Output tokens; of a group those of its longest sequence.
+  // Output tokens; for a group those of its longest sequence.
   int64_t output_length() const {
     return group != nullptr ? group->longest_output() : num_tokens - prompt_length;
   }
   bool is_sample() const { return group != nullptr && !group->is_search(); }
-  // What it still takes of the model's bounds; the samples of a group leave one by one.
+  // The request's share of the model's bounds; the samples of a group leave one by one.
   Admission::Share share() const {
     return {.num_requests = group != nullptr ? group->num_live() : 1,
             .tensor_bytes = outputs != nullptr ? outputs->bytes() : 0};
@@ -128,11 +128,11 @@ struct Request : ScheduledSequence {
   // Constant after Create.
   uint64_t request_id = 0;
   int64_t prompt_length = 0;
-  int64_t output_begin = 0;  // at most prompt_length: a prompt may end with output of another
-  int64_t min_length = 0;    // of prompt + output
+  int64_t output_begin = 0;         // at most prompt_length: a prompt may end with earlier output
+  int64_t min_length = 0;           // of prompt + output
   std::vector<int32_t> end_tokens;  // EOS, stop tokens, stop words of one token; in order
   std::shared_ptr<const WordMatcher> stop_words;  // longer ones; null: none
-  int64_t num_stop_endings = 0;       // their different last tokens that are no end_tokens
+  int64_t num_stop_endings = 0;       // distinct last tokens of stop_words that are no end_tokens
   int64_t repetition_ngram_size = 0;  // 0: off
   int64_t repetition_ngram_threshold = 0;
   SamplingParams sampling;
@@ -144,8 +144,8 @@ struct Request : ScheduledSequence {
   std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<ResultQueueImpl> queue;
   int64_t deadline_us = kNoDeadline;
-  RequestGroup* group = nullptr;              // that it is a member of
-  std::unique_ptr<RequestGroup> owned_group;  // of the first of it
+  RequestGroup* group = nullptr;              // null: it is in none
+  std::unique_ptr<RequestGroup> owned_group;  // in the group's first member
 
   // The step thread's.
   std::shared_ptr<const LoadedLora> lora;  // null: none
@@ -159,19 +159,19 @@ struct Request : ScheduledSequence {
   DraftModelState draft_model;
   PromptLookup lookup;          // follows `tokens`
   Drafter* drafter = nullptr;   // whose offer was the best; null: nobody's
-  std::vector<int32_t> drafts;  // num_drafts tokens, of the step at hand; capacity is reserved
-  size_t num_taken = 0;         // of drafts: those that were right
-  // Of its first step, first and last token; 0: not yet, or of a group.
+  std::vector<int32_t> drafts;  // num_drafts tokens, of the current step; capacity is reserved
+  size_t num_taken = 0;         // accepted ones of drafts
+  // Times of its first step, first and last token. 0: not yet; in a group, tokens have no times.
   int64_t scheduled_us = 0, first_token_us = 0, last_token_us = 0;
   RowLogprobs logprobs;     // of the newest token
-  int64_t num_written = 0;  // positions of which everything wanted was written
+  int64_t num_written = 0;  // positions whose wanted outputs are all written
   // Of a member of a group.
   RowCandidates candidates;
   bool has_candidates = false;
   OutputLogprobs output_logprobs;  // where wanted
   double sum_logprobs = 0;
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
-  bool joined = false;            // the scheduler: it has left the mailbox
+  bool joined = false;            // the scheduler has it: it has left the mailbox
 
   // Guarded by the instance's mailbox mutex.
   bool ended = false;

@@ -131,12 +131,12 @@ Status ModelInstance::ReleaseRequest(RequestHandle handle) {
 
 namespace {
 
-// How often a caller that waits is asked whether it still wants to.
+// How often a waiting caller's `cancelled` is called.
 constexpr int64_t kSliceMs = 100;
-// The clock's own unit cannot say the far end of time.
+// A longer time would overflow in the clock's own unit.
 constexpr int64_t kLongestMs = int64_t{100} * 365 * 24 * 3600 * 1000;  // a century
 
-// Waits for the ends of requests, all of them within one time.
+// Waits for requests to end, all within one timeout.
 class EndWaiter {
  public:
   EndWaiter(int64_t timeout_ms, const std::function<bool()>& cancelled)

@@ -70,7 +70,7 @@ void RequestGroup::ReserveSearch(const GenerationConfig& config, int64_t vocab_s
     sequences_.push_back(member);
     member->candidates.likeliest.resize(static_cast<size_t>(num_candidates));
     member->candidates.reported.resize(static_cast<size_t>(num_candidates));
-    // Drafts follow one sequence.
+    // Drafts follow one sequence, so a search has none.
     member->most_looked_up = 0;
     member->uses_draft_model = false;
     if (member == first) continue;
@@ -172,7 +172,7 @@ void RequestGroup::Continue() {
 void RequestGroup::Finish(FinishReason reason, const std::string& error, int64_t now_us) {
   for (Request* member : members_) member->ReleaseResources();
   if (IsOutput(reason)) RankOutputs();
-  // The first one's last: who waits for a request waits for that.
+  // The first queue is last: a caller that waits for the request waits for this queue.
   for (size_t rank = returned().size(); rank-- > 0;) {
     ResultQueueImpl& queue = *returned()[rank]->queue;
     if (IsOutput(reason)) {

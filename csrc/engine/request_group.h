@@ -1,6 +1,7 @@
-// Sequences of one prompt that come back ranked once all have ended: the beams of a search, or the
-// samples of best_of. Each is a request of its own to the step; the first of them owns the group
-// and stands for all towards the caller. Made whole on the caller's thread; then the step thread's.
+// Sequences of one prompt that are returned ranked once all have ended: the beams of a search, or
+// the samples of best_of. In a step each is a request of its own; the first of them owns the group
+// and represents it to the caller. All memory is allocated on the caller's thread; then the group
+// is the step thread's.
 #pragma once
 
 #include <memory>
@@ -19,7 +20,8 @@ namespace allspark {
 
 struct Request;
 
-// Where a sequence is in its words: a bad word may begin in the prompt, a stop word in the output.
+// The states of a sequence's word matchers: a bad word may begin in the prompt, a stop word begins
+// in the output.
 struct WordStates {
   int32_t bad = WordMatcher::kStart;
   int32_t stop = WordMatcher::kStart;
@@ -27,17 +29,16 @@ struct WordStates {
 
 class RequestGroup {
  public:
-  // `members`: the requests, of which the caller's is the first; all made alike. The others are
-  // the group's from now on.
+  // `first`: the caller's request. `others` are made like it, and are the group's from now on.
   RequestGroup(Request* first, std::vector<std::shared_ptr<Request>> others,
                const GenerationConfig& config, int64_t vocab_size);
 
   bool is_search() const { return search_ != nullptr; }
   Request* first() const { return members_.front(); }
   std::span<Request* const> members() const { return members_; }
-  // Those whose queues the caller has: the best sequence comes out of the first.
+  // The members whose queues the caller has; the first of these queues gets the best sequence.
   std::span<Request* const> returned() const;
-  // Requests that the scheduler has or had, and that have not ended.
+  // How many requests count as live: 1 for a search, otherwise the samples that have not ended.
   int64_t num_live() const { return is_search() ? 1 : size() - num_ended_; }
 
   // Tokens of the longest sequence so far.
@@ -51,17 +52,17 @@ class RequestGroup {
 
   // A search: notes that a beam has its candidates; true once every beam has.
   bool TakeCandidates(Request* beam);
-  // Chooses the next beams. Afterwards is_done(), or parents() and sequences() are for
-  // Scheduler::Fork and then Continue() gives the beams their tokens.
+  // Chooses the next beams. Unless the search is_done() then, the caller gives sequences() and
+  // parents() to Scheduler::Fork, and Continue() gives the beams their tokens.
   void Choose();
   bool is_done() const { return search_->done(); }
-  // Whether the search has as many sequences as are to come back.
+  // Whether at least as many sequences have ended as are returned.
   bool has_enough() const { return search_->scores().size() >= returned().size(); }
   std::span<const int32_t> parents() const { return parents_; }
   std::span<ScheduledSequence* const> sequences() const { return sequences_; }
   void Continue();
 
-  // The end: the queues get the best outputs if all ended well, and say why it ended otherwise.
+  // Ends the group: the queues get the best outputs if all ended well, otherwise the reason.
   void Finish(FinishReason reason, const std::string& error, int64_t now_us);
 
  private:
@@ -72,7 +73,7 @@ class RequestGroup {
     FinishReason reason = FinishReason::kNone;
   };
   static bool IsWorse(const Output& a, const Output& b) { return a.score < b.score; }
-  // What a beam hands on to those that continue it.
+  // What a beam passes to the beams that continue it.
   struct History {
     std::vector<int32_t> tokens;
     TokenCounts counts;
@@ -90,7 +91,7 @@ class RequestGroup {
   std::vector<Request*> members_;
   int64_t num_returned_;
   double length_penalty_;
-  std::vector<Output> outputs_;  // by member or by place
+  std::vector<Output> outputs_;  // of samples by member, of beams by place
   int64_t num_ended_ = 0;
   // Of a search.
   std::unique_ptr<BeamSearch> search_;

@@ -87,11 +87,11 @@ std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
   };
   const int64_t generated = static_cast<int64_t>(tokens_.size());
   const int64_t last_us = finished_us_ != 0 ? finished_us_ : last_token_us_;
-  // One that waits does so up to now, and one that never began did up to its end.
+  // A request that still waits has waited until now; one that never ran, until its end.
   const int64_t waited_until_us = scheduled_us_ != 0  ? scheduled_us_
                                   : finished_us_ != 0 ? finished_us_
                                                       : SteadyNowUs();
-  // The prompt is computed when its first token is there; where none is to come, at the end.
+  // Prefill ends with the first token; a prompt_only request has none, so with its end.
   const bool is_prompt_done = generated == 0 && reason_ == FinishReason::kLength;
   const int64_t prefilled_us = is_prompt_done ? finished_us_ : first_token_us_;
   return {
@@ -116,7 +116,7 @@ std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
 
 int64_t ResultQueueImpl::NumPositionsLocked() const {
   if (!tokens_.empty()) return prompt_tokens_ + static_cast<int64_t>(tokens_.size()) - 1;
-  // No length but that of the prompt can have been reached without a token.
+  // Without tokens, kLength means that the prompt of a prompt_only request is computed.
   return reason_ == FinishReason::kLength ? prompt_tokens_ : 0;
 }
 

@@ -27,12 +27,13 @@ struct QueueCapacity {
 class ResultQueueImpl final : public ResultQueue,
                               public std::enable_shared_from_this<ResultQueueImpl> {
  public:
-  // outputs: whose rows come with the elements; or null.
+  // outputs: the tensors whose rows come with the elements; or null.
   ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens, const QueueCapacity& capacity,
                   std::shared_ptr<CompletionSetImpl> engine_set,
                   std::shared_ptr<const OutputTensors> outputs = nullptr);
   ~ResultQueueImpl() override;
-  // Deletes a queue; in a fork it leaves it, since threads may wait on it that are not there.
+  // Deletes a queue. In a fork it does nothing: threads that do not exist there may wait on the
+  // queue.
   static void Delete(ResultQueueImpl* queue);
 
   GenerateRequestStatus GenerateStatus() const override;
@@ -49,8 +50,8 @@ class ResultQueueImpl final : public ResultQueue,
 
   // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes
   // it.
-  // Part of the prompt is computed, after so many tokens that were found in the prefix cache.
-  // num_on_host: of num_cached, tokens whose blocks were in the host's memory.
+  // A chunk of the prompt is about to be computed, after num_cached tokens that the prefix cache
+  // had. num_on_host: how many of these had their blocks in the host's memory.
   void OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host);
   // Of the prompt token after `position`. All of them come before the first Append.
   void SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs);
@@ -70,8 +71,8 @@ class ResultQueueImpl final : public ResultQueue,
 
  private:
   bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
-  // Positions whose outputs are complete: they come with the token chosen from the last of them, or
-  // with the end of a request that only wanted its prompt computed.
+  // The number of positions whose outputs are complete. Outputs are delivered with the token chosen
+  // from the last of them, or with the end of a prompt_only request.
   int64_t NumPositionsLocked() const;
   std::optional<GeneratedElements> TakeLocked();
   std::vector<std::vector<std::pair<int64_t, float>>> TopLocked(const OutputLogprobs& logprobs,

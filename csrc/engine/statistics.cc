@@ -55,7 +55,7 @@ void Statistics::Report(EngineStat& stat, int64_t now_us) const {
         static_cast<double>(stat.prefix_cache_hit_token) / static_cast<double>(looked_up);
     stat.prefix_cache_miss_rate = 1 - stat.prefix_cache_hit_rate;
   }
-  // A window that nobody has closed for two seconds belongs to the past: nothing runs.
+  // If no step has closed the window for two seconds, nothing runs, and its rates are too old.
   if (now_us - window_begin_us_ < 2000000) {
     stat.generate_token_persec = generated_per_second_;
     stat.process_token_persec = prefilled_per_second_;

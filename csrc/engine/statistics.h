@@ -14,8 +14,8 @@ namespace allspark {
 
 class Statistics {
  public:
-  // The step thread's calls, except where it says otherwise. What a request's end tells its readers
-  // is counted before they see the end; only a step's own time follows it.
+  // For the step thread, except where noted. The counts of a request's end are complete before its
+  // readers see the end; only the step's own time is counted later.
   void OnToken() { ++generated_; }
   void OnAcceptedDraft() { ++accepted_; }
   void OnPrefixHit(int64_t num_tokens) { prefix_hits_ += num_tokens; }
@@ -23,7 +23,7 @@ class Statistics {
   void OnScheduled(int64_t waited_us) { queue_seconds_.Observe(Seconds(waited_us)); }
   void OnFirstToken(int64_t since_arrival_us) { ttft_seconds_.Observe(Seconds(since_arrival_us)); }
   void OnNextToken(int64_t gap_us) { gap_seconds_.Observe(Seconds(gap_us)); }
-  // A step is computed; num_preemptions: in all. And it is over.
+  // OnComputed: a step is computed; num_preemptions is the total. OnStepEnd: the step is over.
   void OnComputed(const StepRecord& step, int64_t num_preemptions);
   void OnStepEnd(const StepRecord& step);
   void OnEnd(const RequestRecord& request);
@@ -31,13 +31,13 @@ class Statistics {
     int64_t running = 0, used_blocks = 0, cached_blocks = 0;
   };
   void SetUsage(const Usage& usage);
-  // A request was denied; any thread's.
+  // A request was denied. Any thread may call.
   void OnDenied() { ++denied_; }
 
   // Fills in what is counted here; total_span and span_size are there already.
   void Report(EngineStat& stat, int64_t now_us) const;
 
-  // Of times in seconds, of sequences, of tokens.
+  // Histograms of times in seconds, of sequences and of tokens.
   const Histogram& queue_seconds() const { return queue_seconds_; }
   const Histogram& ttft_seconds() const { return ttft_seconds_; }
   const Histogram& gap_seconds() const { return gap_seconds_; }

@@ -1,6 +1,6 @@
-// ModelInstance's calls that are answered between two steps: on the prefix cache, on memory. What
-// they are about is the step thread's, so a caller posts what it wants and sleeps until that thread
-// has done it.
+// ModelInstance's calls that are answered between two steps: on the prefix cache and on memory.
+// Only the step thread may touch what they use, so a caller posts its call and sleeps until the
+// step thread has answered it.
 
 #include <exception>
 #include <new>

@@ -40,7 +40,7 @@ void ModelInstance::LogStatus() {
 }
 
 void ModelInstance::CountToken(Request& request, int64_t now_us) {
-  if (request.group != nullptr) return;  // theirs come at the end
+  if (request.group != nullptr) return;  // counted at the end of the group
   if (request.first_token_us == 0) {
     request.first_token_us = now_us;
     statistics_.OnFirstToken(now_us - request.arrival_us());

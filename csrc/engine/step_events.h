@@ -1,5 +1,5 @@
-// Where tests look into, and break, a step: the hook sees its events on the step thread and may
-// throw.
+// A hook for tests, to watch a step or make it fail: it gets the step's events on the step thread
+// and may throw.
 #pragma once
 
 #include <cstdint>

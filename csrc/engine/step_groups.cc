@@ -48,7 +48,7 @@ void ModelInstance::AddToScheduler(Request* request) {
 
 void ModelInstance::RemoveFromScheduler(Request* request) {
   const auto remove = [&](Request* member) {
-    // Beams leave with the first of them, and the scheduler takes out whom it interrupts.
+    // Beams leave with the first beam, and interrupted sequences have left already.
     if (member->state == ScheduledSequence::State::kNone) return;
     running_->scheduler->Remove(member);
   };
@@ -57,7 +57,7 @@ void ModelInstance::RemoveFromScheduler(Request* request) {
   } else {
     for (Request* member : request->group->members()) remove(member);
   }
-  PublishUsage();  // before the queue says so: who sees the end sees the blocks free
+  PublishUsage();  // before the queue ends: a reader that sees the end sees the blocks free
 }
 
 }  // namespace allspark

@@ -18,8 +18,7 @@
 namespace allspark {
 namespace {
 
-// How long the thread waits for a mask where nobody has anything else to compute, before it looks
-// for mail.
+// How long the thread waits for a mask before it looks for mail, if it has nothing else to compute.
 constexpr int64_t kMaskSliceUs = 1000;
 
 }  // namespace
@@ -48,7 +47,8 @@ void ModelInstance::AwaitMail(std::unique_lock<std::mutex>& lock) {
     return new_head_ != nullptr || stop_head_ != nullptr || step_calls_ != nullptr || stopping_ ||
            HasWork();
   };
-  // Where there is memory requests are work, and no deadline passes unseen.
+  // With memory, requests are work, and the loop sees their deadlines. Without it, only this wait
+  // does.
   if (running_->has_memory || deadlines_.empty()) {
     mail_.wait(lock, is_there);
   } else {
@@ -102,8 +102,8 @@ void ModelInstance::RunStep() {
   ReleaseHeld(running.step.begin_us);
   try {
     OfferDrafts();
-    // What is planned may be of a group that has just ended, or wait for blocks that one was to
-    // fill.
+    // Planned again after interruptions: the plan may contain members of a group that has just
+    // ended, or wait for blocks that they were to fill.
     do {
       plan = &scheduler.Plan(SteadyNowUs());
     } while (EndInterrupted());
@@ -162,7 +162,7 @@ void ModelInstance::RunStep() {
 
 void ModelInstance::OfferDrafts() {
   const Scheduler& scheduler = *running_->scheduler;
-  // What the scheduler would leave out nobody need think about.
+  // Without room the scheduler grants no drafts, so none are offered.
   const bool has_room = scheduler.num_running() < config_.max_draft_rows;
   for (ScheduledSequence* s = scheduler.first_running(); s != nullptr; s = s->next) {
     auto* request = static_cast<Request*>(s);
@@ -197,7 +197,7 @@ void ModelInstance::OrderChunks(const std::vector<PlannedChunk>& plan) {
     any_lora = any_lora || static_cast<const Request*>(chunk.sequence)->lora != nullptr;
   }
   if (!any_lora) return;
-  // The salt is the adapter's number; within one, the plan's order.
+  // The salt identifies the adapter; chunks of one adapter stay in the plan's order.
   std::sort(chunks.begin(), chunks.end(), [](const PlannedChunk* a, const PlannedChunk* b) {
     return std::pair(a->sequence->cache_salt, a) < std::pair(b->sequence->cache_salt, b);
   });
@@ -220,12 +220,12 @@ void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& bat
     auto* request = static_cast<Request*>(chunk.sequence);
     const int64_t num_cached = chunk.begin - request->num_computed;
     statistics_.OnPrefixHit(num_cached);
-    // Of a prompt, the first time that it is computed.
+    // Only while a prompt is computed for the first time.
     if (request->num_tokens == request->prompt_length && request->num_preemptions == 0) {
       if (request->scheduled_us == 0 && request->stands_for_all()) {
         statistics_.OnScheduled(now_us - request->arrival_us());
       }
-      // Where there is no other memory, all of it is the host's.
+      // Without a host copier the device's memory is the host's, so all cached tokens are there.
       request->OnScheduled(now_us, num_cached,
                            device_.host_copier != nullptr ? request->num_restored : num_cached);
     }
@@ -277,7 +277,7 @@ void ModelInstance::WriteOutputs(int64_t num_logits_rows) {
   running.outputs->Write(*running.decoder, *device_.pool,
                          logits + num_logits_rows * limits_.vocab_size,
                          decoder_options_.max_logits_rows - num_logits_rows);
-  // The weights were read to the last; nobody has been given anything yet.
+  // All weights have been read by now, and no request has been given anything yet.
   const Status weights = CheckWeights();
   if (!weights.ok()) throw std::runtime_error(weights.message());
   for (Request* request : running.prompts) EndRequest(request, FinishReason::kLength, "");
@@ -287,7 +287,7 @@ void ModelInstance::SampleAndAppend() {
   Running& running = *running_;
   AwaitMasks();
   running.step.masked_us = SteadyNowUs();
-  // A round for every draft that turns out right: the row behind it is then the next one's.
+  // One round for every accepted draft: the row of logits behind it then gives the next token.
   running.changed.clear();
   while (!running.rows.empty()) {
     ReportLogits();
@@ -299,7 +299,7 @@ void ModelInstance::SampleAndAppend() {
     size_t num_next = 0;
     for (size_t i = 0; i < running.rows.size(); ++i) {
       Request* request = running.sampled[i];
-      // It ended with another one of its group.
+      // It ended with another member of its group.
       if (request->state == ScheduledSequence::State::kNone) continue;
       if (request->is_beam()) {
         AdvanceSearch(request, running.rows[i]);

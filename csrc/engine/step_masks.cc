@@ -1,4 +1,5 @@
-// The part of ModelInstance's step that waits for token masks, and for what ends that wait.
+// The part of ModelInstance's step that waits for token masks, and ends requests whose time is
+// over.
 
 #include <algorithm>
 #include <string>
@@ -10,16 +11,18 @@
 namespace allspark {
 namespace {
 
-// A step waits for masks a tenth as long as it computed, and this long at least: nearly all come
-// while it computes, and a row that is computed again costs less than a longer wait of all.
+// A step waits for masks for a tenth of its compute time, and at least this long. Nearly all masks
+// come while the step computes, and computing a row again costs less than a longer wait of all
+// requests.
 constexpr int64_t kLeastWaitUs = 1000;
-// Nobody signals mail to a wait for masks; it looks for mail this often.
+// New mail does not wake a wait for masks, so that wait looks for mail this often.
 constexpr int64_t kSliceUs = 10000;
 
 }  // namespace
 
 // A late mask delays its own request, not the step: the request is held, and its newest token is
-// computed again once the mask is there. Alone it is waited for here, which saves that.
+// computed again once the mask is there. If the model has no other work, the step waits for the
+// mask here instead, which saves computing the token again.
 void ModelInstance::AwaitMasks() {
   Running& running = *running_;
   Scheduler& scheduler = *running.scheduler;
@@ -115,7 +118,7 @@ Request* ModelInstance::TakeExpired(int64_t now_us) const {
   std::lock_guard lock(mutex_);
   for (const auto& [deadline_us, request] : deadlines_) {
     if (deadline_us > now_us) break;
-    // What is in the mailbox is linked there.
+    // A request that is still in the mailbox is linked there, and must stay.
     if (request->joined) return request;
   }
   return nullptr;

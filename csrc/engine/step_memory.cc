@@ -1,5 +1,5 @@
-// The part of ModelInstance that is about want of memory: requests that are interrupted, and the
-// model that gives its memory back for a while.
+// The part of ModelInstance for when memory is short: it ends interrupted requests, copies blocks
+// to and from the host tier, and gives the model's memory back for a while.
 
 #include <string>
 
@@ -10,7 +10,7 @@ namespace allspark {
 bool ModelInstance::EndInterrupted() {
   Running& running = *running_;
   const std::vector<ScheduledSequence*>& interrupted = running.scheduler->interrupted();
-  // Several may be of one group, which lives as long as the first of it.
+  // Several may be of one group, which lives as long as its first member: in_step keeps that alive.
   running.in_step = true;
   for (ScheduledSequence* sequence : interrupted) {
     EndRequest(static_cast<Request*>(sequence), FinishReason::kInterrupted, "");

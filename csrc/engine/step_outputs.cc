@@ -24,7 +24,7 @@ void StepOutputs::Clear() {
 void StepOutputs::Add(Request* request, const PlannedChunk& chunk, int64_t token_begin,
                       const float* sampled) {
   if (!request->WantsOutputs()) return;
-  // What was written before a preemption may be in a reader's hands.
+  // Rows that were written before a preemption may be in a reader's hands.
   const int64_t begin = std::max(chunk.begin, request->num_written);
   const int64_t end = chunk.begin + chunk.num_tokens;
   request->num_written = std::max(request->num_written, end - chunk.num_drafts);

@@ -24,10 +24,11 @@ class StepOutputs {
               const kernels::KernelTable& kernels);
 
   void Clear();
-  // The chunk's tokens lie in the batch from `token_begin` on; `sampled`: where the logits of its
-  // newest known token will be, those of its drafts behind; null where it samples nothing.
+  // The chunk's tokens begin at `token_begin` in the batch. `sampled`: where the logits of its
+  // newest known token will be, followed by those of its drafts; null if the chunk samples nothing.
   void Add(Request* request, const PlannedChunk& chunk, int64_t token_begin, const float* sampled);
-  // logits: room for num_rows (at least 1) rows. Right after Forward, with the arena as it left it.
+  // logits: room for num_rows (at least 1) rows. Call right after Forward, before the arena is
+  // reset.
   void Write(Decoder& decoder, ThreadPool& pool, float* logits, int64_t num_rows);
 
  private:

@@ -15,13 +15,13 @@ namespace {
 // Builds the list of events; see "Trace Event Format".
 class Events {
  public:
-  // A span of the step thread; spans lie one in the other.
+  // A span of the step thread; these spans are nested.
   void Span(const char* name, int64_t begin_us, int64_t end_us, const std::string& args = "") {
     Open(name, "step", "X", begin_us);
     text_ += ",\"dur\":" + std::to_string(end_us - begin_us) + ",\"tid\":1";
     Close(args);
   }
-  // Spans of requests, of which many are open at a time.
+  // Spans of requests; many are open at a time.
   void Begin(const char* name, uint64_t request_id, int64_t time_us, const std::string& args = "") {
     Open(name, "request", "b", time_us);
     text_ += ",\"id\":" + std::to_string(request_id) + ",\"tid\":2";

@@ -1,4 +1,4 @@
-// Doors into the engine for tests and for the Python `testing` submodule; not installed.
+// Access to the engine's internals for tests and for the Python `testing` submodule; not installed.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct TestingAccess {
                             void* context);
   // As if models installed from now on were on a device with memory of its own.
   static void SetHostCopier(Engine& engine, std::shared_ptr<HostCopier> copier);
-  // Instead of a region of its own, which the engine would make with its first install; what else
-  // of the environment it would read then it reads now.
+  // Replaces the region that the engine would make at its first install. Other settings that the
+  // install would read from the environment are read now.
   static void SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator);
   // Models installed from now on compute with `table`, which outlives them; null: with the table
   // of this processor.
@@ -58,7 +58,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
 
 struct SampledRows {
   std::vector<int32_t> tokens;  // one per seed
-  std::vector<float> logits;    // as the last choice saw them: processed, not yet tempered
+  std::vector<float> logits;    // as the last choice saw them: processed, before temperature
   RowLogprobs logprobs;         // of the last choice, where the config asks for them
 };
 
