@@ -57,7 +57,7 @@ void BlockPool::SetFree(int32_t index, uint32_t free) {
   first = index;
 }
 
-// Not beyond the extent's end: the next one lies elsewhere.
+// False at the extent's end: the next extent's memory is elsewhere.
 bool BlockPool::IsNextBlockFree(int32_t block) const {
   const int64_t next = block + 1;
   return next % extent_blocks_ != 0 && reference_count(static_cast<int32_t>(next)) == 0;

@@ -2,11 +2,11 @@
 // block holds block_size tokens of all layers; a sequence's block table lists its blocks in order
 // of position. A block with one reference belongs to one table, which may write it; a block with
 // more is shared and read-only. A table's next block is contiguous with its last one if that block
-// is free and of the same extent (extent.h); otherwise it is in the extent with the most free
-// blocks, of several in the one freed last: tables have room to grow, and a small working set stays
-// in the caches. Misuse (an id out of range, a release of a free block, an allocation from an empty
-// pool) throws InternalError. Not thread-safe: the step thread owns it. After construction nothing
-// allocates memory.
+// is free and of the same extent (extent.h). Otherwise it is taken from the extent with the most
+// free blocks, so that tables have room to grow. If several have the most, it is the one used last,
+// so that a small working set stays in the caches. Misuse (an id out of range, a release of a free
+// block, an allocation from an empty pool) throws InternalError. Not thread-safe: the step thread
+// owns it. After construction nothing allocates memory.
 #pragma once
 
 #include <array>
@@ -28,10 +28,11 @@ class BlockPool {
   int64_t num_blocks() const { return num_blocks_; }
   int64_t num_free() const { return num_free_; }
   int64_t extent_blocks() const { return extent_blocks_; }
-  // Reference count 1. `after`: the block in front of it in its table; kNone: there is none.
-  // Requires: num_free() > 0. Allocates no memory.
+  // Takes a free block; its reference count is 1. `after`: the block before it in its table; kNone:
+  // there is none. Requires: num_free() > 0. Allocates no memory.
   int32_t Allocate(int32_t after = kNone);
-  // Whether that block would be contiguous, or in an extent of which half is free.
+  // Whether Allocate(after) would return the contiguous block, or one of an extent that is at least
+  // half free.
   bool HasRun(int32_t after) const;
   // Requires: the block is in use.
   void AddReference(int32_t block);
@@ -50,7 +51,7 @@ class BlockPool {
   bool IsNextBlockFree(int32_t block) const;
   // The most free blocks that an extent has.
   size_t MostFree() const;
-  // The list that an extent is in.
+  // The list of the extents that have as many free blocks as `free`.
   int32_t& ListOf(uint32_t free);
   // Changes which of an extent's blocks are free.
   void SetFree(int32_t extent, uint32_t free);

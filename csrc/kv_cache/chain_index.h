@@ -1,5 +1,5 @@
-// ChainIndex: entries by the hash of the chain of blocks that they end. Open addressing with linear
-// probing; sized at construction, nothing allocates later. Private to kv_cache/.
+// ChainIndex: finds entries by the hash of the chain of blocks that ends with them. Open addressing
+// with linear probing; sized at construction, nothing allocates later. Private to kv_cache/.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace allspark {
 
-// Of a chain of blocks: of all their tokens, in order, and the salt.
+// The hash of a chain of blocks: of all their tokens, in order, and the salt.
 struct ChainHash {
   uint64_t low = 0, high = 0;
   bool operator==(const ChainHash&) const = default;
 };
 
-// The hash of a chain that goes on with these tokens.
+// The hash of the chain that continues `before` by a block of these tokens.
 ChainHash HashOfNext(const ChainHash& before, uint64_t salt, const int32_t* tokens,
                      int64_t num_tokens);
 

@@ -16,7 +16,8 @@ namespace allspark {
 // A power of two: blocks of 4 KiB parts make runs of 64 KiB.
 inline constexpr int64_t kMostExtentBlocks = 16;
 
-// Blocks of an extent in a pool of so many: the most that divide it, so that every extent is whole.
+// Blocks per extent in a pool of num_blocks: the largest power of two up to kMostExtentBlocks that
+// divides it, so that every extent is whole.
 inline int64_t ExtentBlocks(int64_t num_blocks) {
   if (num_blocks == 0) return 1;
   const int64_t factor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(num_blocks));

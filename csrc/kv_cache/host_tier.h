@@ -1,6 +1,6 @@
 // The prefix cache's second tier: slots of host memory for blocks that a device's pool had no room
-// for. Integers only: which slot holds what; who copies is the owner's business. A block is known
-// by the hash of its chain, and its tokens are compared. Nothing allocates after construction.
+// for. Integers only: which slot holds which block; the owner does the copying. A block is found by
+// the hash of its chain, and its tokens are compared. Nothing allocates after construction.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class HostTier {
 
   int64_t num_used() const { return order_.size(); }
 
-  // Gives a block the slot that has been unused for longest, and returns it: it is to be copied
-  // there. kNone where it is there already, or there can be none.
+  // Assigns a slot to a block and returns it: a free one, or else the one unused for longest. The
+  // block is to be copied there. kNone if the block has a slot already, or cannot have one.
   int32_t Put(const ChainHash& hash, uint64_t salt, const int32_t* tokens);
   // The slot that holds the block, or kNone. Counts as a use where `use`.
   int32_t Find(const ChainHash& hash, uint64_t salt, const int32_t* tokens, bool use);
@@ -39,7 +39,7 @@ class HostTier {
   std::vector<uint64_t> salts_;  // by slot
   std::vector<int32_t> tokens_;  // block_size of each slot
   std::vector<int32_t> free_;
-  UseOrder order_;  // of the others
+  UseOrder order_;  // of the slots in use
   int64_t now_us_ = 0;
 };
 

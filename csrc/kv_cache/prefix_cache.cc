@@ -8,9 +8,10 @@
 namespace allspark {
 namespace {
 
-// So that new tables get contiguous blocks, a whole extent's number is evicted at once if that many
-// are unused and less than this part of the pool is free. (With tables that come and go at random,
-// 17 of 20 blocks are then contiguous with the one before; without it, 11.)
+// So that new tables get contiguous blocks, as many blocks as an extent has are evicted at once, if
+// at least kLeastUnusedExtents times as many are unused and less than 1 / kFreePart of the pool is
+// free. (With tables that come and go at random, 17 of 20 blocks are then contiguous with the one
+// before; without it, 11.)
 constexpr int64_t kLeastUnusedExtents = 16;
 constexpr int64_t kFreePart = 32;
 
@@ -95,7 +96,7 @@ int32_t PrefixCache::Restore(int32_t parent, uint64_t salt, const int32_t* token
   const int32_t slot = host_.Find(hash, salt, tokens, /*use=*/true);
   if (slot == kNone || index_.Find(hash) != kNone) return kNone;
   const int32_t block = Allocate(parent);
-  // To make room the pool may have taken the slot's place in the tier.
+  // Allocate may have evicted a block into this very slot.
   if (host_.Find(hash, salt, tokens, /*use=*/false) != slot) {
     pool_.Release(block);
     return kNone;

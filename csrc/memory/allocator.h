@@ -1,4 +1,5 @@
-// The memory seam of a device: Allocator, its statistics, and Buffer, which owns what it gave.
+// The memory interface of a device: Allocator, its statistics, and Buffer, which owns an
+// allocation.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ inline constexpr size_t kBufferAlignment = 256;  // of every allocation, bytes
 struct AllocatorStats {
   int64_t num_allocs = 0;    // calls so far
   int64_t num_live = 0;      // allocations not freed yet
-  int64_t bytes_in_use = 0;  // requested size rounded up to the chunk
+  int64_t bytes_in_use = 0;  // requested sizes, rounded up to kBufferAlignment
   int64_t peak_bytes_in_use = 0;
   int64_t largest_alloc_bytes = 0;
   int64_t pool_bytes = 0;  // the region's reserved size

@@ -24,8 +24,8 @@ constexpr size_t kCommitStep = size_t{32} << 20;
 // A free chunk gives its pages back once this much of it may be backed by memory.
 constexpr size_t kGiveBackBytes = size_t{1} << 20;
 
-// AddressSanitizer writes an eighth of what is poisoned or unpoisoned: of a KV pool that was never
-// touched, the begin must do.
+// AddressSanitizer writes an eighth of a range that is poisoned or unpoisoned. Of a large range,
+// such as a KV pool that was never touched, only the beginning is poisoned.
 constexpr size_t kMaxPoison = size_t{64} << 20;
 
 size_t PageBytes() {
@@ -127,7 +127,7 @@ void* BfcRegion::Allocate(size_t bytes) {
     }
     return ptr;
   } catch (const std::bad_alloc&) {
-    return nullptr;  // No room for the books; nothing has changed.
+    return nullptr;  // No heap memory for the chunk's records; nothing has changed.
   }
 }
 

@@ -1,6 +1,6 @@
 // The best-fit-with-coalescing allocator itself: chunks that tile one reserved region of address
-// space. The books are kept outside of the region and take their memory from the heap in Allocate
-// alone, so Free cannot fail. Thread-safe. Made by CreateCpuBfcAllocator; this header is for it and
+// space. The records of chunks are kept outside of the region. Only Allocate takes heap memory for
+// them, so Free cannot fail. Thread-safe. Made by CreateCpuBfcAllocator; this header is for it and
 // for tests.
 #pragma once
 

@@ -19,9 +19,8 @@ class Tensor {
  public:
   Tensor() = default;  // No dtype, no elements.
 
-  // Takes memory for the elements; its content is undefined. InvalidArgument for a shape that is
-  // not one or a dtype without whole bytes per element, ResourceExhausted when the allocator has no
-  // room.
+  // Allocates the elements; their content is undefined. InvalidArgument for an invalid shape or a
+  // dtype without whole bytes per element, ResourceExhausted when the allocator has no room.
   static Result<Tensor> Create(Allocator* allocator, DType dtype, std::span<const int64_t> dims);
 
   DType dtype() const { return dtype_; }

@@ -18,8 +18,7 @@ struct TensorView {
   int64_t strides[kMaxRank] = {};  // elements
 };
 
-// Bytes of one element; 0 for kUndefined; kUInt4 counts as 1 per two elements and is not served
-// here.
+// Bytes of one element; 0 for kUndefined, and for kUInt4, which has two elements in a byte.
 constexpr int64_t ElementBytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
