@@ -15,7 +15,7 @@ int64_t HeadBytes(const DecoderShape& shape, int64_t block_size) {
   return kernels::KvPartBytes(shape.cache, block_size, shape.head_dim);
 }
 
-// Of a block: keys and values of every head and layer.
+// Parts of a block: keys and values of every head and layer.
 int64_t NumParts(const DecoderShape& shape) { return shape.num_layers * 2 * shape.kv_heads; }
 
 QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
@@ -28,7 +28,8 @@ QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
     Scale(context, w.qkv, shape.qkv_scaling, /*accumulate=*/false, w.qkv);
   }
   if (shape.qk_norm_whole) {
-    // As of one wide head: kv_cols divide q_cols, so the keys are a head of that size.
+    // Each is normalised as one wide head: kv_cols divide q_cols, so the keys are a head of that
+    // size.
     NormHeads(context, w.qkv, 0, 1, shape.q_cols(), weights.q_norm);
     NormHeads(context, w.qkv, shape.q_heads / shape.kv_heads, 1, shape.kv_cols(), weights.k_norm);
   } else if (weights.q_norm.weight != nullptr) {
@@ -89,7 +90,8 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   if (step.logn_length > 0) LogN(context, step.positions, step.logn_length, qkv.q);
   KvWrite(context, kv, shape.cache, step.sequences, step.num_sequences, qkv.k, qkv.v,
           shape.kv_heads, shape.head_dim);
-  // What is quantised next, or made values of latents first, is not yet rounded.
+  // Written in float32 if it is quantised next, otherwise in the compute type, in which v_up reads
+  // latents.
   const DType o_input = weights.o.activation;
   Matrix attended =
       w.attended.As(o_input == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);

@@ -35,8 +35,8 @@ struct QueryKeyValue {
   ConstMatrix k, v;
 };
 
-// Where a layer's keys and values lie: K of all KV heads, then V of all, layer after layer, and of
-// each head the blocks of an extent.
+// Where a layer's keys and values are: within an extent layer after layer, of each layer K of all
+// KV heads, then V of all, and of each head the extent's blocks one after another.
 kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
                              const KvPool& pool);
 KvBlock MakeKvBlock(const DecoderShape& shape, int64_t block_size, const KvPool& pool, int64_t id);

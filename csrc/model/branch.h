@@ -8,31 +8,31 @@
 
 namespace allspark {
 
-// The stream as a GEMM with activations of `dtype` reads it: normalised, or where the spec has no
-// norm there, as it is.
+// The residual stream as input of a GEMM with activations of `dtype`: normalised, or as it is if
+// the spec has no norm there.
 ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType dtype,
                          const Workspace& w);
 // The same into `room`, for later.
 ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, DType dtype,
                              const ActivationBuffer& room, const Workspace& w);
 
-// x, float32 or bfloat16, as a GEMM with activations of `dtype` reads it: itself where it has that
-// dtype, else rounded into `room`.
+// x (float32 or bfloat16) as input of a GEMM with activations of `dtype`: x itself if it has that
+// dtype, otherwise rounded into `room`.
 ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
                     const ActivationBuffer& room);
 
-// x as `weight` reads it: itself, or where the weight's columns have another order, in that order.
-// Until the next call.
+// x with its columns in the order of `weight`: x itself, or a reordered copy if the weight has
+// another order. Valid until the next call.
 ConstMatrix InOrder(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
                     const Workspace& w);
 
-// Adds x * weight^T to the stream, normalised and scaled before where the spec says so.
+// Adds x * weight^T to the residual stream; where the spec says so, normalised and scaled first.
 void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
                    const NormWeight& post_norm, const Scaling& scaling,
                    std::span<const kernels::LowRank> low_rank, const Workspace& w);
 
-// Where a branch that does not end in a product puts its result, float32: added to the stream where
-// `accumulates`, else a matrix that AddBranch then adds.
+// Where a branch that does not end in a product writes its result (float32). If `accumulates`, the
+// result is added to the stream; otherwise y is a matrix that AddBranch adds later.
 struct BranchOut {
   Matrix y;
   bool accumulates;

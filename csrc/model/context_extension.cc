@@ -6,7 +6,7 @@
 namespace allspark {
 namespace {
 
-// Far more than the roundings of a power of inv_freq[1], far less than any scaling.
+// Far above the rounding errors of powers of inv_freq[1], far below the effect of any scaling.
 constexpr double kTolerance = 1e-3;
 
 bool IsUnscaled(std::span<const float> inv_freq) {
@@ -39,7 +39,7 @@ Result<std::vector<float>> ExtendFrequencies(std::span<const float> inv_freq, do
       factor * static_cast<double>(max_length) / static_cast<double>(trained_length) - (factor - 1);
   const double pairs = static_cast<double>(inv_freq.size());
   for (size_t i = 0; i < extended.size(); ++i) {
-    // The new base to the power of -i / pairs, over the old one's.
+    // The factor is (new base / old base) ^ (-i / pairs).
     const double share = static_cast<double>(i) / (pairs - 1);
     extended[i] = static_cast<float>(double(extended[i]) * std::pow(growth, -share));
   }

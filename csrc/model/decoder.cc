@@ -85,9 +85,9 @@ class DecoderImpl final : public Decoder {
   ThreadPool* const pool_;
   const DecoderBytes bytes_;
   LoraBatch lora_;
-  // Of the step under way; sized for the largest.
+  // Of the current step; sized for the largest.
   std::vector<SequenceRange> sequences_;
-  std::vector<int64_t> logits_tokens_;  // by logits row, the token whose logits it takes
+  std::vector<int64_t> logits_tokens_;  // by logits row, the token whose logits the row gets
   std::vector<LinearTask> tasks_;
   OpContext context_;
   Workspace workspace_;  // in the step's arena
@@ -228,7 +228,7 @@ void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logit
   AS_CHECK(logits != nullptr) << "batch: logits wanted, but no place to write them";
   AS_CHECK(num_tokens <= workspace_.residual.rows)
       << "batch: " << num_tokens << " rows of logits of " << workspace_.residual.rows << " tokens";
-  // The norm reads only the rows that are wanted, into the buffer that all layers are done with.
+  // The norm reads only the wanted rows, and writes them to a buffer that no layer needs any more.
   Matrix rows = workspace_.normed.As(parts_.weights.lm_head.activation);
   rows.rows = num_tokens;
   NormGather(context_, workspace_.residual, tokens, parts_.weights.final_norm, rows);
@@ -263,7 +263,8 @@ void DecoderImpl::InputEmbeddings(int64_t token_begin, int64_t num_tokens, float
   Embed(token_begin, {embeddings, DType::kFloat32, num_tokens, cols, cols});
 }
 
-// Of layers that see everything; those with a window do not see farther in longer sequences.
+// The rope frequencies, extended if the options say so. Separate frequencies of layers with a
+// window stay as they are: these layers do not see farther in longer sequences.
 Result<std::vector<float>> Frequencies(const DecoderParts& parts) {
   const DecoderOptions& options = parts.options;
   const std::span<const float> given(parts.weights.rope_inv_freq,

@@ -32,11 +32,11 @@ struct DecoderOptions {
   bool use_logn_attn = false;
 };
 
-// What a decoder takes of the device's memory.
+// The device memory that a decoder needs.
 struct DecoderBytes {
   int64_t block = 0;   // of one KV block, all layers, K and V
   int64_t arena = 0;   // of the arena, for the largest batch (logits not included)
-  int64_t tables = 0;  // of what it computes at its creation and keeps
+  int64_t tables = 0;  // of the tables that it computes at its creation
 };
 
 class Decoder {
@@ -48,7 +48,8 @@ class Decoder {
                                                  const DecoderOptions& options,
                                                  const kernels::KernelTable& kernels,
                                                  ThreadPool* pool, Allocator* allocator);
-  // What Create and the steps will take, before there is a decoder. Errors as MakeDecoderShape's.
+  // What Create and the steps will need, without creating a decoder. Errors as of MakeDecoderShape
+  // and CheckLearnedPositions.
   static Result<DecoderBytes> Measure(const ModelReader& weights, const DecoderOptions& options,
                                       int64_t num_threads);
   virtual ~Decoder() = default;
@@ -63,12 +64,12 @@ class Decoder {
   // sequences that want it.
   virtual void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) = 0;
 
-  // More of the tokens of the last Forward, by their place in its batch; until the arena is reset.
-  // logits: [num_tokens, vocab_size], of tokens[i] in row i. No more rows than the batch has
-  // tokens.
+  // More outputs of the last Forward, for tokens given by their index in its batch; valid until the
+  // arena is reset. logits: [num_tokens, vocab_size], row i for tokens[i]. num_tokens is at most
+  // the number of the batch's tokens.
   virtual void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) = 0;
-  // Of [token_begin, +num_tokens): what the last norm gives, and what the first layer reads of the
-  // embedding. [num_tokens, hidden_size], float32 also where lm_head reads rounded rows.
+  // For tokens [token_begin, +num_tokens): the output of the last norm, and the input of the first
+  // layer. [num_tokens, hidden_size], float32 even if lm_head reads rounded rows.
   virtual void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) = 0;
   virtual void InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) = 0;
 };

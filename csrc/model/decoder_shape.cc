@@ -21,7 +21,7 @@ static_assert(static_cast<int>(kernels::RouterScore::kSigmoid) == proto::ROUTER_
 // float32 holds every position up to here exactly, so angles are position * frequency as written.
 constexpr int64_t kMaxPositions = int64_t{1} << 24;
 
-// What kernels reduce over is stored in whole pack groups.
+// Dimensions that kernels reduce over are stored in whole pack groups.
 Status CheckPackGroups(const proto::DecoderSpec& spec) {
   const int64_t group = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 2 : 1;
   const std::pair<const char*, int64_t> sizes[] = {{"head_dim", spec.head_dim()},
@@ -43,7 +43,7 @@ Status CheckOption(const char* name, int64_t value, int64_t min, int64_t max) {
                                  std::to_string(max) + "]");
 }
 
-// What absent scales of a spec stand for.
+// The scale that a spec means: 1 if the field is absent.
 float OneIfZero(float scale) { return scale == 0.0f ? 1.0f : scale; }
 
 RouterParams MakeRouter(const proto::DecoderSpec& spec) {
@@ -69,7 +69,7 @@ Status Missing(const kernels::KernelTable& table, const std::string& op, DType d
 
 Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode cache_mode) {
   AS_RETURN_IF_ERROR(CheckPackGroups(spec));
-  // The list's own checks cover the spec's sizes, heads, rope, windows and enums.
+  // RequiredTensors checks the spec's sizes, heads, rope, windows and enums.
   const auto required = RequiredTensors(spec);
   if (!required.ok()) return required.status();
   DecoderShape shape;

@@ -23,12 +23,12 @@ struct DecoderShape {
   int64_t num_layers = 0;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;  // of keys and values in the cache, and of the queries that meet them
+  int64_t head_dim = 0;  // of keys and values in the cache, and of the queries that read them
   // Latent attention (model/latent_attention.h); otherwise these are 0, 0, and head_dim.
   int64_t kv_latent = 0;
   int64_t q_latent = 0;
   int64_t query_dim = 0;     // of a head as the model was trained
-  int64_t value_dim = 0;     // of what a head gives to the output projection
+  int64_t value_dim = 0;     // of a head's input to the output projection
   int64_t intermediate = 0;  // 0: every layer has experts
   float norm_eps = 0.0f;
   kernels::Activation activation = kernels::Activation::kSilu;
@@ -56,20 +56,20 @@ struct DecoderShape {
   int64_t learned_positions = 0;   // rows of their table; 0: none
   bool embedding_norm = false;
   bool alibi = false;
-  RouterParams router;  // no num_experts: no layer has experts; without a layer's bias
+  RouterParams router;  // num_experts 0: no layer has experts; its bias is each layer's
   std::vector<int64_t> dense_layers;  // ascending; the others have experts, if any has
   int64_t expert_intermediate = 0;
   int64_t shared_intermediate = 0;
   DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
   DType cache = DType::kUndefined;    // of keys and values
-  bool int8_activations = false;      // before some GEMM or other
-  int64_t reordered_cols = 0;         // of the widest row that is put into another order; 0: none
+  bool int8_activations = false;      // input of some GEMM
+  int64_t reordered_cols = 0;         // of the widest row that is reordered; 0: none
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
   // Whether attention and MLP add to the stream by way of Workspace::branch.
   bool has_branch() const { return norm_after || !residual_scaling.is_identity(); }
-  // Whether the MLP reads the very rows that attention reads.
+  // Whether the MLP reads the same normalised rows as attention.
   bool shares_normed() const { return shared_norm && !int8_activations; }
   // The MLP's first weight.
   const char* up_name() const { return gated_mlp ? "gate_up" : "up"; }
@@ -78,7 +78,7 @@ struct DecoderShape {
   bool layer_has_experts(int64_t layer) const {
     return has_experts() && !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
   }
-  // Of any MLP.
+  // Of the widest MLP.
   int64_t widest_intermediate() const {
     return std::max({intermediate, expert_intermediate, shared_intermediate});
   }
@@ -101,7 +101,7 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
 
 // InvalidArgument naming the option, the value and the bound.
 Status CheckDecoderOptions(const DecoderOptions& options);
-// The same of positions that the model has rows for.
+// InvalidArgument if max_length is above the number of learned positions.
 Status CheckLearnedPositions(const DecoderShape& shape, int64_t max_length);
 
 // Unimplemented naming op and dtype when `table` lacks a kernel that the decoder of `spec` needs.
@@ -111,7 +111,7 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
 // How a spec quantises the weight `tensor`; null: it does not.
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
                                           const std::string& tensor);
-// The dtype of the activations that a weight quantised so is multiplied with.
+// The dtype of the activations of a GEMM with a weight that is quantised so.
 DType ActivationDType(const proto::WeightQuant& quant, DType compute);
 
 }  // namespace allspark

@@ -98,7 +98,7 @@ class Binder {
             op,
             Order(name, k)};
   }
-  // Of the stream: as long as a row of it.
+  // A norm of the residual stream: as long as a row of it.
   NormWeight Norm(const std::string& name, const DecoderShape& shape) const {
     return {Vector(name, shape.hidden), shape.norm_eps, shape.layer_norm,
             shape.norm_bias ? Vector(name + "_bias", shape.hidden) : nullptr};
@@ -114,7 +114,7 @@ class Binder {
   }
 
  private:
-  // CheckTensors has seen that it is one.
+  // The order of the weight's input features, or null. CheckTensors has seen that it is valid.
   const int32_t* Order(const std::string& name, int64_t k) const {
     Result<const int32_t*> order = InputOrder(reader_, name, k);
     AS_CHECK(order.ok()) << order.status().ToString();
@@ -227,7 +227,7 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
                               spec.mlp_bias());
   mlp.down =
       binder.Linear(Op::kDown, prefix + "down", shape.hidden, shape.intermediate, spec.mlp_bias());
-  mlp.down.order = nullptr;  // What gate and up make has that order.
+  mlp.down.order = nullptr;  // The rows of gate and up have that order.
   mlp.post_norm = mlp_post_norm;
   mlp.activation = shape.activation;
   mlp.gated = shape.gated_mlp;

@@ -16,12 +16,12 @@ namespace allspark {
 
 // What latent attention has instead of qkv.
 struct LatentWeights {
-  LinearWeight latents;  // rows: the queries' latent, that of keys and values, the rotated key
+  LinearWeight latents;  // rows: latent of queries, latent of keys and values, rotated key
   NormWeight q_norm;     // of the queries' latent; no weight where there is none
   NormWeight kv_norm;
   LinearWeight q;
-  LinearWeight k_up;  // of one head after the other; each makes its query one for the latent
-  LinearWeight v_up;  // of one head after the other
+  LinearWeight k_up;  // head after head; turns a head's query into one over the latent
+  LinearWeight v_up;  // head after head
 };
 
 struct AttentionWeights {
@@ -38,7 +38,7 @@ struct AttentionWeights {
 struct MlpWeights {
   NormWeight norm;
   LinearWeight gate_up;  // rows: gate, up; up alone where the spec has no gate
-  // Where its columns have another order, the rows of gate and up have it, too: down.order is null.
+  // If its columns have another order, so have the rows of gate and up: down.order is null.
   LinearWeight down;
   NormWeight post_norm;
   kernels::Activation activation = kernels::Activation::kSilu;
@@ -50,8 +50,8 @@ struct MoeWeights {
   NormWeight norm;
   LinearWeight router;  // rows: experts, the shared expert's gate; data null: the layer has an MLP
   const float* router_bias = nullptr;  // null: the spec has none
-  LinearWeight gate_up;                // of one expert after the other, rows: gate, up
-  LinearWeight down;                   // of one expert after the other
+  LinearWeight gate_up;                // expert after expert, rows: gate, up
+  LinearWeight down;                   // expert after expert
   LinearWeight shared_gate_up;         // data null: there is none
   LinearWeight shared_down;
   NormWeight post_norm;

@@ -8,7 +8,7 @@
 namespace allspark {
 namespace {
 
-// The heads of dense rows as rows of their own.
+// Views each head of dense rows as a row.
 Matrix Heads(const Matrix& x, int64_t heads) {
   return {x.data, x.dtype, x.rows * heads, x.cols / heads, x.cols / heads};
 }
@@ -35,7 +35,7 @@ void LinearHeads(const OpContext& context, const HeadColumns& x, const LinearWei
   LinearEach(context, tasks);
 }
 
-// The queries' heads, as they meet the cache.
+// Makes the queries that attention multiplies with the cached rows, in w.qkv.
 void ProjectQueries(const OpContext& context, const DecoderShape& shape,
                     const LatentWeights& weights, const StepInput& step, const Workspace& w) {
   const int64_t heads = shape.q_heads, unrotated = shape.unrotated_dim();

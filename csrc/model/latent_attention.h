@@ -1,7 +1,8 @@
 // Latent attention (MLA, DeepSeek-V2, 2024): the keys and values of all heads are products of one
-// latent per token, which is all that the cache keeps. Those products are never formed: a query
-// head times its k_up meets the latent itself, as if it were the only key, and so is the value,
-// which v_up takes up again for each head ("absorbed"). So attention is that of one KV head.
+// latent per token. The cache keeps only the latent and a rotated key. The products are never
+// computed: a query head is multiplied by its k_up and then attends to the latent itself, which is
+// both key and value; v_up then turns the result into the head's value ("absorbed"). So attention
+// has one KV head.
 #pragma once
 
 #include "model/attention.h"
@@ -14,8 +15,8 @@ QueryKeyValue ProjectLatents(const OpContext& context, const DecoderShape& shape
                              const AttentionWeights& weights, const StepInput& step,
                              const Workspace& w);
 
-// What attention gives over latents as the heads' values, [tokens, o_cols] float32. attended:
-// [tokens, q_cols] in the compute type. `tasks`: room for as many as query heads.
+// Turns the output of attention over latents into the heads' values, [tokens, o_cols] float32.
+// attended: [tokens, q_cols] in the compute type. `tasks`: room for as many as query heads.
 Matrix ValuesOfLatents(const OpContext& context, const DecoderShape& shape,
                        const AttentionWeights& weights, const Matrix& attended,
                        std::vector<LinearTask>& tasks, const Workspace& w);

@@ -52,7 +52,7 @@ int64_t MaxLoraColumns(int64_t max_rank) {
   return AlignUp(kMaxModules * AlignUp(max_rank, 2), kernels::kNarrowPanelColumns);
 }
 
-// Lays an adapter out, in two passes over the same code: the first counts bytes.
+// Packs an adapter into one allocation: counts the bytes of all targets, then fills them.
 class LoraBuilder {
  public:
   LoraBuilder(const LoraFile& file, const ModelReader& model, const DecoderShape& shape,
@@ -83,8 +83,8 @@ class LoraBuilder {
     int64_t cols = 0;
     bool is_embedding = false;
     std::vector<const LoraPair*> pairs;
-    // Where the model has the weight's columns, or the rows of each of its modules, in another
-    // order: the columns of a, and the rows of b, follow them.
+    // If the model has the weight's columns, or the rows of each of its modules, in another order,
+    // the columns of a, or the rows of b, get that order.
     const int32_t* col_order = nullptr;
     const int32_t* row_order = nullptr;
   };
@@ -120,7 +120,7 @@ class LoraBuilder {
         return {tensor, &layer.qkv, {q, q + kv, q + 2 * kv}, shape_.hidden, false, {}};
       }
       if (name == "o") return {tensor, &layer.o, {shape_.hidden}, shape_.o_cols(), false, {}};
-      // Of experts, the shared one takes adapters.
+      // In a layer with experts, only the shared one takes adapters.
       const bool experts = shape_.layer_has_experts(i);
       const int64_t inner = experts ? shape_.shared_intermediate : shape_.intermediate;
       if (inner == 0) continue;
@@ -141,7 +141,7 @@ class LoraBuilder {
     Result<const int32_t*> cols = InputOrder(model_, target.tensor, target.cols);
     if (!cols.ok()) return cols.status();
     target.col_order = *cols;
-    // What gate and up make is what down reads.
+    // The rows of gate and up are the columns of down, and have their order.
     const std::string layer = target.tensor.substr(0, target.tensor.rfind('.') + 1);
     if (target.tensor != layer + shape_.up_name()) return Status::Ok();
     Result<const int32_t*> rows = InputOrder(model_, layer + "down", shape_.intermediate);
@@ -178,7 +178,7 @@ class LoraBuilder {
       return Error(pair, "reads " + std::to_string(pair.cols) + " features; the model has " +
                              std::to_string(target.cols));
     }
-    // Whole modules: those of another model may lie within these rows, too.
+    // A pair must cover whole modules: modules of another model may lie within these rows, too.
     const auto ends_at = [&](int64_t row) {
       return std::find(target.ends.begin(), target.ends.end(), row) != target.ends.end();
     };
@@ -217,7 +217,7 @@ class LoraBuilder {
     const int64_t rows = target.is_embedding ? rank : AlignUp(rank, kernels::kNarrowPanelColumns);
     return AlignUp(rows * target.cols * ElementBytes(shape_.compute), kAlignment);
   }
-  // Of the panels that the pair's rows lie in, whole.
+  // Bytes of b: of all panels that the pair's rows are in.
   int64_t BBytes(const LoraPair& pair) const {
     return (PanelEnd(pair) - PanelBegin(pair)) * kernels::kPanelColumns *
            PaddedRank(pair.rank, shape_.compute) * ElementBytes(shape_.compute);

@@ -21,7 +21,7 @@ namespace allspark {
 // The weights of a layer that an adapter may add to.
 struct LoraLayer {
   LoraWeight qkv;
-  LoraWeight latents;  // these two of latent attention, instead
+  LoraWeight latents;  // latent attention: latents and q instead of qkv
   LoraWeight q;
   LoraWeight o;
   LoraWeight gate_up;  // or up alone
@@ -30,8 +30,8 @@ struct LoraLayer {
 
 class LoraAdapter {
  public:
-  // InvalidArgument naming the tensor, the value and the bound where the adapter is not one of the
-  // model's, whose shape is `shape`; LORA_RANK_EXCEED_LIMIT_ERROR above `max_rank`; Unimplemented
+  // InvalidArgument, naming the tensor, the value and the bound, if the adapter does not fit the
+  // model, whose shape is `shape`; LORA_RANK_EXCEED_LIMIT_ERROR above `max_rank`; Unimplemented
   // when the table lacks a kernel. `allocator` outlives it.
   static Result<std::shared_ptr<const LoraAdapter>> Create(
       const LoraFile& file, const ModelReader& model, const DecoderShape& shape, int64_t max_rank,
@@ -54,8 +54,7 @@ class LoraAdapter {
   int64_t rank_ = 0;
 };
 
-// Most elements of a * x that one weight of an adapter has, whose modules have ranks up to
-// `max_rank`.
+// Most elements of a * x for one weight, if its modules have ranks up to `max_rank`.
 int64_t MaxLoraColumns(int64_t max_rank);
 
 class LoraBatch {
@@ -69,10 +68,10 @@ class LoraBatch {
   std::span<const kernels::LowRank> Layer(const OpContext& context, const ConstMatrix& x,
                                           int64_t layer, LoraWeight LoraLayer::*weight,
                                           const LoraScratch& scratch);
-  // The same of the head, where row i of x is token tokens[i]'s.
+  // The same for lm_head; row i of x is that of token tokens[i].
   std::span<const kernels::LowRank> LmHead(const OpContext& context, const ConstMatrix& x,
                                            const int64_t* tokens, const LoraScratch& scratch);
-  // To the embeddings of the tokens from token_begin on, whose ids these are.
+  // Adds to `out`, the embeddings of the tokens from token_begin on; `ids`: their ids.
   void AddEmbedding(const OpContext& context, const int32_t* ids, int64_t token_begin,
                     const LoraScratch& scratch, const Matrix& out);
 

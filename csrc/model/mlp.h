@@ -7,7 +7,7 @@
 
 namespace allspark {
 
-// Adds the layer's MLP to w.residual; of shape.parallel_residual it reads w.mlp_normed, which the
+// Adds the layer's MLP to w.residual; with shape.parallel_residual it reads w.mlp_normed, which the
 // caller has filled.
 void RunMlp(const OpContext& context, const DecoderShape& shape, const MlpWeights& weights,
             int64_t layer, LoraBatch& lora, const Workspace& w);

@@ -39,7 +39,7 @@ void AddTasks(const DecoderShape& shape, const Routing& routing, const ExpertLin
   }
 }
 
-// Where gate and up leave their result: there, or in float32 before Quantize.
+// Where gate and up write their result: `gated`, or float32 if it is quantised afterwards.
 Matrix GatedOutput(const Matrix& gated, const Matrix& gated_float) {
   return gated.dtype == DType::kInt8 ? gated_float : gated;
 }

@@ -17,7 +17,7 @@ class Carver {
     const int64_t begin = Advance(rows * cols * ElementBytes(dtype));
     return {base_ == nullptr ? nullptr : base_ + begin, dtype, rows, cols, cols};
   }
-  // Room for int8 is always there: it is a small part.
+  // Scales and sums of int8 rows always have room: they are small.
   ActivationBuffer TakeActivations(DType widest, int64_t rows, int64_t cols) {
     Matrix room = Take(widest, rows, cols);
     room.row_scale = static_cast<float*>(Take(DType::kFloat32, 1, rows).data);

@@ -20,8 +20,8 @@ inline Matrix Columns(Matrix x, int64_t begin, int64_t cols) {
   return x;
 }
 
-// What a GEMM reads: room for [rows, cols] in any of the dtypes that it may have, and for what
-// int8 rows have besides.
+// Input of a GEMM: room for [rows, cols] in any of its possible dtypes, and for the scales and sums
+// of int8 rows.
 struct ActivationBuffer {
   Matrix room;  // in the widest dtype
 
@@ -30,8 +30,8 @@ struct ActivationBuffer {
   }
 };
 
-// The intermediate matrices of a mixture of experts. Rows of pairs lie as in Routing; the shared
-// expert has one for every token.
+// The intermediate matrices of a mixture of experts. Pairs are in the order of Routing; the shared
+// expert has a row for every token.
 struct MoeWorkspace {
   Matrix logits;  // [tokens, router.logits()] float32
   Routing routing;
@@ -39,8 +39,8 @@ struct MoeWorkspace {
   ActivationBuffer gated;         // [pairs, expert_intermediate]
   ActivationBuffer shared_gated;  // [tokens, shared_intermediate]
   Matrix outputs;                 // [pairs (+ tokens), hidden] float32
-  // What LinearGatedEach may need, and its result where it is then quantised. Gone when outputs are
-  // written, with which they share their bytes.
+  // Scratch of LinearGatedEach, and its result if that is quantised afterwards. They share their
+  // bytes with `outputs`, and are lost when it is written.
   Matrix gate_up;             // [pairs, 2 * expert_intermediate] float32
   Matrix gated_float;         // [pairs, expert_intermediate] float32
   Matrix shared_gate_up;      // [tokens, 2 * shared_intermediate] float32
@@ -52,14 +52,14 @@ struct LatentWorkspace {
   Matrix latents;             // [tokens, latent_cols] float32
   ActivationBuffer q_latent;  // [tokens, q_latent], normalised
   Matrix queries;             // [tokens, q_heads * query_dim] float32
-  Matrix rounded_queries;     // [tokens, q_heads * unrotated_dim] in the compute type, if another
-  Matrix values;              // [tokens, o_cols] float32
+  Matrix rounded_queries;  // [tokens, q_heads * unrotated_dim] in the compute type, if not float32
+  Matrix values;           // [tokens, o_cols] float32
 };
 
 struct Workspace {
   Matrix residual;          // [tokens, hidden] float32: the stream that attention and MLP add to
-  ActivationBuffer normed;  // [tokens, hidden]; last, the rows that sample
-  ActivationBuffer mlp_normed;   // of parallel_residual, what the MLP reads; may be `normed`
+  ActivationBuffer normed;  // [tokens, hidden]; at the end the rows for lm_head
+  ActivationBuffer mlp_normed;   // with parallel_residual, what the MLP reads; may be `normed`
   ActivationBuffer reordered;    // [tokens, reordered_cols]; empty where nothing is reordered
   Matrix branch;                 // [tokens, hidden] float32; empty unless shape.has_branch()
   float* row_scratch = nullptr;  // [threads][row_scratch_floats]: a row before it is quantised
@@ -77,7 +77,7 @@ struct Workspace {
   ActivationBuffer gated;  // [tokens, intermediate]
 };
 
-// What decides how large a workspace is.
+// What the size of a workspace depends on.
 struct WorkspaceSize {
   int64_t tokens = 0;
   int64_t num_threads = 1;
