@@ -1,6 +1,6 @@
 // The process in which an object was made. A fork of it has the object's memory, but none of the
-// threads that work on it, and locks as these held them: whoever waits there waits for ever. Any
-// thread may call.
+// threads that work on the object. Locks stay as these threads held them, so a wait there never
+// ends. Any thread may call.
 #pragma once
 
 #include <sys/types.h>

@@ -11,8 +11,8 @@
 
 namespace allspark {
 
-// In a list that only grows, so that the handler can walk it at any moment. `end` is written last
-// and taken away first: 0 is a mapping that nobody watches.
+// In a list that only grows, so that the handler can walk it at any moment. `end` is set last and
+// cleared first; while it is 0, the slot watches nothing.
 struct MappingWatch::Slot {
   std::atomic<uintptr_t> begin{0}, end{0};
   std::atomic<bool> is_taken{true};
@@ -43,13 +43,14 @@ struct MappingSlots {
     for (Slot* slot = first.load(); slot != nullptr; slot = slot->next) {
       *end = slot->end.load();
       const uintptr_t begin = slot->begin.load();
-      // Where the slot changed hands meanwhile, neither mapping is the one that is being read.
+      // If the slot got another mapping meanwhile, neither of the two is the one that is being
+      // read.
       if (*end == slot->end.load() && begin <= address && address < *end) return slot;
     }
     return nullptr;
   }
 
-  // Zeros from the page that cannot be read to the mapping's end: one fault is enough.
+  // Maps zeros from the unreadable page to the mapping's end, so that there is only one fault.
   static bool Repair(const siginfo_t& info) {
     if (info.si_code != BUS_ADRERR && info.si_code != BUS_MCEERR_AR) return false;
     const auto address = reinterpret_cast<uintptr_t>(info.si_addr);
@@ -81,7 +82,7 @@ struct MappingSlots {
     errno = error;
   }
 
-  // Once: whoever takes the signal over later keeps it.
+  // Only once: a handler that is installed later stays.
   static void Install() {
     static std::once_flag once;
     std::call_once(once, [] {

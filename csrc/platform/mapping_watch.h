@@ -1,8 +1,8 @@
-// Keeps the process alive where a mapped file can no longer be read: somebody made it shorter, or
-// its disk failed. The system answers a read of such a page with SIGBUS. For pages that are watched
-// the handler in here puts zeros in the file's place and notes it, so that whoever reads the
-// mapping can say so; any other SIGBUS goes to the handler that was there before. Any thread may
-// call.
+// Keeps the process alive if a mapped file can no longer be read: it was made shorter, or its disk
+// failed. The system answers a read of such a page with SIGBUS. In a watched mapping, the signal
+// handler replaces the page and those after it by zeros, and marks the watch as broken, so that the
+// readers of the mapping can report it. Any other SIGBUS goes to the handler that was there before.
+// Any thread may call.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class MappingWatch {
   }
   ~MappingWatch();
 
-  // True: from some read on it was zeros that were read.
+  // True: since some read, reads have given zeros instead of the file's bytes.
   bool IsBroken() const;
 
  private:

@@ -147,7 +147,7 @@ void Lower(MemoryBound& bound, int64_t bytes, const std::string& source) {
 }
 
 void ApplyMemory(const std::string& folder, bool v2, int64_t machine_bytes, SystemLimits& limits) {
-  // Above memory.high the process is slowed down to a crawl: no use in going there.
+  // Above memory.high the kernel slows the process down so much that this memory is of no use.
   const std::vector<std::string> names =
       v2 ? std::vector<std::string>{"/memory.max", "/memory.high"}
          : std::vector<std::string>{"/memory.limit_in_bytes"};

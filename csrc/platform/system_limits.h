@@ -1,8 +1,7 @@
-// What the machine, the control groups (cgroup v1 and v2) and the limits of the process (ulimit)
-// leave it: CPU time and memory. Reads /proc and the mounted cgroup trees below a root folder, "/"
-// except in tests.
-// Nothing is cached: limits change while a process runs. Any thread may call. CpuCount() and its
-// siblings in thread_pool.h are the users' view.
+// CPU time and memory that are left to the process by the machine, the control groups (cgroup v1
+// and v2) and the limits of the process (ulimit). Reads /proc and the mounted cgroup trees below a
+// root folder, "/" except in tests. Nothing is cached: limits change while a process runs. Any
+// thread may call. CpuCount() and its siblings in thread_pool.h are the users' view.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +18,11 @@ struct MemoryBound {
 };
 
 struct SystemLimits {
-  // CPUs' worth of time per period, the least of every level; nullopt: no quota.
+  // The CPU quota in CPUs, the lowest of all levels of the process's cgroup; nullopt: no quota.
   std::optional<double> cpu_quota;
-  // The machine's, the least limit of every level of the process's cgroup, or what the process's
-  // own limits (RLIMIT_AS, RLIMIT_DATA) leave beside what it has mapped: that does not come back.
+  // The lowest of the machine's memory, the limits of all levels of the process's cgroup, and what
+  // the process's own limits (RLIMIT_AS, RLIMIT_DATA) leave besides the memory that it has mapped,
+  // which does not come back.
   MemoryBound memory_total;
   // MemAvailable, or what is left below the tightest of these limits; file cache that can be
   // dropped counts as free.

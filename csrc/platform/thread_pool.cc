@@ -24,9 +24,8 @@ namespace allspark {
 namespace {
 
 constexpr size_t kCacheLine = 64;
-// How long a thread that waits for others looks before it sleeps. The regions of one step follow
-// each other within less; waking a sleeper for each would cost a system call and a pass of the
-// scheduler.
+// How long a waiting thread spins before it sleeps. The regions of one step follow each other
+// faster than this; waking a sleeper for each would cost a system call and a pass of the scheduler.
 constexpr int64_t kSpinNs = 200'000;
 constexpr int kPausesPerClockRead = 32;
 
@@ -38,7 +37,7 @@ void CpuRelax() {
 #endif
 }
 
-// Looks at `ready` for about spin_ns; returns its last answer.
+// Spins until `ready` is true, for about spin_ns; returns its last answer.
 template <typename Ready>
 bool SpinUntil(int64_t spin_ns, Ready ready) {
   if (ready()) return true;
@@ -89,8 +88,8 @@ class ItemRange {
   bool TakeLast(int64_t* item) { return Take(item, ~uint64_t{0}, /*first=*/false); }
 
  private:
-  // `step` is what taking it adds to the word. Who sees the region sees what was set before it; the
-  // items themselves order nothing.
+  // `step` is what taking an item adds to the word. Relaxed order is enough: a thread that sees the
+  // region sees everything that was set before it.
   bool Take(int64_t* item, uint64_t step, bool first) {
     uint64_t word = word_.load(std::memory_order_relaxed);
     do {
@@ -199,7 +198,7 @@ ThreadPool::Impl::Impl(int num_threads, bool pin) : num_threads_(num_threads) {
       << "num_threads is " << num_threads;
   const std::vector<int> cores = AffinityCores();
   const bool enough_cores = static_cast<size_t>(num_threads) <= cores.size();
-  // With more threads than cores, looking takes the core from the thread one waits for.
+  // With more threads than cores, spinning takes the core from the thread that is waited for.
   spin_ns_ = enough_cores && CpuCount() >= num_threads ? kSpinNs : 0;
   workers_ = std::vector<Worker>(static_cast<size_t>(num_threads));
   // Signals are the application's: its handlers must run on its threads, not in a kernel.

@@ -48,9 +48,10 @@ class ThreadPool {
   // the caller alone. Allocates nothing. An exception in fn is rethrown here after all parts have
   // ended.
   void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> fn);
-  // For items that take long: runs fn(item, thread_id) for each of [0, n). They are dealt out as by
-  // ParallelFor, but a thread that is done with its own takes over the last ones of others, one at
-  // a time: a core that something else disturbs holds up the rest by one item at most. n < 2^32.
+  // For items that take long: runs fn(item, thread_id) for each of [0, n). Items are split as by
+  // ParallelFor, but a thread that has finished its own takes the last ones of others, one at a
+  // time (work stealing). So a core that something else slows down delays the rest by one item at
+  // most. n < 2^32.
   void ParallelForItems(int64_t n, FunctionRef<void(int64_t, int)> fn);
 
  private:
@@ -62,7 +63,7 @@ class ThreadPool {
 // Cores this process may run on: the affinity mask, bounded by the cgroup's cpu quota; at least 1.
 int CpuCount();
 // Bytes this process may still take, and bytes it may use at all, by machine, cgroup and ulimit;
-// system_limits.h also says which of them it is.
+// system_limits.h also says which of these sets the bound.
 int64_t AvailableMemoryBytes();
 int64_t TotalMemoryBytes();
 

@@ -37,8 +37,8 @@ const char* TypeText() {
     return "a list of lists of integers";
 }
 
-// A value in a message: of a long one the beginning, and of a number that Python does not write,
-// its size.
+// A value as text for a message. A long text is cut; an integer of more digits than Python writes
+// has a remark instead.
 inline std::string Shown(py::handle value) {
   constexpr size_t kMaxCharacters = 200;
   try {
@@ -53,7 +53,7 @@ inline std::string Shown(py::handle value) {
 
 template <typename T>
 T CastField(const char* name, py::handle value) {
-  // Python's bool is an int; as a number it is nearly always a slip.
+  // Python's bool is an int; as a number it is nearly always a mistake.
   const bool is_bool = py::isinstance<py::bool_>(value);
   if constexpr (std::is_same_v<T, bool>) {
     // With conversions None would be False. Without, NumPy's bool still is one.

@@ -1,7 +1,7 @@
-// Leaving the GIL and coming back to it. A thread that waits in here while the interpreter ends,
-// such as a daemon thread, is ended by Python up to 3.13 when it comes back: pthread_exit unwinds
-// it, and the first destructor on the way ends the process by std::terminate. Such a thread stays
-// here instead, without the GIL, until the process has ended; Python from 3.14 on does the same.
+// Releasing the GIL and taking it again. If a thread without the GIL, such as a daemon thread,
+// takes it while the interpreter ends, Python up to 3.13 ends that thread: pthread_exit unwinds it,
+// and the first destructor on the way ends the process by std::terminate. Such a thread waits here
+// instead, without the GIL, until the process has ended; Python from 3.14 on does the same.
 #pragma once
 
 #include <Python.h>
@@ -29,8 +29,8 @@ class GilReleased {
   GilReleased(const GilReleased&) = delete;
   GilReleased& operator=(const GilReleased&) = delete;
 
-  // Calls `ask` with the GIL, on the thread that released it. `ask` throws nothing and keeps no
-  // object of C++ across a call that runs Python: the thread may end there.
+  // Calls `ask` with the GIL, on the thread that released it. `ask` throws nothing, and keeps no
+  // C++ object across a call that runs Python: the thread may end there.
   template <typename Ask>
   auto WithGil(Ask ask) noexcept {
     TakeGil(state_);

@@ -1,5 +1,5 @@
-// Guided decoding's door to Python: masks whose requests for work wait in a queue that a Python
-// thread takes them from, so that the engine's threads never call Python.
+// Guided decoding in Python: requests for masks wait in a queue, and a Python thread takes them
+// from there, so that the engine's threads never call Python.
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -98,7 +98,7 @@ class MaskQueue {
     return work;
   }
 
-  // What is posted and comes later fails.
+  // Fails the masks that are posted, now and later.
   void Close() {
     std::lock_guard lock(mutex_);
     closed_ = true;

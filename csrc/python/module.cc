@@ -1,4 +1,4 @@
-// The extension module `allspark._allspark`: a thin image of the C++ API. Failures come back as
+// The extension module `allspark._allspark`: a thin layer over the C++ API. Failures come back as
 // Status objects where the Python layer returns AsStatus, and as exceptions elsewhere. Every call
 // that can block releases the GIL; no Python object is held by, or called from, an engine thread.
 
@@ -98,7 +98,7 @@ void BindStatusAndConfigs(py::module_& m) {
 
   BindFields<ModelInfo>(m, "AsModelInfo", "What an installed model is and takes.")
       .def("__str__", [](const ModelInfo& info) { return ToString(info); });
-  // Under the names of the ancestor too, one of them misspelt.
+  // With DashInfer's names too, one of them misspelt.
   BindFields<EngineStat>(m, "AsEngineStat", "A snapshot of a model's counters.")
       .def_property_readonly("pendding_request",
                              [](const EngineStat& stat) { return stat.pending_request; })

@@ -1,4 +1,5 @@
-// ModelWriter and LoraWriter (the loaders' seam to the native formats), and the images they make.
+// ModelWriter and LoraWriter, with which loaders write the native formats, and the images they
+// make.
 
 #include "allspark/model_serializer.h"
 
@@ -57,7 +58,7 @@ std::unique_ptr<LoraSerializer> CreateLoraWriter(const std::string& build,
   return std::move(*serializer);
 }
 
-// `a`: [rank, cols], `b`: [rows, rank]; of "embedding", a: [cols, rank].
+// `a`: [rank, cols], `b`: [rows, rank]; for "embedding", a: [cols, rank].
 void AddPair(LoraSerializer& writer, const std::string& tensor, int64_t row_begin,
              const FloatMatrix& a, const FloatMatrix& b) {
   if (a.ndim() != 2 || b.ndim() != 2) {

@@ -1,4 +1,4 @@
-// WordMatcher's door to Python: stop strings, found in text as it comes.
+// WordMatcher for Python: finds stop strings in text as it comes.
 
 #include <pybind11/stl.h>
 
