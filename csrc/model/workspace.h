@@ -52,8 +52,8 @@ struct LatentWorkspace {
   Matrix latents;             // [tokens, latent_cols] float32
   ActivationBuffer q_latent;  // [tokens, q_latent], normalised
   Matrix queries;             // [tokens, q_heads * query_dim] float32
-  Matrix rounded_queries;  // [tokens, q_heads * unrotated_dim] in the compute type, if not float32
-  Matrix values;           // [tokens, o_cols] float32
+  Matrix rounded_queries;     // [tokens, q_heads * unrotated_dim] in the compute type; or none
+  Matrix values;              // [tokens, o_cols] float32
 };
 
 struct Workspace {

@@ -55,7 +55,7 @@ void BeamSearch::Collect(std::span<const RowCandidates* const> rows) {
   });
 }
 
-// All that end in one step have one length and come in order, so none of them displaces another.
+// Sequences that end in one step have one length and come in order, so none displaces another.
 void BeamSearch::End(BeamChoice choice) {
   const double score = SequenceScore(choice.sum_logprobs, output_length_, params_.length_penalty);
   choice.place = scores_.size();

@@ -1,11 +1,11 @@
-// Which beams a beam search goes on with: scores, ends and the stop rule, as transformers'
+// Chooses the beams of a beam search: scores, ends and the stop rule, as transformers'
 // generate(num_beams) has them. Plain data of one request, no tokens but the chosen ones; the step
 // thread calls it, and nothing allocates after construction.
 //
-// A step takes the likeliest continuations of every beam. Those that end a sequence, among the
-// num_beams best, compete for the num_beams places of ended sequences; the best of the others are
-// the next beams. A sequence's score is the sum of its log-probabilities / length^length_penalty,
-// its length that of the output.
+// A step takes the likeliest continuations of every beam. Of the num_beams best, those that end a
+// sequence compete for the num_beams places of ended sequences. The best of the other continuations
+// are the next beams. A sequence's score is the sum of its log-probabilities /
+// length^length_penalty, where length is that of the output.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ double SequenceScore(double sum_logprobs, int64_t output_length, double length_p
 enum class BeamStop {
   kHeuristic,  // ... where the best beam would score worse than all of them if it ended now
   kAtOnce,     // ... whatever the beams score
-  kNever,      // ... where no beam can become better than they are any more
+  kNever,      // ... where no beam can become better than they are
 };
 
 struct BeamSearchParams {
@@ -50,8 +50,8 @@ class BeamSearch {
   // would end with the token. At first there is one beam.
   void Advance(std::span<const RowCandidates* const> rows,
                const std::function<bool(size_t, int32_t)>& ends);
-  // What the step gave: the next beams, best first, and sequences that ended and take a place among
-  // the best.
+  // Results of the step: the next beams, best first, and sequences that ended and have a place
+  // among the best.
   std::span<const BeamChoice> beams() const { return beams_; }
   std::span<const BeamChoice> ended() const { return ended_; }
   bool done() const { return done_; }

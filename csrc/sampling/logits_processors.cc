@@ -29,7 +29,7 @@ void Penalize(const LogitsProcessors& p, const TokenCounts& counts, std::span<fl
   }
 }
 
-// Bans what followed earlier occurrences of the last size - 1 tokens.
+// Masks the tokens that followed earlier occurrences of the last size - 1 tokens.
 void BanRepeatedNgrams(std::span<const int32_t> tokens, int64_t size, std::span<float> logits) {
   const auto context_size = static_cast<size_t>(size - 1);
   if (tokens.size() < context_size) return;

@@ -1,9 +1,9 @@
 // What a request asks to be done to its row of logits before a token is chosen: biases, penalties
-// and bans that depend on the tokens so far. Pure functions on one row, in place; any thread. The
+// and masks that depend on the tokens so far. Pure functions on one row, in place; any thread. The
 // order, that of transformers' logits processors where it has one:
 //   logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size,
 //   bad_words.
-// A ban sets the logit to -inf.
+// The logit of a masked token is -inf.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ struct LogitsProcessors {
   // Divides positive logits and multiplies negative ones of tokens in the prompt or the output.
   float repetition_penalty = 1;
   bool repetition_in_output_only = false;
-  // Subtracted once per occurrence in the output, and once where there is any.
+  // Subtracted for each occurrence in the output, and once if there is any.
   float frequency_penalty = 0;
   float presence_penalty = 0;
-  // No token that would repeat an n-gram of prompt and output; 0: off.
+  // Masks tokens that would repeat an n-gram of prompt and output; 0: off.
   int64_t no_repeat_ngram_size = 0;
-  // No token that would complete one of these; null: none.
+  // Masks tokens that would complete one of these words; null: none.
   std::shared_ptr<const WordMatcher> bad_words = nullptr;
 
   bool NeedsCounts() const {

@@ -25,13 +25,14 @@ struct RowLogprobs {
 
 // A row's likeliest continuations, for a beam search.
 struct RowCandidates {
-  // As RowLogprobs::top, of the processed log-probabilities: processing comes after the log-softmax
-  // here, and nothing is normalised again.
+  // As RowLogprobs::top, of the processed log-probabilities: here logits processors are applied
+  // after the log-softmax, and their result is not normalised again.
   std::vector<TokenLogprob> likeliest;
-  std::vector<float> reported;  // what RowLogprobs::chosen is to be where that one is chosen
+  std::vector<float> reported;  // RowLogprobs::chosen if that candidate is chosen
 };
 
-// The log-probabilities of the tokens of one output, and for each so many likeliest ones.
+// The log-probabilities of the tokens of one output, and the likeliest tokens at each of their
+// positions.
 struct OutputLogprobs {
   std::vector<float> chosen;
   std::vector<TokenLogprob> top;

@@ -66,8 +66,7 @@ void Sampler::SampleRow(SamplingRow& row, int thread) {
   }
 }
 
-// The order of transformers' beam search: what processes a choice's logits processes
-// log-probabilities here.
+// As in transformers' beam search, logits processors are applied to log-probabilities here.
 void Sampler::RankRow(SamplingRow& row, int thread) {
   LogSoftmax(kernels_, row.logits, vocab_size_);
   float* reported = row.logits;

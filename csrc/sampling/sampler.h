@@ -1,8 +1,8 @@
-// Chooses the next token of each row: logits processors, bans and mask, then greedy or a draw. A
-// row's result depends on its own logits, tokens, parameters, seed and position alone
-// (Philox4x32-10 keyed by seed, counter = position), so it is the same under any load and for any
-// number of threads. Rows are split over the pool. The step thread calls it. After construction
-// nothing allocates. What a draw keeps is in token_choice.h.
+// Chooses the next token of each row: logits processors, masks, then greedy or a draw. A row's
+// result depends on its own logits, tokens, parameters, seed and position alone (Philox4x32-10
+// keyed by seed, counter = position), so it is the same under any load and for any number of
+// threads. Rows are split over the pool. The step thread calls it. After construction nothing
+// allocates. What a draw keeps is in token_choice.h.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct SamplingRow {
   const SamplingParams* params = nullptr;
   float* logits = nullptr;  // [vocab], may be overwritten
   int64_t position = 0;     // of the token being chosen
-  // Null: none. With it the tokens so far (`position` of them), the state of its bad words after
-  // them and, where it needs them, counts.
+  // Null: none. Otherwise the next fields are set: the tokens so far (`position` of them), the
+  // state of its bad words after them and, if it needs them, counts.
   const LogitsProcessors* processors = nullptr;
   const int32_t* tokens = nullptr;
   int32_t bad_word_state = WordMatcher::kStart;
@@ -41,7 +41,8 @@ struct SamplingRow {
   // Bit i % 32 of word i / 32 is off where token i may not be chosen; null: all may.
   const uint32_t* mask = nullptr;
   RowLogprobs* logprobs = nullptr;  // filled; null: not asked for
-  // Filled instead of choosing a token; of `logprobs` then the top alone. Null: a token is chosen.
+  // If set, it is filled and no token is chosen; of `logprobs`, only the top is filled. Null: a
+  // token is chosen.
   RowCandidates* candidates = nullptr;
   int32_t token = -1;  // result; -1 when no allowed token has a finite logit
 };

@@ -14,9 +14,9 @@ bool Before(const TokenCandidate& a, const TokenCandidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// The k-th highest logit, -inf where fewer than k are above that. Keeps a pool of the best, halved
-// by selection whenever it is full: linear whatever the order of the logits, and after the first
-// few thousand almost every logit costs one comparison. scratch: [vocab_size].
+// The k-th highest logit, -inf where fewer than k are above that. Keeps a pool of the best, cut to
+// k by selection whenever it is full: linear for any order of the logits, and after the first few
+// thousand almost every logit costs one comparison. scratch: [vocab_size].
 float KthHighest(const float* logits, int64_t vocab_size, int64_t k, TokenCandidate* scratch) {
   // A pool much larger than k makes the selections rare; one much larger than the caches would not
   // pay.
@@ -65,8 +65,8 @@ class Distribution {
       min = std::min(min, tokens[i].logit);
     }
     max_ = max;
-    // Buckets reach to the lowest logit, but not so far that what matters (e^-64 is 1e-28) falls
-    // into a few.
+    // Buckets reach down to the lowest logit, but at most 64 temperatures (e^-64 is 1e-28):
+    // otherwise the tokens that matter could fall into a few buckets.
     const double range = std::min(max_ - min, 64 * temperature);
     scale_ = range > 0 ? kNumBuckets / range : 0;
   }
@@ -88,10 +88,10 @@ struct Cut {
   double weight = 0;  // its own
 };
 
-// Orders tokens[0, count) so far that the shortest beginning (by Before) whose weight reaches
-// `goal` is in front, and returns its last token: reaching is >= or, where `strictly`, >. Where
-// rounding keeps the sum below the goal it is the last token of any weight. Halving by selection
-// instead of sorting: linear in count.
+// Orders tokens[0, count) so far that the shortest prefix (by Before) whose weight reaches `goal`
+// is in front, and returns the last token of that prefix. A sum reaches the goal if it is >= or,
+// with `strictly`, >. If rounding keeps the sum below the goal, it returns the last token with any
+// weight. Halves the range by selection instead of sorting: linear in count.
 Cut FindCut(const Distribution& distribution, TokenCandidate* tokens, int64_t count, double goal,
             bool strictly) {
   const auto reaches = [=](double sum) { return strictly ? sum > goal : sum >= goal; };
@@ -103,7 +103,7 @@ Cut FindCut(const Distribution& distribution, TokenCandidate* tokens, int64_t co
     std::nth_element(tokens + begin, tokens + middle, tokens + end, Before);
     double sum = before;
     for (int64_t i = begin; i < middle; ++i) sum += distribution.Weight(tokens[i].logit);
-    // An empty rest has nothing to cut; stay in the half that has weight.
+    // A part without weight has nothing to cut; stay in the half that has weight.
     if (reaches(sum) || distribution.Weight(tokens[middle].logit) == 0) {
       end = middle;
     } else {
@@ -121,8 +121,8 @@ Cut FindCut(const Distribution& distribution, TokenCandidate* tokens, int64_t co
   return cut;
 }
 
-// The same for many tokens: sums of buckets find the one with the cut, and only that one is put in
-// order, in front of the array, where the cut's index counts.
+// The same for many tokens. The sums of the buckets show which bucket holds the cut. Only that
+// bucket is moved to the front of the array and put in order; the cut's index counts from there.
 class BucketedTokens {
  public:
   BucketedTokens(const Distribution& distribution, TokenCandidate* tokens, int64_t count)

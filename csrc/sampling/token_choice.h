@@ -5,7 +5,7 @@
 // What is kept, in the terms of transformers' logits warpers:
 //   - NaN and -inf are never chosen. Where there is a +inf, the +inf tokens share all probability.
 //   - top_k keeps every token whose logit is at least the k-th highest: all ties at the edge stay.
-//   - top_p keeps the shortest beginning of (logit descending, id ascending) whose probability,
+//   - top_p keeps the shortest prefix of (logit descending, id ascending) whose probability,
 //     after top_k, reaches top_p; at least one token. transformers leaves the order of equal logits
 //     open; here the lower id is first.
 //   - min_p keeps, of those, every token at least min_p times as probable as the likeliest.

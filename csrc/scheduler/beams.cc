@@ -1,5 +1,5 @@
-// The part of the scheduler that is about beams: which blocks they have in common, when a search
-// goes on with other beams and after a preemption.
+// The scheduler's part for beams: which blocks they share, when a search continues with other beams
+// and after a preemption.
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 
 namespace allspark {
 
-// Blocks that a beam is to take from an earlier one, or took.
+// Blocks that a beam will take, or took, from an earlier one.
 int64_t Scheduler::SharedBeamBlocks(const ScheduledSequence& beam) const {
   return beam.num_shared / config_.block_size;
 }
@@ -30,8 +30,8 @@ bool Scheduler::TakeBeamBlocks(ScheduledSequence* beam) {
   return true;
 }
 
-// Before the beams lose their blocks: which of them were common. Recomputed beams then need no more
-// blocks than they had.
+// Called before the beams lose their blocks: notes which of them were shared. Recomputed beams then
+// need no more blocks than they had.
 void Scheduler::RememberSharedBlocks(ScheduledSequence* sequence) {
   for (auto* beam = sequence->next_beam; beam != nullptr; beam = beam->next_beam) {
     if (beam->block_table.empty()) continue;  // what it is to share is known
@@ -64,7 +64,7 @@ const std::vector<BlockCopy>& Scheduler::Fork(std::span<ScheduledSequence* const
     beams[i]->num_shared = beams[i]->plan_begin = 0;
     beams[i]->num_tokens = beams[i]->num_computed = 0;
   }
-  // The first that continues a beam goes on with its blocks.
+  // The first beam that continues an old one takes over its blocks.
   heirs_.assign(beams.size(), nullptr);
   for (size_t i = 0; i < parents.size(); ++i) {
     const auto parent = static_cast<size_t>(parents[i]);
@@ -90,8 +90,8 @@ const std::vector<BlockCopy>& Scheduler::Fork(std::span<ScheduledSequence* const
   return copies_;
 }
 
-// Gives back the blocks of beams that nobody continues, but keeps partial ones: nobody shares them,
-// and as many as there are can take copies.
+// Releases the full blocks of beams that nobody continues. Their partial blocks, which nobody
+// shares, are kept, since each can take a copy.
 void Scheduler::ReleaseOldTables(int64_t num_full) {
   unused_blocks_.clear();
   for (std::vector<int32_t>& table : old_tables_) {
@@ -105,9 +105,9 @@ void Scheduler::ReleaseOldTables(int64_t num_full) {
   }
 }
 
-// `beam` begins as `heir` does: it takes references to the full blocks and a copy of the partial
-// one. Where no block is at hand for that it is left without any: it waits for its turn to take
-// blocks, and computes the tokens of the partial one again.
+// `beam` continues the same old beam as `heir`: it takes references to the full blocks and a copy
+// of the partial one. If no kept block can take the copy, `beam` has no blocks for now: it takes
+// them when it is planned, and computes the tokens of the partial block again.
 void Scheduler::BranchOff(ScheduledSequence* heir, ScheduledSequence* beam) {
   const int64_t num_full = heir->num_computed / config_.block_size;
   const bool is_partial = static_cast<int64_t>(heir->block_table.size()) > num_full;

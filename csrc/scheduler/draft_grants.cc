@@ -5,7 +5,7 @@
 namespace allspark {
 namespace {
 
-// Each draft pays the part `share` of what making one costs.
+// Each draft costs its row, and the part `share` of what drafting one token costs.
 void Grant(std::span<DraftGrant> grants, int64_t max_rows, double row_cost, double share) {
   auto num_rows = static_cast<int64_t>(grants.size());
   double tokens = static_cast<double>(num_rows);
@@ -29,7 +29,7 @@ void Grant(std::span<DraftGrant> grants, int64_t max_rows, double row_cost, doub
 }  // namespace
 
 void GrantDrafts(std::span<DraftGrant> grants, int64_t max_rows, double row_cost) {
-  // As if all drafted; where fewer do, each pays more, so that fewer still may.
+  // Begins as if all sequences drafted. If fewer do, each pays more, and then even fewer may draft.
   auto sharers = static_cast<int64_t>(grants.size());
   while (true) {
     Grant(grants, max_rows, row_cost, 1 / static_cast<double>(std::max<int64_t>(1, sharers)));

@@ -17,9 +17,9 @@ struct DraftGrant {
   double gain = 0;  // scratch: the chance that the next draft and all before it are accepted
 };
 
-// Grants drafts, the likeliest first, as long as a step gives more tokens for its cost with the
-// next one than without, and has at most max_rows rows. Each entry is a decode of one row;
-// row_cost: of a step for each row after the first.
+// Grants drafts, those with the most tokens for their cost first, as long as the next one raises
+// the step's tokens per cost and the step has at most max_rows rows. Each entry is a decode of one
+// row; row_cost: of a step for each row after the first.
 void GrantDrafts(std::span<DraftGrant> grants, int64_t max_rows, double row_cost);
 
 }  // namespace allspark

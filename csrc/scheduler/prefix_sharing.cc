@@ -1,5 +1,5 @@
-// The scheduler's part of the prefix cache: which blocks a sequence takes instead of computing
-// them, and when its own are there for others.
+// The scheduler's part of the prefix cache: which cached blocks a sequence takes instead of
+// computing them, and when others can take its own.
 
 #include <algorithm>
 #include <span>
@@ -13,16 +13,16 @@ bool Scheduler::MaySearch(const ScheduledSequence& sequence) const {
   return config_.enable_prefix_cache && sequence.token_ids != nullptr && !sequence.computes_all;
 }
 
-// What TakeCached would take for a newcomer.
+// What TakeCached would take for a sequence that is not admitted yet.
 PrefixCache::Match Scheduler::FindCached(const ScheduledSequence& candidate) const {
   if (!MaySearch(candidate)) return {};
   const auto num_tokens = static_cast<size_t>(candidate.num_tokens - 1);
   return cache_.FindAll(std::span(candidate.token_ids, num_tokens), candidate.cache_salt);
 }
 
-// Takes the blocks that hold what the sequence would compute next, and returns where it then
-// begins. One token is left at least: its logits are wanted. Where the sequence's last block is
-// half full there is nothing to take.
+// Takes the cached blocks of the tokens that the sequence would compute next, and returns where it
+// then begins. At least one token is left, since its logits are wanted. If the sequence's last
+// block is partly filled, it takes nothing.
 int64_t Scheduler::TakeCached(ScheduledSequence* sequence) {
   std::vector<int32_t>& table = sequence->block_table;
   int64_t& begin = sequence->plan_begin;
@@ -33,7 +33,7 @@ int64_t Scheduler::TakeCached(ScheduledSequence* sequence) {
     const int32_t parent = table.empty() ? PrefixCache::kNone : table.back();
     int32_t block = cache_.Find(parent, sequence->cache_salt, sequence->token_ids + begin);
     if (block != PrefixCache::kNone) {
-      // Its demand is one less, and no block less is available.
+      // The sequence needs one block less, and no available block was taken.
       if (cache_.IsInUse(block)) ++slack_;
       cache_.AddReference(block);
     } else {
@@ -47,9 +47,9 @@ int64_t Scheduler::TakeCached(ScheduledSequence* sequence) {
   return begin;
 }
 
-// Makes the blocks known that the tokens [begin, end) complete: to sequences behind this one in the
-// step that fills them already, and once they are filled to everybody. Where the same block came
-// into being twice, the sequence goes on with the one that is known and gives its own back.
+// Puts the blocks that tokens [begin, end) complete into the index. Sequences behind this one in
+// the step that fills the blocks may take them at once, all others once they are filled. If the
+// same block was computed twice, the sequence continues with the indexed one and releases its own.
 void Scheduler::IndexBlocks(ScheduledSequence* sequence, int64_t begin, int64_t end, bool filled) {
   if (!config_.enable_prefix_cache || sequence->token_ids == nullptr) return;
   int32_t* const table = sequence->block_table.data();
@@ -66,7 +66,7 @@ void Scheduler::IndexBlocks(ScheduledSequence* sequence, int64_t begin, int64_t 
   }
 }
 
-// After a step that was planned and not computed: what it would have filled is not there.
+// After a step that was planned and not computed: withdraws the blocks that it would have filled.
 void Scheduler::DropUncomputed() {
   for (ScheduledSequence* s = running_.head; s != nullptr; s = s->next) {
     for (ScheduledSequence* beam = s; beam != nullptr; beam = beam->next_beam) {

@@ -100,7 +100,7 @@ int64_t Scheduler::Capacity(const ScheduledSequence& sequence) const {
   return NumBlocks(sequence) * config_.block_size;
 }
 
-// Blocks the sequence will still take before it has generated for a block's length: those of its
+// Blocks that the sequence will still take before it has generated a block's length: those of its
 // known tokens and one to grow into, for each beam.
 int64_t Scheduler::Demand(const ScheduledSequence& sequence) const {
   int64_t demand = 0;
@@ -149,7 +149,7 @@ void Scheduler::Remove(ScheduledSequence* sequence) {
   Reset(sequence, State::kNone);
 }
 
-// It has no blocks any more, nor have its beams.
+// Releases all blocks of the sequence and its beams.
 void Scheduler::Reset(ScheduledSequence* sequence, State state) {
   for (auto* beam = sequence; beam != nullptr; beam = beam->next_beam) {
     ReleaseBlocks(beam, 0);
@@ -159,12 +159,13 @@ void Scheduler::Reset(ScheduledSequence* sequence, State state) {
   SetState(sequence, state);
 }
 
-// All but the first num_kept. Last block first, so that the pool hands them out again in order of
-// position and the prefix cache forgets the ends of chains before their beginnings.
+// Releases all blocks but the first num_kept, last block first: the prefix cache then evicts the
+// ends of chains before their beginnings, and of extents that are equally free, the pool hands out
+// that of the first blocks first.
 void Scheduler::ReleaseBlocks(ScheduledSequence* sequence, int64_t num_kept) {
   while (NumBlocks(*sequence) > num_kept) {
     const int32_t block = sequence->block_table.back();
-    if (Capacity(*sequence) > sequence->plan_begin) cache_.Withdraw(block);  // its to fill
+    if (Capacity(*sequence) > sequence->plan_begin) cache_.Withdraw(block);  // it was to fill it
     cache_.Release(block);
     sequence->block_table.pop_back();
   }
@@ -211,8 +212,8 @@ void Scheduler::Hold(ScheduledSequence* sequence) {
   AS_CHECK(sequence->next_beam == nullptr && Remaining(*sequence) == 0)
       << "sequence " << sequence->id << " has " << Remaining(*sequence)
       << " tokens to compute, or beams";
-  // A full block may be in other tables by now. It is not to be written again: another takes its
-  // place.
+  // A full block may be in other tables by now. It must not be written again, so another block
+  // takes its place.
   const bool is_full = sequence->num_computed % config_.block_size == 0;
   sequence->num_computed -= is_full ? config_.block_size : 1;
   if (is_full) ReleaseBlocks(sequence, BlocksFor(sequence->num_computed));
@@ -235,7 +236,7 @@ void Scheduler::PlanDecodes() {
   }
 }
 
-// Plans a token of each beam; false and nothing where blocks are short.
+// Plans a token of each beam. If blocks are short, plans nothing and returns false.
 bool Scheduler::PlanDecode(ScheduledSequence* sequence) {
   const size_t num_planned = plan_.size();
   for (auto* beam = sequence; beam != nullptr; beam = beam->next_beam) {
@@ -252,8 +253,8 @@ bool Scheduler::PlanDecode(ScheduledSequence* sequence) {
   return true;
 }
 
-// Merges the running sequences that prefill with those in line, in one order: a newcomer of high
-// priority does not wait for the end of a long prompt of low priority.
+// Merges the running sequences that prefill with the waiting ones, in one order: a new sequence of
+// high priority does not wait for the end of a long prompt of low priority.
 void Scheduler::PlanPrefill() {
   slack_ = Slack();
   int64_t budget = config_.chunk_tokens;
@@ -276,7 +277,7 @@ void Scheduler::PlanPrefill() {
       const int64_t num_tokens = PlanChunks(sequence, budget);
       budget -= num_tokens;
       if (num_tokens == 0 && sequence->next_beam != nullptr && running_.size == 1) {
-        // Beams for which the whole pool is too small; one sequence it always holds.
+        // The whole pool is too small for these beams; it always holds one sequence.
         MakeRoom(sequence);
         admitting = true;
         sequence = nullptr;
@@ -289,8 +290,8 @@ void Scheduler::PlanPrefill() {
   }
 }
 
-// Lengthens the planned decodes by drafts that are worth their rows, as far as blocks reach that
-// nobody else was promised.
+// Extends the planned decodes by drafts that are worth their rows, as far as there are blocks that
+// are not promised to others.
 void Scheduler::PlanDrafts() {
   grants_.clear();
   for (const PlannedChunk& chunk : plan_) {
@@ -324,7 +325,7 @@ void Scheduler::TrimDrafts() {
   }
 }
 
-// Plans up to `budget` tokens of a sequence, which are those of its beams, and returns how many.
+// Plans up to `budget` tokens of a sequence and its beams together, and returns how many.
 int64_t Scheduler::PlanChunks(ScheduledSequence* sequence, int64_t budget) {
   int64_t num_tokens = 0;
   for (auto* beam = sequence; beam != nullptr && num_tokens < budget; beam = beam->next_beam) {
@@ -336,8 +337,8 @@ int64_t Scheduler::PlanChunks(ScheduledSequence* sequence, int64_t budget) {
 }
 
 // Plans up to `budget` tokens of a beam's prefill and returns how many: fewer where blocks are
-// short. With none free and no room in its own, those behind it give way; the last one waits,
-// keeping what it has.
+// short. If none is free and its own have no room, the sequences behind it are preempted; the last
+// of the list waits instead, and keeps its blocks.
 int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget) {
   const int64_t begin = TakeCached(beam);
   int64_t num_tokens = std::min(beam->num_tokens - begin, budget);
@@ -353,15 +354,15 @@ int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, ScheduledSequence* bea
     plan_.push_back({beam, begin, num_tokens, begin + num_tokens == beam->num_tokens});
     IndexBlocks(beam, begin, begin + num_tokens, /*filled=*/false);
   } else if (begin > beam->num_computed) {
-    // Blocks that this step fills are for those that are in it: it may fail.
+    // Only sequences in this step may hold blocks that it fills, since the step may fail.
     ReleaseBlocks(beam, BlocksFor(beam->num_computed));
     slack_ = Slack();
   }
   return num_tokens;
 }
 
-// What admission may promise. Taking blocks for a running sequence lowers the available ones and
-// its demand alike, so the difference holds while a step is planned.
+// Blocks that admission may promise. A block that a running sequence takes lowers the available
+// blocks and the sequence's demand alike, so the difference holds while a step is planned.
 int64_t Scheduler::Slack() const {
   int64_t slack = cache_.num_available();
   for (const ScheduledSequence* s = running_.head; s != nullptr; s = s->next) slack -= Demand(*s);
@@ -386,8 +387,8 @@ void Scheduler::Admit(ScheduledSequence* candidate) {
   slack_ -= Demand(*candidate);
 }
 
-// Takes the blocks of sequences behind this one until one is free. Returns false where this is the
-// last and none is.
+// Preempts or interrupts sequences behind this one until a block is free. Returns false if this is
+// the last and no block is free.
 bool Scheduler::SecureFreeBlock(const ScheduledSequence* sequence) {
   while (cache_.num_available() == 0) {
     if (running_.tail == sequence) return false;
@@ -405,7 +406,7 @@ void Scheduler::PreemptAll() {
   while (running_.tail != nullptr) Preempt(running_.tail);
 }
 
-// Takes the blocks of a running sequence for those in front of it.
+// Frees the blocks of a running sequence for those in front of it: preempts or interrupts it.
 void Scheduler::MakeRoom(ScheduledSequence* victim) {
   preempted_in_plan_ = true;
   if (!config_.interrupts) return Preempt(victim);

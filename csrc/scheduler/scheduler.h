@@ -7,9 +7,9 @@
 // step. Apart from those, the step's prefill budget (chunk_tokens) goes to sequences with more to
 // compute, in order of (priority, arrival). When blocks run out, the youngest sequence of the
 // lowest priority gives back its blocks and waits again, at its old place in the queue; its tokens,
-// generated ones included, are recomputed later; or, where the config says so, it leaves the
-// scheduler. Full blocks are found again by what they hold: by
-// the next request that begins alike, and by a preempted sequence (kv_cache/prefix_cache.h).
+// generated ones included, are recomputed later. If the config says so, it leaves the scheduler
+// instead. Full blocks are found again by their contents: by the next request with the same prefix,
+// and by a preempted sequence (kv_cache/prefix_cache.h).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct ScheduledSequence {
   std::vector<int32_t> block_table;  // capacity reserved for ceil(max_length / block_size)
   // The known tokens, for the prefix cache; null: it shares no block.
   const int32_t* token_ids = nullptr;
-  // What its blocks depend on beside the tokens; only sequences with the same salt share them.
+  // What its blocks depend on besides the tokens; only sequences with the same salt share them.
   uint64_t cache_salt = 0;
   // Set by the owner before Plan: how many draft tokens it can have beside a decode, the chance
   // that each is accepted if those before it are, and the cost of drafting one token for all
@@ -48,26 +48,27 @@ struct ScheduledSequence {
   // It is in no plan. Hold sets it; the owner sets it back, or a preemption does.
   bool held = false;
 
-  // The next beam of the search that this one is a beam of. The first of them stands for all: it
-  // alone is added, removed, in lists, and has token_ids; the others have its priority and
-  // max_length. A beam with num_tokens 0 is not there at the moment.
+  // The next beam of the same search. The first beam stands for all: it alone is added, removed, in
+  // lists, and has token_ids; the others have its priority and max_length. A beam with num_tokens 0
+  // does not exist at the moment.
   ScheduledSequence* next_beam = nullptr;
 
   // The scheduler's.
   int64_t arrival = 0;
   int64_t num_computed = 0;  // tokens whose KV is in the cache
-  int64_t plan_begin = 0;    // where its newest chunk began: the blocks before it others filled
+  int64_t plan_begin = 0;    // where its newest chunk began: others filled the blocks before it
   int64_t num_restored = 0;  // tokens before it that came from the host tier for this plan
   int64_t num_preemptions = 0;
-  // Of a beam other than the first that has no blocks: it is to take those of the first num_shared
-  // tokens from this earlier beam.
+  // For a beam without blocks that is not the first: the earlier beam from which it takes those of
+  // the first num_shared tokens.
   const ScheduledSequence* sharing = nullptr;
   int64_t num_shared = 0;
   enum class State : int { kNone, kWaiting, kRunning } state = State::kNone;
   ScheduledSequence* prev = nullptr;
   ScheduledSequence* next = nullptr;
 
-  // One token left to compute, of every beam: what it needs next is a decode, not a prefill.
+  // Every beam has one token left to compute: what the sequence needs next is a decode, not a
+  // prefill.
   bool decodes() const {
     for (const ScheduledSequence* beam = this; beam != nullptr; beam = beam->next_beam) {
       if (beam->num_tokens > 0 && beam->num_tokens - beam->num_computed != 1) return false;
@@ -84,23 +85,23 @@ struct BlockCopy {
 struct SchedulerConfig {
   int64_t max_batch = 32;      // running sequences
   int64_t chunk_tokens = 512;  // prefill tokens per step
-  // The same in a step that decodes too, if fewer: how long a decode may wait for a prefill.
+  // The same in a step with decodes, if fewer: bounds how long a decode waits for prefills.
   int64_t chunk_tokens_beside_decodes = 512;
   int64_t block_size = 32;
   int64_t num_blocks = 0;
-  // Decodes and drafts of one step, where there are drafts; beyond, drafts are left out.
+  // Most decodes and drafts of a step with drafts; drafts beyond that are left out.
   int64_t max_draft_rows = 0;
-  double draft_row_cost = 0.03;  // of a step for each row after the first, of what one row takes
+  double draft_row_cost = 0.03;  // cost of each row after the first, in steps of one row
   bool enable_prefix_cache = false;
   int64_t prefix_cache_ttl_us = 0;
   int64_t max_pinned_blocks = 0;
   int64_t num_host_blocks = 0;  // of the prefix cache's second tier
-  // A sequence that blocks run out for leaves (interrupted()) instead of waiting again.
+  // A sequence whose blocks others need leaves (interrupted()) instead of waiting again.
   bool interrupts = false;
 };
 
-// One sequence's part of a step: compute tokens [begin, begin + num_tokens). What lies between the
-// sequence's num_computed and begin was found in the prefix cache, or is computed by a chunk in
+// One sequence's part of a step: compute tokens [begin, begin + num_tokens). The tokens between the
+// sequence's num_computed and begin were found in the prefix cache, or are computed by a chunk in
 // front of this one: a step writes all keys and values of a layer before it reads any.
 struct PlannedChunk {
   ScheduledSequence* sequence;
@@ -126,14 +127,15 @@ class Scheduler {
   // Commit the plan stays as it is; Commit passes over the sequence, whose memory must last until
   // then.
   void Remove(ScheduledSequence* sequence);
-  // Between steps: all that run give their blocks back and wait, at their old places.
+  // Between steps: all running sequences give their blocks back and wait, at their old places.
   void PreemptAll();
-  // The next step, at a time that does not go back; blocks for it are taken. Empty when nothing can
-  // run: nothing waits, or nothing runs and the first in line does not fit the pool. Valid until
-  // the next call. Decodes come first, then prefill chunks; at most max_batch chunks and max_batch
-  // + chunk_tokens tokens, or max_draft_rows. A plan that was not committed is planned again.
+  // Plans the next step and takes blocks for it; the time must not go back. Empty when nothing can
+  // run: there is no sequence, all running ones are held, or nothing runs and the first in line
+  // does not fit the pool. Valid until the next call. Decodes come first, then prefill chunks; at
+  // most max_batch chunks and max_batch + chunk_tokens tokens, or max_draft_rows. A plan that was
+  // not committed is planned again.
   const std::vector<PlannedChunk>& Plan(int64_t now_us = 0);
-  // Those that the last Plan took out for want of blocks, where the config interrupts: their state
+  // Sequences that the last Plan interrupted for lack of blocks, if the config says so: their state
   // is kNone, and they are in no plan. Valid until the next call.
   const std::vector<ScheduledSequence*>& interrupted() const { return interrupted_; }
   // After Plan, if an owner has fewer draft tokens than were planned: it lowered num_drafts of the
@@ -142,16 +144,16 @@ class Scheduler {
   // The planned step was computed: moves num_computed, but not over drafts. Call before the owner
   // appends sampled tokens, at most once per Plan.
   void Commit();
-  // After Commit, once for each draft of the step that turned out to be the sampled token, in
-  // order, when it is among the known tokens: what was computed for it counts.
+  // After Commit, once for each accepted draft of the step, in order, when it is among the known
+  // tokens: it then counts as computed.
   void AcceptDraft(ScheduledSequence* sequence);
-  // After Commit, instead of appending a token: the owner cannot use yet what was computed for the
-  // newest one, which counts as not computed. Requires: no beams, no drafts.
+  // After Commit, instead of appending a token: the owner cannot use the newest token's result yet,
+  // so that token counts as not computed. Requires: no beams, no drafts.
   void Hold(ScheduledSequence* sequence);
-  // After Commit, once everything of every beam is computed: from now on beams[i] continues what
-  // beams[parents[i]] was, and beams beyond `parents` are not there. Sets num_tokens, to which the
-  // owner adds the chosen tokens. Full blocks become common ones; what the caller has to copy is
-  // valid until the next call. Requires: beams are the whole search, the first one running.
+  // After Commit, once everything of every beam is computed: from now on beams[i] continues the old
+  // beams[parents[i]], and beams beyond `parents` do not exist. Sets num_tokens, to which the owner
+  // adds the chosen tokens. Full blocks are shared; the returned copies, which the caller makes,
+  // are valid until the next call. Requires: beams are the whole search, the first one running.
   const std::vector<BlockCopy>& Fork(std::span<ScheduledSequence* const> beams,
                                      std::span<const int32_t> parents);
 
@@ -229,7 +231,7 @@ class Scheduler {
   SequenceList running_;
   int64_t num_preemptions_ = 0;
   int64_t next_arrival_ = 0;
-  // Of Fork: the tables as they were, who goes on with each, and the partial blocks of the others.
+  // For Fork: the old tables, the beam that takes over each, and the partial blocks of the others.
   std::vector<std::vector<int32_t>> old_tables_;
   std::vector<ScheduledSequence*> heirs_;
   std::vector<int32_t> unused_blocks_;
