@@ -1,8 +1,8 @@
 // Drafts by a second, smaller model of the same vocabulary. Its KV cache has a block for each block
 // of the target model, under the same id, so one block table serves both models. Before it drafts,
-// the draft model computes in chunks what it has not seen of a request: its prompt, and tokens
-// decoded without drafts. Requests that share a block each compute the draft model's part of it,
-// and write the same bits.
+// the draft model computes in chunks the tokens of a request that it has not seen: the prompt, and
+// tokens decoded without drafts. Requests that share a block each compute the draft model's part of
+// it, and write the same bits.
 #pragma once
 
 #include <memory>

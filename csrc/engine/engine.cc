@@ -110,7 +110,7 @@ class Engine::Impl {
     return device;
   }
 
-  // The compute pool of so many threads; made when first needed.
+  // The compute pool with the config's number of threads; made when first needed.
   Result<std::shared_ptr<ThreadPool>> Pool(const RuntimeConfig& config) {
     const int num_threads =
         config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();

@@ -46,7 +46,7 @@ struct DraftModelState {
 // Checks that every id is in the vocabulary.
 Status CheckTokenIds(std::span<const int64_t> ids, int64_t vocab_size);
 
-// What a request is checked against.
+// The limits that a request is checked against.
 struct RequestLimits {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;

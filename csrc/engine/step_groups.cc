@@ -1,4 +1,4 @@
-// The part of ModelInstance's step that is about groups: beams go on, samples end one by one.
+// The part of ModelInstance's step that is about groups: beams continue, samples end one by one.
 
 #include <string>
 

@@ -68,7 +68,7 @@ bool ModelInstance::TakeMail() {
     new_tail_ = nullptr;
     std::swap(stopped, stop_head_);
     if (stopping_ && (stop_mode_ == StopMode::kCancel || (added == nullptr && !HasWork()))) {
-      // What was taken joins the scheduler so that EndAll finds it.
+      // The requests that were taken join the scheduler, so that EndAll finds them.
       for (; added != nullptr; added = added->next_new) AddToScheduler(added);
       DropStops(stopped);
       return false;
@@ -111,7 +111,7 @@ void ModelInstance::RunStep() {
         << "nothing was planned for " << scheduler.num_running() << " running sequences, of which "
         << running.num_held << " are held";
   } catch (const std::exception& error) {
-    // The scheduler's own state is in doubt: nobody in it can be served.
+    // The scheduler's own state is in doubt: no request in it can be served.
     EndAll(FinishReason::kError, ErrorText("scheduling failed: ", error.what()));
     return;
   }

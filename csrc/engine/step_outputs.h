@@ -1,8 +1,8 @@
 // What the requests of one step get besides the tokens chosen for them: log-probabilities of prompt
 // tokens, and rows of their OutputTensors. The step thread notes each chunk while it builds the
 // batch, and writes everything between the forward pass and the sampler, which changes logits.
-// Logits that nobody samples from are computed a slice of rows at a time, so that a prompt of any
-// length needs a buffer of a few rows. After construction nothing allocates.
+// Logits that no token is sampled from are computed a slice of rows at a time, so that a prompt of
+// any length needs a buffer of a few rows. After construction nothing allocates.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class StepOutputs {
     const float* sampled;  // as in Add
     int64_t sampled_begin;
   };
-  // Logits that nobody samples from.
+  // A row of logits that no token is sampled from.
   struct Row {
     Request* request;
     int64_t position;

@@ -60,7 +60,7 @@ class BlockPool {
   int64_t extent_blocks_;
   int64_t num_free_;
   std::vector<Extent> extents_;
-  // By the number of free blocks, the first extent that has so many.
+  // By number of free blocks: the first extent with that many.
   std::array<int32_t, kMostExtentBlocks + 1> lists_;
   std::vector<int32_t> references_;
 };

@@ -79,7 +79,7 @@ class PrefixCache {
   int32_t Restore(int32_t parent, uint64_t salt, const int32_t* tokens);
   // How many blocks of the host tier continue the chain `match`, which is of the same tokens.
   int64_t CountOnHost(const Match& match, std::span<const int32_t> tokens, uint64_t salt);
-  // What is to be copied, in this order, before anything is computed.
+  // The copies to make, in this order, before anything is computed.
   const std::vector<HostCopy>& copies() const { return copies_; }
   void ClearCopies() { copies_.clear(); }
 

@@ -87,7 +87,7 @@ struct DecoderShape {
   // Of the rows that queries, keys and values are made from.
   int64_t latent_cols() const { return q_latent + head_dim; }
   int64_t unrotated_dim() const { return query_dim - rotary_dim; }
-  // Of what the output projection reads.
+  // Of the output projection's input.
   int64_t o_cols() const { return q_heads * value_dim; }
   // The widest row that a product of a layer reads.
   int64_t widest_input() const {

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kMaxModules = 3;
 constexpr int64_t kAlignment = 64;
 
-// Ranks are filled up with zeros to what one lane of the packed layouts holds.
+// Ranks are padded with zeros to a whole lane of the packed layouts.
 int64_t PaddedRank(int64_t rank, DType dtype) { return AlignUp(rank, 4 / ElementBytes(dtype)); }
 
 // Writes elements of the adapter's dtype; false once one is no longer finite.
@@ -75,7 +75,7 @@ class LoraBuilder {
   }
 
  private:
-  // One of the decoder's weights, and what the adapter has for it.
+  // One of the decoder's weights, and the adapter's pairs for it.
   struct Target {
     std::string tensor;
     LoraWeight* weight = nullptr;

@@ -105,10 +105,10 @@ class ItemRange {
 
 }  // namespace
 
-// How a region runs. The caller writes what it consists of and pending_, then publishes them by
-// changing word_, which holds the region's number and how many threads take part. A worker that
-// takes part may read them until it has counted itself out of pending_; one that does not take part
-// never reads them, so the caller need not wait for it.
+// How a region runs. The caller writes the region (fn_, the threads' items) and pending_, then
+// publishes them by changing word_, which holds the region's number and how many threads take part.
+// A worker that takes part may read them until it has counted itself out of pending_; one that does
+// not take part never reads them, so the caller need not wait for it.
 //
 // How a worker sleeps. It raises num_sleepers_ and its own `asleep`, looks at word_ once more, and
 // sleeps on `asleep`. The caller changes word_, then looks at num_sleepers_. All four are

@@ -1,6 +1,6 @@
-// What a request asks to be done to its row of logits before a token is chosen: biases, penalties
-// and masks that depend on the tokens so far. Pure functions on one row, in place; any thread. The
-// order, that of transformers' logits processors where it has one:
+// The changes that a request asks for in its row of logits before a token is chosen: biases,
+// penalties and masks that depend on the tokens so far. Pure functions on one row, in place; any
+// thread. The order, that of transformers' logits processors where it has one:
 //   logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size,
 //   bad_words.
 // The logit of a masked token is -inf.

@@ -42,8 +42,8 @@ struct ScheduledSequence {
   int64_t num_drafts = 0;
   double acceptance_rate = 1;
   double draft_cost = 0;
-  // The owner wants what the model computes for each of the first tokens: none is taken from the
-  // prefix cache. Set it to false once that is done.
+  // The owner wants the model's outputs for each of the first tokens, so none is taken from the
+  // prefix cache. The owner sets it to false once that is done.
   bool computes_all = false;
   // It is in no plan. Hold sets it; the owner sets it back, or a preemption does.
   bool held = false;
