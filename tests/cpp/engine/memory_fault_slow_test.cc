@@ -1,4 +1,4 @@
-// The memory faults, every one of them.
+// All memory faults; memory_fault_test.cc runs a sample.
 
 #include "cpp/engine/memory_faults.h"
 
