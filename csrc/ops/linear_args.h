@@ -1,4 +1,4 @@
-// What Linear and LinearEach have in common. Private to ops/.
+// Shared by Linear and LinearEach. Private to ops/.
 #pragma once
 
 #include <span>

@@ -57,8 +57,7 @@ bool SeesAlignedAllocations();
 bool CanInjectFailures();
 
 // Refuses chosen heap allocations of the threads that entered it: malloc returns null, new throws
-// bad_alloc. What FaultAllocator does for an Allocator, this does for the heap. Any thread may set
-// and read it.
+// bad_alloc. The heap's counterpart of FaultAllocator. Any thread may set and read it.
 class HeapFaults {
  public:
   // Refuses the n-th allocation from now (1: the next); 0: none. `sticky` refuses all after it as

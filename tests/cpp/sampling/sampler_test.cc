@@ -123,7 +123,7 @@ TEST_P(SamplerTest, DrawIsThatOfSeedAndPosition) {
   }
 }
 
-// A batch of rows of all kinds, made anew for each run since sampling may overwrite logits.
+// A batch of rows of all kinds, made again for each run since sampling may overwrite logits.
 class Batch {
  public:
   static constexpr int64_t kVocab = 5003;
