@@ -1,4 +1,4 @@
-// All memory faults; memory_fault_test.cc runs a sample.
+// All memory faults of the heap; memory_fault_test.cc runs a sample of them.
 
 #include "cpp/engine/memory_faults.h"
 

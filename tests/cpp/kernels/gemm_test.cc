@@ -240,8 +240,9 @@ void TestLowRank(const KernelTable& table) {
     args.w = w.data();
     args.k = k;
     table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
-    // The call's rows begin at number 5. The adapter covers panels 1 and 2 of the first half of the
-    // rows.
+    // The call's rows begin at number 5. The second adapter covers panels 1 and 2 of the first half
+    // of them; the first and third cover only rows before and after the call's, and must have no
+    // effect.
     const int64_t first_row = 5, end = (m + 1) / 2;
     const T* low = whole.a.data() + 1 + k - first_row * whole.lda();
     const LowRank entries[] = {
