@@ -1,7 +1,7 @@
-// Measures what this machine can do at most, as one JSON object on stdout: read bandwidth (GB/s),
-// float32 multiply-adds (GFLOP/s), and, where the CPU has the instructions, bfloat16 dot products
-// (GFLOP/s) and int8 dot products (GOP/s), of vectors or tiles, with 1, 2, 4, ... threads. A rate
-// the CPU has no instruction for is null.
+// Measures the machine's limits, as one JSON object on stdout: read bandwidth (GB/s), float32
+// multiply-adds (GFLOP/s), and, where the CPU has the instructions, bfloat16 dot products (GFLOP/s)
+// and int8 dot products (GOP/s), of vectors or tiles, with 1, 2, 4, ... threads. A rate the CPU has
+// no instruction for is null.
 //
 // usage: limits [MAX_THREADS [MIB [MIN_THREADS]]]
 // Build: c++ -std=c++17 -O3 -march=native -pthread limits.cc -o limits
@@ -39,7 +39,7 @@ using Vector = float __attribute__((vector_size(kVectorBytes)));
 using IntVector = int32_t __attribute__((vector_size(kVectorBytes)));
 
 constexpr int kChains = 12;  // Independent sums: enough to cover latency 4-6 on two ports.
-// Passes are short and many, and the best of them counts: on a shared machine some then run alone.
+// Many short passes; the best one counts: on a shared machine, some of them run undisturbed.
 constexpr int kMinPasses = 7;
 constexpr double kMinSeconds = 0.5;
 
@@ -113,7 +113,7 @@ void FmaFloat32(int) {
   Vector factor = {}, addend = {};
   factor += 0.5f;
   addend += 1e-3f;
-  // Opaque to the compiler, which could otherwise fold the whole loop.
+  // Hides the values from the compiler, which could otherwise fold the whole loop.
   asm volatile("" : "+m"(factor), "+m"(addend));
   Chains(kIterations, addend, [factor, addend](Vector x) { return x * factor + addend; });
 }
@@ -151,7 +151,8 @@ void DotInt8(int) {
 }
 constexpr double kInt8Ops = 64;
 #elif defined(__AVX512BW__)
-// Without a dot product of bytes, these are widened: products of 16 bits are added in pairs.
+// Without an instruction for byte dot products, bytes are widened to 16 bits and their products
+// added in pairs.
 constexpr bool kHasInt8 = true;
 void DotInt8(int) {
   const __m512i b = _mm512_set1_epi32(0x00010001);
@@ -168,7 +169,7 @@ void DotInt8(int) {
   const __m256i b = _mm256_set1_epi32(0x00010001);
   Chains(kIterations, _mm256_set1_epi32(1), [b](__m256i x) {
     x = _mm256_madd_epi16(x, b);
-    asm("" : "+x"(x));  // The sums stay in registers; without this GCC stores all in each round.
+    asm("" : "+x"(x));  // Keeps the sums in registers; without this GCC stores them in every round.
     return x;
   });
 }
@@ -180,10 +181,10 @@ constexpr double kInt8Ops = 0;
 #endif
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
-constexpr int kTileShare = 32;  // a product of tiles counts as so many of vectors
+constexpr int kTileShare = 32;  // one tile product counts as this many vector products
 constexpr double kTileBf16Ops = 2.0 * 16 * 16 * 32 / kTileShare;
 
-// The system gives a process the tiles' state when it asks (ARCH_REQ_XCOMP_PERM).
+// A process must ask the system for the tiles' state (ARCH_REQ_XCOMP_PERM).
 bool HaveTiles() {
   static const bool have = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return have;

@@ -1,7 +1,7 @@
-// Paged attention on all cores, as a layer of a model runs it, beside the limits it is held
-// against: the read bandwidth for decoding, the rate of bfloat16 dot products (of float32
-// multiply-adds where the table has none) for prefill. Rates are counters: bytes_per_second of
-// cache that must be read once, FLOP per second as "flops".
+// Paged attention on all cores, as a layer of a model runs it, and the limits to compare it with:
+// the read bandwidth for decoding; for prefill the rate of bfloat16 dot products, or of float32
+// multiply-adds where the table has no dot product. Rates are counters: "bytes_per_second" counts
+// cache that must be read once, "flops" FLOP per second.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -94,8 +94,8 @@ void BM_Bf16DotRate(benchmark::State& state) {
 BENCHMARK(BM_Bf16DotRate)->UseRealTime();
 #endif
 
-// A cache of several layers, so many that the next one is not in the processor's caches, and
-// `batch` sequences of one length whose last `tokens` attend.
+// A cache with enough layers that the next layer is not in the processor's caches, and `batch`
+// sequences of one length, of which the last `tokens` tokens attend.
 struct Case {
   AttentionParams params;
   int64_t tokens, context, batch;
@@ -108,10 +108,10 @@ class Layers {
     const int64_t block_size = 32;
     const int64_t blocks = c.batch * CeilDiv(c.context, block_size);
     const int64_t part = kernels::KvPartBytes(c.cache, block_size, c.params.head_dim);
-    const int64_t layer_bytes = 2 * c.params.kv_heads * part;  // of a block
+    const int64_t layer_bytes = 2 * c.params.kv_heads * part;  // of one block and layer
     const int64_t extent = ExtentBlocks(blocks);
     num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
-    // The engine's memory: in huge pages.
+    // The engine's allocator, which uses huge pages.
     allocator_ = std::move(*CreateCpuBfcAllocator({}, int64_t{2} << 30));
     memory_ = std::move(
         *Buffer::Create(allocator_.get(), static_cast<size_t>(blocks * num_ * layer_bytes)));

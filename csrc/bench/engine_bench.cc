@@ -1,5 +1,5 @@
-// What the engine itself costs a step: its loop over a model whose kernels do nothing. Time per
-// step by the number of streams, with the pool's regions and without (one thread has none).
+// The engine's own cost per step: its loop over a model whose kernels do nothing. Time per step by
+// number of streams, with the pool's parallel regions and without (one thread has none).
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -67,7 +67,8 @@ std::unique_ptr<ModelReader> Open(ThreadPool* pool) {
 template <class Args>
 void DoNothing(const Args&, kernels::Stream) noexcept {}
 
-// The default table's entries, where there are any, as empty functions.
+// The default table, with empty functions for the kernels of a dense decoder; argmax always gives
+// token 1.
 const kernels::KernelTable& EmptyTable() {
   static const kernels::KernelTable table = [] {
     kernels::KernelTable t = *kernels::DefaultTable();

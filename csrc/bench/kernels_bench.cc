@@ -1,6 +1,6 @@
-// Kernels of every table that this processor can run, one thread, beside the limits they are held
-// against: the read bandwidth for GEMM with one row, the rate of fused multiply-adds for many.
-// Rates are counters: bytes_per_second of weights read, FLOP per second as "flops".
+// Kernels of every table that this processor can run, on one thread, and the limits to compare them
+// with: the read bandwidth for GEMM with one row, the rate of fused multiply-adds for GEMM with
+// many rows. Rates are counters: "bytes_per_second" counts weights read, "flops" FLOP per second.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -101,7 +101,7 @@ void Gemm(benchmark::State& state, const KernelTable* table) {
   state.SetBytesProcessed(state.iterations() * n * k * static_cast<int64_t>(sizeof(T)));
 }
 
-// Quantised weights, as the argument `bits` says, one scale per `group` (0: per column).
+// Weights quantised to `bits` bits, with one scale per `group` (0: per column).
 template <DType kAct>
 void GemmQuantized(benchmark::State& state, const KernelTable* table) {
   const int64_t m = state.range(0), n = state.range(1), k = state.range(2), bits = state.range(3);

@@ -1,10 +1,10 @@
-// Times whole steps of the decoder with random bfloat16 weights: decodes of several sequences after
-// so many tokens, with LoRA adapters or without, and prefill of 512 tokens. Beside the step's own
-// time each row has that of each operation (ops/op_profile.h), in milliseconds a step; bytes are
-// those of the weights and of the KV that is read. ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the
-// default) or 1B (Llama-3.2-1B), ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS
-// quantises it (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head in 8 bits),
-// ALLSPARK_CPU_ISA chooses the kernels.
+// Times whole steps of the decoder with random bfloat16 weights: decodes of several sequences at a
+// given position, with LoRA adapters or without, and prefill of 512 tokens. Each row has the step's
+// time and the time of each operation (ops/op_profile.h), in milliseconds per step. Bytes are those
+// read of weights and KV cache. ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the default) or 1B
+// (Llama-3.2-1B), ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS quantises it
+// (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head in 8 bits), ALLSPARK_CPU_ISA chooses
+// the kernels.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ constexpr int64_t kBlockSize = 32;
 constexpr int64_t kMaxLength = 8192;
 constexpr int64_t kMaxBatch = 32;
 constexpr int64_t kMaxTokens = 512;
-constexpr int64_t kPoolTokens = 32768;  // of all sequences
+constexpr int64_t kPoolTokens = 32768;  // tokens of all sequences
 
 struct Shape {
   int64_t vocab, hidden, layers, heads, kv_heads, intermediate;
@@ -122,7 +122,7 @@ void AddRandom(ModelWriter& writer, const RequiredTensor& tensor) {
   }
 }
 
-// An adapter of rank kLoraRank: of all linear modules, or of queries and values alone.
+// An adapter of rank kLoraRank, for all linear modules or for queries and values only.
 class BenchLora final : public LoraFile {
  public:
   explicit BenchLora(bool all_modules) {
@@ -170,8 +170,8 @@ class Bench {
     return bench;
   }
 
-  // One step: `num_sequences` chunks of `num_tokens` at `position`. Where there are adapters, each
-  // has as many neighbours of them, and reads those of its own.
+  // One step: `num_sequences` chunks of `num_tokens` at `position`. With adapters, each adapter has
+  // the same number of adjacent sequences.
   void Prepare(int64_t num_sequences, int64_t num_tokens, int64_t position,
                std::span<const std::shared_ptr<const LoraAdapter>> loras) {
     const int64_t blocks = CeilDiv(position + num_tokens, kBlockSize);
@@ -216,13 +216,13 @@ class Bench {
 
   int num_threads() const { return pool_.num_threads(); }
   int64_t weight_bytes() const { return weight_bytes_; }
-  // Of the KV cache, all layers.
+  // Bytes of one token in the KV cache, all layers.
   int64_t token_bytes() const { return decoder_->block_bytes() / kBlockSize; }
   const char* table_name() const { return table_.name; }
 
  private:
   Bench() : pool_(0), table_(*kernels::DefaultTable()) {
-    // The engine's: what lies in huge pages there does so here.
+    // The engine's allocator, so that the same memory is in huge pages.
     auto allocator = CreateCpuBfcAllocator({}, int64_t{8} << 30);
     Require(allocator.status());
     allocator_ = std::move(*allocator);
@@ -289,7 +289,7 @@ void RunSteps(benchmark::State& state, int64_t num_sequences, int64_t num_tokens
   OpProfile profile;
   for (auto _ : state) bench.Step(&profile);
   state.SetItemsProcessed(state.iterations() * num_sequences * num_tokens);
-  // What a step must read at least: every weight and every earlier token's KV once.
+  // A step must read at least every weight and every earlier token's KV once.
   state.SetBytesProcessed(state.iterations() *
                           (bench.weight_bytes() + num_sequences * position * bench.token_bytes()));
   for (size_t i = 0; i < kNumOps; ++i) {

@@ -2,7 +2,7 @@
 // dtypes are checked by ops/ before a kernel sees them. Strides ("ld") count elements.
 //
 // Numerics contract (engine/README.md): every output element is reduced in one fixed order that
-// depends on K alone, never on M, on the work range or on the neighbours in the batch.
+// depends on K alone. M, the work range and the other rows of the batch never change it.
 //
 // Pair layout. Wherever a kernel reduces over K, elements of 2 bytes are stored in pairs along K
 // (1 byte: in fours), so that one 32-bit lane holds what one dot instruction consumes:
@@ -20,7 +20,7 @@ using Stream = void*;
 
 // Columns per packed weight panel.
 inline constexpr int64_t kPanelColumns = 64;
-// And of weights of few columns, which in a wide panel would be mostly zeros.
+// Columns per panel of a weight with few columns: a wide panel would be mostly zeros.
 inline constexpr int64_t kNarrowPanelColumns = 16;
 // Attention reduces over chunks of this many key positions, aligned at multiples of it, and merges
 // the chunks' partial results in ascending order. A multiple of every legal KV block size.
@@ -28,16 +28,16 @@ inline constexpr int64_t kAttentionChunk = 256;
 
 AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
 
-// Activations that are quantised to int8, row by row: x = scale * q, |q| <= 127. Beside q, each row
-// has the sums of q over every kSumBlock elements, and last the sum of the whole row.
+// Activations quantised to int8, row by row: x = scale * q, |q| <= 127. Each row of q also has
+// sums: one for every kSumBlock elements, then one for the whole row.
 inline constexpr int64_t kSumBlock = 32;
 AS_ALWAYS_INLINE int64_t RowSums(int64_t cols) { return (cols + kSumBlock - 1) / kSumBlock + 1; }
 
 // The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
 AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return bits == 8 ? 128 : 8; }
 
-// Rows [row_begin, row_end) times a matrix of a few k, for panels [panel_begin, panel_end) of a
-// GEMM's result.
+// One low-rank product: rows [row_begin, row_end) of `a` times a matrix of small k. It is added to
+// panels [panel_begin, panel_end) of a GEMM's result.
 struct LowRank {
   int64_t row_begin, row_end;
   int64_t panel_begin, panel_end;
@@ -53,19 +53,20 @@ struct LowRank {
 // Order per element: acc = 0; for each group of k ascending: acc += dot(group); then + bias; then +
 // c when accumulate.
 //
-// Quantised weights (slots uint8 and uint4) are w = scale * (u - zero), one scale and zero point
-// per column and group_size k. sum = 0; for each of these groups ascending: sum = fma(dot, scale,
-// sum), where dot is the chain above over a * (u - zero), from zero. With int8 activations dot is
-// an exact integer, and the whole sum is multiplied by the row's scale before bias is added.
+// Quantised weights (slots uint8 and uint4) are w = scale * (u - zero), with one scale and zero
+// point for each column and every group_size of k. Order per element: sum = 0; for each of these
+// groups ascending: sum = fma(dot, scale, sum), where dot is the chain above over a * (u - zero),
+// starting at zero. With int8 activations dot is an exact integer, and the whole sum is multiplied
+// by the row's scale before bias is added.
 //
-// Adapters (LowRank) go on with the sums where the weight ends: for each of a row's adapter
-// products ascending, sum = sum + the chain above over its k, from where it is. What multiplies the
-// row's sums multiplies these products too.
+// Adapters (LowRank) continue the sums after the weight: for each of the row's adapter products
+// ascending, the chain above runs over the product's k and starts at the current sum. A factor of
+// the row's sums (a_scale) applies to these products too.
 struct GemmArgs {
   const void* a;  // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
   int64_t lda;
-  // Packed: [ceil(n/64)][k/group][64][group]; columns beyond n are zero. Of uint8 a lane holds 4 k,
-  // of uint4 it holds 8: byte j has k + j in its low half and k + 4 + j in its high half.
+  // Packed: [ceil(n/64)][k/group][64][group]; columns beyond n are zero. A lane holds 4 k of uint8
+  // and 8 k of uint4; in uint4, byte j has k + j in its low half and k + 4 + j in its high half.
   const void* w;
   const float* bias;  // [n] or null
   float* c;           // [m, n] row-major float32
@@ -73,28 +74,28 @@ struct GemmArgs {
   int64_t m, n, k;                 // k is a multiple of group
   int64_t panel_begin, panel_end;  // this call's panels of 64 columns
   bool accumulate;
-  // kNarrowPanelColumns: panels have so many columns instead of 64. Not of quantised weights.
+  // Columns of a panel: 64, or kNarrowPanelColumns. Quantised weights always have 64.
   int64_t panel_columns = kPanelColumns;
   // Quantised weights only.
   const BFloat16* scale = nullptr;  // [ceil(n/64)][k/group_size][64]
   const uint8_t* zero = nullptr;    // the same, or null: SymmetricZero
   int64_t group_size = 0;           // divides k; a multiple of kSumBlock, or k
-  // Multiplies each row's sums, before bias is added; null: 1. int8 activations have it always.
+  // Multiplies each row's sums before bias is added; null: 1. Never null with int8 activations.
   const float* a_scale = nullptr;  // [m]
-  // By row_begin and panel_begin; num_low_rank of them. Not with narrow panels.
+  // num_low_rank products, ordered by row_begin, then panel_begin. Not with narrow panels.
   const LowRank* low_rank = nullptr;
   int64_t num_low_rank = 0;
-  int64_t first_row = 0;  // of this call, as low_rank counts them
+  int64_t first_row = 0;  // number of this call's first row, as low_rank counts rows
   // int8 activations only.
   const int32_t* a_sums = nullptr;  // [m][RowSums(k)]
 };
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2, kRelu = 3 };
 
-// out[m, i] = act(c[m, i]) * c[m, n / 2 + i] of what GEMM would have left in c, with the bits of
-// GatedActArgs: gate and up of an MLP without a trip to memory between. n / 2 is a multiple of
-// kPanelColumns, the panels are those of the gate. gemm.c and gemm.accumulate are not used.
-// Where !gated, out[m, i] = act(c[m, i]), for any n.
+// out[m, i] = act(c[m, i]) * c[m, n / 2 + i], where c is the result of the GEMM: the gate and up of
+// an MLP, which are never written to memory. Same bits as gemm followed by gated_act. n / 2 is a
+// multiple of kPanelColumns; the call's panels count those of the gate. gemm.c and gemm.accumulate
+// are not used. Where !gated, out[m, i] = act(c[m, i]), for any n.
 struct GemmGatedArgs {
   GemmArgs gemm;
   void* out;  // [m, n / 2]; where !gated [m, n]
@@ -105,9 +106,9 @@ struct GemmGatedArgs {
 };
 
 // q[r, :] = round(x[r, :] * (127 / max|x[r, :]|)), ties to even; scale[r] = max|x[r, :]| / 127. In
-// float32 arithmetic, so that every table gives the same bits. A row whose magnitudes are all below
-// kQuantizeTiny, where the division would overflow, becomes zeros; one with a NaN or an infinity
-// gets the scale NaN.
+// float32 arithmetic, so that every table gives the same bits. If all magnitudes of a row are below
+// kQuantizeTiny, the division would overflow and the row becomes zeros. A row with a NaN or an
+// infinity gets the scale NaN.
 inline constexpr float kQuantizeTiny = 0x1p-100f;
 struct QuantizeArgs {
   const float* x;
@@ -119,8 +120,8 @@ struct QuantizeArgs {
   int64_t rows, cols;
 };
 
-// y[r, :] = x[r, :], rounded to nearest even, where the table slot has these dtypes: float32 to
-// bfloat16, and int8 (without its scale) exactly to either.
+// y[r, :] = x[r, :] in the dtypes of the table slot: float32 to bfloat16, rounded to nearest even;
+// int8 (without its scale) to float32 or bfloat16, exactly.
 struct ConvertArgs {
   const void* x;
   int64_t ldx;
@@ -129,7 +130,7 @@ struct ConvertArgs {
   int64_t rows, cols;
 };
 
-// y[r, j] = x[r, order[j]], in the slot's dtype; of int8 rows also their sums, as in QuantizeArgs.
+// y[r, j] = x[r, order[j]], in the slot's dtype. int8 rows also get their sums, as in QuantizeArgs.
 struct GatherColumnsArgs {
   const void* x;
   int64_t ldx;
@@ -141,7 +142,7 @@ struct GatherColumnsArgs {
 };
 
 // rms_norm: y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight.
-// layer_norm: the same of x[r, :] - mean(x[r, :]), + bias.
+// layer_norm: the same with x[r, :] - mean(x[r, :]) in place of x[r, :], + bias.
 // y in the table slot's dtype; it may be x.
 struct NormArgs {
   const float* x;
@@ -177,7 +178,7 @@ struct EmbeddingArgs {
   float* out;
   int64_t ldo;
   int64_t rows, cols;
-  // Quantised tables, which are packed, only: as in GemmArgs.
+  // Quantised tables only (always packed); as in GemmArgs.
   const BFloat16* scale = nullptr;
   const uint8_t* zero = nullptr;
   int64_t group_size = 0;
@@ -201,29 +202,30 @@ struct RopeArgs {
 // what attention reduces over (head_dim for scores, tokens for the weighted sum), so that a group
 // is one 32-bit lane.
 //
-// Quantised, elements lie as bfloat16's (group = 2), one byte each (int8), or a pair in a byte, the
-// earlier in its low half (uint4). After a part's elements come the tokens' scales, float32
-// [block_size], and for uint4 their zero points, uint8 [block_size]: an element is
-// (stored - zero) * scale, zero 0 for int8. In float32 arithmetic, over one token's head:
+// Quantised elements are in the order of bfloat16 elements (group = 2). An int8 element takes one
+// byte; a pair of uint4 elements shares one byte, the earlier in the low half. After a part's
+// elements come the tokens' scales, float32 [block_size], and for uint4 their zero points, uint8
+// [block_size]. An element is (stored - zero) * scale; zero is 0 for int8. Each token's head is
+// quantised in float32 arithmetic:
 //   int8   scale = max|x| / 127; stored = round(x * (127 / max|x|))
 //   uint4  low = min(0, x), high = max(0, x), scale = (high - low) / 15, r = 15 / (high - low);
 //          zero = round(-low * r); stored = round(x * r) + zero, within 0 to 15
-// ties to even. A range below kQuantizeTiny gives zeros; a head with a NaN or an infinity as well,
-// and the scale NaN.
+// Ties round to even. A range below kQuantizeTiny gives zeros. A head with a NaN or an infinity
+// gives zeros and the scale NaN.
 //
-// Blocks come in extents of a power of two of them, 1 or more: block b is the one with the number
-// b % extent_blocks in extent b / extent_blocks.
+// An extent has extent_blocks blocks, a power of two. Block b is block b % extent_blocks of extent
+// b / extent_blocks.
 struct PagedKv {
   unsigned char* pool;    // first byte of extent 0
-  int64_t extent_blocks;  // of an extent
+  int64_t extent_blocks;  // blocks in one extent
   int64_t extent_stride;  // bytes from one extent to the next
   int64_t block_stride;   // bytes from one block of an extent to the next
-  int64_t k_offset;  // bytes from the extent's begin to this layer's K of its first block, head 0
+  int64_t k_offset;  // bytes from the extent's start to this layer's K of its first block, head 0
   int64_t v_offset;
   int64_t head_stride;  // bytes from one KV head to the next, K and V alike
   int64_t block_size;   // tokens: 16, 32, 64 or 128
 
-  // What lies `offset` (k_offset, v_offset) behind a block's begin.
+  // The address of `block`'s data at k_offset or v_offset.
   __attribute__((always_inline)) inline unsigned char* PartAt(int64_t block, int64_t offset) const {
     return pool + block / extent_blocks * extent_stride + block % extent_blocks * block_stride +
            offset;
@@ -256,8 +258,8 @@ struct KvWriteArgs {
   int64_t kv_heads, head_dim;
 };
 
-// Causal attention of tokens [token_begin, token_end) of one sequence's chunk against its cache,
-// for one KV head and the `group` query heads that share it.
+// Causal attention of tokens [token_begin, token_end) of one sequence's chunk over its cache, for
+// one KV head and the `group` query heads that share it.
 struct AttentionArgs {
   PagedKv kv;
   const int32_t* block_table;
@@ -271,23 +273,23 @@ struct AttentionArgs {
   float scale;     // above 0
   int64_t window;  // keys seen, the token itself included; 0: all
   float soft_cap;  // 0: none
-  // Of each query head, or null: scores get slope * (key position - query position), after scale
+  // [q_heads] or null: slope * (key position - query position) is added to the scores, after scale
   // and cap.
   const float* slopes;
   float* scratch;  // AttentionScratchFloats(...) floats, private to this call
-  // Not null: of one token, reduces the chunks [chunk_begin, chunk_end) alone and leaves, instead
-  // of `out`, a partial result of AttentionPartialFloats(head_dim) floats for each chunk and query
-  // head: [chunk_end - chunk_begin][group].
+  // Not null: the call has one token and reduces only the chunks [chunk_begin, chunk_end). It
+  // writes partial results here instead of `out`: [chunk_end - chunk_begin][group], each
+  // AttentionPartialFloats(head_dim) floats.
   float* partials;
   int64_t chunk_begin, chunk_end;  // position / kAttentionChunk
-  // A hint: the call after this one begins with the keys of positions [next_begin, next_end) of
-  // this sequence and head. Null: not known.
+  // A hint: the next call begins with the keys of positions [next_begin, next_end) in this block
+  // table, for next_kv_head. Null: not known.
   const int32_t* next_block_table;
   int64_t next_kv_head, next_begin, next_end;
 };
 
-// Finishes what attention left as partial results of all the chunks that a token sees, with the
-// bits that one call would have given.
+// Merges the partial results of all chunks that a token sees. The bits equal those of one undivided
+// attention call.
 struct AttentionMergeArgs {
   const float* partials;  // [num_chunks][group], chunks ascending
   int64_t num_chunks, group, head_dim;
@@ -314,8 +316,9 @@ struct ArgMaxArgs {
   int32_t* index;
 };
 
-// highest[r] = the highest value of x[r, :]; sum[r] = the sum of e^(x[r, i] - highest[r]), in which
-// elements of the highest value count 1 also where that is infinite. NaN counts as minus infinity.
+// highest[r] = the highest value of x[r, :]; sum[r] = the sum of e^(x[r, i] - highest[r]), where
+// elements equal to the highest value count 1, also if that value is infinite. NaN counts as minus
+// infinity.
 struct SumExpArgs {
   const float* x;
   int64_t ldx;
@@ -324,13 +327,15 @@ struct SumExpArgs {
   double* sum;
 };
 
-// Chooses the top_k experts of each row, best first, of equals the first; NaN counts as lowest.
-// With s the softmax of a row's num_experts logits, or their sigmoids, experts are chosen by s +
-// bias; by their logits where s is a softmax without bias, whose order they have. Where used_groups
-// < groups, experts are in `groups` runs of equal size, and only those of the best used_groups are
-// looked at: a group is as good as its best expert, with sigmoids as the sum of its best two.
-// weights[r, j] = s of the j-th chosen (/ their sum where normalize) * scale; weights[r, top_k],
-// where has_shared: 1, or with shared_gate the sigmoid of logits[r, num_experts].
+// Chooses the top_k experts of each row, best first; among equals, the lowest index. NaN counts as
+// lowest.
+// A row's scores s are the softmax or the sigmoids of its num_experts logits. Experts are ranked by
+// s + bias; a softmax without bias is ranked by the logits, which gives the same order.
+// Where used_groups < groups, the experts form `groups` runs of equal size, and only the experts of
+// the best used_groups are considered. With a softmax a group ranks by its best expert, with
+// sigmoids by the sum of its best two.
+// weights[r, j] = s of the j-th chosen expert (/ their sum where normalize) * scale. Where
+// has_shared, weights[r, top_k] = 1, or with shared_gate the sigmoid of logits[r, num_experts].
 inline constexpr int64_t kMaxRoutedExperts = 1024;
 inline constexpr int64_t kMaxExpertsPerToken = 32;
 inline constexpr int64_t kMaxExpertGroups = 32;

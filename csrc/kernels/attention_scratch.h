@@ -1,6 +1,6 @@
-// How the scratch memory of one attention call is laid out: sizes only, shared by the CPU kernels
-// and by AttentionScratchFloats. In floats; every region is a multiple of 64 bytes, and the begin
-// is aligned to 64 bytes by the kernel itself, so the caller's pointer need not be.
+// Sizes of the scratch memory of one attention call, in floats; the CPU kernels and
+// AttentionScratchFloats share them. Every region is a multiple of 64 bytes. The kernel aligns the
+// start to 64 bytes, so the caller's pointer need not be aligned.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace allspark::kernels {
 
-// Query rows, one per (token, query head), that pass over the cache together: as many as make
-// reading it cheap, few enough that their scores stay in the second-level cache.
+// Query rows, one per (token, query head), that read the KV cache together: enough to make each
+// read cheap, few enough that their scores stay in the second-level cache.
 inline constexpr int64_t kAttentionRows = 64;
 
-// Positions whose keys, and then values, all of them pass over while these are in the first-level
-// cache.
+// Key positions that all query rows process in one go, so that their keys, and then their values,
+// stay in the first-level cache.
 inline constexpr int64_t kAttentionSpan = 128;
 
 // Padding of a head to whole vectors: at most 15 floats more per row.
@@ -28,12 +28,12 @@ AS_ALWAYS_INLINE int64_t AttentionDim(int64_t head_dim) {
 // own.
 AS_ALWAYS_INLINE int64_t PartialFloats(int64_t head_dim) { return AttentionDim(head_dim) + 16; }
 
-// Per row: the query, the running sum and one chunk's sum; of a quantised cache, a span's elements
-// in two bytes each.
+// Per row: the query, the running sum and one chunk's sum. A quantised cache also needs a span's
+// elements in two bytes each.
 inline constexpr int64_t kAttentionScratchPerDim = 3 * kAttentionRows + kAttentionSpan / 2;
-// Running and one chunk's maximum and denominator per row, one chunk's scores per row; of a
-// quantised cache, scales of each row's query and weights, a chunk's scales of keys and of values,
-// and a vector beyond the elements; 16 for aligning the begin.
+// Per row: the running maximum and denominator, and one chunk's maximum, denominator and scores. A
+// quantised cache also needs the scales of each row's query and weights, a chunk's scales of keys
+// and of values, and one vector beyond the elements. 16 floats align the start.
 inline constexpr int64_t kAttentionScratchBase =
     (6 + kAttentionChunk) * kAttentionRows + 2 * kAttentionChunk + 16 + 16;
 

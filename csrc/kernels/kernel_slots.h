@@ -1,6 +1,6 @@
-// The kernel table's layout and the functions that fill it. Apart from kernel_table.h, which adds
-// the look-up on top, so that ISA files see it without any of the standard library: they must not
-// compile an inline library function for a newer CPU than the program's.
+// The kernel table's layout and the functions that fill it. Separate from kernel_table.h, which
+// adds the look-up: ISA files include this header without any of the standard library. They must
+// not compile an inline library function for a newer CPU than the program's.
 #pragma once
 
 #include "kernels/args.h"
@@ -11,7 +11,7 @@ struct KernelTable {
   const char* name = "";
   // Indexed by DType (static_cast<int>): weight dtype x activation dtype.
   void (*gemm[kNumDTypes][kNumDTypes])(const GemmArgs&, Stream) noexcept = {};
-  // The same. Null: gemm and gated_act one after the other.
+  // Indexed as gemm. Null: gemm, then gated_act.
   void (*gemm_gated[kNumDTypes][kNumDTypes])(const GemmGatedArgs&, Stream) noexcept = {};
   // LowRank::add, by the dtype of a and b.
   void (*low_rank[kNumDTypes])(const LowRank&, int64_t row, int64_t rows, int64_t panel,
@@ -28,10 +28,10 @@ struct KernelTable {
   void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&, Stream) noexcept = {};
   // Source dtype x result dtype.
   void (*convert[kNumDTypes][kNumDTypes])(const ConvertArgs&, Stream) noexcept = {};
-  // The dtype of both.
+  // Dtype of source and result.
   void (*gather_columns[kNumDTypes])(const GatherColumnsArgs&, Stream) noexcept = {};
   void (*quantize)(const QuantizeArgs&, Stream) noexcept = nullptr;
-  // Output dtype. Null: the table's attention knows no partial results.
+  // Output dtype. Null: the table's attention writes no partial results.
   void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&, Stream) noexcept = {};
   void (*scale)(const ScaleArgs&, Stream) noexcept = nullptr;
   void (*route)(const RouteArgs&, Stream) noexcept = nullptr;
@@ -41,8 +41,7 @@ struct KernelTable {
   void (*sum_exp)(const SumExpArgs&, Stream) noexcept = nullptr;
 };
 
-// Each fills what its instruction set improves over what is there; one exported function per ISA
-// file.
+// Each sets the entries that its instruction set improves; one exported function per ISA file.
 void FillReference(KernelTable& table) noexcept;    // double precision, portable
 void FillAvx2(KernelTable& table) noexcept;         // AVX2 + FMA + F16C
 void FillAvx512(KernelTable& table) noexcept;       // AVX-512 F, BW, VL, DQ

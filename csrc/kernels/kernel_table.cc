@@ -22,8 +22,8 @@ struct Candidate {
 };
 
 #if defined(__x86_64__)
-// Whether the processor has AMX, and the system lets this process use it: the tiles' 8 KiB of state
-// are for those who ask.
+// Whether the processor has AMX and the system lets this process use it. A process must ask for the
+// 8 KiB of tile state.
 bool HaveAmx() {
   unsigned eax, ebx, ecx, edx;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;

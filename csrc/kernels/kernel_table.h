@@ -12,9 +12,9 @@
 
 namespace allspark::kernels {
 
-// Floats of scratch one attention call needs, any table.
+// Floats of scratch memory that one attention call needs, in any table.
 int64_t AttentionScratchFloats(int64_t group, int64_t head_dim);
-// Floats of one chunk's partial result of one query head.
+// Floats of the partial result of one chunk and one query head.
 int64_t AttentionPartialFloats(int64_t head_dim);
 // Query tokens per attention work item for which the kernels are tuned (a hint for the split).
 int64_t AttentionTileTokens(int64_t group);
@@ -22,9 +22,9 @@ int64_t AttentionTileTokens(int64_t group);
 // Tables this CPU can run, weakest first: "reference"; on x86-64 "avx2", "avx512", "avx512_vnni",
 // "avx512_bf16", "amx"; on 64-bit Arm "neon", "neon_dotprod", "neon_bf16".
 const std::vector<const KernelTable*>& AvailableTables();
-// By name; null where unknown or not available here.
+// Null if the name is unknown or the table is not available here.
 const KernelTable* FindTable(std::string_view name);
-// The strongest, or the one ALLSPARK_CPU_ISA names. Null when that names none that can run here.
+// The strongest table, or the one that ALLSPARK_CPU_ISA names. Null if that one cannot run here.
 const KernelTable* DefaultTable();
 
 }  // namespace allspark::kernels

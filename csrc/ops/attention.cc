@@ -10,13 +10,13 @@
 namespace allspark {
 namespace {
 
-// What an item costs beyond its keys (set-up, the merge of its chunks), in keys.
+// Cost of an item besides its keys (set-up, the merge of its chunks), counted in keys.
 constexpr int64_t kItemOverheadKeys = 16;
 // Keys x query heads x head_dim below which one thread is faster than a parallel region.
 constexpr int64_t kSerialWork = 1 << 15;
-// Tiles of tokens per thread that balance well enough; more only read the cache more often.
+// Tiles of tokens per thread: enough for balance. More tiles would only read the cache more often.
 constexpr int64_t kTilesPerThread = 4;
-// Floats between two threads' scratch are a multiple of this: no cache line is shared.
+// Two threads' scratch regions are a multiple of this many floats apart: they share no cache line.
 constexpr int64_t kScratchAlign = 64;
 
 int64_t Group(const AttentionParams& params) { return params.q_heads / params.kv_heads; }
@@ -25,9 +25,9 @@ int64_t ScratchStride(const AttentionParams& params) {
   return AlignUp(kernels::AttentionScratchFloats(Group(params), params.head_dim), kScratchAlign);
 }
 
-// Chunks, of all decodes that are divided between threads, for whose partial results there is
-// memory: what does not fit is not divided. One sequence of 256 thousand tokens, or a share for
-// every thread. One thread divides nothing.
+// The chunks of divided decodes whose partial results fit in the scratch memory; a decode that does
+// not fit is not divided. 1024 chunks are one KV head of a sequence of 256 Ki tokens; many threads
+// get 64 chunks each. One thread divides nothing.
 int64_t MostPartialChunks(int64_t num_threads) {
   return num_threads == 1 ? 0 : std::max<int64_t>(1024, 64 * num_threads);
 }
@@ -38,14 +38,15 @@ struct Tile {
   int64_t end;
 };
 
-// One kernel call: a KV head and a tile of tokens, or some of the cache's chunks if a decode is
-// divided.
+// One kernel call: a KV head and a tile of tokens, or for a divided decode some of the cache's
+// chunks.
 struct Item {
   const SequenceRange* sequence = nullptr;
   int64_t kv_head = 0;
   Tile tile = {};
-  int64_t chunk_begin = 0, chunk_end = 0;  // all that the tile sees, unless divided
-  // Of a divided decode: its place among the divided ones, and its first chunk's among theirs.
+  int64_t chunk_begin = 0, chunk_end = 0;  // all chunks that the tile sees, unless divided
+  // For a divided decode: its index among the divided decodes, and the index of its first chunk
+  // among all their chunks.
   int64_t divided = -1;
   int64_t partial_chunk = 0;
 };
@@ -57,8 +58,8 @@ struct KeyRange {
 };
 
 // Walks the items of a batch in a fixed order, with the cost of each, and cuts the sum of the costs
-// into equal parts. A decode is divided where a cut falls into it, at the nearest chunk; other
-// items belong to the part in which their middle lies.
+// into equal parts. A cut that falls into a decode divides the decode at the nearest chunk. Every
+// other item belongs to the part that its middle is in.
 class ItemWalk {
  public:
   ItemWalk(const AttentionParams& params, const SequenceRange* sequences, int64_t num_sequences,
@@ -76,7 +77,7 @@ class ItemWalk {
 
   int64_t parts() const { return parts_; }
 
-  // What an item reads.
+  // The keys that an item reads.
   KeyRange KeysOf(const Item& item) const {
     const int64_t position = item.sequence->position;
     const KeyRange keys{FirstKey(position + item.tile.begin), position + item.tile.end};
@@ -109,7 +110,7 @@ class ItemWalk {
     });
   }
 
-  // Calls run(item) for the divided decodes, whole. Returns how many.
+  // Calls run(item) once for each divided decode, with all its chunks. Returns their number.
   template <typename Run>
   int64_t ForEachDivided(Run&& run) const {
     int64_t count = 0;
@@ -123,8 +124,8 @@ class ItemWalk {
   }
 
  private:
-  // Calls run(item, cost_begin, cost_end) for every sequence and KV head that begins before
-  // `cost_end`; the item's tile is that of a decode.
+  // Calls run(item, cost_begin, cost_end) for every sequence and KV head whose cost begins before
+  // `cost_end`; the item's tile is one token, as for a decode.
   template <typename Run>
   void ForEachHead(int64_t cost_end, Run&& run) const {
     int64_t cost = 0, next_part = 1, divided = 0, partial_chunks = 0;
@@ -221,7 +222,7 @@ void CheckAttention(const OpContext& context, const AttentionParams& params,
       << DTypeName(kv_dtype) << " cache and " << DTypeName(out.dtype) << " output";
 }
 
-// Keys and values that a batch reads, and the products with them.
+// Counts the keys and values that a batch reads, and the operations on them.
 void Count(const AttentionParams& params, DType kv_dtype, const SequenceRange* sequences,
            int64_t num_sequences, OpTimer& timer) {
   const int64_t window = params.window > 0 ? params.window : std::numeric_limits<int64_t>::max();
@@ -307,7 +308,7 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
         }
         kernel(args, context.stream);
       };
-      // One behind the walk, so that a call knows the next one's keys.
+      // Runs one item behind the walk, so that each call knows the keys of the next.
       Item last;
       walk.ForEach(part, [&](const Item& item) {
         if (last.sequence != nullptr) attend(last, &item);

@@ -1,8 +1,8 @@
 // PagedAttention: causal attention of a step's tokens against one layer of the paged cache. The
-// work items are (sequence, KV head, tile of tokens); each thread takes a contiguous run of them,
-// cut so that all visit about the same number of keys. A decode that a cut falls into is divided
-// between threads by chunks of the cache, whose partial results are then merged in their order. The
-// cut depends on the batch alone, never on timing, and the bits of the result not on the cut.
+// work items are (sequence, KV head, tile of tokens); each thread takes a contiguous run of them.
+// The cuts between threads balance the number of keys. A cut that falls into a decode divides the
+// decode at a chunk of the cache; the chunks' partial results are then merged in chunk order. The
+// cuts depend on the batch alone, never on timing, and do not change the bits of the result.
 #pragma once
 
 #include "ops/op_context.h"

@@ -5,7 +5,7 @@
 
 namespace allspark {
 
-// Table [vocab, cols], row-major, or packed as a GEMM weight when it serves as the lm_head too.
+// A table [vocab, cols]: row-major, or packed as a GEMM weight when it is also the lm_head.
 struct EmbeddingWeight {
   const void* data = nullptr;
   DType dtype = DType::kUndefined;
@@ -15,8 +15,8 @@ struct EmbeddingWeight {
   WeightScales scales = {};  // of uint8 and uint4 tables, which are packed
 };
 
-// out[r, :] = table[ids[r], :], or += where `accumulate`, of row-major tables alone. out: [rows,
-// cols] float32. Requires: 0 <= ids[r] < vocab.
+// out[r, :] = table[ids[r], :], or += where `accumulate` (row-major tables only). out: [rows, cols]
+// float32. Requires: 0 <= ids[r] < vocab.
 void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, const int32_t* ids,
                      const Matrix& out, bool accumulate = false);
 

@@ -19,7 +19,7 @@ void Run(const OpContext& context, kernels::Activation activation, bool gated, c
   const DType dtype = quantize ? DType::kFloat32 : out.dtype;
   const auto kernel = context.kernels->gated_act[internal::Slot(dtype)];
   internal::CheckKernel("gated_act", dtype, kernel != nullptr, context);
-  // An exponential costs more than the few operations that RowGrain counts on.
+  // An exponential costs more than the few operations per element that RowGrain assumes.
   const int64_t grain = internal::RowGrain(8 * out.cols);
   context.pool->ParallelFor(out.rows, grain, [&](int64_t begin, int64_t end, int thread_id) {
     kernels::GatedActArgs args{};

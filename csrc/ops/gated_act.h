@@ -1,4 +1,4 @@
-// GatedAct and Activate: the activation of an MLP, with a gate act(gate) * up, without one act(up).
+// GatedAct and Activate: the activation of an MLP, act(gate) * up with a gate, act(up) without.
 // Splits over rows.
 #pragma once
 

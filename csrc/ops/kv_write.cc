@@ -9,9 +9,8 @@ namespace {
 // Every block size is a multiple of this, and so is every token group of the cache's layout.
 constexpr int64_t kTokenGranule = 16;
 
-// Moves a cut between two threads' rows up to a position that begins a granule, or to the
-// sequence's end. Both threads at a cut compute the same row, so each token is written exactly
-// once.
+// Moves a cut between two threads' rows up to the start of a granule, or to the sequence's end.
+// Both threads at a cut compute the same position, so each token is written exactly once.
 int64_t AlignCut(const SequenceRange& sequence, int64_t row) {
   const int64_t offset = std::clamp<int64_t>(row - sequence.token_begin, 0, sequence.num_tokens);
   if (offset == 0 || offset == sequence.num_tokens) return offset;

@@ -78,20 +78,21 @@ namespace {
 
 // Row parts are multiples of this many rows, so that register tiles stay full.
 constexpr int64_t kRowGranule = 32;
-// Rows of a part from which on it is better to cut rows than panels: a thread then finds the rows
-// in its own cache that it made there, and the weights, read once more, come in time.
+// From this many rows per part on, cutting rows is better than cutting panels: a thread then finds
+// the rows that it computed itself in its own cache. The weights are read once more, but arrive in
+// time.
 constexpr int64_t kLocalRows = 128;
 using internal::Range;
 
-// Part `part` of `parts` of [0, count), in whole granules.
+// Part number `part` of [0, count) cut into `parts` parts of whole granules.
 Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
   const int64_t granules = CeilDiv(count, granule);
   return {std::min(count, granules * part / parts * granule),
           std::min(count, granules * (part + 1) / parts * granule)};
 }
 
-// Calls run(args, row) for the parts of x * w^T that the pool's threads take, `panels` of the
-// weight's panels in all: `args` lacks only where the result goes, `row` is the part's first.
+// Cuts x * w^T, over the first `panels` panels of the weight, into parts and calls run(args, row)
+// for each on the pool. `args` lacks only the result's address; `row` is the part's first row.
 template <class Run>
 void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                  int64_t panels, std::span<const kernels::LowRank> low_rank, const Run& run) {
@@ -113,7 +114,7 @@ void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWei
       });
 }
 
-// LinearGated, and where !gated LinearActivated.
+// LinearGated, or LinearActivated where !gated.
 void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                   kernels::Activation activation, bool gated, const Matrix& scratch,
                   const Matrix& y, std::span<const kernels::LowRank> low_rank) {
@@ -131,7 +132,7 @@ void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWe
   if (x.rows == 0) return;
   OpTimer timer(context.profile, w.op);
   internal::CountLinear(w, x.rows, timer);
-  // An int8 row is quantised once it is whole.
+  // An int8 row is quantised only after all its columns are computed.
   const bool quantize = y.dtype == DType::kInt8;
   const Matrix out =
       quantize ? Matrix{scratch.data, DType::kFloat32, y.rows, y.cols, /*ld=*/y.cols} : y;
@@ -151,8 +152,8 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
   int64_t best_cost = 0;
   for (int64_t row_parts = 1; row_parts <= std::min(num_threads, row_granules); ++row_parts) {
     const int64_t panel_parts = std::min(panels, num_threads / row_parts);
-    // The slowest part's share. Every row part reads the whole weight again, so with few rows more
-    // row parts must save a twentieth to be worth it.
+    // The work of the slowest part. Every row part reads the whole weight again; so with few rows,
+    // more row parts must save a twentieth of the cost.
     const int64_t cost = CeilDiv(row_granules, row_parts) * CeilDiv(panels, panel_parts);
     const bool local = rows >= row_parts * kLocalRows;
     if (row_parts == 1 || cost * 20 < best_cost * 19 || (local && cost <= best_cost)) {

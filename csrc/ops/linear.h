@@ -1,5 +1,5 @@
-// Linear: y (+)= x * w^T (+ bias) over packed weights. Splits over panels of output columns, and
-// over rows too when there are more threads than panels keep busy.
+// Linear: y (+)= x * w^T (+ bias) over packed weights. Splits over panels of output columns. Splits
+// over rows too if that balances the threads better, or if every part still has many rows.
 #pragma once
 
 #include <span>
@@ -16,10 +16,10 @@ struct LinearWeight {
   int64_t k = 0;
   const float* bias = nullptr;           // [n] or null
   WeightScales scales = {};              // of uint8 and uint4 weights
-  DType activation = DType::kUndefined;  // of x; kUndefined: whatever the kernel table takes
-  Op op = Op::kLinear;                   // what a profile counts it as
-  // [k], of weights whose columns have another order: column j is of x's column order[j]. x is in
-  // that order already when it comes here (ops/gather_columns.h).
+  DType activation = DType::kUndefined;  // of x; kUndefined: any that the kernel table supports
+  Op op = Op::kLinear;                   // how a profile counts this product
+  // [k], for weights with reordered columns: column j belongs to x's column order[j]. Callers pass
+  // x in that order already (ops/gather_columns.h).
   const int32_t* order = nullptr;
 };
 
@@ -31,20 +31,20 @@ struct LinearSplit {
 LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
 
 // x: [rows, w.k] in a dtype that the kernel table pairs with the weight's: the same, or for
-// quantised weights float32, bfloat16 or int8; y: [rows, w.n] float32. `accumulate` adds to what y
-// holds. `low_rank`: what adapters add to the products (ops/lora.h).
+// quantised weights float32, bfloat16 or int8. y: [rows, w.n] float32; `accumulate` adds to y.
+// `low_rank`: the adapters' products (ops/lora.h).
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y, std::span<const kernels::LowRank> low_rank = {});
 
-// The activation of a gated MLP, act(gate) * up, over a weight whose rows are gate, then up: the
-// bits of Linear and GatedAct, without writing gate and up to memory where the kernel table and
-// whole panels allow it. scratch: [rows, w.n] float32; y: [rows, w.n / 2] float32, bfloat16 or
+// The activation of a gated MLP, act(gate) * up. The weight's rows are gate, then up. Same bits as
+// Linear, then GatedAct; but gate and up are not written to memory if the kernel table can do that
+// and both are whole panels. scratch: [rows, w.n] float32; y: [rows, w.n / 2] float32, bfloat16 or
 // int8.
 void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                  kernels::Activation activation, const Matrix& scratch, const Matrix& y,
                  std::span<const kernels::LowRank> low_rank = {});
 
-// The same of an MLP without a gate: act(x * w^T + bias). y: [rows, w.n].
+// The same for an MLP without a gate: act(x * w^T + bias). y: [rows, w.n].
 void LinearActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                      kernels::Activation activation, const Matrix& scratch, const Matrix& y,
                      std::span<const kernels::LowRank> low_rank = {});

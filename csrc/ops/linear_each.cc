@@ -9,15 +9,16 @@
 namespace allspark {
 namespace {
 
-// Reading a panel of weights takes as long as multiplying it with so many rows, about.
+// Reading a panel of weights takes about as long as multiplying it with this many rows.
 constexpr int64_t kRowsPerRead = 24;
 
 int64_t PanelCost(const LinearTask& task) {
   return task.x.rows == 0 ? 0 : (task.x.rows + kRowsPerRead) * task.w.k;
 }
 
-// Calls run(task, args) for parts of equal cost of all the tasks' panels, one after the other:
-// PanelsOf(task) of each, whole, with all of its rows. What takes(task) denies is left out.
+// Cuts the panels of all tasks, one task after the other, into parts of equal cost, and calls
+// run(task, args) for each part's panels of a task. A task has panels_of(task) panels; none is cut,
+// and each is computed for all rows. Skips tasks for which takes(task) is false.
 template <class PanelsOf, class Takes, class Run>
 void ForEachShare(const OpContext& context, std::span<const LinearTask> tasks,
                   const PanelsOf& panels_of, const Takes& takes, const Run& run) {
@@ -40,7 +41,7 @@ void ForEachShare(const OpContext& context, std::span<const LinearTask> tasks,
           ? 1
           : std::min(panels, internal::kLinearItemsPerThread * context.pool->num_threads());
   context.pool->ParallelForItems(items, [&](int64_t item, int) {
-    // The panels that begin in [begin, end) of the cost of all.
+    // This item has the panels whose cost begins in [begin, end).
     const int64_t begin = cost * item / items, end = cost * (item + 1) / items;
     int64_t at = 0;
     for (const LinearTask& task : tasks) {
@@ -61,7 +62,7 @@ auto GatedKernel(const OpContext& context, const LinearTask& task) {
   return context.kernels->gemm_gated[internal::Slot(task.w.dtype)][internal::Slot(task.x.dtype)];
 }
 
-// Whether gate and up need no trip to memory between.
+// Whether gate and up need not be written to memory.
 bool IsFused(const OpContext& context, const LinearTask& task) {
   return GatedKernel(context, task) != nullptr && task.w.n % (2 * kernels::kPanelColumns) == 0;
 }

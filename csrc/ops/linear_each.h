@@ -1,6 +1,6 @@
-// LinearEach, LinearGatedEach: several products at once, each with its own rows and weight, as the
-// experts of a mixture have. One parallel region for all of them: threads share the reading of all
-// weights evenly, however few rows and panels each has.
+// LinearEach, LinearGatedEach: several products at once, each with its own rows and weight, for the
+// experts of a mixture. All run in one parallel region, so that threads share the reading of the
+// weights evenly even if each product has few rows and panels.
 #pragma once
 
 #include <span>
@@ -17,9 +17,9 @@ struct LinearTask {
   std::span<const kernels::LowRank> low_rank = {};
 };
 
-// y = x * w^T (+ bias) of each, as by Linear.
+// y = x * w^T (+ bias) for each task, as Linear does.
 void LinearEach(const OpContext& context, std::span<const LinearTask> tasks);
-// y = act(gate) * up of each, as by LinearGated.
+// y = act(gate) * up for each task, as LinearGated does.
 void LinearGatedEach(const OpContext& context, std::span<const LinearTask> tasks,
                      kernels::Activation activation);
 

@@ -1,6 +1,6 @@
-// LogN: log-n attention. Queries at positions that a model was not trained for grow with the
-// logarithm of the number of keys they see, so that attention stays as sharp as it was (Su 2021;
-// Qwen's use_logn_attn). Splits over rows.
+// LogN: log-n attention. Queries at positions beyond the trained length are scaled in proportion to
+// the logarithm of the number of keys they see, so that attention stays as sharp as within that
+// length (Su 2021; Qwen's use_logn_attn). Splits over rows.
 #pragma once
 
 #include "ops/op_context.h"

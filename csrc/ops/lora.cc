@@ -9,8 +9,8 @@
 namespace allspark {
 namespace {
 
-// Rows that one item of work takes: enough that what an adapter has is read seldom, few enough that
-// prompts keep every thread busy.
+// Rows of one work item: enough that an adapter's matrices are read seldom, few enough that prompts
+// keep every thread busy.
 constexpr int64_t kBlockRows = 32;
 
 // Rows [begin, + count) of a matrix, and their first `cols` columns.
@@ -33,7 +33,7 @@ void CheckRows(const LoraRows& rows, const LoraScratch& scratch, int64_t num_tok
   }
 }
 
-// Gives each range its blocks of rows; returns how many there are.
+// Numbers the blocks of rows of each range; returns the number of all blocks.
 int64_t CountBlocks(std::span<LoraRows> rows) {
   int64_t blocks = 0;
   for (LoraRows& range : rows) {
@@ -57,7 +57,7 @@ Block BlockAt(std::span<const LoraRows> rows, int64_t block) {
   return {*range.weight, range.row_begin + begin, std::min(kBlockRows, range.num_rows - begin)};
 }
 
-// c (+)= x * w^T, all of it.
+// c (+)= x * w^T, on the calling thread.
 void Multiply(const OpContext& context, const ConstMatrix& x, const void* w, int64_t panel_columns,
               bool accumulate, const Matrix& c) {
   kernels::GemmArgs args{};
@@ -96,7 +96,7 @@ void Shrink(const OpContext& context, const ConstMatrix& x, const Block& block,
                         Slice(scratch.low, block.row_begin, block.num_rows, w.rank));
 }
 
-// What the rows of one range add, part by part.
+// Appends the low-rank products of one range's rows, part by part.
 void AppendParts(const OpContext& context, const LoraRows& range, const LoraScratch& scratch,
                  std::vector<kernels::LowRank>& low_rank) {
   const LoraWeight& w = *range.weight;

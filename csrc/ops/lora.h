@@ -1,7 +1,7 @@
-// LoRA (Hu et al. 2021): what adapters add to the results of a Linear, b * (a * x), for those rows
-// of a batch that have one, each its own. The low-rank products a * x are computed here; b joins
-// the sums of the Linear itself, so that its result makes no second trip through memory. A row's
-// result depends on its own x and adapter alone.
+// LoRA (Hu et al. 2021): adapters add b * (a * x) to the results of a Linear. Each row of a batch
+// may have an adapter of its own. The low-rank products a * x are computed here. The Linear itself
+// adds b times these products to its sums, so that its result is not read and written again. A
+// row's result depends on its own x and adapter alone.
 #pragma once
 
 #include <span>
@@ -21,8 +21,8 @@ struct LoraPart {
   const void* b = nullptr;  // [panels][rank/group][64][group]
 };
 
-// What an adapter adds to one weight. The elements of a * x are those of the parts, one after the
-// other; `rank` of them in all, 0 where the adapter leaves the weight as it is.
+// An adapter's matrices for one weight. a * x has `rank` elements: those of the parts, one after
+// the other. Rank 0: the adapter does not change the weight.
 struct LoraWeight {
   // [rank, k] in panels of kernels::kNarrowPanelColumns; of an embedding [k, rank], row-major.
   const void* a = nullptr;
@@ -32,7 +32,7 @@ struct LoraWeight {
   std::vector<LoraPart> parts;
 };
 
-// Rows [row_begin, + num_rows) of a batch, with what their adapter adds to the weight at hand.
+// Rows [row_begin, + num_rows) of a batch, with their adapter's matrices for the current weight.
 struct LoraRows {
   int64_t row_begin = 0;
   int64_t num_rows = 0;
@@ -43,12 +43,13 @@ struct LoraRows {
 // Room for the batch's rows, and the highest rank.
 struct LoraScratch {
   Matrix sums;  // [rows, rank] float32: a * x
-  Matrix low;   // [rows, rank] in the adapters' dtype: what b reads; where that is float32, `sums`
+  Matrix low;   // [rows, rank] in the adapters' dtype: the input of b; where float32, `sums`
   Matrix wide;  // [rows, k] in the adapters' dtype: int8 rows of x, widened; unused otherwise
 };
 
-// Computes a * x and puts what the Linear over x is to add into `low_rank`, whose capacity is
-// enough. x: [tokens, k] in the adapters' dtype, or int8, whose scales then are the Linear's alone.
+// Computes a * x and fills `low_rank` with the products that the Linear over x adds. Requires:
+// `low_rank` has enough capacity. x: [tokens, k] in the adapters' dtype, or int8; only the Linear
+// applies int8 rows' scales.
 void ShrinkLora(const OpContext& context, const ConstMatrix& x, std::span<LoraRows> rows,
                 const LoraScratch& scratch, std::vector<kernels::LowRank>& low_rank);
 // y += b * (a * x) for one-hot x: a * x is row ids[i] of a. One part. y: [tokens, n] float32.

@@ -19,7 +19,7 @@ void CheckRouter(const RouterParams& router) {
       << router.used_groups << " of " << router.groups << " groups";
 }
 
-// Counts, then deals the pairs out: few integers beside the products of any one expert.
+// A counting sort of the pairs: few integers beside the products of any one expert.
 void OrderByExpert(int64_t tokens, const RouterParams& router, const Routing& routing) {
   const int64_t pairs = tokens * router.top_k;
   std::fill_n(routing.begins, router.num_experts + 1, 0);
@@ -28,7 +28,7 @@ void OrderByExpert(int64_t tokens, const RouterParams& router, const Routing& ro
   for (int64_t t = 0; t < tokens; ++t) {
     int32_t* rows = routing.rows + t * router.columns();
     for (int64_t j = 0; j < router.top_k; ++j) {
-      // begins[e] is where the next pair of e goes, until all are dealt out.
+      // Until all pairs are placed, begins[e] is the position of e's next pair.
       rows[j] = routing.begins[routing.experts[t * router.top_k + j]]++;
       routing.tokens[rows[j]] = static_cast<int32_t>(t);
     }
@@ -49,7 +49,7 @@ void Route(const OpContext& context, const ConstMatrix& logits, const RouterPara
   CheckRouter(router);
   AS_CHECK(logits.cols == router.logits())
       << "route: " << logits.cols << " logits; expected " << router.logits();
-  // An exponential for every logit, which costs more than RowGrain counts on.
+  // An exponential for every logit costs more than RowGrain assumes.
   context.pool->ParallelFor(
       logits.rows, internal::RowGrain(8 * logits.cols), [&](int64_t begin, int64_t end, int) {
         kernels::RouteArgs args{};

@@ -1,6 +1,7 @@
-// Mixtures of experts around their matrix products (ops/linear_each.h): which experts each token
-// has, the order of (token, expert) pairs by expert, and the sum of what the experts give. A
-// token's results depend on its own row alone: experts are added in the order of its own ranking.
+// The parts of a mixture of experts other than its matrix products (ops/linear_each.h): the choice
+// of each token's experts, the order of (token, expert) pairs by expert, and the weighted sum of
+// the experts' results. A token's results depend on its own row alone: experts are added in the
+// order of its own ranking.
 #pragma once
 
 #include "ops/op_context.h"
@@ -15,7 +16,7 @@ struct RouterParams {
   float scale = 1.0f;
   int64_t groups = 1;
   int64_t used_groups = 1;
-  bool has_shared = false;  // every token has one more expert, the last of its columns
+  bool has_shared = false;  // every token also has the shared expert, its last column
   bool shared_gate = false;
   const float* bias = nullptr;  // [num_experts] or null
 
@@ -23,12 +24,12 @@ struct RouterParams {
   int64_t columns() const { return top_k + (has_shared ? 1 : 0); }
 };
 
-// Where a step's routing lies. A *pair* is a token and one of its top_k experts; pairs lie by
-// expert, and of one expert by token.
+// The routing of a step. A *pair* is a token and one of its top_k experts. Pairs are ordered by
+// expert, and within an expert by token.
 struct Routing {
   int32_t* experts = nullptr;  // [tokens, top_k], best first
   float* weights = nullptr;    // [tokens, columns]
-  int32_t* rows = nullptr;     // [tokens, columns]: the pair; of the shared expert, pairs + token
+  int32_t* rows = nullptr;     // [tokens, columns]: the pair; for the shared expert, pairs + token
   int32_t* tokens = nullptr;   // [pairs]
   int32_t* begins = nullptr;   // [num_experts + 1]: the first pair of each expert
 };
@@ -36,7 +37,7 @@ struct Routing {
 // Fills routing. logits: [tokens, router.logits()] float32.
 void Route(const OpContext& context, const ConstMatrix& logits, const RouterParams& router,
            const Routing& routing);
-// y[i, :] = x[tokens[i], :], of int8 rows with scales and sums. Both of one dtype.
+// y[i, :] = x[tokens[i], :]; int8 rows also get scales and sums. x and y have one dtype.
 void GatherRows(const OpContext& context, const ConstMatrix& x, const int32_t* tokens,
                 const Matrix& y);
 // y (+)= the rows of x that belong to each token, times their weights. y: [tokens, cols] float32.

@@ -5,7 +5,7 @@
 namespace allspark {
 namespace {
 
-// What the kernel writes: an int8 result is quantised from float32.
+// The kernel's result dtype: an int8 result is quantised from float32.
 DType KernelDType(const Matrix& y) { return y.dtype == DType::kInt8 ? DType::kFloat32 : y.dtype; }
 
 const char* NameOf(const NormWeight& norm) { return norm.centered ? "layer_norm" : "rms_norm"; }
@@ -43,7 +43,7 @@ kernels::NormArgs ArgsFor(const ConstMatrix& x, const NormWeight& norm, const Ma
   return args;
 }
 
-// The norm of row `from` of x as row `to` of y.
+// Writes the norm of row `from` of x to row `to` of y.
 void NormRow(const OpContext& context, const ConstMatrix& x, int64_t from, const NormWeight& norm,
              const Matrix& y, int64_t to, int thread_id) {
   kernels::NormArgs args = ArgsFor(x, norm, y);

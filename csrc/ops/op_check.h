@@ -41,14 +41,14 @@ inline int64_t PackedPerLane(DType dtype) {
   return bytes > 0 && bytes <= 4 ? 4 / bytes : 0;
 }
 
-// For ops whose result may be int8 (quantize.cc): the row that a thread computes in float32, and
-// then quantises into row `begin` of q on.
+// For ops whose result may be int8 (quantize.cc): a thread computes a row in float32 in its
+// ScratchRow; QuantizeRows then quantises it into rows [begin, end) of q.
 void CheckQuantized(const char* op, const OpContext& context, const Matrix& y);
 float* ScratchRow(const char* op, const OpContext& context, int64_t cols, int thread_id);
 void QuantizeRows(const OpContext& context, const float* x, int64_t ldx, const Matrix& q,
                   int64_t begin, int64_t end);
 
-// y = x in the dtype of y, on the calling thread (convert.cc): of what a thread has of a batch.
+// y = x in the dtype of y, on the calling thread (convert.cc): for one thread's rows of a batch.
 void ConvertRows(const char* op, const OpContext& context, const ConstMatrix& x, const Matrix& y);
 
 // Rows of a matrix that are worth a thread: below this a region costs more than it saves.

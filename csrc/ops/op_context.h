@@ -1,7 +1,8 @@
-// What every op needs besides its operands, and the matrix views that operands come as. Ops check
-// shapes and dtypes (AS_CHECK: user input was checked long before), split the work over the pool
-// statically and call the table's kernel. They allocate nothing. A split never changes a bit of the
-// result: each output element is computed whole by one kernel call. The step thread calls them.
+// The context that every op needs besides its operands, and the matrix views of operands. Ops check
+// shapes and dtypes (AS_CHECK: user input was checked long before), cut the work into parts,
+// independently of timing, and call the table's kernel for each on the pool. They allocate nothing.
+// A cut never changes a bit of the result: one kernel call computes an output element whole, or
+// attention merges partial results in a fixed order (ops/attention.h). The step thread calls ops.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +18,12 @@ namespace allspark {
 struct OpContext {
   const kernels::KernelTable* kernels = nullptr;
   ThreadPool* pool = nullptr;
-  StepArena* arena = nullptr;  // where the caller of ops takes scratch; ops are handed theirs
+  StepArena* arena = nullptr;  // the callers of ops take scratch here; ops get theirs passed
   kernels::Stream stream = nullptr;
   // For ops that write int8: a float32 row per thread, this many elements apart.
   float* row_scratch = nullptr;
   int64_t row_scratch_floats = 0;
-  OpProfile* profile = nullptr;  // null: nobody measures
+  OpProfile* profile = nullptr;  // null: no profiling
 };
 
 // The scales and zero points of a quantised weight (kernels/args.h); group_size 0: not quantised.
@@ -46,7 +47,7 @@ struct ConstMatrix {
   const int32_t* row_sums = nullptr;
 };
 
-// The same, written to.
+// The same for a matrix that an op writes.
 struct Matrix {
   void* data = nullptr;
   DType dtype = DType::kUndefined;

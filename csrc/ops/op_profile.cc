@@ -38,12 +38,12 @@ constexpr std::array kNames = {"between operations",
                                "other linear"};
 static_assert(kNames.size() == kNumOps);
 
-// One thread writes: no read-modify-write is needed.
+// Only one thread writes: no atomic read-modify-write is needed.
 void Increase(std::atomic<int64_t>& total, int64_t value) {
   total.store(total.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
 }
 
-// Of a total of `amount` in `ns` nanoseconds, per second and divided by 10^9; "-" of nothing.
+// `amount` in `ns` nanoseconds as 10^9 per second; "-" if either is 0.
 std::string Rate(int64_t amount, int64_t ns) {
   if (amount == 0 || ns == 0) return "-";
   char text[32];

@@ -1,5 +1,5 @@
-// Where the time of a model goes, by operation: wall time on its step thread, which includes
-// waiting for other threads. One thread at a time measures; any may read meanwhile.
+// A model's time by operation: wall time on its step thread, which includes waiting for other
+// threads. One thread at a time measures; any may read meanwhile.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace allspark {
 
-// What is told apart. Products with weights go by the weight's name in a model file.
+// The operations of a profile. A product with a weight has the weight's name in a model file.
 enum class Op : uint8_t {
   kPass,  // a forward pass without the operations in it
   kEmbedding,
@@ -49,15 +49,15 @@ const char* OpName(Op op);
 
 struct OpTotals {
   int64_t calls = 0;
-  int64_t ns = 0;          // without the operations that were part of it
-  int64_t bytes = 0;       // of weights and KV cache that were read
-  int64_t operations = 0;  // multiplications and additions on them
+  int64_t ns = 0;          // without nested operations
+  int64_t bytes = 0;       // bytes read of weights and KV cache
+  int64_t operations = 0;  // multiplications and additions
 };
 
 class OpProfile {
  public:
   OpTotals Of(Op op) const;
-  // By the thread that measures.
+  // Only the thread that measures may call this.
   void Add(Op op, const OpTotals& totals);
 
  private:
@@ -70,11 +70,12 @@ class OpProfile {
   class OpTimer* running_ = nullptr;  // of the thread that measures
 };
 
-// A table: an operation a line, the longest first, under a line for all; `title` begins it.
+// A table with one line per operation, the longest time first, after a summary line that begins
+// with `title`.
 std::string ToText(const OpProfile& profile, const std::string& title);
 
-// Counts the time from its construction to its end as a call of `op`. Where another one is running,
-// it takes its time out of that one's. A null profile: does nothing.
+// Counts the time from its construction to its destruction as a call of `op`. If another timer is
+// running, this time is subtracted from the other's. With a null profile it does nothing.
 class OpTimer {
  public:
   OpTimer(OpProfile* profile, Op op) : profile_(profile), op_(op) {
@@ -100,7 +101,7 @@ class OpTimer {
   const Op op_;
   OpTimer* outer_ = nullptr;
   int64_t begin_ns_ = 0;
-  int64_t inner_ns_ = 0;  // of timers within
+  int64_t inner_ns_ = 0;  // time of nested timers
   int64_t bytes_ = 0, operations_ = 0;
 };
 

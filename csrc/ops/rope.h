@@ -13,9 +13,9 @@ struct RopeView {
   bool interleaved = false;
 };
 
-// x: [rows, >= (heads - 1) * head_dim + rotary_dim] float32; of heads [0, heads) of each row, which
-// begin head_dim elements after each other, the first rotary_dim elements are rotated. positions:
-// [rows]. Requires: 0 <= positions[r] < max_position.
+// x: [rows, >= (heads - 1) * head_dim + rotary_dim] float32; rotates the first rotary_dim elements
+// of heads [0, heads) of each row. Heads begin head_dim elements apart. positions: [rows].
+// Requires: 0 <= positions[r] < max_position.
 void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head_dim,
           const int32_t* positions, const RopeView& rope);
 

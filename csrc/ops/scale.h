@@ -1,12 +1,12 @@
-// Scale: rows times a number, perhaps bounded by a soft cap or a limit. Splits over rows.
+// Scale: rows times a number, optionally bounded by a soft cap or a limit. Splits over rows.
 #pragma once
 
 #include "ops/op_context.h"
 
 namespace allspark {
 
-// How a value is changed: scale * x, or cap * tanh(scale * x / cap) where there is a cap; then to
-// what is nearest in [-limit, limit].
+// The result for a value x: scale * x, or cap * tanh(scale * x / cap) with a cap; then clamped to
+// [-limit, limit] with a limit.
 struct Scaling {
   float scale = 1.0f;
   float soft_cap = 0.0f;  // 0: none

@@ -6,9 +6,9 @@
 namespace allspark {
 
 struct SequenceRange {
-  int64_t token_begin = 0;  // row of its first token in the step's matrices
+  int64_t token_begin = 0;  // row of the first token in the step's matrices
   int64_t num_tokens = 0;
-  int64_t position = 0;                  // of its first token
+  int64_t position = 0;                  // position of the first token
   const int32_t* block_table = nullptr;  // block ids by position / block_size
 };
 

@@ -1,6 +1,5 @@
-// XXH3-64 as the file format uses it: over whole buffers, as a stream, and over the pieces of a
-// tensor shared among threads. The hash library's code is compiled only in checksum.cc. Private to
-// weights/.
+// XXH3-64 as the file format uses it: over whole buffers, as a stream, and over a tensor's pieces,
+// which threads share. Only checksum.cc compiles the hash library's code. Private to weights/.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,7 @@ void ForEachPart(ThreadPool* pool, int64_t n, FunctionRef<void(int64_t, int64_t,
 int64_t NumPieces(int64_t tensor_bytes);
 // A tensor's checksum: the hash of the concatenated hashes of its pieces.
 uint64_t CombinePieces(const std::vector<uint64_t>& piece_hashes);
-// The checksum of a tensor that lies in memory, on the caller's thread.
+// The checksum of a tensor in memory, computed on the caller's thread.
 uint64_t TensorChecksum(const void* data, int64_t bytes);
 
 }  // namespace allspark::weights

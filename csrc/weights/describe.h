@@ -1,4 +1,4 @@
-// A serialised model in words, for people: what a tool or the binding prints. Not a format to
+// A readable description of a serialised model, which tools and the binding print. Not a format to
 // parse. Any thread.
 #pragma once
 

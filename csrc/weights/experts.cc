@@ -10,7 +10,7 @@
 namespace allspark::weights {
 namespace {
 
-// Far above any real model; routing keeps a token's scores on the stack.
+// Far above any real model, but bounded: routing keeps a token's scores on the stack.
 constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kMaxExpertsPerToken = 32;
 constexpr int64_t kMaxExpertGroups = 32;

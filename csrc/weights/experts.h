@@ -1,5 +1,5 @@
-// What a DecoderSpec says of experts: which layers have them, and whether its fields agree. Private
-// to weights/. Pure functions; any thread.
+// The fields of a DecoderSpec about experts: which layers have experts, and whether the fields
+// agree. Private to weights/. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace allspark::weights {
 // Whether the MLP of `layer` is a mixture of experts.
 bool HasExperts(const proto::DecoderSpec& spec, int64_t layer);
 
-// InvalidArgument that names the field, the value and the bound. `max_width`: of an expert.
+// InvalidArgument that names the field, the value and the bound. `max_width`: the largest width of
+// an expert.
 Status CheckExperts(const proto::DecoderSpec& spec, int64_t max_width);
 
 // Rows of the router: one for each expert, and the shared expert's gate.

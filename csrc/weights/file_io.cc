@@ -64,7 +64,8 @@ Status NoRoom(const std::string& path, int64_t bytes, const std::string& why) {
                 path + " needs " + std::to_string(bytes) + " bytes; " + why);
 }
 
-// Of a mapping: where it is addresses that are short, who has them.
+// The status of a failed mapping. If memory or address space ran out, the message adds which limit
+// is reached.
 Status NoMapping(const std::string& what, int error) {
   const Status status = ErrnoStatus("map", what, error);
   if (error != ENOMEM) return status;
@@ -73,8 +74,7 @@ Status NoMapping(const std::string& what, int error) {
                     "; the memory region of an engine takes less with a lower BFC_MEM_RATIO");
 }
 
-// Told before hours of conversion instead of after; running out later is still caught at each
-// write.
+// Reports a lack of room before hours of conversion, not after. Each write still checks for it.
 Status CheckRoom(int fd, const std::string& path, int64_t bytes) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
@@ -94,7 +94,7 @@ Status CheckRoom(int fd, const std::string& path, int64_t bytes) {
   return Status::Ok();
 }
 
-// The system would take the path for one that ends there.
+// A system call would take the path to end at a NUL character.
 Status CheckPath(const std::string& path) {
   const size_t end = path.find('\0');
   if (end == std::string::npos) return Status::Ok();
@@ -104,7 +104,8 @@ Status CheckPath(const std::string& path) {
 
 constexpr std::string_view kTempMark = ".tmp-";
 
-// Removes the temporary files of `final_path` whose processes have ended: those nobody has locked.
+// Removes the temporary files of `final_path` that no process has locked: their processes have
+// ended.
 void RemoveLeftovers(const std::string& final_path) {
   const std::filesystem::path path(final_path);
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
@@ -124,9 +125,10 @@ void RemoveLeftovers(const std::string& final_path) {
   }
 }
 
-// Locks a new file until its descriptors are closed. False: somebody took it for a leftover before.
+// Locks a new file until its descriptors are closed. False: another process has just removed it, or
+// is about to, as a leftover.
 bool LockNew(int fd, const std::string& path) {
-  // A file system without locks is one on which no leftover is removed.
+  // On a file system without locks, no leftover is ever removed.
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
   return access(path.c_str(), F_OK) == 0;
 }
@@ -199,7 +201,7 @@ Mapping::~Mapping() {
 Result<Mapping> Mapping::Anonymous(int64_t bytes) {
   const std::string what = "a memory image of " + std::to_string(bytes) + " bytes";
   const MemoryBound available = AvailableMemory();
-  // The kernel would promise the memory all the same, and end the process later.
+  // The kernel would grant the memory anyway, and kill the process later.
   if (bytes > available.bytes) {
     return Status::ResourceExhausted(what + " does not fit: " + std::to_string(available.bytes) +
                                      " bytes of memory are available: " + available.source);
@@ -214,7 +216,7 @@ Result<Mapping> Mapping::Anonymous(int64_t bytes) {
   mapping.data_ = reinterpret_cast<unsigned char*>(
       AlignUp(static_cast<int64_t>(reinterpret_cast<uintptr_t>(base)), kHugePageBytes));
   mapping.bytes_ = bytes;
-  // Where huge pages are off this fails, which costs speed only.
+  // Fails where huge pages are disabled; that costs speed only.
   (void)madvise(mapping.data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   return mapping;
 }

@@ -1,5 +1,5 @@
-// The few system calls that reader and writer need, with errors as Status values that name the
-// path. Private to weights/. No shared state; any thread.
+// The few system calls that reader and writer need; errors are Status values that name the path.
+// Private to weights/. No shared state; any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace allspark::weights {
 
-// "cannot <action> <path>: <reason of error number>"; the code tells lack of room, absence, and the
-// rest apart.
+// "cannot <action> <path>: <reason of error number>"; the code distinguishes lack of room, a
+// missing file, and other errors.
 Status ErrnoStatus(std::string_view action, const std::string& path, int error);
 
 class UniqueFd {
@@ -46,8 +46,8 @@ Result<OpenedFile> OpenRegularFile(const std::string& path);
 Status ReadFully(int fd, const std::string& path, int64_t offset, void* data, int64_t bytes);
 Status WriteFully(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes);
 
-// A read-write anonymous, or read-only file mapping. A file that somebody makes shorter meanwhile
-// reads as zeros from there on, and the mapping is broken.
+// A read-write anonymous mapping, or a read-only mapping of a file. If the file is made shorter
+// meanwhile, the missing part reads as zeros and the mapping is broken.
 class Mapping {
  public:
   Mapping() = default;
@@ -62,18 +62,19 @@ class Mapping {
   }
   ~Mapping();
 
-  // Zeroed memory at a huge page boundary, in huge pages where the system gives them.
+  // Zeroed memory aligned to a huge page, in huge pages where the system has them.
   static Result<Mapping> Anonymous(int64_t bytes);
   static Result<Mapping> File(const OpenedFile& file, const std::string& path);
 
   unsigned char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   bool IsBroken() const { return watch_.IsBroken(); }
-  // From here on a write to it faults.
+  // After this call, a write to the mapping faults.
   void MakeReadOnly();
-  // Of a file: gives the memory behind the pages back; they are read again when they are touched.
+  // For a file: gives the pages' memory back to the system; the next access reads the file again.
   void ReleasePages() const;
-  // Maps the pages of a part now, in one call; false when the file under it has become shorter.
+  // Maps the pages of a part now, in one call; false if they cannot be read: the file became
+  // shorter.
   bool Populate(int64_t offset, int64_t bytes) const;
 
  private:
@@ -81,12 +82,13 @@ class Mapping {
   size_t mapped_bytes_ = 0;
   unsigned char* data_ = nullptr;
   int64_t bytes_ = 0;
-  MappingWatch watch_;  // of a file
+  MappingWatch watch_;  // for a file
 };
 
-// A new file beside its final path, under a name of its own; removed unless committed, though not
-// by a fork of the process that writes it. It is locked: one without a lock is a killed process's,
-// and the next one for the same path removes it.
+// A new file in the folder of its final path, under a temporary name. The destructor removes it
+// unless it was committed, but not in a fork of the process that writes it. The file is locked: an
+// unlocked one is left over from a killed process, and the next TempFile for the same path removes
+// it.
 class TempFile {
  public:
   TempFile() = default;
@@ -101,19 +103,18 @@ class TempFile {
   }
   ~TempFile();
 
-  // `bytes` are asked for up front: a file system or a limit without room for them is an error
-  // here.
+  // Fails here if the file system or a limit has no room for `bytes`.
   static Result<TempFile> Create(const std::string& final_path, int64_t bytes);
   int fd() const { return fd_.get(); }
   const std::string& final_path() const { return final_path_; }
   Status Close();
-  // Puts the closed file in place of whatever final_path named.
+  // Renames the closed file to final_path and replaces any file there.
   Status Commit();
 
  private:
   HomeProcess home_;
   UniqueFd fd_;
-  UniqueFd lock_;          // of the closed file, until it has its final name
+  UniqueFd lock_;          // keeps the closed file locked until it has its final name
   std::string temp_path_;  // empty once committed
   std::string final_path_;
 };

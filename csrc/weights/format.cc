@@ -9,8 +9,8 @@
 namespace allspark::weights {
 namespace {
 
-// Counts repeated messages on the wire before the parser makes an object of each: two bytes on disk
-// can become a hundred in memory.
+// Limits the number of repeated messages before the parser makes an object of each: two bytes on
+// disk can become a hundred in memory.
 Status CheckRecordCounts(const char* message, int size) {
   int64_t records = 0;
   int64_t quants = 0;

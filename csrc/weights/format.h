@@ -21,7 +21,7 @@ static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
 inline constexpr uint32_t kFormatVersion = 4;  // The newest that this build reads and writes.
-// The version that a model is written in: the oldest one that can hold it.
+// The version to write a model in: the oldest that can hold it.
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};
 inline constexpr char kParamMagic[kMagicBytes] = {'A', 'S', 'P', 'A', 'R', 'A', 'M', '\0'};
@@ -29,27 +29,27 @@ inline constexpr int64_t kGraphHeaderBytes = 16;
 inline constexpr int64_t kGraphChecksumBytes = 8;
 // Far above any real graph (4096 layers need 10 MB); a bigger file is refused before it is read.
 inline constexpr int64_t kMaxGraphBytes = 16 << 20;
-// Above what the largest legal spec requires; more records are refused before they are parsed.
+// More than the largest legal spec requires; a file with more records is refused before parsing.
 inline constexpr int64_t kMaxTensorRecords = 1 << 17;
 inline constexpr int64_t kMaxWeightQuants = 1 << 15;
 inline constexpr int64_t kTensorAlignment = 4096;
 inline constexpr int64_t kParamHeaderBytes = kTensorAlignment;  // 64 bytes of content, zero padding
 inline constexpr int64_t kPanelColumns = 64;
-// Stored elements that share one 32-bit lane of a PANEL64 panel take 4 bytes together.
+// Bytes of one 32-bit lane of a PANEL64 panel.
 inline constexpr int64_t kLaneBytes = 4;
 // One k group of a PANEL64 panel: 64 columns x 4 bytes.
 inline constexpr int64_t kSlotBytes = kPanelColumns * kLaneBytes;
-// A tensor's checksum is taken over pieces of this size, so that threads share one tensor.
+// A tensor's checksum is computed over pieces of this size, so that threads can share one tensor.
 inline constexpr int64_t kPieceBytes = 1 << 20;
 static_assert(kPieceBytes % kSlotBytes == 0, "A piece ends between two k groups.");
 
 // Bits of one element of a dtype that files may hold; 0 for every other value.
 int64_t StoredElementBits(DType dtype);
-// A dtype's name for messages, also for values that no enumerator has.
+// A dtype's name for messages; also for values without an enumerator.
 std::string StoredDTypeName(int32_t dtype);
 const char* LayoutName(proto::Layout layout);
 
-// What lies together for one column of a panel; in ROW_MAJOR, one element.
+// The contiguous elements of one column of a panel; in ROW_MAJOR, one element.
 struct Lane {
   int64_t bytes = 0;
   int64_t elements = 0;
@@ -65,7 +65,7 @@ inline uint8_t SymmetricZero(int32_t bits) { return static_cast<uint8_t>(1 << (b
 // Bytes of a tensor in its stored layout, padding columns included. InvalidArgument on overflow.
 Result<int64_t> StoredBytes(const RequiredTensor& tensor);
 
-// Where every required tensor lies: in list order, each at the next multiple of kTensorAlignment.
+// The place of every required tensor: in list order, each at the next multiple of kTensorAlignment.
 struct FilePlan {
   std::vector<int64_t> offsets;
   std::vector<int64_t> bytes;
@@ -99,8 +99,8 @@ Result<ParamHeader> DecodeParamHeader(const unsigned char* bytes);
 
 // Header + message + checksum: the whole of NAME.asgraph.
 std::string EncodeGraph(const proto::ModelFile& file);
-// Errors as DecodeParamHeader's. `file` should lie in an arena: where the heap has no memory for a
-// part, a message of its own may leave others behind.
+// Errors as DecodeParamHeader's. `file` should be in an arena: if parsing runs out of memory, a
+// message outside an arena may leak its parts.
 Status DecodeGraph(std::string_view bytes, proto::ModelFile* file);
 
 // The number that ties a graph to its parameters: a hash of the spec, and of names and checksums of

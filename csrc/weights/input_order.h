@@ -1,4 +1,4 @@
-// The order in which a reordered weight has its input features. Pure functions; any thread.
+// The order of the input features of a reordered weight. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace allspark {
 
-// order[j]: the input feature of column j of the weight `tensor`, which has `cols`; null where the
-// columns are in place. DataLoss naming tensor and file where it is no permutation.
+// order[j]: the input feature of column j of the weight `tensor`, which has `cols` columns. Null if
+// the columns are not reordered. DataLoss naming tensor and file if the order is no permutation.
 Result<const int32_t*> InputOrder(const ModelReader& reader, const std::string& tensor,
                                   int64_t cols);
 

@@ -21,7 +21,7 @@ Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max
   AS_RETURN_IF_ERROR(CheckInt("value_dim", spec.value_dim(), 1, max_dim));
   AS_RETURN_IF_ERROR(CheckWholePanels("value_dim", spec.value_dim(), "latents"));
   AS_RETURN_IF_ERROR(CheckInt("q_latent", spec.q_latent(), 0, max_width));
-  // The rows' heads are all made from the one that is kept.
+  // The cache keeps one head per token; the heads of keys and values are computed from it.
   AS_RETURN_IF_ERROR(CheckInt("num_kv_heads", spec.num_kv_heads(), 1, 1));
   AS_RETURN_IF_ERROR(CheckInt("rotary_dim", spec.rotary_dim(), 1, spec.head_dim() - 1));
   const std::pair<const char*, int64_t> widths[] = {

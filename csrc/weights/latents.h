@@ -1,4 +1,4 @@
-// What a DecoderSpec says of latent attention, and whether its fields agree. Private to weights/.
+// The fields of a DecoderSpec about latent attention, and whether they agree. Private to weights/.
 // Pure functions; any thread.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace allspark::weights {
 
-// InvalidArgument that names the field, the value and the bound. `max_dim`: of what the cache keeps
-// of a token, and of a value; `max_width`: of all heads of one of them.
+// InvalidArgument that names the field, the value and the bound. `max_dim`: the largest size of a
+// token's cache entry, and of a value head. `max_width`: the largest size of all heads together.
 Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max_width);
 
 }  // namespace allspark::weights

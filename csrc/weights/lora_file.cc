@@ -20,7 +20,7 @@ Status InFile(const std::string& path, const Status& status) {
   return Status(status.code(), status.as_status(), path + ": " + status.message());
 }
 
-// [begin, end) lies between two parts of the file.
+// Checks the padding [begin, end) between two parts of the file.
 Status CheckZeros(const unsigned char* data, int64_t begin, int64_t end) {
   const auto* nonzero = std::find_if(data + begin, data + end, [](unsigned char c) { return c; });
   if (nonzero == data + end) return Status::Ok();
@@ -34,7 +34,7 @@ class File final : public LoraFile {
   std::span<const LoraPair> pairs() const override { return pairs_; }
   const std::string& source() const override { return source_; }
 
-  // Takes `bytes`, which Keep keeps alive, apart. Errors do not name the file.
+  // Parses `bytes`, which Keep keeps alive. Errors do not name the file.
   Status Read(std::span<const unsigned char> bytes);
   void Keep(weights::Mapping memory) { memory_ = std::move(memory); }
   void Keep(std::shared_ptr<const LoraImage> image) { image_ = std::move(image); }
@@ -106,7 +106,7 @@ Status File::Read(std::span<const unsigned char> bytes) {
   return Status::Ok();
 }
 
-// The file's bytes. Its header is looked at first: what is no adapter costs no memory.
+// The file's bytes. The header is checked first, so that a file that is no adapter costs no memory.
 Result<weights::Mapping> ReadWhole(const std::string& path) {
   Result<weights::OpenedFile> file = weights::OpenRegularFile(path);
   if (!file.ok()) return file.status();

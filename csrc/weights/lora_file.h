@@ -1,7 +1,7 @@
 // Opens a LoRA adapter (NAME.aslora, or the same bytes in memory), checks it, and gives out its
-// pairs of matrices. A file is read into memory, not mapped: adapters are loaded beside running
-// requests, which a file that shrinks under its mapping would end. Immutable after Open; any thread
-// may read. Format: weights/README.md.
+// pairs of matrices. A file is read into memory, not mapped: adapters are loaded while requests
+// run, and a mapped file that becomes shorter would end these requests. Immutable after Open; any
+// thread may read. Format: weights/README.md.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class LoraImage {
   virtual std::span<const unsigned char> bytes() const = 0;  // 64-byte aligned
 };
 
-// One module's adapter: rows [row_begin, row_begin + rows) of the model's tensor `tensor` get
-// b * (a * x) added. The adapter's scale is in b.
+// One module's adapter: b * (a * x) is added to rows [row_begin, row_begin + rows) of the model's
+// tensor `tensor`. b includes the adapter's scale.
 struct LoraPair {
   std::string tensor;  // a name of weights/README.md
   int64_t row_begin = 0;
@@ -29,7 +29,7 @@ struct LoraPair {
   int64_t cols = 0;
   int64_t rank = 0;
   // float32, row-major, 64-byte aligned. Finite, unless the file is forged.
-  const float* a = nullptr;  // [rank, cols]; of "embedding" the transpose, [cols, rank]
+  const float* a = nullptr;  // [rank, cols]; for "embedding" transposed, [cols, rank]
   const float* b = nullptr;  // [rows, rank]
 };
 
@@ -40,9 +40,9 @@ class LoraFile {
   static Result<std::shared_ptr<const LoraFile>> OpenImage(std::shared_ptr<const LoraImage> image);
   virtual ~LoraFile() = default;
 
-  // Of one tensor, no two share a row. Whether they fit a model is the caller's to check.
+  // No two pairs of one tensor share a row. The caller checks whether the pairs fit a model.
   virtual std::span<const LoraPair> pairs() const = 0;
-  // Where it came from, for messages.
+  // The file's name or "memory image", for messages.
   virtual const std::string& source() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// The layout of NAME.aslora, shared by reader and writer: its header, and where each matrix lies.
+// The layout of NAME.aslora, shared by reader and writer: its header, and the place of each matrix.
 // Private to weights/. Format: weights/README.md. One thread at a time.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace allspark::weights {
 inline constexpr uint32_t kLoraVersion = 1;
 inline constexpr int64_t kLoraAlignment = 64;
 inline constexpr int64_t kLoraHeaderBytes = 64;
-// A bigger index is refused before it is read, and more records before they are parsed.
+// A bigger index is refused before it is read; more records are refused before they are parsed.
 inline constexpr int64_t kMaxLoraIndexBytes = 16 << 20;
 inline constexpr int64_t kMaxLoraRecords = 1 << 17;
 inline constexpr int64_t kMaxLoraRank = 4096;
@@ -29,11 +29,11 @@ struct LoraHeader {
   uint64_t index_checksum = 0;
 };
 std::array<unsigned char, kLoraHeaderBytes> EncodeLoraHeader(const LoraHeader& header);
-// `bytes`: the first kLoraHeaderBytes of a file of `file_bytes`, or all of a shorter one. The index
-// of what it returns ends the file. Errors give the offset; the caller adds the file's name.
+// `bytes`: the first kLoraHeaderBytes of a file of `file_bytes`, or all of a shorter one. The
+// returned header's index ends the file. Errors give the offset; the caller adds the file's name.
 Result<LoraHeader> DecodeLoraHeader(const unsigned char* bytes, int64_t file_bytes);
-// Errors as DecodeLoraHeader's. `offset`: of the index, for messages; `index` should lie in an
-// arena, as in DecodeGraph.
+// Errors as DecodeLoraHeader's. `offset`: the offset of the index, for messages. `index` should be
+// in an arena, as in DecodeGraph.
 Status DecodeLoraIndex(const char* data, int64_t bytes, int64_t offset, proto::LoraIndex* index);
 
 // Checks records in the order of the index, and places their matrices.
@@ -47,12 +47,12 @@ class LoraPlan {
     int64_t end = 0;  // aligned
   };
 
-  // Where the next record's matrices lie. InvalidArgument naming the tensor, the field, the value
-  // and the bound; also for rows that an earlier record has.
+  // The place of the next record's matrices. InvalidArgument naming the tensor, the field, the
+  // value and the bound; also if an earlier record has some of the rows.
   Result<Place> Next(const proto::LoraRecord& record) const;
   // Requires: `place` is Next(record).
   void Add(const proto::LoraRecord& record, const Place& place);
-  // Where the matrices end: the index begins here.
+  // The end of the matrices, where the index begins.
   int64_t end() const { return end_; }
 
  private:

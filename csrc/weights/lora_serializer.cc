@@ -1,5 +1,5 @@
 // LoraSerializer: writes NAME.aslora pair by pair, to a file or to an image in memory. The index
-// comes last, so that nothing needs to be known beforehand. Format: weights/README.md.
+// comes last, so that the number of pairs need not be known beforehand. Format: weights/README.md.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,7 +25,7 @@ struct alignas(weights::kLoraAlignment) Block {
   unsigned char bytes[weights::kLoraAlignment];
 };
 
-// Where the bytes go: memory that grows, or a file.
+// The destination of the bytes: memory that grows, or a file.
 class Store {
  public:
   static Result<Store> Create(const std::string& path) {
@@ -38,7 +38,7 @@ class Store {
     return store;
   }
 
-  // What is never written is zero.
+  // Bytes that are never written are zero.
   Status Write(int64_t offset, const void* data, int64_t bytes) {
     size_ = std::max(size_, offset + bytes);
     if (in_file_) {
@@ -55,7 +55,7 @@ class Store {
     return Status::Ok();
   }
 
-  // Gives the image, or null after putting the file in place.
+  // Returns the image, or null after renaming the file to its final path.
   Result<std::shared_ptr<const LoraImage>> Finish() {
     if (!in_file_) {
       return std::shared_ptr<const LoraImage>(std::make_shared<Image>(std::move(blocks_), size_));
@@ -152,7 +152,7 @@ class Serializer final : public LoraSerializer {
   }
 
  private:
-  // After an error of the store, what it holds is unknown.
+  // After an error of the store, its content is unknown; nothing more can be added.
   Status Write(int64_t offset, const void* data, int64_t bytes) {
     Status status = store_.Write(offset, data, bytes);
     if (!status.ok()) failed_ = status;

@@ -19,7 +19,8 @@ Status InFile(const std::string& path, const Status& status) {
   return Status(status.code(), status.as_status(), path + ": " + status.message());
 }
 
-// Any violation of the format in a file whose checksum is right: a faulty writer, or a forged file.
+// A violation of the format although the checksum is right: the writer is faulty or the file
+// forged.
 Status Damaged(const proto::TensorRecord& record, const std::string& what) {
   return Status::DataLoss("tensor \"" + record.name() + "\" at offset " +
                           std::to_string(record.offset()) + ": " + what);
@@ -59,7 +60,8 @@ Status CheckRecord(const proto::TensorRecord& record, const RequiredTensor& requ
 }
 
 // Tensors must follow one another from the header to the end of the file, each at the first aligned
-// offset after the one before: nothing overlaps, lies outside, or is there unexplained.
+// offset after the one before. So no tensors overlap or lie outside the file, and no bytes are
+// unexplained.
 Status CheckOffsets(const proto::ModelFile& file) {
   std::vector<const proto::TensorRecord*> records;
   records.reserve(static_cast<size_t>(file.tensors_size()));
@@ -105,11 +107,11 @@ WeightView ViewOf(const proto::TensorRecord& record, const unsigned char* param)
   return view;
 }
 
-// Matches the records of `file` with what its spec requires. Views point into `param`.
+// Matches the records of `file` with the tensors that its spec requires. Views point into `param`.
 Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char* param) {
   const uint32_t version = weights::FormatVersionOf(file.spec());
   if (file.format_version() < version) {
-    // Readers of that version would not see what they do not know.
+    // A reader of the file's version would ignore the fields that it does not know.
     return Status::DataLoss("spec: its fields need format " + std::to_string(version) +
                             "; the file has format " + std::to_string(file.format_version()));
   }
@@ -187,7 +189,7 @@ class Reader final : public ModelReader {
                             "release the model and install it again");
   }
 
-  // Takes the graph's bytes apart. Errors do not name the file.
+  // Parses the graph's bytes. Errors do not name the file.
   Status ReadGraph(std::string_view graph) { return weights::DecodeGraph(graph, file_); }
   // Views are only valid when ReadParam has succeeded, too.
   Status MakeViews(const unsigned char* param) {
@@ -196,7 +198,7 @@ class Reader final : public ModelReader {
     views_ = std::move(views).value();
     return Status::Ok();
   }
-  // What keeps the views' memory.
+  // Keeps the views' memory alive.
   void Keep(weights::Mapping mapping, const std::string& param_path) {
     mapping_ = std::move(mapping);
     param_path_ = param_path;
@@ -207,7 +209,7 @@ class Reader final : public ModelReader {
  private:
   // Constant once opened.
   std::string source_;
-  std::string param_path_;  // of what is mapped
+  std::string param_path_;  // of the mapped file
   google::protobuf::Arena arena_;
   proto::ModelFile* const file_ = google::protobuf::Arena::CreateMessage<proto::ModelFile>(&arena_);
   TensorMap views_;

@@ -29,8 +29,8 @@ struct WeightView {
 
 class ModelReader {
  public:
-  // Errors name the file, the tensor and the offset. `pool` (may be null) shares out the checksum
-  // work; verify = false leaves the checksums unread (structure is always checked).
+  // Errors name the file, the tensor and the offset. `pool` (may be null) runs the checksum work.
+  // verify = false skips the tensors' checksums; the structure is always checked.
   static Result<std::unique_ptr<ModelReader>> OpenFiles(const std::string& graph_path,
                                                         const std::string& param_path,
                                                         ThreadPool* pool, bool verify = true);
@@ -40,20 +40,20 @@ class ModelReader {
 
   virtual const proto::ModelFile& file() const = 0;
   const proto::DecoderSpec& spec() const { return file().spec(); }
-  // Where it came from, for messages.
+  // The graph's file name or "memory image", for messages.
   virtual const std::string& source() const = 0;
   // NotFound naming tensor and file.
   virtual Result<WeightView> Find(std::string_view name) const = 0;
-  // Gives the memory of mapped weights back; what is touched again is read from the file again. An
-  // image in memory stays: there is no other copy of it.
+  // Gives the memory of mapped weights back to the system; the next access reads the file again. An
+  // image in memory stays, since it is the only copy.
   virtual void ReleasePages() const {}
-  // DataLoss once views gave zeros, because the mapped file became shorter or its disk failed.
-  // Whoever has computed with them asks before the results are used.
+  // DataLoss once views gave zeros because the mapped file became shorter or its disk failed. A
+  // caller that computes with views must ask before it uses the results.
   virtual Status CheckViews() const { return Status::Ok(); }
 };
 
-// Which tensors a spec requires, with dtype, shape and layout: the one list that writer, reader and
-// decoder share. Optional ones are left out unless the spec asks for them.
+// A tensor that a spec requires. RequiredTensors makes the one list that writer, reader and decoder
+// share; optional tensors are in it only if the spec asks for them.
 struct RequiredTensor {
   std::string name;
   DType dtype;
@@ -67,7 +67,7 @@ namespace weights {
 
 // The dtype of the values of a weight quantised to `bits`.
 inline DType QuantDType(int32_t bits) { return bits == 4 ? DType::kUInt4 : DType::kUInt8; }
-// The tensors that lie beside the values of the quantised weight `name`.
+// The tensors stored with the values of the quantised weight `name`.
 inline std::string ScaleName(const std::string& name) { return name + "_scale"; }
 inline std::string ZeroName(const std::string& name) { return name + "_zero"; }
 inline std::string OrderName(const std::string& name) { return name + "_order"; }

@@ -38,7 +38,7 @@ std::string RangeString(const RowCoverage::Range& range) {
   return text += ")";
 }
 
-// Protobuf strings must be UTF-8: the parser would refuse the file that the serialiser had written.
+// Protobuf strings must be UTF-8: otherwise the parser refuses the file that the serialiser wrote.
 Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build) {
   auto check = [](const std::string& field, const std::string& text) {
     if (weights::IsUtf8(text)) return Status::Ok();
@@ -57,7 +57,7 @@ Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build
   return Status::Ok();
 }
 
-// What a tensor takes, for messages.
+// The source dtypes that a tensor accepts, for messages.
 std::string SourceDTypes(const RequiredTensor& tensor, bool is_quant_values) {
   const std::string floats = "float32, float16 or bfloat16";
   if (is_quant_values) return floats + " to be quantised here, or uint8 values that are";
@@ -65,8 +65,8 @@ std::string SourceDTypes(const RequiredTensor& tensor, bool is_quant_values) {
   return integers ? DTypeName(tensor.dtype) : floats;
 }
 
-// Everything about `value` that storing rows relies on. `dtype`: what it is converted to. Messages
-// get the tensor's name from the caller.
+// Checks everything about `value` that storing rows relies on. `dtype`: the result of the
+// conversion. The caller adds the tensor's name to messages.
 Result<RowSource> CheckValue(const RequiredTensor& tensor, DType dtype, bool is_quant_values,
                              int64_t row_begin, const TensorView& value) {
   const weights::Packer packer = weights::FindPacker(value.dtype, dtype);
@@ -93,7 +93,7 @@ Result<RowSource> CheckValue(const RequiredTensor& tensor, DType dtype, bool is_
                                    std::to_string(total) + ")");
   }
   if (value.data == nullptr) return Status::InvalidArgument("value has no data");
-  // Strides of dimensions of one element mean nothing, and some producers leave anything there.
+  // The stride of a dimension with one element means nothing; some producers set it to any value.
   const int64_t cols = rank == 2 ? value.dims[1] : 1;
   const bool rows_apart = rank == 2 ? value.strides[0] >= cols : value.strides[0] == 1;
   const bool cols_together = rank != 2 || cols == 1 || value.strides[1] == 1;
@@ -149,7 +149,8 @@ class Writer final : public ModelWriter {
   Result<std::shared_ptr<const ModelImage>> Finish() override;
 
  private:
-  // A quantised weight: up to three tensors, which come as float rows of the first, or one by one.
+  // A quantised weight: up to three tensors. They are filled from float rows of the first, or added
+  // one by one.
   struct Quant {
     enum class Source { kNone, kFloats, kParts };
 
@@ -160,7 +161,7 @@ class Writer final : public ModelWriter {
   struct Entry {
     TensorWriter writer;
     RowCoverage coverage;
-    Quant* quant = nullptr;  // the one this tensor belongs to
+    Quant* quant = nullptr;  // the quantised weight that this tensor belongs to
   };
 
   void AddQuant(const proto::WeightQuant& quant);
@@ -179,7 +180,7 @@ class Writer final : public ModelWriter {
   std::vector<Entry> entries_;
   std::vector<Quant> quants_;  // never grows: entries point into it
   proto::ModelFile file_;
-  Status failed_;  // The first error of the store: what was written since is unknown.
+  Status failed_;  // The first error of the store; its content is unknown from then on.
   bool finished_ = false;
 };
 
@@ -194,7 +195,7 @@ void Writer::AddQuant(const proto::WeightQuant& quant) {
   for (const std::string& name :
        {quant.tensor(), weights::ScaleName(quant.tensor()), weights::ZeroName(quant.tensor())}) {
     const auto found = by_name_.find(name);
-    if (found == by_name_.end()) continue;  // A symmetric one has no zero points.
+    if (found == by_name_.end()) continue;  // Symmetric weights have no zero points.
     added.tensors.push_back(found->second);
     entries_[found->second].quant = &added;
   }
@@ -245,7 +246,7 @@ Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorV
   }
   const Status stored = Store(found->second, quantise, row_begin, source.value());
   if (stored.code() == StatusCode::kInvalidArgument && stored.as_status() != AsStatus::kIoError) {
-    return stored;  // A bad value: the caller may come back with a good one.
+    return stored;  // A bad value: the caller may try again with a good one.
   }
   if (!stored.ok()) return Fail(WithTensor(tensor.name, stored));
   if (entry.quant != nullptr) entry.quant->source = kind;
@@ -256,7 +257,7 @@ Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorV
   return Status::Ok();
 }
 
-// Notes rows as stored; with the last of them, the tensor's checksum.
+// Marks rows as stored; after the last of them, records the tensor's checksum.
 Status Writer::Cover(size_t tensor, int64_t row_begin, int64_t row_end) {
   Entry& entry = entries_[tensor];
   entry.coverage.Add(row_begin, row_end);

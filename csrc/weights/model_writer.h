@@ -1,6 +1,7 @@
 // Writes a serialised model tensor by tensor, to files or to an image in memory. Offsets are
-// planned from the spec before the first tensor arrives, so peak memory is the model once plus the
-// tensor being added, and no temporary files are made. One thread at a time.
+// planned from the spec before the first tensor arrives, so every row is stored in its final place.
+// An image takes the memory of the model once; beside it, and for files, only the tensor being
+// added and small buffers are in memory. One thread at a time.
 #pragma once
 
 #include <memory>
@@ -36,12 +37,14 @@ class ModelWriter {
 
   // Adds rows [row_begin, row_begin + value.dims[0]) of tensor `name` (a fused tensor such as qkv
   // comes in parts), converted to its stored dtype and packed to its layout. `value` is row-major
-  // [rows, cols] or [rows], float32, float16 or bfloat16. A weight that the spec quantises comes as
-  // such floats, which fills its scales and zero points, too; or as uint8 values, one to a byte,
-  // with its "_scale" (a float dtype) and "_zero" (uint8) added as tensors of their own. Errors
-  // name the tensor: unknown, wrong shape, rows added twice or in both ways, not finite.
+  // [rows, cols] or [rows], float32, float16 or bfloat16. A weight that the spec quantises is added
+  // in one of two ways: as such floats, which also fill its scales and zero points; or as uint8
+  // values, one per byte, with "_scale" (a float dtype) and "_zero" (uint8) added as tensors of
+  // their own. "_order" (int32) is always a tensor of its own. Errors name the tensor: unknown,
+  // wrong shape, rows added twice or in both ways, not finite.
   virtual Status AddTensor(std::string_view name, int64_t row_begin, const TensorView& value) = 0;
-  // Fails naming every row range not added. Returns the image when writing one, else null.
+  // Fails naming the row ranges not added, up to 256. Returns the image when writing one, else
+  // null.
   virtual Result<std::shared_ptr<const ModelImage>> Finish() = 0;
 };
 

@@ -9,8 +9,8 @@
 namespace allspark::weights {
 namespace {
 
-// Four 32-bit lanes: what every baseline CPU has (SSE2, NEON). Wider vectors gained nothing, as the
-// memory is the limit.
+// Four 32-bit lanes: every baseline CPU has them (SSE2, NEON). Wider vectors gained nothing: memory
+// is the limit.
 typedef uint16_t U16x4 __attribute__((vector_size(8)));
 typedef uint16_t U16x8 __attribute__((vector_size(16)));
 typedef uint32_t U32x4 __attribute__((vector_size(16)));
@@ -68,10 +68,10 @@ inline U32x4 Above(U32x4 bits, int32_t limit) {
   return reinterpret_cast<U32x4>(reinterpret_cast<I32x4>(bits & 0x7fffffffu) > limit);
 }
 
-// float32 bits to nearest-even bfloat16 in the upper half. Not for NaN: Above() has caught it.
+// float32 bits to nearest-even bfloat16 in the upper half. Not for NaN, which Above() catches.
 inline U32x4 RoundToUpper(U32x4 bits) { return bits + 0x7fffu + ((bits >> 16) & 1u); }
 
-// Loads four output lanes, and ors into `bad` those that must not be stored.
+// Loads four output lanes; ors into `bad` the lanes that must not be stored.
 template <typename Src, typename Dst>
 struct LaneLoader {
   static constexpr int64_t kElementsPerLane = kLaneBytes / static_cast<int64_t>(sizeof(Dst));
@@ -84,7 +84,7 @@ struct LaneLoader {
       bad |= Above(bits, 0x7f7fffff);
       return bits;
     } else {
-      // From here up a float32 rounds to infinity: half a step above the largest bfloat16.
+      // A float32 above this rounds to infinity: half a step above the largest bfloat16.
       constexpr int32_t kLargest = 0x7f7f7fff;
       const U32x4 low = LoadQuad<Src>(at);
       const U32x4 high = LoadQuad<Src>(at + 4 * sizeof(Src));
@@ -110,7 +110,7 @@ struct LaneLoader<UInt8, UInt8> {
   static inline U32x4 LoadLanes(const unsigned char* at, U32x4& /*bad*/) { return Load<U32x4>(at); }
 };
 
-// Eight bytes to a lane: the first four become its low nibbles, the others its high ones.
+// Eight bytes to a lane: the first four become its low nibbles, the last four its high nibbles.
 template <>
 struct LaneLoader<UInt8, UInt4> {
   static constexpr int64_t kSourceBytesPerLane = 8;
@@ -126,7 +126,7 @@ struct LaneLoader<UInt8, UInt4> {
 
 inline bool NoneSet(U32x4 mask) { return (mask[0] | mask[1] | mask[2] | mask[3]) == 0; }
 
-// The last lanes of a row, where loading a whole vector would read past the source.
+// Loads the last lanes of a row, where a whole vector would read past the source.
 template <typename Loader>
 inline U32x4 LoadLastLanes(const unsigned char* at, int64_t source_bytes, U32x4& bad) {
   alignas(16) unsigned char padded[kLanesPerVector * Loader::kSourceBytesPerLane] = {};

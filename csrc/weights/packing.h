@@ -9,14 +9,15 @@
 
 namespace allspark::weights {
 
-// Both kinds return false when CanStore() denies a value; the output then holds garbage for it.
+// Both kinds of function return false if CanStore() is false for a value; the output then holds
+// garbage for that value.
 
 // Converts `count` consecutive elements.
 using ConvertRunFn = bool (*)(const unsigned char* src, int64_t count, unsigned char* dst);
 
-// Packs `rows` rows, each of `lanes` lanes (what lies together for one column), into consecutive
-// slots of 64: lane l of row r goes to dst + (l * 64 + r) * lane bytes. src: the first wanted
-// element of the first row; rows lie row_stride_bytes apart.
+// Packs `rows` rows, each of `lanes` lanes (contiguous elements of one column), into consecutive
+// slots of 64: lane l of row r goes to dst + (l * 64 + r) * lane bytes. src: the first element to
+// pack of the first row; rows are row_stride_bytes apart.
 using PackTileFn = bool (*)(const unsigned char* src, int64_t row_stride_bytes, int64_t rows,
                             int64_t lanes, unsigned char* dst);
 
@@ -24,11 +25,12 @@ struct Packer {
   ConvertRunFn convert_run = nullptr;
   PackTileFn pack_tile = nullptr;      // PANEL64: 32-bit lanes
   PackTileFn pack_elements = nullptr;  // PANEL64_SCALE: a lane is one element
-  int64_t source_bytes = 0;            // of one element; 0: this pair is not served
+  int64_t source_bytes = 0;            // of one element; 0: this pair is not supported
 };
 
-// The functions for one pair of dtypes, null where a layout does not hold them. Source: float32,
-// float16 or bfloat16 for stored float32 or bfloat16, uint8 for uint8 or uint4, int32 for int32.
+// The functions for one pair of dtypes; null for layouts that cannot hold the dtype. Source:
+// float32, float16 or bfloat16 for stored float32 or bfloat16, uint8 for uint8 or uint4, int32 for
+// int32.
 Packer FindPacker(DType source, DType stored);
 
 inline bool IsFloat(DType dtype) {

@@ -61,8 +61,8 @@ class FileStore final : public ParamStore {
                                   static_cast<int64_t>(graph.size())));
     AS_RETURN_IF_ERROR(graph_.Close());
     AS_RETURN_IF_ERROR(param_.Close());
-    // The graph comes last: who sees it finds its parameters. Between the two renames an older
-    // graph meets newer parameters, which their file ids tell.
+    // The graph comes last: a reader that sees the new graph finds its parameters. Between the two
+    // renames an older graph may meet newer parameters; the file ids then differ.
     AS_RETURN_IF_ERROR(param_.Commit());
     const Status committed = graph_.Commit();
     if (!committed.ok()) {

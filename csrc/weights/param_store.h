@@ -1,6 +1,6 @@
-// Where the writer puts the bytes of .asparam: memory that is written in place, or a file that is
-// written through buffers, so that its pages are the system's and not this process's. Private to
-// weights/. Write and Read may run on several threads over disjoint ranges.
+// The writer's destination for the bytes of .asparam: memory that is written in place, or a file. A
+// file is written through buffers, so that its pages do not count as this process's memory. Private
+// to weights/. Write and Read may run on several threads over disjoint ranges.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class ParamStore {
   virtual unsigned char* Direct(int64_t offset) = 0;
   virtual Status Write(int64_t offset, const void* data, int64_t bytes) = 0;
   virtual Status Read(int64_t offset, void* data, int64_t bytes) = 0;
-  // Seals the store with its graph: gives the image, or null after putting the files in place.
+  // Adds the graph and ends the store: returns the image, or null after renaming the files.
   virtual Result<std::shared_ptr<const ModelImage>> Finish(std::string graph) = 0;
 };
 

@@ -9,7 +9,7 @@
 namespace allspark::weights {
 namespace {
 
-// Four lanes, as in packing.cc: what every baseline CPU has.
+// Four lanes, as in packing.cc: every baseline CPU has them.
 typedef float F32x4 __attribute__((vector_size(16)));
 typedef int32_t I32x4 __attribute__((vector_size(16)));
 typedef uint8_t U8x4 __attribute__((vector_size(4)));
@@ -19,13 +19,13 @@ constexpr int64_t kVector = 4;
 // Elements converted to float32 at a time: longer groups are converted once per pass.
 constexpr int64_t kBlock = 8192;
 
-// Groups below the smallest normal number count as zero, and no scale is below twice that: then no
-// quotient or product matters that is subnormal, which some instructions flush to zero.
+// Groups below the smallest normal number count as zero, and no scale is below twice that number.
+// So no result depends on subnormal quotients or products, which some instructions flush to zero.
 constexpr double kMinNormal = 0x1p-126;
 constexpr double kMinScale = 0x1p-125;
 
-// 1.5 * 2^23: a float32 of magnitude below 2^22 added to it is rounded to the nearest integer, ties
-// to even, which then is the low part of the sum's bits.
+// 1.5 * 2^23: adding it to a float32 of magnitude below 2^22 rounds that float to the nearest
+// integer, ties to even. The low bits of the sum then hold the integer.
 constexpr float kRounder = 12582912.0f;
 constexpr int32_t kRounderBits = 0x4b400000;
 
@@ -56,7 +56,8 @@ class GroupReader {
     count_ = count;
     resident_ = false;
   }
-  // Calls fn(values, count, offset of the first in the group); false when a value is not finite.
+  // Calls fn(values, count, offset of the first value in the group); false if a value is not
+  // finite.
   template <typename Fn>
   bool ForEachBlock(Fn fn) {
     bool finite = true;
@@ -76,7 +77,7 @@ class GroupReader {
   const Packer convert_;
   const unsigned char* src_ = nullptr;
   int64_t count_ = 0;
-  bool resident_ = false;  // the buffer holds the whole group
+  bool resident_ = false;  // buffer_ holds the whole group
   alignas(16) float buffer_[kBlock];
 };
 
@@ -99,7 +100,7 @@ Range RangeOf(GroupReader& group, bool& finite) {
           std::max(std::max(high[0], high[1]), std::max(high[2], high[3]))};
 }
 
-// The smallest bfloat16 that is not below x, so that no value of the range it was made for clips.
+// The smallest bfloat16 that is not below x, so that no value of the range behind x clips.
 BFloat16 ScaleAbove(double x) {
   x = std::max(x, kMinScale);
   const auto nearest = static_cast<float>(x);
@@ -110,14 +111,14 @@ BFloat16 ScaleAbove(double x) {
   return scale;
 }
 
-// Values in steps, clamped to [low, high], plus kRounder; exact: before clamping.
+// values / scale, clamped to [low, high], plus kRounder. `exact` gets the quotient before clamping.
 inline F32x4 Quotients(const float* values, F32x4 scale, F32x4 low, F32x4 high, F32x4& exact) {
   exact = Load(values) / scale;
   const F32x4 above = exact > low ? exact : low;
   return (above < high ? above : high) + kRounder;
 }
 
-// The sum of squares of what the grid moves the values by.
+// The sum of the squared errors of quantising the values to the grid.
 double SquaredError(GroupReader& group, const Grid& grid) {
   const F32x4 scale = Broadcast(ToFloat(grid.scale));
   const F32x4 low = Broadcast(static_cast<float>(grid.low));
@@ -164,8 +165,8 @@ Grid SymmetricGrid(GroupReader& group, const Range& range, int32_t bits) {
   const int32_t zero = SymmetricZero(bits);
   const Grid even{ScaleAbove(largest / (zero - 1)), 1 - zero, zero - 1, zero};
   if (bits != 4) return even;
-  // Of 16 values the even grid leaves one unused. This one gives it to the side of the largest
-  // weight: a finer step, but the other side may clip.
+  // The even grid leaves one of 16 values unused. This grid uses it on the side of the largest
+  // weight: the step is finer, but the other side may clip.
   Grid full{ScaleAbove(largest / zero), -zero, zero - 1, zero};
   if (range.high > -range.low) full.scale.bits |= 0x8000;
   return SquaredError(group, full) < SquaredError(group, even) ? full : even;

@@ -1,7 +1,7 @@
-// Quantises rows of a weight to 8 or 4 bits: the numbers only, not where they are stored. What is
-// chosen, and how far a value may move, is in weights/README.md. The result depends on the row
-// alone: not on threads, on the rows beside it, or on how the processor treats subnormals. Pure
-// functions over caller's memory; any thread. Private to weights/.
+// Quantises rows of a weight to 8 or 4 bits: the numbers only, not their storage. weights/README.md
+// says how scales are chosen and how far a value may move. The result depends on the row alone: not
+// on threads, other rows, or the processor's treatment of subnormals. Pure functions over caller's
+// memory; any thread. Private to weights/.
 #pragma once
 
 #include <cstdint>

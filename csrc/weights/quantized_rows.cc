@@ -11,11 +11,11 @@
 namespace allspark::weights {
 namespace {
 
-// Values held at a time, beside which scales and zero points are few: enough to keep the threads
+// Bytes of values per strip; scales and zero points need little more. Enough to keep the threads
 // busy, and little beside the tensor being added.
 constexpr int64_t kStripBytes = 4 << 20;
 
-// Strips end between panels, as far as they hold whole ones.
+// A strip ends between two panels if it holds at least one whole panel.
 int64_t StripEnd(int64_t begin, int64_t end, int64_t cols) {
   const int64_t strip_end = begin + std::max<int64_t>(kStripBytes / cols, 1);
   if (strip_end >= end) return end;

@@ -15,7 +15,7 @@ struct QuantTargets {
   TensorWriter* zeros = nullptr;  // null when symmetric
 };
 
-// As TensorWriter::StoreRows, for all targets. `tensor`: the one of the values.
+// As TensorWriter::StoreRows, for all targets. `tensor`: the tensor of the values.
 Status StoreQuantizedRows(const RequiredTensor& tensor, const QuantFormat& format,
                           const QuantTargets& targets, int64_t row_begin, const RowSource& source,
                           PackBuffers& buffers, ThreadPool* pool);

@@ -17,8 +17,8 @@ namespace {
 
 using weights::CheckInt;
 
-// Bounds far above any real model: they keep every product below in range and absurd files cheap to
-// refuse.
+// Bounds far above any real model. They keep the products below in range, and make absurd files
+// cheap to refuse.
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
 constexpr int64_t kMaxWidth = int64_t{1} << 20;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
@@ -41,7 +41,7 @@ Status CheckSizes(const proto::DecoderSpec& spec) {
   AS_RETURN_IF_ERROR(CheckInt("num_heads", spec.num_heads(), 1, kMaxHeads));
   AS_RETURN_IF_ERROR(CheckInt("num_kv_heads", spec.num_kv_heads(), 1, kMaxHeads));
   AS_RETURN_IF_ERROR(CheckInt("head_dim", spec.head_dim(), 1, kMaxHeadDim));
-  // CheckExperts knows where there must be none.
+  // CheckExperts checks when it must be 0.
   AS_RETURN_IF_ERROR(CheckInt("intermediate_size", spec.intermediate_size(),
                               spec.num_experts() == 0 ? 1 : 0, kMaxIntermediate));
   AS_RETURN_IF_ERROR(CheckInt("max_position", spec.max_position(), 1, kMaxPosition));
@@ -153,7 +153,7 @@ Status CheckGemmDepths(const proto::DecoderSpec& spec) {
   return Status::Ok();
 }
 
-// The entries of weight_quant by tensor; each is taken when its tensor is listed.
+// The entries of weight_quant by tensor; an entry is removed when its tensor is listed.
 using QuantMap = std::map<std::string, const proto::WeightQuant*, std::less<>>;
 
 Status QuantError(const proto::WeightQuant& quant, const std::string& what) {
@@ -186,7 +186,7 @@ Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
   return quants;
 }
 
-// Input features must fill the lanes of a panel, and whole groups.
+// The input features must fill whole lanes of a panel and whole groups.
 Status CheckQuantDepth(const proto::WeightQuant& quant, int64_t k) {
   const DType dtype = weights::QuantDType(quant.bits());
   const int64_t lane = weights::LaneOf(dtype, proto::PANEL64).elements;
@@ -210,11 +210,11 @@ class ListBuilder {
   void Gemm(const std::string& name, int64_t n, int64_t k) {
     Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/true);
   }
-  // One whose columns are always in place: of experts, or a table besides.
+  // A weight whose columns are never reordered: of experts, or also used as a table.
   void GemmInPlace(const std::string& name, int64_t n, int64_t k) {
     Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/false);
   }
-  // One that is never quantised.
+  // A weight that is never quantised.
   void PlainGemm(const std::string& name, int64_t n, int64_t k) {
     list_.push_back({name, compute_, proto::PANEL64, {n, k}});
   }
@@ -228,12 +228,12 @@ class ListBuilder {
   void Vector(const std::string& name, int64_t size) {
     list_.push_back({name, DType::kFloat32, proto::ROW_MAJOR, {size}});
   }
-  // Of the residual stream.
+  // A norm of the residual stream.
   void Norm(const proto::DecoderSpec& spec, const std::string& name) {
     Vector(name, spec.hidden_size());
     if (spec.norm_bias()) Vector(name + "_bias", spec.hidden_size());
   }
-  // Fails when an entry of weight_quant does not fit its tensor, or has none.
+  // Returns the list. Fails if an entry of weight_quant does not fit its tensor, or has no tensor.
   Result<std::vector<RequiredTensor>> Take() {
     AS_RETURN_IF_ERROR(status_);
     if (!quants_.empty()) {
@@ -288,8 +288,8 @@ void AddDenseMlp(const proto::DecoderSpec& spec, const std::string& prefix, List
   if (spec.mlp_bias()) list.Vector(prefix + "down_bias", hidden);
 }
 
-// The experts' matrices lie one after the other in tensors that are quantised alike: a layer is a
-// few records, however many experts it has.
+// The experts' matrices are stored one after the other in one tensor each, quantised alike. So a
+// layer has few records, whatever its number of experts.
 void AddExperts(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
   const int64_t hidden = spec.hidden_size(), experts = spec.num_experts();
   const int64_t inner = spec.expert_intermediate_size(), shared = spec.shared_intermediate_size();
@@ -302,7 +302,7 @@ void AddExperts(const proto::DecoderSpec& spec, const std::string& prefix, ListB
   list.GemmInPlace(prefix + "shared_down", hidden, shared);
 }
 
-// The matrices of a head lie in whole panels, one head after the other.
+// Each head's matrices take whole panels, one head after the other.
 void AddLatents(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
   const int64_t hidden = spec.hidden_size(), heads = spec.num_heads();
   const int64_t kv_latent = spec.kv_latent(), q_latent = spec.q_latent();

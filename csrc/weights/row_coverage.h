@@ -28,7 +28,7 @@ class RowCoverage {
 
  private:
   int64_t num_rows_;
-  std::map<int64_t, int64_t> ranges_;  // begin -> end; neighbours are merged
+  std::map<int64_t, int64_t> ranges_;  // begin -> end; adjacent ranges are merged
 };
 
 }  // namespace allspark::weights

@@ -1,5 +1,5 @@
-// What the checks of a DecoderSpec have in common: errors that name the field, the value and the
-// bound. Private to weights/. Pure functions; any thread.
+// Helpers of the checks of a DecoderSpec: errors that name the field, the value and the bound.
+// Private to weights/. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline Status CheckInt(const std::string& field, int64_t value, int64_t min, int
                    "in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
 }
 
-// Of what lies one after the other, as experts and heads do: no panel is of two of them.
+// For matrices stored one after the other (of experts, of heads): no panel holds columns of two.
 inline Status CheckWholePanels(const std::string& field, int64_t value, const char* where) {
   if (value % kPanelColumns == 0) return Status::Ok();
   return SpecError(field, std::to_string(value),

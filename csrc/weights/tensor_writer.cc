@@ -12,8 +12,8 @@
 namespace allspark::weights {
 namespace {
 
-// What a thread packs, hashes and writes at a time: it stays in the second-level cache, and a file
-// write of this size is no longer bound by the system call.
+// Bytes that a thread packs, hashes and writes at a time: they stay in the second-level cache, and
+// the cost of the system call does not dominate a file write of this size.
 constexpr int64_t kPartBytes = 128 << 10;
 static_assert(kPieceBytes % kPartBytes == 0 && kPartBytes % kSlotBytes == 0);
 
@@ -128,7 +128,7 @@ bool TensorWriter::ConvertPart(int64_t begin, int64_t end, const Rows& rows,
                                unsigned char* dst) const {
   const RowSource& source = *rows.source;
   const int64_t source_bytes = rows.packer.source_bytes;
-  // Elements from the first row of the source on.
+  // Element index, counted from the first row of the source.
   int64_t at = begin / lane_.bytes - rows.begin * cols_;
   const int64_t last = end / lane_.bytes - rows.begin * cols_;
   if (source.row_stride_bytes == cols_ * source_bytes) {

@@ -24,13 +24,13 @@ struct RowSource {
   int64_t row_stride_bytes = 0;
 };
 
-// The first element of `source` that is_good() denies, as an InvalidArgument that names it and,
-// if it is finite, the limit it breaks. The rows are those of `tensor` from row_begin on.
+// InvalidArgument that names the first element of `source` for which is_good() is false and, if the
+// element is finite, the limit that it breaks. The rows are those of `tensor` from row_begin on.
 Status DescribeFirstBadValue(const RequiredTensor& tensor, int64_t row_begin,
                              const RowSource& source, const std::string& limit,
                              FunctionRef<bool(float)> is_good);
 
-// Scratch of one thread.
+// Scratch memory: one buffer per thread.
 struct PackBuffers {
   explicit PackBuffers(int num_threads);
   unsigned char* Of(int thread_id) { return buffers[static_cast<size_t>(thread_id)].data(); }
@@ -39,14 +39,14 @@ struct PackBuffers {
 
 class TensorWriter {
  public:
-  // `tensor` and `store` outlive it. offset, bytes: where the tensor lies in the store.
+  // `tensor` and `store` must outlive the writer. offset, bytes: the tensor's place in the store.
   TensorWriter(const RequiredTensor& tensor, int64_t offset, int64_t bytes, ParamStore* store);
 
   // Stores `source` as rows [row_begin, row_begin + num_rows). After an error the rows hold garbage
   // and may be stored again. Requires: rows and dtype are legal.
   Status StoreRows(int64_t row_begin, const RowSource& source, PackBuffers& buffers,
                    ThreadPool* pool);
-  // The checksum, once every row is stored; hashes only pieces that more than one call filled.
+  // The checksum. Requires: every row is stored. Hashes only pieces that more than one call filled.
   Result<uint64_t> Checksum(PackBuffers& buffers, ThreadPool* pool);
 
  private:
@@ -61,7 +61,7 @@ class TensorWriter {
   int64_t StoredBegin(int64_t row_begin) const;
   int64_t StoredEnd(int64_t row_end) const;
   Status StorePiece(int64_t piece, const Rows& rows, unsigned char* buffer, bool& all_finite);
-  // Store the part [begin, end) of the tensor's bytes, all of one panel for PackPart.
+  // Both store the part [begin, end) of the tensor's bytes; for PackPart it is in one panel.
   bool PackPart(int64_t begin, int64_t end, const Rows& rows, unsigned char* dst) const;
   bool ConvertPart(int64_t begin, int64_t end, const Rows& rows, unsigned char* dst) const;
   bool PanelPartIsWhole(int64_t begin, const Rows& rows) const;
@@ -76,7 +76,7 @@ class TensorWriter {
   const int64_t cols_;
   const Lane lane_;
   const int64_t slot_bytes_;   // one lane of each column of a panel
-  const int64_t panel_bytes_;  // in ROW_MAJOR without meaning, as slot_bytes_
+  const int64_t panel_bytes_;  // no meaning in ROW_MAJOR; neither has slot_bytes_
   std::vector<std::optional<uint64_t>> piece_hashes_;
 };
 

@@ -1,4 +1,4 @@
-// Whether bytes are well-formed UTF-8, as protobuf asks of its strings. Private to weights/. Any
+// Whether bytes are well-formed UTF-8, as protobuf requires of strings. Private to weights/. Any
 // thread.
 #pragma once
 

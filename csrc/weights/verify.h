@@ -1,5 +1,5 @@
-// Compares every byte of the parameters with what the graph records: the checksum of each tensor,
-// and zeros between them. Private to weights/. Any thread.
+// Checks every byte of the parameters against the graph: the checksum of each tensor, and zeros
+// between tensors. Private to weights/. Any thread.
 #pragma once
 
 #include "allspark/status.h"
@@ -9,8 +9,8 @@
 
 namespace allspark::weights {
 
-// `param`: file.param_bytes() bytes; `mapping` is what maps them from a file, or null. DataLoss
-// naming the first damaged tensor and its offset. Requires: the records were checked.
+// `param`: file.param_bytes() bytes; `mapping`: the mapping of their file, or null. DataLoss naming
+// the first damaged tensor and its offset. Requires: the records were checked.
 Status VerifyTensors(const proto::ModelFile& file, const unsigned char* param,
                      const Mapping* mapping, ThreadPool* pool);
 

@@ -1,6 +1,6 @@
-// What the files of this folder are made of: little-endian numbers, the magic and version that open
-// each, and protobuf messages, written the same way every time and looked over before they are
-// parsed. Private to weights/. Pure functions of their arguments; any thread.
+// The parts of this folder's file formats: little-endian numbers, the magic and version at the
+// start of each file, and protobuf messages. Messages are written deterministically, and checked
+// before they are parsed. Private to weights/. Pure functions of their arguments; any thread.
 #pragma once
 
 #include <google/protobuf/io/coded_stream.h>
@@ -29,16 +29,16 @@ inline uint64_t GetU64(const void* at) {
   return value;
 }
 
-// Checks the 16 bytes that open a file: magic, a version from 1 to `newest`, flags 0. `kind` is for
+// Checks the first 16 bytes of a file: magic, a version from 1 to `newest`, flags 0. `kind` is for
 // messages. DataLoss or Unimplemented, with the offset; the caller adds the file's name.
 Status CheckMagicAndVersion(const void* bytes, const char* magic, const char* kind,
                             uint32_t newest);
 
-// The same bytes whenever the message is the same.
+// Equal messages give equal bytes.
 std::string SerializeDeterministic(const google::protobuf::MessageLite& message);
 
-// Calls on_field(number, data, bytes) for each length-delimited field of one message on the wire.
-// DataLoss with the offset from `origin` when it is none.
+// Calls on_field(number, data, bytes) for each length-delimited field of one serialised message.
+// DataLoss if the bytes are no message; offsets in the error count from `origin`.
 template <typename OnField>
 Status WalkMessage(const char* data, int size, int64_t origin, OnField on_field) {
   google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(data), size);

@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
     running.insert(started->handle.id);
   }
 
-  // One descriptor tells of all requests; an event loop would watch it beside its sockets.
+  // One descriptor signals for all requests; an event loop would watch it with its sockets.
   pollfd changed{.fd = engine.completions()->fd(), .events = POLLIN, .revents = 0};
   while (!running.empty() && poll(&changed, 1, -1) >= 0) {
     for (const auto& queue : engine.completions()->Drain()) {

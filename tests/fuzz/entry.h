@@ -1,5 +1,5 @@
-// libFuzzer's entry to a target, a namespace of allspark::fuzz with Run and WriteSeeds.
-// ALLSPARK_FUZZ_SEEDS=<folder> has its seeds, of a few KB, written there first.
+// libFuzzer's entry to a target: a namespace of allspark::fuzz with Run and WriteSeeds. With
+// ALLSPARK_FUZZ_SEEDS=<folder>, the target's seeds of a few KB are first written to that folder.
 #pragma once
 
 #include <google/protobuf/stubs/logging.h>
@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-// The parser reports each bad string on stderr, thousands a second here.
+// The parser reports each bad string on stderr: thousands per second while fuzzing.
 #define AS_FUZZ_ENTRY(target)                                               \
   extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {    \
     google::protobuf::SetLogHandler(nullptr);                               \

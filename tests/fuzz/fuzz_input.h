@@ -1,5 +1,5 @@
-// What the fuzz targets share: the form of an input, memory whose end the sanitizer sees, and where
-// files go.
+// Helpers of the fuzz targets: the form of an input, memory whose exact end the sanitizer knows,
+// and a folder for files.
 #pragma once
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 
 namespace allspark::fuzz {
 
-// mode (1 byte), bytes of the head (2 bytes, little-endian), head, tail.
+// mode (1 byte), size of the head (2 bytes, little-endian), head, tail.
 struct Input {
   unsigned mode;
   std::string head, tail;
@@ -39,7 +39,7 @@ struct Input {
   }
 };
 
-// A copy of bytes, aligned to 64 and exactly as large.
+// A copy of bytes in memory of exactly their size, aligned to 64.
 class ExactBytes {
  public:
   explicit ExactBytes(const std::string& bytes) : size_(bytes.size()) {
@@ -60,7 +60,7 @@ class ExactBytes {
   size_t size_;
 };
 
-// Of what a seed is made from.
+// Checks a step of making a seed.
 inline void Require(const Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "a seed cannot be made: %s\n", status.ToString().c_str());
@@ -72,7 +72,7 @@ inline void WriteBytes(const std::string& path, const std::string& bytes) {
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-// A folder of this process, in memory where there is such a file system; removed at exit.
+// A folder of this process, in an in-memory file system if there is one; removed at exit.
 inline const std::string& ScratchFolder() {
   static const std::string folder = [] {
     const char* base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";

@@ -1,11 +1,11 @@
-// A target of fuzzing: arbitrary bytes for the reader of LoRA adapters, as an image and as a file.
-// An input is
+// A fuzz target: arbitrary bytes for the reader of LoRA adapters, as an image and as a file. An
+// input is
 //
 //   mode (1 byte), index bytes (2 bytes, little-endian), index, matrices
 //
-// Mode bit 0: index and matrices get a header that fits them and right checksums, so that the
-// checks behind them are reached; otherwise all of it is the file. Bit 1: also opened as a file.
-// Whatever opens must be readable to its last value.
+// Mode bit 0: index and matrices get a matching header and right checksums, so that the later
+// checks are reached; otherwise the rest of the input is the file. Bit 1: also opened as a file.
+// Every adapter that opens must be readable to its last value.
 #pragma once
 
 #include <stdlib.h>
@@ -32,7 +32,7 @@ class BytesImage final : public LoraImage {
   ExactBytes bytes_;
 };
 
-// An adapter of `matrices` whose index gets the checksums of what it places.
+// An adapter file of `matrices`; the index gets the checksums of the matrices it places.
 inline std::string Wrap(const std::string& message, const std::string& matrices) {
   std::string bytes(static_cast<size_t>(weights::kLoraHeaderBytes), '\0');
   bytes += matrices;
@@ -59,7 +59,7 @@ inline std::string Wrap(const std::string& message, const std::string& matrices)
   return bytes + index_bytes;
 }
 
-// Whether it opened.
+// Whether the adapter opened.
 inline bool UseAdapter(const Result<std::shared_ptr<const LoraFile>>& opened) {
   if (!opened.ok()) {
     if (opened.status().message().empty()) abort();
@@ -94,7 +94,7 @@ inline void WriteSeeds(const std::string& folder) {
   }
 }
 
-// Whether what the input says is an adapter.
+// Whether the input is a valid adapter.
 inline bool Run(const uint8_t* data, size_t size) {
   const auto input = Input::Parse(data, size);
   if (!input) return false;

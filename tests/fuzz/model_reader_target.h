@@ -1,12 +1,12 @@
-// A target of fuzzing: arbitrary bytes for the model reader, as an image and as files. An input is
+// A fuzz target: arbitrary bytes for the model reader, as an image and as files. An input is
 //
 //   mode (1 byte), graph bytes (2 bytes, little-endian), graph, parameters
 //
-// Mode bit 0: the graph is a bare message, and gets a header and a right checksum, so that the
-// checks behind them are reached. Bit 1: the parameters get a header that fits the graph, and its
-// size (up to a limit). Bit 2: also opened as files. Bit 3: without checksums. Bit 4: the bare
-// message gets right checksums of the tensors. Whatever opens must hold every required tensor,
-// readable to its last byte.
+// Mode bit 0: the graph is a bare message and gets a header and a right checksum, so that the later
+// checks are reached. Bit 1: the parameters get a header that fits the graph, and its size (up to a
+// limit). Bit 2: also opened as files. Bit 3: without checksums. Bit 4: the bare message gets right
+// checksums of the tensors. Every model that opens must hold every required tensor, readable to its
+// last byte.
 #pragma once
 
 #include <stdlib.h>
@@ -42,7 +42,7 @@ class BytesImage final : public ModelImage {
   ExactBytes param_;
 };
 
-// The version that a message says it has, where that is one; else the first.
+// The message's version if it is a valid one, else version 1.
 inline uint32_t VersionOf(const std::string& message) {
   proto::ModelFile file;
   const bool known = file.ParseFromString(message) && file.format_version() > 0 &&
@@ -80,7 +80,7 @@ inline void FitChecksums(std::string& message, const std::string& param) {
   message = file.SerializeAsString();
 }
 
-// Whether it opened.
+// Whether the model opened.
 inline bool UseModel(const Result<std::unique_ptr<ModelReader>>& opened) {
   if (!opened.ok()) {
     if (opened.status().message().empty()) abort();
@@ -101,7 +101,7 @@ inline bool UseModel(const Result<std::unique_ptr<ModelReader>>& opened) {
   return true;
 }
 
-// Adds an entry of weight_quant for each weight, of changing kinds.
+// Adds an entry of weight_quant for each weight, of different kinds.
 inline void QuantiseAll(proto::DecoderSpec& spec) {
   int kind = 0;
   for (const char* name :
@@ -158,9 +158,9 @@ inline proto::DecoderSpec SeedSpec(proto::ComputeType compute, int64_t width) {
   return spec;
 }
 
-// What decoders differ in: tensors of their own each.
+// Specs of different kinds of decoders, each with tensors of its own.
 inline std::vector<proto::DecoderSpec> OtherSpecs() {
-  // The columns of what is stacked fill panels.
+  // Stacked matrices must fill whole panels.
   proto::DecoderSpec experts = SeedSpec(proto::COMPUTE_BFLOAT16, 64);
   experts.set_head_dim(2);
   experts.set_intermediate_size(0);
@@ -209,7 +209,7 @@ inline void WriteSeeds(const std::string& folder) {
   for (const proto::DecoderSpec& spec : OtherSpecs()) WriteSeed(folder, spec, count);
 }
 
-// Whether what the input says is a model.
+// Whether the input is a valid model.
 inline bool Run(const uint8_t* data, size_t size) {
   auto input = Input::Parse(data, size);
   if (!input) return false;

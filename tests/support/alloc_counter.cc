@@ -139,7 +139,7 @@ void* realloc(void* ptr, size_t bytes) {
   AS_COUNT_OR_FAIL(bytes);
   void* const result = __libc_realloc(ptr, bytes);
   if (ptr == nullptr) return allspark::testing::Counted(result);
-  // To no bytes is to free it.
+  // realloc to 0 bytes frees the block.
   if (bytes == 0) allspark::testing::num_live.fetch_sub(1, std::memory_order_relaxed);
   return result;
 }

@@ -1,5 +1,5 @@
 // Counts the heap allocations of chosen threads (malloc and its siblings, and with them operator
-// new), makes chosen ones fail, and tells how many are live. A program that refers to this gets its
+// new), makes chosen ones fail, and counts the live ones. A program that uses this file gets its
 // own malloc; under AddressSanitizer and ThreadSanitizer the sanitizer's hooks count instead, and
 // failures cannot be injected (CanInjectFailures()).
 #pragma once
@@ -9,14 +9,13 @@
 
 namespace allspark::testing {
 
-// Counts what one thread allocates while it is told to count. The thread to watch calls Start and
-// Stop itself, or runs inside a Scope; any thread may read count(). One counter per thread at a
-// time.
+// Counts one thread's allocations between Start and Stop. The watched thread calls Start and Stop
+// itself, or runs inside a Scope; any thread may read count(). One counter per thread at a time.
 class AllocationCounter {
  public:
-  // Begins to count the calling thread's allocations, added to what was counted before.
+  // Begins to count the calling thread's allocations, and adds them to the earlier count.
   void Start();
-  // Ends it. The calling thread must be the one that called Start.
+  // Ends counting. Requires: the calling thread called Start.
   void Stop();
   int64_t count() const { return count_.load(std::memory_order_relaxed); }
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
@@ -47,24 +46,24 @@ class AllocationCounter {
   std::atomic<int64_t> bytes_{0};
 };
 
-// Whole process, one chosen thread by its system id (gettid): for a thread that runs code that
-// cannot be changed. Allocations of the thread `tid` between Begin and End are added to *counter.
+// Adds the allocations of the thread with the system id `tid` (gettid) between Begin and End to
+// *counter: for a thread whose code cannot be changed. One such thread per process.
 void BeginCountingThread(int tid, AllocationCounter* counter);
 void EndCountingThread();
 
-// False under ThreadSanitizer, whose hook is not told of aligned_alloc and posix_memalign.
+// False under ThreadSanitizer, whose hook does not see aligned_alloc and posix_memalign.
 bool SeesAlignedAllocations();
 // False where a sanitizer owns malloc: tests of failures must skip, and say so.
 bool CanInjectFailures();
 
-// Refuses chosen heap allocations of the threads that are inside of it: malloc returns null, new
-// throws bad_alloc. The heap's twin of FaultAllocator. Any thread may set and read it.
+// Refuses chosen heap allocations of the threads that entered it: malloc returns null, new throws
+// bad_alloc. The heap's counterpart of FaultAllocator. Any thread may set and read it.
 class HeapFaults {
  public:
   // Refuses the n-th allocation from now (1: the next); 0: none. `sticky` refuses all after it as
   // well.
   void FailNth(int64_t n, bool sticky = false);
-  // Since the last FailNth.
+  // Calls since the last FailNth.
   int64_t num_calls() const { return num_calls_.load(std::memory_order_relaxed); }
   int64_t num_refused() const { return num_refused_.load(std::memory_order_relaxed); }
 
@@ -72,7 +71,7 @@ class HeapFaults {
   void Enter();
   void Leave();
 
-  // Within another one it takes that one's place. Null: no faults.
+  // A nested Scope replaces the outer one. Null: no faults.
   class Scope {
    public:
     explicit Scope(HeapFaults* faults);

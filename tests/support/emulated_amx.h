@@ -1,5 +1,6 @@
-// AMX's tiles and instructions in memory, in place of the intrinsics. For emulated_avx512.cc alone.
-// A tile that does not fit its product ends the process, as it does on the processor.
+// AMX's tiles and instructions emulated in memory, in place of the intrinsics. Only for the files
+// that compile the emulated kernels. A tile that does not fit its product ends the process, as on
+// the processor.
 #pragma once
 
 #include <cmath>
@@ -55,7 +56,7 @@ inline void Store(int tile, void* to, int64_t stride) {
   }
 }
 
-// c[m][n] += of the lanes (a[m][k], b[k][n]), one value per lane of c.
+// c[m][n] += sum_of over all lanes a[m][k] and b[k][n]; one value per lane of c.
 template <class T, class SumOf>
 void ForEachLane(int c, int a, int b, SumOf sum_of) {
   Tile& to = tiles[c];

@@ -4,7 +4,7 @@
 
 #include "support/emulated_intrinsics.h"
 
-// Without the integer dot product, which is the other file's.
+// Without the integer dot product, which emulated_avx512_dots.cc has.
 #define FillAvx512 FillAvx512OnSimde
 #include "kernels/cpu/kernels_avx512.cc"
 

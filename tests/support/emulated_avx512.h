@@ -1,13 +1,13 @@
-// The AVX-512 and AMX kernels on processors without either: the same sources, their intrinsics
-// emulated by SIMDe (Debian: libsimde-dev). For tests alone, so that every line of their logic runs
-// everywhere.
+// The AVX-512 and AMX kernels on processors without either: the same sources, with intrinsics
+// emulated by SIMDe (Debian: libsimde-dev). Only for tests: every line of the kernels' logic runs
+// on every x86-64 processor with AVX2 and FMA.
 #pragma once
 
 #include "kernels/kernel_slots.h"
 #include "support/sanitized.h"
 
-// Sanitizers make the emulation take minutes to compile; their builds go without unless
-// AS_EMULATE_WITH_SANITIZERS asks for it.
+// With sanitizers the emulation takes minutes to compile; sanitizer builds omit it unless
+// AS_EMULATE_WITH_SANITIZERS is defined.
 #if defined(__x86_64__) && __has_include(<simde/x86/avx512.h>) && \
     (!AS_SANITIZED || defined(AS_EMULATE_WITH_SANITIZERS))
 #define AS_EMULATES_AVX512 1
@@ -17,11 +17,11 @@
 
 namespace allspark::testing {
 
-// False where SIMDe was not there at build time, in sanitizer builds (the fill functions then do
-// nothing), or where the processor lacks AVX2 and FMA.
+// False without SIMDe at build time and in sanitizer builds (the fill functions then do nothing),
+// and on processors without AVX2 and FMA.
 bool HaveEmulatedAvx512();
-// On top of a filled reference table, as FillAvx512; then, each on top of those before, as
-// FillAvx512Vnni, FillAvx512Bf16 and FillAmx.
+// As FillAvx512, over a filled reference table. The others are as FillAvx512Vnni, FillAvx512Bf16
+// and FillAmx, each over a table filled by those before it.
 void FillEmulatedAvx512(kernels::KernelTable& table);
 void FillEmulatedAvx512Vnni(kernels::KernelTable& table);
 void FillEmulatedAvx512Bf16(kernels::KernelTable& table);

@@ -1,4 +1,4 @@
-// What the dot products add to AVX-512: VNNI's of bytes, BF16's of pairs, AMX's of tiles.
+// The emulated kernels with dot products: VNNI's of bytes, BF16's of pairs, AMX's of tiles.
 #include "support/emulated_avx512.h"
 
 #if AS_EMULATES_AVX512

@@ -1,16 +1,16 @@
-// AVX-512's and AMX's intrinsics on a processor with AVX2 (SIMDe, and what it lacks). For the files
-// that compile kernels on them, each of which ends with AS_END_OF_EMULATION.
+// AVX-512's and AMX's intrinsics on a processor with AVX2: SIMDe's, and those that it lacks. For
+// the files that compile the emulated kernels; each must end with AS_END_OF_EMULATION.
 #pragma once
 
-// Before the pragmas and the aliases, which must not reach into it.
+// Included before the pragmas and the aliases, which must not change it.
 #include <immintrin.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-// Compiled for AVX2 whatever the build's flags, and SIMDe told so: quick enough for tests, and with
-// a true fused multiply-add. Callers check that the processor has both.
+// Compiles for AVX2 and FMA whatever the build's flags are, and tells SIMDe so: fast enough for
+// tests, and with a true fused multiply-add. Callers check that the processor has both.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #define AS_END_OF_EMULATION _Pragma("clang attribute pop")

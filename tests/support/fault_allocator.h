@@ -1,5 +1,5 @@
-// An Allocator that passes calls on to another one and refuses chosen allocations, to prove that
-// every caller survives a refusal. Thread-safe.
+// An Allocator that forwards to another one and refuses chosen allocations, to test that every
+// caller survives a refusal. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ class FaultAllocator : public Allocator {
     num_calls_ = 0;
     fail_at_ = n;
   }
-  // Since the last FailNth.
+  // Calls since the last FailNth.
   int64_t num_calls() const { return num_calls_; }
   int64_t num_refused() const { return num_refused_; }
 

@@ -20,7 +20,7 @@ class RandomLora final : public LoraFile {
  public:
   explicit RandomLora(uint64_t seed) : random_(seed) {}
 
-  // Elements of a * x and of b's columns keep the variance of what they read.
+  // a * x keeps the standard deviation of x; b * (a * x) halves it.
   RandomLora& Add(const std::string& tensor, int64_t row_begin, int64_t rows, int64_t cols,
                   int64_t rank) {
     const bool is_embedding = tensor == "embedding";
@@ -35,7 +35,8 @@ class RandomLora final : public LoraFile {
     pairs_.push_back(pair);
     return *this;
   }
-  // Every module of every layer that takes adapters, with ranks that differ, embedding and head.
+  // Every module that takes adapters in every layer, with different ranks, and the embedding and
+  // head.
   RandomLora& AddAll(const proto::DecoderSpec& spec, int64_t rank) {
     const int64_t hidden = spec.hidden_size();
     const int64_t q = spec.num_heads() * spec.head_dim();

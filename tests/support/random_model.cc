@@ -58,7 +58,7 @@ std::vector<float> Slopes(int64_t heads) {
   return values;
 }
 
-// A permutation, as numbers.
+// A random permutation of [0, size), as floats.
 std::vector<float> RandomOrder(int64_t size, uint64_t seed) {
   std::vector<float> order(static_cast<size_t>(size));
   std::iota(order.begin(), order.end(), 0.0f);
@@ -428,8 +428,8 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
   int64_t size = 1;
   for (const int64_t dim : tensor.shape) size *= dim;
   if (tensor.name == "rope.inv_freq") return InvFreq(size);
-  // Norm weights around 1; matrices keep the variance of what they multiply a little above 1, so
-  // that attention is neither flat nor a single key.
+  // Norm weights are around 1. Matrices keep the variance of their results a little above 1, so
+  // that attention is neither flat nor concentrated on a single key.
   if (tensor.name == "alibi.slopes") return Slopes(size);
   if (EndsWith(tensor.name, "_order")) return RandomOrder(size, HashName(tensor.name, seed));
   const bool is_norm = EndsWith(tensor.name, "norm");
@@ -450,7 +450,7 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
 
 namespace {
 
-// Whether the tensor is what a layer from silent_from on adds by.
+// Whether a layer from silent_from on adds to the residual stream by this tensor.
 bool IsSilent(const std::string& name, int64_t silent_from) {
   const std::string prefix = "layers.";
   if (!name.starts_with(prefix) || !(EndsWith(name, ".o") || EndsWith(name, "down"))) return false;
@@ -466,7 +466,7 @@ std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec
   auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", nullptr);
   Require(writer.status());
   for (const RequiredTensor& tensor : *tensors) {
-    if (tensor.layout == proto::PANEL64_SCALE) continue;  // filled with its weight
+    if (tensor.layout == proto::PANEL64_SCALE) continue;  // written together with its weight
     std::vector<float> values = RandomTensor(tensor, seed);
     if (IsSilent(tensor.name, silent_from)) std::fill(values.begin(), values.end(), 0.0f);
     const std::vector<int32_t> integers(values.begin(), values.end());

@@ -1,5 +1,5 @@
-// AS_SANITIZED: whether this is an ASan or TSan build, for tests that must be smaller there or
-// whose figures the sanitizer's own memory spoils. GCC and Clang say it in different ways.
+// AS_SANITIZED: whether this is an ASan or TSan build, for tests that must be smaller there, or
+// whose figures the sanitizer's own memory distorts. GCC and Clang define different macros for it.
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,5 +1,5 @@
-// AVX-512 intrinsics that the kernels use and SIMDe 0.7.4 lacks, lane by lane. For
-// emulated_avx512.cc alone, after SIMDe with its native aliases.
+// AVX-512 intrinsics that the kernels use and SIMDe 0.7.4 lacks, lane by lane. Only for
+// emulated_intrinsics.h, after SIMDe with its native aliases.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ AS_ALWAYS_INLINE Lanes32 IntToFloat(Lanes32 x) {
     lane = Bits<uint32_t>(static_cast<float>(static_cast<int32_t>(lane)));
   return x;
 }
-// To nearest, ties to even; what does not fit becomes the lowest integer.
+// To nearest, ties to even; a value that does not fit becomes the lowest integer.
 AS_ALWAYS_INLINE Lanes32 FloatToInt(Lanes32 x) {
   for (uint32_t& lane : x.lane) {
     const float f = std::nearbyintf(Bits<float>(lane));
@@ -54,7 +54,7 @@ AS_ALWAYS_INLINE Lanes32 FloatToInt(Lanes32 x) {
   }
   return x;
 }
-// Of each lane's signed 16-bit halves.
+// The dot product of each lane's signed 16-bit halves.
 AS_ALWAYS_INLINE Lanes32 DotPairs16(Lanes32 x, const Lanes32& y) {
   const auto low = [](uint32_t lane) { return static_cast<int32_t>(static_cast<int16_t>(lane)); };
   const auto high = [](uint32_t lane) { return static_cast<int32_t>(lane) >> 16; };

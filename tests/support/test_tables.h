@@ -15,7 +15,8 @@ namespace allspark::testing {
 
 using KernelTables = std::vector<const kernels::KernelTable*>;
 
-// AVX-512 and AMX emulated, weakest first: "avx512_emulated" and so on. Empty where they cannot be.
+// AVX-512 and AMX emulated, weakest first: "avx512_emulated" and so on. Empty where they cannot
+// run.
 inline const KernelTables& EmulatedTables() {
   static const KernelTables* const tables = [] {
     auto* all = new KernelTables;
@@ -44,10 +45,10 @@ inline bool IsOf(const kernels::KernelTable& table, std::string_view isa) {
   return table.name == isa || table.name == std::string(isa) + "_emulated";
 }
 
-// AMX cuts K into tiles, and adds what each gives.
+// AMX cuts K into tiles and adds their results.
 inline bool IsAmx(const kernels::KernelTable& table) { return IsOf(table, "amx"); }
 
-// Whether attention multiplies bfloat16.
+// Whether attention multiplies in bfloat16.
 inline bool HasBf16Products(const kernels::KernelTable& table) {
   return IsAmx(table) || IsOf(table, "avx512_bf16") || IsOf(table, "neon_bf16");
 }
@@ -62,7 +63,7 @@ inline const KernelTables& AllTestTables() {
   return *tables;
 }
 
-// Every table of this processor, and those emulated that it lacks: for tests that take longer.
+// Every table of this processor, and emulated tables only for those it lacks: for longer tests.
 inline const KernelTables& TestTables() {
   static const KernelTables* const tables = [] {
     auto* all = new KernelTables(kernels::AvailableTables());

@@ -1,5 +1,5 @@
 // Error bounds of the kernels, derived from the arithmetic they do. u is the unit roundoff: half
-// the distance between neighbours, relative. A bound is never a bare number in a test.
+// the relative distance between adjacent numbers. A bound is never a bare number in a test.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@ inline double DotBound(int64_t k, double sum_abs) {
   return Gamma(static_cast<double>(k) + 2) * sum_abs + static_cast<double>(k) * kFloatTiny;
 }
 
-// On top of a float32 result's bound, what storing it as bfloat16 adds; 0 for float32.
+// A float32 result's bound, plus the error of storing it as bfloat16 (0 for float32).
 inline double StoreBound(bool bf16, double expected, double bound) {
   return bf16 ? (std::fabs(expected) + bound) * kBf16Roundoff + bound + 0x1p-133 : bound;
 }
@@ -35,8 +35,8 @@ inline double RmsNormBound(int64_t cols, double expected) {
 }
 
 // y = (x - mean) / sqrt(variance + eps) * weight + bias. mean_abs: of |x|; scale: 1 / sqrt(variance
-// + eps); gain: |weight| * scale; centered: |x - mean|. The mean's error, of a sum in at least 16
-// lanes, moves every element alike, and the variance by its square; the rest is as RmsNormBound's.
+// + eps); gain: |weight| * scale; centered: |x - mean|. The mean is a sum in at least 16 lanes. Its
+// error moves every element alike, and the variance by its square. The rest is as in RmsNormBound.
 inline double LayerNormBound(int64_t cols, double mean_abs, double scale, double gain,
                              double centered, double expected) {
   const double chain = static_cast<double>(cols) / 16 + 12;
@@ -58,11 +58,11 @@ inline double RopeBound(double u, double v) {
   return 2 * kFloatRoundoff * (std::fabs(u) + std::fabs(v));
 }
 
-// What an attention kernel rounds beside float32 arithmetic.
+// An attention kernel's rounding errors besides those of float32 arithmetic.
 struct AttentionRounding {
-  double score = 0;   // of queries: absolute, of a score
-  double weight = 0;  // of weights after the denominator took them: relative
-  double value = 0;   // the same, absolute, of the element
+  double score = 0;   // of queries: absolute error of a score
+  double weight = 0;  // of weights, after they entered the denominator: relative
+  double value = 0;   // the same, as an absolute error of the element
 };
 
 // Attention of one element. score_abs: the largest over the keys of scale * sum |q||k|;
@@ -76,7 +76,7 @@ inline double AttentionBound(int64_t head_dim, int64_t num_keys, double score_ab
   const double score_error = Gamma(static_cast<double>(head_dim) + 8) * score_abs +
                              8 * kFloatRoundoff * score_limit + rounding.score;
   const double sums = Gamma(2 * 256 + 24 + 16 * chunks);
-  // What two exponentials of an error make of it, to second order.
+  // The score error after two exponentials, to second order.
   const double weight_error = 2 * score_error * (1 + 2 * score_error);
   return (weight_error + sums + rounding.weight) * 1.01 * value_abs + rounding.value + kFloatTiny;
 }

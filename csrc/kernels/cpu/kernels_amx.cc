@@ -1,5 +1,5 @@
-// What AMX improves over the dot products of AVX-512: every GEMM but those of float32. The rules of
-// kernels_avx2.cc hold here too.
+// Kernels that AMX makes faster than AVX-512's dot products: every GEMM except those with float32
+// activations. The rules of kernels_avx2.cc apply here too.
 #define AS_KERNELS_NATIVE_VNNI 1
 #define AS_KERNELS_NATIVE_BF16 1
 #include "kernels/cpu/vec_avx512.h"

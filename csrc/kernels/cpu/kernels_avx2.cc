@@ -1,7 +1,6 @@
-// All kernels for AVX2 with FMA. Compiled with flags that the program's baseline does not have:
-// nothing but the args structs, intrinsics and our own inlined code may be included (README.md
-// beside this file).
-// The vectors come first: the kernels are written over them.
+// All kernels for AVX2 with FMA. Compiled with flags beyond the program's baseline: only the args
+// structs, intrinsics and our own inlined code may be included (README.md beside this file).
+// Included first: the kernels are written in terms of these vectors.
 #include "kernels/cpu/vec_avx2.h"
 
 #include "kernels/cpu/fill.inl"

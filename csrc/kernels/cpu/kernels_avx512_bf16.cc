@@ -1,4 +1,5 @@
-// What the bfloat16 dot product improves over AVX-512. The rules of kernels_avx2.cc hold here too.
+// Kernels that the bfloat16 dot product makes faster than AVX-512 alone. The rules of
+// kernels_avx2.cc apply here too.
 #define AS_KERNELS_NATIVE_VNNI 1
 #define AS_KERNELS_NATIVE_BF16 1
 #include "kernels/cpu/vec_avx512.h"

@@ -1,5 +1,5 @@
-// What the integer dot product improves over AVX-512: GEMM with int8 activations. The rules of
-// kernels_avx2.cc hold here too.
+// Kernels that the integer dot product makes faster than AVX-512 alone: GEMM with int8 activations.
+// The rules of kernels_avx2.cc apply here too.
 #define AS_KERNELS_NATIVE_VNNI 1
 #include "kernels/cpu/vec_avx512.h"
 

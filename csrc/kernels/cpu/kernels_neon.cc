@@ -1,5 +1,5 @@
-// All kernels for 64-bit Arm as every such processor has it. The rules of kernels_avx2.cc hold here
-// too.
+// All kernels for the instructions that every 64-bit Arm processor has. The rules of
+// kernels_avx2.cc apply here too.
 #include "kernels/cpu/vec_neon.h"
 
 #include "kernels/cpu/fill.inl"

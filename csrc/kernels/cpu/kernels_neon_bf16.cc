@@ -1,5 +1,5 @@
-// What the bfloat16 dot product improves over plain Arm. The rules of kernels_avx2.cc hold here
-// too.
+// Kernels that the bfloat16 dot product makes faster than the Arm baseline. The rules of
+// kernels_avx2.cc apply here too.
 #define AS_KERNELS_NATIVE_BF16 1
 #include "kernels/cpu/vec_neon.h"
 

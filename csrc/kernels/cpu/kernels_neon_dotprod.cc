@@ -1,5 +1,5 @@
-// What the integer dot product improves over plain Arm: GEMM with int8 activations. The rules of
-// kernels_avx2.cc hold here too.
+// Kernels that the integer dot product makes faster than the Arm baseline: GEMM with int8
+// activations. The rules of kernels_avx2.cc apply here too.
 #define AS_KERNELS_NATIVE_SDOT 1
 #include "kernels/cpu/vec_neon.h"
 

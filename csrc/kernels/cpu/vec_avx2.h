@@ -1,7 +1,7 @@
-// A vector of 8 float lanes on AVX2 with FMA: the vocabulary in which the CPU kernels are written
-// once. vec_avx512.h offers the same names with 16 lanes, vec_neon.h with 4; one of them is
-// included per ISA file, before the kernels. Everything has internal linkage and is inlined:
-// nothing here may outlive its object file.
+// A vector of 8 float lanes on AVX2 with FMA: the operations that the CPU kernels are written in.
+// vec_avx512.h has the same names with 16 lanes, vec_neon.h with 4; each ISA file includes one of
+// the three before the kernels. Everything is inlined and has internal linkage: no symbol may be
+// visible outside its object file.
 #pragma once
 
 #include <immintrin.h>
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kRegisters = 16;
-// Most rows in a GEMM register tile, and the accumulator vectors per row that go with a number of
-// rows: 12 accumulators at most leave 4 of the 16 registers for operands.
+// The most rows of a GEMM register tile, and the accumulator vectors per row for each number of
+// rows. At most 12 accumulators leave 4 of the 16 registers for operands.
 constexpr int kTileRows = 6;
 constexpr int TileVecs(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 
@@ -38,7 +38,7 @@ AS_ALWAYS_INLINE Mask RangeMask(int64_t first, int64_t begin, int64_t end) {
   return _mm256_and_si256(from, to);
 }
 AS_ALWAYS_INLINE Mask FirstLanes(int64_t n) { return RangeMask(0, 0, n < kLanes ? n : kLanes); }
-// Lanes outside the mask are not touched in memory and read as zero.
+// Memory of lanes outside the mask is not accessed; these lanes read as zero.
 AS_ALWAYS_INLINE VecF MaskLoadF(Mask m, const float* p) { return _mm256_maskload_ps(p, m); }
 AS_ALWAYS_INLINE void MaskStoreF(Mask m, float* p, VecF x) { _mm256_maskstore_ps(p, m, x); }
 
@@ -48,7 +48,7 @@ AS_ALWAYS_INLINE VecF Sub(VecF a, VecF b) { return _mm256_sub_ps(a, b); }
 AS_ALWAYS_INLINE VecF Mul(VecF a, VecF b) { return _mm256_mul_ps(a, b); }
 AS_ALWAYS_INLINE VecF Div(VecF a, VecF b) { return _mm256_div_ps(a, b); }
 AS_ALWAYS_INLINE VecF Sqrt(VecF a) { return _mm256_sqrt_ps(a); }
-// Where either operand is NaN, the second.
+// The second operand where either is NaN.
 AS_ALWAYS_INLINE VecF Max(VecF a, VecF b) { return _mm256_max_ps(a, b); }
 AS_ALWAYS_INLINE VecF Min(VecF a, VecF b) { return _mm256_min_ps(a, b); }
 AS_ALWAYS_INLINE VecF Neg(VecF a) { return _mm256_xor_ps(a, Set1(-0.0f)); }
@@ -64,7 +64,7 @@ AS_ALWAYS_INLINE VecF Select(Mask m, VecF yes, VecF no) {
   return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(m));
 }
 
-// Fixed trees: halves, then quarters, then neighbours.
+// Fixed order: halves, then quarters, then adjacent lanes.
 AS_ALWAYS_INLINE float ReduceAdd(VecF x) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -97,7 +97,7 @@ template <int N>
 AS_ALWAYS_INLINE VecI ShiftLeft(VecI x) {
   return _mm256_slli_epi32(x, N);
 }
-// Of every 16 bits by 8.
+// Shifts each 16-bit half of a lane by 8 bits.
 AS_ALWAYS_INLINE VecI ShiftLeft16(VecI x) { return _mm256_slli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm256_srli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm256_srai_epi16(x, 8); }
@@ -113,12 +113,12 @@ AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
-// The whole number next to x, the even one of two.
+// x rounded to the nearest whole number, ties to even.
 AS_ALWAYS_INLINE VecF RoundToWhole(VecF x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x 2^n, rounded once, for whole n of -250 to 250. In two steps, since 2^n alone may be out of
-// range where the product is not.
+// x * 2^n, rounded once, for whole n from -250 to 250. In two steps: 2^n may be out of range where
+// the product is not.
 AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) {
   const VecI whole = RoundToInt(n), half = _mm256_srai_epi32(whole, 1);
   return Mul(Mul(x, PowerOf2(half)), PowerOf2(SubInt(whole, half)));
@@ -160,7 +160,7 @@ AS_ALWAYS_INLINE VecF PairLow(VecI x) { return _mm256_castsi256_ps(_mm256_slli_e
 AS_ALWAYS_INLINE VecF PairHigh(VecI x) {
   return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536)));
 }
-// As ToBFloat16, the bits in the lower half of each lane, the upper half zero.
+// As ToBFloat16. The result is in the lower half of each lane; the upper half is zero.
 AS_ALWAYS_INLINE VecI RoundBf16(VecF x) {
   const __m256i u = _mm256_castps_si256(x);
   const __m256i top = _mm256_srli_epi32(u, 16);

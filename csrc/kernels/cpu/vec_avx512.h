@@ -1,9 +1,9 @@
-// A vector of 16 float lanes on AVX-512 (F, BW, VL, DQ): the same vocabulary as vec_avx2.h, which
-// says what each name means. With BF16, also the dot product of pairs.
+// A vector of 16 float lanes on AVX-512 (F, BW, VL, DQ): the same operations as vec_avx2.h, which
+// explains each name. With BF16, also the dot product of pairs.
 #pragma once
 
-// GCC 12 takes the deliberately undefined operands inside its own AVX-512 intrinsics for a mistake
-// (GCC bug 105593), in whatever function they are inlined.
+// GCC 12 warns about the deliberately undefined operands of its own AVX-512 intrinsics (GCC bug
+// 105593), in every function that inlines them.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -33,7 +33,7 @@ AS_ALWAYS_INLINE VecF Set1(float x) { return _mm512_set1_ps(x); }
 AS_ALWAYS_INLINE VecF LoadF(const float* p) { return _mm512_loadu_ps(p); }
 AS_ALWAYS_INLINE void StoreF(float* p, VecF x) { _mm512_storeu_ps(p, x); }
 
-// The lowest n lanes, none below 0, all above 16.
+// The lowest n lanes: none for n < 0, all for n > 16.
 AS_ALWAYS_INLINE Mask FirstLanes(int64_t n) {
   return static_cast<Mask>(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
 }
@@ -107,7 +107,7 @@ AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
 AS_ALWAYS_INLINE VecF RoundToWhole(VecF x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// n that is not whole counts as the integer below, and minus infinity gives 0.
+// A fractional n is rounded down; minus infinity gives 0.
 AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) { return _mm512_scalef_ps(x, n); }
 
 AS_ALWAYS_INLINE VecI LoadI(const void* p) { return _mm512_loadu_si512(p); }
@@ -133,7 +133,7 @@ AS_ALWAYS_INLINE VecF PairLow(VecI x) { return _mm512_castsi512_ps(_mm512_slli_e
 AS_ALWAYS_INLINE VecF PairHigh(VecI x) {
   return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536)));
 }
-// Not by the conversion instruction, which flushes subnormals: all ISAs round alike.
+// The conversion instruction is not used, since it flushes subnormals: all ISAs round alike.
 AS_ALWAYS_INLINE VecI RoundBf16(VecF x) {
   const __m512i u = _mm512_castps_si512(x);
   const __m512i top = _mm512_srli_epi32(u, 16);
@@ -168,18 +168,18 @@ AS_ALWAYS_INLINE void Interleave(VecF x, VecF y, VecF* first, VecF* second) {
 }
 
 #if defined(AS_KERNELS_NATIVE_BF16)
-// acc + the products of the pairs, two roundings at most; subnormals are zero.
+// acc + the products of the pairs, with at most two roundings; subnormals count as zero.
 AS_ALWAYS_INLINE VecF DotBf16(VecF acc, VecI a, VecI b) {
   return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
 }
-// As StoreBf16, but by the conversion instruction, which flushes subnormals to zero.
+// As StoreBf16, but uses the conversion instruction, which flushes subnormals to zero.
 AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
 }
 AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF first, VecF second) {
   StoreI(p, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
-// x less the integer not above it; 0 for minus infinity.
+// x - floor(x); 0 for minus infinity.
 AS_ALWAYS_INLINE VecF Fraction(VecF x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }

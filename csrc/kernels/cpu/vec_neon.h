@@ -1,5 +1,5 @@
-// A vector of 4 float lanes on 64-bit Arm: the same vocabulary as vec_avx2.h, which says what each
-// name means. What every such processor has; with BF16, also the dot product of pairs.
+// A vector of 4 float lanes on 64-bit Arm: the same operations as vec_avx2.h, which explains each
+// name. Uses what every such processor has; with BF16, also the dot product of pairs.
 #pragma once
 
 #include <arm_neon.h>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kLanes = 4;
 constexpr int kRegisters = 32;
-// 24 accumulators of 32 registers; one row alone takes a whole panel of 64 columns, since fewer
-// accumulators than the multipliers' latency asks for would leave these idle.
+// At most 24 of 32 registers are accumulators. A single row takes a whole panel of 64 columns:
+// fewer accumulators would not cover the multipliers' latency.
 constexpr int kTileRows = 6;
 constexpr int TileVecs(int rows) { return rows == 1 ? 16 : rows <= 3 ? 8 : 4; }
 
@@ -44,7 +44,7 @@ AS_ALWAYS_INLINE Mask RangeMask(int64_t first, int64_t begin, int64_t end) {
 }
 AS_ALWAYS_INLINE Mask FirstLanes(int64_t n) { return RangeMask(0, 0, n < kLanes ? n : kLanes); }
 AS_ALWAYS_INLINE bool IsWhole(Mask m) { return vminvq_u32(m) != 0; }
-// There are no masked accesses: whole vectors take the usual ones, others go lane by lane.
+// Arm has no masked accesses: full masks use plain loads and stores, others go lane by lane.
 AS_ALWAYS_INLINE VecI MaskLoadI(Mask m, const void* p) {
   if (IsWhole(m)) return LoadI(p);
   uint32_t set[kLanes], lanes[kLanes] = {};
@@ -74,7 +74,7 @@ AS_ALWAYS_INLINE VecF Div(VecF a, VecF b) { return vdivq_f32(a, b); }
 AS_ALWAYS_INLINE VecF Sqrt(VecF a) { return vsqrtq_f32(a); }
 AS_ALWAYS_INLINE Mask Less(VecF a, VecF b) { return vcltq_f32(a, b); }
 AS_ALWAYS_INLINE VecF Select(Mask m, VecF yes, VecF no) { return vbslq_f32(m, yes, no); }
-// Not by the instructions, which give NaN where either operand is, or the other operand.
+// The instructions are not used: they return NaN where either operand is NaN, or the other operand.
 AS_ALWAYS_INLINE VecF Max(VecF a, VecF b) { return Select(Less(b, a), a, b); }
 AS_ALWAYS_INLINE VecF Min(VecF a, VecF b) { return Select(Less(a, b), a, b); }
 AS_ALWAYS_INLINE VecF Neg(VecF a) { return vnegq_f32(a); }
@@ -127,7 +127,7 @@ AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) {
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) { return vaddvq_s32(AsSigned(x)); }
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) { return AsFloat(ShiftLeft<23>(AddInt(n, Set1Int(127)))); }
 AS_ALWAYS_INLINE VecF RoundToWhole(VecF x) { return vrndnq_f32(x); }
-// As vec_avx512.h's.
+// As in vec_avx512.h.
 AS_ALWAYS_INLINE VecF ScaleByPowerOf2(VecF x, VecF n) {
   const VecI whole = RoundToInt(vrndmq_f32(Max(Set1(-200.0f), n)));
   const VecI half = ShiftRightSigned<1>(whole);

@@ -9,13 +9,13 @@
 namespace allspark::kernels {
 namespace {
 
-// One KV head's part of a block, keys or values.
+// The address of one KV head's keys or values in the block of `position`.
 AS_ALWAYS_INLINE unsigned char* PartAt(const PagedKv& kv, const int32_t* block_table,
                                        int64_t kv_head, int64_t position, int64_t offset) {
   return kv.PartAt(block_table[position / kv.block_size], offset + kv_head * kv.head_stride);
 }
 
-// A head of the cache whose elements are floats.
+// A KV head of a cache with float elements.
 template <typename T>
 struct FloatHead {
   const PagedKv& kv;
@@ -45,14 +45,14 @@ struct FloatHead {
   }
 };
 
-// A head of the cache of kBits integers, laid out as PagedKv says.
+// A KV head of a cache with kBits integers, in the layout of PagedKv.
 template <int kBits>
 struct QuantizedHead {
   const PagedKv& kv;
   const int32_t* block_table;
   int64_t kv_head, head_dim;
 
-  // Where element `index` in the order of pairs lies, and the token's scale and zero point.
+  // Gives access to element `index` in the order of pairs, and to a token's scale and zero point.
   struct Part {
     unsigned char* data;
     int64_t num, block_size;
@@ -101,7 +101,7 @@ struct QuantizedHead {
     return PartOf(position, kv.v_offset).Value(ValueIndex(token, d), token);
   }
 
-  // In float32, step by step as every table does it.
+  // In float32, with the same steps as every other table.
   struct Quantizer {
     float scale, inverse;
     int32_t zero = 0;
@@ -158,13 +158,13 @@ void KvWrite(const KvWriteArgs& args, Stream) noexcept {
   }
 }
 
-// Softmax over one row's visible keys in two passes, the sums in the scratch memory.
+// Softmax over one row's visible keys in two passes; the sums are in the scratch memory.
 template <typename Head>
 struct AttentionRow {
   const AttentionArgs& args;
   const Head head;
   const float* q;
-  int64_t begin, end;  // visible positions, the row's own last
+  int64_t begin, end;  // visible positions; the row's own is the last
   double slope;
 
   double Score(int64_t position) const {

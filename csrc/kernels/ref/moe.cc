@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kLowest = -std::numeric_limits<double>::infinity();
 
-// The index of the highest of those that are not taken, or -1; NaN counts as lowest.
+// The index of the highest value that is not taken, or -1; NaN counts as lowest.
 int64_t BestOf(const double* values, const bool* taken, int64_t count) {
   int64_t best = -1;
   for (int64_t i = 0; i < count; ++i) {
@@ -32,13 +32,13 @@ void Scores(const RouteArgs& args, const float* x, double* scores) {
     return;
   }
   double highest = kLowest, sum = 0;
-  // Not fmax: GCC 12 for Arm fails in this loop then.
+  // Not fmax: with it GCC 12 for Arm fails in this loop.
   for (int64_t i = 0; i < args.num_experts; ++i) highest = std::max(highest, Load(x + i));
   for (int64_t i = 0; i < args.num_experts; ++i) sum += scores[i] = std::exp(Load(x + i) - highest);
   for (int64_t i = 0; i < args.num_experts; ++i) scores[i] /= sum;
 }
 
-// Marks the experts of all but the best groups as taken.
+// Marks the experts of all groups except the best as taken.
 void LeaveGroups(const RouteArgs& args, const double* choice, bool* taken) {
   const int64_t size = args.num_experts / args.groups;
   const int64_t counted = args.score == RouterScore::kSigmoid && size > 1 ? 2 : 1;

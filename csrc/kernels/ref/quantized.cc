@@ -8,7 +8,7 @@
 namespace allspark::kernels {
 namespace {
 
-// A packed quantised weight or table of k by n.
+// A packed quantised weight or table, [k, n].
 template <int kBits>
 struct PackedWeight {
   const unsigned char* w;
@@ -16,7 +16,7 @@ struct PackedWeight {
   const uint8_t* zero;
   int64_t k_total, group_size;
 
-  // The same for its scales and zero points: [ceil(n/64)][groups][64].
+  // Index into the scales and zero points: [ceil(n/64)][groups][64].
   int64_t GroupAt(int64_t k, int64_t n) const {
     const int64_t groups = k_total / group_size;
     return (n / kPanelColumns * groups + k / group_size) * kPanelColumns + n % kPanelColumns;
@@ -32,7 +32,7 @@ struct PackedWeight {
   double Scale(int64_t k, int64_t n) const {
     return static_cast<double>(ToFloat(scale[GroupAt(k, n)]));
   }
-  // Without its scale.
+  // The element before it is multiplied by its scale.
   int32_t Integer(int64_t k, int64_t n) const {
     return Stored(k, n) - (zero == nullptr ? SymmetricZero(kBits) : zero[GroupAt(k, n)]);
   }
@@ -73,7 +73,7 @@ void Embedding(const EmbeddingArgs& args, Stream) noexcept {
   }
 }
 
-// In float32, as args.h asks: the integers must be those of every other table.
+// In float32, as args.h requires: every table must give the same integers.
 void Quantize(const QuantizeArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;

@@ -1,5 +1,5 @@
 // The oracle: every operation in plain C++, computed in double and rounded once at the end. Also
-// the fallback on processors without kernels of their own. Written for clarity; speed is no aim.
+// the fallback on processors without kernels of their own. Written for clarity, not for speed.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -16,7 +16,7 @@ namespace {
 template <typename T>
 constexpr int64_t kGroup = 4 / static_cast<int64_t>(sizeof(T));
 
-// Element (k, n) of a weight with k_total rows, packed in panels of so many columns.
+// Element (k, n) of a weight with k_total rows, packed in panels of panel_columns columns.
 template <typename T>
 const T* PackedAt(const T* w, int64_t k_total, int64_t k, int64_t n,
                   int64_t panel_columns = kPanelColumns) {
@@ -198,7 +198,7 @@ void SumExp(const SumExpArgs& args, Stream) noexcept {
     double sum = 0;
     for (int64_t i = 0; i < args.cols; ++i) {
       if (std::isnan(x[i])) continue;
-      // The difference of equal infinities is 0 too.
+      // Equal infinities count as a difference of 0; their subtraction would give NaN.
       sum += x[i] == highest ? 1.0 : std::exp(double{x[i]} - double{highest});
     }
     args.highest[r] = highest;
@@ -206,8 +206,7 @@ void SumExp(const SumExpArgs& args, Stream) noexcept {
   }
 }
 
-// Loads one by one are the limit of what a processor without wider gathers can do: there is no
-// other kernel.
+// The only kernel for this: processors without wide gathers can do no better than single loads.
 template <typename T>
 void GatherColumns(const GatherColumnsArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {

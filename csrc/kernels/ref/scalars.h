@@ -14,7 +14,7 @@ AS_ALWAYS_INLINE double Load(const int8_t* p) { return *p; }
 AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
 AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
 
-// What adapters add to element (row, n) of a GEMM's result.
+// The sum that adapters add to element (row, n) of a GEMM's result.
 inline double LowRankSum(const GemmArgs& args, int64_t row, int64_t n) {
   double sum = 0;
   for (int64_t i = 0; i < args.num_low_rank; ++i) {

@@ -16,7 +16,7 @@ RuntimeConfig GoodRuntime() {
   return config;
 }
 
-// Applies one change to a good config and returns what Validate says of it.
+// Applies one change to a valid config and returns Validate's message.
 template <typename Change>
 std::string RuntimeError(Change change) {
   RuntimeConfig config = GoodRuntime();
@@ -56,7 +56,8 @@ TEST(RuntimeConfigTest, RangesOfEveryNumber) {
             "prefix_cache_ttl is -9223372036854775808; it must be in [0, 1000000000]");
 }
 
-// Both bounds of every number are legal and the next value outside of them is refused, by name.
+// Both bounds of every number are legal; the next value outside is refused, and the error names the
+// field.
 TEST(RuntimeConfigTest, BoundsAreInclusive) {
   ForEachField<RuntimeConfig>([](const auto& field) {
     if constexpr (std::is_same_v<decltype(RuntimeConfig{}.*field.member), int64_t&&>) {

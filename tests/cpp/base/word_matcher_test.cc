@@ -87,7 +87,7 @@ TEST(WordMatcher, FindsWhatComparingEveryWordFinds) {
       const std::set<int32_t> expected = naive.Completions(stream);
       EXPECT_EQ(std::set<int32_t>(items.begin(), items.end()), expected);
       EXPECT_EQ(items.size(), expected.size()) << "an item twice";
-      stream.push_back(below(num_items + 1) - 1);  // also one that no word has
+      stream.push_back(below(num_items + 1) - 1);  // also an item that no word has
       state = matcher.Next(state, stream.back());
       EXPECT_EQ(matcher.EndedLength(state), naive.EndedLength(stream));
       EXPECT_EQ(matcher.EndsWord(state), naive.EndedLength(stream) > 0);
@@ -96,7 +96,7 @@ TEST(WordMatcher, FindsWhatComparingEveryWordFinds) {
   }
 }
 
-// Streams and words for which comparing words, or beginnings of words, would take 10^11 steps.
+// With this stream and these words, comparing words or their prefixes would take 10^11 steps.
 TEST(WordMatcher, ManyWordsCostNoMoreThanFew) {
   std::vector<Word> words;
   for (int32_t size = 1; size < 2000; ++size) {
@@ -117,7 +117,8 @@ TEST(WordMatcher, ManyWordsCostNoMoreThanFew) {
     matcher.ForEachCompletion(state, [&](int32_t) { ++num_visited; });
   }
   EXPECT_EQ(num_ended, 0);
-  // The 1, though two thousand words wait for it, and what 400 words of two have after a 7.
+  // Item 1, once although two thousand words continue with it, and the second items of 400 words
+  // that begin with 7.
   EXPECT_EQ(num_visited, 1 + 400);
   EXPECT_EQ(counter.count(), 0);
 }

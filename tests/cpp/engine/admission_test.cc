@@ -9,7 +9,7 @@
 namespace allspark {
 namespace {
 
-// 4,000 requests for logits could reserve more than the machine has.
+// 4,000 requests for logits could reserve more memory than the machine has.
 TEST(Admission, TensorsAreBoundedByDefault) {
   Admission admission{RuntimeConfig()};
   std::mutex mutex;

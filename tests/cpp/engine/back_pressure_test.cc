@@ -1,4 +1,5 @@
-// Back-pressure: what a start does where too many wait, and how much memory tensors take together.
+// Back-pressure: what StartRequest does while too many requests wait, and the limit on the memory
+// of all tensors together.
 
 #include <atomic>
 #include <chrono>
@@ -26,7 +27,7 @@ class BackPressureTest : public EngineTest {
     hook_.loop_gate.Open();
     for (Caller& caller : callers_) caller.thread.join();
   }
-  // Starts the model with its step thread held back, and as many requests as it takes.
+  // Starts the model with its step thread held back, and as many requests as the model accepts.
   void Fill(const RuntimeConfig& config) {
     Install(config);
     hook_.loop_gate.Close();
@@ -104,7 +105,7 @@ TEST_F(BackPressureTest, AStopDeniesThoseThatWait) {
   ASSERT_OK(engine_->StopModel("m"));
   for (size_t i = 0; i < 2; ++i) {
     const Status status = StatusOf(i);
-    // Room may have come before the stop.
+    // The request may have got room before the stop.
     if (status.ok()) continue;
     EXPECT_EQ(status.as_status(), AsStatus::kRequestDenied);
     EXPECT_NE(status.message().find("stopping"), std::string::npos) << status.message();

@@ -1,5 +1,5 @@
-// Deadlines: a request ends with what it has, wherever it is by then; and priorities, which decide
-// who is there first.
+// Deadlines: in any state, a request ends with the tokens that it has. Priorities: which waiting
+// request runs first.
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@ namespace allspark::testing {
 namespace {
 
 constexpr int64_t kShortMs = 30;
-// Long enough for any machine, and for a test that hangs to be noticed.
+// Long enough for any machine, and short enough that a hanging test is noticed.
 constexpr int64_t kLongMs = 60000;
 
 GenerationConfig Timed(int64_t max_new_tokens, int64_t timeout_ms) {
@@ -29,7 +29,7 @@ class DeadlineTest : public EngineTest {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     });
   }
-  // Waits for the end and checks that the deadline made it.
+  // Waits for the end and checks that the deadline caused it.
   void ExpectExpired(const StartedRequest& request) {
     ASSERT_OK(engine_->SyncRequest("m", request.handle, kLongMs));
     EXPECT_EQ(request.queue->finish_reason(), FinishReason::kDeadline);
@@ -141,7 +141,7 @@ TEST_F(DeadlineTest, AGroupEndsAsAWhole) {
   samples.do_sample = true;
   samples.best_of = samples.num_return_sequences = 3;
   samples.seed = 4;
-  // The first of them ends long before.
+  // The first sample ends long before the others.
   samples.stop_token_ids = {Run({1, 2, 3}, [&] {
     GenerationConfig first = Greedy(2);
     first.do_sample = true;

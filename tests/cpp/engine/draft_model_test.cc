@@ -1,6 +1,6 @@
-// A draft model changes how fast tokens come and nothing else. The model here has 24 layers of
-// which the first two alone do anything, so a draft model of these two is right about every token:
-// whatever it lacks of a text shows as a rejected draft.
+// A draft model changes only the speed. The model here has 24 layers; only the first two change the
+// residual stream. So a draft model of these two layers predicts every token, and a draft model
+// that missed part of a text shows as a rejected draft.
 
 #include <algorithm>
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace {
 
 class DraftModelTest : public EngineTest {
  protected:
-  // The model "m" with this one as its draft model, started behind the closed gate of the hook.
+  // Starts the model "m" with this draft model; the hook's closed gate holds its step thread.
   void Start(RuntimeConfig config, const proto::DecoderSpec& draft_spec, uint64_t draft_seed) {
     ASSERT_OK(engine_->RegisterImage("draft", MakeRandomModel(draft_spec, draft_seed)));
     config.draft_model = "draft";
@@ -40,7 +40,7 @@ class DraftModelTest : public EngineTest {
     return outputs;
   }
 
-  // What the model gives without a draft model.
+  // The outputs without a draft model.
   std::vector<Ids> Expected(const std::vector<Ids>& prompts,
                             const std::vector<GenerationConfig>& configs,
                             CacheMode cache_mode = CacheMode::kDefault) {
@@ -57,7 +57,7 @@ class DraftModelTest : public EngineTest {
     return outputs;
   }
 
-  // Prompts from one token to several chunks, greedy and drawn.
+  // Prompts from one token to several chunks, greedy and sampled.
   void MakeRequests(int count, std::vector<Ids>& prompts, std::vector<GenerationConfig>& configs) {
     for (int i = 0; i < count; ++i) {
       prompts.push_back(i % 2 == 1 && i % 4 == 1
@@ -92,7 +92,8 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
     bool sharing;  // Some of the prompts are equal.
     CacheMode cache_mode;
   };
-  // The last three have a pool of little more than one longest request: others are preempted.
+  // In the last three cases the pool holds little more than one longest request: others are
+  // preempted.
   for (const Case& c :
        {Case{32, 0, 2, false, CacheMode::kDefault}, Case{7, 0, 1, true, CacheMode::kDefault},
         Case{32, 17, 2, true, CacheMode::kDefault}, Case{32, 17, 2, true, CacheMode::kQuantI8},
@@ -211,7 +212,7 @@ TEST_F(DraftModelTest, RefusesModelsThatDoNotFit) {
   config.num_draft_tokens = 65;
   EXPECT_NE(engine_->InstallModel(config).message().find("num_draft_tokens is 65"),
             std::string::npos);
-  // The refused one is still there for others.
+  // The refused draft model can still be installed as a model.
   EXPECT_OK(engine_->InstallModel(SmallConfig("other")));
 }
 

@@ -1,4 +1,4 @@
-// What the engine's tests share: an engine with a small random model, requests, and hooks into its
+// Helpers of the engine's tests: an engine with a small random model, requests, and hooks into its
 // steps.
 #pragma once
 
@@ -37,7 +37,7 @@ inline std::string CacheModeName(CacheMode mode) {
   const char* const names[] = {"Default", "Int8", "Uint4"};
   return names[static_cast<int>(mode)];
 }
-// Of tests over compute types and cache modes.
+// Names for tests over compute types and cache modes.
 inline std::string ModeName(
     const ::testing::TestParamInfo<std::tuple<proto::ComputeType, CacheMode>>& test) {
   return std::string(std::get<0>(test.param) == proto::COMPUTE_FLOAT32 ? "Float32" : "BFloat16") +
@@ -68,7 +68,7 @@ inline Ids RandomPrompt(std::mt19937& rng, int64_t length, int64_t vocab_size) {
   return ids;
 }
 
-// Blocks the step thread at the begin of a step until opened.
+// Blocks the step thread at the start of a step until opened.
 class Gate {
  public:
   void Close() {
@@ -100,16 +100,16 @@ class Gate {
   int arrived_ = 0;
 };
 
-// What tests do on the step thread; outlives the model's run.
+// Runs a test's code on the step thread; must outlive the model's run.
 class Hook {
  public:
-  // Returns once no call of the one before is under way.
+  // Returns once no call of the earlier function is running.
   void Set(std::function<void(const StepEvent&)> on_event) {
     std::lock_guard lock(mutex_);
     on_event_ = std::move(on_event);
   }
-  // Closed before start_model, it holds the step thread back until everything is submitted, so that
-  // what the scheduler does depends on the requests alone and not on how fast they came.
+  // Closed before start_model, it holds the step thread back until all requests are submitted. The
+  // scheduler's decisions then depend on the requests alone and not on when they came.
   Gate loop_gate;
   static void Call(void* context, const StepEvent& event) {
     auto& hook = *static_cast<Hook*>(context);
@@ -123,7 +123,8 @@ class Hook {
   std::function<void(const StepEvent&)> on_event_;
 };
 
-// Takes the hook's function away before the locals that it refers to go; declared after them.
+// Removes the hook's function before the locals that it refers to are destroyed; must be declared
+// after them.
 class HookGuard {
  public:
   explicit HookGuard(Hook& hook) : hook_(hook) {}
@@ -135,7 +136,7 @@ class HookGuard {
   Hook& hook_;
 };
 
-// Everything a queue still gives; the request must be on its way to an end.
+// All tokens that a queue still gives. Requires: the request will end.
 inline Ids ReadAll(ResultQueue& queue) {
   Ids ids;
   while (auto elements = queue.Get()) {

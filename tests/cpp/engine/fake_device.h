@@ -1,4 +1,4 @@
-// A device that pretends to have memory of its own, for the second tier of the prefix cache.
+// A fake device with memory of its own, for the host tier of the prefix cache.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct FakeDevice final : HostCopier {
     CopyKvBlock(host, device);
     ++num_in;
   }
-  int64_t num_out = 0, num_in = 0;  // read between requests alone
+  int64_t num_out = 0, num_in = 0;  // read only between requests
   bool fails = false;
 };
 
-// CPU_CACHE_RATIO while it lives: an engine reads it with its first install.
+// Sets CPU_CACHE_RATIO during its lifetime. An engine reads the variable at its first install.
 class CacheRatio {
  public:
   explicit CacheRatio(const char* ratio) { setenv("CPU_CACHE_RATIO", ratio, 1); }

@@ -1,5 +1,5 @@
-// The life of an engine in which memory is refused now and then: every call is made again when it
-// fails for want of memory, and the requests must give what they give without faults.
+// The life of an engine in which allocations fail: a call that fails for lack of memory is made
+// again, and the requests must give the same output as without faults.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@
 
 namespace allspark::testing {
 
-// What all lives have in common: made once, outside of any fault.
+// The models that all lives share: made once, without faults.
 struct FaultModels {
   std::shared_ptr<const ModelImage> model = MakeRandomModel(TinyQwen2Spec(), 5);
   std::shared_ptr<const ModelImage> draft = MakeRandomModel(TinyLlamaSpec(), 6);
@@ -33,14 +33,15 @@ struct FaultModels {
 
 class FaultLife {
  public:
-  // What the requests gave, in the order of the calls: tokens, and values by name.
+  // The requests' outputs, in the order of the calls: tokens, and tensor values by name.
   using Outcome = std::vector<std::pair<Ids, std::map<std::string, std::vector<float>>>>;
 
-  // `heap`: the faults of this thread's calls, not of the test around them; null: none.
+  // `heap`: faults for this thread's calls to the engine, not for the test's own allocations; null:
+  // none.
   FaultLife(const FaultModels& models, Allocator* allocator, HeapFaults* heap)
       : models_(models), allocator_(allocator), heap_(heap) {}
 
-  // Where the step thread's allocations go.
+  // The faults for the step thread's allocations.
   HeapFaults* step_heap = nullptr;
   // Called after each failure.
   std::function<void()> on_failure;
@@ -61,7 +62,8 @@ class FaultLife {
     return config;
   }
 
-  // Makes a call until it succeeds; it fails for want of memory alone, and then leaves nothing.
+  // Repeats a call until it succeeds. Expects that it fails only for lack of memory, and that a
+  // failed call leaves nothing behind.
   template <typename Call>
     requires std::is_same_v<std::invoke_result_t<Call>, Status>
   void Must(const char* what, Call call) {
@@ -82,14 +84,14 @@ class FaultLife {
     }
   }
 
-  // Of calls that take something back: they need no memory to succeed.
+  // For calls that release something: they must succeed without memory.
   template <typename Call>
   void NeedsNone(const char* what, Call call) {
     const Status status = Try(what, call);
     EXPECT_TRUE(status.ok()) << what << ": " << status.ToString();
   }
 
-  // As Must, of calls that have no status to return: they throw bad_alloc.
+  // As Must, for calls that return no status: they throw bad_alloc.
   template <typename Call>
   std::invoke_result_t<Call> MayThrow(const char* what, Call call) {
     while (true) {
@@ -146,7 +148,7 @@ class FaultLife {
     Must("start_model", [&] { return engine_->StartModel("m"); });
   }
 
-  // One request of each kind, one after the other: what each allocates is its own.
+  // One request of each kind, one after the other, so that each kind's allocations are separate.
   void Serve() {
     Ask("greedy", Greedy(3));
     GenerationConfig sampled;
@@ -186,7 +188,7 @@ class FaultLife {
   void Ask(const char* what, const GenerationConfig& config,
            std::function<std::shared_ptr<TokenMask>()> make_mask = {}) {
     const StartedRequest started = Must(what, [&] {
-      // One mask is for one request; what it is made of is the test's.
+      // A mask serves one request only; the test makes it without faults.
       const auto mask = [&]() -> std::shared_ptr<TokenMask> {
         const HeapFaults::Scope no_faults(nullptr);
         return make_mask ? make_mask() : nullptr;
@@ -246,7 +248,7 @@ class FaultLife {
     EXPECT_FALSE(MayThrow("GetMetrics", [&] { return engine_->GetMetrics(); }).empty());
     EXPECT_EQ(MayThrow("ListModels", [&] { return engine_->ListModels(); }),
               std::vector<std::string>{"m"});
-    // Queues that nobody looked for yet: a drain that fails loses none of them.
+    // Completions that nobody has read yet: a failed drain loses none of them.
     const auto set = MayThrow("CompletionSet", [] { return CompletionSet::Create(); });
     std::vector<std::shared_ptr<ResultQueue>> queues;
     for (int i = 0; i < 5; ++i) {
@@ -289,7 +291,7 @@ class FaultLife {
   void Live() {
     MayThrow("Engine()", [&] { engine_ = std::make_unique<Engine>(); });
     if (allocator_ != nullptr) {
-      // Which outlives the engine.
+      // The allocator outlives the engine.
       TestingAccess::SetAllocator(*engine_, {std::shared_ptr<void>(), allocator_});
     }
     Load();
@@ -298,7 +300,7 @@ class FaultLife {
     UnloadAndLoad();
     Stop();
     StartAgain();
-    // With a running model, and a request on its way.
+    // Destroys the engine with a running model and an unfinished request.
     {
       const HeapFaults::Scope scope(heap_);
       engine_.reset();
@@ -308,7 +310,7 @@ class FaultLife {
 
  private:
   static constexpr int64_t kMostFailures = 20;
-  // A block and some.
+  // One full block and one more token.
   static inline const Ids kPrompt = {5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21};
 
   const FaultModels& models_;

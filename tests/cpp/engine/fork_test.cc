@@ -1,5 +1,5 @@
-// A fork of the engine's process: every call says what is wrong, nothing waits, and the parent goes
-// on undisturbed.
+// A fork of the engine's process: every call in the fork returns an error that says why, no call
+// waits, and the parent is not disturbed.
 
 #include <poll.h>
 #include <signal.h>
@@ -18,7 +18,7 @@
 namespace allspark::testing {
 namespace {
 
-// Runs `work` in a fork; the number of failed checks, or -1 where it did not come back.
+// Runs `work` in a fork. Returns the number of failed checks, or -1 if the fork did not return.
 int RunInFork(const std::function<int()>& work) {
   const pid_t child = fork();
   if (child == 0) _exit(work());
@@ -70,7 +70,7 @@ class ForkTest : public EngineTest {
     waiters_.emplace_back([this] { tokens_ = ReadAll(*request_.queue); });
     waiters_.emplace_back([this] { EXPECT_OK(engine_->SyncRequest("m", request_.handle)); });
     waiters_.emplace_back([this] { EXPECT_OK(engine_->SyncAllRequests("m")); });
-    // Long enough that the threads wait; where one does not, the test is weaker, not wrong.
+    // Long enough for the threads to wait; if one does not wait yet, the test is weaker, not wrong.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   void TearDown() override {

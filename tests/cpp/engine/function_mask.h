@@ -1,4 +1,4 @@
-// A TokenMask for tests whose answers are a function.
+// A TokenMask for tests, which answers by calling a function.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
-// Groups: beam searches and best_of. What they give is held to transformers in
-// tests/python/test_beam_search.py; here it is held to itself under load, and to its end.
+// Groups: beam searches and best_of. tests/python/test_beam_search.py compares their outputs with
+// transformers; the tests here compare outputs under load with outputs alone, and check how groups
+// end.
 
 #include <algorithm>
 #include <chrono>
@@ -57,7 +58,7 @@ GenerationConfig BestOf(int64_t best_of, int64_t max_new_tokens) {
   return config;
 }
 
-// Searches, samples and others, with ends and penalties.
+// Beam searches, samples and other requests, with stop conditions and penalties.
 GenerationConfig RandomConfig(std::mt19937& rng, int64_t vocab_size) {
   const auto below = [&](int64_t n) {
     return static_cast<int64_t>(rng() % static_cast<uint64_t>(n));
@@ -161,7 +162,7 @@ TEST_F(GroupTest, NothingComesBeforeTheEnd) {
     hook_.Set([&](const StepEvent& event) { steps += event.phase == StepPhase::kBegin; });
     const StartedRequest request = Start({1, 2, 3}, config);
     ASSERT_EQ(request.next_best.size(), 2u);
-    // Every queue is signalled once, with its end; waiting for one is waiting for all.
+    // Every queue is signalled once, at its end; waiting for one sequence waits for the group.
     ASSERT_OK(engine_->SyncRequest("m", request.handle));
     for (const StartedRequest& next : request.next_best) {
       ASSERT_OK(engine_->SyncRequest("m", next.handle));
@@ -194,7 +195,7 @@ TEST_F(GroupTest, AStopAtAnyMomentEndsAllAndLeaksNothing) {
     }
     std::this_thread::sleep_for(std::chrono::microseconds(rng_() % 8000));
     for (const StartedRequest& request : requests) {
-      // Any of its handles; releasing stops as well.
+      // Any handle of the group; a release also stops it.
       const StartedRequest& one = rng_() % 2 == 0 ? request : request.next_best[0];
       if (rng_() % 2 == 0) {
         EXPECT_OK(engine_->StopRequest("m", one.handle));
@@ -235,7 +236,7 @@ TEST_F(GroupTest, BeamsThatOutgrowThePoolAreInterrupted) {
   RuntimeConfig config = SmallConfig();
   config.cache_span_num_init = 16;  // one sequence of 256 tokens
   InstallAndStart(config);
-  // The same prompt behind it, and something else, are served.
+  // The two later requests are still served.
   const StartedRequest large = Start(RandomPrompt(rng_, 100, vocab_size_), Beams(8, 150));
   const StartedRequest small = Start(RandomPrompt(rng_, 100, vocab_size_), Beams(4, 20));
   const StartedRequest one = Start({1, 2, 3}, Greedy(200));
@@ -250,7 +251,8 @@ TEST_F(GroupTest, BeamsThatOutgrowThePoolAreInterrupted) {
 
 TEST_F(GroupTest, FewerTokensThanBeams) {
   InstallAndStart(SmallConfig());
-  // All but two tokens are barred: there are two beams after the prompt and four after the next.
+  // All but two tokens are masked: there are two beams after the prompt and four after the next
+  // token.
   GenerationConfig config = Beams(4, 6);
   for (int64_t token = 2; token < vocab_size_; ++token) config.bad_words_ids.push_back({token});
   std::vector<Ids> seen;
@@ -261,7 +263,7 @@ TEST_F(GroupTest, FewerTokensThanBeams) {
     seen.push_back(sequence.ids);
   }
   EXPECT_EQ(seen.size(), 4u);
-  // One token alone gives one sequence; more cannot come back.
+  // A single allowed token gives one sequence, so no more can be returned.
   config.bad_words_ids.push_back({1});
   const StartedRequest request = Start({1, 2, 3}, config);
   EXPECT_EQ(Read(*request.queue).reason, FinishReason::kError);
@@ -275,7 +277,8 @@ TEST_F(GroupTest, SharesTheBeginningOfAnotherRequest) {
   InstallAndStart(SmallConfig());
   const Ids prompt = RandomPrompt(rng_, 80, vocab_size_);
   const std::vector<Sequence> expected = ReadGroup(Start(prompt, Beams(4, 30)));
-  // Together, over the blocks of the one before: with the prefix cache as without.
+  // Run together over the cached blocks of the earlier request: same output with the prefix cache
+  // as without.
   std::vector<StartedRequest> others;
   for (int i = 0; i < 4; ++i) others.push_back(Start(prompt, Beams(4, 30)));
   for (const StartedRequest& other : others) EXPECT_EQ(ReadGroup(other), expected);

@@ -1,5 +1,5 @@
-// The prefix cache's second tier, on a device that pretends to have memory of its own: blocks that
-// its pool had no room for come back from the host with the same bits.
+// The prefix cache's host tier, on a fake device with memory of its own: blocks that the device's
+// pool evicted come back from the host with the same bits.
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/fake_device.h"
 
@@ -17,7 +17,7 @@ using testing::SmallConfig;
 
 class HostTierTest : public EngineTest {
  protected:
-  // 16 blocks on the device: what one request of engine_max_length needs.
+  // 16 blocks on the device: enough for one request of engine_max_length.
   void StartOnDevice(const char* ratio) {
     const CacheRatio cache_ratio(ratio);
     TestingAccess::SetHostCopier(*engine_, device_);
@@ -56,7 +56,7 @@ TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
   }
   EXPECT_GT(device_->num_out, 0);
   EXPECT_EQ(device_->num_in, 0);
-  // All four take 28 blocks: the first ones are not on the device any more.
+  // All four need 28 blocks: the first ones are no longer on the device.
   EXPECT_EQ(*engine_->FindPrefix("m", prompts[0]), 112);
   const Outcome again = RunAndLook(prompts[0]);
   EXPECT_EQ(again.ids, first[0].ids);
@@ -74,7 +74,8 @@ TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
   EXPECT_EQ(RunAndLook(prompts[1]).ids, first[1].ids);
 }
 
-// Requests that preempt each other and find their blocks on the host, against each alone.
+// Compares requests that preempt each other and find their blocks on the host with the same
+// requests alone.
 TEST_F(HostTierTest, ACrowdGivesWhatEachGivesAlone) {
   StartOnDevice("0.01");
   TestingAccess::SetHostCopier(*engine_, nullptr);

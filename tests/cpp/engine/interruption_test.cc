@@ -1,5 +1,5 @@
-// Requests that end as GenerateInterrupted when the KV cache runs full, where the runtime config
-// says so.
+// Requests that end as GenerateInterrupted when the KV cache is full, if the runtime config says
+// so.
 
 #include "cpp/engine/engine_harness.h"
 
@@ -13,7 +13,7 @@ RuntimeConfig TightConfig() {
   return config;
 }
 
-// The ancestor's over-commit scenario: both ends appear, and nothing else.
+// DashInfer's over-commit scenario: requests end interrupted or finished, and in no other way.
 TEST_F(EngineTest, SomeAreInterruptedAndKeepWhatTheyGenerated) {
   Install(TightConfig());
   hook_.loop_gate.Close();
@@ -54,7 +54,7 @@ TEST_F(EngineTest, SomeAreInterruptedAndKeepWhatTheyGenerated) {
   EXPECT_EQ(stat.pending_request + stat.running_request, 0);
 }
 
-// No step follows whose statistics would be right again.
+// No later step would correct the statistics.
 TEST_F(EngineTest, AnInterruptedSearchLeavesNoBlocksInTheStatistics) {
   InstallAndStart(TightConfig());
   GenerationConfig beams = Greedy(200);
@@ -80,7 +80,7 @@ TEST_F(EngineTest, AnInterruptedGroupEndsWhole) {
     samples.best_of = samples.num_return_sequences = 4;
     samples.max_new_tokens = 80;
     samples.seed = round;
-    // They begin alike: blocks that a sample was to fill are other requests' too.
+    // The prompts are equal: other requests also use the blocks that a sample should have filled.
     const std::vector<StartedRequest> requests{Start(prompt, Greedy(150)), Start(prompt, samples),
                                                Start(prompt, beams), Start(prompt, samples),
                                                Start(prompt, Greedy(100))};

@@ -109,7 +109,7 @@ TEST_F(EngineTest, RefusesAPoolThatCannotHoldOneRequest) {
 TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
   EXPECT_EQ(engine_->GetModelInfo("m").status().code(), StatusCode::kNotFound);
   const auto draft = MakeRandomModel(TinyQwen2Spec(), 2);
-  // Of a key or a value: float32; bytes and a scale; half bytes, a scale and a zero point.
+  // Bytes of a key or a value: float32; bytes and a scale; half bytes, a scale and a zero point.
   const auto bytes_of = [](CacheMode mode, int64_t head_dim) {
     return mode == CacheMode::kDefault   ? head_dim * 4
            : mode == CacheMode::kQuantI8 ? head_dim + 4
@@ -134,7 +134,7 @@ TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
       EXPECT_EQ(info.total_span, 100);
       EXPECT_EQ(info.total_token, 1600);
       EXPECT_EQ(info.num_longest_request, 6);
-      // Two layers with 2 KV heads of 16; of the draft model with one of 24.
+      // Two layers with 2 KV heads of 16; the draft model's two layers have one of 24.
       EXPECT_EQ(info.bytes_per_token,
                 2 * 2 * (2 * bytes_of(mode, 16) + (drafts ? bytes_of(mode, 24) : 0)));
       EXPECT_EQ(info.kv_pool_bytes, 1600 * info.bytes_per_token);
@@ -308,8 +308,8 @@ TEST_F(EngineTest, StartingAndStoppingLeaksNothing) {
     ASSERT_EQ(now.bytes_in_use, before.bytes_in_use) << "after start " << i;
     if (i == 50) rss_early = RssBytes();
   }
-  // 150 further rounds; a leak of one KV pool (over 1 MiB) or of one thread stack would show many
-  // times over. (A sanitizer keeps freed memory for a while, to see uses of it.)
+  // 150 more rounds: a leak of a KV pool (over 1 MiB) or of a thread stack per round would be far
+  // above the limit. (A sanitizer keeps freed memory for a while, to detect uses of it.)
   if (!AS_SANITIZED) {
     EXPECT_LT(RssBytes() - rss_early, 16 << 20);
   }

@@ -106,7 +106,7 @@ TEST_F(EngineTest, RunningDecodesWaitForOneChunkAtMost) {
   config.engine_max_length = 1024;
   config.engine_max_prefill_length = 16;
   Install(config);
-  std::vector<StepEvent> steps;  // the step thread's until it has stopped
+  std::vector<StepEvent> steps;  // used by the step thread until it has stopped
   const HookGuard guard(hook_);
   hook_.Set([&](const StepEvent& event) {
     if (event.phase != StepPhase::kBegin) return;

@@ -1,5 +1,5 @@
-// Adapters in the engine: loading and unloading beside running requests, limits and statuses, and
-// that a request's output depends on its own adapter alone, under every load.
+// Adapters in the engine: loading and unloading while requests run, limits and statuses. A
+// request's output depends on its own adapter alone, under any load.
 #include <algorithm>
 
 #include "cpp/engine/engine_harness.h"
@@ -42,7 +42,7 @@ TEST_F(LoraTest, LimitsAndStatuses) {
     EXPECT_EQ(status.as_status(), as_status) << status.ToString();
     EXPECT_NE(status.message().find(part), std::string::npos) << status.ToString();
   };
-  // Before the model runs, and while it does.
+  // Loads work before the model runs, and while it runs.
   ASSERT_OK(Load("b", 1));
   ASSERT_OK(engine_->StartModel("m"));
   ASSERT_OK(Load("a", 2));
@@ -57,7 +57,7 @@ TEST_F(LoraTest, LimitsAndStatuses) {
   expect(engine_->StartRequest("m", Ids{1, 2}, With("d")).status(), AsStatus::kLoraNotFound, "'d'");
   ASSERT_OK(engine_->UnloadLora("m", "c"));
   ASSERT_OK(Load("d", 4));
-  // They outlive a stop, and end with the model.
+  // Adapters stay loaded after a stop; a release of the model removes them.
   ASSERT_OK(engine_->StopModel("m"));
   EXPECT_EQ(engine_->ListLoras("m")->size(), 3u);
   ASSERT_OK(engine_->ReleaseModel("m"));
@@ -78,7 +78,7 @@ TEST_F(LoraTest, IsNotUnloadedWhileARequestUsesIt) {
   EXPECT_NE(in_use.message().find("1 requests use"), std::string::npos) << in_use.ToString();
   gate_.Open();
   (void)ReadAll(*request.queue);
-  // Its end frees the adapter, not its release.
+  // The end of the request frees the adapter, not the request's release.
   EXPECT_OK(engine_->UnloadLora("m", "a"));
 }
 
@@ -105,7 +105,7 @@ TEST_F(LoraTest, PrefixesBelongToTheAdapter) {
   EXPECT_EQ(*engine_->PinPrefix("m", prompt, "a"), 64);
   EXPECT_EQ(*engine_->UnpinPrefix("m", prompt), 0);
   EXPECT_EQ(*engine_->UnpinPrefix("m", prompt, "a"), 64);
-  // Cached now, each gives what it gave.
+  // With cached prefixes, each request gives the same output again.
   EXPECT_EQ(Run(prompt, With("a")), first);
   EXPECT_EQ(Run(prompt, With("")), plain);
   ASSERT_OK(engine_->UnloadLora("m", "a"));
@@ -114,7 +114,8 @@ TEST_F(LoraTest, PrefixesBelongToTheAdapter) {
   EXPECT_EQ(Run(prompt, With("a")), other);
 }
 
-// 24 requests over three adapters and none, of every kind, in a pool that preempts.
+// 24 requests of every kind, with one of three adapters or none, in a pool so small that requests
+// are preempted.
 TEST_F(LoraTest, ACrowdGivesWhatEachGivesAlone) {
   RuntimeConfig config = LoraConfig();
   config.cache_span_num_init = 16;

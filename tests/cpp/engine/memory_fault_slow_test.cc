@@ -1,4 +1,4 @@
-// The memory faults, every one of them.
+// All memory faults of the heap; memory_fault_test.cc runs a sample of them.
 
 #include "cpp/engine/memory_faults.h"
 

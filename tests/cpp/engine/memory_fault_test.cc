@@ -1,12 +1,13 @@
-// Every allocation of an engine's life fails once, on the device and on the heap: the call says
-// ResourceExhausted, nothing leaks, and what comes next works.
+// Allocations of an engine's life fail once each, all of the device's and a sample of the heap's:
+// the call returns ResourceExhausted, nothing leaks, and later calls work.
 
 #include "cpp/engine/memory_faults.h"
 
 namespace allspark::testing {
 namespace {
 
-// The first ones are those of install and start, the others a sample of all.
+// All of the device's. Of the heap's, the first ones, which are those of install and start, and a
+// sample of the others.
 TEST_F(MemoryFaultTest, EachAllocationOfTheDeviceFailsOnce) { FailDevice(); }
 TEST_F(MemoryFaultTest, AllocationsOfACallersHeapFailOnce) { FailCallersHeap(50, 37); }
 TEST_F(MemoryFaultTest, AllocationsOfTheStepThreadsHeapFailOnce) { FailStepThreadsHeap(20, 7); }

@@ -10,11 +10,11 @@ namespace allspark::testing {
 
 class MemoryFaultTest : public ::testing::Test {
  protected:
-  // A warm-up allocates nothing of its own and takes most of a start's time.
+  // A warm-up makes no further allocations and takes most of a start's time.
   void SetUp() override { setenv("ALLSPARK_DISABLE_WARMUP", "1", 1); }
   void TearDown() override { unsetenv("ALLSPARK_DISABLE_WARMUP"); }
 
-  // Every allocation of the device's memory; one alone, and all from one on until a call has
+  // Fails every allocation of device memory: a single one, and all from one on until a call has
   // failed.
   void FailDevice() {
     const FaultLife::Outcome expected = LiveWithout();
@@ -38,11 +38,11 @@ class MemoryFaultTest : public ::testing::Test {
     }
   }
 
-  // The first `num_first` allocations of the caller's thread, then every `stride`-th.
+  // Fails the first `num_first` allocations of the caller's thread, then every `stride`-th.
   void FailCallersHeap(int64_t num_first, int64_t stride) {
     FailHeap(num_first, stride, /*on_step_thread=*/false);
   }
-  // The same of the step thread, whose steps allocate nothing but whose calls do.
+  // The same for the step thread: its steps allocate nothing, but the calls that it serves do.
   void FailStepThreadsHeap(int64_t num_first, int64_t stride) {
     FailHeap(num_first, stride, /*on_step_thread=*/true);
   }
@@ -67,7 +67,8 @@ class MemoryFaultTest : public ::testing::Test {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   }
 
-  // Returns how often a call failed.
+  // Returns 1 if a call failed, 0 if an allocation failed without failing a call, and -1 if the
+  // life has fewer allocations.
   int64_t LiveOnce(int64_t n, bool sticky, bool on_step_thread,
                    const FaultLife::Outcome& expected) {
     const auto region = CreateCpuBfcAllocator({}, kRegionBytes);
@@ -90,7 +91,8 @@ class MemoryFaultTest : public ::testing::Test {
       while (true) {
         SCOPED_TRACE("heap allocation " + std::to_string(n) + (sticky ? " and all after" : ""));
         int64_t failed = 0, live = 0, descriptors = 0;
-        // What is made once stays; what a second and a third time leave is lost.
+        // Memory allocated once per process may stay; memory that is left again by a second and a
+        // third life is a leak.
         for (int i = 0; i < 3; ++i) {
           const int64_t live_before = NumLiveAllocations(), descriptors_before = NumDescriptors();
           failed = LiveOnce(n, sticky, on_step_thread, expected);

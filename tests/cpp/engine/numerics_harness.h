@@ -1,5 +1,5 @@
-// Runs requests alone and together in fresh engines, and compares their tokens and the bits of
-// their logits: what the tests of the engine's numerics share.
+// Shared by the tests of the engine's numerics: runs requests alone and together in fresh engines,
+// and compares their tokens and the bits of their logits.
 #pragma once
 
 #define XXH_INLINE_ALL
@@ -81,7 +81,7 @@ class Runner {
 inline Job MakeJob(std::mt19937& rng, int64_t vocab_size, bool sampled) {
   Job job;
   job.prompt = RandomPrompt(rng, 1 + static_cast<int64_t>(rng() % 100), vocab_size);
-  // Long enough for a crowd to outgrow the blocks that its prompts were admitted with.
+  // Long enough that requests running together outgrow the blocks that they were admitted with.
   job.config = Greedy(4 + static_cast<int64_t>(rng() % 60));
   if (sampled) {
     job.config.do_sample = true;
@@ -92,8 +92,8 @@ inline Job MakeJob(std::mt19937& rng, int64_t vocab_size, bool sampled) {
   return job;
 }
 
-// Requests of a crowd give what each gives alone: for any chunks, blocks and threads, and under
-// preemption.
+// `crowd` requests together give the same output as each gives alone: for any chunks, blocks and
+// threads, and under preemption.
 inline void ExpectInvariant(const proto::DecoderSpec& spec, int crowd, RuntimeConfig config,
                             const kernels::KernelTable* table = nullptr) {
   std::mt19937 rng(11);
@@ -125,15 +125,14 @@ inline void ExpectInvariant(const proto::DecoderSpec& spec, int crowd, RuntimeCo
       }
     }
   }
-  // A pool of one longest request: the rest is preempted over and over.
+  // The pool holds one longest request: the others are preempted over and over.
   RuntimeConfig tight = config;
   tight.cache_span_num_init = 16;
   const std::vector<Trace> squeezed = runner.Run(tight, image, jobs);
   EXPECT_GT(runner.preemptions(), 0) << crowd;
   for (size_t i = 0; i < jobs.size(); ++i) {
     EXPECT_EQ(squeezed[i].tokens, alone[i].tokens) << "job " << i << " under pressure";
-    // A recomputed position may be computed again, never otherwise: the digests hold each in
-    // order.
+    // A preempted request recomputes positions, but each gives logits once and in order.
     EXPECT_EQ(squeezed[i].digests, alone[i].digests) << "job " << i << " under pressure";
   }
 }

@@ -1,4 +1,4 @@
-// What numerics_test.cc does, on emulated instruction sets and for more kinds of models.
+// The tests of numerics_test.cc on emulated instruction sets, for more kinds of models.
 #include "cpp/engine/numerics_harness.h"
 
 namespace allspark::testing {

@@ -1,6 +1,6 @@
-// The numerics contract through the whole engine: logits and tokens of a request are the same bits
-// alone, in crowds, for any chunking and block size, with preemption forced, for any number of
-// threads, with every way to keep the cache, on every table.
+// The numerics contract through the whole engine: the logits and tokens of a request have the same
+// bits alone and in any batch, for any chunking, block size and number of threads, with forced
+// preemption, in every cache mode, on every table.
 
 #include <cstdlib>
 
@@ -25,8 +25,8 @@ TEST_P(NumericsTest, BitsAreTheSameInSmallCrowds) {
   ExpectInvariant(TinyLlamaSpec(compute()), 9, Config());
 }
 
-// Drafts change the speed and nothing else: greedy and sampled, with penalties and stops,
-// alone, in a crowd and under preemption.
+// Drafts change only the speed: greedy and sampled, with penalties and stop conditions, alone,
+// together and under preemption.
 TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
   const proto::DecoderSpec spec = TinyQwen2Spec(compute());
   std::mt19937 rng(12);
@@ -34,7 +34,8 @@ TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
   std::vector<Job> jobs, drafting;
   for (int i = 0; i < 10; ++i) {
     Job job = MakeJob(rng, spec.vocab_size(), i % 2 == 1);
-    // A prompt of few tokens, and few that are likely: the output repeats what was there.
+    // The prompt has few different tokens, and few tokens are likely: so the output repeats earlier
+    // text.
     for (int64_t& id : job.prompt) id %= 5;
     job.config.max_new_tokens = 40 + i;
     job.config.top_k = 2;
@@ -65,8 +66,8 @@ TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
   EXPECT_EQ(runner.drafts(), 0);
 }
 
-// The same by a draft model, which here agrees mostly: it is what the model's first layers are, in
-// the other compute type, and the other layers add nothing.
+// The same with a draft model that mostly agrees: it has the model's first layers in the other
+// compute type, and the model's other layers add nothing.
 TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
   proto::DecoderSpec spec = TinyQwen2Spec(compute());
   const auto draft_image =
@@ -104,7 +105,7 @@ TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
   }
 }
 
-// What takes long. Every table with every cache: tests/cpp/model/decoder_bits_test.cc.
+// Long tests. tests/cpp/model/decoder_bits_test.cc runs every table with every cache mode.
 class LargeNumericsTest : public NumericsTest {};
 
 TEST_P(LargeNumericsTest, BitsAreTheSameInCrowdsOf64) {
@@ -121,7 +122,7 @@ TEST_P(LargeNumericsTest, BitsAreTheSameOnEveryTable) {
   }
 }
 
-// On instruction sets that the processor lacks. More of it: numerics_slow_test.cc.
+// On instruction sets that the processor lacks; numerics_slow_test.cc has more of these tests.
 class EmulatedNumericsTest : public ::testing::TestWithParam<const kernels::KernelTable*> {};
 
 TEST_P(EmulatedNumericsTest, BitsAreTheSameInSmallCrowds) {

@@ -32,7 +32,7 @@ class ObservationTest : public EngineTest {
     std::ifstream file(path);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  // Lines of the log whose message begins so, without what comes before it.
+  // The log's lines whose message begins with `message`, without the text before the message.
   std::vector<std::string> Lines(const std::string& message) const {
     std::ifstream file(dir_ + "/allspark." + std::to_string(getpid()) + ".log");
     std::vector<std::string> lines;
@@ -146,7 +146,7 @@ TEST_F(ObservationTest, ATraceThatCannotBeWrittenIsRefusedAtInstall) {
   EXPECT_NE(status.message().find("trace_path"), std::string::npos);
 }
 
-// Of a line of the table, its first number: how often the operation was called.
+// The first number of a line of the table: how often the operation was called.
 int64_t CallsOf(const std::string& table, const std::string& operation) {
   const size_t at = table.find("\n" + operation + " ");
   return at == std::string::npos ? 0 : std::stoll(table.substr(at + 1 + operation.size()));
@@ -170,7 +170,7 @@ TEST_F(ObservationTest, OperationsAreMeasuredWhereThatIsAskedFor) {
     EXPECT_EQ(CallsOf(table, "sampling"), steps) << table;
   };
   check(4);
-  // It goes on from one run to the next.
+  // The profile continues from one run to the next.
   ASSERT_OK(engine_->StopModel("m"));
   check(4);
   ASSERT_OK(engine_->StartModel("m"));

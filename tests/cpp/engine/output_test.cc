@@ -1,5 +1,5 @@
-// What a request gets besides tokens: tensors from the model, scores of its prompt, embeddings.
-// Shapes and order, what they are to each other, their bits under any load, and who owns them.
+// Outputs besides tokens: tensors from the model, scores of the prompt, embeddings. Their shapes
+// and order, the relations between them, their bits under any load, and their ownership.
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace allspark::testing {
 namespace {
 
-// Everything that a queue gave, the rows of each tensor one after another.
+// Everything that a queue gave; each tensor's rows are joined.
 struct Outcome {
   Ids tokens;
   std::map<std::string, std::vector<float>> tensors;
@@ -102,7 +102,7 @@ TEST_F(EngineTest, TensorsHaveARowForEveryTokenButTheLast) {
   for (const char* name : {"logits", "hidden_states", "inputs_embedding"}) {
     EXPECT_EQ(same.tensors.at(name), outcome.tensors.at(name)) << name;
   }
-  // The scores are those of the logits, the logits those of the hidden states' own model.
+  // The scores follow from the logits, and the logits from the hidden states of the same model.
   ASSERT_EQ(same.prompt_logprobs.size(), all.size() - 1);
   for (size_t i = 0; i + 1 < all.size(); ++i) {
     const std::vector<float> row = same.Row("logits", static_cast<int64_t>(i));
@@ -115,14 +115,14 @@ TEST_F(EngineTest, TensorsHaveARowForEveryTokenButTheLast) {
   GenerationConfig generation = Greedy(10);
   generation.output_logits = generation.output_last_hidden_state = "generation";
   generation.logit_bias = {
-      {outcome.tokens[0], 0.25}};  // Not seen: rows are as the model gave them.
+      {outcome.tokens[0], 0.25}};  // The bias is not in the rows: they are as the model gave them.
   const Outcome tail = ReadOutcome(*Start(prompt, generation).queue);
   EXPECT_EQ(tail.tokens, outcome.tokens);
   EXPECT_EQ(tail.tensors.size(), 2u);
   EXPECT_EQ(tail.tensors.at("logits"), outcome.Tail("logits", 10));
   EXPECT_EQ(tail.tensors.at("hidden_states"), outcome.Tail("hidden_states", 10));
 
-  // Without a wish there is nothing.
+  // A request that asks for no outputs gets none.
   const StartedRequest plain = Start(prompt, Greedy(2));
   EXPECT_TRUE(plain.queue->Get()->tensors_from_model_inference.empty());
 }
@@ -159,8 +159,8 @@ TEST_F(EngineTest, EmbeddingsArePooledHiddenStates) {
   }
 }
 
-// The numerics contract for everything that is not a token: alone, in a crowd, for any chunking and
-// number of threads, preempted, drafting, sharing, and read at any moment.
+// The numerics contract for all outputs but tokens: alone, together, for any chunking and number of
+// threads, with preemption, drafts and shared prefixes, and read at any moment.
 TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
   std::vector<Ids> prompts;
   std::vector<GenerationConfig> configs;
@@ -173,7 +173,7 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
     if (i % 4 == 3) config.pooling = "last";
     config.prompt_lookup_num_tokens = i % 3;
     prompts.push_back(RandomPrompt(rng_, 1 + (i * 29) % 120, i % 2 == 0 ? spec.vocab_size() : 3));
-    // Sharing changes nothing, least of all where every token's outputs are wanted.
+    // Shared prefixes change nothing, not even if every token's outputs are requested.
     if (i % 5 == 4) {
       const Ids& before = prompts[prompts.size() - 2];
       std::copy_n(before.begin(), std::min(before.size(), prompts.back().size()),
@@ -234,7 +234,7 @@ TEST_F(EngineTest, TensorsOutliveQueueRequestAndEngine) {
   request.queue.reset();
   const OutputTensor& tensor = elements.tensors_from_model_inference[0].at("logits");
   ASSERT_EQ(tensor.shape, (std::vector<int64_t>{4, vocab_size_}));
-  tensor.data.get()[4 * vocab_size_ - 1] = 1;  // It is the reader's now.
+  tensor.data.get()[4 * vocab_size_ - 1] = 1;  // The reader owns the data now.
 }
 
 TEST_F(EngineTest, APromptAloneEndsWithItsLength) {
@@ -250,7 +250,7 @@ TEST_F(EngineTest, APromptAloneEndsWithItsLength) {
   EXPECT_EQ(engine_->GetEngineStat("m")->total_generated_token, 0);
   EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
 
-  // What is about output has no effect.
+  // Options about generated tokens have no effect.
   GenerationConfig config = PromptOnly();
   config.max_new_tokens = config.min_new_tokens = 5;
   config.prompt_lookup_num_tokens = 4;

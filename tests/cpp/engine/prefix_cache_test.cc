@@ -1,4 +1,4 @@
-// The prefix cache through the whole engine: what is found is reported, and changes no bit.
+// The prefix cache through the whole engine: found prefixes are reported, and change no bit.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -53,7 +53,7 @@ TEST_F(PrefixCacheTest, FindsFullBlocksOfPromptsAndAnswers) {
   EXPECT_EQ(Found(Ids(prompt.begin(), prompt.begin() + 64)), 48) << "the last token is computed";
   EXPECT_EQ(Found(Ids(prompt.begin(), prompt.begin() + 65)), 64);
   EXPECT_EQ(Found(Prompt(70)), 0);
-  // Answered between steps: the last one has been counted.
+  // FindPrefix is answered between steps: the last step has been counted.
   EXPECT_EQ(*engine_->FindPrefix("m", prompt), 64);
   const EngineStat stat = *engine_->GetEngineStat("m");
   EXPECT_EQ(stat.prefix_cache_hit_token, 64 + 32 + 48 + 64);
@@ -64,7 +64,7 @@ TEST_F(PrefixCacheTest, FindsFullBlocksOfPromptsAndAnswers) {
   EXPECT_EQ(stat.cached_span, 4 + 2 + 4);
   EXPECT_EQ(stat.free_span, stat.total_span);
 
-  // The next turn of a conversation: prompt and answer, of which the last token was not computed.
+  // The next turn of a conversation: prompt and answer. The answer's last token was not computed.
   const Ids answer = Run(prompt, Greedy(42));
   EXPECT_EQ(Found(Join(Join(prompt, answer), Prompt(5))), (70 + 41) / 16 * 16);
 
@@ -167,7 +167,7 @@ TEST_F(PrefixCacheTest, FindPinAndClear) {
   EXPECT_EQ(*engine_->FindPrefix("m", {}), 0);
   EXPECT_EQ(*engine_->PinPrefix("m", Join(system, Prompt(10))), 64);
   EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 4);
-  // Others that take all blocks there are, one of the longest among them.
+  // Other requests take all blocks; one of them has the greatest length.
   for (int64_t length : {100, 100, 100, 254}) Found(Prompt(length), 2);
   EXPECT_EQ(Found(system), 64);
   const Ids other = Prompt(40);
@@ -251,8 +251,8 @@ TEST_F(PrefixCacheTest, CallsFromManyThreadsWhileItRunsAndStops) {
   EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
 }
 
-// Tokens and digests of logits are the same whether the beginning was computed, found, found in
-// part, forgotten meanwhile, or found again after a preemption.
+// Tokens and digests of logits are the same whether the prefix was computed, found, found in part,
+// evicted meanwhile, or found again after a preemption.
 class PrefixNumericsTest
     : public PrefixCacheTest,
       public ::testing::WithParamInterface<std::tuple<proto::ComputeType, CacheMode>> {
@@ -283,7 +283,7 @@ class PrefixNumericsTest
     std::vector<Outcome> outcomes;
     for (const StartedRequest& request : requests)
       outcomes.push_back({ReadAll(*request.queue), {}});
-    // Only now that all have ended does the step thread add none.
+    // The step thread adds digests until all requests have ended.
     for (size_t i = 0; i < requests.size(); ++i) {
       outcomes[i].digests = digests_[requests[i].handle.id];
     }
@@ -297,7 +297,7 @@ TEST_P(PrefixNumericsTest, AHitChangesNoBit) {
   const auto [compute_type, cache_mode] = GetParam();
   const proto::DecoderSpec spec = TinyQwen2Spec(compute_type);
   vocab_size_ = spec.vocab_size();
-  // Beginnings of beginnings, each with an end of its own.
+  // Prefixes of prefixes, each with an end of its own.
   std::vector<Ids> prompts;
   const Ids longest = Prompt(120);
   for (int i = 0; i < 12; ++i) {
@@ -315,8 +315,8 @@ TEST_P(PrefixNumericsTest, AHitChangesNoBit) {
   ASSERT_OK(engine_->ReleaseModel("m"));
 
   config.enable_prefix_cache = true;
-  // Room for all, and for the longest request and a little: blocks are forgotten and sequences
-  // preempted over and over.
+  // Room for all, and room for little more than the longest request: there blocks are evicted and
+  // sequences preempted over and over.
   for (const int64_t num_blocks : {200, 18}) {
     config.cache_span_num_init = num_blocks;
     hook_.loop_gate.Close();

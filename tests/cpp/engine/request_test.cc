@@ -1,4 +1,5 @@
-// The life of a request: checks at its start, every way to its end, and what its queue gives when.
+// The life of a request: checks at its start, every way to end, and what its queue gives at which
+// time.
 
 #include <poll.h>
 
@@ -154,7 +155,7 @@ TEST_F(EngineTest, OfManyWordsTheFirstToEndCounts) {
     GenerationConfig config = Greedy(40);
     size_t expected = free_run.size();
     for (int i = 0; i < 20; ++i) {
-      // A piece of the output, or one that differs at the end or begins before it.
+      // A part of the output, or one that differs at its end or begins before the output.
       const size_t begin = rng_() % 35;
       const size_t size = 2 + rng_() % 4;
       Ids word(free_run.begin() + static_cast<int64_t>(begin),
@@ -169,7 +170,7 @@ TEST_F(EngineTest, OfManyWordsTheFirstToEndCounts) {
     }
     EXPECT_EQ(Run(prompt, config),
               Ids(free_run.begin(), free_run.begin() + static_cast<int64_t>(expected)));
-    // As bad words none of them is completed, in the prompt or not.
+    // As bad words, none of these words is completed, whether it begins in the prompt or not.
     config.bad_words_ids = std::exchange(config.stop_words_ids, {});
     Ids tokens = Run(prompt, config);
     EXPECT_EQ(tokens.size(), 40u);
@@ -252,7 +253,7 @@ TEST_F(EngineTest, MinLengthHoldsBackTheEnd) {
   config.min_length = 20;
   const Ids ids = Run(prompt, config);
   EXPECT_GE(ids.size() + prompt.size(), 20u);
-  // Neither end token may be chosen while total length before it is below 20.
+  // Neither end token may be chosen while the total length before the token is below 20.
   for (size_t i = 0; i + prompt.size() < 20 && i < ids.size(); ++i) {
     EXPECT_NE(ids[i], free_run[2]);
     EXPECT_NE(ids[i], free_run[4]);
@@ -291,7 +292,7 @@ TEST_F(EngineTest, StopDuringPrefill) {
   int begun = 0;
   const HookGuard guard(hook_);
   hook_.Set([&](const StepEvent& event) {
-    // The prompt takes 7 chunks of 32; stand still in the second.
+    // The prompt takes 7 chunks of 32; the step thread stops in the second.
     if (event.phase == StepPhase::kBegin && ++begun == 2) gate_.Pass();
   });
   gate_.Close();
@@ -361,7 +362,7 @@ TEST_F(EngineTest, AnExceptionInAStepEndsItsRequestsOnly) {
     EXPECT_EQ(Run({4, 5}, Greedy(6)), expected) << "the engine goes on";
     EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
   }
-  // Released before the step in which both the end and the exception fall.
+  // The request is released before the step in which both its end and the exception occur.
   const HookGuard guard(hook_);
   hook_.Set([&](const StepEvent& event) {
     if (event.phase == StepPhase::kEnd) throw std::runtime_error("injected");
@@ -387,11 +388,11 @@ TEST_F(EngineTest, SyncTimesOutAndNamesTheRequest) {
            [&](int64_t ms, const auto& stop) { return engine_->SyncAllRequests("m", ms, stop); }}) {
     for (const std::function<bool()>& stop :
          {std::function<bool()>(), std::function([] { return false; })}) {
-      const Status status = sync(120, stop);  // more than the time between two questions
+      const Status status = sync(120, stop);  // more than the interval between two checks
       EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
       EXPECT_EQ(status.message(), unfinished + " within 120 ms");
     }
-    // As long as there is, in the clock's unit too.
+    // The longest possible times, also in the clock's unit.
     for (const int64_t ms : {int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
       num_asked = 0;
       const Status status = sync(ms, cancelled);
@@ -454,7 +455,7 @@ TEST_F(EngineTest, TheCompletionSetNamesEveryChangedQueueOnce) {
   const StartedRequest a = Start({1}, Greedy(3));
   const StartedRequest b = Start({2}, Greedy(3));
   ASSERT_OK(engine_->SyncAllRequests("m"));
-  // Announcing comes after the status, so poll until both are there.
+  // The announcement comes after the status, so poll until both are there.
   std::map<uint64_t, int> seen;
   pollfd p{.fd = completions->fd(), .events = POLLIN, .revents = 0};
   while (seen.size() < 2) {
@@ -475,13 +476,13 @@ TEST_F(EngineTest, AnAttachedSetHearsOfItsQueuesAlone) {
   const StartedRequest a = Start({1}, Greedy(3));
   const StartedRequest b = Start({2}, Greedy(3));
   ASSERT_OK(engine_->SyncAllRequests("m"));
-  set->Attach(a.queue);  // has something to read already: signalled at once
+  set->Attach(a.queue);  // already has something to read: signalled at once
   EXPECT_TRUE(Readable(set->fd()));
   const auto changed = set->Drain();
   ASSERT_EQ(changed.size(), 1u);
   EXPECT_EQ(changed[0]->request_id(), a.handle.id);
   EXPECT_FALSE(Readable(set->fd()));
-  // A queue that dies leaves the sets it is in.
+  // A queue that is destroyed leaves its sets.
   StartedRequest c = Start({3}, Greedy(1));
   set->Attach(c.queue);
   ASSERT_OK(engine_->SyncRequest("m", c.handle));

@@ -1,5 +1,6 @@
-// Requests that were stopped, interrupted or ended, and are started again with what they generated:
-// bit for bit the rest of what they would have given, at the price of their last block.
+// Requests that were stopped, interrupted or ended, and are started again with their generated
+// tokens. They give the rest of the same output, bit for bit, and only compute their last block
+// again.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -12,7 +13,7 @@
 namespace allspark::testing {
 namespace {
 
-// What a request gave for each of its tokens, and how it ended.
+// A request's outputs for each of its tokens, and how it ended.
 struct Outcome {
   Ids tokens;
   std::vector<float> logprobs;
@@ -21,7 +22,7 @@ struct Outcome {
   FinishReason reason = FinishReason::kNone;
   bool operator==(const Outcome&) const = default;
 
-  // Without the first tokens.
+  // The outcome without its first `count` tokens.
   Outcome Rest(size_t count) const {
     const auto from = static_cast<std::ptrdiff_t>(count);
     Outcome rest = *this;
@@ -43,7 +44,7 @@ GenerationConfig Drawn(int64_t seed, int64_t max_new_tokens = 60) {
   return config;
 }
 
-// Begins where an output of so many tokens has come to; allows another third after each token.
+// Begins in the state after `last_token`; allows another third after each token.
 std::shared_ptr<FunctionMask> ThirdsMaskAfter(int64_t last_token) {
   return std::make_shared<FunctionMask>([last_token](FunctionMask& mask, int32_t token) {
     mask.PublishEvery(3, (token >= 0 ? token : last_token) + 1);
@@ -78,7 +79,7 @@ class ResumeTest : public EngineTest {
     outcome.digests = digests_[request.handle.id];
     return outcome;
   }
-  // With the first `count` tokens of its output.
+  // Starts a request again with the first `count` tokens of its output.
   StartedRequest Resume(const Ids& prompt, const Ids& output, size_t count, GenerationConfig config,
                         std::shared_ptr<TokenMask> mask = nullptr) {
     Ids ids = prompt;
@@ -90,10 +91,10 @@ class ResumeTest : public EngineTest {
   }
 
   std::map<uint64_t, std::vector<uint64_t>> digests_;
-  int64_t num_cached_ = 0;  // of the request that was read last
+  int64_t num_cached_ = 0;  // of the last request that was read
 };
 
-// Everything in a config that looks at the output, or at where it began.
+// Configs with every option that depends on the output, or on where it began.
 std::vector<GenerationConfig> Configs(const Ids& words) {
   std::vector<GenerationConfig> configs{Greedy(60), Drawn(3)};
   GenerationConfig config = Drawn(4);
@@ -113,7 +114,7 @@ std::vector<GenerationConfig> Configs(const Ids& words) {
   config.bad_words_ids = {{words[0], words[1]}, {words[2]}};
   config.logit_bias = {{words[3], 4.0}};
   configs.push_back(config);
-  // Short cycles: they end at a loop that begins before the cut.
+  // Short cycles: requests end at a loop that begins before the cut.
   config = Greedy(60);
   config.logit_bias = {{words[0], 40}, {words[1], 40}};
   config.repetition_ngram_size = 2;
@@ -144,7 +145,7 @@ TEST_F(ResumeTest, GivesTheRestBitForBit) {
     for (const size_t count : {size_t{1}, whole.tokens.size() / 2, whole.tokens.size() - 1}) {
       EXPECT_EQ(Read(Resume(prompt, whole.tokens, count, configs[i])), whole.Rest(count))
           << "config " << i << " after " << count;
-      // All but the last block, which is never full.
+      // All blocks but the last, which is never full.
       const auto known = static_cast<int64_t>(prompt.size() + count);
       EXPECT_EQ(num_cached_, (known - 1) / 16 * 16);
     }

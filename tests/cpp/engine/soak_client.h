@@ -1,4 +1,5 @@
-// A caller of a soak: starts requests, looks at them, stops and releases some, and keeps what came.
+// A caller in a soak: starts requests, reads them, stops and releases some, and keeps their
+// outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -48,7 +49,7 @@ struct SoakSequence {
       }
     }
   }
-  // Of the queue that gave the ids from num_before on.
+  // `queue` gave the ids from num_before on.
   void AddEnd(const ResultQueue& queue, size_t num_before = 0) {
     EXPECT_EQ(ids.size() - num_before, queue.GeneratedLength()) << "every token, once";
     score = queue.sequence_score();
@@ -69,7 +70,7 @@ inline bool SameBits(const SoakSequence::Top& a, const SoakSequence::Top& b) {
                     [](const auto& x, const auto& y) { return SameBits(x, y); });
 }
 
-// Whether `part` is how `whole` begins, bit for bit; `all`: and ends.
+// Whether `part` is a prefix of `whole`, bit for bit; with `all`, equal to `whole`.
 template <typename T>
 bool IsBeginning(const std::vector<T>& part, const std::vector<T>& whole, bool all) {
   return (all ? part.size() == whole.size() : part.size() <= whole.size()) &&
@@ -77,8 +78,8 @@ bool IsBeginning(const std::vector<T>& part, const std::vector<T>& whole, bool a
                     [](const T& x, const T& y) { return SameBits(x, y); });
 }
 
-// Where one sequence of a request differs from that of the same request alone; empty: nowhere.
-// `all`: it ended by itself; else it may have ended early.
+// The difference between one sequence of a request and that of the same request alone; empty: none.
+// `all`: the sequence ended by itself; otherwise it may have ended early.
 inline std::string Difference(const SoakSequence& got, const SoakSequence& alone, bool all) {
   if (!IsBeginning(got.ids, alone.ids, all)) return "the tokens";
   if (!IsBeginning(got.logprobs, alone.logprobs, all)) return "the log-probabilities";
@@ -96,8 +97,8 @@ inline std::string Difference(const SoakSequence& got, const SoakSequence& alone
 
 class SoakClient {
  public:
-  // `may_wait`: it uses getters that block, too; not on the step thread. `injects`: its requests
-  // find no memory on the heap now and then, and are started again.
+  // `may_wait`: the client also uses blocking getters; not allowed on the step thread. `injects`:
+  // some calls that start a request fail for lack of heap memory, and are made again.
   SoakClient(Engine& engine, MaskWorker& masks, std::vector<SoakJob> jobs, uint64_t seed,
              bool may_wait, bool injects)
       : engine_(engine),
@@ -109,16 +110,16 @@ class SoakClient {
         injects_(injects && CanInjectFailures()) {}
 
   bool done() const { return next_job_ == jobs_.size() && open_.empty(); }
-  // All that it has started have ended, whether it has looked or not.
+  // All started requests have ended, whether the client has read them or not.
   bool IsIdle() const {
     return std::all_of(open_.begin(), open_.end(), [](const Open& open) { return open.Ended(); });
   }
   const std::vector<SoakJob>& jobs() const { return jobs_; }
-  // By job; none where it was denied.
+  // By job; empty if the job was denied.
   const std::vector<SoakOutcome>& outcomes() const { return outcomes_; }
   const SoakCoverage& coverage() const { return coverage_; }
 
-  // Does one thing: starts a request, or looks at one.
+  // Does one thing: starts a request, or reads one.
   void Tick() {
     const bool may_start = next_job_ < jobs_.size() && open_.size() < kMostOpen;
     if (may_start && (open_.empty() || draw_.Chance(0.5))) return StartNext();
@@ -135,7 +136,7 @@ class SoakClient {
     int64_t num_looks = 0;
     bool fate_met = false;
     bool is_resumed = false;
-    size_t num_before = 0;  // tokens that it had then
+    size_t num_before = 0;  // tokens that the request had when it was resumed
 
     bool Ended() const {
       return std::all_of(queues.begin(), queues.end(),
@@ -143,7 +144,7 @@ class SoakClient {
     }
   };
 
-  // The n-th allocation of the call fails, for some n.
+  // Starts a request while the n-th allocation of the call fails, for a random n.
   Result<StartedRequest> StartWithout(const SoakJob& job) {
     const std::shared_ptr<TokenMask> mask = job.MakeMask(&masks_);
     HeapFaults heap;
@@ -152,7 +153,7 @@ class SoakClient {
     return engine_.StartRequest("m", job.prompt, job.config, mask);
   }
 
-  // False where it is denied.
+  // False if the request is denied.
   bool Start(const SoakJob& job, Open& open) {
     Result<StartedRequest> started = Status::ResourceExhausted("not tried");
     if (injects_ && draw_.Chance(0.2)) {
@@ -192,7 +193,7 @@ class SoakClient {
     open_.push_back(std::move(open));
   }
 
-  // Starts a request that was stopped again, to go on where it was.
+  // Starts a stopped request again, to continue where it was.
   bool Resume(Open& open) {
     const SoakSequence& sequence = outcomes_[open.job][0];
     const bool stopped = open.fate_met && sequence.reason == FinishReason::kCancelled;
@@ -235,7 +236,7 @@ class SoakClient {
     if (job.fate == SoakJob::Fate::kEnd || open.fate_met) return;
     if (open.num_looks < job.fate_looks && num_tokens < job.fate_tokens) return;
     open.fate_met = true;
-    // Any handle of a group is as good as another.
+    // Any handle of a group has the same effect.
     const auto place = static_cast<size_t>(draw_.Below(static_cast<int64_t>(open.handles.size())));
     if (job.fate != SoakJob::Fate::kRelease) {
       coverage_.Count("stopped by the caller");

@@ -1,5 +1,5 @@
-// What a soak has met, by name, and what it must meet: a soak that has lost a feature, an end or a
-// fault fails instead of testing less.
+// Counts by name what occurred in a soak, and lists what must occur. So a soak in which a feature,
+// an end or a fault no longer occurs fails instead of testing less.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace allspark::testing {
 
-// Faults of which the soak counts how often they hit; each name is that of one injection.
+// Faults that the soak counts when they hit; each name belongs to one kind of injection.
 inline constexpr const char* kStepThrew = "fault: a step threw";
 inline constexpr const char* kHeapInStep = "fault: no heap in a step";
 inline constexpr const char* kHeapInRequest = "fault: no heap for a request";
@@ -39,7 +39,7 @@ class SoakCoverage {
     return "end: " + std::string(FinishReasonName(reason));
   }
 
-  // Everything that a long soak must have met.
+  // Everything that must occur in a long soak.
   static std::vector<std::string> All() {
     std::vector<std::string> all{"end: denied",         "stopped by the caller",
                                  "released early",      "resumed",

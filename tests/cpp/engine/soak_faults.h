@@ -1,5 +1,5 @@
-// What goes wrong in a soak, at random and from a seed: steps that throw, allocations and block
-// copies that fail. Mask providers that fail are of the requests (soak_jobs.h).
+// The random faults of a soak, drawn from a seed: steps that throw, allocations and block copies
+// that fail. Failing mask providers belong to the requests (soak_jobs.h).
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace allspark::testing {
 
-// Of the step thread alone, but for what says otherwise.
+// For the step thread only, where nothing else is said.
 class SoakFaults {
  public:
   SoakFaults() {
@@ -27,11 +27,12 @@ class SoakFaults {
     copier_ = std::make_shared<Copier>(*this);
   }
 
-  // For the engine. Whoever owns these faults outlives it.
+  // For the engine, which these faults must outlive.
   std::shared_ptr<Allocator> allocator() const { return device_; }
   std::shared_ptr<HostCopier> copier() const { return copier_; }
 
-  // Before the requests of a round: whether anything is to fail in it. Between rounds nothing is.
+  // Called before the requests of a round. `injects`: whether anything may fail in the round.
+  // Nothing fails between rounds.
   void Begin(bool injects, uint64_t seed) {
     draw_ = Draw(seed);
     injects_ = injects;
@@ -41,11 +42,11 @@ class SoakFaults {
     step_heap_.FailNth(0);
   }
 
-  // In the hook of a step: what was to fail in the one before does so no more.
+  // Called in the hook of a step: ends the faults of the step before.
   void EndLast(const StepEvent& event) {
     if (event.phase != StepPhase::kLogits) NoteHeap();
   }
-  // Then: what is to fail in this one. May throw.
+  // Called after EndLast: sets up the faults of this step. May throw.
   void OnStep(const StepEvent& event) {
     if (event.phase == StepPhase::kLoopBegin) return step_heap_.Enter();
     if (event.phase == StepPhase::kBegin && injects_) {
@@ -59,13 +60,13 @@ class SoakFaults {
       ++num_thrown_;
       throw std::runtime_error("injected, by a text that a short string has no room for");
     }
-    // A step takes nothing from the heap, but the text of an error does.
+    // A step allocates nothing on the heap, but the text of an error does.
     if (event.phase == StepPhase::kBegin && injects_ && CanInjectFailures() && draw_.Chance(0.3)) {
       step_heap_.FailNth(draw_.Between(1, 3), draw_.Chance(0.5));
     }
   }
 
-  // On the thread that starts the model. `start` gives a Status; returns once it was OK.
+  // Called on the thread that starts the model. `start` returns a Status; returns once it is OK.
   template <typename Start>
   void StartUnderFaults(Draw& draw, Start start) {
     for (int64_t i = draw.Below(4); i > 0; --i) {
@@ -101,7 +102,7 @@ class SoakFaults {
     return coverage;
   }
 
-  // Whether a request may have ended by such a fault.
+  // Whether an injected fault may have ended the request.
   static bool IsInjected(const std::string& error) {
     for (const char* text : {"injected", "bad_alloc", "out of memory"}) {
       if (error.find(text) != std::string::npos) return true;
@@ -145,11 +146,11 @@ class SoakFaults {
   std::shared_ptr<Copier> copier_;
   HeapFaults step_heap_;
   Draw draw_{0};
-  SoakCoverage coverage_;  // of starts
-  // The step thread's, which counts without an allocation.
+  SoakCoverage coverage_;  // of starts of the model
+  // Counted on the step thread, so without an allocation.
   int64_t num_thrown_ = 0, num_copies_failed_ = 0, num_heap_refused_ = 0;
   std::atomic<bool> injects_{false};
-  StepPhase throws_in_ = StepPhase::kLoopBegin;  // that of no step
+  StepPhase throws_in_ = StepPhase::kLoopBegin;  // no step throws in this phase
 };
 
 }  // namespace allspark::testing

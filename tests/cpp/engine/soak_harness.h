@@ -1,14 +1,14 @@
 // The soak: rounds of random requests (soak_jobs.h) against one engine whose KV pool is too small
 // for them, with stops and releases at random moments, faults (soak_faults.h) and models that stop.
-// Every request ends, gives what it gives alone in a fresh engine, or the beginning of it, and
-// leaves nothing behind; and each end, feature and fault occurs (soak_coverage.h).
+// Every request ends, gives the same output as alone in a fresh engine or a prefix of it, and
+// leaves nothing behind. Each end, feature and fault occurs (soak_coverage.h).
 //
-// The seed also says what the engine does when it is full: an odd one has requests end when blocks
-// run out, and of two in a row every other pair has callers wait for room.
+// The seed also decides what the engine does when it is full. With an odd seed, requests end when
+// blocks run out. With seed / 2 odd, callers wait for room in the queue.
 //
-// Half of the rounds run in lockstep: the caller acts on the step thread, between steps, so that
-// all of it follows from the seed and happens again with it. In the others four threads call while
-// it runs; a seed then gives the same requests at other moments.
+// Half of the rounds run in lockstep: the caller acts on the step thread between steps, so that the
+// round follows from the seed and can be repeated. In the other rounds four threads call while the
+// engine runs; a seed then gives the same requests at different times.
 //
 //   ALLSPARK_SOAK_SEED=N     the seed, which every failure names
 //   ALLSPARK_SOAK_LOCKSTEP=1 lockstep alone
@@ -46,16 +46,16 @@ inline int64_t SoakSetting(const char* name, int64_t otherwise) {
 
 class Soak {
  public:
-  // `lockstep`: all rounds will be.
+  // `lockstep`: all rounds will run in lockstep.
   Soak(proto::ComputeType compute, CacheMode cache_mode, uint64_t seed, bool lockstep)
       : seed_(seed),
         draw_(seed),
         beginnings_(DrawBeginnings(draw_)),
         interrupts_(seed % 2 == 1),
-        // In lockstep the caller that waited would be the thread that makes room.
+        // In lockstep the waiting caller would be the thread that makes room.
         blocks_(seed / 2 % 2 == 1 && !lockstep) {
-    // A draft model that agrees mostly: it is the model's first layers in the other compute type,
-    // and the others add nothing.
+    // A draft model that mostly agrees: it has the model's first layers in the other compute type,
+    // and the model's other layers add nothing.
     proto::DecoderSpec spec = TinyQwen2Spec(compute);
     spec.set_num_layers(8);
     image_ = MakeRandomModel(spec, 5, /*silent_from=*/2);
@@ -105,7 +105,7 @@ class Soak {
     std::vector<SoakJob> jobs;
     for (int64_t i = 0; i < num_jobs; ++i) {
       jobs.push_back(DrawJob(draw_, beginnings_));
-      // In lockstep nothing may depend on how fast it goes.
+      // In lockstep nothing may depend on speed.
       int64_t& timeout_ms = jobs.back().config.timeout_ms;
       if (lockstep && timeout_ms > 0) timeout_ms = 1000000;
     }
@@ -118,7 +118,7 @@ class Soak {
     ++num_rounds_;
   }
 
-  // Of all rounds so far.
+  // The coverage of all rounds so far.
   SoakCoverage Coverage() {
     SoakCoverage coverage = coverage_;
     coverage.Add(faults_.Coverage());
@@ -128,7 +128,7 @@ class Soak {
   // After a few rounds, for a later ExpectBoundedHeap.
   void NoteHeap() { heap_noted_ = HeapBytes(); }
   void ExpectBoundedHeap() const {
-    // Hundreds of requests: one that left only its handle behind would show.
+    // After hundreds of requests, even a leaked handle per request would exceed this limit.
     if (!AS_SANITIZED) {
       EXPECT_LT(HeapBytes() - heap_noted_, 256 << 10);
     }
@@ -136,11 +136,12 @@ class Soak {
 
  private:
   static constexpr int kNumThreads = 4;
-  // What a provider has in the soak: it waits so long for each mask that never comes. Alone, where
-  // it is not what is tested, a provider has all the time that a busy machine takes.
+  // The time that a provider has for a mask: short in the soak, where some masks never come.
+  // Requests alone do not test the timeout; there a provider has as long as a busy machine may
+  // need.
   static constexpr int64_t kMaskTimeoutMs = 100, kLongMaskTimeoutMs = 60000;
 
-  // What a running model has taken and no request may keep.
+  // Resources that a running model holds; no request may leave more behind.
   struct Held {
     int64_t device_bytes = 0, num_device_allocs = 0, num_threads = 0, num_descriptors = 0;
     bool operator==(const Held&) const = default;
@@ -158,7 +159,7 @@ class Soak {
     return static_cast<int64_t>(info.uordblks + info.hblkhd);
   }
 
-  // `at_begin` is called at the begin of each step, before what may go wrong.
+  // `at_begin` is called at the start of each step, before its faults.
   void ListenToSteps(std::function<void()> at_begin) {
     hook_.Set([this, at_begin = std::move(at_begin)](const StepEvent& event) {
       faults_.EndLast(event);
@@ -222,13 +223,13 @@ class Soak {
     other.join();
     (void)engine_.UnloadLora("m", "c");
     if (stops) {
-      NoteStat();  // which begins anew
+      NoteStat();  // the start resets the statistics
       faults_.StartUnderFaults(draw_, [this] { return engine_.StartModel("m"); });
     }
     for (const auto& client : clients) Verify(*client, stops);
   }
 
-  // What others do with an engine meanwhile.
+  // Another thread's calls to the engine meanwhile.
   void CallSomething(Draw& draw) {
     const std::vector<int64_t> beginning = draw.Pick(beginnings_);
     switch (draw.Below(8)) {
@@ -288,12 +289,12 @@ class Soak {
     }
   }
 
-  // Where callers wait for room: only for want of memory for its tensors, or of time.
+  // If callers wait for room, a job may be denied only for its tensors' memory or its deadline.
   static bool MayBeDenied(const SoakJob& job) {
     return !job.CanResume() || job.config.timeout_ms > 0;
   }
 
-  // Whether something that it does not meet alone may have ended it.
+  // Whether the request may have ended by something that does not occur when it runs alone.
   bool EndedEarly(const SoakSequence& got, const SoakJob& job, bool model_stopped) const {
     switch (got.reason) {
       case FinishReason::kCancelled:
@@ -311,7 +312,8 @@ class Soak {
     }
   }
 
-  // In a fresh engine with one thread, all the memory it wants, and nothing that could help it.
+  // Runs the job in a fresh engine with one thread, enough memory, and neither prefix cache nor
+  // draft model.
   SoakOutcome RunAlone(const SoakJob& job) {
     RuntimeConfig config = config_;
     config.num_threads = 1;
@@ -344,7 +346,7 @@ class Soak {
   void ExpectNothingLeft() {
     faults_.End();
     EXPECT_OK(engine_.SyncAllRequests("m", 0));
-    // Answered by the step thread: its last step is over. What was pinned goes as well.
+    // The step thread answers this, so its last step is over. Pinned prefixes are removed too.
     EXPECT_OK((draw_.Chance(0.5) ? engine_.ClearPrefixCache("m") : UnpinAll()).status());
     const EngineStat stat = *engine_.GetEngineStat("m");
     EXPECT_EQ(stat.running_request + stat.pending_request, 0);
@@ -391,7 +393,7 @@ class Soak {
   SoakFaults faults_;
   std::shared_ptr<const ModelImage> image_, draft_image_;
   std::map<std::string, std::shared_ptr<const LoraImage>> loras_;
-  RuntimeConfig config_;  // without what is to make it hard
+  RuntimeConfig config_;  // without the settings that make the soak hard
   Hook hook_;
   MaskWorker masks_;
   Engine engine_;
@@ -403,7 +405,8 @@ class Soak {
 
 class SoakTest : public ::testing::TestWithParam<std::tuple<proto::ComputeType, CacheMode>> {
  protected:
-  // The warm-up is not what is tested, and most of what a request alone would take.
+  // The tests are not about the warm-up, and it would take most of the time of running a request
+  // alone.
   void SetUp() override { setenv("ALLSPARK_DISABLE_WARMUP", "1", 1); }
   void TearDown() override { unsetenv("ALLSPARK_DISABLE_WARMUP"); }
 

@@ -1,5 +1,5 @@
-// What the requests of a soak ask for: drawn from two tables, of kinds (a request is one) and of
-// features (any number of them). A new kind or feature is one row.
+// The random requests of a soak, drawn from two tables: a request has one kind and any number of
+// features. A new kind or feature is one row.
 #pragma once
 
 #include <algorithm>
@@ -82,14 +82,14 @@ class MaskWorker {
   std::thread thread_;
 };
 
-// How a provider of masks answers: at once, from another thread, from there after a while; and
-// after some tokens no more, with a failure, or with an exception.
+// How a mask provider answers: at once, from another thread, or from there after a while; or, after
+// some tokens, never, with a failure, or with an exception.
 enum class MaskAnswers { kAtOnce, kByWorker, kLate, kNever, kFail, kThrow };
 inline constexpr const char* kMaskAnswersNames[] = {
     "masks at once",        "masks from a thread", "late masks", "fault: a mask never came",
     "fault: a mask failed", "fault: a mask threw"};
 
-// Allows a part of the vocabulary, another after each token, and ends after num_tokens.
+// Allows a part of the vocabulary, a different part after each token, and ends after num_tokens.
 class SoakMask final : public TokenMask, public std::enable_shared_from_this<SoakMask> {
  public:
   SoakMask(MaskWorker* worker, MaskAnswers answers, int64_t stride, int64_t num_tokens)
@@ -132,20 +132,21 @@ class SoakMask final : public TokenMask, public std::enable_shared_from_this<Soa
   int64_t num_left_;
 };
 
-// One request, and what becomes of it.
+// One request, and its fate.
 struct SoakJob {
   std::vector<const char*> rows;  // their names
   std::vector<int64_t> prompt;
   GenerationConfig config;
-  // Of a guided one; each run has a mask of its own.
+  // Guided requests only; each run has a mask of its own.
   int64_t mask_stride = 0, mask_tokens = 0;
   MaskAnswers mask_answers = MaskAnswers::kAtOnce;
 
   enum class Fate { kEnd, kStop, kRelease, kResume } fate = Fate::kEnd;
-  // It is met after so many looks at the request, or with so many tokens, whichever is first.
+  // The fate is met after fate_looks reads or with fate_tokens tokens, whichever is first.
   int64_t fate_looks = 0, fate_tokens = 0;
 
-  // Whether it may be stopped and started again with what it gave: what it gives then follows on.
+  // Whether the request can be stopped and started again with its generated tokens, and then
+  // continues the same output.
   bool CanResume() const {
     return mask_stride == 0 && config.num_beams == 1 && config.best_of == 1 &&
            !config.prompt_only && !config.prompt_logprobs && config.output_logits != "all" &&
@@ -193,8 +194,8 @@ enum SoakKind : unsigned {
 
 struct SoakRow {
   const char* name;
-  unsigned kinds;  // of a kind: itself; of a feature: those that can have it
-  double weight;   // of a kind: relative; of a feature: its chance
+  unsigned kinds;  // a kind: itself; a feature: the kinds that can have it
+  double weight;   // a kind: relative; a feature: its probability
   void (*apply)(Draw& draw, SoakJob& job);
 };
 
@@ -230,7 +231,7 @@ inline const std::vector<SoakRow>& SoakKinds() {
          using enum MaskAnswers;
          job.mask_answers = draw.Pick<MaskAnswers>(
              {kAtOnce, kAtOnce, kAtOnce, kByWorker, kByWorker, kLate, kNever, kFail, kThrow});
-         // Before the request ends by itself; what then happens is counted at its end.
+         // The fault comes before the request ends by itself; it is counted at that end.
          if (job.mask_answers >= kNever) {
            job.mask_tokens %= 12;
          } else {
@@ -322,7 +323,7 @@ inline const std::vector<SoakRow>& SoakFeatures() {
   return rows;
 }
 
-// Beginnings that the prompts of a soak share: of any length, one of few different tokens.
+// Prefixes that the prompts of a soak share: of any length; one has few different tokens.
 inline std::vector<std::vector<int64_t>> DrawBeginnings(Draw& draw) {
   std::vector<std::vector<int64_t>> beginnings;
   for (int i = 0; i < 6; ++i) beginnings.push_back(DrawTokens(draw, 120));

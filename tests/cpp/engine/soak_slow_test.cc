@@ -1,4 +1,4 @@
-// The soak in its long form: rounds until the time is over and everything has occurred, thousands
+// The long form of the soak: rounds until the time is over and everything has occurred; thousands
 // of requests.
 
 #include <chrono>
@@ -10,17 +10,17 @@
 namespace allspark::testing {
 namespace {
 
-// An engine of each kind that a seed stands for.
+// One engine for each of the four policies that a seed selects.
 constexpr int64_t kNumSoaks = 4;
-// Where something is missing when the time is over it goes on for so many rounds at most. The
-// rarest things occur once a round or two.
+// If something has not occurred when the time is over, the soak continues, up to this many rounds.
+// The rarest events occur once in one or two rounds.
 constexpr int64_t kMostRounds = 60;
 
 TEST_P(SoakTest, ForALongTime) {
   using Clock = std::chrono::steady_clock;
   const std::chrono::duration<double> share(
       static_cast<double>(SoakSetting("ALLSPARK_SOAK_SECONDS", 100)) / kNumSoaks);
-  // Others each time; a failure says which.
+  // Random seeds each time; a failure names its seed.
   const uint64_t first_seed = std::random_device()() / 4 * 4;
   SoakCoverage coverage;
   int64_t num_requests = 0;
@@ -45,7 +45,8 @@ TEST_P(SoakTest, ForALongTime) {
   }
   std::printf("%lld requests\n", static_cast<long long>(num_requests));
   coverage.Print();
-  // With one seed, or without threads, it is to repeat something.
+  // With a given seed or in lockstep only, the run repeats an earlier one, so it need not cover
+  // everything.
   if (SoakSetting("ALLSPARK_SOAK_SEED", -1) < 0 && !IsLockstepAlone()) {
     coverage.ExpectAll();
   }

@@ -1,5 +1,4 @@
-// The soak in its short form: two rounds in each way to keep the cache, and the seeds that once
-// failed.
+// The short form of the soak: two rounds in each cache mode, and the seeds that once failed.
 
 #include "cpp/engine/soak_harness.h"
 
@@ -10,7 +9,7 @@ TEST_P(SoakTest, EveryRequestGivesWhatItGivesAlone) {
   const std::unique_ptr<Soak> soak = MakeSoak(static_cast<uint64_t>(std::get<1>(GetParam())));
   soak->Start();
   for (int64_t round = 0; round < 2 && !HasFailure(); ++round) soak->Round(30, IsLockstep(round));
-  // What is certain in so few requests; the long form must meet everything.
+  // Only what must occur in so few requests; in the long form everything must occur.
   const SoakCoverage coverage = soak->Coverage();
   for (const char* what : {"end: length", "end: cancelled", "prefix hit"}) {
     EXPECT_GT(coverage.count(what), 0) << what;

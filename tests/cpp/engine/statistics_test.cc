@@ -1,4 +1,4 @@
-// What statistics and metrics say, against an account that is kept beside the engine.
+// Statistics and metrics, against counts that the test keeps itself.
 
 #include <chrono>
 #include <set>
@@ -108,7 +108,8 @@ TEST_F(StatisticsTest, AgreeWithAnAccountOfTheRequests) {
   EXPECT_EQ(Count("allspark_step_sequences"), num_steps);
   EXPECT_GE(Sum("allspark_step_sequences"), static_cast<double>(num_decodes));
 
-  // The sums of times are those of the requests' own statistics, which are cut to milliseconds.
+  // The sums of times equal those of the requests' own statistics, which are truncated to
+  // milliseconds.
   double queue_ms = 0, first_ms = 0;
   for (const Job& job : jobs) {
     const auto info = job.request.queue->RequestStatInfo();
@@ -257,7 +258,7 @@ TEST_F(StatisticsTest, TextOfTheMetrics) {
         "allspark_prompt_tokens_count{model=\"m\"} 1"}) {
     EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line << " in\n" << text;
   }
-  // Each line is of the format, and a metric's lines stand together.
+  // Each line follows the format, and a metric's lines are contiguous.
   std::istringstream lines(text);
   std::set<std::string> seen;
   for (std::string line; std::getline(lines, line);) {

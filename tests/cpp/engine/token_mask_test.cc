@@ -135,7 +135,7 @@ TEST_F(TokenMaskTest, FinishesAndRunsOutOfTokens) {
                       "no token that the mask allows has a finite logit at position 3")
                 .size(),
             0u);
-  // EOS is barred below min_length, whatever the mask says.
+  // EOS is masked below min_length, whatever the request's token mask allows.
   GenerationConfig config = Greedy(6);
   config.eos_token_id = 5;
   config.min_length = 8;
@@ -154,8 +154,8 @@ TEST_F(TokenMaskTest, OneMaskServesOneRequest) {
   EXPECT_EQ(again.code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(again.message().find("another request"), std::string::npos);
   EXPECT_EQ(mask->num_ends(), 1);
-  // A request that is refused for its input asks for nothing; one that is refused by the model
-  // ends.
+  // If a request is refused for its input, its mask gets no end; if the model refuses it, the mask
+  // gets its end.
   auto unused = ThirdsMask();
   EXPECT_FALSE(engine_->StartRequest("m", Ids{}, Greedy(1), unused).ok());
   EXPECT_EQ(unused->num_ends(), 0);
@@ -197,14 +197,14 @@ TEST_F(TokenMaskTest, AHangingProviderIsBoundedAndStoppable) {
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
 }
 
-// Before, a step waited for each of its masks, and with it everybody.
+// A step must not wait for a late mask: all other requests would wait too.
 TEST_F(TokenMaskTest, ALateMaskHoldsBackItsOwnRequestAlone) {
   RuntimeConfig config = SmallConfig();
   config.token_mask_timeout_ms = 1000000;
   InstallAndStart(config);
   const Ids guided_alone = ReadAll(*StartGuided({1, 2, 3}, Hot(7), ThirdsMask()).queue);
   const Ids other_alone = ReadAll(*StartGuided({4, 5}, Hot(8, 100), nullptr).queue);
-  // The first and a later mask come when another request has run from its beginning to its end.
+  // The first mask, or a later one, comes only after another request has run from start to end.
   for (const int late_call : {0, 5}) {
     SCOPED_TRACE(late_call);
     std::promise<std::pair<FunctionMask*, int32_t>> asked;
@@ -254,7 +254,7 @@ TEST_F(TokenMaskTest, HeldRequestsEndAsOthersDo) {
   EXPECT_EQ(ReadAll(*next.queue).size(), 199u);
 }
 
-// What waits behind requests that are held is not taken for what the cache can never hold.
+// A request that waits for the blocks of held requests is not refused as too large for the cache.
 TEST_F(TokenMaskTest, WhoeverFitsRunsBesideHeldRequests) {
   RuntimeConfig config = SmallConfig();
   config.token_mask_timeout_ms = 1000000;

@@ -1,4 +1,4 @@
-// A model that gives its memory back for a while: what runs then, what is refused, and what it
+// A model whose memory is unloaded for a while: what runs then, what is refused, and what the model
 // keeps.
 
 #define XXH_INLINE_ALL
@@ -31,7 +31,7 @@ class UnloadTest : public EngineTest {
     EXPECT_EQ(status.as_status(), AsStatus::kInvalidCallError);
     EXPECT_EQ(status.message(), message);
   }
-  // One of each kind that has state of its own.
+  // Starts one request of each kind that has state of its own.
   std::vector<StartedRequest> StartAll() {
     std::vector<StartedRequest> requests;
     std::mt19937 rng(3);
@@ -96,7 +96,7 @@ TEST_F(UnloadTest, RequestsGoOnAfterTheLoadBitForBit) {
   const int64_t loaded_bytes = BytesInUse();
   ASSERT_GT(loaded_bytes, 0);
   for (const int64_t at : {1, 9, 60}) {
-    // The step thread stands in a step while the unload is asked for.
+    // The step thread is inside a step when the unload is requested.
     int64_t steps = 0;
     gate_.Close();
     hook_.Set([&](const StepEvent& event) {
@@ -137,12 +137,12 @@ TEST_F(UnloadTest, WhatComesMeanwhileWaitsButCanBeStopped) {
   EXPECT_EQ(waiting.queue->GenerateStatus(), GenerateRequestStatus::kInit);
   EXPECT_EQ(engine_->GetEngineStat("m")->pending_request, 1);
   EXPECT_EQ(engine_->GetEngineStat("m")->num_steps, steps);
-  // The cache can be asked; it is empty, pins included.
+  // The cache answers queries; it is empty and has no pins.
   EXPECT_EQ(*engine_->FindPrefix("m", Ids(64, 1)), 0);
   EXPECT_OK(engine_->LoadDeviceMemory("m"));
   EXPECT_EQ(ReadAll(*waiting.queue), expected);
 
-  // One that waits for memory is ended by stop_model, like any other.
+  // stop_model ends a request that waits for memory like any other.
   EXPECT_OK(engine_->UnloadDeviceMemory("m"));
   const StartedRequest ended = Start({1, 2, 3}, Greedy(20));
   EXPECT_OK(engine_->StopModel("m"));
@@ -204,7 +204,7 @@ TEST_F(UnloadTest, TheSystemGetsTheMemory) {
   RuntimeConfig config = SmallConfig();
   config.prefix_cache_ttl = 1000;
   InstallAndStart(config, deep);
-  // Eight times 240 tokens of 24 layers and 256 bytes, all of which stay in the cache.
+  // Eight times 240 tokens of 24 layers with 256 bytes each; all stay in the cache.
   for (int i = 0; i < 8; ++i) Run(RandomPrompt(rng_, 240, vocab_size_), Greedy(8));
   const int64_t bytes = int64_t{8} * 240 * 24 * 256;
   const int64_t before = ResidentBytes();

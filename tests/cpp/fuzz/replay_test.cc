@@ -1,5 +1,5 @@
-// The targets of fuzzing without a fuzzer: their seeds are what they should be, what was ever a
-// fault is none any more, and some thousand changes of the seeds are refused or harmless.
+// The fuzz targets without a fuzzer: their seeds are as expected, earlier faults stay fixed, and
+// some thousand changed seeds are refused or harmless.
 
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ struct Target {
   const char* name;
   bool (*run)(const uint8_t* data, size_t size);
   void (*write_seeds)(const std::string& folder);
-  // Of the seeds: those that are opened, and those that exercise a refusal alone.
+  // num_opened: the seeds that open. The other seeds only exercise a refusal.
   size_t num_seeds, num_opened;
 };
 
@@ -61,7 +61,7 @@ TEST_P(FuzzReplayTest, SeedsAreWhatTheyShouldBe) {
             GetParam().num_opened);
 }
 
-// tests/fuzz/cases/NAME holds every input that a fuzzer ever found a fault with.
+// tests/fuzz/cases/NAME has every input with which a fuzzer ever found a fault.
 TEST_P(FuzzReplayTest, CasesAreFaultsNoMore) {
   const auto here = std::filesystem::path(__FILE__).parent_path();
   std::filesystem::path cases = here / "../../fuzz/cases";
@@ -96,7 +96,7 @@ TEST_P(FuzzReplayTest, ChangedSeedsAreHarmless) {
     }
     num_opened += Run(input);
   }
-  // Neither is all refused at the door, nor does all get through.
+  // Some inputs open and some are refused.
   EXPECT_GT(num_opened, 100u);
   EXPECT_LT(num_opened, 4000u);
 }

@@ -1,5 +1,6 @@
 // The paged cache and attention: every table against softmax in double over plain arrays, and the
-// independence of a token's result from tiles, splits, block sizes and what unused memory holds.
+// independence of a token's result from tiles, splits, block sizes and the content of unused
+// memory.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,7 +27,7 @@ constexpr DType kCacheDType = std::is_same_v<T, Int8>    ? DType::kInt8
                                                          : kDTypeOf<T>;
 template <class T>
 constexpr int kCacheSlot = static_cast<int>(kCacheDType<T>);
-// What attention over a cache gives.
+// The result type of attention over a cache of T.
 template <class T>
 using OutOf = std::conditional_t<kIsQuantized<T>, float, T>;
 
@@ -61,8 +62,8 @@ struct Sequence {
   }
 };
 
-// A pool of blocks in random order, all of whose memory is NaN until written. Two layers: the
-// second is used, so that offsets matter.
+// A pool of blocks in random order; all memory is NaN until written. It has two layers and uses the
+// second, so that offsets matter.
 template <class T>
 class Cache {
  public:
@@ -90,7 +91,7 @@ class Cache {
   const PagedKv& kv() const { return kv_; }
   const int32_t* table() const { return table_.data(); }
   const std::vector<unsigned char>& memory() const { return memory_; }
-  // As if its block had been given away.
+  // Fills a block with NaN, as if the pool had given it to another sequence.
   void ForgetBlock(int64_t index) {
     const int64_t block = table_[static_cast<size_t>(index)];
     unsigned char* at = memory_.data() + block / kExtentBlocks * extent_stride_ +
@@ -135,8 +136,8 @@ AttentionArgs CallArgs(const Sequence& s, const Cache<T>& cache, int64_t chunk_b
   return args;
 }
 
-// Attention of tokens [begin, end) of the sequence, in calls of [split) tokens at most, as a chunk
-// that starts at chunk_begin. out: [num_tokens, q_heads, head_dim], the other tokens untouched.
+// Attention of tokens [begin, end) of the sequence, in calls of at most `split` tokens, as a chunk
+// that starts at chunk_begin. out: [num_tokens, q_heads, head_dim]; other tokens stay unchanged.
 template <class T, class Out>
 void Attend(const KernelTable& table, const Sequence& s, const Cache<T>& cache, int64_t chunk_begin,
             int64_t begin, int64_t end, int64_t split, std::vector<Out>* out) {
@@ -158,8 +159,8 @@ void Attend(const KernelTable& table, const Sequence& s, const Cache<T>& cache, 
   EXPECT_EQ(scratch.back(), guard) << "wrote beyond the scratch memory";
 }
 
-// One token's head x as the integers of a quantised cache give it back: the arithmetic that PagedKv
-// names.
+// Replaces one token's head x by the values that a quantised cache would return, with the
+// arithmetic of PagedKv.
 inline void RoundToCache(float* x, int64_t n, bool uint4) {
   float low = 0, high = 0;
   for (int64_t i = 0; i < n; ++i) low = std::min(low, x[i]), high = std::max(high, x[i]);
@@ -169,12 +170,12 @@ inline void RoundToCache(float* x, int64_t n, bool uint4) {
   for (int64_t i = 0; i < n; ++i) {
     const float u = std::nearbyintf(x[i] * inverse) + zero;
     const float stored = uint4 ? std::clamp(u, 0.0f, 15.0f) : u;
-    // Half a step, and what rounding the zero point may clip.
+    // Half a step, plus the clipping that rounding the zero point may cause.
     ASSERT_NEAR((stored - zero) * scale, x[i], scale * (uint4 ? 1.001f : 0.501f));
     x[i] = (stored - zero) * scale;
   }
 }
-// Keys or values as the cache holds them.
+// Replaces keys or values by those that the cache holds.
 template <class T>
 void RoundToCache(const Sizes& z, std::vector<float>* x) {
   for (size_t i = 0; i < x->size(); i += static_cast<size_t>(z.head_dim)) {
@@ -190,11 +191,12 @@ void RoundToCache(const Sizes& z, std::vector<float>* x) {
   }
 }
 
-// What queries and weights are rounded to.
+// The format that queries and weights are rounded to.
 enum class Products { kFloat, kBf16, kInteger };
 
-// One output row in double, and its error bound, of a sequence as the cache holds it. quick:
-// weights are by the quick exponential (3e-6), which a bfloat16's rounding covers.
+// One output row in double and its error bound, for a sequence as the cache holds it. quick:
+// weights come from the quick exponential (relative error 3e-6), which the rounding to bfloat16
+// covers.
 struct Expected {
   std::vector<double> out, bound;
 
@@ -236,10 +238,10 @@ struct Expected {
       rounding.score = testing::kBf16Roundoff * score_abs;
       rounding.weight = testing::kBf16Roundoff;
     } else if (products == Products::kInteger) {
-      // Half a unit, and what scaling by floats adds to it. A query's unit is its largest element
-      // over its most; a weight's (of 15 bits, times its value's scale) the largest scale over
-      // 32767, where no value times its scale is beyond the range, and where the sum that is
-      // divided by the denominator has a weight of 1.
+      // Half a unit, plus the rounding of float scales. A query's unit is its largest element
+      // divided by the largest integer (`most`). A weight is multiplied by its value's scale and
+      // stored in 15 bits; its unit is the largest scale / 32767. No value times its scale exceeds
+      // the range of values. Before the division by the denominator, the largest weight is 1.
       const double most = std::min<double>(
           32767, std::floor(2147483647.0 / (127.0 * static_cast<double>(z.head_dim))));
       rounding.score = 0.51 * q_most / most * key_abs * static_cast<double>(z.scale());
@@ -281,7 +283,7 @@ void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) 
   const Products products = kIsQuantized<T>                      ? Products::kInteger
                             : !std::is_same_v<T, float> && quick ? Products::kBf16
                                                                  : Products::kFloat;
-  // Every token near the begin, the end and the chunk boundary, some of the others.
+  // Every token near the start, the end and the chunk boundary, and some of the others.
   for (int64_t t = 0; t < sizes.num_tokens; ++t) {
     const bool near = t < 3 || t + 3 > sizes.num_tokens || std::abs(t - 256) < 3;
     if (!near && t % 37 != 0) continue;
@@ -297,8 +299,8 @@ void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) 
   }
 }
 
-// The result of [begin, num_tokens) whole, against token by token from a cache that holds no later
-// token. In float32, where rounding to bfloat16 hides nothing.
+// Compares the result of [begin, num_tokens) in one call with token-by-token results from a cache
+// without later tokens. In float32, so that rounding to bfloat16 hides nothing.
 template <class T>
 void ExpectTokensAlone(const KernelTable& table, const Sizes& sizes, int64_t begin, uint32_t seed) {
   SCOPED_TRACE(::testing::Message()
@@ -317,7 +319,7 @@ void ExpectTokensAlone(const KernelTable& table, const Sizes& sizes, int64_t beg
     Sizes other = sizes;
     other.block_size = block_size;
     Cache<T> cache(other, n, seed + 1);
-    // In uneven pieces, so that halves of pairs are written on their own.
+    // In uneven pieces, so that some writes contain only half a pair.
     for (int64_t t = 0, step = 1; t < n; t += step, step = step % 7 + 2) {
       cache.Write(table, s, t, std::min(n, t + step));
     }
@@ -373,7 +375,7 @@ TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
   }
 }
 
-// Elements that are all the largest there are: integer sums come close to 2^31.
+// All elements have the largest magnitude: integer sums come close to 2^31.
 template <class T>
 void TestLargestSums(const KernelTable& table) {
   for (const int64_t head_dim : {64, 512, 576}) {
@@ -394,7 +396,7 @@ void TestLargestSums(const KernelTable& table) {
     }
   }
 }
-// Scores so large that a weight's exponent, rounded, may be above zero.
+// Scores so large that rounding may make a weight's exponent positive.
 template <class T>
 void TestLargeScores(const KernelTable& table) {
   for (const float size : {37.3f, 40.0f, 43.7f, 47.1f, 51.3f, 58.9f, 66.6f, 71.7f}) {
@@ -431,7 +433,7 @@ void TestTokensAlone(const KernelTable& table) {
       sizes.window = window;
       sizes.soft_cap = seed % 5 == 0 ? 3.0f : 0.0f;
       sizes.alibi = seed % 3 == 2;
-      // Around the boundaries of chunks, and from the begin.
+      // Around the boundaries of chunks, and from the start.
       const int64_t begins[] = {0, 239, 250, 505};
       const int64_t begin = begins[seed % 4];
       sizes.num_tokens = begin + 28;
@@ -446,7 +448,7 @@ TEST_P(AttentionTest, ATokenDependsOnNoTileBFloat16) { TestTokensAlone<BFloat16>
 TEST_P(AttentionTest, ATokenDependsOnNoTileInt8) { TestTokensAlone<Int8>(table()); }
 TEST_P(AttentionTest, ATokenDependsOnNoTileUInt4) { TestTokensAlone<UInt4>(table()); }
 
-// Chunks taken in any pieces, merged later, against one call.
+// Chunks computed in separate calls and merged, against one call.
 template <class T>
 void TestPartials(const KernelTable& table) {
   if (table.attention_merge[kSlotOf<float>] == nullptr) GTEST_SKIP() << "has no partial results";
@@ -570,7 +572,7 @@ TEST_P(AttentionTest, AChunkWithoutWeightIsHarmless) {
   for (int64_t d = 0; d < 8; ++d) EXPECT_EQ(out[static_cast<size_t>(299 * 8 + d)], 2.0f);
 }
 
-// Every table writes the same bytes, and only the tokens' own.
+// Every table writes the same bytes, and no bytes of other tokens.
 template <class T>
 void TestKvWrite(const KernelTable& table) {
   for (int64_t head_dim : {2, 6, 8, 34, 64, 80}) {

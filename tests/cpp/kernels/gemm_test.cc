@@ -1,4 +1,5 @@
-// GEMM of every table against sums in double, and its rows' independence of everything around them.
+// GEMM of every table against sums in double, and the independence of a row from other rows and
+// from the split.
 #include <cmath>
 #include <vector>
 
@@ -165,7 +166,7 @@ void TestPanelSplits(const KernelTable& table) {
 TEST_P(GemmTest, PanelsMayBeSplitFloat32) { TestPanelSplits<float>(table()); }
 TEST_P(GemmTest, PanelsMayBeSplitBFloat16) { TestPanelSplits<BFloat16>(table()); }
 
-// The number of columns must not matter to those that there are.
+// The number of columns must not change a column's bits.
 template <class T>
 void TestColumnTails(const KernelTable& table) {
   const int64_t k = 258, m = 8;
@@ -192,7 +193,7 @@ void TestColumnTails(const KernelTable& table) {
 TEST_P(GemmTest, ColumnTailsGiveTheSameBitsFloat32) { TestColumnTails<float>(table()); }
 TEST_P(GemmTest, ColumnTailsGiveTheSameBitsBFloat16) { TestColumnTails<BFloat16>(table()); }
 
-// How wide the panels are must not matter either, nor their split.
+// Neither the panels' width nor their split may change bits.
 template <class T>
 void TestNarrowPanels(const KernelTable& table) {
   for (const int64_t m : {1, 4, 13, 70}) {
@@ -220,11 +221,12 @@ void TestNarrowPanels(const KernelTable& table) {
 TEST_P(GemmTest, NarrowPanelsGiveTheSameBitsFloat32) { TestNarrowPanels<float>(table()); }
 TEST_P(GemmTest, NarrowPanelsGiveTheSameBitsBFloat16) { TestNarrowPanels<BFloat16>(table()); }
 
-// Rows and panels with an adapter get the bits of a GEMM whose weight goes on with the adapter's,
-// the others their own.
+// Rows and panels with an adapter get the bits of a GEMM over the weight and the adapter's rows of
+// k appended; other rows and panels do not change.
 template <class T>
 void TestLowRank(const KernelTable& table) {
-  // A tile of AMX that ends with the weight would not end there if that went on.
+  // For AMX k is a multiple of the tile's depth: otherwise the last tile of the weight would also
+  // hold the adapter's first rows in the appended weight.
   const int64_t k = IsAmx(table) ? 64 : 66, rank = 16, n = 190;
   for (const int64_t m : {1, 7, 130}) {
     const Problem<T> whole(m, n, k + rank, {.bias = true, .accumulate = true}, 19);
@@ -238,7 +240,9 @@ void TestLowRank(const KernelTable& table) {
     args.w = w.data();
     args.k = k;
     table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
-    // Rows are counted from 5 on; panels 1 and 2 of the first rows, and none of what follows.
+    // The call's rows begin at number 5. The second adapter covers panels 1 and 2 of the first half
+    // of them; the first and third cover only rows before and after the call's, and must have no
+    // effect.
     const int64_t first_row = 5, end = (m + 1) / 2;
     const T* low = whole.a.data() + 1 + k - first_row * whole.lda();
     const LowRank entries[] = {
@@ -268,7 +272,7 @@ void TestLowRank(const KernelTable& table) {
 TEST_P(GemmTest, AdaptersGoOnWithTheSumsFloat32) { TestLowRank<float>(table()); }
 TEST_P(GemmTest, AdaptersGoOnWithTheSumsBFloat16) { TestLowRank<BFloat16>(table()); }
 
-// What the kernels' notes say of the instruction's order and roundings.
+// Checks the order and the roundings that the kernels' comments state for the instructions.
 TEST(AmxTest, TheEmulationGivesTheBitsOfTheProcessor) {
   const KernelTable* amx = FindTable("amx");
   if (amx == nullptr || !IsAmx(*TestTables().back()) || TestTables().back() == amx) {
@@ -296,13 +300,14 @@ TEST_P(GemmTest, ScalesRowsBeforeTheyAreAdded) {
     const auto at = static_cast<size_t>(1 + i);
     const double expected = static_cast<double>(product[at]) * static_cast<double>(scale[i / 20]) +
                             static_cast<double>(p.c[at]);
-    // The product's last rounding, where the reference has none, and the two that follow.
+    // The product's last rounding, which the reference does not have, and the two roundings after
+    // it.
     EXPECT_NEAR(static_cast<double>(scaled[at]), expected,
                 0x1p-22 * (std::fabs(expected) + std::fabs(static_cast<double>(p.c[at]))));
   }
 }
 
-// The bits of GEMM and activation one after the other, for every activation and result dtype.
+// gemm_gated has the bits of GEMM, then activation, for every activation and result dtype.
 template <class T>
 void TestGated(const KernelTable& table) {
   const auto gated = table.gemm_gated[kSlotOf<T>][kSlotOf<T>];
@@ -335,7 +340,7 @@ void TestGated(const KernelTable& table) {
     }
   }
 }
-// The same without a gate, for columns that fill no panel or vector.
+// The same without a gate, for numbers of columns that fill no panel or vector.
 template <class T>
 void TestActivated(const KernelTable& table) {
   const auto gemm = table.gemm_gated[kSlotOf<T>][kSlotOf<T>];

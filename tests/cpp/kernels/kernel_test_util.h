@@ -1,4 +1,4 @@
-// What the kernel tests share: the tables to run, seeded data, packing and dtype helpers.
+// Helpers of the kernel tests: the tables to run, seeded data, packing and dtypes.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ class Data {
   std::normal_distribution<float> normal_;
 };
 
-// w: [k, n] row-major, to panels of so many columns.
+// Packs w, [k, n] row-major, into panels of `width` columns.
 template <class T>
 std::vector<T> Pack(const std::vector<T>& w, int64_t k, int64_t n, int64_t width = kPanelColumns) {
   const int64_t panels = (n + width - 1) / width, group = kGroupOf<T>;

@@ -43,7 +43,7 @@ struct RouteCase {
   double Logit(int64_t row, int64_t i) const {
     return static_cast<double>(logits[static_cast<size_t>(1 + row * args.ldx + i)]);
   }
-  // What experts are chosen by.
+  // The value by which experts are ranked.
   double Choice(int64_t row, int64_t i) const {
     double s = Logit(row, i);
     if (args.score == RouterScore::kSigmoid) {
@@ -57,8 +57,8 @@ struct RouteCase {
   }
 };
 
-// An exponential of the distance to the highest logit, whose own rounding it turns into a relative
-// error, and sums.
+// The error of an exponential of the distance to the highest logit, and of sums. The exponential
+// turns the rounding of that distance into a relative error.
 double WeightBound(const RouteCase& c, double expected) {
   constexpr double kHighestLogit = 16;
   return testing::Gamma(32 + 8 * kHighestLogit + static_cast<double>(c.experts)) *
@@ -77,7 +77,7 @@ void ExpectLikeReference(const KernelTable& table, RouteCase c) {
       ASSERT_GE(c.chosen[at], 0);
       ASSERT_LT(c.chosen[at], c.experts);
       distinct.insert(c.chosen[at]);
-      // Another expert only where the two are equal within the rounding of what they are chosen by.
+      // Another expert is allowed only if both rank equally within rounding.
       const double got = c.Choice(r, c.chosen[at]), best = c.Choice(r, expected.chosen[at]);
       const bool exact = c.args.score == RouterScore::kSoftmax && c.args.bias == nullptr;
       ASSERT_NEAR(got, best, exact ? 0 : WeightBound(c, 1.0)) << "row " << r << " choice " << j;
@@ -144,7 +144,7 @@ TEST_P(MoeTest, EqualExpertsAreTakenInOrder) {
   EXPECT_EQ(c.chosen, (std::vector<int32_t>{13, 0, 1, 2, 3, 4}));
 }
 
-// Whatever the logits are, the experts are: memory stays safe, and others are not disturbed.
+// For any logits the chosen experts are valid, memory stays safe, and other rows do not change.
 TEST_P(MoeTest, NoNumberIsChosenLast) {
   for (const RouterScore score : {RouterScore::kSoftmax, RouterScore::kSigmoid}) {
     for (const int64_t groups : {1, 3}) {

@@ -1,5 +1,5 @@
 // Kernels over quantised weights and activations: every table against sums in double over the
-// unpacked integers, and the bits of a row against everything around it.
+// unpacked integers, and the independence of a row's bits from other rows and from the split.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -29,7 +29,7 @@ std::string Text(const Shape& s) {
          " group=" + std::to_string(s.group_size) + (s.asymmetric ? " asymmetric" : "");
 }
 
-// Stored integers u[k][n] to lanes, written from the layout's description.
+// Packs stored integers u[k][n] into lanes, following the layout's description.
 std::vector<uint8_t> PackIntegers(const std::vector<uint8_t>& u, int bits, int64_t k, int64_t n) {
   const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, per_lane = 32 / bits;
   std::vector<uint8_t> packed(static_cast<size_t>(panels * kPanelColumns * k * bits / 8), 0);
@@ -172,7 +172,8 @@ void ExpectCorrect(const KernelTable& table, const Problem& p) {
   }
 }
 
-// Depth and group size of every kind: one group, groups within a block, a group over several.
+// Depths and group sizes of every kind: one group, a group within a block, a group over several
+// blocks.
 struct Depth {
   int64_t k, group_size;
 };
@@ -269,8 +270,8 @@ TEST_P(QuantizedTest, GatedGivesTheBitsOfBothSteps) {
   }
 }
 
-// Sums of integers are exact, and what follows is the same for all: so are the bits, but for the
-// reference, which works in double.
+// Integer sums are exact, and all tables have the same later operations, so the bits are equal. The
+// reference differs, since it computes in double.
 TEST_P(QuantizedTest, EveryInstructionSetGivesTheSameBitsForInt8Activations) {
   if (AvailableTables().size() < 2 || &table() == AvailableTables().front()) {
     GTEST_SKIP() << "nothing to compare";
@@ -286,7 +287,8 @@ TEST_P(QuantizedTest, EveryInstructionSetGivesTheSameBitsForInt8Activations) {
   }
 }
 
-// The extremes: what overflows 16 bits, and 32 bits of a sum before its zero point is taken off.
+// Extreme values: products that overflow 16 bits, and sums that overflow 32 bits before the zero
+// point is subtracted.
 TEST_P(QuantizedTest, TheLargestIntegersAreExact) {
   for (const int bits : {8, 4}) {
     Problem p({bits, Act::kInt8, 7, 64, 4096, 4096, true}, 3);

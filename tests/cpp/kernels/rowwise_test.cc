@@ -43,8 +43,8 @@ void TestLayerNorm(const KernelTable& table) {
       Data data(static_cast<uint32_t>(cols));
       std::vector<float> x = data.Vector<float>(rows * ldx + 1, 3.0f);
       for (int64_t i = 0; i < cols; ++i) {
-        x[static_cast<size_t>(1 + i)] += 20.0f;       // far from its mean's zero
-        x[static_cast<size_t>(1 + ldx + i)] = -1.5f;  // without any variance
+        x[static_cast<size_t>(1 + i)] += 20.0f;       // the mean is far from zero
+        x[static_cast<size_t>(1 + ldx + i)] = -1.5f;  // no variance
       }
       const std::vector<float> weight = data.Vector<float>(cols + 1);
       const std::vector<float> bias = data.Vector<float>(cols + 1);
@@ -182,7 +182,7 @@ TEST_P(RowwiseTest, Scale) {
   }
 }
 
-// The argument of the exponential inside, whose rounding it magnifies.
+// The argument of the inner exponential, which magnifies the rounding of that argument.
 double Exponent(Activation act, double x) {
   switch (act) {
     case Activation::kGeluTanh:
@@ -265,7 +265,7 @@ TEST_P(RowwiseTest, GatedActOfExtremes) {
   }
 }
 
-// Without a gate: the bits of a gate over ups of one.
+// Without a gate: the same bits as with a gate and up = 1.
 template <class T>
 void TestUngated(const KernelTable& table) {
   for (const int64_t cols : kColumns) {
@@ -290,7 +290,7 @@ void TestUngated(const KernelTable& table) {
 TEST_P(RowwiseTest, UngatedActFloat32) { TestUngated<float>(table()); }
 TEST_P(RowwiseTest, UngatedActBFloat16) { TestUngated<BFloat16>(table()); }
 
-// The same value in every position of a row gives the same bits.
+// A value gives the same bits at every position of a row.
 TEST_P(RowwiseTest, GatedActKnowsNoPosition) {
   for (int act = 0; act < 4; ++act) {
     std::vector<float> x(2 * 45, 1.25f), out(45);
@@ -428,9 +428,9 @@ TEST_P(RowwiseTest, SumExp) {
                   nullptr);
     return result;
   };
-  // Of a sum: 16 terms in each lane of an accumulator, 8 levels of accumulators and lanes. Of a
-  // term: 2 ulp of the function, and half an ulp of a difference, which where terms count is at
-  // most 10.
+  // A sum's error: 16 terms in each lane of an accumulator, and 8 levels of accumulators and lanes.
+  // A term's error: 2 ulp of the function, and half an ulp of the difference, which is at most 10
+  // for terms that matter.
   constexpr double kBound = (16 + 8 + 4 + 10) * 0x1p-24;
   for (int64_t n : {1, 2, 7, 8, 15, 16, 17, 63, 65, 1023, 1024, 1025, 5000}) {
     Data data(static_cast<uint32_t>(n));
@@ -440,7 +440,7 @@ TEST_P(RowwiseTest, SumExp) {
       x[static_cast<size_t>(data.Below(n))] = odd;
       const Result got = run(table(), x), want = run(Reference(), x);
       EXPECT_EQ(got.highest, want.highest) << table().name << " n=" << n << " with " << odd;
-      if (want.highest == -kInf) continue;  // Nothing that counts: no sum to speak of.
+      if (want.highest == -kInf) continue;  // No element counts: the sum means nothing.
       EXPECT_NEAR(got.sum, want.sum, want.sum * kBound) << table().name << " n=" << n;
     }
   }
@@ -454,7 +454,7 @@ TEST_P(RowwiseTest, SumExp) {
   EXPECT_EQ(sums[1], 2);
 }
 
-// Conversions are exact, or round to nearest even: every table gives the same.
+// Conversions are exact or round to nearest even: every table gives the same bits.
 template <class From, class To>
 void TestConvert(const KernelTable& table, DType from) {
   const auto convert = table.convert[static_cast<int>(from)][kSlotOf<To>];
@@ -485,7 +485,7 @@ TEST_P(RowwiseTest, ConvertInt8) {
   TestConvert<int8_t, BFloat16>(table(), DType::kInt8);
 }
 
-// Columns in another order; of int8 the sums of what then stands there.
+// Columns in another order; int8 rows also get the sums of the reordered elements.
 template <class T>
 void TestGatherColumns(const KernelTable& table, DType dtype) {
   const auto gather = table.gather_columns[static_cast<int>(dtype)];
@@ -524,7 +524,7 @@ void TestGatherColumns(const KernelTable& table, DType dtype) {
 }
 TEST_P(RowwiseTest, GatherColumns) {
   TestGatherColumns<float>(table(), DType::kFloat32);
-  TestGatherColumns<uint16_t>(table(), DType::kBFloat16);  // bits, which it does not look at
+  TestGatherColumns<uint16_t>(table(), DType::kBFloat16);  // only bits are copied
   TestGatherColumns<int8_t>(table(), DType::kInt8);
 }
 

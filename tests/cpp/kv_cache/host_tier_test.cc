@@ -1,5 +1,5 @@
-// The second tier by itself, and under the index: what a block holds after all copies is what its
-// chain says.
+// The host tier alone, and under the index: after all copies, a block's content is that of its
+// chain.
 
 #include "kv_cache/host_tier.h"
 
@@ -95,7 +95,7 @@ TEST(HostTier, BlocksComeBackWithWhatTheyHeld) {
   std::mt19937 random(4);
   int64_t restored = 0;
   for (int step = 0; step < 20000; ++step) {
-    // Few beginnings, so that they come again.
+    // Few prefixes, so that they repeat.
     Tokens tokens(2 * (1 + random() % 5));
     for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 2);
     const uint64_t salt = random() % 3;
@@ -127,7 +127,7 @@ TEST(HostTier, BlocksComeBackWithWhatTheyHeld) {
       ASSERT_EQ(memory.At(block), held) << "step " << step << " block " << i / 2;
       table.push_back(block);
     }
-    // Making room for one may drive a later one out of the tier.
+    // Making room for one block may evict a later one from the tier.
     ASSERT_LE(found, expected);
     for (auto block = table.rbegin(); block != table.rend(); ++block) cache.Release(*block);
     if (random() % 500 == 0) cache.Clear();

@@ -1,5 +1,5 @@
-// The index by itself: chains, salts, collisions, the order of forgetting, pins. What the scheduler
-// makes of it is in tests/cpp/scheduler.
+// The index alone: chains, salts, collisions, the order of eviction, pins. tests/cpp/scheduler
+// tests its use by the scheduler.
 
 #include "kv_cache/prefix_cache.h"
 
@@ -24,7 +24,7 @@ PrefixCacheOptions Options(int64_t num_blocks) {
   return {.num_blocks = num_blocks, .block_size = 2, .enabled = true, .ttl_us = 100};
 }
 
-// As a sequence does that computes `tokens` and stays: takes what is there, makes the rest.
+// Acts as a running sequence that computes `tokens`: takes the cached blocks and makes the others.
 Tokens Use(PrefixCache& cache, const Tokens& tokens, uint64_t salt = 0) {
   Tokens table;
   for (size_t i = 0; i + 2 <= tokens.size(); i += 2) {
@@ -90,7 +90,7 @@ TEST(PrefixCache, WhatIsUnusedForLongestIsForgottenFirstAndEndsBeforeBeginnings)
   EXPECT_EQ(cache.pool().num_free(), 4) << "blocks without known tokens are free at once";
 }
 
-// Where sequences only come and go, what is forgotten makes room for whole runs of blocks.
+// If sequences only come and go, evictions make room for runs of contiguous blocks.
 TEST(PrefixCache, NewSequencesInAFullPoolHaveNeighbours) {
   PrefixCache cache(Options(1024));
   std::mt19937 random(5);
@@ -103,7 +103,7 @@ TEST(PrefixCache, NewSequencesInAFullPoolHaveNeighbours) {
     const Tokens& table = running.back();
     for (size_t b = 1; b < table.size() && i >= 100; ++b) {
       ++num_blocks;
-      // At an extent's end there is none.
+      // The last block of an extent has no next block.
       num_neighbours += table[b] == table[b - 1] + 1 || table[b] % 16 == 0;
     }
     if (running.size() <= 8) continue;
@@ -206,7 +206,7 @@ TEST(PrefixCache, PinnedBlocksStay) {
   EXPECT_NE(refused.message().find("2 blocks are pinned and 2 more are asked for; at most 3"),
             std::string::npos)
       << refused.message();
-  // Undone one by one: each ends where it was made to end.
+  // Pins are removed one by one: each ends at the block where it was set to end.
   EXPECT_EQ(cache.Unpin(Tokens{1, 1, 2, 2, 3, 3}, 0), 4);
   EXPECT_EQ(cache.num_pinned(), 1);
   EXPECT_EQ(cache.Unpin(Tokens{1, 1, 2, 2, 3, 3}, 0), 2);
@@ -240,14 +240,14 @@ TEST(PrefixCache, MisuseThrows) {
   EXPECT_THROW(cache.Release(block), InternalError) << "left before it was filled";
 }
 
-// Random chains against maps, with hashes of 64 + 64 bits and with hashes of which nearly all
-// collide: then less is found, but never a wrong block.
+// Random chains against maps, with 64 + 64-bit hashes and with hashes that nearly all collide. With
+// collisions fewer blocks are found, but never a wrong one.
 void RunRandom(uint64_t hash_mask, bool exact) {
   PrefixCacheOptions options = Options(24);
   options.hash_mask = hash_mask;
   PrefixCache cache(options);
   std::mt19937 random(5);
-  std::map<int32_t, Tokens> contents;  // of every block that was ever indexed: all up to its end
+  std::map<int32_t, Tokens> contents;  // for each block ever indexed: all tokens up to its end
   std::list<std::pair<Tokens, Tokens>> live;
   testing::AllocationCounter counter;
   int64_t num_found = 0, num_missed = 0;

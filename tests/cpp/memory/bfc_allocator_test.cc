@@ -24,7 +24,7 @@ class BfcOptionsTest : public ::testing::Test {
       unsetenv(name);
     }
   }
-  // What FromEnv says with one variable set.
+  // FromEnv's message with one variable set.
   static std::string ErrorOf(const char* name, const char* value) {
     Clear();
     setenv(name, value, 1);

@@ -27,8 +27,8 @@ std::unique_ptr<BfcRegion> MakeRegion(int64_t bytes, bool grow = true) {
   return std::move(region).value();
 }
 
-// Bytes of the pages of a region that have memory behind them. Asked of the range itself: the
-// process's own count would include a sanitizer's shadow.
+// Bytes of a region's pages that are resident in memory. The range itself is queried: the process's
+// total would include a sanitizer's shadow.
 int64_t ResidentBytes(const BfcRegion& region) {
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t slice = 256 * kMiB;
@@ -198,7 +198,7 @@ TEST(BfcRegionTest, WithoutGrowthEverythingIsCommittedAtOnceAndStays) {
 
 TEST(BfcRegionTest, FreedPagesGoBackToTheSystem) {
   const auto region = MakeRegion(256 * kMiB);
-  // Unaligned pieces, so that their first and last pages are shared with a neighbour.
+  // Unaligned pieces, so that adjacent pieces share their first and last pages.
   const size_t piece = 10 * kMiB + 256;
   std::vector<void*> live;
   for (int i = 0; i < 16; ++i) {
@@ -207,8 +207,8 @@ TEST(BfcRegionTest, FreedPagesGoBackToTheSystem) {
   }
   EXPECT_GE(ResidentBytes(*region), 160 * kMiB);
   for (size_t i = 0; i < live.size(); i += 2) region->Free(live[i]);
-  // The 8 pieces in use with the two pages at their edges, and one huge page that reaches beyond
-  // the last.
+  // The 8 pieces in use, the two pages at the edges of each, and one huge page that reaches beyond
+  // the last piece.
   EXPECT_LE(ResidentBytes(*region), 80 * kMiB + 16 * sysconf(_SC_PAGESIZE) + 2 * kMiB);
   for (size_t i = 1; i < live.size(); i += 2) region->Free(live[i]);
   EXPECT_EQ(ResidentBytes(*region), 0);
@@ -258,7 +258,7 @@ TEST(BfcRegionTest, AddressSanitizerSeesFreedMemory) {
 #endif
 }
 
-// The allocator's own books come from the heap: each of their allocations fails once.
+// The allocator's own bookkeeping is on the heap: each of its allocations fails once.
 TEST(BfcRegionTest, NoRoomForTheBooksGivesNullAndChangesNothing) {
   if (!testing::CanInjectFailures()) GTEST_SKIP() << "a sanitizer owns malloc";
   const auto region = MakeRegion(8 * kMiB);
@@ -334,7 +334,7 @@ class Model {
   std::map<int64_t, int64_t> used_;
 };
 
-// 100,000 operations: every placement as the model's, contents never overwritten.
+// 100,000 operations: every placement equals the model's, and contents are never overwritten.
 TEST(BfcRegionTest, RandomScriptAgreesWithTheModel) {
   const int64_t bytes = 16 * kMiB;
   const auto region = MakeRegion(bytes);

@@ -23,7 +23,7 @@ TEST(ContextExtensionTest, FrequenciesAreThoseOfTheLargerBase) {
   const double base = 1e4 * std::pow(19.0, 64.0 / 62.0);
   const std::vector<float> expected = Frequencies(base, kPairs);
   for (size_t i = 0; i < kPairs; ++i) {
-    // Each of the two roundings is of half a unit in the last place.
+    // Each of the two roundings errs by at most half a unit in the last place.
     EXPECT_NEAR((*extended)[i], expected[i], 0x1p-22 * double(expected[i])) << i;
   }
 }

@@ -16,9 +16,9 @@ using testing::ReferenceDecoder;
 
 constexpr uint64_t kSeed = 7;
 constexpr int64_t kTokens = 45;  // Three blocks of 16, the last one partial.
-// Standard deviations, every rounding counted at its largest. If errors were independent, none of
-// the about 50,000 logits compared here should lie beyond 5; the residual stream's and its
-// branches' are not quite. (The worst seen on any table is 2.3.)
+// In standard deviations, with every rounding counted at its largest. If errors were independent,
+// none of the about 50,000 logits compared here should be beyond 5; the errors of the residual
+// stream and of its branches are not quite independent. (The worst seen on any table is 2.3.)
 constexpr double kDeviations = 6.0;
 
 struct Worst {
@@ -39,7 +39,7 @@ Worst Compare(DecoderHarness& harness, const std::vector<int32_t>& tokens, int64
     for (size_t i = 0; i < row.size(); ++i) {
       const double error = std::abs(static_cast<double>(logits[0][i]) - row[i].v);
       const double sigma = std::sqrt(row[i].e);
-      // Not-a-number must not pass.
+      // NaN must not pass.
       if (!(error / sigma <= worst.deviations)) worst = {error / sigma, error, sigma};
     }
   }
@@ -86,7 +86,7 @@ std::string SpecName(const ::testing::TestParamInfo<int>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 19), SpecName);
 
-// The bound must be tight enough to see the mistakes that are easy to make.
+// The bound must be tight enough to detect likely mistakes.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
   struct Mistake {
     const char* name;

@@ -1,6 +1,6 @@
-// A row depends on nothing but its own tokens: the logits of a sequence are bit-identical whatever
-// the chunks, the neighbours, the block size, the blocks' places, the number of threads, and
-// whether its prefix was shared or recomputed. On every kernel table, each against itself.
+// A row depends only on its own tokens: the logits of a sequence are bit-identical for any chunks,
+// other sequences of the batch, block size, places of blocks and number of threads, and with a
+// shared or recomputed prefix. Each kernel table is compared with itself.
 #include <cstring>
 
 #include "base/check.h"
@@ -14,14 +14,14 @@ using testing::HarnessOptions;
 using testing::RandomTokens;
 
 constexpr uint64_t kSeed = 11;
-// Past the first attention chunk (256), by an odd number. The reference kernels have no chunks, and
-// are slow.
+// An odd number of tokens beyond the first attention chunk (256). The reference kernels have no
+// chunks, and are slow.
 constexpr int64_t kTokens = 275;
 constexpr int64_t kReferenceTokens = 85;
 
 using LogitsByPosition = std::vector<std::vector<float>>;
 
-// Expects the same bits where `actual` is known.
+// Expects the same bits, if `actual` has values.
 void ExpectSameBits(const std::vector<float>& expected, const std::vector<float>& actual,
                     const std::string& what) {
   ASSERT_EQ(expected.size(), actual.size()) << what;
@@ -42,7 +42,7 @@ class DecoderBitsTest
     base_.table = testing::TestTables()[static_cast<size_t>(std::get<2>(GetParam()))];
     base_.cache_mode = std::get<3>(GetParam());
     if (base_.table == kernels::FindTable("reference")) tokens_.resize(kReferenceTokens);
-    // Alone, one token per step, one thread: what everything else must equal.
+    // The expected bits: alone, one token per step, one thread.
     DecoderHarness harness(*reader_, base_);
     const int sequence = harness.Add(tokens_);
     while (harness.remaining(sequence) > 0) {
@@ -62,7 +62,7 @@ class DecoderBitsTest
     }
   }
 
-  // Runs `sequence` among neighbours that come and go, all in random chunks and random order.
+  // Runs `sequence` with other sequences that come and go, all in random chunks and random order.
   void CheckAmongNeighbours(DecoderHarness& harness, int sequence, int num_neighbours,
                             int64_t max_chunk, uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -107,7 +107,7 @@ TEST_P(DecoderBitsTest, ChunksBlocksAndThreads) {
     int64_t chunk;
     int64_t block_size;
     int threads;
-    int64_t num_blocks = 0;  // the extents depend on it
+    int64_t num_blocks = 0;  // the size of an extent depends on it
   };
   const Variant variants[] = {{kTokens, 16, 1, 67}, {7, 16, 2, 64},   {64, 32, 3, 44},
                               {1, 128, 2},          {kTokens, 64, 3}, {7, 64, 1},
@@ -152,7 +152,7 @@ TEST_P(DecoderBitsTest, SharedPrefixAndRecompute) {
   options.num_threads = 2;
   options.block_size = 32;
   DecoderHarness harness(*reader_, options);
-  // The owner of the prefix goes on differently after it.
+  // The owner of the prefix continues differently.
   std::vector<int32_t> other = tokens_;
   for (size_t i = 64; i < other.size(); ++i) {
     other[i] = (other[i] + 1) % static_cast<int32_t>(spec_.vocab_size());
@@ -170,7 +170,7 @@ TEST_P(DecoderBitsTest, SharedPrefixAndRecompute) {
   CheckChunks(harness, preempted, 78, "recomputed after preemption");
 }
 
-// What is asked for after a step is what the step itself would have given.
+// Outputs requested after a step have the bits that the step itself would have given.
 TEST_P(DecoderBitsTest, MoreOfAStepsTokens) {
   HarnessOptions options = base_;
   options.num_threads = 2;
@@ -238,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(All, DecoderBitsTest,
                                                          13, 14, 15, 16, 17, 18},
                                                         {CacheMode::kDefault})),
                          BitsName);
-// Plain, with windows, with heads that fill no vector, with ALiBi, and with latents.
+// Specs: plain, with windows, with heads that fill no vector, with ALiBi, and with latents.
 INSTANTIATE_TEST_SUITE_P(QuantizedCache, DecoderBitsTest,
                          ::testing::ValuesIn(BitsParams({0, 3, 4, 10, 14}, {CacheMode::kQuantI8,
                                                                             CacheMode::kQuantU4})),

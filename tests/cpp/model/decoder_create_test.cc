@@ -1,4 +1,4 @@
-// What Create refuses, and how it says so.
+// The specs and tables that Create refuses, and its error messages.
 #include <functional>
 #include <limits>
 #include <map>
@@ -14,7 +14,7 @@ using testing::TinyLlamaSpec;
 
 constexpr DecoderOptions kOptions{128, 64, 8, 32};
 
-// A reader that answers with what a test changed.
+// A reader whose spec and tensors a test can change.
 class AlteredReader : public ModelReader {
  public:
   explicit AlteredReader(const ModelReader& inner) : inner_(inner), file_(inner.file()) {}
@@ -101,7 +101,7 @@ TEST_F(DecoderCreateTest, MissingKernelsNameOpAndDType) {
     ExpectRefused(Create(*reader_), StatusCode::kUnimplemented,
                   "kernel table 'reference' has " + message);
   }
-  // The norm of heads writes float32 in every compute type.
+  // The norm of heads writes float32 with every compute type.
   table_ = *kernels::FindTable("reference");
   table_.rms_norm[f32] = nullptr;
   const auto qwen3 = OpenRandomModel(testing::TinyQwen3Spec(proto::COMPUTE_BFLOAT16), 1);
@@ -126,7 +126,7 @@ TEST_F(DecoderCreateTest, MissingKernelsNameOpAndDType) {
   ExpectRefused(Create(*mixtral), StatusCode::kUnimplemented, "no route or combine for float32");
   table_ = *kernels::FindTable("reference");
   table_.scale = nullptr;
-  // What a spec does not use may be missing.
+  // Kernels that a spec does not use may be missing.
   table_.rope = nullptr;
   table_.rms_norm[f32] = kernels::FindTable("reference")->rms_norm[f32];
   proto::DecoderSpec spec = TinyLlamaSpec();

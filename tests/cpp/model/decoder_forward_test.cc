@@ -1,4 +1,4 @@
-// What Forward needs and refuses: memory, and batches that break an invariant.
+// The memory that Forward needs, and the batches that it refuses because they break an invariant.
 #include <set>
 
 #include "base/check.h"
@@ -39,7 +39,7 @@ TEST_P(DecoderMemoryTest, ArenaHoldsTheLargestBatchExactly) {
       chunks.push_back({i, i == 0 ? 92 : 1, true});
     }
     for (int64_t rows = 0; rows < 5; ++rows) {
-      // Smaller batches first: none may need more than the largest.
+      // Smaller batches first: none may need more memory than the largest.
       harness.Step({{static_cast<int>(rows), 3 * rows + 1, rows % 2 == 0}});
     }
     for (DecoderHarness::Chunk& chunk : chunks) {
@@ -198,9 +198,9 @@ TEST(DecoderProfileTest, CountsWhatOperationsReadAndMultiply) {
   };
   step({{a, 20, true}});
   step({{a, 1, true}, {b, 5, false}});
-  harness.Step({{a, 1, true}});  // nobody asked
+  harness.Step({{a, 1, true}});  // without a profile
 
-  // By layer: positions that are read, and pairs of a token and one that it sees.
+  // Per layer: the positions read, and the pairs of a token and a position that it attends to.
   int64_t read = 0, seen = 0;
   for (int64_t window : {17, 1000, 1}) {
     for (const auto& [position, count] : {std::pair{0, 20}, std::pair{20, 1}, std::pair{0, 5}}) {
@@ -240,7 +240,7 @@ TEST(DecoderProfileTest, CountsWhatOperationsReadAndMultiply) {
   EXPECT_EQ(profile.Of(Op::kLinear).calls, 0);
 }
 
-// What a family has of its own is counted by its own name.
+// Operations of single model families are counted under names of their own.
 TEST(DecoderProfileTest, EveryProductHasAName) {
   std::set<Op> found;
   for (const proto::DecoderSpec& spec : testing::TinySpecs(proto::COMPUTE_BFLOAT16)) {

@@ -1,6 +1,6 @@
-// A decoder with everything it needs around it, for tests: thread pool, arena, a KV pool whose
-// bytes begin as NaN (a kernel that lets unwritten cache reach a result shows), shuffled block
-// tables, and steps over chosen chunks.
+// A decoder with all that it needs, for tests: thread pool, arena, shuffled block tables, steps
+// over chosen chunks, and a KV pool that is filled with NaN at first, so that a kernel that uses
+// unwritten cache gives NaN.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,8 +23,8 @@
 
 namespace allspark::testing {
 
-// Whether the table computes something of the spec otherwise than the tables before it: an emulated
-// one takes its time, and is left out where it repeats another.
+// Whether the table computes any part of the spec differently from the tables before it. Emulated
+// tables are slow, and left out where they repeat another.
 inline bool AddsTo(const kernels::KernelTable& table, const proto::DecoderSpec& spec,
                    CacheMode cache_mode = CacheMode::kDefault) {
   const auto& quants = spec.weight_quant();
@@ -45,7 +45,7 @@ struct HarnessOptions {
   int64_t max_tokens = 512;
   int64_t max_logits_rows = 64;
   int64_t num_blocks = 0;  // 0: enough for 8 sequences of max_length
-  uint64_t seed = 1;       // of the order in which blocks are handed out
+  uint64_t seed = 1;       // seed of the order of the blocks
   CacheMode cache_mode = CacheMode::kDefault;
   int64_t lora_max_rank = 0;
 };
@@ -94,8 +94,8 @@ class DecoderHarness {
     sequences_.push_back(std::move(sequence));
     return static_cast<int>(sequences_.size()) - 1;
   }
-  // A sequence that begins with the first `shared` tokens of another (whole blocks), read from its
-  // blocks.
+  // Adds a sequence that shares the first `shared` tokens (whole blocks) of another, and reads them
+  // from the other's blocks.
   int AddSharing(std::vector<int32_t> tokens, int other, int64_t shared) {
     const int sequence = Add(std::move(tokens));
     Sequence& s = sequences_[static_cast<size_t>(sequence)];
@@ -104,7 +104,7 @@ class DecoderHarness {
     s.done = shared;
     return sequence;
   }
-  // Forgets what was computed, as a preemption does: the next step begins at token 0, in other
+  // Drops the computed tokens, as a preemption does: the next step begins at token 0, in other
   // blocks.
   void Restart(int sequence) {
     Sequence& s = sequences_[static_cast<size_t>(sequence)];
@@ -124,8 +124,8 @@ class DecoderHarness {
   }
   int64_t done(int sequence) const { return sequences_[static_cast<size_t>(sequence)].done; }
 
-  // Runs the chunks as one step. The logits of chunk i are row i of the result (empty where not
-  // wanted); rows are given out in reverse, so that nothing relies on their order.
+  // Runs the chunks as one step. The logits of chunk i are row i of the result (empty if not
+  // requested). The decoder's rows are assigned in reverse, so that nothing relies on their order.
   std::vector<std::vector<float>> Step(const std::vector<Chunk>& chunks) {
     Prepare(chunks);
     Run();

@@ -53,7 +53,7 @@ class DecoderLoraTest : public ::testing::TestWithParam<std::tuple<int, proto::C
   SystemAllocator allocator_{int64_t{1} << 30};
 };
 
-// The bound is DecoderAccuracyTest's; an adapter that is left out must exceed it.
+// The bound is that of DecoderAccuracyTest; without the adapter the logits must exceed it.
 TEST_P(DecoderLoraTest, GivesTheLogitsOfTheAdaptedModel) {
   const std::vector<int32_t> tokens = RandomTokens(37, spec_.vocab_size(), 3);
   RandomLora lora(5);
@@ -83,7 +83,7 @@ TEST_P(DecoderLoraTest, GivesTheLogitsOfTheAdaptedModel) {
   EXPECT_GT(worst(nullptr, 37), 12.0);
 }
 
-// Sequences with this, that and no adapter, in random chunks, orders, threads and blocks.
+// Sequences with different adapters and none, with random chunks, orders, threads and blocks.
 TEST_P(DecoderLoraTest, BitsDependOnNoOtherAdapter) {
   RandomLora everything(5), other(6), attention(7), head(8);
   const int64_t q = spec_.num_heads() * spec_.head_dim();
@@ -98,7 +98,7 @@ TEST_P(DecoderLoraTest, BitsDependOnNoOtherAdapter) {
       Load(other.AddAll(spec_, kMaxRank), *reader_, allocator_),
       Load(attention, *reader_, allocator_), Load(head, *reader_, allocator_)};
   constexpr size_t kSequences = 9;
-  // The reference kernels have no blocks of work, and are slow.
+  // The reference kernels have no row blocks, and are slow.
   const int64_t num_tokens = options_.table == kernels::FindTable("reference") ? 25 : 70;
   std::vector<std::vector<int32_t>> tokens;
   std::vector<std::vector<std::vector<float>>> expected;
@@ -127,7 +127,7 @@ TEST_P(DecoderLoraTest, BitsDependOnNoOtherAdapter) {
       for (const int sequence : sequences) {
         const int64_t left = harness.remaining(sequence);
         if (left == 0 || random() % 4 == 0) continue;
-        // Now and then more rows than a block of work has.
+        // Sometimes more rows than one work item takes.
         const int64_t most = std::min<int64_t>(left, random() % 4 == 0 ? 50 : 3);
         chunks.push_back(
             {sequence, 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most)), true});

@@ -1,8 +1,7 @@
-// A decoder written down a second time, in double and without a cache, as the oracle of the decoder
-// test. Shares no code with the engine's. With every value it carries the variance of the rounding
-// error that a correct implementation may have accumulated there, to first order and as if single
-// roundings were independent (Higham and Mary 2019 argue for this model): that is where the test's
-// bound comes from.
+// A second implementation of the decoder, in double and without a cache: the oracle of the decoder
+// tests. Shares no code with the engine's. Each value has the variance of the rounding error that a
+// correct implementation may have accumulated, to first order and as if roundings were independent
+// (Higham and Mary 2019 argue for this model). The tests' bounds come from these variances.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +40,8 @@ class ReferenceDecoder {
     compute_unit_ = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 0x1p-8 : kFloatUnit;
   }
 
-  // An adapter that outlives this; its values count as they are kept, in the compute type.
+  // Sets an adapter, which must outlive this object. Its values are rounded to the compute type, as
+  // the engine keeps them.
   void SetLora(const LoraFile* lora) { lora_ = lora; }
 
   // Logits of every token, [tokens][vocab].
@@ -93,7 +93,8 @@ class ReferenceDecoder {
 
   static double Square(double x) { return x * x; }
 
-  // Undoes the order of the columns of `name`; of "down", that of the rows that make what it reads.
+  // Undoes the reordering of the columns of `name`. For "down", also undoes it for the rows of the
+  // weight whose results "down" reads.
   void PutInPlace(const std::string& name) {
     const std::vector<float>& order = weights_.at(name + "_order");
     const size_t cols = order.size();
@@ -133,7 +134,7 @@ class ReferenceDecoder {
     }
   }
 
-  // What attention and MLP read of the stream.
+  // The input of attention or MLP from the residual stream.
   Row ReadResidual(const Row& x, const std::string& norm) const {
     if (spec_.norm_placement() != proto::NORM_AFTER) {
       return Norm(x, norm, compute_unit_);
@@ -151,7 +152,7 @@ class ReferenceDecoder {
     Add(branch, x);
   }
 
-  // Of a row of the stream.
+  // The norm of a row of the residual stream.
   Row Norm(const Row& x, const std::string& name, double unit) const {
     if (spec_.norm_kind() == proto::RMS_NORM) return RmsNorm(x, weights_.at(name), unit);
     double mean = 0, mean_error = 0, size = 0;
@@ -164,7 +165,7 @@ class ReferenceDecoder {
     mean /= count;
     Row centered = x;
     for (Num& n : centered) {
-      // Of the sum of the mean, and of the difference.
+      // The roundings of the mean's sum and of the difference.
       const double rounding = Square(kFloatUnit * size / count) * (count / 4 + 4);
       n = Rounded({n.v - mean, n.e + mean_error / Square(count) + rounding}, kFloatUnit);
     }
@@ -203,7 +204,7 @@ class ReferenceDecoder {
     return static_cast<double>(compute_unit_ == kFloatUnit ? x : ToFloat(ToBFloat16(x)));
   }
 
-  // y += b (a x) of the adapter's modules of `name`; of the embedding x is the token's id.
+  // y += b (a x) for the adapter's modules of `name`; for the embedding, x is the token's id.
   void AddLora(const std::string& name, const Row& x, Row& y) const {
     if (lora_ == nullptr) return;
     for (const LoraPair& pair : lora_->pairs()) {
@@ -236,9 +237,9 @@ class ReferenceDecoder {
     sum.e += Square(weight) * x.e + Square(kFloatUnit) * rounding;
   }
 
-  // out = x w^T (+ bias), accumulated in float32 in ascending order. `module`: what adapters call
-  // it; empty: `name`.
-  // `expert`: of so many whose weights lie one after the other.
+  // out = x w^T (+ bias), accumulated in float32 in ascending order. `module`: the adapters' name
+  // of the weight; empty: `name`.
+  // `expert`: index among `experts` weights that are stored one after the other.
   Row Gemm(const std::string& name, const std::string& bias, Row x, const std::string& module = "",
            int64_t expert = 0, int64_t experts = 1) const {
     const proto::WeightQuant* quant = QuantOf(spec_, name);
@@ -379,7 +380,8 @@ class ReferenceDecoder {
     }
   }
 
-  // A token's keys or values as the cache keeps them: half a step of error each where it quantises.
+  // A token's keys or values as the cache stores them: a quantised element errs by up to half a
+  // step.
   void Cache(Row& row) const {
     const auto dim = static_cast<size_t>(KeyDim());
     for (size_t head = 0; head < row.size(); head += dim) {
@@ -399,9 +401,10 @@ class ReferenceDecoder {
     }
   }
 
-  // Of latent attention: a token's queries for the cache, and the row that is its key and value.
-  // Like the engine it multiplies queries with k_up, because the errors are those of that order;
-  // that the model means the keys is what the tests against transformers know.
+  // Latent attention: a token's queries in the space of the cache, and the row that is both its key
+  // and value. Multiplies queries with k_up, as the engine does, since the errors depend on that
+  // order. The model's definition multiplies keys with k_up; the tests against transformers check
+  // that both agree.
   void SplitLatents(const std::string& prefix, const Row& stream, int64_t position, Row& q,
                     Row& key) const {
     const int64_t heads = spec_.num_heads(), dim = spec_.head_dim();
@@ -432,7 +435,7 @@ class ReferenceDecoder {
     }
   }
 
-  // What a head of latent attention gives to the output projection.
+  // The value of a head of latent attention, which the output projection reads.
   Row LatentValue(const std::string& prefix, int64_t head, Row attended) const {
     attended.resize(static_cast<size_t>(spec_.kv_latent()));
     Row value = Gemm(prefix + "v_up", "", attended, "", head, spec_.num_heads());
@@ -509,7 +512,7 @@ class ReferenceDecoder {
     return gated;
   }
 
-  // Reads the rows of `from`, adds to those of `x`.
+  // Reads the rows of `from` and adds to the rows of `x`.
   void Mlp(const std::string& prefix, const Rows& from, Rows& x) const {
     const std::string name = prefix + (spec_.ungated_mlp() ? "up" : "gate_up");
     const std::string norm = prefix + (spec_.shared_norm() ? "attention_norm" : "mlp_norm");
@@ -527,8 +530,8 @@ class ReferenceDecoder {
     return {s, Square(s * (1 - s)) * x.e + 16 * Square(kFloatUnit * s) * (1 + Square(x.v))};
   }
 
-  // A router's scores, of which those of one token hang together: an error of one logit moves all
-  // softmaxes. That is kept for the weights' sum only to first order.
+  // A router's scores. The scores of one token are correlated: an error of one logit changes every
+  // softmax value. The weights' sum takes that into account only to first order.
   Row Scores(const Row& logits) const {
     const auto experts = static_cast<size_t>(spec_.num_experts());
     Row scores(experts);
@@ -552,7 +555,7 @@ class ReferenceDecoder {
     return scores;
   }
 
-  // The experts that are looked at, by the values that they are chosen by.
+  // The experts of the used groups; `choice` has the values by which experts are ranked.
   std::vector<size_t> Candidates(const Row& choice) const {
     const auto experts = choice.size();
     const auto groups = static_cast<size_t>(std::max<int64_t>(spec_.expert_groups(), 1));
@@ -634,8 +637,8 @@ class ReferenceDecoder {
     }
   }
 
-  // Where rounding may have chosen another expert, or other groups, the error is as large as what
-  // that changes.
+  // Where rounding may have chosen another expert or another group, the error is as large as the
+  // change that this causes.
   template <class MlpOf, class WeightOf>
   void AddDoubt(const Row& choice, const std::vector<size_t>& order, size_t top_k, const MlpOf& mlp,
                 const WeightOf& weight_of, Row& branch) const {
@@ -657,7 +660,7 @@ class ReferenceDecoder {
     }
   }
 
-  // Whether no rounding makes another group one of the best.
+  // Whether no rounding can change which groups are the best.
   bool SureOfGroups(const Row& choice, const std::vector<size_t>& order, double deviations) const {
     const size_t size = choice.size() / static_cast<size_t>(spec_.expert_groups());
     double worst = 1e300, best = -1e300, error = 0;

@@ -1,5 +1,5 @@
-// The ops over the paged cache: every token written once and never two parts in one token group;
-// every (token, head) attended once, with the keys balanced over the threads.
+// The ops over the paged cache. Every token is written once, and no two parts share a token group;
+// every (token, head) is computed once, with the keys balanced over the threads.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -159,7 +159,7 @@ TEST_P(CacheOpsTest, AttentionTakesEveryTokenAndHeadOnce) {
 }
 
 TEST_P(CacheOpsTest, AttentionBalancesKeys) {
-  // One long prefill chunk beside short decodes: by tokens alone the cut would be far off.
+  // One long prefill chunk with short decodes: a cut by tokens alone would be badly balanced.
   const Layout layout{{512, 1, 1, 1}, {0, 100, 200, 300}};
   const AttentionParams params{8, 2, 64, 1.0f, 0, 0.0f};
   const std::vector<SequenceRange> ranges = Ranges(layout);
@@ -181,8 +181,7 @@ TEST_P(CacheOpsTest, AttentionBalancesKeys) {
   EXPECT_LE(most, total / pool_.num_threads() * 12 / 10);
 }
 
-// Decodes of very different lengths, some of which are divided between threads: the bits of one
-// thread.
+// Decodes of very different lengths, some divided between threads, have the bits of one thread.
 TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
   const int64_t kv_heads = 2, group = 7, head_dim = 64, block_size = 16, cols = kv_heads * head_dim;
   context_.kernels = kernels::AvailableTables().back();

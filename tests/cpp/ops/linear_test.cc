@@ -17,8 +17,8 @@ using testing::kFloatSlot;
 
 std::atomic<int> num_calls;
 
-// Adds 1 to each output element of its range, and the row's first input, so that a row or panel
-// done twice, not at all or from the wrong row shows.
+// Adds 1 and the row's first input to each output element of its range. So the test sees a row or
+// panel that is computed twice, not at all, or from the wrong row.
 void CountingGemm(const kernels::GemmArgs& args, kernels::Stream) noexcept {
   ++num_calls;
   const float* a = static_cast<const float*>(args.a);
@@ -73,7 +73,7 @@ TEST(SplitLinearTest, UsesTheThreadsAndCutsManyRows) {
   EXPECT_EQ(SplitLinear(1, 14, 2).row_parts, 1);
   EXPECT_EQ(SplitLinear(128, 14, 2).row_parts, 1);
   EXPECT_EQ(SplitLinear(256, 14, 2).row_parts, 2);
-  // As many, but one thread would have a third more rows than the other.
+  // Many rows per part, but one thread would have a quarter more rows than the other.
   EXPECT_EQ(SplitLinear(288, 14, 2).row_parts, 1);
   EXPECT_EQ(SplitLinear(512, 14, 8).row_parts, 4);
   // One panel keeps one thread busy; the rows keep the others.

@@ -17,8 +17,8 @@ using testing::FloatMatrix;
 
 constexpr int64_t kCols = 70, kOut = 200, kMaxRank = 48;
 
-// An adapter of a weight [kOut, kCols] in float32: two modules, which both begin within a panel,
-// and a hole between them.
+// A float32 adapter of a weight [kOut, kCols]: two modules that both begin within a panel, with a
+// gap between them.
 struct Adapter {
   std::vector<float> a, first_b, second_b;
   LoraWeight weight;
@@ -53,7 +53,7 @@ struct Adapter {
     return static_cast<size_t>(((column / 64 - part.panel_begin) * part.rank + r) * 64 +
                                column % 64);
   }
-  // What it adds to element `column`, and the sum of the terms' magnitudes.
+  // The adapter's sum for element `column`, and the sum of the terms' magnitudes.
   std::pair<double, double> Delta(const float* x, int64_t column) {
     double sum = 0, magnitude = 0;
     for (const LoraPart& part : weight.parts) {
@@ -73,8 +73,8 @@ struct Adapter {
   }
 };
 
-// A Linear over a batch of rows, some with adapters, through the best kernels there are. The weight
-// is zero, so that its result is what the adapters add to y.
+// A Linear over a batch of rows, some with adapters, with the best available kernels. The weight is
+// zero, so that only the adapters change y.
 class LoraOpTest : public ::testing::Test {
  protected:
   LoraOpTest() : x_(static_cast<size_t>(kRows * kCols)), y_(static_cast<size_t>(kRows * kOut)) {
@@ -118,7 +118,7 @@ TEST_F(LoraOpTest, AddsToTheRowsAndColumnsOfEachAdapter) {
                                           ? adapter->Delta(&x_[static_cast<size_t>(row * kCols)], i)
                                           : std::pair<double, double>{0, 0};
       const double expected = static_cast<double>(y_[at]) + delta;
-      // Two chains of products after one another.
+      // Two chains of products, one after the other.
       const double bound = 0x1p-24 * (kCols + kMaxRank + 2) * (magnitude + std::abs(expected));
       ASSERT_NEAR(static_cast<double>(y[at]), expected, adapted ? bound : 0.0)
           << "row " << row << " column " << i;

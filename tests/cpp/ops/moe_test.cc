@@ -20,7 +20,7 @@ std::vector<float> Values(int64_t count) {
   return x;
 }
 
-// Room for the routing of so many tokens.
+// Memory for the routing of a number of tokens.
 struct RoutingRoom {
   RoutingRoom(int64_t num_tokens, const RouterParams& router)
       : experts(static_cast<size_t>(num_tokens * router.top_k)),
@@ -123,11 +123,11 @@ TEST_P(MoeOpsTest, RefusesWhatDoesNotFit) {
       "of 2 experts each");
 }
 
-// LinearEach and LinearGatedEach against one product after the other, for every table: more tasks
-// than threads and fewer, of few rows, many and none.
+// LinearEach and LinearGatedEach against one product after the other, for every table: more and
+// fewer tasks than threads, with few, many and no rows.
 TEST_P(MoeOpsTest, ProductsAtOnceHaveTheBitsOfEach) {
   constexpr int64_t kDepth = 132, kInner = 128;
-  // Nobody has this expert: where its weight is, is no memory.
+  // No token has this expert: its weight's address is not mapped.
   const void* const nowhere = reinterpret_cast<const void*>(uintptr_t{4096});
   for (const std::vector<int64_t>& counts :
        std::vector<std::vector<int64_t>>{{1}, {0, 1, 0, 1}, {5, 0, 40, 1, 130, 2}, {200}, {0, 0}}) {

@@ -1,4 +1,4 @@
-// What a profile counts, and the table of it.
+// The counts of a profile, and its table.
 #include "ops/op_profile.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST(OpProfileTest, AnExceptionLeavesTheOuterOperationRunning) {
   EXPECT_EQ(profile.Of(Op::kNorm).calls, 1);
   EXPECT_EQ(profile.Of(Op::kPass).calls, 1);
   EXPECT_GE(profile.Of(Op::kRope).ns, kMs);
-  // Rope's time is not the pass's, nor that of the norm which threw.
+  // Rope's time counts neither for the pass nor for the norm that threw.
   EXPECT_LE(profile.Of(Op::kPass).ns + profile.Of(Op::kNorm).ns, elapsed - kMs);
 }
 

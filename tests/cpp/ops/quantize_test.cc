@@ -124,7 +124,7 @@ TEST_P(QuantizeOpTest, ColumnsInAnotherOrderAreThoseOfFloat32Quantised) {
               "gather_columns: y is int8");
 }
 
-// A weight of 8 bits whose every column, row and group differs, in `groups` groups.
+// An 8-bit weight in `groups` groups; all columns, rows and groups differ.
 struct Weight {
   std::vector<uint8_t> w, zero;
   std::vector<BFloat16> scale;

@@ -1,5 +1,6 @@
-// The ops that split over rows: each must reach its kernel with every row once, whatever the number
-// of threads, and refuse operands that do not fit. Kernels here are stand-ins that leave a trace.
+// The ops that split over rows: each must call its kernel once for every row, with any number of
+// threads, and refuse operands that do not fit. The kernels here are stand-ins that record their
+// calls.
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -120,7 +121,7 @@ class RowOpsTest : public ::testing::TestWithParam<int> {
 };
 
 constexpr int64_t kRows = 37;
-constexpr int64_t kCols = 1024;  // A few rows are worth a thread, so 37 are split.
+constexpr int64_t kCols = 1024;  // A few rows are enough for a thread, so 37 are split.
 
 TEST_P(RowOpsTest, Norm) {
   std::vector<float> x = Numbered(kRows, kCols + 1);

@@ -89,13 +89,13 @@ TEST(MappingWatchTest, ABrokenMappingLeavesTheNextOneWhole) {
   }
 }
 
-// In a process of its own, since the handler that was there before is looked at once.
+// Runs in a process of its own, since the earlier signal handler is read only once.
 class MappingWatchDeathTest : public ::testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
-// Reads what is gone from a mapping that is not watched, beside one that is.
+// Reads the removed part of an unwatched mapping while another mapping is watched.
 void ReadUnwatched() {
   const MappedOnes watched, file;
   const MappingWatch watch(watched.data(), kBytes);

@@ -111,7 +111,7 @@ TEST_P(ThreadPoolTest, RegionsAreOrdered) {
     const int64_t n = static_cast<int64_t>(data.size());
     pool.ParallelFor(n, 0, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        // The neighbour's value was written by another thread at the part's edge.
+        // At the part's edge, another thread wrote the adjacent value.
         next[static_cast<size_t>(i)] = data[static_cast<size_t>((i + 1) % n)];
       }
     });
@@ -237,7 +237,7 @@ TEST_P(ThreadPoolTest, OthersTakeOverTheItemsOfAThreadThatIsHeldUp) {
   constexpr int64_t kItems = 100;
   std::atomic<int64_t> done = 0;
   pool.ParallelForItems(kItems, [&](int64_t item, int) {
-    // The first thread's first item ends after all others, its own among them.
+    // The first thread's first item ends after all other items, also those of the same thread.
     while (item == 0 && done < kItems - 1) std::this_thread::yield();
     ++done;
   });
@@ -269,7 +269,7 @@ TEST_P(ThreadPoolTest, ARegionAllocatesNothing) {
       for (int64_t i = begin; i < end; ++i) ++data[static_cast<size_t>(i)];
     });
   };
-  // What the workers do between two regions is counted too.
+  // Allocations of the workers between two regions count too.
   pool.ParallelFor(GetParam(), 0,
                    [&](int64_t, int64_t, int id) { workers[static_cast<size_t>(id)].Start(); });
   caller.Start();

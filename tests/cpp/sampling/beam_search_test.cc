@@ -1,5 +1,5 @@
-// The rules of a beam search on rows made by hand; whole searches are held to transformers in
-// tests/python/test_beam_search.py.
+// The rules of a beam search on rows made by hand; tests/python/test_beam_search.py compares whole
+// searches with transformers.
 
 #include "sampling/beam_search.h"
 
@@ -59,14 +59,14 @@ TEST(BeamSearchTest, EqualOnesAreInOrderOfBeamAndToken) {
 
 TEST(BeamSearchTest, OnlyTheBestCandidatesCanEnd) {
   BeamSearch search(Params(BeamStop::kHeuristic));
-  // The end is third of two.
+  // Only the best two candidates can end; the end token is third.
   const RowCandidates row = Row({{3, -1}, {4, -2}, {kEnd, -3}});
   search.Advance(std::vector{&row}, Ends);
   EXPECT_TRUE(search.ended().empty());
   EXPECT_EQ(search.beams().size(), 2u);
 }
 
-// Two sequences end, one after the other; what then?
+// The state after two sequences ended, one after the other.
 BeamSearch AfterTwoEnds(BeamStop stop, double length_penalty, float beam) {
   BeamSearch search(Params(stop, length_penalty));
   const RowCandidates first = Row({{kEnd, -1}, {3, -1.5f}, {4, -9}});
@@ -85,7 +85,7 @@ TEST(BeamSearchTest, EndsByItsRule) {
   EXPECT_TRUE(AfterTwoEnds(BeamStop::kAtOnce, 1, -0.1f).done());
   EXPECT_FALSE(AfterTwoEnds(BeamStop::kHeuristic, 1, -0.1f).done());
   EXPECT_TRUE(AfterTwoEnds(BeamStop::kHeuristic, 1, -1).done());
-  // Ten tokens long it could have (-1.5 + beam) / 10.
+  // With ten tokens it could score (-1.5 + beam) / 10.
   EXPECT_FALSE(AfterTwoEnds(BeamStop::kNever, 1, -1).done());
   EXPECT_TRUE(AfterTwoEnds(BeamStop::kNever, 1, -12).done());
   EXPECT_TRUE(AfterTwoEnds(BeamStop::kNever, 0, -1).done());
@@ -98,7 +98,7 @@ TEST(BeamSearchTest, ABetterEndTakesThePlaceOfTheWorst) {
   ASSERT_EQ(search.ended().size(), 1u);
   EXPECT_EQ(search.ended()[0].place, 0u);
   EXPECT_NEAR(search.scores()[0], -1.7 / 3, 1e-6);
-  // Nothing left to go on with.
+  // No candidate is left to continue with.
   const RowCandidates none = Row({{-1, 0}, {-1, 0}, {-1, 0}});
   search.Advance(std::vector{&none, &none}, Ends);
   EXPECT_TRUE(search.done());

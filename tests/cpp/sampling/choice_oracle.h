@@ -1,5 +1,5 @@
-// The distribution of token_choice.h written down plainly: sort everything, sum in long double.
-// Shares no code with it.
+// A plain implementation of token_choice.h's distribution: sorts everything, sums in long double.
+// Shares no code with token_choice.h.
 #pragma once
 
 #include <algorithm>
@@ -65,8 +65,7 @@ inline int32_t OracleDraw(const std::vector<std::pair<int32_t, double>>& distrib
   return last;
 }
 
-// The draws that rounding of the sums may choose between: one token, but within 1e-11 of an edge
-// two.
+// The tokens that a draw may give when sums are rounded: one, but two within 1e-11 of an edge.
 inline std::set<int32_t> OracleDraws(const std::vector<float>& logits, const OracleParams& params,
                                      double u) {
   constexpr double kRounding = 1e-11;

@@ -10,7 +10,7 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// The drafts of a text that is seen for the first time.
+// The drafts for a text that the lookup has not seen before.
 Tokens Drafts(const Tokens& tokens, int64_t count) {
   PromptLookup lookup;
   lookup.Follow(tokens);

@@ -82,7 +82,8 @@ TEST_P(SamplerTest, BannedTokensAreNeverChosen) {
   EXPECT_THROW(SampleOne({1, 2}, {}, 0, {-1}), InternalError);
 }
 
-// A mask does what banning its other tokens does, at every length of its last word.
+// A mask has the same effect as banning all tokens outside of it, for every length of its last
+// word.
 TEST_P(SamplerTest, AMaskBansWhatItLeavesOut) {
   std::mt19937 random(17);
   for (const int64_t vocab : {1, 31, 32, 33, 64, 500}) {
@@ -90,7 +91,7 @@ TEST_P(SamplerTest, AMaskBansWhatItLeavesOut) {
       std::vector<float> logits(static_cast<size_t>(vocab));
       for (float& logit : logits) logit = std::normal_distribution<float>(0, 2)(random);
       logits[seed % logits.size()] = seed % 3 == 0 ? kInf : kNan;
-      // Some words all on, some all off; bits beyond the vocabulary are nobody's.
+      // Some words all on, some all off; bits beyond the vocabulary have no token.
       std::vector<uint32_t> mask(static_cast<size_t>((vocab + 31) / 32));
       for (uint32_t& word : mask) word = seed % 4 == 0 ? 0 : random() % 4 == 0 ? ~0u : random();
       std::vector<int32_t> banned;
@@ -122,7 +123,7 @@ TEST_P(SamplerTest, DrawIsThatOfSeedAndPosition) {
   }
 }
 
-// A batch of rows of all kinds, made anew for each run since sampling may overwrite logits.
+// A batch of rows of all kinds, made again for each run since sampling may overwrite logits.
 class Batch {
  public:
   static constexpr int64_t kVocab = 5003;

@@ -32,7 +32,7 @@ int32_t Choose(const std::vector<float>& logits, const OracleParams& params, dou
       scratch.data());
 }
 
-// Every token that some uniform number gives, from a fine grid of them.
+// Every token that some number of a fine grid in [0, 1) gives.
 std::set<int32_t> Reachable(const std::vector<float>& logits, const OracleParams& params) {
   std::set<int32_t> result;
   for (int i = 0; i < 512; ++i) result.insert(Choose(logits, params, i / 512.0));
@@ -74,7 +74,7 @@ TEST(TokenChoice, TopPKeepsTheShortestBeginningThatReachesIt) {
 }
 
 TEST(TokenChoice, TopPIsOfWhatTopKKept) {
-  // Of all, the first has 1/8; of the two that top_k keeps, half.
+  // The first token has 1/8 of all probability, and half of the two tokens that top_k keeps.
   std::vector<float> logits(14, 0.0f);
   logits[3] = logits[9] = std::log(2.0f);
   EXPECT_EQ(Reachable(logits, {.top_k = 2, .top_p = 0.5}), (std::set<int32_t>{3}));
@@ -169,12 +169,12 @@ TEST(TokenChoice, MatchesTheOracleOnRandomRows) {
       }
     }
   }
-  // Equal weights and round bounds meet at edges now and then; were it more, the test would say
-  // little.
+  // Equal weights and round bounds sometimes meet at an edge. If that were frequent, the test would
+  // say little.
   EXPECT_LT(ambiguous * 5, draws) << ambiguous << " of " << draws;
 }
 
-// The order in which logits come is where a selection could go wrong or slow.
+// A selection could be wrong or slow for some orders of the logits.
 TEST(TokenChoice, SortedRowsMatchTheOracle) {
   constexpr int kSize = 6000;
   std::vector<float> up(kSize), down(kSize);
@@ -209,7 +209,7 @@ TEST(TokenChoice, DrawsOverSeedsFollowTheDistribution) {
     double chi_square = 0, rest_p = 1;
     int bins = 0, rest = kDraws;
     for (const auto& [id, p] : OracleDistribution(logits, params)) {
-      if (p * kDraws < 10) continue;  // Into one bin with the others of its kind.
+      if (p * kDraws < 10) continue;  // Too rare for a bin of its own: all such tokens share one.
       chi_square += std::pow(counts[id] - p * kDraws, 2) / (p * kDraws);
       rest -= counts[id];
       rest_p -= p;

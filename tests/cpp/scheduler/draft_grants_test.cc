@@ -17,7 +17,7 @@ std::vector<int64_t> Grant(std::vector<DraftGrant> grants, int64_t max_rows) {
   return granted;
 }
 
-// Tokens that a step of these decodes is expected to give, for its cost.
+// The expected number of tokens of a step over these decodes, divided by its cost.
 double Rate(const std::vector<DraftGrant>& grants, const std::vector<int64_t>& drafts) {
   double tokens = 0, extra = 0;
   auto rows = static_cast<int64_t>(grants.size());
@@ -63,11 +63,11 @@ TEST(DraftGrantsTest, RisesWithTheChanceAndFallsWithTheCrowd) {
 TEST(DraftGrantsTest, SharesTheCostOfMakingThem) {
   const DraftGrant likely{.most = 1, .chance = 0.7, .cost = 0.4};
   EXPECT_EQ(Grant(std::vector<DraftGrant>(8, likely), 32), std::vector<int64_t>(8, 1));
-  // One alone among others that have none does not pay for it.
+  // The drafts of one sequence do not pay for their cost if no other sequence has drafts.
   std::vector<DraftGrant> grants(8);
   grants[3] = likely;
   EXPECT_EQ(Grant(grants, 32), std::vector<int64_t>(8, 0));
-  // Another's that cost nothing stay.
+  // Drafts of another sequence that cost nothing are still granted.
   grants[5] = {.most = 1, .chance = 0.7};
   EXPECT_EQ(Grant(grants, 32), (std::vector<int64_t>{0, 0, 0, 0, 0, 1, 0, 0}));
 }

@@ -1,7 +1,7 @@
-// A scheduler with sequences of its own and an executor that fakes the model: it remembers which
-// token after which others was written into each slot of the cache, so that a block in two tables,
-// a token that was not recomputed or a block of another beginning shows at the next step that reads
-// it. Check() states the invariants.
+// A scheduler with test sequences and an executor that fakes the model. The executor records which
+// token, after which prefix, was written to each slot of the cache. So a block in two tables, a
+// token that was not recomputed, or a block of another prefix is detected by the next step that
+// reads it. The Check functions state the invariants.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,13 +23,13 @@ namespace allspark::testing {
 struct TestSequence : ScheduledSequence {
   int64_t last_planned_step = -1;
   int64_t num_offered = 0;         // drafts before the plan
-  int64_t num_accepted = 0;        // drafts of the step at hand that turn out right
-  bool was_decode = false;         // before the step at hand was planned
-  int64_t running_since = -1;      // num_preemptions where it ran by then
-  std::vector<int32_t> tokens;     // known ones, and drafts that turn out right; never moves
-  std::vector<uint64_t> contents;  // what the cache holds of each: it and all before it
+  int64_t num_accepted = 0;        // drafts of the current step that are accepted
+  bool was_decode = false;         // before the current step was planned
+  int64_t running_since = -1;      // num_preemptions if it ran then, else -1
+  std::vector<int32_t> tokens;     // known tokens and accepted drafts; never reallocated
+  std::vector<uint64_t> contents;  // expected cache content: hash of a token and its prefix
   TestSequence* first_beam = this;
-  // Of a search: itself first; empty: it is none.
+  // The beams of a search, itself first; empty: no search.
   std::vector<ScheduledSequence*> beams;
   std::vector<std::unique_ptr<TestSequence>> other_beams;
 
@@ -42,8 +42,8 @@ struct TestSequence : ScheduledSequence {
 
 class Harness {
  public:
-  // `trace`: where to write events, in the format that tests/python/scheduler_oracle.py reads; may
-  // be null.
+  // `trace`: receives events in the format that tests/python/scheduler_oracle.py reads; may be
+  // null.
   explicit Harness(const SchedulerConfig& config, std::ostream* trace = nullptr)
       : scheduler_(config),
         slots_(static_cast<size_t>(config.num_blocks * config.block_size)),
@@ -55,29 +55,29 @@ class Harness {
   // The first broken invariant; empty: none.
   const std::string& error() const { return error_; }
 
-  // The ids of sequences that were taken out for want of blocks so far.
+  // The ids of the sequences interrupted so far, for lack of blocks.
   const std::vector<int64_t>& interrupted() const { return interrupted_; }
-  // Tokens that were planned to be taken from the prefix cache.
+  // Tokens that plans took from the prefix cache.
   int64_t num_hit_tokens() const { return num_hit_tokens_; }
 
-  // How many of a chunk's drafts turn out to be the sampled tokens.
+  // Sets how many of a chunk's drafts are accepted.
   void set_accept(std::function<int64_t(const PlannedChunk&)> accept) {
     accept_ = std::move(accept);
   }
 
-  // How many of a chunk's drafts its owner then has.
+  // Sets how many of a chunk's drafts its owner keeps.
   void set_trim(std::function<int64_t(const PlannedChunk&)> trim) { trim_ = std::move(trim); }
   // Sets the time of the steps that follow.
   void set_now(int64_t now_us) {
     now_us_ = now_us;
     if (trace_ != nullptr) *trace_ << "now " << now_us << "\n";
   }
-  // Which token follows a sequence. By default one that no other has had there.
+  // Sets the next token of a sequence. By default a token that no other sequence has.
   void set_next_token(std::function<int32_t(const TestSequence&)> next_token) {
     next_token_ = std::move(next_token);
   }
 
-  // With tokens that no other has.
+  // Adds a sequence with tokens that no other sequence has.
   TestSequence* Add(int64_t priority, int64_t num_tokens, int64_t max_length) {
     std::vector<int32_t> prompt(static_cast<size_t>(num_tokens));
     for (int32_t& token : prompt) token = fresh_token_++;
@@ -107,7 +107,7 @@ class Harness {
     return sequences_.back().get();
   }
 
-  // A search with so many beams.
+  // Adds a beam search with num_beams beams.
   TestSequence* AddBeams(int64_t priority, const std::vector<int32_t>& prompt, int64_t max_length,
                          int64_t num_beams) {
     auto first = std::make_unique<TestSequence>();
@@ -136,7 +136,7 @@ class Harness {
     return sequences_.back().get();
   }
 
-  // Which beams the next ones of a search continue; it has so many.
+  // Sets which beams the next beams of a search continue; their number is the next number of beams.
   void set_parents(std::function<std::vector<int32_t>(const TestSequence&)> parents) {
     parents_ = std::move(parents);
   }
@@ -152,8 +152,8 @@ class Harness {
   }
 
   // Plans, computes and commits one step; appends a token where the plan samples. `ends(sequence)`
-  // says whether a sequence that got a token ends with it (at max_length it does anyway). Returns
-  // false once an invariant broke.
+  // says whether a sequence ends with the token that it got (at max_length it always ends). Returns
+  // false once an invariant is broken.
   template <typename Ends>
   bool Step(Ends&& ends) {
     Plan();
@@ -163,7 +163,7 @@ class Harness {
     return Step([](const TestSequence&) { return false; });
   }
 
-  // Plans a step and checks the plan. plan() may be read until Finish removes what has ended.
+  // Plans a step and checks the plan. plan() may be read until Finish removes the ended sequences.
   void Plan() {
     ++step_;
     for (const auto& sequence : sequences_) {
@@ -212,8 +212,8 @@ class Harness {
         AppendTo(sequence);
         ++sequence->num_tokens;
       }
-      // As in the engine, a sequence ends as it reaches max_length; a prompt of that length at
-      // once.
+      // As in the engine, a sequence ends when it reaches max_length; a prompt of that length ends
+      // at once.
       if (full || sequence->num_tokens == sequence->max_length || ends(*sequence)) {
         ended_.push_back(sequence);
       }
@@ -230,10 +230,10 @@ class Harness {
     return error_.empty();
   }
 
-  // Whether the owner of a sequence, instead of appending a token, holds it.
+  // Sets whether the owner holds a sequence instead of appending a token.
   void set_holds(std::function<bool(const TestSequence&)> holds) { holds_ = std::move(holds); }
 
-  // A step that fails: planned, not computed, all of it removed.
+  // A step that fails: it is planned but not computed, and all its sequences are removed.
   bool FailStep() {
     Plan();
     ended_.clear();
@@ -251,20 +251,20 @@ class Harness {
     error_ = std::string(what) + " in step " + std::to_string(step_);
   }
 
-  // It has left the scheduler.
+  // Deletes a sequence that has left the scheduler.
   void Forget(const ScheduledSequence* sequence) {
     Check(sequence->block_table.empty() && sequence->num_computed == 0, "removed but not reset");
     std::erase_if(sequences_, [&](const auto& owned) { return owned.get() == sequence; });
   }
 
-  // Every beam of a search.
+  // Whether every beam of a search is computed.
   static bool IsComputed(const TestSequence& sequence) {
     return !sequence.beams.empty() && sequence.state == ScheduledSequence::State::kRunning &&
            std::all_of(sequence.beams.begin(), sequence.beams.end(),
                        [](const auto* beam) { return beam->num_computed == beam->num_tokens; });
   }
 
-  // The search goes on with beams that continue `parents`, one token longer.
+  // The search continues with beams that extend `parents` by one token.
   void Fork(TestSequence& search, const std::vector<int32_t>& parents) {
     std::vector<std::pair<std::vector<int32_t>, std::vector<uint64_t>>> histories;
     for (const ScheduledSequence* beam : search.beams) {
@@ -315,7 +315,7 @@ class Harness {
     references_.assign(static_cast<size_t>(pool.num_blocks()), 0);
     writers_.assign(references_.size(), 0);
     ForEachBeam([&](const ScheduledSequence& sequence) {
-      // The first plan_begin tokens are computed already, or by the chunks of others.
+      // The first plan_begin tokens are computed already, or by other sequences' chunks.
       const int64_t writes_from = std::max(sequence.num_computed, sequence.plan_begin);
       for (size_t i = 0; i < sequence.block_table.size(); ++i) {
         const auto block = static_cast<size_t>(sequence.block_table[i]);
@@ -361,7 +361,7 @@ class Harness {
       if (s.state == ScheduledSequence::State::kWaiting) {
         Check(capacity == 0 && s.num_computed == 0, "a waiting sequence has blocks");
       } else {
-        // Drafts may have taken the block that comes next.
+        // Drafts may have taken the next block already.
         const int64_t most_ahead = scheduler_.config().max_draft_rows > 0 ? 2 : 1;
         Check(capacity >= std::max(s.num_computed, s.plan_begin) &&
                   capacity < s.num_tokens + most_ahead * block_size,
@@ -403,7 +403,7 @@ class Harness {
       after_prefill |= !decode;
       if (!decode) prefill += chunk.num_tokens;
       rows += chunk.num_tokens;
-      // What was just admitted did not overtake anything that waits.
+      // A sequence that was just admitted must not have overtaken a waiting one.
       Check(ran || s->first_beam != s || scheduler_.first_waiting() == nullptr ||
                 Precedes(*s, *scheduler_.first_waiting()),
             "admitted past the head of the line");
@@ -474,7 +474,7 @@ class Harness {
   std::function<bool(const TestSequence&)> holds_;
   std::function<std::vector<int32_t>(const TestSequence&)> parents_;
   std::vector<std::unique_ptr<TestSequence>> sequences_;
-  std::vector<uint64_t> slots_;  // what was last written
+  std::vector<uint64_t> slots_;  // the last content written
   std::ostream* trace_;
   const std::vector<PlannedChunk>* plan_ = nullptr;
   std::vector<TestSequence*> ended_;
@@ -499,7 +499,7 @@ inline std::string ToString(const std::vector<PlannedChunk>& plan) {
   return text.str();
 }
 
-// Takes a step in which nobody ends, and says what was planned.
+// Runs a step in which no sequence ends, and returns its plan as text.
 inline std::string Step(Harness& harness) {
   harness.Plan();
   const std::string plan = ToString(harness.plan());

@@ -1,4 +1,4 @@
-// Sequences that leave when blocks run out, instead of waiting to be computed again.
+// Sequences that are removed when blocks run out, instead of waiting for recomputation.
 
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST(Interruption, LeavesItsFullBlocksToThoseWhoComeLater) {
     tokens = younger->tokens;
     ASSERT_TRUE(harness.Step()) << harness.error();
   }
-  // What it had computed is there: the block that the older one was short of was not full.
+  // All its full blocks are still cached: the block that the older sequence took was not full.
   ASSERT_GE(tokens.size(), 7u);
   harness.Remove(older);
   harness.Add(0, tokens, 16);

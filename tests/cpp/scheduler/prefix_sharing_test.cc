@@ -1,5 +1,5 @@
-// What the scheduler takes from the prefix cache and gives to it, rule by rule
-// (csrc/scheduler/README.md). Random scripts are in script_test.cc.
+// The scheduler's use of the prefix cache, rule by rule (csrc/scheduler/README.md). script_test.cc
+// has random scripts.
 
 #include <gtest/gtest.h>
 
@@ -58,7 +58,7 @@ TEST(PrefixSharing, TheLastTokenIsAlwaysComputed) {
   EXPECT_EQ(Step(harness), "0:0+8*");
   harness.Add(0, Count(8), 20);
   harness.Add(0, Count(9), 20);
-  // The last block of 1 came into being twice: both have the one that was there.
+  // Sequence 1 computed a block that existed already: both sequences use the older one.
   EXPECT_EQ(Step(harness), "0:8+1* 1:4+4* 2:8+1*");
   EXPECT_EQ(harness.sequences()[0]->block_table[1], harness.sequences()[1]->block_table[1]);
   EXPECT_EQ(harness.scheduler().prefix_cache().num_available(), 16 - 2 - 2);
@@ -84,7 +84,7 @@ TEST(PrefixSharing, ALongBeginningIsComputedOnceOverManySteps) {
   harness.Add(0, Join(Count(28), {90, 91, 92}), 40);
   EXPECT_EQ(Step(harness), "0:0+8");
   EXPECT_EQ(Step(harness), "0:8+8");
-  // One of a higher priority goes first, and the one that began goes on where that one stands.
+  // A sequence of higher priority goes first; sequence 0 continues where that sequence stops.
   harness.Add(1, Join(Count(21), {93}), 40);
   EXPECT_EQ(Step(harness), "2:16+6* 0:20+2");
   EXPECT_EQ(Step(harness), "2:22+1* 0:22+8*");
@@ -117,7 +117,7 @@ TEST(PrefixSharing, APreemptedSequenceFindsItsBlocks) {
   while (second->num_preemptions == 0) ASSERT_TRUE(harness.Step());
   EXPECT_EQ(second->num_tokens, 13);
   harness.Remove(first);
-  // 12 were computed, in three blocks; the first sequence took the last of them.
+  // 12 tokens were computed, in three blocks; the first sequence took the last block.
   EXPECT_EQ(Step(harness), "1:8+5*");
 }
 
@@ -128,7 +128,7 @@ TEST(PrefixSharing, SharedBlocksCostAdmissionNothing) {
   harness.Add(0, Join(Count(16), {90}), 24);
   EXPECT_EQ(Step(harness), "0:20+1* 1:16+1*") << "of its six blocks four are there";
   EXPECT_EQ(harness.scheduler().num_running(), 2);
-  // Without them it has to wait.
+  // Without shared blocks the second sequence must wait.
   Harness apart(Config(8));
   apart.Add(0, Count(20), 24);
   EXPECT_EQ(Step(apart), "0:0+20*");
@@ -181,13 +181,14 @@ TEST(PrefixSharing, ASequenceThatIsNotInAStepTakesNothingOfIt) {
   Harness harness(Config(35, 8));
   TestSequence* last = harness.Add(0, Count(16), 17);
   EXPECT_EQ(Step(harness), "0:0+8");
-  // A decode in front takes more blocks than it was admitted with, and a long prompt begins alike.
+  // A decode of higher priority takes more blocks than it was admitted with; a long prompt shares
+  // the prefix.
   harness.Add(2, Count(3, 900), 60);
   harness.Add(1, Count(118), 119);
   for (int i = 0; i < 14; ++i) ASSERT_TRUE(harness.Step());
   harness.Plan();
-  // The last one could begin with the third block that the second has, and there is none for the
-  // rest. The step fails.
+  // The last sequence could share the second's third block, but there is no block for its other
+  // tokens. The step fails.
   EXPECT_EQ(ToString(harness.plan()), "1:16+1* 2:117+1*");
   EXPECT_EQ(last->state, ScheduledSequence::State::kRunning);
   EXPECT_EQ(last->block_table.size(), 2u);

@@ -1,4 +1,4 @@
-// The policy, rule by rule (csrc/scheduler/README.md). Random scripts are in script_test.cc.
+// The policy, rule by rule (csrc/scheduler/README.md). script_test.cc has random scripts.
 
 #include "scheduler/scheduler.h"
 
@@ -62,7 +62,7 @@ TEST(Scheduler, HeldSequencesAreInNoPlanAndThenComputeTheirNewestTokenAgain) {
   EXPECT_EQ(Step(harness), "0:5+1* 1:6+1*");
   EXPECT_EQ(Step(harness), "0:6+1* 1:7+1*");
   holds = 1;
-  // It fills its block, which others may share from then on: it is computed again as a whole.
+  // The held token fills its block, which others may then share: the whole block is computed again.
   EXPECT_EQ(Step(harness), "0:7+1* 1:8+1*");
   EXPECT_EQ(Step(harness), "1:9+1*");
   held->held = false;
@@ -162,7 +162,7 @@ TEST(Scheduler, SmallRequestDoesNotOvertakeALargeOne) {
   TestSequence* first = harness.Add(0, 12, 24);
   EXPECT_EQ(Step(harness), "0:0+12*");
   harness.Add(0, 16, 20);  // Does not fit beside the first.
-  harness.Add(0, 1, 4);    // Would, but it came later.
+  harness.Add(0, 1, 4);    // Would fit, but it came later.
   harness.Add(-1, 1, 4);
   EXPECT_EQ(Step(harness), "0:12+1*");
   EXPECT_EQ(harness.scheduler().num_waiting(), 3);
@@ -176,7 +176,7 @@ TEST(Scheduler, AdmissionLeavesRoomToGrow) {
   Harness harness({.max_batch = 4, .chunk_tokens = 16, .block_size = 4, .num_blocks = 4});
   harness.Add(0, 4, 12);  // Two blocks with one to grow into.
   harness.Add(0, 4, 12);  // Two more: just fits.
-  harness.Add(0, 1, 4);   // One block is all it will ever need, but none is left unpromised.
+  harness.Add(0, 1, 4);   // Needs only one block, but all blocks are promised.
   EXPECT_EQ(Step(harness), "0:0+4* 1:0+4*");
   EXPECT_EQ(harness.scheduler().num_waiting(), 1);
   EXPECT_EQ(harness.scheduler().pool().num_free(), 2);
@@ -199,7 +199,8 @@ TEST(Scheduler, PreemptsTheYoungestOfTheLowestPriority) {
   harness.Add(1, 4, 24);
   EXPECT_EQ(Step(harness), "1:0+4* 3:0+4* 0:0+4* 2:0+4*");
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(harness.Step());
-  // All need a third block now, and one is free: the second in order takes those of the last.
+  // All need a third block, and one is free: the second in order preempts the last and takes its
+  // blocks.
   EXPECT_EQ(Step(harness), "1:8+1* 3:8+1* 0:8+1*");
   EXPECT_EQ(young_low->state, State::kWaiting);
   EXPECT_EQ(young_low->num_preemptions, 1);
@@ -208,7 +209,7 @@ TEST(Scheduler, PreemptsTheYoungestOfTheLowestPriority) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(harness.Step());
   EXPECT_EQ(Step(harness), "1:12+1* 3:12+1*");
   EXPECT_EQ(old_low->num_preemptions, 1);
-  // At its old place: before the younger one that was preempted earlier.
+  // It waits at its old place: before the younger sequence that was preempted earlier.
   EXPECT_EQ(Ids(harness.scheduler().first_waiting()), "0 2 ");
   EXPECT_EQ(Ids(harness.scheduler().first_running()), "1 3 ");
   EXPECT_EQ(harness.scheduler().num_preemptions(), 2);
@@ -244,7 +245,8 @@ TEST(Scheduler, PreemptedSequenceIsRecomputedInChunksAndSamplesOnce) {
 }
 
 TEST(Scheduler, PrefillPreemptsAPlannedDecodeWhichLeavesThePlan) {
-  // A slow prefill in front, and a decode behind it that grows beyond what admission foresaw.
+  // A slow prefill of higher priority, and a decode that grows beyond the blocks it was admitted
+  // with.
   Harness harness({.max_batch = 2, .chunk_tokens = 1, .block_size = 2, .num_blocks = 9});
   TestSequence* decode = harness.Add(0, 1, 18);
   EXPECT_EQ(Step(harness), "0:0+1*");
@@ -283,7 +285,7 @@ TEST(Scheduler, SequenceThatOutgrowsThePoolIsNeverAdmittedAgain) {
   EXPECT_EQ(harness.scheduler().num_running(), 0);
   EXPECT_EQ(harness.scheduler().first_waiting(), large);
   EXPECT_EQ(Step(harness), "");
-  harness.Remove(large);  // What the engine does then.
+  harness.Remove(large);  // As the engine does in this case.
   EXPECT_EQ(Step(harness), "1:0+1*");
   EXPECT_EQ(next->state, State::kRunning);
 }
@@ -397,7 +399,7 @@ TEST(Scheduler, DraftsLengthenDecodesWhereThereIsRoom) {
   EXPECT_EQ(second->num_drafts, 3) << "the owner sees what became of its nine";
   second->num_drafts = 2;
   const_cast<Scheduler&>(harness.scheduler()).TrimDrafts();
-  // What was computed for a draft counts once the owner says so.
+  // The tokens computed for drafts count only after the owner accepts them.
   auto& scheduler = const_cast<Scheduler&>(harness.scheduler());
   scheduler.Commit();
   EXPECT_EQ(second->num_computed, 3);
@@ -405,11 +407,11 @@ TEST(Scheduler, DraftsLengthenDecodesWhereThereIsRoom) {
   EXPECT_EQ(second->num_computed, 4);
   first->num_tokens += 1;
   second->num_tokens += 2;
-  // Where one is likelier to be right than another it comes first.
+  // Drafts with a higher acceptance rate come first.
   second->acceptance_rate = 0.7;
   first->acceptance_rate = 0.5;
   EXPECT_EQ(plan(9, 9), "2,1 4,3 ");
-  // Beside a prefill there are none.
+  // In a step with a prefill there are no drafts.
   harness.Add(0, 2, 8);
   EXPECT_EQ(plan(2, 2), "1,0 1,0 2,0 ");
 }
@@ -473,8 +475,8 @@ TEST(Scheduler, AllocatesNothingAfterConstruction) {
   EXPECT_GT(scheduler.num_preemptions(), 0);
 }
 
-// A step must not pay for those who wait. Of the ratio, not of the time, so that a loaded machine
-// does not fail it.
+// The number of waiting sequences must not slow a step. The test checks the ratio of two times, so
+// that a loaded machine does not fail it.
 TEST(Scheduler, TenThousandWaitingDoNotSlowAStep) {
   const auto seconds = [](int64_t num_waiting) {
     Scheduler scheduler({.max_batch = 8, .chunk_tokens = 64, .block_size = 4, .num_blocks = 48});
@@ -494,7 +496,7 @@ TEST(Scheduler, TenThousandWaitingDoNotSlowAStep) {
           ScheduledSequence* s = chunk.sequence;
           scheduler.Remove(s);
           s->num_tokens = 4;
-          scheduler.Add(s);  // Behind all who wait.
+          scheduler.Add(s);  // Behind all waiting sequences.
         }
       }
     }
@@ -506,8 +508,8 @@ TEST(Scheduler, TenThousandWaitingDoNotSlowAStep) {
     few = std::min(few, seconds(100));
     many = std::min(many, seconds(10000));
   }
-  // Measured ratios are 2 to 3 (10,000 sequences are added, and out of the caches); walking the
-  // queue at each insertion would make it over 50.
+  // Measured ratios are 2 to 3 (10,000 sequences are added, and they exceed the processor's
+  // caches). A walk through the queue at each insertion would give a ratio above 50.
   EXPECT_LT(many, few * 20);
 }
 

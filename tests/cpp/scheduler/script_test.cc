@@ -49,8 +49,8 @@ class Random {
   std::mt19937 engine_;
 };
 
-// Sequences that begin as others do: a prompt is a part of an older one, as long as another is, and
-// tokens are few, so that also what follows may be the same.
+// Prompts that share prefixes: most begin with an older text or a part of one. There are only two
+// different tokens, so the rest may be equal too.
 class Prompts {
  public:
   explicit Prompts(Random& random) : random_(random) {}
@@ -67,7 +67,7 @@ class Prompts {
     old_.push_back(prompt);
     return prompt;
   }
-  // An output becomes the beginning of a prompt, as in a conversation.
+  // An output becomes the prefix of a later prompt, as in a conversation.
   void Keep(const std::vector<int32_t>& tokens) { old_.push_back(tokens); }
   int32_t Token() { return static_cast<int32_t>(random_.Range(0, 1)); }
 
@@ -76,7 +76,7 @@ class Prompts {
   std::vector<std::vector<int32_t>> old_;
 };
 
-// A pool that holds a sequence of `longest` and up to `most_spare` blocks more.
+// A pool that holds a sequence of `longest` tokens, and up to `most_spare` more blocks.
 SchedulerConfig DrawConfig(Random& random, int64_t longest, int64_t least_batch, int64_t most_batch,
                            int64_t most_spare) {
   SchedulerConfig config;
@@ -89,9 +89,9 @@ SchedulerConfig DrawConfig(Random& random, int64_t longest, int64_t least_batch,
   return config;
 }
 
-// Returns what went wrong; empty: nothing. `drafts`: some sequences have drafts; the model of the
-// policy knows nothing of them, so those scripts have no trace.
-// `interrupts`: a sequence that blocks run out for leaves. `holds`: some are held for a while.
+// Returns the first error; empty: none. `drafts`: some sequences have drafts; the model of the
+// policy does not cover drafts, so these scripts have no trace.
+// `interrupts`: a sequence leaves if there is no block for it. `holds`: some are held for a while.
 std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool cache = false,
                       bool drafts = false, bool interrupts = false, bool holds = false) {
   Random random(seed);
@@ -159,7 +159,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
   };
   const auto step = [&] {
     harness.Plan();
-    // The owner may plan again without those that left.
+    // The owner may plan again without the interrupted sequences.
     while (!harness.scheduler().interrupted().empty() && random.OneIn(2)) harness.Plan();
     return harness.Finish(ends);
   };
@@ -172,7 +172,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
       const int64_t prompt = random.Range(1, longest_prompt);
       const int64_t priority = random.Range(0, priorities - 1);
       add(priority, prompt, max_length);
-      // Some come at once, with one prompt or several that begin alike.
+      // Some arrive together, with equal prompts or prompts that share a prefix.
       for (int64_t left = cache ? random.Range(0, 2) : 0; left > 0; --left) {
         add(random.OneIn(6) ? random.Range(0, priorities - 1) : priority, prompt, max_length);
       }
@@ -188,7 +188,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     release_held();
     if (!(random.OneIn(40) ? harness.FailStep() : step())) return harness.error();
   }
-  // Nothing arrives any more: every step computes something, and all come to their end.
+  // No more arrivals: every step computes something, and all sequences end.
   int64_t steps_left = (holds ? 50 : 9) * longest * longest;
   while (!harness.sequences().empty()) {
     const size_t live = harness.sequences().size();
@@ -216,7 +216,7 @@ TEST(SchedulerScripts, InvariantsHoldInAHundredThousandScripts) {
     const std::string error = RunScript(seed, nullptr, totals);
     ASSERT_EQ(error, "") << "in the script of seed " << seed;
   }
-  // The scripts exercise what they are for.
+  // The scripts must cover these cases often.
   EXPECT_GT(totals.preemptions, 20000);
   EXPECT_GT(totals.finished, 100000);
   EXPECT_GT(totals.steps, 1600000);
@@ -235,7 +235,7 @@ TEST(SchedulerScripts, InvariantsHoldWhereSequencesAreHeld) {
   EXPECT_GT(totals.finished, 30000);
 }
 
-// Beam searches among sequences that are none. A search may outgrow the pool; the owner then ends
+// Beam searches together with plain sequences. A search may outgrow the pool; the owner then ends
 // it.
 std::string RunBeamScript(uint64_t seed, Totals& totals) {
   Random random(seed);
@@ -244,7 +244,7 @@ std::string RunBeamScript(uint64_t seed, Totals& totals) {
   config.enable_prefix_cache = random.OneIn(2);
   config.prefix_cache_ttl_us = 1000000;
   Harness harness(config);
-  // Beams that begin alike differ in their last token.
+  // Beams with the same prefix differ in their last token.
   int32_t next_token = 1000;
   harness.set_next_token([&](const TestSequence&) { return next_token++; });
   harness.set_parents([&](const TestSequence& search) {
@@ -265,7 +265,7 @@ std::string RunBeamScript(uint64_t seed, Totals& totals) {
     if (!(random.OneIn(60) ? harness.FailStep() : harness.Step(ends))) return false;
     if (harness.plan().empty() && harness.scheduler().first_waiting() != nullptr) {
       auto* first = static_cast<TestSequence*>(harness.scheduler().first_waiting());
-      if (first->beams.empty()) return false;  // a sequence alone always fits
+      if (first->beams.empty()) return false;  // a single sequence always fits
       harness.Remove(first);
       ++totals.too_large;
     }
@@ -275,7 +275,7 @@ std::string RunBeamScript(uint64_t seed, Totals& totals) {
   for (int event = 0; event < 16 || !harness.sequences().empty(); ++event) {
     while (event < 16 && harness.sequences().size() < 6 && random.OneIn(2)) {
       const int64_t max_length = random.Range((longest + 1) / 2, longest);
-      // Prompts are beginnings of one of two texts.
+      // Prompts are prefixes of one of two texts.
       std::vector<int32_t> prompt(static_cast<size_t>(random.Range(1, max_length)));
       std::iota(prompt.begin(), prompt.end(), random.OneIn(2) ? 0 : 100);
       const int64_t priority = random.Range(0, 1);
@@ -308,7 +308,7 @@ TEST(SchedulerScripts, InvariantsHoldWithBeams) {
   EXPECT_GT(totals.preemptions, 10000);
   EXPECT_GT(totals.hit_tokens, 100000);
   EXPECT_GT(totals.too_large, 100);
-  // Searches that outgrow the pool are few: the others' preemptions are invisible.
+  // Few searches outgrow the pool; preemptions are more frequent.
   EXPECT_LT(totals.too_large, totals.preemptions);
 }
 
@@ -345,7 +345,7 @@ TEST(SchedulerScripts, InvariantsHoldWithInterruptions) {
   EXPECT_EQ(totals.preemptions, 0);
 }
 
-// Two in a trace of four have a prefix cache, and one in four interrupts.
+// Half of a trace's scripts have a prefix cache, and a quarter interrupt.
 std::string TraceScript(uint64_t seed, std::ostream& trace) {
   Totals totals;
   return RunScript(seed, &trace, totals, /*cache=*/seed % 2 == 1, /*drafts=*/false,

@@ -1,6 +1,7 @@
 // Files of every format version stay readable: tests/golden holds one pair per version of the
 // model, and one file per version of the adapter, written once and never again.
-// ALLSPARK_WRITE_GOLDEN=<folder> writes the newest versions' files, for the day a version is added.
+// ALLSPARK_WRITE_GOLDEN=<folder> writes the newest versions' files, for use when a version is
+// added.
 #include <cstdlib>
 
 #include "allspark/model_serializer.h"
@@ -17,7 +18,7 @@ std::string GoldenPath(const std::string& name) {
   return (std::filesystem::path(__FILE__).parent_path() / "../../golden" / name).string();
 }
 
-// What the golden files of a version hold.
+// The spec of a version's golden files.
 proto::DecoderSpec GoldenSpec(int version) {
   proto::DecoderSpec spec = SmallSpec(proto::COMPUTE_BFLOAT16);
   spec.set_architecture("GoldenForCausalLM");
@@ -57,8 +58,8 @@ proto::DecoderSpec GoldenSpec(int version) {
   return spec;
 }
 
-// No std::hash here: the values must be the same with every library, for ever. Quantised weights
-// are added as they are stored: what a quantiser chooses is no part of the format.
+// No std::hash here: the values must always be the same, with every library. Quantised weights are
+// added in stored form: a quantiser's choices are not part of the format.
 float GoldenValue(int64_t tensor_idx, const RequiredTensor& tensor, int64_t row, int64_t col) {
   const int64_t at = tensor_idx * 5 + row * 7 + col * 3;
   if (tensor.dtype == DType::kUInt8) return static_cast<float>(at % 256);
@@ -165,8 +166,8 @@ TEST_P(GoldenVersion, IsReadable) {
   }
 }
 
-// A model is written in the oldest version that can hold it, with the same bytes for ever: a change
-// of the format shows here, and then needs a new version.
+// A model is written in the oldest version that can hold it, and always with the same bytes. This
+// test detects a change of the format, which needs a new version.
 TEST_P(GoldenVersion, IsWhatTheWriterWrites) {
   const int version = GetParam();
   const TempDir dir;

@@ -109,7 +109,7 @@ TEST(LoraFile, GivesBackWhatWasWrittenToAFile) {
   auto file = LoraFile::Open(dir / "x.aslora");
   ASSERT_TRUE(file.ok()) << file.status().ToString();
   EXPECT_EQ((*file)->source(), dir / "x.aslora");
-  std::filesystem::remove(dir / "x.aslora");  // Nothing of it is needed any more.
+  std::filesystem::remove(dir / "x.aslora");  // The open file is not needed any more.
   ExpectPairs(**file, Pairs());
 }
 
@@ -158,7 +158,7 @@ TEST(LoraFileDamage, EveryTruncationIsRefused) {
   const std::string good = BytesOf(*Build({Pairs()[0], Pairs()[1]}));
   for (size_t size = 0; size < good.size(); ++size) {
     ExpectError(Open(good.substr(0, size)), kDamaged, {"memory image"});
-    if (size % 64 > 1) continue;  // Files are slow; their bytes take the same way.
+    if (size % 64 > 1) continue;  // Files are slow, and are read by the same code.
     WriteFile(dir / "x", good.substr(0, size));
     ExpectError(LoraFile::Open(dir / "x").status(), kDamaged, {dir / "x"});
   }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-// From here on the process can map 64 MiB more.
+// Limits the process to 64 MiB of further mappings.
 void LimitAddressSpace() {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -23,7 +23,8 @@ void LimitAddressSpace() {
   EXPECT_EQ(setrlimit(RLIMIT_AS, &limits), 0);
 }
 
-// Ends the process with what the mapping of a file of `bytes` says.
+// Prints the errors of mapping the file and 1 GiB of anonymous memory in too little address space,
+// and ends the process.
 [[noreturn]] void MapInLittleSpace(const std::string& path) {
   const Result<OpenedFile> file = OpenRegularFile(path);
   LimitAddressSpace();

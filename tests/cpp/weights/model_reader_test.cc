@@ -14,7 +14,7 @@ namespace {
 
 constexpr StatusCode kDamaged = StatusCode::kDataLoss;
 
-// The bytes of one good model, to be damaged.
+// The bytes of one valid model, for tests to damage.
 struct Bytes {
   std::string graph;
   std::string param;
@@ -34,7 +34,7 @@ Status OpenBytes(const std::string& graph, const std::string& param, ThreadPool*
   return ModelReader::OpenImage(std::make_shared<FakeImage>(graph, param), pool, verify).status();
 }
 
-// With the header and checksum of an honest writer.
+// Opens `file` with the header and checksum that a writer would give it.
 Status OpenFile(const proto::ModelFile& file, const std::string& param) {
   return OpenBytes(weights::EncodeGraph(file), param);
 }
@@ -119,11 +119,11 @@ TEST(ModelReaderPaths, FollowsSymbolicLinksAndNamesTheFileInErrors) {
   auto reader = ModelReader::OpenFiles(dir / "lg", dir / "lp", nullptr);
   ASSERT_TRUE(reader.ok()) << reader.status().ToString();
   EXPECT_EQ((*reader)->source(), dir / "lg");
-  // Both the same file, in either role.
+  // One file in both roles.
   ExpectError(ModelReader::OpenFiles(dir / "lg", dir / "lg", nullptr).status(), kDamaged, {"/lg"});
   ExpectError(ModelReader::OpenFiles(dir / "lp", dir / "lp", nullptr).status(), kDamaged,
               {"/lp", "not a graph", "offset 0"});
-  // A replaced file is a new one: the open model still reads the old.
+  // Replacing the files makes new ones: the open model still reads the old files.
   BuildModel(OddSpec(proto::COMPUTE_FLOAT32), DType::kFloat32, nullptr, dir / "m");
   EXPECT_EQ((*reader)->Find("final_norm").value().shape[0], 4);
 }
@@ -186,7 +186,7 @@ TEST(ModelReaderDamage, EveryByteOfTheParametersCounts) {
       const Status status = ModelReader::OpenImage(image, &pool).status();
       param[at] ^= 0x10;
       ASSERT_FALSE(status.ok()) << at;
-      // The message's tensor is the one that holds the byte, or whose padding does.
+      // The message names the tensor whose bytes or padding contain the changed byte.
       for (const proto::TensorRecord& record : good.file.tensors()) {
         const uint64_t end = record.offset() + (record.bytes() + 4095) / 4096 * 4096;
         if (at >= record.offset() && at < end) {
@@ -213,7 +213,7 @@ TEST(ModelReaderDamage, EveryTruncationIsRefused) {
   WriteFile(dir / "p", good.param);
   for (size_t size = 0; size < good.graph.size(); ++size) {
     ASSERT_FALSE(OpenBytes(good.graph.substr(0, size), good.param).ok()) << size;
-    if (size % 16 != 0) continue;  // Files are slow; their bytes take the same way.
+    if (size % 16 != 0) continue;  // Files are slow, and are read by the same code.
     WriteFile(dir / "g", good.graph.substr(0, size));
     ExpectError(ModelReader::OpenFiles(dir / "g", dir / "p", nullptr).status(), kDamaged, {"/g"});
   }
@@ -231,7 +231,7 @@ TEST(ModelReaderDamage, EveryTruncationIsRefused) {
   }
   ExpectError(OpenBytes(good.graph, good.param.substr(0, 8192)), kDamaged,
               {"has 8192 bytes", "cut off"});
-  // And what is too long.
+  // A file that is too long is refused, too.
   ExpectError(OpenBytes(good.graph, good.param + std::string(4096, '\0')), kDamaged,
               {"has 40960 bytes", "36864"});
   EXPECT_FALSE(OpenBytes(good.graph + "x", good.param).ok());
@@ -377,7 +377,7 @@ TEST(ModelReaderForgeries, SwappedOffsetsOfEqualTensorsFailTheChecksum) {
   const uint64_t a = file.tensors(1).offset();
   file.mutable_tensors(1)->set_offset(file.tensors(7).offset());
   file.mutable_tensors(7)->set_offset(a);
-  // Any order of tensors is legal; these bytes are not where the records say.
+  // Any order of tensors is legal, but these bytes are not at the records' offsets.
   ExpectError(OpenFile(file, good.param), kDamaged, {"checksum"});
   std::string param = good.param;
   std::swap_ranges(param.begin() + static_cast<int64_t>(a),
@@ -386,7 +386,7 @@ TEST(ModelReaderForgeries, SwappedOffsetsOfEqualTensorsFailTheChecksum) {
   EXPECT_TRUE(OpenFile(file, param).ok());
 }
 
-// Header and checksum around bytes that are no message, or a costly one.
+// Opens a graph with a right header and checksum around bytes that are no message, or a costly one.
 Status OpenMessage(const std::string& message) {
   std::string graph(weights::kGraphMagic, 8);
   graph += std::string("\x01\0\0\0\0\0\0\0", 8) + message;

@@ -219,7 +219,7 @@ TEST(ModelWriter, RefusesWhatIsNotFiniteAndTakesItRepaired) {
                     {"does not fit bfloat16"});
       }
       values[at] = right;
-      // In other parts than the first time.
+      // In different parts from the first time.
       ASSERT_TRUE(AddRows(**writer, tensor, 0, 2).ok());
       ASSERT_TRUE(AddRows(**writer, tensor, 2, Rows(tensor)).ok());
     }
@@ -325,7 +325,7 @@ TEST(ModelWriter, RemovesWhatAKilledProcessLeft) {
   for (const std::string& name : others) WriteFile(dir / name, "somebody else's");
   WriteFile(dir / "m.asparam.tmp-1-0", "a large file");
   WriteFile(dir / "m.asgraph.tmp-2-7", "a small one");
-  // Those of a writer that is at work have locks.
+  // The files of a running writer are locked.
   auto working =
       ModelWriter::Create(SmallSpec(), {}, dir / "m.asgraph", dir / "m.asparam", nullptr);
   ASSERT_TRUE(working.ok());
@@ -472,8 +472,8 @@ int64_t PeakResidentBytes() {
   return kib * 1024;
 }
 
-// Converts a model of 260 MB (36 MB quantised) from one small buffer; returns by how much the
-// process grew at most.
+// Converts a model of 260 MB (36 MB quantised) from one small buffer; returns the peak growth of
+// the process's memory.
 int64_t PeakGrowth(const std::string& stem, std::shared_ptr<const ModelImage>* image,
                    bool quantise = false) {
   proto::DecoderSpec spec = SmallSpec();

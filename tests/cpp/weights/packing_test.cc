@@ -45,7 +45,7 @@ float FromBits(uint32_t bits) {
   return value;
 }
 
-// Memory that ends where reading one byte more would fault.
+// Memory that ends at a guard page: reading one more byte faults.
 class GuardedBytes {
  public:
   explicit GuardedBytes(size_t bytes) : bytes_(bytes) {
@@ -165,7 +165,7 @@ TEST(ConvertRun, RoundsFloat32ToNearestEvenBFloat16) {
     }
   };
   for (int i = 0; i < 300000; ++i) check(static_cast<uint32_t>(random()));
-  for (uint32_t high = 0; high < 65536; ++high) {  // ties and their neighbours
+  for (uint32_t high = 0; high < 65536; ++high) {  // ties and adjacent values
     for (const uint32_t low : {0x0000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       check((high << 16) | low);
     }
@@ -226,7 +226,7 @@ TEST(PackTile, FindsABadValueAtEveryPosition) {
   }
 }
 
-// Neighbours differ, and all fit `stored`.
+// Adjacent values differ, and all fit `stored`.
 std::vector<float> QuantValues(size_t count, DType stored) {
   std::vector<float> values;
   for (size_t i = 0; i < count; ++i) {

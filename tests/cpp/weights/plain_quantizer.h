@@ -1,5 +1,5 @@
-// The quantiser in plain double arithmetic, written from weights/README.md: what the tests compare
-// csrc/weights/quantize.cc with.
+// The quantiser in plain double arithmetic, written from weights/README.md; the tests compare
+// csrc/weights/quantize.cc with it.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +35,8 @@ inline PlainGroup PlainOnGrid(const std::vector<float>& group, double scale, int
   return result;
 }
 
-// The groups that may be stored, the better one first: two where either is as good, within what
-// rounding in the sums of squares can turn.
+// The groups that may be stored: two if their sums of squares are equal within rounding, else only
+// the better one.
 inline std::vector<PlainGroup> PlainQuantize(const std::vector<float>& group, int bits,
                                              bool asymmetric) {
   double low = 0.0;

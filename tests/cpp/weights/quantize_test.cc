@@ -36,7 +36,7 @@ bool Quantize(const std::vector<float>& row, const QuantFormat& format, Row& out
                      format.asymmetric ? out.zeros.data() : nullptr);
 }
 
-// `row` against the reference, and against the bound that the README promises.
+// Compares a quantised `row` with the reference, and checks the bound that the README promises.
 void ExpectAsThePlainQuantizer(const std::vector<float>& row, const QuantFormat& format,
                                DType source = DType::kFloat32) {
   Row out;
@@ -59,7 +59,7 @@ void ExpectAsThePlainQuantizer(const std::vector<float>& row, const QuantFormat&
       ASSERT_EQ(u, expected.values[i])
           << "element " << i << " of group " << g << ", " << group[i] << " by " << scale;
       const double moved = std::abs(group[i] - (u - expected.zero) * scale);
-      // A full grid of 4 bits may clip on the side that has fewer values.
+      // A full 4-bit grid may clip on the side with fewer values.
       const bool clips = format.bits == 4 && !format.asymmetric && u == top;
       const double zeroed = scale == 0.0 ? std::ldexp(1.0, -126) : 0.0;
       ASSERT_LE(moved, std::max(std::abs(scale) * (clips ? 1.0 : 0.5), zeroed));
@@ -128,8 +128,8 @@ TEST(QuantizeRow, MatchesThePlainQuantizerWithinHalfAStep) {
   }
 }
 
-// Quotients at and beside every tie of every step: here float32 division has to round as the exact
-// quotient does.
+// Quotients at and next to every tie of every step: there float32 division must round as the exact
+// quotient.
 TEST(QuantizeRow, RoundsTiesToEvenAndTheirNeighboursRight) {
   std::mt19937 random(3);
   for (const QuantFormat& format : Formats(512)) {

@@ -14,7 +14,7 @@ namespace {
 
 using weights::QuantFormat;
 
-// What the three tensors of one quantised weight hold, not packed yet.
+// The content of the three tensors of one quantised weight, before packing.
 struct Parts {
   std::vector<float> values;
   std::vector<float> scales;
@@ -102,7 +102,7 @@ TEST(QuantizedModel, RequiresValuesScalesAndZeroPoints) {
   expect("layers.1.qkv", DType::kBFloat16, panel, {160, 64});
   expect("layers.1.down_scale", DType::kBFloat16, scale, {64, 5});
   expect("lm_head_zero", DType::kUInt8, scale, {37, 2});
-  expect("embedding", DType::kUInt8, panel, {37, 64});  // Packed, though only looked up.
+  expect("embedding", DType::kUInt8, panel, {37, 64});  // Packed although it is only looked up.
   expect("embedding_zero", DType::kUInt8, scale, {37, 1});
   for (const char* name : {"layers.0.qkv_zero", "layers.0.gate_up_zero", "layers.1.qkv_scale"}) {
     for (const RequiredTensor& tensor : list) EXPECT_NE(tensor.name, name);
@@ -387,7 +387,7 @@ TEST(QuantizedModel, RefusesPartsOfTheWrongKind) {
   ExpectError((*writer)->AddTensor("layers.0.gate_up_scale", 0,
                                    ViewRows(scales.data(), DType::kFloat32, 2, 320, 2)),
               invalid, {"\"layers.0.gate_up_scale\"", "is nan", "finite"});
-  // Nothing of this has decided how the weight comes.
+  // None of these calls has fixed the way in which the weight is added.
   ASSERT_TRUE(
       AddRows(**writer, TensorNamed(spec, "layers.0.gate_up"), 0, 320, DType::kBFloat16).ok());
 }

@@ -268,7 +268,7 @@ TEST(RequiredTensors, OrdersOfColumns) {
   }
 }
 
-// Attention over latents, of queries, too.
+// Latent attention, with latents of queries too.
 proto::DecoderSpec LatentSpec() {
   proto::DecoderSpec spec = testing::TinyLatentSpec(proto::COMPUTE_BFLOAT16);
   spec.clear_weight_quant();

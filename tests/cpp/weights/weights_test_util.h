@@ -1,5 +1,5 @@
-// What the tests of csrc/weights share: small specs, values by formula, a plain packer to compare
-// with, images and files that tests damage.
+// Helpers of the tests of csrc/weights: small specs, values by formula, a plain packer to compare
+// with, and images and files for tests to damage.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -67,7 +67,8 @@ inline proto::DecoderSpec SmallSpec(proto::ComputeType compute = proto::COMPUTE_
   return spec;
 }
 
-// Every way to store a quantised weight, beside weights that are not, in panels that are not full.
+// Every way to store a quantised weight, together with unquantised weights, in panels that are not
+// full.
 inline proto::DecoderSpec QuantSpec(proto::ComputeType compute = proto::COMPUTE_BFLOAT16) {
   proto::DecoderSpec spec = SmallSpec(compute);
   spec.set_architecture("QuantForCausalLM");
@@ -103,7 +104,7 @@ inline int64_t Cols(const RequiredTensor& tensor) {
   return tensor.shape.size() > 1 ? tensor.shape[1] : 1;
 }
 
-// A value that float16 and bfloat16 hold exactly, different for neighbours and never zero.
+// A value that float16 and bfloat16 hold exactly, different for adjacent elements and never zero.
 inline float ValueAt(const std::string& name, int64_t row, int64_t col) {
   uint64_t h = std::hash<std::string>{}(name) + static_cast<uint64_t>(row) * 1000003u +
                static_cast<uint64_t>(col) * 7919u;
@@ -215,7 +216,7 @@ inline std::shared_ptr<const ModelImage> BuildModel(const proto::DecoderSpec& sp
   return image.value();
 }
 
-// The stored form of `values`, element by element, as the README says it.
+// The stored form of `values`, element by element, as the README defines it.
 inline std::vector<unsigned char> PlainStored(const RequiredTensor& tensor,
                                               const std::vector<float>& values) {
   if (tensor.layout == proto::ROW_MAJOR) return Encode(values, tensor.dtype);
@@ -298,7 +299,7 @@ inline void WriteFile(const std::string& path, const std::string& bytes) {
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-// Fails unless `status` has `code` and its message holds every one of `parts`.
+// Fails unless `status` has `code` and its message contains all `parts`.
 inline void ExpectError(const Status& status, StatusCode code,
                         const std::vector<std::string>& parts) {
   EXPECT_EQ(status.code(), code) << status.ToString();
