@@ -1,10 +1,10 @@
-// The register tile on AMX: 16 rows of A by 16 columns of B an instruction, 16 k groups deep. A
-// panel's lanes lie as a B tile wants them, so that the callers of tile.inl and quantized.inl have
-// nothing to pack.
+// The register tile on AMX. One instruction multiplies 16 rows of A by 16 columns of B, 16 k groups
+// deep. A panel's lanes are stored in the order that a tile of B needs, so the callers of tile.inl
+// and quantized.inl have nothing to pack.
 //
-// The instruction sums its products from zero, those of the even and of the odd elements apart, and
-// adds both to C. K is cut at multiples of 16 groups from its beginning, wherever a block of it
-// ends, and a row's bits depend on neither the rows beside it nor their number.
+// The instruction sums the products of even and of odd elements separately, from zero, and adds
+// both sums to C. K is divided at multiples of 16 groups, counted from its start, wherever a block
+// of K ends. A row's bits depend neither on other rows nor on their number.
 #pragma once
 
 #include "kernels/cpu/quantized.inl"
@@ -18,8 +18,8 @@ constexpr int64_t kAmxGroups = 16;  // of a tile of A or B
 constexpr int64_t kAmxColumns = 16;
 constexpr int64_t kAmxLine = 64;  // bytes of a row of a tile
 
-// Tiles 0 to 3 are of C, 4 and 5 of A, 6 and 7 of B. The first rows of C belong to tile 4; where
-// there are more than 16 rows, tiles 2, 3 and 5 have the others.
+// Tiles 0 to 3 hold C, 4 and 5 hold A, 6 and 7 hold B. With more than 16 rows, tiles 2, 3 and 5
+// hold the rows after the first 16. Otherwise all tiles of C belong to the rows in tile 4.
 struct alignas(64) AmxConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -47,17 +47,17 @@ struct alignas(64) AmxConfig {
 struct AmxOperands {
   const unsigned char* a;
   int64_t a_stride;
-  const unsigned char* b;  // of one k group, its lanes side by side
+  const unsigned char* b;  // of one k group, whose lanes are contiguous
   int64_t b_stride;
-  int64_t steps;  // of the groups that the configuration says
+  int64_t steps;  // each takes as many groups as are configured
   unsigned char* c;
   int64_t c_stride;
   bool resume;
-  Fetch fetch;  // with every step
+  Fetch fetch;  // fetch.step bytes with every step
 };
 
-// kBytes: signed bytes times unsigned ones, in int32; otherwise bfloat16. The intrinsics take
-// literal tile numbers.
+// kBytes: signed bytes times unsigned bytes, summed in int32; otherwise bfloat16. Macros, because
+// the intrinsics need literal tile numbers.
 #define AS_AMX_DOT(c, a, b)  \
   if constexpr (kBytes) {    \
     _tile_dpbsud(c, a, b);   \
@@ -157,16 +157,17 @@ AS_ALWAYS_INLINE void AmxTwoByOne(AmxOperands x, bool two) {
 #undef AS_AMX_DOT
 #undef AS_AMX_BEGIN
 
-// What the tiles of this thread are configured for, while an AmxSession lasts: a configuration
-// takes as long as some thirty products.
+// This thread's current tile configuration. It is kept while an AmxSession lasts, because
+// configuring takes as long as about thirty products.
 struct AmxState {
   int64_t rows = 0, groups = 0;
   int sessions = 0;
 };
 thread_local AmxState amx_state;
 
-// Others in the process may use the tiles between two sessions. Configured tiles cost a thread that
-// leaves them so: the system saves them whenever it switches.
+// Releases the tiles when the outermost session ends. Other code in the process may use the tiles
+// between two sessions. If they stayed configured, the system would save them at every context
+// switch of the thread.
 class AmxSession {
  public:
   __attribute__((always_inline)) AmxSession() { ++amx_state.sessions; }
@@ -180,7 +181,8 @@ class AmxSession {
 };
 
 AS_ALWAYS_INLINE void AmxConfigure(int64_t rows, int64_t groups) {
-  // GCC does not know that these instructions read memory: what was written for them must be there.
+  // GCC does not know that the tile instructions read memory. A compiler barrier makes it write
+  // their operands first.
   if (amx_state.rows == rows && amx_state.groups == groups) {
     __asm__ volatile("" ::: "memory");
     return;
@@ -192,7 +194,7 @@ AS_ALWAYS_INLINE void AmxConfigure(int64_t rows, int64_t groups) {
   amx_state.groups = groups;
 }
 
-// All columns of up to 32 rows, as configured. `columns` is 64 or 16.
+// All columns of up to 32 rows, for which the tiles are configured. `columns` is 64 or 16.
 template <bool kBytes>
 AS_ALWAYS_INLINE void AmxColumns(int64_t rows, const AmxOperands& operands, int64_t columns) {
   if (columns == kAmxColumns) {
@@ -210,8 +212,8 @@ AS_ALWAYS_INLINE void AmxColumns(int64_t rows, const AmxOperands& operands, int6
   }
 }
 
-// `groups` k groups of up to 32 rows, in a session: whole steps, and what is left in a shallower
-// one.
+// `groups` k groups of up to 32 rows: steps of 16 groups, then one shorter step for the rest.
+// Requires an AmxSession.
 template <bool kBytes>
 AS_ALWAYS_INLINE void AmxTile(int64_t rows, AmxOperands operands, int64_t groups, int64_t columns) {
   operands.steps = groups / kAmxGroups;
@@ -230,7 +232,7 @@ AS_ALWAYS_INLINE void AmxTile(int64_t rows, AmxOperands operands, int64_t groups
   }
 }
 
-// A GEMM in a session.
+// A GEMM within an AmxSession.
 template <class Kernel>
 struct OnAmx {
   template <class Store>
@@ -256,7 +258,7 @@ struct TileShape<DotAmx> {
 
 template <>
 void TileRows<DotAmx>(int64_t rows, const TileArgs<uint16_t>& args, int64_t) {
-  // All columns of the panel: those beyond n are there, and zero.
+  // All columns of the panel: columns beyond n are stored as zeros.
   AmxOperands operands;
   operands.a = reinterpret_cast<const unsigned char*>(args.a);
   operands.a_stride = args.lda * 2;
@@ -275,8 +277,9 @@ void AddLowRankOnAmx(const LowRank& low, int64_t row, int64_t rows, int64_t pane
   AddLowRank<uint16_t, DotAmx>(low, row, rows, panel, sums);
 }
 
-// Signed bytes times unsigned ones, for GemmBytes: the same integers as ByteTiles, which does the
-// rows that are too few to fill tiles, and groups that are too small for what begins and ends one.
+// Signed bytes times unsigned bytes, for GemmBytes, with the same integers as ByteTiles. The tiles
+// of ByteTiles are used where rows are too few to fill AMX tiles, and where groups are too small to
+// repay the cost of their start and end.
 struct AmxByteTiles {
   static constexpr int64_t kAmxFewestLanes = 2 * kAmxGroups;
   static constexpr int kVecs = kPanelColumns / kLanes;

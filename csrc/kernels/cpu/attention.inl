@@ -1,10 +1,11 @@
-// Paged attention. Rows (one per token and query head that share the KV head) pass over the cache
-// in chunks of kAttentionChunk positions; each chunk gives a maximum, a denominator and a weighted
-// sum from fresh accumulators, merged in ascending order into the row's running ones.
+// Paged attention. A row is one token and one of the query heads that share the KV head. Rows pass
+// over the cache in chunks of kAttentionChunk positions. Each chunk gives a maximum, a denominator
+// and a weighted sum from fresh accumulators. They are merged in ascending order into the row's
+// running results.
 //
-// What a row computes depends on its own position, query and visible keys alone: tiles only share
-// loads. Positions outside a row's range are never multiplied into it, so what memory holds there
-// does not matter, and later tokens of the same tile cannot disturb earlier ones.
+// A row's result depends only on its own position, query and visible keys: the rows of a tile share
+// nothing but loads. Positions outside a row's range are never multiplied into it. So what memory
+// holds there does not matter, and later tokens of a tile cannot change earlier ones.
 #pragma once
 
 #include "kernels/attention_scratch.h"
@@ -21,19 +22,18 @@ namespace {
 static_assert(kLanes <= kAttentionDimPadding && kAttentionRows % kLanes == 0);
 static_assert(kAttentionChunk % kSpan == 0);
 
-// Regions of the caller's scratch memory, `dim` floats per row: head_dim rounded up to whole
-// vectors.
+// Regions of the caller's scratch memory. `dim` is head_dim rounded up to whole vectors.
 struct AttentionScratch {
   int64_t dim;
-  float* q;                  // [kAttentionRows][dim], in the elements that the dot product takes
+  float* q;                  // [kAttentionRows][dim], in the dot product's element type
   float* sum;                // [kAttentionRows][dim]
   float* chunk_sum;          // [kAttentionRows][dim]
-  float* scores;             // [kAttentionRows][kAttentionChunk]; then weights, as q's elements
+  float* scores;             // [kAttentionRows][kAttentionChunk]; then weights, in q's element type
   float* highest;            // [kAttentionRows]
   float* denominator;        // [kAttentionRows]
   float* chunk_highest;      // [kAttentionRows]
   float* chunk_denominator;  // [kAttentionRows]
-  // Over integers, what a row's scores and sums are to be multiplied with:
+  // Quantised caches only: the factors of a row's scores and of its sums.
   float* query_scale;   // [kAttentionRows]
   float* weight_scale;  // [kAttentionRows], of one chunk
   Staging staging;
@@ -72,7 +72,6 @@ AS_ALWAYS_INLINE bool Covers(KeyRange a, KeyRange b) {
   return a.begin <= b.begin && a.end >= b.end;
 }
 
-// What a row sees.
 AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
   const int64_t end = args.begin_position + args.token_begin + row / args.group + 1;
   return {args.window > 0 && end > args.window ? end - args.window : 0, end};
@@ -81,11 +80,11 @@ AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
 // The rows of one call of AttendRows, at most kAttentionRows.
 struct RowBlock {
   int64_t first, count;
-  const KeyRange* visible;  // of each: it is asked for often, and takes a division
+  const KeyRange* visible;  // of each row; read often, and computing one takes a division
 };
 
-// scores[r][p - chunk] = q[r] . k[p] for the rows and the positions of `seen`, and anything for
-// neighbours of these up to whole tiles.
+// scores[r][p - chunk] = q[r] . k[p] for all rows and the positions p of `seen`. Positions beside
+// `seen`, up to whole tiles, get arbitrary scores.
 template <class Head, class Dot, class Lanes>
 void Scores(const AttentionArgs& args, const Head& head, const AttentionScratch& s, int64_t rows,
             int64_t chunk, KeyRange seen) {
@@ -114,8 +113,9 @@ void Scores(const AttentionArgs& args, const Head& head, const AttentionScratch&
   }
 }
 
-// chunk_sum[r] += sum over the positions p of `range`, within one span that begins at `begin`, of
-// weight[r][p] * v[p]. Of a group that is visible in part, the rest is zero, as its weights are.
+// chunk_sum[row] += sum of weight[row][p] * v[p] over the positions p of `range`, which lies within
+// the span that begins at `begin`. If only a part of a group is visible, zeros replace the other
+// values, whose weights are zero too.
 template <class Dot, class Lanes>
 void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t chunk,
              const Span& values, int64_t begin, KeyRange range) {
@@ -138,15 +138,16 @@ void AddEdge(const AttentionScratch& s, int64_t head_dim, int64_t row, int64_t c
   }
 }
 
-// The keys that are read after a chunk's values: of the next chunk, or of what the caller says
-// comes next. Those of position begin + i are fetched beside the chunk's i-th value.
+// The keys that are read after a chunk's values: those of the next chunk, or those that the caller
+// names as next. While a span of values is read, the keys at the same offset from `begin` are
+// fetched.
 template <class Head>
 struct NextKeys {
   Head head;
   int64_t begin;   // the first position of a chunk
-  KeyRange range;  // what of it is read
+  KeyRange range;  // the positions that are read
 
-  // What a span fetches that is `offset` positions into its chunk.
+  // What the span at `offset` within its chunk fetches. Returns false if there is nothing to fetch.
   __attribute__((always_inline)) bool At(int64_t offset, Ahead* ahead) const {
     const int64_t first = begin + offset;
     const KeyRange span = Intersect(range, {first, first + kSpan});
@@ -162,7 +163,7 @@ AS_ALWAYS_INLINE Head HeadOf(const AttentionArgs& args, const int32_t* block_tab
   return {CacheParts::Of(args.kv, block_table, kv_head), args.head_dim};
 }
 
-// chunk: the one at hand; all: what the rows see.
+// chunk: the current one; all: the positions that the rows see.
 template <class Head>
 AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, const Head& head,
                                           int64_t chunk, KeyRange all, bool last_rows) {
@@ -174,7 +175,8 @@ AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, const Head&
           {args.next_begin, args.next_end}};
 }
 
-// chunk_sum[r] = sum over the row's positions p of the chunk, ascending, of weight[r][p] * v[p].
+// chunk_sum[r] = sum of weight[r][p] * v[p] over the chunk's positions p that row r sees,
+// ascending.
 template <class Head, class Dot, class Lanes>
 void AddValues(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                const RowBlock& rows, int64_t chunk, KeyRange seen, const NextKeys<Head>& next) {
@@ -195,7 +197,8 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
     tile.ldc = s.dim;
     for (int64_t r = 0; r < rows.count;) {
       const int64_t tile_rows = NextRows(rows.count - r);
-      // What every row of the tile sees, in whole groups: where each begins later and ends earlier.
+      // The positions that every row of the tile sees, in whole groups. The last row's range begins
+      // last, and the first row's range ends first.
       KeyRange common = Intersect(rows.visible[r + tile_rows - 1], whole);
       common.end = Lower(common.end, rows.visible[r].end);
       common = {(common.begin + kGroup - 1) / kGroup * kGroup, common.end / kGroup * kGroup};
@@ -224,38 +227,38 @@ void AddValues(const AttentionArgs& args, const Head& head, const AttentionScrat
   }
 }
 
-// Of a row and a chunk. weight_scale: what its sums are to be multiplied with, where values have
-// scales.
+// One row's softmax over one chunk. weight_scale: the factor of its sums, where values have scales.
 struct ChunkSoftmax {
   float highest, denominator, weight_scale;
 };
 
-// What a row's scores get by position: slope * (position - the row's own).
+// Added to a row's scores: slope * (position - the row's position).
 struct PositionBias {
   float slope;
   int64_t distance;  // from the row's position to the chunk's first; 0 or less
 
-  // Of positions i and following within the chunk.
+  // The bias of the positions from i on, within the chunk.
   __attribute__((always_inline)) VecF At(int64_t i) const {
     const VecF first = Set1(static_cast<float>(distance + i));
     return Mul(Add(first, LoadF(kLaneNumbers)), Set1(slope));
   }
 };
 
-// A score as a float: over integers, with the key's scale.
+// A score as a float. An integer score is multiplied by its key's scale.
 template <bool kScaled>
 AS_ALWAYS_INLINE VecF LoadScore(const float* score, const float* scale) {
   if constexpr (!kScaled) return LoadF(score);
   return Mul(IntToFloat(LoadI(score)), LoadF(scale));
 }
 
-// Weights times values' scales as integers of 15 bits, the largest scale that the row sees being
-// their most: no weight is above 1, but for what rounding adds to large scores, which is cut off.
+// Weights times values' scales, for storing as integers of 15 bits. The largest scale that the row
+// sees maps to the largest integer, since weights are at most 1. Rounding of large scores can give
+// a weight above 1; the store saturates.
 struct WeightScaling {
   float scale;
   VecF inverse;
 
-  // Of the values [begin, end) of a chunk. A NaN among them becomes the row's.
+  // For the values [begin, end) of a chunk. A NaN among their scales makes the row's scale NaN.
   AS_ALWAYS_INLINE WeightScaling Of(const float* scales, int64_t begin, int64_t end) {
     constexpr float kMost = 32767.0f;
     const float highest = HighestMagnitude(scales + begin, end - begin);
@@ -263,13 +266,13 @@ struct WeightScaling {
     return {highest != highest ? highest : 0.0f, Zero()};
   }
 
-  // What a value is multiplied with. An invisible token's scale may be anything.
+  // The factor of a value. The scale of a token that the row does not see may be anything.
   __attribute__((always_inline)) VecF Apply(VecF weight, const float* scales) const {
     return Select(Less(Zero(), weight), Mul(weight, Mul(LoadF(scales), inverse)), Zero());
   }
 };
 
-// Where values have no scales.
+// For values without scales.
 struct NoScaling {
   static constexpr float scale = 1.0f;
   AS_ALWAYS_INLINE NoScaling Of(const float*, int64_t, int64_t) { return {}; }
@@ -280,14 +283,15 @@ struct ScalingIf : NoScaling {};
 template <>
 struct ScalingIf<true> : WeightScaling {};
 
-// Scores of [begin, end) (within the chunk) become weights e^(scale * score - highest), zero in the
-// neighbours up to whole vectors. kScaled: keys' scales first, values' at last.
+// Turns the scores of [begin, end), within the chunk, into weights e^(scale * score - highest).
+// Positions beside them, up to whole vectors, get zero. kScaled: scores are first multiplied by the
+// keys' scales, and weights last by the values' scales.
 template <class A, bool kScaled>
 AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
                                       int64_t end, float scale, float soft_cap, PositionBias bias) {
   const int64_t first = begin / kLanes * kLanes;
-  // Cap and bias take the scale before them; otherwise the exponent does, in one operation with
-  // highest.
+  // With a soft cap or a bias, scores are scaled before it. Otherwise the exponent includes the
+  // scale, in one operation with `highest`.
   const bool biased = bias.slope != 0;
   const bool finished = soft_cap > 0 || biased;
   const float factor = finished ? 1.0f : scale;
@@ -303,8 +307,8 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
   }
   ChunkSoftmax result;
   result.highest = factor * ReduceMax(highest);
-  // Where every score is minus infinity, all weights are zero rather than NaN, as if in a larger
-  // chunk.
+  // If every score is minus infinity, all weights are zero, not NaN. They would also be zero in a
+  // larger chunk with a finite score.
   const VecF factors = WeightFunction<A>::Factor(factor);
   const VecF shift = WeightFunction<A>::Shift(result.highest == kNoScore ? 0.0f : result.highest);
   const ScalingIf<kScaled> scaling{ScalingIf<kScaled>::Of(staging.value_scales, begin, end)};
@@ -320,9 +324,9 @@ AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int
   return result;
 }
 
-// The same bits for R rows that see the whole chunk, where nothing but scales changes a score: most
-// rows of a long prompt. Side by side, since one row's chain of operations leaves half of the
-// arithmetic units waiting.
+// The same bits for R rows that see the whole chunk, without soft cap and bias: most rows of a long
+// prompt. The rows are interleaved, since one row's chain of operations leaves half of the
+// arithmetic units idle.
 constexpr int kMostTogether = 4;
 template <class A, bool kScaled, int R>
 void WholeSoftmax(const AttentionScratch& s, int64_t first_row, float args_scale) {
@@ -377,7 +381,7 @@ void WholeSoftmaxOf(int64_t rows, const AttentionScratch& s, int64_t first_row, 
   WholeSoftmax<A, kScaled, R>(s, first_row, scale);
 }
 
-// What a row's running result and its next chunk's are multiplied with.
+// The factors of a row's running result (keep) and of its next chunk's result (take).
 struct MergeFactors {
   VecF highest, keep, take;
 };
@@ -402,7 +406,7 @@ AS_ALWAYS_INLINE void MergeSum(float* sum, const float* chunk_sum, int64_t dim, 
   }
 }
 
-// Folds the chunk's results into the rows' running ones.
+// Merges the chunk's results into the rows' running results.
 AS_ALWAYS_INLINE void Merge(const AttentionScratch& s, const RowBlock& rows, KeyRange chunk) {
   for (int64_t r = 0; r < rows.count; r += kLanes) {
     const VecF chunk_denominator = LoadF(s.chunk_denominator + r);
@@ -424,7 +428,7 @@ AS_ALWAYS_INLINE float SlopeOf(const AttentionArgs& args, int64_t row) {
   return args.slopes == nullptr ? 0.0f : args.slopes[args.kv_head * args.group + row % args.group];
 }
 
-// A chunk's sums over integers become floats.
+// Converts a chunk's integer sums to floats.
 AS_ALWAYS_INLINE void ScaleSums(const AttentionScratch& s, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) {
     float* sum = s.chunk_sum + r * s.dim;
@@ -435,13 +439,13 @@ AS_ALWAYS_INLINE void ScaleSums(const AttentionScratch& s, int64_t rows) {
   }
 }
 
-// One chunk's maximum, denominator and weighted sum of every row that sees some of it.
+// Computes one chunk's maximum, denominator and weighted sum for every row that sees some of it.
 template <class Head, class Dot>
 void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                  const RowBlock& rows, int64_t chunk, KeyRange all, bool last_rows) {
   const KeyRange whole{chunk, chunk + kAttentionChunk};
   const KeyRange seen = Intersect(all, whole);
-  // What one tile reads is not worth widening first.
+  // If only one tile reads the keys and values, widening them first does not pay.
   const bool stored = rows.count <= kMostTileRows;
   if (stored) {
     Scores<Head, Dot, typename Head::Stored>(args, head, s, rows.count, chunk, seen);
@@ -484,7 +488,7 @@ AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
   return args.q + token * args.ldq + (args.kv_head * args.group + row % args.group) * args.head_dim;
 }
 
-// Leaves a chunk's results as partial ones, laid out as AttentionArgs says.
+// Writes a chunk's partial results in the layout that AttentionArgs gives.
 AS_ALWAYS_INLINE void StorePartials(const AttentionArgs& args, const AttentionScratch& s,
                                     const RowBlock& rows, int64_t chunk) {
   const int64_t size = PartialFloats(args.head_dim);
@@ -507,7 +511,7 @@ AS_ALWAYS_INLINE void StoreRow(Out* out, const float* sum, int64_t head_dim, Vec
       });
 }
 
-// Up to kAttentionRows rows over all the chunks that any of them sees, or those asked for.
+// Up to kAttentionRows rows over all chunks that any of them sees, or the requested ones of these.
 template <class Head, class Dot, class Out>
 void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
                 const RowBlock& rows, bool last_rows) {
@@ -562,7 +566,7 @@ void Attention(const AttentionArgs& args, Stream) noexcept {
 template <class Out>
 void AttentionMerge(const AttentionMergeArgs& args, Stream) noexcept {
   const int64_t dim = AttentionDim(args.head_dim), size = PartialFloats(args.head_dim);
-  constexpr int64_t kMostDims = 1024;  // at a time
+  constexpr int64_t kMostDims = 1024;  // dimensions at a time
   for (int64_t row = args.row_begin; row < args.row_end; ++row) {
     for (int64_t begin = 0; begin < dim; begin += kMostDims) {
       const int64_t dims = Lower(kMostDims, dim - begin);

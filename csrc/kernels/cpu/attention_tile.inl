@@ -1,6 +1,6 @@
-// The register tiles of attention, and how weights come out of scores. As tile.inl's, every element
-// is one chain over its reduced dimension ascending, whatever the tile; but the other operand lies
-// in pieces of 16 tokens, wherever the cache has them.
+// The register tiles of attention, and the functions that turn scores into weights. As in tile.inl,
+// every element is one chain over its reduced dimension, ascending, whatever the tile's size. But
+// the second operand is in pieces of 16 tokens, wherever the cache holds them.
 #pragma once
 
 #include "kernels/attention_scratch.h"
@@ -17,22 +17,22 @@ static_assert(kLanes <= 16);
 AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
 AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Tokens that lie together whatever the block size.
+// Tokens that are always in the same block, whatever the block size.
 constexpr int64_t kGranule = 16;
 constexpr int64_t kSpan = kAttentionSpan;
 constexpr int64_t kSpanGranules = kSpan / kGranule;
 static_assert(kGranule % kLanes == 0);
 
-// The keys or values of one KV head and kSpan positions. Granules outside the positions asked for
-// point to the nearest one that was, so that whole tiles may be read.
+// The keys or values of one KV head at kSpan positions. Granules outside the requested positions
+// point to the nearest requested granule, so that whole tiles may be read.
 struct Span {
   const unsigned char* granule[kSpanGranules];
   int64_t stride;  // bytes from one group of the reduced dimension to the next
-  // Of half bytes, the zero points as 16-bit integers: of keys twice each, [kSpan][2], of values
-  // [kSpan].
+  // 4-bit elements only: the zero points as 16-bit integers. Keys have each one twice, [kSpan][2];
+  // values have [kSpan].
   const unsigned char* zeros;
 
-  // Values: the group with this index, all of its columns.
+  // Values only: all columns of the group with this index.
   template <int64_t kGroup>
   __attribute__((always_inline)) inline const unsigned char* Group(int64_t group) const {
     constexpr int64_t kGroups = kGranule / kGroup;
@@ -40,8 +40,8 @@ struct Span {
   }
 };
 
-// How tiles read a vector of lanes: as it is. Lanes of a quantised cache are others
-// (cache_quantized.inl).
+// Reads a vector of lanes that need no widening. StoredLanes (cache_quantized.inl) reads and widens
+// lanes as a quantised cache stores them.
 struct WideLanes {
   static constexpr int64_t kBytes = kLaneBytes;  // of a lane
 
@@ -54,12 +54,12 @@ struct WideLanes {
   }
 };
 
-// Rows of an attention tile when there are many. With few registers one less than in GEMM, which
-// takes them all: with what a tile keeps here besides, the compiler spilt accumulators (12 % slower
-// on AVX2).
+// Rows of an attention tile when there are many. With 16 registers it is one row less than in GEMM,
+// whose tile uses all registers. An attention tile keeps more values, and with as many rows the
+// compiler spilled accumulators (12 % slower on AVX2).
 constexpr int64_t kUsualTileRows = kRegisters == 32 ? kTileRows : 5;
-// When there are no more, one more where registers allow it: a decode of 7 query heads to a KV head
-// then passes over the cache once.
+// The last tile may have this many rows: one more where registers allow it. A decode with 7 query
+// heads per KV head then passes over the cache once.
 constexpr int64_t kMostTileRows = kLanes == 16 ? 7 : kUsualTileRows;
 
 // The rows of the next tile when `left` remain.
@@ -69,7 +69,7 @@ AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
   return (left + tiles - 1) / tiles;
 }
 
-// Pairs of 16-bit integers, summed in int32, exactly: accumulators hold its bits.
+// Pairs of 16-bit integers, summed exactly in int32. Accumulators hold the bits of the sums.
 struct DotInteger {
   using A = int16_t;
   static constexpr int64_t kGroup = 2;
@@ -93,15 +93,16 @@ struct DotInteger {
   }
 };
 
-// What tiles fetch into the cache while they compute, in the shares of the span's granules:
-// whatever the order within a block, together they cover it.
+// What tiles fetch into the cache while they compute. Each granule of the span stands for an equal
+// share of its block's keys or values. All granules of a block together cover them, whatever the
+// order within the block.
 struct Ahead {
   const unsigned char* granule[kSpanGranules];
   int64_t step;  // bytes per vector of keys (or values) that a tile reads from the granule
 };
 
-// The granules that tile rows [begin, end) of `rows` fetch, bit by bit. The first two tiles over a
-// span share them, so that memory is at work most of the time.
+// The granules that the tile of rows [begin, end), out of `rows`, fetches: one bit each. The first
+// two tiles over a span share the granules, so that memory is busy most of the time.
 AS_ALWAYS_INLINE uint32_t AheadGranules(int64_t begin, int64_t end, int64_t rows) {
   constexpr uint32_t kAll = (1u << kSpanGranules) - 1, kEven = kAll / 3;
   if (begin == 0) return end == rows ? kAll : kEven;
@@ -115,7 +116,7 @@ struct ScoreTileArgs {
   int64_t lda;
   const Span* keys;
   const Ahead* ahead;  // the same positions' values
-  uint32_t fetched;    // granules of these
+  uint32_t fetched;    // which granules of `ahead`: one bit each
   int64_t groups;      // of head_dim
   float* c;            // of the span's first position
   int64_t ldc;
@@ -148,10 +149,10 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
     offset += stride;
   };
   int64_t g = 0;
-  // Most tiles fetch nothing, and asking at each step took them a twentieth of their time.
+  // Most tiles fetch nothing, and a test at each step took a twentieth of their time.
   if (fetched != 0) {
-    // Every granule or every other one (AheadGranules), one after the other, as memory is read
-    // fastest.
+    // Every granule or every second one (AheadGranules), one after the other: memory is read
+    // fastest in this order.
     const unsigned char* ahead[kGranules] = {};
     int count = 0;
     for (int i = 0; i < kGranules; ++i) {
@@ -201,15 +202,15 @@ struct ValueTileArgs {
   const A* a;  // weights, of the span's first position
   int64_t lda;
   const Span* values;
-  int64_t group_lines;             // vectors of a group, in cache lines of as many lanes
+  int64_t group_lines;             // cache lines of a group, at kLaneBytes a lane
   const Ahead* ahead;              // the next chunk's keys
-  uint32_t fetched;                // granules of these
+  uint32_t fetched;                // which granules of `ahead`: one bit each
   int64_t group_begin, group_end;  // within the span
   float* c;                        // sums
   int64_t ldc;
 };
 
-// V vectors of columns from `column` on. kMasked: of one vector, those in `mask` alone.
+// V vectors of columns from `column` on. kMasked: V is 1, and only the columns in `mask` exist.
 template <class Dot, class Lanes, int R, int V, bool kMasked>
 void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask mask) {
   constexpr int64_t kGroups = kGranule / Dot::kGroup;
@@ -250,7 +251,8 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
   }
 }
 
-// All columns in tiles of V vectors, then of half as many, down to one and a masked rest.
+// All columns: in tiles of V vectors, then of half as many, and so on down to one. A masked tile
+// takes the rest.
 template <class Dot, class Lanes, int R, int V>
 AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& args, int64_t column,
                                  int64_t columns) {
@@ -309,15 +311,15 @@ struct WeightFunction {
 
 #if defined(AS_KERNELS_NATIVE_BF16)
 AS_ALWAYS_INLINE void StoreQuery(uint16_t* p, VecF x) { StoreBf16(p, x); }
-// That a subnormal weight may become zero does not matter here.
+// Subnormal weights may become zero, which does not matter here.
 AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) { StoreBf16Quickly(p, x); }
 AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF first, VecF second) {
   StoreBf16Quickly(p, first, second);
 }
 
-// Beside bfloat16 products, the exponential is what attention's time goes into: 2^x with a scaling
-// instruction and a polynomial of degree 4, within 3e-6, a thousandth of what a weight's bfloat16
-// rounds away, and a fifth of what its 15 bits do.
+// With bfloat16 products, attention's time goes into the exponential. So this one is 2^x, by a
+// polynomial of degree 4 and a scaling by a power of 2, within 3e-6. That is a thousandth of a
+// bfloat16 weight's rounding error, and a fifth of a 15-bit weight's.
 struct QuickWeightFunction {
   static constexpr float kLog2E = 1.44269504f;
   AS_ALWAYS_INLINE VecF Factor(float scale) { return Mul(Set1(scale), Set1(kLog2E)); }
@@ -339,7 +341,7 @@ template <>
 struct WeightFunction<int16_t> : QuickWeightFunction {};
 #endif
 
-// Puts a query where tiles read it; returns what scores are to be multiplied with.
+// Stores a query where tiles read it. Returns the factor of its scores.
 template <class A>
 AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, A* to) {
   for (int64_t d = 0; d < head_dim; d += kLanes) {
@@ -347,8 +349,8 @@ AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, A* to) {
   }
   return 1.0f;
 }
-// In 15 bits, or as many as keep the sum of head_dim products with a byte in 31. A query with a NaN
-// or an infinity gives NaN.
+// In 15 bits, or in fewer if the sum of head_dim products with a byte would not fit in 31 bits. A
+// query with a NaN or an infinity becomes zeros, with the factor NaN.
 AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, int16_t* to) {
   const int64_t fitting = 0x7fffffff / (127 * head_dim);
   const float most = static_cast<float>(Lower(fitting, 32767));

@@ -1,15 +1,15 @@
 // Dot products of unsigned bytes (weights) and signed bytes (activations), four to a 32-bit lane,
-// exact in int32. On x86 by the VNNI instruction, or by products of 16-bit halves. On Arm, whose
-// dot product takes bytes of one kind, of the weights less kByteBias, which the sum's beginning
-// makes up for.
+// exact in int32. On x86 they use the VNNI instruction, or products of bytes widened to 16 bits.
+// Arm's products take two signed or two unsigned operands, so kByteBias is first subtracted from
+// the weights. The start value of the sum corrects for this (StartGroup in quantized.inl).
 #pragma once
 
-// After a vec_*.h.
+// Include a vec_*.h before this file.
 
 namespace allspark::kernels {
 namespace {
 
-// Four bytes as they lie.
+// The four bytes at `a`, in memory order.
 AS_ALWAYS_INLINE int32_t FourBytes(const int8_t* a) {
   int32_t fours;
   __builtin_memcpy(&fours, a, 4);

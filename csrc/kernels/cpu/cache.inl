@@ -1,4 +1,4 @@
-// The paged KV cache: where a head's keys and values lie, and writing them.
+// The paged KV cache: where a head's keys and values are stored, and writing them.
 #pragma once
 
 #include "kernels/cpu/attention_tile.inl"
@@ -6,12 +6,12 @@
 namespace allspark::kernels {
 namespace {
 
-// Where the parts of one KV head of one layer lie.
+// Where the keys and values of one KV head of one layer are stored.
 struct CacheParts {
   unsigned char* pool;
   int64_t extent_stride, block_stride, k_offset, v_offset, block_size, extent_blocks;
   const int32_t* block_table;
-  // log2 of the two: divisions would cost more than a granule's arithmetic.
+  // log2 of block_size and extent_blocks. Divisions would cost more than a granule's arithmetic.
   int block_shift, extent_shift;
 
   AS_ALWAYS_INLINE CacheParts Of(const PagedKv& kv, const int32_t* block_table, int64_t kv_head) {
@@ -38,25 +38,25 @@ struct CacheParts {
   __attribute__((always_inline)) inline unsigned char* Values(int64_t position) const {
     return Block(position) + v_offset;
   }
-  // Within its block.
+  // The position within its block.
   __attribute__((always_inline)) inline int64_t Token(int64_t position) const {
     return position & (block_size - 1);
   }
 };
 
-// Positions [from, to), not empty, of the kSpan that start at `begin`.
+// Positions [from, to), not empty, within the span of kSpan positions that begins at `begin`.
 struct SpanRange {
   int64_t begin, from, to;
 
-  // Of the granule nearest to granule g that holds some of them, the first position.
+  // The first position of the nearest granule to granule g that holds positions of the range.
   __attribute__((always_inline)) inline int64_t Nearest(int64_t g) const {
     const int64_t first = from / kGranule * kGranule, last = (to - 1) / kGranule * kGranule;
     return Higher(first, Lower(begin + g * kGranule, last));
   }
 };
 
-// Of a quantised cache: where a span's elements are widened to, and the scales of a chunk's keys
-// and values.
+// Memory for a quantised cache: a span's widened elements or its zero points, and the scales of a
+// chunk's keys and values.
 struct Staging {
   unsigned char* lanes;
   float* key_scales;    // [kAttentionChunk]
@@ -99,7 +99,7 @@ struct CacheHead {
   }
 };
 
-// What Keys and Values are going to read, to be fetched in time.
+// The keys or values of a later span, so that they can be fetched in time.
 template <class Head>
 AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
   const CacheParts& parts = head.parts;
@@ -126,7 +126,7 @@ AS_ALWAYS_INLINE void Transpose(VecF (&x)[kLanes]) {
   }
 }
 
-// A vector of lanes of one token's key from dimension d on.
+// One vector of lanes of a token's key, from `k` on. The second parameter gives the element type.
 AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const float*) { return LoadF(k); }
 AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const uint16_t*) {
   VecF even, odd;
@@ -136,8 +136,8 @@ AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const uint16_t*) {
 AS_ALWAYS_INLINE void StoreElement(float* p, float x) { *p = x; }
 AS_ALWAYS_INLINE void StoreElement(uint16_t* p, float x) { *p = ToBFloat16(x).bits; }
 
-// keys: the first token's lane 0; lane d / kGroup is block_size lanes further each. kTokens: 1, or
-// kLanes neighbours.
+// keys: lane 0 of the first token. A token's lanes are block_size lanes apart. kTokens: 1, or
+// kLanes consecutive tokens.
 template <int kTokens, class T>
 void WriteKeys(const float* k, int64_t ld, int64_t head_dim, T* keys, int64_t block_size) {
   constexpr int64_t kGroup = CacheHead<T>::kGroup, kDims = kLanes * kGroup;
@@ -166,8 +166,8 @@ void WriteKeys(const float* k, int64_t ld, int64_t head_dim, T* keys, int64_t bl
   }
 }
 
-// values: the lanes of the token's group. Writes the token v, or it and the next one where they
-// make a pair and `left` allows it; returns how many it wrote.
+// values: the lanes of the token's group. Writes the token at `v`, and also the next one if the two
+// make a pair and `left` is at least 2. Returns the number of tokens written.
 AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t, int64_t head_dim, float* values,
                                      int64_t, int64_t) {
   for (int64_t d = 0; d < head_dim; d += kLanes) {
@@ -186,7 +186,7 @@ AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t ld, int64_t head_di
     if (pair) {
       lanes = PackPairs(x, MaskLoadF(mask, v + ld + d));
     } else {
-      // Half a pair: the neighbour's half is another token's and stays.
+      // Half a pair: the other half belongs to another token and is kept.
       const VecI old = MaskLoadI(mask, values + 2 * d);
       lanes = token % 2 == 0 ? Or(And(old, Set1Int(-65536)), RoundBf16(x))
                              : Or(And(old, Set1Int(65535)), ShiftLeft<16>(RoundBf16(x)));

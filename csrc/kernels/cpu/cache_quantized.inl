@@ -1,7 +1,7 @@
-// The quantised KV cache. Attention multiplies its integers, widened to 16 bits, with queries and
-// weights of 15 bits: sums are exact. One tile of rows widens what it loads; for more, a span is
-// widened once. The tokens' scales go into the scores, and into the weights after the denominator
-// took them.
+// The quantised KV cache. Attention multiplies its integers, widened to 16 bits, by queries and
+// weights of 15 bits, so sums are exact. If one tile takes all rows, it widens what it loads; for
+// more rows, a span is widened once. The keys' scales multiply the scores. The values' scales
+// multiply the weights, after these are added to the denominator.
 #pragma once
 
 #include "kernels/cpu/cache.inl"
@@ -31,7 +31,7 @@ struct StoredLanes {
   AS_ALWAYS_INLINE VecI Load(const unsigned char* p, VecI zeros) {
     return kBits == 8 ? LoadBytePairs(p) : LoadNibblePairs(p, zeros);
   }
-  // Beyond the elements there are scales: whole vectors may be read.
+  // Scales follow the elements, so whole vectors may be read.
   AS_ALWAYS_INLINE VecI LoadMasked(Mask, const unsigned char* p, VecI zeros) {
     return Load(p, zeros);
   }
@@ -84,7 +84,8 @@ struct QuantizedHead {
       unsigned char* lanes =
           staging.lanes + (position - range.begin) / kGranule * kGranule / 2 * span.stride;
       span.granule[g] = lanes;
-      // Its last row may be written a vector too far: later granules come later.
+      // The last row may be written up to a vector too far. The next granule is written later and
+      // overwrites that.
       if (position == range.begin + g * kGranule) WidenValues(position, lanes);
     }
     return span;
@@ -126,8 +127,8 @@ struct QuantizedHead {
     return span;
   }
 
-  // The scales of values are due before the values themselves, and after the keys' scores, under
-  // which they were fetched.
+  // The values' scales are needed before the values themselves. They are copied after the scores,
+  // because they are fetched while the scores are computed.
   void CopyValueScales(int64_t from, int64_t to, const Staging& staging) const {
     for (int64_t position = from / kGranule * kGranule; position < to; position += kGranule) {
       CopyScales(parts.Values(position), position, staging.value_scales);
@@ -172,7 +173,7 @@ struct QuantizedHead {
   }
 };
 
-// One token's head in integers; PagedKv says how.
+// Quantises one token's head as PagedKv (args.h) says.
 template <int kBits>
 struct HeadQuantizer {
   static constexpr int32_t kLeast = kBits == 8 ? -127 : 0, kMost = kBits == 8 ? 127 : 15;
@@ -206,7 +207,7 @@ struct HeadQuantizer {
     StoreI(rounded, RoundToInt(Set1(x)));
     return rounded[0];
   }
-  // Of n elements of a slice; q has room for all of it, and zeros behind them.
+  // Quantises n elements of a slice. Requires: q holds a whole slice, with zeros beyond n.
   __attribute__((always_inline)) inline void Apply(const float* x, int64_t n, int8_t* q) const {
     for (int64_t i = 0; i < n; i += kLanes) {
       const VecF v = inverse == 0 ? Zero() : MaskLoadF(FirstLanes(n - i), x + i);
@@ -218,8 +219,8 @@ struct HeadQuantizer {
   }
 };
 
-// Quantises x into the keys or values of a token. The other half of its pairs is another token's
-// and stays.
+// Quantises x into the keys or values of a token. A pair of values holds two tokens; the other
+// token's half is kept.
 template <int kBits, bool kKeys>
 void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64_t token,
                     const float* x) {

@@ -1,4 +1,4 @@
-// Puts the vector kernels into a table: what FillAvx2 and FillAvx512 have in common.
+// Puts the vector kernels into a table, for FillAvx2, FillAvx512 and FillNeon.
 #pragma once
 
 #include "kernels/cpu/attention.inl"
@@ -13,7 +13,7 @@
 namespace allspark::kernels {
 namespace {
 
-// T: how elements of the dtype are held, uint16_t for bfloat16.
+// T: the C++ type of the dtype's elements, uint16_t for bfloat16.
 template <class T, class Dot>
 AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
@@ -29,7 +29,7 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   FillAttention<CacheHead<T>, Dot>(table, dtype);
 }
 
-// Weights of kBits bits under every activation dtype.
+// Weights of kBits bits with every activation dtype.
 template <int kBits>
 AS_ALWAYS_INLINE void FillQuantized(KernelTable& table, DType dtype) {
   FillGemm<GemmBytes<kBits>>(table, dtype, DType::kInt8);

@@ -1,5 +1,7 @@
-// What a bfloat16 dot product improves: GEMM with bfloat16 activations, and attention over a
-// bfloat16 cache, whose queries and weights are then rounded to bfloat16.
+// The kernels that are faster on a processor with a bfloat16 dot product: GEMM with bfloat16
+// activations, and attention. Over a bfloat16 cache, attention rounds queries and weights to
+// bfloat16. Over a quantised cache, it uses the faster exponential of attention_tile.inl, and on
+// x86 also VNNI's products of 16-bit integers.
 #pragma once
 
 #include "kernels/cpu/attention.inl"

@@ -1,6 +1,7 @@
-// GEMM over packed panels of 64 columns. A block of the panel's K stays in the cache while a block
-// of rows passes over it in register tiles; partial sums wait in a small float32 scratch between K
-// blocks, which changes no bits. One code path for one row and for thousands.
+// GEMM over packed panels of 64 columns, or 16 for narrow panels. A block of the panel's K stays in
+// the cache while a block of rows passes over it in register tiles. Between K blocks, partial sums
+// are kept in a small float32 buffer, which changes no bits. One code path serves any number of
+// rows.
 #pragma once
 
 #include "kernels/cpu/rowwise.inl"
@@ -12,19 +13,19 @@ namespace {
 
 // Bytes of a k group of a panel of kPanelColumns.
 constexpr int64_t kPanelStride = kPanelColumns * kLaneBytes;
-// Rows whose partial sums wait together.
+// Rows of a block, whose partial sums are kept together.
 constexpr int64_t kGemmRows = 96;
-// Groups of K per block. With many rows 128 KiB of a panel, which stay in the second-level cache:
-// over 32 KiB, what a tile begins and ends with took up to a tenth of its time. With few, where
-// every byte of the panel comes from memory and is used a few times, 8 KiB, so that what is fetched
-// for the next block stays in the first level.
+// Groups of K per block. With many rows, a block is 128 KiB of a panel, which stays in the
+// second-level cache. With blocks of 32 KiB, the start and end of a tile took up to a tenth of its
+// time. With few rows, every byte of the panel comes from memory and is used only a few times. A
+// block is then 8 KiB, so that what is fetched for the next block stays in the first-level cache.
 constexpr int64_t kGemmGroups = 512;
 constexpr int64_t kGemmFewGroups = 32;
 constexpr int64_t kGemmFewRows = 2 * kTileRows;
-// How far a tile that streams the panel fetches ahead.
+// How many bytes ahead a tile that streams the panel fetches.
 constexpr int64_t kStreamPrefetch = 4096;
 
-// A block of rows side by side, as float32: rows a power of two apart would share few cache sets.
+// Copies rows next to each other, as float32: rows a power of two apart would share few cache sets.
 AS_ALWAYS_INLINE void GatherRows(const float* a, int64_t lda, int64_t rows, int64_t k, float* out,
                                  int64_t ldo) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -46,7 +47,7 @@ AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, i
   }
 }
 
-// The end of a row's sums: times the row's scale, plus bias. A copy of the fields of GemmArgs, so
+// Finishes a row's sums: times the row's scale, plus bias. Holds copies of fields of GemmArgs, so
 // that the compiler knows that stores to the results do not alias them.
 struct RowFinish {
   const float* a_scale;
@@ -68,9 +69,9 @@ struct RowFinish {
   }
 };
 
-// Where a panel's rows of results go. They are fetched while the rows are computed: a row's line is
-// seldom in the cache, and stores that all wait for theirs at the end took an eighth of the time of
-// int8 rows.
+// Where the results of a panel's rows are stored. Their cache lines are fetched while the rows are
+// computed, since they are seldom in the cache. When all stores waited for their lines at the end,
+// that took an eighth of the time of int8 rows.
 struct Destination {
   const unsigned char* at = nullptr;
   int64_t stride = 0, bytes = 0;  // of a row
@@ -87,7 +88,7 @@ AS_ALWAYS_INLINE int64_t PanelWidth(const GemmArgs& args, int64_t column) {
   return args.n - column < args.panel_columns ? args.n - column : args.panel_columns;
 }
 
-// What becomes of the sums of a panel's rows: written to c, or added to it.
+// Writes the sums of a panel's rows to c, or adds them to it.
 struct StoreSums {
   static constexpr int kPanels = 1;
 
@@ -117,8 +118,8 @@ struct StoreSums {
   }
 };
 
-// The same of rows of a panel of gates and, kGemmRows further in `sums`, of its panel of ups. T:
-// how an element of the result is held.
+// Finishes rows of a panel of gates and of its panel of ups, whose sums are kGemmRows rows further
+// in `sums`. T: the C++ type of the result's elements.
 template <class T, class Act>
 void FinishGatedRows(const GemmGatedArgs& gated, const float* sums, int64_t row, int64_t rows,
                      int64_t column) {
@@ -139,7 +140,7 @@ void FinishGatedRows(const GemmGatedArgs& gated, const float* sums, int64_t row,
   }
 }
 
-// The same of a panel without a gate, whose last columns may be missing.
+// As FinishGatedRows, for a panel without a gate. Its last columns may be missing.
 template <class T, class Act>
 void FinishActivatedRows(const GemmGatedArgs& args, const float* sums, int64_t row, int64_t rows,
                          int64_t column) {
@@ -203,7 +204,7 @@ struct StoreGated {
   }
 };
 
-// Adds what adapters add to the sums of rows [row, row + rows) of a panel.
+// Adds the adapters' products to the sums of rows [row, row + rows) of a panel.
 AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, int64_t row, int64_t rows,
                                   float* sums) {
   const int64_t begin = args.first_row + row, end = begin + rows;
@@ -217,8 +218,8 @@ AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, int64_t r
   }
 }
 
-// Runs sums_of(panel, row, rows, sums, destination) for blocks of rows of each of this call's
-// panels, and finishes what it gives by `store`.
+// Runs sums_of(panel, row, rows, sums, destination) for each block of rows of each of this call's
+// panels, and finishes the sums with `store`.
 template <class Store, class SumsOf>
 AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, SumsOf sums_of) {
   alignas(64) float sums[Store::kPanels * kGemmRows * kPanelColumns];
@@ -238,7 +239,7 @@ AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, 
   }
 }
 
-// A GEMM is what Kernel::Run(args, store) makes of its sums.
+// Kernel::Run(args, store) computes the sums of a GEMM and finishes them with `store`.
 template <class Kernel>
 void GemmGated(const GemmGatedArgs& args, Stream) noexcept {
   const bool floats = args.out_dtype == DType::kFloat32;
@@ -262,7 +263,7 @@ AS_ALWAYS_INLINE void FillGemm(KernelTable& table, DType weight, DType activatio
   table.gemm_gated[static_cast<int>(weight)][static_cast<int>(activation)] = GemmGated<Kernel>;
 }
 
-// The tile's rows where the tile reads them: gathered, or in place where that costs nothing.
+// Sets the rows of A that the tile reads: gathered, or in place where that costs nothing.
 // Element: how A is stored.
 template <class Element, class Dot>
 AS_ALWAYS_INLINE void PlaceRows(const Element* a, int64_t lda, int64_t rows, float* gathered,
@@ -280,7 +281,7 @@ AS_ALWAYS_INLINE void PlaceRows(const Element* a, int64_t lda, int64_t rows, flo
   tile->lda = lda;
 }
 
-// `resume`: goes on from what sums holds.
+// `resume`: continues from the values in `sums`.
 template <class Element, class Dot>
 void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t columns,
                   int64_t row_begin, int64_t rows, float* sums, const Destination& destination,
@@ -290,8 +291,9 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
   const int64_t stride = args.panel_columns * kLaneBytes;
   const bool streams = rows <= TileShape<Dot>::kStreamRows;
   const int64_t fitting = !streams && rows <= kGemmFewRows ? kGemmFewGroups : kGemmGroups;
-  // What goes on from a panel's sums is short, and what comes next is its next panel: much passes
-  // through the cache before that, so nothing further ahead is worth fetching.
+  // A product that resumes, an adapter's, is short, and the adapter's next panel follows in memory.
+  // Before that panel is read, much other data passes through the cache, so fetching beyond it does
+  // not pay.
   const int64_t block = resume && groups_total < fitting ? groups_total : fitting;
   int64_t group = 0;
   do {

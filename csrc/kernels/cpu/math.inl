@@ -1,10 +1,10 @@
-// Elementary functions on vectors. Every element of every kernel goes through these, tails too, so
-// that a value never depends on where in a vector it stood. Polynomials fitted by reweighted least
-// squares towards the smallest largest relative error; the errors named were found against double
-// precision.
+// Elementary functions on vectors. Every element of every kernel goes through these, tails
+// included, so that a value never depends on its place in a vector. The polynomials were fitted by
+// reweighted least squares, to minimise the largest relative error. The stated errors were measured
+// against double precision.
 #pragma once
 
-// After a vec_*.h.
+// Include a vec_*.h before this file.
 
 namespace allspark::kernels {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 // e^x, within 2 ulp, subnormal results included; 0 from -105 down, infinity above 88.73, NaN for
 // NaN.
 AS_ALWAYS_INLINE VecF Exp(VecF x) {
-  // The second operand survives where it is NaN.
+  // Min and Max return their second operand where either is NaN.
   x = Min(Set1(89.0f), Max(Set1(-105.0f), x));
   const VecF n = RoundToWhole(Mul(x, Set1(1.44269504f)));
   // ln 2 in two parts; the first has so few bits that its multiples are exact.
@@ -65,7 +65,7 @@ AS_ALWAYS_INLINE VecF Erfc(VecF z) {
 
 AS_ALWAYS_INLINE VecF Sigmoid(VecF x) { return Div(Set1(1.0f), Add(Set1(1.0f), Exp(Neg(x)))); }
 
-// The largest magnitude of n elements; NaN where any is no number or infinite.
+// The largest magnitude of n elements; NaN if any is NaN or infinite.
 AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
   VecF highest = Zero(), poison = Zero();
   for (int64_t i = 0; i < n; i += kLanes) {

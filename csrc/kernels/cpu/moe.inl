@@ -1,4 +1,4 @@
-// Mixtures of experts: which experts a token has, and the sum of what they give.
+// Mixture of experts: which experts a token has, and the sum of their outputs.
 #pragma once
 
 #include "kernels/cpu/rowwise.inl"
@@ -6,7 +6,8 @@
 namespace allspark::kernels {
 namespace {
 
-// The best few of what was offered, best first, of equals the first; NaN counts as lowest.
+// The best `wanted` of the offered values, best first; among equals, the one offered first. NaN
+// counts as lowest.
 struct BestFew {
   int64_t wanted;
   int64_t count = 0;

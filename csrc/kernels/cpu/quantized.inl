@@ -1,12 +1,12 @@
 // GEMM over quantised panels, u = q + zero in 8 or 4 bits with a scale per column and group of K.
 //
-// With int8 activations the products of a group are summed in int32, exactly, so that nothing about
-// tiles or blocks can change a bit; a group's sum is then scaled and added to the float32 sum,
-// group by group. With float activations a block of the panel is widened once, exactly, for all the
-// rows that pass over it, and the tiles of gemm.inl do the rest.
+// With int8 activations, the products of a group are summed exactly in int32, so tiles and blocks
+// cannot change a bit. A group's sum is then scaled and added to the float32 sum, group by group.
+// With float activations, a block of the panel is widened once, exactly, for all rows that pass
+// over it, and the tiles of tile.inl do the rest.
 //
-// The zero point leaves the inner loop: sum a (u - zero) = sum a u - zero * sum a, and the sums of
-// a come with the activations.
+// With int8 activations, the zero point is not in the inner loop, since
+// sum a (u - zero) = sum a u - zero * sum a. The sums of a come with the activations.
 #pragma once
 
 #include "kernels/cpu/bytes.inl"
@@ -15,7 +15,8 @@
 namespace allspark::kernels {
 namespace {
 
-// Input features per block of the integer path: 64 KiB of bytes, or 8 KiB as stored (gemm.inl).
+// Input features per block of the integer path: 64 KiB as bytes, or with few rows 8 KiB as stored
+// (for the reason in gemm.inl).
 constexpr int64_t kByteBlock = 1024;
 template <int kBits>
 AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
@@ -48,9 +49,9 @@ struct ByteBlock {
   const int8_t* a;
   int64_t lda;
   const unsigned char* b;  // [groups * lanes][64] lanes of four bytes, or half as many of nibbles
-  int64_t groups, lanes;   // lanes of four k per group, of what is here
+  int64_t groups, lanes;   // lanes of four k per group, within this block
   bool first, last;        // the group begins, and ends, in this block
-  bool fresh;              // c holds nothing before the first group here
+  bool fresh;              // c holds no sums before this block's first group
   const int32_t* a_sums;   // of the first row, the block's first group
   int64_t ld_sums, sums_per_group;
   const uint16_t* scale;  // of the first group
@@ -77,7 +78,7 @@ AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&a
   }
 }
 
-// A group's scaled sum joins those before it; `fresh`: there are none.
+// Adds a group's scaled sum to those before it; `fresh`: there are none.
 AS_ALWAYS_INLINE void AddGroup(bool fresh, VecI sum, VecF scale, float* c) {
   StoreF(c, Fma(IntToFloat(sum), scale, fresh ? Zero() : LoadF(c)));
 }
@@ -186,7 +187,7 @@ AS_ALWAYS_INLINE void SpreadNibbles(const unsigned char* b, int64_t lanes, unsig
   }
 }
 
-// The rows of a block in tiles, of Tiles::NextRows rows each, by Tiles::Rows.
+// Computes a block's rows in tiles: Tiles::NextRows gives a tile's rows, Tiles::Rows computes it.
 template <int kBits, class Tiles>
 AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
                                     const unsigned char* next, int64_t bytes,
@@ -206,9 +207,9 @@ AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t colum
   }
 }
 
-// Of the vocabulary's dot products.
+// Tiles that use DotBytes (bytes.inl).
 struct ByteTiles {
-  // Whether tiles of so many rows pass over blocks in which nibbles are spread to bytes.
+  // Whether nibbles are spread to bytes before this many rows pass over a block.
   AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
 
   AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t) {
@@ -265,7 +266,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
       ByteTilesOver<8, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
       continue;
     }
-    // As bytes, but with the zero point of nibbles.
+    // The weights are bytes now, but their zero point is that of nibbles.
     alignas(64) uint8_t zeros[kByteBlock / kSumBlock * kPanelColumns];
     for (int64_t i = 0; i < block.groups * kPanelColumns; ++i) {
       zeros[i] = static_cast<uint8_t>(SymmetricZero(4));
@@ -290,12 +291,12 @@ struct GemmBytes {
   }
 };
 
-// 2^23: added to it as bits, an integer below 2^23 becomes that float.
+// 2^23, as bits and as a float. Adding an integer u < 2^23 to the bits gives the float 2^23 + u.
 constexpr int32_t kMagicBits = 0x4b000000;
 constexpr float kMagic = 0x1p23f;
 
-// The element of every stored lane that is `kShift` bits up, less its zero point, as float32:
-// exact. `magic_zero` is kMagic + zero.
+// The element at bit `kShift` of every stored lane, less its zero point, as float32: exact.
+// `magic_zero` is kMagic + zero.
 template <int kBits, int kShift>
 AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecF magic_zero) {
   const VecI u = And(ShiftRight<kShift>(lanes), Set1Int((1 << kBits) - 1));
@@ -307,13 +308,13 @@ AS_ALWAYS_INLINE void StoreWide(DotFloat, unsigned char* out, VecF even, VecF od
   StoreF(reinterpret_cast<float*>(out), even);
   StoreF(reinterpret_cast<float*>(out + kPanelStride), odd);
 }
-// Integers below 256 are bfloat16 without rounding.
+// Integers of magnitude below 256 are exact in bfloat16.
 template <class Dot>
 AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF odd) {
   StoreI(out, Or(ShiftRight<16>(AsInt(even)), And(AsInt(odd), Set1Int(-65536))));
 }
 
-// `count` k of a panel to [count / Dot::kGroup][64] lanes. Fetches what comes after them.
+// Widens `count` k of a panel to [count / Dot::kGroup][64] lanes, and fetches the data after them.
 template <int kBits, class Dot>
 void WidenBlock(const unsigned char* from, const uint8_t* zeros, int64_t count,
                 unsigned char* out) {

@@ -1,4 +1,4 @@
-// Operations on rows: norm, gated activation, embedding, rotary embedding, argmax, sums of
+// Operations on rows: norm, scaling, gated activation, embedding, rotary embedding, argmax, sums of
 // exponentials, quantisation, conversion.
 #pragma once
 
@@ -39,8 +39,9 @@ AS_ALWAYS_INLINE void ForEachVec(int64_t n, Body body) {
   }
 }
 
-// add(sum, v) of all elements: lane i of accumulator j takes elements (4 q + j) * kLanes + i, q
-// ascending; then a fixed tree. Where a vector is partial, v is `rest` beyond it.
+// Accumulates all elements with add(sum, v). In accumulator j, lane i takes elements
+// (4 q + j) * kLanes + i, q ascending; then a fixed tree adds the lanes. In a partial vector, v is
+// `rest` beyond the last element.
 template <class Step>
 AS_ALWAYS_INLINE float SumInLanes(const float* x, int64_t n, VecF rest, Step add) {
   VecF sums[4] = {Zero(), Zero(), Zero(), Zero()};
@@ -273,11 +274,12 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
 }
 
 [[maybe_unused]] void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
-  constexpr int64_t kBlock = 2048;  // found again in the cache once it is known to hold the highest
+  // Elements of a block, which is still in the cache when its highest value is searched for.
+  constexpr int64_t kBlock = 2048;
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     float highest = kMinusInfinity;
-    int64_t begin = 0, end = args.cols;  // where nothing exceeds minus infinity, it may be anywhere
+    int64_t begin = 0, end = args.cols;  // all elements, if none exceeds minus infinity
     for (int64_t i = 0; i < args.cols; i += kBlock) {
       const int64_t n = args.cols - i < kBlock ? args.cols - i : kBlock;
       const float block_highest = Highest(x + i, n);
@@ -293,14 +295,15 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
 }
 
 [[maybe_unused]] void SumExp(const SumExpArgs& args, Stream) noexcept {
-  // So many elements are summed in float32, then in double: the error does not grow with the row.
+  // This many elements are summed in float32, and these sums in double, so that the error does not
+  // grow with the row's length.
   constexpr int64_t kBlock = 64 * kLanes;
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     const float highest = Highest(x, args.cols);
     const VecF top = Set1(highest), lowest = Set1(kMinusInfinity);
     const auto term = [&](VecF v) __attribute__((always_inline)) {
-      v = Max(v, lowest);  // NaN too
+      v = Max(v, lowest);  // NaN becomes minus infinity
       return Exp(Select(Less(v, top), Sub(v, top), Zero()));
     };
     double total = 0;
@@ -333,7 +336,7 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
     const float highest = HighestMagnitude(x, args.cols);
     args.scale[r] = highest / 127.0f;
     const VecF inverse = Set1(highest < kQuantizeTiny ? 0.0f : 127.0f / highest);
-    uint32_t total = 0;  // unsigned, as the sums of a NaN row mean nothing
+    uint32_t total = 0;  // unsigned: sums of a row with a NaN mean nothing, and may overflow
     for (int64_t begin = 0; begin < args.cols; begin += kSumBlock) {
       const int64_t end = begin + kSumBlock < args.cols ? begin + kSumBlock : args.cols;
       VecI sum = Set1Int(0);

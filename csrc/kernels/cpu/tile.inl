@@ -1,11 +1,13 @@
-// The register tile under GEMM and attention: rows of A times columns of a matrix B that is stored
-// in 32-bit lanes (one float, or a pair of bfloat16 along K), lanes of one k group side by side.
+// The register tile under GEMM: rows of A times columns of a matrix B. B is stored in 32-bit lanes
+// (one float, or a pair of bfloat16 along K); the lanes of one k group are contiguous. Attention's
+// tiles use the same dot products.
 //
 // Every element of C is one chain of fused multiply-adds over k ascending, whatever the tile's
-// size. A tile may stop at any k group and go on later from what it stored, with the same bits.
+// size. A tile may stop at any k group and later continue from the sums that it stored, with the
+// same bits.
 #pragma once
 
-// After a vec_*.h.
+// Include a vec_*.h before this file.
 
 namespace allspark::kernels {
 namespace {
@@ -37,7 +39,7 @@ struct DotFloat {
   }
 };
 
-// float32 A, pairs of bfloat16 B: the pair's earlier element first.
+// float32 A, pairs of bfloat16 B. A pair's earlier element is added first.
 struct DotPair {
   using A = float;
   static constexpr int64_t kGroup = 2;
@@ -84,7 +86,7 @@ struct Fetch {
   int64_t step;
 };
 
-// Where a tile's operands lie.
+// The operands of a tile.
 template <class A>
 struct TileArgs {
   const A* a;
@@ -94,11 +96,11 @@ struct TileArgs {
   int64_t groups;
   float* c;
   int64_t ldc;
-  bool resume;  // go on from what c holds; otherwise from zero
+  bool resume;  // continue from the values in c; otherwise from zero
   Fetch fetch;
 };
 
-// V vectors of a k group are V * kVecBytes / 64 requests.
+// Fetches the step of one k group: one request per 64 bytes of V vectors, evenly spread.
 template <int V>
 AS_ALWAYS_INLINE void FetchStep(Fetch& fetch) {
   constexpr int64_t kRequests = V * kVecBytes / 64 > 0 ? V * kVecBytes / 64 : 1;
@@ -154,7 +156,8 @@ void TailTile(const TileArgs<typename Dot::A>& args, int64_t columns) {
   AS_UNROLL for (int r = 0; r < R; ++r) StoreF(args.c + r * args.ldc, acc[r][0]);
 }
 
-// All columns in tiles of V vectors, then of half as many, down to one and a masked rest.
+// All columns: in tiles of V vectors, then of half as many, and so on down to one. A masked tile
+// takes the rest.
 template <class Dot, int R, int V>
 AS_ALWAYS_INLINE void TileColumnsFrom(TileArgs<typename Dot::A>& args, int64_t& columns) {
   while (columns >= V * kLanes) {
@@ -196,22 +199,22 @@ void TileRows(int64_t rows, const TileArgs<typename Dot::A>& args, int64_t colum
   }
 }
 
-// How rows make tiles.
+// How rows are divided into tiles.
 template <class Dot>
 struct TileShape {
-  // So many pass over B in one tile, which reads it once.
+  // Up to this many rows stream B: one tile takes them all and reads B once.
   static constexpr int64_t kStreamRows = 1;
-  // The rows of the next tile when `left` remain: tiles as even as can be, since a tile of one or
-  // two rows after full ones would leave most of the multipliers idle.
+  // The rows of the next tile when `left` remain. Tiles are as even as possible, since a tile of
+  // one or two rows after full ones would leave most of the multipliers idle.
   AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
     const int64_t tiles = (left + kTileRows - 1) / kTileRows;
     return (left + tiles - 1) / tiles;
   }
 };
 
-// The share of the `bytes` at `next` that a tile of `tile_rows` of `rows` fetches, from row `row`
-// on: as even as the work, since a burst of requests would stall on memory. A tile passes over its
-// columns several times.
+// The share of the `bytes` at `next` that the tile of rows [row, row + tile_rows), out of `rows`,
+// fetches. The fetches are spread as evenly as the work, since a burst of requests would stall on
+// memory. A tile takes its columns in several passes.
 AS_ALWAYS_INLINE Fetch FetchShare(const unsigned char* next, int64_t bytes, int64_t rows,
                                   int64_t row, int64_t tile_rows, int64_t groups, int64_t columns) {
   const int64_t width = TileVecs(static_cast<int>(tile_rows)) * kLanes;
