@@ -137,7 +137,7 @@ ALLOWED_SKIPS = [
     # Tests that sanitizers disturb, and tests that only AddressSanitizer can do.
     AllowedSkip(r"^(UnloadTest|ModelWriter)\.", "sanitizer('s own memory| keeps memory)",
                 in_sanitizer),
-    AllowedSkip(r"^(BfcAllocatorTest|BfcRegionTest|AllocationCounterTest|HeapFaultsTest|MemoryFaultTest)\.",
+    AllowedSkip(r"^(SystemAllocatorTest|BfcAllocatorTest|BfcRegionTest|AllocationCounterTest|HeapFaultsTest|MemoryFaultTest)\.",
                 "^a sanitizer owns malloc$",
                 in_sanitizer),
     AllowedSkip(r"^BfcRegionTest\.", "^not built with AddressSanitizer$",

@@ -25,6 +25,7 @@ constexpr int64_t kMaskSliceUs = 1000;
 
 void ModelInstance::StepLoop() {
   pthread_setname_np(pthread_self(), "allspark-step");
+  device_.pool->KeepCallerOffWorkers();
   if (hook_ != nullptr) hook_(hook_context_, StepEvent{.phase = StepPhase::kLoopBegin});
   while (TakeMail()) {
     if (running_->has_memory) RunStep();

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <memory>
 
 namespace allspark {
@@ -39,12 +40,13 @@ std::vector<int> AffinityCores() {
   return {0};
 }
 
-bool PinThread(pthread_t thread, int core) {
-  const CpuSet set(CPU_ALLOC(core + 1));
+bool PinThread(pthread_t thread, const std::vector<int>& cores) {
+  const int limit = *std::max_element(cores.begin(), cores.end()) + 1;
+  const CpuSet set(CPU_ALLOC(limit));
   if (set == nullptr) return false;
-  const size_t bytes = CPU_ALLOC_SIZE(core + 1);
+  const size_t bytes = CPU_ALLOC_SIZE(limit);
   CPU_ZERO_S(bytes, set.get());
-  CPU_SET_S(core, bytes, set.get());
+  for (const int core : cores) CPU_SET_S(core, bytes, set.get());
   return pthread_setaffinity_np(thread, bytes, set.get()) == 0;
 }
 

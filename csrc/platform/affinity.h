@@ -11,7 +11,7 @@ namespace allspark {
 // The cores of the calling thread's affinity mask, ascending; never empty.
 std::vector<int> AffinityCores();
 
-// Binds `thread` to one core. Returns false when the system refuses.
-bool PinThread(pthread_t thread, int core);
+// Binds `thread` to these cores, one at least. Returns false when the system refuses.
+bool PinThread(pthread_t thread, const std::vector<int>& cores);
 
 }  // namespace allspark

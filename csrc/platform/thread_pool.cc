@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -119,6 +120,7 @@ class ThreadPool::Impl {
   ~Impl() { Stop(); }
 
   int num_threads() const { return num_threads_; }
+  void KeepCallerOffWorkers() const;
   using Function = FunctionRef<void(int64_t, int64_t, int)>;
   using ItemFunction = FunctionRef<void(int64_t, int)>;
 
@@ -139,6 +141,7 @@ class ThreadPool::Impl {
   static constexpr uint64_t kPartsMask = (uint64_t{1} << kPartsBits) - 1;
   static constexpr uint64_t kStop = kPartsMask;
 
+  void PinWorker(int id, const std::vector<int>& cores);
   void WorkerLoop(int id);
   uint64_t WaitForChange(Worker& self, uint64_t seen);
   // Runs a region of `parts` threads: fn(id) on each.
@@ -153,6 +156,7 @@ class ThreadPool::Impl {
   // Constant after construction.
   int num_threads_;
   int64_t spin_ns_;
+  std::vector<int> worker_cores_;  // ascending; those of pinned workers
   std::vector<Worker> workers_;  // [num_threads]; entry 0 is the caller and has no thread.
 
   std::mutex caller_mutex_;  // One region at a time.
@@ -211,7 +215,7 @@ ThreadPool::Impl::Impl(int num_threads, bool pin) : num_threads_(num_threads) {
       thread = std::thread([this, id] { WorkerLoop(id); });
       pthread_setname_np(thread.native_handle(), ("as-pool-" + std::to_string(id)).c_str());
       // Core 0 of the mask is left to the callers. A refused pin costs speed only.
-      if (pin && enough_cores) PinThread(thread.native_handle(), cores[static_cast<size_t>(id)]);
+      if (pin && enough_cores) PinWorker(id, cores);
     }
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -219,6 +223,21 @@ ThreadPool::Impl::Impl(int num_threads, bool pin) : num_threads_(num_threads) {
     throw;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void ThreadPool::Impl::PinWorker(int id, const std::vector<int>& cores) {
+  const auto index = static_cast<size_t>(id);
+  if (PinThread(workers_[index].thread.native_handle(), {cores[index]})) {
+    worker_cores_.push_back(cores[index]);
+  }
+}
+
+void ThreadPool::Impl::KeepCallerOffWorkers() const {
+  std::vector<int> others;
+  const std::vector<int> cores = AffinityCores();
+  std::set_difference(cores.begin(), cores.end(), worker_cores_.begin(), worker_cores_.end(),
+                      std::back_inserter(others));
+  if (!others.empty() && others.size() < cores.size()) PinThread(pthread_self(), others);
 }
 
 void ThreadPool::Impl::Stop() {
@@ -375,6 +394,8 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::num_threads() const { return impl_->num_threads(); }
+
+void ThreadPool::KeepCallerOffWorkers() const { impl_->KeepCallerOffWorkers(); }
 
 void ThreadPool::ParallelFor(int64_t n, int64_t grain,
                              FunctionRef<void(int64_t, int64_t, int)> fn) {

@@ -43,6 +43,11 @@ class ThreadPool {
 
   int num_threads() const;
 
+  // Binds the calling thread to the cores of its affinity mask that have no pinned worker; for a
+  // thread that calls ParallelFor for as long as it lives. On a worker's core, each of the two may
+  // spin for a time slice while it waits for the other. Threads that it creates inherit the mask.
+  void KeepCallerOffWorkers() const;
+
   // Splits [0, n) into num_threads() contiguous parts, the same every time for the same n, and runs
   // fn(begin, end, thread_id) for each non-empty part; returns when all have. n <= grain runs on
   // the caller alone. Allocates nothing. An exception in fn is rethrown here after all parts have

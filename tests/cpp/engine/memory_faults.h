@@ -110,7 +110,7 @@ class MemoryFaultTest : public ::testing::Test {
     }
   }
 
-  const FaultModels models_;
+  const FaultModels models_{};
 };
 
 }  // namespace allspark::testing

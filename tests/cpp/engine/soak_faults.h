@@ -131,7 +131,7 @@ class SoakFaults {
   };
 
   void MayFailCopy() {
-    if (!injects_ || !draw_.Chance(0.002)) return;
+    if (!injects_ || !draw_.Chance(0.01)) return;
     ++num_copies_failed_;
     throw std::runtime_error("injected: the link is down");
   }

@@ -338,6 +338,28 @@ TEST(PinningTest, WorkersAreBoundToOneCoreEachAndTheCallerIsNot) {
   }
 }
 
+TEST(PinningTest, ACallerKeepsOffTheWorkersCores) {
+  const std::vector<int> cores = AffinityCores();
+  if (cores.size() < 2) GTEST_SKIP() << "one core only";
+  const auto seen_by_caller = [](const ThreadPool& pool, std::vector<int> allowed) {
+    std::vector<int> seen;
+    std::thread([&] {
+      if (!allowed.empty()) PinThread(pthread_self(), allowed);
+      pool.KeepCallerOffWorkers();
+      seen = AffinityCores();
+    }).join();
+    return seen;
+  };
+  const ThreadPool pool(2);  // one worker, on the second core
+  std::vector<int> others = cores;
+  others.erase(others.begin() + 1);
+  EXPECT_EQ(seen_by_caller(pool, {}), others);
+  EXPECT_EQ(seen_by_caller(pool, {cores[0]}), std::vector<int>{cores[0]});
+  EXPECT_EQ(seen_by_caller(pool, {cores[1]}), std::vector<int>{cores[1]}) << "it has no other";
+  EXPECT_EQ(seen_by_caller(ThreadPool(2, /*pin=*/false), {}), cores);
+  EXPECT_EQ(AffinityCores(), cores);
+}
+
 TEST(PinningTest, TooManyThreadsOrNoPinLeaveTheMaskAlone) {
   const std::vector<int> cores = AffinityCores();
   for (const auto& [num_threads, pin] :
