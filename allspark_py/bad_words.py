@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allspark.text_queue import to_words
 
-# Texts per call of the tokenizer, which releases the GIL for a call, and whose results are large.
-_BATCH = 1024
+# Texts per call of the tokenizer. A call tokenises without the GIL and then builds its results with
+# it, so other threads wait for the results of one batch at most.
+_BATCH = 256
+# Long lists take turns. Between two batches they leave the cores to the engine, this many times as
+# long as a batch took. So they slow down other requests by little.
+_PAUSE = 3.0
+_turn = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """For a fork: the thread that holds the lock may not be in it."""
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def take_bad_words(fields: dict[str, Any]) -> tuple[str, ...]:
@@ -31,12 +48,20 @@ def to_token_sequences(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     tokens can still spell it.
     """
     texts = [text for word in dict.fromkeys(words) for text in (word, " " + word)]
-    sequences: dict[tuple[int, ...], None] = {}
+    if len(texts) <= _BATCH:
+        encoded = _encode(tokenizer, texts)
+    else:
+        with _turn:
+            encoded = [ids for batch in _batches(tokenizer, texts) for ids in batch]
+    return [list(ids) for ids in dict.fromkeys(tuple(map(int, ids)) for ids in encoded) if ids]
+
+
+def _batches(tokenizer: Any, texts: list[str]) -> Iterator[Sequence[Sequence[int]]]:
     for begin in range(0, len(texts), _BATCH):
-        for ids in _encode(tokenizer, texts[begin : begin + _BATCH]):
-            if ids:
-                sequences[tuple(map(int, ids))] = None
-    return [list(ids) for ids in sequences]
+        started = time.perf_counter()
+        yield _encode(tokenizer, texts[begin : begin + _BATCH])
+        if begin + _BATCH < len(texts):
+            time.sleep(_PAUSE * (time.perf_counter() - started))
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> Sequence[Sequence[int]]:

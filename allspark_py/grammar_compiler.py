@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 # half of this stack. Untouched pages cost no memory.
 MAX_GRAMMAR_CHARS = 1_000_000
 STACK_BYTES = 512 << 20
-_stack_size_lock = threading.Lock()
+_stack_size_lock: threading.Lock
 # Of what the lexer builds: for its first state (for long grammars more), for one mask, and in all.
 # The library's own limits let 25 characters of a regular expression take two seconds and 190 MB.
 _FIRST_FUEL = 200_000
@@ -165,11 +165,21 @@ class Compiler:
     outlive the interpreter call it inside exit_gate.passing()."""
 
     # At once, of all tokenizers: those that were given up are among them.
-    _compiling = threading.BoundedSemaphore(max(2, len(os.sched_getaffinity(0))))
+    _compiling: threading.BoundedSemaphore
 
     # Reading a large vocabulary takes a second, so it is done once per tokenizer.
     _of_tokenizer: weakref.WeakKeyDictionary[Any, Compiler] = weakref.WeakKeyDictionary()
-    _of_tokenizer_lock = threading.Lock()
+    _of_tokenizer_lock: threading.Lock
+
+    @classmethod
+    def _make_locks(cls) -> None:
+        """For this process: in a fork the threads that hold locks are missing."""
+        global _stack_size_lock
+        _stack_size_lock = threading.Lock()
+        cls._compiling = threading.BoundedSemaphore(max(2, len(os.sched_getaffinity(0))))
+        cls._of_tokenizer_lock = threading.Lock()
+        for compiler in list(cls._of_tokenizer.values()):
+            compiler._lock = threading.Lock()
 
     @classmethod
     def of(cls, tokenizer: Any) -> Compiler:
@@ -308,3 +318,7 @@ class Compiler:
 
     def _is_special(self, token: int) -> bool:
         return 0 <= token < self._vocabulary.vocab_size and self._vocabulary.is_special_token(token)
+
+
+Compiler._make_locks()
+os.register_at_fork(after_in_child=Compiler._make_locks)

@@ -178,8 +178,9 @@ def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
     for choice in choices:
         if not isinstance(choice, str):
             raise _wrong_type("an element of response_format's 'choice'", choice, "a str")
-    # As a terminal: its compilation is linear in their lengths, that of a rule is quadratic.
-    texts = " | ".join(map(_quoted, choices))
+    # As a terminal: its compilation is linear in their lengths, that of a rule is quadratic. One
+    # call quotes all, since a call per text would hold the GIL of other requests' readers.
+    texts = json.dumps(choices, ensure_ascii=False, separators=(" | ", ": "))[1:-1]
     return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
 
 

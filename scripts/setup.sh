@@ -4,10 +4,10 @@
 # $venv and PATH.
 #
 # usage: scripts/setup.sh [--test] [--slow] [--no-package]
-#   --test  also what scripts/test.sh needs: GoogleTest, the dev extra, torch (the parity tests compare with it)
-#   --slow  also clang for the ThreadSanitizer and libFuzzer builds, peft, modelscope, compiler and
-#   emulator for Arm
-#           programs, and the programs that slow tests compare with (scripts/oracles.sh)
+#   --test  also what scripts/test.sh needs: GoogleTest, clang, the dev extra, torch (the parity tests
+#           compare with it)
+#   --slow  also clang's sanitizers, peft, modelscope, compiler and emulator for Arm programs, and the
+#           programs that slow tests compare with (scripts/oracles.sh)
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
 set -euo pipefail
@@ -37,6 +37,12 @@ has_header() { echo "#include <$1>" | c++ -E -x c++ - >/dev/null 2>&1; }
 
 has_clang() { command -v clang++-14 >/dev/null || command -v clang++ >/dev/null; }
 
+has_clang_sanitizers() {
+  local resources
+  resources="$("$(command -v clang++-14 || command -v clang++)" -print-resource-dir 2>/dev/null)" || return 1
+  compgen -G "$resources/lib/*/libclang_rt.tsan*" >/dev/null
+}
+
 # The packages whose files are missing, one per line. It looks for files, not for packages, so
 # software that was installed in another way also counts.
 missing_packages() {
@@ -56,10 +62,8 @@ missing_packages() {
     has_header simde/x86/avx512.h || echo libsimde-dev
     has_header benchmark/benchmark.h || echo libbenchmark-dev
   fi
-  if [ "$want_slow" = 1 ] && ! has_clang; then
-    echo clang-14
-    echo libclang-rt-14-dev
-  fi
+  if [ "$want_test" = 1 ] && ! has_clang; then echo clang-14; fi
+  if [ "$want_slow" = 1 ] && ! has_clang_sanitizers; then echo libclang-rt-14-dev; fi
 }
 
 install_packages() {

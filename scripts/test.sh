@@ -176,6 +176,9 @@ usual_tests() {
   step layers "$venv/bin/python" scripts/check_layers.py || true
   if step build build release -DALLSPARK_BENCH=ON; then  # so that benchmarks keep compiling
     step isa-symbols "$venv/bin/python" scripts/check_isa_symbols.py build/release || true
+    if [ "$tier" != --fast ]; then
+      step clang-syntax "$venv/bin/python" scripts/check_clang.py build/release "$(clangxx)" || true
+    fi
   fi
   step ctest run_ctest release unit || true
   if step package install_package; then

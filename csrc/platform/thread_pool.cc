@@ -157,7 +157,7 @@ class ThreadPool::Impl {
   int num_threads_;
   int64_t spin_ns_;
   std::vector<int> worker_cores_;  // ascending; those of pinned workers
-  std::vector<Worker> workers_;  // [num_threads]; entry 0 is the caller and has no thread.
+  std::vector<Worker> workers_;    // [num_threads]; entry 0 is the caller and has no thread.
 
   std::mutex caller_mutex_;  // One region at a time.
 

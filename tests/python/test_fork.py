@@ -176,3 +176,41 @@ assert read_all(queue) == tokens
     )
 
 
+
+
+HELD = """
+import os, sys, threading
+from allspark import bad_words
+from allspark.grammar_compiler import Compiler
+from allspark import grammar_compiler
+from allspark.model_loader import HuggingFaceModel
+
+tokenizer = HuggingFaceModel(sys.argv[1], "m").get_tokenizer()
+words = [f"word {i}" for i in range(300)]
+assert len(bad_words.to_token_sequences(tokenizer, words[:2])) > 0
+Compiler.of(tokenizer).prepare({"type": "regex", "regex": "a+"})
+tokenizer("threads of the tokenizer", truncation=False)
+# As other threads hold them while they start requests.
+locks = [bad_words._turn, grammar_compiler._stack_size_lock, Compiler._of_tokenizer_lock]
+locks.append(Compiler.of(tokenizer)._lock)
+while Compiler._compiling.acquire(blocking=False):
+    pass
+for lock in locks:
+    lock.acquire()
+child = os.fork()
+if child == 0:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are not in the fork either
+    assert len(bad_words.to_token_sequences(tokenizer, words)) > 0
+    assert Compiler.of(tokenizer).prepare({"type": "regex", "regex": "b+"}) is not None
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+"""
+
+
+def test_long_word_lists_and_grammars_wait_for_no_thread_of_the_parent(demo_model):
+    python = [sys.executable, "-W", "ignore::DeprecationWarning"]
+    result = subprocess.run(
+        [*python, "-c", HELD, str(demo_model)], capture_output=True, text=True, timeout=120
+    )
+    assert (result.returncode, result.stderr) == (0, "")

@@ -331,3 +331,36 @@ def test_a_run_without_a_ticked_test_is_refused(
     monkeypatch.setattr(sys.modules[__name__], "CASE", CASE.replace("float32", "other"))
     message = table_of(monkeypatch, tmp_path, "--check")[1]
     assert message.count("says ✓, the run –") == 2
+
+
+# --- check_clang.py ---
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int two() { return 2; }\n", ""),
+        ("int two() { return three; }\n", "three"),
+        ("int two() { int unused = 3; return 2; }\n", "unused"),  # -Werror is among the flags
+    ],
+)
+def test_a_source_is_read_with_the_flags_of_its_build(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "x.cc").write_text(text)
+    command = f"/usr/bin/ccache {COMPILER} -Wall -Werror -o x.o -c x.cc"
+    entry = {"directory": str(tmp_path), "file": "x.cc", "command": command}
+    (tmp_path / "compile_commands.json").write_text(json.dumps([entry]))
+    # Any compiler that knows -fsyntax-only stands for clang.
+    result = run("check_clang.py", tmp_path, COMPILER)
+    assert result.returncode == (1 if message else 0), result.stdout
+    assert message in result.stdout
+    assert not (tmp_path / "x.o").exists()
+
+
+@pytest.mark.parametrize("database", [None, "[]"])
+def test_no_sources_are_a_problem(tmp_path: Path, database: str | None) -> None:
+    if database is not None:
+        (tmp_path / "compile_commands.json").write_text(database)
+    assert run("check_clang.py", tmp_path, "clang++").returncode == 1

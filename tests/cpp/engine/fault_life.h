@@ -212,7 +212,8 @@ class FaultLife {
       const auto elements = MayThrow(what, [&] { return queue.Get(); });
       if (!elements) break;
       ids.insert(ids.end(), elements->ids_from_generate.begin(), elements->ids_from_generate.end());
-      const auto keep = [&kept_by_name = values](const std::string& name, std::span<const float> added) {
+      const auto keep = [&kept_by_name = values](const std::string& name,
+                                                 std::span<const float> added) {
         std::vector<float>& kept = kept_by_name[name];
         kept.insert(kept.end(), added.begin(), added.end());
       };
