@@ -22,6 +22,13 @@ struct Candidate {
 };
 
 #if defined(__x86_64__)
+// Every processor with AVX2 has F16C, but a virtual machine may hide it. GCC's builtin does not
+// know its name.
+bool HaveF16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 // Whether the processor has AMX and the system lets this process use it. A process must ask for the
 // 8 KiB of tile state.
 bool HaveAmx() {
@@ -39,7 +46,7 @@ std::vector<Candidate> Candidates() {
   std::vector<Candidate> candidates = {{"reference", FillReference, true}};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HaveF16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");

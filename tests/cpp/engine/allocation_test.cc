@@ -51,7 +51,8 @@ std::vector<std::vector<int64_t>> OverlappingWords() {
 // Makes masks that come later than their steps, from a thread. To ask for one allocates nothing.
 class LateMasks {
  public:
-  explicit LateMasks(const std::atomic<int64_t>& steps) : steps_(steps), thread_([this] { Run(); }) {}
+  explicit LateMasks(const std::atomic<int64_t>& steps)
+      : steps_(steps), thread_([this] { Run(); }) {}
   ~LateMasks() {
     ends_ = true;
     thread_.join();
