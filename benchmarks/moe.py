@@ -1,8 +1,8 @@
 """Decoding of a mixture of experts: how much of the machine's read bandwidth it uses, interleaved.
 
 A token needs only the weights of its own experts. First one stream is decoded, then several
-together, which share the reads of experts that they have in common. The machine's read bandwidth is
-measured between rounds.
+together, which share the reads of experts that they have in common. The engine's profile counts the
+bytes that a step reads. The machine's read bandwidth is measured between rounds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import time
 
 import numpy as np
@@ -29,6 +30,13 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def bytes_read(profile: str) -> tuple[int, float]:
+    """(forward passes, bytes that they read) of the engine's profile."""
+    passes = re.search(r"(\d+) forward passes", profile)
+    rates = re.findall(r"([\d.]+) +[\d.]+ % +([\d.]+) +\S+$", profile, re.MULTILINE)
+    return int(passes[1]) if passes else 0, sum(1e6 * float(ms) * float(gb) for ms, gb in rates)
+
+
 class Bench(BenchEngine):
     def __init__(self, options: argparse.Namespace):
         super().__init__()
@@ -44,17 +52,23 @@ class Bench(BenchEngine):
             max_context_length=options.prompt + options.output,
         )  # fmt: skip
         builder.prefill_cache(False)
+        builder.op_profiling(True)
         self.start(builder, options.threads, options.precision)
 
-    def seconds_per_step(self, streams: int) -> float:
-        """Decodes this many requests together, timed from the last one's first token on."""
+    def step(self, streams: int) -> dict[str, float]:
+        """Decodes this many requests together: a step's seconds and the bytes that it reads, from
+        the last one's first token on."""
         config = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": self.options.output}
         queues = self.start_requests(self.prompts[:streams], [config] * streams)
+        passes, num_bytes = bytes_read(self.engine.get_op_profiling_info(MODEL))
         begin = time.perf_counter()
         done = queues[-1].GeneratedLength()
         self.expect(self.engine.sync_request(MODEL))
         steps = max(queues[-1].GeneratedLength() - done, 1)  # A tiny model may be done already.
-        return (time.perf_counter() - begin) / steps
+        seconds = time.perf_counter() - begin
+        all_passes, all_bytes = bytes_read(self.engine.get_op_profiling_info(MODEL))
+        read = (all_bytes - num_bytes) / max(all_passes - passes, 1)
+        return {"step_s": seconds / steps, "step_bytes": read}
 
 
 def main() -> None:
@@ -69,7 +83,7 @@ def main() -> None:
 
     def measure(streams: int) -> dict[str, float]:
         """Times a step, and measures the read bandwidth with it."""
-        values = {"step_s": bench.seconds_per_step(streams)}
+        values = bench.step(streams)
         bandwidth = measure_limits(limits, threads, options.retries, options.most_others)
         read = bandwidth["read_gb_s"]
         return {**values, "read_gb_s": read} if read else values

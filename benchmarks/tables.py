@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from checkpoints import SHAPES, Shape
-from ours import PRECISIONS
 from record import Measurement, Record, keys, select
 from report import table
 
@@ -83,25 +81,15 @@ def lora(record: Record) -> list[str]:
     return table(header, rows)
 
 
-def expected_bytes(shape: Shape, precision: str, streams: int) -> float:
-    """Bytes of weights that a step of this many tokens reads if routers choose evenly."""
-    kind = PRECISIONS[precision]
-    body, head = kind.body_bits, kind.head_bits
-    one = shape.bytes_per_decoded_token(body, head)
-    used = shape.num_experts * (1 - (1 - shape.experts_per_token / shape.num_experts) ** streams)
-    expert = 3 * shape.hidden_size * shape.expert_size * body / 8
-    return one + shape.num_layers * (used - shape.experts_per_token) * expert
-
-
 def moe(record: Record) -> list[str]:
     settings = record["settings"]
     rows = []
-    for streams in keys(record, "streams"):
-        size = expected_bytes(SHAPES[settings["shape"]], settings["precision"], streams) / 1e9
 
-        def share(values: Values, size: float = size) -> float | None:
-            read = values.get("read_gb_s")
-            return None if read is None else 100 * size / values["step_s"] / read
+    def share(values: Values) -> float | None:
+        read = values.get("read_gb_s")
+        return None if read is None else values["step_bytes"] / 1e7 / values["step_s"] / read
+
+    for streams in keys(record, "streams"):
 
         def rate(values: Values, streams: int = streams) -> float:
             return streams / values["step_s"]
@@ -110,7 +98,7 @@ def moe(record: Record) -> list[str]:
             str(streams),
             _median(record, lambda v: 1000 * v["step_s"], "{:.2f}", streams=streams),
             _median(record, rate, "{:.1f}", streams=streams),
-            f"{size:.3f}",
+            _median(record, lambda v: v["step_bytes"] / 1e9, "{:.3f}", streams=streams),
             _median(record, share, "{:.0f} %", streams=streams),
         ])  # fmt: skip
     title = f"{settings['shape']} {settings['precision']}: streams"

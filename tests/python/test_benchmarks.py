@@ -159,6 +159,18 @@ def test_adapters_are_compared_with_the_base_model(tmp_path: Path) -> None:
         check_kept(tmp_path, "lora", {"adapters": name}, "prompts_s", "output_s")
 
 
+def test_bytes_are_those_of_the_profile(load) -> None:
+    profile = """model 'm', amx kernels, 2 threads: 100 forward passes, 1.276 s in operations
+operation               calls           ms   share     GB/s     Gop/s
+gate_up                  2400      541.500  42.4 %     38.0     175.4
+route                    2400        5.690   0.4 %        -         -
+down                      100        1.500  20.0 %     41.0         -
+"""
+    passes, read = load("moe").bytes_read(profile)
+    assert passes == 100 and read == pytest.approx(541.5e6 * 38 + 1.5e6 * 41)
+    assert load("moe").bytes_read("model 'm' has not run") == (0, 0)
+
+
 @pytest.mark.parametrize("shape", ["tiny-moe", "tiny-latents"])
 def test_what_experts_read_is_measured(tmp_path: Path, shape: str) -> None:
     script = [sys.executable, str(BENCHMARKS / "moe.py"), "--work-dir", str(tmp_path)]
