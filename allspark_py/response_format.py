@@ -179,7 +179,7 @@ def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
         if not isinstance(choice, str):
             raise _wrong_type("an element of response_format's 'choice'", choice, "a str")
     # As a terminal: its compilation is linear in their lengths, that of a rule is quadratic. One
-    # call quotes all, since a call per text would hold the GIL of other requests' readers.
+    # call quotes all: a call per text takes longer, which other threads of Python wait for.
     texts = json.dumps(choices, ensure_ascii=False, separators=(" | ", ": "))[1:-1]
     return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
 

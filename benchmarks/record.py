@@ -68,8 +68,8 @@ def command() -> str:
         if word in _OWN_OPTIONS:
             next(arguments, None)
         elif word != "--resume" and word.partition("=")[0] not in _OWN_OPTIONS:
-            path = Path(word)  # where a machine has a folder says nothing to others
-            words.append(path.name if path.is_absolute() else word)
+            # Where a machine has a folder says nothing to others.
+            words.append(re.sub(r"[^=]*/", "", word.rstrip("/")))
     return " ".join(words)
 
 

@@ -149,7 +149,7 @@ ALLOWED_SKIPS = [
                 or not machine.emulated_tables(step),
                 "that emulated AMX gives the bits of a processor that has it"),
     # What this machine lacks.
-    AllowedSkip(r"^ThreadPoolTest\.", "^one core only$",
+    AllowedSkip(r"^(ThreadPoolTest|PinningTest|EngineTest)\.", "^one core only$",
                 lambda machine, step: machine.num_cores < 2, "threads on several cores"),
     AllowedSkip(r"^ModelWriter\.AFullFileSystemIsAStatus$", "needs privileges$",
                 lambda machine, step: not machine.can_mount or is_emulator(step),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests, from a fresh clone on a bare machine: does all the set-up itself
-# (scripts/setup.sh), then lint, layers, C++ build and tests, package, Python tests. CI runs only
-# this script.
+# (scripts/setup.sh), then layers, C++ build, a check by clang, C++ tests, package, lint, Python
+# tests. CI runs only this script.
 #
 # usage: scripts/test.sh [--fast | --slow [tests] [clang] [asan] [tsan] [fuzz] [aarch64]]
 #   --fast  what takes two minutes after a small change: the C++ unit tests, Python tests without

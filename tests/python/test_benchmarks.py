@@ -159,6 +159,15 @@ def test_adapters_are_compared_with_the_base_model(tmp_path: Path) -> None:
         check_kept(tmp_path, "lora", {"adapters": name}, "prompts_s", "output_s")
 
 
+@pytest.mark.parametrize(
+    "words", [["--x", "/a/b"], ["--x", "../a/b/"], ["--x=/a/b"], ["--x=b", "--json", "/a/c"]]
+)
+def test_a_recorded_command_names_no_folder(load, monkeypatch, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/lora.py", "--rounds", "5", *words])
+    recorded = load("record").command()
+    assert recorded.replace("=", " ") == "python benchmarks/lora.py --rounds 5 --x b"
+
+
 def test_bytes_are_those_of_the_profile(load) -> None:
     profile = """model 'm', amx kernels, 2 threads: 100 forward passes, 1.276 s in operations
 operation               calls           ms   share     GB/s     Gop/s

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
+#include "platform/affinity.h"
 #include "support/sanitized.h"
 
 namespace allspark::testing {
@@ -293,6 +294,20 @@ int64_t RssBytes() {
   int64_t size = 0, resident = 0;
   statm >> size >> resident;
   return resident * 4096;
+}
+
+TEST_F(EngineTest, TheStepThreadKeepsOffTheWorkersCores) {
+  std::vector<int> others = AffinityCores();
+  if (others.size() < 2) GTEST_SKIP() << "one core only";
+  others.erase(others.begin() + 1);  // of the only worker, as SmallConfig has two threads
+  std::vector<int> seen;
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
+    if (event.phase == StepPhase::kBegin) seen = AffinityCores();
+  });
+  InstallAndStart(SmallConfig());
+  Run({1, 2, 3}, Greedy(2));
+  EXPECT_EQ(seen, others);
 }
 
 TEST_F(EngineTest, StartingAndStoppingLeaksNothing) {
