@@ -9,6 +9,22 @@ from typing import Any
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # How many tokens in a row without text are decoded again; longer runs are only special tokens.
 _MAX_SILENT = 32
+# The methods of transformers' classes that do no more than the package 'tokenizers'.
+_PLAIN_DECODERS = {
+    "PreTrainedTokenizerBase.decode",
+    "TokenizersBackend._decode",
+    "PreTrainedTokenizerFast._decode",
+}
+
+
+def _plain_backend(tokenizer: Any) -> Any:
+    """The tokenizer of the package 'tokenizers' whose decoding `tokenizer` returns unchanged; None
+    if there is none."""
+    methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))
+    names = {getattr(method, "__qualname__", "") for method in methods}
+    if not names <= _PLAIN_DECODERS or tokenizer.clean_up_tokenization_spaces:
+        return None
+    return tokenizer.backend_tokenizer
 
 
 class Detokenizer:
@@ -31,9 +47,42 @@ class Detokenizer:
         # sees some context (SentencePiece drops the space before a first token).
         self._prefix_begin = 0
         self._prefix_end = 0
+        self._backend = _plain_backend(tokenizer)
+        # Decodes token by token as this class does, a tenth of the time. None: this class does.
+        self._stream = self._open_stream()
 
     def put(self, ids: Iterable[int]) -> str:
         """Adds ids and returns the text that is now certain; may be empty."""
+        if self._stream is None:
+            return self._put(ids)
+        pieces: list[str] = []
+        rest = iter(ids)
+        for token in rest:
+            self._ids.append(token)
+            try:
+                piece = self._stream.step(self._backend, token)
+            except Exception:  # the text no longer begins with the text before
+                self._stream = None
+                return "".join([*pieces, self._put(rest)])
+            if piece is not None:
+                self._prefix_begin, self._prefix_end = self._prefix_end, len(self._ids)
+                pieces.append(piece)
+            elif len(self._ids) - self._prefix_end >= _MAX_SILENT:
+                self._put(())
+                if len(self._ids) == self._prefix_end:  # it dropped the tokens without text
+                    self._stream = self._open_stream()
+        return "".join(pieces)
+
+    def _open_stream(self) -> Any:
+        if self._backend is None:
+            return None
+        from tokenizers.decoders import DecodeStream
+
+        return DecodeStream(
+            ids=self._ids[self._prefix_begin :], skip_special_tokens=self._skip_special_tokens
+        )
+
+    def _put(self, ids: Iterable[int]) -> str:
         self._ids.extend(ids)
         text = self._decode(self._prefix_begin, len(self._ids))
         if text.endswith(_REPLACEMENT):

@@ -7,9 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from allspark._allspark import AsStatus, NativeEngine, RequestHandle, Status
+from allspark.errors import AllSparkError, OutOfMemoryError
 from allspark.input_ids import BYTES, wrong_type
 
 Handles: TypeAlias = "RequestHandle | Sequence[Handles]"
+
+
+def to_exception(status: AsStatus, message: str) -> Exception:
+    """The exception for a failure, of calls that return a value instead of a status."""
+    if status in (AsStatus.ALLSPARK_PARAM_ERROR, AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR):
+        return ValueError(message)
+    if status in (AsStatus.ALLSPARK_MEMORY_ERROR, AsStatus.ALLSPARK_CACHE_MEMORY_OUT):
+        return OutOfMemoryError(message)
+    return AllSparkError(message)
 
 
 class EngineCalls:

@@ -155,6 +155,17 @@ def _key(response_format: Any) -> str:
         raise ValueError("response_format is nested too deeply") from None
 
 
+def _bounded_key(response_format: Any) -> str:
+    """The key of a format; raises as Compiler.matcher where it is too large."""
+    check_depth(response_format, "response_format")
+    key = _key(response_format)
+    if len(key) > MAX_GRAMMAR_CHARS:
+        raise ValueError(
+            f"response_format has {len(key)} characters; the bound is {MAX_GRAMMAR_CHARS}"
+        )
+    return key
+
+
 class _Compiled(NamedTuple):
     matcher: llguidance.LLMatcher | None  # None: plain text
     num_bytes: int
@@ -227,12 +238,7 @@ class Compiler:
         """Compiles what is not kept yet. Returns what all requests with this format copy; raises as
         `matcher`.
         """
-        check_depth(response_format, "response_format")
-        key = _key(response_format)
-        if len(key) > MAX_GRAMMAR_CHARS:
-            raise ValueError(
-                f"response_format has {len(key)} characters; the bound is {MAX_GRAMMAR_CHARS}"
-            )
+        key = _bounded_key(response_format)
         with self._lock:
             known = self._compiled.get(key)
             if known is not None:
@@ -241,6 +247,11 @@ class Compiler:
             known = self._compile(response_format)
             self._keep(key, known)
         return known.matcher
+
+    def check(self, response_format: Any) -> None:
+        """Compiles a format that no request will use, and keeps nothing. Raises as `matcher`."""
+        _bounded_key(response_format)
+        self._compile(response_format)
 
     def forget(self, response_format: Any) -> None:
         """After a matcher failed: a lexer that failed fails for all that share it, so the next

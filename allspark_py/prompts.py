@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from allspark._allspark import AsStatus, GeneratedElements
-from allspark.errors import AllSparkError, OutOfMemoryError
+from allspark.engine_calls import to_exception
+from allspark.errors import AllSparkError
 from allspark.input_ids import BYTES, to_id_array, wrong_type
 
 if TYPE_CHECKING:
@@ -100,21 +101,13 @@ def run(
                     break
                 yield finish()  # Too many wait: make room for one.
             if status != AsStatus.ALLSPARK_SUCCESS:
-                raise _error(status, f"inputs[{index}]: {engine.last_error()}")
+                raise to_exception(status, f"inputs[{index}]: {engine.last_error()}")
             started.append((index, handle, queue))
         while started:
             yield finish()
     finally:
         for _, handle, _ in started:
             engine.release_request(model_name, handle)
-
-
-def _error(status: AsStatus, message: str) -> Exception:
-    if status in (AsStatus.ALLSPARK_PARAM_ERROR, AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR):
-        return ValueError(message)
-    if status in (AsStatus.ALLSPARK_MEMORY_ERROR, AsStatus.ALLSPARK_CACHE_MEMORY_OUT):
-        return OutOfMemoryError(message)
-    return AllSparkError(message)
 
 
 def score(

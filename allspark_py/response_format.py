@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import llguidance
-from allspark import json_schema
+from allspark import json_schema, structural_format
+from allspark.structural_format import literal, quoted
 
 # A keyword that the compiler cannot enforce is an error, whatever options the schema contains.
 _STRICT = {"lenient": False, "coerce_one_of": False}
@@ -166,11 +167,6 @@ def _regex(key: str) -> _Convert:
     return convert
 
 
-def _quoted(text: str) -> str:
-    """A literal of the Lark syntax."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
     choices = _field(fields, "choice", (list, tuple), "a list of str")
     if not choices:
@@ -189,19 +185,11 @@ def _grammar(fields: Mapping[str, Any], _: _Conversion) -> str:
     return llguidance.grammar_from("grammar", _field(fields, "grammar", str, "a str"))
 
 
-def _literal(text: str, special_tokens: SpecialTokens) -> str:
-    """Text as a sequence of Lark literals and special tokens."""
-    names = sorted(special_tokens, key=len, reverse=True)
-    pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
-    return " ".join(
-        f"<[{special_tokens[piece]}]>" if piece in special_tokens else _quoted(piece)
-        for piece in pieces
-        if piece
-    )
-
-
 def _structural_tag(fields: Mapping[str, Any], conversion: _Conversion) -> str:
-    """Free text in which each trigger must begin one of the structures that start with it."""
+    """Free text in which each trigger must begin one of the structures that start with it; or a
+    tree of texts, schemas and tags."""
+    if "format" in fields:
+        return _format(fields, conversion)
     special_tokens = conversion.special_tokens
     triggers = _field(fields, "triggers", (list, tuple), "a list of str")
     structures = _field(fields, "structures", (list, tuple), "a list of dicts")
@@ -221,14 +209,26 @@ def _structural_tag(fields: Mapping[str, Any], conversion: _Conversion) -> str:
                 f"response_format's {name!r} begins with {begin!r}, which no trigger begins"
             )
         body = (
-            _literal(begin[len(trigger):], special_tokens),
+            literal(begin[len(trigger):], special_tokens),
             f"%json {_strict(structure['schema'], conversion, f'{name}.schema')}",
-            _literal(_field(structure, "end", str, "a str"), special_tokens),
+            literal(_field(structure, "end", str, "a str"), special_tokens),
         )
         bodies[trigger].append(" ".join(part for part in body if part))
     if not bodies or not all(bodies.values()):
         raise ValueError("response_format's 'triggers' and 'structures' must have one another")
     return llguidance.LLMatcher.grammar_from_lark(_tag_grammar(bodies, special_tokens))
+
+
+def _format(fields: Mapping[str, Any], conversion: _Conversion) -> str:
+    for key in ("triggers", "structures"):
+        if key in fields:
+            raise ValueError(f"response_format has both 'format' and {key!r}; it must have one")
+    lark = structural_format.to_lark(
+        fields["format"],
+        conversion.special_tokens,
+        lambda schema, place: _strict(schema, conversion, place),
+    )
+    return llguidance.LLMatcher.grammar_from_lark(lark)
 
 
 def _tag_grammar(bodies: Mapping[str, list[str]], special_tokens: SpecialTokens) -> str:
@@ -238,7 +238,7 @@ def _tag_grammar(bodies: Mapping[str, list[str]], special_tokens: SpecialTokens)
             rules.append(f"trigger_{index}: TEXT <[{special_tokens[trigger]}]>")
         else:
             # Lazy: the text ends where the trigger first occurs, so it cannot skip the trigger.
-            rules.append(f"trigger_{index}[lazy]: TEXT {_quoted(trigger)}")
+            rules.append(f"trigger_{index}[lazy]: TEXT {quoted(trigger)}")
         rules.append(f"tag_{index}: trigger_{index} ({' | '.join(alternatives)})")
     tags = " | ".join(f"tag_{index}" for index in range(len(bodies)))
     return "\n".join([f"start: ({tags})* rest", *rules])
@@ -253,5 +253,5 @@ _FORMS: dict[Any, tuple[tuple[str, ...], _Convert]] = {
     "regex": (("regex",), _regex("regex")),
     "choice": (("choice",), _choice),
     "grammar": (("grammar",), _grammar),
-    "structural_tag": (("triggers", "structures", "oneOf"), _structural_tag),
+    "structural_tag": (("triggers", "structures", "format", "oneOf"), _structural_tag),
 }

@@ -87,6 +87,7 @@ class StopStrings:
         self._include = include
         self._held = ""  # what may become a stop string; all since then, once one was found
         self._found: str | None = None  # the text up to the stop string
+        self.word: str | None = None  # the stop string
 
     def put(self, text: str) -> tuple[str, bool]:
         """Adds text; returns the text that is now certain, and whether it ends at a stop string.
@@ -100,6 +101,7 @@ class StopStrings:
                 out, self._held = self._held[:certain], self._held[certain:]
                 return out, False
             end = begin + num_read
+            self.word = self._held[end - length : end]
             self._found = self._held[: end if self._include else end - length]
         return self._found, True
 
@@ -188,6 +190,11 @@ class TextQueue(ResultQueue):
     def finish_reason(self) -> str | None:
         """As ResultQueue.finish_reason; 'stop' where a stop string was found."""
         return "stop" if self._stopped else super().finish_reason
+
+    @property
+    def stop_word(self) -> str | None:
+        """The stop string at which the text ended; None if it ended otherwise."""
+        return self._stops.word
 
     @property
     def error(self) -> str | None:

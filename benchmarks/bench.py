@@ -15,6 +15,7 @@ from typing import Any
 
 import machine
 import record
+import rules
 from checkpoints import SHAPES, ensure_checkpoint
 from estimate import Estimate, in_words
 from metrics import fractions, from_times
@@ -22,7 +23,7 @@ from ours import Allspark
 from peers.base import Engine, EngineError, Precision, TookTooLong
 from peers.registry import PEERS
 from plot import draw
-from report import markdown
+from report import Result, markdown
 from workloads import WORKLOADS, MissingData, make_workload
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Allspark, *PEERS)}
@@ -30,7 +31,8 @@ ENGINE_SHAPE = "260K"  # The shape of `streams`.
 ENGINE_TASKS = ("convert", "start", "gap", "streams")
 TASKS = (*WORKLOADS, *ENGINE_TASKS)
 DEFAULT_DIR = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
-# Settings that a resumed run must share with the earlier one. It may add rounds.
+# Settings that a resumed run must share with the earlier one. It may add rounds, also of peers that
+# were left out.
 _SETTINGS = (
     "shapes", "workloads", "engines", "threads", "chunk", "divisor", "no_limits", "most_others",
     "note",
@@ -47,6 +49,15 @@ class Disturbed(RuntimeError):
     def __init__(self, share: float) -> None:
         super().__init__(f"disturbed: others took {100 * share:.0f} % of the machine")
         self.share = share
+
+
+class FarOverOurTime(RuntimeError):
+    """A peer's measurement that was ended because ours had taken far less."""
+
+    def __init__(self, after_s: float, ours_s: float) -> None:
+        super().__init__(f"ended after {after_s:.0f} s; ours took {ours_s:.0f} s")
+        self.after_s = after_s
+        self.ours_s = ours_s
 
 
 class OutOfTime(RuntimeError):
@@ -75,6 +86,10 @@ class Row:
     shape: str
     task: str
     contestants: list[Contestant]
+
+    @property
+    def place(self) -> tuple[int, str, str]:
+        return self.round_number, self.shape, self.task
 
     def of(self, contestant: Contestant) -> dict[str, str]:
         return {"shape": self.shape, "workload": self.task, "engine": contestant.label}
@@ -158,13 +173,18 @@ class Bench:
 
     def _begin(self) -> record.Record:
         """The record to write to: a new one, or the one to resume."""
-        settings = {key: getattr(self.options, key) for key in ("rounds", *_SETTINGS)}
+        may_change = {
+            "rounds": self.options.rounds,
+            "far_behind": None if self.options.all_peers else rules.FAR_BEHIND,
+            "times_ours": self.options.times_ours,
+        }
+        settings = {**may_change, **{key: getattr(self.options, key) for key in _SETTINGS}}
         new = record.begin("engines", **self._describe_engine(), settings=settings)
         new.update(name=self.options.name, limits=[])
         if self.options.resume and self.path.is_file():
             earlier = record.read(self.path)
             self._check_same(earlier, new)
-            earlier["settings"]["rounds"] = self.options.rounds
+            earlier["settings"].update(may_change)
             # Measurements that were disturbed in an earlier run may be repeated in this one.
             kept = [each for each in earlier["measurements"] if "disturbed" not in each]
             new = {**earlier, "measurements": kept}
@@ -206,38 +226,60 @@ class Bench:
     def run(self) -> None:
         if self.options.minutes is not None:
             self._end = time.monotonic() + 60 * self.options.minutes
-        rows = list(self._rows())
-        for index, row in enumerate(rows):
-            if not row.contestants:
-                continue
+        tried: set[tuple[int, str, str]] = set()
+        # What is measured decides who takes part in the rows to come.
+        while rows := [row for row in self._rows() if row.place not in tried]:
+            row = rows[0]
+            tried.add(row.place)
             title = f"round {row.round_number}/{self.options.rounds}, {row.shape}, {row.task}"
             # A row without its peers says little, so a row that does not fit in time is left out
             # entirely.
             if self._expected_s([row]) > self._left_s():
                 self._skip(f"{title}: no time for it")
                 continue
-            left_s = min(self._expected_s(rows[index:]), self._left_s())
-            say(f"{title} (about {in_words(left_s)} left)")
+            left_s = min(self._expected_s(rows), self._left_s())
+            how = "at most" if self._may_be_left_out(rows) else "about"
+            say(f"{title} ({how} {in_words(left_s)} left)")
             self._measure_row(row)
-        self.record["complete"] = not any(row.contestants for row in self._rows())
+        self.record["complete"] = not any(self._rows())
         self.write()
 
     def _rows(self) -> Iterator[Row]:
-        """All rows that are not measured yet."""
+        """All rows that are not measured yet, with who takes part by what is known now."""
         done = {(each["round"], *each["of"].values()) for each in self.record["measurements"]}
+        result, far_behind = Result(self.record), self.record["settings"]["far_behind"]
+        out = {
+            (shape, task): rules.left_out(result, shape, task, far_behind)
+            for shape in self._ready
+            for task in self._tasks(shape)
+        }
         for round_number in range(1, self.options.rounds + 1):
             for shape, group in self._ready.items():
                 for task in self._tasks(shape):
-                    # Each engine is first once, since the state of the machine depends on the
-                    # engine before.
-                    shift = (round_number - 1) % max(1, len(group))
                     order = [
                         each
-                        for each in group[shift:] + group[:shift]
+                        for each in self._order(group, round_number)
                         if (each.engine.is_ours or task not in ENGINE_TASKS)
                         and (round_number, shape, task, each.label) not in done
+                        and each.label not in out[shape, task]
                     ]
-                    yield Row(round_number, shape, task, order)
+                    if order:
+                        yield Row(round_number, shape, task, order)
+
+    @staticmethod
+    def _order(group: list[Contestant], round_number: int) -> list[Contestant]:
+        """Each engine is first once, since the state of the machine depends on the engine before.
+        In the first round ours are, since their time bounds that of peers."""
+        if round_number == 1:
+            return sorted(group, key=lambda each: not each.engine.is_ours)
+        shift = (round_number - 1) % max(1, len(group))
+        return group[shift:] + group[:shift]
+
+    def _may_be_left_out(self, rows: list[Row]) -> bool:
+        """Whether the first round of these rows can still decide that a later one has fewer."""
+        has_peers = any(not each.engine.is_ours for row in rows for each in row.contestants)
+        is_decided = rows[0].round_number > 1 or self.options.rounds == 1
+        return has_peers and not is_decided and self.record["settings"]["far_behind"] is not None
 
     def _expected_s(self, rows: list[Row]) -> float:
         """Retries are included, since the estimate learns from measurements with retries."""
@@ -320,13 +362,15 @@ class Bench:
         measurement: record.Measurement = {"round": row.round_number, "of": of}
         say(f"  {contestant.label}")
         try:
-            self._refuse_what_took_too_long(of)
             measurement.update(self._measure(row, contestant))
         except OutOfTime:
             self._skip(f"{row.shape}, {row.task}, {contestant.label}: no time for it")
             return None
         except Disturbed as error:
             measurement["disturbed"] = error.share
+        except FarOverOurTime as error:
+            say(f"  {contestant.label}: {error}")
+            measurement["stopped"] = {"after_s": error.after_s, "ours_s": error.ours_s}
         except (EngineError, MissingData) as error:
             measurement["failed"] = str(error)
             measurement["took_too_long"] = isinstance(error, TookTooLong)
@@ -341,16 +385,11 @@ class Bench:
             say(f"  {contestant.label}: {shown}")
         return measurement
 
-    def _refuse_what_took_too_long(self, of: dict[str, str]) -> None:
-        for earlier in record.select(self.record, **of):
-            if earlier.get("took_too_long"):
-                raise TookTooLong(earlier["failed"])
-
     def _left_s(self) -> float:
         return self._end - time.monotonic()
 
     def _measure(self, row: Row, contestant: Contestant) -> dict[str, Any]:
-        """`values`, and `remarks` if there are any."""
+        """`values`; of what peers serve, too, `wall_s`, and `remarks` if there are any."""
         shape, task = row.shape, row.task
         if task == "convert":
             engine, model = contestant.engine, self._model_dir(shape, contestant)
@@ -372,9 +411,13 @@ class Bench:
             sizes["max_batch"] = len(work.requests)
             job = self._job(shape, contestant, task, sizes, requests)
             return {"values": self._ask(contestant, job)}
-        measured = self._ask(contestant, self._job(shape, contestant, "requests", sizes, requests))
+        ours_s = None
+        if not contestant.engine.is_ours and self.options.times_ours:
+            ours_s = rules.fastest_of_ours_s(Result(self.record), shape, task)
+        job = self._job(shape, contestant, "requests", sizes, requests)
+        measured = self._ask(contestant, job, ours_s=ours_s)
         remarks = {"remarks": measured["remarks"]} if measured["remarks"] else {}
-        return {"values": from_times(work, measured), **remarks}
+        return {"values": from_times(work, measured), "wall_s": measured["wall_s"], **remarks}
 
     def _job(
         self,
@@ -397,23 +440,33 @@ class Bench:
         }
 
     def _ask(
-        self, contestant: Contestant, job: dict[str, Any], warm_up: bool = True
+        self,
+        contestant: Contestant,
+        job: dict[str, Any],
+        warm_up: bool = True,
+        ours_s: float | None = None,
     ) -> dict[str, Any]:
-        """A worker's answer to a job, measured while no other process disturbed it."""
+        """A worker's answer to a job, measured while no other process disturbed it. Ended early if
+        it takes far longer than `ours_s`."""
         os.environ["ALLSPARK_DISABLE_WARMUP"] = "0" if warm_up else "1"
-        text = json.dumps(job)
+        text, limit_s = json.dumps(job), self.options.timeout
+        if ours_s is not None:
+            limit_s = min(limit_s, rules.longest_s(ours_s, self.options.times_ours))
         for left in reversed(range(self.options.retries + 1)):
             if self._left_s() <= 0:
                 raise OutOfTime
-            timeout_s = min(self.options.timeout, self._left_s())
+            timeout_s = min(limit_s, self._left_s())
             with machine.exclusive(self.options.lock):
-                others = machine.Others()
+                others, begin = machine.Others(), time.monotonic()
                 try:
                     result = self._answer(contestant, text, timeout_s)
                 except TookTooLong:
-                    if timeout_s < self.options.timeout:
+                    if timeout_s < limit_s:
                         raise OutOfTime from None
+                    if ours_s is not None and limit_s < self.options.timeout:
+                        raise FarOverOurTime(limit_s, ours_s) from None
                     raise
+                wall_s = time.monotonic() - begin
                 share = others.share()
             if share <= self.options.most_others:
                 break
@@ -421,7 +474,7 @@ class Bench:
                 raise Disturbed(share)
             say(f"  {contestant.label}: others took {100 * share:.0f} % of the machine; again")
         if job["task"] == "requests":
-            result["others_share"] = share
+            result.update(others_share=share, wall_s=wall_s)
         return result
 
     @staticmethod

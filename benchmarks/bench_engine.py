@@ -18,7 +18,7 @@ from ours import PRECISIONS
 
 MODEL = "bench"
 # Arguments that do not affect what is measured.
-_NO_SETTINGS = ("json", "work_dir", "program", "convert")
+_NO_SETTINGS = ("json", "work_dir", "memory_dir", "program", "convert")
 
 
 def make_parser(doc: str | None, rounds: int, precisions: bool = False) -> argparse.ArgumentParser:

@@ -22,6 +22,7 @@ from checkpoints import SHAPES
 from machine import MOST_OTHERS
 from record import RESULTS, read
 from report import markdown
+from rules import TIMES_OURS
 
 QUICK = {
     "rounds": 1,
@@ -54,6 +55,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="part of the cores that others may take; where they took more, there is no value",
     )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one measurement")
+    parser.add_argument(
+        "--times-ours", type=float, default=TIMES_OURS,
+        help="a peer's measurement may take this many times what ours took; 0: --timeout only",
+    )  # fmt: skip
+    parser.add_argument(
+        "--all-peers", action="store_true", help="in all rounds, also those who are far behind"
+    )
     parser.add_argument("--minutes", type=float, help="measure no longer; what does not fit is out")
     parser.add_argument("--resume", action="store_true", help="go on with what was cut off")
     parser.add_argument("--render", type=Path, help="only make table and plot of this JSON again")
@@ -73,9 +81,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     for name in ("rounds", "threads", "divisor"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; it must be at least 1")
-    for name in ("chunk", "retries"):
+    for name in ("chunk", "retries", "times_ours"):
         if getattr(options, name) < 0:
-            parser.error(f"--{name} is {getattr(options, name)}; it must be at least 0")
+            option = name.replace("_", "-")
+            parser.error(f"--{option} is {getattr(options, name)}; it must be at least 0")
     if options.minutes is not None and options.minutes <= 0:
         parser.error(f"--minutes is {options.minutes}; it must be above 0")
     return options

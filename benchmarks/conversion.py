@@ -3,24 +3,34 @@
 For one format after the other, a checkpoint of random values in a real model's shape is written,
 converted to files in a process of its own, and removed. The memory of that process is watched:
 anonymous memory is what it needs; the rest of its resident memory is pages of mapped files, which
-the system can take back.
+the system can take back from a checkpoint on a disk.
+
+The files are in memory (tmpfs) where there is room: writing them to a disk costs the kernel time,
+which would count as work of other processes. Pages of such files that a process maps are shared
+memory to the kernel (RssShmem instead of RssFile), so they are resident, and not anonymous, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import functools
 import json
+import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 import tables
 from bench_engine import Recorder, about_engine, add_recording
@@ -40,6 +50,37 @@ _GROUP = 64
 _FP8_BLOCK = 128
 _PIECE_BYTES = 1 << 24
 _SAMPLE_S = 0.005
+_FOLDER = "allspark-conversion-"
+# Files besides the weights; what the processes need besides the files.
+_SPARE_FILE_BYTES = 1 << 26
+_SPARE_MEMORY_BYTES = 1 << 30
+# Bytes of a GGUF block: (its elements, its bytes, where scales in it begin)
+_GGUF_BLOCKS = {"Q8_0": (32, 34, (0,)), "Q4_0": (32, 18, (0,)), "Q4_K": (256, 144, (0, 2))}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A form of checkpoints: how one is written, how large its weights are, and the arguments of
+    serialize_to_path."""
+
+    write: Callable[[Path, Shape], None]
+    weight_bytes: Callable[[Shape], int]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def bytes_of(tensors: Mapping[str, Stored]) -> int:
+    return sum(
+        int(np.prod(dims)) * np.dtype(_SAFETENSORS[dtype]).itemsize
+        for dtype, dims in tensors.values()
+    )
+
+
+def in_bf16(shape: Shape) -> dict[str, Stored]:
+    return {name: ("BF16", dims) for name, dims in shape.tensors().items()}
+
+
+def bf16_bytes(shape: Shape) -> int:
+    return bytes_of(in_bf16(shape))
 
 
 def values(dtype: str, count: int) -> np.ndarray:
@@ -87,18 +128,18 @@ def write_config(directory: Path, shape: Shape, settings: dict[str, Any] | None)
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def plain(directory: Path, shape: Shape) -> None:
+def write_plain(directory: Path, shape: Shape) -> None:
     write_config(directory, shape, None)
-    write_safetensors(directory, {name: ("BF16", dims) for name, dims in shape.tensors().items()})
+    write_safetensors(directory, in_bf16(shape))
 
 
 Parts = Callable[[int, int], dict[str, Stored]]
 
 
-def quantized(settings: dict[str, Any], parts: Parts) -> Callable[[Path, Shape], None]:
-    """Writes a checkpoint in which each module of the layers has ``parts``, sized by its shape."""
+def quantized(settings: dict[str, Any], parts: Parts) -> Format:
+    """Checkpoints in which each module of the layers has ``parts``, sized by its shape."""
 
-    def write(directory: Path, shape: Shape) -> None:
+    def tensors_of(shape: Shape) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
         for name, dims in shape.tensors().items():
             module = name.removesuffix("weight")
@@ -106,10 +147,13 @@ def quantized(settings: dict[str, Any], parts: Parts) -> Callable[[Path, Shape],
                 tensors |= {module + part: stored for part, stored in parts(*dims).items()}
             else:
                 tensors[name] = ("BF16", dims)
-        write_config(directory, shape, settings)
-        write_safetensors(directory, tensors)
+        return tensors
 
-    return write
+    def write(directory: Path, shape: Shape) -> None:
+        write_config(directory, shape, settings)
+        write_safetensors(directory, tensors_of(shape))
+
+    return Format(write, lambda shape: bytes_of(tensors_of(shape)))
 
 
 def gptq(rows: int, cols: int) -> dict[str, Stored]:
@@ -133,7 +177,7 @@ def fp8(rows: int, cols: int) -> dict[str, Stored]:
     return {"weight": ("F8_E4M3", (rows, cols)), "weight_scale_inv": ("F32", blocks)}
 
 
-def pickled(file: str) -> Callable[[Path, Shape], None]:
+def pickled(file: str) -> Format:
     def write(directory: Path, shape: Shape) -> None:
         import torch
 
@@ -152,7 +196,7 @@ def pickled(file: str) -> Callable[[Path, Shape], None]:
             write_config(directory, shape, None)
         torch.save(state, directory / file)
 
-    return write
+    return Format(write, bf16_bytes)
 
 
 _META = {
@@ -170,7 +214,13 @@ def meta_name(name: str) -> str:
     return name.removeprefix("model.")
 
 
-def gguf_file(kind: str) -> Callable[[Path, Shape], None]:
+def gguf_file(kind: str) -> Format:
+    elements, size, scales = _GGUF_BLOCKS[kind]
+
+    def weight_bytes(shape: Shape) -> int:
+        counts = [(len(dims), int(np.prod(dims))) for dims in shape.tensors().values()]
+        return sum(4 * count if rank == 1 else count // elements * size for rank, count in counts)
+
     def write(directory: Path, shape: Shape) -> None:
         import gguf
         from peers.gguf_writer import add_metadata, target_name
@@ -179,8 +229,6 @@ def gguf_file(kind: str) -> Callable[[Path, Shape], None]:
         writer = gguf.GGUFWriter(directory / "model.gguf", config["model_type"])
         add_metadata(writer, config)
         type_id = gguf.GGMLQuantizationType[kind]
-        elements, size = gguf.GGML_QUANT_SIZES[type_id]
-        scale_bytes = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2)}[kind]
         for name, dims in shape.tensors().items():
             if len(dims) == 1:
                 array = np.concatenate(list(pieces("F32", dims)))
@@ -189,7 +237,7 @@ def gguf_file(kind: str) -> Callable[[Path, Shape], None]:
             blocks = np.random.default_rng(0).integers(
                 0, 256, (dims[0] * dims[1] // elements, size), np.uint8
             )
-            for begin in scale_bytes:
+            for begin in scales:
                 blocks[:, begin : begin + 2] = np.array([2.0**-12], "<f2").view(np.uint8)
             writer.add_tensor(target_name(name), blocks.reshape(dims[0], -1), raw_dtype=type_id)
         writer.write_header_to_file()
@@ -197,7 +245,7 @@ def gguf_file(kind: str) -> Callable[[Path, Shape], None]:
         writer.write_tensors_to_file()
         writer.close()
 
-    return write
+    return Format(write, weight_bytes)
 
 
 def compressed(**weights: Any) -> dict[str, Any]:
@@ -207,22 +255,68 @@ def compressed(**weights: Any) -> dict[str, Any]:
 
 
 _INT4 = {"bits": 4, "group_size": _GROUP}
-# Name -> (function that writes the checkpoint, arguments of serialize_to_path).
-FORMATS: dict[str, tuple[Callable[[Path, Shape], None], dict[str, Any]]] = {
-    "safetensors": (plain, {}),
-    "safetensors to int8": (plain, {"enable_quant": True}),
-    ".bin": (pickled("pytorch_model.bin"), {}),
-    "Meta .pth": (pickled("consolidated.00.pth"), {}),
-    "GPTQ int4": (quantized({"quant_method": "gptq", "sym": False, **_INT4}, gptq), {}),
-    "AWQ": (quantized({"quant_method": "awq", **_INT4}, awq), {}),
-    "compressed-tensors int8": (quantized(compressed(num_bits=8, strategy="channel"), w8a8), {}),
-    "FP8": (
-        quantized({"quant_method": "fp8", "weight_block_size": [_FP8_BLOCK] * 2}, fp8), {},
-    ),
-    "GGUF Q8_0": (gguf_file("Q8_0"), {}),
-    "GGUF Q4_0": (gguf_file("Q4_0"), {}),
-    "GGUF Q4_K": (gguf_file("Q4_K"), {}),
-}  # fmt: skip
+_PLAIN = Format(write_plain, bf16_bytes)
+FORMATS = {
+    "safetensors": _PLAIN,
+    "safetensors to int8": replace(_PLAIN, arguments={"enable_quant": True}),
+    ".bin": pickled("pytorch_model.bin"),
+    "Meta .pth": pickled("consolidated.00.pth"),
+    "GPTQ int4": quantized({"quant_method": "gptq", "sym": False, **_INT4}, gptq),
+    "AWQ": quantized({"quant_method": "awq", **_INT4}, awq),
+    "compressed-tensors int8": quantized(compressed(num_bits=8, strategy="channel"), w8a8),
+    "FP8": quantized({"quant_method": "fp8", "weight_block_size": [_FP8_BLOCK] * 2}, fp8),
+    "GGUF Q8_0": gguf_file("Q8_0"),
+    "GGUF Q4_0": gguf_file("Q4_0"),
+    "GGUF Q4_K": gguf_file("Q4_K"),
+}
+
+
+# Where the files are.
+
+
+def has_room(folder: Path, form: Format, shape: Shape) -> bool:
+    """Whether files in this folder in memory leave enough to the rest of the machine."""
+    if not folder.is_dir():
+        return False
+    checkpoint = form.weight_bytes(shape)
+    # No model has more than 16 bits for a weight.
+    files = checkpoint + bf16_bytes(shape) + _SPARE_FILE_BYTES
+    # Writers of other forms than safetensors hold all weights.
+    memory = files + checkpoint + _SPARE_MEMORY_BYTES
+    return files <= shutil.disk_usage(folder).free and memory <= machine.available_bytes()
+
+
+@contextlib.contextmanager
+def new_folder(parent: Path) -> Iterator[Path]:
+    """A folder that is removed at the end. It is locked, so that a later run knows whether this one
+    was killed before."""
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=parent))
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+        os.close(lock)
+
+
+def remove_what_was_left(parent: Path) -> None:
+    """Removes the folders of killed runs: in memory they would take it until the next boot."""
+    for folder in parent.glob(f"{_FOLDER}*"):
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except OSError:  # Of another user, or removed just now.
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass  # Of a run that goes on.
+        finally:
+            os.close(lock)
+
+
+# Measuring.
 
 
 def convert(source: str, target: str, options: dict[str, Any]) -> None:
@@ -244,11 +338,17 @@ def watch(command: list[str]) -> tuple[float, int, int]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     anonymous = resident = 0
     status = Path(f"/proc/{process.pid}/status")
-    while process.poll() is None:
-        fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        anonymous = max(anonymous, kilobytes(fields, "RssAnon"))
-        resident = max(resident, kilobytes(fields, "VmHWM"))
-        time.sleep(_SAMPLE_S)
+    try:
+        while process.poll() is None:
+            lines = status.read_text().splitlines()
+            fields = dict(line.split(":", 1) for line in lines if ":" in line)
+            anonymous = max(anonymous, kilobytes(fields, "RssAnon"))
+            resident = max(resident, kilobytes(fields, "VmHWM"))
+            time.sleep(_SAMPLE_S)
+    except BaseException:  # It would go on writing into a folder that is being removed.
+        process.kill()
+        process.wait()
+        raise
     assert process.stdout is not None
     output = process.stdout.read()
     if process.returncode != 0:
@@ -264,46 +364,60 @@ def size_of(directory: Path, pattern: str = "*") -> int:
     return sum(path.stat().st_size for path in directory.glob(pattern))
 
 
+def measure(form: Format, source: Path, target: Path) -> dict[str, float]:
+    shutil.rmtree(target, ignore_errors=True)  # Of a try that was disturbed.
+    command = [sys.executable, __file__, "--convert", str(source), str(target)]
+    seconds, anonymous, resident = watch([*command, json.dumps(dict(form.arguments))])
+    return {
+        "checkpoint_mb": size_of(source) / 1e6,
+        "model_mb": size_of(target, "m.as*") / 1e6,
+        "anonymous_mb": anonymous / 1e6,
+        "resident_mb": resident / 1e6,
+        "convert_s": seconds,
+    }
+
+
+def measure_all(options: argparse.Namespace, recorder: Recorder) -> None:
+    shape = SHAPES[options.shape]
+    for number in range(1, options.rounds + 1):
+        for name in options.formats:
+            form = FORMATS[name]
+            is_in_memory = has_room(options.memory_dir, form, shape)
+            of = {"format": name, "files": "in memory" if is_in_memory else "on disk"}
+            print(f"{name}, {of['files']}", file=sys.stderr, flush=True)
+            with new_folder(options.memory_dir if is_in_memory else options.work_dir) as folder:
+                source, target = folder / "in", folder / "out"
+                source.mkdir()
+                # Before the measurement, since this process works for it, too.
+                form.write(source, shape)
+                recorder.measure(number, of, functools.partial(measure, form, source, target))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--shape", default="1B", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=1, help="medians are shown")
     add_recording(parser)
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
-    parser.add_argument("--work-dir", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), help="of a tmpfs")
+    parser.add_argument(
+        "--work-dir", type=Path, default=Path(tempfile.gettempdir()),
+        help="for what has no room in --memory-dir",
+    )  # fmt: skip
     parser.add_argument("--convert", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.convert:
         source, target, arguments = options.convert
         convert(source, target, json.loads(arguments))
         return
+    # On SIGTERM the stack unwinds, so that the files are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for parent in (options.memory_dir, options.work_dir):
+        remove_what_was_left(parent)
     shape = SHAPES[options.shape]
     elements = max(int(np.prod(dims)) for dims in shape.tensors().values())
     recorder = Recorder("conversion", options, about_engine(options.work_dir))
-
-    def measure(name: str) -> dict[str, float]:
-        write, arguments = FORMATS[name]
-        root = Path(tempfile.mkdtemp(dir=options.work_dir))
-        try:
-            source, target = root / "in", root / "out"
-            source.mkdir()
-            write(source, shape)
-            command = [sys.executable, __file__, "--convert", str(source), str(target)]
-            seconds, anonymous, resident = watch([*command, json.dumps(arguments)])
-            return {
-                "checkpoint_mb": size_of(source) / 1e6,
-                "model_mb": size_of(target, "m.as*") / 1e6,
-                "anonymous_mb": anonymous / 1e6,
-                "resident_mb": resident / 1e6,
-                "convert_s": seconds,
-            }
-        finally:
-            shutil.rmtree(root)
-
-    for number in range(1, options.rounds + 1):
-        for name in options.formats:
-            print(name, file=sys.stderr, flush=True)
-            recorder.measure(number, {"format": name}, functools.partial(measure, name), False)
+    measure_all(options, recorder)
     print(f"{shape.title}; the largest tensor has {elements / 1e6:.1f} million elements. In MB:\n")
     print("\n".join(tables.conversion(recorder.finish())))
 

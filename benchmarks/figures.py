@@ -14,7 +14,17 @@ from pathlib import Path
 
 from checkpoints import SHAPES
 from record import DOCUMENTS, Record, read
-from report import FIGURES, Result, bars_met, cell, figure_of, origin, summary, table
+from report import (
+    FIGURES,
+    Result,
+    bars_met,
+    best_peer_cell,
+    cell,
+    figure_of,
+    origin,
+    summary,
+    table,
+)
 from tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,11 +106,8 @@ def _peer_rows(result: Result, shape: str, metrics: tuple[str, ...]) -> list[lis
         ours = _ours_shown(result, shape)
         if not any(result.values(shape, label, metric) for label in ours):
             continue
-        best = result.best_peer(shape, metric)
-        figure = figure_of(metric)
-        peer = "–" if best is None else f"{best[1]:,.{figure.digits}f} ({best[0]})"
         cells = [cell(result, shape, label, metric, with_range=False) for label in ours]
-        rows.append([_row_title(metric), *cells, peer])
+        rows.append([_row_title(metric), *cells, best_peer_cell(result, shape, metric)])
     return rows
 
 

@@ -51,6 +51,17 @@ def describe() -> dict[str, Any]:
     return {"cpu": cpu, "cores": cores, "memory_gib": pages * page_bytes / 2**30}
 
 
+def available_bytes() -> int:
+    """Memory that programs can still take, of the machine and of this process's control group."""
+    meminfo = Path("/proc/meminfo").read_text()
+    found = [int(re.findall(r"MemAvailable: *(\d+) kB", meminfo)[0]) * 1024]
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # There is none, or it has no limit ("max").
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(most - used)
+    return min(found)
+
+
 def kind(isa: str) -> str:
     """The name of a results folder: processor and kernel table, such as `zen5-avx512_bf16`."""
     return f"{_processor(_cpu_fields())}-{isa}"

@@ -7,8 +7,9 @@ A record says what was measured (machine, commit, command, settings) and holds e
    "measurements": [{"round": 1, "of": {"adapters": "none"}, "values": {"output_tok_s": 478.1}}]}
 
 `of` says what the values of a measurement belong to. Instead of `values` a measurement can have
-`disturbed`, the share of the cores that other processes took, or `failed`, the reason. report.py
-and figures.py compute medians and tables from it.
+`disturbed`, the share of the cores that other processes took, `failed`, the reason, or `stopped`,
+after how long a peer was ended that took far longer than this engine. report.py and figures.py
+compute medians and tables from it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ RESULTS = HERE / "results"
 DOCUMENTS = ("README.md", "benchmarks/README.md", "docs/performance.md")
 
 # Options for folders and files, each followed by one.
-_OWN_OPTIONS = ("--json", "--lock", "--name", "--output-dir", "--program", "--work-dir")
+_OWN_OPTIONS = (
+    "--json", "--lock", "--memory-dir", "--name", "--output-dir", "--program", "--work-dir",
+)  # fmt: skip
 
 Record = dict[str, Any]
 Measurement = dict[str, Any]

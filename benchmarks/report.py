@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bars import BARS, BEST, LIMIT, Bar
 from checkpoints import SHAPES
@@ -121,6 +122,11 @@ class Result:
         """One for each round that reached this measurement."""
         return self._measurements.get((shape, label, workload), [])
 
+    def most_rounds(self, shape: str, workload: str) -> int:
+        """Of the engine that this row was measured on most often."""
+        labels = self.record["contestants"][shape]
+        return max((len(self.measurements(shape, each, workload)) for each in labels), default=0)
+
     def values(self, shape: str, label: str, metric: str) -> list[float]:
         workload, _, name = metric.partition(".")
         found = [each.get("values", {}) for each in self.measurements(shape, label, workload)]
@@ -164,7 +170,36 @@ def _no_value(measurements: list[Measurement]) -> str:
     """Why a cell has no value."""
     if any("disturbed" in each for each in measurements):
         return "disturbed"
+    for each in measurements:
+        if "stopped" in each:
+            return over_our_time(each["stopped"])
     return "failed" if any("failed" in each for each in measurements) else "–"
+
+
+def over_our_time(stopped: Mapping[str, float]) -> str:
+    """Why a peer's measurement was ended."""
+    # Rounded down, since it would have taken longer.
+    tenths = math.floor(round(10 * stopped["after_s"] / stopped["ours_s"], 6))
+    return f"over {tenths / 10:g} × our time"
+
+
+def _fewer_rounds(result: Result, shape: str, label: str, workload: str) -> list[str]:
+    """The number of rounds with a value, if the engine was left out of rounds of this row."""
+    measurements = result.measurements(shape, label, workload)
+    if len(measurements) >= result.most_rounds(shape, workload):
+        return []
+    count = sum("values" in each for each in measurements)
+    return [f"{count} round" if count == 1 else f"{count} rounds"]
+
+
+def best_peer_cell(result: Result, shape: str, metric: str) -> str:
+    """The value and name of the best peer, and its rounds if others have more."""
+    best = result.best_peer(shape, metric)
+    if best is None:
+        return "–"
+    label, value = best
+    about = [label, *_fewer_rounds(result, shape, label, metric.partition(".")[0])]
+    return f"{value:,.{figure_of(metric).digits}f} ({', '.join(about)})"
 
 
 def _of_the_limit(result: Result, shape: str, label: str, metric: str) -> list[str]:
@@ -191,8 +226,10 @@ def cell(result: Result, shape: str, label: str, metric: str, with_range: bool =
     best = result.best_peer(shape, metric)
     if label in result.record["ours"] and median and best:
         remarks.append(f"×{better_by(metric, median, best[1]):.2f}")
+    fewer = _fewer_rounds(result, shape, label, metric.partition(".")[0])
+    remarks += fewer
     lost = sum("values" not in each for each in measurements)
-    if lost:
+    if lost and not fewer:
         remarks.append(f"{lost} of {len(measurements)} without a value")
     return f"{text} ({', '.join(remarks)})" if remarks else text
 
@@ -209,9 +246,8 @@ def summary(
             everybody = result.record["contestants"][shape]
             if not any(result.values(shape, label, metric) for label in everybody):
                 continue
-            best = result.best_peer(shape, metric)
-            peer = "–" if best is None else f"{best[1]:,.{FIGURES[name].digits}f} ({best[0]})"
             cells = [cell(result, shape, label, metric, with_range) for label in engines]
+            peer = best_peer_cell(result, shape, metric)
             rows.append([f"{workload}: {FIGURES[name].title}", *cells, peer])
     return table(["", *engines, "best peer"], rows) if rows else []
 
@@ -310,19 +346,25 @@ def bars_met(result: Result, shape: str) -> str:
 # Participation of the engines.
 
 
+def _reason(measurement: Measurement) -> str | None:
+    """Why it has no value."""
+    if "disturbed" in measurement:
+        return f"disturbed: others took {100 * measurement['disturbed']:.0f} % of the cores"
+    if "stopped" in measurement:
+        stopped = measurement["stopped"]
+        return f"ended after {stopped['after_s']:.0f} s, {over_our_time(stopped)}"
+    return measurement.get("failed")
+
+
 def _failures(result: Result, shape: str) -> Iterator[str]:
     """Each reason once, with the engine, workloads and rounds that it applies to."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for label in result.record["contestants"][shape]:
         for workload in result.workloads:
             for each in result.measurements(shape, label, workload):
-                for what in ("failed", "disturbed"):
-                    if what in each:
-                        said = str(each[what])
-                        if what == "disturbed":
-                            said = f"disturbed: others took {100 * each[what]:.0f} % of the cores"
-                        where = reasons.setdefault((label, said), [])
-                        where.append(f"{workload} (round {each['round']})")
+                if (said := _reason(each)) is not None:
+                    where = reasons.setdefault((label, said), [])
+                    where.append(f"{workload} (round {each['round']})")
                 for remark in each.get("remarks", ()):
                     reasons.setdefault((label, remark), []).append(workload)
     for (label, said), where in reasons.items():
@@ -386,6 +428,16 @@ def _noise(result: Result) -> str:
     return text
 
 
+def _who_has_fewer(settings: Mapping[str, Any]) -> str:
+    times = settings.get("far_behind")
+    if times is None or settings["rounds"] == 1:
+        return ""
+    return (
+        f" A peer more than {times:g} times behind the best peer is measured in that row no more;"
+        " its cells say how many rounds they have."
+    )
+
+
 def origin(record: Record) -> str:
     """Machine, commit and date of a record, to print above its figures."""
     machine, settings = record["machine"], record["settings"]
@@ -417,7 +469,7 @@ def markdown(record: Record) -> str:
     lines += [
         "Cells: median [least..greatest] (fraction of the machine's limit for these weights, × best"
         " peer; above 1 this engine is better). The best peer of a row is the best precision of any"
-        " peer in that row.",
+        f" peer in that row.{_who_has_fewer(settings)}",
         "",
     ]
     for shape in result.shapes:

@@ -170,7 +170,10 @@ def conversion(record: Record) -> list[str]:
             _median(record, lambda v, size=size: v[f"{size}_mb"], "{:,.0f}", format=name)  # type: ignore[misc]
             for size in sizes
         ]
-        return [name, *cells, _median(record, lambda v: v["convert_s"], "{:.1f}", format=name)]
+        # Elsewhere the kernel's own writing may have disturbed it.
+        files = {each["of"].get("files") for each in select(record, format=name)}
+        title = f"{name}, on disk" if "on disk" in files else name
+        return [title, *cells, _median(record, lambda v: v["convert_s"], "{:.1f}", format=name)]
 
     title = f"{record['settings']['shape']}, in MB: format"
     return table([title, *sizes, "s"], map(row, keys(record, "format")))

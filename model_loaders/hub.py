@@ -55,7 +55,9 @@ def _download(name: str, client: str, fetch: Callable[..., Any]) -> Path:
         ) from error
 
 
-def download_from_huggingface(name: str, revision: str | None = None) -> Path:
+def download_from_huggingface(
+    name: str, revision: str | None = None, cache_dir: str | None = None
+) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -65,12 +67,16 @@ def download_from_huggingface(name: str, revision: str | None = None) -> Path:
         ) from error
 
     def fetch(repo: str, patterns: Sequence[str]) -> str:
-        return snapshot_download(repo, revision=revision, allow_patterns=list(patterns))
+        return snapshot_download(
+            repo, revision=revision, cache_dir=cache_dir, allow_patterns=list(patterns)
+        )
 
     return _download(name, "huggingface_hub", fetch)
 
 
-def download_from_modelscope(name: str, revision: str | None = None) -> Path:
+def download_from_modelscope(
+    name: str, revision: str | None = None, cache_dir: str | None = None
+) -> Path:
     try:
         from modelscope import snapshot_download
     except ImportError as error:
@@ -79,6 +85,10 @@ def download_from_modelscope(name: str, revision: str | None = None) -> Path:
         ) from error
 
     def fetch(repo: str, patterns: Sequence[str]) -> str:
-        return str(snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
+        return str(
+            snapshot_download(
+                repo, revision=revision, cache_dir=cache_dir, allow_patterns=list(patterns)
+            )
+        )
 
     return _download(name, "modelscope", fetch)

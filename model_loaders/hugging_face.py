@@ -55,6 +55,7 @@ class HuggingFaceModel(LLM):
         self._directory: Path | None = None
         self._gguf_file: GgufFile | None = None
         self._revision: str | None = None
+        self._download_dir: str | None = None
         self._rope_override: dict[str, Any] | None = None
         self._checkpoint: Checkpoint | None = None
         self._load_format = LoadFormat.AUTO
@@ -68,7 +69,8 @@ class HuggingFaceModel(LLM):
         """The local directory; a model that is not local is downloaded at first use."""
         if self._directory is None:
             self._directory = local_directory(
-                self.pretrain_model_name_or_path, lambda name: self._download(name, self._revision)
+                self.pretrain_model_name_or_path,
+                lambda name: self._download(name, self._revision, self._download_dir),
             )
         return self._directory
 
@@ -92,11 +94,12 @@ class HuggingFaceModel(LLM):
         """Opens the checkpoint: reads and checks configuration and headers, and no weights yet.
 
         ``direct_load`` has no effect: every checkpoint is read directly. Of ``kwargs`` only
-        ``revision`` (of a download) is used; the others, which DashInfer passes on to transformers,
-        are named in a warning.
+        ``revision`` and ``download_dir`` (of a download) are used; the others, which DashInfer
+        passes on to transformers, are named in a warning.
         """
         del direct_load
         self._revision = kwargs.pop("revision", self._revision)
+        self._download_dir = kwargs.pop("download_dir", self._download_dir)
         if kwargs:
             warnings.warn(f"load_model ignores {', '.join(sorted(kwargs))}", stacklevel=2)
         if override_data_type is not None:

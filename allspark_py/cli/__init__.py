@@ -1,6 +1,4 @@
-"""The command ``allspark``: converts checkpoints and says what a serialised model holds
-(docs/cli.md).
-"""
+"""The command ``allspark``: serves models, talks with one, converts checkpoints (docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -8,9 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import convert, formats, inspect
+from . import chat, check_env, convert, formats, inspect, serve
 
-_COMMANDS = {"convert": convert, "inspect": inspect, "list": formats}
+_COMMANDS = {
+    "serve": serve,
+    "chat": chat,
+    "convert": convert,
+    "inspect": inspect,
+    "list": formats,
+    "check_env": check_env,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _COMMANDS[options.command].run(options)
-    except (ValueError, NotImplementedError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError) as error:
         print(f"allspark {options.command}: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Lists the architectures and checkpoint formats that can be read."""
+"""Lists the architectures and formats that can be read, and the chat templates."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from allspark.chat_template import names
     from allspark.model_loader.convert import COMPUTE_TYPES
     from allspark.model_loader.gguf import FAMILIES
     from allspark.model_loader.quantized import FORMATS
@@ -21,4 +22,5 @@ def run(options: argparse.Namespace) -> int:
     print("quantised checkpoints (quant_method):", *FORMATS, sep="\n  ")
     print("GGUF (general.architecture):", *FAMILIES, sep="\n  ")
     print("compute types:", *COMPUTE_TYPES, sep="\n  ")
+    print("chat templates:", *names(), sep="\n  ")
     return 0

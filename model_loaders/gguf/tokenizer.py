@@ -196,7 +196,12 @@ def _tokenizer(config: ModelConfig, tokens: list[str], special: Mapping[str, str
         template = [*before, "$A", *after]
         pair = [*template, *(f"{token}:1" for token in before), "$B:1", *(f"{t}:1" for t in after)]
         ids = [(token, tokens.index(token)) for token in dict.fromkeys(ends)]
-        tokenizer.post_processor = processors.TemplateProcessing(template, pair, ids)
+        try:
+            tokenizer.post_processor = processors.TemplateProcessing(template, pair, ids)
+        except ValueError as error:  # a colon, which means something in a template
+            raise ModelSerializerException(
+                f"{config.source}: the tokens {ends} cannot stand around a text: {error}"
+            ) from error
     return str(tokenizer.to_str())
 
 

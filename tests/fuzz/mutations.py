@@ -82,13 +82,13 @@ def _change_somewhere(rng: random.Random, value: Any, seeds: Sequence[bytes]) ->
     containers: list[Any] = []
     _containers(value, containers)
     if not containers:
-        return rng.choice(_VALUES)
+        return copy.deepcopy(rng.choice(_VALUES))
     place = rng.choice(containers)
     if not place:
         if isinstance(place, list):
-            place.append(rng.choice(_VALUES))
+            place.append(copy.deepcopy(rng.choice(_VALUES)))
         else:
-            place["a"] = rng.choice(_VALUES)
+            place["a"] = copy.deepcopy(rng.choice(_VALUES))
         return value
     key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
     kind = rng.randrange(8)

@@ -4,6 +4,7 @@ some.
 
     --cases N   of each family; default: the number in families.py
     --begin N   the first seed; default 0
+    --jobs N    cases that run at a time; default: the number of cores
     --list      instead, prints the names and numbers
 
 A case is a seed of its family. Each runs in a process of its own, with MOST_BYTES of address space
@@ -16,6 +17,7 @@ Exit status 1: a case failed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -25,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -99,12 +102,42 @@ def zygote(name: str, begin: int, end: int, scratch: Path) -> None:
         print(json.dumps(run_case(family, name, seed, scratch)), flush=True)
 
 
-def run_family(name: str, begin: int, end: int) -> int:
-    """Prints a line for the family and the first faults; returns the number of faults."""
-    outcomes: Counter[str] = Counter()
-    faults = 0
-    slowest = {"seconds": 0.0, "seed": None}
-    largest = 0
+class Tally:
+    """What happened in a family; its cases may come from several threads."""
+
+    def __init__(self, name: str) -> None:
+        self.faults = 0
+        self._name = name
+        self._lock = threading.Lock()
+        self._outcomes: Counter[str] = Counter()
+        self._slowest: dict[str, Any] = {"seconds": 0.0, "seed": None}
+        self._largest = 0
+
+    def add(self, case: dict[str, Any]) -> None:
+        """Counts a case, and prints the first faults."""
+        with self._lock:
+            self._outcomes[case["outcome"]] += 1
+            self._largest = max(self._largest, case["bytes"])
+            self._slowest = max(self._slowest, case, key=lambda c: c["seconds"])
+            if case["fault"]:
+                self.fault(f"{case['seed']}: {case['fault']}\n{case['text']}")
+
+    def fault(self, text: str) -> None:
+        self.faults += 1
+        if self.faults <= 5:
+            print(f"{self._name} {text}", flush=True)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._outcomes.items()))
+        slowest = f"{self._slowest['seconds']:.1f} s (seed {self._slowest['seed']})"
+        return (
+            f"{self._name}: {self._outcomes.total()} cases, {self.faults} faults ({counts}); "
+            f"slowest {slowest}, largest {self._largest >> 20} MiB"
+        )
+
+
+def run_part(name: str, begin: int, end: int, tally: Tally) -> None:
+    """Runs some seeds of a family, one after the other."""
     # In memory where there is such a file system: a disk that others use may stall a case.
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="allspark-hostile-", dir=base) as scratch:
@@ -112,25 +145,29 @@ def run_family(name: str, begin: int, end: int) -> int:
                    "--cases", str(end - begin), name]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
+        count = 0
         for line in process.stdout:
-            case = json.loads(line)
-            outcomes[case["outcome"]] += 1
-            largest = max(largest, case["bytes"])
-            slowest = max(slowest, case, key=lambda c: c["seconds"])
-            if case["fault"]:
-                faults += 1
-                if faults <= 5:
-                    print(f"{name} {case['seed']}: {case['fault']}\n{case['text']}", flush=True)
-        if process.wait() != 0 or sum(outcomes.values()) != end - begin:
-            print(f"{name}: the process that forks ended by {process.returncode}")
-            faults += 1
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items()))
-    print(
-        f"{name}: {end - begin} cases, {faults} faults ({counts}); slowest "
-        f"{slowest['seconds']:.1f} s (seed {slowest['seed']}), largest {largest >> 20} MiB",
-        flush=True,
-    )
-    return faults
+            tally.add(json.loads(line))
+            count += 1
+        if process.wait() != 0 or count != end - begin:
+            tally.fault(f"{begin} to {end}: the process that forks ended by {process.returncode}")
+
+
+def run_family(name: str, begin: int, end: int, jobs: int) -> int:
+    """Prints a line for the family and the first faults; returns the number of faults."""
+    tally = Tally(name)
+    cuts = [begin + (end - begin) * i // jobs for i in range(jobs + 1)]
+    threads = [
+        threading.Thread(target=run_part, args=(name, first, last, tally))
+        for first, last in itertools.pairwise(cuts)
+        if first < last
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(tally, flush=True)
+    return tally.faults
 
 
 def main() -> int:
@@ -140,6 +177,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--cases", type=int)
     parser.add_argument("--begin", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--zygote", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -156,7 +194,7 @@ def main() -> int:
     faults = 0
     for name in options.names or NUM_CASES:
         count = NUM_CASES[name] if options.cases is None else options.cases
-        faults += run_family(name, options.begin, options.begin + count)
+        faults += run_family(name, options.begin, options.begin + count, options.jobs)
     return 1 if faults else 0
 
 

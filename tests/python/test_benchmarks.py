@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -518,10 +520,10 @@ RECORDED = {
 def test_the_table_shows_fractions_and_ratios_to_the_best_peer(load) -> None:
     """One number of one peer in each row; different rows may show different peers."""
     table = load("report").markdown(a_record(RECORDED))
-    cells = "42.0 [40.0..44.0] (80 %, ×0.50) | 84.0 (fast int4)"
+    cells = "42.0 [40.0..44.0] (80 %, ×0.50) | 84.0 (fast int4, 1 round)"
     assert f"| single: decode, tokens/s | {cells} |" in table
     # For a time, less is better: ours takes 100 ms and the best peer 150.
-    assert "| single: TTFT p50, ms | 100 (×1.50) | 150 (slow bf16) |" in table
+    assert "| single: TTFT p50, ms | 100 (×1.50) | 150 (slow bf16, 1 round) |" in table
     assert "b8: " not in table  # It was not measured.
     assert "| – | – | 95 | – |" in table and "Note: a note" in table  # The share of the cores.
     assert "zen9-avx2: a CPU" in table and "commit 01234567; 2025-01-01" in table
@@ -550,7 +552,7 @@ def test_a_limit_that_an_engine_beats_is_an_error_of_the_limit(load) -> None:
     record["ours"] = list(samples)
     table = load("report").markdown(record)
     assert "1.0 [1.0..1.0] (80 %, limit too low in 1 of 3)" in table
-    assert "2.0 (limit too low in 1 of 1)" in table and "130 %" not in table
+    assert "2.0 (limit too low in 1 of 1, 1 round)" in table and "130 %" not in table
 
 
 @pytest.mark.parametrize(
@@ -600,7 +602,7 @@ def test_documents_quote_the_comparison(tmp_path: Path, load) -> None:
         name: "\n".join(figures.BLOCKS[name](results, tmp_path / "docs"))
         for name in ("headline", "engines", "expected")
     }
-    row = "| single: decode, tokens/s | 42.0 (80 %, ×0.50) | 84.0 (fast int4) |"
+    row = "| single: decode, tokens/s | 42.0 (80 %, ×0.50) | 84.0 (fast int4, 1 round) |"
     assert row in blocks["headline"] and row in blocks["engines"]
     assert "| single: decode, tokens/s | 42.0 |" in blocks["expected"]
     assert all("commit 01234567" in text for text in blocks.values())
@@ -632,7 +634,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
 
     def make(*arguments: object, answer: Any = None) -> Any:
         def worker(contestant: Any, job: str, timeout_s: float) -> dict[str, Any]:
-            parsed = json.loads(job)
+            parsed = {**json.loads(job), "timeout_s": timeout_s}
             if parsed["task"] == "version":
                 return {"version": "1/(GitSha1:01234567)", "isa": "avx2"}
             return (answer or served)(contestant.label, parsed)
@@ -647,12 +649,14 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
     return make
 
 
-def served(label: str, job: dict[str, Any]) -> dict[str, Any]:
+def served(
+    label: str, job: dict[str, Any], ttft_s: float = 0.01, step_s: float = 0.01
+) -> dict[str, Any]:
     """The answer of a worker that needs 10 ms per token."""
     requests = [
         {
             "begin": 0.0,
-            "times": [0.01 * (i + 1) for i in range(request["num_output"])],
+            "times": [ttft_s + step_s * i for i in range(request["num_output"])],
             "counts": [1] * request["num_output"],
         }
         for wave in job["waves"]
@@ -837,6 +841,254 @@ def test_a_measurement_is_ended_when_the_minutes_are_over(
     ]
 
 
+# Peers far behind, and peers that fail.
+
+
+@pytest.fixture
+def beside_peers(monkeypatch: pytest.MonkeyPatch, load, bench):
+    """Makes runs of one workload by bf16 beside `peer` in three precisions."""
+    module = load("bench")
+
+    class Peer(load("peers.base").Engine):
+        name = "peer"
+        precisions = dict.fromkeys(("best", "near", "far"), load("peers.base").BF16)
+
+        def prepare(self, checkpoint: Path, precision: str, model: Path) -> None:
+            model.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setitem(module.ENGINES, Peer.name, Peer)
+
+    def make(*arguments: object, answer: Any) -> Any:
+        engines = ("--engines", "allspark/bf16,peer", "--workloads", "b8", "--rounds", 3)
+        return bench(*engines, *arguments, answer=answer)
+
+    return make
+
+
+STEPS = {"allspark bf16": 9.0, "peer best": 1.0, "peer near": 1.49, "peer far": 1.51}
+
+
+def by_steps(label: str, job: dict[str, Any]) -> dict[str, Any]:
+    return served(label, job, STEPS[label] / 100, STEPS[label] / 100)
+
+
+def rounds_of(record: dict[str, Any]) -> dict[str, list[int]]:
+    """The rounds of each engine."""
+    found: dict[str, list[int]] = {}
+    for number, _, engine in sorted(rows_of(record)):
+        found.setdefault(engine, []).append(number)
+    return found
+
+
+def test_a_peer_far_behind_is_measured_in_one_round(
+    tmp_path: Path, load, beside_peers, capsys
+) -> None:
+    """Ours stays, however slow it is."""
+    run = beside_peers(answer=by_steps)
+    run.run()
+    every = [1, 2, 3]
+    assert rounds_of(run.record) == {
+        "allspark bf16": every, "peer best": every, "peer near": every, "peer far": [1],
+    }  # fmt: skip
+    record = load("record").read(tmp_path / "engines.json")
+    assert record["complete"] and record["settings"]["far_behind"] == 1.5
+    titles = re.findall(r"(round ./3), tiny, b8 \((at most|about) ", capsys.readouterr().err)
+    assert titles == [("round 1/3", "at most"), ("round 2/3", "about"), ("round 3/3", "about")]
+    table = (tmp_path / "engines.md").read_text()
+    assert "A peer more than 1.5 times behind the best peer is measured in that row no" in table
+    assert re.search(r"\| peer far \| 529.8 \(1 round\) \|", table)
+    assert re.search(r"\| peer near \| 536.9 \[536.9..536.9\] \|", table)
+    assert "| 800.0 (peer best) |" in table and "| peer far | 1 |" in table
+    # What is left out is not to be resumed, and takes no time.
+    again = beside_peers("--resume", answer=by_steps)
+    assert list(again._rows()) == []
+    again.run()
+    assert again.record["measurements"] == record["measurements"]
+    more = beside_peers("--resume", "--rounds", 4, answer=by_steps)
+    (row,) = more._rows()
+    assert [each.label for each in row.contestants] == [
+        "allspark bf16", "peer best", "peer near",
+    ]  # fmt: skip
+    assert more._expected_s([row]) == pytest.approx(
+        sum(more._estimate.seconds(("tiny", "b8", each.label)) for each in row.contestants)
+    )
+
+
+def test_all_peers_may_be_measured_in_all_rounds(tmp_path: Path, beside_peers) -> None:
+    """Also afterwards."""
+    beside_peers(answer=by_steps).run()
+    run = beside_peers("--resume", "--all-peers", answer=by_steps)
+    run.run()
+    assert rounds_of(run.record) == dict.fromkeys(STEPS, [1, 2, 3])
+    table = (tmp_path / "engines.md").read_text()
+    assert "1 round" not in table and "times behind" not in table and run.record["complete"]
+
+
+def of_peers(**metrics: tuple[float, ...]) -> dict[str, dict[str, list[float]]]:
+    """Values of `b8` of the peers p0, p1 ..., in one round."""
+    count = len(next(iter(metrics.values())))
+    return {
+        f"p{i}": {f"b8.{name}": [values[i]] for name, values in metrics.items()}
+        for i in range(count)
+    }
+
+
+@pytest.mark.parametrize(
+    ("samples", "out"),
+    [
+        (of_peers(output_tok_s=(150.0, 100.0, 99.9)), {"p2"}),
+        (of_peers(ttft_ms=(100.0, 150.0, 150.1)), {"p2"}),
+        # Near the best in one of the figures; those that are not in the summary do not count.
+        (of_peers(output_tok_s=(150.0, 10.0), ttft_ms=(100.0, 149.0)), set()),
+        (of_peers(output_tok_s=(150.0, 10.0), ttft_ms=(100.0, 1.0)), set()),
+        (of_peers(output_tok_s=(150.0, 10.0), rss_mb=(100.0, 1.0)), {"p1"}),
+        (of_peers(output_tok_s=(150.0, 10.0), gap_p99_ms=(0.0, 0.0)), set()),
+        # The first value counts, and how fast ours is does not.
+        ({"p0": {"b8.output_tok_s": [100.0, 900.0]}, "p1": {"b8.output_tok_s": [90.0]}}, set()),
+        ({"allspark bf16": {"b8.output_tok_s": [900.0]}, "p": {"b8.output_tok_s": [1.0]}}, set()),
+        ({"allspark bf16": {"b8.output_tok_s": [1.0]}, "p": {"b8.output_tok_s": [900.0]}}, set()),
+    ],
+)
+def test_who_is_far_behind(load, samples: dict[str, dict[str, list[float]]], out: set[str]) -> None:
+    result = load("report").Result(a_record(samples))
+    assert load("rules").left_out(result, "tiny", "b8", 1.5) == out
+    assert load("rules").left_out(result, "tiny", "single", 1.5) == set()
+    assert load("rules").left_out(result, "tiny", "b8", None) == set()
+
+
+@pytest.mark.parametrize(("values", "failures", "is_out"), [(1, 2, False), (0, 1, False),
+                                                            (0, 2, True)])  # fmt: skip
+def test_a_peer_with_a_value_may_fail(load, values: int, failures: int, is_out: bool) -> None:
+    samples = {"best": {"b8.output_tok_s": [1.0]}, "p": {"b8.output_tok_s": [1.0] * values}}
+    failed = {"of": of_tiny("b8", "p"), "failed": "died"}
+    others = [{**failed, "round": values + number} for number in range(1, failures + 1)]
+    result = load("report").Result(a_record(samples, *others))
+    assert load("rules").left_out(result, "tiny", "b8", 1.5) == ({"p"} if is_out else set())
+
+
+def test_a_peer_is_judged_when_it_has_a_value(
+    monkeypatch: pytest.MonkeyPatch, load, beside_peers
+) -> None:
+    """In the first round it was disturbed, so that it is measured again until it was not."""
+    monkeypatch.setattr(load("machine"), "Others", Busy)
+    shares = [0, 0, 0, 0.5, *[0, 0, 0.5, 0], *[0, 0, 0, 0], *[0, 0, 0]]
+    monkeypatch.setattr(Busy, "shares", shares, raising=False)
+    arguments = ("--rounds", 4, "--most-others", 0.08, "--retries", 0)
+    run = beside_peers(*arguments, answer=by_steps)
+    run.run()
+    found = rounds_of(run.record)
+    assert found["peer far"] == [1, 2, 3] and Busy.shares == []
+    assert {len(rounds) for label, rounds in found.items() if label != "peer far"} == {4}
+    (values,) = values_of(run.record, engine="peer far")
+    assert values["output_tok_s"] == pytest.approx(800 / 1.51)
+
+
+def test_a_peer_that_fails_is_tried_once_more(tmp_path: Path, load, beside_peers) -> None:
+    """Ours is tried in every round."""
+    asked: list[str] = []
+
+    def failing(label: str, job: dict[str, Any]) -> dict[str, Any]:
+        asked.append(label)
+        if label in ("allspark bf16", "peer far") or asked.count(label) == 1 and "near" in label:
+            raise load("peers.base").EngineError("it ended")
+        return by_steps(label, job)
+
+    run = beside_peers("--rounds", 4, answer=failing)
+    run.run()
+    assert {label: asked.count(label) for label in STEPS} == {
+        "allspark bf16": 4, "peer best": 4, "peer near": 4, "peer far": 2,
+    }  # fmt: skip
+    assert run.record["complete"]
+    assert "- peer far, b8 (round 1), b8 (round 2): it ended" in (
+        (tmp_path / "engines.md").read_text()
+    )
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("ours_s", "arguments", "limits", "cell"),
+    [
+        (100.0, (), [300.0], "over 3 × our time"),
+        (100.0, ("--times-ours", 2.5), [250.0], "over 2.5 × our time"),
+        (7.0, (), [180.0], "over 25.7 × our time"),  # Ours counts as a minute.
+        # These are the time limit of all measurements.
+        (700.0, (), [1800.0], "failed"),
+        (100.0, ("--times-ours", 0), [1800.0], "failed"),
+    ],
+)
+def test_a_peer_is_ended_after_a_few_times_our_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load, beside_peers,
+    ours_s: float, arguments: tuple[object, ...], limits: list[float], cell: str,
+) -> None:  # fmt: skip
+    clock, given = Clock(), []
+    monkeypatch.setattr(load("bench"), "time", clock)
+
+    def timed(label: str, job: dict[str, Any]) -> dict[str, Any]:
+        clock.now += ours_s if label == "allspark bf16" else min(job["timeout_s"], 10.0)
+        if label == "allspark bf16":
+            assert job["timeout_s"] == 1800
+        if label == "peer far":
+            given.append(job["timeout_s"])
+            raise load("peers.base").TookTooLong(f"it took more than {job['timeout_s']:g} s")
+        return by_steps(label, job)
+
+    engines = ("--engines", "peer/far,peer/best,allspark/bf16", "--timeout", 1800)
+    run = beside_peers(*engines, *arguments, answer=timed)
+    run.run()
+    assert [label for _, _, label in rows_of(run.record)][0] == "allspark bf16"
+    assert given == limits  # Once, with this limit.
+    assert rounds_of(run.record)["peer far"] == [1] and run.record["complete"]
+    table = (tmp_path / "engines.md").read_text()
+    assert f"| peer far | {cell} | {cell} |" in table
+    is_ended_by_ours = cell != "failed"
+    assert run.has_failures != is_ended_by_ours
+    assert (f"b8 (round 1): ended after {limits[0]:.0f} s, {cell}" in table) == is_ended_by_ours
+
+
+def test_without_ours_a_peer_has_all_its_time(monkeypatch, load, beside_peers) -> None:
+    given = []
+
+    def timed(label: str, job: dict[str, Any]) -> dict[str, Any]:
+        given.append(job["timeout_s"])
+        return by_steps(label, job)
+
+    beside_peers("--engines", "peer/best", "--rounds", 1, answer=timed).run()
+    assert given == [300]
+
+
+def test_the_fastest_of_ours_counts(load) -> None:
+    samples = {f"allspark {name}": {"b8.output_tok_s": [1.0, 1.0]} for name in ("bf16", "A8W8")}
+    record = a_record({**samples, "peer": {"b8.output_tok_s": [1.0, 1.0]}})
+    record["ours"] = list(samples)
+    for measurement, wall_s in zip(record["measurements"], (50, 60, 30, 40, 5, 5), strict=True):
+        measurement["wall_s"] = wall_s
+    rules, result = load("rules"), load("report").Result(record)
+    assert rules.fastest_of_ours_s(result, "tiny", "b8") == 30
+    assert rules.fastest_of_ours_s(result, "tiny", "single") is None
+    assert rules.longest_s(30, 3) == 180 and rules.longest_s(61, 3) == 183
+
+
+def test_a_best_peer_with_fewer_rounds_says_so(load) -> None:
+    samples = {"allspark bf16": {"b8.output_tok_s": [1.0, 1.0, 1.0]},
+               "fast": {"b8.output_tok_s": [9.0, 9.0]},
+               "slow": {"b8.output_tok_s": [2.0, 2.0]},
+               "late": {"b8.output_tok_s": [1.0]}}  # fmt: skip
+    lost = [{"round": number, "of": of_tiny("b8", name), "failed": "died", "took_s": 1.0}
+            for number, name in ((3, "slow"), (2, "late"))]  # fmt: skip
+    table = load("report").markdown(a_record(samples, *lost))
+    assert "| late | 1.0 (1 round) |" in table
+    assert "| 9.0 (fast, 2 rounds) |" in table
+    assert "| slow | 2.0 [2.0..2.0] (1 of 3 without a value) |" in table
+
+
 def test_what_takes_too_long_is_not_tried_in_every_round(load, bench) -> None:
     asked: list[str] = []
 
@@ -850,7 +1102,7 @@ def test_what_takes_too_long_is_not_tried_in_every_round(load, bench) -> None:
     run.run()
     assert asked.count("allspark A8W8") == 1 and asked.count("allspark bf16") == 2
     failed = [each for each in run.record["measurements"] if "failed" in each]
-    assert [each["round"] for each in failed] == [1, 2]
+    assert [each["round"] for each in failed] == [1] and run.record["complete"]
 
 
 def test_the_time_that_is_left_is_learnt(load) -> None:
@@ -1125,16 +1377,188 @@ def test_conversion_is_watched(tmp_path: Path, load) -> None:
     formats = [name for name in load("conversion").FORMATS if name not in others]
     work = tmp_path / "work"
     work.mkdir()
+    memory = tmp_path / "memory"
+    memory.mkdir()
     command = [sys.executable, str(BENCHMARKS / "conversion.py"), "--shape", "tiny", "--work-dir",
-               str(work), *keeping(tmp_path), "--formats", *formats]  # fmt: skip
+               str(work), "--memory-dir", str(memory), *keeping(tmp_path),
+               "--formats", *formats]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("|")][2:]
     rows = [line.strip("|").replace(",", "").split("|") for line in lines]
     assert [row[0].strip() for row in rows] == formats
     assert all(0 < int(row[3]) < int(row[4]) for row in rows)  # megabytes
-    check_kept(tmp_path, "conversion", {"format": "safetensors"}, "resident_mb", "convert_s")
+    of = {"format": "safetensors", "files": "in memory"}
+    check_kept(tmp_path, "conversion", of, "resident_mb", "convert_s")
     assert [path.name for path in work.iterdir()] == ["tiny"]  # Its kernel table is recorded.
+    assert list(memory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("safetensors", "numpy"), ("GPTQ int4", "numpy"), ("AWQ", "numpy"), ("FP8", "numpy"),
+     ("compressed-tensors int8", "numpy"), (".bin", "torch"), ("Meta .pth", "torch"),
+     ("GGUF Q8_0", "gguf"), ("GGUF Q4_0", "gguf"), ("GGUF Q4_K", "gguf")],
+)  # fmt: skip
+def test_the_size_of_a_checkpoint_is_known_before_it_is_written(
+    tmp_path: Path, load, name: str, needs: str
+) -> None:
+    pytest.importorskip(needs)
+    conversion = load("conversion")
+    tiny = load("checkpoints").SHAPES["tiny"]
+    # Rows of whole blocks of every kind.
+    shape = dataclasses.replace(tiny, hidden_size=256, inner_size=512, q_heads=16, kv_heads=16)
+    form = conversion.FORMATS[name]
+    form.write(tmp_path, shape)
+    headers = conversion.size_of(tmp_path) - form.weight_bytes(shape)
+    assert 0 < headers < 20_000
+
+
+@pytest.fixture
+def convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load):
+    """Runs conversion.py with a conversion that only writes a file: `convert(free, watch)`. `free`:
+    the memory of the machine in bytes. Returns the record; `convert.events` is what was done."""
+    conversion = load("conversion")
+    events: list[Any] = []
+    plain = conversion.FORMATS["safetensors"]
+
+    class Quiet:
+        def __init__(self, in_process: bool) -> None:
+            events.append(f"measure, {in_process}")
+
+        def share(self) -> float:
+            return 0.0
+
+    def write(directory: Path, shape: Any) -> None:
+        events.append("write")
+        plain.write(directory, shape)
+
+    def converted(command: list[str]) -> tuple[float, int, int]:
+        source, target = map(Path, command[3:5])
+        assert (source / "model.safetensors").is_file() and not target.exists()
+        target.mkdir()
+        (target / "m.asparam").write_bytes(bytes(1000))
+        events.append(target.parent.parent.name)
+        return 1.0, 2_000_000, 3_000_000
+
+    def run_main(free: int = 1 << 40, watch: Any = None) -> dict[str, Any]:
+        monkeypatch.setattr(load("machine"), "available_bytes", lambda: free)
+        monkeypatch.setattr(conversion, "watch", watch or converted)
+        conversion.main()
+        return load("record").read(tmp_path / "kept.json")
+
+    monkeypatch.setattr(load("machine"), "Others", Quiet)
+    monkeypatch.setattr(conversion, "about_engine", lambda work: {"version": "1", "isa": "avx2"})
+    monkeypatch.setitem(conversion.FORMATS, "safetensors", dataclasses.replace(plain, write=write))
+    for name in ("memory", "work"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "argv", [
+        "conversion.py", "--shape", "tiny", "--formats", "safetensors",
+        "--memory-dir", str(tmp_path / "memory"), "--work-dir", str(tmp_path / "work"),
+        "--json", str(tmp_path / "kept.json"),
+    ])  # fmt: skip
+    handler = signal.getsignal(signal.SIGTERM)
+    run_main.events = events  # type: ignore[attr-defined]
+    yield run_main
+    signal.signal(signal.SIGTERM, handler)
+
+
+def left_in(tmp_path: Path) -> list[Path]:
+    return [path for name in ("memory", "work") for path in (tmp_path / name).iterdir()]
+
+
+def test_conversions_are_measured_in_memory(tmp_path: Path, convert, capsys) -> None:
+    """Writing the checkpoint is no part of the measurement: it would count as others' work."""
+    record = convert()
+    assert convert.events == ["write", "measure, True", "memory"]
+    (measurement,) = record["measurements"]
+    assert measurement["of"] == {"format": "safetensors", "files": "in memory"}
+    assert measurement["values"]["anonymous_mb"] == 2.0 and left_in(tmp_path) == []
+    assert str(tmp_path) not in json.dumps(record) and "memory" not in record["command"]
+    assert "| safetensors | " in capsys.readouterr().out
+
+
+def test_conversions_without_room_in_memory_are_on_disk(tmp_path: Path, convert, capsys) -> None:
+    for free, has_folder in ((1 << 30, True), (1 << 40, False)):
+        if not has_folder:
+            (tmp_path / "memory").rmdir()
+        (measurement,) = convert(free)["measurements"]
+        assert measurement["of"]["files"] == "on disk" and convert.events[-1] == "work"
+        assert "| safetensors, on disk | " in capsys.readouterr().out
+        assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_room_is_for_the_files_and_for_the_rest(tmp_path: Path, monkeypatch, load) -> None:
+    conversion, machine = load("conversion"), load("machine")
+    shape, form = load("checkpoints").SHAPES["1B"], conversion.FORMATS["GGUF Q4_0"]
+    checkpoint, model = form.weight_bytes(shape), 2 * 1235814400
+    assert checkpoint == pytest.approx(695e6, rel=0.01)
+    files = checkpoint + model + (1 << 26)
+    for free, available, is_enough in (
+        (files, files + checkpoint + (1 << 30), True),
+        (files - 1, 1 << 40, False),
+        (files, files + checkpoint + (1 << 30) - 1, False),
+    ):
+        usage = shutil._ntuple_diskusage(free, 0, free)  # type: ignore[attr-defined]
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        monkeypatch.setattr(machine, "available_bytes", lambda available=available: available)
+        assert conversion.has_room(tmp_path, form, shape) == is_enough
+    assert not conversion.has_room(tmp_path / "absent", form, shape)
+
+
+@pytest.mark.parametrize("how", ["failure", "SIGTERM"])
+def test_a_conversion_that_ends_early_leaves_nothing(tmp_path: Path, convert, how: str) -> None:
+    def end(command: list[str]) -> tuple[float, int, int]:
+        assert len(left_in(tmp_path)) == 1
+        if how == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("it went on")
+        sys.exit("the conversion failed")
+
+    with pytest.raises(SystemExit):
+        convert(watch=end)
+    assert left_in(tmp_path) == []
+
+
+def test_what_a_killed_run_left_in_memory_is_removed(tmp_path: Path, load, convert) -> None:
+    old, other = tmp_path / "memory" / "allspark-conversion-old", tmp_path / "memory" / "of-others"
+    for folder in (old, other):
+        (folder / "in").mkdir(parents=True)
+    with load("conversion").new_folder(tmp_path / "memory") as of_a_run_that_goes_on:
+        convert()
+        assert set(left_in(tmp_path)) == {other, of_a_run_that_goes_on}
+    assert left_in(tmp_path) == [other]
+
+
+def test_a_watched_process_ends_with_its_watcher(tmp_path: Path, monkeypatch, load) -> None:
+    conversion, pid = load("conversion"), tmp_path / "pid"
+
+    def interrupted(seconds: float) -> None:
+        if pid.is_file() and pid.read_text():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        conversion.watch(["sh", "-c", f"echo $$ > {pid}; exec sleep 60"])
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def test_files_in_memory_are_not_anonymous_memory(tmp_path: Path, load) -> None:
+    """Mapped pages of a tmpfs count as those of any file do: resident, and not anonymous."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or shutil.disk_usage(memory).free < 1 << 28:
+        pytest.skip("there is no tmpfs with room")
+    conversion = load("conversion")
+    reads = (
+        "import mmap, sys, time\nwith open(sys.argv[1], 'rb') as file:\n"
+        " pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "sum(pages[::4096])\ntime.sleep(0.2)\nprint(1.0)"
+    )
+    with conversion.new_folder(memory) as folder:
+        (folder / "file").write_bytes(bytes(1 << 26))
+        command = [sys.executable, "-c", reads, str(folder / "file")]
+        _, anonymous, resident = conversion.watch(command)
+    assert anonymous < 1 << 25 and resident > 1 << 26
 
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))

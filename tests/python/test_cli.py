@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import io
+import json
 import re
 import subprocess
 import sys
 
+import httpx
 import numpy as np
 import pytest
-from allspark.cli import main
+from allspark.cli import engine_flags, main
 from allspark.model_loader import DashInferModel, HuggingFaceModel
+from allspark.pipeline import EngineConfig
 from support.checkpoints import shared_data, write_checkpoint
 from support.quantized import CONFIG
 
@@ -118,3 +123,154 @@ def test_as_a_module():
         [sys.executable, "-m", "allspark.cli", "list"], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 0 and "MistralForCausalLM" in result.stdout
+
+
+def test_list_has_the_chat_templates(capsys):
+    assert main(["list"]) == 0
+    templates = capsys.readouterr().out.split("chat templates:\n")[1].split()
+    assert {"base", "codellama", "internlm2", "hf"} <= set(templates)
+
+
+def test_check_env_says_what_is_here(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ALLSPARK_API_KEYS", "secret")
+    monkeypatch.setenv("ALLSPARK_CPU_ISA", "reference")
+    assert main(["check_env"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^python +\d+\.\d+", out, re.MULTILINE) and "secret" not in out
+    assert re.search(r"^ALLSPARK_CPU_ISA +reference$", out, re.MULTILINE)
+    assert main(["check_env", "--dump-file", str(tmp_path / "env.json")]) == 0
+    assert json.loads((tmp_path / "env.json").read_text())["ALLSPARK_API_KEYS"] == "set"
+
+
+# The command `chat`.
+
+CONVERSATION = """What is
+3+4?
+
+/stats
+What is 5+5?
+
+/retry
+/set temperature 9
+/set temperature 0
+/set
+/save {file}
+/nothing
+end
+/retry
+/system Be brief.
+What is 12+35?
+"""
+
+
+def test_chat_answers_what_is_typed(demo_model, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "conversation.json"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(CONVERSATION.format(file=file)))
+    assert main(["chat", str(demo_model), "--session-len", "512"]) == 0
+    out = capsys.readouterr().out
+    assert "3 + 4 = 7" in out and out.count("5 + 5 = 10") == 2 and out.endswith("47\n")
+    assert re.search(r"tokens asked \(\d+ of them cached\), \d+ answered", out)
+    for line in (
+        "GenerationConfig.temperature is 9; it must be a number in [0, 2]",
+        "temperature=0",
+        f"4 messages are in {file}",
+        "there is no command /nothing",
+        "there is no question yet",
+    ):
+        assert line in out, line
+    roles = [message["role"] for message in json.loads(file.read_text())]
+    assert roles == ["user", "assistant"] * 2
+
+
+def test_chat_ends_at_exit(demo_model, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("exit\nWhat is 3+4?\n\n"))
+    assert main(["chat", str(demo_model)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+# Flags of the engine.
+
+
+def engine_config(*arguments):
+    parser = argparse.ArgumentParser()
+    engine_flags.add_engine_flags(parser)
+    return engine_flags.to_engine_config(parser.parse_args(arguments))
+
+
+def test_flags_become_an_engine_config():
+    assert engine_config() == EngineConfig()
+    config = engine_config(
+        "--tp", "2", "--session-len", "99", "--max-batch-size", "7", "--quant-policy", "8",
+        "--cache-max-entry-count", "0.25", "--precision", "A8W8", "--use-logn-attn",
+        "--adapters", "a=x/y", "z/w/", "--trust-remote-code", "--threads", "3",
+    )  # fmt: skip
+    assert config == EngineConfig(
+        session_len=99, max_batch_size=7, kv_cache_bits=8, kv_cache_memory=0.25, precision="A8W8",
+        use_logn_attn=True, adapters={"a": "x/y", "w": "z/w/"}, trust_remote_code=True, threads=3,
+    )  # fmt: skip
+    assert engine_config("--block-size", "64", "--num-gpu-blocks", "9").kv_cache_blocks == 9
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--dp", "2"), "dp is 2; only 1 is served: one process serves a model"),
+        (("--role", "Prefill"), "role is 'Prefill'; only 'Hybrid' is served"),
+        (("--quant-policy", "5"), "quant_policy is 5; it must be one of 0, 4, 8"),
+        (("--session-len", "many"), "session_len is 'many'"),
+    ],
+)
+def test_refused_flags_say_why(arguments, message, demo_model, capsys):
+    assert main(["chat", str(demo_model), *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_chat_templates_by_flags():
+    parser = argparse.ArgumentParser()
+    engine_flags.add_engine_flags(parser)
+
+    def template(*arguments):
+        return engine_flags.to_chat_template(parser.parse_args(arguments))
+
+    assert template() is None and template("--chat-template", "llama2") == "llama2"
+    config = template("--chat-template", "codellama", "--cap", "infilling")
+    assert (config.model_name, config.capability) == ("codellama", "infilling")
+    with pytest.raises(ValueError, match="need --chat-template"):
+        template("--cap", "chat")
+
+
+# The command `serve`.
+
+
+def test_serve_answers_until_it_is_told_to_end(demo_model):
+    command = [sys.executable, "-m", "allspark.cli", "serve", f"{demo_model}=m", "--server-port",
+               "0", "--server-name", "127.0.0.1", "--session-len", "512"]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stderr.readline()
+        found = re.fullmatch(r"serving m on (http://127.0.0.1:\d+)\n", line)
+        assert found, line + process.stderr.read()
+        body = {"model": "m", "messages": [{"role": "user", "content": "What is 3+4?"}]}
+        answer = httpx.post(f"{found[1]}/v1/chat/completions", json={**body, "temperature": 0})
+        assert answer.json()["choices"][0]["message"]["content"] == "3 + 4 = 7"
+        process.terminate()
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("api_server",), "no model is named"),
+        (("a", "b", "--model-name", "c"), "--model-name is for a single model"),
+        (("a", "--ssl"), "--ssl needs SSL_KEYFILE and SSL_CERTFILE"),
+        (("/nowhere/x",), "/nowhere/x"),
+    ],
+)
+def test_serve_says_what_is_wrong(arguments, message, capsys, monkeypatch):
+    monkeypatch.delenv("SSL_KEYFILE", raising=False)
+    assert main(["serve", *arguments]) == 1
+    assert message in capsys.readouterr().err

@@ -206,6 +206,7 @@ FIGURE = re.compile(
 CONSTANTS = {
     "benchmarks/README.md": {
         "8 %": "the bound of what others may take: machine.MOST_OTHERS",
+        "1.5 times": "how far behind a peer is left out: rules.FAR_BEHIND",
         "10 minutes": "the bound of --quick: compare.QUICK",
         "9 GB": "disk space of the peers' environments, so that nobody fills a disk",
         "5 GB": "disk space of converted models, likewise",
@@ -230,6 +231,8 @@ def test_no_figure_stands_outside_the_marks(name):
 
 def test_constants_are_what_they_say(load):
     assert load("machine").MOST_OTHERS == 0.08
+    rules = load("rules")
+    assert (rules.FAR_BEHIND, rules.TIMES_OURS, rules.LEAST_OURS_S) == (1.5, 3, 60)
     assert load("compare").QUICK["minutes"] < 10
 
 

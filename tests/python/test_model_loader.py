@@ -637,8 +637,9 @@ def test_a_name_is_downloaded(tmp_path, monkeypatch):
     write_checkpoint(tmp_path)
     asked = []
 
-    def download(name, revision, allow_patterns):
+    def download(name, revision, allow_patterns, cache_dir):
         asked.append((name, revision, tuple(allow_patterns)))
+        assert cache_dir is None
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

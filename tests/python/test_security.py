@@ -73,6 +73,7 @@ def test_some_hostile_cases(family):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # thousands of processes; each has a limit of its own
 @pytest.mark.parametrize("family", NUM_CASES)
 def test_all_hostile_cases(family):
     run_cases(family)

@@ -210,6 +210,36 @@ def test_special_tokens_within_a_text_change_nothing_around_them(name, skip_spec
         assert text == tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_fast_decoding_gives_the_same_pieces(name, skip_special_tokens):
+    tokenizer = load_tokenizer(name)
+    rng = random.Random(5)
+    texts = ["日本語 🎉!", "naïve", " a  b", "\n\n", "plain words"]
+    for _ in range(100):
+        ids = []
+        for _ in range(30):
+            ids += rng.choice([
+                [rng.randrange(len(tokenizer))],  # often a part of a character
+                [tokenizer.eos_token_id or 0] * rng.choice([1, 2, 31, 32, 33, 70]),
+                tokenizer.encode(rng.choice(texts), add_special_tokens=False),
+            ])  # fmt: skip
+        fast = Detokenizer(tokenizer, skip_special_tokens)
+        assert fast._stream is not None
+        own = Detokenizer(tokenizer, skip_special_tokens)
+        own._stream = None
+        pieces = [(fast.put([token]), own.put([token])) for token in ids]
+        pieces.append((fast.flush(), own.flush()))
+        assert all(first == second for first, second in pieces), ids
+
+
+def test_a_decoder_of_its_own_is_not_bypassed():
+    assert Detokenizer(Letters())._stream is None
+    tokenizer = load_tokenizer(SMALL[0])
+    tokenizer.clean_up_tokenization_spaces = True
+    assert Detokenizer(tokenizer)._stream is None
+
+
 class Letters:
     """Token i is the i-th letter; 26 is '</s>', a special token."""
 

@@ -113,6 +113,9 @@ bool CanInjectFailures() { return true; }
 int64_t NumLiveAllocations() { return num_live.load(std::memory_order_relaxed); }
 }  // namespace allspark::testing
 
+// These stand for the system's functions also in other libraries, so they must be visible where
+// everything else is hidden; GCC sees to that by itself, clang does not.
+#pragma GCC visibility push(default)
 // glibc exports its own functions under these names for exactly this use.
 extern "C" {
 void* __libc_malloc(size_t);
@@ -163,5 +166,6 @@ void free(void* ptr) {
   __libc_free(ptr);
 }
 }  // extern "C"
+#pragma GCC visibility pop
 
 #endif

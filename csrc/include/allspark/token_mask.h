@@ -26,8 +26,9 @@ class TokenMask {
  protected:
   // Starts computing the mask after `token`, the token that was just chosen. kNoToken: the first
   // mask, at the beginning of the output, or after its num_generated_in_prompt tokens, which the
-  // caller knows. Called by StartRequest, then by the step thread: hand the work to another thread,
-  // do not wait, do not allocate. An exception ends the request with its message.
+  // caller knows. Called by StartRequest, then by the step thread: hand the work to a thread that
+  // already runs (one created here would inherit the few cores of the step thread), do not wait,
+  // do not allocate. An exception ends the request with its message.
   virtual void Next(int32_t token) = 0;
   // The request has ended and Next is not called again. Any thread; must not throw.
   virtual void End() {}

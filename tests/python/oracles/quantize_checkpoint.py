@@ -96,9 +96,11 @@ def auto_round(kind, **settings):
         from auto_round import AutoRound
 
         model = load(checkpoint).half()
+        # Without amp it computes in float32; with it, in a type that the processor decides.
         rounder = AutoRound(
-            model, tokenizer(model), iters=0, disable_opt_rtn=True, device_map="cpu", **settings
-        )
+            model, tokenizer(model), iters=0, disable_opt_rtn=True, amp=False, device_map="cpu",
+            **settings,
+        )  # fmt: skip
         rounded, _ = rounder.quantize()
         save_weights(rounded, out)
         rounder.save_quantized(str(out), format=kind)

@@ -1,0 +1,89 @@
+"""Says what this machine and installation are, for a report of a fault."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+_PACKAGES = (
+    "allspark", "numpy", "transformers", "tokenizers", "llguidance", "protobuf", "fastapi",
+    "uvicorn", "torch", "modelscope",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dump-file", metavar="FILE.json", help="write it there instead")
+
+
+def run(options: argparse.Namespace) -> int:
+    found = describe()
+    if options.dump_file is not None:
+        Path(options.dump_file).write_text(json.dumps(found, indent=2) + "\n")
+        return 0
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name:{width}}  {value}")
+    return 0
+
+
+def describe() -> dict[str, str]:
+    """Facts by name."""
+    from allspark._allspark import NativeEngine
+
+    found = {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
+        "memory": _memory(),
+        "instruction sets": _instruction_sets(),
+        "python": sys.version.split()[0],
+        "engine": NativeEngine.version(),
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    settings = ("ALLSPARK_", "BFC_", "CPU_CACHE_RATIO", "HIE_", "LMDEPLOY_")
+    secret = "ALLSPARK_API_KEYS"
+    for name in sorted(os.environ):
+        if name.startswith(settings):
+            found[name] = "set" if name == secret else os.environ[name]
+    return found
+
+
+def _processor() -> str:
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return platform.machine()
+
+
+def _instruction_sets() -> str:
+    """Those for which there are kernels."""
+    known = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]
+    known += ["asimd", "asimddp", "bf16"]
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return ", ".join(flag for flag in known if flag in value.split())
+    return "unknown"
+
+
+def _memory() -> str:
+    fields = dict(line.split(":", 1) for line in _lines("/proc/meminfo") if ":" in line)
+    total, free = (int(fields[name].split()[0]) >> 10 for name in ("MemTotal", "MemAvailable"))
+    return f"{free} MiB free of {total}"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

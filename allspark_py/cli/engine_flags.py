@@ -1,0 +1,111 @@
+"""The flags about a model and its engine, which several commands have.
+
+They are the fields of EngineConfig and of LMDeploy's two configs, so what a flag means, or why it
+is refused, stands there alone. The help shows those that do something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+# Fields that are not set by a flag: a flag of another form sets them, or none does.
+_OTHERS = {"adapters", "hf_overrides", "trust_remote_code", "custom_module_map", "devices"}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds them; `to_engine_config` reads them."""
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--adapters", nargs="+", metavar="[NAME=]PATH", default=[], help="LoRA adapters"
+    )
+    group.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python files of the checkpoint's tokenizer",
+    )
+    for name, (field, rule) in _fields().items():
+        flag = "--" + name.rstrip("_").replace("_", "-")
+        text = rule.note.replace("`", "") if rule.treatment == "mapped" else argparse.SUPPRESS
+        if isinstance(field.default, bool):
+            group.add_argument(flag, dest=name, action="store_true", default=None, help=text)
+        else:
+            group.add_argument(flag, dest=name, type=_value, metavar="X", help=text)
+    template = parser.add_argument_group("chat template")
+    template.add_argument("--chat-template", help="a name, a JSON file or JSON text")
+    template.add_argument("--meta-instruction", help="the system prompt")
+    template.add_argument("--cap", choices=("completion", "infilling", "chat", "python"))
+
+
+def _fields() -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """The fields by name: of EngineConfig, then what only LMDeploy's configs have."""
+    from allspark.pipeline.configs import PytorchEngineConfig, TurbomindEngineConfig
+    from allspark.pipeline.engine_config import EngineConfig
+    from allspark.pipeline.fields import rules
+
+    found: dict[str, tuple[dataclasses.Field[Any], Any]] = {}
+    for config_class in (TurbomindEngineConfig, PytorchEngineConfig, EngineConfig):
+        for field in dataclasses.fields(config_class):
+            if field.name not in _OTHERS and field.name != "model_name":
+                found.setdefault(field.name, (field, rules(config_class)[field.name]))
+    return found
+
+
+def _value(text: str) -> Any:
+    """A number where the text is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def to_engine_config(options: argparse.Namespace) -> Any:
+    """The EngineConfig of the flags. Raises ValueError or TypeError for a refused value."""
+    from allspark.pipeline.configs import PytorchEngineConfig, TurbomindEngineConfig
+    from allspark.pipeline.engine_config import EngineConfig
+
+    given = {name: getattr(options, name) for name in _fields()}
+    given = {name: value for name, value in given.items() if value is not None}
+    turbomind = _take(given, TurbomindEngineConfig)
+    config = TurbomindEngineConfig(**turbomind).to_engine_config()
+    if turbomind.keys().isdisjoint(("cache_max_entry_count",)):
+        config.kv_cache_memory = None
+    if "cache_block_seq_len" not in turbomind:
+        config.block_size = EngineConfig.block_size
+    pytorch = _take(given, PytorchEngineConfig)
+    other = PytorchEngineConfig(**pytorch).to_engine_config()
+    if "num_gpu_blocks" in pytorch:
+        config.kv_cache_blocks = other.kv_cache_blocks
+    if "block_size" in pytorch:
+        config.block_size = other.block_size
+    own = {**dataclasses.asdict(config), **given}
+    own["adapters"] = dict(map(_adapter, options.adapters)) or None
+    own["trust_remote_code"] = options.trust_remote_code
+    return EngineConfig(**own)
+
+
+def _take(given: dict[str, Any], config_class: Any) -> dict[str, Any]:
+    """Removes the fields of a config class from `given`."""
+    names = [field.name for field in dataclasses.fields(config_class) if field.name in given]
+    return {name: given.pop(name) for name in names}
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    return (name, path) if separator else (text.rstrip("/").rpartition("/")[2], text)
+
+
+def to_chat_template(options: argparse.Namespace) -> Any:
+    """The chat template of the flags; None: the tokenizer's own."""
+    from allspark.chat_template import ChatTemplateConfig
+
+    if options.meta_instruction is None and options.cap is None:
+        return options.chat_template
+    if options.chat_template is None:
+        raise ValueError("--meta-instruction and --cap need --chat-template with a builtin's name")
+    fields = {"meta_instruction": options.meta_instruction, "capability": options.cap}
+    given = {key: value for key, value in fields.items() if value is not None}
+    return ChatTemplateConfig(options.chat_template, **given)

@@ -1,0 +1,197 @@
+"""APIClient: LMDeploy's client of the server, over the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from allspark.lmdeploy_compat.not_served import not_served
+
+_LOCAL = {"0.0.0.0", "::", "::1", "localhost"}
+_DONE = "[DONE]"
+
+
+class APIClient:
+    """Talks with a server. Answers of generators are the server's JSON as dicts; an error of the
+    server is a dict whose `object` is "error", with `message` and the HTTP status as `code`.
+
+    Args:
+        api_server_url: http://HOST:PORT.
+        api_key: a key of the server, if it asks for one.
+
+    Raises:
+        ConnectionError: nothing answers there. RuntimeError: `available_models` or `encode` failed.
+    """
+
+    def __init__(self, api_server_url: str, api_key: str | None = None, **kwargs: Any):
+        if not isinstance(api_server_url, str) or "://" not in api_server_url:
+            raise ValueError(f"api_server_url is {api_server_url!r}; it must be http://HOST:PORT")
+        unknown = sorted(set(kwargs) - {"ssl_context"})
+        if unknown:
+            raise TypeError(f"APIClient has no parameter {unknown[0]!r}")
+        self.api_server_url = api_server_url.rstrip("/")
+        self.api_key = api_key
+        self.headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self.headers["Authorization"] = f"Bearer {api_key}"
+        self._opener = _opener(self.api_server_url, kwargs.get("ssl_context"))
+        self._models: list[str] | None = None
+        # Ends the server that serve() started; None for any other.
+        self._end: Callable[[], None] | None = None
+
+    @property
+    def available_models(self) -> list[str]:
+        """The names of the models that are served; asked for once."""
+        if self._models is None:
+            self._models = self.get_model_list()
+        return self._models
+
+    def get_model_list(self) -> list[str]:
+        """The names of the models that are served now."""
+        answer = self._call("/v1/models")
+        return [entry["id"] for entry in answer["data"]]
+
+    def encode(
+        self, input: str | list[str], do_preprocess: bool = False, add_bos: bool = True
+    ) -> tuple[Any, Any]:
+        """The token ids of a text or of each of a list, and how many they are."""
+        body = {"input": input, "do_preprocess": do_preprocess, "add_bos": add_bos}
+        answer = self._call("/v1/encode", body)
+        return answer["input_ids"], answer["length"]
+
+    def chat_completions_v1(
+        self,
+        model: str,
+        messages: str | list[dict[str, Any]],
+        temperature: float | None = 0.7,
+        top_p: float | None = 1.0,
+        n: int | None = 1,
+        max_tokens: int | None = 512,
+        stop: str | list[str] | None = None,
+        stream: bool | None = False,
+        presence_penalty: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        user: str | None = None,
+        repetition_penalty: float | None = 1.0,
+        session_id: int | None = -1,
+        ignore_eos: bool | None = False,
+        skip_special_tokens: bool | None = True,
+        **kwargs: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the answer, or with `stream` its chunks. Other keywords are fields of the
+        request."""
+        return self._items("/v1/chat/completions", _fields(locals()))
+
+    def completions_v1(
+        self,
+        model: str,
+        prompt: str | list[Any],
+        suffix: str | None = None,
+        temperature: float | None = 0.7,
+        n: int | None = 1,
+        max_tokens: int | None = 16,
+        stream: bool | None = False,
+        stop: str | list[str] | None = None,
+        top_p: float | None = 1.0,
+        presence_penalty: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        user: str | None = None,
+        repetition_penalty: float | None = 1.0,
+        session_id: int | None = -1,
+        ignore_eos: bool | None = False,
+        skip_special_tokens: bool | None = True,
+        **kwargs: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the answer, or with `stream` its chunks. Other keywords are fields of the
+        request."""
+        return self._items("/v1/completions", _fields(locals()))
+
+    def chat_interactive_v1(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise not_served("APIClient.chat_interactive_v1")
+
+    def chat(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise not_served("APIClient.chat")
+
+    def end_session(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise not_served("APIClient.end_session")
+
+    def close(self) -> None:
+        """Ends the server, if serve() started it for this client; a second call has no effect."""
+        if self._end is not None:
+            self._end()
+
+    def _open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.api_server_url + path, data, self.headers)
+        try:
+            response: http.client.HTTPResponse = self._opener.open(request)
+        except urllib.error.HTTPError:
+            raise
+        except urllib.error.URLError as error:
+            raise ConnectionError(f"no server at {self.api_server_url}: {error.reason}") from None
+        return response
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        try:
+            with self._open(path, body) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            answer = _error_item(error)
+            raise RuntimeError(f"{path}: {answer['code']}: {answer['message']}") from None
+
+    def _items(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        try:
+            response = self._open(path, body)
+        except urllib.error.HTTPError as error:
+            yield _error_item(error)
+            return
+        with response:
+            if not body.get("stream"):
+                yield json.load(response)
+                return
+            for line in response:
+                text = line.decode().strip()
+                if text.startswith("data:") and (data := text[5:].strip()) != _DONE:
+                    yield json.loads(data)
+
+
+def get_model_list(api_url: str, headers: dict[str, str] | None = None) -> list[str]:
+    """The names of the models at http://HOST:PORT/v1/models."""
+    client = APIClient(api_url.removesuffix("/v1/models"))
+    client.headers.update(headers or {})
+    return client.get_model_list()
+
+
+def _fields(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request: the arguments of a method that are not None."""
+    given = {name: arguments[name] for name in arguments if name not in ("self", "kwargs")}
+    given.update(arguments["kwargs"])
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _opener(url: str, context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
+    handlers: list[Any] = []
+    host = urllib.parse.urlsplit(url).hostname or ""
+    if host in _LOCAL or host.startswith("127."):
+        handlers.append(urllib.request.ProxyHandler({}))  # no proxy reaches this machine
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
+
+
+def _error_item(error: urllib.error.HTTPError) -> dict[str, Any]:
+    """What is yielded in place of an answer."""
+    with error:
+        text = error.read().decode(errors="replace")
+    try:
+        found = json.loads(text)["error"]
+        message = found["message"]
+    except (ValueError, TypeError, KeyError):
+        found, message = None, text or str(error.reason)
+    return {"object": "error", "message": message, "code": error.code, "error": found}

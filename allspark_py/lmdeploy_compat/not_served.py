@@ -1,0 +1,78 @@
+"""What LMDeploy documents and is not here, with what to use instead.
+
+Names can be imported; a call raises NotImplementedError. Modules cannot be imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_IMAGES = "vision-language models are not served yet; a model's language part is"
+_INTERACTIVE = (
+    "the server keeps no sessions; send the conversation so far to chat_completions_v1, whose "
+    "prompt is found in the prefix cache, or use chat of a pipeline"
+)
+_PAGE = "`allspark serve MODEL` serves OpenAI's protocol, which any chat page for it can use"
+_MODELS_HERE = "docs/models.md says which models are served and how to add one"
+
+# Module -> name -> what to use instead.
+NAMES: dict[str, dict[str, str]] = {
+    "lmdeploy.pytorch.engine": {"Engine": "pipeline() takes a PytorchEngineConfig"},
+    "lmdeploy.serve.gradio.turbomind_coupled": {"run_local": _PAGE},
+    "lmdeploy.vl": {"load_image": _IMAGES},
+}
+# Module -> name of a constant -> what to use instead; looking it up raises.
+CONSTANTS: dict[str, dict[str, str]] = {
+    "lmdeploy.vl.constants": {"IMAGE_TOKEN": _IMAGES},
+}
+# Modules and, with them, all of their submodules that are not served otherwise.
+MODULES: dict[str, str] = {
+    "lmdeploy.cli": "the command is `allspark`",
+    "lmdeploy.lite": "`precision` of a config and `allspark convert` quantise weights",
+    "lmdeploy.pytorch": _MODELS_HERE,
+    "lmdeploy.serve.async_engine": "generate of a pipeline is asynchronous",
+    "lmdeploy.serve.gradio": _PAGE,
+    "lmdeploy.serve.openai.api_server": "`allspark serve MODEL`, or lmdeploy.serve()",
+    "lmdeploy.serve.proxy": "a server serves all models that it is given",
+    "lmdeploy.serve.turbomind": "lmdeploy.turbomind.TurboMind, or a pipeline",
+    "lmdeploy.serve.vl_async_engine": _IMAGES,
+    "lmdeploy.turbomind.deploy": "`allspark convert` writes files that open at once",
+    "lmdeploy.vl": _IMAGES,
+}
+# Methods of classes that are served.
+METHODS: dict[str, str] = {
+    "APIClient.chat": _INTERACTIVE,
+    "APIClient.chat_interactive_v1": _INTERACTIVE,
+    "APIClient.end_session": _INTERACTIVE,
+    "Pipeline.get_reward_score": "reward models are not served",
+    "TurboMindInstance.async_stream_infer": "generate of a pipeline",
+    "TurboMindInstance.decode": "output_logits of a GenerationConfig",
+    "TurboMindInstance.stream_infer": "stream_infer of a pipeline takes token ids",
+}
+
+
+def not_served(name: str, instead: str | None = None) -> NotImplementedError:
+    """The exception of a call that does not exist here."""
+    return NotImplementedError(f"{name} is not served: {instead or METHODS[name]}")
+
+
+def placeholder(module: str, name: str) -> type:
+    """A class in place of a name; making an instance, or calling it, raises."""
+    instead = NAMES[module][name]
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise not_served(f"{module}.{name}", instead)
+
+    return type(name, (), {"__init__": refuse, "__doc__": f"Not served: {instead}."})
+
+
+def missing_module(fullname: str) -> ModuleNotFoundError:
+    """The exception of an import of a module that is not here."""
+    parts = fullname.split(".")
+    for count in range(len(parts), 1, -1):
+        instead = MODULES.get(".".join(parts[:count]))
+        if instead is not None:
+            break
+    else:
+        instead = "docs/lmdeploy.md lists what is"
+    return ModuleNotFoundError(f"{fullname} is not served: {instead}", name=fullname)

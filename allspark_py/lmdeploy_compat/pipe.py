@@ -1,0 +1,123 @@
+"""pipeline() and Pipeline with the positions and habits of LMDeploy's releases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from allspark.chat_template import ChatTemplateConfig
+from allspark.lmdeploy_compat.configs import VisionConfig, to_generation_config
+from allspark.lmdeploy_compat.not_served import not_served
+from allspark.lmdeploy_compat.tokenizer import Tokenizer
+from allspark.pipeline import pipe as plain
+from allspark.pipeline.configs import PytorchEngineConfig, TurbomindEngineConfig
+from allspark.pipeline.engine_config import EngineConfig
+from allspark.pipeline.response import Response
+from allspark.pipeline.session import Session
+
+_BACKENDS = (EngineConfig, TurbomindEngineConfig, PytorchEngineConfig)
+# What follows model_path by position: since 0.12, and before.
+_NEWER = (
+    "backend_config", "chat_template_config", "log_level", "max_log_len", "speculative_config",
+)  # fmt: skip
+_OLDER = ("model_name", "backend_config", "chat_template_config", "log_level")
+
+
+def pipeline(model_path: str, *args: Any, **kwargs: Any) -> Pipeline:
+    """Opens a model and returns its pipeline. Arguments by position are those of
+    pipeline(model_path, backend_config, chat_template_config, log_level, max_log_len,
+    speculative_config), or of the older pipeline(model_path, model_name, backend_config,
+    chat_template_config, log_level).
+    """
+    return Pipeline(model_path, *args, **kwargs)
+
+
+def _names(args: tuple[Any, ...]) -> tuple[str, ...]:
+    """The names of the arguments that follow model_path."""
+    first, second, third = (*args, None, None, None)[:3]
+    if isinstance(first, str) or isinstance(second, _BACKENDS):
+        return _OLDER
+    if isinstance(third, ChatTemplateConfig):
+        return _OLDER
+    return _NEWER
+
+
+def _bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = _names(args)
+    if len(args) > len(names):
+        raise TypeError(f"pipeline takes {', '.join(names)} after model_path; {len(args)} given")
+    given = dict(zip(names, args, strict=False))
+    for name in given.keys() & kwargs.keys():
+        raise TypeError(f"pipeline has two values for {name!r}")
+    given.update(kwargs)
+    vision = given.pop("vision_config", None)
+    if vision is not None and not isinstance(vision, VisionConfig):
+        raise TypeError(f"vision_config is a {type(vision).__name__}; it must be a VisionConfig")
+    given.pop("allowed_media_domains", None)
+    return given
+
+
+class Pipeline(plain.Pipeline):
+    """allspark.pipeline.Pipeline, with LMDeploy's Tokenizer."""
+
+    backend = "turbomind"
+
+    def __init__(self, model_path: str, *args: Any, **kwargs: Any):
+        super().__init__(model_path, **_bind(args, kwargs))
+        self._tokenizer = Tokenizer.of(self.model.tokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; it also has everything that the transformers tokenizer has."""
+        return self._tokenizer
+
+    def infer(self, prompts: Any, gen_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return super().infer(prompts, to_generation_config(gen_config), *args, **kwargs)
+
+    __call__ = infer
+
+    def stream_infer(
+        self, prompts: Any, sessions: Any = None, gen_config: Any = None, *args: Any, **kwargs: Any
+    ) -> Iterator[Response]:
+        if sessions is not None and _has_configs(sessions):
+            # Before 0.12 gen_config came second.
+            before = sessions, gen_config
+            sessions = None
+            if isinstance(before[1], bool):
+                args = (before[1], *args)
+                gen_config = before[0]
+            elif before[1] is None:
+                gen_config = before[0]
+            else:
+                raise TypeError("stream_infer has two values for 'gen_config'")
+        gen_config = to_generation_config(gen_config)
+        return super().stream_infer(prompts, sessions, gen_config, *args, **kwargs)
+
+    def session(self, gen_config: Any = None) -> Session:
+        return super().session(to_generation_config(gen_config))
+
+    def chat(
+        self, prompt: Any, session: Any = None, gen_config: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        return super().chat(prompt, session, to_generation_config(gen_config), *args, **kwargs)
+
+    def generate(
+        self,
+        messages: Any,
+        session_id: int = 0,
+        gen_config: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncIterator[Response]:
+        config = to_generation_config(gen_config)
+        return super().generate(messages, session_id, config, *args, **kwargs)
+
+    def get_reward_score(self, input_ids: Any) -> list[float]:
+        raise not_served("Pipeline.get_reward_score")
+
+
+def _has_configs(value: Any) -> bool:
+    from allspark.pipeline.configs import GenerationConfig
+
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(first, GenerationConfig)

@@ -1,0 +1,445 @@
+"""Pipeline: prompts in, responses out."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from allspark._allspark import RequestHandle
+from allspark.chat_template import MODELS, ChatTemplate, ChatTemplateConfig
+from allspark.pipeline.configs import (
+    GenerationConfig,
+    PytorchEngineConfig,
+    SpeculativeConfig,
+    TurbomindEngineConfig,
+)
+from allspark.pipeline.engine_config import EngineConfig
+from allspark.pipeline.generation import to_fields
+from allspark.pipeline.inputs import Prompt, to_prompts
+from allspark.pipeline.model_source import check_source, model_name_of
+from allspark.pipeline.response import Response
+from allspark.pipeline.runs import Job, run
+from allspark.pipeline.served_model import ServedModel
+from allspark.pipeline.session import Session
+
+logger = logging.getLogger("allspark")
+
+BackendConfig = EngineConfig | TurbomindEngineConfig | PytorchEngineConfig
+
+
+def pipeline(
+    model_path: str,
+    model_name: str | None = None,
+    backend_config: BackendConfig | None = None,
+    chat_template_config: ChatTemplateConfig | str | None = None,
+    log_level: str = "WARNING",
+    max_log_len: int | None = None,
+    speculative_config: SpeculativeConfig | None = None,
+    **kwargs: Any,
+) -> Pipeline:
+    """Opens a model and returns its pipeline; see Pipeline.
+
+    As LMDeploy's later releases do, `pipeline(path, backend_config)` is taken, too.
+    """
+    if isinstance(model_name, (EngineConfig, TurbomindEngineConfig, PytorchEngineConfig)):
+        if isinstance(backend_config, ChatTemplateConfig):
+            chat_template_config = backend_config
+        model_name, backend_config = None, model_name
+    return Pipeline(
+        model_path,
+        model_name,
+        backend_config,
+        chat_template_config,
+        log_level,
+        max_log_len,
+        speculative_config,
+        **kwargs,
+    )
+
+
+class Pipeline:
+    """A model that answers prompts, alone or many at once. Thread-safe.
+
+    Args:
+        model_path: a directory in Hugging Face layout or of native files, a .gguf file, "org/name"
+            on a hub, "modelscope:org/name", or "smollm2".
+        model_name: what the model is called. The name of a chat template also chooses that
+            template, as in LMDeploy's older releases.
+        backend_config: what the engine may take.
+        chat_template_config: another chat template.
+        log_level: of the logger "allspark", from "DEBUG" to "CRITICAL".
+        max_log_len: how many characters of each prompt are logged at INFO. None: prompts are not
+            logged.
+        speculative_config: how tokens are drafted; it changes no output.
+        trust_remote_code: True runs the Python files of a checkpoint's tokenizer.
+
+    Raises:
+        ValueError, TypeError: a setting is wrong. OSError: there is no such model.
+        OutOfMemoryError, AllSparkError: the engine cannot run it.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        model_name: str | None = None,
+        backend_config: BackendConfig | None = None,
+        chat_template_config: ChatTemplateConfig | str | None = None,
+        log_level: str = "WARNING",
+        max_log_len: int | None = None,
+        speculative_config: SpeculativeConfig | None = None,
+        trust_remote_code: bool = False,
+        **kwargs: Any,
+    ):
+        if kwargs:
+            raise TypeError(f"pipeline has no parameter {sorted(kwargs)[0]!r}")
+        check_source(model_path)
+        _set_log_level(log_level)
+        self._max_log_len = max_log_len
+        config = _to_engine_config(backend_config)
+        config.trust_remote_code = config.trust_remote_code or trust_remote_code
+        if speculative_config is not None:
+            speculative_config.apply(config)
+        self.model_name = model_name or model_name_of(model_path)
+        self.backend_config = config
+        template = chat_template_config
+        if template is None and model_name in MODELS:
+            template = model_name  # as in LMDeploy's older releases
+        self._model = ServedModel.open(
+            model_path, config, self.model_name, chat_template=template
+        )
+        # The handles of requests by their session's id, for stop_session.
+        self._handles: dict[int, RequestHandle] = {}
+        self._lock = threading.Lock()
+
+    # What is served.
+
+    @property
+    def model(self) -> ServedModel:
+        """The engine with the model, the tokenizer and the chat template."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's transformers tokenizer."""
+        return self._model.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """What renders conversations."""
+        return self._model.template
+
+    @property
+    def session_len(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return self._model.session_len
+
+    # Prompts.
+
+    def infer(
+        self,
+        prompts: Any,
+        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        use_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> Response | list[Response]:
+        """Answers prompts; all run at once, as far as there is room.
+
+        Args:
+            prompts: a text, a conversation (a list of OpenAI's messages), token ids, or a list of
+                these.
+            gen_config: for all of them, or a list with one for each.
+            do_preprocess: False gives texts to the model as they are, without a chat template.
+            adapter_name: an adapter that is loaded.
+            use_tqdm: shows the progress on stderr.
+            kwargs: request_output_len, top_k, top_p, temperature, repetition_penalty and ignore_eos
+                of LMDeploy 0.2, where gen_config is None.
+
+        Returns:
+            A Response for one prompt, a list in the order of the prompts for many. A prompt that
+            fails has its error in its own Response.
+        """
+        items, is_one = to_prompts(prompts)
+        jobs = self._jobs(items, _older(gen_config, kwargs), do_preprocess, adapter_name)
+        responses: list[Any] = [None] * len(items)
+        with _progress(len(items), use_tqdm) as progress:
+            for response in run(self._model, jobs, stream=False):
+                responses[response.index] = response
+                progress.update()
+        return responses[0] if is_one else responses
+
+    __call__ = infer
+
+    def stream_infer(
+        self,
+        prompts: Any,
+        sessions: Session | Sequence[Session] | None = None,
+        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        stream_response: bool = True,
+        **kwargs: Any,
+    ) -> Iterator[Response]:
+        """Yields pieces of the responses as they come; `index` says of which prompt. The last piece
+        of a prompt has a finish_reason. Ending the iteration stops what still runs.
+
+        Args are those of infer; `sessions` can abort their prompts; without `stream_response` each
+        response comes whole.
+        """
+        items, _ = to_prompts(prompts)
+        jobs = self._jobs(items, _older(gen_config, kwargs), do_preprocess, adapter_name)
+        if sessions is not None:
+            many = [sessions] if isinstance(sessions, Session) else list(sessions)
+            if len(many) != len(jobs):
+                raise ValueError(f"there are {len(many)} sessions for {len(jobs)} prompts")
+            for job, session in zip(jobs, many, strict=True):
+                job.started = functools.partial(self._attach, session)
+        return run(self._model, jobs, bool(stream_response))
+
+    def batch_infer(self, *args: Any, **kwargs: Any) -> Any:
+        """infer, by its older name."""
+        return self.infer(*args, **kwargs)
+
+    # Conversations.
+
+    def session(self, gen_config: GenerationConfig | None = None) -> Session:
+        """A new, empty conversation."""
+        return Session(gen_config)
+
+    def chat(
+        self,
+        prompt: str,
+        session: Session | None = None,
+        gen_config: GenerationConfig | None = None,
+        stream_response: bool = False,
+        adapter_name: str | None = None,
+        do_preprocess: bool = True,
+    ) -> Session | Iterator[Response]:
+        """Continues a conversation; a turn computes only what it adds.
+
+        Returns:
+            The session with its new turn in `response` and `history`; with `stream_response` the
+            pieces of the answer, after which the session has the turn.
+        """
+        if not isinstance(prompt, str):
+            to_prompts(prompt)  # says what is wrong with it
+            raise TypeError(f"prompt is a {type(prompt).__name__}; it must be a str")
+        session = session or self.session()
+        pieces = self._turn(prompt, session, gen_config, adapter_name, do_preprocess)
+        if stream_response:
+            return pieces
+        for _ in pieces:
+            pass
+        return session
+
+    def _turn(
+        self,
+        prompt: str,
+        session: Session,
+        gen_config: GenerationConfig | None,
+        adapter_name: str | None,
+        do_preprocess: bool,
+    ) -> Iterator[Response]:
+        model, conversation = self._model, session.conversation
+        config = gen_config or session.gen_config or GenerationConfig()
+        message = {"role": "user", "content": prompt}
+        asked: tuple[str, list[int]] = ("", [])
+
+        def prepare() -> tuple[list[int], dict[str, Any]]:
+            nonlocal asked
+            template = model.template if do_preprocess else _raw_template()
+            asked = conversation.ask(template, model.tokenizer, message)
+            self._log_prompt(asked[0])
+            return asked[1], to_fields(config, model, adapter_name)
+
+        whole = Response()
+        session.prompt = prompt
+        job = Job(0, prepare, functools.partial(self._attach, session))
+        try:
+            for piece in run(model, [job], stream=True):
+                whole.extend(piece)
+                yield piece
+        finally:
+            session._stop = None
+            session.response = whole
+            if whole.finish_reason != "error" and whole.error_code is None:
+                session.history.append((prompt, whole.text))
+                conversation.answered(message, *asked, whole.text, whole.token_ids)
+
+    async def generate(
+        self,
+        messages: Prompt,
+        session_id: int = 0,
+        gen_config: GenerationConfig | None = None,
+        stream_response: bool = True,
+        sequence_start: bool = True,
+        sequence_end: bool = True,
+        step: int = 0,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+    ) -> AsyncIterator[Response]:
+        """stream_infer of one prompt for asyncio; `stop_session` ends it.
+
+        A call is a whole prompt: sequence_start and sequence_end must be True, step 0.
+        """
+        if not (sequence_start and sequence_end and step == 0):
+            raise ValueError(
+                f"sequence_start is {sequence_start}, sequence_end {sequence_end}, step {step}; "
+                "they must be True, True and 0: Pipeline.chat continues a conversation"
+            )
+        from allspark.pipeline.async_runs import run_async
+
+        (item,), _ = to_prompts([messages])
+        (job,) = self._jobs([item], gen_config, do_preprocess, adapter_name)
+        job.started = functools.partial(self._note, session_id)
+        try:
+            async for piece in run_async(self._model, job, stream_response):
+                yield piece
+        finally:
+            with self._lock:
+                self._handles.pop(session_id, None)
+
+    def stop_session(self, session_id: int) -> None:
+        """Ends what `generate` runs under this id; no effect if nothing does."""
+        with self._lock:
+            handle = self._handles.get(session_id)
+        if handle is not None:
+            self._model.engine.stop_request(self._model.name, handle)
+
+    end_session = stop_session
+
+    # Scores.
+
+    def get_ppl(self, input_ids: Sequence[int] | Sequence[Sequence[int]]) -> list[float]:
+        """The mean cross entropy of each sequence of token ids; its exp is the perplexity. They may
+        differ in length."""
+        return self._model.engine.get_ppl(self._model.name, self._model.loader, input_ids)
+
+    # The end.
+
+    def close(self) -> None:
+        """Ends all requests and frees the model; a second call has no effect."""
+        self._model.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Parts of the above.
+
+    def _jobs(
+        self,
+        prompts: Sequence[Prompt],
+        gen_config: GenerationConfig | Sequence[GenerationConfig] | None,
+        do_preprocess: bool,
+        adapter: str | None,
+    ) -> list[Job]:
+        configs = _configs(gen_config, len(prompts))
+        return [
+            Job(index, functools.partial(self._prepare, prompt, config, do_preprocess, adapter))
+            for index, (prompt, config) in enumerate(zip(prompts, configs, strict=True))
+        ]
+
+    def _prepare(
+        self, prompt: Prompt, config: GenerationConfig, do_preprocess: bool, adapter: str | None
+    ) -> tuple[list[int], dict[str, Any]]:
+        model = self._model
+        fields = to_fields(config, model, adapter)
+        if not isinstance(prompt, str) and isinstance(prompt[0], int):
+            self._log_prompt(prompt)
+            return prompt, fields  # type: ignore[return-value]
+        template = model.template if do_preprocess else _raw_template()
+        text = template.messages2prompt(prompt)
+        self._log_prompt(text)
+        return template.encode(model.tokenizer, text, sequence_start=True), fields
+
+    def _attach(self, session: Session, handle: RequestHandle) -> None:
+        model = self._model
+        session._stop = functools.partial(model.engine.stop_request, model.name, handle)
+
+    def _note(self, session_id: int, handle: RequestHandle) -> None:
+        with self._lock:
+            self._handles[session_id] = handle
+
+    def _log_prompt(self, prompt: Any) -> None:
+        if self._max_log_len is not None:
+            logger.info("prompt: %r", prompt[: self._max_log_len])
+
+
+def _to_engine_config(config: BackendConfig | None) -> EngineConfig:
+    if config is None:
+        return EngineConfig()
+    if isinstance(config, EngineConfig):
+        return config
+    if isinstance(config, (TurbomindEngineConfig, PytorchEngineConfig)):
+        return config.to_engine_config()
+    raise TypeError(
+        f"backend_config is a {type(config).__name__}; it must be an EngineConfig, "
+        "TurbomindEngineConfig or PytorchEngineConfig"
+    )
+
+
+def _set_log_level(level: str) -> None:
+    names = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
+    if level not in names:
+        raise ValueError(f"log_level is {level!r}; it must be one of {', '.join(names)}")
+    logger.setLevel(level)
+
+
+def _configs(
+    config: GenerationConfig | Sequence[GenerationConfig] | None, count: int
+) -> list[GenerationConfig]:
+    if config is None or isinstance(config, GenerationConfig):
+        return [config or GenerationConfig()] * count
+    configs = list(config)
+    for index, each in enumerate(configs):
+        if not isinstance(each, GenerationConfig):
+            raise TypeError(
+                f"gen_config[{index}] is a {type(each).__name__}; it must be a GenerationConfig"
+            )
+    if len(configs) != count:
+        raise ValueError(f"gen_config has {len(configs)} configs for {count} prompts")
+    return configs
+
+
+# LMDeploy 0.2's sampling arguments, with their names in GenerationConfig.
+_OLDER = {
+    "request_output_len": "max_new_tokens",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "temperature": "temperature",
+    "repetition_penalty": "repetition_penalty",
+    "ignore_eos": "ignore_eos",
+}
+
+
+def _older(config: Any, kwargs: dict[str, Any]) -> Any:
+    """The GenerationConfig of the sampling arguments of LMDeploy 0.2."""
+    unknown = sorted(set(kwargs) - set(_OLDER))
+    if unknown:
+        raise TypeError(f"there is no parameter {unknown[0]!r}")
+    if not kwargs:
+        return config
+    if config is not None:
+        raise TypeError(f"{sorted(kwargs)[0]} is given beside gen_config, which has it")
+    warnings.warn("sampling arguments are deprecated; use gen_config", stacklevel=3)
+    return GenerationConfig(do_sample=True, **{_OLDER[key]: v for key, v in kwargs.items()})
+
+
+@functools.cache
+def _raw_template() -> ChatTemplate:
+    """The template that leaves text as it is."""
+    return ChatTemplateConfig("base").chat_template
+
+
+def _progress(total: int, show: bool) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, disable=not show)

@@ -1,0 +1,1 @@
+"""What a server puts between the engine and its clients."""

@@ -1,0 +1,248 @@
+"""From a request of Anthropic's protocol to one of chat, which serves both.
+
+Every error names its place in the request as it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from allspark.serve.errors import ApiError
+from allspark.serve.fields import check_stops
+from allspark.serve.protocol.anthropic import (
+    AnthropicMessage,
+    AnthropicTool,
+    AnthropicToolChoice,
+    CountTokensBody,
+    MessagesBody,
+)
+from allspark.serve.protocol.common import ChatBody
+from allspark.serve.settings import ServerSettings
+
+# Fields that ask for what is not served.
+NOT_SERVED = ("mcp_servers", "container")
+# Some clients put a block before the system text that is another one in each request. With it no
+# two prompts would have a prefix in common.
+_CHANGING_BLOCK = "x-anthropic-billing-header"
+_ROLE_BLOCKS = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+}
+
+# A block with its place, as "messages[0].content[1]".
+_Placed = tuple[str, Mapping[str, Any]]
+
+
+def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatBody:
+    """The same request, as chat takes it.
+
+    Raises:
+        ApiError: what chat would not refuse by the name that it has here.
+    """
+    messages = [*_system(body.system), *_messages(body.messages)]
+    is_continued = messages[-1]["role"] == "assistant"
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": messages,
+        "continue_final_message": is_continued,
+        "add_generation_prompt": not is_continued,
+    }
+    if body.tools:
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    if body.tool_choice is not None:
+        fields["tool_choice"] = _tool_choice(body.tool_choice, bool(body.tools))
+        fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
+    if body.thinking is not None:
+        fields["enable_thinking"] = body.thinking.type != "disabled"
+    if body.output_config is not None and body.output_config.format is not None:
+        if body.tools:
+            raise _wrong("output_config.format", "is given beside tools; there is one format")
+        fields["json_schema"] = body.output_config.format.schema_
+    if isinstance(body, MessagesBody):
+        check_stops("stop_sequences", body.stop_sequences or [], settings)
+        fields.update(
+            max_tokens=body.max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            stop=body.stop_sequences,
+        )
+    return ChatBody(**fields)
+
+
+def _wrong(place: str, problem: str) -> ApiError:
+    return ApiError(400, f"{place} {problem}", param=place, code="invalid_value")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+def _field(block: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
+    """A field that a block must have."""
+    if name not in block:
+        raise _wrong(f"{place}.{name}", "is missing")
+    value = block[name]
+    if not isinstance(value, kind):
+        expected = "a string" if kind is str else "an object"
+        raise _wrong(f"{place}.{name}", f"must be {expected}; it is {_shown(value)}")
+    return value
+
+
+def _kind(block: Any, known: Sequence[str], place: str) -> str:
+    if not isinstance(block, Mapping):
+        raise _wrong(place, f"must be an object; it is {_shown(block)}")
+    kind = _field(block, "type", str, place)
+    if kind not in known:
+        names = " or ".join(repr(name) for name in known)
+        raise _wrong(f"{place}.type", f"is {_shown(kind)}; it must be {names}")
+    return str(kind)
+
+
+def _texts(blocks: Sequence[Any], place: str) -> list[str]:
+    texts = []
+    for index, block in enumerate(blocks):
+        at = f"{place}[{index}]"
+        _kind(block, ("text",), at)
+        texts.append(_field(block, "text", str, at))
+    return texts
+
+
+def _content(texts: Sequence[str]) -> str | list[dict[str, str]]:
+    """One text, or the parts that the chat template joins."""
+    if len(texts) <= 1:
+        return "".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _system(system: str | list[Any] | None) -> list[dict[str, Any]]:
+    texts = [system] if isinstance(system, str) else _texts(system or (), "system")
+    if not isinstance(system, str):
+        texts = [text for text in texts if not text.startswith(_CHANGING_BLOCK)]
+    content = _content([text for text in texts if text])
+    return [{"role": "system", "content": content}] if content else []
+
+
+def _messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
+    if not messages:
+        raise _wrong("messages", "is empty; it must have a message at least")
+    tool_names: dict[str, str] = {}  # by the calls' ids
+    found: list[dict[str, Any]] = []
+    for role, blocks in _turns(messages):
+        if role == "user":
+            found += _user(blocks, tool_names)
+        else:
+            found.append(_assistant(blocks, tool_names))
+    last = found[-1]
+    if last["role"] == "assistant" and not (last["content"] or "tool_calls" in last):
+        found.pop()  # nothing to go on from
+        if not found:
+            raise _wrong("messages", "has no block; it must have one at least")
+    if last.get("tool_calls"):
+        raise _wrong(
+            f"messages[{len(messages) - 1}]", "has a 'tool_use' whose 'tool_result' is missing"
+        )
+    return found
+
+
+def _turns(messages: Sequence[AnthropicMessage]) -> list[tuple[str, list[_Placed]]]:
+    """The blocks of each turn. Messages of one role that follow each other are one."""
+    turns: list[tuple[str, list[_Placed]]] = []
+    for index, message in enumerate(messages):
+        place = f"messages[{index}].content"
+        blocks: list[_Placed]
+        if isinstance(message.content, str):
+            blocks = [(place, {"type": "text", "text": message.content})]
+        else:
+            blocks = [(f"{place}[{i}]", block) for i, block in enumerate(message.content)]
+            if not blocks and message.role == "user":
+                raise _wrong(place, "is empty; it must have a block at least")
+        for at, block in blocks:
+            _kind(block, _ROLE_BLOCKS[message.role], at)
+        if turns and turns[-1][0] == message.role:
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((message.role, blocks))
+    return turns
+
+
+def _user(blocks: list[_Placed], tool_names: Mapping[str, str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    texts: list[str] = []
+
+    def end_texts() -> None:
+        if texts:
+            found.append({"role": "user", "content": _content(texts)})
+            texts.clear()
+
+    for place, block in blocks:
+        if block["type"] == "text":
+            texts.append(_field(block, "text", str, place))
+            continue
+        end_texts()
+        call_id = _field(block, "tool_use_id", str, place)
+        if call_id not in tool_names:
+            raise _wrong(f"{place}.tool_use_id", f"is {_shown(call_id)}; no 'tool_use' has it")
+        content = block.get("content")
+        if isinstance(content, list):
+            content = _content(_texts(content, f"{place}.content"))
+        elif content is None:
+            content = ""
+        elif not isinstance(content, str):
+            problem = f"must be a string or a list of blocks; it is {_shown(content)}"
+            raise _wrong(f"{place}.content", problem)
+        name = tool_names[call_id]
+        found.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
+    end_texts()
+    return found
+
+
+def _assistant(blocks: list[_Placed], tool_names: dict[str, str]) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for place, block in blocks:
+        kind = block["type"]
+        if kind == "text":
+            texts.append(_field(block, "text", str, place))
+        elif kind == "thinking":
+            thoughts.append(_field(block, "thinking", str, place))
+        elif kind == "tool_use":
+            call_id, name = _field(block, "id", str, place), _field(block, "name", str, place)
+            function = {"name": name, "arguments": _field(block, "input", dict, place)}
+            calls.append({"id": call_id, "type": "function", "function": function})
+            tool_names[call_id] = name
+    message: dict[str, Any] = {"role": "assistant", "content": _content(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool(tool: AnthropicTool, place: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise _wrong(f"{place}.type", f"is {_shown(tool.type)}; only 'custom' is served")
+    if tool.input_schema is None:
+        raise _wrong(f"{place}.input_schema", "is missing")
+    kind = tool.input_schema.get("type", "object")
+    if kind != "object":
+        raise _wrong(f"{place}.input_schema.type", f"is {_shown(kind)}; it must be 'object'")
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: AnthropicToolChoice, has_tools: bool) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        if choice.name is None:
+            raise _wrong("tool_choice.name", "is missing; the type 'tool' needs it")
+        return {"type": "function", "function": {"name": choice.name}}
+    if choice.type == "any" and not has_tools:
+        raise _wrong("tool_choice.type", "is 'any', but there are no tools")
+    return {"auto": "auto", "any": "required", "none": "none"}[choice.type]

@@ -1,0 +1,34 @@
+"""make_app: the FastAPI application with all routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allspark.serve.http import Gate, add_error_handlers
+from allspark.serve.routes import anthropic, information, management, openai, texts
+from allspark.serve.state import ServerState
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+
+def make_app(state: ServerState) -> Any:
+    """The ASGI application of a server."""
+    settings = state.settings
+    app = FastAPI(
+        title="allspark",
+        description="The allspark engine, with the protocols of OpenAI and Anthropic.",
+        docs_url=None if settings.disable_docs else "/",
+        redoc_url=None,
+        openapi_url=None if settings.disable_docs else "/openapi.json",
+    )
+    add_error_handlers(app)
+    for module in (information, openai, anthropic, texts, management):
+        app.include_router(module.make_router(state))
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.allow_origins,
+        allow_methods=settings.allow_methods,
+        allow_headers=settings.allow_headers,
+        allow_credentials=settings.allow_credentials,
+    )
+    return Gate(app, state)

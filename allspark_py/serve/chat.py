@@ -1,0 +1,345 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from allspark.chat_template import TokenizerTemplate
+from allspark.serve.catalog import Entry
+from allspark.serve.choice import Choice, finish, start_choices
+from allspark.serve.errors import ApiError
+from allspark.serve.fields import check_fields, to_fields
+from allspark.serve.ids import make_id
+from allspark.serve.logprobs import chat_rows
+from allspark.serve.message import MessageBuilder
+from allspark.serve.parsers import MessageParser
+from allspark.serve.protocol.common import ChatBody
+from allspark.serve.sse import DONE, Writer, frame
+from allspark.serve.state import ServerState
+from allspark.serve.tool_choice import ToolPlan, plan_tools
+from allspark.serve.usage import usage
+
+# Fields that ask for what is not served.
+NOT_SERVED = ("audio", "prediction", "web_search_options", "functions", "function_call")
+_TEXT_ONLY: tuple[Any, ...] = (None, [], ["text"])
+
+
+@dataclass
+class ChatCall:
+    """A request to the chat route, with its outputs started."""
+
+    body: ChatBody
+    entry: Entry
+    id: str
+    created: int
+    fingerprint: str
+    num_prompt_tokens: int
+    prompt_ids: list[int]
+    choices: list[Choice]
+    builders: list[MessageBuilder]
+    ignored: str  # names of unknown fields
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What every chunk and the whole answer have in common."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.entry.name,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Of all choices. Tokens of reasoning are those that its text has."""
+        encode = self.entry.model.tokenizer.encode
+        texts = [builder.reasoning for builder in self.builders if builder.reasoning]
+        count = sum(len(encode(text, add_special_tokens=False)) for text in texts)
+        return usage(self.num_prompt_tokens, self.choices, count)
+
+    def release(self) -> None:
+        """Stops what runs."""
+        for choice in self.choices:
+            choice.release()
+
+
+@dataclass
+class Conversation:
+    """A prompt of messages with its outputs started: what every route of conversations needs."""
+
+    entry: Entry
+    prompt_ids: list[int]
+    choices: list[Choice]
+    parsers: list[MessageParser | None]  # of the choices
+    ignored: str  # names of unknown fields
+
+
+async def start_conversation(state: ServerState, body: ChatBody) -> Conversation:
+    """Checks a request and starts its outputs.
+
+    Raises:
+        ApiError: the request is refused.
+    """
+    entry = state.catalog.get(body.model)
+    ignored = check_fields(body, state.settings, NOT_SERVED)
+    if body.modalities not in _TEXT_ONLY:
+        message = f"modalities is {body.modalities}; only ['text'] is served"
+        raise ApiError(400, message, param="modalities", code="unsupported_feature")
+    if body.chat_template is not None and not state.settings.allow_request_templates:
+        message = "chat_template is given; this server takes none (--allow-request-templates)"
+        raise ApiError(400, message, param="chat_template", code="unsupported_feature")
+    plan = _plan(state, body, entry)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    fields = to_fields(body, entry, state.settings, max_tokens)
+    if body.logprobs:
+        fields.update(logprobs=True, top_logprobs=body.top_logprobs or 0)
+    elif body.top_logprobs:
+        message = f"top_logprobs is {body.top_logprobs}; it needs logprobs to be true"
+        raise ApiError(400, message, param="top_logprobs", code="invalid_value")
+    text, ids, tool_format = await asyncio.to_thread(_prepare, body, entry, plan)
+    if tool_format is not None:
+        if "response_format" in fields:
+            message = "response_format is given beside tools; there is one format"
+            raise ApiError(400, message, param="response_format", code="invalid_value")
+        fields["response_format"] = tool_format
+    if plan.keeps_special_tokens(entry):
+        fields["skip_special_tokens"] = False
+    if len(ids) >= entry.model.session_len:
+        bound = entry.model.session_len
+        message = f"messages have {len(ids)} tokens; the model's length, with output, is {bound}"
+        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    choices = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
+    parsers = [plan.make_parser(entry, text) for _ in choices]
+    return Conversation(entry, ids, choices, parsers, ignored)
+
+
+async def count_prompt_tokens(state: ServerState, body: ChatBody) -> int:
+    """The length of the prompt that start_conversation makes. Raises ApiError as it does."""
+    entry = state.catalog.get(body.model)
+    _, ids = await asyncio.to_thread(_prompt, body, entry, _plan(state, body, entry))
+    return len(ids)
+
+
+async def start_chat(state: ServerState, body: ChatBody) -> ChatCall:
+    """Checks a request and starts its outputs.
+
+    Raises:
+        ApiError: the request is refused.
+    """
+    conversation = await start_conversation(state, body)
+    reasoning = state.settings.reasoning_fields if body.include_reasoning is not False else ()
+    return ChatCall(
+        body=body,
+        entry=conversation.entry,
+        id=make_id("chatcmpl"),
+        created=int(time.time()),
+        fingerprint=state.fingerprint(conversation.entry),
+        num_prompt_tokens=len(conversation.prompt_ids),
+        prompt_ids=conversation.prompt_ids,
+        choices=conversation.choices,
+        builders=[MessageBuilder(parser, reasoning) for parser in conversation.parsers],
+        ignored=conversation.ignored,
+    )
+
+
+def _plan(state: ServerState, body: ChatBody, entry: Entry) -> ToolPlan:
+    num_tools, bound = len(body.tools or ()), state.settings.max_tools
+    if num_tools > bound:
+        message = f"tools has {num_tools} entries; the bound is {bound}"
+        raise ApiError(400, message, param="tools", code="invalid_value")
+    return plan_tools(body, entry, state.settings)
+
+
+def _prepare(
+    body: ChatBody, entry: Entry, plan: ToolPlan
+) -> tuple[str, list[int], dict[str, Any] | None]:
+    """The prompt's text and ids, and the format of the tools. Runs on a thread: a long conversation
+    takes milliseconds, and a new tool is compiled."""
+    text, ids = _prompt(body, entry, plan)
+    return text, ids, plan.response_format(entry, text)
+
+
+def _prompt(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int]]:
+    try:
+        return _encode(body, entry, plan)
+    except (TypeError, ValueError) as error:
+        raise ApiError(400, str(error), param="messages", code="invalid_value") from None
+
+
+def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int]]:
+    model, messages = entry.model, body.messages
+    if isinstance(messages, str) or body.do_preprocess is False:
+        text = messages if isinstance(messages, str) else _joined(messages)
+        return text, model.tokenizer.encode(text)
+    if not messages:
+        raise ValueError("messages is empty; it must have a message at least")
+    options = dict(body.chat_template_kwargs or {})
+    if body.enable_thinking is not None:
+        options["enable_thinking"] = body.enable_thinking
+    if body.reasoning_effort is not None:
+        options["reasoning_effort"] = body.reasoning_effort
+    template = model.template
+    if body.chat_template is not None:
+        template = TokenizerTemplate(model.tokenizer, body.chat_template)
+    text = template.render(
+        messages,
+        tools=body.tools if plan.choice.mode != "none" else None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        documents=body.documents,
+        **options,
+    )
+    return text, template.encode(model.tokenizer, text)
+
+
+def _joined(messages: list[dict[str, Any]]) -> str:
+    return "".join(str(message.get("content") or "") for message in messages)
+
+
+def _finish(call: ChatCall, choice: Choice, builder: MessageBuilder) -> dict[str, Any]:
+    """finish_reason and stop_reason of a finished choice."""
+    reason = choice.finish_reason
+    if builder.tool_calls and reason == "stop":
+        reason = "tool_calls"
+    return {"finish_reason": reason, "stop_reason": choice.stop_reason}
+
+
+def _logprobs(call: ChatCall, pieces: list[Any]) -> dict[str, Any] | None:
+    if not call.body.logprobs:
+        return None
+    rows = []
+    for piece in pieces:
+        rows += chat_rows(
+            call.entry.model.tokenizer,
+            piece.ids_from_generate,
+            piece.token_logprobs_list,
+            piece.log_probs_list,
+        )
+    return {"content": rows, "refusal": None}
+
+
+async def whole_chat(call: ChatCall) -> dict[str, Any]:
+    """The answer that is not streamed, once all outputs have ended."""
+    try:
+        await finish(call.choices)
+    finally:
+        call.release()
+    choices = []
+    for choice, builder in zip(call.choices, call.builders, strict=True):
+        if choice.error is not None:
+            raise choice.error
+        pieces = choice.take()
+        builder.put("".join(piece.text for piece in pieces), is_end=True)
+        choices.append(
+            {
+                "index": choice.index,
+                "message": builder.message(),
+                "logprobs": _logprobs(call, pieces),
+                **_finish(call, choice, builder),
+                **({"token_ids": choice.token_ids} if call.body.return_token_ids else {}),
+            }
+        )
+    answer = {"object": "chat.completion", **call.head, "choices": choices}
+    answer["usage"] = call.usage()
+    if call.body.return_token_ids:
+        answer["prompt_token_ids"] = call.prompt_ids
+    return answer
+
+
+class ChatStream:
+    """The events of a streamed answer."""
+
+    def __init__(self, call: ChatCall):
+        self._call = call
+        self._writer: Writer | None = None
+        self._has_ended: set[int] = set()
+        options = call.body.stream_options
+        self._has_usage = bool(options and options.include_usage)
+        self._has_each_usage = bool(options and options.continuous_usage_stats)
+        self._head = {"object": "chat.completion.chunk", **call.head}
+        # A plain piece of text is put between two constants: a chunk costs a tenth that way.
+        is_plain = not (call.body.logprobs or call.body.return_token_ids or self._has_each_usage)
+        self._plain = _plain_chunks(self._head, self._has_usage) if is_plain else None
+
+    def start(self, writer: Writer) -> None:
+        """Writes the beginning, then what comes as it comes."""
+        self._writer = writer
+        writer.on_free = self._write
+        first = {"role": "assistant", "content": ""}
+        writer.write(b"".join(self._chunk(c, first) for c in self._call.choices))
+        for choice in self._call.choices:
+            choice.watch(self._write)
+
+    def abort(self) -> None:
+        """The client went away."""
+        self._call.release()
+
+    def _write(self) -> None:
+        """Everything that has come, as one event for each choice."""
+        writer = self._writer
+        if writer is None or not writer.is_free:
+            return
+        data = []
+        for choice, builder in zip(self._call.choices, self._call.builders, strict=True):
+            if choice.index in self._has_ended:
+                continue
+            is_end = choice.is_finished
+            pieces = choice.take()
+            delta = builder.put("".join(piece.text for piece in pieces), is_end)
+            if delta or (pieces and self._plain is None):
+                data.append(self._chunk(choice, delta, pieces))
+            if is_end:
+                self._has_ended.add(choice.index)
+                data.append(self._end(choice, builder))
+        is_last = len(self._has_ended) == len(self._call.choices)
+        if is_last:
+            if self._has_usage:
+                total = self._call.usage()
+                data.append(frame({**self._head, "choices": [], "usage": total}))
+            data.append(DONE)
+        if data:
+            writer.write(b"".join(data), more=not is_last)
+
+    def _end(self, choice: Choice, builder: MessageBuilder) -> bytes:
+        if choice.error is not None:
+            return frame(choice.error.to_openai())
+        return self._chunk(choice, {}, finish=_finish(self._call, choice, builder))
+
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: dict[str, Any],
+        pieces: list[Any] | None = None,
+        finish: dict[str, Any] | None = None,
+    ) -> bytes:
+        if self._plain is not None and finish is None and len(delta) == 1 and "content" in delta:
+            before, between, after = self._plain
+            index = str(choice.index).encode()
+            return before + index + between + orjson.dumps(delta["content"]) + after
+        shown: dict[str, Any] = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": _logprobs(self._call, pieces) if pieces else None,
+            **(finish or {"finish_reason": None}),
+        }
+        if self._call.body.return_token_ids and pieces is not None:
+            shown["token_ids"] = [i for piece in pieces for i in piece.ids_from_generate]
+        chunk = {**self._head, "choices": [shown]}
+        if self._has_each_usage:
+            chunk["usage"] = self._call.usage()
+        elif self._has_usage:
+            chunk["usage"] = None
+        return frame(chunk)
+
+
+def _plain_chunks(head: dict[str, Any], has_usage: bool) -> tuple[bytes, bytes, bytes]:
+    """A chunk of content alone, cut before the index, between it and the text, and after that."""
+    shown = {"index": 7, "delta": {"content": ""}, "logprobs": None, "finish_reason": None}
+    chunk = {**head, "choices": [shown], **({"usage": None} if has_usage else {})}
+    data = frame(chunk)
+    before, _, rest = data.partition(b'"index":7')
+    between, _, after = rest.partition(b'""')
+    return before + b'"index":', between, after

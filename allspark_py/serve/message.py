@@ -1,0 +1,94 @@
+"""MessageBuilder: an assistant message from a choice's text, piece by piece.
+
+The same pieces make the deltas of a stream and the message that is not streamed, so both are the
+same message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from allspark.serve.parsers.messages import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+
+
+class Parser(Protocol):
+    """What finds reasoning and tool calls in an output."""
+
+    def put(self, text: str) -> list[Delta]: ...
+
+    def flush(self) -> list[Delta]: ...
+
+
+class MessageBuilder:
+    """The message of one choice so far.
+
+    Args:
+        parser: None where the output is content and nothing else.
+        reasoning_fields: the names under which reasoning is sent; none: it is left out.
+    """
+
+    def __init__(self, parser: Parser | None, reasoning_fields: tuple[str, ...]):
+        self._parser = parser
+        self._reasoning_fields = reasoning_fields
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self.tool_calls: list[dict[str, Any]] = []
+
+    def put(self, text: str, is_end: bool) -> dict[str, Any]:
+        """Adds text; returns what of the message that makes certain, as a delta; may be empty."""
+        if self._parser is None:
+            if not text:
+                return {}
+            self._content.append(text)
+            return {"content": text}
+        deltas = self._parser.put(text) if text else []
+        if is_end:
+            deltas = [*deltas, *self._parser.flush()]
+        delta: dict[str, Any] = {}
+        for each in deltas:
+            self._add(each, delta)
+        return delta
+
+    def _add(self, each: Delta, delta: dict[str, Any]) -> None:
+        if isinstance(each, ContentDelta):
+            self._content.append(each.text)
+            delta["content"] = delta.get("content", "") + each.text
+        elif isinstance(each, ReasoningDelta):
+            self._reasoning.append(each.text)
+            for name in self._reasoning_fields:
+                delta[name] = delta.get(name, "") + each.text
+        elif isinstance(each, ToolCallBegin):
+            call = {"id": each.id, "type": "function", "function": {"name": each.name}}
+            self.tool_calls.append({**call, "function": {"name": each.name, "arguments": ""}})
+            begun = {"index": each.index, **call}
+            begun["function"] = {"name": each.name, "arguments": ""}
+            delta.setdefault("tool_calls", []).append(begun)
+        elif isinstance(each, ToolCallArguments):
+            self.tool_calls[each.index]["function"]["arguments"] += each.text
+            calls = delta.setdefault("tool_calls", [])
+            if calls and calls[-1]["index"] == each.index:
+                calls[-1]["function"]["arguments"] += each.text
+            else:
+                calls.append({"index": each.index, "function": {"arguments": each.text}})
+
+    @property
+    def reasoning(self) -> str:
+        """What was found of it."""
+        return "".join(self._reasoning)
+
+    def message(self) -> dict[str, Any]:
+        """The message, once all text was added."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
+        if self.tool_calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = self.tool_calls
+        if self._reasoning:
+            for name in self._reasoning_fields:
+                message[name] = "".join(self._reasoning)
+        return message

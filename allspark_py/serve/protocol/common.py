@@ -1,0 +1,155 @@
+"""What the bodies of several routes have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_N = 128
+MAX_TOP_LOGPROBS = 20
+_MAX_SEED = (1 << 63) - 1
+Count = Annotated[int, Field(ge=1)]
+
+
+class Part(BaseModel):
+    """A part of a body. Unknown fields are kept, so that they can be named."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class RequestBody(Part):
+    """The body of a request. Fields whose docstring says so are known to clients of other servers,
+    and change nothing here."""
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        """Names of fields that this server does not know."""
+        return sorted(self.model_extra or ())
+
+
+class StreamOptions(Part):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = None
+
+
+class StructuredOutputs(Part):
+    """The form in which vLLM's clients ask for a format."""
+
+    # pydantic's classes have a method `json`.
+    schema_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+
+class GenerationBody(RequestBody):
+    """The fields about generation that all routes share; None: the model's or the server's."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="-1 and 0: all tokens")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-1, le=_MAX_SEED, description="-1: another one each time")
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    bad_words: list[str] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    ignore_eos: bool | None = False
+    min_tokens: int | None = Field(None, ge=0)
+    min_new_tokens: int | None = Field(None, ge=0)
+    skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = False
+    repetition_ngram_size: int | None = Field(0, ge=0)
+    repetition_ngram_threshold: int | None = Field(0, ge=0)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(1, ge=1, le=MAX_N)
+    priority: int | None = Field(0, ge=-1_000_000, le=1_000_000)
+    timeout_ms: int | None = Field(0, ge=0, le=1_000_000_000)
+    return_token_ids: bool | None = False
+    # A format, by the names of several servers.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    # Known, and without effect here.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    session_id: int | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @model_validator(mode="after")
+    def _one_format(self) -> GenerationBody:
+        given = [name for name in FORMAT_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} are both given; there is one format")
+        return self
+
+
+# Fields that ask for a format.
+FORMAT_FIELDS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "json_schema", "regex", "ebnf", "grammar",
+)  # fmt: skip
+
+
+class CompletionBody(GenerationBody):
+    """/v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = Field(16, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    suffix: str | None = None
+    echo: bool | None = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, le=MAX_N)
+    add_special_tokens: bool | None = True
+
+
+class ChatBody(GenerationBody):
+    """/v1/chat/completions."""
+
+    messages: str | list[dict[str, Any]]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    documents: list[dict[str, Any]] | None = None
+    do_preprocess: bool | None = True
+    include_reasoning: bool | None = True
+    # Refused where they ask for something.
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    verbosity: str | None = None

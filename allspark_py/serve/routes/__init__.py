@@ -1,0 +1,1 @@
+"""The routes by topic; each module makes a router."""

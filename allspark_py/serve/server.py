@@ -1,0 +1,107 @@
+"""Server: runs the application until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from allspark.serve.app import make_app
+from allspark.serve.catalog import Catalog
+from allspark.serve.settings import ServerSettings
+from allspark.serve.state import ServerState
+
+logger = logging.getLogger("allspark.serve")
+
+
+class Server:
+    """Serves the models of a catalog.
+
+    Args:
+        on_start: called with the port once requests are taken.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        settings: ServerSettings | None = None,
+        on_start: Callable[[int], None] = lambda port: None,
+    ):
+        self.state = ServerState(catalog, settings or ServerSettings())
+        self._on_start = on_start
+        self._uvicorn = _Uvicorn(self._config(), self)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    def _config(self) -> uvicorn.Config:
+        settings = self.state.settings
+        return uvicorn.Config(
+            make_app(self.state),
+            host=settings.server_name,
+            port=settings.server_port,
+            loop="uvloop",
+            http="httptools",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_certfile=settings.ssl_certfile,
+            timeout_graceful_shutdown=1,
+        )
+
+    def run(self) -> None:
+        """Serves until `stop`, SIGTERM or SIGINT; signals only where this is the main thread."""
+        self._uvicorn.run()
+
+    def stop(self) -> None:
+        """Begins to shut down: new requests are refused, those that run end within
+        shutdown_timeout. A second call ends them at once. From any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._drain is not None:
+            self._uvicorn.should_exit = self._uvicorn.force_exit = True
+            return
+        self.state.is_draining = True
+        self._drain = asyncio.ensure_future(self._end())
+
+    async def _end(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.state.idle(), self.state.settings.shutdown_timeout)
+        self._uvicorn.should_exit = True
+
+    def _started(self, port: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_start(port)
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn whose signals begin a shutdown that still answers: by itself it would first close the
+    port."""
+
+    def __init__(self, config: uvicorn.Config, server: Server):
+        super().__init__(config)
+        self._server = server
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._server._started(self.servers[0].sockets[0].getsockname()[1])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._server._stop)
+        yield

@@ -1,0 +1,50 @@
+"""ServerSettings: the settings of the server; `allspark serve` has a flag for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ServerSettings:
+    """What the server allows, and how it answers. Sizes in bytes, times in seconds."""
+
+    server_name: str = "0.0.0.0"
+    server_port: int = 23333
+    # Keys that open every route but /health and the pages; none: the server is open.
+    api_keys: tuple[str, ...] = ()
+    # Cross-origin requests.
+    allow_origins: tuple[str, ...] = ("*",)
+    allow_methods: tuple[str, ...] = ("*",)
+    allow_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    # Requests beyond this are answered with 429; 0: no bound.
+    max_concurrent_requests: int = 0
+    max_body_bytes: int = 32 << 20
+    max_header_bytes: int = 16 << 10
+    max_stop_strings: int = 64
+    max_tools: int = 256
+    # How long a shutdown waits for what still runs.
+    shutdown_timeout: float = 30.0
+    # A comment is sent on a stream when nothing else was for so long.
+    keep_alive_interval: float = 15.0
+    # Most time of a request, whatever it asks for; 0: no bound.
+    request_timeout: float = 0.0
+    # Unknown fields of a request are refused; else they are named in a header.
+    strict_fields: bool = False
+    # Clients may load adapters from the server's disk, and unload them.
+    allow_adapter_loading: bool = False
+    # A request may bring a chat template.
+    allow_request_templates: bool = False
+    # Names of fields for reasoning in messages.
+    reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning")
+    # None: as the chat template says.
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    # Prompts in the log, at most so many characters of each; None: none.
+    max_log_len: int | None = None
+    disable_docs: bool = False
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    # Values for sampling that a request does not set, over those of the model.
+    sampling_defaults: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,213 @@
+"""Server-sent events: frames, and an ASGI response that writes them as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from allspark.serve.errors import ApiError
+from starlette.responses import Response
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def frame(value: Any, event: str | None = None) -> bytes:
+    """One event."""
+    data = b"data: " + orjson.dumps(value) + b"\n\n"
+    return data if event is None else b"event: " + event.encode() + b"\n" + data
+
+
+class Source(Protocol):
+    """What a stream is made of. `start` is given the writer; `abort` is called once where the
+    client went away."""
+
+    def start(self, writer: Writer) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Writer:
+    """Writes to one client, never more at a time than it takes.
+
+    `write` sends at once if the client takes it, without a task; what comes while the client does
+    not is for the caller to keep: `is_free` says when, and `on_free` is called then.
+    """
+
+    def __init__(self, send: Send):
+        self._send = send
+        self._pending: asyncio.Task[None] | None = None
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_closing = False
+        self.on_free: Callable[[], None] = lambda: None
+        self.last_write = asyncio.get_running_loop().time()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether `write` may be called."""
+        return self._pending is None
+
+    def write(self, data: bytes, more: bool = True) -> None:
+        """Sends data; with `more` False it is the last. Requires: is_free."""
+        loop = asyncio.get_running_loop()
+        self.last_write = loop.time()
+        self._is_closing = not more
+        call = self._send({"type": "http.response.body", "body": data, "more_body": more})
+        coroutine: Any = call.__await__()
+        try:
+            future = coroutine.send(None)  # mostly ends here: the transport took it
+        except StopIteration:
+            self._sent()
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        self._pending = loop.create_task(_finish(coroutine, future))
+        self._pending.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._pending = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        self._sent()
+        if not self._is_closing:
+            self.on_free()
+
+    def _sent(self) -> None:
+        if self._is_closing and not self._end.done():
+            self._end.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    async def ended(self) -> None:
+        """Returns once the last data is sent."""
+        await self._end
+
+    def cancel(self) -> None:
+        """Gives up what is not sent."""
+        if self._pending is not None:
+            self._pending.cancel()
+        self._end.cancel()
+
+
+class _Rest:
+    """What is left of a coroutine that was begun outside a task and waits for `future`."""
+
+    def __init__(self, coroutine: Any, future: Any):
+        self._coroutine = coroutine
+        self._future = future
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        future = self._future
+        while True:
+            value = yield future
+            try:
+                future = self._coroutine.send(value)
+            except StopIteration:
+                return
+
+
+async def _finish(coroutine: Any, future: Any) -> None:
+    await _Rest(coroutine, future)
+
+
+class EventStream(Response):
+    """The response of a source of events. Where nothing else is sent, `keep_alive` is."""
+
+    def __init__(
+        self,
+        source: Source,
+        keep_alive_s: float,
+        headers: dict[str, str] | None = None,
+        keep_alive: bytes = KEEP_ALIVE,
+    ):
+        super().__init__(
+            headers={
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",  # nginx passes events on at once
+                **(headers or {}),
+            }
+        )
+        del self.headers["content-length"]
+        self._source = source
+        self._keep_alive_s = keep_alive_s
+        self._keep_alive_data = keep_alive
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            await send(start)
+            writer = Writer(send)
+        except BaseException:
+            self._source.abort()
+            raise
+        gone = asyncio.ensure_future(_gone(receive))
+        end = asyncio.ensure_future(writer.ended())
+        keeper = loop.call_later(self._keep_alive_s, self._keep_alive, writer)
+        self._keeper = keeper
+        try:
+            self._source.start(writer)
+            await asyncio.wait({gone, end}, return_when=asyncio.FIRST_COMPLETED)
+            if end.done():
+                end.result()
+            else:
+                self._source.abort()
+        except BaseException:
+            self._source.abort()
+            raise
+        finally:
+            self._keeper.cancel()
+            writer.cancel()
+            gone.cancel()
+            end.cancel()
+
+    def _keep_alive(self, writer: Writer) -> None:
+        """Shows proxies and clients that the connection lives."""
+        loop = asyncio.get_running_loop()
+        left = writer.last_write + self._keep_alive_s - loop.time()
+        if left <= 0 and writer.is_free:
+            writer.write(self._keep_alive_data)
+        self._keeper = loop.call_later(max(left, 1.0), self._keep_alive, writer)
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+Result = TypeVar("Result")
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What the work returns; it is cancelled where the client goes away first.
+
+    Raises:
+        ApiError: the client went away.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client closed the connection", code="request_cancelled")
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

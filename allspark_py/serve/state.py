@@ -1,0 +1,67 @@
+"""ServerState: what all routes of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from allspark.serve.catalog import Catalog, Entry
+from allspark.serve.settings import ServerSettings
+
+
+@dataclass
+class ServerState:
+    """Models, settings, and what runs. Used on the event loop alone."""
+
+    catalog: Catalog
+    settings: ServerSettings = field(default_factory=ServerSettings)
+    is_draining: bool = False  # a shutdown has begun
+    is_sleeping: bool = False  # the models' memory was given back
+    num_running: int = 0  # requests that are being answered
+    _idle: asyncio.Event | None = None
+    _fingerprints: dict[str, str] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A request begins to be answered."""
+        self.num_running += 1
+        if self._idle is not None:
+            self._idle.clear()
+
+    def end(self) -> None:
+        """A request was answered."""
+        self.num_running -= 1
+        if self.num_running == 0 and self._idle is not None:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no request is being answered."""
+        if self._idle is None:
+            self._idle = asyncio.Event()
+        if self.num_running == 0:
+            return
+        self._idle.clear()
+        await self._idle.wait()
+
+    def fingerprint(self, entry: Entry) -> str:
+        """A digest of all that the bits of an answer depend on, beside the request."""
+        if entry.name not in self._fingerprints:
+            self._fingerprints[entry.name] = _fingerprint(entry)
+        return self._fingerprints[entry.name]
+
+
+def _fingerprint(entry: Entry) -> str:
+    model = entry.model
+    info = model.engine.get_as_model_info(model.name)
+    facts: list[Any] = [
+        model.engine.get_version_full(),
+        model.engine.get_as_engine_stat(model.name).kernel_table,
+        model.engine._native.model_spec(model.name),
+        info.weight_bytes,
+        info.cache_mode.name,
+        repr(model.template),
+        entry.adapter,
+    ]
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return f"fp_{digest[:16]}"

@@ -1,0 +1,133 @@
+"""Embeddings, scores and token ids of texts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from allspark.serve.catalog import Entry
+from allspark.serve.choice import Choice, finish, start_choices
+from allspark.serve.errors import ApiError
+from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, TokenizeBody
+
+
+def invalid(message: str, param: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+async def run_prompts(
+    entry: Entry, prompts: Sequence[list[int]], fields: dict[str, Any]
+) -> list[Any]:
+    """What each prompt gives without generating, in order.
+
+    Raises:
+        ApiError: the engine refuses one, or it failed; then none goes on.
+    """
+    fields = {**fields, "prompt_only": True}
+    if entry.adapter is not None:
+        fields["lora_name"] = entry.adapter
+    choices: list[Choice] = []
+    try:
+        for index, ids in enumerate(prompts):
+            choices += await start_choices(entry, ids, fields, [], index)
+        await finish(choices)
+        for choice in choices:
+            if choice.error is not None:
+                raise choice.error
+        return [choice.take()[0] for choice in choices]
+    finally:
+        for choice in choices:
+            choice.release()
+
+
+def encode_inputs(entry: Entry, given: Any, name: str) -> list[list[int]]:
+    """The ids of one input or many, each a text or ids."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if not given or len(given) > MAX_INPUTS:
+        raise invalid(f"{name} has {len(given)} entries; it must have 1 to {MAX_INPUTS}", name)
+    found = []
+    for index, each in enumerate(given):
+        ids = entry.model.tokenizer.encode(each) if isinstance(each, str) else each
+        where = name if len(given) == 1 else f"{name}[{index}]"
+        if not ids:
+            raise invalid(f"{where} has no tokens; it must have one at least", where)
+        bound = entry.model.session_len
+        if len(ids) > bound:
+            message = f"{where} has {len(ids)} tokens; the model's length is {bound}"
+            raise ApiError(400, message, param=where, code="context_length_exceeded")
+        found.append(ids)
+    return found
+
+
+async def embeddings(entry: Entry, body: EmbeddingBody) -> dict[str, Any]:
+    """The answer of /v1/embeddings."""
+    if body.dimensions is not None:
+        raise ApiError(
+            400, "dimensions is not served", param="dimensions", code="unsupported_feature"
+        )
+    prompts = await asyncio.to_thread(encode_inputs, entry, body.input, "input")
+    fields = {"pooling": body.pooling or "mean", "normalize": body.normalize is not False}
+    found = await run_prompts(entry, prompts, fields)
+    data = []
+    for index, elements in enumerate(found):
+        row = elements.tensors_from_model_inference[0]["embedding"]
+        shown: Any = row.tolist()
+        if body.encoding_format == "base64":
+            shown = base64.b64encode(row.astype(np.float32).tobytes()).decode()
+        data.append({"object": "embedding", "index": index, "embedding": shown})
+    count = sum(map(len, prompts))
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return {"object": "list", "data": data, "model": entry.name, "usage": usage}
+
+
+async def perplexity(entry: Entry, given: Any) -> float:
+    """The mean cross entropy of a text or ids."""
+    (ids,) = await asyncio.to_thread(encode_inputs, entry, [given], "input")
+    if len(ids) < 2:
+        raise invalid(f"input has {len(ids)} tokens; a score needs 2", "input")
+    (elements,) = await run_prompts(entry, [ids], {"prompt_logprobs": True})
+    logprobs = elements.prompt_token_logprobs_list
+    return -math.fsum(logprobs) / len(logprobs)
+
+
+def tokenize(entry: Entry, body: TokenizeBody) -> dict[str, Any]:
+    """The answer of /tokenize."""
+    model = entry.model
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt and messages: one of them must be given", "prompt")
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        ids = model.tokenizer.encode(body.prompt, add_special_tokens=special)
+    else:
+        assert body.messages is not None
+        try:
+            text = model.template.render(
+                body.messages,
+                tools=body.tools,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=bool(body.continue_final_message),
+                **(body.chat_template_kwargs or {}),
+            )
+        except (TypeError, ValueError) as error:
+            raise invalid(str(error), "messages") from None
+        ids = model.template.encode(model.tokenizer, text)
+    answer = {"count": len(ids), "max_model_len": model.session_len, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = model.tokenizer.convert_ids_to_tokens(ids)
+    return answer
+
+
+def detokenize(entry: Entry, ids: list[int]) -> str:
+    """The text of token ids. Raises ApiError for an id that is none."""
+    size = len(entry.model.tokenizer)
+    for index, token in enumerate(ids):
+        if token >= size:
+            message = f"tokens[{index}] is {token}; ids are below {size}"
+            raise invalid(message, f"tokens[{index}]")
+    text: str = entry.model.tokenizer.decode(ids)
+    return text

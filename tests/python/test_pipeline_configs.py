@@ -1,0 +1,205 @@
+"""The config classes of the pipeline: fields, order and defaults as documented; what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from allspark.pipeline import (
+    EngineConfig,
+    GenerationConfig,
+    Pipeline,
+    PytorchEngineConfig,
+    SpeculativeConfig,
+    TurbomindEngineConfig,
+)
+from allspark.pipeline.fields import rules
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
+CLASSES = (
+    GenerationConfig, TurbomindEngineConfig, PytorchEngineConfig, SpeculativeConfig, EngineConfig,
+)  # fmt: skip
+
+# The signatures that LMDeploy's documents of 0.13 print.
+GENERATION = """n=1, max_new_tokens=512, do_sample=False, top_p=1.0, top_k=50, min_p=0.0,
+temperature=0.8, repetition_penalty=1.0, ignore_eos=False, random_seed=None, stop_words=None,
+bad_words=None, stop_token_ids=None, bad_token_ids=None, min_new_tokens=None,
+skip_special_tokens=True, spaces_between_special_tokens=True, logprobs=None, response_format=None,
+logits_processors=None, output_logits=None, output_last_hidden_state=None,
+include_stop_str_in_output=False, with_cache=False, preserve_cache=False, migration_request=None,
+return_routed_experts=False, repetition_ngram_size=0, repetition_ngram_threshold=0"""
+PYTORCH = """dtype='auto', tp=1, dp=1, dp_rank=0, ep=1, session_len=None, max_batch_size=None,
+attn_tp_size=None, mlp_tp_size=None, moe_tp_size=None, cache_max_entry_count=0.8,
+prefill_interval=16, block_size=64, num_cpu_blocks=0, num_gpu_blocks=0, adapters=None,
+max_prefill_token_num=4096, thread_safe=False, enable_prefix_caching=False, device_type='cuda',
+eager_mode=False, custom_module_map=None, download_dir=None, revision=None, quant_policy=0,
+distributed_executor_backend=None, empty_init=False, enable_microbatch=False, enable_eplb=False,
+enable_mp_engine=False, mp_engine_backend='mp', model_format=None, enable_metrics=True,
+hf_overrides=None, disable_vision_encoder=False, logprobs_mode=None,
+enable_return_routed_experts=False, enable_transfer_obj_ref=False, dllm_block_length=None,
+dllm_unmasking_strategy='low_confidence_dynamic', dllm_denoising_steps=None,
+dllm_confidence_threshold=0.85"""
+# Of TurboMind's config the documents give names, and defaults in words.
+TURBOMIND = {
+    "dtype": "auto", "model_format": None, "tp": 1, "session_len": None, "max_batch_size": None,
+    "cache_max_entry_count": 0.8, "cache_chunk_size": -1, "cache_block_seq_len": 64,
+    "enable_prefix_caching": False, "quant_policy": 0, "rope_scaling_factor": 0.0,
+    "use_logn_attn": False, "download_dir": None, "revision": None, "max_prefill_token_num": 8192,
+    "num_tokens_per_iter": 0, "max_prefill_iters": 1, "async_": 1, "devices": None,
+    "empty_init": False, "hf_overrides": None, "enable_metrics": True,
+}  # fmt: skip
+
+
+def documented(text):
+    return [(name, eval(value)) for name, value in re.findall(r"(\w+)=([^,]+)", text)]
+
+
+def defaults(config_class):
+    return [(field.name, field.default) for field in dataclasses.fields(config_class)]
+
+
+@pytest.mark.parametrize(
+    "config_class, text", [(GenerationConfig, GENERATION), (PytorchEngineConfig, PYTORCH)]
+)
+def test_fields_order_and_defaults_are_the_documented_ones(config_class, text):
+    expected = documented(text)
+    assert len(expected) > 25
+    assert defaults(config_class)[: len(expected)] == expected
+
+
+def test_fields_of_turbomind():
+    assert defaults(TurbomindEngineConfig)[: len(TURBOMIND)] == list(TURBOMIND.items())
+    assert TurbomindEngineConfig(model_name="x").model_name == "x"
+
+
+def test_methods_have_the_documented_parameters():
+    def parameters(name):
+        return list(inspect.signature(getattr(Pipeline, name)).parameters)[1:]
+
+    assert parameters("infer")[:5] == [
+        "prompts", "gen_config", "do_preprocess", "adapter_name", "use_tqdm",
+    ]  # fmt: skip
+    assert parameters("stream_infer")[:6] == [
+        "prompts", "sessions", "gen_config", "do_preprocess", "adapter_name", "stream_response",
+    ]  # fmt: skip
+    assert parameters("chat")[:5] == [
+        "prompt", "session", "gen_config", "stream_response", "adapter_name",
+    ]  # fmt: skip
+    assert parameters("get_ppl") == ["input_ids"]
+
+
+@pytest.mark.parametrize("config_class", CLASSES)
+def test_every_field_says_what_becomes_of_it(config_class):
+    for name, rule in rules(config_class).items():
+        assert rule.treatment in ("mapped", "accepted", "refused"), name
+        assert rule.note, name
+        assert rule.treatment != "mapped" or rule.check is not None, name
+
+
+@pytest.mark.parametrize("config_class", CLASSES[:3])
+def test_a_refused_field_takes_its_default_alone(config_class):
+    for name, rule in rules(config_class).items():
+        if rule.treatment == "refused":
+            with pytest.raises(ValueError, match=rf"{config_class.__name__}\.{name} is 'other';"):
+                config_class(**{name: "other"})
+
+
+@pytest.mark.parametrize(
+    "config_class, values, message",
+    [
+        (GenerationConfig, {"n": 2}, "n is 2; only 1 is served"),
+        (GenerationConfig, {"max_new_tokens": 0}, "max_new_tokens is 0; it must be None or an"),
+        (GenerationConfig, {"top_p": 1.5}, r"top_p is 1.5; it must be a number in \[0, 1\]"),
+        (GenerationConfig, {"top_p": float("nan")}, "top_p is nan"),
+        (GenerationConfig, {"top_k": -1}, "top_k is -1; it must be an integer of at least 0"),
+        (GenerationConfig, {"min_p": 2}, r"min_p is 2; it must be a number in \[0, 1\]"),
+        (GenerationConfig, {"temperature": 3}, r"temperature is 3; .* in \[0, 2\]"),
+        (GenerationConfig, {"random_seed": -1}, "random_seed is -1"),
+        (GenerationConfig, {"random_seed": 1 << 63}, "random_seed is 9223372036854775808"),
+        (GenerationConfig, {"logprobs": 21}, "logprobs is 21"),
+        (GenerationConfig, {"stop_token_ids": [-1]}, r"stop_token_ids\[0\] is -1"),
+        (GenerationConfig, {"output_logits": "some"}, "must be one of None, 'all', 'generation'"),
+        (TurbomindEngineConfig, {"tp": 0}, "tp is 0"),
+        (TurbomindEngineConfig, {"cache_max_entry_count": 0}, "cache_max_entry_count is 0"),
+        (TurbomindEngineConfig, {"cache_max_entry_count": 1.5}, "cache_max_entry_count is 1.5"),
+        (TurbomindEngineConfig, {"quant_policy": 5}, "quant_policy is 5; .* one of 0, 4, 8"),
+        (TurbomindEngineConfig, {"rope_scaling_factor": -1.0}, "rope_scaling_factor is -1"),
+        (TurbomindEngineConfig, {"model_format": "mxfp4"}, "model_format is 'mxfp4'"),
+        (PytorchEngineConfig, {"block_size": 48}, "block_size is 48; it must be one of 16, 32"),
+        (PytorchEngineConfig, {"eviction_type": "swap"}, "eviction_type is 'swap'"),
+        (SpeculativeConfig, {"method": "eagle3"}, "method is 'eagle3'"),
+        (SpeculativeConfig, {"method": "draft_model"}, "model is '' where method is 'draft_model'"),
+        (SpeculativeConfig, {"model": "x"}, "model is 'x' where method is 'prompt_lookup'"),
+        (EngineConfig, {"precision": "A4W4"}, "precision is 'A4W4'"),
+    ],
+)
+def test_wrong_values_are_named(config_class, values, message):
+    with pytest.raises(ValueError, match=message):
+        config_class(**values)
+
+
+@pytest.mark.parametrize(
+    "config_class, values, message",
+    [
+        (GenerationConfig, {"top_k": "40"}, r"top_k is '40' \(str\)"),
+        (GenerationConfig, {"max_new_tokens": True}, r"max_new_tokens is True \(bool\)"),
+        (GenerationConfig, {"do_sample": "yes"}, "do_sample is 'yes'; it must be a bool"),
+        (GenerationConfig, {"stop_words": [1]}, r"stop_words is \[1\]; it must be a list of str"),
+        (GenerationConfig, {"bad_token_ids": 3}, "bad_token_ids is 3"),
+        (GenerationConfig, {"response_format": "json"}, "response_format is 'json'"),
+        (PytorchEngineConfig, {"adapters": ["x"]}, r"adapters is \['x'\]; it must be a dict"),
+        (PytorchEngineConfig, {"adapters": {"x": 1}}, "both must be str"),
+        (TurbomindEngineConfig, {"revision": 7}, "revision is 7"),
+    ],
+)
+def test_wrong_types_are_named(config_class, values, message):
+    with pytest.raises(TypeError, match=message):
+        config_class(**values)
+
+
+def test_turbomind_is_mapped():
+    config = TurbomindEngineConfig(
+        dtype="float16", model_format="gptq", session_len=100, max_batch_size=7, quant_policy=4,
+        cache_block_seq_len=128, cache_max_entry_count=0.2, rope_scaling_factor=2.0,
+        use_logn_attn=True, revision="r", download_dir="d", num_tokens_per_iter=64, tp=8,
+    ).to_engine_config()  # fmt: skip
+    assert config == EngineConfig(
+        data_type="bfloat16", checkpoint_format="gptq", session_len=100, max_batch_size=7,
+        kv_cache_bits=4, block_size=128, kv_cache_memory=0.2, rope_scaling_factor=2.0,
+        use_logn_attn=True, revision="r", download_dir="d", prefill_chunk=64,
+    )  # fmt: skip
+    assert TurbomindEngineConfig().to_engine_config().prefill_chunk == 0
+    assert TurbomindEngineConfig(cache_max_entry_count=9).to_engine_config().kv_cache_blocks == 9
+
+
+def test_pytorch_is_mapped():
+    config = PytorchEngineConfig(
+        adapters={"a": "p"}, num_gpu_blocks=5, max_prefill_token_num=100
+    ).to_engine_config()
+    assert config.adapters == {"a": "p"} and config.kv_cache_blocks == 5
+    assert config.prefill_chunk == 100 and config.block_size == 64
+
+
+def test_speculation_is_mapped():
+    config = EngineConfig()
+    SpeculativeConfig("ngram", num_speculative_tokens=3).apply(config)
+    assert config.prompt_lookup_num_tokens == 3
+    SpeculativeConfig("draft_model", "small", 7).apply(config)
+    assert (config.draft_model, config.num_draft_tokens) == ("small", 7)
+
+
+def test_the_page_has_every_field_with_its_treatment():
+    text = PAGE.read_text()
+    for config_class in CLASSES:
+        section = text.split(f"### {config_class.__name__}\n")[1].split("\n### ")[0]
+        rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (\w+) \| (.+?) \|$", section, re.MULTILINE)
+        expected = [
+            (field.name, f"`{field.default!r}`", rule.treatment, rule.note)
+            for field, rule in zip(
+                dataclasses.fields(config_class), rules(config_class).values(), strict=True
+            )
+        ]
+        assert rows == expected, config_class.__name__

@@ -1,0 +1,426 @@
+"""The server's core: chat and completions, whole and streamed, over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+
+import pytest
+from allspark.pipeline import EngineConfig
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("fastapi")
+
+from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from support.http_server import (  # noqa: E402
+    CHAT,
+    COMPLETIONS,
+    RunningServer,
+    error_of,
+    paused,
+    wait_for_requests,
+)
+
+SUM = [{"role": "user", "content": "What is 12+35?"}]
+QUEUE = [{"role": "user", "content": "What is a ResultQueue?"}]
+
+
+@pytest.fixture(scope="module")
+def model(demo_model, repo_root):
+    config = EngineConfig(
+        max_batch_size=8, adapters={"threes": str(repo_root / "examples" / "demo_adapter")}
+    )
+    model = ServedModel.open(str(demo_model), config, "demo")
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with RunningServer([model]) as server:
+        yield server
+
+
+# Chat.
+
+
+def test_a_conversation_is_answered(server):
+    answer = server.post(CHAT, messages=SUM, temperature=0).json()
+    assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
+    assert answer["model"] == "demo" and answer["system_fingerprint"].startswith("fp_")
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "12 + 35 = 47"}
+    assert choice["finish_reason"] == "stop" and choice["stop_reason"] is None
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] == 28
+
+
+def test_deltas_add_up_to_the_message(server):
+    for fields in ({}, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True}, {"n": 3}):
+        fields = {"messages": QUEUE, "seed": 5, "temperature": 1.0, "max_tokens": 40, **fields}
+        whole = server.post(CHAT, **fields).json()
+        events = server.events(CHAT, **fields)
+        for choice in whole["choices"]:
+            own = [
+                each
+                for event in events
+                for each in event["choices"]
+                if each["index"] == choice["index"]
+            ]
+            assert own[0]["delta"] == {"role": "assistant", "content": ""}
+            text = "".join(each["delta"].get("content", "") for each in own)
+            assert text == choice["message"]["content"]
+            assert [each["finish_reason"] for each in own[:-1]] == [None] * (len(own) - 1)
+            assert own[-1]["finish_reason"] == choice["finish_reason"]
+            if "logprobs" in fields:
+                rows = [each["logprobs"]["content"] for each in own if each["logprobs"]]
+                assert sum(rows, []) == choice["logprobs"]["content"]
+            if "return_token_ids" in fields:
+                ids = [i for each in own for i in each.get("token_ids", [])]
+                assert ids == choice["token_ids"]
+
+
+def test_usage_in_streams(server):
+    events = server.events(CHAT, messages=SUM, stream_options={"include_usage": True})
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["prompt_tokens"] == 17
+    assert all(event["usage"] is None for event in events[:-1])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.events(CHAT, messages=SUM, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == counts[-2]
+
+
+def test_a_seed_gives_the_same_text_alone_and_beside_others(server):
+    def ask(**fields):
+        body = {"messages": QUEUE, "temperature": 1.5, "seed": 11, "max_tokens": 30, **fields}
+        return server.post(CHAT, **body).json()["choices"][0]["message"]["content"]
+
+    alone = ask()
+    texts = []
+    threads = [threading.Thread(target=lambda: texts.append(ask())) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(texts) == {alone}
+    assert ask(seed=12) != alone
+
+
+def test_stops_say_which(server):
+    def ask(**fields):
+        body = {"messages": QUEUE, "temperature": 0, **fields}
+        return server.post(CHAT, **body).json()["choices"][0]
+
+    text = ask()["message"]["content"]
+    choice = ask(stop=[text[6:20], "zzz"])
+    assert choice["message"]["content"] == text[:6]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", text[6:20])
+    ids = ask(return_token_ids=True)["token_ids"]
+    assert ask(stop_token_ids=[ids[3]])["stop_reason"] == ids[3]
+    choice = ask(ignore_eos=True, timeout_ms=30, max_tokens=100_000)
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "deadline")
+
+
+def test_formats_by_every_name(server):
+    regex = "call me [A-Z]{3}"
+    schema = {
+        "type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+        "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
+    }  # fmt: skip
+    for fields in (
+        {"response_format": {"type": "regex", "regex": regex}},
+        {"guided_regex": regex},
+        {"regex": regex},
+        {"structured_outputs": {"regex": regex}},
+        {"guided_choice": ["call me ABC", "call me XYZ"]},
+        {"ebnf": 'root ::= "call me " [A-Z] [A-Z] [A-Z]'},
+    ):
+        answer = server.post(CHAT, messages=SUM, max_tokens=40, **fields).json()
+        assert answer["choices"][0]["message"]["content"].startswith("call me "), fields
+    for fields in (
+        {"guided_json": schema},
+        {"json_schema": json.dumps(schema)},
+        {"structured_outputs": {"json": schema}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+    ):
+        answer = server.post(CHAT, messages=SUM, max_tokens=200, **fields).json()
+        assert json.loads(answer["choices"][0]["message"]["content"])["a"] in (1, 2), fields
+    status, error = error_of(server.post(CHAT, messages=SUM, regex=regex, guided_regex=regex))
+    assert status == 400 and "guided_regex and regex are both given" in error["message"]
+
+
+def test_an_adapter_is_a_model(server):
+    answer = server.client.post(CHAT, json={"model": "threes", "messages": SUM, "temperature": 0})
+    assert answer.json()["choices"][0]["message"]["content"].endswith("48")
+    cards = server.client.get("/v1/models").json()["data"]
+    assert [card["id"] for card in cards] == ["demo", "threes"]
+    assert cards[1]["parent"] == "demo"
+
+
+def test_a_last_message_of_the_assistant_is_continued(server):
+    messages = [*SUM, {"role": "assistant", "content": "12 + 35 = "}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    answer = server.post(CHAT, temperature=0, **body).json()
+    assert answer["choices"][0]["message"]["content"] == "47"
+
+
+# Completions.
+
+
+def test_prompts_are_continued_each_with_its_index(server):
+    body = {"prompt": ["1+1=", "2+2=", "3+4="], "max_tokens": 4, "temperature": 0}
+    answer = server.post(COMPLETIONS, **body).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts[1:] == ["4", "7"]
+    streamed = ["", "", ""]
+    for event in server.events(COMPLETIONS, **body):
+        for choice in event["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert streamed == texts
+    assert len(server.post(COMPLETIONS, n=2, **body).json()["choices"]) == 6
+
+
+def test_ids_are_prompts(server, model):
+    ids = model.tokenizer.encode("2+2=")
+    for prompt in (ids, [ids]):
+        answer = server.post(COMPLETIONS, prompt=prompt, max_tokens=4, temperature=0).json()
+        assert answer["choices"][0]["text"] == "4"
+
+
+def test_echo_with_log_probabilities(server, model):
+    body = {"prompt": "A ResultQueue is", "max_tokens": 2, "echo": True, "logprobs": 1}
+    (choice,) = server.post(COMPLETIONS, temperature=0, **body).json()["choices"]
+    rows = choice["logprobs"]
+    assert choice["text"].startswith("A ResultQueue is")
+    tokens = rows["tokens"]
+    assert "".join(tokens) == choice["text"]
+    assert rows["token_logprobs"][0] is None and max(rows["token_logprobs"][1:]) <= 0
+    assert rows["text_offset"] == [len("".join(tokens[:i])) for i in range(len(tokens))]
+    body["max_tokens"] = 0
+    (scored,) = server.post(COMPLETIONS, **body).json()["choices"]
+    assert scored["text"] == "A ResultQueue is"
+    expected = model.engine.score("demo", model.loader, "A ResultQueue is")[0].logprobs
+    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(expected)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    "fields, status, param, message",
+    [
+        ({"model": "nobody"}, 404, "model", "'nobody' does not exist; the models here are demo"),
+        ({"model": 7}, 400, "model", "should be a valid string; it is 7"),
+        ({"messages": None}, 400, "messages", ""),
+        ({"messages": []}, 400, "messages", "must have a message"),
+        ({"messages": [{"role": "user", "content": 7}]}, 400, "messages", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x " * 4000}]}, 400, "messages", "2048"),
+        ({"temperature": 2.5}, 400, "temperature", "less than or equal to 2; it is 2.5"),
+        ({"temperature": "hot"}, 400, "temperature", "'hot'"),
+        ({"top_p": -1}, 400, "top_p", "-1"),
+        ({"n": 129}, 400, "n", "128; it is 129"),
+        ({"n": 0}, 400, "n", "it is 0"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "20; it is 21"),
+        ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
+        ({"stop": ["x"] * 65}, 400, "stop", "65 strings; the bound is 64"),
+        ({"stop": ["x", ""]}, 400, "stop[1]", "empty"),
+        ({"logit_bias": {"x": 1}}, 400, "logit_bias", "'x'"),
+        ({"logit_bias": {"1": 101}}, 400, "logit_bias", "101"),
+        ({"stop_token_ids": [99999]}, 400, None, "99999"),
+        ({"response_format": {"type": "xml"}}, 400, None, "xml"),
+        ({"guided_regex": "("}, 400, None, ""),
+        ({"max_tokens": 0}, 400, "max_tokens", "it is 0"),
+        ({"audio": {"voice": "x"}}, 400, "audio", "audio is not served"),
+        ({"modalities": ["audio"]}, 400, "modalities", "only ['text']"),
+        ({"chat_template": "{{ x }}"}, 400, "chat_template", "--allow-request-templates"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages",
+         "image_url"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_named(server, fields, status, param, message):
+    found, error = error_of(server.post(CHAT, **{"messages": SUM, **fields}))
+    assert (found, error["param"]) == (status, param), error
+    assert message in error["message"], error
+    assert error["type"] in ("invalid_request_error", "not_found_error")
+
+
+@pytest.mark.parametrize(
+    "data, status, message",
+    [
+        (b"", 400, "no JSON"),
+        (b"{", 400, "no JSON"),
+        (b"[]", 400, "must be an object"),
+        (b'{"messages": NaN}', 400, "no JSON"),
+        (b'{"messages": "\\ud800"}', 400, "no JSON"),
+        (b'{"messages": "\xff"}', 400, "no JSON"),
+        (b'{"a": ' * 101 + b"1" + b"}" * 101, 400, "nested deeper than 100 levels"),
+        (b'{"a": ' * 100000, 400, ""),
+        (b'{"messages": 1' + b"0" * 5000 + b"}", 400, ""),
+    ],
+)
+def test_what_is_no_body_is_refused(server, data, status, message):
+    headers = {"content-type": "application/json"}
+    found, error = error_of(server.client.post(CHAT, content=data, headers=headers))
+    assert found == status and message in error["message"], error
+
+
+def test_other_content_and_routes(server):
+    status, error = error_of(server.client.post(CHAT, content="x", headers={"content-type": "a/b"}))
+    assert (status, error["code"]) == (415, "unsupported_media_type")
+    assert error_of(server.client.post("/nowhere"))[0] == 404
+    assert error_of(server.client.get(CHAT))[0] == 405
+
+
+def test_unknown_fields_are_named(server, model):
+    response = server.post(CHAT, messages=SUM, max_tokens=1, frobnicate=1, zeta=2)
+    assert response.headers["x-allspark-ignored"] == "frobnicate, zeta"
+    response = server.post(CHAT, messages=SUM, max_tokens=1, user="u")
+    assert "x-allspark-ignored" not in response.headers
+    with RunningServer([model], strict_fields=True) as strict:
+        status, error = error_of(strict.post(CHAT, messages=SUM, frobnicate=1))
+        assert (status, error["param"]) == (400, "frobnicate")
+
+
+# Limits, keys, the end.
+
+
+def test_keys_guard_everything_but_health_and_pages(model):
+    with RunningServer([model], api_keys=("k1", "k2")) as server:
+        get = server.client.get
+        assert get("/health").status_code == 200 and get("/").status_code == 200
+        for path in ("/v1/models", "/metrics", "/nowhere"):
+            status, error = error_of(get(path))
+            assert (status, error["code"]) == (401, "invalid_api_key")
+        assert error_of(server.post(CHAT, messages=SUM))[0] == 401
+        for headers in ({"authorization": "Bearer k2"}, {"x-api-key": "k1"}):
+            assert get("/v1/models", headers=headers).status_code == 200
+        assert get("/v1/models", headers={"authorization": "Bearer k"}).status_code == 401
+
+
+def test_sizes_are_bounded(model):
+    with RunningServer([model], max_body_bytes=1000, max_header_bytes=2000) as server:
+        status, error = error_of(server.post(CHAT, messages="x" * 2000))
+        assert status == 413 and "the bound is 1000" in error["message"]
+
+        def pieces():
+            yield b"{" + b" " * 2000
+
+        headers = {"content-type": "application/json"}
+        assert error_of(server.client.post(CHAT, content=pieces(), headers=headers))[0] == 413
+        response = server.client.get("/health", headers={"x-long": "y" * 3000})
+        assert error_of(response)[0] == 431
+
+
+def test_request_ids_are_taken_or_made(server):
+    def answered(given):
+        response = server.client.get("/health", headers={"x-request-id": given})
+        return response.headers["x-request-id"]
+
+    assert answered("abc-1.2:3") == "abc-1.2:3"
+    for bad in ("a b", "x" * 129, "<script>"):
+        assert answered(bad) != bad and len(answered(bad)) == 32
+
+
+def stream(server, **fields):
+    """A stream; leaving it closes the connection."""
+    body = {"model": "demo", "messages": SUM, "ignore_eos": True, "stream": True, **fields}
+    return server.client.stream("POST", CHAT, json=body)
+
+
+def test_a_client_that_goes_away_ends_its_request(server, model):
+    for fields in ({}, {"n": 3}):
+        with paused(model):
+            with stream(server, **fields) as response:
+                parts = response.iter_bytes()  # dropped, it would close the connection
+                next(parts)
+                wait_for_requests(model, fields.get("n", 1))
+            wait_for_requests(model, 0)
+    body = {"model": "demo", "messages": SUM, "ignore_eos": True}
+    with paused(model):
+        with pytest.raises(httpx.ReadTimeout):
+            server.client.post(CHAT, json=body, timeout=0.3)
+        wait_for_requests(model, 0)
+    # While its tokens come, too.
+    with stream(server, n=8) as response:
+        parts = response.iter_bytes()
+        next(parts)
+    wait_for_requests(model, 0)
+
+
+def test_beyond_the_bound_requests_are_sent_away(model):
+    with RunningServer([model], max_concurrent_requests=1) as server:
+        with paused(model), stream(server) as response:
+            parts = response.iter_bytes()
+            next(parts)
+            with httpx.Client(base_url=server.client.base_url) as other:
+                refused = other.post(CHAT, json={"model": "demo", "messages": SUM})
+                assert error_of(refused)[0] == 429 and refused.headers["retry-after"] == "1"
+                assert other.get("/health").status_code == 200
+
+
+def test_a_shutdown_lets_running_requests_end(model):
+    with RunningServer([model]) as server, contextlib.ExitStack() as stack:
+        with paused(model):
+            response = stack.enter_context(stream(server, max_tokens=20))
+            lines = response.iter_lines()
+            next(lines)
+            server.server.stop()
+            with httpx.Client(base_url=server.client.base_url) as other:
+                end = time.monotonic() + 10
+                while other.get("/health").status_code == 200 and time.monotonic() < end:
+                    time.sleep(0.005)
+                assert other.get("/health").status_code == 503
+                refused = other.post(CHAT, json={"model": "demo", "messages": SUM})
+                assert error_of(refused)[0] == 503 and "retry-after" in refused.headers
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_a_second_stop_ends_at_once(model):
+    with RunningServer([model]) as server, paused(model):
+        begin = time.monotonic()
+        with stream(server) as response:
+            parts = response.iter_bytes()
+            next(parts)
+            server.server.stop()
+            server.server.stop()
+            with pytest.raises(httpx.HTTPError):
+                for _ in parts:
+                    pass
+        assert time.monotonic() - begin < 20
+        wait_for_requests(model, 0)
+
+
+def test_a_slow_reader_gets_everything(server):
+    """Tokens wait as text while the client does not read, and come in few events."""
+    whole = server.post(CHAT, messages=SUM, ignore_eos=True, max_tokens=1500, temperature=0)
+    expected = whole.json()["choices"][0]["message"]["content"]
+    with stream(server, max_tokens=1500, temperature=0) as response:
+        time.sleep(1)
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == expected
+
+
+def test_a_quiet_stream_is_kept_alive(model):
+    with RunningServer([model], keep_alive_interval=0.2) as server:
+        with paused(model), stream(server) as response:
+            data = b""
+            for part in response.iter_raw():
+                data += part
+                if data.count(b": keep-alive\n\n") == 2:
+                    break
+
+
+def test_the_document_names_every_route(server):
+    document = server.client.get("/openapi.json").json()
+    assert {CHAT, COMPLETIONS, "/health", "/v1/models", "/metrics"} <= set(document["paths"])
+    body = document["paths"][CHAT]["post"]["requestBody"]
+    assert "temperature" in body["content"]["application/json"]["schema"]["properties"]
+
+
+def test_metrics(server):
+    text = server.client.get("/metrics").text
+    assert "# TYPE" in text and 'demo' in text

@@ -1,0 +1,174 @@
+"""Tool calls and reasoning over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from allspark.chat_template import TokenizerTemplate  # noqa: E402
+from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from support.http_server import CHAT, RunningServer, error_of  # noqa: E402
+
+ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def tool(name, **properties):
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+WEATHER = tool("weather", city={"enum": ["Paris", "Rome"]}, days={"enum": [1, 2]})
+CLOCK = tool("clock", zone={"enum": ["CET", "UTC"]})
+
+
+# The demo model's template has no place for tools.
+TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def plain_model(demo_model):
+    model = ServedModel.open(str(demo_model), name="demo")
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def model(plain_model):
+    template = TokenizerTemplate(plain_model.tokenizer, TEMPLATE)
+    return dataclasses.replace(plain_model, template=template)
+
+
+@pytest.fixture(scope="module", params=["qwen", "qwen3coder", "llama3", "mistral", "glm47"])
+def server(model, request):
+    with RunningServer([model], tool_call_parser=request.param) as server:
+        yield server
+
+
+def arguments_of(call):
+    assert call["type"] == "function" and call["id"]
+    return json.loads(call["function"]["arguments"])
+
+
+def test_a_required_call_is_valid_whole_and_streamed(server):
+    body = {"messages": ASK, "tools": [WEATHER, CLOCK], "tool_choice": "required", "seed": 3,
+            "parallel_tool_calls": False, "max_tokens": 300}  # fmt: skip
+    (choice,) = server.post(CHAT, **body).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls", choice
+    message = choice["message"]
+    assert message["content"] is None
+    (call,) = message["tool_calls"]
+    arguments = arguments_of(call)
+    if call["function"]["name"] == "weather":
+        assert arguments["city"] in ("Paris", "Rome") and arguments["days"] in (1, 2)
+    else:
+        assert arguments["zone"] in ("CET", "UTC")
+
+    deltas = [event["choices"][0]["delta"] for event in server.events(CHAT, **body)]
+    pieces = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [piece["index"] for piece in pieces] == [0] * len(pieces)
+    assert [piece["function"]["name"] for piece in pieces if "name" in piece["function"]] == [
+        call["function"]["name"]
+    ]
+    assert len([piece for piece in pieces if "id" in piece]) == 1
+    joined = "".join(piece["function"]["arguments"] for piece in pieces)
+    assert joined == call["function"]["arguments"]
+    assert "".join(delta.get("content") or "" for delta in deltas) == ""
+
+
+def test_a_named_function_is_called(server):
+    choice = {"type": "function", "function": {"name": "clock"}}
+    body = {"messages": ASK, "tools": [WEATHER, CLOCK], "tool_choice": choice, "max_tokens": 300}
+    (found,) = server.post(CHAT, **body, parallel_tool_calls=False).json()["choices"]
+    (call,) = found["message"]["tool_calls"]
+    assert call["function"]["name"] == "clock" and arguments_of(call)["zone"] in ("CET", "UTC")
+
+
+def test_text_is_free_under_auto_and_none(server):
+    for choice in ("auto", "none", None):
+        body = {"messages": [{"role": "user", "content": "What is 12+35?"}], "tools": [CLOCK]}
+        body |= {"tool_choice": choice, "temperature": 0, "max_tokens": 12}
+        (found,) = server.post(CHAT, **body).json()["choices"]
+        assert "tool_calls" not in found["message"] and found["message"]["content"]
+        assert found["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.parametrize(
+    "fields, param, message",
+    [
+        ({"tools": [{"type": "web"}]}, "tools", "tools[0] is no function"),
+        ({"tools": [tool("a b")]}, "tools", "'a b'"),
+        ({"tools": [CLOCK, CLOCK]}, "tools", "two tools have the name 'clock'"),
+        ({"tools": [CLOCK], "tool_choice": "maybe"}, "tool_choice", "'maybe'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        (
+            {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+            "names the tool 'x'; the tools are 'clock'",
+        ),
+        (
+            {"tools": [CLOCK], "response_format": {"type": "json_object"}},
+            "response_format",
+            "beside tools",
+        ),
+        ({"tools": [tool("t", x={"type": "nothing"})]}, "tools", "'t'"),
+    ],
+)
+def test_wrong_tools_are_named(server, fields, param, message):
+    status, error = error_of(server.post(CHAT, messages=ASK, **fields))
+    assert (status, error["param"]) == (400, param), error
+    assert message in error["message"], error
+
+
+def test_a_strict_tool_must_be_enforceable(model):
+    strict = tool("t", x={"not": {"type": "string"}})
+    with RunningServer([model], tool_call_parser="qwen") as server:
+        body = {"messages": ASK, "tool_choice": "required", "max_tokens": 200, "seed": 1}
+        assert server.post(CHAT, tools=[strict], **body).status_code == 200
+        strict["function"]["strict"] = True
+        status, error = error_of(server.post(CHAT, tools=[strict], **body))
+        assert status == 400 and "the tool 't' is strict" in error["message"]
+
+
+def test_a_template_without_tools_takes_none(plain_model):
+    with RunningServer([plain_model]) as server:
+        status, error = error_of(server.post(CHAT, messages=ASK, tools=[CLOCK]))
+        assert status == 400 and "--tool-call-parser" in error["message"]
+    settings = {"tool_call_parser": "qwen", "allow_request_templates": True}
+    with RunningServer([plain_model], **settings) as server:
+        status, error = error_of(server.post(CHAT, messages=ASK, tools=[CLOCK]))
+        assert (status, error["param"]) == (400, "messages"), error
+        body = {"messages": ASK, "tools": [CLOCK], "tool_choice": "required", "max_tokens": 200}
+        answer = server.post(CHAT, **body, chat_template=TEMPLATE).json()
+        assert answer["choices"][0]["message"]["tool_calls"]
+
+
+def test_reasoning_is_a_field_of_its_own(model):
+    regex = "<think>a [a-z]{3} thought</think>the answer"
+    body = {"messages": ASK, "regex": regex, "seed": 2, "max_tokens": 100}
+    with RunningServer([model], reasoning_parser="default") as server:
+        answer = server.post(CHAT, **body).json()
+        message = answer["choices"][0]["message"]
+        assert message["content"] == "the answer"
+        assert message["reasoning"] == message["reasoning_content"]
+        assert message["reasoning"].endswith(" thought")
+        details = answer["usage"]["completion_tokens_details"]
+        assert 0 < details["reasoning_tokens"] < answer["usage"]["completion_tokens"]
+        deltas = [event["choices"][0]["delta"] for event in server.events(CHAT, **body)]
+        for name in ("content", "reasoning"):
+            assert "".join(delta.get(name) or "" for delta in deltas) == message[name]
+        hidden = server.post(CHAT, **body, include_reasoning=False).json()
+        assert set(hidden["choices"][0]["message"]) == {"role", "content"}
