@@ -80,8 +80,9 @@ install_packages() {
   apt_install "${missing[@]}"
 }
 
-apt_install() {
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+apt_install() {  # waits for the machine's own updates, which hold the lock for minutes
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq \
+    --no-install-recommends "$@"
 }
 
 as_root() {
