@@ -55,23 +55,25 @@ class Detokenizer:
         """Adds ids and returns the text that is now certain; may be empty."""
         if self._stream is None:
             return self._put(ids)
-        pieces: list[str] = []
+        step, backend, known = self._stream.step, self._backend, self._ids
+        text = ""
         rest = iter(ids)
         for token in rest:
-            self._ids.append(token)
+            known.append(token)
             try:
-                piece = self._stream.step(self._backend, token)
+                piece = step(backend, token)
             except Exception:  # the text no longer begins with the text before
                 self._stream = None
-                return "".join([*pieces, self._put(rest)])
+                return text + self._put(rest)
             if piece is not None:
-                self._prefix_begin, self._prefix_end = self._prefix_end, len(self._ids)
-                pieces.append(piece)
-            elif len(self._ids) - self._prefix_end >= _MAX_SILENT:
+                self._prefix_begin, self._prefix_end = self._prefix_end, len(known)
+                text += piece
+            elif len(known) - self._prefix_end >= _MAX_SILENT:
                 self._put(())
-                if len(self._ids) == self._prefix_end:  # it dropped the tokens without text
+                if len(known) == self._prefix_end:  # it dropped the tokens without text
                     self._stream = self._open_stream()
-        return "".join(pieces)
+                    step = self._stream.step
+        return text
 
     def _open_stream(self) -> Any:
         if self._backend is None:

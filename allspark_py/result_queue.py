@@ -8,14 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
 from allspark.aio import wait_changed
 
-_TERMINAL = frozenset(
-    {
-        GenerateRequestStatus.GenerateFinished,
-        GenerateRequestStatus.GenerateInterrupted,
-        GenerateRequestStatus.InternalError,
-    }
-)
-
 
 class ResultQueue:
     """Tokens, status and statistics of one request.
@@ -59,7 +51,7 @@ class ResultQueue:
     @property
     def finished(self) -> bool:
         """True once the status is terminal; tokens may still wait to be fetched."""
-        return self._native.status() in _TERMINAL
+        return self._native.is_terminal
 
     @property
     def finish_reason(self) -> str | None:
@@ -71,6 +63,12 @@ class ResultQueue:
     def error(self) -> str | None:
         """The error message, where the status is InternalError or GenerateInterrupted."""
         return self._native.error() or None
+
+    @property
+    def stop_word(self) -> str | None:
+        """The stop string at which the output ended; None if it ended otherwise, as it always does
+        where no text is made."""
+        return None
 
     @property
     def sequence_score(self) -> float | None:

@@ -163,7 +163,8 @@ class TextQueue(ResultQueue):
         self._text = Detokenizer(tokenizer, options.skip_special_tokens)
         self._stops = StopStrings(options.matcher, options.include_stop_str_in_output)
         self._stop = stop
-        self._silent_ids = () if options.include_stop_str_in_output else frozenset(end_ids)
+        self._has_stops = bool(options.stop_words)
+        self._silent_ids = frozenset(() if options.include_stop_str_in_output else end_ids)
         self._min_tokens = min_tokens - len(generated)
         self._num_tokens = -len(generated)  # delivered
         self._stopped = False  # at a stop string
@@ -211,37 +212,54 @@ class TextQueue(ResultQueue):
         elements = TextElements()
         if native is not None:
             self._add(native, elements)
-        drained = super().finished and super().GeneratedLength() == self._num_tokens
-        if drained and not self._stopped:
+        if not self._stopped and self._is_drained():
             self._flushed = True
             text, self._stopped = self._find_stop(self._text.flush())
             text += "" if self._stopped else self._stops.flush()
             elements.text += self._without_given(text)
         return elements if native is not None or elements.text else None
 
+    def _is_drained(self) -> bool:
+        """Whether the output has ended and all its tokens were delivered."""
+        native = self._native
+        return native.is_terminal and native.generated_length() == self._num_tokens
+
     def _add(self, native: GeneratedElements, elements: TextElements) -> None:
-        """Decodes token by token, so that the ids end where the text ends."""
-        count = 0
-        for token in native.ids_from_generate:
-            count += 1
-            text, self._stopped = self._decode(token)
-            elements.text += self._without_given(text)
-            if self._stopped:
-                self._stop()
-                break
-        elements.ids_from_generate = native.ids_from_generate[:count]
+        ids = native.ids_from_generate
+        elements.text, count = self._read(ids)
+        if self._stopped:
+            self._stop()
+            ids = ids[:count]
+        elements.ids_from_generate = ids
+        elements.prefix_cache_len = native.prefix_cache_len
+        elements.prefix_len_gpu = native.prefix_len_gpu
+        elements.prefix_len_cpu = native.prefix_len_cpu
+        if native.has_tokens_only:
+            return
         elements.log_probs_list = native.log_probs_list[:count]
         elements.token_logprobs_list = native.token_logprobs_list[:count]
         elements.prompt_log_probs_list = native.prompt_log_probs_list
         elements.prompt_token_logprobs_list = native.prompt_token_logprobs_list
         elements.tensors_from_model_inference = native.tensors_from_model_inference
-        elements.prefix_cache_len = native.prefix_cache_len
-        elements.prefix_len_gpu = native.prefix_len_gpu
-        elements.prefix_len_cpu = native.prefix_len_cpu
+
+    def _read(self, ids: list[int]) -> tuple[str, int]:
+        """The text that becomes certain with these tokens, and how many of them the output has."""
+        if not self._has_stops:
+            self._num_tokens += len(ids)
+            silent = self._silent_ids
+            has_text = ids if silent.isdisjoint(ids) else [i for i in ids if i not in silent]
+            return self._text.put(has_text), len(ids)
+        text = ""
+        for count, token in enumerate(ids, 1):  # so that the ids end where the text ends
+            piece, self._stopped = self._decode(token)
+            text += self._without_given(piece)
+            if self._stopped:
+                return text, count
+        return text, len(ids)
 
     def _decode(self, token: int) -> tuple[str, bool]:
         self._num_tokens += 1
-        return self._find_stop("" if token in self._silent_ids else self._text.put([token]))
+        return self._find_stop("" if token in self._silent_ids else self._text.put((token,)))
 
     def _without_given(self, text: str) -> str:
         given = min(self._num_given, len(text))

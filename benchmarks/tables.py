@@ -202,3 +202,21 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "conversion": conversion,
     "step_loop": step_loop,
 }
+
+
+def streams(record: Record) -> list[str]:
+    settings = record["settings"]
+    servers = keys(record, "server")
+    rows = []
+    for server in servers:
+        rows.append([
+            server,
+            _median(record, lambda v: v["frames"], "{:,.0f}", server=server),
+            _median(record, lambda v: v["seconds"], "{:.2f}", server=server),
+            _median(record, lambda v: v["engine_s"], "{:.2f}", server=server),
+            _median(record, lambda v: v["other_s"], "{:.2f}", server=server),
+            _median(record, lambda v: v["us_per_frame"], "{:.1f}", server=server),
+        ])  # fmt: skip
+    title = f"{settings['streams']:,} streams of {settings['output']} tokens"
+    heads = [title, "frames", "s", "CPU of the engine, s", "of the rest, s", "µs a frame"]
+    return table(heads, rows)

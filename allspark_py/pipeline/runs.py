@@ -174,14 +174,14 @@ class Running:
 
     def read(self) -> Response | None:
         """What came; without streaming None until the end."""
-        # Tokens from before a terminal status are in the queue by then.
+        # Asked first: all tokens from before a terminal status are then in the queue.
         self.is_done = self._queue.finished
         if not self._stream and not self.is_done and not self._is_text:
             return None  # reading is what finds stop strings, and there are none
         piece = Response(index=self._whole.index, input_token_len=self._whole.input_token_len)
-        while (elements := self._queue.GetNoWait()) is not None:
+        if (elements := self._queue.GetNoWait()) is not None:
             self._add(elements, piece)
-        self.is_done = self.is_done or self._queue.finished
+        self.is_done = self.is_done or self._queue.stop_word is not None
         piece.generate_token_len = self._whole.generate_token_len + len(piece.token_ids)
         if self.is_done:
             self._end(piece)

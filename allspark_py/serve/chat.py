@@ -255,7 +255,7 @@ class ChatStream:
     def __init__(self, call: ChatCall):
         self._call = call
         self._writer: Writer | None = None
-        self._has_ended: set[int] = set()
+        self._open = list(zip(call.choices, call.builders, strict=True))
         options = call.body.stream_options
         self._has_usage = bool(options and options.include_usage)
         self._has_each_usage = bool(options and options.continuous_usage_stats)
@@ -283,18 +283,20 @@ class ChatStream:
         if writer is None or not writer.is_free:
             return
         data = []
-        for choice, builder in zip(self._call.choices, self._call.builders, strict=True):
-            if choice.index in self._has_ended:
-                continue
+        has_ended = False
+        for choice, builder in self._open:
             is_end = choice.is_finished
             pieces = choice.take()
-            delta = builder.put("".join(piece.text for piece in pieces), is_end)
+            text = pieces[0].text if len(pieces) == 1 else "".join(p.text for p in pieces)
+            delta = builder.put(text, is_end)
             if delta or (pieces and self._plain is None):
                 data.append(self._chunk(choice, delta, pieces))
             if is_end:
-                self._has_ended.add(choice.index)
+                has_ended = True
                 data.append(self._end(choice, builder))
-        is_last = len(self._has_ended) == len(self._call.choices)
+        if has_ended:
+            self._open = [each for each in self._open if not each[0].is_finished]
+        is_last = not self._open
         if is_last:
             if self._has_usage:
                 total = self._call.usage()

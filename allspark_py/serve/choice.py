@@ -73,19 +73,20 @@ class Choice:
         """Takes what has come from the queue; False if that was nothing."""
         if self.is_finished:
             return False
-        # Tokens from before a terminal status are in the queue by then.
-        finished = self._queue.finished
-        found = False
-        while (elements := self._queue.GetNoWait()) is not None:
-            found = True
+        queue = self._queue
+        # Asked first: all tokens from before a terminal status are then in the queue. What comes
+        # after the call below is signalled again.
+        finished = queue.finished
+        elements = queue.GetNoWait()
+        if elements is not None:
             self._pieces.append(elements)  # type: ignore[arg-type]  # a TextQueue's
             self.num_tokens += len(elements.ids_from_generate)
             self.token_ids += elements.ids_from_generate
             self.cached_tokens = max(self.cached_tokens, elements.prefix_cache_len)
-        if finished or self._queue.finished:
+        if finished or queue.stop_word is not None:
             self.is_finished = True
             self.release()
-        return found or self.is_finished
+        return elements is not None or self.is_finished
 
     def take(self) -> list[TextElements]:
         """What was read since the last call."""

@@ -50,7 +50,8 @@ class Gate:
         headers = {key: value for key, value in scope["headers"]}
         request_id = _request_id(headers.get(b"x-request-id", b""))
         current_request_id.set(request_id)
-        scope.setdefault("state", {})["request_id"] = request_id
+        # A stream sends its events past what stands between, which only looks at the beginning.
+        scope.setdefault("state", {}).update(request_id=request_id, send=send)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

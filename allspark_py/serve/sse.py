@@ -151,7 +151,7 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             await send(start)
-            writer = Writer(send)
+            writer = Writer(scope.get("state", {}).get("send", send))
         except BaseException:
             self._source.abort()
             raise

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "allspark/status.h"
@@ -15,13 +16,14 @@ class HomeProcess {
  public:
   HomeProcess();
 
-  // False in a fork. One system call.
+  // False in a fork. No system call: queues ask for every token.
   bool IsHere() const;
   // FailedPrecondition in a fork; `what` the object is, such as "engine".
   Status Check(std::string_view what) const;
 
  private:
-  pid_t id_;
+  uint32_t generation_;
+  pid_t id_;  // for messages
 };
 
 }  // namespace allspark

@@ -8,69 +8,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from types import SimpleNamespace
 
 import pytest
 from allspark import ResultQueue as PlainQueue
 from allspark._allspark import GenerateRequestStatus as Status
 from allspark.dashinfer_compat.result_queue import ResultQueue, TextQueue
-from allspark.text_queue import TextElements, TextOptions
+from allspark.text_queue import TextOptions
 from engine_fixture import GREEDY, start_engine, write_small_checkpoint
+from support.native_queue import NativeElements, SteppedNative
 
 TOKENS = [7, 8, 9]
 NUM_CALLS = 16  # of the native queue; a loop makes at least four rounds
-
-
-class SteppedNative:
-    """A native queue whose request takes as many steps before a call as `choices` say. After these
-    it takes one step before each call, so that every loop ends."""
-
-    request_id = 1
-
-    def __init__(self, choices, tokens=TOKENS, end=Status.GenerateFinished, elements=None):
-        self._choices = iter(choices)
-        self._tokens, self._end = list(tokens), end
-        self._elements = elements or (lambda ids: SimpleNamespace(ids_from_generate=ids))
-        self._status = Status.Init
-        self._num_done = self._num_taken = 0
-
-    def _step(self):
-        if self._num_done < len(self._tokens):
-            self._num_done += 1
-            self._status = Status.ContextFinished if self._num_done == 1 else Status.Generating
-        else:
-            self._status = self._end
-
-    def _before_a_call(self):
-        for _ in range(next(self._choices, 1)):
-            self._step()
-
-    def run_to_the_end(self):
-        while self._status != self._end:
-            self._step()
-
-    def status(self):
-        self._before_a_call()
-        return self._status
-
-    def generated_length(self):
-        self._before_a_call()
-        return self._num_done
-
-    def get_nowait(self):
-        self._before_a_call()
-        return self._take()
-
-    def get(self, timeout_ms):
-        self._before_a_call()
-        while timeout_ms < 0 and self._num_done == self._num_taken and self._status != self._end:
-            self._step()
-        return self._take()
-
-    def _take(self):
-        begin, self._num_taken = self._num_taken, self._num_done
-        ids = self._tokens[begin : self._num_done]
-        return self._elements(ids) if ids else None
 
 
 def ids_of(elements):
@@ -167,7 +115,7 @@ def schedules():
 def all_results(loop, make_queue, **native):
     """The results of the loop for every schedule of the engine."""
     for choices in schedules():
-        stepped = SteppedNative(choices, **native)
+        stepped = SteppedNative(choices, **{"tokens": TOKENS, **native})
         yield choices, loop(make_queue(stepped), stepped)
 
 
@@ -192,7 +140,7 @@ def test_the_loops_would_miss_tokens_of_a_status_that_does_not_wait():
 def test_what_was_generated_before_a_failure_is_read_too(end):
     for choices, ids in all_results(documented_loop, ResultQueue, end=end):
         assert ids == TOKENS, choices
-    native = SteppedNative(())
+    native = SteppedNative((), TOKENS)
     queue = ResultQueue(native)
     documented_loop(queue, native)
     assert queue.GenerateStatus() == Status.GenerateFinished
@@ -222,14 +170,14 @@ def test_queues_with_text_give_all_of_it(stop):
             status = queue.GenerateStatus()
         return out
 
-    elements = lambda ids: TextElements(ids_from_generate=ids)  # noqa: E731
+    elements = lambda ids: NativeElements(ids_from_generate=ids)  # noqa: E731
     for choices, out in all_results(loop, make_queue, tokens=tokens, elements=elements):
         assert out == expected, choices
 
 
 def test_a_reader_counts_anew_after_each_fetch():
     """However often it asks while the request runs, nothing is lost."""
-    native = SteppedNative([0] * 40)
+    native = SteppedNative([0] * 40, TOKENS)
     queue = ResultQueue(native)
     native._step()
     assert [queue.GenerateStatus() for _ in range(9)] == [Status.Generating] * 9
@@ -288,7 +236,7 @@ def test_after_sync_request_the_status_is_that_of_the_request(running, how):
 
 def test_waiting_for_all_leaves_readers_alone(running):
     """A thread that reads in turns loses nothing when another one calls sync_request."""
-    native = SteppedNative([0] * 40)
+    native = SteppedNative([0] * 40, TOKENS)
     queue = ResultQueue(native)
     running._queues["m", -1] = queue
     native._step()
@@ -302,7 +250,9 @@ def test_waiting_for_all_leaves_readers_alone(running):
 
 
 def test_sync_request_that_gives_up_says_nothing_of_the_end(running):
-    handle, queue = start(running, {"do_sample": False, "max_length": 500, "ignore_eos": True})
+    assert running.unload_device_mem("m").name == "ALLSPARK_SUCCESS"  # the request waits meanwhile
+    handle, queue = start(running)
     assert running.sync_request("m", handle, timeout_ms=0).name == "ALLSPARK_RUNTIME_ERROR"
     assert queue._end_is_known is False
+    running.load_device_mem("m")
     running.release_request("m", handle)

@@ -14,8 +14,9 @@ from allspark import (
     TextQueue,
 )
 from allspark._allspark import GenerateConfig
-from allspark.text_queue import MAX_WORDS, StopStrings, TextElements, TextOptions
+from allspark.text_queue import MAX_WORDS, StopStrings, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
+from support.native_queue import NativeElements
 from support.vocabularies import SMALL, tokenizer_directory
 
 NAMES = [*SMALL, "qwen2.5", "gpt2", "internlm2", "mistral-v3", "chatglm3"]
@@ -119,6 +120,10 @@ class FakeQueue:
         status = GenerateRequestStatus
         return status.Generating if self.chunks else status.GenerateFinished
 
+    @property
+    def is_terminal(self):
+        return not self.chunks
+
     def finish_reason(self):
         return "" if self.chunks else "length"
 
@@ -130,7 +135,7 @@ class FakeQueue:
             return None
         ids = self.chunks.pop(0)
         self.given += len(ids)
-        return TextElements(ids_from_generate=ids, token_logprobs_list=[float(i) for i in ids])
+        return NativeElements(ids_from_generate=ids, token_logprobs_list=[float(i) for i in ids])
 
     def get_nowait(self):
         return self.get(0)
