@@ -178,6 +178,7 @@ class AsModelInfo:
     engine_max_length: int
     hidden_size: int
     kv_pool_bytes: int
+    model_digest: str
     model_name: str
     num_layers: int
     num_longest_request: int

@@ -54,6 +54,12 @@ class ChatTemplate:
         """The token ids of a text that this template made."""
         raise NotImplementedError
 
+    def settings(self) -> dict[str, Any]:
+        """What its texts depend on, by name; for digests and comparisons."""
+        shown = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        shown.pop("tokenizer", None)
+        return shown
+
     @classmethod
     def match(cls, model_path: str) -> str | None:
         """The name of the template for a model, by its path or name; None if it is not known."""

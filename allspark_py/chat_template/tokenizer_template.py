@@ -115,6 +115,11 @@ class TokenizerTemplate(ChatTemplate):
         except TimeLimitError as error:
             raise TimeLimitError(f"the chat template does not end: {error}") from None
 
+    def settings(self) -> dict[str, Any]:
+        """As ChatTemplate.settings; the template's text, also where it is the tokenizer's own."""
+        text = self.chat_template or self.tokenizer.chat_template
+        return {**super().settings(), "chat_template": text}
+
     def encode(self, tokenizer: Any, text: str, sequence_start: bool = True) -> list[int]:
         """The template itself writes BOS, where the model wants it."""
         return encode_exactly(tokenizer, text)

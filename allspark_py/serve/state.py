@@ -57,10 +57,9 @@ def _fingerprint(entry: Entry) -> str:
     facts: list[Any] = [
         model.engine.get_version_full(),
         model.engine.get_as_engine_stat(model.name).kernel_table,
-        model.engine._native.model_spec(model.name),
-        info.weight_bytes,
+        info.model_digest,
         info.cache_mode.name,
-        repr(model.template),
+        model.template.settings(),
         entry.adapter,
     ]
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()

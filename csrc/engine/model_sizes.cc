@@ -2,6 +2,8 @@
 // installed. Start then allocates these sizes.
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <string>
 
 #include "base/int_math.h"
@@ -49,6 +51,12 @@ WeightTotals TotalsOf(const ModelReader& reader) {
 double RowCost(const WeightTotals& weights) {
   return std::max(0.03, 0.5 * weights.elements_read / (8 * weights.bytes_read)) +
          weights.next_bytes / weights.bytes_read;
+}
+
+std::string DigestText(uint64_t digest) {
+  char text[17];
+  snprintf(text, sizeof(text), "%016" PRIx64, digest);
+  return text;
 }
 
 // "2048 tokens (64 blocks of 32, 24 MiB)".
@@ -179,6 +187,7 @@ void ModelInstance::FillInfo(int64_t block_bytes) {
   info_.model_name = config_.model_name;
   info_.architecture = spec.architecture();
   info_.source = reader_->source();
+  info_.model_digest = DigestText(reader_->file().file_id());
   info_.vocab_size = spec.vocab_size();
   info_.hidden_size = spec.hidden_size();
   info_.num_layers = spec.num_layers();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from engine_fixture import (
     start_engine,
     write_small_checkpoint,
 )
+from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 
 OK = AsStatus.ALLSPARK_SUCCESS
 
@@ -94,6 +96,19 @@ def test_model_info_before_the_start(checkpoint):
     assert "cache_mode=AsCacheQuantI8" in engine.get_model_info("m")
     with pytest.raises(KeyError, match="nobody"):
         engine.get_model_info("nobody")
+
+
+def test_the_digest_of_a_model_is_that_of_its_spec_and_weights(checkpoint, tmp_path):
+    def digest(directory):
+        return start_engine(directory)[0].get_as_model_info("m").model_digest
+
+    own = digest(checkpoint)
+    assert re.fullmatch("[0-9a-f]{16}", own) and digest(checkpoint) == own
+    config = {**CONFIG, "max_position_embeddings": MAX_LENGTH}
+    tensors = llama_tensors(config)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
+    write_checkpoint(tmp_path, config=config, tensors=tensors)
+    assert digest(tmp_path) != own
 
 
 @pytest.mark.parametrize(

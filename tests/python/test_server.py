@@ -14,6 +14,8 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from allspark.serve.catalog import Catalog  # noqa: E402
+from allspark.serve.state import ServerState  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -55,6 +57,18 @@ def test_a_conversation_is_answered(server):
     assert choice["finish_reason"] == "stop" and choice["stop_reason"] is None
     usage = answer["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] == 28
+
+
+def test_the_fingerprint_is_that_of_what_the_bits_depend_on(model, demo_model):
+    def fingerprint(model):
+        catalog = Catalog([model])
+        return ServerState(catalog).fingerprint(catalog.get("demo"))
+
+    own = fingerprint(model)
+    for setting, is_same in [({}, True), ({"chat_template": "llama2"}, False)]:
+        other = ServedModel.open(str(demo_model), name="demo", **setting)
+        assert (fingerprint(other) == own) == is_same
+        other.close()
 
 
 def test_deltas_add_up_to_the_message(server):

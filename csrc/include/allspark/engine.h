@@ -52,6 +52,8 @@ struct ModelInfo {
   std::string model_name;
   std::string architecture;  // of the checkpoint, such as "LlamaForCausalLM"
   std::string source;        // the files, or the image in memory
+  // 16 hexadecimal digits: a hash of spec and weights. Models with the same are the same.
+  std::string model_digest;
   int64_t vocab_size = 0, hidden_size = 0, num_layers = 0;
   int64_t engine_max_length = 0, engine_max_batch = 0;
   // What the KV pool will hold: tokens, blocks, and requests of engine_max_length at once.
@@ -68,9 +70,9 @@ struct ModelInfo {
     using C = ModelInfo;
     return std::make_tuple(
         Field{"model_name", &C::model_name}, Field{"architecture", &C::architecture},
-        Field{"source", &C::source}, Field{"vocab_size", &C::vocab_size},
-        Field{"hidden_size", &C::hidden_size}, Field{"num_layers", &C::num_layers},
-        Field{"engine_max_length", &C::engine_max_length},
+        Field{"source", &C::source}, Field{"model_digest", &C::model_digest},
+        Field{"vocab_size", &C::vocab_size}, Field{"hidden_size", &C::hidden_size},
+        Field{"num_layers", &C::num_layers}, Field{"engine_max_length", &C::engine_max_length},
         Field{"engine_max_batch", &C::engine_max_batch}, Field{"cache_mode", &C::cache_mode},
         Field{"total_token", &C::total_token}, Field{"total_span", &C::total_span},
         Field{"span_size", &C::span_size}, Field{"num_longest_request", &C::num_longest_request},
