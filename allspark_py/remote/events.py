@@ -1,0 +1,68 @@
+"""Server-sent events, as they are read, and what OpenAI's chunks hold."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+DONE = b"[DONE]"
+
+
+class EventReader:
+    """Takes a stream apart. `feed` is given bytes as they come, cut anywhere, and returns the data
+    of the events that are complete. Comments and other fields are passed over."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of each event that ends in `data`."""
+        lines = (self._rest + data).splitlines(keepends=True)
+        self._rest = b""
+        if lines and not lines[-1].endswith(b"\n"):
+            # Also a carriage return: it may be the first half of a line's end.
+            self._rest = lines.pop()
+        events = []
+        for line in lines:
+            text = line.rstrip(b"\r\n")
+            if not text:
+                if self._data:
+                    events.append(b"\n".join(self._data))
+                    self._data = []
+            elif text.startswith(b"data:"):
+                self._data.append(text[6:] if text[5:6] == b" " else text[5:])
+        return events
+
+    def end(self) -> list[bytes]:
+        """What a stream without an empty line at its end still holds."""
+        return self.feed(b"\n\n") if self._rest or self._data else []
+
+
+class Delta(NamedTuple):
+    """What the first choice of a chunk, or of a whole answer, adds."""
+
+    text: str = ""
+    reasoning: str = ""
+    # Whether there is output in it, of any kind: a part of a tool call has no text.
+    has_output: bool = False
+    finish_reason: str | None = None
+
+
+_NOTHING = Delta()
+
+
+def delta_of(chunk: dict[str, Any]) -> Delta:
+    """The Delta of a chunk of either route, or of an answer that came whole."""
+    choices = chunk.get("choices")
+    if not choices:
+        return _NOTHING
+    choice = choices[0]
+    reason = choice.get("finish_reason")
+    text = choice.get("text")
+    if text is not None:
+        return Delta(text, "", bool(text), reason)
+    message = choice.get("delta") or choice.get("message") or {}
+    text = message.get("content") or ""
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    has_output = bool(text or reasoning or message.get("tool_calls"))
+    return Delta(text, reasoning, has_output, reason)
