@@ -7,12 +7,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import chat, check_env, client, convert, formats, inspect, serve
+from . import bench, chat, check_env, client, convert, formats, inspect, serve
 
 _COMMANDS = {
     "serve": serve,
     "chat": chat,
     "client": client,
+    "bench": bench,
     "convert": convert,
     "inspect": inspect,
     "list": formats,

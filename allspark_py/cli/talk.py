@@ -18,7 +18,9 @@ An empty line sends what was typed. `exit` ends the program, `end` begins a new 
 /stats           tokens and speed of the last answer
 /help            this text"""
 # A model's text must not steer the terminal.
-_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_CONTROLS = {
+    code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+}
 
 
 class AnswerError(RuntimeError):
