@@ -39,7 +39,7 @@ async def measure(
     on_end: Callable[[], object] = lambda: None,
     more: Callable[[], dict[str, float]] = dict,
 ) -> None:
-    """Makes one measurement after the other.
+    """Makes one measurement after the other, and closes the target.
 
     Args:
         done: gets each as it is made.
@@ -49,12 +49,15 @@ async def measure(
     Raises:
         RuntimeError: a request of the warm-up failed, so nothing was measured.
     """
-    for case in cases:
-        if case.warm_up:
-            warm = await run_load(target, case.warm_up, Load(case.load.concurrency))
-            _check_warm_up(warm.outcomes)
-        run = await run_load(target, case.requests, case.load, on_end)
-        done(Measurement.of_run(case.of, run, **more()))
+    try:
+        for case in cases:
+            if case.warm_up:
+                warm = await run_load(target, case.warm_up, Load(case.load.concurrency))
+                _check_warm_up(warm.outcomes)
+            run = await run_load(target, case.requests, case.load, on_end)
+            done(Measurement.of_run(case.of, run, **more()))
+    finally:
+        await target.close()
 
 
 def _check_warm_up(outcomes: Sequence[Outcome]) -> None:

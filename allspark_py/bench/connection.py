@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 from allspark.bench.outcome import RequestFailed
@@ -82,12 +82,16 @@ class Connection(asyncio.Protocol):
     def _finish(self, is_cut: bool) -> None:
         if self._reader is None or self._done is None or self._done.done():
             return
+        self._tell(self._reader.end, is_cut)
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Calls the reader; what it raises is the failure of the exchange."""
         try:
-            self._reader.end(is_cut)
+            call(*arguments)
         except RequestFailed as error:
             self._fail(error)
-        else:
-            self._done.set_result(None)
 
     # asyncio's calls.
 
@@ -115,7 +119,7 @@ class Connection(asyncio.Protocol):
             # A body without a length ends with its connection.
             self._finish(is_cut=self._has_length or exc is not None)
 
-    # httptools' calls. What they raise would not reach the caller as it is.
+    # httptools' calls, which must not raise.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()
@@ -129,15 +133,11 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status >= 200 and self._reader is not None:
             self._has_head = True
-            self._reader.begin(status, self._content_type)
+            self._tell(self._reader.begin, status, self._content_type)
 
     def on_body(self, data: bytes) -> None:
-        if self._reader is None or self._done is None or self._done.done():
-            return
-        try:
-            self._reader.body(data)
-        except RequestFailed as error:
-            self._fail(error)
+        if self._reader is not None and self._done is not None and not self._done.done():
+            self._tell(self._reader.body, data)
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
@@ -179,9 +179,11 @@ class Connections:
     async def _exchange(
         self, connection: Connection, data: bytes, reader: Reader, timeout: float
     ) -> None:
-        await connection.exchange(data, reader, timeout)
-        if connection.is_open:
-            self._idle.append(connection)
+        try:
+            await connection.exchange(data, reader, timeout)
+        finally:  # also an answer that is an error leaves it usable
+            if connection.is_open:
+                self._idle.append(connection)
 
     async def _open(self, timeout: float) -> Connection:
         address, loop = self._address, asyncio.get_running_loop()
@@ -196,8 +198,9 @@ class Connections:
             raise RequestFailed(f"cannot connect: {error}") from None
         return connection
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Closes those that are idle."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+        await asyncio.sleep(0)  # the loop closes them in its next round

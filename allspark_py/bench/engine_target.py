@@ -38,6 +38,9 @@ class EngineTarget:
         finally:
             model.engine.release_request(model.name, handle)
 
+    async def close(self) -> None:
+        """Nothing: the model is the caller's."""
+
     def _fields(self, request: Request) -> dict[str, Any]:
         return {
             "do_sample": False,

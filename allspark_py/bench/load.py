@@ -26,6 +26,9 @@ class Target(Protocol):
             RequestFailed: it got no answer, or not all of it.
         """
 
+    async def close(self) -> None:
+        """Frees what it keeps between requests."""
+
 
 @dataclass(frozen=True)
 class Run:

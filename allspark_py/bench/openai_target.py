@@ -13,7 +13,7 @@ from allspark.bench.outcome import Outcome, RequestFailed
 from allspark.bench.workload import Prompt, Request
 from allspark.remote.address import Address
 from allspark.remote.errors import RemoteError, message_of
-from allspark.remote.events import DONE, EventReader, delta_of
+from allspark.remote.events import DONE, EventReader, delta_of, usage_of
 
 ENDPOINTS = {"chat": "/chat/completions", "completions": "/completions"}
 _CUT = "the connection ended in the middle of the answer"
@@ -61,9 +61,9 @@ class OpenAITarget:
         reader = _Reader(outcome, now, self._asking.is_streamed)
         await self._connections.exchange(data, reader, self._asking.timeout)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Closes the connections."""
-        self._connections.close()
+        await self._connections.close()
 
 
 def body_of(request: Request, asking: Asking) -> dict[str, Any]:
@@ -124,16 +124,20 @@ class _Reader:
         event = _to_object(payload)
         if event.get("error"):
             raise RequestFailed(f"in the stream: {message_of(event) or 'an error without words'}")
-        delta = delta_of(event)
+        try:
+            delta = delta_of(event)
+        except RemoteError as error:
+            raise RequestFailed(error.message) from None
         if delta.has_output:
             self._outcome.times.append(arrived)
         self._has_ended = self._has_ended or delta.finish_reason is not None
-        self._count(event.get("usage"))
+        self._count(event)
 
-    def _count(self, usage: Any) -> None:
-        if isinstance(usage, dict):
-            self._outcome.prompt_tokens = usage.get("prompt_tokens")
-            self._outcome.output_tokens = usage.get("completion_tokens")
+    def _count(self, answer: dict[str, Any]) -> None:
+        usage = usage_of(answer)
+        if usage is not None:
+            self._outcome.prompt_tokens = usage.prompt
+            self._outcome.output_tokens = usage.output
 
     def end(self, is_cut: bool) -> None:
         if self._whole is None:
@@ -150,7 +154,7 @@ class _Reader:
         answer = _to_object(body)
         if answer.get("error"):
             raise RequestFailed(f"in the answer: {message_of(answer)}")
-        self._count(answer.get("usage"))
+        self._count(answer)
 
 
 def _to_object(data: bytes) -> dict[str, Any]:

@@ -167,12 +167,13 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="requests a second, with Poisson arrivals (default: as soon as one has ended); "
         "--concurrency then bounds how many run")  # fmt: skip
     add("--tokenizer", metavar="DIR",
-        help="of the model: random prompts get exact lengths, outputs those of recorded answers")  # fmt: skip
+        help="of the model: random prompts get exact lengths, and outputs those of the answers "
+        "in conversations")  # fmt: skip
     add("--no-stream", action="store_true", help="ask for whole answers: there is no TTFT then")
     add("--ignore-eos", action="store_true",
         help="outputs of full length, where the server knows the field ignore_eos")  # fmt: skip
     add("--extra-body", type=json.loads, default={}, metavar="JSON",
-        help='further fields of the requests; null removes one, as in {"max_tokens": null}')  # fmt: skip
+        help='fields of the requests; null removes one, as in {"max_tokens": null}')  # fmt: skip
     add("--timeout", type=positive_real, default=600.0, metavar="S",
         help="seconds until a request has failed (default: 600)")  # fmt: skip
 

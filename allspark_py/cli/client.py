@@ -9,7 +9,7 @@ from typing import Any
 
 from allspark.remote.blocking import BlockingClient
 from allspark.remote.errors import RemoteError
-from allspark.remote.events import delta_of
+from allspark.remote.events import delta_of, usage_of
 
 from .remote_flags import add_remote_flags, to_remote
 from .talk import AnswerError, Counts, Talk
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
 class RemoteBackend:
     """Answers of a server."""
 
-    what_is_set = "a field of the requests, as in /set temperature 0.5; null removes it"
+    what_is_set = "a field of the requests, as in /set temperature 0.5 (null: none)"
 
     def __init__(self, client: BlockingClient, model: str):
         self.name = f"{model} at {client.url}"
@@ -76,7 +76,8 @@ class RemoteBackend:
         body = {**self.settings, "messages": messages, "stream": True}
         is_reasoning = has_ended = False
         for event in self._client.events("/chat/completions", body):
-            self._count(event)
+            if (usage := usage_of(event)) is not None:
+                self.counts = Counts(usage.prompt, usage.cached, usage.output)
             delta = delta_of(event)
             has_ended = has_ended or delta.finish_reason is not None
             if delta.reasoning:
@@ -88,16 +89,6 @@ class RemoteBackend:
                 is_reasoning = False
         if not has_ended:
             raise RemoteError("the stream ended before the answer did", 200)
-
-    def _count(self, event: dict[str, Any]) -> None:
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            details = usage.get("prompt_tokens_details") or {}
-            self.counts = Counts(
-                usage.get("prompt_tokens"),
-                details.get("cached_tokens"),
-                usage.get("completion_tokens"),
-            )
 
     def forget_answer(self) -> None:
         """Drops the last two messages."""

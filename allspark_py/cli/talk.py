@@ -159,7 +159,7 @@ class Talk:
         failure = None
         try:
             for piece in pieces:
-                if first is None:
+                if first is None and piece:
                     first = time.monotonic() - begin
                 self._show(piece)
         except KeyboardInterrupt:

@@ -71,6 +71,8 @@ class BlockingClient:
                 raise RemoteError.of(error.code, error.read(), str(error.reason)) from None
         except urllib.error.URLError as error:
             raise ConnectionError(f"no server at {self.url}: {error.reason}") from None
+        except http.client.RemoteDisconnected:
+            raise ConnectionError(f"{self.url} closed the connection without an answer") from None
         except http.client.HTTPException as error:
             raise ConnectionError(f"no HTTP server at {self.url}: {error!r}") from None
         return response

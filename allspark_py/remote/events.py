@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from allspark.remote.errors import RemoteError
+
 DONE = b"[DONE]"
 
 
@@ -52,17 +54,44 @@ _NOTHING = Delta()
 
 
 def delta_of(chunk: dict[str, Any]) -> Delta:
-    """The Delta of a chunk of either route, or of an answer that came whole."""
+    """The Delta of a chunk of either route, or of an answer that came whole.
+
+    Raises:
+        RemoteError: it has another form.
+    """
     choices = chunk.get("choices")
     if not choices:
         return _NOTHING
-    choice = choices[0]
-    reason = choice.get("finish_reason")
-    text = choice.get("text")
-    if text is not None:
-        return Delta(text, "", bool(text), reason)
-    message = choice.get("delta") or choice.get("message") or {}
-    text = message.get("content") or ""
-    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    has_output = bool(text or reasoning or message.get("tool_calls"))
+    try:
+        choice = choices[0]
+        reason = choice.get("finish_reason")
+        text = choice.get("text")
+        if text is not None:
+            return Delta(str(text), "", bool(text), reason)
+        message = choice.get("delta") or choice.get("message") or {}
+        text = str(message.get("content") or "")
+        reasoning = str(message.get("reasoning_content") or message.get("reasoning") or "")
+        has_output = bool(text or reasoning or message.get("tool_calls"))
+    except (AttributeError, KeyError, TypeError):
+        message = f"the server sent choices of another form: {choices!r:.80}"
+        raise RemoteError(message, 200) from None
     return Delta(text, reasoning, has_output, reason)
+
+
+class Usage(NamedTuple):
+    """Tokens as a server counts them; None: it does not say."""
+
+    prompt: int | None = None
+    output: int | None = None
+    cached: int | None = None
+
+
+def usage_of(chunk: dict[str, Any]) -> Usage | None:
+    """The usage in a chunk or a whole answer; None where it has none."""
+    usage = chunk.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    found = (usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
+    return Usage(*(count if isinstance(count, int) else None for count in found))
