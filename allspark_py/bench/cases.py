@@ -26,7 +26,7 @@ class Case:
         warm_up: requests that are sent before, with the same concurrency, and are not counted.
     """
 
-    of: Mapping[str, Any]
+    of: Mapping[str, float | None]
     requests: Sequence[Request]
     load: Load
     warm_up: Sequence[Request] = field(default_factory=list)
@@ -83,8 +83,11 @@ def peak_rss() -> dict[str, float]:
     return {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6}
 
 
-def allow_connections(count: int) -> None:
+def allow_connections(count: int, is_bound: bool = True) -> None:
     """Raises the limit of open files as far as so many connections need.
+
+    Args:
+        is_bound: False: there may be fewer, so as many as the system allows will do.
 
     Raises:
         ValueError: the system does not allow so many.
@@ -94,6 +97,9 @@ def allow_connections(count: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
+        if not is_bound:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return
         raise ValueError(
             f"{count} connections at a time need {needed} open files; this process may have {hard} "
             "(ulimit -n)"

@@ -157,9 +157,8 @@ class Connections:
     """The connections to a server, which are kept for the next request. They go nowhere else: no
     proxy is used, and no redirection followed."""
 
-    def __init__(self, address: Address, make: Callable[[], Connection] = Connection):
+    def __init__(self, address: Address):
         self._address = address
-        self._make = make
         self._idle: list[Connection] = []
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
 
@@ -190,7 +189,7 @@ class Connections:
         wait = min(timeout, _CONNECT_S)
         try:
             _, connection = await asyncio.wait_for(
-                loop.create_connection(self._make, address.host, address.port, ssl=self._tls), wait
+                loop.create_connection(Connection, address.host, address.port, ssl=self._tls), wait
             )
         except asyncio.TimeoutError:
             raise RequestFailed(f"cannot connect within {wait:g} s") from None

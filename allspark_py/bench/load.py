@@ -19,8 +19,8 @@ class Target(Protocol):
     """What answers requests."""
 
     async def serve(self, request: Request, outcome: Outcome, now: Now) -> None:
-        """Sends a request, and notes in `outcome` the times of its chunks and the counts of its
-        tokens.
+        """Sends a request, and notes in `outcome` the times of its chunks, the counts of its
+        tokens, and its end where that is known better than when this returns.
 
         Raises:
             RequestFailed: it got no answer, or not all of it.
@@ -76,7 +76,7 @@ async def run_load(
             await target.serve(request, outcome, now)
         except RequestFailed as error:
             outcome.error = str(error)
-        outcome.end = now()
+        outcome.end = outcome.end or now()
         on_end()
 
     pairs = list(zip(requests, outcomes, strict=True))

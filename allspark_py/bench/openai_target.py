@@ -140,9 +140,10 @@ class _Reader:
             self._outcome.output_tokens = usage.output
 
     def end(self, is_cut: bool) -> None:
+        self._outcome.end = self._now()
         if self._whole is None:
             for payload in self._events.end():
-                self._event(payload, self._now())
+                self._event(payload, self._outcome.end)
             if not self._has_ended:
                 raise RequestFailed(_CUT if is_cut else _EARLY)
             return

@@ -36,19 +36,20 @@ _COLUMNS = ("mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max")
 class Measurement:
     """One run, and what it was of: {"concurrency": 16, ...}."""
 
-    of: Mapping[str, Any]
+    of: Mapping[str, float | None]
     outcomes: Sequence[Outcome]
     values: Values
 
     @classmethod
-    def of_run(cls, of: Mapping[str, Any], run: Run, **more: float) -> Measurement:
+    def of_run(cls, of: Mapping[str, float | None], run: Run, **more: float) -> Measurement:
         """With all figures, and `more` beside them."""
         return cls(of, run.outcomes, {**figures(run.outcomes, run.client_cpu_s), **more})
 
     @property
     def title(self) -> str:
         """What it was of, in words."""
-        return ", ".join(f"{name} {value}" for name, value in self.of.items() if value is not None)
+        given = {name: value for name, value in self.of.items() if value is not None}
+        return ", ".join(f"{name} {value:g}" for name, value in given.items())
 
 
 def tables(measurements: Sequence[Measurement]) -> str:
@@ -73,7 +74,9 @@ def notes(measurement: Measurement) -> list[str]:
     """Sentences about a measurement: failures with their reasons, and what to think of its
     counts."""
     values = measurement.values
-    found = [f"{count} failed: {reason}" for reason, count in errors(measurement.outcomes).items()]
+    found = [
+        f"{count} failed: {_line(reason)}" for reason, count in errors(measurement.outcomes).items()
+    ]
 
     def count(name: str, sentence: str) -> None:
         if values[name]:
@@ -97,6 +100,12 @@ def notes(measurement: Measurement) -> list[str]:
         if share >= BUSY:
             found.append("WARNING: the client was as busy as it can be; it limits these figures")
     return found
+
+
+def _line(text: str) -> str:
+    """A server's text as one line that does not steer the terminal."""
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
 
 def _shown(value: float | int | None) -> str:

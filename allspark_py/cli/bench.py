@@ -14,6 +14,7 @@ from .bench_flags import (
     add_result_flags,
     check_results,
     measure_and_report,
+    not_negative,
     positive,
     positive_real,
     requests_of,
@@ -52,7 +53,7 @@ def _add_latency(parser: argparse.ArgumentParser) -> None:
          "as --prompt-tokens, or one for all")  # fmt: skip
     add("-tr", "--test-rounds", type=positive, default=3, metavar="N",
         help="rounds of every combination (default: 3)")  # fmt: skip
-    add("-w", "--warmup-rounds", type=int, default=1, metavar="N",
+    add("-w", "--warmup-rounds", type=not_negative, default=1, metavar="N",
         help="rounds before, which are not counted (default: 1)")  # fmt: skip
     engine_flags.add_engine_flags(parser)
 
@@ -189,7 +190,8 @@ def _serve(options: argparse.Namespace) -> int:
     if not isinstance(options.extra_body, dict):
         options.fail(f"--extra-body is {options.extra_body!r}; it must be a JSON object")
     cases = _serve_cases(options)
-    allow_connections(max(case.load.concurrency or len(case.requests) for case in cases))
+    bound = max((case.load.concurrency or 0 for case in cases), default=0)
+    allow_connections(bound or len(cases[0].requests), is_bound=bound > 0)
     remote = to_remote(options.base_url, options)
     extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.extra_body}
     asking = Asking(remote.model, options.endpoint, not options.no_stream, extra, options.timeout)

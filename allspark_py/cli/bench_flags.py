@@ -27,6 +27,14 @@ def positive(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> int:
+    """An integer of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 0")
+    return value
+
+
 def positive_real(text: str) -> float:
     """A finite number above 0."""
     value = float(text)
@@ -58,7 +66,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, concurrency: list[int] | 
     add("--output-len", type=_lengths, metavar="N|LOW:HIGH",
         help="most tokens of outputs (default: what the file says, else "
         f"{_DEFAULT_OUTPUT})")  # fmt: skip
-    add("--warm-up", type=int, default=1, metavar="N",
+    add("--warm-up", type=not_negative, default=1, metavar="N",
         help="requests before, which are not counted (default: 1)")  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Address:
         if parts.username is not None:
             raise ValueError(f"{name} has a user in it; a key is given by --api-key")
         default = 443 if parts.scheme == "https" else 80
-        path = parts.path.rstrip("/") or "/v1"
+        path = urllib.parse.quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~") or "/v1"
         return cls(parts.scheme, parts.hostname, default if port is None else port, path)
 
     @property

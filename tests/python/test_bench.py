@@ -79,7 +79,7 @@ OUTCOMES = [
     Outcome(4, due=0.0, sent=0.0, end=2.0, times=[0.5, 1.0, 2.0], prompt_tokens=7, output_tokens=4),
     # Without usage: a chunk is a token.
     Outcome(2, due=1.0, sent=1.25, end=4.5, times=[2.0, 4.0]),
-    Outcome(9, due=2.0, sent=2.0, end=5.0, times=[3.0], error="HTTP 429: no"),
+    Outcome(9, due=2.0, sent=2.0, end=5.0, times=[3.0], error="HTTP 429:\n\tno\x1b"),
     # A server that counts fewer tokens than it sends chunks; and an answer without output.
     Outcome(2, due=2.0, sent=2.0, end=4.0, times=[3.0, 4.0], prompt_tokens=1, output_tokens=1),
     Outcome(1, due=3.0, sent=3.0, end=4.0, prompt_tokens=2, output_tokens=0),
@@ -103,7 +103,7 @@ def test_figures_of_outcomes():
         "late_ms_max": 250.0, "client_cpu_s": 1.0, "client_cpu_share": 0.2,
     }  # fmt: skip
     assert {name: values[name] for name in expected} == pytest.approx(expected)
-    assert errors(OUTCOMES) == {"HTTP 429: no": 1}
+    assert errors(OUTCOMES) == {"HTTP 429:\n\tno\x1b": 1}
 
 
 def test_a_run_in_which_all_failed_has_no_latencies():
@@ -115,7 +115,7 @@ def test_notes_say_what_a_reader_should_know():
     run = Run(OUTCOMES, client_cpu_s=4.5)
     found = notes(Measurement.of_run({"concurrency": 2}, run))
     assert found == [
-        "1 failed: HTTP 429: no",
+        "1 failed: HTTP 429: no\ufffd",
         "1 of 4 answers have no output",
         "1 of 4 answers have no usage: their tokens are counted as chunks",
         "1 of 4 answers came in more chunks than the usage has tokens",
@@ -185,6 +185,7 @@ def test_usage():
         ("https://h/openai/v1/", "https://h/openai/v1"),
         ("http://[::1]:5/v1", "http://[::1]:5/v1"),
         ("https://h:443", "https://h/v1"),
+        ("http://h/a b/\u00e9%20/v1", "http://h/a%20b/%C3%A9%20/v1"),
     ],
 )
 def test_addresses(url, expected):
@@ -776,6 +777,7 @@ def test_serve_says_what_is_wrong(arguments, message, capsys):
     "arguments, message",
     [
         (["-c", "0"], "0 is not at least 1"),
+        (["--warm-up", "-1"], "-1 is not at least 0"),
         (["--request-rate", "-1"], "-1 is no number above 0"),
         (["--request-rate", "inf"], "inf is no number above 0"),
         (["--input-len", "4:2"], "'4:2' must be N or LOW:HIGH"),
@@ -797,7 +799,8 @@ def test_more_connections_than_files(monkeypatch, capsys):
     monkeypatch.setattr(resource, "setrlimit", lambda _, found: limits.append(found))
     bench_cases.allow_connections(448)
     bench_cases.allow_connections(100)
-    assert limits == [(512, 512)]
+    bench_cases.allow_connections(500, is_bound=False)
+    assert limits == [(512, 512)] * 2
 
 
 @pytest.mark.parametrize(
