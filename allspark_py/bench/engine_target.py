@@ -23,7 +23,7 @@ class EngineTarget:
     async def serve(self, request: Request, outcome: Outcome, now: Now) -> None:
         """See Target. A chunk is what the engine gave at a time."""
         model = self._model
-        status, handle, queue = await model.engine.start_request_ids_async(
+        status, handle, queue = model.engine.start_request_ids(
             model.name, None, request.prompt, self._fields(request)
         )
         if status != AsStatus.ALLSPARK_SUCCESS:

@@ -599,6 +599,24 @@ def test_connections_are_kept():
     assert errors(outcomes) == {} and 1 <= server.num_connections <= 3
 
 
+def test_a_connection_is_not_used_again_before_its_answer_has_ended():
+    received = []
+
+    def answer(request, connection):
+        if len(server.requests) > 1:
+            good(request, connection)
+            return
+        connection.send(STREAM)
+        connection.event({"error": {"message": "no memory"}})
+        received.append(connection.sock.recv(1))
+        connection.close()
+
+    with FakeServer(answer) as server:
+        outcomes = ask(server, requests=2)
+    assert [each.error for each in outcomes] == ["in the stream: no memory", None]
+    assert received == [b""] and server.num_connections == 2
+
+
 def test_a_connection_that_was_closed_meanwhile_is_opened_anew():
     def answer(request, connection):
         good(request, connection)
