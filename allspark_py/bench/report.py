@@ -94,6 +94,8 @@ def notes(measurement: Measurement) -> list[str]:
         )
     if (values["late_ms_max"] or 0) >= _LATE_MS:
         found.append(f"requests were sent at most {_shown(values['late_ms_max'])} ms late")
+    if (memory := values.get("peak_rss_mb")) is not None:
+        found.append(f"this process has taken at most {memory:.0f} MB so far")
     share = values["client_cpu_share"]
     if share is not None:
         found.append(f"the client took {100 * share:.0f} % of a core")

@@ -125,6 +125,8 @@ def test_notes_say_what_a_reader_should_know():
         "the client took 90 % of a core",
         "WARNING: the client was as busy as it can be; it limits these figures",
     ]
+    measured = Measurement.of_run({}, run, peak_rss_mb=5.4)
+    assert notes(measured)[-3] == "this process has taken at most 5 MB so far"
     text = tables([Measurement.of_run({"rate": None, "concurrency": 2}, run, peak_rss_mb=5.0)])
     assert re.search(r"^concurrency 2 +4 +1 +5.00 +0.800 +48.00 +2.00 +1.40 +3.40$", text, re.M)
     assert re.search(r"^concurrency 2  TTFT +833.3 +500.0 +1000 ", text, re.M)
