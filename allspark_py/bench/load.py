@@ -70,8 +70,9 @@ async def run_load(
     def now() -> float:
         return clock() - begin
 
-    async def serve(request: Request, outcome: Outcome) -> None:
+    async def serve(request: Request, outcome: Outcome, due: float | None = None) -> None:
         outcome.sent = now()
+        outcome.due = outcome.sent if due is None else due
         try:
             await target.serve(request, outcome, now)
         except RequestFailed as error:
@@ -85,23 +86,21 @@ async def run_load(
 
         async def take_turns() -> None:
             for request, outcome in waiting:
-                outcome.due = now()
                 await serve(request, outcome)
 
         await _all(take_turns() for _ in range(min(load.concurrency or len(pairs), len(pairs))))
     else:
         room = asyncio.Semaphore(load.concurrency or len(pairs))
 
-        async def serve_in_time(request: Request, outcome: Outcome) -> None:
+        async def serve_in_time(request: Request, outcome: Outcome, due: float) -> None:
             # What the bound holds back has waited since it was due.
             async with room:
-                await serve(request, outcome)
+                await serve(request, outcome, due)
 
         async def start_in_time(tasks: list[asyncio.Task[None]]) -> None:
             for (request, outcome), due in zip(pairs, load.due or (), strict=True):
                 await sleep(max(0.0, due - now()))
-                outcome.due = due
-                tasks.append(asyncio.ensure_future(serve_in_time(request, outcome)))
+                tasks.append(asyncio.ensure_future(serve_in_time(request, outcome, due)))
 
         started: list[asyncio.Task[None]] = []
         try:

@@ -189,10 +189,10 @@ def _serve(options: argparse.Namespace) -> int:
 
     if not isinstance(options.extra_body, dict):
         options.fail(f"--extra-body is {options.extra_body!r}; it must be a JSON object")
+    remote = to_remote(options.base_url, options)
     cases = _serve_cases(options)
     bound = max((case.load.concurrency or 0 for case in cases), default=0)
     allow_connections(bound or len(cases[0].requests), is_bound=bound > 0)
-    remote = to_remote(options.base_url, options)
     extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.extra_body}
     asking = Asking(remote.model, options.endpoint, not options.no_stream, extra, options.timeout)
     target = OpenAITarget(remote.address, remote.headers, asking)

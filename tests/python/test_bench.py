@@ -788,7 +788,7 @@ def test_a_measurement_without_an_answer_is_a_failure(server, capsys):
     ],
 )
 def test_serve_says_what_is_wrong(arguments, message, capsys):
-    given = [] if "--base-url" in arguments else ["--base-url", "127.0.0.1:1"]
+    given = [] if "--base-url" in arguments else ["--base-url", "127.0.0.1:1", "--model", "m"]
     assert main(["bench", "serve", *given, *arguments]) == 1
     assert message in capsys.readouterr().err
 
@@ -813,7 +813,8 @@ def test_serve_refuses_wrong_arguments(arguments, message, capsys):
 
 def test_more_connections_than_files(monkeypatch, capsys):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
-    assert main(["bench", "serve", "--base-url", "127.0.0.1:1", "-c", "500"]) == 1
+    away = ("--base-url", "127.0.0.1:1", "--model", "m")
+    assert main(["bench", "serve", *away, "-c", "500"]) == 1
     assert "need 564 open files; this process may have 512" in capsys.readouterr().err
     limits = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, found: limits.append(found))
