@@ -10,6 +10,7 @@ import json
 import re
 import resource
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -759,6 +760,29 @@ def test_serve_sends_conversations(server, demo_model, tmp_path, capsys):
     # A random prompt of ids is sent to chat as its text.
     chat = ("--tokenizer", str(demo_model), "-n", "2", "--input-len", "4", "--output-len", "2")
     assert bench_server(server, *chat) == 0
+
+
+def test_tls(demo_model, tmp_path, capsys, monkeypatch):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+               "-nodes", "-days", "2", "-subj", "/CN=here", "-addext",
+               "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/set temperature 0\nWhat is 3+4?\n\n"))
+    model = ServedModel.open(str(demo_model), name="demo")
+    with RunningServer([model], ssl_keyfile=str(key), ssl_certfile=str(certificate)) as running:
+        url = f"https://127.0.0.1:{running.port}"
+        command = ["bench", "serve", "--base-url", url, "-n", "1", "--output-len", "2"]
+        assert main([*command, "--model", "demo"]) == 1
+        assert "certificate verify failed" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert main(command) == 0
+        assert main(["client", url]) == 0
+        assert capsys.readouterr().out.endswith("3 + 4 = 7\n")
+    model.close()
 
 
 def test_a_wrong_key_is_an_error_before_anything_is_measured(server, capsys):
