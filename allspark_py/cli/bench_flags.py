@@ -114,7 +114,8 @@ def requests_of(options: argparse.Namespace, index: int, tokenizer: Any = None) 
         None if tokenizer is None else lambda text: len(tokenizer.encode(text)),
     )
     if len(requests) < options.num_prompts and index == 0:
-        print(f"{options.dataset} has {len(requests)} prompts", file=sys.stderr)
+        asked = options.num_prompts
+        print(f"{options.dataset} gives {len(requests)} of {asked} requests", file=sys.stderr)
     return requests
 
 

@@ -753,7 +753,7 @@ def test_serve_sends_conversations(server, demo_model, tmp_path, capsys):
     arguments = ["--dataset", str(path), "--no-stream", "--output-len", "64"]
     assert bench_server(server, *arguments) == 0
     found = capsys.readouterr()
-    assert "has 1 prompts" in found.err
+    assert "prompts.jsonl gives 1 of 100 requests" in found.err
     assert "1 of 1 answers are shorter than they were allowed to be" in found.out
     assert bench_server(server, *arguments, "--endpoint", "completions") == 1
     assert "--endpoint completions takes texts" in capsys.readouterr().err
