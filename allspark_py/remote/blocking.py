@@ -13,9 +13,14 @@ from typing import Any
 
 from allspark.remote.address import is_local
 from allspark.remote.errors import RemoteError, message_of
-from allspark.remote.events import DONE, EventReader
+from allspark.remote.events import DONE, EventReader, LineReader
 
 _READ_BYTES = 1 << 16
+# How streams are taken apart, by their content type.
+_READERS: dict[str, type[EventReader] | type[LineReader]] = {
+    "text/event-stream": EventReader,
+    "application/x-ndjson": LineReader,
+}
 _CUT = "the connection ended in the middle of the answer"
 
 
@@ -51,12 +56,12 @@ class BlockingClient:
         """
         with self._open(path, body) as response:
             kind = response.headers.get_content_type()
-            if kind != "text/event-stream":
+            if kind not in _READERS:
                 if kind != "application/json":
                     raise RemoteError(f"the answer is {kind}, not a stream of events", 200)
                 yield _checked(_to_json(_read(response)))
                 return
-            for data in _payloads(response):
+            for data in _payloads(response, _READERS[kind]()):
                 if data == DONE:
                     return
                 yield _checked(_to_json(data))
@@ -78,8 +83,9 @@ class BlockingClient:
         return response
 
 
-def _payloads(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    reader = EventReader()
+def _payloads(
+    response: http.client.HTTPResponse, reader: EventReader | LineReader
+) -> Iterator[bytes]:
     while data := _read(response, _READ_BYTES):
         yield from reader.feed(data)
     yield from reader.end()

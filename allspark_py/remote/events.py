@@ -40,6 +40,23 @@ class EventReader:
         return self.feed(b"\n\n") if self._rest or self._data else []
 
 
+class LineReader:
+    """The same for streams of which each line is an event; empty lines and comments are none."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that end in `data`."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        texts = [line.strip() for line in lines]
+        return [text for text in texts if text and not text.startswith(b":")]
+
+    def end(self) -> list[bytes]:
+        """A last line without an end."""
+        return self.feed(b"\n")
+
+
 class Delta(NamedTuple):
     """What the first choice of a chunk, or of a whole answer, adds."""
 

@@ -44,7 +44,7 @@ from allspark.bench.workload import (  # noqa: E402
 from allspark.cli import main  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.remote.address import Address  # noqa: E402
-from allspark.remote.events import Delta, EventReader, delta_of, usage_of  # noqa: E402
+from allspark.remote.events import Delta, EventReader, LineReader, delta_of, usage_of  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from support.fake_openai import STREAM, FakeClock, FakeServer, delta, usage  # noqa: E402
@@ -144,6 +144,14 @@ def test_events_may_be_cut_anywhere(cuts):
     for begin, end in zip([0, *cuts], [*cuts, len(EVENTS)], strict=True):
         found += reader.feed(EVENTS[begin:end])
     assert found == [b"1", b"2\n3", b"[DONE]"] and reader.end() == []
+
+
+@given(st.lists(st.integers(0, 24), max_size=4).map(sorted))
+def test_lines_may_be_cut_anywhere(cuts):
+    text, reader, found = b': hello\n\n{"a": 1}\r\n{"b":2}', LineReader(), []
+    for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        found += reader.feed(text[begin:end])
+    assert found + reader.end() == [b'{"a": 1}', b'{"b":2}'] and reader.end() == []
 
 
 def test_a_stream_may_end_without_an_empty_line():

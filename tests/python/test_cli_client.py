@@ -193,6 +193,16 @@ def test_an_answer_that_comes_whole_is_taken():
         assert talk(remote(server), "q\n\n") == "all\n"
 
 
+def test_a_stream_of_lines_is_read():
+    def answer(request, connection):
+        lines = b'{"text": "a"}\n\n{"text": "b"}\n'
+        connection.whole(200, lines, "application/x-ndjson")
+
+    with FakeServer(answer) as server:
+        found = list(BlockingClient(server.url, {}).events("/lines", {}))
+    assert found == [{"text": "a"}, {"text": "b"}]
+
+
 def test_reasoning_is_shown_and_not_sent_back():
     answer = answered(
         delta(reasoning_content="let me"), delta(reasoning_content=" see"), delta("yes"),
