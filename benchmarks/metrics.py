@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from allspark.bench.metrics import gaps, percentile
 from checkpoints import Shape
 from machine import Slot
 from peers.base import Precision
@@ -31,25 +31,23 @@ def work_flops(shape: Shape, work: Workload) -> float:
 
 
 def from_times(work: Workload, measured: Mapping[str, Any]) -> dict[str, float]:
-    """Throughput and percentiles of a workload. Tokens that came together have gaps of zero."""
+    """Throughput and percentiles of a workload, as docs/bench.md defines them."""
     timelines = measured["requests"]
-    first = np.array([entry["times"][0] - entry["begin"] for entry in timelines])
+    first = [entry["times"][0] - entry["begin"] for entry in timelines]
     end = max(entry["times"][-1] for entry in timelines)
     values = {
         "output_tok_s": work.num_output / end,
-        "ttft_ms": 1e3 * float(np.median(first)),
-        "ttft_p99_ms": 1e3 * float(np.percentile(first, 99)),
+        "ttft_ms": 1e3 * percentile(first, 50),
+        "ttft_p99_ms": 1e3 * percentile(first, 99),
         **{key: measured[key] for key in ("load_s", "rss_mb", "core_share", "others_share")},
     }
-    gaps: list[float] = []
-    for entry in timelines:
-        gaps += np.diff(entry["times"]).tolist()
-        gaps += [0.0] * (sum(entry["counts"]) - len(entry["counts"]))
-    if gaps:
-        values["gap_ms"], values["gap_p99_ms"] = (1e3 * np.percentile(gaps, (50, 99))).tolist()
+    between = [gap for each in timelines for gap in gaps(each["times"], sum(each["counts"]))]
+    if between:
+        values["gap_ms"] = 1e3 * percentile(between, 50)
+        values["gap_p99_ms"] = 1e3 * percentile(between, 99)
     if len(timelines) == 1:
         times, counts = timelines[0]["times"], timelines[0]["counts"]
-        values["prefill_tok_s"] = work.num_prompt / float(first[0])
+        values["prefill_tok_s"] = work.num_prompt / first[0]
         if len(times) > 1:
             values["decode_tok_s"] = sum(counts[1:]) / (times[-1] - times[0])
     return values

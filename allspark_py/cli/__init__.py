@@ -1,4 +1,5 @@
-"""The command ``allspark``: serves models, talks with one, converts checkpoints (docs/cli.md)."""
+"""The command ``allspark``: serves, measures and converts models, and talks with them
+(docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import chat, check_env, convert, formats, inspect, serve
+from . import bench, chat, check_env, client, convert, formats, inspect, serve
 
 _COMMANDS = {
     "serve": serve,
     "chat": chat,
+    "client": client,
+    "bench": bench,
     "convert": convert,
     "inspect": inspect,
     "list": formats,
@@ -19,8 +22,9 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 after an error message; 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="allspark", description=__doc__.split(" (")[0])
+    """Returns the exit status: 0; 1 after an error message; 2 for wrong arguments; 130 where the
+    user ended it."""
+    parser = argparse.ArgumentParser(prog="allspark", description=(__doc__ or "").split("\n(")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in _COMMANDS.items():
         summary = (module.__doc__ or "").splitlines()[0]
@@ -31,3 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError) as error:
         print(f"allspark {options.command}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"allspark {options.command}: ended by the user", file=sys.stderr)
+        return 130

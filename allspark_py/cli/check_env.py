@@ -50,10 +50,10 @@ def describe() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     settings = ("ALLSPARK_", "BFC_", "CPU_CACHE_RATIO", "HIE_", "LMDEPLOY_")
-    secret = "ALLSPARK_API_KEYS"
+    secrets = ("ALLSPARK_API_KEY", "ALLSPARK_API_KEYS")
     for name in sorted(os.environ):
         if name.startswith(settings):
-            found[name] = "set" if name == secret else os.environ[name]
+            found[name] = "set" if name in secrets else os.environ[name]
     return found
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import ssl
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from allspark.lmdeploy_compat.not_served import not_served
-
-_LOCAL = {"0.0.0.0", "::", "::1", "localhost"}
-_DONE = "[DONE]"
+from allspark.remote.blocking import BlockingClient
+from allspark.remote.errors import RemoteError
 
 
 class APIClient:
@@ -37,10 +30,9 @@ class APIClient:
             raise TypeError(f"APIClient has no parameter {unknown[0]!r}")
         self.api_server_url = api_server_url.rstrip("/")
         self.api_key = api_key
-        self.headers = {"content-type": "application/json"}
-        if api_key is not None:
-            self.headers["Authorization"] = f"Bearer {api_key}"
-        self._opener = _opener(self.api_server_url, kwargs.get("ssl_context"))
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._client = BlockingClient(self.api_server_url, headers, kwargs.get("ssl_context"))
+        self.headers = self._client.headers
         self._models: list[str] | None = None
         # Ends the server that serve() started; None for any other.
         self._end: Callable[[], None] | None = None
@@ -126,39 +118,25 @@ class APIClient:
         if self._end is not None:
             self._end()
 
-    def _open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.api_server_url + path, data, self.headers)
-        try:
-            response: http.client.HTTPResponse = self._opener.open(request)
-        except urllib.error.HTTPError:
-            raise
-        except urllib.error.URLError as error:
-            raise ConnectionError(f"no server at {self.api_server_url}: {error.reason}") from None
-        return response
-
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
-            with self._open(path, body) as response:
-                return json.load(response)
-        except urllib.error.HTTPError as error:
-            answer = _error_item(error)
-            raise RuntimeError(f"{path}: {answer['code']}: {answer['message']}") from None
+            return self._client.call(path, body)
+        except RemoteError as error:
+            raise RuntimeError(f"{path}: {error.status}: {error.message}") from None
 
     def _items(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
-            response = self._open(path, body)
-        except urllib.error.HTTPError as error:
-            yield _error_item(error)
-            return
-        with response:
-            if not body.get("stream"):
-                yield json.load(response)
-                return
-            for line in response:
-                text = line.decode().strip()
-                if text.startswith("data:") and (data := text[5:].strip()) != _DONE:
-                    yield json.loads(data)
+            if body.get("stream"):
+                yield from self._client.events(path, body)
+            else:
+                yield self._client.call(path, body)
+        except RemoteError as error:
+            yield {
+                "object": "error",
+                "message": error.message,
+                "code": error.status,
+                "error": error.error,
+            }
 
 
 def get_model_list(api_url: str, headers: dict[str, str] | None = None) -> list[str]:
@@ -173,25 +151,3 @@ def _fields(arguments: dict[str, Any]) -> dict[str, Any]:
     given = {name: arguments[name] for name in arguments if name not in ("self", "kwargs")}
     given.update(arguments["kwargs"])
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _opener(url: str, context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    handlers: list[Any] = []
-    host = urllib.parse.urlsplit(url).hostname or ""
-    if host in _LOCAL or host.startswith("127."):
-        handlers.append(urllib.request.ProxyHandler({}))  # no proxy reaches this machine
-    if context is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    return urllib.request.build_opener(*handlers)
-
-
-def _error_item(error: urllib.error.HTTPError) -> dict[str, Any]:
-    """What is yielded in place of an answer."""
-    with error:
-        text = error.read().decode(errors="replace")
-    try:
-        found = json.loads(text)["error"]
-        message = found["message"]
-    except (ValueError, TypeError, KeyError):
-        found, message = None, text or str(error.reason)
-    return {"object": "error", "message": message, "code": error.code, "error": found}

@@ -6,11 +6,11 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from allspark.detokenizer import Detokenizer
 from allspark.input_ids import wrong_type
+from allspark.pipeline.model_source import open_tokenizer
 
 _log = logging.getLogger("allspark.lmdeploy_compat")
 
@@ -40,7 +40,7 @@ class Tokenizer:
     def __init__(self, model_path: str, trust_remote_code: bool = False):
         if not isinstance(model_path, str):
             raise wrong_type("model_path", model_path, "a str")
-        self._tokenizer = _load(model_path, trust_remote_code)
+        self._tokenizer = open_tokenizer(model_path, trust_remote_code)
 
     @classmethod
     def of(cls, tokenizer: Any) -> Tokenizer:
@@ -161,17 +161,3 @@ class Tokenizer:
     def __call__(self, s: str | Sequence[str]) -> Any:
         """What transformers gives for texts, without special tokens."""
         return self._tokenizer(s, add_special_tokens=False)
-
-
-def _load(model_path: str, trust_remote_code: bool) -> Any:
-    from allspark.model_loader.tokenizer import has_tokenizer, load_tokenizer
-    from allspark.pipeline.model_source import check_source, open_loader
-
-    check_source(model_path)
-    path = Path(model_path).expanduser()
-    if path.name == "tokenizer.model" and path.is_file():
-        path = path.parent
-    if path.is_dir() and has_tokenizer(path):  # there may be no weights
-        return load_tokenizer(path, trust_remote_code=trust_remote_code)
-    loader = open_loader(model_path, "tokenizer", trust_remote_code=trust_remote_code)
-    return loader.get_tokenizer()

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allspark.model_loader import LLM
@@ -103,6 +103,19 @@ def open_loader(
         str(path), name, user_set_data_type=data_type, trust_remote_code=trust_remote_code
     )
     return loader.load_model(revision=revision, download_dir=download_dir)
+
+
+def open_tokenizer(source: str, trust_remote_code: bool = False) -> Any:
+    """The transformers tokenizer of what open_loader takes, or of a folder without weights."""
+    from allspark.model_loader.tokenizer import has_tokenizer, load_tokenizer
+
+    check_source(source)
+    path = Path(source).expanduser()
+    if path.name == "tokenizer.model" and path.is_file():
+        path = path.parent
+    if path.is_dir() and has_tokenizer(path):  # there may be no weights
+        return load_tokenizer(path, trust_remote_code=trust_remote_code)
+    return open_loader(source, "tokenizer", trust_remote_code=trust_remote_code).get_tokenizer()
 
 
 def _is_native(path: Path) -> bool:
