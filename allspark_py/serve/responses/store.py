@@ -74,7 +74,7 @@ class ResponseStore:
         Raises:
             NoRoomError: there is none beside what runs. The entry of that id is gone.
         """
-        self.delete(id)
+        self._remove(id)
         size, bounds = len(data), self._bounds
         if len(self._running) + 1 > bounds.entries:
             raise NoRoomError(f"{len(self._running)} responses run; the bound is {bounds.entries}")
@@ -93,15 +93,8 @@ class ResponseStore:
 
     def delete(self, id: str) -> bool:
         """Removes an entry; False if there is none."""
-        if id in self._ended:
-            size, _ = self._ended.pop(id)
-        elif id in self._running:
-            size = self._running.pop(id)
-        else:
-            return False
-        self._num_bytes -= size
-        self._shelf.remove(id)
-        return True
+        self._expire()
+        return self._remove(id)
 
     def expire(self) -> int:
         """Removes what was not used for the lifetime; returns how many entries there still are."""
@@ -128,4 +121,15 @@ class ResponseStore:
             self._remove_oldest()
 
     def _remove_oldest(self) -> None:
-        self.delete(next(iter(self._ended)))
+        self._remove(next(iter(self._ended)))
+
+    def _remove(self, id: str) -> bool:
+        if id in self._ended:
+            size, _ = self._ended.pop(id)
+        elif id in self._running:
+            size = self._running.pop(id)
+        else:
+            return False
+        self._num_bytes -= size
+        self._shelf.remove(id)
+        return True
