@@ -115,6 +115,20 @@ def call_server(tool_model):
         yield server
 
 
+@pytest.fixture(scope="module")
+def openai():
+    module = pytest.importorskip("openai")
+    if not hasattr(module.OpenAI, "responses"):
+        pytest.skip("this version of the client has no responses")
+    return module
+
+
+def client_of(kind, server):
+    url = f"http://127.0.0.1:{server.port}/v1"
+    strict = {"_strict_response_validation": True, "max_retries": 0}
+    return kind(base_url=url, api_key="none", **strict)
+
+
 def ask(server, **fields):
     response = server.post(RESPONSES, **{"temperature": 0, **fields})
     assert response.status_code == 200, response.text
@@ -1245,12 +1259,15 @@ def test_settings_of_the_store_are_checked(model):
             RunningServer([model], **{name: -1})
 
 
-def test_an_error_after_the_start_is_an_event(model, monkeypatch):
+def test_an_error_after_the_start_is_an_event(openai, model, monkeypatch):
     from allspark.serve.choice import Choice
     from allspark.serve.errors import ApiError
 
     monkeypatch.setattr(Choice, "error", property(lambda _: ApiError(500, "it broke")))
     with RunningServer([model]) as server:
+        with client_of(openai.OpenAI, server) as client:
+            read = list(client.responses.create(model="demo", input=SUM, stream=True))
+        assert [event.type for event in read[-2:]] == ["error", "response.failed"]
         *events, error, last = events_of(server, input=SUM)
         number = error["sequence_number"]
         assert error == {
@@ -1312,20 +1329,6 @@ def test_the_document_names_the_routes(server):
 
 
 # OpenAI's own client, which checks every answer against its types.
-
-
-@pytest.fixture(scope="module")
-def openai():
-    module = pytest.importorskip("openai")
-    if not hasattr(module.OpenAI, "responses"):
-        pytest.skip("this version of the client has no responses")
-    return module
-
-
-def client_of(kind, server):
-    url = f"http://127.0.0.1:{server.port}/v1"
-    strict = {"_strict_response_validation": True, "max_retries": 0}
-    return kind(base_url=url, api_key="none", **strict)
 
 
 def test_the_client_of_openai(openai, call_server):

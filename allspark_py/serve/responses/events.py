@@ -21,6 +21,10 @@ _LAST = {
 _Event = dict[str, Any]
 
 
+# Events that are made at once: more would hold up the event loop.
+_MAX_TAKEN = 500
+
+
 class Events:
     """The events of one stream.
 
@@ -33,17 +37,24 @@ class Events:
         self._next = 0
         self._after = after
         self.is_ended = False  # the last event was taken
+        self.has_more = True  # `take` may be called again before the record changes
 
     def take(self) -> list[_Event]:
-        """The events that have come since the last call."""
+        """Events that have come since the last call; where there are many, the first of them."""
         found: list[_Event] = []
-        for event in self._events:
+        for _ in range(_MAX_TAKEN):
+            try:
+                event = next(self._events)
+            except StopIteration:
+                self.is_ended, self.has_more = True, False
+                return found
             if event is None:
+                self.has_more = False
                 return found
             number, self._next = self._next, self._next + 1
             if number > self._after:
                 found.append({**event, "sequence_number": number})
-        self.is_ended = True
+        self.has_more = True
         return found
 
 

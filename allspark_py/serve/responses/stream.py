@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from allspark.serve.responses.events import Events
@@ -23,6 +24,7 @@ class ResponseStream:
         self._run = run
         self._ends_run = is_owner and run is not None and not run.is_background
         self._writer: Writer | None = None
+        self._is_planned = False  # `_write` is to be called again
 
     def start(self, writer: Writer) -> None:
         """Writes what there is, then what comes as it comes."""
@@ -34,6 +36,7 @@ class ResponseStream:
 
     def abort(self) -> None:
         """The client went away."""
+        self._writer = None
         if self._run is not None:
             self._run.forget(self._write)
             if self._ends_run:
@@ -49,6 +52,13 @@ class ResponseStream:
             writer.write(data, more=not is_end)
         if is_end and self._run is not None:
             self._run.forget(self._write)
+        if self._events.has_more and not self._is_planned:  # others get their turn before
+            self._is_planned = True
+            asyncio.get_running_loop().call_soon(self._write_more)
+
+    def _write_more(self) -> None:
+        self._is_planned = False
+        self._write()
 
 
 def _frame(event: dict[str, Any]) -> bytes:
