@@ -25,7 +25,6 @@ class Run(Protocol):
     """A response that runs, or that ended and is not stored yet."""
 
     record: Record
-    is_kept: bool  # it is stored once it has ended
 
     def cancel(self, failure: str | None = None) -> None:
         """Ends it with what it has; as failed where a failure is given."""
@@ -106,12 +105,10 @@ class Library:
         """Ends a response that runs, and forgets it. Raises ApiError if there is none."""
         run = self.running.get(id)
         if run is not None:
-            run.is_kept = False
             run.cancel()
             await run.ended()
-        if id in self._saving:  # it had ended already
+        if id in self._saving:
             await asyncio.wait({self._saving[id]})
-        self.running.pop(id, None)
         is_stored = await self._do(self._store.delete, id)
         if run is None and not is_stored:
             raise _not_found(id, "response_id")
