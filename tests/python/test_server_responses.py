@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import dataclasses
 import json
+import random
 import threading
 import time
 
@@ -16,6 +18,7 @@ pytest.importorskip("fastapi")
 from allspark.chat_template import TokenizerTemplate  # noqa: E402
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from allspark.serve.settings import ServerSettings  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
     RunningServer,
@@ -1190,6 +1193,70 @@ def test_background_responses_count_as_running(model):
             # A cancelled one makes room.
             assert ask(server, input=SUM, background=True)["status"] == "queued"
     wait_for_requests(model, 0)
+
+
+def test_many_at_once_leave_nothing_behind(model):
+    """Ordinary ones and ones in the background, streamed and not, read, left and cancelled."""
+    random.seed(7)
+    plans = [[random.randrange(6) for _ in range(12)] for _ in range(8)]
+    failures = []
+
+    def use(server, actions):
+        try:
+            with RunningClient(server) as client:
+                id = None
+                for action in actions:
+                    fields = {"input": QUEUE, "max_output_tokens": 60, "temperature": 0}
+                    fields |= {"previous_response_id": id, "model": "demo"}
+                    if action == 0:
+                        id = client.client.post(RESPONSES, json=fields).json()["id"]
+                    elif action == 1:
+                        first_events(client, 1, **body(**fields))
+                    elif action == 2:
+                        first_events(client, 1, **body(**fields, background=True))
+                    else:
+                        fields["background"] = True
+                        begun = client.client.post(RESPONSES, json=fields).json()
+                        if action == 3:
+                            assert cancel(client, begun["id"]).status_code == 200
+                        elif action == 4:
+                            url = f"{RESPONSES}/{begun['id']}"
+                            assert client.client.delete(url).status_code == 200
+                        else:
+                            added_up(events_after(client, begun["id"]))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with RunningServer([model]) as server:
+        threads = [threading.Thread(target=use, args=(server, plan)) for plan in plans]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        state = server.server.state
+        end = time.monotonic() + 30
+        while state.num_running or state.responses.running:
+            assert time.monotonic() < end
+            time.sleep(0.002)
+        wait_for_requests(model, 0)
+
+
+def test_the_command_has_flags_for_the_store():
+    from allspark.cli import serve
+
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    flags = {
+        "response_store": "x.db", "max_stored_responses": 2, "max_stored_response_bytes": 3,
+        "response_lifetime": 4.5,
+    }  # fmt: skip
+    given = [str(text) for name, value in flags.items()
+             for text in ("--" + name.replace("_", "-"), value)]  # fmt: skip
+    settings = serve._settings(parser.parse_args(["m", *given]))
+    assert {name: getattr(settings, name) for name in flags} == flags
+    assert serve._settings(parser.parse_args(["m"])) == ServerSettings()
 
 
 # Errors.

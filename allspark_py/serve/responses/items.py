@@ -29,9 +29,11 @@ Item = dict[str, Any]
 
 
 def references(items: str | Sequence[Any]) -> dict[int, str]:
-    """The items that stand for others: their places, and the others' ids."""
+    """The items that stand for others: their places, and the others' ids. Raises ApiError where
+    there are too many items."""
     if isinstance(items, str):
         return {}
+    check_number(len(items))
     found = {}
     for index, item in enumerate(items):
         if isinstance(item, Mapping) and _kind(item, f"input[{index}]") == "item_reference":
@@ -54,7 +56,6 @@ def read_items(
         given = [{"role": "user", "content": given}]
     if not given:
         raise wrong("input", "is empty; it must have an item at least")
-    check_number(len(given))
     found: list[Item] = []
     num_parts = 0
     for index, item in enumerate(given):

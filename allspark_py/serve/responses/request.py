@@ -80,6 +80,8 @@ class ChatRequest:
         if param == "messages":
             param = "input"
         for old, new in _NAMES.items():
+            if getattr(self.body, old) is None:
+                continue  # it is about what the tools are held to
             message = re.sub(rf"\b{old}\b", new, message)
             param = new if param == old else param
         return ApiError(error.status, message, param, error.code)
