@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sqlite3
@@ -247,3 +248,52 @@ def test_a_record_is_the_same_after_a_store():
     record = Record(head, [{"id": "x"}], [item, call], usage={"input_tokens": 3})
     again = Record.from_bytes(record.to_bytes())
     assert again == record and again.response() == record.response()
+
+
+# The library.
+
+
+def test_a_server_without_requests_removes_what_has_expired(clock):
+    from allspark.serve.responses.library import Library
+    from allspark.serve.settings import ServerSettings
+
+    class Ended:
+        """A response that has ended."""
+
+        def __init__(self, name):
+            head = {"id": name, "previous_response_id": None, "background": False}
+            self.record = Record(head, [], status="completed")
+
+        def cancel(self, failure=None):
+            pass
+
+        async def ended(self):
+            pass
+
+    async def run():
+        library = Library(ServerSettings(response_lifetime=10.0), clock)
+        runs = [Ended(f"resp_{i}") for i in range(3)]
+        for each in runs[:2]:
+            library.running[each.record.id] = each
+            library.keep(each)
+            # Until it is stored it is found among those that run.
+            assert await library.find(each.record.id) == each.record
+        await library.end()
+        assert not library.running
+        clock.now += 6
+        library.keep(runs[2])
+        await library.end()
+        await library._sweep()
+        assert len(library._store) == 3
+        assert library._sweeper is not None and library._sweep_s == 1.0
+        clock.now += 5
+        library._begin_sweep()
+        await library._sweeper
+        assert len(library._store) == 1 and library._sweeper is not None
+        clock.now += 10
+        library._begin_sweep()
+        await library._sweeper
+        assert len(library._store) == 0 and library._sweeper is None
+        library.close()
+
+    asyncio.run(run())

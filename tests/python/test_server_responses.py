@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import random
+import sqlite3
 import threading
 import time
 
@@ -802,6 +803,7 @@ def test_the_store_is_bounded(model):
         assert found == [200, 404, 200, 200]
     with RunningServer([model], max_stored_responses=0) as server:
         answer = ask(server, input=SUM)
+        assert answer["store"] is False
         assert get(server, answer["id"]).status_code == 404
         status, error = error_of(server.post(RESPONSES, input=SUM, background=True))
         assert status == 400 and "this server stores no responses" in error["message"]
@@ -810,6 +812,30 @@ def test_the_store_is_bounded(model):
         assert get(server, answer["id"]).status_code == 404
         status, error = error_of(server.post(RESPONSES, input=SUM, background=True))
         assert (status, error["code"]) == (429, "response_store_full")
+
+
+def test_a_store_that_cannot_be_written_harms_no_answer(model, tmp_path, monkeypatch):
+    from allspark.serve.responses.shelf import FileShelf
+
+    def full(self, id, data, used):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with RunningServer([model], response_store=str(tmp_path / "responses.db")) as server:
+        before = ask(server, input=SUM)
+        with monkeypatch.context() as patch:
+            patch.setattr(FileShelf, "write", full)
+            answer = ask(server, input=SUM)
+            assert text_of(answer) == "12 + 35 = 47"
+            streamed = added_up(events_of(server, input=SUM))
+            status, error = error_of(server.post(RESPONSES, input=SUM, background=True))
+            assert (status, error["code"]) == (503, "response_store_failed")
+            wait_for_requests(model, 0)
+            for id in (answer["id"], streamed["id"]):
+                assert get(server, id).status_code in (200, 404)  # 200 until it was tried
+            assert get(server, before["id"]).json() == before
+        assert get(server, answer["id"]).status_code == 404
+        after = ask(server, input=SUM, previous_response_id=before["id"])
+        assert get(server, after["id"]).json() == after
 
 
 def test_what_has_expired_is_gone(model):
@@ -927,6 +953,9 @@ def test_background_and_stream(server):
     ]  # fmt: skip
     assert events[0]["response"]["status"] == events[1]["response"]["status"] == "queued"
     assert get(server, answer["id"]).json() == answer
+    # Also where nothing but the end of the output comes.
+    empty = added_up(events_of(server, input=SUM, background=True, stop=["1"]))
+    assert text_of(empty) == "" and empty["status"] == "completed"
 
 
 def test_a_stored_stream_goes_on_after_every_event(tool_server):
@@ -1498,6 +1527,9 @@ def test_the_client_in_the_background(openai, server, model):
         rest = list(client.responses.retrieve(id, stream=True, starting_after=1))
         assert [e.sequence_number for e in begun + rest] == list(range(2 + len(rest)))
         assert rest[-1].response.output_text == "12 + 35 = 47"
+        with client.responses.stream(response_id=id, starting_after=4) as stream:
+            assert next(iter(stream)).sequence_number == 5
+            assert stream.get_final_response().id == id
 
 
 def test_the_client_parses_formats(openai, server):

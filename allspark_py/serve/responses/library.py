@@ -89,13 +89,17 @@ class Library:
         """Stores a response that begins to run in the background.
 
         Raises:
-            ApiError: there is no room.
+            ApiError: there is no room, or the store's file cannot be written.
         """
         try:
             await self._do(self._save, record)
         except NoRoomError as error:
             message = f"the response cannot be stored: {error}"
             raise ApiError(429, message, code="response_store_full") from None
+        except Exception:
+            logger.exception("the response %s cannot be stored", record.id)
+            message = "the response cannot be stored; the server's log says why"
+            raise ApiError(503, message, code="response_store_failed") from None
 
     def keep(self, run: Run) -> None:
         """Stores a response that has ended. Until that is done it is among those that run."""

@@ -162,7 +162,7 @@ class ResponseRun:
         """Makes the record whole, and lets everybody know."""
         record = self.record
         for item in record.items:
-            item.is_done = True
+            item.is_done = record.has_begun = True
         record.completed_at = int(time.time()) if status == "completed" else None
         record.usage = self._usage(num_reasoning)
         if status == "incomplete":

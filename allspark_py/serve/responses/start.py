@@ -37,7 +37,7 @@ async def start_response(state: ServerState, body: ResponsesBody) -> ResponseRun
     request, items = await _read(state, body, id)
     conversation = await _start(state, body, request)
     try:
-        head = _head(id, body, conversation)
+        head = _head(id, body, conversation, is_kept)
         is_background = bool(body.background)
         status: Any = "queued" if is_background else "in_progress"
         record = Record(head, items, status=status, has_begun=not is_background)
@@ -141,7 +141,9 @@ async def _truncated(
     return request.without(cuts[first])
 
 
-def _head(id: str, body: ResponsesBody, conversation: Conversation) -> dict[str, Any]:
+def _head(
+    id: str, body: ResponsesBody, conversation: Conversation, is_kept: bool
+) -> dict[str, Any]:
     """The fields of a response that stay the same."""
     text, reasoning = body.text, body.reasoning
     text_format: dict[str, Any] = {"type": "text"}
@@ -163,7 +165,7 @@ def _head(id: str, body: ResponsesBody, conversation: Conversation) -> dict[str,
         "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": body.store is not False,
+        "store": is_kept,
         "temperature": conversation.fields["temperature"],
         "text": {"format": text_format, "verbosity": (text and text.verbosity) or "medium"},
         "tool_choice": body.tool_choice or "auto",
