@@ -31,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-body-bytes", type=int, default=32 << 20)
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
+    add("--response-store", metavar="FILE", help="keep /v1/responses here (default: in memory)")
+    add("--max-stored-responses", type=int, default=1000, help="0: none is kept")
+    add("--max-stored-response-bytes", type=int, default=256 << 20, help="of all of them")
+    add("--response-lifetime", type=float, default=3600.0, help="seconds unused; 0: no bound")
     add("--strict-fields", action="store_true", help="refuse unknown fields of requests")
     add("--allow-request-templates", action="store_true", help="take chat templates of requests")
     add("--allow-adapter-loading", action="store_true", help="let clients load adapters by path")
@@ -116,6 +120,10 @@ def _settings(options: argparse.Namespace) -> Any:
         max_body_bytes=options.max_body_bytes,
         request_timeout=options.request_timeout,
         shutdown_timeout=options.shutdown_timeout,
+        response_store=options.response_store,
+        max_stored_responses=options.max_stored_responses,
+        max_stored_response_bytes=options.max_stored_response_bytes,
+        response_lifetime=options.response_lifetime,
         strict_fields=options.strict_fields,
         allow_adapter_loading=options.allow_adapter_loading,
         allow_request_templates=options.allow_request_templates,

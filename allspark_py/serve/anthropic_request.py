@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from allspark.serve.errors import ApiError
 from allspark.serve.fields import check_stops
+from allspark.serve.places import shown, to_content, wrong
 from allspark.serve.protocol.anthropic import (
     AnthropicMessage,
     AnthropicTool,
@@ -57,7 +57,7 @@ def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatBody:
         fields["enable_thinking"] = body.thinking.type != "disabled"
     if body.output_config is not None and body.output_config.format is not None:
         if body.tools:
-            raise _wrong("output_config.format", "is given beside tools; there is one format")
+            raise wrong("output_config.format", "is given beside tools; there is one format")
         fields["json_schema"] = body.output_config.format.schema_
     if isinstance(body, MessagesBody):
         check_stops("stop_sequences", body.stop_sequences or [], settings)
@@ -71,33 +71,24 @@ def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatBody:
     return ChatBody(**fields)
 
 
-def _wrong(place: str, problem: str) -> ApiError:
-    return ApiError(400, f"{place} {problem}", param=place, code="invalid_value")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
-    return text if len(text) <= 100 else text[:100] + "..."
-
-
 def _field(block: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
     """A field that a block must have."""
     if name not in block:
-        raise _wrong(f"{place}.{name}", "is missing")
+        raise wrong(f"{place}.{name}", "is missing")
     value = block[name]
     if not isinstance(value, kind):
         expected = "a string" if kind is str else "an object"
-        raise _wrong(f"{place}.{name}", f"must be {expected}; it is {_shown(value)}")
+        raise wrong(f"{place}.{name}", f"must be {expected}; it is {shown(value)}")
     return value
 
 
 def _kind(block: Any, known: Sequence[str], place: str) -> str:
     if not isinstance(block, Mapping):
-        raise _wrong(place, f"must be an object; it is {_shown(block)}")
+        raise wrong(place, f"must be an object; it is {shown(block)}")
     kind = _field(block, "type", str, place)
     if kind not in known:
         names = " or ".join(repr(name) for name in known)
-        raise _wrong(f"{place}.type", f"is {_shown(kind)}; it must be {names}")
+        raise wrong(f"{place}.type", f"is {shown(kind)}; it must be {names}")
     return str(kind)
 
 
@@ -110,24 +101,17 @@ def _texts(blocks: Sequence[Any], place: str) -> list[str]:
     return texts
 
 
-def _content(texts: Sequence[str]) -> str | list[dict[str, str]]:
-    """One text, or the parts that the chat template joins."""
-    if len(texts) <= 1:
-        return "".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
-
-
 def _system(system: str | list[Any] | None) -> list[dict[str, Any]]:
     texts = [system] if isinstance(system, str) else _texts(system or (), "system")
     if not isinstance(system, str):
         texts = [text for text in texts if not text.startswith(_CHANGING_BLOCK)]
-    content = _content([text for text in texts if text])
+    content = to_content([text for text in texts if text])
     return [{"role": "system", "content": content}] if content else []
 
 
 def _messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
     if not messages:
-        raise _wrong("messages", "is empty; it must have a message at least")
+        raise wrong("messages", "is empty; it must have a message at least")
     tool_names: dict[str, str] = {}  # by the calls' ids
     found: list[dict[str, Any]] = []
     for role, blocks in _turns(messages):
@@ -139,9 +123,9 @@ def _messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
     if last["role"] == "assistant" and not (last["content"] or "tool_calls" in last):
         found.pop()  # nothing to go on from
         if not found:
-            raise _wrong("messages", "has no block; it must have one at least")
+            raise wrong("messages", "has no block; it must have one at least")
     if last.get("tool_calls"):
-        raise _wrong(
+        raise wrong(
             f"messages[{len(messages) - 1}]", "has a 'tool_use' whose 'tool_result' is missing"
         )
     return found
@@ -158,7 +142,7 @@ def _turns(messages: Sequence[AnthropicMessage]) -> list[tuple[str, list[_Placed
         else:
             blocks = [(f"{place}[{i}]", block) for i, block in enumerate(message.content)]
             if not blocks and message.role == "user":
-                raise _wrong(place, "is empty; it must have a block at least")
+                raise wrong(place, "is empty; it must have a block at least")
         for at, block in blocks:
             _kind(block, _ROLE_BLOCKS[message.role], at)
         if turns and turns[-1][0] == message.role:
@@ -174,7 +158,7 @@ def _user(blocks: list[_Placed], tool_names: Mapping[str, str]) -> list[dict[str
 
     def end_texts() -> None:
         if texts:
-            found.append({"role": "user", "content": _content(texts)})
+            found.append({"role": "user", "content": to_content(texts)})
             texts.clear()
 
     for place, block in blocks:
@@ -184,15 +168,15 @@ def _user(blocks: list[_Placed], tool_names: Mapping[str, str]) -> list[dict[str
         end_texts()
         call_id = _field(block, "tool_use_id", str, place)
         if call_id not in tool_names:
-            raise _wrong(f"{place}.tool_use_id", f"is {_shown(call_id)}; no 'tool_use' has it")
+            raise wrong(f"{place}.tool_use_id", f"is {shown(call_id)}; no 'tool_use' has it")
         content = block.get("content")
         if isinstance(content, list):
-            content = _content(_texts(content, f"{place}.content"))
+            content = to_content(_texts(content, f"{place}.content"))
         elif content is None:
             content = ""
         elif not isinstance(content, str):
-            problem = f"must be a string or a list of blocks; it is {_shown(content)}"
-            raise _wrong(f"{place}.content", problem)
+            problem = f"must be a string or a list of blocks; it is {shown(content)}"
+            raise wrong(f"{place}.content", problem)
         name = tool_names[call_id]
         found.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
     end_texts()
@@ -214,7 +198,7 @@ def _assistant(blocks: list[_Placed], tool_names: dict[str, str]) -> dict[str, A
             function = {"name": name, "arguments": _field(block, "input", dict, place)}
             calls.append({"id": call_id, "type": "function", "function": function})
             tool_names[call_id] = name
-    message: dict[str, Any] = {"role": "assistant", "content": _content(texts)}
+    message: dict[str, Any] = {"role": "assistant", "content": to_content(texts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -224,12 +208,12 @@ def _assistant(blocks: list[_Placed], tool_names: dict[str, str]) -> dict[str, A
 
 def _tool(tool: AnthropicTool, place: str) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
-        raise _wrong(f"{place}.type", f"is {_shown(tool.type)}; only 'custom' is served")
+        raise wrong(f"{place}.type", f"is {shown(tool.type)}; only 'custom' is served")
     if tool.input_schema is None:
-        raise _wrong(f"{place}.input_schema", "is missing")
+        raise wrong(f"{place}.input_schema", "is missing")
     kind = tool.input_schema.get("type", "object")
     if kind != "object":
-        raise _wrong(f"{place}.input_schema.type", f"is {_shown(kind)}; it must be 'object'")
+        raise wrong(f"{place}.input_schema.type", f"is {shown(kind)}; it must be 'object'")
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
@@ -241,8 +225,8 @@ def _tool(tool: AnthropicTool, place: str) -> dict[str, Any]:
 def _tool_choice(choice: AnthropicToolChoice, has_tools: bool) -> str | dict[str, Any]:
     if choice.type == "tool":
         if choice.name is None:
-            raise _wrong("tool_choice.name", "is missing; the type 'tool' needs it")
+            raise wrong("tool_choice.name", "is missing; the type 'tool' needs it")
         return {"type": "function", "function": {"name": choice.name}}
     if choice.type == "any" and not has_tools:
-        raise _wrong("tool_choice.type", "is 'any', but there are no tools")
+        raise wrong("tool_choice.type", "is 'any', but there are no tools")
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from allspark.serve.message import Parser
+from allspark.serve.message import Parser, partial_object, read_deltas
 from allspark.serve.parsers.messages import (
     ContentDelta,
     Delta,
     ReasoningDelta,
     ToolCallBegin,
 )
-from pydantic_core import from_json
 
 
 class BlockBuilder:
@@ -34,15 +33,8 @@ class BlockBuilder:
 
     def put(self, text: str, is_end: bool) -> list[dict[str, Any]]:
         """Adds text; returns the events of what that makes certain; may be none."""
-        deltas: list[Delta]
-        if self._parser is None:
-            deltas = [ContentDelta(text)] if text else []
-        else:
-            deltas = self._parser.put(text) if text else []
-            if is_end:
-                deltas = [*deltas, *self._parser.flush()]
         events: list[dict[str, Any]] = []
-        for delta in deltas:
+        for delta in read_deltas(self._parser, text, is_end):
             self._add(delta, events)
         if is_end:
             self._close(events)
@@ -100,17 +92,8 @@ class BlockBuilder:
         for block, pieces in zip(self._blocks, self._texts, strict=True):
             text = "".join(pieces)
             if block["type"] == "tool_use":
-                found.append({**block, "input": _input(text)})
+                # Anthropic's clients make the same of the deltas of a call that was cut off.
+                found.append({**block, "input": partial_object(text)})
             else:
                 found.append({**block, block["type"]: text})
         return found
-
-
-def _input(text: str) -> dict[str, Any]:
-    """The object of a call's arguments; of those that were cut off, what is certain. That is what
-    Anthropic's clients make of the deltas."""
-    try:
-        value = from_json(text, allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

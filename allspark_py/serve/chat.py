@@ -74,6 +74,7 @@ class Conversation:
     prompt_ids: list[int]
     choices: list[Choice]
     parsers: list[MessageParser | None]  # of the choices
+    fields: dict[str, Any]  # what the engine was asked for
     ignored: str  # names of unknown fields
 
 
@@ -113,7 +114,7 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
     choices = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
     parsers = [plan.make_parser(entry, text) for _ in choices]
-    return Conversation(entry, ids, choices, parsers, ignored)
+    return Conversation(entry, ids, choices, parsers, fields, ignored)
 
 
 async def count_prompt_tokens(state: ServerState, body: ChatBody) -> int:

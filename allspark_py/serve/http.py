@@ -28,6 +28,7 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 OPEN_ROUTES = frozenset({"/health", "/", "/ui", "/docs", "/openapi.json"})
 # POST routes that are answered while the models sleep and while the server shuts down.
 ALWAYS = frozenset({"/sleep", "/wakeup", "/abort_request"})
+_ALWAYS_OF_ONE = re.compile(r"/v1/responses/[^/]+/cancel")
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -61,7 +62,8 @@ class Gate:
             await send(message)
 
         path = scope["path"]
-        is_work = scope["method"] == "POST" and path not in ALWAYS
+        is_always = path in ALWAYS or _ALWAYS_OF_ONE.fullmatch(path)
+        is_work = scope["method"] == "POST" and not is_always
         try:
             self._check_headers(scope["headers"])
             if path not in OPEN_ROUTES and scope["method"] != "OPTIONS":

@@ -15,6 +15,7 @@ from allspark.serve.parsers.messages import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from pydantic_core import from_json
 
 
 class Parser(Protocol):
@@ -23,6 +24,23 @@ class Parser(Protocol):
     def put(self, text: str) -> list[Delta]: ...
 
     def flush(self) -> list[Delta]: ...
+
+
+def read_deltas(parser: Parser | None, text: str, is_end: bool) -> list[Delta]:
+    """What a piece of an output makes certain. Without a parser it is content."""
+    if parser is None:
+        return [ContentDelta(text)] if text else []
+    deltas = parser.put(text) if text else []
+    return [*deltas, *parser.flush()] if is_end else deltas
+
+
+def partial_object(text: str) -> dict[str, Any]:
+    """The object of a call's arguments; of those that were cut off, what is certain."""
+    try:
+        value = from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class MessageBuilder:
@@ -47,11 +65,8 @@ class MessageBuilder:
                 return {}
             self._content.append(text)
             return {"content": text}
-        deltas = self._parser.put(text) if text else []
-        if is_end:
-            deltas = [*deltas, *self._parser.flush()]
         delta: dict[str, Any] = {}
-        for each in deltas:
+        for each in read_deltas(self._parser, text, is_end):
             self._add(each, delta)
         return delta
 

@@ -57,7 +57,10 @@ class Server:
 
     def run(self) -> None:
         """Serves until `stop`, SIGTERM or SIGINT; signals only where this is the main thread."""
-        self._uvicorn.run()
+        try:
+            self._uvicorn.run()
+        finally:
+            self.state.responses.close()
 
     def stop(self) -> None:
         """Begins to shut down: new requests are refused, those that run end within
@@ -95,6 +98,10 @@ class _Uvicorn(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._server._started(self.servers[0].sockets[0].getsockname()[1])
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        await super().shutdown(sockets)
+        await self._server.state.responses.end()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

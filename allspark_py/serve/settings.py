@@ -30,6 +30,13 @@ class ServerSettings:
     keep_alive_interval: float = 15.0
     # Most time of a request, whatever it asks for; 0: no bound.
     request_timeout: float = 0.0
+    # Responses are kept for clients that come back: so many, of so many bytes, for so many seconds
+    # after their last use (0: without end). 0 responses: none is kept.
+    max_stored_responses: int = 1000
+    max_stored_response_bytes: int = 256 << 20
+    response_lifetime: float = 3600.0
+    # The file that they are kept in, which outlives the server; None: in memory.
+    response_store: str | None = None
     # Unknown fields of a request are refused; else they are named in a header.
     strict_fields: bool = False
     # Clients may load adapters from the server's disk, and unload them.

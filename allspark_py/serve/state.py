@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allspark.serve.catalog import Catalog, Entry
+from allspark.serve.responses.library import Library
 from allspark.serve.settings import ServerSettings
 
 
 @dataclass
 class ServerState:
-    """Models, settings, and what runs. Used on the event loop alone."""
+    """Models, settings, and what runs. Used on the event loop alone.
+
+    Raises:
+        ValueError: a setting of the stored responses is wrong.
+    """
 
     catalog: Catalog
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -21,7 +26,11 @@ class ServerState:
     is_sleeping: bool = False  # the models' memory was given back
     num_running: int = 0  # requests that are being answered
     _idle: asyncio.Event | None = None
+    responses: Library = field(init=False)
     _fingerprints: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.responses = Library(self.settings)
 
     def begin(self) -> None:
         """A request begins to be answered."""

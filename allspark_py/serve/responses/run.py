@@ -1,0 +1,213 @@
+"""ResponseRun: a response from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from allspark.serve.chat import Conversation
+from allspark.serve.errors import ApiError
+from allspark.serve.logprobs import chat_rows
+from allspark.serve.responses.builder import OutputBuilder
+from allspark.serve.responses.record import Record, Status
+from allspark.serve.responses.token_texts import TokenTexts
+from allspark.serve.state import ServerState
+
+logger = logging.getLogger("allspark.serve")
+
+# How a response ends, by the finish reason of its output.
+_STATUSES: dict[str, Status] = {
+    "stop": "completed", "length": "incomplete", "abort": "cancelled", "error": "failed",
+}  # fmt: skip
+_BROKEN = "the server failed; its log says why"
+
+
+class ResponseRun:
+    """Reads the output of a response into its record. Used on the event loop alone.
+
+    Whoever shows the response is told of changes (`watch`) and reads the record.
+
+    Args:
+        is_kept: it is stored once it has ended; until then it is among the library's running ones.
+        ignored: names of the request's unknown fields.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        record: Record,
+        conversation: Conversation,
+        is_kept: bool,
+        ignored: str,
+    ):
+        self.record = record
+        self.is_kept = is_kept
+        self.ignored = ignored
+        self._state = state
+        self._conversation = conversation
+        self._choice = conversation.choices[0]
+        has_rows = bool(conversation.fields.get("logprobs"))
+        self._builder = OutputBuilder(record, conversation.parsers[0], has_rows)
+        self._tokens = self._token_texts() if has_rows else None
+        self._watchers: list[Callable[[], None]] = []
+        self._has_stopped = False  # the output has; the record may still wait for its usage
+        self._ending: asyncio.Task[None] | None = None
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_background(self) -> bool:
+        """It goes on without a client."""
+        return bool(self.record.head["background"])
+
+    @property
+    def error(self) -> ApiError | None:
+        """Why it failed; None if it did not."""
+        error = self.record.error
+        return ApiError(500, error["message"], code="internal_error") if error else None
+
+    def start(self) -> None:
+        """Begins to read."""
+        if self.is_background:  # a shutdown waits for it
+            self._state.begin()
+        if self.is_kept:
+            self._state.responses.running[self.record.id] = self
+        self._choice.watch(self._read)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Calls `changed` whenever the record did, until `forget`."""
+        self._watchers.append(changed)
+
+    def forget(self, changed: Callable[[], None]) -> None:
+        """Ends the calls; also those that never began."""
+        if changed in self._watchers:
+            self._watchers.remove(changed)
+
+    async def ended(self) -> None:
+        """Returns once the record is whole."""
+        await asyncio.shield(self._end)
+
+    def cancel(self, failure: str | None = None) -> None:
+        """Ends it with what has come; as failed where a failure is given."""
+        if self._has_stopped:
+            return
+        if self._choice.read():
+            self._read()  # it may have come to its end
+        if not self._has_stopped:
+            self._stop("cancelled" if failure is None else "failed", failure)
+
+    def _token_texts(self) -> TokenTexts:
+        skips = self._conversation.fields.get("skip_special_tokens", True)
+        return TokenTexts(self._conversation.entry.model.tokenizer, skips)
+
+    def _read(self) -> None:
+        if self._has_stopped:
+            return
+        try:
+            self._take()
+        except Exception:
+            logger.exception("the output of the response %s cannot be read", self.record.id)
+            self._stop("failed", _BROKEN)
+            return
+        if self._choice.is_finished:
+            error = self._choice.error
+            status = _STATUSES[self._choice.finish_reason] if error is None else "failed"
+            self._stop(status, error.message if error else None)
+        else:
+            self._notify()
+
+    def _take(self) -> None:
+        """Adds what has come to the record."""
+        pieces = self._choice.take()
+        if pieces and not self.record.has_begun:
+            self.record.has_begun, self.record.status = True, "in_progress"
+        if self._tokens is None:
+            self._builder.put("".join(piece.text for piece in pieces))
+            return
+        tokenizer = self._conversation.entry.model.tokenizer
+        for piece in pieces:
+            ids = piece.ids_from_generate
+            rows = chat_rows(tokenizer, ids, piece.token_logprobs_list, piece.log_probs_list)
+            self._builder.put_tokens(self._tokens.put(piece.text, ids, rows))
+
+    def _stop(self, status: Status, failure: str | None) -> None:
+        """The output has ended."""
+        self._has_stopped = True
+        self._choice.release()
+        try:
+            if self._tokens is not None:
+                self._builder.put_tokens(self._tokens.flush())
+            self._builder.end(is_whole=status == "completed")
+        except Exception:
+            logger.exception("the output of the response %s cannot be read", self.record.id)
+            status, failure = "failed", _BROKEN
+        if self._builder.reasoning:
+            self._ending = asyncio.ensure_future(self._end_with_reasoning(status, failure))
+        else:
+            self._finish(status, failure, 0)
+
+    async def _end_with_reasoning(self, status: Status, failure: str | None) -> None:
+        """Counts the tokens of reasoning, on a thread: it may be long."""
+        encode = self._conversation.entry.model.tokenizer.encode
+        text = self._builder.reasoning
+        count = 0
+        try:
+            count = len(await asyncio.to_thread(encode, text, add_special_tokens=False))
+        finally:  # also where the loop ends meanwhile
+            self._finish(status, failure, count)
+
+    def _finish(self, status: Status, failure: str | None, num_reasoning: int) -> None:
+        """Makes the record whole, and lets everybody know."""
+        record = self.record
+        for item in record.items:
+            item.is_done = record.has_begun = True
+        record.completed_at = int(time.time()) if status == "completed" else None
+        record.usage = self._usage(num_reasoning)
+        if status == "incomplete":
+            record.incomplete_details = {"reason": "max_output_tokens"}
+        record.status = status
+        if failure is not None:
+            record.fail(failure)
+        self._end.set_result(None)
+        if self.is_background:
+            self._state.end()
+        if self.is_kept:
+            self._state.responses.keep(self)
+        else:
+            self._state.responses.running.pop(record.id, None)
+        self._notify()
+
+    def _usage(self, num_reasoning: int) -> dict[str, Any]:
+        num_input, num_output = len(self._conversation.prompt_ids), self._choice.num_tokens
+        cached = self._choice.cached_tokens
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": num_reasoning},
+            "total_tokens": num_input + num_output,
+        }
+
+    def _notify(self) -> None:
+        for changed in list(self._watchers):
+            try:
+                changed()
+            except Exception:  # of one client; the others go on
+                self.forget(changed)
+                logger.exception("a stream ended in an error of the server")
+
+
+async def whole_response(run: ResponseRun) -> dict[str, Any]:
+    """The answer that is not streamed, once the response has ended. Where nobody waits for it any
+    more it ends, and is not stored: no client knows its id."""
+    try:
+        await run.ended()
+    except BaseException:
+        run.is_kept = False
+        run.cancel()
+        raise
+    if run.error is not None:
+        raise run.error
+    return run.record.response()
