@@ -1,4 +1,4 @@
-"""A bare uvloop protocol that writes frames to clients: what streams.py compares the server with.
+"""A bare uvloop protocol that writes frames: http_streams.py compares the server with it.
 
 usage: bare_streams.py STREAMS FRAMES BYTES SECONDS
 

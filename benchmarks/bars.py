@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BEST = "best"  # The best measured precision of this engine.
-PEER = "best peer"
-LIMIT = "limit"
+PEER = "the best peer"
+LIMIT = "the limit"
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Bar:
 
     metric: str  # workload.figure
     engine: str
-    against: str
+    against: str  # PEER, LIMIT, or one engine
     least: float
 
 
@@ -34,7 +34,21 @@ _OF_THE_LIMIT = {
     "p1024.prefill_tok_s": ("bf16", "A8W8"),
 }
 
+# 32 streams over HTTP: against the same engine without a server, and against other servers.
+_SERVED = "b32.output_tok_s"
+_OF_SERVERS = (
+    Bar(_SERVED, "allspark-serve bf16", "allspark bf16", 0.97),
+    Bar(_SERVED, "allspark-serve A8W8", "allspark A8W8", 0.97),
+    Bar(_SERVED, "allspark-serve bf16", "vllm-serve bf16", 1.2),
+    Bar(_SERVED, "allspark-serve bf16", "llama.cpp BF16", 2.0),
+    Bar(_SERVED, "allspark-serve A8W8", "vllm-serve bf16", 1.9),
+    Bar(_SERVED, "allspark-serve A8W8", "llama.cpp BF16", 1.9),
+    Bar("b32.gap_p99_ms", "allspark-serve bf16", "vllm-serve bf16", 1.0),
+    Bar("b32.gap_p99_ms", "allspark-serve bf16", "llama.cpp BF16", 1.0),
+)
+
 BARS = (
+    *_OF_SERVERS,
     *(Bar(metric, BEST, PEER, 1.0) for metric in _AGAINST_PEERS),
     *(
         Bar(metric, f"allspark {precision}", LIMIT, 0.8)

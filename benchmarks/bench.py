@@ -19,14 +19,16 @@ import rules
 from checkpoints import SHAPES, ensure_checkpoint
 from estimate import Estimate, in_words
 from metrics import fractions, from_times
-from ours import Allspark
+from ours import Allspark, AllsparkServe
 from peers.base import Engine, EngineError, Precision, TookTooLong
 from peers.registry import PEERS
 from plot import draw
 from report import Result, markdown
 from workloads import WORKLOADS, MissingData, make_workload
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Allspark, *PEERS)}
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (Allspark, AllsparkServe, *PEERS)
+}
 ENGINE_SHAPE = "260K"  # The shape of `streams`.
 ENGINE_TASKS = ("convert", "start", "gap", "streams")
 TASKS = (*WORKLOADS, *ENGINE_TASKS)
@@ -188,8 +190,8 @@ class Bench:
             # Measurements that were disturbed in an earlier run may be repeated in this one.
             kept = [each for each in earlier["measurements"] if "disturbed" not in each]
             new = {**earlier, "measurements": kept}
-        labels = {each.label for group in self._ready.values() for each in group}
-        new["ours"] = sorted(label for label in labels if label.startswith(f"{Allspark.name} "))
+        everybody = [each for group in self._ready.values() for each in group]
+        new["ours"] = sorted({each.label for each in everybody if each.engine.is_ours})
         new["contestants"] = {
             shape: [each.label for each in group] for shape, group in self._ready.items()
         }

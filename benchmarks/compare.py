@@ -20,6 +20,7 @@ import figures
 from bench import ENGINES, TASKS, Bench, Unfit, render, say
 from checkpoints import SHAPES
 from machine import MOST_OTHERS
+from peers.registry import SERVERS
 from record import RESULTS, read
 from report import markdown
 from rules import TIMES_OURS
@@ -32,6 +33,9 @@ QUICK = {
     "engines": "allspark/bf16,allspark/A8W8,allspark/A8W4,openvino/int8,llama.cpp/Q4_0",
 }
 
+# Without those that only differ by the protocol before them.
+DEFAULT_ENGINES = [name for name in ENGINES if name not in SERVERS]
+
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
@@ -39,7 +43,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"defaults become {QUICK}")
     parser.add_argument("--shapes", default="0.5B,1B", help=f"of {','.join(SHAPES)}")
     parser.add_argument("--workloads", default=",".join(TASKS), help="which measurements")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="ENGINE or ENGINE/PRECISION")
+    parser.add_argument(
+        "--engines", default=",".join(DEFAULT_ENGINES), help="ENGINE or ENGINE/PRECISION"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--chunk", type=int, default=0, help="our prefill chunk, 0: the default")
     parser.add_argument("--divisor", type=int, default=1, help="shortens requests, for a try")

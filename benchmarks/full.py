@@ -35,6 +35,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
     tokenizer = ["--tokenizer", str(TOKENIZER)] if TOKENIZER.is_dir() else []
     alone = {
         "step_loop": ["step_loop.py", *rounds],
+        "http_streams": ["http_streams.py", *rounds],
         "conversion": ["conversion.py"],
         "moe": ["moe.py", *rounds],
         "guided": ["guided.py", *rounds, *tokenizer],
@@ -53,6 +54,10 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         ]  # fmt: skip
         # `streams` always has one small model, whatever the shape.
         workloads = [workload for workload in workloads if workload != "streams"]
+    beside["engines-serving"] = [
+        "compare.py", *rounds, "--shapes", "0.5B", "--engines", ",".join(_SERVED),
+        "--workloads", "b32", "--timeout", str(options.timeout), "--resume",
+    ]  # fmt: skip
     return {**alone, **beside}
 
 
@@ -80,6 +85,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 _ENGINES = (
     "allspark/bf16", "allspark/A8W8", "allspark/A8W4",
     "openvino", "llama.cpp", "vllm", "onnxruntime-genai", "transformers",
+)  # fmt: skip
+# Servers of 32 streams, and this engine without one.
+_SERVED = (
+    "allspark/bf16", "allspark/A8W8", "allspark-serve/bf16", "allspark-serve/A8W8",
+    "vllm-serve/bf16", "llama.cpp/BF16",
 )  # fmt: skip
 
 

@@ -62,3 +62,10 @@ class Allspark(Engine):
         options = dict(self.precisions[precision].options)
         paths = {"checkpoint": str(checkpoint), "model": str(model)}
         return {"task": "convert", **paths, "options": options}
+
+
+class AllsparkServe(Allspark):
+    """The same package behind its OpenAI server."""
+
+    name = "allspark-serve"
+    module = "serve_worker"

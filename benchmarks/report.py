@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bars import BARS, BEST, LIMIT, Bar
+from bars import BARS, BEST, LIMIT, PEER, Bar
 from checkpoints import SHAPES
 from machine import LIMITS
 from record import Measurement, Record
@@ -289,7 +289,8 @@ def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
         fractions = result.values(shape, bar.engine, f"{bar.metric}_limit")
         possible = [fraction for fraction in fractions if fraction <= 1]
         return statistics.median(possible) if possible else None
-    ours, peer = result.best(shape, labels, bar.metric), result.best_peer(shape, bar.metric)
+    others = result.peers(shape) if bar.against == PEER else [bar.against]
+    ours, peer = (result.best(shape, group, bar.metric) for group in (labels, others))
     return None if ours is None or peer is None else better_by(bar.metric, ours[1], peer[1])
 
 
@@ -299,9 +300,11 @@ def _is_asked(result: Result, shape: str, bar: Bar) -> bool:
     if bar.against == LIMIT:
         has_limits = any(slot["read_gb_s"] for slot in result.record["limits"])
         return has_limits and bool(result.measurements(shape, bar.engine, workload))
+    ours = result.ours(shape) if bar.engine == BEST else [bar.engine]
+    others = result.peers(shape) if bar.against == PEER else [bar.against]
     return all(
         any(result.measurements(shape, label, workload) for label in labels)
-        for labels in (result.ours(shape), result.peers(shape))
+        for labels in (ours, others)
     )
 
 
@@ -323,7 +326,7 @@ def bars(result: Result, shape: str) -> list[str]:
         if value is None and not _is_asked(result, shape, bar):
             continue
         title = f"{workload}: {FIGURES[name].title}"
-        least = f"{bar.least:g} of the {bar.against}"
+        least = f"{bar.least:g} of {bar.against}"
         verdict = "open: no value" if value is None else "met" if is_met(bar, value) else "**open**"
         rows.append([title, bar.engine, least, "–" if value is None else _cut(value), verdict])
     return table(["bar", "of this engine", "at least", "reached", ""], rows) if rows else []
@@ -336,7 +339,7 @@ def bars_met(result: Result, shape: str) -> str:
     met = sum(is_met(bar, value) for bar, value in known)
     text = f"Of {len(BARS)} bars {len(known)} were measured, and {met} of these are met."
     missed = [
-        f"{bar.metric} of {bar.engine}: {_cut(value)} of the {bar.against} ({bar.least:g} wanted)"
+        f"{bar.metric} of {bar.engine}: {_cut(value)} of {bar.against} ({bar.least:g} wanted)"
         for bar, value in known
         if not is_met(bar, value)
     ]

@@ -204,7 +204,7 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
 }
 
 
-def streams(record: Record) -> list[str]:
+def http_streams(record: Record) -> list[str]:
     settings = record["settings"]
     servers = keys(record, "server")
     rows = []

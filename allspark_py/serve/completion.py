@@ -66,6 +66,7 @@ class CompletionCall:
         logprobs = self._logprobs(choice, pieces)
         if self.body.echo and not self._has_begun[choice.index]:
             text = self._echo(choice) + text
+        is_first = not self._has_begun[choice.index]
         self._has_begun[choice.index] = True
         shown: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs}
         if choice.is_finished:
@@ -74,7 +75,8 @@ class CompletionCall:
             shown["finish_reason"] = None
         if self.body.return_token_ids:
             shown["token_ids"] = [i for piece in pieces for i in piece.ids_from_generate]
-            shown["prompt_token_ids"] = self.prompt_of(choice).ids
+            if is_first:
+                shown["prompt_token_ids"] = self.prompt_of(choice).ids
         return shown
 
     def _echo(self, choice: Choice) -> str:

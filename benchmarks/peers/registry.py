@@ -8,5 +8,10 @@ from peers.onnxruntime_genai import OnnxRuntimeGenai
 from peers.openvino import OpenVino
 from peers.transformers import Transformers
 from peers.vllm import Vllm
+from peers.vllm_serve import VllmServe
 
-PEERS: tuple[type[Engine], ...] = (OpenVino, LlamaCpp, Vllm, OnnxRuntimeGenai, Transformers)
+PEERS: tuple[type[Engine], ...] = (
+    OpenVino, LlamaCpp, Vllm, VllmServe, OnnxRuntimeGenai, Transformers,
+)  # fmt: skip
+# Engines behind an HTTP server. llama.cpp is measured so in any case.
+SERVERS = ("allspark-serve", VllmServe.name)

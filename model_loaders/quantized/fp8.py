@@ -26,6 +26,7 @@ from .tensor import (
 )
 
 _DTYPE = "float8_e4m3"
+_MAX_BLOCK = 2**31 - 1  # of rows or columns; the longest dimension that a weight can have
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,10 @@ class Fp8:
         if not isinstance(block, list) or len(block) != 2:
             raise config.error("weight_block_size", f"is {block!r}, expected two sizes")
         for size in block:
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise config.error("weight_block_size", f"is {block!r}, expected sizes from 1")
+            is_whole = isinstance(size, int) and not isinstance(size, bool)
+            if not is_whole or not 1 <= size <= _MAX_BLOCK:
+                expected = f"expected sizes from 1 to {_MAX_BLOCK}"
+                raise config.error("weight_block_size", f"is {block!r}, {expected}")
         return cls((block[0], block[1]))
 
     def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:

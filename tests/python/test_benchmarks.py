@@ -345,7 +345,7 @@ def test_a_machine_that_others_use_is_noticed(load) -> None:
 def test_every_peer_is_registered_and_complete(load) -> None:
     registry, base = load("peers.registry"), load("peers.base")
     files = {path.stem for path in (BENCHMARKS / "peers").glob("*.py")}
-    helpers = {"__init__", "base", "registry", "worker", "gguf_writer"}
+    helpers = {"__init__", "base", "registry", "worker", "http_worker", "gguf_writer"}
     assert {peer.__module__.rpartition(".")[2] for peer in registry.PEERS} == files - helpers
     assert len({peer.name for peer in registry.PEERS}) == len(registry.PEERS)
     for peer in registry.PEERS:

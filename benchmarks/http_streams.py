@@ -181,11 +181,11 @@ def main() -> None:
     options = parse_arguments()
     uvloop.install()
     bench = Bench(options)
-    recorder = Recorder("streams", options, about_engine(options.work_dir))
+    recorder = Recorder("http_streams", options, about_engine(options.work_dir))
     for number in range(options.rounds + 1):  # round 0 warms up
         recorder.measure(number, {"server": _OURS}, bench.serve)
         recorder.measure(number, {"server": _BARE}, bench.bare)
-    print("\n".join(tables.streams(recorder.finish())))
+    print("\n".join(tables.http_streams(recorder.finish())))
 
 
 if __name__ == "__main__":
