@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
 from allspark.aio import wait_changed
@@ -111,3 +112,17 @@ class ResultQueue:
             f"ResultQueue(request_id={self.request_id}, status={self.GenerateStatus().name}, "
             f"generated={self.GeneratedLength()}, finish_reason={self.finish_reason!r})"
         )
+
+
+def drain(queue: Any) -> tuple[list[Any], bool]:
+    """All elements that wait in a ResultQueue or TextQueue, and whether they were its last."""
+    found: list[Any] = []
+    while True:
+        # Read first: tokens from before a terminal status are in the queue by then. One that is
+        # terminal only now (a stop string was found, or the request ended meanwhile) says nothing
+        # of tokens that came after the last look.
+        finished = queue.finished
+        while (elements := queue.GetNoWait()) is not None:
+            found.append(elements)
+        if finished or not queue.finished:
+            return found, finished

@@ -14,6 +14,7 @@ from allspark import (
     TextQueue,
 )
 from allspark._allspark import GenerateConfig
+from allspark.result_queue import drain
 from allspark.text_queue import MAX_WORDS, StopStrings, TextElements, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
 from support.vocabularies import SMALL, tokenizer_directory
@@ -356,3 +357,30 @@ def test_what_goes_wrong_after_a_stop_string_is_no_error(demo_model):
         text = "".join(elements.text for elements in queue)
         assert ("more" in text) == (error is not None)
         assert (queue.finish_reason, queue.error) == (reason, error)
+
+
+class RacingQueue:
+    """A queue whose request goes on, and ends, while it is read."""
+
+    def __init__(self, *batches):
+        self._batches = list(batches)
+        self._waiting = []
+
+    @property
+    def finished(self):
+        return not self._batches
+
+    def GetNoWait(self):
+        if self._waiting:
+            return self._waiting.pop(0)
+        if self._batches:  # comes just after the reader found nothing
+            self._waiting = list(self._batches.pop(0))
+        return None
+
+
+def test_tokens_that_come_while_a_queue_is_read_are_not_lost():
+    assert drain(RacingQueue()) == ([], True)
+    assert drain(RacingQueue(["a", "b"])) == (["a", "b"], True)
+    queue = RacingQueue(["a"], ["b"])
+    assert drain(queue) == ([], False)
+    assert drain(queue) == (["a", "b"], True)
