@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-credentials", action="store_true")
     add("--max-concurrent-requests", type=int, default=0, help="0: no bound")
     add("--max-body-bytes", type=int, default=32 << 20)
+    add("--max-sessions", type=int, default=1000, help="of /v1/chat/interactive; 0: no bound")
+    add("--max-session-bytes", type=int, default=256 << 20, help="of all sessions; 0: no bound")
+    add("--session-timeout", type=float, default=3600.0, help="seconds an idle one is kept; 0: any")
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
     add("--strict-fields", action="store_true", help="refuse unknown fields of requests")
@@ -114,6 +117,9 @@ def _settings(options: argparse.Namespace) -> Any:
         allow_credentials=options.allow_credentials,
         max_concurrent_requests=options.max_concurrent_requests,
         max_body_bytes=options.max_body_bytes,
+        max_sessions=options.max_sessions,
+        max_session_bytes=options.max_session_bytes,
+        session_timeout=options.session_timeout,
         request_timeout=options.request_timeout,
         shutdown_timeout=options.shutdown_timeout,
         strict_fields=options.strict_fields,

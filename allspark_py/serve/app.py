@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from allspark.serve.http import Gate, add_error_handlers
-from allspark.serve.routes import anthropic, information, management, openai, texts
+from allspark.serve.routes import (
+    anthropic,
+    information,
+    interactive,
+    management,
+    openai,
+    texts,
+)
 from allspark.serve.state import ServerState
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -22,7 +29,7 @@ def make_app(state: ServerState) -> Any:
         openapi_url=None if settings.disable_docs else "/openapi.json",
     )
     add_error_handlers(app)
-    for module in (information, openai, anthropic, texts, management):
+    for module in (information, openai, anthropic, interactive, texts, management):
         app.include_router(module.make_router(state))
     app.add_middleware(
         CORSMiddleware,

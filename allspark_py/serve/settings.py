@@ -24,6 +24,11 @@ class ServerSettings:
     max_header_bytes: int = 16 << 10
     max_stop_strings: int = 64
     max_tools: int = 256
+    # Of conversations that are kept for /v1/chat/interactive, whose last turn is no longer ago than
+    # the timeout; 0: no bound.
+    max_sessions: int = 1000
+    max_session_bytes: int = 256 << 20
+    session_timeout: float = 3600.0
     # How long a shutdown waits for what still runs.
     shutdown_timeout: float = 30.0
     # A comment is sent on a stream when nothing else was for so long.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allspark.serve.catalog import Catalog, Entry
+from allspark.serve.sessions import Sessions
 from allspark.serve.settings import ServerSettings
 
 
@@ -20,8 +21,15 @@ class ServerState:
     is_draining: bool = False  # a shutdown has begun
     is_sleeping: bool = False  # the models' memory was given back
     num_running: int = 0  # requests that are being answered
+    sessions: Sessions = field(init=False)
     _idle: asyncio.Event | None = None
     _fingerprints: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.sessions = Sessions(
+            settings.max_sessions, settings.max_session_bytes, settings.session_timeout
+        )
 
     def begin(self) -> None:
         """A request begins to be answered."""
