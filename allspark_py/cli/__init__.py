@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import chat, check_env, convert, formats, inspect, serve
+from . import chat, check_env, config_file, convert, formats, inspect, serve
 
 _COMMANDS = {
     "serve": serve,
@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_arguments(commands.add_parser(name, help=summary, description=summary))
     options = parser.parse_args(arguments)
     try:
+        if (path := getattr(options, "config", None)) is not None:
+            config_file.set_defaults(options.parser, path)
+            options = parser.parse_args(arguments)
         return _COMMANDS[options.command].run(options)
     except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError) as error:
         print(f"allspark {options.command}: {error}", file=sys.stderr)

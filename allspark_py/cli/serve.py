@@ -15,7 +15,9 @@ _INSTALL = "the server needs the extra: pip install 'allspark[serve]'"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL[=NAME]", help="what to serve, and under which name")
+    add("models", nargs="*", metavar="MODEL[=NAME]", help="what to serve, and under which name")
+    add("--config", metavar="FILE", help="YAML or JSON whose keys are flags (docs/cli.md)")
+    parser.set_defaults(parser=parser)
     server = parser.add_argument_group("server")
     add = server.add_argument
     add("--server-name", default="0.0.0.0", help="address to listen on (default: all)")
@@ -86,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 def _sources(options: argparse.Namespace) -> list[tuple[str, str | None]]:
     """The models with their names. `api_server MODEL` of LMDeploy's command line is MODEL."""
     given = options.models
-    if given[0] == "api_server" and not Path(given[0]).exists():
+    if given and given[0] == "api_server" and not Path(given[0]).exists():
         given = given[1:]
     if not given:
         raise ValueError("no model is named")
