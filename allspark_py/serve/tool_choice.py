@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
 from allspark.serve.parsers import (
@@ -12,6 +14,7 @@ from allspark.serve.parsers import (
     ReasoningParser,
     Tool,
     ToolChoice,
+    ToolFormat,
     ToolParser,
     choose_reasoning_parser,
     choose_tool_parser,
@@ -34,14 +37,14 @@ class ToolPlan:
     enable_thinking: bool | None
     parallel: bool
 
-    def response_format(self, entry: Entry, prompt: str) -> dict[str, Any] | None:
+    def tool_format(self, entry: Entry, prompt: str) -> ToolFormat:
         """What keeps the model to the tools. Compiles what is new: call it on a thread.
 
         Raises:
             ApiError: a tool cannot be enforced as it must be.
         """
         if self.tool_parser is None:
-            return None
+            return ToolFormat(None)
         from allspark import exit_gate
         from allspark.grammar_compiler import Compiler
 
@@ -56,9 +59,13 @@ class ToolPlan:
                     reasoning_parser=self.reasoning_parser,
                     enable_thinking=self.enable_thinking,
                     begins_in_reasoning=self._begins_in_reasoning(prompt),
-                ).response_format
+                )
         except (TypeError, ValueError) as error:
             raise ApiError(400, str(error), param="tools", code="invalid_value") from None
+
+    def make_check(self, unchecked: Collection[str]) -> CallCheck:
+        """What validates one output's calls of the tools with these names."""
+        return CallCheck([tool for tool in self.tools if tool.name in unchecked])
 
     def make_parser(self, entry: Entry, prompt: str) -> MessageParser | None:
         """What reads one output; None where it is content and nothing else."""
