@@ -106,9 +106,6 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
         raise ApiError(400, message, param="top_logprobs", code="invalid_value")
     text, ids, tool_format = await asyncio.to_thread(_prepare, body, entry, plan)
     if tool_format.response_format is not None:
-        if "response_format" in fields:
-            message = "response_format is given beside tools; there is one format"
-            raise ApiError(400, message, param="response_format", code="invalid_value")
         fields["response_format"] = tool_format.response_format
     if plan.keeps_special_tokens(entry):
         fields["skip_special_tokens"] = False
@@ -163,10 +160,10 @@ def _plan(state: ServerState, body: ChatBody, entry: Entry) -> ToolPlan:
 def _prepare(
     body: ChatBody, entry: Entry, plan: ToolPlan
 ) -> tuple[str, list[int], ToolFormat]:
-    """The prompt's text and ids, and the format of the tools. Runs on a thread: a long conversation
-    takes milliseconds, and a new tool is compiled."""
+    """The prompt's text and ids, and the format of the output. Runs on a thread: a long
+    conversation takes milliseconds, and a new format is compiled."""
     text, ids = _prompt(body, entry, plan)
-    return text, ids, plan.tool_format(entry, text)
+    return text, ids, plan.output_format(entry, text)
 
 
 def _prompt(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int]]:
