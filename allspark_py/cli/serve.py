@@ -34,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-sessions", type=int, default=1000, help="of /v1/chat/interactive; 0: no bound")
     add("--max-session-bytes", type=int, default=256 << 20, help="of all sessions; 0: no bound")
     add("--session-timeout", type=float, default=3600.0, help="seconds an idle one is kept; 0: any")
+    add("--max-stops", type=int, default=64, help="stop strings of a request")
+    add("--max-tools", type=int, default=256, help="tools of a request")
+    add("--max-schema-bytes", type=int, default=1_000_000, help="of one schema or grammar")
+    add("--schema-timeout", type=float, default=10.0, help="seconds that compiling one may take")
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
     add("--strict-fields", action="store_true", help="refuse unknown fields of requests")
@@ -119,6 +123,10 @@ def _settings(options: argparse.Namespace) -> Any:
         allow_credentials=options.allow_credentials,
         max_concurrent_requests=options.max_concurrent_requests,
         max_body_bytes=options.max_body_bytes,
+        max_stop_strings=options.max_stops,
+        max_tools=options.max_tools,
+        max_schema_bytes=options.max_schema_bytes,
+        schema_timeout=options.schema_timeout,
         max_sessions=options.max_sessions,
         max_session_bytes=options.max_session_bytes,
         session_timeout=options.session_timeout,

@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from allspark.grammar_compiler import Compiler
 from allspark.serve.catalog import Catalog, Entry
 from allspark.serve.sessions import Sessions
 from allspark.serve.settings import ServerSettings
@@ -27,6 +28,8 @@ class ServerState:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        for model in self.catalog.models:
+            Compiler.limit(model.tokenizer, settings.schema_timeout)
         self.sessions = Sessions(
             settings.max_sessions, settings.max_session_bytes, settings.session_timeout
         )

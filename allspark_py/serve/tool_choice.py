@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
-from allspark.serve.fields import to_format
+from allspark.serve.fields import check_schema_size, to_format
 from allspark.serve.parsers import (
     MessageParser,
     ReasoningParser,
@@ -132,6 +132,8 @@ class ToolPlan:
 def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPlan:
     """Raises ApiError where a tool or the choice of one is wrong."""
     tools = _checked("tools", read_tools, body.tools)
+    for index, tool in enumerate(tools):
+        check_schema_size(f"tools[{index}].function.parameters", tool.parameters, settings)
     choice = _checked("tool_choice", read_tool_choice, body.tool_choice, tools)
     template = _template_text(entry)
     tool_parser = None
@@ -150,7 +152,7 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
         choose_reasoning_parser(template, settings.reasoning_parser),
         _enable_thinking(body),
         body.parallel_tool_calls is not False,
-        to_format(body),
+        to_format(body, settings),
     )
 
 

@@ -25,6 +25,10 @@ strict-fields: true
 ssl: false
 log-level: info
 session-timeout: 1.5
+max-stops: 3
+max-tools: 4
+max-schema-bytes: 5
+schema-timeout: 6
 session-len: 99
 precision: A8W8
 model-name: null
@@ -53,6 +57,8 @@ def test_keys_are_flags(options):
     settings = serve._settings(found)
     assert (settings.server_port, settings.server_name) == (8000, "127.0.0.1")
     assert settings.api_keys == ("k1", "k2") and settings.strict_fields is True
+    assert (settings.max_stop_strings, settings.max_tools) == (3, 4)
+    assert (settings.max_schema_bytes, settings.schema_timeout) == (5, 6)
     assert settings.session_timeout == 1.5 and settings.ssl_keyfile is None
     assert found.log_level == "INFO" and found.model_name is None
     config = to_engine_config(found)
