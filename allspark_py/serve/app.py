@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 from allspark.serve.http import Gate, add_error_handlers
+from allspark.serve.openapi import complete_document
 from allspark.serve.routes import (
     anthropic,
     information,
@@ -18,12 +20,20 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("allspark")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return "0"
+
+
 def make_app(state: ServerState) -> Any:
     """The ASGI application of a server."""
     settings = state.settings
     app = FastAPI(
         title="allspark",
-        description="The allspark engine, with the protocols of OpenAI and Anthropic.",
+        version=_version(),
+        description="The allspark engine, with the protocols of OpenAI, Anthropic and LMDeploy.",
         docs_url=None if settings.disable_docs else "/",
         redoc_url=None,
         openapi_url=None if settings.disable_docs else "/openapi.json",
@@ -31,6 +41,7 @@ def make_app(state: ServerState) -> Any:
     add_error_handlers(app)
     for module in (information, openai, anthropic, interactive, texts, management):
         app.include_router(module.make_router(state))
+    complete_document(app, bool(settings.api_keys))
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allow_origins,

@@ -1,5 +1,5 @@
-"""What is said while a model is opened: a line for each matter, and nothing of packages that are not
-needed."""
+"""What is said while a model is opened: a line for each matter, and nothing of packages that it
+does not need."""
 
 from __future__ import annotations
 

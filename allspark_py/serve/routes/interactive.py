@@ -15,8 +15,9 @@ from allspark.serve.interactive import (
     whole_turn,
 )
 from allspark.serve.json_body import read_json, validate
+from allspark.serve.protocol.answers import InteractiveAnswer
 from allspark.serve.protocol.interactive import InteractiveBody
-from allspark.serve.routes.common import Json, body_of, ignored_header
+from allspark.serve.routes.common import Json, described, ignored_header
 from allspark.serve.sse import EventStream, until_gone
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
@@ -27,7 +28,14 @@ def make_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["LMDeploy"])
     settings = state.settings
 
-    @router.post("/v1/chat/interactive", openapi_extra=body_of(InteractiveBody))
+    shown = described(
+        InteractiveBody,
+        InteractiveAnswer,
+        stream=LINES["content-type"],
+        errors={409: "a turn of the session runs"},
+    )
+
+    @router.post("/v1/chat/interactive", openapi_extra=shown)
     async def chat_interactive(request: Request) -> Any:
         """Answers a turn of a conversation that the server keeps."""
         body = validate(InteractiveBody, await read_json(request, settings.max_body_bytes))
