@@ -144,9 +144,13 @@ def _on_large_stack(function: Callable[[], _T], max_seconds: float | None = None
             return future.result(min(0.1, max_wait, max(max_seconds, 0.001)))
         with contextlib.suppress(OSError):  # it has ended meanwhile
             if clocks and time.clock_gettime(clocks[0]) > max_seconds:
-                raise ValueError(f"response_format takes more than {max_seconds:g} s to compile")
+                raise _too_slow(max_seconds)
         if time.monotonic() > deadline:
             raise ValueError(f"response_format was not compiled within {max_wait:g} s")
+
+
+def _too_slow(max_seconds: float) -> ValueError:
+    return ValueError(f"response_format takes more than {max_seconds:g} s to compile")
 
 
 def _key(response_format: Any) -> str:
@@ -302,6 +306,8 @@ class Compiler:
         tokenizer = self._tokenizer()
         limit = None if tokenizer is None else self._max_seconds.get(tokenizer)
         matcher, seconds = _on_large_stack(lambda: self._build(grammar), limit)
+        if limit is not None and seconds > limit:  # it ended between two looks at the clock
+            raise _too_slow(limit)
         if matcher.is_error():
             problems = [matcher.get_error()]
         else:
