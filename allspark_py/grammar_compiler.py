@@ -104,12 +104,17 @@ def yield_to_engine() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-def _on_large_stack(function: Callable[[], _T]) -> _T:
+def _on_large_stack(function: Callable[[], _T], max_seconds: float | None = None) -> _T:
     """Calls the function on a thread with a stack of STACK_BYTES; returns or raises as it does.
 
-    After _MAX_COMPILE_SECONDS of a processor or _MAX_WAIT_SECONDS it raises ValueError, and the
-    thread is left to itself.
+    After `max_seconds` (None: _MAX_COMPILE_SECONDS) of a processor, or six times as long where
+    others take them, it raises ValueError, and the thread is left to itself.
     """
+    max_wait = _MAX_WAIT_SECONDS
+    if max_seconds is None:
+        max_seconds = _MAX_COMPILE_SECONDS
+    else:
+        max_wait = max_seconds * _MAX_WAIT_SECONDS / _MAX_COMPILE_SECONDS
     future: Future[_T] = Future()
     clocks: list[int] = []  # of the thread's processor time
 
@@ -133,17 +138,19 @@ def _on_large_stack(function: Callable[[], _T]) -> _T:
             ) from error
         finally:
             threading.stack_size(before)
-    deadline = time.monotonic() + _MAX_WAIT_SECONDS
+    deadline = time.monotonic() + max_wait
     while True:
         with contextlib.suppress(FutureTimeoutError):
-            return future.result(min(0.1, _MAX_WAIT_SECONDS))
+            return future.result(min(0.1, max_wait, max(max_seconds, 0.001)))
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if clocks and time.clock_gettime(clocks[0]) > _MAX_COMPILE_SECONDS:
-                raise ValueError(
-                    f"response_format takes more than {_MAX_COMPILE_SECONDS:g} s to compile"
-                )
+            if clocks and time.clock_gettime(clocks[0]) > max_seconds:
+                raise _too_slow(max_seconds)
         if time.monotonic() > deadline:
-            raise ValueError(f"response_format was not compiled within {_MAX_WAIT_SECONDS:g} s")
+            raise ValueError(f"response_format was not compiled within {max_wait:g} s")
+
+
+def _too_slow(max_seconds: float) -> ValueError:
+    return ValueError(f"response_format takes more than {max_seconds:g} s to compile")
 
 
 def _key(response_format: Any) -> str:
@@ -181,6 +188,8 @@ class Compiler:
     # Reading a large vocabulary takes a second, so it is done once per tokenizer.
     _of_tokenizer: weakref.WeakKeyDictionary[Any, Compiler] = weakref.WeakKeyDictionary()
     _of_tokenizer_lock: threading.Lock
+    # What callers bound more tightly, or less.
+    _max_seconds: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     @classmethod
     def _make_locks(cls) -> None:
@@ -201,7 +210,15 @@ class Compiler:
                 compiler = cls._of_tokenizer[tokenizer] = cls(tokenizer)
             return compiler
 
+    @classmethod
+    def limit(cls, tokenizer: Any, max_seconds: float) -> None:
+        """Bounds what compiling one format for a tokenizer may take of a processor, from now on.
+        Six times as long it may take where others take the processors."""
+        with cls._of_tokenizer_lock:
+            cls._max_seconds[tokenizer] = max_seconds
+
     def __init__(self, tokenizer: Any):
+        self._tokenizer = weakref.ref(tokenizer)
         description = _tokenizer_json(tokenizer)
         try:
             self._vocabulary = llguidance.LLTokenizer(
@@ -286,7 +303,11 @@ class Compiler:
                 f"response_format is a grammar of {len(grammar.text)} characters; the bound is "
                 f"{MAX_GRAMMAR_CHARS}"
             )
-        matcher, seconds = _on_large_stack(lambda: self._build(grammar))
+        tokenizer = self._tokenizer()
+        limit = None if tokenizer is None else self._max_seconds.get(tokenizer)
+        matcher, seconds = _on_large_stack(lambda: self._build(grammar), limit)
+        if limit is not None and seconds > limit:  # it ended between two looks at the clock
+            raise _too_slow(limit)
         if matcher.is_error():
             problems = [matcher.get_error()]
         else:

@@ -78,6 +78,14 @@ def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> Grammar |
     """
     if response_format is None:
         return None
+    conversion = _Conversion(special_tokens)
+    text = _converted(response_format, conversion)
+    if text is None:
+        return None
+    return Grammar(text, tuple(conversion.undecided), conversion.one_of_is_any_of)
+
+
+def _converted(response_format: Any, conversion: _Conversion) -> str | None:
     if not isinstance(response_format, Mapping):
         raise _wrong_type("response_format", response_format, "a dict with the key 'type'")
     kind = response_format.get("type")
@@ -91,11 +99,22 @@ def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> Grammar |
             raise ValueError(
                 f"response_format of type {kind!r} has the key {key!r}; its keys are {allowed}"
             )
-    conversion = _Conversion(special_tokens, _is_any_of(response_format))
-    text = convert(response_format, conversion)
+    if _is_any_of(response_format):
+        conversion.one_of_is_any_of = True
+    return convert(response_format, conversion)
+
+
+def _as_lark(response_format: Any, conversion: _Conversion) -> str:
+    """A response format within another one, in Lark's syntax."""
+    text = _converted(response_format, conversion)
     if text is None:
-        return None
-    return Grammar(text, tuple(conversion.undecided), conversion.one_of_is_any_of)
+        return f"start: TEXT\nTEXT: {structural_format.ANY}"
+    if not text.lstrip().startswith("{"):
+        return text
+    (grammar,) = json.loads(text)["grammars"]
+    if grammar.get("lark_grammar") is not None:
+        return str(grammar["lark_grammar"])
+    return f"start: %json {json.dumps(grammar['json_schema'], separators=(',', ':'))}"
 
 
 def _is_any_of(fields: Mapping[str, Any]) -> bool:
@@ -227,6 +246,7 @@ def _format(fields: Mapping[str, Any], conversion: _Conversion) -> str:
         fields["format"],
         conversion.special_tokens,
         lambda schema, place: _strict(schema, conversion, place),
+        lambda response_format, _: _as_lark(response_format, conversion),
     )
     return llguidance.LLMatcher.grammar_from_lark(lark)
 

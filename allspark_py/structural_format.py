@@ -13,7 +13,9 @@ from typing import Any
 
 # Turns a schema into text for the compiler; the second argument names its place for messages.
 SchemaText = Callable[[Any, str], str]
-_ANY = r"/(?s:.*)/"
+# Turns a response format into a Lark grammar; the same second argument.
+FormatText = Callable[[Any, str], str]
+ANY = r"/(?s:.*)/"
 
 
 def quoted(text: str) -> str:
@@ -36,13 +38,18 @@ def literal(text: str, special_tokens: Mapping[str, int]) -> str:
     )
 
 
-def to_lark(node: Any, special_tokens: Mapping[str, int], schema_text: SchemaText) -> str:
+def to_lark(
+    node: Any,
+    special_tokens: Mapping[str, int],
+    schema_text: SchemaText,
+    format_text: FormatText,
+) -> str:
     """The grammar of a format.
 
     Raises:
         ValueError: an unknown kind or field, or one that is not there; it says where.
     """
-    writer = _Writer(special_tokens, schema_text)
+    writer = _Writer(special_tokens, schema_text, format_text)
     start = writer.written(node, "format")
     return "\n".join([f"start: {start}", *writer.rules])
 
@@ -50,10 +57,16 @@ def to_lark(node: Any, special_tokens: Mapping[str, int], schema_text: SchemaTex
 class _Writer:
     """Writes each node as an expression, and what needs a name of its own as a rule before it."""
 
-    def __init__(self, special_tokens: Mapping[str, int], schema_text: SchemaText):
+    def __init__(
+        self,
+        special_tokens: Mapping[str, int],
+        schema_text: SchemaText,
+        format_text: FormatText,
+    ):
         self.rules: list[str] = []
         self._special_tokens = special_tokens
         self._schema_text = schema_text
+        self._format_text = format_text
         self._texts: dict[tuple[str, ...], str] = {}
         self._num_names = 0
 
@@ -121,7 +134,7 @@ class _Writer:
         excludes = tuple(dict.fromkeys(excludes))
         key = (*excludes, "\0", *begins_without)
         if key not in self._texts:
-            body = _ANY
+            body = ANY
             if excludes:
                 some = "|".join(map(_escaped, excludes))
                 body += f" & ~/(?s:.*)({some})(?s:.*)/"
@@ -155,6 +168,10 @@ class _Writer:
 
     def json_schema(self, node: Mapping[str, Any], place: str) -> str:
         return "%json " + self._schema_text(node["json_schema"], f"{place}.json_schema")
+
+    def response_format(self, node: Mapping[str, Any], place: str) -> str:
+        lark = self._format_text(node["response_format"], f"{place}.response_format")
+        return self._rule(f"%lark {{\n{lark}\n}}")
 
     def regex(self, node: Mapping[str, Any], place: str) -> str:
         pattern = self._text(node, "pattern", place)
@@ -290,6 +307,7 @@ _Write = Callable[[_Writer, Mapping[str, Any], str], str]
 _KINDS: dict[Any, tuple[tuple[str, ...], tuple[str, ...], _Write]] = {
     "const_string": (("value",), (), _Writer.const_string),
     "json_schema": (("json_schema",), (), _Writer.json_schema),
+    "response_format": (("response_format",), (), _Writer.response_format),
     "regex": (("pattern",), (), _Writer.regex),
     "any_text": ((), ("excludes",), _Writer.any_text),
     "sequence": (("elements",), (), _Writer.sequence),

@@ -39,7 +39,8 @@ def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
             f"{path}: {kind}; expected the directory of a model or a .gguf file"
         )
     if not _HUB_NAME.fullmatch(name_or_path) or name_or_path.startswith("."):
-        raise CheckpointNotFoundError(f"{name_or_path}: no such directory")
+        kind = "file" if str(name_or_path).endswith(".gguf") else "directory"
+        raise CheckpointNotFoundError(f"{name_or_path}: no such {kind}")
     return download(name_or_path)
 
 
@@ -81,7 +82,8 @@ def download_from_modelscope(
         from modelscope import snapshot_download
     except ImportError as error:
         raise ModelSerializerException(
-            f"{name}: no such directory, and downloading needs the package 'modelscope': {error}"
+            f"{name}: no such directory, and downloading needs the package 'modelscope' "
+            f"(pip install 'allspark[modelscope]'): {error}"
         ) from error
 
     def fetch(repo: str, patterns: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from .llm import LLM
 from .lora import open_adapters
 from .meta import is_meta, open_meta
 from .native import native
+from .notices import notice
 from .quantization import Quantization, parse_quantization
 from .quantized import checkpoint_format
 from .storage import TensorEntry
@@ -209,7 +210,7 @@ class HuggingFaceModel(LLM):
             try:
                 made |= tokenizer_files(file.metadata, str(file.paths[0]))
             except ModelSerializerException as error:
-                warnings.warn(f"the model is serialised without a tokenizer: {error}", stacklevel=2)
+                notice(f"the model is serialised without a tokenizer: {error}")
         return made
 
     # Serialising.

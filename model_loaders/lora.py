@@ -8,7 +8,6 @@ a weight of the base model; anything else is refused.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from .checkpoint import Checkpoint
 from .convert import PLAIN_MATRICES, package_version
 from .errors import CheckpointError, UnexplainedTensorError
 from .native import native
+from .notices import notice
 from .peft_config import PeftConfig
 from .spec import WEIGHT_DTYPES, RequiredTensor, expand, find_architecture, message_class
 from .storage import TensorEntry, as_float32, round_float32
@@ -188,10 +188,9 @@ class LoraAdapter:
         absent = [name for name in self._modules if name not in found and self._targets(name)]
         if absent:
             more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            warnings.warn(
+            notice(
                 f"{self.directory}: no tensors for {absent[0]!r}{more}, which the configuration "
-                "targets: they stay the base model's",
-                stacklevel=2,
+                "targets: they stay the base model's"
             )
         ends = {self._modules[name].tensor for name in found if self._modules[name].is_output}
         if self.config.weight_tying and self._spec.tie_embeddings and len(ends) == 1:

@@ -7,13 +7,13 @@ that names the field and the value.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from .config import ModelConfig, read_json_object
 from .errors import UnsupportedModelError
+from .notices import notice
 
 CONFIG_NAME = "adapter_config.json"
 
@@ -153,7 +153,7 @@ class PeftConfig:
             if field.startswith("use_") or field.endswith("_config"):
                 raise self._unsupported(field, "an unknown kind of adapter")
         if unknown:
-            warnings.warn(f"{self.source}: unknown fields {', '.join(unknown)}", stacklevel=2)
+            notice(f"{self.source}: unknown fields {', '.join(unknown)}")
 
     def _check_count(self, field: str, count: int) -> None:
         if count > _MAX_PATTERNS:

@@ -94,7 +94,7 @@ def load_tokenizer(
     return tokenizer
 
 
-def _import_transformers() -> Any:
+def import_transformers() -> Any:
     """Imports transformers. Where torch is missing, its first import advises to install it; here
     only the tokenizers are used, which do not need torch."""
     advice = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -109,7 +109,7 @@ def _import_transformers() -> Any:
 
 def _tokenizer_class(directory: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
     try:
-        transformers = _import_transformers()
+        transformers = import_transformers()
     except ImportError as error:
         raise ModelSerializerException(
             f"tokenizers need the package 'transformers', which cannot be imported: {error}"

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+import warnings
 from collections.abc import Sequence
 
-from . import bench, chat, check_env, client, convert, formats, inspect, serve
+from . import bench, chat, check_env, client, config_file, convert, formats, inspect, serve
 
 _COMMANDS = {
     "serve": serve,
@@ -30,7 +32,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = (module.__doc__ or "").splitlines()[0]
         module.add_arguments(commands.add_parser(name, help=summary, description=summary))
     options = parser.parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = functools.partial(_show_warning, options.command)
+        return _run(parser, options, arguments)
+
+
+def _show_warning(command: str, message: Warning | str, *_: object) -> None:
+    """A warning as one line, without the place in the program."""
+    print(f"allspark {command}: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _run(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str] | None
+) -> int:
     try:
+        if (path := getattr(options, "config", None)) is not None:
+            config_file.set_defaults(options.parser, path)
+            options = parser.parse_args(arguments)
         return _COMMANDS[options.command].run(options)
     except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError) as error:
         print(f"allspark {options.command}: {error}", file=sys.stderr)

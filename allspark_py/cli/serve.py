@@ -15,7 +15,9 @@ _INSTALL = "the server needs the extra: pip install 'allspark[serve]'"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL[=NAME]", help="what to serve, and under which name")
+    add("models", nargs="*", metavar="MODEL[=NAME]", help="what to serve, and under which name")
+    add("--config", metavar="FILE", help="YAML or JSON whose keys are flags (docs/cli.md)")
+    parser.set_defaults(parser=parser)
     server = parser.add_argument_group("server")
     add = server.add_argument
     add("--server-name", default="0.0.0.0", help="address to listen on (default: all)")
@@ -29,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-credentials", action="store_true")
     add("--max-concurrent-requests", type=int, default=0, help="0: no bound")
     add("--max-body-bytes", type=int, default=32 << 20)
+    add("--max-sessions", type=int, default=1000, help="of /v1/chat/interactive; 0: no bound")
+    add("--max-session-bytes", type=int, default=256 << 20, help="of all sessions; 0: no bound")
+    add("--session-timeout", type=float, default=3600.0, help="seconds an idle one is kept; 0: any")
+    add("--max-stops", type=int, default=64, help="stop strings of a request")
+    add("--max-tools", type=int, default=256, help="tools of a request")
+    add("--max-schema-bytes", type=int, default=1_000_000, help="of one schema or grammar")
+    add("--schema-timeout", type=float, default=10.0, help="seconds that compiling one may take")
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
     add("--response-store", metavar="FILE", help="keep /v1/responses here (default: in memory)")
@@ -87,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
 def _sources(options: argparse.Namespace) -> list[tuple[str, str | None]]:
     """The models with their names. `api_server MODEL` of LMDeploy's command line is MODEL."""
     given = options.models
-    if given[0] == "api_server" and not Path(given[0]).exists():
+    if given and given[0] == "api_server" and not Path(given[0]).exists():
         given = given[1:]
     if not given:
         raise ValueError("no model is named")
@@ -118,6 +127,13 @@ def _settings(options: argparse.Namespace) -> Any:
         allow_credentials=options.allow_credentials,
         max_concurrent_requests=options.max_concurrent_requests,
         max_body_bytes=options.max_body_bytes,
+        max_stop_strings=options.max_stops,
+        max_tools=options.max_tools,
+        max_schema_bytes=options.max_schema_bytes,
+        schema_timeout=options.schema_timeout,
+        max_sessions=options.max_sessions,
+        max_session_bytes=options.max_session_bytes,
+        session_timeout=options.session_timeout,
         request_timeout=options.request_timeout,
         shutdown_timeout=options.shutdown_timeout,
         response_store=options.response_store,

@@ -66,7 +66,9 @@ def make_tokenizer(tokens: Mapping[str, int], eos_token_id: int) -> Any:
         ValueError: the tokens do not show how bytes are written, or no token ends a text.
     """
     import tokenizers
-    import transformers
+    from allspark.model_loader.tokenizer import import_transformers
+
+    transformers = import_transformers()
 
     special = [
         token

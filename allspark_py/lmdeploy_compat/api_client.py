@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
-from allspark.lmdeploy_compat.not_served import not_served
 from allspark.remote.blocking import BlockingClient
 from allspark.remote.errors import RemoteError
 
@@ -104,14 +103,63 @@ class APIClient:
         request."""
         return self._items("/v1/completions", _fields(locals()))
 
-    def chat_interactive_v1(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise not_served("APIClient.chat_interactive_v1")
+    def chat_interactive_v1(
+        self,
+        prompt: str | list[dict[str, Any]],
+        image_url: str | list[str] | None = None,
+        session_id: int | None = -1,
+        interactive_mode: bool | None = False,
+        stream: bool | None = False,
+        stop: str | list[str] | None = None,
+        request_output_len: int | None = None,
+        top_p: float | None = 0.8,
+        top_k: int | None = 40,
+        temperature: float | None = 0.8,
+        repetition_penalty: float | None = 1.0,
+        ignore_eos: bool | None = False,
+        skip_special_tokens: bool | None = True,
+        cancel: bool | None = False,
+        adapter_name: str | None = None,
+        **kwargs: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the answer of a turn, or with `stream` its pieces. With `interactive_mode` the
+        server keeps the conversation under `session_id`; `cancel` ends the turn that runs. Other
+        keywords are fields of the request."""
+        return self._items("/v1/chat/interactive", _fields(locals()))
 
-    def chat(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise not_served("APIClient.chat")
+    def chat(
+        self,
+        prompt: str,
+        session_id: int,
+        request_output_len: int | None = 512,
+        stream: bool = False,
+        top_p: float = 0.8,
+        top_k: int = 40,
+        temperature: float = 0.8,
+        repetition_penalty: float = 1.0,
+        ignore_eos: bool = False,
+    ) -> Iterator[tuple[str, int, str | None]]:
+        """The next turn of a session that the server keeps: yields text, output tokens so far, and
+        the finish reason.
 
-    def end_session(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise not_served("APIClient.end_session")
+        Raises:
+            ValueError: session_id is -1. RuntimeError: the server refused the turn.
+        """
+        if session_id == -1:
+            raise ValueError("session_id is -1; it must be another number")
+        fields = {name: value for name, value in locals().items() if name != "self"}
+        for item in self.chat_interactive_v1(interactive_mode=True, **fields):
+            if "text" not in item:
+                raise RuntimeError(f"/v1/chat/interactive: {_message(item)}")
+            yield item["text"], item["tokens"], item["finish_reason"]
+
+    def end_session(self, session_id: int) -> None:
+        """Makes the server forget a session. Raises RuntimeError where it refuses."""
+        for item in self.chat_interactive_v1(
+            prompt="", session_id=session_id, request_output_len=0, interactive_mode=False
+        ):
+            if "text" not in item:
+                raise RuntimeError(f"/v1/chat/interactive: {_message(item)}")
 
     def close(self) -> None:
         """Ends the server, if serve() started it for this client; a second call has no effect."""
@@ -151,3 +199,9 @@ def _fields(arguments: dict[str, Any]) -> dict[str, Any]:
     given = {name: arguments[name] for name in arguments if name not in ("self", "kwargs")}
     given.update(arguments["kwargs"])
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _message(item: dict[str, Any]) -> str:
+    """What an error says, of an answer or of a stream."""
+    message: str = item["message"] if "message" in item else item["error"]["message"]
+    return message

@@ -8,10 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 _IMAGES = "vision-language models are not served yet; a model's language part is"
-_INTERACTIVE = (
-    "the server keeps no sessions; send the conversation so far to chat_completions_v1, whose "
-    "prompt is found in the prefix cache, or use chat of a pipeline"
-)
 _PAGE = "`allspark serve MODEL` serves OpenAI's protocol, which any chat page for it can use"
 _MODELS_HERE = "docs/models.md says which models are served and how to add one"
 
@@ -41,9 +37,6 @@ MODULES: dict[str, str] = {
 }
 # Methods of classes that are served.
 METHODS: dict[str, str] = {
-    "APIClient.chat": _INTERACTIVE,
-    "APIClient.chat_interactive_v1": _INTERACTIVE,
-    "APIClient.end_session": _INTERACTIVE,
     "Pipeline.get_reward_score": "reward models are not served",
     "TurboMindInstance.async_stream_infer": "generate of a pipeline",
     "TurboMindInstance.decode": "output_logits of a GenerationConfig",

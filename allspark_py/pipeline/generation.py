@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from allspark.pipeline.configs import GenerationConfig
@@ -51,6 +52,13 @@ def to_fields(config: GenerationConfig, model: ServedModel, adapter: str | None)
 def end_ids(fields: dict[str, Any]) -> frozenset[int]:
     """The single tokens that end a request with these fields."""
     ids = set(fields["stop_token_ids"])
-    if not fields["ignore_eos"] and "eos_token_id" in fields:
+    if not fields.get("ignore_eos") and "eos_token_id" in fields:
         ids.add(fields["eos_token_id"])
     return frozenset(ids)
+
+
+def count_without_end(ids: Sequence[int], ends: frozenset[int], includes_end: bool) -> int:
+    """How many of the last ids of an output are part of it: one of `ends`, which can only be the
+    last, is not, unless `includes_end`."""
+    has_end = bool(ids) and ids[-1] in ends
+    return len(ids) - (has_end and not includes_end)

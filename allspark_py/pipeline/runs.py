@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from allspark._allspark import AsStatus, CompletionSet, GeneratedElements, RequestHandle
 from allspark.input_ids import to_id_array
-from allspark.pipeline.generation import end_ids
+from allspark.pipeline.generation import count_without_end, end_ids
 from allspark.pipeline.response import Response, joined
 from allspark.pipeline.served_model import ServedModel
 from allspark.result_queue import ResultQueue
@@ -193,9 +193,8 @@ class Running:
 
     def _add(self, elements: GeneratedElements | TextElements, piece: Response) -> None:
         ids = list(elements.ids_from_generate)
-        # A token that ends the request is the last one.
-        has_end = bool(ids) and ids[-1] in self._request.ends
-        count = len(ids) - (has_end and not self._fields.get("include_stop_str_in_output"))
+        includes_end = bool(self._fields.get("include_stop_str_in_output"))
+        count = count_without_end(ids, self._request.ends, includes_end)
         piece.token_ids += ids[:count]
         if self._is_text:
             piece.text += elements.text  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from typing import Any
 
 from allspark.serve.anthropic_request import NOT_SERVED, to_chat
 from allspark.serve.blocks import BlockBuilder
+from allspark.serve.call_checks import CallCheck
 from allspark.serve.chat import count_prompt_tokens, start_conversation
 from allspark.serve.choice import Choice, finish
 from allspark.serve.fields import check_fields
@@ -28,6 +29,7 @@ class MessagesCall:
     num_prompt_tokens: int
     choice: Choice
     builder: BlockBuilder
+    check: CallCheck
     ignored: str  # names of unknown fields
 
     def message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
@@ -42,8 +44,12 @@ class MessagesCall:
             "usage": self.usage(),
         }
 
-    def end(self) -> dict[str, Any]:
-        """stop_reason and stop_sequence, once the output has ended."""
+    def end(self, problems: list[dict[str, Any]]) -> dict[str, Any]:
+        """stop_reason and stop_sequence, once the output has ended, and what is wrong with its
+        calls."""
+        return {**self._end(), **({"invalid_tool_calls": problems} if problems else {})}
+
+    def _end(self) -> dict[str, Any]:
         reason, stop = self.choice.finish_reason, self.choice.stop_reason
         if reason != "stop":  # cut off: by its length, its time, or /abort_request
             return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -61,6 +67,11 @@ class MessagesCall:
             "cache_read_input_tokens": cached,
             "output_tokens": self.choice.num_tokens,
         }
+
+    def release(self) -> None:
+        """Stops what runs."""
+        self.choice.release()
+        self.check.cancel()
 
     def take(self) -> list[dict[str, Any]]:
         """The events of what came since the last call."""
@@ -80,6 +91,7 @@ async def start_messages(state: ServerState, body: MessagesBody) -> MessagesCall
         num_prompt_tokens=len(conversation.prompt_ids),
         choice=conversation.choices[0],
         builder=BlockBuilder(conversation.parsers[0]),
+        check=conversation.checks[0],
         ignored=ignored,
     )
 
@@ -93,12 +105,13 @@ async def whole_message(call: MessagesCall) -> dict[str, Any]:
     """The answer that is not streamed, once the output has ended."""
     try:
         await finish([call.choice])
+        if call.choice.error is not None:
+            raise call.choice.error
+        call.take()
+        problems = await call.check.wait(call.builder.calls)
     finally:
-        call.choice.release()
-    if call.choice.error is not None:
-        raise call.choice.error
-    call.take()
-    return call.message(call.builder.content(), call.end())
+        call.release()
+    return call.message(call.builder.content(), call.end(problems))
 
 
 class MessageStream:
@@ -119,20 +132,23 @@ class MessageStream:
 
     def abort(self) -> None:
         """The client went away."""
-        self._call.choice.release()
+        self._call.release()
 
     def _write(self) -> None:
         """Everything that has come."""
         writer, call = self._writer, self._call
         if writer is None or not writer.is_free or self._has_ended:
             return
-        is_end = self._has_ended = call.choice.is_finished
+        is_finished = call.choice.is_finished
         events = call.take()
+        problems = call.check.problems(call.builder.calls, self._write) if is_finished else None
+        is_end = self._has_ended = problems is not None
         error = call.choice.error if is_end else None
         if error is not None:
             events.append(error.to_anthropic(call.choice.request_id))
-        elif is_end:
-            last = {"type": "message_delta", "delta": call.end(), "usage": call.usage()}
+        elif problems is not None:
+            delta = call.end(problems)
+            last = {"type": "message_delta", "delta": delta, "usage": call.usage()}
             events += [last, {"type": "message_stop"}]
         if events:
             writer.write(b"".join(map(_frame, events)), more=not is_end)

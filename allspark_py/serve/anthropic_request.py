@@ -56,8 +56,6 @@ def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatBody:
     if body.thinking is not None:
         fields["enable_thinking"] = body.thinking.type != "disabled"
     if body.output_config is not None and body.output_config.format is not None:
-        if body.tools:
-            raise wrong("output_config.format", "is given beside tools; there is one format")
         fields["json_schema"] = body.output_config.format.schema_
     if isinstance(body, MessagesBody):
         check_stops("stop_sequences", body.stop_sequences or [], settings)

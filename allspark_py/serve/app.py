@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 from allspark.serve.http import Gate, add_error_handlers
-from allspark.serve.routes import anthropic, information, management, openai, responses, texts
+from allspark.serve.openapi import complete_document
+from allspark.serve.routes import (
+    anthropic,
+    information,
+    interactive,
+    management,
+    openai,
+    responses,
+    texts,
+)
 from allspark.serve.state import ServerState
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("allspark")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return "0"
 
 
 def make_app(state: ServerState) -> Any:
@@ -16,14 +33,16 @@ def make_app(state: ServerState) -> Any:
     settings = state.settings
     app = FastAPI(
         title="allspark",
-        description="The allspark engine, with the protocols of OpenAI and Anthropic.",
+        version=_version(),
+        description="The allspark engine, with the protocols of OpenAI, Anthropic and LMDeploy.",
         docs_url=None if settings.disable_docs else "/",
         redoc_url=None,
         openapi_url=None if settings.disable_docs else "/openapi.json",
     )
     add_error_handlers(app)
-    for module in (information, openai, responses, anthropic, texts, management):
+    for module in (information, openai, responses, anthropic, interactive, texts, management):
         app.include_router(module.make_router(state))
+    complete_document(app, bool(settings.api_keys))
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allow_origins,

@@ -86,6 +86,15 @@ class BlockBuilder:
         """Whether a tool is called."""
         return any(block["type"] == "tool_use" for block in self._blocks)
 
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Names of the tools that are called, and their inputs as JSON."""
+        return [
+            (block["name"], "".join(pieces))
+            for block, pieces in zip(self._blocks, self._texts, strict=True)
+            if block["type"] == "tool_use"
+        ]
+
     def content(self) -> list[dict[str, Any]]:
         """The blocks, once all text was added."""
         found = []

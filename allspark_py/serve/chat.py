@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 from allspark.chat_template import TokenizerTemplate
+from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
@@ -16,7 +17,7 @@ from allspark.serve.fields import check_fields, to_fields
 from allspark.serve.ids import make_id
 from allspark.serve.logprobs import chat_rows
 from allspark.serve.message import MessageBuilder
-from allspark.serve.parsers import MessageParser
+from allspark.serve.parsers import MessageParser, ToolFormat
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
@@ -41,6 +42,7 @@ class ChatCall:
     prompt_ids: list[int]
     choices: list[Choice]
     builders: list[MessageBuilder]
+    checks: list[CallCheck]
     ignored: str  # names of unknown fields
 
     @property
@@ -64,6 +66,8 @@ class ChatCall:
         """Stops what runs."""
         for choice in self.choices:
             choice.release()
+        for check in self.checks:
+            check.cancel()
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Conversation:
     choices: list[Choice]
     parsers: list[MessageParser | None]  # of the choices
     fields: dict[str, Any]  # what the engine was asked for
+    checks: list[CallCheck]  # of their calls
     ignored: str  # names of unknown fields
 
 
@@ -101,11 +106,8 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
         message = f"top_logprobs is {body.top_logprobs}; it needs logprobs to be true"
         raise ApiError(400, message, param="top_logprobs", code="invalid_value")
     text, ids, tool_format = await asyncio.to_thread(_prepare, body, entry, plan)
-    if tool_format is not None:
-        if "response_format" in fields:
-            message = "response_format is given beside tools; there is one format"
-            raise ApiError(400, message, param="response_format", code="invalid_value")
-        fields["response_format"] = tool_format
+    if tool_format.response_format is not None:
+        fields["response_format"] = tool_format.response_format
     if plan.keeps_special_tokens(entry):
         fields["skip_special_tokens"] = False
     if len(ids) >= entry.model.session_len:
@@ -114,7 +116,8 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
     choices = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
     parsers = [plan.make_parser(entry, text) for _ in choices]
-    return Conversation(entry, ids, choices, parsers, fields, ignored)
+    checks = [plan.make_check(tool_format.unchecked) for _ in choices]
+    return Conversation(entry, ids, choices, parsers, fields, checks, ignored)
 
 
 async def count_prompt_tokens(state: ServerState, body: ChatBody) -> int:
@@ -142,6 +145,7 @@ async def start_chat(state: ServerState, body: ChatBody) -> ChatCall:
         prompt_ids=conversation.prompt_ids,
         choices=conversation.choices,
         builders=[MessageBuilder(parser, reasoning) for parser in conversation.parsers],
+        checks=conversation.checks,
         ignored=conversation.ignored,
     )
 
@@ -156,11 +160,11 @@ def _plan(state: ServerState, body: ChatBody, entry: Entry) -> ToolPlan:
 
 def _prepare(
     body: ChatBody, entry: Entry, plan: ToolPlan
-) -> tuple[str, list[int], dict[str, Any] | None]:
-    """The prompt's text and ids, and the format of the tools. Runs on a thread: a long conversation
-    takes milliseconds, and a new tool is compiled."""
+) -> tuple[str, list[int], ToolFormat]:
+    """The prompt's text and ids, and the format of the output. Runs on a thread: a long
+    conversation takes milliseconds, and a new format is compiled."""
     text, ids = _prompt(body, entry, plan)
-    return text, ids, plan.response_format(entry, text)
+    return text, ids, plan.output_format(entry, text)
 
 
 def _prompt(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int]]:
@@ -200,12 +204,18 @@ def _joined(messages: list[dict[str, Any]]) -> str:
     return "".join(str(message.get("content") or "") for message in messages)
 
 
-def _finish(call: ChatCall, choice: Choice, builder: MessageBuilder) -> dict[str, Any]:
-    """finish_reason and stop_reason of a finished choice."""
+def _finish(
+    choice: Choice, builder: MessageBuilder, problems: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """finish_reason and stop_reason of a finished choice, and what is wrong with its calls."""
     reason = choice.finish_reason
     if builder.tool_calls and reason == "stop":
         reason = "tool_calls"
-    return {"finish_reason": reason, "stop_reason": choice.stop_reason}
+    return {
+        "finish_reason": reason,
+        "stop_reason": choice.stop_reason,
+        **({"invalid_tool_calls": problems} if problems else {}),
+    }
 
 
 def _logprobs(call: ChatCall, pieces: list[Any]) -> dict[str, Any] | None:
@@ -226,28 +236,34 @@ async def whole_chat(call: ChatCall) -> dict[str, Any]:
     """The answer that is not streamed, once all outputs have ended."""
     try:
         await finish(call.choices)
+        choices = [
+            await _whole_choice(call, *parts)
+            for parts in zip(call.choices, call.builders, call.checks, strict=True)
+        ]
     finally:
         call.release()
-    choices = []
-    for choice, builder in zip(call.choices, call.builders, strict=True):
-        if choice.error is not None:
-            raise choice.error
-        pieces = choice.take()
-        builder.put("".join(piece.text for piece in pieces), is_end=True)
-        choices.append(
-            {
-                "index": choice.index,
-                "message": builder.message(),
-                "logprobs": _logprobs(call, pieces),
-                **_finish(call, choice, builder),
-                **({"token_ids": choice.token_ids} if call.body.return_token_ids else {}),
-            }
-        )
     answer = {"object": "chat.completion", **call.head, "choices": choices}
     answer["usage"] = call.usage()
     if call.body.return_token_ids:
         answer["prompt_token_ids"] = call.prompt_ids
     return answer
+
+
+async def _whole_choice(
+    call: ChatCall, choice: Choice, builder: MessageBuilder, check: CallCheck
+) -> dict[str, Any]:
+    if choice.error is not None:
+        raise choice.error
+    pieces = choice.take()
+    builder.put("".join(piece.text for piece in pieces), is_end=True)
+    problems = await check.wait(builder.calls)
+    return {
+        "index": choice.index,
+        "message": builder.message(),
+        "logprobs": _logprobs(call, pieces),
+        **_finish(choice, builder, problems),
+        **({"token_ids": choice.token_ids} if call.body.return_token_ids else {}),
+    }
 
 
 class ChatStream:
@@ -256,7 +272,7 @@ class ChatStream:
     def __init__(self, call: ChatCall):
         self._call = call
         self._writer: Writer | None = None
-        self._open = list(zip(call.choices, call.builders, strict=True))
+        self._open = list(zip(call.choices, call.builders, call.checks, strict=True))
         options = call.body.stream_options
         self._has_usage = bool(options and options.include_usage)
         self._has_each_usage = bool(options and options.continuous_usage_stats)
@@ -284,19 +300,20 @@ class ChatStream:
         if writer is None or not writer.is_free:
             return
         data = []
-        has_ended = False
-        for choice, builder in self._open:
+        ended = set()
+        for choice, builder, check in self._open:
             is_end = choice.is_finished
             pieces = choice.take()
             text = pieces[0].text if len(pieces) == 1 else "".join(p.text for p in pieces)
             delta = builder.put(text, is_end)
             if delta or (pieces and self._plain is None):
                 data.append(self._chunk(choice, delta, pieces))
-            if is_end:
-                has_ended = True
-                data.append(self._end(choice, builder))
-        if has_ended:
-            self._open = [each for each in self._open if not each[0].is_finished]
+            problems = check.problems(builder.calls, self._write) if is_end else None
+            if problems is not None:
+                ended.add(choice.index)
+                data.append(self._end(choice, builder, problems))
+        if ended:
+            self._open = [each for each in self._open if each[0].index not in ended]
         is_last = not self._open
         if is_last:
             if self._has_usage:
@@ -306,10 +323,12 @@ class ChatStream:
         if data:
             writer.write(b"".join(data), more=not is_last)
 
-    def _end(self, choice: Choice, builder: MessageBuilder) -> bytes:
+    def _end(
+        self, choice: Choice, builder: MessageBuilder, problems: list[dict[str, Any]]
+    ) -> bytes:
         if choice.error is not None:
             return frame(choice.error.to_openai())
-        return self._chunk(choice, {}, finish=_finish(self._call, choice, builder))
+        return self._chunk(choice, {}, finish=_finish(choice, builder, problems))
 
     def _chunk(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
 from allspark.serve.protocol.common import (
@@ -60,7 +61,7 @@ def to_fields(
         fields["do_sample"] = True
     timeouts = (body.timeout_ms or 0, round(1000 * settings.request_timeout))
     fields["timeout_ms"] = min((ms for ms in timeouts if ms > 0), default=0)
-    response_format = to_format(body)
+    response_format = to_format(body, settings)
     if response_format is not None:
         fields["response_format"] = response_format
     return fields
@@ -107,12 +108,15 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
     return found
 
 
-def to_format(body: GenerationBody) -> dict[str, Any] | None:
-    """The engine's response_format, whatever the request calls it."""
+def to_format(body: GenerationBody, settings: ServerSettings) -> dict[str, Any] | None:
+    """The engine's response_format, whatever the request calls it. Raises ApiError where it is too
+    large."""
     name = next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), None)
     if name is None:
         return None
     value = getattr(body, name)
+    plain = value.model_dump(by_alias=True) if isinstance(value, StructuredOutputs) else value
+    check_schema_size(name, plain, settings)
     if name == "response_format":
         return None if value.get("type") == "text" else value
     if isinstance(value, StructuredOutputs):
@@ -141,6 +145,14 @@ def _structured(outputs: StructuredOutputs) -> dict[str, Any] | None:
     if name == "structural_tag":
         return {**value, "type": "structural_tag"} if isinstance(value, dict) else value
     return {"type": name, name: value}
+
+
+def check_schema_size(name: str, value: Any, settings: ServerSettings) -> None:
+    """Raises ApiError where a schema or a grammar is too large."""
+    size, bound = len(orjson.dumps(value)), settings.max_schema_bytes
+    if size > bound:
+        message = f"{name} has {size} bytes as JSON; the bound is {bound}"
+        raise ApiError(400, message, param=name, code="invalid_value")
 
 
 def check_fields(

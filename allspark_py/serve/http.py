@@ -67,7 +67,7 @@ class Gate:
         try:
             self._check_headers(scope["headers"])
             if path not in OPEN_ROUTES and scope["method"] != "OPTIONS":
-                self._check_key(headers)
+                scope["state"]["api_key"] = self._check_key(headers)
             if is_work:
                 self._check_room()
         except ApiError as error:
@@ -88,9 +88,10 @@ class Gate:
             message = f"the headers have {size} bytes; the bound is {bound}"
             raise ApiError(431, message, code="headers_too_large")
 
-    def _check_key(self, headers: dict[bytes, bytes]) -> None:
+    def _check_key(self, headers: dict[bytes, bytes]) -> bytes:
+        """The digest of the request's key; empty where the server is open."""
         if not self._keys:
-            return
+            return b""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")
@@ -99,6 +100,7 @@ class Gate:
         if not any([hmac.compare_digest(digest, known) for known in self._keys]):
             message = "the key is missing or wrong; give it as 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key")
+        return digest
 
     def _check_room(self) -> None:
         state = self._state

@@ -93,6 +93,12 @@ class MessageBuilder:
                 calls.append({"index": each.index, "function": {"arguments": each.text}})
 
     @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Names and arguments of the calls."""
+        functions = [call["function"] for call in self.tool_calls]
+        return [(function["name"], function["arguments"]) for function in functions]
+
+    @property
     def reasoning(self) -> str:
         """What was found of it."""
         return "".join(self._reasoning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -24,6 +25,15 @@ class ServerSettings:
     max_header_bytes: int = 16 << 10
     max_stop_strings: int = 64
     max_tools: int = 256
+    # Of a schema or grammar in a request, as JSON; the engine's own bound is 1,000,000 characters.
+    max_schema_bytes: int = 1_000_000
+    # What compiling one may take of a processor.
+    schema_timeout: float = 10.0
+    # Of conversations that are kept for /v1/chat/interactive, whose last turn is no longer ago than
+    # the timeout; 0: no bound.
+    max_sessions: int = 1000
+    max_session_bytes: int = 256 << 20
+    session_timeout: float = 3600.0
     # How long a shutdown waits for what still runs.
     shutdown_timeout: float = 30.0
     # A comment is sent on a stream when nothing else was for so long.
@@ -55,3 +65,11 @@ class ServerSettings:
     ssl_certfile: str | None = None
     # Values for sampling that a request does not set, over those of the model.
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a bound is none."""
+        for name, value in vars(self).items():
+            if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be at least 0")
+        if self.schema_timeout == 0:
+            raise ValueError("schema_timeout is 0; it must be more than 0")

@@ -7,8 +7,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from allspark.grammar_compiler import Compiler
 from allspark.serve.catalog import Catalog, Entry
 from allspark.serve.responses.library import Library
+from allspark.serve.sessions import Sessions
 from allspark.serve.settings import ServerSettings
 
 
@@ -25,12 +27,19 @@ class ServerState:
     is_draining: bool = False  # a shutdown has begun
     is_sleeping: bool = False  # the models' memory was given back
     num_running: int = 0  # requests that are being answered
+    sessions: Sessions = field(init=False)
     _idle: asyncio.Event | None = None
     responses: Library = field(init=False)
     _fingerprints: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.responses = Library(self.settings)
+        settings = self.settings
+        for model in self.catalog.models:
+            Compiler.limit(model.tokenizer, settings.schema_timeout)
+        self.sessions = Sessions(
+            settings.max_sessions, settings.max_session_bytes, settings.session_timeout
+        )
 
     def begin(self) -> None:
         """A request begins to be answered."""

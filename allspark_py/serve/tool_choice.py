@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
+from allspark.serve.fields import check_schema_size, to_format
 from allspark.serve.parsers import (
     MessageParser,
     ReasoningParser,
     Tool,
     ToolChoice,
+    ToolFormat,
     ToolParser,
     choose_reasoning_parser,
     choose_tool_parser,
+    content_format,
     read_tool_choice,
     read_tools,
     tool_format,
 )
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from allspark.grammar_compiler import Compiler
 
 
 @dataclass(frozen=True)
@@ -33,32 +41,62 @@ class ToolPlan:
     reasoning_parser: ReasoningParser | None
     enable_thinking: bool | None
     parallel: bool
+    content: dict[str, Any] | None  # the response_format of an answer without calls
 
-    def response_format(self, entry: Entry, prompt: str) -> dict[str, Any] | None:
-        """What keeps the model to the tools. Compiles what is new: call it on a thread.
+    def output_format(self, entry: Entry, prompt: str) -> ToolFormat:
+        """What keeps the model to the tools, and its content to the format that is asked for.
+        Compiles what is new: call it on a thread.
 
         Raises:
-            ApiError: a tool cannot be enforced as it must be.
+            ApiError: the format or a tool cannot be enforced as it must be.
         """
-        if self.tool_parser is None:
-            return None
+        if self.tool_parser is None and (self.content is None or self.reasoning_parser is None):
+            return ToolFormat(self.content)
         from allspark import exit_gate
         from allspark.grammar_compiler import Compiler
 
+        reasoning = (
+            self.reasoning_parser,
+            self.enable_thinking,
+            self._begins_in_reasoning(prompt),
+        )
+        with exit_gate.passing():
+            asking = "response_format" if self.tool_parser is None else "tools"
+            compiler = _checked(asking, Compiler.of, entry.model.tokenizer)
+            if self.content is not None:
+                # By itself, so that an error is about what the request says.
+                _checked("response_format", compiler.prepare, self.content)
+            if self.tool_parser is None:
+                assert self.content is not None
+                return ToolFormat(content_format(self.content, *reasoning))
+            return self._tool_format(self.tool_parser, compiler, *reasoning)
+
+    def _tool_format(
+        self,
+        parser: ToolParser,
+        compiler: Compiler,
+        reasoning: ReasoningParser | None,
+        enable_thinking: bool | None,
+        begins_in_reasoning: bool | None,
+    ) -> ToolFormat:
         try:
-            with exit_gate.passing():
-                return tool_format(
-                    self.tool_parser,
-                    self.tools,
-                    self.choice,
-                    Compiler.of(entry.model.tokenizer),
-                    parallel=self.parallel,
-                    reasoning_parser=self.reasoning_parser,
-                    enable_thinking=self.enable_thinking,
-                    begins_in_reasoning=self._begins_in_reasoning(prompt),
-                ).response_format
+            return tool_format(
+                parser,
+                self.tools,
+                self.choice,
+                compiler,
+                parallel=self.parallel,
+                reasoning_parser=reasoning,
+                enable_thinking=enable_thinking,
+                begins_in_reasoning=begins_in_reasoning,
+                content=self.content,
+            )
         except (TypeError, ValueError) as error:
             raise ApiError(400, str(error), param="tools", code="invalid_value") from None
+
+    def make_check(self, unchecked: Collection[str]) -> CallCheck:
+        """What validates one output's calls of the tools with these names."""
+        return CallCheck([tool for tool in self.tools if tool.name in unchecked])
 
     def make_parser(self, entry: Entry, prompt: str) -> MessageParser | None:
         """What reads one output; None where it is content and nothing else."""
@@ -72,6 +110,7 @@ class ToolPlan:
             tools=self.tools,
             enable_thinking=self.enable_thinking,
             begins_in_reasoning=self._begins_in_reasoning(prompt),
+            content_has_format=self.content is not None,
             left_out=[token for token in special if token not in markers],
         )
 
@@ -93,6 +132,8 @@ class ToolPlan:
 def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPlan:
     """Raises ApiError where a tool or the choice of one is wrong."""
     tools = _checked("tools", read_tools, body.tools)
+    for index, tool in enumerate(tools):
+        check_schema_size(f"tools[{index}].function.parameters", tool.parameters, settings)
     choice = _checked("tool_choice", read_tool_choice, body.tool_choice, tools)
     template = _template_text(entry)
     tool_parser = None
@@ -111,13 +152,14 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
         choose_reasoning_parser(template, settings.reasoning_parser),
         _enable_thinking(body),
         body.parallel_tool_calls is not False,
+        to_format(body, settings),
     )
 
 
 def _checked(param: str, read: Any, *arguments: Any) -> Any:
     try:
         return read(*arguments)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 

@@ -1,59 +1,36 @@
 """Asks a model one question and prints the answer as it is generated.
 
-usage: quickstart.py MODEL_DIR PROMPT
+usage: quickstart.py MODEL PROMPT
+  MODEL  a folder, a .gguf file, a name on a hub, or smollm2
 """
 
 import sys
+import time
 
-from allspark import AsStatus, Detokenizer, Engine, HuggingFaceModel, PromptTemplate, TargetDevice
+from allspark.pipeline import EngineConfig, GenerationConfig, pipeline
 
 
-def main(model_dir: str, question: str) -> int:
-    engine = Engine()
-    loader = HuggingFaceModel(model_dir, "quickstart")
-    loader.load_model().read_model_config().serialize_to_memory(engine).free_model()
-    runtime_config = loader.create_reference_runtime_config_builder(
-        "quickstart",
-        TargetDevice.CPU,
-        max_batch=1,
-        max_context_length=min(2048, loader.get_model_context_length()),
-    ).build()
-    for step in (
-        lambda: engine.install_model(runtime_config),
-        lambda: engine.start_model("quickstart"),
-    ):
-        if step() != AsStatus.ALLSPARK_SUCCESS:
-            print(f"quickstart: {engine.last_error()}", file=sys.stderr)
-            return 1
-
-    tokenizer = loader.get_tokenizer()
-    if getattr(tokenizer, "chat_template", None):
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-        )
-    elif "<|im_start|>" in tokenizer.get_vocab():
-        prompt = PromptTemplate.apply_chatml_template(question)
-    else:
-        prompt = question  # a base model: it continues the text
-    config = loader.create_reference_generation_config_builder(runtime_config).max_new_tokens(256)
-
-    status, handle, queue = engine.start_request_text("quickstart", loader, prompt, config)
-    if status != AsStatus.ALLSPARK_SUCCESS:
-        print(f"quickstart: {engine.last_error()}", file=sys.stderr)
+def main(model: str, question: str) -> int:
+    try:
+        pipe = pipeline(model, backend_config=EngineConfig(max_batch_size=1))
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"quickstart: {error}", file=sys.stderr)
         return 1
-    print(f"> {question}")
-    text = Detokenizer(tokenizer)
-    for elements in queue:
-        print(text.put(elements.ids_from_generate), end="", flush=True)
-    print(text.flush())
-    info = queue.RequestStatInfo()
-    print(
-        f"[{info['generated_token_length']} tokens, first after {info['time_to_first_token']} ms, "
-        f"{info['generate_tps']} tokens/s, ended by {queue.finish_reason}]\n"
-    )
-    engine.release_request("quickstart", handle)
-    engine.stop_model("quickstart")
-    engine.release_model("quickstart")
+    with pipe:
+        print(f"> {question}")
+        begin, first = time.monotonic(), None
+        for piece in pipe.stream_infer(question, gen_config=GenerationConfig(max_new_tokens=256)):
+            first = first or time.monotonic()
+            print(piece.text, end="", flush=True)
+        end = time.monotonic()
+        if piece.error_message is not None:
+            print(f"quickstart: {piece.error_message}", file=sys.stderr)
+            return 1
+        count = piece.generate_token_len
+        print(
+            f"\n[{count} tokens, first after {1000 * (first - begin):.0f} ms, "
+            f"{count / (end - begin):.0f} tokens/s, ended by {piece.finish_reason}]\n"
+        )
     return 0
 
 

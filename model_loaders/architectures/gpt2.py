@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Any
 
 from ..config import ModelConfig
+from ..notices import notice
 from ..spec import Architecture, Tensors, register
 from ..storage import OutputsFirst, TensorEntry
 from .common import changed, layer_norm_decoder, older_names, require, weights
@@ -70,10 +70,9 @@ def view(tensors: Tensors, spec: Any) -> Tensors:
             matrices[name] = OutputsFirst(**vars(entry))
     if matrices:
         entry = matrices[min(matrices)]  # The order of tensors in files varies.
-        warnings.warn(
-            f"{entry.where} is {list(entry.shape)}, the transpose of what transformers' GPT-2 has, "
-            "and so are the others; the matrices are taken as those of nn.Linear",
-            stacklevel=2,
+        notice(
+            f"{entry.where} is {list(entry.shape)}, the transpose of what transformers' GPT-2 has; "
+            "all matrices are taken as those of nn.Linear"
         )
     return {**tensors, **matrices}
 

@@ -7,13 +7,13 @@ the rule itself. An unknown name is refused, since a guess could give other toke
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ModelConfig
 from ..errors import ModelSerializerException, UnsupportedModelError
+from ..notices import notice
 from ..tokenizer import is_refusal
 
 _DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
@@ -209,10 +209,9 @@ def _words(config: ModelConfig) -> _Words:
     pre = config.get("tokenizer.ggml.pre")
     if pre is None:
         pre = _PRE_OF_ARCHITECTURES.get(config.text("general.architecture"), "default")
-        warnings.warn(
-            f"{config.source}: tokenizer.ggml.pre is missing; texts are split as {pre!r} says; if "
-            "the model was trained on other tokens, put tokenizer.json beside the file",
-            stacklevel=2,
+        notice(
+            f"{config.source}: tokenizer.ggml.pre is missing; texts are split as {pre!r} says, "
+            "unless tokenizer.json is beside the file"
         )
     if pre not in _PRE:
         raise UnsupportedModelError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..derived import derive
 from ..errors import UnsupportedModelError
+from ..notices import notice
 from ..spec import Part, message_class
 from ..storage import TensorEntry
 from .tensor import DequantizedTensor, QuantizedTensor
@@ -188,9 +188,7 @@ def warn_of_dequantized(parts: Iterable[Part], kept: Collection[str], data_type:
     element_bytes = 4 if data_type == "float32" else 2
     after = element_bytes * sum(math.prod(source.shape) for source in sources)
     types = ", ".join(sorted({str(_stored_as(part)) for part in found}))
-    warnings.warn(
-        f"{sources[0].file.path}: {len(found)} weights are {types}, which the engine does not "
-        f"compute with as they lie there; they become {data_type} and take {after} bytes instead "
-        f"of {before}. enable_quant=True makes those of layers int8",
-        stacklevel=2,
+    notice(
+        f"{sources[0].file.path}: {len(found)} weights are {types}, and become {data_type}: "
+        f"{after} bytes instead of {before} (enable_quant or precision keeps them small)"
     )

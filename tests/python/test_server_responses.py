@@ -618,8 +618,6 @@ def message(*parts, role="user"):
          "text.format.name", "it is 'a b'"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "x"}, "text.format",
          "text.format and regex are both given"),
-        ({"text": {"format": {"type": "json_object"}}, "tools": [CLOCK]}, "text.format",
-         "text.format is given beside tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type",
          "is 'web_search'; only 'function' is served"),
         ({"tools": [CLOCK, {"type": "mcp", "server_label": "x"}]}, "tools[1].type", "is 'mcp'"),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import re
+import threading
 
+import httpx
 import pytest
 
 pytest.importorskip("fastapi")
 
 from allspark.chat_template import TokenizerTemplate  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
-from support.http_server import CHAT, RunningServer, error_of  # noqa: E402
+from allspark.serve import call_checks  # noqa: E402
+from allspark.serve.call_checks import CallCheck  # noqa: E402
+from allspark.serve.parsers import ReasoningParser, Tool  # noqa: E402
+from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
@@ -119,11 +126,7 @@ def test_text_is_free_under_auto_and_none(server):
             "tool_choice",
             "names the tool 'x'; the tools are 'clock'",
         ),
-        (
-            {"tools": [CLOCK], "response_format": {"type": "json_object"}},
-            "response_format",
-            "beside tools",
-        ),
+        ({"tools": [CLOCK], "guided_regex": "("}, "response_format", ""),
         ({"tools": [tool("t", x={"type": "nothing"})]}, "tools", "'t'"),
     ],
 )
@@ -156,19 +159,211 @@ def test_a_template_without_tools_takes_none(plain_model):
         assert answer["choices"][0]["message"]["tool_calls"]
 
 
-def test_reasoning_is_a_field_of_its_own(model):
-    regex = "<think>a [a-z]{3} thought</think>the answer"
-    body = {"messages": ASK, "regex": regex, "seed": 2, "max_tokens": 100}
-    with RunningServer([model], reasoning_parser="default") as server:
-        answer = server.post(CHAT, **body).json()
-        message = answer["choices"][0]["message"]
-        assert message["content"] == "the answer"
-        assert message["reasoning"] == message["reasoning_content"]
-        assert message["reasoning"].endswith(" thought")
-        details = answer["usage"]["completion_tokens_details"]
-        assert 0 < details["reasoning_tokens"] < answer["usage"]["completion_tokens"]
-        deltas = [event["choices"][0]["delta"] for event in server.events(CHAT, **body)]
-        for name in ("content", "reasoning"):
-            assert "".join(delta.get(name) or "" for delta in deltas) == message[name]
-        hidden = server.post(CHAT, **body, include_reasoning=False).json()
-        assert set(hidden["choices"][0]["message"]) == {"role", "content"}
+# Reasoning. What the demo model writes before the sign of equality is taken for it.
+
+SUM = [{"role": "user", "content": "What is 12+35?"}]
+REASONING = (
+    ReasoningParser(("opened",), begin="<|im_start|>assistant", end=" ="),
+    ReasoningParser(("written",), begin="12 +", end=" ="),
+)
+
+
+@pytest.fixture(params=["opened", "written"])
+def reasoning_server(plain_model, request, monkeypatch):
+    """Its prompts have begun the reasoning, or the model begins it."""
+    monkeypatch.setattr("allspark.serve.parsers.choice.REASONING_PARSERS", REASONING)
+    with RunningServer([plain_model], reasoning_parser=request.param) as server:
+        yield server
+
+
+def streamed(server, **body):
+    """Content and reasoning that a stream adds up to."""
+    deltas = [each["delta"] for event in server.events(CHAT, **body) for each in event["choices"]]
+    return ["".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning")]
+
+
+def test_reasoning_is_a_field_of_its_own(reasoning_server):
+    body = {"messages": SUM, "temperature": 0}
+    answer = reasoning_server.post(CHAT, **body).json()
+    message = answer["choices"][0]["message"]
+    assert message["content"] == "47" and message["reasoning"] == message["reasoning_content"]
+    assert message["reasoning"].endswith("35")
+    details = answer["usage"]["completion_tokens_details"]
+    assert 0 < details["reasoning_tokens"] < answer["usage"]["completion_tokens"]
+    assert streamed(reasoning_server, **body) == [message["content"], message["reasoning"]]
+    hidden = reasoning_server.post(CHAT, **body, include_reasoning=False).json()
+    assert set(hidden["choices"][0]["message"]) == {"role", "content"}
+
+
+SUM_SCHEMA = {
+    "type": "object", "properties": {"sum": {"enum": [46, 47]}}, "required": ["sum"],
+    "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields, content",
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": SUM_SCHEMA}},
+         r'\{"sum":4[67]\}'),
+        ({"guided_json": SUM_SCHEMA}, r'\{"sum":4[67]\}'),
+        ({"regex": "the sum: 4[0-9]"}, "the sum: 4[0-9]"),
+        ({"guided_choice": ["x = 12 + 35 = 48", "x"]}, r"x( = 12 \+ 35 = 48)?"),
+        ({"ebnf": 'root ::= "sum " [0-9] [0-9]'}, "sum [0-9][0-9]"),
+        # With what would be a marker elsewhere.
+        ({"regex": r"<12 \+ 35 = 47>"}, r"<12 \+ 35 = 47>"),
+    ],
+)
+def test_a_format_holds_for_the_content_after_the_reasoning(reasoning_server, fields, content):
+    body = {"messages": SUM, "temperature": 0, "max_tokens": 60, **fields}
+    (choice,) = reasoning_server.post(CHAT, **body).json()["choices"]
+    assert choice["finish_reason"] == "stop", choice
+    assert choice["message"]["reasoning"].endswith("35")
+    assert re.fullmatch(content, choice["message"]["content"])
+    found = [choice["message"][name] for name in ("content", "reasoning")]
+    assert streamed(reasoning_server, **body) == found
+
+
+def test_a_wrong_format_is_named_beside_reasoning(reasoning_server):
+    for fields in ({"guided_regex": "("}, {"response_format": {"type": "xml"}}):
+        status, error = error_of(reasoning_server.post(CHAT, messages=SUM, **fields))
+        assert (status, error["param"]) == (400, "response_format"), error
+
+
+# A format beside tools.
+
+
+def test_calls_or_content_in_the_format(server):
+    body = {"messages": ASK, "tools": [CLOCK], "seed": 3, "max_tokens": 300,
+            "parallel_tool_calls": False, "response_format": {"type": "regex", "regex": "no call"}}
+    (choice,) = server.post(CHAT, **body, tool_choice="required").json()["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    (choice,) = server.post(CHAT, **body, tool_choice="none").json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "no call"}
+    # Under auto the model chooses: it does not like to begin with a snowman.
+    found = []
+    for text in ("no call", "\N{SNOWMAN}"):
+        body["response_format"] = {"type": "regex", "regex": text}
+        (choice,) = server.post(CHAT, **body).json()["choices"]
+        message = choice["message"]
+        assert (message["content"] == text) != bool(message.get("tool_calls")), choice
+        found.append(choice["finish_reason"])
+    assert found == ["stop", "tool_calls"]
+
+
+# Calls of tools whose schemas cannot be enforced. The demo model gives them no arguments.
+
+
+def unenforced(name, *required):
+    schema = {"type": "object", "required": required, "not": {"required": ["zone", "zones"]}}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+STRICT_FREE = {"messages": ASK, "tool_choice": "required", "parallel_tool_calls": False,
+               "max_tokens": 300, "seed": 3}  # fmt: skip
+MISSING = [{"index": 0, "message": "$: 'x' is a required property"}]
+
+
+@pytest.fixture(scope="module")
+def checking(model):
+    with RunningServer([model], tool_call_parser="qwen3coder") as server:
+        yield server
+
+
+def test_invalid_calls_are_named_whole_and_streamed(checking):
+    body = {**STRICT_FREE, "tools": [unenforced("t", "x")], "n": 2}
+    for choice in checking.post(CHAT, **body).json()["choices"]:
+        (call,) = choice["message"]["tool_calls"]
+        assert arguments_of(call) == {} and choice["finish_reason"] == "tool_calls"
+        assert choice["invalid_tool_calls"] == MISSING
+    ends = [
+        choice
+        for event in checking.events(CHAT, **body)
+        for choice in event["choices"]
+        if choice["finish_reason"]
+    ]
+    assert sorted(choice["index"] for choice in ends) == [0, 1]
+    assert [choice["invalid_tool_calls"] for choice in ends] == [MISSING] * 2
+
+
+def test_nothing_is_said_of_valid_and_enforced_calls(checking):
+    for tools in ([unenforced("t")], [CLOCK]):
+        body = {**STRICT_FREE, "tools": tools}
+        (choice,) = checking.post(CHAT, **body).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls" and "invalid_tool_calls" not in choice
+        events = checking.events(CHAT, **body)
+        assert "invalid_tool_calls" not in json.dumps(events)
+
+
+def test_anthropics_messages_name_them_too(checking):
+    schema = unenforced("t", "x")["function"]["parameters"]
+    tools = [{"name": "t", "input_schema": schema}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    body = {"messages": ASK, "tools": tools, "tool_choice": choice, "max_tokens": 300}
+    message = checking.post("/v1/messages", **body).json()
+    assert message["stop_reason"] == "tool_use" and message["invalid_tool_calls"] == MISSING
+    text = checking.post("/v1/messages", **body, stream=True).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    (delta,) = [event["delta"] for event in events if event["type"] == "message_delta"]
+    assert delta["invalid_tool_calls"] == MISSING and events[-1]["type"] == "message_stop"
+
+
+def test_a_slow_validation_holds_up_nobody(checking, model, monkeypatch):
+    begun, go_on, answers = threading.Event(), threading.Event(), []
+
+    def slow(tool, arguments):
+        begun.set()
+        assert go_on.wait(30)
+        return "slow"
+
+    monkeypatch.setattr(call_checks, "argument_problem", slow)
+    body = {**STRICT_FREE, "tools": [unenforced("t", "x")]}
+    for ask in (
+        lambda: answers.append(checking.post(CHAT, **body).json()["choices"][0]),
+        lambda: answers.append(checking.events(CHAT, **body)[-1]["choices"][0]),
+    ):
+        begun.clear()
+        go_on.clear()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert begun.wait(30)
+        wait_for_requests(model, 0)
+        with httpx.Client(base_url=checking.client.base_url) as other:
+            assert other.get("/health").status_code == 200
+        go_on.set()
+        thread.join()
+    assert [each["invalid_tool_calls"][0]["message"] for each in answers] == ["slow", "slow"]
+
+
+def test_a_client_may_go_away_during_a_validation(checking, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(tool, arguments):
+        begun.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(call_checks, "argument_problem", slow)
+    body = {"model": "demo", **STRICT_FREE, "tools": [unenforced("t", "x")], "stream": True}
+    with checking.client.stream("POST", CHAT, json=body):
+        assert begun.wait(30)
+    go_on.set()
+    (choice,) = checking.post(CHAT, **body | {"stream": False}).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_what_is_validated(monkeypatch):
+    tools = [Tool("t", {"type": "object", "required": ["x"]}), Tool("bad", {})]
+
+    def problems(*calls):
+        return asyncio.run(CallCheck(tools).wait(calls))
+
+    assert problems(("other", "{}"), ("t", '{"x": 1}')) == []
+    assert problems(("other", "{}"), ("t", "{}"), ("t", '{"x": ')) == [{**MISSING[0], "index": 1}]
+    many = problems(*[("t", "{}")] * 70)
+    assert len(many) == 65 and many[-1]["index"] == 64 and "first 64 calls" in many[-1]["message"]
+
+    def fails(tool, arguments):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(call_checks, "argument_problem", fails)
+    assert "could not be validated" in problems(("t", "{}"))[0]["message"]

@@ -13,8 +13,10 @@ from allspark.model_loader.tokenizer import load_tokenizer
 from allspark.serve.parsers import (
     MessageParser,
     ToolChoice,
+    ToolFormat,
     choose_reasoning_parser,
     choose_tool_parser,
+    content_format,
     read_tools,
     tool_format,
 )
@@ -177,6 +179,68 @@ def test_reasoning_is_free(vocabulary, syntax):
     assert vocabulary.form(name, REQUIRED, **flagged) == plain
     form = vocabulary.form(name, REQUIRED, **flagged, enable_thinking=True)
     assert vocabulary.accepts(form, f"{thought}</think>{write([NOW])}")
+
+
+# A response_format of the content: what is in it, and what is not.
+CONTENTS = [
+    ({"type": "json_object"}, ['{"a": [1, "<think> [TOOL_CALLS]"]}'], ["[1]", "x"]),
+    (
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": {
+            "properties": {"a": {"$ref": "#/$defs/q"}}, "required": ["a"], "type": "object",
+            "$defs": {"q": {"type": "integer"}}, "additionalProperties": False}}},
+        ['{"a": 3}'], ['{"a": "x"}'],
+    ),
+    ({"type": "json_object", "json_schema": '{"type": "integer"}'}, ["12"], ["x"]),
+    (
+        {"type": "json_schema", "oneOf": "anyOf",
+         "json_schema": {"oneOf": [{"type": "integer"}, {"type": "number", "maximum": 9}]}},
+        ["12", "3.5"], ["x"],
+    ),
+    ({"type": "regex", "regex": r"a/b{2}\n?c"}, ["a/bbc", "a/bb\nc"], ["abc"]),
+    ({"type": "regex_schema", "regex_schema": "[0-9]+"}, ["12"], ["x"]),
+    ({"type": "choice", "choice": ["yes", "no } x", '"q"']}, ["yes", "no } x", '"q"'], ["n", ""]),
+    (
+        {"type": "grammar", "grammar": 'start: "a" TEXT_1 x\nTEXT_1: /[0-9]+/\nx: "}" | "{"'},
+        ["a12}", "a1{"], ["a12", "b"],
+    ),
+    ({"type": "grammar", "grammar": 'root ::= "yes" | "no" [0-9]{2}'}, ["yes", "no12"], ["no"]),
+    (
+        {"type": "structural_tag", "triggers": ["<f"],
+         "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}]},
+        ["hi <f>1</f> x", ""], ["<f>x</f>"],
+    ),
+    (
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": [
+            {"type": "const_string", "value": "X"},
+            {"type": "response_format", "response_format": {"type": "regex", "regex": "[ab]+"}},
+        ]}},
+        ["Xab"], ["Xc", "X"],
+    ),
+    ({"type": "text"}, ["x", ""], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "good", "bad"), CONTENTS, ids=lambda _: "")
+def test_content_in_a_format(qwen, content, good, bad):
+    parser = choose_reasoning_parser(None, "default")
+    assert content_format(content, None) is content
+    free = ToolFormat(content_format(content, parser))
+    opened = ToolFormat(content_format(content, parser, begins_in_reasoning=True))
+    tools = qwen.form("qwen", content=content, reasoning_parser=parser)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for form, begins in (
+        (free, ("", "<think>a {}</think>", "\n<think>x</think>\n\n")),
+        (opened, ("x</think>", "\n{\n</think>\n\n")),
+        (tools, ("", "<think>x</think>\n")),
+    ):
+        for begin in begins:
+            assert [text for text in good if not qwen.accepts(form, begin + text)] == []
+            assert [text for text in bad if qwen.accepts(form, begin + text)] == []
+            if form is tools and content["type"] not in ("text", "structural_tag"):
+                assert qwen.accepts(form, begin + call)
+                assert not qwen.accepts(form, begin + good[0] + call)
+    required = qwen.form("qwen", REQUIRED, content=content)
+    assert required == qwen.form("qwen", REQUIRED)
 
 
 SHORT = read_tools(

@@ -8,7 +8,7 @@ from allspark.serve.parsers.choice import (
     choose_reasoning_parser,
     choose_tool_parser,
 )
-from allspark.serve.parsers.guided import ToolFormat, tool_format
+from allspark.serve.parsers.guided import ToolFormat, content_format, tool_format
 from allspark.serve.parsers.message_parser import MessageParser
 from allspark.serve.parsers.messages import (
     ContentDelta,

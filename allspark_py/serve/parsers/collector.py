@@ -108,6 +108,7 @@ class Collector:
         self._deltas: list[Delta] = []
         self._content = _Text()
         self._reasoning = _Text()
+        self._has_reasoning = False
         self._calls: list[_Call] = []
 
     def deltas(self) -> list[Delta]:
@@ -125,6 +126,15 @@ class Collector:
     def is_empty(self) -> bool:
         """Nothing but reasoning was found."""
         return self._content.is_empty and not self._calls
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Reasoning has begun, though perhaps without a text."""
+        return self._has_reasoning
 
     def cut(self, text: str) -> None:
         """The output ended within what may be a marker. After a marker it is taken for one."""
@@ -154,6 +164,7 @@ class Collector:
         self._content.marker()
 
     def begin_reasoning(self) -> None:
+        self._has_reasoning = True
         self._reasoning.marker()
         if not self._reasoning.is_empty:
             self._reasoning.put("\n")  # between two reasonings

@@ -21,6 +21,11 @@ def regex(pattern: str) -> Format:
     return {"type": "regex", "pattern": pattern}
 
 
+def response_format(given: Mapping[str, Any]) -> Format:
+    """What a whole output in that format would be."""
+    return {"type": "response_format", "response_format": dict(given)}
+
+
 def any_text() -> Format:
     return {"type": "any_text"}
 

@@ -46,6 +46,7 @@ def tool_format(
     reasoning_parser: ReasoningParser | None = None,
     enable_thinking: bool | None = None,
     begins_in_reasoning: bool | None = None,
+    content: Format | None = None,
 ) -> ToolFormat:
     """The response format for a request's tools. It compiles what is new, so call it on a thread
     that may wait.
@@ -57,6 +58,8 @@ def tool_format(
         compiler: of the model's tokenizer.
         parallel: False: at most one call.
         reasoning_parser, enable_thinking, begins_in_reasoning: as of MessageParser.
+        content: the response_format of an output without calls; None: it is free. Content and calls
+            then exclude each other.
 
     Raises:
         ValueError: a strict tool whose schema cannot be enforced, a schema that is none, or one
@@ -78,6 +81,8 @@ def tool_format(
         parts = parser.parts(calls, parallel)
         if choice.mode == "required":
             form = _required(parts, parallel)
+        elif content is not None:
+            form = formats.one_of(_required(parts, parallel), formats.response_format(content))
         else:
             form = _auto(parts, parallel, reasoning)
         if reasoning:
@@ -102,6 +107,21 @@ def tool_format(
         form = written(unchecked)
         compiler.prepare(form)
     return ToolFormat(form, tuple(unchecked))
+
+
+def content_format(
+    content: Format,
+    reasoning_parser: ReasoningParser | None,
+    enable_thinking: bool | None = None,
+    begins_in_reasoning: bool | None = None,
+) -> Format:
+    """The response format of an output whose content has a format: reasoning, which is free, and
+    then that. The arguments are those of tool_format."""
+    reasoning, is_inside = in_force(reasoning_parser, enable_thinking, begins_in_reasoning)
+    if reasoning is None:
+        return content
+    form = formats.sequence(_reasoning(reasoning, is_inside), formats.response_format(content))
+    return {"type": "structural_tag", "format": form}
 
 
 def _check(tools: Sequence[Tool], unchecked: dict[str, str]) -> None:

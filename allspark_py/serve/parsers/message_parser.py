@@ -25,6 +25,8 @@ class MessageParser:
         enable_thinking: the request's flag. Some reasoning parsers do nothing without it.
         begins_in_reasoning: the prompt has opened the reasoning, as `is_opened_by` finds out.
             None: it has where the reasoning parser needs `enable_thinking`.
+        content_has_format: there are calls or content in a format, and not both: once content has
+            begun, what looks like a marker belongs to it.
         left_out: further texts that are left out, such as the tokenizer's end-of-turn token.
         make_id: makes the ids of calls; None: as the tool parser does.
     """
@@ -37,6 +39,7 @@ class MessageParser:
         tools: Sequence[Tool] = (),
         enable_thinking: bool | None = None,
         begins_in_reasoning: bool | None = None,
+        content_has_format: bool = False,
         left_out: Iterable[str] = (),
         make_id: Callable[[], str] | None = None,
     ):
@@ -45,6 +48,7 @@ class MessageParser:
             reasoning_parser, enable_thinking, begins_in_reasoning
         )
         self._parameters = {tool.name: tool.parameters for tool in tools}
+        self._content_has_format = content_has_format
         self._left_out = tuple(left_out)
         self._reader = Reader()
         if make_id is None:
@@ -102,7 +106,12 @@ class MessageParser:
         while True:
             if may_begin and tools and out.is_empty:
                 yield from tools.read_first(self._reader, out, self._parameters)
-            mark = yield from self._reader.until(out.markers, out.content)
+            if may_begin and self._content_has_format and not out.has_calls:
+                mark = yield from self._first_marker(out.has_reasoning)
+                if mark is None:
+                    yield from self._read_content()
+            else:
+                mark = yield from self._reader.until(out.markers, out.content)
             if mark is None:
                 out.cut(self._reader.cut)
                 return
@@ -113,6 +122,24 @@ class MessageParser:
                 yield from self._read_reasoning(reasoning)
             elif tools and mark in tools.begins:
                 yield from tools.read(mark, self._reader, out, self._parameters)
+
+    def _first_marker(self, has_reasoning: bool) -> Steps[str | None]:
+        """The marker of reasoning or calls with which the output goes on; None: it is content."""
+        reasoning, tools = self._reasoning_parser, self._tool_parser
+        begins = [*(tools.begins if tools else ())]
+        if reasoning and not has_reasoning:
+            begins.append(reasoning.begin)
+        blanks: list[str] = []
+        yield from self._reader.blanks(blanks.append)
+        mark = yield from self._reader.marker(markers(*begins))
+        if mark is None:
+            self._out.content("".join(blanks))
+        return mark
+
+    def _read_content(self) -> Steps[None]:
+        """Reads the rest of the output as content."""
+        while (yield from self._reader.until(markers(*self._left_out), self._out.content)):
+            self._out.marker()
 
     def _read_reasoning(self, parser: ReasoningParser) -> Steps[None]:
         """Reads to the end of the reasoning. In it, the markers of tool calls are text."""

@@ -14,8 +14,9 @@ from allspark.serve.anthropic import (
 from allspark.serve.anthropic_request import NOT_SERVED
 from allspark.serve.fields import check_fields
 from allspark.serve.json_body import read_json, validate
+from allspark.serve.protocol.answers import AnthropicAnswer, TokenCount
 from allspark.serve.protocol.anthropic import CountTokensBody, MessagesBody
-from allspark.serve.routes.common import Json, body_of, ignored_header
+from allspark.serve.routes.common import EVENTS, Json, described, ignored_header
 from allspark.serve.sse import EventStream, until_gone
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
@@ -29,7 +30,9 @@ def make_router(state: ServerState) -> APIRouter:
     def headers_of(request: Request, ignored: str) -> dict[str, str]:
         return {"request-id": request.state.request_id, **ignored_header(ignored)}
 
-    @router.post("/v1/messages", openapi_extra=body_of(MessagesBody))
+    shown = described(MessagesBody, AnthropicAnswer, stream=EVENTS)
+
+    @router.post("/v1/messages", openapi_extra=shown)
     async def messages(request: Request) -> Any:
         """Answers a conversation."""
         body = validate(MessagesBody, await read_json(request, settings.max_body_bytes))
@@ -39,7 +42,7 @@ def make_router(state: ServerState) -> APIRouter:
             return EventStream(MessageStream(call), settings.keep_alive_interval, headers, PING)
         return Json(await until_gone(request.receive, whole_message(call)), headers=headers)
 
-    @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountTokensBody))
+    @router.post("/v1/messages/count_tokens", openapi_extra=described(CountTokensBody, TokenCount))
     async def count(request: Request) -> Any:
         """The length of a conversation's prompt; nothing is generated."""
         body = validate(CountTokensBody, await read_json(request, settings.max_body_bytes))

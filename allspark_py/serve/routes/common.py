@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from allspark.serve.protocol.common import RequestBody
 from fastapi import Response
+from pydantic import BaseModel
+
+EVENTS = "text/event-stream"
 
 
 class Json(Response):
@@ -25,10 +29,41 @@ def ignored_header(names: str) -> dict[str, str]:
 
 def body_of(model: type[RequestBody]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its body itself."""
-    schema = model.model_json_schema(ref_template="{model}")
-    parts = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, parts)}}
+    content = {"application/json": {"schema": schema_of(model)}}
     return {"requestBody": {"content": content, "required": True}}
+
+
+def described(
+    body: type[RequestBody] | None,
+    *answers: type[BaseModel],
+    stream: str | None = None,
+    errors: Mapping[int, str] | None = None,
+    query: Mapping[str, tuple[str, str]] | None = None,
+) -> dict[str, Any]:
+    """`openapi_extra` of a route: its body, its answers, the media type of a streamed one, the
+    errors that not all routes have, and the type and meaning of each parameter of its query."""
+    schemas = [schema_of(model) for model in answers]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    if stream is not None:
+        content[stream] = {"schema": {"type": "string", "description": "with stream: its pieces"}}
+    responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
+    responses.update({str(code): {"description": text} for code, text in (errors or {}).items()})
+    extra: dict[str, Any] = {**(body_of(body) if body else {}), "responses": responses}
+    if query:
+        extra["parameters"] = [
+            {"name": name, "in": "query", "description": text, "schema": {"type": kind}}
+            for name, (kind, text) in query.items()
+        ]
+    return extra
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a body or an answer, in one piece."""
+    schema = model.model_json_schema(ref_template="{model}", by_alias=True)
+    parts = schema.pop("$defs", {})
+    found: dict[str, Any] = _inlined(schema, parts)
+    return found
 
 
 def _inlined(value: Any, parts: dict[str, Any]) -> Any:
@@ -40,4 +75,9 @@ def _inlined(value: Any, parts: dict[str, Any]) -> Any:
         return value
     if "$ref" in value:
         return _inlined(parts[value["$ref"]], parts)
-    return {key: _inlined(each, parts) for key, each in value.items()}
+    # Answers may get further fields.
+    return {
+        key: _inlined(each, parts)
+        for key, each in value.items()
+        if not (key == "additionalProperties" and each is False)
+    }

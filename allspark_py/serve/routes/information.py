@@ -7,24 +7,28 @@ from typing import Any
 
 from allspark.serve.catalog import Entry
 from allspark.serve.http import is_anthropic
-from allspark.serve.routes.common import Json
+from allspark.serve.protocol.answers import ModelCard, ModelCards, ModelInfo, ModelInfos, Status
+from allspark.serve.routes.common import Json, described
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 
 def make_router(state: ServerState) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["server"])
 
-    @router.get("/health")
+    @router.get("/health", openapi_extra=described(None, Status))
     async def health() -> Any:
         """200 while requests are taken, 503 while the server shuts down."""
         if state.is_draining:
             return Json({"status": "shutting down"}, status_code=503)
         return Json({"status": "sleeping" if state.is_sleeping else "healthy"})
 
-    @router.get("/v1/models")
-    @router.get("/anthropic/v1/models")
+    shown = described(None, ModelCards, ModelInfos)
+
+    @router.get("/v1/models", openapi_extra=shown)
+    @router.get("/anthropic/v1/models", openapi_extra=shown)
     async def models(request: Request) -> Any:
         """The models and adapters that requests may name. The header anthropic-version asks for
         Anthropic's form."""
@@ -34,14 +38,16 @@ def make_router(state: ServerState) -> APIRouter:
             return Json({"data": infos, "has_more": False, **ends})
         return Json({"object": "list", "data": [_card(entry) for entry in state.catalog.entries]})
 
-    @router.get("/v1/models/{name:path}")
-    @router.get("/anthropic/v1/models/{name:path}")
+    shown = described(None, ModelCard, ModelInfo)
+
+    @router.get("/v1/models/{name:path}", openapi_extra=shown)
+    @router.get("/anthropic/v1/models/{name:path}", openapi_extra=shown)
     async def model(name: str, request: Request) -> Any:
         """One of them."""
         shown = _info if is_anthropic(request.scope) else _card
         return Json(shown(state.catalog.get(name)))
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Any:
         """Everything that is counted, in Prometheus' text format."""
         engines = {id(model.engine): model.engine for model in state.catalog.models}

@@ -11,10 +11,14 @@ from allspark.serve.choice import stop_choices
 from allspark.serve.errors import ApiError, refused
 from allspark.serve.fields import check_fields
 from allspark.serve.json_body import read_json, validate
+from allspark.serve.protocol.answers import Aborted, Sleeping, Status
 from allspark.serve.protocol.texts import AbortBody, LoadAdapterBody, UnloadAdapterBody
-from allspark.serve.routes.common import Json, body_of
+from allspark.serve.routes.common import Json, described
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
+
+NOT_ALLOWED = {403: "this server loads no adapters for clients"}
+IN_USE = {**NOT_ALLOWED, 409: "a request uses the adapter"}
 
 
 def make_router(state: ServerState) -> APIRouter:
@@ -23,7 +27,7 @@ def make_router(state: ServerState) -> APIRouter:
     settings, catalog = state.settings, state.catalog
     changing = asyncio.Lock()  # of the models' memory
 
-    @router.post("/sleep")
+    @router.post("/sleep", openapi_extra=described(None, Status))
     async def sleep() -> Any:
         """Gives the models' memory back; requests that run wait, new ones get 503."""
         async with changing:
@@ -36,7 +40,7 @@ def make_router(state: ServerState) -> APIRouter:
                         raise ApiError(500, f"{model.name} cannot give its memory back")
         return Json({"status": "sleeping"})
 
-    @router.post("/wakeup")
+    @router.post("/wakeup", openapi_extra=described(None, Status))
     async def wakeup() -> Any:
         """Takes the memory again; requests that waited go on."""
         async with changing:
@@ -48,12 +52,12 @@ def make_router(state: ServerState) -> APIRouter:
                 state.is_sleeping = False
         return Json({"status": "awake"})
 
-    @router.get("/is_sleeping")
+    @router.get("/is_sleeping", openapi_extra=described(None, Sleeping))
     async def is_sleeping() -> Any:
         """Whether the models sleep."""
         return Json({"is_sleeping": state.is_sleeping})
 
-    @router.post("/abort_request", openapi_extra=body_of(AbortBody))
+    @router.post("/abort_request", openapi_extra=described(AbortBody, Aborted))
     async def abort_request(request: Request) -> Any:
         """Ends a request by its X-Request-Id, or all; what they have so far is their answer."""
         body = validate(AbortBody, await read_json(request, settings.max_body_bytes))
@@ -68,7 +72,9 @@ def make_router(state: ServerState) -> APIRouter:
             message = "this server loads no adapters for clients (--allow-adapter-loading)"
             raise ApiError(403, message, code="permission_denied")
 
-    @router.post("/v1/load_lora_adapter", openapi_extra=body_of(LoadAdapterBody))
+    shown = described(LoadAdapterBody, Status, errors=NOT_ALLOWED)
+
+    @router.post("/v1/load_lora_adapter", openapi_extra=shown)
     async def load_adapter(request: Request) -> Any:
         """Loads an adapter from a path on the server; it is a model of its own from then on."""
         body = validate(LoadAdapterBody, await read_json(request, settings.max_body_bytes))
@@ -86,7 +92,9 @@ def make_router(state: ServerState) -> APIRouter:
         catalog.add_adapter(model, name)
         return Json({"status": "loaded", "model": name})
 
-    @router.post("/v1/unload_lora_adapter", openapi_extra=body_of(UnloadAdapterBody))
+    shown = described(UnloadAdapterBody, Status, errors=IN_USE)
+
+    @router.post("/v1/unload_lora_adapter", openapi_extra=shown)
     async def unload_adapter(request: Request) -> Any:
         """Frees an adapter that no request uses."""
         body = validate(UnloadAdapterBody, await read_json(request, settings.max_body_bytes))

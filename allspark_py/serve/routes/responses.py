@@ -7,18 +7,33 @@ from typing import Any
 from allspark.serve.fields import check_fields
 from allspark.serve.json_body import read_json, validate
 from allspark.serve.places import shown, wrong
+from allspark.serve.protocol.answers import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseAnswer,
+)
 from allspark.serve.protocol.responses import ResponsesBody
 from allspark.serve.responses.record import Record
 from allspark.serve.responses.request import NOT_SERVED
 from allspark.serve.responses.run import ResponseRun, whole_response
 from allspark.serve.responses.start import count_input, start_response
 from allspark.serve.responses.stream import ResponseStream
-from allspark.serve.routes.common import Json, body_of, ignored_header
+from allspark.serve.routes.common import EVENTS, Json, described, ignored_header
 from allspark.serve.sse import EventStream, until_gone
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
 
 _MAX_LISTED = 100
+_RETRIEVED = {
+    "stream": ("boolean", "its events"),
+    "starting_after": ("integer", "with stream: the number of the event before the first"),
+}
+_LISTED = {
+    "limit": ("integer", f"1 to {_MAX_LISTED}"),
+    "order": ("string", "desc or asc"),
+    "after": ("string", "the id of the item before the first"),
+}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -37,7 +52,9 @@ def make_router(state: ServerState) -> APIRouter:
         run = library.running.get(id)
         return run if isinstance(run, ResponseRun) else None
 
-    @router.post("/v1/responses", openapi_extra=body_of(ResponsesBody))
+    @router.post(
+        "/v1/responses", openapi_extra=described(ResponsesBody, ResponseAnswer, stream=EVENTS)
+    )
     async def create(request: Request) -> Any:
         """Answers an input, and keeps the answer for requests that go on from it."""
         body = validate(ResponsesBody, await read_json(request, settings.max_body_bytes))
@@ -49,14 +66,19 @@ def make_router(state: ServerState) -> APIRouter:
             return Json(run.record.response(), headers=headers)
         return Json(await until_gone(request.receive, whole_response(run)), headers=headers)
 
-    @router.post("/v1/responses/input_tokens", openapi_extra=body_of(ResponsesBody))
+    @router.post(
+        "/v1/responses/input_tokens", openapi_extra=described(ResponsesBody, InputTokens)
+    )
     async def input_tokens(request: Request) -> Any:
         """The length of an input's prompt; nothing is generated."""
         body = validate(ResponsesBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings, NOT_SERVED))
         return Json(await count_input(state, body), headers=headers)
 
-    @router.get("/v1/responses/{response_id}")
+    @router.get(
+        "/v1/responses/{response_id}",
+        openapi_extra=described(None, ResponseAnswer, stream=EVENTS, query=_RETRIEVED),
+    )
     async def retrieve(response_id: str, request: Request) -> Any:
         """A response as it is now; with `stream` its events, from the one after
         `starting_after`."""
@@ -69,13 +91,15 @@ def make_router(state: ServerState) -> APIRouter:
             return stream_of(record, run_of(response_id), after, False)
         return Json(record.response())
 
-    @router.delete("/v1/responses/{response_id}")
+    @router.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str) -> Any:
         """Forgets a response. One that runs ends."""
         await library.delete(response_id)
         return Json({"id": response_id, "object": "response", "deleted": True})
 
-    @router.post("/v1/responses/{response_id}/cancel")
+    @router.post(
+        "/v1/responses/{response_id}/cancel", openapi_extra=described(None, ResponseAnswer)
+    )
     async def cancel(response_id: str) -> Any:
         """Ends a response that runs in the background; what it has so far stays."""
         record = await library.find(response_id)
@@ -88,7 +112,10 @@ def make_router(state: ServerState) -> APIRouter:
             await run.ended()
         return Json(record.response())
 
-    @router.get("/v1/responses/{response_id}/input_items")
+    @router.get(
+        "/v1/responses/{response_id}/input_items",
+        openapi_extra=described(None, InputItems, query=_LISTED),
+    )
     async def input_items(response_id: str, request: Request) -> Any:
         """The items of a response's own input, without those of responses before it."""
         limit = _number(request, "limit", 20, 1, _MAX_LISTED)

@@ -8,6 +8,14 @@ from typing import Any
 from allspark.serve.fields import check_fields
 from allspark.serve.generate import GenerateStream, start_generate, whole_generate
 from allspark.serve.json_body import read_json, validate
+from allspark.serve.protocol.answers import (
+    Detokenized,
+    Embeddings,
+    Encoded,
+    Generated,
+    Perplexity,
+    Tokenized,
+)
 from allspark.serve.protocol.texts import (
     DetokenizeBody,
     EmbeddingBody,
@@ -16,7 +24,7 @@ from allspark.serve.protocol.texts import (
     PerplexityBody,
     TokenizeBody,
 )
-from allspark.serve.routes.common import Json, body_of, ignored_header
+from allspark.serve.routes.common import EVENTS, Json, described, ignored_header
 from allspark.serve.sse import EventStream, until_gone
 from allspark.serve.state import ServerState
 from allspark.serve.texts import detokenize, embeddings, perplexity, tokenize
@@ -28,7 +36,7 @@ def make_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["texts"])
     settings, catalog = state.settings, state.catalog
 
-    @router.post("/v1/embeddings", openapi_extra=body_of(EmbeddingBody))
+    @router.post("/v1/embeddings", openapi_extra=described(EmbeddingBody, Embeddings))
     async def v1_embeddings(request: Request) -> Any:
         """Embeddings of texts or token ids."""
         body = validate(EmbeddingBody, await read_json(request, settings.max_body_bytes))
@@ -36,7 +44,7 @@ def make_router(state: ServerState) -> APIRouter:
         work = embeddings(catalog.get(body.model), body)
         return Json(await until_gone(request.receive, work), headers=headers)
 
-    @router.post("/v1/encode", openapi_extra=body_of(EncodeBody))
+    @router.post("/v1/encode", openapi_extra=described(EncodeBody, Encoded))
     async def v1_encode(request: Request) -> Any:
         """The token ids of a text, or of each of a list."""
         body = validate(EncodeBody, await read_json(request, settings.max_body_bytes))
@@ -58,7 +66,7 @@ def make_router(state: ServerState) -> APIRouter:
             return Json({"input_ids": ids[0], "length": lengths[0]}, headers=headers)
         return Json({"input_ids": ids, "length": lengths}, headers=headers)
 
-    @router.post("/tokenize", openapi_extra=body_of(TokenizeBody))
+    @router.post("/tokenize", openapi_extra=described(TokenizeBody, Tokenized))
     async def tokenize_text(request: Request) -> Any:
         """The token ids of a text or a conversation."""
         body = validate(TokenizeBody, await read_json(request, settings.max_body_bytes))
@@ -66,7 +74,7 @@ def make_router(state: ServerState) -> APIRouter:
         answer = await asyncio.to_thread(tokenize, catalog.get(body.model), body)
         return Json(answer, headers=headers)
 
-    @router.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
+    @router.post("/detokenize", openapi_extra=described(DetokenizeBody, Detokenized))
     async def detokenize_ids(request: Request) -> Any:
         """The text of token ids."""
         body = validate(DetokenizeBody, await read_json(request, settings.max_body_bytes))
@@ -74,7 +82,7 @@ def make_router(state: ServerState) -> APIRouter:
         text = await asyncio.to_thread(detokenize, catalog.get(body.model), body.tokens)
         return Json({"prompt": text}, headers=headers)
 
-    @router.post("/get_ppl", openapi_extra=body_of(PerplexityBody))
+    @router.post("/get_ppl", openapi_extra=described(PerplexityBody, Perplexity))
     async def get_ppl(request: Request) -> Any:
         """The mean cross entropy of a text or ids; its exp is the perplexity."""
         body = validate(PerplexityBody, await read_json(request, settings.max_body_bytes))
@@ -82,7 +90,7 @@ def make_router(state: ServerState) -> APIRouter:
         work = perplexity(catalog.get(body.model), body.input)
         return Json({"ppl": await until_gone(request.receive, work)}, headers=headers)
 
-    @router.post("/generate", openapi_extra=body_of(GenerateBody))
+    @router.post("/generate", openapi_extra=described(GenerateBody, Generated, stream=EVENTS))
     async def generate(request: Request) -> Any:
         """Continues a text or ids, without a chat template."""
         body = validate(GenerateBody, await read_json(request, settings.max_body_bytes))

@@ -1,0 +1,68 @@
+"""What is said while a model is opened: a line for each matter, and nothing of packages that it
+does not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+gguf = pytest.importorskip("gguf")
+
+from test_gguf import llama_file  # noqa: E402
+
+MOST_CHARACTERS = 220
+
+
+def said_by(code, *arguments):
+    """The lines on stderr of a program that ends well."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return [line for line in result.stderr.splitlines() if line]
+
+
+SERIALIZE = """
+import sys
+from allspark import HuggingFaceModel
+HuggingFaceModel(sys.argv[1], "m").load_model().serialize_to_path(None, sys.argv[2])
+"""
+
+
+def test_each_notice_is_a_short_line(tmp_path):
+    llama_file(tmp_path / "m.gguf", {"": "Q5_0"})
+    lines = said_by(SERIALIZE, tmp_path / "m.gguf", tmp_path / "out")
+    notices = [line for line in lines if "UserWarning" in line]
+    assert lines == notices and len(notices) == 2, lines
+    for line in notices:
+        assert line.startswith("allspark:0: UserWarning: ")
+        assert len(line.replace(str(tmp_path), "")) < MOST_CHARACTERS
+    assert "weights are Q5_0, and become bfloat16: " in "\n".join(notices)
+    assert "without a tokenizer" in "\n".join(notices)
+
+
+def test_the_commands_say_it_without_the_program(tmp_path):
+    llama_file(tmp_path / "m.gguf", {"": "Q5_0"})
+    code = "import sys; from allspark.cli import main; sys.exit(main(sys.argv[1:]))"
+    lines = said_by(code, "convert", tmp_path / "m.gguf", "--output", tmp_path / "out")
+    assert len(lines) == 2 and all(line.startswith("allspark convert: ") for line in lines), lines
+
+
+def test_nothing_is_said_of_a_missing_torch(demo_model):
+    """transformers advises to install it; its tokenizers work without."""
+    code = """
+import sys
+sys.modules["torch"] = None
+from allspark.pipeline import pipeline
+with pipeline(sys.argv[1]) as pipe:
+    pipe("What is 3+4?")
+"""
+    assert said_by(code, demo_model) == []
+    code = """
+import sys
+sys.modules["torch"] = None
+from allspark.dashinfer_compat.vocabulary import make_tokenizer
+make_tokenizer({"\N{LOWER ONE EIGHTH BLOCK}": 0, "a": 1, "</s>": 2}, 2)
+"""
+    assert said_by(code) == []
