@@ -1,4 +1,5 @@
-"""The command ``allspark``: serves models, talks with one, converts checkpoints (docs/cli.md)."""
+"""The command ``allspark``: serves models, talks with one, answers files of prompts, converts
+checkpoints (docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import chat, check_env, convert, formats, inspect, serve
+from . import batch, chat, check_env, convert, formats, inspect, serve
 
 _COMMANDS = {
     "serve": serve,
     "chat": chat,
+    "batch": batch,
     "convert": convert,
     "inspect": inspect,
     "list": formats,
