@@ -29,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-credentials", action="store_true")
     add("--max-concurrent-requests", type=int, default=0, help="0: no bound")
     add("--max-body-bytes", type=int, default=32 << 20)
+    add("--files-dir", metavar="DIR", help="keeps files and batches (default: until the end)")
+    add("--max-file-bytes", type=int, default=200 << 20, help="of an uploaded file")
+    add("--max-stored-bytes", type=int, default=4 << 30, help="of all files")
+    add("--max-files", type=int, default=10_000)
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
     add("--strict-fields", action="store_true", help="refuse unknown fields of requests")
@@ -114,6 +118,10 @@ def _settings(options: argparse.Namespace) -> Any:
         allow_credentials=options.allow_credentials,
         max_concurrent_requests=options.max_concurrent_requests,
         max_body_bytes=options.max_body_bytes,
+        files_dir=options.files_dir,
+        max_file_bytes=options.max_file_bytes,
+        max_stored_bytes=options.max_stored_bytes,
+        max_files=options.max_files,
         request_timeout=options.request_timeout,
         shutdown_timeout=options.shutdown_timeout,
         strict_fields=options.strict_fields,

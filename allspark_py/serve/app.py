@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allspark.serve.http import Gate, add_error_handlers
-from allspark.serve.routes import anthropic, information, management, openai, texts
+from allspark.serve.routes import anthropic, batches, information, management, openai, texts
 from allspark.serve.state import ServerState
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -24,6 +24,8 @@ def make_app(state: ServerState) -> Any:
     add_error_handlers(app)
     for module in (information, openai, anthropic, texts, management):
         app.include_router(module.make_router(state))
+    if state.batches is not None:
+        app.include_router(batches.make_router(state, state.batches))
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allow_origins,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allspark.serve.catalog import Catalog, Entry
 from allspark.serve.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from allspark.serve.batches.service import Batches
 
 
 @dataclass
@@ -20,6 +23,7 @@ class ServerState:
     is_draining: bool = False  # a shutdown has begun
     is_sleeping: bool = False  # the models' memory was given back
     num_running: int = 0  # requests that are being answered
+    batches: Batches | None = None  # None: without the routes of files and batches
     _idle: asyncio.Event | None = None
     _fingerprints: dict[str, str] = field(default_factory=dict)
 
