@@ -40,7 +40,10 @@ class Line:
             message = f"the line has more than {MAX_LINE_BYTES} bytes, the bound"
             raise LineError(message, "request_too_large")
         try:
-            return json.loads(self.data.decode(), parse_constant=_no_number)
+            value = json.loads(self.data.decode(), parse_constant=_no_number)
+            if b"\\u" in self.data:  # an escape may be half a character
+                json.dumps(value, ensure_ascii=False).encode()
+            return value
         except RecursionError:
             raise LineError("the line is nested too deep", "invalid_json") from None
         except ValueError as error:

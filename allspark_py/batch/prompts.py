@@ -12,6 +12,7 @@ from allspark.batch.lines import LineError
 from allspark.batch.origin import line_seed
 from allspark.input_ids import shown
 from allspark.pipeline import GenerationConfig, Response
+from allspark.pipeline.inputs import to_prompt
 from allspark.pipeline.pipe import Pipeline
 
 logger = logging.getLogger("allspark")
@@ -107,12 +108,11 @@ def _prompt_of(value: Mapping[str, Any]) -> Any:
     if len(given) != 1:
         which = "both given" if given else "both missing"
         raise LineError(f"prompt and messages are {which}; a line has one of them")
-    found = value[given[0]]
-    if given[0] == "messages" and not (
-        isinstance(found, list) and all(isinstance(each, dict) for each in found)
-    ):
+    (name,) = given
+    found = value[name]
+    if name == "messages" and isinstance(found, str):
         raise LineError(f"messages is {shown(found)}; it must be a list of objects")
-    return found
+    return to_prompt(name, found)
 
 
 def _answer_line(head: dict[str, Any], response: Response) -> Answer:
