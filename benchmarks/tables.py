@@ -193,6 +193,22 @@ def step_loop(record: Record) -> list[str]:
     return table(header, map(row, keys(record, "streams")))
 
 
+def batch(record: Record) -> list[str]:
+    def row(kind: str) -> list[str]:
+        pairs = _beside(record, {"kind": kind}, {"kind": "sdk"})
+        ratios = [own["tok_s"] / sdk["tok_s"] for own, sdk in pairs]
+        return [
+            kind,
+            _median(record, lambda v: v["tok_s"], "{:,.1f}", kind=kind),
+            f"{statistics.median(ratios):.3f}" if ratios else "–",
+            _median(record, lambda v: v["cpu_ms"], "{:,.3f}", kind=kind),
+            _median(record, lambda v: v["grown_mb"], "{:,.1f}", kind=kind),
+        ]
+
+    header = ["lines", "tokens/s", "of the SDK's", "CPU ms a token", "peak memory, MB more"]
+    return table(header, map(row, keys(record, "kind")))
+
+
 TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "prefix_cache": prefix_cache,
     "lora": lora,
@@ -201,4 +217,5 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "speculative": speculative,
     "conversion": conversion,
     "step_loop": step_loop,
+    "batch": batch,
 }

@@ -15,6 +15,7 @@ from typing import Any
 from . import engine_flags, generation_flags
 
 _INSTALL = "lines in OpenAI's form need the extra: pip install 'allspark[serve]'"
+_STOPPED = "stopped; the same command goes on from here"
 # Settings of the engine on which no output depends: a run may go on with others.
 _FREE = {
     "adapters", "download_dir", "draft_model", "kv_cache_blocks", "kv_cache_memory",
@@ -55,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
     output = OutputFile(options.output)
     try:
         return _Run(options, config, generation, template, facts, output).run()
+    except KeyboardInterrupt:  # before the first line runs
+        print(_STOPPED, file=sys.stderr)
+        return 128 + signal.SIGINT
     finally:
         output.close()
 
@@ -134,7 +138,7 @@ class _Run:
         print(f"{self._options.output}: {self._totals}", file=sys.stderr)
         if not self._signal:
             return 0
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print(_STOPPED, file=sys.stderr)
         return 128 + self._signal
 
     def _settings(self, model: Any) -> dict[str, Any]:
