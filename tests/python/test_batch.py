@@ -377,7 +377,9 @@ def mixed(count):
     rng = random.Random(3)
     values = []
     for i in range(count):
-        text = f"What is {rng.randrange(50)}+{rng.randrange(50)}?"
+        # Some begin alike, so that the prefix cache has a part of them, or has not.
+        begin = rng.choice(("", "", "The same beginning. " * 10))
+        text = f"{begin}What is {rng.randrange(50)}+{rng.randrange(50)}?"
         length = rng.choice((2, 10, 60))
         values.append(
             rng.choice([
@@ -533,6 +535,15 @@ def test_the_end_of_a_line_that_is_torn_is_cut_off(tmp_path):
     with pytest.raises(OSError, match="another process writes it"):
         output.OutputFile(path)
     file.close()
+
+
+def test_a_system_that_takes_a_few_bytes_at_a_time(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    file = output.OutputFile(tmp_path / "out")
+    file.write(b"a line that is longer\n" * 3)
+    file.finish()
+    assert (tmp_path / "out").read_bytes() == b"a line that is longer\n" * 3
 
 
 def test_files_that_make_no_sense(demo_model, tmp_path, capsys):

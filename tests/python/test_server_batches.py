@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from allspark.pipeline import EngineConfig
@@ -11,8 +12,14 @@ from allspark.pipeline import EngineConfig
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
+from allspark.batch.answer import Answer  # noqa: E402
+from allspark.batch.output import OutputFile  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.batches import service, validation  # noqa: E402
+from allspark.serve.batches.record import BatchRecord  # noqa: E402
+from allspark.serve.batches.run import BatchRun  # noqa: E402
+from allspark.serve.batches.store import FileStore  # noqa: E402
+from allspark.serve.ids import make_id  # noqa: E402
 from openai import APIStatusError, ConflictError, NotFoundError, OpenAI  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
@@ -330,36 +337,44 @@ def test_cancelling_keeps_what_is_there(client, model):
     assert client.files.delete(batch.input_file_id).deleted
 
 
-def test_batches_run_one_after_the_other_and_below_all_others(client, model, server):
+@pytest.fixture
+def started(model, monkeypatch):
+    """The fields of all requests to the engine, in order."""
+    seen = []
+    start = type(model.engine).start_request_ids_async
+
+    def spy(self, name, loader, ids, fields):
+        seen.append(fields)
+        return start(self, name, loader, ids, fields)
+
+    monkeypatch.setattr(type(model.engine), "start_request_ids_async", spy)
+    return seen
+
+
+def test_batches_run_one_after_the_other(client, model, started):
     with paused(model):
-        first = begin(client, [chat_line(i, temperature=0) for i in range(30)])
+        first = begin(client, [chat_line(i, max_tokens=5) for i in range(30)])
         wait_for_requests(model, 7)
-        second = begin(client, [chat_line(0, temperature=0)])
-        batch = client.batches.retrieve(second.id)
-        assert num_requests(model) == 7 and batch.status in ("validating", "in_progress")
+        second = begin(client, [chat_line(0, max_tokens=6)])
+        while client.batches.retrieve(second.id).status == "validating":
+            time.sleep(0.001)
     assert finish(client, first).status == finish(client, second).status == "completed"
-    first, second = (client.batches.retrieve(each.id) for each in (first, second))
-    assert first.finalizing_at <= second.completed_at
+    assert [fields["max_new_tokens"] for fields in started] == [5] * 30 + [6]
+
+
+def test_no_other_request_has_the_lowest_priority(server):
     status, error = error_of(server.post(CHAT, messages="x", priority=-1_000_000))
     assert status == 400 and error["param"] == "priority"
     assert server.post(CHAT, messages="x", priority=-999_999).status_code == 200
 
 
-def test_lines_have_the_lowest_priority(client, model, monkeypatch):
+def test_lines_have_the_lowest_priority(client, started):
     """Whatever a line says, its request reaches the engine with the lowest priority of all."""
-    seen = []
-    start = type(model.engine).start_request_ids_async
-
-    def spy(self, name, loader, ids, fields):
-        seen.append(fields["priority"])
-        return start(self, name, loader, ids, fields)
-
-    monkeypatch.setattr(type(model.engine), "start_request_ids_async", spy)
     finish(client, begin(client, [chat_line(0, priority=5), chat_line(1)]))
     body = {"model": "demo", "input": "x"}
     line = {"custom_id": "a", "method": "POST", "url": EMBEDDINGS, "body": body}
     finish(client, begin(client, [line], EMBEDDINGS))
-    assert seen == [-1_000_000] * 3
+    assert [fields["priority"] for fields in started] == [-1_000_000] * 3
 
 
 def test_too_many_batches(client, model, monkeypatch):
@@ -449,6 +464,41 @@ def test_a_server_that_ends_stops_its_batches(model, tmp_path):
     with RunningServer([model], files_dir=str(tmp_path)) as server:
         client = client_of(server)
         assert finish(client, client.batches.retrieve(batch.id)).status == "completed"
+
+
+def test_requests_end_while_batches_stop(model):
+    """Of a server that shuts down: what clients wait for is answered, batches can go on later."""
+    with RunningServer([model]) as server, ThreadPoolExecutor(1) as pool:
+        with paused(model):
+            begin(client_of(server), [chat_line(i) for i in range(9)])
+            wait_for_requests(model, 7)
+            answer = pool.submit(server.post, CHAT, messages="x", max_tokens=3)
+            wait_for_requests(model, 8)
+            server.server.stop()
+            wait_for_requests(model, 1)
+        assert answer.result(30).status_code == 200
+
+
+def test_answers_and_errors_are_written_in_the_order_of_the_lines(tmp_path, monkeypatch):
+    """Each write is a whole number of lines, and after each the two files have the first lines."""
+    store = FileStore(tmp_path, 10, 1 << 20)
+    names = [make_id("file") for _ in range(3)]
+    record = BatchRecord("batch_1", names[0], CHAT, 0, 0, names[1], names[2])
+    run = BatchRun(None, store, record)
+    written = []
+    write = OutputFile.write
+
+    def spy(self, data):
+        write(self, data)
+        written.append(data)
+
+    monkeypatch.setattr(OutputFile, "write", spy)
+    run._write([Answer(b"%d\n" % i, is_error=i in (2, 3, 6)) for i in range(8)])
+    run.close()
+    store.close()
+    assert b"".join(written).split() == [b"%d" % i for i in range(8)]
+    assert (record.completed, record.failed) == (5, 3)
+    assert store.path_of(names[2]).read_bytes() == b"2\n3\n6\n"
 
 
 def test_a_cancelled_batch_is_cancelled_after_a_restart(model, tmp_path):
