@@ -9,6 +9,7 @@ from typing import Protocol
 
 from allspark.batch.answer import Answer
 from allspark.batch.lines import Line
+from allspark.batch.off_loop import off_loop
 
 # What lines may hold: those that run, and answers that wait for an earlier one. A line that takes
 # long would otherwise collect all answers behind it in memory.
@@ -87,7 +88,7 @@ class Window:
             self._held_bytes < self._max_held_bytes or not self._running
         ):
             if not self._next:
-                self._next.extend(await asyncio.to_thread(source.take, self._room))
+                self._next.extend(await off_loop(lambda: source.take(self._room)))
                 if not self._next:
                     return
             line, slot = self._next.popleft(), _Slot()

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from allspark.batch.lines import scan
     from allspark.batch.output import OutputFile
+    from allspark.batch.run_file import run_file_of
 
     _check(options)
     config = engine_flags.to_engine_config(options)
@@ -53,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
     generation = generation_flags.to_generation_config(options)
     template = engine_flags.to_chat_template(options)
     facts = scan(options.input)
+    is_new = not options.output.exists()
     output = OutputFile(options.output)
     try:
         return _Run(options, config, generation, template, facts, output).run()
@@ -61,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
     finally:
         output.close()
+        if is_new and not run_file_of(options.output).exists():  # the run did not begin
+            options.output.unlink(missing_ok=True)
 
 
 def _check(options: argparse.Namespace) -> None:

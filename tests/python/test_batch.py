@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 
@@ -19,6 +20,7 @@ pytest.importorskip("allspark._allspark")
 from allspark.batch import digests, lines, output  # noqa: E402
 from allspark.batch.answer import Answer  # noqa: E402
 from allspark.batch.lines import Line, LineError, LineReader, scan  # noqa: E402
+from allspark.batch.off_loop import off_loop  # noqa: E402
 from allspark.batch.origin import Origin, line_seed  # noqa: E402
 from allspark.batch.window import Window  # noqa: E402
 from allspark.cli import main  # noqa: E402
@@ -295,6 +297,30 @@ def test_a_long_line_holds_up_no_other_until_too_much_waits():
     assert 90 <= held[-1] <= 110 and len(written) == 1000
 
 
+def test_a_call_off_the_loop_ends_before_its_caller():
+    begun, may_end, ended = threading.Event(), threading.Event(), []
+
+    def call():
+        begun.set()
+        may_end.wait(30)
+        ended.append(True)
+
+    async def run():
+        task = asyncio.ensure_future(off_loop(call))
+        await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended
+        assert await off_loop(lambda: 7) == 7
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("fails", ["answer", "write"])
 def test_a_failure_ends_the_run_and_all_lines(fails):
     ended = []
@@ -564,6 +590,8 @@ def test_files_that_make_no_sense(demo_model, tmp_path, capsys):
     assert "is no file" in error_of(source, tmp_path)
     assert "is the input, too" in error_of(source, source)
     assert "--seed is -1" in error_of(source, tmp_path / "out", "--seed", "-1")
+    assert main(["batch", "/no/model", str(source), str(tmp_path / "new")]) == 1
+    assert "/no/model" in capsys.readouterr().err and not (tmp_path / "new").exists()
     assert "other is there, but not other.run" in error_of(source, other)
     assert "damaged.run cannot be read" in error_of(source, damaged)
     assert other.read_text() == "not ours\n"

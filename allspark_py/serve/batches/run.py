@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from allspark.batch.answer import Answer
 from allspark.batch.lines import Line, LineReader
+from allspark.batch.off_loop import off_loop
 from allspark.batch.output import OutputFile
 from allspark.batch.window import Window
 from allspark.serve.batches.record import BatchRecord
@@ -62,7 +63,7 @@ class BatchRun:
         reader = await self._open()
         message = "the batch expired before this line was run"
         try:
-            while lines := await asyncio.to_thread(reader.take, _MANY):
+            while lines := await off_loop(lambda: reader.take(_MANY)):
                 self._write([
                     failed_line(
                         {"id": make_id("batch_req", "_"), "custom_id": custom_id_of(line.parse())},
@@ -79,11 +80,11 @@ class BatchRun:
         they are written in the lines' order: so the files' lines are the first ones of the input.
         """
         record = self._record
-        record.completed, record.failed = await asyncio.to_thread(
+        record.completed, record.failed = await off_loop(
             lambda: (self._output.cut(), self._errors.cut())
         )
         reader = LineReader(self._input)
-        await asyncio.to_thread(reader.skip, record.completed + record.failed)
+        await off_loop(lambda: reader.skip(record.completed + record.failed))
         return reader
 
     def _room(self) -> int:
@@ -105,8 +106,8 @@ class BatchRun:
 
     async def finish(self) -> None:
         """Waits for the disk."""
-        await asyncio.to_thread(self._output.finish)
-        await asyncio.to_thread(self._errors.finish)
+        await off_loop(self._output.finish)
+        await off_loop(self._errors.finish)
 
     def close(self) -> None:
         """Closes the files; a second call has no effect."""

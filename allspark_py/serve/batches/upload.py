@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from allspark.batch.off_loop import off_loop
 from allspark.serve.batches.store import Upload
 from allspark.serve.errors import ApiError
 from starlette.requests import ClientDisconnect, Request
@@ -128,7 +128,7 @@ async def receive_form(request: Request, upload: Upload, max_bytes: int) -> Form
     if form.filename is None:
         raise _wrong("file is missing", "file")
     await _write(form, upload)
-    await asyncio.to_thread(upload.sync)
+    await off_loop(upload.sync)
     return form
 
 
@@ -136,7 +136,7 @@ async def _write(form: Form, upload: Upload) -> None:
     data = bytes(form.content)
     form.content.clear()
     upload.reserve(len(data))
-    await asyncio.to_thread(upload.write, data)
+    await off_loop(lambda: upload.write(data))
 
 
 def _boundary(request: Request) -> bytes:
