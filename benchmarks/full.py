@@ -36,6 +36,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
     alone = {
         "step_loop": ["step_loop.py", *rounds],
         "http_streams": ["http_streams.py", *rounds],
+        "batch": ["batch.py", *rounds],
         "conversion": ["conversion.py"],
         "moe": ["moe.py", *rounds],
         "guided": ["guided.py", *rounds, *tokenizer],

@@ -193,15 +193,20 @@ def step_loop(record: Record) -> list[str]:
     return table(header, map(row, keys(record, "streams")))
 
 
-TABLES: Mapping[str, Callable[[Record], list[str]]] = {
-    "prefix_cache": prefix_cache,
-    "lora": lora,
-    "moe": moe,
-    "guided": guided,
-    "speculative": speculative,
-    "conversion": conversion,
-    "step_loop": step_loop,
-}
+def batch(record: Record) -> list[str]:
+    def row(kind: str) -> list[str]:
+        pairs = _beside(record, {"kind": kind}, {"kind": "sdk"})
+        ratios = [own["tok_s"] / sdk["tok_s"] for own, sdk in pairs]
+        return [
+            kind,
+            _median(record, lambda v: v["tok_s"], "{:,.1f}", kind=kind),
+            f"{statistics.median(ratios):.3f}" if ratios else "–",
+            _median(record, lambda v: v["cpu_ms"], "{:,.3f}", kind=kind),
+            _median(record, lambda v: v["grown_mb"], "{:,.1f}", kind=kind),
+        ]
+
+    header = ["lines", "tokens/s", "of the SDK's", "CPU ms a token", "peak memory, MB more"]
+    return table(header, map(row, keys(record, "kind")))
 
 
 def http_streams(record: Record) -> list[str]:
@@ -220,3 +225,16 @@ def http_streams(record: Record) -> list[str]:
     title = f"{settings['streams']:,} streams of {settings['output']} tokens"
     heads = [title, "frames", "s", "CPU of the engine, s", "of the rest, s", "µs a frame"]
     return table(heads, rows)
+
+
+TABLES: Mapping[str, Callable[[Record], list[str]]] = {
+    "prefix_cache": prefix_cache,
+    "lora": lora,
+    "moe": moe,
+    "guided": guided,
+    "speculative": speculative,
+    "conversion": conversion,
+    "step_loop": step_loop,
+    "http_streams": http_streams,
+    "batch": batch,
+}

@@ -59,8 +59,8 @@ SOURCE_SUFFIXES = {".h", ".inl", ".cc", ".cu", ".cuh"}
 HEAVY_MODULES = {"torch", "transformers", "modelscope", "tokenizers", "sentencepiece"}
 # Packages of allspark above the SDK. The SDK is the files directly in allspark_py.
 UPPER_PACKAGES = {
-    "pipeline", "chat_template", "serve", "quantize", "cli", "model_loader", "dashinfer_compat",
-    "lmdeploy_compat", "remote", "bench",
+    "pipeline", "chat_template", "batch", "serve", "quantize", "cli", "model_loader",
+    "dashinfer_compat", "lmdeploy_compat", "remote", "bench",
 }
 # SDK modules that export names of the upper packages.
 SDK_FACADES = {"__init__.py", "__init__.pyi"}

@@ -1,5 +1,5 @@
-"""The command ``allspark``: serves, measures and converts models, and talks with them
-(docs/cli.md)."""
+"""The command ``allspark``: serves, measures and converts models, talks with them and answers files
+of prompts (docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from . import bench, chat, check_env, client, config_file, convert, formats, inspect, serve
+from . import (
+    batch,
+    bench,
+    chat,
+    check_env,
+    client,
+    config_file,
+    convert,
+    formats,
+    inspect,
+    serve,
+)
 
 _COMMANDS = {
     "serve": serve,
     "chat": chat,
     "client": client,
     "bench": bench,
+    "batch": batch,
     "convert": convert,
     "inspect": inspect,
     "list": formats,

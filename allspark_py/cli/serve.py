@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tools", type=int, default=256, help="tools of a request")
     add("--max-schema-bytes", type=int, default=1_000_000, help="of one schema or grammar")
     add("--schema-timeout", type=float, default=10.0, help="seconds that compiling one may take")
+    add("--files-dir", metavar="DIR", help="keeps files and batches (default: until the end)")
+    add("--max-file-bytes", type=int, default=200 << 20, help="of an uploaded file")
+    add("--max-stored-bytes", type=int, default=4 << 30, help="of all files")
+    add("--max-files", type=int, default=10_000)
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
     add("--response-store", metavar="FILE", help="keep /v1/responses here (default: in memory)")
@@ -134,6 +138,10 @@ def _settings(options: argparse.Namespace) -> Any:
         max_sessions=options.max_sessions,
         max_session_bytes=options.max_session_bytes,
         session_timeout=options.session_timeout,
+        files_dir=options.files_dir,
+        max_file_bytes=options.max_file_bytes,
+        max_stored_bytes=options.max_stored_bytes,
+        max_files=options.max_files,
         request_timeout=options.request_timeout,
         shutdown_timeout=options.shutdown_timeout,
         response_store=options.response_store,

@@ -20,10 +20,10 @@ def to_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
         TypeError, ValueError: it is something else; the message names the prompt.
     """
     if _is_one(prompts):
-        return [_to_prompt("prompts", prompts)], True
+        return [to_prompt("prompts", prompts)], True
     if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray, Mapping)):
         raise wrong_type("prompts", prompts, _FORMS)
-    return [_to_prompt(f"prompts[{i}]", item) for i, item in enumerate(prompts)], False
+    return [to_prompt(f"prompts[{i}]", item) for i, item in enumerate(prompts)], False
 
 
 def _is_one(prompts: Any) -> bool:
@@ -32,7 +32,8 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], (Mapping, int))
 
 
-def _to_prompt(name: str, prompt: Any) -> Prompt:
+def to_prompt(name: str, prompt: Any) -> Prompt:
+    """One prompt. Raises TypeError or ValueError with `name` where it is none."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, tuple):

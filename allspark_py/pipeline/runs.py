@@ -172,12 +172,17 @@ class Running:
         self._is_text = "skip_special_tokens" in request.fields
         self._whole = Response(index=request.index, input_token_len=len(request.ids))
 
+    @property
+    def is_read_at_end(self) -> bool:
+        """Whether nothing is read before the end. Reading is what finds stop strings."""
+        return not self._stream and not self._is_text
+
     def read(self) -> Response | None:
         """What came; without streaming None until the end."""
         # Asked first: all tokens from before a terminal status are then in the queue.
         self.is_done = self._queue.finished
-        if not self._stream and not self.is_done and not self._is_text:
-            return None  # reading is what finds stop strings, and there are none
+        if self.is_read_at_end and not self.is_done:
+            return None
         piece = Response(index=self._whole.index, input_token_len=self._whole.input_token_len)
         if (elements := self._queue.GetNoWait()) is not None:
             self._add(elements, piece)

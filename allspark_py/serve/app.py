@@ -9,6 +9,7 @@ from allspark.serve.http import Gate, add_error_handlers
 from allspark.serve.openapi import complete_document
 from allspark.serve.routes import (
     anthropic,
+    batches,
     information,
     interactive,
     management,
@@ -42,6 +43,8 @@ def make_app(state: ServerState) -> Any:
     add_error_handlers(app)
     for module in (information, openai, responses, anthropic, interactive, texts, management):
         app.include_router(module.make_router(state))
+    if state.batches is not None:
+        app.include_router(batches.make_router(state, state.batches))
     complete_document(app, bool(settings.api_keys))
     app.add_middleware(
         CORSMiddleware,

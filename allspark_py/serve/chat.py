@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
 from allspark.serve.fields import check_fields, to_fields
-from allspark.serve.ids import make_id
+from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import chat_rows
 from allspark.serve.message import MessageBuilder
 from allspark.serve.parsers import MessageParser, ToolFormat
@@ -139,7 +138,7 @@ async def start_chat(state: ServerState, body: ChatBody) -> ChatCall:
         body=body,
         entry=conversation.entry,
         id=make_id("chatcmpl"),
-        created=int(time.time()),
+        created=creation_time(),
         fingerprint=state.fingerprint(conversation.entry),
         num_prompt_tokens=len(conversation.prompt_ids),
         prompt_ids=conversation.prompt_ids,

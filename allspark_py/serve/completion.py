@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
 from allspark.serve.fields import check_fields, to_fields
-from allspark.serve.ids import make_id
+from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import CompletionRows
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
@@ -48,7 +47,7 @@ class CompletionCall:
         self.head = {
             "id": make_id("cmpl"),
             "object": "text_completion",
-            "created": int(time.time()),
+            "created": creation_time(),
             "model": entry.name,
             "system_fingerprint": fingerprint,
         }

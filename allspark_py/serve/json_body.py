@@ -61,11 +61,11 @@ def parse_object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         message = f"the body is a JSON {type(value).__name__}; it must be an object"
         raise ApiError(400, message, code="invalid_json")
-    _check_depth(value)
+    check_depth(value)
     return value
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
     """Raises ApiError where arrays and objects are nested deeper than MAX_DEPTH levels."""
     level, depth = [value], 0
     while level:

@@ -25,6 +25,7 @@ _TAGS = {
     "Anthropic": "Conversations, with the protocol of Anthropic.",
     "LMDeploy": "Conversations that the server keeps.",
     "texts": "Embeddings, scores and token ids.",
+    "batches": "Files of requests, answered below all others.",
     "management": "Memory, requests and adapters of a server that runs.",
     "server": "What a server says of itself.",
 }

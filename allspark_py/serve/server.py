@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 from allspark.serve.app import make_app
+from allspark.serve.batches.service import Batches
 from allspark.serve.catalog import Catalog
 from allspark.serve.settings import ServerSettings
 from allspark.serve.state import ServerState
@@ -33,6 +34,7 @@ class Server:
         on_start: Callable[[int], None] = lambda port: None,
     ):
         self.state = ServerState(catalog, settings or ServerSettings())
+        self._batches = self.state.batches = Batches(self.state)
         self._on_start = on_start
         self._uvicorn = _Uvicorn(self._config(), self)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,7 +62,10 @@ class Server:
         try:
             self._uvicorn.run()
         finally:
-            self.state.responses.close()
+            try:
+                self.state.responses.close()
+            finally:
+                self._batches.close()
 
     def stop(self) -> None:
         """Begins to shut down: new requests are refused, those that run end within
@@ -77,12 +82,14 @@ class Server:
         self._drain = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
+        await self._batches.stop()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.state.idle(), self.state.settings.shutdown_timeout)
         self._uvicorn.should_exit = True
 
     def _started(self, port: int) -> None:
         self._loop = asyncio.get_running_loop()
+        self._batches.start()
         self._on_start(port)
 
 

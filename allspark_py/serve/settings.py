@@ -60,6 +60,12 @@ class ServerSettings:
     reasoning_parser: str | None = None
     # Prompts in the log, at most so many characters of each; None: none.
     max_log_len: int | None = None
+    # Where files and batches are kept; None: in a temporary folder, for as long as the server runs.
+    files_dir: str | None = None
+    max_file_bytes: int = 200 << 20  # of one that is uploaded
+    max_stored_bytes: int = 4 << 30  # of all files
+    max_files: int = 10_000
+    batch_window: int = 24 * 3600  # a batch that takes longer expires
     disable_docs: bool = False
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allspark.grammar_compiler import Compiler
 from allspark.serve.catalog import Catalog, Entry
 from allspark.serve.responses.library import Library
 from allspark.serve.sessions import Sessions
 from allspark.serve.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from allspark.serve.batches.service import Batches
 
 
 @dataclass
@@ -28,6 +31,7 @@ class ServerState:
     is_sleeping: bool = False  # the models' memory was given back
     num_running: int = 0  # requests that are being answered
     sessions: Sessions = field(init=False)
+    batches: Batches | None = None  # None: without the routes of files and batches
     _idle: asyncio.Event | None = None
     responses: Library = field(init=False)
     _fingerprints: dict[str, str] = field(default_factory=dict)

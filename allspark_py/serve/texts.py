@@ -71,7 +71,11 @@ async def embeddings(entry: Entry, body: EmbeddingBody) -> dict[str, Any]:
             400, "dimensions is not served", param="dimensions", code="unsupported_feature"
         )
     prompts = await asyncio.to_thread(encode_inputs, entry, body.input, "input")
-    fields = {"pooling": body.pooling or "mean", "normalize": body.normalize is not False}
+    fields = {
+        "pooling": body.pooling or "mean",
+        "normalize": body.normalize is not False,
+        "priority": body.priority or 0,
+    }
     found = await run_prompts(entry, prompts, fields)
     data = []
     for index, elements in enumerate(found):

@@ -149,6 +149,16 @@ def test_the_prefix_cache_is_compared(tmp_path: Path) -> None:
     check_kept(tmp_path, "prefix_cache", {"found": 0.96}, "with_ms", "without_ms")
 
 
+def test_a_batch_is_compared_with_the_sdk(tmp_path: Path, demo_model: Path) -> None:
+    script = [sys.executable, str(BENCHMARKS / "batch.py"), "--model", str(demo_model)]
+    sizes = ["--lines", "20", "--output", "4", "--batch", "4", "--rounds", "1"]
+    result = subprocess.run([*script, *sizes, *keeping(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for kind in ("own lines", "requests"):
+        assert re.search(rf"\| {kind} \| [\d.,]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", result.stdout)
+    check_kept(tmp_path, "batch", {"kind": "own lines"}, "tok_s")
+
+
 def test_adapters_are_compared_with_the_base_model(tmp_path: Path) -> None:
     script = [sys.executable, str(BENCHMARKS / "lora.py"), "--work-dir", str(tmp_path)]
     sizes = ["--shape", "tiny", "--requests", "4", "--adapters", "2", "--output", "4"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 
 import pytest
@@ -11,12 +13,14 @@ jsonschema = pytest.importorskip("jsonschema")
 
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.protocol import answers  # noqa: E402
-from support.http_server import CHAT, COMPLETIONS, RunningServer  # noqa: E402
+from support.http_server import CHAT, COMPLETIONS, RunningServer, paused  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
 RESPONSES = "/v1/responses"
 RESPONSE = "/v1/responses/{response_id}"
-WITHOUT_BODY = {"/sleep", "/wakeup", f"{RESPONSE}/cancel"}
+FILE = "/v1/files/{file_id}"
+BATCH = "/v1/batches/{batch_id}"
+WITHOUT_BODY = {"/sleep", "/wakeup", f"{RESPONSE}/cancel", f"{BATCH}/cancel"}
 STREAMED = {CHAT, COMPLETIONS, RESPONSES, "/v1/messages", "/v1/chat/interactive", "/generate"}
 STREAMED = {("post", path) for path in STREAMED} | {("get", RESPONSE)}
 
@@ -66,8 +70,8 @@ def test_every_route_is_described(document):
         )
         errors = [code for code in operation["responses"] if code != "200"]
         if method == "post" and path not in WITHOUT_BODY:
-            schema = operation["requestBody"]["content"]["application/json"]["schema"]
-            assert schema["properties"], path
+            (body,) = operation["requestBody"]["content"].values()
+            assert body["schema"]["properties"], path
             assert {"400", "401", "404", "413", "415", "429", "503"} <= set(errors), path
         assert errors and "422" not in errors, path
         for code in errors:
@@ -126,7 +130,7 @@ REQUESTS = [
 ]  # fmt: skip
 
 
-def test_answers_are_as_described(server, document):
+def test_answers_are_as_described(model, server, document):
     asked = set()
     for path, body, name in REQUESTS:
         response = server.client.get(path) if body is None else server.post(path, **body)
@@ -142,20 +146,40 @@ def test_answers_are_as_described(server, document):
     one = server.client.get("/anthropic/v1/models/demo", headers={"anthropic-version": "x"})
     answers.ModelInfo.model_validate(one.json())
     response = server.post(RESPONSES, input="x", max_output_tokens=4, background=True).json()
+    line = {"custom_id": "1", "method": "POST", "url": COMPLETIONS, "body": {"prompt": "x"}}
+    upload = {"file": ("in.jsonl", json.dumps(line).encode())}
+    file, unused = (
+        server.client.post("/v1/files", files=upload, data={"purpose": "batch"}).json()
+        for _ in range(2)
+    )
+    answers.File.model_validate(file)
+    with paused(model):  # so that the batch can be cancelled
+        body = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
+        batch = server.client.post("/v1/batches", json=body).json()
+        cancelled = server.client.post(f"/v1/batches/{batch['id']}/cancel").json()
+    answers.Batch.model_validate(batch)
+    answers.Batch.model_validate(cancelled)
+    asked.add(f"{BATCH}/cancel")
+    ids = {"{response_id}": response["id"], "{file_id}": unused["id"], "{batch_id}": batch["id"]}
     for method, path, name in (
+        ("get", "/v1/batches", "Batches"),
+        ("get", BATCH, "Batch"),
+        ("get", "/v1/files", "Files"),
+        ("get", FILE, "File"),
+        ("delete", FILE, "DeletedFile"),
         ("post", f"{RESPONSE}/cancel", "ResponseAnswer"),
         ("get", RESPONSE, "ResponseAnswer"),
         ("get", f"{RESPONSE}/input_items", "InputItems"),
         ("delete", RESPONSE, "DeletedResponse"),
     ):
-        place = path.replace("{response_id}", response["id"])
+        place = functools.reduce(lambda text, pair: text.replace(*pair), ids.items(), path)
         found = server.client.request(method, place)
         assert found.status_code == 200, found.text
         getattr(answers, name).model_validate(found.json())
         described = document["paths"][path][method]["responses"]["200"]["content"]
         jsonschema.validate(found.json(), described["application/json"]["schema"])
         asked.add(path)
-    others = {"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    others = {f"{FILE}/content", "/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     others |= {path for path in document["paths"] if path.startswith("/anthropic/")}
     assert asked | others == set(document["paths"])
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import secrets
 import string
 from collections.abc import Sequence
 
+from allspark.serve.ids import random_bytes
 from allspark.serve.parsers import formats
 from allspark.serve.parsers.collector import Collector
 from allspark.serve.parsers.formats import CallFormat, Parts
@@ -30,7 +30,7 @@ class MistralParser(ToolParser):
 
     def make_id(self) -> str:
         # The chat templates refuse others.
-        return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+        return "".join(_ID_CHARS[each % len(_ID_CHARS)] for each in random_bytes(9))
 
     def read(self, marker: str, reader: Reader, out: Collector, tools: Parameters) -> Steps[None]:
         while (yield from reader.blanks()) == "[":

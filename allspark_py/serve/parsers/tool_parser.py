@@ -6,11 +6,11 @@ anything else. It has no state, so one object serves all requests.
 
 from __future__ import annotations
 
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
+from allspark.serve.ids import make_id
 from allspark.serve.parsers import formats
 from allspark.serve.parsers.collector import Collector
 from allspark.serve.parsers.formats import CallFormat, Format, Parts
@@ -46,7 +46,7 @@ class ToolParser(ABC):
 
     def make_id(self) -> str:
         """An id that no other call has."""
-        return f"chatcmpl-tool-{uuid.uuid4().hex}"
+        return make_id("chatcmpl-tool")
 
     @abstractmethod
     def read(self, marker: str, reader: Reader, out: Collector, tools: Parameters) -> Steps[None]:

@@ -305,3 +305,57 @@ class DeletedResponse(Answer):
     id: str
     object: Literal["response"]
     deleted: bool
+
+
+class File(Answer):
+    """A file of /v1/files."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+
+
+class Files(Answer):
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(Answer):
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class Batch(Answer):
+    """A batch of /v1/batches. Times are seconds since 1970."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    status: str
+    input_file_id: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    completed_at: int | None
+    request_counts: dict[str, int] = Field(description="total, completed, failed")
+    errors: dict[str, Any] | None
+    metadata: dict[str, str] | None
+
+
+class Batches(Answer):
+    object: Literal["list"]
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

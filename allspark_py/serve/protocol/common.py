@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 MAX_N = 128
 MAX_TOP_LOGPROBS = 20
 _MAX_SEED = (1 << 63) - 1
+# The lowest priority is that of batches; other requests have a greater one.
+BATCH_PRIORITY = -1_000_000
+Priority = Annotated[int, Field(gt=BATCH_PRIORITY, le=1_000_000)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -73,7 +76,7 @@ class GenerationBody(RequestBody):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(1, ge=1, le=MAX_N)
-    priority: int | None = Field(0, ge=-1_000_000, le=1_000_000)
+    priority: Priority | None = 0
     timeout_ms: int | None = Field(0, ge=0, le=1_000_000_000)
     return_token_ids: bool | None = False
     # A format, by the names of several servers.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from allspark.serve.protocol.common import GenerationBody, RequestBody
+from allspark.serve.protocol.common import GenerationBody, Priority, RequestBody
 from pydantic import Field
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -20,6 +20,7 @@ class EmbeddingBody(RequestBody):
     pooling: Literal["mean", "last"] | None = "mean"
     normalize: bool | None = True
     dimensions: int | None = None
+    priority: Priority | None = 0
     user: str | None = None
 
 

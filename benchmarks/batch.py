@@ -1,0 +1,152 @@
+"""Lines of a batch against the same requests straight through the SDK, interleaved.
+
+Every output has the same number of tokens. The SDK is given ids, so templates and tokenizer are
+part of a batch's cost, as reading, ordering and writing lines are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tables
+from allspark import AsStatus
+from allspark.batch.lines import scan
+from allspark.batch.output import OutputFile
+from allspark.batch.prompts import PromptLines
+from allspark.batch.runner import Totals, run_file
+from allspark.pipeline import EngineConfig, GenerationConfig, pipeline
+from allspark.pipeline.pipe import Pipeline
+from allspark.serve.batches.requests import RequestLines
+from allspark.serve.catalog import Catalog
+from allspark.serve.state import ServerState
+from bench_engine import Recorder, add_recording
+
+KINDS = ("sdk", "own lines", "requests")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="smollm2", help="what a pipeline opens")
+    parser.add_argument("--lines", type=int, default=512)
+    parser.add_argument("--output", type=int, default=64, help="tokens of each output")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
+    parser.add_argument("--threads", type=int, default=0)
+    add_recording(parser)
+    return parser.parse_args()
+
+
+def resident(name: str) -> int:
+    """VmRSS or VmHWM of this process, in bytes."""
+    (found,) = re.findall(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(found)
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace, pipe: Pipeline, folder: Path):
+        self.options = options
+        self.pipe = pipe
+        self.folder = folder
+        self.questions = [f"What is {i} + {i * 7 % 100}?" for i in range(options.lines)]
+
+    def value(self, kind: str, question: str, custom_id: str) -> Any:
+        """A line."""
+        messages = [{"role": "user", "content": question}]
+        if kind == "own lines":
+            return {"messages": messages}
+        body = {"messages": messages, "max_tokens": self.options.output, "ignore_eos": True}
+        url = "/v1/chat/completions"
+        body["temperature"] = 0
+        return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+    def sdk(self) -> int:
+        """Starts all requests, and reads each when it has ended. Returns the tokens."""
+        model = self.pipe.model
+        prompts = [
+            model.template.encode(model.tokenizer, model.template.messages2prompt(question))
+            for question in self.questions
+        ]
+        config = {"do_sample": False, "max_new_tokens": self.options.output, "eos_token_id": -1}
+        self.begin()
+        queues = []
+        for ids in prompts:
+            status, handle, queue = model.engine.start_request_ids(model.name, None, ids, config)
+            if status != AsStatus.ALLSPARK_SUCCESS:
+                raise RuntimeError(model.engine.last_error())
+            queues.append((handle, queue))
+        count = 0
+        for handle, queue in queues:
+            model.engine.sync_request(model.name, handle)
+            while (elements := queue.GetNoWait()) is not None:
+                count += len(elements.ids_from_generate)
+            model.engine.release_request(model.name, handle)
+        return count
+
+    def batch(self, kind: str) -> int:
+        """Answers a file. Returns the tokens."""
+        source, target = self.folder / "in.jsonl", self.folder / "out.jsonl"
+        with source.open("w") as file:
+            for number, question in enumerate(self.questions):
+                file.write(json.dumps(self.value(kind, question, str(number))) + "\n")
+        config = GenerationConfig(max_new_tokens=self.options.output, ignore_eos=True)
+        lines: Any = PromptLines(self.pipe, config)
+        if kind == "requests":
+            lines = RequestLines(ServerState(Catalog([self.pipe.model])), "bench", 0, 0)
+        totals, output = Totals(), OutputFile(target)
+        output.clear()
+        room = 2 * self.pipe.model.max_batch_size
+        self.begin()
+        asyncio.run(
+            run_file(
+                source, scan(source), output, totals,
+                lambda line: lines.answer(line.number, line.parse()), room,
+            )
+        )  # fmt: skip
+        output.finish()
+        if totals.num_errors:
+            raise RuntimeError(target.read_text()[:1000])
+        return totals.num_output_tokens
+
+    def begin(self) -> None:
+        """Starts the clock, and the peak of memory."""
+        self.pipe.model.engine.clear_prefix_cache(self.pipe.model.name)
+        Path("/proc/self/clear_refs").write_text("5")
+        self.before = resident("VmRSS")
+        self.clock, self.cpu = time.perf_counter(), time.process_time()
+
+    def measure(self, kind: str) -> dict[str, float]:
+        count = self.sdk() if kind == "sdk" else self.batch(kind)
+        seconds, cpu = time.perf_counter() - self.clock, time.process_time() - self.cpu
+        grown = resident("VmHWM") - self.before
+        return {"tok_s": count / seconds, "cpu_ms": 1e3 * cpu / count, "grown_mb": grown / 1e6}
+
+
+def main() -> None:
+    options = parse_arguments()
+    config = EngineConfig(max_batch_size=options.batch, threads=options.threads, session_len=512)
+    with (
+        pipeline(options.model, backend_config=config) as pipe,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        bench = Bench(options, pipe, Path(folder))
+        model = pipe.model
+        isa = model.engine.get_as_engine_stat(model.name).kernel_table
+        about = {"version": model.engine.get_version_full(), "isa": isa}
+        recorder = Recorder("batch", options, about)
+        for number in range(options.rounds + 1):
+            for kind in KINDS:
+                call = functools.partial(bench.measure, kind)
+                recorder.measure(number, {"kind": kind}, call)
+        print("\n".join(tables.batch(recorder.finish())))
+
+
+if __name__ == "__main__":
+    main()
