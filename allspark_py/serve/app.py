@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allspark.serve.http import Gate, add_error_handlers
-from allspark.serve.routes import anthropic, information, management, openai, texts
+from allspark.serve.routes import anthropic, information, management, openai, page, texts
 from allspark.serve.state import ServerState
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -17,13 +17,16 @@ def make_app(state: ServerState) -> Any:
     app = FastAPI(
         title="allspark",
         description="The allspark engine, with the protocols of OpenAI and Anthropic.",
-        docs_url=None if settings.disable_docs else "/",
+        docs_url=None if settings.disable_docs else "/docs" if settings.home_is_page else "/",
         redoc_url=None,
         openapi_url=None if settings.disable_docs else "/openapi.json",
     )
     add_error_handlers(app)
     for module in (information, openai, anthropic, texts, management):
         app.include_router(module.make_router(state))
+    app.include_router(page.make_router())
+    if settings.home_is_page:
+        app.include_router(page.make_home_router())
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allow_origins,

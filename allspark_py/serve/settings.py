@@ -44,6 +44,8 @@ class ServerSettings:
     # Prompts in the log, at most so many characters of each; None: none.
     max_log_len: int | None = None
     disable_docs: bool = False
+    # `/` leads to the page for people, /ui; the page of the OpenAPI document is then at /docs.
+    home_is_page: bool = False
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     # Values for sampling that a request does not set, over those of the model.
