@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import re
 import socket
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -19,9 +16,10 @@ pytest.importorskip("fastapi")
 
 from allspark.cli import main  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
-from allspark.serve.relay import make_page_app, server_url  # noqa: E402
+from allspark.serve.relay import server_url  # noqa: E402
 from allspark.serve.routes import page  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
+from support.upstream import Upstream, page_before  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
 FILES = {path.name: path.read_text() for path in page.FOLDER.iterdir()}
@@ -52,7 +50,8 @@ def test_files_come_with_their_types_and_bounds(server, path):
     ending = path.rpartition(".")[2] if "." in path else "html"
     assert response.headers["content-type"].partition(";")[0] == kind[ending]
     assert response.text == FILES[path.rpartition("/")[2] if "." in path else "index.html"]
-    policy = dict(each.split(" ", 1) for each in response.headers["content-security-policy"].split("; "))
+    rules = response.headers["content-security-policy"].split("; ")
+    policy = dict(rule.split(" ", 1) for rule in rules)
     assert policy == {
         "default-src": "'none'", "script-src": "'self'", "style-src": "'self'",
         "connect-src": "'self'", "img-src": "'self'", "base-uri": "'none'",
@@ -154,71 +153,11 @@ def test_every_control_has_a_label():
 # The page before another server.
 
 
-class Upstream:
-    """A server whose answers the test writes, piece by piece."""
-
-    def __init__(self):
-        self.asked = queue.Queue()  # (method, path, headers, body)
-        self.pieces = queue.Queue()  # bytes, None for the end, or "break" for a broken connection
-        self.is_gone = threading.Event()
-        self.headers = {"content-type": "text/event-stream"}
-        self.status = 200
-        upstream = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                upstream.asked.put((self.command, self.path, self.headers, body))
-                self.send_response(upstream.status)
-                for key, value in upstream.headers.items():
-                    self.send_header(key, value)
-                if "content-length" not in upstream.headers:
-                    self.send_header("transfer-encoding", "chunked")
-                self.end_headers()
-                if self.command == "HEAD":
-                    return
-                while (piece := upstream.pieces.get(timeout=30)) is not None:
-                    if piece == "break":
-                        self.connection.shutdown(socket.SHUT_RDWR)
-                        return
-                    if piece == "wait":
-                        if self.rfile.read(1) == b"":
-                            upstream.is_gone.set()
-                        return
-                    chunked = "content-length" not in upstream.headers
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
-                    self.wfile.flush()
-                if "content-length" not in upstream.headers:
-                    self.wfile.write(b"0\r\n\r\n")
-
-            do_GET = do_POST = do_OPTIONS = do_DELETE = do_HEAD = answer
-
-            def log_message(self, *_):
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self):
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
 def upstream():
     upstream = Upstream()
     yield upstream
     upstream.close()
-
-
-def page_before(url, **settings):
-    return RunningServer([], lambda state: make_page_app(state, server_url(url)), **settings)
 
 
 def test_a_stream_is_passed_on_in_its_pieces(upstream):

@@ -22,7 +22,8 @@ AMX = set().union(*allowed_skips.X86_TABLES.values())
 def machine(**changes) -> allowed_skips.Machine:
     """A machine that lacks nothing but AVX-512 and Arm."""
     settings = {"architecture": "x86_64", "flags": AVX2, "num_cores": 2, "has_shared_data": True,
-                "has_peft": True, "can_mount": True, "is_debian": True}  # fmt: skip
+                "has_peft": True, "has_browser": True, "can_mount": True,
+                "is_debian": True}  # fmt: skip
     return allowed_skips.Machine(**{**settings, **changes})
 
 

@@ -149,7 +149,7 @@ export class Markdown {
 const SPANS = [
   [/\\([\\`*_~[\]()#|>-])/y, (found) => found[1]],
   [/(`+)(.+?)\1(?!`)/y, (found) => make("code", found[2])],
-  [/\*\*(?=\S)(.+?)\*\*/y, (found) => make("strong", ...inline(found[1]))],
+  [/\*\*(?=\S)(.+?)\*\*(?!\*)/y, (found) => make("strong", ...inline(found[1]))],
   [/\*(?=[^\s*])([^*]+)\*/y, (found) => make("em", ...inline(found[1]))],
   [/(?<!\w)_(?=[^\s_])([^_]+)_(?!\w)/y, (found) => make("em", ...inline(found[1]))],
   [/~~(?=\S)(.+?)~~/y, (found) => make("del", ...inline(found[1]))],

@@ -10,6 +10,14 @@ from typing import Any
 
 import pytest
 
+try:
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+except ImportError:  # chromium() says so
+    By = Keys = WebDriverWait = Chrome = None
+
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
     "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -17,22 +25,16 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def need_browser() -> None:
-    """Skips the module where the browser or what drives it is missing."""
-    pytest.importorskip("selenium", reason="no selenium here", exc_type=ImportError)
-    for program in ("chromium", "chromedriver"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program} here", allow_module_level=True)
-
-
 @contextlib.contextmanager
 def chromium(*flags: str) -> Iterator[Any]:
-    """A browser with an empty profile, which is deleted with it."""
-    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
-
+    """A browser with an empty profile, which is deleted with it. Skips where it is missing."""
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    missing += ["selenium"] if Chrome is None else []
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)} here (scripts/setup.sh --slow installs it)")
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         options = ChromeOptions()
-        options.binary_location = shutil.which("chromium") or ""
+        options.binary_location = shutil.which("chromium")
         for flag in (*_FLAGS, f"--user-data-dir={profile}", *flags):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
