@@ -42,7 +42,7 @@ def make_page_app(state: ServerState, url: httpx2.URL) -> Any:
     add_error_handlers(app)
     for router in (information.health_router(state), page.make_router(), page.make_home_router()):
         app.include_router(router)
-    app.add_route("/v1/{path:path}", Relay(url, state.settings.max_body_bytes))  # type: ignore
+    app.add_route("/v1/{path:path}", Relay(url, state.settings.max_body_bytes))  # type: ignore[arg-type]
     return Gate(app, state)
 
 

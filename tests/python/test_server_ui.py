@@ -271,9 +271,10 @@ def test_bodies_have_a_bound(upstream):
 
 
 def test_the_page_before_a_server_of_models(model):
-    with RunningServer([model], api_keys=("K",)) as server, page_before(
-        str(server.client.base_url)
-    ) as front:
+    with (
+        RunningServer([model], api_keys=("K",)) as server,
+        page_before(str(server.client.base_url)) as front,
+    ):
         assert front.client.get("/v1/models").status_code == 401
         status, error = error_of(front.post(CHAT, messages=SUM))
         assert (status, error["code"]) == (401, "invalid_api_key")

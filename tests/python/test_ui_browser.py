@@ -275,6 +275,20 @@ def test_a_conversation_is_kept_until_it_is_ended(page, upstream):
     assert page.script("return localStorage.length") == 0
 
 
+def test_what_had_come_is_kept_when_the_page_is_loaded_again(page, upstream):
+    page.type("Q1", Keys.ENTER)
+    put(upstream, chunk(content="A part"))
+    page.wait_for(".answer .content", "A part")
+    put(upstream, "wait")
+    page.open()
+    assert upstream.is_gone.wait(10)
+    assert page.texts(".question .content") == ["Q1"]
+    assert page.texts(".answer .content") == ["A part"]
+    page.find(".retry").click()
+    put(upstream, chunk(content="All"), end(), None)
+    page.wait_for(".answer .content", "All")
+
+
 # Settings.
 
 

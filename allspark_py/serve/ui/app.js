@@ -123,7 +123,8 @@ async function receive({ message, view }, fields, signal) {
   view.end(message);
   running = null;
   showRunning(false);
-  byId("status").textContent = isStopped ? "Stopped." : message.error ? "" : "The answer is complete.";
+  const status = message.error ? "" : "The answer is complete.";
+  byId("status").textContent = isStopped ? "Stopped." : status;
   save();
 }
 
@@ -142,7 +143,7 @@ function addDelta(message, view, delta) {
     const call = (message.calls[index] ??= { name: "", arguments: "" });
     call.name += part?.name ?? "";
     call.arguments += part?.arguments ?? "";
-    view.putCalls(message.calls);
+    view.showCalls(message.calls);
   }
   return Boolean(reasoning || delta.content || delta.tool_calls);
 }
@@ -166,9 +167,10 @@ function factsOf(usage, reason, clock, isStopped) {
 
 // Ends the answer that runs, and returns once it has ended.
 async function stop() {
-  const now = running;
-  now?.controller.abort();
-  await now?.done;
+  while (running) {
+    running.controller.abort();
+    await running.done;
+  }
 }
 
 async function begin() {
@@ -192,7 +194,7 @@ function load() {
     Object.assign(message, saved);
     view.put("reasoning", saved.reasoning);
     view.put("content", saved.content);
-    view.putCalls(saved.calls);
+    view.showCalls(saved.calls);
     view.end(message);
   }
 }
@@ -275,6 +277,7 @@ prompt.addEventListener("keydown", (event) => {
   event.preventDefault();
   send();
 });
+addEventListener("pagehide", save);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();
 });

@@ -69,37 +69,46 @@ export class AnswerView extends View {
     this.reasoning = this.find(".reasoning");
     this.calls = [];
     this.changed = changed;
-    this.waiting = { content: "", reasoning: "" };
-    this.frame = 0;
+    this.waiting = nothing();
+    this.frame = 0; // the number of the next picture, if it shall show something
   }
 
-  // Adds text of the content or of the reasoning; it is seen with the browser's next picture.
+  // Adds text of the content or of the reasoning.
   put(kind, text) {
     this.waiting[kind] += text;
-    this.frame ||= requestAnimationFrame(() => this.show());
+    this.showSoon();
   }
 
-  // The calls of tools so far.
-  putCalls(calls) {
-    for (const [index, call] of calls.entries()) {
-      this.calls[index] ??= this.find(".calls").appendChild(clone("call-template"));
-      const [summary, pre] = this.calls[index].children;
-      summary.textContent = `Call of the tool ${call.name}`;
-      pre.textContent = call.arguments;
-    }
+  // Shows the calls of tools so far.
+  showCalls(calls) {
+    this.waiting.calls = calls;
+    this.showSoon();
+  }
+
+  // What comes before the browser's next picture is shown at once.
+  showSoon() {
+    this.frame ||= requestAnimationFrame(() => this.show());
   }
 
   show() {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
-    const { content, reasoning } = this.waiting;
-    this.waiting = { content: "", reasoning: "" };
+    const { content, reasoning, calls } = this.waiting;
+    this.waiting = nothing();
     if (reasoning) {
       this.reasoning.hidden = false;
       this.reasoning.lastElementChild.append(reasoning);
     }
     if (content) this.markdown.put(content);
+    for (const [index, call] of calls.entries()) this.showCall(index, call.name, call.arguments);
     this.changed();
+  }
+
+  showCall(index, name, text) {
+    this.calls[index] ??= this.find(".calls").appendChild(clone("call-template"));
+    const [summary, pre] = this.calls[index].children;
+    summary.textContent = `Call of the tool ${name}`;
+    pre.textContent = text;
   }
 
   set isRunning(value) {
@@ -112,7 +121,7 @@ export class AnswerView extends View {
     this.show();
     this.isRunning = false;
     for (const [index, call] of message.calls.entries()) {
-      this.calls[index].lastElementChild.textContent = inLines(call.arguments);
+      this.showCall(index, call.name, inLines(call.arguments));
     }
     const error = this.find(".error");
     error.textContent = message.error ?? "";
@@ -121,6 +130,8 @@ export class AnswerView extends View {
     this.find(".copy").hidden = !message.content;
   }
 }
+
+const nothing = () => ({ content: "", reasoning: "", calls: [] });
 
 function inLines(text) {
   try {
