@@ -12,7 +12,7 @@ _INTERACTIVE = (
     "the server keeps no sessions; send the conversation so far to chat_completions_v1, whose "
     "prompt is found in the prefix cache, or use chat of a pipeline"
 )
-_PAGE = "`allspark serve MODEL` serves OpenAI's protocol, which any chat page for it can use"
+_PAGE = "`allspark serve gradio MODEL` has a page on which people talk with a model"
 _MODELS_HERE = "docs/models.md says which models are served and how to add one"
 
 # Module -> name -> what to use instead.

@@ -454,6 +454,22 @@ def test_a_key_is_asked_for(driver, demo_model):
     model.close()
 
 
+def test_a_key_is_asked_for_when_an_answer_needs_it(page, upstream):
+    upstream.status, upstream.headers = 401, {"content-type": "application/json"}
+    page.type("Hi", Keys.ENTER)
+    put(upstream, b'{"error": {"message": "no key"}}', None)
+    page.wait_for(".answer .error", "Error 401: no key.")
+    page.wait(lambda: page.active.get_attribute("id") == "key")
+    assert "authorization" not in upstream.asked.get(timeout=10)[2]
+    upstream.status, upstream.headers = 200, {"content-type": "text/event-stream"}
+    page.active.send_keys("K", Keys.ENTER)
+    page.wait(lambda: not page.find("#key-panel").is_displayed())
+    page.find(".retry").click()
+    put(upstream, chunk(content="Yes"), end(), None)
+    page.wait_for(".answer .content", "Yes")
+    assert upstream.asked.get(timeout=10)[2]["authorization"] == "Bearer K"
+
+
 # Keys, size and colours.
 
 
