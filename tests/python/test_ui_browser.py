@@ -612,7 +612,7 @@ return found;
 def test_events_in_pieces(page, size):
     text = (
         ": comment\n\ndata: one\n\ndata:two\r\n\r\nevent: x\rdata: thr\u00e9e \U0001f600\r\r"
-        "data: a\ndata:  b\n\nid: 7\n\ndata: cut off"
+        "data: a\r\ndata:  b\r\n\r\nid: 7\n\ndata: cut off"
     )
     found = page.module(EVENTS, text, size)
     assert found == ["one", "two", "thr\u00e9e \U0001f600", "a\n b"]

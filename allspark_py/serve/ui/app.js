@@ -106,6 +106,7 @@ async function receive({ message, view }, fields, signal) {
   try {
     for await (const chunk of chat(fields, store.get("key"), signal)) {
       usage = chunk.usage ?? usage;
+      if (chunk.model && !message.model) view.title = message.model = chunk.model;
       const choice = chunk.choices?.find((each) => each.index === 0);
       if (!choice) continue;
       reason = choice.finish_reason ?? reason;

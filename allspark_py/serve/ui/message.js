@@ -9,12 +9,16 @@ class View {
   constructor(title, actions) {
     this.root = clone("message-template");
     this.content = this.find(".content");
-    this.find("h2").textContent = title;
+    this.title = title;
     for (const button of this.root.querySelectorAll("footer button")) {
       const action = actions[button.className];
       if (action) button.addEventListener("click", action);
       else button.remove();
     }
+  }
+
+  set title(text) {
+    this.find("h2").textContent = text;
   }
 
   find(selector) {
@@ -56,6 +60,7 @@ export class QuestionView extends View {
     });
     this.content.replaceWith(editor);
     footer.hidden = true;
+    editor.scrollIntoView({ block: "nearest" });
     box.focus();
   }
 }
