@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        from allspark.serve.server import Server  # noqa: F401
+        from allspark.serve import relay, server  # noqa: F401
     except ImportError as error:
         raise RuntimeError(f"{_INSTALL} ({error})") from None
     form, given = _form(options)

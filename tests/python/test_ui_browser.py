@@ -333,13 +333,14 @@ def test_a_models_length_bounds_the_slider(page):
     page.wait(lambda: slider.get_attribute("max") == "4000")
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "3"])
-def test_fields_that_are_no_json_are_refused(page, upstream, text):
+@pytest.mark.parametrize(("text", "width"), [("{", 1280), ("[1]", 1280), ("3", 390)])
+def test_fields_that_are_no_json_are_refused(page, upstream, text, width):
     page.find("#settings summary").click()
     page.set("#more", text)
+    resize(page.driver, width, 844)
     page.type("Hi", Keys.ENTER)
     page.wait(lambda: page.find("#more-error").is_displayed())
-    assert "JSON" in page.find("#more-error").text
+    assert "JSON" in page.find("#more-error").text and page.active.get_attribute("id") == "more"
     assert page.all(".message") == [] and upstream.asked.empty()
     assert page.find("#prompt").get_attribute("value") == "Hi"
 

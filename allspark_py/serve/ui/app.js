@@ -65,7 +65,7 @@ function cutFrom(turn) {
 // Goes on from a turn in another way: with another question, or another answer.
 async function goOnFrom(turn, question) {
   await stop();
-  if (settings.fields() === null || !turns.includes(turn)) return;
+  if (!turns.includes(turn) || !areSettingsRight()) return;
   cutFrom(turn);
   if (question !== undefined) addQuestion(question);
   prompt.focus();
@@ -74,7 +74,7 @@ async function goOnFrom(turn, question) {
 
 async function send() {
   const text = prompt.value;
-  if (running || !text.trim() || settings.fields() === null) return;
+  if (running || !text.trim() || !areSettingsRight()) return;
   prompt.value = "";
   addQuestion(text);
   await answer();
@@ -221,6 +221,21 @@ function notice(text) {
   byId("notice").hidden = !text;
 }
 
+function showSettings(isOpen) {
+  document.body.classList.toggle("with-settings", isOpen);
+  byId("toggle").setAttribute("aria-expanded", isOpen);
+}
+
+// Whether a request can be made of the settings; if not, they are shown with the error.
+function areSettingsRight() {
+  const areRight = settings.fields() !== null;
+  if (!areRight) {
+    showSettings(true);
+    settings.more.focus();
+  }
+  return areRight;
+}
+
 function askForKey() {
   byId("key-panel").hidden = false;
   scroll.scrollTop = 0;
@@ -262,8 +277,7 @@ byId("model").addEventListener("change", (event) => {
   settings.setLength(lengths[event.target.value]);
 });
 byId("toggle").addEventListener("click", () => {
-  const isOpen = document.body.classList.toggle("with-settings");
-  byId("toggle").setAttribute("aria-expanded", isOpen);
+  showSettings(!document.body.classList.contains("with-settings"));
 });
 byId("messages").addEventListener("click", ({ target }) => {
   if (target.className === "copy-code") {
