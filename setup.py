@@ -110,7 +110,10 @@ packages = find_packages()
 setup(
     packages=list(packages),
     package_dir=packages,
-    package_data={"": ["py.typed", "*.pyi"]},
+    package_data={
+        "": ["py.typed", "*.pyi"],
+        "allspark.serve": [f"ui/*.{kind}" for kind in ("html", "css", "js", "svg")],
+    },
     ext_modules=[Extension("allspark._allspark", sources=[])],
     cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
     setup_requires=build_tools(),

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,12 @@ def may_mount() -> bool:
     return bool(found and int(found[1], 16) >> 21 & 1)
 
 
+def has_browser() -> bool:
+    """Whether Chromium is here, and what drives it."""
+    programs = all(shutil.which(name) for name in ("chromium", "chromedriver"))
+    return programs and importlib.util.find_spec("selenium") is not None
+
+
 @dataclass
 class Machine:
     """The properties that decide which tests can run; tests of these checks make their own."""
@@ -75,6 +82,7 @@ class Machine:
     has_modelscope: bool = field(
         default_factory=lambda: importlib.util.find_spec("modelscope") is not None
     )
+    has_browser: bool = field(default_factory=has_browser)
     can_mount: bool = field(default_factory=may_mount)
     is_debian: bool = field(
         default_factory=lambda: platform.freedesktop_os_release().get("ID") == "debian"
@@ -160,6 +168,9 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"test_hub\.py", r"^no (modelscope|huggingface_hub) here",
                 lambda machine, step: not machine.has_modelscope,
                 "the loader of ModelScope (scripts/setup.sh --slow installs its package)"),
+    AllowedSkip(r"test_ui_browser\.py", "^no (chromium|chromedriver|selenium)",
+                lambda machine, step: not machine.has_browser,
+                "the server's page in a browser (scripts/setup.sh --slow installs Chromium)"),
     # Slow tests that compare with other programs, if one of these could not be installed.
     AllowedSkip(r"test_(fast_llm|llama_cpp|llama_cpp_blocks|quantizers)\.py", "^the oracle ",
                 not_covered="what is held to llama.cpp, FastLLM, llm-compressor or AutoRound "

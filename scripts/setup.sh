@@ -6,8 +6,8 @@
 # usage: scripts/setup.sh [--test] [--slow] [--no-package]
 #   --test  also what scripts/test.sh needs: GoogleTest, clang, the dev extra, torch (the parity tests
 #           compare with it)
-#   --slow  also clang's sanitizers, peft, modelscope, compiler and emulator for Arm programs, and the
-#           programs that slow tests compare with (scripts/oracles.sh)
+#   --slow  also clang's sanitizers, peft, modelscope, Chromium with selenium, compiler and emulator
+#           for Arm programs, and the programs that slow tests compare with (scripts/oracles.sh)
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
 set -euo pipefail
@@ -28,6 +28,7 @@ venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"
 torch_version=2.13.0
 peft_version=0.21.2
 modelscope_version=1.40.2
+selenium_version=4.51.0
 
 aarch64_root="$PWD/build/aarch64-root"
 
@@ -198,6 +199,17 @@ install_modelscope() {
   set_done modelscope "$modelscope_version"
 }
 
+install_browser() {
+  if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then
+    say "Chromium, in which the page of the server is tested"
+    as_root apt-get update -qq || return 1
+    apt_install chromium chromium-driver || return 1
+  fi
+  is_done selenium "$selenium_version" && return 0
+  pip install -q "selenium==$selenium_version" || return 1  # The caller can do without it.
+  set_done selenium "$selenium_version"
+}
+
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 install_packages
 if [ "$want_slow" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
@@ -207,5 +219,6 @@ make_venv
 if [ "$want_test" = 1 ]; then install_torch; fi
 if [ "$want_slow" = 1 ]; then install_peft || echo "setup.sh: WARNING: no peft here; its tests will be skipped" >&2; fi
 if [ "$want_slow" = 1 ]; then install_modelscope || echo "setup.sh: WARNING: no modelscope here; its tests will be skipped" >&2; fi
+if [ "$want_slow" = 1 ]; then install_browser || echo "setup.sh: WARNING: no Chromium here; its tests will be skipped" >&2; fi
 if [ "$want_slow" = 1 ]; then scripts/oracles.sh; fi
 if [ "$want_package" = 1 ]; then install_package; fi

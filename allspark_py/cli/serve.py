@@ -10,18 +10,31 @@ from typing import Any
 
 from . import engine_flags
 
+# The two forms of LMDeploy's command line, with their ports.
+_FORMS = {"api_server": 23333, "gradio": 6006}
+# The flags that the page has where another server answers.
+_PAGE_FLAGS = {
+    "command", "parser", "config", "models", "server_name", "server_port", "max_body_bytes",
+    "shutdown_timeout", "ssl", "log_level",
+}  # fmt: skip
 _INSTALL = "the server needs the extra: pip install 'allspark[serve]'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="*", metavar="MODEL[=NAME]", help="what to serve, and under which name")
+    add(
+        "models",
+        nargs="*",
+        metavar="MODEL[=NAME]",
+        help="what to serve, and under which name; 'gradio MODEL' opens the page /ui at port 6006, "
+        "and 'gradio URL' the page alone, for the server at URL",
+    )
     add("--config", metavar="FILE", help="YAML or JSON whose keys are flags (docs/cli.md)")
     parser.set_defaults(parser=parser)
     server = parser.add_argument_group("server")
     add = server.add_argument
     add("--server-name", default="0.0.0.0", help="address to listen on (default: all)")
-    add("--server-port", type=int, default=23333, help="port (default: 23333; 0: any free one)")
+    add("--server-port", type=int, help="port (default: 23333, gradio: 6006; 0: any free one)")
     add("--model-name", help="the name of a single model")
     add("--api-keys", nargs="+", default=[], metavar="KEY", help="also in ALLSPARK_API_KEYS")
     add("--api-key-file", metavar="FILE", help="a key on each line")
@@ -66,16 +79,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        from allspark.serve.catalog import Catalog
-        from allspark.serve.server import Server
+        from allspark.serve import relay, server  # noqa: F401
     except ImportError as error:
         raise RuntimeError(f"{_INSTALL} ({error})") from None
+    form, given = _form(options)
+    if options.server_port is None:
+        options.server_port = _FORMS[form]
+    url = given[0] if form == "gradio" and _is_url(given[0]) else None
+    if url is not None:
+        return _run_page(options, url, given[1:])
+    return _run_models(options, _sources(options, given), form)
+
+
+def _run_models(
+    options: argparse.Namespace, sources: list[tuple[str, str | None]], form: str
+) -> int:
     from allspark.engine import Engine
     from allspark.pipeline.model_source import model_name_of
     from allspark.pipeline.served_model import ServedModel
+    from allspark.serve.catalog import Catalog
+    from allspark.serve.server import Server
 
-    sources = _sources(options)
     settings = _settings(options)
+    settings.home_is_page = form == "gradio"
     config = engine_flags.to_engine_config(options)
     template = engine_flags.to_chat_template(options)
     engine = Engine()
@@ -83,11 +109,12 @@ def run(options: argparse.Namespace) -> int:
         ServedModel.open(source, config, name or model_name_of(source), engine, template)
         for source, name in sources
     ]
-    scheme = "https" if options.ssl else "http"
 
     def started(port: int) -> None:
         names = ", ".join(model.name for model in models)
-        print(f"serving {names} on {scheme}://{options.server_name}:{port}", file=sys.stderr)
+        _say(f"serving {names} on {_address(options, port)}")
+        if settings.home_is_page:
+            _say(f"the page is {_address(options, port)}/ui")
 
     try:
         Server(Catalog(models), settings, started).run()
@@ -97,13 +124,55 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sources(options: argparse.Namespace) -> list[tuple[str, str | None]]:
-    """The models with their names. `api_server MODEL` of LMDeploy's command line is MODEL."""
-    given = options.models
-    if given and given[0] == "api_server" and not Path(given[0]).exists():
-        given = given[1:]
+def _run_page(options: argparse.Namespace, url: str, others: list[str]) -> int:
+    """The page alone, whose requests go to the server at `url`."""
+    from allspark.serve.catalog import Catalog
+    from allspark.serve.relay import make_page_app, server_url
+    from allspark.serve.server import Server
+
+    target = server_url(url)
+    if others:
+        raise ValueError(f"{others[0]} is given beside {url}; the page is of one server")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name, value in vars(options).items():
+        if name not in _PAGE_FLAGS and value != parser.get_default(name):
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} is for a server of models; {url} has its own settings")
+    settings = _settings(options)
+    settings.api_keys = ()  # the other server's are asked for
+
+    def started(port: int) -> None:
+        _say(f"serving the page {_address(options, port)}/ui for {target}")
+
+    Server(Catalog([]), settings, started, lambda state: make_page_app(state, target)).run()
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _address(options: argparse.Namespace, port: int) -> str:
+    return f"{'https' if options.ssl else 'http'}://{options.server_name}:{port}"
+
+
+def _form(options: argparse.Namespace) -> tuple[str, list[str]]:
+    """api_server or gradio, as LMDeploy's command line has them, and what follows."""
+    form, given = "api_server", options.models
+    if given and given[0] in _FORMS and not Path(given[0]).exists():
+        form, given = given[0], given[1:]
     if not given:
         raise ValueError("no model is named")
+    return form, given
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def _sources(options: argparse.Namespace, given: list[str]) -> list[tuple[str, str | None]]:
+    """The models with their names."""
     pairs = [each.rpartition("=")[::2] if "=" in each else (each, None) for each in given]
     sources = [(source, name or None) for source, name in pairs]
     if options.model_name is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 _IMAGES = "vision-language models are not served yet; a model's language part is"
-_PAGE = "`allspark serve MODEL` serves OpenAI's protocol, which any chat page for it can use"
+_PAGE = "`allspark serve gradio MODEL` has a page on which people talk with a model"
 _MODELS_HERE = "docs/models.md says which models are served and how to add one"
 
 # Module -> name -> what to use instead.

@@ -14,6 +14,7 @@ from allspark.serve.routes import (
     interactive,
     management,
     openai,
+    page,
     responses,
     texts,
 )
@@ -36,7 +37,7 @@ def make_app(state: ServerState) -> Any:
         title="allspark",
         version=_version(),
         description="The allspark engine, with the protocols of OpenAI, Anthropic and LMDeploy.",
-        docs_url=None if settings.disable_docs else "/",
+        docs_url=None if settings.disable_docs else "/docs" if settings.home_is_page else "/",
         redoc_url=None,
         openapi_url=None if settings.disable_docs else "/openapi.json",
     )
@@ -45,6 +46,9 @@ def make_app(state: ServerState) -> Any:
         app.include_router(module.make_router(state))
     if state.batches is not None:
         app.include_router(batches.make_router(state, state.batches))
+    app.include_router(page.make_router())
+    if settings.home_is_page:
+        app.include_router(page.make_home_router())
     complete_document(app, bool(settings.api_keys))
     app.add_middleware(
         CORSMiddleware,

@@ -25,7 +25,7 @@ logger = logging.getLogger("allspark.serve")
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 # Routes without a key: whether the server is up, and the pages, which ask for the key themselves.
-OPEN_ROUTES = frozenset({"/health", "/", "/ui", "/docs", "/openapi.json"})
+OPEN_ROUTES = frozenset({"/health", "/", "/ui", "/docs", "/openapi.json"})  # and below /ui
 # POST routes that are answered while the models sleep and while the server shuts down.
 ALWAYS = frozenset({"/sleep", "/wakeup", "/abort_request"})
 _ALWAYS_OF_ONE = re.compile(r"/v1/responses/[^/]+/cancel")
@@ -66,7 +66,7 @@ class Gate:
         is_work = scope["method"] == "POST" and not is_always
         try:
             self._check_headers(scope["headers"])
-            if path not in OPEN_ROUTES and scope["method"] != "OPTIONS":
+            if not _is_open(path) and scope["method"] != "OPTIONS":
                 scope["state"]["api_key"] = self._check_key(headers)
             if is_work:
                 self._check_room()
@@ -112,6 +112,10 @@ class Gate:
         if bound and state.num_running >= bound:
             message = f"{state.num_running} requests run; the bound is {bound}"
             raise ApiError(429, message, code="too_many_requests")
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_ROUTES or path.startswith("/ui/")
 
 
 def _request_id(given: bytes) -> str:

@@ -25,6 +25,7 @@ class Server:
 
     Args:
         on_start: called with the port once requests are taken.
+        make_app: makes the ASGI application.
     """
 
     def __init__(
@@ -32,18 +33,19 @@ class Server:
         catalog: Catalog,
         settings: ServerSettings | None = None,
         on_start: Callable[[int], None] = lambda port: None,
+        make_app: Callable[[ServerState], Any] = make_app,
     ):
         self.state = ServerState(catalog, settings or ServerSettings())
         self._batches = self.state.batches = Batches(self.state)
         self._on_start = on_start
-        self._uvicorn = _Uvicorn(self._config(), self)
+        self._uvicorn = _Uvicorn(self._config(make_app(self.state)), self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
 
-    def _config(self) -> uvicorn.Config:
+    def _config(self, app: Any) -> uvicorn.Config:
         settings = self.state.settings
         return uvicorn.Config(
-            make_app(self.state),
+            app,
             host=settings.server_name,
             port=settings.server_port,
             loop="uvloop",

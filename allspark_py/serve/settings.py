@@ -67,6 +67,8 @@ class ServerSettings:
     max_files: int = 10_000
     batch_window: int = 24 * 3600  # a batch that takes longer expires
     disable_docs: bool = False
+    # `/` leads to the page for people, /ui; the page of the OpenAPI document is then at /docs.
+    home_is_page: bool = False
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     # Values for sampling that a request does not set, over those of the model.

@@ -22,7 +22,8 @@ AMX = set().union(*allowed_skips.X86_TABLES.values())
 def machine(**changes) -> allowed_skips.Machine:
     """A machine that lacks nothing but AVX-512 and Arm."""
     settings = {"architecture": "x86_64", "flags": AVX2, "num_cores": 2, "has_shared_data": True,
-                "has_peft": True, "can_mount": True, "is_debian": True}  # fmt: skip
+                "has_peft": True, "has_browser": True, "can_mount": True,
+                "is_debian": True}  # fmt: skip
     return allowed_skips.Machine(**{**settings, **changes})
 
 
@@ -108,6 +109,7 @@ SHARED = "shared test data is absent: /x/shared/data (set ALLSPARK_SHARED_DATA)"
         (pytest_case("test_a", "test_b", "got empty parameter set for (x)"), {}, "empty parameter"),
         (pytest_case("test_lora_peft", "t", "the package peft, an oracle, is not installed"), {},
          "peft"),
+        (pytest_case("test_ui_browser", "t", "no chromium here"), {}, "no chromium"),
         ('<testcase classname="tests.python.test_a" name="t"><skipped type="pytest.xfail" '
          'message=""/></testcase>', {"has_shared_data": False}, "test_a.py::t: no reason"),
         ('<testcase name="A.a" status="disabled"/>', {}, "ctest: A.a: no reason"),
@@ -131,6 +133,8 @@ def test_a_skip_that_is_not_allowed_fails(tmp_path, capsys, case, changes, messa
     [
         (pytest_case("test_a", "test_b", SHARED), "pytest", {"has_shared_data": False},
          "../shared/data"),
+        (pytest_case("test_ui_browser", "t", "no selenium here"), "pytest", {"has_browser": False},
+         "the server's page in a browser"),
         (gtest("ThreadPoolTest.A", "one core only"), "ctest", {"num_cores": 1}, "several cores"),
         (gtest("KernelTableTest.TheEmulationIsAmongTheTestedTables", "no SIMDe (x)"), "ctest",
          {"flags": {"sse4_2"}}, "kernel table amx: not at all"),

@@ -16,14 +16,7 @@ from fastapi.responses import PlainTextResponse
 
 def make_router(state: ServerState) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["server"])
-
-    @router.get("/health", openapi_extra=described(None, Status))
-    async def health() -> Any:
-        """200 while requests are taken, 503 while the server shuts down."""
-        if state.is_draining:
-            return Json({"status": "shutting down"}, status_code=503)
-        return Json({"status": "sleeping" if state.is_sleeping else "healthy"})
+    router = health_router(state)
 
     shown = described(None, ModelCards, ModelInfos)
 
@@ -53,6 +46,20 @@ def make_router(state: ServerState) -> APIRouter:
         engines = {id(model.engine): model.engine for model in state.catalog.models}
         text = "".join(engine.metrics_text() for engine in engines.values())
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    return router
+
+
+def health_router(state: ServerState) -> APIRouter:
+    """/health alone."""
+    router = APIRouter(tags=["server"])
+
+    @router.get("/health", openapi_extra=described(None, Status))
+    async def health() -> Any:
+        """200 while requests are taken, 503 while the server shuts down."""
+        if state.is_draining:
+            return Json({"status": "shutting down"}, status_code=503)
+        return Json({"status": "sleeping" if state.is_sleeping else "healthy"})
 
     return router
 

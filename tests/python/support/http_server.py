@@ -9,6 +9,7 @@ import time
 
 import httpx
 from allspark import AsStatus
+from allspark.serve.app import make_app
 from allspark.serve.catalog import Catalog
 from allspark.serve.server import Server
 from allspark.serve.settings import ServerSettings
@@ -20,7 +21,7 @@ COMPLETIONS = "/v1/completions"
 class RunningServer:
     """A server in a thread."""
 
-    def __init__(self, models, **settings):
+    def __init__(self, models, make_app=make_app, **settings):
         port = threading.Event()
         self.port = 0
 
@@ -29,7 +30,7 @@ class RunningServer:
             port.set()
 
         settings = {"server_name": "127.0.0.1", "server_port": 0, **settings}
-        self.server = Server(Catalog(models), ServerSettings(**settings), started)
+        self.server = Server(Catalog(models), ServerSettings(**settings), started, make_app)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
         assert port.wait(30)
