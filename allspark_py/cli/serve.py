@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-concurrent-requests", type=int, default=0, help="0: no bound")
     add("--max-body-bytes", type=int, default=32 << 20)
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
+    add("--client-timeout", type=float, default=60.0, help="seconds to send headers and to read")
+    add("--idle-timeout", type=float, default=75.0, help="seconds of a connection without request")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
     add("--strict-fields", action="store_true", help="refuse unknown fields of requests")
     add("--allow-request-templates", action="store_true", help="take chat templates of requests")
@@ -115,6 +117,8 @@ def _settings(options: argparse.Namespace) -> Any:
         max_concurrent_requests=options.max_concurrent_requests,
         max_body_bytes=options.max_body_bytes,
         request_timeout=options.request_timeout,
+        client_timeout=options.client_timeout,
+        idle_timeout=options.idle_timeout,
         shutdown_timeout=options.shutdown_timeout,
         strict_fields=options.strict_fields,
         allow_adapter_loading=options.allow_adapter_loading,

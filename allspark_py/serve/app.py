@@ -10,6 +10,9 @@ from allspark.serve.state import ServerState
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+# Headers of answers that a page of another origin may read.
+EXPOSED_HEADERS = ("request-id", "retry-after", "x-allspark-ignored", "x-request-id")
+
 
 def make_app(state: ServerState) -> Any:
     """The ASGI application of a server."""
@@ -24,11 +27,12 @@ def make_app(state: ServerState) -> Any:
     add_error_handlers(app)
     for module in (information, openai, anthropic, texts, management):
         app.include_router(module.make_router(state))
-    app.add_middleware(
-        CORSMiddleware,
+    # Around the gate, so that a page of another origin can read its errors.
+    return CORSMiddleware(
+        Gate(app, state),
         allow_origins=settings.allow_origins,
         allow_methods=settings.allow_methods,
         allow_headers=settings.allow_headers,
         allow_credentials=settings.allow_credentials,
+        expose_headers=EXPOSED_HEADERS,
     )
-    return Gate(app, state)

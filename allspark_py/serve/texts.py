@@ -13,6 +13,7 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
 from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, TokenizeBody
+from allspark.serve.text_work import check_chars, off_loop, size_of
 
 
 def invalid(message: str, param: str) -> ApiError:
@@ -52,8 +53,10 @@ def encode_inputs(entry: Entry, given: Any, name: str) -> list[list[int]]:
         raise invalid(f"{name} has {len(given)} entries; it must have 1 to {MAX_INPUTS}", name)
     found = []
     for index, each in enumerate(given):
-        ids = entry.model.tokenizer.encode(each) if isinstance(each, str) else each
         where = name if len(given) == 1 else f"{name}[{index}]"
+        if isinstance(each, str):
+            check_chars(entry.model, each, where)
+        ids = entry.model.tokenizer.encode(each) if isinstance(each, str) else each
         if not ids:
             raise invalid(f"{where} has no tokens; it must have one at least", where)
         bound = entry.model.session_len
@@ -70,7 +73,7 @@ async def embeddings(entry: Entry, body: EmbeddingBody) -> dict[str, Any]:
         raise ApiError(
             400, "dimensions is not served", param="dimensions", code="unsupported_feature"
         )
-    prompts = await asyncio.to_thread(encode_inputs, entry, body.input, "input")
+    prompts = await off_loop(size_of(body.input), encode_inputs, entry, body.input, "input")
     fields = {"pooling": body.pooling or "mean", "normalize": body.normalize is not False}
     found = await run_prompts(entry, prompts, fields)
     data = []
