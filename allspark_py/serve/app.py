@@ -22,6 +22,7 @@ def make_app(state: ServerState) -> Any:
         description="The allspark engine, with the protocols of OpenAI and Anthropic.",
         docs_url=None if settings.disable_docs else "/",
         redoc_url=None,
+        responses={code: {"description": "`error` says what is wrong."} for code in ("4XX", "5XX")},
         openapi_url=None if settings.disable_docs else "/openapi.json",
     )
     add_error_handlers(app)

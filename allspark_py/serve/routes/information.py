@@ -10,6 +10,7 @@ from allspark.serve.http import is_anthropic
 from allspark.serve.routes.common import Json
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 
 def make_router(state: ServerState) -> APIRouter:
@@ -41,7 +42,7 @@ def make_router(state: ServerState) -> APIRouter:
         shown = _info if is_anthropic(request.scope) else _card
         return Json(shown(state.catalog.get(name)))
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Any:
         """Everything that is counted, in Prometheus' text format."""
         engines = {id(model.engine): model.engine for model in state.catalog.models}
@@ -59,7 +60,9 @@ def _info(entry: Entry) -> dict[str, Any]:
         "id": entry.name,
         "display_name": entry.name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
         "max_input_tokens": entry.model.session_len,
+        "max_tokens": entry.model.session_len,
     }
 
 

@@ -50,7 +50,7 @@ class Raw:
         headers = {}
         while (line := self._file.readline().decode().rstrip("\r\n")):
             name, _, value = line.partition(": ")
-            headers[name] = value
+            headers[name.lower()] = value
         return Answer(int(status), headers, b"")
 
     def answer(self, has_body=True):
