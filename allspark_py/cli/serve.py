@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from allspark.serve.catalog import Catalog
         from allspark.serve.server import Server
+        from allspark.serve.text_work import is_reading
     except ImportError as error:
         raise RuntimeError(f"{_INSTALL} ({error})") from None
     from allspark.engine import Engine
@@ -79,6 +80,8 @@ def run(options: argparse.Namespace) -> int:
     finally:
         for model in models:
             model.close()
+    if is_reading():  # a text, for nobody now; Python would wait for it
+        os._exit(0)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from allspark.pipeline.served_model import ServedModel
@@ -16,13 +16,22 @@ Result = TypeVar("Result")
 LARGE = 1 << 18
 # One thread: large texts wait for each other, and leave the other threads to small ones.
 _large = ThreadPoolExecutor(1, thread_name_prefix="allspark-large-text")
+_unfinished: set[Future[Any]] = set()
 
 
 async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
     """What work(*arguments) returns, on a thread. `size`: see size_of."""
     if size <= LARGE:
         return await asyncio.to_thread(work, *arguments)
-    return await asyncio.get_running_loop().run_in_executor(_large, work, *arguments)
+    future = _large.submit(work, *arguments)
+    _unfinished.add(future)
+    future.add_done_callback(_unfinished.discard)
+    return await asyncio.wrap_future(future)
+
+
+def is_reading() -> bool:
+    """Whether a large text is still worked on, perhaps for a client that is gone."""
+    return bool(_unfinished)
 
 
 def size_of(value: Any) -> int:

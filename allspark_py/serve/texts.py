@@ -26,7 +26,7 @@ async def run_prompts(
     """What each prompt gives without generating, in order.
 
     Raises:
-        ApiError: the engine refuses one, or it failed; then none goes on.
+        ApiError: the engine refuses one, it failed, or it was aborted; then none goes on.
     """
     fields = {**fields, "prompt_only": True}
     if entry.adapter is not None:
@@ -39,6 +39,8 @@ async def run_prompts(
         for choice in choices:
             if choice.error is not None:
                 raise choice.error
+            if choice.finish_reason == "abort":  # there is no part of such an answer
+                raise ApiError(409, "the request was aborted", code="request_aborted")
         return [choice.take()[0] for choice in choices]
     finally:
         for choice in choices:
