@@ -166,65 +166,22 @@ def test_clients_that_are_killed_leave_nothing(demo_model):
 
 
 @pytest.mark.slow
-def test_a_machine_that_vanishes_holds_nothing(demo_model, tmp_path):
+def test_a_machine_that_vanishes_holds_nothing(demo_model, repo_root):
     """Without a farewell: its packets stop, in a network of their own."""
     if not shutil.which("ip") or not shutil.which("unshare"):
         pytest.skip("no network namespaces here: ip or unshare is missing")
     names = ["unshare", "--user", "--map-root-user", "--net"]
     if subprocess.run([*names, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
         pytest.skip("no network namespaces here: they are not permitted")
-    script = tmp_path / "vanish.py"
-    script.write_text(VANISH)
+    script = repo_root / "tests" / "python" / "support" / "vanishing_client.py"
     command = [*names, sys.executable, str(script), str(demo_model)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    paths = [str(script.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
     assert result.stdout.endswith("ok\n")
-
-
-VANISH = '''
-import subprocess, sys, time
-from support.raw_http import Raw, post
-from support.server_process import ServerProcess
-
-def link(state):
-    subprocess.run(["ip", "link", "set", "lo", state], check=True)
-
-def connections():
-    """Those that the server holds, by the system's own list."""
-    pid = server.process.pid
-    import os
-    return sum("socket" in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
-
-link("up")
-with ServerProcess(sys.argv[1], "--client-timeout", "3") as server:
-    messages = [{"role": "user", "content": "What is 12+35?"}]
-    server.client.get("/health")
-    server.client.close()
-    time.sleep(0.5)
-    before = connections()
-    rich = {"logprobs": True, "top_logprobs": 20, "n": 8}
-    held = [Raw(server.port) for _ in range(3)]
-    held[0].send(post("/v1/chat/completions", messages=messages, ignore_eos=True, stream=True, **rich))
-    held[1].send(post("/v1/chat/completions", messages=messages, ignore_eos=True, n=8))
-    held[2].send(b"GET /health HTTP/1.1\\r\\nhost: a\\r\\n\\r\\n")
-    assert held[2].answer().status == 200
-    assert held[0].head().status == 200
-    assert connections() > before
-    link("down")
-    end = time.monotonic() + 120
-    while connections() > before:
-        assert time.monotonic() < end, (connections(), before)
-        time.sleep(0.05)
-    link("up")
-    import httpx
-    server.client = httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
-    while server.num_requests():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    answer = server.post("/v1/chat/completions", messages=messages, temperature=0).json()
-    assert answer["choices"][0]["message"]["content"] == "12 + 35 = 47"
-print("ok")
-'''
 
 
 # Load.

@@ -1,8 +1,8 @@
-"""The soak of the server: random requests of every kind from many clients at once, with clients that
-go away, requests that are wrong, models that sleep, adapters that come and go, and requests that are
-aborted. Answers with a seed must be those of the request alone, or their beginning. After each round
-nothing runs and no descriptor is left; memory does not grow after the first rounds. Each kind and each
-end must occur, or the soak fails.
+"""The soak of the server: random requests of every kind from many clients at once, with clients
+that go away, requests that are wrong, models that sleep, adapters that come and go, and requests
+that are aborted. Answers with a seed must be those of the request alone, or their beginning. After
+each round nothing runs and no descriptor is left; memory does not grow after the first rounds. Each
+kind and each end must occur, or the soak fails.
 
 ALLSPARK_SOAK_SECONDS is its time (60), ALLSPARK_SOAK_SEED the seed.
 """

@@ -1,5 +1,5 @@
-"""Scores a task made from files with lm-eval, over a server, by log-probabilities of completions and
-by answers of chat. Prints what was measured as JSON.
+"""Scores tasks made from files with lm-eval, over a server, by log-probabilities of completions
+and by answers of chat. Prints what was measured as JSON.
 
 usage: lm_eval_run.py URL TOKENIZER FOLDER
 """
