@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
 from allspark.aio import wait_changed
@@ -111,3 +112,16 @@ class ResultQueue:
             f"ResultQueue(request_id={self.request_id}, status={self.GenerateStatus().name}, "
             f"generated={self.GeneratedLength()}, finish_reason={self.finish_reason!r})"
         )
+
+
+def drain(queue: ResultQueue) -> tuple[list[Any], bool]:
+    """What has come, and whether that ends the request: then nothing comes any more."""
+    found: list[Any] = []
+    while True:
+        # The status is read first: tokens from before a terminal status are in the queue by then.
+        finished = queue.finished
+        while (elements := queue.GetNoWait()) is not None:
+            found.append(elements)
+        # It may have ended meanwhile: after more tokens, or at a stop string among these.
+        if finished or not queue.finished:
+            return found, finished

@@ -13,7 +13,7 @@ from allspark.input_ids import to_id_array
 from allspark.pipeline.generation import end_ids
 from allspark.pipeline.response import Response, joined
 from allspark.pipeline.served_model import ServedModel
-from allspark.result_queue import ResultQueue
+from allspark.result_queue import ResultQueue, drain
 from allspark.text_queue import TextElements
 
 # The fields of a request that are about text. A request without them is decoded once, at its end.
@@ -174,14 +174,12 @@ class Running:
 
     def read(self) -> Response | None:
         """What came; without streaming None until the end."""
-        # Tokens from before a terminal status are in the queue by then.
-        self.is_done = self._queue.finished
-        if not self._stream and not self.is_done and not self._is_text:
+        if not self._stream and not self._is_text and not self._queue.finished:
             return None  # reading is what finds stop strings, and there are none
         piece = Response(index=self._whole.index, input_token_len=self._whole.input_token_len)
-        while (elements := self._queue.GetNoWait()) is not None:
+        found, self.is_done = drain(self._queue)
+        for elements in found:
             self._add(elements, piece)
-        self.is_done = self.is_done or self._queue.finished
         piece.generate_token_len = self._whole.generate_token_len + len(piece.token_ids)
         if self.is_done:
             self._end(piece)

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from allspark._allspark import RequestHandle
+from allspark.result_queue import drain
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
 from allspark.serve.hub import Failed, Hub
@@ -74,19 +75,16 @@ class Choice:
         """Takes what has come from the queue; False if that was nothing."""
         if self.is_finished:
             return False
-        # Tokens from before a terminal status are in the queue by then.
-        finished = self._queue.finished
-        found = False
-        while (elements := self._queue.GetNoWait()) is not None:
-            found = True
-            self._pieces.append(elements)  # type: ignore[arg-type]  # a TextQueue's
+        found, finished = drain(self._queue)
+        for elements in found:
+            self._pieces.append(elements)
             self.num_tokens += len(elements.ids_from_generate)
             self.token_ids += elements.ids_from_generate
             self.cached_tokens = max(self.cached_tokens, elements.prefix_cache_len)
-        if finished or self._queue.finished:
+        if finished:
             self.is_finished = True
             self.release()
-        return found or self.is_finished
+        return bool(found) or finished
 
     def take(self) -> list[TextElements]:
         """What was read since the last call."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import os
 import threading
 import time
 
-import httpx
 import pytest
 
 pytest.importorskip("fastapi")
@@ -229,6 +228,8 @@ def test_a_prompt_that_cannot_fit_is_refused(server, path, fields, param):
     status, error = error_of(server.post(path, **fields))
     assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
     assert "the model's length" in error["message"]
+    # Texts are not read for that.
+    assert ("characters" in error["message"]) == (fields != {"prompt": [1] * 100_000})
 
 
 def test_a_huge_text_delays_no_other(server, model, monkeypatch):
@@ -505,12 +506,31 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
                 wait_until_idle(server, model)
 
 
+def test_tokens_that_come_with_the_end_are_not_lost(server, monkeypatch):
+    """Here all others come between the last look at the queue and the look at its status."""
+    from allspark.result_queue import ResultQueue
+
+    get = ResultQueue.GetNoWait
+
+    def get_slowly(queue):
+        found = get(queue)
+        while found is None and not queue.finished:
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(ResultQueue, "GetNoWait", get_slowly)
+    for _ in range(3):
+        assert text_of(server.post(CHAT, messages=SUM, temperature=0)) == "12 + 35 = 47"
+        events = server.events(CHAT, messages=SUM, temperature=0)
+        deltas = [event["choices"][0]["delta"].get("content", "") for event in events]
+        assert "".join(deltas) == "12 + 35 = 47"
+
+
 def test_nothing_is_left_of_many_clients(server, model):
-    """No descriptor and no thread, whatever clients did."""
-    import os
+    """No descriptor, whatever clients did."""
 
     def held():
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
+        return len(os.listdir("/proc/self/fd"))
 
     def rush():
         raws = [Raw(server.port).send(post(CHAT, **ENDLESS, stream=True)) for _ in range(30)]
@@ -528,15 +548,3 @@ def test_nothing_is_left_of_many_clients(server, model):
     for _ in range(3):
         rush()
     wait_until(lambda: held() <= before)
-    assert json.dumps(before)
-
-
-def test_the_count_of_running_requests_is_right(server, model):
-    with paused(model), httpx.Client(base_url=server.client.base_url) as other:
-        raw = Raw(server.port).send(ASK)
-        wait_for_requests(model, 1)
-        assert server.server.state.num_running == 1
-        assert other.get("/health").status_code == 200
-    with raw:
-        assert text_of(raw.answer()) == "12 + 35 = 47"
-    wait_until_idle(server, model)

@@ -14,6 +14,7 @@ from allspark import (
     TextQueue,
 )
 from allspark._allspark import GenerateConfig
+from allspark.result_queue import drain
 from allspark.text_queue import MAX_WORDS, StopStrings, TextElements, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
 from support.vocabularies import SMALL, tokenizer_directory
@@ -356,3 +357,22 @@ def test_what_goes_wrong_after_a_stop_string_is_no_error(demo_model):
         text = "".join(elements.text for elements in queue)
         assert ("more" in text) == (error is not None)
         assert (queue.finish_reason, queue.error) == (reason, error)
+
+
+def test_what_comes_with_the_end_is_read():
+    """Also where it comes between the last look at the queue and the look at its status."""
+
+    class Racing:
+        def __init__(self):
+            self.finished = False
+            self.waiting = ["a", None, "b", "c", None]
+
+        def GetNoWait(self):
+            found = self.waiting.pop(0)
+            self.finished = self.finished or found is None
+            return found
+
+    queue = Racing()
+    assert drain(queue) == (["a", "b", "c"], True) and queue.waiting == []
+    queue.waiting, queue.finished = [None], True
+    assert drain(queue) == ([], True)
