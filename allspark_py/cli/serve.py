@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 from . import engine_flags
 
+MAX_FILES = 1 << 16
 _INSTALL = "the server needs the extra: pip install 'allspark[serve]'"
 
 
@@ -69,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         ServedModel.open(source, config, name or model_name_of(source), engine, template)
         for source, name in sources
     ]
+    _allow_many_connections()
     scheme = "https" if options.ssl else "http"
 
     def started(port: int) -> None:
@@ -83,6 +86,14 @@ def run(options: argparse.Namespace) -> int:
     if is_reading():  # a text, for nobody now; Python would wait for it
         os._exit(0)
     return 0
+
+
+def _allow_many_connections() -> None:
+    """Raises the bound of open files, which is often 1,024, as far as the process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _sources(options: argparse.Namespace) -> list[tuple[str, str | None]]:

@@ -237,21 +237,19 @@ def test_a_huge_text_delays_no_other(server, model, monkeypatch):
     from allspark.serve import text_work
 
     monkeypatch.setattr(text_work, "LARGE", 100)
-    held, free = threading.Event(), threading.Event()
+    free, encode = threading.Event(), model.tokenizer.encode
 
-    def encode(text, **_):
-        held.set()
-        assert free.wait(30)
-        return [1]
+    def encode_slowly(text, **options):
+        assert len(text) < 200 or free.wait(30)
+        return encode(text, **options)
 
+    monkeypatch.setattr(model.tokenizer, "encode", encode_slowly)
     huge = [threading.Thread(target=server.post, args=("/tokenize",), kwargs={"prompt": "x" * 200})
             for _ in range(40)]  # fmt: skip
-    with monkeypatch.context() as patch:
-        patch.setattr(model.tokenizer, "encode", encode)
-        for thread in huge:
-            thread.start()
-        assert held.wait(30)
+    for thread in huge:
+        thread.start()
     try:
+        wait_until(lambda: server.server.state.num_running == 40)
         assert text_of(server.post(CHAT, messages=SUM, temperature=0)) == "12 + 35 = 47"
     finally:
         free.set()

@@ -137,6 +137,16 @@ def test_a_seed_gives_one_text_alone_beside_others_and_after_a_restart(demo_mode
 
 # Clients.
 
+def test_connections_beyond_the_usual_bound_of_files(demo_model):
+    bound = ["bash", "-c", 'ulimit -Sn 256; exec "$@"', "bash"]
+    with ServerProcess(demo_model, prefix=bound) as server:
+        raws = [Raw(server.port) for _ in range(400)]
+        for raw in raws:
+            assert raw.send(request("GET", "/health")).answer().status == 200
+        for raw in raws:
+            raw.close()
+
+
 STREAMS = """
 import httpx, sys, threading
 def read():
