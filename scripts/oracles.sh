@@ -48,7 +48,21 @@ install_quantizers() {
 # FastLLM: only its CPU library is used, without the packages that it depends on.
 install_fast-llm() { oracle_pip install -q --no-deps ftllm==1.9.0 && oracle_pip install -q numpy 2>/dev/null; }
 
-all=(llama-cpp smollm2 quantizers fast-llm)
+# Clients of servers: LangChain, OpenAI's agents and lm-eval, none of which needs torch here.
+install_clients() {
+  oracle_pip install -q langchain-openai==1.7.3 openai-agents==0.24.0 "lm-eval[api]==0.4.13" transformers
+}
+
+# It makes requests from a server's OpenAPI document.
+install_schemathesis() { oracle_pip install -q schemathesis==4.32.5; }
+
+# A proxy: only Debian's program is unpacked, so no service is started.
+install_nginx() {
+  (cd "$folder" && apt-get download -qq nginx 2>/dev/null) || return 1
+  dpkg-deb -x "$folder"/nginx_*.deb "$folder" && "$folder/usr/sbin/nginx" -v
+}
+
+all=(llama-cpp smollm2 quantizers fast-llm clients schemathesis nginx)
 
 # install NAME: installs again if the function that does it has changed.
 install() {

@@ -65,6 +65,8 @@ missing_packages() {
   fi
   if [ "$want_test" = 1 ] && ! has_clang; then echo clang-14; fi
   if [ "$want_slow" = 1 ] && ! has_clang_sanitizers; then echo libclang-rt-14-dev; fi
+  # For a test of the server whose network fails.
+  if [ "$want_slow" = 1 ] && ! command -v ip >/dev/null; then echo iproute2; fi
 }
 
 install_packages() {

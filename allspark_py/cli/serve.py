@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ _PAGE_FLAGS = {
     "command", "parser", "config", "models", "server_name", "server_port", "max_body_bytes",
     "shutdown_timeout", "ssl", "log_level",
 }  # fmt: skip
+MAX_FILES = 1 << 16
 _INSTALL = "the server needs the extra: pip install 'allspark[serve]'"
 
 
@@ -56,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-stored-bytes", type=int, default=4 << 30, help="of all files")
     add("--max-files", type=int, default=10_000)
     add("--request-timeout", type=float, default=0.0, help="seconds of a request; 0: no bound")
+    add("--client-timeout", type=float, default=60.0, help="seconds to send headers and to read")
+    add("--idle-timeout", type=float, default=75.0, help="seconds of a connection without request")
     add("--shutdown-timeout", type=float, default=30.0, help="seconds that running requests get")
     add("--response-store", metavar="FILE", help="keep /v1/responses here (default: in memory)")
     add("--max-stored-responses", type=int, default=1000, help="0: none is kept")
@@ -99,6 +103,7 @@ def _run_models(
     from allspark.pipeline.served_model import ServedModel
     from allspark.serve.catalog import Catalog
     from allspark.serve.server import Server
+    from allspark.serve.text_work import is_reading
 
     settings = _settings(options)
     settings.home_is_page = form == "gradio"
@@ -109,6 +114,7 @@ def _run_models(
         ServedModel.open(source, config, name or model_name_of(source), engine, template)
         for source, name in sources
     ]
+    _allow_many_connections()
 
     def started(port: int) -> None:
         names = ", ".join(model.name for model in models)
@@ -121,6 +127,8 @@ def _run_models(
     finally:
         for model in models:
             model.close()
+    if is_reading():  # a text, for nobody now; Python would wait for it
+        os._exit(0)
     return 0
 
 
@@ -141,12 +149,21 @@ def _run_page(options: argparse.Namespace, url: str, others: list[str]) -> int:
             raise ValueError(f"{flag} is for a server of models; {url} has its own settings")
     settings = _settings(options)
     settings.api_keys = ()  # the other server's are asked for
+    _allow_many_connections()
 
     def started(port: int) -> None:
         _say(f"serving the page {_address(options, port)}/ui for {target}")
 
     Server(Catalog([]), settings, started, lambda state: make_page_app(state, target)).run()
     return 0
+
+
+def _allow_many_connections() -> None:
+    """Raises the bound of open files, which is often 1,024, as far as the process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _say(line: str) -> None:
@@ -212,6 +229,8 @@ def _settings(options: argparse.Namespace) -> Any:
         max_stored_bytes=options.max_stored_bytes,
         max_files=options.max_files,
         request_timeout=options.request_timeout,
+        client_timeout=options.client_timeout,
+        idle_timeout=options.idle_timeout,
         shutdown_timeout=options.shutdown_timeout,
         response_store=options.response_store,
         max_stored_responses=options.max_stored_responses,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,12 @@ class ServedModel:
     def adapters(self) -> list[str]:
         """The adapters that are loaded now."""
         return self.engine.list_loras(self.name)
+
+    @functools.cached_property
+    def max_prompt_chars(self) -> int:
+        """Characters above which no text fits into session_len: what so many of the longest tokens
+        have, four times, since a tokenizer may join characters before it looks for tokens."""
+        return 4 * self.session_len * max(map(len, self.tokenizer.get_vocab()))
 
     def stop_strings(self) -> list[str]:
         """Texts at which the chat template's answers end, beside `end_ids`."""

@@ -128,7 +128,7 @@ class MessageStream:
         writer.on_free = self._write
         message = self._call.message([], {"stop_reason": None, "stop_sequence": None})
         writer.write(_frame({"type": "message_start", "message": message}))
-        self._call.choice.watch(self._write)
+        self._call.choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
         """The client went away."""

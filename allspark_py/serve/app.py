@@ -22,6 +22,9 @@ from allspark.serve.state import ServerState
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+# Headers of answers that a page of another origin may read.
+EXPOSED_HEADERS = ("request-id", "retry-after", "x-allspark-ignored", "x-request-id")
+
 
 def _version() -> str:
     try:
@@ -50,11 +53,12 @@ def make_app(state: ServerState) -> Any:
     if settings.home_is_page:
         app.include_router(page.make_home_router())
     complete_document(app, bool(settings.api_keys))
-    app.add_middleware(
-        CORSMiddleware,
+    # Around the gate, so that a page of another origin can read its errors.
+    return CORSMiddleware(
+        Gate(app, state),
         allow_origins=settings.allow_origins,
         allow_methods=settings.allow_methods,
         allow_headers=settings.allow_headers,
         allow_credentials=settings.allow_credentials,
+        expose_headers=EXPOSED_HEADERS,
     )
-    return Gate(app, state)

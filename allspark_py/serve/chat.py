@@ -20,6 +20,7 @@ from allspark.serve.parsers import MessageParser, ToolFormat
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
+from allspark.serve.text_work import check_chars
 from allspark.serve.tool_choice import ToolPlan, plan_tools
 from allspark.serve.usage import usage
 
@@ -177,6 +178,7 @@ def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int
     model, messages = entry.model, body.messages
     if isinstance(messages, str) or body.do_preprocess is False:
         text = messages if isinstance(messages, str) else _joined(messages)
+        check_chars(model, text, "messages")
         return text, model.tokenizer.encode(text)
     if not messages:
         raise ValueError("messages is empty; it must have a message at least")
@@ -196,6 +198,7 @@ def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int
         documents=body.documents,
         **options,
     )
+    check_chars(model, text, "messages")
     return text, template.encode(model.tokenizer, text)
 
 
@@ -287,7 +290,7 @@ class ChatStream:
         first = {"role": "assistant", "content": ""}
         writer.write(b"".join(self._chunk(c, first) for c in self._call.choices))
         for choice in self._call.choices:
-            choice.watch(self._write)
+            choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
         """The client went away."""

@@ -10,7 +10,7 @@ from typing import Any
 from allspark._allspark import RequestHandle
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
-from allspark.serve.hub import Hub
+from allspark.serve.hub import Failed, Hub
 from allspark.text_queue import TextElements, TextQueue
 
 # An engine's finish reasons that have another name in HTTP.
@@ -59,14 +59,15 @@ class Choice:
         self._is_released = False
         _live.add(self)
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Reads whenever something has come, and calls `changed` then."""
+    def watch(self, changed: Callable[[], None], failed: Failed = lambda error: None) -> None:
+        """Reads whenever something has come, and calls `changed` then. Where either raises, that is
+        the end, and `failed` is called."""
 
         def on_change() -> None:
             if self.read():
                 changed()
 
-        Hub.current().watch(self._queue, on_change)
+        Hub.current().watch(self._queue, on_change, failed)
         on_change()
 
     def read(self) -> bool:
@@ -166,6 +167,10 @@ async def finish(choices: Sequence[Choice]) -> None:
         if not done.done() and all(choice.is_finished for choice in choices):
             done.set_result(None)
 
+    def failed(error: Exception) -> None:
+        if not done.done():
+            done.set_exception(error)
+
     for choice in choices:
-        choice.watch(changed)
+        choice.watch(changed, failed)
     await done

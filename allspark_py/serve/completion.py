@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from allspark.serve.logprobs import CompletionRows
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
+from allspark.serve.text_work import check_chars, off_loop, size_of
 from allspark.serve.usage import usage
 
 MAX_PROMPTS = 1024
@@ -136,7 +136,7 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
         fields.update(logprobs=True, top_logprobs=body.logprobs, prompt_logprobs=bool(body.echo))
     if is_scoring:
         fields.update(prompt_only=True, prompt_logprobs=True)
-    prompts = await asyncio.to_thread(_encode, body, entry)
+    prompts = await off_loop(size_of(body.prompt), _encode, body, entry)
     for index, prompt in enumerate(prompts):
         if len(prompt.ids) + (not is_scoring) > entry.model.session_len:
             bound = entry.model.session_len
@@ -176,6 +176,7 @@ def _to_prompt(body: CompletionBody, entry: Entry, index: int, given: Any) -> _P
     text = given
     if body.suffix is not None or _FILL in given:
         text = _infilling(body, entry, given)
+    check_chars(model, text, "prompt")
     ids = model.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     if not ids:
         message = f"prompt[{index}] has no tokens; it must have one at least"
@@ -223,7 +224,7 @@ class CompletionStream:
         self._writer = writer
         writer.on_free = self._write
         for choice in self._call.choices:
-            choice.watch(self._write)
+            choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
         """The client went away."""

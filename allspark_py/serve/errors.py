@@ -6,19 +6,16 @@ from typing import Any
 
 from allspark._allspark import AsStatus
 
-# HTTP status -> the `type` that OpenAI's and Anthropic's clients know.
+# HTTP status -> the `type` that OpenAI's and Anthropic's clients know. Other errors of a request
+# are "invalid_request_error".
 _OPENAI_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
 }
 _ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -67,10 +64,11 @@ class ApiError(Exception):
 
     def to_openai(self) -> dict[str, Any]:
         """The body that OpenAI's clients read."""
+        default = "invalid_request_error" if self.status < 500 else "server_error"
         return {
             "error": {
                 "message": self.message,
-                "type": _OPENAI_TYPES.get(self.status, "server_error"),
+                "type": _OPENAI_TYPES.get(self.status, default),
                 "param": self.param,
                 "code": self.code,
             }
@@ -78,7 +76,8 @@ class ApiError(Exception):
 
     def to_anthropic(self, request_id: str | None = None) -> dict[str, Any]:
         """The body that Anthropic's clients read."""
-        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+        default = "invalid_request_error" if self.status < 500 else "api_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, default)
         error = {"type": kind, "message": self.message}
         return {"type": "error", "error": error, "request_id": request_id}
 

@@ -173,4 +173,4 @@ def check_fields(
     if unknown and settings.strict_fields:
         message = f"{unknown[0]} is not a field of this request"
         raise ApiError(400, message, param=unknown[0], code="unknown_field")
-    return ", ".join(name.encode("ascii", "backslashreplace").decode() for name in unknown)[:1000]
+    return ", ".join(name.encode("unicode_escape").decode() for name in unknown)[:1000]

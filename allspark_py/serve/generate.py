@@ -87,7 +87,7 @@ class GenerateStream:
         """Writes what comes as it comes."""
         self._writer = writer
         writer.on_free = self._write
-        self._call.choice.watch(self._write)
+        self._call.choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
         """The client went away."""

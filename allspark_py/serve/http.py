@@ -48,6 +48,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # answered as GET; uvicorn leaves out the body
+            scope = {**scope, "method": "GET"}
         headers = {key: value for key, value in scope["headers"]}
         request_id = _request_id(headers.get(b"x-request-id", b""))
         current_request_id.set(request_id)
@@ -152,7 +154,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return answer(ApiError(error.status_code, str(error.detail)), request.scope)
+        response = answer(ApiError(error.status_code, str(error.detail)), request.scope)
+        response.headers.update(error.headers or {})  # which methods are allowed
+        return response
 
     async def of_server(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -219,7 +219,7 @@ class TurnStream:
         if self._turn.choice is None:
             self._end(self._turn.item("", "length"))
         else:
-            self._turn.choice.watch(self._write)
+            self._turn.choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
         """The client went away."""

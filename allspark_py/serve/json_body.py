@@ -46,6 +46,10 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     if kind not in ("application/json", ""):
         message = f"the content type is {kind!r}; it must be application/json"
         raise ApiError(415, message, code="unsupported_media_type")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        message = f"the content encoding is {encoding!r}; it must be 'identity'"
+        raise ApiError(415, message, code="unsupported_media_type")
     data = await read_body(request, max_bytes)
     if len(data) > _LARGE:
         return await asyncio.to_thread(parse_object, data)

@@ -11,14 +11,14 @@ from allspark.serve.routes.common import schema_of
 from fastapi import FastAPI
 
 # Status -> when it comes, as docs/server.md has it.
-_ANY = {401: "the key is missing or wrong", 431: "the headers are too large", 500: "a failure"}
+_ANY = {"401": "the key is missing or wrong", "431": "the headers are too large", "500": "a failure"}
 _OF_BODIES = {
-    400: "a field is wrong, the prompt is too long, a format is refused, the body is no JSON",
-    404: "there is no such model",
-    413: "the body is too large",
-    415: "the body is no JSON",
-    429: "too many requests run or wait; Retry-After says when to come back",
-    503: "the server shuts down, or the models sleep",
+    "400": "a field is wrong, the prompt is too long, a format is refused, the body is no JSON",
+    "404": "there is no such model",
+    "413": "the body is too large",
+    "415": "the body is no JSON",
+    "429": "too many requests run or wait; Retry-After says when to come back",
+    "503": "the server shuts down, or the models sleep",
 }
 _TAGS = {
     "OpenAI": "Conversations and texts, with the protocol of OpenAI.",
@@ -83,15 +83,16 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     if "requestBody" in operation:
         errors.update(_OF_BODIES)
     elif "{" in path:
-        errors.update({400: "a parameter is wrong", 404: "there is none of this name"})
+        errors.update({"400": "a parameter is wrong", "404": "there is none of this name"})
     elif path == "/wakeup":
-        errors[503] = "there is no memory"
+        errors["503"] = "there is no memory"
     elif path == "/health":
-        errors[503] = "the server shuts down"
+        errors["503"] = "the server shuts down"
+    errors.update({"4XX": "another fault of the request", "5XX": "a failure"})
     for status, text in errors.items():
-        responses.setdefault(str(status), {"description": text})
+        responses.setdefault(status, {"description": text})
     for status, response in responses.items():
-        if status != "200" and path == "/health":
+        if status == "503" and path == "/health":
             response["content"] = responses["200"]["content"]
         elif status != "200":
             response["content"] = {"application/json": {"schema": schema}}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from allspark.serve.app import make_app
 from allspark.serve.batches.service import Batches
 from allspark.serve.catalog import Catalog
+from allspark.serve.connection import Connection
 from allspark.serve.settings import ServerSettings
 from allspark.serve.state import ServerState
 
@@ -49,11 +51,13 @@ class Server:
             host=settings.server_name,
             port=settings.server_port,
             loop="uvloop",
-            http="httptools",
+            http=cast(Any, functools.partial(Connection, settings)),
+            ws="none",
             lifespan="off",
             access_log=False,
             log_level="warning",
             server_header=False,
+            timeout_keep_alive=cast(int, settings.idle_timeout),
             ssl_keyfile=settings.ssl_keyfile,
             ssl_certfile=settings.ssl_certfile,
             timeout_graceful_shutdown=1,

@@ -34,6 +34,11 @@ class ServerSettings:
     max_sessions: int = 1000
     max_session_bytes: int = 256 << 20
     session_timeout: float = 3600.0
+    # How long a client may take to send the headers of a request, and to take what is sent to it; a
+    # body may take as long, and longer the larger it is. 0: no bound.
+    client_timeout: float = 60.0
+    # How long a connection without a request is kept. Longer than proxies keep theirs.
+    idle_timeout: float = 75.0
     # How long a shutdown waits for what still runs.
     shutdown_timeout: float = 30.0
     # A comment is sent on a stream when nothing else was for so long.

@@ -66,7 +66,7 @@ class Writer:
             self._sent()
             return
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return
         self._pending = loop.create_task(_finish(coroutine, future))
         self._pending.add_done_callback(self._finished)
@@ -77,17 +77,21 @@ class Writer:
             return
         error = task.exception()
         if error is not None:
-            self._fail(error)
+            self.fail(error)
             return
         self._sent()
         if not self._is_closing:
-            self.on_free()
+            try:
+                self.on_free()
+            except Exception as fault:
+                self.fail(fault)
 
     def _sent(self) -> None:
         if self._is_closing and not self._end.done():
             self._end.set_result(None)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends the response where it is: the client sees that it is not whole."""
         if not self._end.done():
             self._end.set_exception(error)
 

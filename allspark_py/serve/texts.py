@@ -13,6 +13,7 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
 from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, TokenizeBody
+from allspark.serve.text_work import check_chars, off_loop, size_of
 
 
 def invalid(message: str, param: str) -> ApiError:
@@ -25,7 +26,7 @@ async def run_prompts(
     """What each prompt gives without generating, in order.
 
     Raises:
-        ApiError: the engine refuses one, or it failed; then none goes on.
+        ApiError: the engine refuses one, it failed, or it was aborted; then none goes on.
     """
     fields = {**fields, "prompt_only": True}
     if entry.adapter is not None:
@@ -38,6 +39,8 @@ async def run_prompts(
         for choice in choices:
             if choice.error is not None:
                 raise choice.error
+            if choice.finish_reason == "abort":  # there is no part of such an answer
+                raise ApiError(409, "the request was aborted", code="request_aborted")
         return [choice.take()[0] for choice in choices]
     finally:
         for choice in choices:
@@ -52,8 +55,10 @@ def encode_inputs(entry: Entry, given: Any, name: str) -> list[list[int]]:
         raise invalid(f"{name} has {len(given)} entries; it must have 1 to {MAX_INPUTS}", name)
     found = []
     for index, each in enumerate(given):
-        ids = entry.model.tokenizer.encode(each) if isinstance(each, str) else each
         where = name if len(given) == 1 else f"{name}[{index}]"
+        if isinstance(each, str):
+            check_chars(entry.model, each, where)
+        ids = entry.model.tokenizer.encode(each) if isinstance(each, str) else each
         if not ids:
             raise invalid(f"{where} has no tokens; it must have one at least", where)
         bound = entry.model.session_len
@@ -70,7 +75,7 @@ async def embeddings(entry: Entry, body: EmbeddingBody) -> dict[str, Any]:
         raise ApiError(
             400, "dimensions is not served", param="dimensions", code="unsupported_feature"
         )
-    prompts = await asyncio.to_thread(encode_inputs, entry, body.input, "input")
+    prompts = await off_loop(size_of(body.input), encode_inputs, entry, body.input, "input")
     fields = {
         "pooling": body.pooling or "mean",
         "normalize": body.normalize is not False,

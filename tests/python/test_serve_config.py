@@ -53,7 +53,8 @@ def options(tmp_path, monkeypatch):
 
 def test_keys_are_flags(options):
     found = options(YAML)
-    assert found.models == ["a/b=m", "c"] and serve._sources(found) == [("a/b", "m"), ("c", None)]
+    assert found.models == ["a/b=m", "c"]
+    assert serve._sources(found, found.models) == [("a/b", "m"), ("c", None)]
     settings = serve._settings(found)
     assert (settings.server_port, settings.server_name) == (8000, "127.0.0.1")
     assert settings.api_keys == ("k1", "k2") and settings.strict_fields is True
@@ -76,7 +77,7 @@ def test_json_and_nothing(options):
     found = options(json.dumps({"models": "m", "server-port": 5}), name="flags.json")
     assert (found.models, found.server_port) == (["m"], 5)
     found = options("", "m")
-    assert (found.models, found.server_port) == (["m"], 23333)
+    assert (found.models, found.server_port) == (["m"], None)
 
 
 @pytest.mark.parametrize(

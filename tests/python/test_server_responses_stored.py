@@ -598,4 +598,4 @@ def test_the_command_has_flags_for_the_store():
              for text in ("--" + name.replace("_", "-"), value)]  # fmt: skip
     settings = serve._settings(parser.parse_args(["m", *given]))
     assert {name: getattr(settings, name) for name in flags} == flags
-    assert serve._settings(parser.parse_args(["m"])) == ServerSettings()
+    assert serve._settings(parser.parse_args(["m", "--server-port", "23333"])) == ServerSettings()

@@ -56,7 +56,9 @@ class ModelInfo(Answer):
     id: str
     display_name: str
     created_at: str
+    lifecycle: Literal["active"]
     max_input_tokens: int
+    max_tokens: int = Field(description="most output tokens")
 
 
 class ModelInfos(Answer):

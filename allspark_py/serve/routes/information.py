@@ -72,7 +72,9 @@ def _info(entry: Entry) -> dict[str, Any]:
         "id": entry.name,
         "display_name": entry.name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
         "max_input_tokens": entry.model.session_len,
+        "max_tokens": entry.model.session_len,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from allspark.serve.fields import check_fields
@@ -27,6 +26,7 @@ from allspark.serve.protocol.texts import (
 from allspark.serve.routes.common import EVENTS, Json, described, ignored_header
 from allspark.serve.sse import EventStream, until_gone
 from allspark.serve.state import ServerState
+from allspark.serve.text_work import off_loop, size_of
 from allspark.serve.texts import detokenize, embeddings, perplexity, tokenize
 from fastapi import APIRouter, Request
 
@@ -60,7 +60,7 @@ def make_router(state: ServerState) -> APIRouter:
             )
             return ids
 
-        ids = await asyncio.to_thread(lambda: [encode(text) for text in texts])
+        ids = await off_loop(size_of(texts), lambda: [encode(text) for text in texts])
         lengths = list(map(len, ids))
         if isinstance(body.input, str):
             return Json({"input_ids": ids[0], "length": lengths[0]}, headers=headers)
@@ -71,7 +71,8 @@ def make_router(state: ServerState) -> APIRouter:
         """The token ids of a text or a conversation."""
         body = validate(TokenizeBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings))
-        answer = await asyncio.to_thread(tokenize, catalog.get(body.model), body)
+        size = size_of(body.prompt or "") + size_of(body.messages or [])
+        answer = await off_loop(size, tokenize, catalog.get(body.model), body)
         return Json(answer, headers=headers)
 
     @router.post("/detokenize", openapi_extra=described(DetokenizeBody, Detokenized))
@@ -79,7 +80,8 @@ def make_router(state: ServerState) -> APIRouter:
         """The text of token ids."""
         body = validate(DetokenizeBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings))
-        text = await asyncio.to_thread(detokenize, catalog.get(body.model), body.tokens)
+        size = size_of(body.tokens)
+        text = await off_loop(size, detokenize, catalog.get(body.model), body.tokens)
         return Json({"prompt": text}, headers=headers)
 
     @router.post("/get_ppl", openapi_extra=described(PerplexityBody, Perplexity))

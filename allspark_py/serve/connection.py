@@ -1,0 +1,231 @@
+"""Connection: a client's connection, whose client cannot hold it by being slow, silent or gone.
+
+One object for each connection, made by uvicorn; all calls come on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httptools
+import orjson
+from allspark.serve.errors import ApiError
+from allspark.serve.settings import ServerSettings
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+# A body that comes more slowly than this, after its first client_timeout seconds, is given up.
+MIN_BYTES_PER_S = 8192
+# Requests that wait on a connection for the answer before theirs. Beyond them nothing is read, so
+# that a client that goes away is not noticed before it is written to.
+MAX_PIPELINED = 16
+_LENGTHS = (b"content-length", b"transfer-encoding")
+_ERROR_HEADERS = (
+    b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with bounds of time for what a client sends and takes.
+
+    A client has client_timeout for the headers of a request, and for the body as long and what its
+    size takes at MIN_BYTES_PER_S; then it gets 408. One that vanishes, or that takes nothing of
+    what is written for so long, is gone: the system closes its connection.
+    """
+
+    def __init__(self, server_settings: ServerSettings, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._timeout = server_settings.client_timeout
+        # While headers are incomplete; the whole of them is for the Gate to judge.
+        self._max_header_bytes = 4 * server_settings.max_header_bytes
+        self._is_refused = False
+        self._is_head_known = False  # what comes from the parser was read by another one
+        self._has_begun = False  # a request, which is not complete
+        self._is_in_headers = False
+        self._begin = 0.0
+        self._header_bytes = 0
+        self._body_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        # Those before the last one, which may still be answered.
+        self._earlier: list[RequestResponseCycle] = []
+
+    # Of the transport.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _notice_death(transport, self._timeout)
+        self._begin = self.loop.time()
+        self._arm(self._timeout)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        was_in_headers = self._is_in_headers
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(ApiError(400, "the request is no HTTP", code="invalid_http"))
+            return
+        if self.transport.is_closing():
+            self._disarm()
+            return
+        if was_in_headers and self._is_in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > self._max_header_bytes:
+                message = f"the headers have more than {self._max_header_bytes} bytes"
+                self._refuse(ApiError(431, message, code="headers_too_large"))
+                return
+        if not self._has_begun:
+            self._disarm()
+        elif self._timer is None:
+            self._arm(self._timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._unset_keepalive_if_required()
+        for cycle in self._earlier:  # uvicorn tells the last one alone
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Such offers are not taken; Java's client makes one in every request. A parser would
+            # skip the body, so that is left to another one, which begins with its length.
+            lengths = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _LENGTHS]
+            self.parser = httptools.HttpRequestParser(self)
+            self._is_head_known = True
+            self._feed(b"POST / HTTP/1.1\r\n" + b"".join(lengths) + b"\r\n")
+            self._is_head_known = False
+            self._feed(data[upgrade.args[0] :])
+
+    # Of the parser.
+
+    def on_message_begin(self) -> None:
+        if self._is_head_known:
+            return
+        super().on_message_begin()
+        self._has_begun = self._is_in_headers = True
+        self._begin = self.loop.time()
+        self._header_bytes = self._body_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_head_known:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_head_known:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._is_head_known:
+            return
+        earlier = self.cycle
+        super().on_headers_complete()
+        self._is_in_headers = False
+        if earlier is None or earlier.response_complete:
+            return
+        self._earlier = [each for each in self._earlier if not each.response_complete]
+        self._earlier.append(earlier)
+        if len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        self._has_begun = False
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_begun and self.expect_100_continue and not self._body_bytes:
+            # The client was not told to send the body. What it sends next may be another request.
+            self.transport.close()
+
+    # Bounds.
+
+    def _arm(self, seconds: float) -> None:
+        if self._timeout:
+            self._timer = self.loop.call_later(seconds, self._check)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self) -> None:
+        """Ends a connection whose request is late."""
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._others():  # perhaps nothing is read meanwhile
+            self._arm(self._timeout)
+            return
+        end = self._begin + self._timeout + self._body_bytes / MIN_BYTES_PER_S
+        if (left := end - self.loop.time()) > 0:
+            self._arm(left)
+        elif not self._has_begun:
+            self.transport.close()
+        else:
+            part = "headers" if self._is_in_headers else "body"
+            seconds = round(self.loop.time() - self._begin)
+            message = f"the {part} did not come within {seconds} s"
+            self._refuse(ApiError(408, message, code="request_timeout"))
+
+    def _own(self) -> RequestResponseCycle | None:
+        """That of the request whose body comes."""
+        return self.cycle if self._has_begun and not self._is_in_headers else None
+
+    def _others(self) -> list[RequestResponseCycle]:
+        """Those that are still to be answered, without that one."""
+        known = [*self._earlier, self.cycle]
+        own = self._own()
+        return [each for each in known if each and each is not own and not each.response_complete]
+
+    def _refuse(self, error: ApiError) -> None:
+        """Reads no more, and closes the connection once earlier requests are answered; the error is
+        sent where there are none, and no other answer has begun."""
+        self._disarm()
+        self._is_refused = True
+        own, others = self._own(), self._others()
+        if others:
+            others[-1].keep_alive = False
+            if own is not None:
+                own.disconnected = True
+                own.message_event.set()
+            return
+        if own is None or not own.response_started:
+            body = orjson.dumps(error.to_openai())
+            headers = _ERROR_HEADERS % len(body)
+            self.transport.write(STATUS_LINE[error.status] + headers + body)
+        self.transport.close()
+
+
+def _notice_death(transport: asyncio.Transport, timeout_s: float) -> None:
+    """Lets the system close a connection whose peer vanished, whether it is written to or not, and
+    one whose peer takes nothing."""
+    peer = transport.get_extra_info("socket")
+    if not timeout_s or peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        socket.TCP_KEEPIDLE: max(1, round(timeout_s / 2)),
+        socket.TCP_KEEPINTVL: max(1, round(timeout_s / 6)),
+        socket.TCP_KEEPCNT: 3,
+        socket.TCP_USER_TIMEOUT: round(1000 * timeout_s),
+    }
+    for option, value in options.items():
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
