@@ -11,7 +11,11 @@ from allspark.serve.routes.common import schema_of
 from fastapi import FastAPI
 
 # Status -> when it comes, as docs/server.md has it.
-_ANY = {"401": "the key is missing or wrong", "431": "the headers are too large", "500": "a failure"}
+_ANY = {
+    "401": "the key is missing or wrong",
+    "431": "the headers are too large",
+    "500": "a failure",
+}
 _OF_BODIES = {
     "400": "a field is wrong, the prompt is too long, a format is refused, the body is no JSON",
     "404": "there is no such model",
