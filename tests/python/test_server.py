@@ -40,12 +40,6 @@ def model(demo_model, repo_root):
     model.close()
 
 
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
-
-
 # Chat.
 
 

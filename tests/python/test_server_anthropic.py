@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 
 import pytest
 
 pytest.importorskip("fastapi")
 
-from allspark.chat_template import TokenizerTemplate  # noqa: E402
-from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support.http_server import RunningServer, paused, wait_for_requests  # noqa: E402
 
 MESSAGES = "/v1/messages"
@@ -19,15 +16,6 @@ COUNT = "/v1/messages/count_tokens"
 SUM = [{"role": "user", "content": "What is 12+35?"}]
 QUEUE = [{"role": "user", "content": "What is a ResultQueue?"}]
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
-
-# The demo model's template has no place for tools and reasoning.
-TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}
-{{- message.content }}{{ message.tool_calls | tojson if message.tool_calls }}
-{{- message.name }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking %}<think>{% endif %}{% endif %}"""
 
 
 def tool(name, **properties):
@@ -45,38 +33,6 @@ WEATHER = tool("weather", city={"enum": ["Paris", "Rome"]}, days={"enum": [1, 2]
 CLOCK = tool("clock", zone={"enum": ["CET", "UTC"]})
 CALL = {"type": "tool_use", "id": "call_1", "name": "clock", "input": {"zone": "CET"}}
 CALLING = {"role": "assistant", "content": [CALL]}
-
-
-@pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), name="demo")
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tool_model(model):
-    return dataclasses.replace(model, template=TokenizerTemplate(model.tokenizer, TEMPLATE))
-
-
-@pytest.fixture(scope="module")
-def tool_server(tool_model):
-    settings = {"tool_call_parser": "qwen", "reasoning_parser": "default"}
-    with RunningServer([tool_model], **settings) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def call_server(tool_model):
-    """Without reasoning, which may come before a call that is required."""
-    with RunningServer([tool_model], tool_call_parser="qwen") as server:
-        yield server
 
 
 def ask(server, **fields):

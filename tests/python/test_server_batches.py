@@ -45,12 +45,6 @@ def model(demo_model, repo_root):
     model.close()
 
 
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
-
-
 def client_of(server):
     return OpenAI(
         base_url=f"http://127.0.0.1:{server.port}/v1",

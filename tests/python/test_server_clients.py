@@ -14,7 +14,6 @@ openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
 
 from allspark.chat_template import TokenizerTemplate  # noqa: E402
-from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support import oracles  # noqa: E402
 from support.http_server import RunningServer, wait_for_requests  # noqa: E402
 from test_server_anthropic import TEMPLATE  # noqa: E402
@@ -39,13 +38,6 @@ USE = {
     "tools": [{"name": "clock", "input_schema": SCHEMA}],
     "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
 }
-
-
-@pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), name="demo")
-    yield model
-    model.close()
 
 
 @pytest.fixture(scope="module")

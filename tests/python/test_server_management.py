@@ -9,17 +9,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, paused, wait_for_requests  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
-
-
-@pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), name="demo")
-    yield model
-    model.close()
 
 
 @pytest.fixture(scope="module")

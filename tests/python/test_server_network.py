@@ -35,12 +35,6 @@ def model(demo_model):
 
 
 @pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def hasty(model):
     """A server that gives a client half a second."""
     with RunningServer([model], client_timeout=0.5) as server:

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("fastapi")
 jsonschema = pytest.importorskip("jsonschema")
 
-from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.protocol import answers  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS, RunningServer, paused  # noqa: E402
 
@@ -23,19 +22,6 @@ BATCH = "/v1/batches/{batch_id}"
 WITHOUT_BODY = {"/sleep", "/wakeup", f"{RESPONSE}/cancel", f"{BATCH}/cancel"}
 STREAMED = {CHAT, COMPLETIONS, RESPONSES, "/v1/messages", "/v1/chat/interactive", "/generate"}
 STREAMED = {("post", path) for path in STREAMED} | {("get", RESPONSE)}
-
-
-@pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), name="demo")
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
 
 pytest.importorskip("fastapi")
 
-from allspark.chat_template import TokenizerTemplate  # noqa: E402
-from allspark.pipeline import EngineConfig  # noqa: E402
-from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support.http_server import RunningServer, paused  # noqa: E402
 from support.responses import (  # noqa: E402
     ASK,
@@ -19,43 +15,10 @@ from support.responses import (  # noqa: E402
     LOGPROBS,
     RESPONSES,
     SUM,
-    TEMPLATE,
     events_of,
     get,
     user,
 )
-
-
-@pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), EngineConfig(session_len=2048), name="demo")
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tool_model(model):
-    return dataclasses.replace(model, template=TokenizerTemplate(model.tokenizer, TEMPLATE))
-
-
-@pytest.fixture(scope="module")
-def tool_server(tool_model):
-    settings = {"tool_call_parser": "qwen", "reasoning_parser": "default"}
-    with RunningServer([tool_model], **settings) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def call_server(tool_model):
-    """Without reasoning, which may come before a call that is required."""
-    with RunningServer([tool_model], tool_call_parser="qwen") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

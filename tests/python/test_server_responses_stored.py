@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import random
 import sqlite3
 import threading
@@ -14,7 +13,6 @@ import pytest
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
-from allspark.chat_template import TokenizerTemplate  # noqa: E402
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
@@ -31,7 +29,6 @@ from support.responses import (  # noqa: E402
     QUEUE,
     RESPONSES,
     SUM,
-    TEMPLATE,
     RunningClient,
     added_up,
     ask,
@@ -49,19 +46,6 @@ from support.responses import (  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), EngineConfig(session_len=2048), name="demo")
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def long_model(demo_model):
     """Its outputs may be so long that a test comes before their end."""
     model = ServedModel.open(str(demo_model), EngineConfig(session_len=1 << 16), name="demo")
@@ -72,18 +56,6 @@ def long_model(demo_model):
 @pytest.fixture(scope="module")
 def long_server(long_model):
     with RunningServer([long_model]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tool_model(model):
-    return dataclasses.replace(model, template=TokenizerTemplate(model.tokenizer, TEMPLATE))
-
-
-@pytest.fixture(scope="module")
-def tool_server(tool_model):
-    settings = {"tool_call_parser": "qwen", "reasoning_parser": "default"}
-    with RunningServer([tool_model], **settings) as server:
         yield server
 
 

@@ -10,21 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from allspark.pipeline.served_model import ServedModel  # noqa: E402
-from support.http_server import RunningServer, error_of  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), name="demo")
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
+from support.http_server import error_of  # noqa: E402
 
 
 def test_embeddings(server, model):

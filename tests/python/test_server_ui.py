@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("fastapi")
 
 from allspark.cli import main  # noqa: E402
-from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.relay import server_url  # noqa: E402
 from allspark.serve.routes import page  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
@@ -24,19 +23,6 @@ from support.upstream import Upstream, page_before  # noqa: E402
 SUM = [{"role": "user", "content": "What is 12+35?"}]
 FILES = {path.name: path.read_text() for path in page.FOLDER.iterdir()}
 PATHS = ["/ui", *(f"/ui/{name}" for name in FILES if name != "index.html")]
-
-
-@pytest.fixture(scope="module")
-def model(demo_model):
-    model = ServedModel.open(str(demo_model), name="demo")
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with RunningServer([model]) as server:
-        yield server
 
 
 # The files.
