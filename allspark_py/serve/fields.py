@@ -88,8 +88,8 @@ def _stops(body: GenerationBody, entry: Entry, settings: ServerSettings) -> list
 
 def check_stops(name: str, stops: list[str], settings: ServerSettings) -> None:
     """Raises ApiError where the stop strings of a field are too many, or one is empty."""
-    if len(stops) > settings.max_stop_strings:
-        bound = settings.max_stop_strings
+    if len(stops) > settings.max_stops:
+        bound = settings.max_stops
         message = f"{name} has {len(stops)} strings; the bound is {bound}"
         raise ApiError(400, message, param=name, code="invalid_value")
     for index, word in enumerate(stops):

@@ -1,77 +1,76 @@
-"""ServerSettings: the settings of the server; `allspark serve` has a flag for each."""
+"""ServerSettings: the settings of the server, and which of them `allspark serve` has as flags."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
+
+
+def flag(default: Any, text: str, name: str | None = None, metavar: str | None = None) -> Any:
+    """A field that has a flag: `text` is its help, `name` its name if that is not the field's."""
+    return field(default=default, metadata={"help": text, "name": name, "metavar": metavar})
 
 
 @dataclass
 class ServerSettings:
     """What the server allows, and how it answers. Sizes in bytes, times in seconds."""
 
-    server_name: str = "0.0.0.0"
+    server_name: str = flag("0.0.0.0", "address to listen on (default: all)")
     server_port: int = 23333
     # Keys that open every route but /health and the pages; none: the server is open.
     api_keys: tuple[str, ...] = ()
-    # Cross-origin requests.
-    allow_origins: tuple[str, ...] = ("*",)
-    allow_methods: tuple[str, ...] = ("*",)
-    allow_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
-    # Requests beyond this are answered with 429; 0: no bound.
-    max_concurrent_requests: int = 0
-    max_body_bytes: int = 32 << 20
+    allow_origins: tuple[str, ...] = flag(("*",), "of pages that may ask (default: any)")
+    allow_methods: tuple[str, ...] = flag(("*",), "that such pages may use (default: any)")
+    allow_headers: tuple[str, ...] = flag(("*",), "that such pages may send (default: any)")
+    allow_credentials: bool = flag(False, "such pages may send cookies")
+    # Requests beyond this are answered with 429.
+    max_concurrent_requests: int = flag(0, "0: no bound")
+    max_body_bytes: int = flag(32 << 20, "of a request")
     max_header_bytes: int = 16 << 10
-    max_stop_strings: int = 64
-    max_tools: int = 256
-    # Of a schema or grammar in a request, as JSON; the engine's own bound is 1,000,000 characters.
-    max_schema_bytes: int = 1_000_000
-    # What compiling one may take of a processor.
-    schema_timeout: float = 10.0
-    # Of conversations that are kept for /v1/chat/interactive, whose last turn is no longer ago than
-    # the timeout; 0: no bound.
-    max_sessions: int = 1000
-    max_session_bytes: int = 256 << 20
-    session_timeout: float = 3600.0
-    # How long a client may take to send the headers of a request, and to take what is sent to it; a
-    # body may take as long, and longer the larger it is. 0: no bound.
-    client_timeout: float = 60.0
-    # How long a connection without a request is kept. Longer than proxies keep theirs.
-    idle_timeout: float = 75.0
-    # How long a shutdown waits for what still runs.
-    shutdown_timeout: float = 30.0
+    max_stops: int = flag(64, "stop strings of a request")
+    max_tools: int = flag(256, "tools of a request")
+    # As JSON; the engine's own bound is 1,000,000 characters.
+    max_schema_bytes: int = flag(1_000_000, "of one schema or grammar")
+    schema_timeout: float = flag(10.0, "seconds of a processor that compiling one may take")
+    max_sessions: int = flag(1000, "of /v1/chat/interactive; 0: no bound")
+    max_session_bytes: int = flag(256 << 20, "of all sessions; 0: no bound")
+    session_timeout: float = flag(3600.0, "seconds that an idle session is kept; 0: no bound")
+    request_timeout: float = flag(0.0, "seconds of a request, whatever it asks for; 0: no bound")
+    # A body may take as long, and longer the larger it is.
+    client_timeout: float = flag(
+        60.0, "seconds in which a client sends its headers, or takes what is sent; 0: no bound"
+    )
+    # Longer than proxies keep theirs.
+    idle_timeout: float = flag(75.0, "seconds that a connection without request is kept")
+    shutdown_timeout: float = flag(30.0, "seconds that running requests get at the end")
     # A comment is sent on a stream when nothing else was for so long.
     keep_alive_interval: float = 15.0
-    # Most time of a request, whatever it asks for; 0: no bound.
-    request_timeout: float = 0.0
-    # Responses are kept for clients that come back: so many, of so many bytes, for so many seconds
-    # after their last use (0: without end). 0 responses: none is kept.
-    max_stored_responses: int = 1000
-    max_stored_response_bytes: int = 256 << 20
-    response_lifetime: float = 3600.0
-    # The file that they are kept in, which outlives the server; None: in memory.
-    response_store: str | None = None
-    # Unknown fields of a request are refused; else they are named in a header.
-    strict_fields: bool = False
-    # Clients may load adapters from the server's disk, and unload them.
-    allow_adapter_loading: bool = False
-    # A request may bring a chat template.
-    allow_request_templates: bool = False
+    response_store: str | None = flag(
+        None, "keep /v1/responses here (default: in memory)", metavar="FILE"
+    )
+    max_stored_responses: int = flag(1000, "0: none is kept")
+    max_stored_response_bytes: int = flag(256 << 20, "of all of them")
+    response_lifetime: float = flag(3600.0, "seconds after the last use; 0: no bound")
+    files_dir: str | None = flag(
+        None, "keep files and batches here (default: until the end)", metavar="DIR"
+    )
+    max_file_bytes: int = flag(200 << 20, "of an uploaded file")
+    max_stored_bytes: int = flag(4 << 30, "of all files")
+    max_files: int = flag(10_000, "that are kept")
+    batch_window: int = 24 * 3600  # a batch that takes longer expires
+    # Else they are named in a header.
+    strict_fields: bool = flag(False, "refuse unknown fields of requests")
+    allow_request_templates: bool = flag(False, "take chat templates of requests")
+    allow_adapter_loading: bool = flag(False, "let clients load adapters by path")
     # Names of fields for reasoning in messages.
     reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning")
-    # None: as the chat template says.
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    # Prompts in the log, at most so many characters of each; None: none.
-    max_log_len: int | None = None
-    # Where files and batches are kept; None: in a temporary folder, for as long as the server runs.
-    files_dir: str | None = None
-    max_file_bytes: int = 200 << 20  # of one that is uploaded
-    max_stored_bytes: int = 4 << 30  # of all files
-    max_files: int = 10_000
-    batch_window: int = 24 * 3600  # a batch that takes longer expires
-    disable_docs: bool = False
+    tool_call_parser: str | None = flag(None, "default: what the chat template shows")
+    reasoning_parser: str | None = flag(None, "default: what the chat template shows")
+    max_log_len: int | None = flag(
+        None, "log so many characters of each prompt (default: none)", metavar="N"
+    )
+    disable_docs: bool = flag(False, "no page at / and no /openapi.json", "disable_fastapi_docs")
     # `/` leads to the page for people, /ui; the page of the OpenAPI document is then at /docs.
     home_is_page: bool = False
     ssl_keyfile: str | None = None

@@ -14,6 +14,7 @@ pytest.importorskip("fastapi")
 
 from allspark.cli import main, serve  # noqa: E402
 from allspark.cli.engine_flags import to_engine_config  # noqa: E402
+from allspark.cli.server_flags import to_server_settings  # noqa: E402
 
 YAML = """
 # Comments are allowed.
@@ -55,10 +56,10 @@ def test_keys_are_flags(options):
     found = options(YAML)
     assert found.models == ["a/b=m", "c"]
     assert serve._sources(found, found.models) == [("a/b", "m"), ("c", None)]
-    settings = serve._settings(found)
+    settings = to_server_settings(found)
     assert (settings.server_port, settings.server_name) == (8000, "127.0.0.1")
     assert settings.api_keys == ("k1", "k2") and settings.strict_fields is True
-    assert (settings.max_stop_strings, settings.max_tools) == (3, 4)
+    assert (settings.max_stops, settings.max_tools) == (3, 4)
     assert (settings.max_schema_bytes, settings.schema_timeout) == (5, 6)
     assert settings.session_timeout == 1.5 and settings.ssl_keyfile is None
     assert found.log_level == "INFO" and found.model_name is None

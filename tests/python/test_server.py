@@ -326,7 +326,7 @@ def test_sizes_are_bounded(model):
 def test_parts_of_a_request_are_bounded(model):
     schema = {"type": "object", "description": "x" * 200}
     tool = {"type": "function", "function": {"name": "t", "parameters": schema}}
-    bounds = {"max_schema_bytes": 99, "max_tools": 1, "max_stop_strings": 2}
+    bounds = {"max_schema_bytes": 99, "max_tools": 1, "max_stops": 2}
     with RunningServer([model], **bounds, tool_call_parser="qwen") as server:
         for path, fields, param, message in (
             (CHAT, {"guided_json": schema}, "guided_json", "bytes as JSON; the bound is 99"),

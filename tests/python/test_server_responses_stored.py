@@ -559,6 +559,7 @@ def test_many_at_once_leave_nothing_behind(model):
 
 def test_the_command_has_flags_for_the_store():
     from allspark.cli import serve
+    from allspark.cli.server_flags import to_server_settings
 
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
@@ -568,6 +569,6 @@ def test_the_command_has_flags_for_the_store():
     }  # fmt: skip
     given = [str(text) for name, value in flags.items()
              for text in ("--" + name.replace("_", "-"), value)]  # fmt: skip
-    settings = serve._settings(parser.parse_args(["m", *given]))
+    settings = to_server_settings(parser.parse_args(["m", *given]))
     assert {name: getattr(settings, name) for name in flags} == flags
-    assert serve._settings(parser.parse_args(["m", "--server-port", "23333"])) == ServerSettings()
+    assert to_server_settings(parser.parse_args(["m"])) == ServerSettings()
