@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,37 @@ def test_commands_of_the_readme_exist():
     text = (ROOT / "README.md").read_text()
     for script in set(re.findall(r"scripts/\w+\.sh", text)):
         assert os.access(ROOT / script, os.X_OK), script
+
+
+def test_the_commands_of_the_readme_run(tmp_path):
+    """Chat, batch, server and bench, as the README has them but for the port."""
+    pytest.importorskip("fastapi")
+    text = (ROOT / "README.md").read_text()
+    block = re.search(r"```bash\npip install '\.\[serve\]'\n(.*?)```", text, re.DOTALL)[1]
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [line[:2] for line in lines] == [
+        ["allspark", name] for name in ("chat", "batch", "serve", "bench")
+    ]
+    command = [sys.executable, "-m", "allspark.cli"]
+    chat, batch, serve, bench = ([*command, *each[1:]] for each in lines)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    question = {"role": "user", "content": "What is 12+35?"}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": [question]}) + "\n")
+    settings = {"cwd": tmp_path, "text": True, "timeout": 120, "check": True}
+    typed = "What is 12+35?\n\nexit\n"
+    talk = subprocess.run(chat, input=typed, stdout=subprocess.PIPE, **settings)
+    assert "12 + 35 = 47" in talk.stdout
+    subprocess.run(batch, stderr=subprocess.PIPE, **settings)
+    assert "12 + 35 = 47" in (tmp_path / "out.jsonl").read_text()
+    local = ["--server-name", "127.0.0.1", "--server-port", "0"]
+    with subprocess.Popen(
+        [*serve, *local], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as server:
+        port = next(found[1] for line in server.stderr if (found := re.search(r":(\d+)$", line)))
+        bench = [each.replace("23333", port) for each in bench]
+        measured = subprocess.run(bench, stdout=subprocess.PIPE, **settings)
+        server.terminate()
+    assert "TTFT" in measured.stdout and server.returncode == 0
 
 
 def test_quickstart_example(demo_model):
