@@ -20,7 +20,6 @@ import figures
 from bench import ENGINES, TASKS, Bench, Unfit, render, say
 from checkpoints import SHAPES
 from machine import MOST_OTHERS
-from peers.registry import SERVERS
 from record import RESULTS, read
 from report import markdown
 from rules import TIMES_OURS
@@ -34,7 +33,7 @@ QUICK = {
 }
 
 # Without those that only differ by the protocol before them.
-DEFAULT_ENGINES = [name for name in ENGINES if name not in SERVERS]
+DEFAULT_ENGINES = [name for name, engine in ENGINES.items() if not engine.is_server]
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

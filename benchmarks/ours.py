@@ -68,4 +68,5 @@ class AllsparkServe(Allspark):
     """The same package behind its OpenAI server."""
 
     name = "allspark-serve"
+    is_server = True
     module = "serve_worker"

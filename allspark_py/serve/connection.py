@@ -24,6 +24,8 @@ MIN_BYTES_PER_S = 8192
 # Requests that wait on a connection for the answer before theirs. Beyond them nothing is read, so
 # that a client that goes away is not noticed before it is written to.
 MAX_PIPELINED = 16
+# How long a refused connection is still read, for nobody.
+LINGER_S = 1.0
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _ERROR_HEADERS = (
     b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -211,7 +213,17 @@ class Connection(HttpToolsProtocol):
             body = orjson.dumps(error.to_openai())
             headers = _ERROR_HEADERS % len(body)
             self.transport.write(STATUS_LINE[error.status] + headers + body)
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closes the connection, once the client could read what was sent. With bytes of the client
+        left unread, the system would reset it at once, and the answer would be lost."""
+        if not self.transport.can_write_eof():  # TLS
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
 
 def _notice_death(transport: asyncio.Transport, timeout_s: float) -> None:

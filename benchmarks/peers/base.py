@@ -105,6 +105,7 @@ class Engine:
     packages: Sequence[Sequence[str]] = ()  # Arguments of pip, one list per call.
     unwanted: Sequence[str] = ()  # Dependencies of these that do not work with this torch.
     is_ours = False
+    is_server = False  # Another engine's, measured over HTTP.
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -13,5 +13,3 @@ from peers.vllm_serve import VllmServe
 PEERS: tuple[type[Engine], ...] = (
     OpenVino, LlamaCpp, Vllm, VllmServe, OnnxRuntimeGenai, Transformers,
 )  # fmt: skip
-# Engines behind an HTTP server. llama.cpp is measured so in any case.
-SERVERS = ("allspark-serve", VllmServe.name)

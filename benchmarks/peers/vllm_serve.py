@@ -13,6 +13,7 @@ from peers.worker import main
 
 class VllmServe(Vllm):
     name = "vllm-serve"
+    is_server = True
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.with_name(Vllm.name))  # the same installation

@@ -597,11 +597,29 @@ def test_a_bar_of_a_limit_is_met_by_the_unrounded_number(load) -> None:
 
 
 def test_bars_name_figures_and_precisions_that_there_are(load) -> None:
-    report, workloads, ours = load("report"), load("workloads"), load("ours")
-    for bar in load("bars").BARS:
+    report, workloads, bars = load("report"), load("workloads"), load("bars")
+    known = {
+        f"{name} {precision}"
+        for name, engine in load("bench").ENGINES.items()
+        for precision in engine.precisions
+    }
+    for bar in bars.BARS:
         workload, _, name = bar.metric.partition(".")
         assert workload in workloads.WORKLOADS and name in report.FIGURES
-        assert bar.engine == "best" or bar.engine.removeprefix("allspark ") in ours.PRECISIONS
+        assert bar.engine in known | {bars.BEST} and bar.against in known | {bars.PEER, bars.LIMIT}
+
+
+def test_a_bar_may_be_against_one_engine(load) -> None:
+    report = load("report")
+    for served, is_met in ((96.9, False), (97.0, True)):
+        samples = {
+            "allspark bf16": {"b32.output_tok_s": [100.0]},
+            "allspark-serve bf16": {"b32.output_tok_s": [served]},
+        }
+        record = {**a_record(samples), "ours": list(samples)}
+        lines = report.bars(report.Result(record), "tiny")
+        (line,) = (line for line in lines if "0.97 of allspark bf16" in line)
+        assert line.endswith("| met |" if is_met else "| **open** |"), line
 
 
 def test_documents_quote_the_comparison(tmp_path: Path, load) -> None:

@@ -75,7 +75,7 @@ def convert(directory, out, **options):
 def test_values_are_those_of_the_checkpoint(tmp_path, row):
     pytest.importorskip("allspark._allspark")
     weights = write(tmp_path, row)
-    message = r"14 weights are float8.*become float32 and take (\d+) bytes instead of"
+    message = r"14 weights are float8.*become float32: (\d+) bytes instead of"
     with pytest.warns(UserWarning, match=message):
         file, tensors = convert(tmp_path, tmp_path / "out")
     assert not file.spec.weight_quant

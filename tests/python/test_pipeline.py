@@ -390,12 +390,15 @@ def test_a_turn_that_fails_is_not_remembered(pipe):
 
 def test_a_turn_can_be_aborted_from_another_thread(pipe):
     session = pipe.session(GenerationConfig(max_new_tokens=None, ignore_eos=True))
+    model = pipe.model
 
     def abort():
-        while running(pipe) == 0:
+        while model.engine.get_as_engine_stat(model.name).pending_request == 0:
             time.sleep(0.001)
         session.abort()
+        model.engine.load_device_mem(model.name)
 
+    model.engine.unload_device_mem(model.name)  # the turn waits meanwhile
     thread = threading.Thread(target=abort)
     thread.start()
     pipe.chat("x", session)
