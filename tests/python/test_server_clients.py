@@ -15,8 +15,8 @@ anthropic = pytest.importorskip("anthropic")
 
 from allspark.chat_template import TokenizerTemplate  # noqa: E402
 from support import oracles  # noqa: E402
+from support.chats import TEMPLATE  # noqa: E402
 from support.http_server import RunningServer, wait_for_requests  # noqa: E402
-from test_server_anthropic import TEMPLATE  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
 ANSWER = "12 + 35 = 47"

@@ -22,10 +22,10 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from support.chats import TEMPLATE  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS  # noqa: E402
 from support.raw_http import Raw, post  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
-from test_server_anthropic import TEMPLATE  # noqa: E402
 from test_server_clients import TOOL  # noqa: E402
 
 SECONDS = float(os.environ.get("ALLSPARK_SOAK_SECONDS", "60"))
