@@ -183,6 +183,8 @@ def _install(engine: Engine, name: str, loader: LLM, config: EngineConfig) -> in
     if config.draft_model is not None:
         builder.draft_model(_draft(engine, config.draft_model), config.num_draft_tokens)
     context = loader.get_model_context_length()
+    if config.kv_cache_blocks:
+        context = min(context, config.kv_cache_blocks * config.block_size)
     session_len = config.session_len or context
     builder.max_length(session_len)
     builder.set_span_init_size(config.kv_cache_blocks)

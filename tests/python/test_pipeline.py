@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 import time
@@ -10,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from allspark import AsStatus, HuggingFaceModel
+from allspark.chat_template import BaseChatTemplate
 from allspark.pipeline import (
     EngineConfig,
     GenerationConfig,
@@ -19,7 +21,9 @@ from allspark.pipeline import (
     TurbomindEngineConfig,
     pipeline,
 )
+from allspark.pipeline import pipe as pipe_module
 from allspark.pipeline.model_source import model_name_of
+from allspark.pipeline.pipe import _older
 
 QUESTIONS = ["What is a ResultQueue?", "What is 12+35?", "What is continuous batching?"]
 SHORT = GenerationConfig(max_new_tokens=12)
@@ -125,10 +129,46 @@ def test_each_prompt_may_have_its_own_config(pipe):
         pipe(QUESTIONS[:2], gen_config=[configs[0], {}])
 
 
+@pytest.mark.parametrize("config", [{"max_new_tokens": 3}, 7, "greedy"])
+def test_what_is_no_config_is_refused_by_name(pipe, config):
+    async def generate():
+        async for _ in pipe.generate("x", gen_config=config):
+            pass
+
+    for call in (pipe.infer, pipe.stream_infer, pipe.chat):
+        with pytest.raises(TypeError, match="gen_config is a .*; it must be a GenerationConfig"):
+            call("x", gen_config=config)
+    with pytest.raises(TypeError, match="gen_config is a .*; it must be a GenerationConfig"):
+        asyncio.run(generate())
+
+
+def test_what_is_no_session_is_refused_by_name(pipe):
+    with pytest.raises(TypeError, match="session is a str; it must be a Session"):
+        pipe.chat("x", "y")
+    for sessions in ("y", ["y"], 7):
+        with pytest.raises(TypeError, match="sessions is a .*; it must be a Session or a list"):
+            pipe.stream_infer("x", sessions)
+    with pytest.raises(ValueError, match="there are 2 sessions for 1 prompts"):
+        pipe.stream_infer("x", [pipe.session(), pipe.session()])
+
+
+def test_a_config_is_checked_again_where_it_is_used(pipe):
+    config = GenerationConfig()
+    config.n = 2
+    for call in (pipe.infer, pipe.stream_infer, pipe.chat):
+        with pytest.raises(ValueError, match="GenerationConfig.n is 2; only 1 is served"):
+            call("x", gen_config=config)
+    with pytest.raises(ValueError, match="GenerationConfig.n is 2; only 1 is served"):
+        pipe("x", gen_config=[config])
+
+
 def test_arguments_of_older_scripts(pipe):
     with pytest.warns(UserWarning, match="use gen_config"):
         response = pipe.batch_infer(QUESTIONS[0], request_output_len=4, top_k=1)
     assert response.generate_token_len == 4 and response.session_id == 0
+    with pytest.warns(UserWarning, match="use gen_config"):
+        config = _older(None, {"request_output_len": 4})
+    assert config == GenerationConfig(do_sample=True, max_new_tokens=4, top_k=40, top_p=0.8)
     with pytest.raises(TypeError, match="top_k is given beside gen_config"):
         pipe(QUESTIONS[0], gen_config=SHORT, top_k=1)
     with pytest.raises(TypeError, match="there is no parameter 'top_z'"):
@@ -388,6 +428,35 @@ def test_a_turn_that_fails_is_not_remembered(pipe):
         pipe.chat(["x"], session)
 
 
+def test_an_error_in_a_users_template_is_that_of_its_prompt(pipe, monkeypatch):
+    class Own(BaseChatTemplate):
+        def messages2prompt(self, messages, sequence_start=True, **kwargs):
+            return {"a": "What is 3+4?"}[messages if isinstance(messages, str) else "b"]
+
+    monkeypatch.setattr(pipe.model, "template", Own())
+    right, wrong = pipe(["a", "c"], gen_config=SHORT)
+    assert right.error_code is None and right.token_ids
+    assert (wrong.finish_reason, wrong.error_code) == ("error", "internal_error")
+    assert wrong.error_message == "KeyError: 'c'"
+    session = pipe.chat("b")
+    assert session.history == [] and session.conversation.messages == []
+    assert session.response.error_code == "internal_error"
+
+
+def test_a_turn_that_raises_is_not_remembered(pipe, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no engine")
+
+    session = pipe.session()
+    monkeypatch.setattr(pipe_module, "run", fail)
+    with pytest.raises(RuntimeError, match="no engine"):
+        pipe.chat("x", session)
+    assert session.history == [] and session.conversation.messages == []
+    assert (session.response.finish_reason, session.response.error_message) == (
+        "error", "no engine",
+    )  # fmt: skip
+
+
 def test_a_turn_can_be_aborted_from_another_thread(pipe):
     session = pipe.session(GenerationConfig(max_new_tokens=None, ignore_eos=True))
     model = pipe.model
@@ -462,6 +531,37 @@ def test_speculation_changes_no_output(demo_model, pipe):
 # Models and settings.
 
 
+def test_a_config_of_the_caller_stays_as_it_is(demo_model):
+    config = EngineConfig(session_len=64, max_batch_size=1)
+    before = dataclasses.replace(config)
+    speculation = SpeculativeConfig("ngram", num_speculative_tokens=3)
+    with pipeline(
+        str(demo_model), backend_config=config, speculative_config=speculation,
+        trust_remote_code=True,
+    ) as pipe:  # fmt: skip
+        assert pipe.backend_config.prompt_lookup_num_tokens == 3
+        assert pipe.backend_config.trust_remote_code
+    assert config == before
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"speculative_config": "ngram"}, TypeError, "speculative_config is a str; it must be a"),
+        ({"max_log_len": "all"}, TypeError, r"max_log_len is 'all' \(str\); it must be None or an"),
+        ({"max_log_len": -1}, ValueError, "max_log_len is -1"),
+        ({"model_name": 7}, TypeError, r"model_name is 7 \(int\); it must be a str"),
+        ({"log_level": "LOUD"}, ValueError, "log_level is 'LOUD'; it must be one of CRITICAL"),
+        ({"backend_config": {}}, TypeError, "backend_config is a dict; it must be an EngineConfig"),
+        ({"chat_template_config": 7}, TypeError, "config is a int; it must be a ChatT"),
+        ({"tp": 2}, TypeError, "pipeline has no parameter 'tp'"),
+    ],
+)
+def test_wrong_arguments_of_pipeline_are_named(demo_model, arguments, error, message):
+    with pytest.raises(error, match=message):
+        pipeline(str(demo_model), **arguments)
+
+
 def test_settings_reach_the_engine(demo_model):
     config = TurbomindEngineConfig(
         tp=2, session_len=256, max_batch_size=3, quant_policy=8, cache_block_seq_len=16,
@@ -500,6 +600,16 @@ def test_a_context_that_memory_cannot_hold_is_shortened(demo_model, monkeypatch)
         assert pipe.session_len == 1024
     with pytest.raises(MemoryError, match="too long"):
         pipeline(str(demo_model), backend_config=EngineConfig(session_len=2048))
+
+
+def test_a_context_that_the_given_blocks_cannot_hold_is_shortened(demo_model):
+    config = TurbomindEngineConfig(cache_max_entry_count=2)
+    with pipeline(str(demo_model), backend_config=config) as pipe:
+        assert pipe.session_len == 2 * 64
+        assert pipe("What is 3+4?").text == "3 + 4 = 7"
+    config = EngineConfig(kv_cache_blocks=2, session_len=2048)
+    with pytest.raises(MemoryError, match="needs 2048 tokens"):
+        pipeline(str(demo_model), backend_config=config)
 
 
 def test_models_of_every_kind(demo_model, tmp_path, monkeypatch):
