@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -23,13 +22,12 @@ from allspark.pipeline.configs import (
 from allspark.pipeline.engine_config import EngineConfig
 from allspark.pipeline.generation import to_fields
 from allspark.pipeline.inputs import Prompt, to_prompts
+from allspark.pipeline.log import logger, set_log_level
 from allspark.pipeline.model_source import check_source, model_name_of
 from allspark.pipeline.response import Response
 from allspark.pipeline.runs import Job, run
 from allspark.pipeline.served_model import ServedModel
 from allspark.pipeline.session import Session
-
-logger = logging.getLogger("allspark")
 
 BackendConfig = EngineConfig | TurbomindEngineConfig | PytorchEngineConfig
 
@@ -106,7 +104,7 @@ class Pipeline:
         config.trust_remote_code = config.trust_remote_code or trust_remote_code
         if speculative_config is not None:
             _speculation(speculative_config).apply(config)
-        _set_log_level(log_level)
+        set_log_level(log_level)
         self._max_log_len = max_log_len
         self.model_name = model_name or model_name_of(model_path)
         self.backend_config = config
@@ -401,13 +399,6 @@ def _speculation(config: Any) -> SpeculativeConfig:
     if not isinstance(config, SpeculativeConfig):
         raise wrong_type("speculative_config", config, "a SpeculativeConfig")
     return config
-
-
-def _set_log_level(level: str) -> None:
-    names = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
-    if level not in names:
-        raise ValueError(f"log_level is {level!r}; it must be one of {', '.join(names)}")
-    logger.setLevel(level)
 
 
 def _sessions(sessions: Any, count: int) -> list[Session]:

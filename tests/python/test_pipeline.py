@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -494,6 +497,33 @@ def test_prompts_are_logged_only_where_asked(demo_model, caplog):
         assert ("'SECRET WOR'" in caplog.text) == logged
     with pytest.raises(ValueError, match="log_level is 'LOUD'; it must be one of CRITICAL"):
         pipeline(str(demo_model), log_level="LOUD")
+
+
+LOGGED = """
+import logging, sys
+from allspark.pipeline import GenerationConfig, pipeline
+if sys.argv[2] == "own":
+    logging.basicConfig(format="own: %(message)s")
+for _ in range(2):
+    with pipeline(sys.argv[1], log_level=sys.argv[3], max_log_len=9) as pipe:
+        pipe("What is 3+4?", do_preprocess=False, gen_config=GenerationConfig(max_new_tokens=2))
+"""
+
+
+@pytest.mark.parametrize("own", ["own", "none"])
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_log_that_is_asked_for_is_shown_once(demo_model, own, level):
+    command = [sys.executable, "-c", LOGGED, str(demo_model), own, level]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
+    if level == "WARNING":
+        assert lines == []
+        return
+    begin = "own: " if own == "own" else r"[-0-9]+ [:,0-9]+ INFO allspark(\.chat_template)?: "
+    assert [bool(re.match(begin, line)) for line in lines] == [True] * 4, lines
+    assert lines[0].endswith("is TokenizerTemplate('hf')")
+    assert lines[1].endswith("prompt: 'What is 3'")
 
 
 def test_closing_frees_the_model(demo_model):
