@@ -135,6 +135,8 @@ class Request:
 
 def plan(model: ServedModel, job: Job, stream: bool) -> Request | Response:
     """The request of a job, or the response that says why there is none."""
+    if model.is_closed:
+        return _failed(job.index, 0, "engine_unavailable", f"the model {model.name!r} is closed")
     try:
         ids, fields = job.prepare()
         ids = to_id_array(ids)

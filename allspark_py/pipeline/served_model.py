@@ -41,6 +41,7 @@ class ServedModel:
     prompt_lookup_num_tokens: int = 0
     # Of the checkpoint's generation_config.json: temperature, top_p, top_k, repetition_penalty.
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+    is_closed: bool = False
 
     @classmethod
     def open(
@@ -126,6 +127,7 @@ class ServedModel:
 
     def close(self) -> None:
         """Ends all requests and frees the model; a second call has no effect."""
+        self.is_closed = True
         _remove(self.engine, self.name)
 
 

@@ -533,7 +533,10 @@ def test_closing_frees_the_model(demo_model):
     pipe.close()
     pipe.close()
     assert engine.list_models() == []
-    assert pipe("x").error_code is not None
+    response = pipe("x")
+    assert response.error_code == "engine_unavailable"
+    assert response.error_message == "the model 'demo' is closed"
+    assert pipe.chat("x").history == []
 
 
 def test_an_adapter_is_asked_for_by_name(demo_model, repo_root):
