@@ -362,6 +362,11 @@ def test_the_command_says_how_it_is_used():
     for arguments, status in (([], 2), (["--help"], 0)):
         result = subprocess.run([*command, *arguments], capture_output=True, text=True)
         assert result.returncode == status and "SCRIPT" in result.stdout
+    for name in ("lmdeploy_compat", "dashinfer_compat"):
+        command = [sys.executable, "-m", f"allspark.{name}", "/nowhere/x.py"]
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 2
+        assert result.stderr == f"allspark.{name}: /nowhere/x.py: no such file\n"
 
 
 # Names.
