@@ -294,6 +294,11 @@ def test_logits_and_hidden_states(pipe):
         assert response.logits.shape == (3, 1536) and response.logits.dtype == np.float32
         assert response.logits.argmax(axis=1).tolist() == response.token_ids
         assert response.last_hidden_state.shape == (5, 128)
+    config = GenerationConfig(output_logits="generation")
+    response = pipe("What is 3+4?", gen_config=config)
+    assert response.finish_reason == "stop"
+    ids = response.logits.argmax(axis=1).tolist()
+    assert ids[:-1] == response.token_ids and ids[-1] in pipe.model.end_ids
 
 
 def test_a_format_is_kept(pipe):
