@@ -246,8 +246,8 @@ def _add(writer: Any, part: Part, spec: Any) -> None:
 
 @contextlib.contextmanager
 def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar on stderr for work that takes longer than a second; none if tqdm is not
-    installed.
+    """A progress bar for work that takes longer than a second, where stderr is a terminal; none if
+    tqdm is not installed.
     """
     try:
         from tqdm import tqdm
@@ -267,5 +267,6 @@ def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
         unit_scale=True,
         delay=_PROGRESS_DELAY_S,
         leave=False,
+        disable=None,  # unless stderr is a terminal
     ) as bar:
         yield bar.update

@@ -110,9 +110,10 @@ def _prompt_of(value: Mapping[str, Any]) -> Any:
         raise LineError(f"prompt and messages are {which}; a line has one of them")
     (name,) = given
     found = value[name]
-    if name == "messages" and isinstance(found, str):
+    prompt = to_prompt(name, found)
+    if name == "messages" and (isinstance(prompt, str) or not isinstance(prompt[0], Mapping)):
         raise LineError(f"messages is {shown(found)}; it must be a list of objects")
-    return to_prompt(name, found)
+    return prompt
 
 
 def _answer_line(head: dict[str, Any], response: Response) -> Answer:

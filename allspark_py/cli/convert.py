@@ -11,7 +11,7 @@ _WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="directory of a checkpoint, a GGUF file, or a name on the Hugging Face hub")
+    add("model", help="directory of a checkpoint, a GGUF file, a name on a hub, or smollm2")
     add("--output", required=True, metavar="DIR", help="where the model goes")
     add("--name", help="name of the files (default: the last part of MODEL)")
     add("--data-type", default="bfloat16", help="bfloat16 (default) or float32")
@@ -29,12 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from allspark.model_loader import HuggingFaceModel
+    from allspark.pipeline.model_source import model_name_of, open_loader
 
     config = _quant_config(options)
-    path = Path(options.model).resolve()
-    name = options.name or (path.stem if path.suffix == ".gguf" else path.name)
-    loader = HuggingFaceModel(options.model, name, user_set_data_type=options.data_type)
-    loader.load_model().serialize_to_path(
+    path = Path(options.model).expanduser()
+    name = options.name or model_name_of(str(path.resolve()) if path.exists() else options.model)
+    loader = open_loader(options.model, name, options.data_type)
+    if not isinstance(loader, HuggingFaceModel):
+        raise ValueError(f"{options.model} is serialised already; give its checkpoint")
+    loader.serialize_to_path(
         None,
         options.output,
         enable_quant=config is not None,

@@ -31,7 +31,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         if isinstance(field.default, bool):
             group.add_argument(flag, dest=name, action="store_true", default=None, help=text)
         else:
-            group.add_argument(flag, dest=name, type=_value, metavar="X", help=text)
+            # A revision may look like a number.
+            kind = str if str(field.type).startswith("str") else _value
+            group.add_argument(flag, dest=name, type=kind, metavar="X", help=text)
     template = parser.add_argument_group("chat template")
     template.add_argument("--chat-template", help="a name, a JSON file or JSON text")
     template.add_argument("--meta-instruction", help="the system prompt")

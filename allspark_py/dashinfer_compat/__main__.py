@@ -14,6 +14,9 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(allspark.dashinfer_compat.__doc__)
         return 0 if argv else 2
+    if not os.path.exists(argv[0]):
+        print(f"allspark.dashinfer_compat: {argv[0]}: no such file", file=sys.stderr)
+        return 2
     allspark.dashinfer_compat.install()
     sys.argv = list(argv)
     # A script imports modules from its own directory, as when Python runs it.

@@ -15,6 +15,9 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(allspark.lmdeploy_compat.__doc__)
         return 0 if argv else 2
+    if not os.path.exists(argv[0]):
+        print(f"allspark.lmdeploy_compat: {argv[0]}: no such file", file=sys.stderr)
+        return 2
     allspark.lmdeploy_compat.install()
     sys.argv = list(argv)
     # A script imports modules from its own directory, as when Python runs it.

@@ -46,6 +46,8 @@ _MODULES: dict[str, dict[str, str]] = {
     "lmdeploy.api": _CALLS,
     "lmdeploy.messages": {
         **_CONFIGS,
+        "EngineRole": f"{_HERE}.configs",
+        "MigrationBackend": f"{_HERE}.configs",
         "QuantPolicy": f"{_HERE}.configs",
         "Response": "allspark.pipeline.response",
         "ResponseType": f"{_HERE}.configs",

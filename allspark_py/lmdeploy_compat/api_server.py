@@ -6,7 +6,6 @@ It ends when stdin does, so it never outlives the process that started it.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -42,11 +41,12 @@ def _serve(job: dict[str, Any]) -> None:
         raise RuntimeError(message) from None
     from allspark.lmdeploy_compat.serving import READY
     from allspark.pipeline.engine_config import EngineConfig
+    from allspark.pipeline.log import set_log_level
     from allspark.pipeline.model_source import model_name_of
     from allspark.pipeline.served_model import ServedModel
     from allspark.serve.settings import ServerSettings
 
-    logging.getLogger("allspark").setLevel(job["log_level"])
+    set_log_level(job["log_level"])
     source = job["model_path"]
     settings = ServerSettings(shutdown_timeout=1.0)
     for name, value in job["settings"].items():

@@ -28,6 +28,21 @@ class QuantPolicy(enum.IntEnum):
     TURBO_QUANT = 42
 
 
+class EngineRole(str, enum.Enum):
+    """What an engine computes. The configs refuse all but Hybrid, their default."""
+
+    Hybrid = "Hybrid"
+    Prefill = "Prefill"
+    Decode = "Decode"
+
+
+class MigrationBackend(str, enum.Enum):
+    """What moves caches between engines; nothing does here."""
+
+    DLSlime = "DLSlime"
+    Mooncake = "Mooncake"
+
+
 class ResponseType(enum.Enum):
     """How an engine's output ended. A Response says it by finish_reason and error_code."""
 

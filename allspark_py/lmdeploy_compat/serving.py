@@ -19,12 +19,12 @@ from allspark.chat_template import MODELS, BaseChatTemplate, ChatTemplateConfig
 from allspark.lmdeploy_compat.api_client import APIClient
 from allspark.lmdeploy_compat.not_served import not_served
 from allspark.pipeline.engine_config import EngineConfig
+from allspark.pipeline.log import LEVELS
 
 # What the server's process prints, with its port, once it takes requests.
 READY = "allspark.lmdeploy_compat: serving on port "
 _NUM_LAST_LINES = 20
 _END_TIMEOUT_S = 5
-_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 # Keywords that are settings of the server.
 _SETTINGS = (
     "allow_origins", "allow_methods", "allow_headers", "allow_credentials", "max_log_len",
@@ -72,8 +72,8 @@ def serve(
     check_source(model_path)
     if backend not in ("turbomind", "pytorch"):
         raise ValueError(f"backend is {backend!r}; it must be 'turbomind' or 'pytorch'")
-    if log_level not in _LEVELS:
-        raise ValueError(f"log_level is {log_level!r}; it must be one of {', '.join(_LEVELS)}")
+    if log_level not in LEVELS:
+        raise ValueError(f"log_level is {log_level!r}; it must be one of {', '.join(LEVELS)}")
     keys = [api_keys] if isinstance(api_keys, str) else list(api_keys or ())
     job = {
         "model_path": model_path,

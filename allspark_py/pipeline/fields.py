@@ -55,12 +55,18 @@ def check_fields(config: Any) -> None:
             and what is taken.
     """
     for name, value, default, rule in _fields(config):
-        if value is default or (type(value) is type(default) and value == default):
+        if _is_default(value, default):
             continue
         if rule.treatment == "refused":
             raise ValueError(f"{name} is {shown(value)}; only {default!r} is served: {rule.note}")
         if rule.check is not None:
             rule.check(name, value)
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    # A str may be a member of an enum. Of other types, True is not 1.
+    is_same = type(value) is type(default) or (isinstance(value, str) and isinstance(default, str))
+    return value is default or (is_same and bool(value == default))
 
 
 def _fields(config: Any) -> Iterator[tuple[str, Any, Any, Rule]]:

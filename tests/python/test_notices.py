@@ -3,10 +3,12 @@ does not need."""
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
 import pytest
+from allspark.pipeline import EngineConfig, pipeline
 
 gguf = pytest.importorskip("gguf")
 
@@ -47,6 +49,16 @@ def test_the_commands_say_it_without_the_program(tmp_path):
     code = "import sys; from allspark.cli import main; sys.exit(main(sys.argv[1:]))"
     lines = said_by(code, "convert", tmp_path / "m.gguf", "--output", tmp_path / "out")
     assert len(lines) == 2 and all(line.startswith("allspark convert: ") for line in lines), lines
+
+
+def test_a_progress_bar_is_for_terminals(demo_model, monkeypatch):
+    monkeypatch.setattr("allspark.model_loader.convert._PROGRESS_DELAY_S", 0)
+    for is_terminal in (True, False):
+        stderr = io.StringIO()
+        monkeypatch.setattr(stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with pipeline(str(demo_model), backend_config=EngineConfig(precision="A16W8")):
+            assert ("serializing" in stderr.getvalue()) == is_terminal
 
 
 def test_nothing_is_said_of_a_missing_torch(demo_model):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 
 import numpy as np
 import pytest
 from allspark import AsStatus, HuggingFaceModel
+from allspark.chat_template import BaseChatTemplate
 from allspark.pipeline import (
     EngineConfig,
     GenerationConfig,
@@ -19,6 +19,7 @@ from allspark.pipeline import (
     TurbomindEngineConfig,
     pipeline,
 )
+from allspark.pipeline import pipe as pipe_module
 from allspark.pipeline.model_source import model_name_of
 
 QUESTIONS = ["What is a ResultQueue?", "What is 12+35?", "What is continuous batching?"]
@@ -123,16 +124,6 @@ def test_each_prompt_may_have_its_own_config(pipe):
         pipe(QUESTIONS, gen_config=configs)
     with pytest.raises(TypeError, match=r"gen_config\[1\] is a dict"):
         pipe(QUESTIONS[:2], gen_config=[configs[0], {}])
-
-
-def test_arguments_of_older_scripts(pipe):
-    with pytest.warns(UserWarning, match="use gen_config"):
-        response = pipe.batch_infer(QUESTIONS[0], request_output_len=4, top_k=1)
-    assert response.generate_token_len == 4 and response.session_id == 0
-    with pytest.raises(TypeError, match="top_k is given beside gen_config"):
-        pipe(QUESTIONS[0], gen_config=SHORT, top_k=1)
-    with pytest.raises(TypeError, match="there is no parameter 'top_z'"):
-        pipe(QUESTIONS[0], top_z=1)
 
 
 def test_more_prompts_than_there_is_room_for(pipe):
@@ -251,6 +242,11 @@ def test_logits_and_hidden_states(pipe):
         assert response.logits.shape == (3, 1536) and response.logits.dtype == np.float32
         assert response.logits.argmax(axis=1).tolist() == response.token_ids
         assert response.last_hidden_state.shape == (5, 128)
+    config = GenerationConfig(output_logits="generation")
+    response = pipe("What is 3+4?", gen_config=config)
+    assert response.finish_reason == "stop"
+    ids = response.logits.argmax(axis=1).tolist()
+    assert ids[:-1] == response.token_ids and ids[-1] in pipe.model.end_ids
 
 
 def test_a_format_is_kept(pipe):
@@ -388,6 +384,35 @@ def test_a_turn_that_fails_is_not_remembered(pipe):
         pipe.chat(["x"], session)
 
 
+def test_an_error_in_a_users_template_is_that_of_its_prompt(pipe, monkeypatch):
+    class Own(BaseChatTemplate):
+        def messages2prompt(self, messages, sequence_start=True, **kwargs):
+            return {"a": "What is 3+4?"}[messages if isinstance(messages, str) else "b"]
+
+    monkeypatch.setattr(pipe.model, "template", Own())
+    right, wrong = pipe(["a", "c"], gen_config=SHORT)
+    assert right.error_code is None and right.token_ids
+    assert (wrong.finish_reason, wrong.error_code) == ("error", "internal_error")
+    assert wrong.error_message == "KeyError: 'c'"
+    session = pipe.chat("b")
+    assert session.history == [] and session.conversation.messages == []
+    assert session.response.error_code == "internal_error"
+
+
+def test_a_turn_that_raises_is_not_remembered(pipe, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no engine")
+
+    session = pipe.session()
+    monkeypatch.setattr(pipe_module, "run", fail)
+    with pytest.raises(RuntimeError, match="no engine"):
+        pipe.chat("x", session)
+    assert session.history == [] and session.conversation.messages == []
+    assert (session.response.finish_reason, session.response.error_message) == (
+        "error", "no engine",
+    )  # fmt: skip
+
+
 def test_a_turn_can_be_aborted_from_another_thread(pipe):
     session = pipe.session(GenerationConfig(max_new_tokens=None, ignore_eos=True))
     model = pipe.model
@@ -416,17 +441,6 @@ def test_perplexity_is_that_of_the_engine(pipe):
     assert pipe.get_ppl(inputs[0]) == expected[:1]
 
 
-def test_prompts_are_logged_only_where_asked(demo_model, caplog):
-    caplog.set_level(logging.INFO, "allspark")
-    for length, logged in ((None, False), (10, True)):
-        caplog.clear()
-        with pipeline(str(demo_model), log_level="INFO", max_log_len=length) as pipe:
-            pipe("SECRET WORDS", gen_config=SHORT, do_preprocess=False)
-        assert ("'SECRET WOR'" in caplog.text) == logged
-    with pytest.raises(ValueError, match="log_level is 'LOUD'; it must be one of CRITICAL"):
-        pipeline(str(demo_model), log_level="LOUD")
-
-
 def test_closing_frees_the_model(demo_model):
     pipe = pipeline(str(demo_model), "demo")
     engine = pipe.model.engine
@@ -434,7 +448,10 @@ def test_closing_frees_the_model(demo_model):
     pipe.close()
     pipe.close()
     assert engine.list_models() == []
-    assert pipe("x").error_code is not None
+    response = pipe("x")
+    assert response.error_code == "engine_unavailable"
+    assert response.error_message == "the model 'demo' is closed"
+    assert pipe.chat("x").history == []
 
 
 def test_an_adapter_is_asked_for_by_name(demo_model, repo_root):
@@ -500,6 +517,16 @@ def test_a_context_that_memory_cannot_hold_is_shortened(demo_model, monkeypatch)
         assert pipe.session_len == 1024
     with pytest.raises(MemoryError, match="too long"):
         pipeline(str(demo_model), backend_config=EngineConfig(session_len=2048))
+
+
+def test_a_context_that_the_given_blocks_cannot_hold_is_shortened(demo_model):
+    config = TurbomindEngineConfig(cache_max_entry_count=2)
+    with pipeline(str(demo_model), backend_config=config) as pipe:
+        assert pipe.session_len == 2 * 64
+        assert pipe("What is 3+4?").text == "3 + 4 = 7"
+    config = EngineConfig(kv_cache_blocks=2, session_len=2048)
+    with pytest.raises(MemoryError, match="needs 2048 tokens"):
+        pipeline(str(demo_model), backend_config=config)
 
 
 def test_models_of_every_kind(demo_model, tmp_path, monkeypatch):

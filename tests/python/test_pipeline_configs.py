@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from allspark.pipeline import (
+    ChatTemplateConfig,
     EngineConfig,
     GenerationConfig,
     Pipeline,
@@ -203,3 +204,34 @@ def test_the_page_has_every_field_with_its_treatment():
             )
         ]
         assert rows == expected, config_class.__name__
+
+
+CONVERSATION = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "tool", "content": "three"},
+]
+
+
+def test_the_page_has_every_field_of_a_chat_template():
+    section = PAGE.read_text().split("### ChatTemplateConfig\n")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (\w+) \| .+ \|$", section, re.MULTILINE)
+    others = [field.name for field in dataclasses.fields(ChatTemplateConfig)][1:]
+    assert rows == [("model_name", "–", "mapped"), *((name, "`None`", "mapped") for name in others)]
+
+
+def test_every_field_of_a_chat_template_has_its_effect(demo_model):
+    for name in ("system", "eosys", "user", "eoh", "assistant", "eoa", "separator"):
+        template = ChatTemplateConfig("base", **{name: "<x>"}).chat_template
+        assert "<x>" in template.messages2prompt(CONVERSATION[:3] + CONVERSATION[1:2]), name
+    for name in ("tool", "eotool"):
+        template = ChatTemplateConfig("base", **{name: "<x>"}).chat_template
+        assert "<x>three" in template.messages2prompt(CONVERSATION) or name == "eotool"
+        assert template.messages2prompt(CONVERSATION, tools=[{"name": "f"}]).count("<x>") == 2
+    template = ChatTemplateConfig("base", meta_instruction="be kind").chat_template
+    assert template.get_prompt("1+1") == "be kind1+1"
+    assert ChatTemplateConfig("base", stop_words=["<x>"]).chat_template.stop_words == ["<x>"]
+    assert ChatTemplateConfig("qwen", capability="completion").chat_template.get_prompt("a") == "a"
+    template = ChatTemplateConfig("hf", model_path=str(demo_model)).chat_template
+    assert template.get_prompt("a").startswith("<|im_start|>user\na<|im_end|>")
