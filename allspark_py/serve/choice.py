@@ -91,6 +91,11 @@ class Choice:
             self.release()
         return elements is not None or self.is_finished
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something, or there is an end to tell."""
+        return bool(self._pieces) or self.is_finished
+
     def take(self) -> list[TextElements]:
         """What was read since the last call."""
         pieces, self._pieces = self._pieces, []

@@ -241,7 +241,8 @@ class CompletionStream:
             return
         data = []
         for choice in self._call.choices:
-            if choice.index in self._has_ended:
+            # The log-probabilities of an echoed prompt come with the first output.
+            if choice.index in self._has_ended or not choice.has_news:
                 continue
             part = self._call.part(choice)
             is_end = choice.is_finished
