@@ -89,7 +89,7 @@ def _converted(response_format: Any, conversion: _Conversion) -> str | None:
     if not isinstance(response_format, Mapping):
         raise _wrong_type("response_format", response_format, "a dict with the key 'type'")
     kind = response_format.get("type")
-    if kind not in _FORMS:
+    if not isinstance(kind, str) or kind not in _FORMS:
         known = ", ".join(map(repr, _FORMS))
         raise ValueError(f"response_format has the type {kind!r}; it must be one of {known}")
     keys, convert = _FORMS[kind]

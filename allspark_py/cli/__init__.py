@@ -43,10 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, module in _COMMANDS.items():
         summary = (module.__doc__ or "").splitlines()[0]
         module.add_arguments(commands.add_parser(name, help=summary, description=summary))
+    arguments = [_dashed(each) for each in (sys.argv[1:] if arguments is None else arguments)]
     options = parser.parse_args(arguments)
     with warnings.catch_warnings():
         warnings.showwarning = functools.partial(_show_warning, options.command)
         return _run(parser, options, arguments)
+
+
+def _dashed(argument: str) -> str:
+    """A flag with dashes in its name: those with underscores, as --server_name, are known, too."""
+    if not argument.startswith("--"):
+        return argument
+    name, separator, value = argument.partition("=")
+    return name.replace("_", "-") + separator + value
 
 
 def _show_warning(command: str, message: Warning | str, *_: object) -> None:
@@ -55,7 +64,7 @@ def _show_warning(command: str, message: Warning | str, *_: object) -> None:
 
 
 def _run(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str] | None
+    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str]
 ) -> int:
     try:
         if (path := getattr(options, "config", None)) is not None:

@@ -23,7 +23,7 @@ def set_defaults(parser: argparse.ArgumentParser, path: str) -> None:
             takes; the message names file, key and value.
         OSError: the file cannot be read.
     """
-    actions = {_key(action): action for action in parser._actions if _key(action) not in _NOT_KEYS}
+    actions = {key: action for action in parser._actions for key in _keys(action) - _NOT_KEYS}
     defaults = {}
     for given, value in _read(path).items():
         key = str(given).replace("_", "-")
@@ -35,11 +35,11 @@ def set_defaults(parser: argparse.ArgumentParser, path: str) -> None:
     parser.set_defaults(**defaults)
 
 
-def _key(action: argparse.Action) -> str:
+def _keys(action: argparse.Action) -> set[str]:
     """"server-port" for --server-port, "models" for the models."""
     if not action.option_strings:
-        return action.dest
-    return max(action.option_strings, key=len).removeprefix("--")
+        return {action.dest}
+    return {name.removeprefix("--") for name in action.option_strings if name.startswith("--")}
 
 
 def _read(path: str) -> dict[Any, Any]:

@@ -10,8 +10,12 @@ import argparse
 import dataclasses
 from typing import Any
 
+from . import lmdeploy_flags
+
 # Fields that are not set by a flag: a flag of another form sets them, or none does.
 _OTHERS = {"adapters", "hf_overrides", "trust_remote_code", "custom_module_map", "devices"}
+# Further names of flags.
+_ALIASES = {"device_type": "--device", "disable_vision_encoder": "--language-model-only"}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +30,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="run the Python files of the checkpoint's tokenizer",
     )
     for name, (field, rule) in _fields().items():
-        flag = "--" + name.rstrip("_").replace("_", "-")
+        flags = ["--" + name.rstrip("_").replace("_", "-"), *filter(None, [_ALIASES.get(name)])]
         text = rule.note.replace("`", "") if rule.treatment == "mapped" else argparse.SUPPRESS
         if isinstance(field.default, bool):
-            group.add_argument(flag, dest=name, action="store_true", default=None, help=text)
+            group.add_argument(*flags, dest=name, action="store_true", default=None, help=text)
         else:
             # A revision may look like a number.
             kind = str if str(field.type).startswith("str") else _value
-            group.add_argument(flag, dest=name, type=kind, metavar="X", help=text)
+            group.add_argument(*flags, dest=name, type=kind, metavar="X", help=text)
+    lmdeploy_flags.add_flags(group, lmdeploy_flags.OF_ENGINE)
+    lmdeploy_flags.add_speculative_flags(group)
     template = parser.add_argument_group("chat template")
     template.add_argument("--chat-template", help="a name, a JSON file or JSON text")
     template.add_argument("--meta-instruction", help="the system prompt")
@@ -69,6 +75,7 @@ def to_engine_config(options: argparse.Namespace) -> Any:
     from allspark.pipeline.configs import PytorchEngineConfig, TurbomindEngineConfig
     from allspark.pipeline.engine_config import EngineConfig
 
+    lmdeploy_flags.check(options, lmdeploy_flags.OF_ENGINE)
     given = {name: getattr(options, name) for name in _fields()}
     given = {name: value for name, value in given.items() if value is not None}
     turbomind = _take(given, TurbomindEngineConfig)
@@ -83,6 +90,7 @@ def to_engine_config(options: argparse.Namespace) -> Any:
         config.kv_cache_blocks = other.kv_cache_blocks
     if "block_size" in pytorch:
         config.block_size = other.block_size
+    lmdeploy_flags.apply_speculative(options, config)
     own = {**dataclasses.asdict(config), **given}
     own["adapters"] = dict(map(_adapter, options.adapters)) or None
     own["trust_remote_code"] = options.trust_remote_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import resource
 import sys
@@ -12,6 +13,12 @@ from . import engine_flags, server_flags
 
 # The two forms of LMDeploy's command line, with their ports.
 _FORMS = {"api_server": 23333, "gradio": 6006}
+# Its further forms, which are other commands here, or none.
+_OTHER_FORMS = {
+    "api_client": "`allspark client URL` talks with a server",
+    "proxy": "nginx or another proxy spreads requests over servers (docs/server.md)",
+    "triton_client": "there is no Triton server",
+}
 # The flags that the page has where another server answers.
 _PAGE_FLAGS = {
     "command", "parser", "config", "models", "server_name", "server_port", "max_body_bytes",
@@ -44,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     form, given = _form(options)
     if options.server_port is None:
         options.server_port = _FORMS[form]
+    server_flags.start_log(options)
     url = given[0] if form == "gradio" and _is_url(given[0]) else None
     if url is not None:
         return _run_page(options, url, given[1:])
@@ -64,10 +72,14 @@ def _run_models(
     settings.home_is_page = form == "gradio"
     config = engine_flags.to_engine_config(options)
     template = engine_flags.to_chat_template(options)
+    named = [(source, name or model_name_of(source)) for source, name in sources]
+    adapters = _adapters_of([name for _, name in named], config.adapters or {})
     engine = Engine()
     models = [
-        ServedModel.open(source, config, name or model_name_of(source), engine, template)
-        for source, name in sources
+        ServedModel.open(
+            source, dataclasses.replace(config, adapters=adapters[name]), name, engine, template
+        )
+        for source, name in named
     ]
     _allow_many_connections()
 
@@ -85,6 +97,26 @@ def _run_models(
     if is_reading():  # a text, for nobody now; Python would wait for it
         os._exit(0)
     return 0
+
+
+def _adapters_of(models: list[str], given: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The adapters of each model: with several models they are named MODEL:NAME."""
+    found: dict[str, dict[str, str]] = {name: {} for name in models}
+    if len(found) < len(models):
+        double = next(name for name in models if models.count(name) > 1)
+        raise ValueError(f"two models have the name {double!r}; say MODEL=NAME")
+    for given_name, path in given.items():
+        model, separator, name = given_name.partition(":")
+        if not separator or model not in found:
+            model, name = models[0], given_name
+            if len(models) > 1:
+                listed = ", ".join(models)
+                raise ValueError(
+                    f"--adapters has {given_name!r} beside {len(models)} models; say "
+                    f"MODEL:{name}={path} with one of {listed}"
+                )
+        found[model][name] = path
+    return found
 
 
 def _run_page(options: argparse.Namespace, url: str, others: list[str]) -> int:
@@ -136,6 +168,8 @@ def _form(options: argparse.Namespace) -> tuple[str, list[str]]:
         form, given = given[0], given[1:]
     if not given:
         raise ValueError("no model is named")
+    if given[0] in _OTHER_FORMS and not Path(given[0]).exists():
+        raise ValueError(f"serve {given[0]} is not served: {_OTHER_FORMS[given[0]]}")
     return form, given
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+import logging
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import Field, fields
@@ -11,12 +14,16 @@ from typing import Any
 
 from allspark.serve.settings import ServerSettings
 
+from . import lmdeploy_flags
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _TYPES = {"int": int, "int | None": int, "float": float}
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Adds them. The port has no default: it depends on what is served."""
-    add = parser.add_argument_group("server").add_argument
+    group = parser.add_argument_group("server")
+    add = group.add_argument
     add("--server-port", type=int, help="port (default: 23333, gradio: 6006; 0: any free one)")
     add("--model-name", help="the name of a single model")
     add("--api-keys", nargs="+", default=[], metavar="KEY", help="also in ALLSPARK_API_KEYS")
@@ -39,11 +46,20 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="TLS with SSL_KEYFILE and SSL_CERTFILE of the environment",
     )
-    add("--log-level", default="WARNING", type=str.upper)
+    add(
+        "--generation-config",
+        default="auto",
+        metavar="auto|lmdeploy|PATH",
+        help="where temperature, top_p, top_k and repetition_penalty come from if a request says "
+        "nothing: the model, the server's own, or a generation_config.json (default: auto)",
+    )
+    add("--log-level", default="WARNING", type=str.upper, choices=_LEVELS, help="of the log")
+    lmdeploy_flags.add_flags(group, lmdeploy_flags.OF_SERVER)
 
 
 def to_server_settings(options: argparse.Namespace) -> ServerSettings:
-    """Raises ValueError where a setting is wrong, and OSError where the file of keys is."""
+    """Raises ValueError where a setting is wrong, and OSError where a file cannot be read."""
+    lmdeploy_flags.check(options, lmdeploy_flags.OF_SERVER)
     keyfile = certfile = None
     if options.ssl:
         keyfile, certfile = (os.environ.get(name) for name in ("SSL_KEYFILE", "SSL_CERTFILE"))
@@ -54,8 +70,48 @@ def to_server_settings(options: argparse.Namespace) -> ServerSettings:
     if options.server_port is not None:
         given["server_port"] = options.server_port
     return ServerSettings(
-        **given, api_keys=tuple(_keys(options)), ssl_keyfile=keyfile, ssl_certfile=certfile
+        **given,
+        api_keys=tuple(_keys(options)),
+        ssl_keyfile=keyfile,
+        ssl_certfile=certfile,
+        sampling_defaults=_sampling_defaults(options.generation_config),
     )
+
+
+def start_log(options: argparse.Namespace) -> None:
+    """Lets the log go to stderr."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("allspark").setLevel(options.log_level)
+    if options.max_log_len is not None:
+        logging.getLogger("allspark.serve.prompts").setLevel(logging.INFO)
+
+
+def _sampling_defaults(source: str) -> dict[str, float]:
+    """What counts more than the model's own values."""
+    from allspark.serve.fields import SAMPLING
+
+    if source == "auto":
+        return {}
+    found = {**SAMPLING, "repetition_penalty": 1.0}
+    if source == "lmdeploy":
+        return found
+    path = Path(source)
+    path = path / "generation_config.json" if path.is_dir() else path
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: it is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: it is a {type(given).__name__}; it must be an object")
+    for name in found:
+        value = given.get(name)
+        if value is None:
+            continue
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf:
+            raise ValueError(f"{path}: {name} is {value!r}; it must be a number of at least 0")
+        found[name] = value
+    return found
 
 
 def _flags() -> Iterator[tuple[str, Field[Any]]]:
@@ -66,7 +122,14 @@ def _flags() -> Iterator[tuple[str, Field[Any]]]:
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
-    keys = [*options.api_keys, *os.environ.get("ALLSPARK_API_KEYS", "").split(",")]
+    """Raises ValueError where a source of keys has none: the server would be open."""
+    given = {"--api-keys": options.api_keys}
     if options.api_key_file is not None:
-        keys += Path(options.api_key_file).read_text().split("\n")
-    return [key.strip() for key in keys if key.strip()]
+        given[options.api_key_file] = Path(options.api_key_file).read_text().split("\n")
+    found = [key.strip() for key in os.environ.get("ALLSPARK_API_KEYS", "").split(",")]
+    for source, keys in given.items():
+        own = [key.strip() for key in keys if key.strip()]
+        if keys and not own:
+            raise ValueError(f"{source} has no key; each is a text of its own")
+        found += own
+    return [key for key in found if key]

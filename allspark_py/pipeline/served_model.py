@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allspark._allspark import AsCacheMode, AsStatus
@@ -42,6 +45,7 @@ class ServedModel:
     # Of the checkpoint's generation_config.json: temperature, top_p, top_k, repetition_penalty.
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     is_closed: bool = False
+    adapter_digests: dict[str, str] = field(default_factory=dict)  # of their files, by name
 
     @classmethod
     def open(
@@ -78,10 +82,12 @@ class ServedModel:
         template = choose(tokenizer, source, chat_template)
         _serialize(loader, engine, config.precision or default_precision(source))
         session_len = _install(engine, name, loader, config)
+        digests = {}
         try:
             _succeed(engine, engine.start_model(name))
             for adapter, path in (config.adapters or {}).items():
                 _succeed(engine, engine.load_lora(name, adapter, path))
+                digests[adapter] = _digest(path)
         except BaseException:
             _remove(engine, name)
             raise
@@ -97,12 +103,20 @@ class ServedModel:
             end_ids=_end_ids(loader, tokenizer, template),
             prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
             sampling_defaults=_sampling_defaults(loader),
+            adapter_digests=digests,
         )
 
     @property
     def adapters(self) -> list[str]:
         """The adapters that are loaded now."""
         return self.engine.list_loras(self.name)
+
+    def load_adapter(self, name: str, path: str) -> AsStatus:
+        """Loads an adapter while the model runs; engine.last_error() says why it failed."""
+        status = self.engine.load_lora(self.name, name, path)
+        if status == AsStatus.ALLSPARK_SUCCESS:
+            self.adapter_digests[name] = _digest(path)
+        return status
 
     @functools.cached_property
     def max_prompt_chars(self) -> int:
@@ -134,6 +148,18 @@ class ServedModel:
 def _succeed(engine: Engine, status: AsStatus) -> None:
     if status != AsStatus.ALLSPARK_SUCCESS:
         raise to_exception(status, engine.last_error())
+
+
+def _digest(path: str) -> str:
+    """Of an adapter's file, or of the files in its folder that make it."""
+    files = [Path(path)] if os.path.isfile(path) else sorted(Path(path).glob("adapter_*"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size} ".encode())
+        with file.open("rb") as data:
+            while part := data.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()
 
 
 def _remove(engine: Engine, name: str) -> None:

@@ -10,7 +10,7 @@ from allspark.serve.blocks import BlockBuilder
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.chat import count_prompt_tokens, start_conversation
 from allspark.serve.choice import Choice, finish
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.ids import make_id
 from allspark.serve.protocol.anthropic import CountTokensBody, MessagesBody
 from allspark.serve.sse import Writer, frame

@@ -19,6 +19,11 @@ class Entry:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def adapter_digest(self) -> str | None:
+        """Of the adapter's files; None for a model."""
+        return None if self.adapter is None else self.model.adapter_digests.get(self.adapter)
+
+    @property
     def root(self) -> str:
         """The model that it is, or is an adapter of."""
         return self.model.name

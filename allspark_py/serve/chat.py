@@ -8,19 +8,22 @@ from typing import Any
 
 import orjson
 from allspark.chat_template import TokenizerTemplate
+from allspark.chat_template.messages import MessageForm, content_text, normalise
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
-from allspark.serve.fields import check_fields, to_fields
+from allspark.serve.field_names import check_fields
+from allspark.serve.fields import naming, to_fields
 from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import chat_rows
 from allspark.serve.message import MessageBuilder
 from allspark.serve.parsers import MessageParser, ToolFormat
+from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import check_chars
+from allspark.serve.text_work import check_chars, template_variables
 from allspark.serve.tool_choice import ToolPlan, plan_tools
 from allspark.serve.usage import usage
 
@@ -114,7 +117,9 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
         bound = entry.model.session_len
         message = f"messages have {len(ids)} tokens; the model's length, with output, is {bound}"
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    choices = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
+    with naming(body):
+        choices = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
+    log_prompt(state.settings, entry, ids)
     parsers = [plan.make_parser(entry, text) for _ in choices]
     checks = [plan.make_check(tool_format.unchecked) for _ in choices]
     return Conversation(entry, ids, choices, parsers, fields, checks, ignored)
@@ -182,7 +187,7 @@ def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int
         return text, model.tokenizer.encode(text)
     if not messages:
         raise ValueError("messages is empty; it must have a message at least")
-    options = dict(body.chat_template_kwargs or {})
+    options = template_variables(body.chat_template_kwargs)
     if body.enable_thinking is not None:
         options["enable_thinking"] = body.enable_thinking
     if body.reasoning_effort is not None:
@@ -203,7 +208,8 @@ def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int
 
 
 def _joined(messages: list[dict[str, Any]]) -> str:
-    return "".join(str(message.get("content") or "") for message in messages)
+    """The texts of messages, without a template. Raises as the template does for anything else."""
+    return "".join(content_text(each) for each in normalise(messages, MessageForm()))
 
 
 def _finish(

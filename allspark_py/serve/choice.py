@@ -16,6 +16,8 @@ from allspark.text_queue import TextElements, TextQueue
 # An engine's finish reasons that have another name in HTTP.
 _FINISH_REASONS = {"deadline": "length", "cancelled": "abort"}
 
+# How the error begins of an output whose format was found to be too complex while it was computed.
+_FAILED_GRAMMAR = ("token mask: the grammar failed", "token mask: no token of the vocabulary")
 
 # The request of the task that runs, for /abort_request.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -89,6 +91,11 @@ class Choice:
             self.release()
         return elements is not None or self.is_finished
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something, or there is an end to tell."""
+        return bool(self._pieces) or self.is_finished
+
     def take(self) -> list[TextElements]:
         """What was read since the last call."""
         pieces, self._pieces = self._pieces, []
@@ -99,7 +106,11 @@ class Choice:
         """Why the output ended in an error; None if it did not."""
         if self._queue.finish_reason not in ("error", "interrupted"):
             return None
-        return ApiError(500, self._queue.error or "the request failed", code="internal_error")
+        text = self._queue.error or "the request failed"
+        if text.startswith(_FAILED_GRAMMAR):
+            text = text.removeprefix("token mask: ")
+            return ApiError(400, text, param="response_format", code="invalid_value")
+        return ApiError(500, text, code="internal_error")
 
     @property
     def finish_reason(self) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
-from allspark.serve.fields import check_fields, to_fields
+from allspark.serve.field_names import check_fields
+from allspark.serve.fields import naming, to_fields
 from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import CompletionRows
+from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
@@ -107,7 +109,8 @@ class CompletionCall:
 
     def usage(self) -> dict[str, Any]:
         """Of all prompts together."""
-        return usage(sum(len(prompt.ids) for prompt in self.prompts), self.choices)
+        count = sum(len(prompt.ids) for prompt in self.prompts)
+        return usage(count, self.choices, num_prompts=len(self.prompts))
 
     def release(self) -> None:
         """Stops what runs."""
@@ -146,9 +149,11 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
     choices: list[Choice] = []
     try:
         for prompt in prompts:
-            choices += await start_choices(
-                entry, prompt.ids, fields, body.stop_token_ids or [], len(choices)
-            )
+            with naming(body):
+                choices += await start_choices(
+                    entry, prompt.ids, fields, body.stop_token_ids or [], len(choices)
+                )
+            log_prompt(state.settings, entry, prompt.ids)
     except BaseException:  # all of them run, or none
         for choice in choices:
             choice.release()
@@ -188,7 +193,7 @@ def _infilling(body: CompletionBody, entry: Entry, given: str) -> str:
     """The text with which a model is asked for what stands between two texts."""
     template = entry.model.template
     if template.capability != "infilling":
-        if body.suffix is None:
+        if not body.suffix:
             return given
         message = "suffix is given; the model's chat template cannot fill in (--cap infilling)"
         raise ApiError(400, message, param="suffix", code="unsupported_feature")
@@ -236,7 +241,8 @@ class CompletionStream:
             return
         data = []
         for choice in self._call.choices:
-            if choice.index in self._has_ended:
+            # The log-probabilities of an echoed prompt come with the first output.
+            if choice.index in self._has_ended or not choice.has_news:
                 continue
             part = self._call.part(choice)
             is_end = choice.is_finished

@@ -60,6 +60,8 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response."""
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
     def to_openai(self) -> dict[str, Any]:

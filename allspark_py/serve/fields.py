@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
+from allspark.serve.field_names import not_served
 from allspark.serve.protocol.common import (
     FORMAT_FIELDS,
+    MAX_TIMEOUT_MS,
     GenerationBody,
-    RequestBody,
     StructuredOutputs,
 )
 from allspark.serve.settings import ServerSettings
 
 # Where neither the request nor the model says anything.
-_SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
+SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
+_MAX_ID_DIGITS = 10
 # The same name and meaning in the engine's config.
 _SAME = (
     "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "stop_token_ids", "bad_words", "ignore_eos", "skip_special_tokens",
-    "include_stop_str_in_output", "priority",
+    "include_stop_str_in_output", "priority", "no_repeat_ngram_size",
 )  # fmt: skip
 
 
@@ -47,6 +53,8 @@ def to_fields(
     ends = [] if body.ignore_eos else entry.model.request_fields().get("stop_token_ids", [])
     fields["stop_token_ids"] = [*ends, *(body.stop_token_ids or ())]
     fields["stop_words"] = _stops(body, entry, settings)
+    if body.bad_token_ids:
+        fields["bad_words_ids"] = [[token] for token in body.bad_token_ids]
     if body.logit_bias:
         fields["logit_bias"] = _biases(body.logit_bias)
     if body.repetition_ngram_size and body.repetition_ngram_threshold:
@@ -59,8 +67,8 @@ def to_fields(
         # The engine refuses n equal outputs where they are asked for by do_sample False. A
         # temperature of 0 gives them all the same.
         fields["do_sample"] = True
-    timeouts = (body.timeout_ms or 0, round(1000 * settings.request_timeout))
-    fields["timeout_ms"] = min((ms for ms in timeouts if ms > 0), default=0)
+    own_ms = min(MAX_TIMEOUT_MS, math.ceil(1000 * settings.request_timeout))
+    fields["timeout_ms"] = min((ms for ms in (body.timeout_ms or 0, own_ms) if ms), default=0)
     response_format = to_format(body, settings)
     if response_format is not None:
         fields["response_format"] = response_format
@@ -68,7 +76,7 @@ def to_fields(
 
 
 def _sampling(body: GenerationBody, entry: Entry, settings: ServerSettings) -> dict[str, Any]:
-    defaults = {**_SAMPLING, **entry.model.sampling_defaults, **settings.sampling_defaults}
+    defaults = {**SAMPLING, **entry.model.sampling_defaults, **settings.sampling_defaults}
     found = {
         name: value if (value := getattr(body, name)) is not None else defaults[name]
         for name in ("temperature", "top_p", "top_k")
@@ -101,8 +109,9 @@ def check_stops(name: str, stops: list[str], settings: ServerSettings) -> None:
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     found = {}
     for token, bias in biases.items():
-        if not (token.isascii() and token.isdigit()):
-            message = f"logit_bias has the key {token!r}; it must be a token id"
+        if not (token.isascii() and token.isdigit() and len(token) <= _MAX_ID_DIGITS):
+            shown = token if len(token) <= 100 else token[:100] + "..."
+            message = f"logit_bias has the key {shown!r}; it must be a token id"
             raise ApiError(400, message, param="logit_bias", code="invalid_value")
         found[int(token)] = float(bias)
     return found
@@ -111,31 +120,50 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
 def to_format(body: GenerationBody, settings: ServerSettings) -> dict[str, Any] | None:
     """The engine's response_format, whatever the request calls it. Raises ApiError where it is too
     large."""
-    name = next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), None)
+    name = _format_name(body)
     if name is None:
         return None
     value = getattr(body, name)
     plain = value.model_dump(by_alias=True) if isinstance(value, StructuredOutputs) else value
     check_schema_size(name, plain, settings)
     if name == "response_format":
-        return None if value.get("type") == "text" else value
+        return _response_format(value)
     if isinstance(value, StructuredOutputs):
         return _structured(value)
     if name in ("guided_json", "json_schema"):
         return {"type": "json_schema", "json_schema": value}
     if name in ("guided_regex", "regex"):
         return {"type": "regex", "regex": value}
+    if name == "structural_tag":
+        return _structural_tag(value)
     if name == "guided_choice":
         return {"type": "choice", "choice": value}
     return {"type": "grammar", "grammar": value}
 
 
+def _response_format(value: dict[str, Any]) -> dict[str, Any] | None:
+    if value.get("type") != "text":
+        return value
+    for name in value:
+        if name != "type":
+            message = f"response_format of type 'text' has the key {name[:100]!r}; it has no other"
+            raise ApiError(400, message, param="response_format", code="invalid_value")
+    return None
+
+
+_OUTPUT_FORMS = ("schema_", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
 def _structured(outputs: StructuredOutputs) -> dict[str, Any] | None:
-    given = [name for name in StructuredOutputs.model_fields if getattr(outputs, name) is not None]
+    for name, value in (outputs.model_extra or {}).items():
+        if value:  # it binds the output in a way that is not known here
+            raise not_served(f"structured_outputs.{name[:100]}")
+    given = [name for name in _OUTPUT_FORMS if getattr(outputs, name) is not None]
     if not given:
         return None
     if len(given) > 1:
-        message = f"structured_outputs has {given[0]} and {given[1]}; it must have one"
+        first, second = (each.rstrip("_").replace("schema", "json") for each in given[:2])
+        message = f"structured_outputs has {first} and {second}; it must have one"
         raise ApiError(400, message, param="structured_outputs", code="invalid_value")
     name, value = given[0], getattr(outputs, given[0])
     if name == "schema_":
@@ -143,8 +171,25 @@ def _structured(outputs: StructuredOutputs) -> dict[str, Any] | None:
     if name == "json_object":
         return {"type": "json_object"} if value else None
     if name == "structural_tag":
-        return {**value, "type": "structural_tag"} if isinstance(value, dict) else value
+        return _structural_tag(value)
     return {"type": name, name: value}
+
+
+def _structural_tag(value: dict[str, Any] | str) -> dict[str, Any]:
+    """A structural tag, or the JSON text of one."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise _wrong_tag(f"no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _wrong_tag(f"a JSON {type(value).__name__}; it must be an object")
+    return {**value, "type": "structural_tag"}
+
+
+def _wrong_tag(problem: str) -> ApiError:
+    message = f"structural_tag is {problem}"
+    return ApiError(400, message, param="structural_tag", code="invalid_value")
 
 
 def check_schema_size(name: str, value: Any, settings: ServerSettings) -> None:
@@ -155,22 +200,45 @@ def check_schema_size(name: str, value: Any, settings: ServerSettings) -> None:
         raise ApiError(400, message, param=name, code="invalid_value")
 
 
-def check_fields(
-    body: RequestBody, settings: ServerSettings, beyond: tuple[str, ...] = ()
-) -> str:
-    """The unknown fields of a request, for the header that names them.
+# How the engine's message begins where a field is wrong.
+_ENGINE_FIELD = re.compile(r"(?:sequence \d+: )?([a-z_]+)((?:\[\d+\])*)(?=[ '])")
+_LENGTHS = ("max_completion_tokens", "max_tokens", "request_output_len")
 
-    Args:
-        beyond: fields that are known and not served; each must be None or empty.
 
-    Raises:
-        ApiError: an unserved field asks for something, or, with strict_fields, one is unknown.
-    """
-    for name in beyond:
-        if getattr(body, name, None):
-            raise ApiError(400, f"{name} is not served", param=name, code="unsupported_feature")
-    unknown = body.unknown_fields
-    if unknown and settings.strict_fields:
-        message = f"{unknown[0]} is not a field of this request"
-        raise ApiError(400, message, param=unknown[0], code="unknown_field")
-    return ", ".join(name.encode("unicode_escape").decode() for name in unknown)[:1000]
+@contextlib.contextmanager
+def naming(body: GenerationBody) -> Iterator[None]:
+    """Around a start: what the engine refuses is named as the request has it."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param is None and error.status == 400:
+            raise _named(error, body) from None
+        raise
+
+
+def _named(error: ApiError, body: GenerationBody) -> ApiError:
+    found = _ENGINE_FIELD.match(error.message)
+    field, place = found.groups() if found is not None else ("", "")
+    name, message = _request_name(field, body), error.message
+    if name is not None:
+        message = f"{name}{message[found.end(1) :]}" if found is not None else message
+    elif error.code == "invalid_request" and (form := _format_name(body)) is not None:
+        name, place = form, ""
+        message = message if form in message else f"{form}: {message}"
+    return ApiError(error.status, message, name and name + place, error.code)
+
+
+def _request_name(field: str, body: GenerationBody) -> str | None:
+    """What a request calls a field of the engine's; None where it has no such field."""
+    if field == "max_new_tokens":
+        return next((name for name in _LENGTHS if getattr(body, name, None)), None)
+    if field == "input_ids" and getattr(body, "input_ids", None) is None:
+        return "messages" if hasattr(body, "messages") else "prompt"
+    if field == "response_format":
+        return None
+    name = {"bad_words_ids": "bad_token_ids", "stop_words": "stop"}.get(field, field)
+    return name if name in type(body).model_fields else None
+
+
+def _format_name(body: GenerationBody) -> str | None:
+    return next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), None)

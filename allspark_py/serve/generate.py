@@ -1,4 +1,4 @@
-"""/generate: ids or a raw text in, text and ids out, as SGLang's clients know it."""
+"""/generate: ids or a raw text in, text and ids out, as LMDeploy's clients know it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
-from allspark.serve.fields import check_fields, to_fields
+from allspark.serve.field_names import check_fields
+from allspark.serve.fields import naming, to_fields
+from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.texts import GenerateBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
@@ -59,7 +61,9 @@ async def start_generate(state: ServerState, body: GenerateBody) -> GenerateCall
         fields["logprobs"] = True
     given = body.prompt if body.prompt is not None else body.input_ids
     (ids,) = await asyncio.to_thread(encode_inputs, entry, [given], "prompt")
-    (choice,) = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
+    with naming(body):
+        (choice,) = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
+    log_prompt(state.settings, entry, ids)
     return GenerateCall(entry, len(ids), choice, ignored)
 
 

@@ -95,14 +95,15 @@ class Gate:
         if not self._keys:
             return b""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            key = headers.get(b"x-api-key", b"")
-        digest = hashlib.sha256(key.strip()).digest()
+        given = [key] if scheme.lower() == b"bearer" else []
+        given.append(headers.get(b"x-api-key", b""))
+        digests = [hashlib.sha256(each.strip()).digest() for each in given]
         # All are compared, so that the time tells nothing.
-        if not any([hmac.compare_digest(digest, known) for known in self._keys]):
+        is_known = [any([hmac.compare_digest(d, own) for own in self._keys]) for d in digests]
+        if not any(is_known):
             message = "the key is missing or wrong; give it as 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key")
-        return digest
+        return digests[is_known.index(True)]
 
     def _check_room(self) -> None:
         state = self._state

@@ -94,8 +94,11 @@ def validate(model: type[Body], value: dict[str, Any]) -> Body:
 
 
 def invalid(error: ValidationError) -> ApiError:
-    """The first fault that validation found, as field, what is wrong, and the value."""
-    fault = error.errors(include_url=False, include_context=False)[0]
+    """The first fault that validation found, as field, what is wrong, and the value. Of a field
+    with alternatives, the one that fits best has its fault deepest."""
+    faults = error.errors(include_url=False, include_context=False)
+    own = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
+    fault = max(own, key=lambda each: len(each["loc"]))
     param = path_of(fault["loc"])
     given = _shown(fault.get("input"))
     message = f"{param}: {fault['msg']}"

@@ -27,7 +27,7 @@ class ServerSettings:
     # Requests beyond this are answered with 429.
     max_concurrent_requests: int = flag(0, "0: no bound")
     max_body_bytes: int = flag(32 << 20, "of a request")
-    max_header_bytes: int = 16 << 10
+    max_header_bytes: int = flag(16 << 10, "of all headers of a request")
     max_stops: int = flag(64, "stop strings of a request")
     max_tools: int = flag(256, "tools of a request")
     # As JSON; the engine's own bound is 1,000,000 characters.

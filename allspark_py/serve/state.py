@@ -34,7 +34,8 @@ class ServerState:
     batches: Batches | None = None  # None: without the routes of files and batches
     _idle: asyncio.Event | None = None
     responses: Library = field(init=False)
-    _fingerprints: dict[str, str] = field(default_factory=dict)
+    # By the name of an entry and the digest of its adapter, which may be loaded anew.
+    _fingerprints: dict[tuple[str, str | None], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.responses = Library(self.settings)
@@ -68,9 +69,10 @@ class ServerState:
 
     def fingerprint(self, entry: Entry) -> str:
         """A digest of all that the bits of an answer depend on, beside the request."""
-        if entry.name not in self._fingerprints:
-            self._fingerprints[entry.name] = _fingerprint(entry)
-        return self._fingerprints[entry.name]
+        key = (entry.name, entry.adapter_digest)
+        if key not in self._fingerprints:
+            self._fingerprints[key] = _fingerprint(entry)
+        return self._fingerprints[key]
 
 
 def _fingerprint(entry: Entry) -> str:
@@ -82,7 +84,7 @@ def _fingerprint(entry: Entry) -> str:
         info.model_digest,
         info.cache_mode.name,
         model.template.settings(),
-        entry.adapter,
+        entry.adapter_digest,
     ]
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()
     return f"fp_{digest[:16]}"

@@ -55,3 +55,20 @@ def check_chars(model: ServedModel, text: str, name: str) -> None:
         message = f"{name}: {len(text)} characters; the model's length, {length} tokens, holds "
         message += f"{bound} at most"
         raise ApiError(400, message, param=name, code="context_length_exceeded")
+
+
+# What a chat template is given beside its variables, by fields of their own.
+_NO_VARIABLES = frozenset({
+    "self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+    "chat_template",
+})  # fmt: skip
+
+
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """The variables of chat_template_kwargs. Raises ApiError for one that is a field."""
+    for name in given or ():
+        if name in _NO_VARIABLES:
+            param = "chat_template_kwargs"
+            message = f"{param} has {name!r}, which is no variable of a chat template"
+            raise ApiError(400, message, param=param, code="invalid_value")
+    return dict(given or {})

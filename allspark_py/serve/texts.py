@@ -13,7 +13,7 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError
 from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, TokenizeBody
-from allspark.serve.text_work import check_chars, off_loop, size_of
+from allspark.serve.text_work import check_chars, off_loop, size_of, template_variables
 
 
 def invalid(message: str, param: str) -> ApiError:
@@ -114,17 +114,18 @@ def tokenize(entry: Entry, body: TokenizeBody) -> dict[str, Any]:
         ids = model.tokenizer.encode(body.prompt, add_special_tokens=special)
     else:
         assert body.messages is not None
+        options = template_variables(body.chat_template_kwargs)
         try:
             text = model.template.render(
                 body.messages,
                 tools=body.tools,
                 add_generation_prompt=body.add_generation_prompt is not False,
                 continue_final_message=bool(body.continue_final_message),
-                **(body.chat_template_kwargs or {}),
+                **options,
             )
+            ids = model.template.encode(model.tokenizer, text)
         except (TypeError, ValueError) as error:
             raise invalid(str(error), "messages") from None
-        ids = model.template.encode(model.tokenizer, text)
     answer = {"count": len(ids), "max_model_len": model.session_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = model.tokenizer.convert_ids_to_tokens(ids)

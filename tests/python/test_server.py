@@ -215,6 +215,20 @@ def test_echo_with_log_probabilities(server, model):
     assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(expected)
 
 
+def test_a_streamed_echo_has_the_log_probabilities_of_the_whole_one(server):
+    body = {
+        "prompt": ["A ResultQueue is", "1+1="], "max_tokens": 3, "n": 3, "echo": True,
+        "logprobs": 1, "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
+    whole = server.post(COMPLETIONS, **body).json()["choices"]
+    events = server.events(COMPLETIONS, **body)
+    for choice in whole:
+        own = [c for event in events for c in event["choices"] if c["index"] == choice["index"]]
+        assert "".join(each["text"] for each in own) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert sum((each["logprobs"][name] for each in own), []) == values, name
+
+
 # Errors.
 
 
@@ -238,9 +252,9 @@ def test_echo_with_log_probabilities(server, model):
         ({"stop": ["x", ""]}, 400, "stop[1]", "empty"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias", "'x'"),
         ({"logit_bias": {"1": 101}}, 400, "logit_bias", "101"),
-        ({"stop_token_ids": [99999]}, 400, None, "99999"),
-        ({"response_format": {"type": "xml"}}, 400, None, "xml"),
-        ({"guided_regex": "("}, 400, None, ""),
+        ({"stop_token_ids": [99999]}, 400, "stop_token_ids", "99999"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format", "xml"),
+        ({"guided_regex": "("}, 400, "guided_regex", ""),
         ({"max_tokens": 0}, 400, "max_tokens", "it is 0"),
         ({"audio": {"voice": "x"}}, 400, "audio", "audio is not served"),
         ({"modalities": ["audio"]}, 400, "modalities", "only ['text']"),
@@ -304,7 +318,9 @@ def test_keys_guard_everything_but_health_and_pages(model):
             status, error = error_of(get(path))
             assert (status, error["code"]) == (401, "invalid_api_key")
         assert error_of(server.post(CHAT, messages=SUM))[0] == 401
-        for headers in ({"authorization": "Bearer k2"}, {"x-api-key": "k1"}):
+        assert get("/metrics").headers["www-authenticate"] == "Bearer"
+        both = {"authorization": "Bearer none", "x-api-key": "k1"}
+        for headers in ({"authorization": "Bearer k2"}, {"x-api-key": "k1"}, both):
             assert get("/v1/models", headers=headers).status_code == 200
         assert get("/v1/models", headers={"authorization": "Bearer k"}).status_code == 401
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 
 import httpx
@@ -9,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, paused, wait_for_requests  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
@@ -89,3 +92,48 @@ def test_adapters_need_a_flag(model):
         for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             status, error = error_of(server.post(path, lora_name="x", lora_path="y"))
             assert status == 403 and "--allow-adapter-loading" in error["message"]
+
+
+def test_one_of_two_adapters_of_a_name_is_loaded(model, demo_model, repo_root):
+    """Though they come at once, for different models."""
+    other = ServedModel.open(str(demo_model), name="other", engine=model.engine)
+    path = str(repo_root / "examples" / "demo_adapter")
+    answers = []
+    with RunningServer([model, other], allow_adapter_loading=True) as server:
+
+        def load(name):
+            body = {"model": name, "lora_name": "same", "lora_path": path}
+            answers.append(httpx.post(f"{server.client.base_url}/v1/load_lora_adapter", json=body))
+
+        threads = [threading.Thread(target=load, args=(name,)) for name in ("demo", "other")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(answer.status_code for answer in answers) == [200, 400]
+        assert len(model.adapters) + len(other.adapters) == 1
+        assert server.post("/v1/unload_lora_adapter", lora_name="same").status_code == 200
+    other.close()
+
+
+def test_the_fingerprint_is_that_of_the_adapter_loaded_now(server, repo_root, tmp_path):
+    own = repo_root / "examples" / "demo_adapter"
+    changed = tmp_path / "changed"
+    shutil.copytree(own, changed)
+    settings = json.loads((changed / "adapter_config.json").read_text())
+    settings["lora_alpha"] *= 2
+    (changed / "adapter_config.json").write_text(json.dumps(settings))
+    found = []
+    for path in (own, changed, own):
+        body = {"lora_name": "threes", "lora_path": str(path)}
+        assert server.post("/v1/load_lora_adapter", **body).status_code == 200
+        answer = server.client.post(CHAT, json={"model": "threes", "messages": SUM}).json()
+        found.append(answer["system_fingerprint"])
+        server.post("/v1/unload_lora_adapter", lora_name="threes")
+    assert found[0] == found[2] != found[1]
+
+
+def test_what_is_unknown_is_named(server):
+    body = {"request_id": "nobody", "frobnicate": 1}
+    answer = server.client.post("/abort_request", json=body)
+    assert answer.headers["x-allspark-ignored"] == "frobnicate"

@@ -15,7 +15,7 @@ from allspark.serve.chat import start_chat, whole_chat
 from allspark.serve.choice import request_id
 from allspark.serve.completion import start_completion, whole_completion
 from allspark.serve.errors import RETRY_AFTER_S, ApiError
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.ids import make_id, origin
 from allspark.serve.json_body import check_depth, validate
 from allspark.serve.protocol.common import ChatBody, CompletionBody, GenerationBody

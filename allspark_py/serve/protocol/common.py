@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import core_schema
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 20
+MAX_TIMEOUT_MS = 1_000_000_000
 _MAX_SEED = (1 << 63) - 1
 # The lowest priority is that of batches; other requests have a greater one.
 BATCH_PRIORITY = -1_000_000
@@ -15,20 +18,54 @@ Priority = Annotated[int, Field(gt=BATCH_PRIORITY, le=1_000_000)]
 Count = Annotated[int, Field(ge=1)]
 
 
+# Older releases of pydantic's core have it for lists alone.
+_FAIL_FAST = [
+    kind
+    for kind in ("list", "dict")
+    if "fail_fast" in inspect.signature(getattr(core_schema, f"{kind}_schema")).parameters
+]
+
+
+def _fail_fast(schema: Any) -> None:
+    """Lets validation end at the first wrong element of a list or object. An error for each of
+    millions would take gigabytes, and minutes in which nothing else runs."""
+    if isinstance(schema, dict):
+        if schema.get("type") in _FAIL_FAST:
+            schema["fail_fast"] = True
+        for value in schema.values():
+            _fail_fast(value)
+    elif isinstance(schema, (list, tuple)):
+        for value in schema:
+            _fail_fast(value)
+
+
 class Part(BaseModel):
     """A part of a body. Unknown fields are kept, so that they can be named."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        """Names of fields that this server does not know, as "name" and "part.name"."""
+        found = sorted(self.model_extra or ())
+        for name, value in self:
+            if isinstance(value, Part) and name in type(self).model_fields:
+                shown = type(self).model_fields[name].alias or name
+                found += [f"{shown}.{inner}" for inner in value.unknown_fields]
+        return found
+
 
 class RequestBody(Part):
     """The body of a request. Fields whose docstring says so are known to clients of other servers,
     and change nothing here."""
-
-    @property
-    def unknown_fields(self) -> list[str]:
-        """Names of fields that this server does not know."""
-        return sorted(self.model_extra or ())
 
 
 class StreamOptions(Part):
@@ -47,6 +84,8 @@ class StructuredOutputs(Part):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
+    # Known, and without effect here: there is one compiler of formats.
+    disable_fallback: bool | None = None
 
 
 class GenerationBody(RequestBody):
@@ -64,6 +103,8 @@ class GenerationBody(RequestBody):
     stop: str | list[str] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     bad_words: list[str] | None = None
+    bad_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    no_repeat_ngram_size: int | None = Field(None, ge=0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = False
     min_tokens: int | None = Field(None, ge=0)
@@ -77,7 +118,7 @@ class GenerationBody(RequestBody):
     stream_options: StreamOptions | None = None
     n: int | None = Field(1, ge=1, le=MAX_N)
     priority: Priority | None = 0
-    timeout_ms: int | None = Field(0, ge=0, le=1_000_000_000)
+    timeout_ms: int | None = Field(0, ge=0, le=MAX_TIMEOUT_MS)
     return_token_ids: bool | None = False
     # A format, by the names of several servers.
     response_format: dict[str, Any] | None = None
@@ -86,6 +127,7 @@ class GenerationBody(RequestBody):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -99,6 +141,9 @@ class GenerationBody(RequestBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    guided_decoding_backend: str | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _one_format(self) -> GenerationBody:
@@ -111,7 +156,7 @@ class GenerationBody(RequestBody):
 # Fields that ask for a format.
 FORMAT_FIELDS = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "json_schema", "regex", "ebnf", "grammar",
+    "guided_grammar", "structural_tag", "json_schema", "regex", "ebnf", "grammar",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from allspark.serve.chat import Conversation, count_prompt_tokens, start_conversation
 from allspark.serve.errors import ApiError
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.ids import make_id
 from allspark.serve.places import shown, wrong
 from allspark.serve.protocol.responses import ResponsesBody

@@ -12,7 +12,7 @@ from allspark.serve.anthropic import (
     whole_message,
 )
 from allspark.serve.anthropic_request import NOT_SERVED
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.json_body import read_json, validate
 from allspark.serve.protocol.answers import AnthropicAnswer, TokenCount
 from allspark.serve.protocol.anthropic import CountTokensBody, MessagesBody

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from allspark.serve.batches.service import Batches
 from allspark.serve.batches.upload import receive_form
 from allspark.serve.errors import ApiError
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.json_body import read_json, validate
 from allspark.serve.protocol import answers
 from allspark.serve.protocol.answers import Batch, DeletedFile, File, Files

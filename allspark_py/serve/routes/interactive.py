@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.interactive import (
     EMPTY_LINE,
     LINES,

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 from allspark._allspark import AsStatus
-from allspark.serve.catalog import Entry
+from allspark.serve.catalog import Catalog
 from allspark.serve.choice import stop_choices
 from allspark.serve.errors import ApiError, refused
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.json_body import read_json, validate
 from allspark.serve.protocol.answers import Aborted, Sleeping, Status
 from allspark.serve.protocol.texts import AbortBody, LoadAdapterBody, UnloadAdapterBody
-from allspark.serve.routes.common import Json, described
+from allspark.serve.routes.common import Json, described, ignored_header
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
 
@@ -26,6 +26,7 @@ def make_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["management"])
     settings, catalog = state.settings, state.catalog
     changing = asyncio.Lock()  # of the models' memory
+    loading = asyncio.Lock()  # of adapters: names are checked and given one at a time
 
     @router.post("/sleep", openapi_extra=described(None, Status))
     async def sleep() -> Any:
@@ -61,11 +62,12 @@ def make_router(state: ServerState) -> APIRouter:
     async def abort_request(request: Request) -> Any:
         """Ends a request by its X-Request-Id, or all; what they have so far is their answer."""
         body = validate(AbortBody, await read_json(request, settings.max_body_bytes))
-        check_fields(body, settings)
+        headers = ignored_header(check_fields(body, settings))
         if not body.abort_all and body.request_id is None:
             message = "request_id is missing; or abort_all must be true"
             raise ApiError(400, message, param="request_id", code="invalid_value")
-        return Json({"aborted": stop_choices(None if body.abort_all else body.request_id)})
+        count = stop_choices(None if body.abort_all else body.request_id)
+        return Json({"aborted": count}, headers=headers)
 
     def check_allowed() -> None:
         if not settings.allow_adapter_loading:
@@ -78,19 +80,11 @@ def make_router(state: ServerState) -> APIRouter:
     async def load_adapter(request: Request) -> Any:
         """Loads an adapter from a path on the server; it is a model of its own from then on."""
         body = validate(LoadAdapterBody, await read_json(request, settings.max_body_bytes))
-        check_fields(body, settings)
+        headers = ignored_header(check_fields(body, settings))
         check_allowed()
-        model = catalog.get(body.model).model
-        name = body.lora_name
-        if any(entry.name == name for entry in catalog.entries):
-            message = f"there is a model {name!r} already"
-            raise ApiError(400, message, param="lora_name", code="invalid_value")
-        status, message = await asyncio.to_thread(_load, model, name, body.lora_path)
-        if status != AsStatus.ALLSPARK_SUCCESS:
-            error = refused(status, message)
-            raise ApiError(min(error.status, 400), message, param="lora_path", code=error.code)
-        catalog.add_adapter(model, name)
-        return Json({"status": "loaded", "model": name})
+        async with loading:
+            await _load(catalog, body)
+        return Json({"status": "loaded", "model": body.lora_name}, headers=headers)
 
     shown = described(UnloadAdapterBody, Status, errors=IN_USE)
 
@@ -98,21 +92,38 @@ def make_router(state: ServerState) -> APIRouter:
     async def unload_adapter(request: Request) -> Any:
         """Frees an adapter that no request uses."""
         body = validate(UnloadAdapterBody, await read_json(request, settings.max_body_bytes))
-        check_fields(body, settings)
+        headers = ignored_header(check_fields(body, settings))
         check_allowed()
-        entry: Entry = catalog.get(body.lora_name)
-        if entry.adapter is None:
-            message = f"{body.lora_name!r} is no adapter"
-            raise ApiError(400, message, param="lora_name", code="invalid_value")
-        status = entry.model.engine.unload_lora(entry.model.name, entry.adapter)
-        if status != AsStatus.ALLSPARK_SUCCESS:
-            raise ApiError(409, entry.model.engine.last_error(), code="in_use")
-        catalog.remove_adapter(entry.model, entry.adapter)
-        return Json({"status": "unloaded", "model": body.lora_name})
+        async with loading:
+            _unload(catalog, body.lora_name)
+        return Json({"status": "unloaded", "model": body.lora_name}, headers=headers)
 
     return router
 
 
-def _load(model: Any, name: str, path: str) -> tuple[AsStatus, str]:
-    status = model.engine.load_lora(model.name, name, path)
-    return status, model.engine.last_error()
+async def _load(catalog: Catalog, body: LoadAdapterBody) -> None:
+    model, name = catalog.get(body.model).model, body.lora_name
+    if any(entry.name == name for entry in catalog.entries):
+        message = f"there is a model {name!r} already"
+        raise ApiError(400, message, param="lora_name", code="invalid_value")
+
+    def load() -> tuple[AsStatus, str]:
+        return model.load_adapter(name, body.lora_path), model.engine.last_error()
+
+    status, message = await asyncio.to_thread(load)
+    if status != AsStatus.ALLSPARK_SUCCESS:
+        error = refused(status, message)
+        if error.status == 503:  # there is no memory for it
+            raise error
+        raise ApiError(400, message, param="lora_path", code="invalid_value")
+    catalog.add_adapter(model, name)
+
+
+def _unload(catalog: Catalog, name: str) -> None:
+    entry = catalog.get(name)
+    if entry.adapter is None:
+        raise ApiError(400, f"{name!r} is no adapter", param="lora_name", code="invalid_value")
+    engine = entry.model.engine
+    if engine.unload_lora(entry.model.name, entry.adapter) != AsStatus.ALLSPARK_SUCCESS:
+        raise ApiError(409, engine.last_error(), code="in_use")
+    catalog.remove_adapter(entry.model, entry.adapter)

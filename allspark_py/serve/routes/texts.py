@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allspark.serve.fields import check_fields
+from allspark.serve.field_names import check_fields
 from allspark.serve.generate import GenerateStream, start_generate, whole_generate
 from allspark.serve.json_body import read_json, validate
 from allspark.serve.protocol.answers import (
