@@ -21,7 +21,7 @@ from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
 from allspark.serve.text_work import check_chars
-from allspark.serve.tool_choice import ToolPlan, plan_tools
+from allspark.serve.tool_choice import THINKING_FLAGS, ToolPlan, plan_tools
 from allspark.serve.usage import usage
 
 # Fields that ask for what is not served.
@@ -183,8 +183,9 @@ def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int
     if not messages:
         raise ValueError("messages is empty; it must have a message at least")
     options = dict(body.chat_template_kwargs or {})
-    if body.enable_thinking is not None:
-        options["enable_thinking"] = body.enable_thinking
+    if plan.enable_thinking is not None:
+        missing = [name for name in THINKING_FLAGS if options.get(name) is None]
+        options.update(dict.fromkeys(missing, plan.enable_thinking))
     if body.reasoning_effort is not None:
         options["reasoning_effort"] = body.reasoning_effort
     template = model.template
@@ -211,7 +212,8 @@ def _finish(
 ) -> dict[str, Any]:
     """finish_reason and stop_reason of a finished choice, and what is wrong with its calls."""
     reason = choice.finish_reason
-    if builder.tool_calls and reason == "stop":
+    # A stop string may end an output within a call.
+    if reason == "stop" and builder.ends_with_calls:
         reason = "tool_calls"
     return {
         "finish_reason": reason,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from allspark.serve.parsers.collector import is_json_object
 from allspark.serve.parsers.messages import (
     ContentDelta,
     Delta,
@@ -91,6 +92,11 @@ class MessageBuilder:
                 calls[-1]["function"]["arguments"] += each.text
             else:
                 calls.append({"index": each.index, "function": {"arguments": each.text}})
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """There are calls, and the last one is not cut off."""
+        return bool(self.tool_calls) and is_json_object(self.calls[-1][1])
 
     @property
     def calls(self) -> list[tuple[str, str]]:

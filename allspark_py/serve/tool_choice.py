@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from allspark.chat_template import TokenizerTemplate
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
@@ -29,6 +30,20 @@ from allspark.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
     from allspark.grammar_compiler import Compiler
+
+# What chat templates call the flag that a request has as enable_thinking.
+THINKING_FLAGS = ("enable_thinking", "thinking")
+# A conversation in which a tool is called.
+_CALLING = (
+    {"role": "user", "content": "?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+        ],
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,7 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
     for index, tool in enumerate(tools):
         check_schema_size(f"tools[{index}].function.parameters", tool.parameters, settings)
     choice = _checked("tool_choice", read_tool_choice, body.tool_choice, tools)
-    template = _template_text(entry)
+    template = _template_text(entry, body)
     tool_parser = None
     if choice.mode != "none":
         tool_parser = choose_tool_parser(template, settings.tool_call_parser)
@@ -149,7 +164,9 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
         tools,
         choice,
         tool_parser,
-        choose_reasoning_parser(template, settings.reasoning_parser),
+        # A model reasons as its own template shows, whichever renders its prompts.
+        choose_reasoning_parser(template, settings.reasoning_parser)
+        or choose_reasoning_parser(_own_template_text(entry)),
         _enable_thinking(body),
         body.parallel_tool_calls is not False,
         to_format(body, settings),
@@ -165,13 +182,28 @@ def _checked(param: str, read: Any, *arguments: Any) -> Any:
 
 def _enable_thinking(body: ChatBody) -> bool | None:
     options = body.chat_template_kwargs or {}
-    given = options.get("enable_thinking", options.get("thinking", body.enable_thinking))
-    return None if given is None else bool(given)
+    given = [options[name] for name in THINKING_FLAGS if options.get(name) is not None]
+    flag = given[0] if given else body.enable_thinking
+    return None if flag is None else bool(flag)
 
 
-def _template_text(entry: Entry) -> str | None:
-    """The Jinja text of the tokenizer's own template."""
+def _template_text(entry: Entry, body: ChatBody) -> str:
+    """The Jinja text of the chat template in force; of one that is no Jinja, how it writes a
+    call."""
+    template = entry.model.template
+    if body.chat_template is not None:
+        return body.chat_template
+    if isinstance(template, TokenizerTemplate):
+        return template.chat_template or _own_template_text(entry)
+    try:
+        return template.render(_CALLING)
+    except Exception:
+        return ""  # it has no form for calls; a class of a user may raise anything
+
+
+def _own_template_text(entry: Entry) -> str:
+    """The Jinja text of the tokenizer's own templates."""
     template = getattr(entry.model.tokenizer, "chat_template", None)
     if isinstance(template, dict):
         return "\n".join(template.values())
-    return template if isinstance(template, str) else None
+    return template if isinstance(template, str) else ""

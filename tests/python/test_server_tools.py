@@ -13,11 +13,12 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from allspark.chat_template import TokenizerTemplate  # noqa: E402
+from allspark.chat_template import ChatTemplateConfig, TokenizerTemplate  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve import call_checks  # noqa: E402
 from allspark.serve.call_checks import CallCheck  # noqa: E402
 from allspark.serve.parsers import ReasoningParser, Tool  # noqa: E402
+from allspark.serve.settings import ServerSettings  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -159,6 +160,51 @@ def test_a_template_without_tools_takes_none(plain_model):
         assert answer["choices"][0]["message"]["tool_calls"]
 
 
+def test_a_call_that_a_stop_string_cuts_off(server):
+    """It is delivered, and nobody is told to call a tool."""
+    body = {"messages": ASK, "tools": [WEATHER], "tool_choice": "required", "seed": 3,
+            "parallel_tool_calls": False, "max_tokens": 300, "stop": ["days"]}  # fmt: skip
+    (choice,) = server.post(CHAT, **body).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "days"), choice
+    with pytest.raises(ValueError):
+        json.loads(call["function"]["arguments"])
+    end = server.events(CHAT, **body)[-1]["choices"][0]
+    assert (end["finish_reason"], end["stop_reason"]) == ("stop", "days")
+    response = server.post("/v1/responses", **{
+        **body, "input": ASK, "max_output_tokens": 300,
+        "tools": [{"type": "function", **WEATHER["function"]}],
+    }).json()  # fmt: skip
+    assert (response["status"], response["output"][-1]["status"]) == ("completed", "incomplete")
+
+
+def test_the_template_in_force_chooses_the_syntax(plain_model):
+    """Not that of the tokenizer, where another one renders the prompts."""
+    qwen = TEMPLATE + '{# <tool_call> {"name": f, "arguments": a} #}'
+    body = {"messages": ASK, "tools": [CLOCK], "tool_choice": "required", "max_tokens": 300,
+            "parallel_tool_calls": False, "return_token_ids": True}  # fmt: skip
+    for template, marker in (
+        (TokenizerTemplate(plain_model.tokenizer, qwen), "<tool_call>"),
+        (ChatTemplateConfig("internlm2").chat_template, "<|action_start|><|plugin|>"),
+    ):
+        with RunningServer([dataclasses.replace(plain_model, template=template)]) as server:
+            (choice,) = server.post(CHAT, **body).json()["choices"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert plain_model.tokenizer.decode(choice["token_ids"]).startswith(marker)
+    with RunningServer([plain_model], allow_request_templates=True) as server:
+        (choice,) = server.post(CHAT, **body, chat_template=qwen).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+
+
+def test_names_are_checked_at_the_start():
+    for name, value in (
+        ("tool_call_parser", "qwen9"), ("reasoning_parser", "qwen9"),
+        ("reasoning_fields", ("thoughts",)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="the names are"):
+            ServerSettings(**{name: value})
+
+
 # Reasoning. What the demo model writes before the sign of equality is taken for it.
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
@@ -228,6 +274,38 @@ def test_a_wrong_format_is_named_beside_reasoning(reasoning_server):
     for fields in ({"guided_regex": "("}, {"response_format": {"type": "xml"}}):
         status, error = error_of(reasoning_server.post(CHAT, messages=SUM, **fields))
         assert (status, error["param"]) == (400, "response_format"), error
+
+
+@pytest.mark.parametrize("flag", [None, True, False])
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+def test_templates_see_the_flag_that_the_parser_sees(plain_model, name, flag):
+    """Whatever the template calls it: a parser that takes a prompt for opened is not alone."""
+    text = f"<｜Assistant｜>{{{{ '<think>' if {name} else '</think>' }}}}"
+    model = dataclasses.replace(
+        plain_model, template=TokenizerTemplate(plain_model.tokenizer, text)
+    )
+    given = [{"enable_thinking": flag}]
+    given += [{"chat_template_kwargs": {each: flag}} for each in ("enable_thinking", "thinking")]
+    with RunningServer([model], reasoning_parser="deepseek-v3") as server:
+        for fields in given:
+            body = {"messages": SUM, "max_tokens": 5, "temperature": 0, **fields}
+            answer = server.post(CHAT, **body, return_token_ids=True).json()
+            message = answer["choices"][0]["message"]
+            prompt = model.tokenizer.decode(answer["prompt_token_ids"])
+            assert prompt.endswith("<think>" if flag else "</think>")
+            assert ("reasoning" in message) == bool(flag) != bool(message["content"])
+
+
+def test_names_of_reasoning(plain_model, monkeypatch):
+    monkeypatch.setattr("allspark.serve.parsers.choice.REASONING_PARSERS", REASONING)
+    for names in (("reasoning",), ("reasoning_content",)):
+        settings = {"reasoning_parser": "written", "reasoning_fields": names}
+        with RunningServer([plain_model], **settings) as server:
+            answer = server.post(CHAT, messages=SUM, temperature=0).json()
+            assert set(answer["choices"][0]["message"]) == {"role", "content", *names}
+            deltas = [event["choices"][0]["delta"]
+                      for event in server.events(CHAT, messages=SUM, temperature=0)]  # fmt: skip
+            assert set().union(*deltas) == {"role", "content", *names}
 
 
 # A format beside tools.
