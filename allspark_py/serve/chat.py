@@ -280,6 +280,8 @@ class ChatStream:
         options = call.body.stream_options
         self._has_usage = bool(options and options.include_usage)
         self._has_each_usage = bool(options and options.continuous_usage_stats)
+        # A message of calls alone has the content None, of which there is no delta.
+        self._may_call = bool(call.body.tools) and call.body.tool_choice != "none"
         self._head = {"object": "chat.completion.chunk", **call.head}
         # A plain piece of text is put between two constants: a chunk costs a tenth that way.
         is_plain = not (call.body.logprobs or call.body.return_token_ids or self._has_each_usage)
@@ -289,7 +291,7 @@ class ChatStream:
         """Writes the beginning, then what comes as it comes."""
         self._writer = writer
         writer.on_free = self._write
-        first = {"role": "assistant", "content": ""}
+        first = {"role": "assistant", **({} if self._may_call else {"content": ""})}
         writer.write(b"".join(self._chunk(c, first) for c in self._call.choices))
         for choice in self._call.choices:
             choice.watch(self._write, writer.fail)
@@ -310,6 +312,8 @@ class ChatStream:
             pieces = choice.take()
             text = pieces[0].text if len(pieces) == 1 else "".join(p.text for p in pieces)
             delta = builder.put(text, is_end)
+            if is_end and self._may_call and builder.is_empty:
+                delta["content"] = ""
             if delta or (pieces and self._plain is None):
                 data.append(self._chunk(choice, delta, pieces))
             problems = check.problems(builder.calls, self._write) if is_end else None

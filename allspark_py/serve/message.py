@@ -94,6 +94,11 @@ class MessageBuilder:
                 calls.append({"index": each.index, "function": {"arguments": each.text}})
 
     @property
+    def is_empty(self) -> bool:
+        """There is neither content nor a call."""
+        return not (self._content or self.tool_calls)
+
+    @property
     def ends_with_calls(self) -> bool:
         """There are calls, and the last one is not cut off."""
         return bool(self.tool_calls) and is_json_object(self.calls[-1][1])

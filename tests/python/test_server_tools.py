@@ -94,7 +94,7 @@ def test_a_required_call_is_valid_whole_and_streamed(server):
     assert len([piece for piece in pieces if "id" in piece]) == 1
     joined = "".join(piece["function"]["arguments"] for piece in pieces)
     assert joined == call["function"]["arguments"]
-    assert "".join(delta.get("content") or "" for delta in deltas) == ""
+    assert not any("content" in delta for delta in deltas)  # the message has none either
 
 
 def test_a_named_function_is_called(server):
@@ -158,6 +158,15 @@ def test_a_template_without_tools_takes_none(plain_model):
         body = {"messages": ASK, "tools": [CLOCK], "tool_choice": "required", "max_tokens": 200}
         answer = server.post(CHAT, **body, chat_template=TEMPLATE).json()
         assert answer["choices"][0]["message"]["tool_calls"]
+
+
+def test_an_empty_answer_adds_up_to_an_empty_text(server):
+    body = {"messages": [{"role": "user", "content": "What is 12+35?"}], "tools": [CLOCK]}
+    body |= {"temperature": 0, "max_tokens": 20, "stop": ["12"]}
+    (choice,) = server.post(CHAT, **body).json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": ""}
+    deltas = [event["choices"][0]["delta"] for event in server.events(CHAT, **body)]
+    assert [delta["content"] for delta in deltas if "content" in delta] == [""]
 
 
 def test_a_call_that_a_stop_string_cuts_off(server):
