@@ -44,6 +44,7 @@ class ChatCall:
     builders: list[MessageBuilder]
     checks: list[CallCheck]
     ignored: str  # names of unknown fields
+    _num_reasoning_tokens: int = 0  # so far, of a stream
 
     @property
     def head(self) -> dict[str, Any]:
@@ -55,12 +56,20 @@ class ChatCall:
             "system_fingerprint": self.fingerprint,
         }
 
-    def usage(self) -> dict[str, Any]:
-        """Of all choices. Tokens of reasoning are those that its text has."""
-        encode = self.entry.model.tokenizer.encode
-        texts = [builder.reasoning for builder in self.builders if builder.reasoning]
-        count = sum(len(encode(text, add_special_tokens=False)) for text in texts)
+    def usage(self, is_end: bool = True) -> dict[str, Any]:
+        """Of all choices. Tokens of reasoning are those that its text has; before the end those of
+        its pieces, since encoding all of it each time would take the square of its length."""
+        if is_end:
+            count = self._count([builder.reasoning for builder in self.builders])
+        else:
+            new = self._count([builder.take_reasoning() for builder in self.builders])
+            count = self._num_reasoning_tokens = self._num_reasoning_tokens + new
         return usage(self.num_prompt_tokens, self.choices, count)
+
+    def _count(self, texts: list[str]) -> int:
+        """Their tokens."""
+        encode = self.entry.model.tokenizer.encode
+        return sum(len(encode(text, add_special_tokens=False)) for text in texts if text)
 
     def release(self) -> None:
         """Stops what runs."""
@@ -359,7 +368,7 @@ class ChatStream:
             shown["token_ids"] = [i for piece in pieces for i in piece.ids_from_generate]
         chunk = {**self._head, "choices": [shown]}
         if self._has_each_usage:
-            chunk["usage"] = self._call.usage()
+            chunk["usage"] = self._call.usage(is_end=finish is not None)
         elif self._has_usage:
             chunk["usage"] = None
         return frame(chunk)

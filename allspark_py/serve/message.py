@@ -57,6 +57,7 @@ class MessageBuilder:
         self._reasoning_fields = reasoning_fields
         self._content: list[str] = []
         self._reasoning: list[str] = []
+        self._num_taken = 0  # pieces of it, by take_reasoning
         self.tool_calls: list[dict[str, Any]] = []
 
     def put(self, text: str, is_end: bool) -> dict[str, Any]:
@@ -113,6 +114,12 @@ class MessageBuilder:
     def reasoning(self) -> str:
         """What was found of it."""
         return "".join(self._reasoning)
+
+    def take_reasoning(self) -> str:
+        """What was found of it since the last call."""
+        new = self._reasoning[self._num_taken :]
+        self._num_taken = len(self._reasoning)
+        return "".join(new)
 
     def message(self) -> dict[str, Any]:
         """The message, once all text was added."""

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,7 +18,14 @@ from allspark.chat_template import ChatTemplateConfig, TokenizerTemplate  # noqa
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve import call_checks  # noqa: E402
 from allspark.serve.call_checks import CallCheck  # noqa: E402
-from allspark.serve.parsers import ReasoningParser, Tool  # noqa: E402
+from allspark.serve.chat import ChatCall  # noqa: E402
+from allspark.serve.message import MessageBuilder  # noqa: E402
+from allspark.serve.parsers import (  # noqa: E402
+    MessageParser,
+    ReasoningParser,
+    Tool,
+    choose_reasoning_parser,
+)
 from allspark.serve.settings import ServerSettings  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
 
@@ -303,6 +311,31 @@ def test_templates_see_the_flag_that_the_parser_sees(plain_model, name, flag):
             prompt = model.tokenizer.decode(answer["prompt_token_ids"])
             assert prompt.endswith("<think>" if flag else "</think>")
             assert ("reasoning" in message) == bool(flag) != bool(message["content"])
+
+
+def test_reasoning_is_encoded_as_it_comes():
+    """Its tokens are in each chunk that has usage, and it may be long."""
+    encoded = []
+
+    def encode(text, add_special_tokens):
+        encoded.append(text)
+        return text.split()
+
+    entry = SimpleNamespace(model=SimpleNamespace(tokenizer=SimpleNamespace(encode=encode)))
+    parser = MessageParser(None, choose_reasoning_parser(None, "default"))
+    builder = MessageBuilder(parser, ("reasoning",))
+    call = ChatCall(None, entry, "", 0, "", 1, [], [], [builder], [], "")
+    builder.put("<think>", False)
+
+    def counted(**fields):
+        return call.usage(**fields)["completion_tokens_details"]["reasoning_tokens"]
+
+    for index in range(1000):
+        assert counted(is_end=False) == index
+        builder.put("ab ", False)
+    builder.put("</think>x", True)
+    assert counted() == 1000 and len(builder.reasoning) == 2999
+    assert sum(map(len, encoded)) < 2 * 2999
 
 
 def test_names_of_reasoning(plain_model, monkeypatch):
