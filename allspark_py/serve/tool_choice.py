@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from allspark.chat_template import TokenizerTemplate
@@ -117,8 +119,10 @@ class ToolPlan:
         """What reads one output; None where it is content and nothing else."""
         if self.tool_parser is None and self.reasoning_parser is None:
             return None
-        markers = self._markers()
-        special = entry.model.tokenizer.all_special_tokens
+        left_out: tuple[str, ...] = ()
+        if self.keeps_special_tokens(entry):  # else what looks like one is text
+            special = tuple(entry.model.tokenizer.all_special_tokens)
+            left_out = _left_out(special, frozenset(self._markers()))
         return MessageParser(
             self.tool_parser,
             self.reasoning_parser,
@@ -126,7 +130,7 @@ class ToolPlan:
             enable_thinking=self.enable_thinking,
             begins_in_reasoning=self._begins_in_reasoning(prompt),
             content_has_format=self.content is not None,
-            left_out=[token for token in special if token not in markers],
+            left_out=left_out,
         )
 
     def keeps_special_tokens(self, entry: Entry) -> bool:
@@ -171,6 +175,16 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
         body.parallel_tool_calls is not False,
         to_format(body, settings),
     )
+
+
+@lru_cache(maxsize=64)
+def _left_out(special: tuple[str, ...], markers: frozenset[str]) -> tuple[str, ...]:
+    """The special tokens that are no markers. Of those that begin others, or with a marker, none:
+    a parser could not tell which is there."""
+    texts = sorted({*special, *markers})
+    begun = {one for one, other in pairwise(texts) if other.startswith(one)}
+    begins = tuple(markers)
+    return tuple(text for text in special if text not in begun and not text.startswith(begins))
 
 
 def _checked(param: str, read: Any, *arguments: Any) -> Any:

@@ -26,7 +26,9 @@ from allspark.serve.parsers import (  # noqa: E402
     Tool,
     choose_reasoning_parser,
 )
+from allspark.serve.protocol.common import ChatBody  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
+from allspark.serve.tool_choice import plan_tools  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -211,6 +213,24 @@ def test_the_template_in_force_chooses_the_syntax(plain_model):
     with RunningServer([plain_model], allow_request_templates=True) as server:
         (choice,) = server.post(CHAT, **body, chat_template=qwen).json()["choices"]
         assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("special", "text", "content"),
+    [
+        # None of the markers is a special token: all have been left out.
+        (["</s>"], "<s>old</s> new", "<s>old</s> new"),
+        (["<tool_call>", "</s>"], "a</s> b", "a b"),
+        # Some cannot be told apart.
+        (["<tool_call>", "<|a", "<|a|>", "<|a|>b", "<tool_call>x", "", "</s>"], "x</s>", "x"),
+    ],
+)
+def test_special_tokens_are_left_out_where_they_are_decoded(special, text, content):
+    tokenizer = SimpleNamespace(all_special_tokens=special, chat_template=None)
+    entry = SimpleNamespace(model=SimpleNamespace(tokenizer=tokenizer, template=None))
+    body = ChatBody.model_validate({"messages": ASK, "tools": [CLOCK]})
+    plan = plan_tools(body, entry, ServerSettings(tool_call_parser="qwen"))
+    assert plan.make_parser(entry, "").parse(text).content == content
 
 
 def test_names_are_checked_at_the_start():
