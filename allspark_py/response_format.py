@@ -48,6 +48,7 @@ class Grammar:
 
     def explain(self, problem: str) -> str:
         """The compiler's message, in terms of a response format."""
+        problem = _of_schema(problem)
         if "coerce_one_of" not in problem:
             return explain(problem)
         places = ", ".join(self.undecided)
@@ -60,6 +61,13 @@ class Grammar:
             "or in the const, enum or type of a required property. 'oneOf': 'anyOf' in the "
             "response_format takes each oneOf as anyOf: outputs may match several branches"
         )
+
+
+def _of_schema(problem: str) -> str:
+    """Of a message about a schema within a grammar, what is about the schema: the place and the
+    text of the grammar are none that a user wrote."""
+    found = re.match(r"at \d+\(\d+\): failed to compile JSON schema: ", problem)
+    return re.split(r"\n *\d+ \| ", problem[found.end() :])[0] if found else problem
 
 
 def explain(problem: str) -> str:

@@ -18,6 +18,7 @@ class TemplateFacts:
     variables: frozenset[str]  # the names of what it reads
     iterates_content: bool  # loops over the parts of a content
     joins_arguments: bool  # joins the arguments of a tool call with other text, as they are
+    compares_content: bool  # asks whether a content is None
 
 
 class _Generation(Extension):
@@ -46,7 +47,13 @@ def template_facts(text: str) -> TemplateFacts:
         tree = _environment.parse(text)
     except TemplateSyntaxError:
         words = frozenset(re.findall(r"\w+", text))
-        return TemplateFacts(words, words, iterates_content=False, joins_arguments=False)
+        return TemplateFacts(
+            words,
+            words,
+            iterates_content=False,
+            joins_arguments=False,
+            compares_content=False,
+        )
     power = tree.find(nodes.Pow)
     if power is not None:
         raise ValueError(f"the chat template has the operator ** in line {power.lineno}")
@@ -57,6 +64,7 @@ def template_facts(text: str) -> TemplateFacts:
         frozenset(name.name for name in tree.find_all(nodes.Name)),
         _Field(tree, "content").is_iterated(),
         _Field(tree, "arguments").is_joined(),
+        _Field(tree, "content").is_compared(),
     )
 
 
@@ -82,6 +90,15 @@ class _Field:
         if any(self._is_field(test.node) for test in tests):
             return False  # It takes both forms.
         return any(self._is_field(node) for node in self._joined())
+
+    def is_compared(self) -> bool:
+        tests = (test for test in self._tree.find_all(nodes.Test) if test.name == "none")
+        if any(self._is_field(test.node) for test in tests):
+            return True
+        return any(
+            self._is_field(compare.expr) and nodes.Const(None) in [op.expr for op in compare.ops]
+            for compare in self._tree.find_all(nodes.Compare)
+        )
 
     def _joined(self) -> Iterator[nodes.Node]:
         for add in self._tree.find_all(nodes.Add):

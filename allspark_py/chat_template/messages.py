@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from allspark.input_ids import shown, wrong_type
@@ -20,6 +21,11 @@ class MessageForm:
     content_parts: bool = False  # a content of parts stays a list
     text_arguments: bool = False  # arguments of tool calls are JSON text, not an object
     developer: bool = False  # there is a role of this name
+    none_content: bool = False  # a message with calls and no text has the content None, not ""
+
+
+# What clients call the reasoning of an answer; templates read the first.
+_REASONING = ("reasoning_content", "reasoning")
 
 
 def normalise(messages: Any, form: MessageForm) -> list[dict[str, Any]]:
@@ -77,7 +83,21 @@ def _message(item: Any, place: str, form: MessageForm) -> dict[str, Any]:
     if message.get("content") is None and not (role == "assistant" and "tool_calls" in message):
         raise ValueError(f"{place}.content is None; only a message with tool_calls has no content")
     message["content"] = _content(message.get("content"), f"{place}.content", form)
+    if form.none_content and "tool_calls" in message and not message["content"]:
+        message["content"] = None
+    if role == "assistant":
+        _set_reasoning(message, place)
     return message
+
+
+def _set_reasoning(message: dict[str, Any], place: str) -> None:
+    """Gives the reasoning of an answer, whatever its name, the name that templates read."""
+    for name in _REASONING:
+        if not isinstance(message.get(name), (str, NoneType)):
+            raise wrong_type(f"{place}.{name}", message[name], "a str or None")
+    text = next((message[name] for name in _REASONING if message.get(name)), None)
+    if text is not None:
+        message[_REASONING[0]] = text
 
 
 def _content(content: Any, place: str, form: MessageForm) -> str | list[Any] | None:

@@ -27,6 +27,14 @@ _MAX_SHOWN = 500  # Characters of an error of the template.
 _ANSWER = "the-answer-before"
 _TURN_BEFORE = ({"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER})
 
+# transformers leaves out what is None. This puts it back, in front of a template that asks for it.
+# The last expression keeps a newline with which the template begins.
+_WITH_NONE = (
+    "{% set given_messages = namespace(all=[]) %}{% for message in messages %}"
+    "{% set given_messages.all = given_messages.all + [dict({'content': none}, **message)] %}"
+    "{% endfor %}{% set messages = given_messages.all %}{{ '' }}"
+)
+
 
 @MODELS.register_module(name="hf")
 class TokenizerTemplate(ChatTemplate):
@@ -158,8 +166,11 @@ class TokenizerTemplate(ChatTemplate):
             content_parts=facts.iterates_content,
             text_arguments=facts.joins_arguments,
             developer="developer" in facts.strings,
+            none_content=facts.compares_content,
         )
         normalised = normalise(messages, form)
+        if facts.compares_content and any(each["content"] is None for each in normalised):
+            arguments["chat_template"] = _WITH_NONE + arguments["chat_template"]
         if arguments["continue_final_message"]:
             check_continued(normalised)
         for index, message in enumerate(normalised):

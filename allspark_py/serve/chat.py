@@ -24,7 +24,7 @@ from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
 from allspark.serve.text_work import check_chars, template_variables
-from allspark.serve.tool_choice import ToolPlan, plan_tools
+from allspark.serve.tool_choice import THINKING_FLAGS, ToolPlan, plan_tools
 from allspark.serve.usage import usage
 
 # Fields that ask for what is not served.
@@ -47,6 +47,7 @@ class ChatCall:
     builders: list[MessageBuilder]
     checks: list[CallCheck]
     ignored: str  # names of unknown fields
+    _num_reasoning_tokens: int = 0  # so far, of a stream
 
     @property
     def head(self) -> dict[str, Any]:
@@ -58,12 +59,20 @@ class ChatCall:
             "system_fingerprint": self.fingerprint,
         }
 
-    def usage(self) -> dict[str, Any]:
-        """Of all choices. Tokens of reasoning are those that its text has."""
-        encode = self.entry.model.tokenizer.encode
-        texts = [builder.reasoning for builder in self.builders if builder.reasoning]
-        count = sum(len(encode(text, add_special_tokens=False)) for text in texts)
+    def usage(self, is_end: bool = True) -> dict[str, Any]:
+        """Of all choices. Tokens of reasoning are those that its text has; before the end those of
+        its pieces, since encoding all of it each time would take the square of its length."""
+        if is_end:
+            count = self._count([builder.reasoning for builder in self.builders])
+        else:
+            new = self._count([builder.take_reasoning() for builder in self.builders])
+            count = self._num_reasoning_tokens = self._num_reasoning_tokens + new
         return usage(self.num_prompt_tokens, self.choices, count)
+
+    def _count(self, texts: list[str]) -> int:
+        """Their tokens."""
+        encode = self.entry.model.tokenizer.encode
+        return sum(len(encode(text, add_special_tokens=False)) for text in texts if text)
 
     def release(self) -> None:
         """Stops what runs."""
@@ -188,8 +197,9 @@ def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int
     if not messages:
         raise ValueError("messages is empty; it must have a message at least")
     options = template_variables(body.chat_template_kwargs)
-    if body.enable_thinking is not None:
-        options["enable_thinking"] = body.enable_thinking
+    if plan.enable_thinking is not None:
+        missing = [name for name in THINKING_FLAGS if options.get(name) is None]
+        options.update(dict.fromkeys(missing, plan.enable_thinking))
     if body.reasoning_effort is not None:
         options["reasoning_effort"] = body.reasoning_effort
     template = model.template
@@ -217,7 +227,8 @@ def _finish(
 ) -> dict[str, Any]:
     """finish_reason and stop_reason of a finished choice, and what is wrong with its calls."""
     reason = choice.finish_reason
-    if builder.tool_calls and reason == "stop":
+    # A stop string may end an output within a call.
+    if reason == "stop" and builder.ends_with_calls:
         reason = "tool_calls"
     return {
         "finish_reason": reason,
@@ -284,6 +295,8 @@ class ChatStream:
         options = call.body.stream_options
         self._has_usage = bool(options and options.include_usage)
         self._has_each_usage = bool(options and options.continuous_usage_stats)
+        # A message of calls alone has the content None, of which there is no delta.
+        self._may_call = bool(call.body.tools) and call.body.tool_choice != "none"
         self._head = {"object": "chat.completion.chunk", **call.head}
         # A plain piece of text is put between two constants: a chunk costs a tenth that way.
         is_plain = not (call.body.logprobs or call.body.return_token_ids or self._has_each_usage)
@@ -293,7 +306,7 @@ class ChatStream:
         """Writes the beginning, then what comes as it comes."""
         self._writer = writer
         writer.on_free = self._write
-        first = {"role": "assistant", "content": ""}
+        first = {"role": "assistant", **({} if self._may_call else {"content": ""})}
         writer.write(b"".join(self._chunk(c, first) for c in self._call.choices))
         for choice in self._call.choices:
             choice.watch(self._write, writer.fail)
@@ -314,6 +327,8 @@ class ChatStream:
             pieces = choice.take()
             text = pieces[0].text if len(pieces) == 1 else "".join(p.text for p in pieces)
             delta = builder.put(text, is_end)
+            if is_end and self._may_call and builder.is_empty:
+                delta["content"] = ""
             if delta or (pieces and self._plain is None):
                 data.append(self._chunk(choice, delta, pieces))
             problems = check.problems(builder.calls, self._write) if is_end else None
@@ -359,7 +374,7 @@ class ChatStream:
             shown["token_ids"] = [i for piece in pieces for i in piece.ids_from_generate]
         chunk = {**self._head, "choices": [shown]}
         if self._has_each_usage:
-            chunk["usage"] = self._call.usage()
+            chunk["usage"] = self._call.usage(is_end=finish is not None)
         elif self._has_usage:
             chunk["usage"] = None
         return frame(chunk)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from allspark.serve.parsers.collector import is_json_object
 from allspark.serve.parsers.messages import (
     ContentDelta,
     Delta,
@@ -56,6 +57,7 @@ class MessageBuilder:
         self._reasoning_fields = reasoning_fields
         self._content: list[str] = []
         self._reasoning: list[str] = []
+        self._num_taken = 0  # pieces of it, by take_reasoning
         self.tool_calls: list[dict[str, Any]] = []
 
     def put(self, text: str, is_end: bool) -> dict[str, Any]:
@@ -93,6 +95,16 @@ class MessageBuilder:
                 calls.append({"index": each.index, "function": {"arguments": each.text}})
 
     @property
+    def is_empty(self) -> bool:
+        """There is neither content nor a call."""
+        return not (self._content or self.tool_calls)
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """There are calls, and the last one is not cut off."""
+        return bool(self.tool_calls) and is_json_object(self.calls[-1][1])
+
+    @property
     def calls(self) -> list[tuple[str, str]]:
         """Names and arguments of the calls."""
         functions = [call["function"] for call in self.tool_calls]
@@ -102,6 +114,12 @@ class MessageBuilder:
     def reasoning(self) -> str:
         """What was found of it."""
         return "".join(self._reasoning)
+
+    def take_reasoning(self) -> str:
+        """What was found of it since the last call."""
+        new = self._reasoning[self._num_taken :]
+        self._num_taken = len(self._reasoning)
+        return "".join(new)
 
     def message(self) -> dict[str, Any]:
         """The message, once all text was added."""

@@ -6,10 +6,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from allspark.serve.parsers.choice import choose_reasoning_parser, choose_tool_parser
+
 
 def flag(default: Any, text: str, name: str | None = None, metavar: str | None = None) -> Any:
     """A field that has a flag: `text` is its help, `name` its name if that is not the field's."""
     return field(default=default, metadata={"help": text, "name": name, "metavar": metavar})
+
+
+# The names under which clients look for reasoning in messages.
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 @dataclass
@@ -63,8 +69,12 @@ class ServerSettings:
     strict_fields: bool = flag(False, "refuse unknown fields of requests")
     allow_request_templates: bool = flag(False, "take chat templates of requests")
     allow_adapter_loading: bool = flag(False, "let clients load adapters by path")
-    # Names of fields for reasoning in messages.
-    reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning")
+    reasoning_fields: tuple[str, ...] = flag(
+        REASONING_FIELDS,
+        "names under which messages have reasoning (default: both)",
+        "reasoning_field",
+        metavar="NAME",
+    )
     tool_call_parser: str | None = flag(None, "default: what the chat template shows")
     reasoning_parser: str | None = flag(None, "default: what the chat template shows")
     max_log_len: int | None = flag(
@@ -79,9 +89,15 @@ class ServerSettings:
     sampling_defaults: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a bound is none."""
+        """Raises ValueError where a bound is none, or a name is not known."""
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be at least 0")
         if self.schema_timeout == 0:
             raise ValueError("schema_timeout is 0; it must be more than 0")
+        if unknown := set(self.reasoning_fields).difference(REASONING_FIELDS):
+            names = " and ".join(REASONING_FIELDS)
+            raise ValueError(f"reasoning_field is {min(unknown)!r}; the names are {names}")
+        # By their names, before a request needs them.
+        choose_tool_parser(None, self.tool_call_parser)
+        choose_reasoning_parser(None, self.reasoning_parser)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from allspark.chat_template import TokenizerTemplate
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
@@ -29,6 +32,20 @@ from allspark.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
     from allspark.grammar_compiler import Compiler
+
+# What chat templates call the flag that a request has as enable_thinking.
+THINKING_FLAGS = ("enable_thinking", "thinking")
+# A conversation in which a tool is called.
+_CALLING = (
+    {"role": "user", "content": "?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+        ],
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -102,8 +119,10 @@ class ToolPlan:
         """What reads one output; None where it is content and nothing else."""
         if self.tool_parser is None and self.reasoning_parser is None:
             return None
-        markers = self._markers()
-        special = entry.model.tokenizer.all_special_tokens
+        left_out: tuple[str, ...] = ()
+        if self.keeps_special_tokens(entry):  # else what looks like one is text
+            special = tuple(entry.model.tokenizer.all_special_tokens)
+            left_out = _left_out(special, frozenset(self._markers()))
         return MessageParser(
             self.tool_parser,
             self.reasoning_parser,
@@ -111,7 +130,7 @@ class ToolPlan:
             enable_thinking=self.enable_thinking,
             begins_in_reasoning=self._begins_in_reasoning(prompt),
             content_has_format=self.content is not None,
-            left_out=[token for token in special if token not in markers],
+            left_out=left_out,
         )
 
     def keeps_special_tokens(self, entry: Entry) -> bool:
@@ -135,7 +154,7 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
     for index, tool in enumerate(tools):
         check_schema_size(f"tools[{index}].function.parameters", tool.parameters, settings)
     choice = _checked("tool_choice", read_tool_choice, body.tool_choice, tools)
-    template = _template_text(entry)
+    template = _template_text(entry, body)
     tool_parser = None
     if choice.mode != "none":
         tool_parser = choose_tool_parser(template, settings.tool_call_parser)
@@ -149,11 +168,23 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
         tools,
         choice,
         tool_parser,
-        choose_reasoning_parser(template, settings.reasoning_parser),
+        # A model reasons as its own template shows, whichever renders its prompts.
+        choose_reasoning_parser(template, settings.reasoning_parser)
+        or choose_reasoning_parser(_own_template_text(entry)),
         _enable_thinking(body),
         body.parallel_tool_calls is not False,
         to_format(body, settings),
     )
+
+
+@lru_cache(maxsize=64)
+def _left_out(special: tuple[str, ...], markers: frozenset[str]) -> tuple[str, ...]:
+    """The special tokens that are no markers. Of those that begin others, or with a marker, none:
+    a parser could not tell which is there."""
+    texts = sorted({*special, *markers})
+    begun = {one for one, other in pairwise(texts) if other.startswith(one)}
+    begins = tuple(markers)
+    return tuple(text for text in special if text not in begun and not text.startswith(begins))
 
 
 def _checked(param: str, read: Any, *arguments: Any) -> Any:
@@ -165,13 +196,28 @@ def _checked(param: str, read: Any, *arguments: Any) -> Any:
 
 def _enable_thinking(body: ChatBody) -> bool | None:
     options = body.chat_template_kwargs or {}
-    given = options.get("enable_thinking", options.get("thinking", body.enable_thinking))
-    return None if given is None else bool(given)
+    given = [options[name] for name in THINKING_FLAGS if options.get(name) is not None]
+    flag = given[0] if given else body.enable_thinking
+    return None if flag is None else bool(flag)
 
 
-def _template_text(entry: Entry) -> str | None:
-    """The Jinja text of the tokenizer's own template."""
+def _template_text(entry: Entry, body: ChatBody) -> str:
+    """The Jinja text of the chat template in force; of one that is no Jinja, how it writes a
+    call."""
+    template = entry.model.template
+    if body.chat_template is not None:
+        return body.chat_template
+    if isinstance(template, TokenizerTemplate):
+        return template.chat_template or _own_template_text(entry)
+    try:
+        return template.render(_CALLING)
+    except Exception:
+        return ""  # it has no form for calls; a class of a user may raise anything
+
+
+def _own_template_text(entry: Entry) -> str:
+    """The Jinja text of the tokenizer's own templates."""
     template = getattr(entry.model.tokenizer, "chat_template", None)
     if isinstance(template, dict):
         return "\n".join(template.values())
-    return template if isinstance(template, str) else None
+    return template if isinstance(template, str) else ""

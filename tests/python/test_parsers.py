@@ -183,6 +183,8 @@ PARTS = (
     "</arg_key>", "<arg_value>", "</arg_value>", "<think>", "</think>", "<|end|>", "f", ">", "\n",
     " ", '"', "\\", "{", "}", "[", "]", ",", ":", '{"name": "f"', ', "arguments": {', '"a": 1',
     '{"name": "now", "parameters": {}}', "1", "null", "\ud800", "é",
+    # Beginnings and ends of markers, between which others may be left out.
+    "<tool", "_call>", "</thi", "nk>", "[TOOL_", "CALLS]", "<｜tool▁", "sep｜>", "<|e", "nd|>",
 )  # fmt: skip
 
 
@@ -431,6 +433,9 @@ def test_bare_calls():
 def test_ids_of_the_model():
     text = "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}[TOOL_CALLS]now[ARGS]{}"
     assert [call.id for call in parse(text, "mistral").tool_calls] == ["abcdefghi", "0"]
+    # Each is there once, and one that the chat templates refuse is not taken.
+    text = "".join(f"[TOOL_CALLS]now[CALL_ID]{id}[ARGS]{{}}" for id in ("abcdefghi",) * 2 + ("x",))
+    assert [call.id for call in parse(text, "mistral").tool_calls] == ["abcdefghi", "0", "1"]
 
 
 def test_ids_that_are_made():

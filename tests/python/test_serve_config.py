@@ -33,6 +33,7 @@ schema-timeout: 6
 session-len: 99
 precision: A8W8
 model-name: null
+reasoning-field: [reasoning]
 adapters: {x: path/x, y: path/y}
 """
 
@@ -58,6 +59,7 @@ def test_keys_are_flags(options):
     assert serve._sources(found, found.models) == [("a/b", "m"), ("c", None)]
     settings = to_server_settings(found)
     assert (settings.server_port, settings.server_name) == (8000, "127.0.0.1")
+    assert settings.reasoning_fields == ("reasoning",)
     assert settings.api_keys == ("k1", "k2") and settings.strict_fields is True
     assert (settings.max_stops, settings.max_tools) == (3, 4)
     assert (settings.max_schema_bytes, settings.schema_timeout) == (5, 6)

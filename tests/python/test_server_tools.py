@@ -7,17 +7,28 @@ import dataclasses
 import json
 import re
 import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 pytest.importorskip("fastapi")
 
-from allspark.chat_template import TokenizerTemplate  # noqa: E402
+from allspark.chat_template import ChatTemplateConfig, TokenizerTemplate  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve import call_checks  # noqa: E402
 from allspark.serve.call_checks import CallCheck  # noqa: E402
-from allspark.serve.parsers import ReasoningParser, Tool  # noqa: E402
+from allspark.serve.chat import ChatCall  # noqa: E402
+from allspark.serve.message import MessageBuilder  # noqa: E402
+from allspark.serve.parsers import (  # noqa: E402
+    MessageParser,
+    ReasoningParser,
+    Tool,
+    choose_reasoning_parser,
+)
+from allspark.serve.protocol.common import ChatBody  # noqa: E402
+from allspark.serve.settings import ServerSettings  # noqa: E402
+from allspark.serve.tool_choice import plan_tools  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -93,7 +104,7 @@ def test_a_required_call_is_valid_whole_and_streamed(server):
     assert len([piece for piece in pieces if "id" in piece]) == 1
     joined = "".join(piece["function"]["arguments"] for piece in pieces)
     assert joined == call["function"]["arguments"]
-    assert "".join(delta.get("content") or "" for delta in deltas) == ""
+    assert not any("content" in delta for delta in deltas)  # the message has none either
 
 
 def test_a_named_function_is_called(server):
@@ -157,6 +168,78 @@ def test_a_template_without_tools_takes_none(plain_model):
         body = {"messages": ASK, "tools": [CLOCK], "tool_choice": "required", "max_tokens": 200}
         answer = server.post(CHAT, **body, chat_template=TEMPLATE).json()
         assert answer["choices"][0]["message"]["tool_calls"]
+
+
+def test_an_empty_answer_adds_up_to_an_empty_text(server):
+    body = {"messages": [{"role": "user", "content": "What is 12+35?"}], "tools": [CLOCK]}
+    body |= {"temperature": 0, "max_tokens": 20, "stop": ["12"]}
+    (choice,) = server.post(CHAT, **body).json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": ""}
+    deltas = [event["choices"][0]["delta"] for event in server.events(CHAT, **body)]
+    assert [delta["content"] for delta in deltas if "content" in delta] == [""]
+
+
+def test_a_call_that_a_stop_string_cuts_off(server):
+    """It is delivered, and nobody is told to call a tool."""
+    body = {"messages": ASK, "tools": [WEATHER], "tool_choice": "required", "seed": 3,
+            "parallel_tool_calls": False, "max_tokens": 300, "stop": ["days"]}  # fmt: skip
+    (choice,) = server.post(CHAT, **body).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "days"), choice
+    with pytest.raises(ValueError):
+        json.loads(call["function"]["arguments"])
+    end = server.events(CHAT, **body)[-1]["choices"][0]
+    assert (end["finish_reason"], end["stop_reason"]) == ("stop", "days")
+    response = server.post("/v1/responses", **{
+        **body, "input": ASK, "max_output_tokens": 300,
+        "tools": [{"type": "function", **WEATHER["function"]}],
+    }).json()  # fmt: skip
+    assert (response["status"], response["output"][-1]["status"]) == ("completed", "incomplete")
+
+
+def test_the_template_in_force_chooses_the_syntax(plain_model):
+    """Not that of the tokenizer, where another one renders the prompts."""
+    qwen = TEMPLATE + '{# <tool_call> {"name": f, "arguments": a} #}'
+    body = {"messages": ASK, "tools": [CLOCK], "tool_choice": "required", "max_tokens": 300,
+            "parallel_tool_calls": False, "return_token_ids": True}  # fmt: skip
+    for template, marker in (
+        (TokenizerTemplate(plain_model.tokenizer, qwen), "<tool_call>"),
+        (ChatTemplateConfig("internlm2").chat_template, "<|action_start|><|plugin|>"),
+    ):
+        with RunningServer([dataclasses.replace(plain_model, template=template)]) as server:
+            (choice,) = server.post(CHAT, **body).json()["choices"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert plain_model.tokenizer.decode(choice["token_ids"]).startswith(marker)
+    with RunningServer([plain_model], allow_request_templates=True) as server:
+        (choice,) = server.post(CHAT, **body, chat_template=qwen).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("special", "text", "content"),
+    [
+        # None of the markers is a special token: all have been left out.
+        (["</s>"], "<s>old</s> new", "<s>old</s> new"),
+        (["<tool_call>", "</s>"], "a</s> b", "a b"),
+        # Some cannot be told apart.
+        (["<tool_call>", "<|a", "<|a|>", "<|a|>b", "<tool_call>x", "", "</s>"], "x</s>", "x"),
+    ],
+)
+def test_special_tokens_are_left_out_where_they_are_decoded(special, text, content):
+    tokenizer = SimpleNamespace(all_special_tokens=special, chat_template=None)
+    entry = SimpleNamespace(model=SimpleNamespace(tokenizer=tokenizer, template=None))
+    body = ChatBody.model_validate({"messages": ASK, "tools": [CLOCK]})
+    plan = plan_tools(body, entry, ServerSettings(tool_call_parser="qwen"))
+    assert plan.make_parser(entry, "").parse(text).content == content
+
+
+def test_names_are_checked_at_the_start():
+    for name, value in (
+        ("tool_call_parser", "qwen9"), ("reasoning_parser", "qwen9"),
+        ("reasoning_fields", ("thoughts",)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="the names are"):
+            ServerSettings(**{name: value})
 
 
 # Reasoning. What the demo model writes before the sign of equality is taken for it.
@@ -228,6 +311,63 @@ def test_a_wrong_format_is_named_beside_reasoning(reasoning_server):
     for fields in ({"guided_regex": "("}, {"response_format": {"type": "xml"}}):
         status, error = error_of(reasoning_server.post(CHAT, messages=SUM, **fields))
         assert (status, error["param"]) == (400, "response_format"), error
+
+
+@pytest.mark.parametrize("flag", [None, True, False])
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+def test_templates_see_the_flag_that_the_parser_sees(plain_model, name, flag):
+    """Whatever the template calls it: a parser that takes a prompt for opened is not alone."""
+    text = f"<｜Assistant｜>{{{{ '<think>' if {name} else '</think>' }}}}"
+    model = dataclasses.replace(
+        plain_model, template=TokenizerTemplate(plain_model.tokenizer, text)
+    )
+    given = [{"enable_thinking": flag}]
+    given += [{"chat_template_kwargs": {each: flag}} for each in ("enable_thinking", "thinking")]
+    with RunningServer([model], reasoning_parser="deepseek-v3") as server:
+        for fields in given:
+            body = {"messages": SUM, "max_tokens": 5, "temperature": 0, **fields}
+            answer = server.post(CHAT, **body, return_token_ids=True).json()
+            message = answer["choices"][0]["message"]
+            prompt = model.tokenizer.decode(answer["prompt_token_ids"])
+            assert prompt.endswith("<think>" if flag else "</think>")
+            assert ("reasoning" in message) == bool(flag) != bool(message["content"])
+
+
+def test_reasoning_is_encoded_as_it_comes():
+    """Its tokens are in each chunk that has usage, and it may be long."""
+    encoded = []
+
+    def encode(text, add_special_tokens):
+        encoded.append(text)
+        return text.split()
+
+    entry = SimpleNamespace(model=SimpleNamespace(tokenizer=SimpleNamespace(encode=encode)))
+    parser = MessageParser(None, choose_reasoning_parser(None, "default"))
+    builder = MessageBuilder(parser, ("reasoning",))
+    call = ChatCall(None, entry, "", 0, "", 1, [], [], [builder], [], "")
+    builder.put("<think>", False)
+
+    def counted(**fields):
+        return call.usage(**fields)["completion_tokens_details"]["reasoning_tokens"]
+
+    for index in range(1000):
+        assert counted(is_end=False) == index
+        builder.put("ab ", False)
+    builder.put("</think>x", True)
+    assert counted() == 1000 and len(builder.reasoning) == 2999
+    assert sum(map(len, encoded)) < 2 * 2999
+
+
+def test_names_of_reasoning(plain_model, monkeypatch):
+    monkeypatch.setattr("allspark.serve.parsers.choice.REASONING_PARSERS", REASONING)
+    for names in (("reasoning",), ("reasoning_content",)):
+        settings = {"reasoning_parser": "written", "reasoning_fields": names}
+        with RunningServer([plain_model], **settings) as server:
+            answer = server.post(CHAT, messages=SUM, temperature=0).json()
+            assert set(answer["choices"][0]["message"]) == {"role", "content", *names}
+            deltas = [event["choices"][0]["delta"]
+                      for event in server.events(CHAT, messages=SUM, temperature=0)]  # fmt: skip
+            assert set().union(*deltas) == {"role", "content", *names}
 
 
 # A format beside tools.

@@ -163,7 +163,8 @@ WITH_CALLS = {
     "meta-llama-Llama-3.3-70B-Instruct.jinja": dict,
     "mistralai-Mistral-Nemo-Instruct-2407.jinja": dict,
 }
-# These write a tool call only of a message whose content is None, which transformers 5 leaves out.
+# These write a tool call only of a message whose content is None, which transformers 5 leaves out
+# and TokenizerTemplate puts back.
 NEEDS_NONE = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja",
@@ -190,10 +191,50 @@ def test_tool_calls(tokenizer, name):
                 assert template.render(messages, tools, **more) == expected
                 assert messages == before
     elif name in NEEDS_NONE:
-        assert template_facts(text).joins_arguments
+        tools = None  # llama.cpp's has a form for them that transformers has not
+        for content in (None, "", []):
+            written = template.render(called(ARGUMENTS, content), tools)
+            call = '<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2.5}\n```'
+            assert call in written and "3.5" in written
+            assert written.startswith(template.render(called(ARGUMENTS, content)[:1], tools, False))
     else:
         with pytest.raises(ValueError, match=r"^(messages\[1\].tool_calls: )?the chat template"):
             template.render(called(as_text))
+
+
+CALLS = "{% for m in messages if m.tool_calls is mapping %}{% endfor %}"  # there is a form for them
+
+
+def test_a_missing_content_is_none_where_the_template_asks_for_it(make):
+    """And nothing else changes, such as a newline with which the template begins."""
+    messages = called({}, "")[:2]
+    for test in ("is none", "== none", "is not none"):
+        text = f"\n{{% for m in messages %}}({{{{ m.content {test} }}}}){{% endfor %}}{CALLS}"
+        found = [test != "is not none" if m["role"] == "assistant" else test == "is not none"
+                 for m in messages]  # fmt: skip
+        template = make(text)
+        assert template.render(messages) == "\n" + "".join(f"({each})" for each in found)
+        assert template.render(messages[:1]) == f"\n({found[0]})"
+    # Others see what they are given.
+    seen = make(f"{{% for m in messages %}}({{{{ m.content is defined }}}}){{% endfor %}}{CALLS}")
+    assert seen.render(messages) == "(True)(True)"
+    assert seen.render(called({})[:2]) == "(True)(False)"
+
+
+def test_reasoning_has_one_name(make):
+    text = "{% for m in messages %}{{ m.reasoning_content }}|{% endfor %}"
+    thought = {"content": "b", "role": "assistant"}
+    for given in (
+        {"reasoning_content": "t"},
+        {"reasoning": "t"},
+        {"reasoning": "t", "reasoning_content": None},
+        {"reasoning": "t", "reasoning_content": ""},
+        {"reasoning": "t", "reasoning_content": "t"},
+    ):
+        assert make(text).render([user("a"), {**thought, **given}, user("c")]) == "|t||"
+    for name in ("reasoning", "reasoning_content"):
+        with pytest.raises(TypeError, match=rf"^messages\[1\].{name} is a list; it must be a str"):
+            make(text).render([user("a"), {**thought, name: ["t"]}])
 
 
 def test_every_template_is_there():

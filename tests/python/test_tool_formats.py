@@ -315,6 +315,21 @@ def test_schemas_that_cannot_be_enforced(qwen, syntax):
     assert qwen.form(name, ToolChoice("auto", ("get",)), read_tools(tools)).unchecked == ()
 
 
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (NOT_A, '"not"'),
+        ({"type": "string", "pattern": "(?=a)"}, "look-around"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "branches of the oneOf"),
+    ],
+)
+def test_what_a_strict_tool_has_that_cannot_be_enforced_is_named(qwen, schema, problem):
+    with pytest.raises(ValueError, match="the tool 'f' is strict") as caught:
+        qwen.form("qwen", tools=read_tools([function("f", {"x": schema}, True)]))
+    assert problem in str(caught.value) and "%json" not in str(caught.value)
+    assert ("oneOf" in str(caught.value)) == ("oneOf" in schema)
+
+
 @pytest.mark.parametrize("name", ["qwen3coder", "glm47"])
 @pytest.mark.parametrize(
     ("properties", "keywords", "problem"),

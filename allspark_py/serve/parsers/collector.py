@@ -23,9 +23,15 @@ class _Text:
 
     White space is held back until it is known what follows: other text, then it belongs to the
     text, or a marker or the end.
+
+    Args:
+        markers: none comes about where something between two of its beginnings is left out: then a
+            space stands there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, markers: Markers | None = None) -> None:
+        self._markers = markers
+        self._is_interrupted = False
         self._pieces: list[str] = []
         self._blanks: list[str] = []  # held back
         self._num_before = 0  # of them, before the first marker that they are beside
@@ -44,11 +50,33 @@ class _Text:
             certain = "".join(self._blanks) + certain
         self._blanks = [tail] if tail else []
         self.is_beside_marker = False
+        if self._is_interrupted:
+            self._is_interrupted = False
+            if self._would_become_marker(certain[0]):
+                certain = " " + certain
         self._pieces.append(certain)
         return certain
 
+    def _would_become_marker(self, char: str) -> bool:
+        """Whether the end of the text and what begins with a character may be one together."""
+        if self._markers is None:
+            return False
+        end = ""
+        for piece in reversed(self._pieces):
+            end = piece + end
+            if len(end) >= self._markers.max_length:
+                break
+        end = end[-self._markers.max_length :]
+        found = self._markers.growing.search(end + char)
+        return found is not None and found.start() < len(end)
+
+    def interrupt(self) -> None:
+        """Something that is no part of the text stands here."""
+        self._is_interrupted = True
+
     def marker(self) -> None:
         """A marker stands here."""
+        self._is_interrupted = True
         if self.is_beside_marker:
             del self._blanks[self._num_before :]  # between two markers
         self._num_before = len(self._blanks)
@@ -106,10 +134,11 @@ class Collector:
         self.markers = markers
         self._make_id = make_id
         self._deltas: list[Delta] = []
-        self._content = _Text()
+        self._content = _Text(markers)
         self._reasoning = _Text()
         self._has_reasoning = False
         self._calls: list[_Call] = []
+        self._ids: set[str] = set()  # of the calls
 
     def deltas(self) -> list[Delta]:
         """What was found since the last call; neighbours of one kind are one."""
@@ -163,6 +192,10 @@ class Collector:
         """The content is interrupted by what is none."""
         self._content.marker()
 
+    def interrupt(self) -> None:
+        """As `marker`, where the white space beside it is left out anyway."""
+        self._content.interrupt()
+
     def begin_reasoning(self) -> None:
         self._has_reasoning = True
         self._reasoning.marker()
@@ -179,8 +212,12 @@ class Collector:
         self._content.marker()
 
     def begin_call(self, name: str, call_id: str = "") -> None:
+        """A call begins. Its id is the one given, unless an earlier call has it."""
         self._content.marker()
-        call = _Call(call_id or self._make_id(), name)
+        if not call_id or call_id in self._ids:
+            call_id = self._make_id()
+        self._ids.add(call_id)
+        call = _Call(call_id, name)
         self._deltas.append(ToolCallBegin(len(self._calls), call.id, name))
         self._calls.append(call)
 

@@ -41,6 +41,8 @@ class DeepSeekParser(ToolParser):
         mark = yield from reader.until(markers(*everything), head.append)
         if mark != _SEPARATOR:
             out.released("".join(head))
+            if mark:
+                out.marker()
             return mark
         name = "".join(head).strip()
         char = yield from reader.blanks()

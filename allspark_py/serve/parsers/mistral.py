@@ -17,6 +17,8 @@ from allspark.serve.parsers.tool_parser import Parameters, ToolParser
 
 _NAME = re.compile(r"[\w.:/-]*")
 _ID_CHARS = string.ascii_letters + string.digits
+_NUM_ID_CHARS = 9
+_ID = re.compile(rf"[A-Za-z0-9]{{{_NUM_ID_CHARS}}}")
 _ARGS, _CALL_ID = "[ARGS]", "[CALL_ID]"
 
 
@@ -30,7 +32,7 @@ class MistralParser(ToolParser):
 
     def make_id(self) -> str:
         # The chat templates refuse others.
-        return "".join(_ID_CHARS[each % len(_ID_CHARS)] for each in random_bytes(9))
+        return "".join(_ID_CHARS[each % len(_ID_CHARS)] for each in random_bytes(_NUM_ID_CHARS))
 
     def read(self, marker: str, reader: Reader, out: Collector, tools: Parameters) -> Steps[None]:
         while (yield from reader.blanks()) == "[":
@@ -55,7 +57,8 @@ class MistralParser(ToolParser):
         if not name or not (mark or call_id or char == "{"):
             out.released("".join((*name, *call_id)))
             return
-        out.begin_call("".join(name), "".join(call_id))
+        own_id = "".join(call_id)
+        out.begin_call("".join(name), own_id if _ID.fullmatch(own_id) else "")
         is_whole = False
         if (yield from reader.blanks()) == "{":
             is_whole = yield from reader.value(out.arguments)

@@ -39,6 +39,7 @@ class Markers:
             if not text or any(o != text and o.startswith(text) for o in texts):
                 raise ValueError(f"the marker {text!r} is empty or begins another one")
         self.texts = texts
+        self.max_length = max(map(len, texts), default=0)
         whole = "|".join(re.escape(text) for text in dict.fromkeys(texts)) or r"(?!)"
         begun = "|".join(_beginning(text) for text in dict.fromkeys(texts) if len(text) > 1)
         # Group 1: a whole marker. Without it: the output so far ends within one.

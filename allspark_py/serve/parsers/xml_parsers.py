@@ -66,6 +66,7 @@ class XmlParser(ToolParser):
         while True:
             yield from reader.blanks()
             mark = yield from reader.until(markers(*expected, *out.others(expected)), out.content)
+            out.interrupt()
             if mark is None or mark in expected:
                 return mark
 

@@ -46,8 +46,9 @@ class OutputBuilder:
         if items:
             last = items[-1]
             last.is_done = True
+            # A call may be whole where its output is not; and a stop string may cut it.
             is_call = last.kind == "function_call"
-            last.is_whole = is_whole or (is_call and is_json_object(last.text))
+            last.is_whole = is_json_object(last.text) if is_call else is_whole
 
     @property
     def reasoning(self) -> str:
