@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+# What a decoder writes for a part of a character.
+_REPLACEMENT = "\ufffd"
+_SPACE = "\u2581"
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def token_text(tokenizer: Any, token: int) -> str:
     """The text of one token, special ones included."""
     text: str = tokenizer.decode([token], skip_special_tokens=False)
-    return text
+    piece = str(tokenizer.convert_ids_to_tokens(token))
+    # Decoders of SentencePiece's vocabularies leave out the first space of a text.
+    return piece.replace(_SPACE, " ") if piece.startswith(_SPACE) else text
+
+
+@functools.cache
+def _byte_letters() -> Mapping[str, int]:
+    """The byte for which each letter stands in a vocabulary of bytes (GPT-2's `bytes_to_unicode`):
+    printable characters of Latin-1 for themselves, and those from 256 on for the others in turn."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """The bytes of one token, which may be a part of a character."""
+    text = token_text(tokenizer, token)
+    if _REPLACEMENT not in text:
+        return text.encode()
+    piece = str(tokenizer.convert_ids_to_tokens(token))
+    byte = _BYTE_PIECE.match(piece)
+    if byte:
+        return bytes([int(byte[1], 16)])
+    letters = _byte_letters()
+    if piece and all(letter in letters for letter in piece):
+        return bytes(letters[letter] for letter in piece)
+    return text.encode()
 
 
 def _row(tokenizer: Any, token: int, logprob: float) -> dict[str, Any]:
     text = token_text(tokenizer, token)
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"token": text, "logprob": logprob, "bytes": list(token_bytes(tokenizer, token))}
 
 
 def chat_rows(
