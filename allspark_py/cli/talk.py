@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -78,7 +81,12 @@ class Talk:
         self._backend = backend
         self._source = source
         self._out = out
-        self._is_terminal = source.isatty()
+        self._is_terminal = source is sys.stdin and source.isatty()
+        if self._is_terminal:
+            # input() then edits lines and remembers them, and takes more than a terminal's 4,095
+            # characters in a line.
+            with contextlib.suppress(ImportError):  # there are Pythons without it
+                importlib.import_module("readline")
         self._help = _HELP.format(what_is_set=backend.what_is_set)
         self._stats = "there is no answer yet"
         self._commands: dict[str, Callable[[str], None]] = {
@@ -127,14 +135,21 @@ class Talk:
             elif word:
                 self._answer(text)
 
+    def _read_line(self, prompt: str) -> str:
+        """A line with its end; "" at the end of the input."""
+        if not self._is_terminal:
+            return self._source.readline()
+        try:
+            return input(prompt) + "\n"
+        except EOFError:
+            return ""
+
     def _questions(self) -> Iterator[str]:
         """Texts that end with an empty line; commands and single words end with their line."""
         lines: list[str] = []
         while True:
             try:
-                if self._is_terminal:
-                    self._show("" if lines else "\n>>> ")
-                line = self._source.readline()
+                line = self._read_line("" if lines else "\n>>> ")
             except KeyboardInterrupt:
                 lines.clear()
                 continue
