@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ from typing import Any, Protocol, TextIO
 _HELP = """\
 An empty line sends what was typed. `exit` ends the program, `end` begins a new conversation.
 /system TEXT     the system prompt, for a new conversation
-/set NAME VALUE  {what_is_set}; without a name, shows them
+/set NAME VALUE  {what_is_set}
+/set             shows what is set
 /retry           asks the last question anew
 /save FILE       writes the conversation as JSON
 /stats           tokens and speed of the last answer
@@ -77,7 +80,7 @@ class Backend(Protocol):
 class Talk:
     """One conversation after the other, until the input ends."""
 
-    def __init__(self, backend: Backend, source: TextIO, out: TextIO):
+    def __init__(self, backend: Backend, source: TextIO, out: TextIO, system: str | None = None):
         self._backend = backend
         self._source = source
         self._out = out
@@ -97,7 +100,7 @@ class Talk:
             "stats": lambda _: self._say(self._stats),
             "system": self._set_system,
         }
-        self._system: str | None = None
+        self._system = system
         self._begin()
 
     def _begin(self) -> None:
@@ -212,8 +215,8 @@ class Talk:
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         if not name:
-            settings = self._backend.settings
-            self._say(", ".join(f"{key}={value!r}" for key, value in settings.items()))
+            pairs = [f"{key}={value!r}" for key, value in self._backend.settings.items()]
+            self._say(self._in_lines(", ".join(pairs)))
             return
         try:
             parsed = json.loads(value)
@@ -223,6 +226,13 @@ class Talk:
             self._backend.set(name, parsed)
         except (TypeError, ValueError) as error:
             self._say(str(error))
+
+    def _in_lines(self, text: str) -> str:
+        """The text, broken between words where there is a terminal."""
+        if not self._is_terminal:
+            return text
+        width = shutil.get_terminal_size().columns
+        return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
     def _set_system(self, text: str) -> None:
         self._system = text or None

@@ -65,6 +65,17 @@ def test_ctrl_c_drops_what_was_typed_and_ctrl_d_ends(demo_model):
         assert terminal.end() == 0 and "Traceback" not in terminal.text
 
 
+def test_what_is_set_is_shown_in_lines(demo_model):
+    with chat(demo_model) as terminal:
+        terminal.press("/set", ENTER)
+        terminal.wait_for("repetition_ngram_threshold=0")
+        shown = terminal.text.rpartition("/set\n")[2].partition("\n\n")[0].splitlines()
+        assert len(shown) > 1 and all(len(line) <= 80 for line in shown)
+        assert "temperature=0," in terminal.text and "migration_request" not in terminal.text
+        terminal.press("/set heat 1", ENTER)
+        terminal.wait_for("there is no setting 'heat'; /set shows them")
+
+
 @pytest.mark.slow
 def test_chat_in_tmux(demo_model):
     """As a user of tmux sees it: lines that wrap, an answer, and the shell after it."""
