@@ -11,12 +11,38 @@ LIMIT = "the limit"
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure of `engine` must be at least `least` times the figure that it is compared with."""
+    """A figure of `engine` must be at least `least` times the figure that it is compared with, or
+    at most `most_above` more than that, in the figure's unit."""
 
     metric: str  # workload.figure
     engine: str
     against: str  # PEER, LIMIT, or one engine
-    least: float
+    least: float = 1.0
+    most_above: float | None = None
+
+    @property
+    def wanted(self) -> str:
+        if self.most_above is None:
+            return f"{self.least:g} of {self.against}"
+        return f"at most {self.most_above:g} above {self.against}"
+
+    def is_met(self, value: float) -> bool:
+        """`value`: the ratio, or the difference where that is limited."""
+        return value >= self.least if self.most_above is None else value <= self.most_above
+
+
+@dataclass(frozen=True)
+class OwnBar:
+    """What a benchmark of this engine alone must reach. `verdicts.py` knows the figure by its
+    name."""
+
+    benchmark: str
+    figure: str
+    bound: float
+    is_least: bool = False  # else the bound is the most
+
+    def is_met(self, value: float) -> bool:
+        return value >= self.bound if self.is_least else value <= self.bound
 
 
 # Each row is compared with the best precision of its best peer, whichever that is.
@@ -43,6 +69,8 @@ _OF_SERVERS = (
     Bar(_SERVED, "allspark-serve bf16", "llama.cpp BF16", 2.0),
     Bar(_SERVED, "allspark-serve A8W8", "vllm-serve bf16", 1.9),
     Bar(_SERVED, "allspark-serve A8W8", "llama.cpp BF16", 1.9),
+    Bar("b32.ttft_ms", "allspark-serve bf16", "allspark bf16", most_above=3.0),
+    Bar("b32.ttft_ms", "allspark-serve A8W8", "allspark A8W8", most_above=3.0),
     Bar("b32.gap_p99_ms", "allspark-serve bf16", "vllm-serve bf16", 1.0),
     Bar("b32.gap_p99_ms", "allspark-serve bf16", "llama.cpp BF16", 1.0),
 )
@@ -55,4 +83,15 @@ BARS = (
         for metric, precisions in _OF_THE_LIMIT.items()
         for precision in precisions
     ),
+)
+
+OWN_BARS = (
+    OwnBar("http_streams", "CPU a frame, of the bare protocol's", 4.0),
+    OwnBar("long_prompt", "p99 gap, steps more than quiet", 2.0),
+    OwnBar("batch", "own lines: tokens/s, of the SDK's", 0.97, is_least=True),
+    OwnBar("batch", "requests: tokens/s, of the SDK's", 0.97, is_least=True),
+    OwnBar("batch", "own lines: peak memory, MB more", 150.0),
+    OwnBar("batch", "requests: peak memory, MB more", 150.0),
+    OwnBar("server_start", "s until it answers", 3.0),
+    OwnBar("server_start", "memory, MB above the engine's", 150.0),
 )

@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tables
 from allspark import AsStatus
 from allspark.batch.lines import scan
 from allspark.batch.output import OutputFile
@@ -28,6 +27,7 @@ from allspark.serve.batches.requests import RequestLines
 from allspark.serve.catalog import Catalog
 from allspark.serve.state import ServerState
 from bench_engine import Recorder, add_recording
+from verdicts import page
 
 KINDS = ("sdk", "own lines", "requests")
 
@@ -40,6 +40,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--work-dir", type=Path, help="where the files of lines are; default: /tmp")
     add_recording(parser)
     return parser.parse_args()
 
@@ -134,7 +135,7 @@ def main() -> None:
     config = EngineConfig(max_batch_size=options.batch, threads=options.threads, session_len=512)
     with (
         pipeline(options.model, backend_config=config) as pipe,
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=options.work_dir) as folder,
     ):
         bench = Bench(options, pipe, Path(folder))
         model = pipe.model
@@ -145,7 +146,7 @@ def main() -> None:
             for kind in KINDS:
                 call = functools.partial(bench.measure, kind)
                 recorder.measure(number, {"kind": kind}, call)
-        print("\n".join(tables.batch(recorder.finish())))
+        print("\n".join(page(recorder.finish())))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from report import (
     table,
 )
 from tables import TABLES
+from verdicts import page
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -169,7 +170,7 @@ def _alone(benchmark: str) -> Callable[[Results, Path], list[str]]:
             record = source.record
             lines += [f"{origin(record)} `{record['command']}`; "]
             lines[-1] += f"[every value]({_link(source.path, folder)})."
-            lines += ["", *TABLES[benchmark](record)]
+            lines += ["", *page(record)]
         return lines or _missing(f"python benchmarks/{benchmark}.py")
 
     return lines_of

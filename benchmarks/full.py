@@ -36,7 +36,10 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
     alone = {
         "step_loop": ["step_loop.py", *rounds],
         "http_streams": ["http_streams.py", *rounds],
+        "server_start": ["server_start.py", *rounds],
         "batch": ["batch.py", *rounds],
+        "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "16"],
+        "long_prompt": ["long_prompt.py", *tokenizer],
         "conversion": ["conversion.py"],
         "moe": ["moe.py", *rounds],
         "guided": ["guided.py", *rounds, *tokenizer],

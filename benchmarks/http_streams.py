@@ -11,20 +11,18 @@ import asyncio
 import functools
 import json
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tables
 import uvloop
 from bench_engine import Recorder, about_engine, add_recording
+from servers import DEMO, own_server, process
+from verdicts import page
 
 HERE = Path(__file__).resolve().parent
-DEMO = HERE.parent / "examples" / "demo_model"
 _ENGINE_THREADS = re.compile(r"as-pool-|allspark-step")
 _BARE = "bare uvloop protocol"
 _OURS = "allspark serve"
@@ -103,23 +101,6 @@ def thread_seconds(pid: int) -> dict[str, float]:
     return found
 
 
-@contextmanager
-def process(command: list[str]) -> Iterator[tuple[int, int]]:
-    """Runs a server that prints its port; its pid and the port."""
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        for line in server.stderr:
-            if found := re.search(r" on \S+:(\d+)", line):
-                yield server.pid, int(found[1])
-                break
-        else:
-            raise RuntimeError(f"{command[2]} ended with status {server.wait()}")
-    finally:
-        server.terminate()
-        server.wait()
-
-
 class Bench:
     def __init__(self, options: argparse.Namespace):
         self.options = options
@@ -137,12 +118,8 @@ class Bench:
         self._seconds = 0.0
 
     def serve(self) -> dict[str, float]:
-        command = [
-            sys.executable, "-m", "allspark.cli", "serve", f"{self.options.model}=demo",
-            "--server-name", "127.0.0.1", "--server-port", "0",
-            "--max-batch-size", str(self.options.streams),
-        ]  # fmt: skip
-        with process(command) as (pid, port):
+        streams = str(self.options.streams)
+        with own_server(f"{self.options.model}=demo", "--max-batch-size", streams) as (pid, port):
             asyncio.run(read_streams(port, self._requests[:8]))  # what is imported at first use
             values = self._measure(pid, port)
         self._frames, self._bytes = int(values["frames"]), int(values["bytes"])
@@ -185,7 +162,7 @@ def main() -> None:
     for number in range(options.rounds + 1):  # round 0 warms up
         recorder.measure(number, {"server": _OURS}, bench.serve)
         recorder.measure(number, {"server": _BARE}, bench.bare)
-    print("\n".join(tables.http_streams(recorder.finish())))
+    print("\n".join(page(recorder.finish())))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,7 +291,11 @@ def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
         return statistics.median(possible) if possible else None
     others = result.peers(shape) if bar.against == PEER else [bar.against]
     ours, peer = (result.best(shape, group, bar.metric) for group in (labels, others))
-    return None if ours is None or peer is None else better_by(bar.metric, ours[1], peer[1])
+    if ours is None or peer is None:
+        return None
+    if bar.most_above is not None:
+        return (ours[1] - peer[1]) * figure_of(bar.metric).scale
+    return better_by(bar.metric, ours[1], peer[1])
 
 
 def _is_asked(result: Result, shape: str, bar: Bar) -> bool:
@@ -308,13 +312,25 @@ def _is_asked(result: Result, shape: str, bar: Bar) -> bool:
     )
 
 
-def is_met(bar: Bar, value: float) -> bool:
-    return value >= bar.least
+def cut(value: float, is_least: bool = True) -> str:
+    """Rounded towards the worse, so that the text never shows a bar as met that is not."""
+    return f"{(math.floor if is_least else math.ceil)(value * 1000) / 1000:.3f}"
 
 
-def _cut(value: float) -> str:
-    """Rounded down, so that the text never shows a bar as met that is not."""
-    return f"{math.floor(value * 1000) / 1000:.3f}"
+def verdict(value: float | None, is_met: Callable[[float], bool]) -> str:
+    """What a table says of a bar."""
+    return "open: no value" if value is None else "met" if is_met(value) else "**open**"
+
+
+def _reached(bar: Bar, value: float | None) -> str:
+    return "–" if value is None else cut(value, bar.most_above is None)
+
+
+def _missed(bar: Bar, value: float) -> str:
+    reached = f"{bar.metric} of {bar.engine}: {_reached(bar, value)}"
+    if bar.most_above is None:
+        return f"{reached} of {bar.against} ({bar.least:g} wanted)"
+    return f"{reached} above {bar.against} (at most {bar.most_above:g} wanted)"
 
 
 def bars(result: Result, shape: str) -> list[str]:
@@ -326,23 +342,18 @@ def bars(result: Result, shape: str) -> list[str]:
         if value is None and not _is_asked(result, shape, bar):
             continue
         title = f"{workload}: {FIGURES[name].title}"
-        least = f"{bar.least:g} of {bar.against}"
-        verdict = "open: no value" if value is None else "met" if is_met(bar, value) else "**open**"
-        rows.append([title, bar.engine, least, "–" if value is None else _cut(value), verdict])
-    return table(["bar", "of this engine", "at least", "reached", ""], rows) if rows else []
+        reached = _reached(bar, value)
+        rows.append([title, bar.engine, bar.wanted, reached, verdict(value, bar.is_met)])
+    return table(["bar", "of this engine", "wanted", "reached", ""], rows) if rows else []
 
 
 def bars_met(result: Result, shape: str) -> str:
     """A sentence: how many bars are met, and which are not."""
     values = [(bar, bar_value(result, shape, bar)) for bar in BARS]
     known = [(bar, value) for bar, value in values if value is not None]
-    met = sum(is_met(bar, value) for bar, value in known)
+    met = sum(bar.is_met(value) for bar, value in known)
     text = f"Of {len(BARS)} bars {len(known)} were measured, and {met} of these are met."
-    missed = [
-        f"{bar.metric} of {bar.engine}: {_cut(value)} of {bar.against} ({bar.least:g} wanted)"
-        for bar, value in known
-        if not is_met(bar, value)
-    ]
+    missed = [_missed(bar, value) for bar, value in known if not bar.is_met(value)]
     return f"{text} Open: {'; '.join(missed)}." if missed else text
 
 

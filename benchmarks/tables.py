@@ -28,7 +28,7 @@ def _no_value(measurements: Iterable[Measurement]) -> str:
     return "disturbed" if any("disturbed" in each for each in measurements) else "–"
 
 
-def _beside(record: Record, of: Mapping[str, Any], base: Mapping[str, Any]) -> list[list[Values]]:
+def beside(record: Record, of: Mapping[str, Any], base: Mapping[str, Any]) -> list[list[Values]]:
     """The values of the rounds that have both, in pairs."""
     by_round: list[dict[int, Values]] = [
         {one["round"]: one["values"] for one in select(record, **which) if "values" in one}
@@ -63,7 +63,7 @@ def lora(record: Record) -> list[str]:
     rows = []
     for name in sets:
         # Ratios within each round, so that other load on the machine cancels out.
-        pairs = _beside(record, {"adapters": name}, {"adapters": sets[0]})
+        pairs = beside(record, {"adapters": name}, {"adapters": sets[0]})
         shares = [whole(base) / whole(own) for own, base in pairs]
         rows.append([
             name,
@@ -110,7 +110,7 @@ def guided(record: Record) -> list[str]:
     settings = record["settings"]
     rows = []
     for kind in keys(record, "kind"):
-        pairs = _beside(record, {"kind": kind}, {"kind": FREE})
+        pairs = beside(record, {"kind": kind}, {"kind": FREE})
         shares = [own["tok_s"] / free["tok_s"] for own, free in pairs]
         share = f"{statistics.median(shares):.3f}" if shares else "–"
         rows.append([kind, _median(record, lambda v: v["tok_s"], "{:,.1f}", kind=kind), share])
@@ -120,7 +120,7 @@ def guided(record: Record) -> list[str]:
 
 def hostile_ratio(record: Record) -> float | None:
     """The p99 gap of the attacked stream in quiet ones; the median of the rounds."""
-    pairs = _beside(record, {"kind": "attacked"}, {"kind": "quiet"})
+    pairs = beside(record, {"kind": "attacked"}, {"kind": "quiet"})
     ratios = [own["p99"] / quiet["p99"] for own, quiet in pairs]
     return statistics.median(ratios) if ratios else None
 
@@ -195,7 +195,7 @@ def step_loop(record: Record) -> list[str]:
 
 def batch(record: Record) -> list[str]:
     def row(kind: str) -> list[str]:
-        pairs = _beside(record, {"kind": kind}, {"kind": "sdk"})
+        pairs = beside(record, {"kind": kind}, {"kind": "sdk"})
         ratios = [own["tok_s"] / sdk["tok_s"] for own, sdk in pairs]
         return [
             kind,
@@ -227,6 +227,38 @@ def http_streams(record: Record) -> list[str]:
     return table(heads, rows)
 
 
+def long_prompt(record: Record) -> list[str]:
+    settings = record["settings"]
+    rows = [
+        [
+            kind,
+            *(
+                _median(record, lambda v, of=name: 1e3 * v[of], "{:,.1f}", kind=kind)
+                for name in ("step", "p99", "most")
+            ),
+            _median(record, lambda v: v.get("prompt_s"), "{:,.1f}", kind=kind),
+        ]
+        for kind in keys(record, "kind")
+    ]
+    streams, prompt = settings["streams"], settings["prompt"]
+    title = f"{settings['shape']}, {streams} streams, a prompt of {prompt:,}"
+    return table([title, "gap p50, ms", "p99", "longest", "TTFT of the prompt, s"], rows)
+
+
+def server_start(record: Record) -> list[str]:
+    rows = [
+        [
+            name,
+            _median(record, lambda v: v["up_s"], "{:.2f}", process=name),
+            _median(record, lambda v: v["start_s"], "{:.2f}", process=name),
+            _median(record, lambda v: v["rss_mb"], "{:,.0f}", process=name),
+        ]
+        for name in keys(record, "process")
+    ]
+    head = f"{record['settings']['model']}: process"
+    return table([head, "s until it is up", "until it has answered", "resident memory, MB"], rows)
+
+
 TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "prefix_cache": prefix_cache,
     "lora": lora,
@@ -236,5 +268,7 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "conversion": conversion,
     "step_loop": step_loop,
     "http_streams": http_streams,
+    "server_start": server_start,
+    "long_prompt": long_prompt,
     "batch": batch,
 }

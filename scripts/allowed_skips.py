@@ -171,6 +171,9 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"test_ui_browser\.py", "^no (chromium|chromedriver|selenium)",
                 lambda machine, step: not machine.has_browser,
                 "the server's page in a browser (scripts/setup.sh --slow installs Chromium)"),
+    AllowedSkip(r"test_cli_terminal\.py", "^no tmux here",
+                lambda machine, step: shutil.which("tmux") is None,
+                "the command chat in tmux (scripts/setup.sh --slow installs it)"),
     # Slow tests that compare with other programs, if one of these could not be installed.
     AllowedSkip(r"test_(fast_llm|llama_cpp|llama_cpp_blocks|quantizers)\.py", "^the oracle ",
                 not_covered="what is held to llama.cpp, FastLLM, llm-compressor or AutoRound "

@@ -212,6 +212,12 @@ install_browser() {
   set_done selenium "$selenium_version"
 }
 
+install_tmux() {
+  command -v tmux >/dev/null && return 0
+  say "tmux, in which the command chat is tested"
+  as_root apt-get update -qq && apt_install tmux
+}
+
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 install_packages
 if [ "$want_slow" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
@@ -222,5 +228,6 @@ if [ "$want_test" = 1 ]; then install_torch; fi
 if [ "$want_slow" = 1 ]; then install_peft || echo "setup.sh: WARNING: no peft here; its tests will be skipped" >&2; fi
 if [ "$want_slow" = 1 ]; then install_modelscope || echo "setup.sh: WARNING: no modelscope here; its tests will be skipped" >&2; fi
 if [ "$want_slow" = 1 ]; then install_browser || echo "setup.sh: WARNING: no Chromium here; its tests will be skipped" >&2; fi
+if [ "$want_slow" = 1 ]; then install_tmux || echo "setup.sh: WARNING: no tmux here; its test will be skipped" >&2; fi
 if [ "$want_slow" = 1 ]; then scripts/oracles.sh; fi
 if [ "$want_package" = 1 ]; then install_package; fi

@@ -45,7 +45,7 @@ def draw(path: Path, title: str, measurements: Sequence[Measurement]) -> None:
     panel = figure.add_subplot(grid[:, 2])
     rates = [each.values["output_tok_s"] or 0 for each in measurements]
     colors = [f"C{index % 10}" for index in range(len(rates))]  # those of the lines
-    panel.bar(range(len(rates)), rates, color=colors)
+    panel.bar_label(panel.bar(range(len(rates)), rates, color=colors), fmt="%.1f")
     panel.set(title="output tokens/s", xticks=[])
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
     figure.suptitle(title)

@@ -5,49 +5,46 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
-from . import (
-    batch,
-    bench,
-    chat,
-    check_env,
-    client,
-    config_file,
-    convert,
-    formats,
-    inspect,
-    serve,
-)
-
+# The modules by the names of their commands. They are imported in `main`, where Ctrl-C is awaited.
 _COMMANDS = {
-    "serve": serve,
-    "chat": chat,
-    "client": client,
-    "bench": bench,
-    "batch": batch,
-    "convert": convert,
-    "inspect": inspect,
-    "list": formats,
-    "check_env": check_env,
+    "serve": "serve",
+    "chat": "chat",
+    "client": "client",
+    "bench": "bench",
+    "batch": "batch",
+    "convert": "convert",
+    "inspect": "inspect",
+    "list": "formats",
+    "check_env": "check_env",
 }
+_DESCRIPTION = (
+    "Serves, measures and converts models, talks with them and answers files of prompts. "
+    "`allspark COMMAND --help` says more."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0; 1 after an error message; 2 for wrong arguments; 130 where the
     user ended it."""
-    parser = argparse.ArgumentParser(prog="allspark", description=(__doc__ or "").split("\n(")[0])
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in _COMMANDS.items():
-        summary = (module.__doc__ or "").splitlines()[0]
-        module.add_arguments(commands.add_parser(name, help=summary, description=summary))
-    arguments = [_dashed(each) for each in (sys.argv[1:] if arguments is None else arguments)]
-    options = parser.parse_args(arguments)
-    with warnings.catch_warnings():
-        warnings.showwarning = functools.partial(_show_warning, options.command)
-        return _run(parser, options, arguments)
+    given = [_dashed(each) for each in (sys.argv[1:] if arguments is None else arguments)]
+    name = next((each for each in given if not each.startswith("-")), None)
+    program = f"allspark {name}" if name in _COMMANDS else "allspark"
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = functools.partial(_show_warning, program)
+            return _run(given, name)
+    except (ValueError, TypeError, RuntimeError, OSError, MemoryError) as error:
+        print(f"{program}: {_line(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: ended by the user", file=sys.stderr)
+        return 130
 
 
 def _dashed(argument: str) -> str:
@@ -58,22 +55,52 @@ def _dashed(argument: str) -> str:
     return name.replace("_", "-") + separator + value
 
 
-def _show_warning(command: str, message: Warning | str, *_: object) -> None:
-    """A warning as one line, without the place in the program."""
-    print(f"allspark {command}: {' '.join(str(message).split())}", file=sys.stderr)
+def _show_warning(program: str, message: Warning | str, *_: object) -> None:
+    """A warning without the place in the program."""
+    print(f"{program}: {_line(message)}", file=sys.stderr)
 
 
-def _run(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str]
-) -> int:
-    try:
-        if (path := getattr(options, "config", None)) is not None:
-            config_file.set_defaults(options.parser, path)
-            options = parser.parse_args(arguments)
-        return _COMMANDS[options.command].run(options)
-    except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError) as error:
-        print(f"allspark {options.command}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"allspark {options.command}: ended by the user", file=sys.stderr)
-        return 130
+def _line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _run(given: list[str], name: str | None) -> int:
+    parser = argparse.ArgumentParser(prog="allspark", description=_DESCRIPTION)
+    parser.add_argument("-v", "--version", action=_Version, help="print the version, and end")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    modules = {}
+    for command, module_name in _COMMANDS.items():
+        modules[command] = module = importlib.import_module(f".{module_name}", __name__)
+        summary = (module.__doc__ or "").splitlines()[0]
+        own = commands.add_parser(command, help=summary, description=summary)
+        own.set_defaults(fail=own.error)
+        if command == name:  # the flags of others would take time
+            module.add_arguments(own)
+    options = _parse(parser, given)
+    if (path := getattr(options, "config", None)) is not None:
+        from . import config_file
+
+        config_file.set_defaults(options.parser, path)
+        options = _parse(parser, given)
+    status: int = modules[options.command].run(options)
+    return status
+
+
+def _parse(parser: argparse.ArgumentParser, given: list[str]) -> argparse.Namespace:
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        options.fail(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
+class _Version(argparse.Action):
+    """Prints the version of the engine."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None):
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from allspark._allspark import NativeEngine
+
+        print(f"allspark {NativeEngine.version()}")
+        parser.exit()

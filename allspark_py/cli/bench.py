@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from .bench_flags import (
     add_dataset_flags,
     add_result_flags,
     check_results,
+    json_object,
     measure_and_report,
     not_negative,
     positive,
@@ -173,7 +173,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--no-stream", action="store_true", help="ask for whole answers: there is no TTFT then")
     add("--ignore-eos", action="store_true",
         help="outputs of full length, where the server knows the field ignore_eos")  # fmt: skip
-    add("--extra-body", type=json.loads, default={}, metavar="JSON",
+    add("--extra-body", type=json_object, default={}, metavar="JSON",
         help='fields of the requests; null removes one, as in {"max_tokens": null}')  # fmt: skip
     add("--timeout", type=positive_real, default=600.0, metavar="S",
         help="seconds until a request has failed (default: 600)")  # fmt: skip
@@ -187,8 +187,6 @@ def _serve(options: argparse.Namespace) -> int:
         raise RuntimeError(f"{_SERVE_INSTALL} ({error})") from None
     from allspark.bench.cases import allow_connections
 
-    if not isinstance(options.extra_body, dict):
-        options.fail(f"--extra-body is {options.extra_body!r}; it must be a JSON object")
     remote = to_remote(options.base_url, options)
     cases = _serve_cases(options)
     bound = max((case.load.concurrency or 0 for case in cases), default=0)

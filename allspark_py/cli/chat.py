@@ -22,11 +22,14 @@ def run(options: argparse.Namespace) -> int:
 
     config = engine_flags.to_engine_config(options)
     config.max_batch_size = config.max_batch_size or 1
+    system = None
+    if options.chat_template is None and options.cap is None:  # the tokenizer's own has no other
+        system, options.meta_instruction = options.meta_instruction, None
     template = engine_flags.to_chat_template(options)
     with pipeline(
         options.model, backend_config=config, chat_template_config=template, log_level="ERROR"
     ) as pipe:
-        Talk(PipelineBackend(pipe), sys.stdin, sys.stdout).run()
+        Talk(PipelineBackend(pipe), sys.stdin, sys.stdout, system).run()
     return 0
 
 
@@ -37,7 +40,9 @@ class PipelineBackend:
 
     def __init__(self, pipe: Any):
         from allspark.pipeline import GenerationConfig
+        from allspark.pipeline.fields import rules
 
+        self._rules = rules(GenerationConfig)
         self.name = pipe.model_name
         self.counts = Counts()
         self._pipe = pipe
@@ -82,9 +87,15 @@ class PipelineBackend:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The generation config."""
-        return dataclasses.asdict(self._config)
+        """The generation config, without what a conversation cannot have."""
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self._config).items()
+            if self._rules[name].treatment == "mapped"
+        }
 
     def set(self, name: str, value: Any) -> None:
         """A field of it."""
+        if name not in self.settings:
+            raise ValueError(f"there is no setting {name!r}; /set shows them")
         self._config = dataclasses.replace(self._config, **{name: value})

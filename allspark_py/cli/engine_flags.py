@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from typing import Any
 
 from . import lmdeploy_flags
@@ -31,19 +32,38 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     for name, (field, rule) in _fields().items():
         flags = ["--" + name.rstrip("_").replace("_", "-"), *filter(None, [_ALIASES.get(name)])]
-        text = rule.note.replace("`", "") if rule.treatment == "mapped" else argparse.SUPPRESS
+        text = _help(name, rule.note) if rule.treatment == "mapped" else argparse.SUPPRESS
         if isinstance(field.default, bool):
             group.add_argument(*flags, dest=name, action="store_true", default=None, help=text)
         else:
             # A revision may look like a number.
             kind = str if str(field.type).startswith("str") else _value
-            group.add_argument(*flags, dest=name, type=kind, metavar="X", help=text)
+            metavar = "N" if str(field.type).startswith("int") else "X"
+            group.add_argument(*flags, dest=name, type=kind, metavar=metavar, help=text)
     lmdeploy_flags.add_flags(group, lmdeploy_flags.OF_ENGINE)
     lmdeploy_flags.add_speculative_flags(group)
     template = parser.add_argument_group("chat template")
-    template.add_argument("--chat-template", help="a name, a JSON file or JSON text")
-    template.add_argument("--meta-instruction", help="the system prompt")
-    template.add_argument("--cap", choices=("completion", "infilling", "chat", "python"))
+    add = template.add_argument
+    add("--chat-template", metavar="X", help="a name that `allspark list` shows, a JSON file or "
+        "JSON text (default: the tokenizer's own)")  # fmt: skip
+    add("--meta-instruction", metavar="TEXT", help="the system prompt of a builtin chat template")
+    add("--cap", choices=("completion", "infilling", "chat", "python"),
+        help="what a builtin chat template is used for")  # fmt: skip
+
+
+def _help(name: str, note: str) -> str:
+    """What EngineConfig says of its field; of a field that stands for one, which flag that has."""
+    from allspark.pipeline.engine_config import EngineConfig
+    from allspark.pipeline.fields import rules
+
+    own = rules(EngineConfig)
+    if name in own:
+        return own[name].note.replace("`", "")
+
+    def flag(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')}" if found[1] in own else found[1]
+
+    return "as " + re.sub(r"`(?:EngineConfig\.)?([a-z_]+)`", flag, note).replace("`", "")
 
 
 def _fields() -> dict[str, tuple[dataclasses.Field[Any], Any]]:

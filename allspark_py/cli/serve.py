@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import resource
 import sys
@@ -21,7 +22,7 @@ _OTHER_FORMS = {
 }
 # The flags that the page has where another server answers.
 _PAGE_FLAGS = {
-    "command", "parser", "config", "models", "server_name", "server_port", "max_body_bytes",
+    "command", "parser", "fail", "config", "models", "server_name", "server_port", "max_body_bytes",
     "shutdown_timeout", "ssl", "log_level",
 }  # fmt: skip
 MAX_FILES = 1 << 16
@@ -65,15 +66,19 @@ def _run_models(
     from allspark.pipeline.model_source import model_name_of
     from allspark.pipeline.served_model import ServedModel
     from allspark.serve.catalog import Catalog
-    from allspark.serve.server import Server
+    from allspark.serve.parsers import choose_reasoning_parser, choose_tool_parser
+    from allspark.serve.server import Server, bind
     from allspark.serve.text_work import is_reading
 
     settings = server_flags.to_server_settings(options)
     settings.home_is_page = form == "gradio"
+    choose_tool_parser(None, settings.tool_call_parser)  # raises where there is none
+    choose_reasoning_parser(None, settings.reasoning_parser)
     config = engine_flags.to_engine_config(options)
     template = engine_flags.to_chat_template(options)
     named = [(source, name or model_name_of(source)) for source, name in sources]
     adapters = _adapters_of([name for _, name in named], config.adapters or {})
+    sockets = bind(settings)  # before models, which may take long
     engine = Engine()
     models = [
         ServedModel.open(
@@ -90,7 +95,7 @@ def _run_models(
             _say(f"the page is {_address(options, port)}/ui")
 
     try:
-        Server(Catalog(models), settings, started).run()
+        Server(Catalog(models), settings, started).run(sockets)
     finally:
         for model in models:
             model.close()
@@ -123,7 +128,7 @@ def _run_page(options: argparse.Namespace, url: str, others: list[str]) -> int:
     """The page alone, whose requests go to the server at `url`."""
     from allspark.serve.catalog import Catalog
     from allspark.serve.relay import make_page_app, server_url
-    from allspark.serve.server import Server
+    from allspark.serve.server import Server, bind
 
     target = server_url(url)
     if others:
@@ -136,12 +141,14 @@ def _run_page(options: argparse.Namespace, url: str, others: list[str]) -> int:
             raise ValueError(f"{flag} is for a server of models; {url} has its own settings")
     settings = server_flags.to_server_settings(options)
     settings.api_keys = ()  # the other server's are asked for
+    sockets = bind(settings)
     _allow_many_connections()
 
     def started(port: int) -> None:
         _say(f"serving the page {_address(options, port)}/ui for {target}")
 
-    Server(Catalog([]), settings, started, lambda state: make_page_app(state, target)).run()
+    make_app = functools.partial(make_page_app, url=target)
+    Server(Catalog([]), settings, started, make_app).run(sockets)
     return 0
 
 

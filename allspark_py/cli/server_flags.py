@@ -16,7 +16,7 @@ from allspark.serve.settings import ServerSettings
 
 from . import lmdeploy_flags
 
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _TYPES = {"int": int, "int | None": int, "float": float}
 
 
@@ -24,8 +24,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Adds them. The port has no default: it depends on what is served."""
     group = parser.add_argument_group("server")
     add = group.add_argument
-    add("--server-port", type=int, help="port (default: 23333, gradio: 6006; 0: any free one)")
-    add("--model-name", help="the name of a single model")
+    add("--server-port", type=int, metavar="N", help="port (default: 23333, gradio: 6006; 0: any "
+        "free one)")  # fmt: skip
+    add("--model-name", metavar="NAME", help="the name of a single model")
     add("--api-keys", nargs="+", default=[], metavar="KEY", help="also in ALLSPARK_API_KEYS")
     add("--api-key-file", metavar="FILE", help="a key on each line")
     for name, setting in _flags():
@@ -53,7 +54,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="where temperature, top_p, top_k and repetition_penalty come from if a request says "
         "nothing: the model, the server's own, or a generation_config.json (default: auto)",
     )
-    add("--log-level", default="WARNING", type=str.upper, choices=_LEVELS, help="of the log")
+    add("--log-level", default="WARNING", type=str.upper, choices=LOG_LEVELS, metavar="LEVEL",
+        help=f"one of {', '.join(LOG_LEVELS)} (default: WARNING)")  # fmt: skip
     lmdeploy_flags.add_flags(group, lmdeploy_flags.OF_SERVER)
 
 
@@ -65,6 +67,9 @@ def to_server_settings(options: argparse.Namespace) -> ServerSettings:
         keyfile, certfile = (os.environ.get(name) for name in ("SSL_KEYFILE", "SSL_CERTFILE"))
         if not keyfile or not certfile:
             raise ValueError("--ssl needs SSL_KEYFILE and SSL_CERTFILE in the environment")
+        for name, path in (("SSL_KEYFILE", keyfile), ("SSL_CERTFILE", certfile)):
+            if not Path(path).is_file():
+                raise ValueError(f"{name} is {path!r}; there is no such file")
     given = {setting.name: getattr(options, name) for name, setting in _flags()}
     given = {key: tuple(each) if isinstance(each, list) else each for key, each in given.items()}
     if options.server_port is not None:

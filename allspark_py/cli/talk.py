@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -12,7 +17,8 @@ from typing import Any, Protocol, TextIO
 _HELP = """\
 An empty line sends what was typed. `exit` ends the program, `end` begins a new conversation.
 /system TEXT     the system prompt, for a new conversation
-/set NAME VALUE  {what_is_set}; without a name, shows them
+/set NAME VALUE  {what_is_set}
+/set             shows what is set
 /retry           asks the last question anew
 /save FILE       writes the conversation as JSON
 /stats           tokens and speed of the last answer
@@ -74,11 +80,16 @@ class Backend(Protocol):
 class Talk:
     """One conversation after the other, until the input ends."""
 
-    def __init__(self, backend: Backend, source: TextIO, out: TextIO):
+    def __init__(self, backend: Backend, source: TextIO, out: TextIO, system: str | None = None):
         self._backend = backend
         self._source = source
         self._out = out
-        self._is_terminal = source.isatty()
+        self._is_terminal = source is sys.stdin and source.isatty()
+        if self._is_terminal:
+            # input() then edits lines and remembers them, and takes more than a terminal's 4,095
+            # characters in a line.
+            with contextlib.suppress(ImportError):  # there are Pythons without it
+                importlib.import_module("readline")
         self._help = _HELP.format(what_is_set=backend.what_is_set)
         self._stats = "there is no answer yet"
         self._commands: dict[str, Callable[[str], None]] = {
@@ -89,7 +100,7 @@ class Talk:
             "stats": lambda _: self._say(self._stats),
             "system": self._set_system,
         }
-        self._system: str | None = None
+        self._system = system
         self._begin()
 
     def _begin(self) -> None:
@@ -127,14 +138,21 @@ class Talk:
             elif word:
                 self._answer(text)
 
+    def _read_line(self, prompt: str) -> str:
+        """A line with its end; "" at the end of the input."""
+        if not self._is_terminal:
+            return self._source.readline()
+        try:
+            return input(prompt) + "\n"
+        except EOFError:
+            return ""
+
     def _questions(self) -> Iterator[str]:
         """Texts that end with an empty line; commands and single words end with their line."""
         lines: list[str] = []
         while True:
             try:
-                if self._is_terminal:
-                    self._show("" if lines else "\n>>> ")
-                line = self._source.readline()
+                line = self._read_line("" if lines else "\n>>> ")
             except KeyboardInterrupt:
                 lines.clear()
                 continue
@@ -197,8 +215,8 @@ class Talk:
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         if not name:
-            settings = self._backend.settings
-            self._say(", ".join(f"{key}={value!r}" for key, value in settings.items()))
+            pairs = [f"{key}={value!r}" for key, value in self._backend.settings.items()]
+            self._say(self._in_lines(", ".join(pairs)))
             return
         try:
             parsed = json.loads(value)
@@ -208,6 +226,13 @@ class Talk:
             self._backend.set(name, parsed)
         except (TypeError, ValueError) as error:
             self._say(str(error))
+
+    def _in_lines(self, text: str) -> str:
+        """The text, broken between words where there is a terminal."""
+        if not self._is_terminal:
+            return text
+        width = shutil.get_terminal_size().columns
+        return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
     def _set_system(self, text: str) -> None:
         self._system = text or None

@@ -30,7 +30,8 @@ class RemoteError(RuntimeError):
         try:
             found = json.loads(text)
         except ValueError:
-            return cls(text[:_MOST_TEXT] or reason or "no reason is given", status)
+            shown = " ".join(text.split())[:_MOST_TEXT]
+            return cls(shown or reason or "no reason is given", status)
         error = found.get("error") if isinstance(found, dict) else None
         return cls(message_of(found) or text[:_MOST_TEXT], status, error)
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -20,6 +21,32 @@ from allspark.serve.settings import ServerSettings
 from allspark.serve.state import ServerState
 
 logger = logging.getLogger("allspark.serve")
+
+
+def bind(settings: ServerSettings) -> list[socket.socket]:
+    """Takes the address and the port, where nobody is answered yet.
+
+    Raises:
+        OSError: another program has the port, or this machine has no such address.
+    """
+    host, port = settings.server_name, settings.server_port
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sockets.append(made := socket.socket(family, kind, protocol))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind((address[0], port, *address[2:]))
+            port = port or made.getsockname()[1]
+    except OSError as error:
+        for each in sockets:
+            each.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return sockets
 
 
 class Server:
@@ -63,10 +90,14 @@ class Server:
             timeout_graceful_shutdown=1,
         )
 
-    def run(self) -> None:
-        """Serves until `stop`, SIGTERM or SIGINT; signals only where this is the main thread."""
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until `stop`, SIGTERM or SIGINT; signals only where this is the main thread.
+
+        Args:
+            sockets: of `bind`; None: they are made now.
+        """
         try:
-            self._uvicorn.run()
+            self._uvicorn.run(sockets)
         finally:
             try:
                 self.state.responses.close()

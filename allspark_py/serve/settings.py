@@ -93,6 +93,8 @@ class ServerSettings:
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be at least 0")
+        if self.server_port >= 1 << 16:
+            raise ValueError(f"server_port is {self.server_port}; it must be in [0, 65535]")
         if self.schema_timeout == 0:
             raise ValueError("schema_timeout is 0; it must be more than 0")
         if unknown := set(self.reasoning_fields).difference(REASONING_FIELDS):

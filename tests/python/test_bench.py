@@ -737,9 +737,9 @@ def test_serve_measures_a_server(server, tmp_path, capsys):
     assert record["settings"]["seed"] == 0 and record["settings"]["input_len"] == "5:9"
     rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
     assert [row["concurrency"] for row in rows] == ["1", "3"]
-    assert {"benchmark", "rate", *record["measurements"][0]["values"]} == {
-        *rows[0]
-    } - {"concurrency"}
+    assert {"benchmark", "rate", *record["measurements"][0]["values"]} == {*rows[0]} - {
+        "concurrency"
+    }
     assert float(rows[0]["output_tok_s"]) == record["measurements"][0]["values"]["output_tok_s"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
@@ -830,11 +830,13 @@ def test_serve_says_what_is_wrong(arguments, message, capsys):
     [
         (["-c", "0"], "0 is not at least 1"),
         (["--warm-up", "-1"], "-1 is not at least 0"),
-        (["--request-rate", "-1"], "-1 is no number above 0"),
-        (["--request-rate", "inf"], "inf is no number above 0"),
+        (["-n", "many"], "argument -n/--num-prompts: 'many' is no integer"),
+        (["--timeout", "soon"], "'soon' is no number above 0"),
+        (["--request-rate", "-1"], "'-1' is no number above 0"),
+        (["--request-rate", "inf"], "'inf' is no number above 0"),
         (["--input-len", "4:2"], "'4:2' must be N or LOW:HIGH"),
-        (["--extra-body", "[1]"], "--extra-body is [1]; it must be a JSON object"),
-        (["--extra-body", "{"], "invalid loads value"),
+        (["--extra-body", "[1]"], "argument --extra-body: '[1]' is no JSON object"),
+        (["--extra-body", "{"], "argument --extra-body: '{' is no JSON: "),
     ],
 )
 def test_serve_refuses_wrong_arguments(arguments, message, capsys):

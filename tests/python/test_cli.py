@@ -216,6 +216,16 @@ def test_chat_ends_at_exit(demo_model, capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
+def test_chat_begins_with_a_system_prompt(demo_model, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "saved.json"
+    typed = f"/save {file}\nend\n/save {file}.2\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert main(["chat", str(demo_model), "--meta-instruction", "Be brief."]) == 0
+    system = [{"role": "system", "content": "Be brief."}]
+    for path in (file, tmp_path / "saved.json.2"):
+        assert json.loads(path.read_text()) == system
+
+
 # Flags of the engine.
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -530,6 +533,15 @@ def test_a_phone(page, upstream):
         assert 0 <= box["x"] and box["x"] + box["width"] <= 390 and box["height"] >= 32
 
 
+def test_a_scrollbar_does_not_move_the_column(page, upstream):
+    page.type("Hi", Keys.ENTER)
+    put(upstream, chunk(content="line\n\n" * 60), end(), None)
+    page.wait_for("#send", "Send")
+    bar = "const s = document.getElementById('scroll'); return s.offsetWidth - s.clientWidth"
+    assert page.script(bar) > 0
+    assert abs(page.find("#messages").rect["x"] - page.find("#prompt").rect["x"]) < 1
+
+
 def luminance(color):
     parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -715,3 +727,18 @@ def test_what_was_read_stays_where_it_is(page, upstream):
     page.wait_for("#send", "Send")
     assert first.text == "First paragraph."  # else selenium calls it stale
     assert page.texts(".answer .content p")[1].endswith("48 49")
+
+
+def test_the_pictures_of_the_documents_can_be_made_again(driver, demo_model, tmp_path, repo_root):
+    """With the demo model in place of the one that they show."""
+    script = [sys.executable, str(repo_root / "scripts" / "pictures.py")]
+    command = [*script, "--model", str(demo_model), "--output", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+    sizes = {}
+    for path in tmp_path.iterdir():
+        head = path.read_bytes()[:24]
+        assert head.startswith(b"\x89PNG")
+        sizes[path.name] = struct.unpack(">II", head[16:])
+    assert sizes["ui.png"] == (1280, 800) and sizes["ui-phone.png"] == (390, 844)
+    assert set(sizes) == {path.name for path in (repo_root / "docs" / "images").iterdir()}

@@ -1,0 +1,128 @@
+"""What streams notice of a very long prompt that arrives at the server: their gaps, and quiet ones.
+
+All requests come over HTTP, the long one as text, so that reading and tokenising it count. A step
+is the median gap between chunks of the streams while the prompt is computed: the engine computes a
+part of the prompt in each of its steps, and nobody can have less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import shutil
+from pathlib import Path
+
+import numpy as np
+from allspark.bench.load import Load, run_load
+from allspark.bench.openai_target import Asking, OpenAITarget
+from allspark.bench.outcome import Outcome
+from allspark.bench.workload import Lengths, Request, random_requests
+from allspark.remote.address import Address
+from bench_engine import Recorder, about_engine, add_recording
+from checkpoints import SHAPES, ensure_checkpoint
+from servers import own_server
+from verdicts import page
+
+_QUIET, _BESIDE = "quiet", "beside the prompt"
+_STREAM = 64  # words of a stream's prompt
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", default="0.5B", choices=SHAPES)
+    parser.add_argument("--tokenizer", type=Path, help="directory; default: one of bytes")
+    parser.add_argument("--prompt", type=int, default=100_000, help="tokens of the long prompt")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--output", type=int, default=1024, help="tokens of each stream")
+    parser.add_argument("--delay", type=float, default=2.0, help="seconds until the prompt arrives")
+    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
+    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    add_recording(parser)
+    return parser.parse_args()
+
+
+def gaps(outcomes: list[Outcome], begin: float, end: float) -> list[float]:
+    """Times between chunks of the streams, of those that are not over before `begin` and do not
+    begin after `end`."""
+    return [
+        new - old
+        for outcome in outcomes
+        for old, new in zip(outcome.times, outcome.times[1:], strict=False)
+        if new > begin and old < end
+    ]
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.model = ensure_checkpoint(options.shape, options.work_dir / f"long-{options.shape}")
+        if options.tokenizer is not None:
+            for path in options.tokenizer.glob("*token*"):
+                shutil.copy(path, self.model)
+        from allspark.pipeline.model_source import open_tokenizer
+
+        self._tokenizer = open_tokenizer(str(self.model))
+
+    def _text(self, num_tokens: int, seed: int) -> str:
+        """Words that are so many tokens, or a few less."""
+        lengths = Lengths(num_tokens, num_tokens), Lengths(1, 1)
+        (request,) = random_requests(1, *lengths, seed, None, "long")
+        encoded = self._tokenizer(str(request.prompt), add_special_tokens=False)["input_ids"]
+        text: str = self._tokenizer.decode(encoded[:num_tokens])
+        return text
+
+    def measure(self, number: int, kind: str) -> dict[str, float]:
+        options = self.options
+        streams = [
+            Request(self._text(_STREAM, 100 * number + index), options.output)
+            for index in range(options.streams)
+        ]
+        due = [0.0] * len(streams)
+        if kind == _BESIDE:
+            streams.append(Request(self._text(options.prompt, number), 1))
+            due.append(options.delay)
+        flags = ["--max-batch-size", str(options.streams + 1)]
+        flags += ["--session-len", str(options.prompt + options.output)]
+        with own_server(f"{self.model}=bench", *flags) as (_, port):
+            outcomes = asyncio.run(self._ask(port, streams, due))
+        failed = [each.error for each in outcomes if each.error]
+        if failed:
+            raise RuntimeError(failed[0])
+        begin, end = options.delay, float("inf")
+        values = {}
+        if kind == _BESIDE:
+            prompt = outcomes.pop()
+            begin, end = prompt.sent, prompt.times[0]
+            values = {"prompt_s": end - begin, "prompt_tokens": float(prompt.prompt_tokens or 0)}
+        found = gaps(outcomes, begin, end)
+        if not found:
+            raise RuntimeError("the streams ended before the prompt came; give them more --output")
+        p50, p99 = (float(each) for each in np.percentile(found, [50, 99]))
+        return {**values, "step": p50, "p99": p99, "most": max(found), "gaps": float(len(found))}
+
+    async def _ask(self, port: int, requests: list[Request], due: list[float]) -> list[Outcome]:
+        """The outcomes, after a few short requests that open connections and load code."""
+        asking = Asking("bench", "completions", extra={"ignore_eos": True}, timeout=3600)
+        target = OpenAITarget(Address.parse(f"http://127.0.0.1:{port}"), {}, asking)
+        try:
+            warm_up = [Request(f"warm-up {index}", 8) for index in range(len(requests))]
+            await run_load(target, warm_up, Load(len(warm_up)))
+            return (await run_load(target, requests, Load(due=due))).outcomes
+        finally:
+            await target.close()
+
+
+def main() -> None:
+    options = parse_arguments()
+    bench = Bench(options)
+    recorder = Recorder("long_prompt", options, about_engine(options.work_dir))
+    for number in range(1, options.rounds + 1):  # each has a server of its own, which is warm
+        for kind in (_QUIET, _BESIDE):
+            call = functools.partial(bench.measure, number, kind)
+            recorder.measure(number, {"kind": kind}, call)
+    print("\n".join(page(recorder.finish())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Whether the benchmarks of this engine alone reach their bars (bars.OWN_BARS)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+
+from bars import OWN_BARS
+from record import Record
+from report import cut, table, verdict
+from tables import TABLES, Values, beside
+
+
+def _paired(
+    record: Record,
+    of: Mapping[str, str],
+    base: Mapping[str, str],
+    value: Callable[[Values, Values], float],
+) -> float | None:
+    """The median over the rounds of what is made of two measurements of one round."""
+    found = [value(own, other) for own, other in beside(record, of, base)]
+    return statistics.median(found) if found else None
+
+
+def _frames(record: Record) -> float | None:
+    servers = ({"server": "allspark serve"}, {"server": "bare uvloop protocol"})
+    return _paired(record, *servers, lambda own, bare: own["us_per_frame"] / bare["us_per_frame"])
+
+
+def _steps(record: Record) -> float | None:
+    kinds = ({"kind": "beside the prompt"}, {"kind": "quiet"})
+    return _paired(record, *kinds, lambda own, quiet: (own["p99"] - quiet["p99"]) / own["step"])
+
+
+def _batch_speed(kind: str) -> Callable[[Record], float | None]:
+    kinds = ({"kind": kind}, {"kind": "sdk"})
+    return lambda record: _paired(record, *kinds, lambda own, sdk: own["tok_s"] / sdk["tok_s"])
+
+
+def _batch_memory(kind: str) -> Callable[[Record], float | None]:
+    kinds = ({"kind": kind}, {"kind": kind})
+    return lambda record: _paired(record, *kinds, lambda own, _: own["grown_mb"])
+
+
+def _start(record: Record) -> float | None:
+    kinds = ({"process": "server"}, {"process": "server"})
+    return _paired(record, *kinds, lambda own, _: own["start_s"])
+
+
+def _memory(record: Record) -> float | None:
+    kinds = ({"process": "server"}, {"process": "engine"})
+    return _paired(record, *kinds, lambda own, engine: own["rss_mb"] - engine["rss_mb"])
+
+
+# By the names in bars.OWN_BARS.
+FIGURES: Mapping[str, Callable[[Record], float | None]] = {
+    "CPU a frame, of the bare protocol's": _frames,
+    "p99 gap, steps more than quiet": _steps,
+    "own lines: tokens/s, of the SDK's": _batch_speed("own lines"),
+    "requests: tokens/s, of the SDK's": _batch_speed("requests"),
+    "own lines: peak memory, MB more": _batch_memory("own lines"),
+    "requests: peak memory, MB more": _batch_memory("requests"),
+    "s until it answers": _start,
+    "memory, MB above the engine's": _memory,
+}
+
+
+def verdicts(record: Record) -> list[str]:
+    """A row for each bar of this benchmark; nothing for a benchmark without bars."""
+    rows = []
+    for bar in OWN_BARS:
+        if bar.benchmark != record["benchmark"]:
+            continue
+        value = FIGURES[bar.figure](record)
+        least = "at least" if bar.is_least else "at most"
+        reached = "–" if value is None else cut(value, bar.is_least)
+        said = verdict(value, bar.is_met)
+        rows.append([bar.figure, f"{least} {bar.bound:g}", reached, said])
+    return table(["bar", "wanted", "reached", ""], rows) if rows else []
+
+
+def page(record: Record) -> list[str]:
+    """The table of a benchmark, and its bars."""
+    return [*TABLES[record["benchmark"]](record), *verdicts(record)]

@@ -1,0 +1,137 @@
+"""The benchmarks of the server and of batches run, and say whether their bars are met."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("allspark._allspark")
+pytest.importorskip("uvloop")
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch):
+    """Imports a module of benchmarks/, which is a folder of scripts, not a package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def import_module(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return import_module
+
+
+def run_script(tmp_path: Path, name: str, *arguments: object) -> tuple[str, list[dict[str, Any]]]:
+    """What a script prints, and its measurements."""
+    kept = tmp_path / "kept.json"
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--rounds", 1, "--work-dir", tmp_path,
+               "--most-others", 100, "--json", kept, *arguments]  # fmt: skip
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+    record = json.loads(kept.read_text())
+    assert record["benchmark"] == name and record["complete"]
+    return result.stdout, record["measurements"]
+
+
+def test_the_start_of_the_server_is_measured(tmp_path: Path) -> None:
+    printed, found = run_script(tmp_path, "server_start")
+    assert [each["of"]["process"] for each in found] == ["engine", "server"]
+    assert all(0 < each["values"]["up_s"] <= each["values"]["start_s"] for each in found)
+    for bar, most in (("s until it answers", 3), ("memory, MB above the engine's", 150)):
+        row = rf"\| {bar} \| at most {most} \| [\d.]+ \| (met|\*\*open\*\*) \|"
+        assert re.search(row, printed), printed
+
+
+def test_streams_are_measured_beside_a_long_prompt(tmp_path: Path) -> None:
+    sizes = ["--shape", "260K", "--prompt", 3000, "--output", 1500, "--streams", 2, "--delay", 0.1]
+    printed, found = run_script(tmp_path, "long_prompt", *sizes)
+    quiet, beside = (each["values"] for each in found)
+    assert 0.9 * 3000 <= beside["prompt_tokens"] <= 3000 and "prompt_s" not in quiet
+    assert 0 < beside["step"] <= beside["p99"] <= beside["most"]
+    bar = r"\| p99 gap, steps more than quiet \| at most 2 \| -?[\d.]+ \| (met|\*\*open\*\*) \|"
+    assert re.search(bar, printed), printed
+
+
+def test_streams_are_compared_with_a_bare_protocol(tmp_path: Path) -> None:
+    printed, found = run_script(tmp_path, "http_streams", "--streams", 8, "--output", 16)
+    assert [each["of"]["server"] for each in found] == ["allspark serve", "bare uvloop protocol"]
+    bar = r"\| CPU a frame, of the bare protocol's \| at most 4 \| [\d.]+ \| (met|\*\*open\*\*) \|"
+    assert re.search(bar, printed), printed
+
+
+def own_record(name: str, *rounds: dict[str, dict[str, float]], key: str) -> dict[str, Any]:
+    measurements = [
+        {"round": number, "of": {key: kind}, "values": values}
+        for number, each in enumerate(rounds, 1)
+        for kind, values in each.items()
+    ]
+    return {"benchmark": name, "settings": {}, "measurements": measurements}
+
+
+@pytest.mark.parametrize(("speed", "grown", "verdicts"), [
+    (97.0, 150.0, ["met", "met"]), (96.999, 150.001, ["**open**", "**open**"]),
+])  # fmt: skip
+def test_a_bar_is_met_by_the_unrounded_number(load, speed, grown, verdicts) -> None:
+    sdk = {"tok_s": 100.0, "grown_mb": 0.0}
+    one = {"sdk": sdk, "own lines": {"tok_s": speed, "grown_mb": grown}}
+    lines = load("verdicts").verdicts(own_record("batch", one, key="kind"))
+    rows = [line for line in lines if line.startswith("| own lines")]
+    assert [row.split(" | ")[-1].rstrip(" |") for row in rows] == verdicts
+    assert any("| requests: tokens/s, of the SDK's | at least 0.97 | – | open" in x for x in lines)
+    assert load("verdicts").verdicts(own_record("lora", key="kind")) == []
+
+
+def test_a_bar_is_of_pairs_of_one_round(load) -> None:
+    rounds = [
+        {"quiet": {"p99": 0.1, "step": 0.1}, "beside the prompt": {"p99": 0.5, "step": 0.2}},
+        {"quiet": {"p99": 0.3, "step": 0.1}, "beside the prompt": {"p99": 0.7, "step": 0.4}},
+    ]
+    record = own_record("long_prompt", *rounds, key="kind")
+    assert load("verdicts").FIGURES["p99 gap, steps more than quiet"](record) == pytest.approx(1.5)
+
+
+def test_every_bar_has_a_figure_and_a_benchmark(load) -> None:
+    bars, tables, verdicts = load("bars"), load("tables"), load("verdicts")
+    assert {bar.figure for bar in bars.OWN_BARS} == set(verdicts.FIGURES)
+    assert {bar.benchmark for bar in bars.OWN_BARS} <= set(tables.TABLES)
+
+
+@pytest.mark.parametrize(("served", "reached", "verdict"), [
+    (103.0, "3.000", "met"), (103.0004, "3.001", "**open**"), (95.0, "-5.000", "met"),
+])  # fmt: skip
+def test_a_bar_may_limit_a_difference(load, served, reached, verdict) -> None:
+    report = load("report")
+    of = {"shape": "tiny", "workload": "b32"}
+    measurements = [
+        {"round": 1, "of": {**of, "engine": engine}, "values": {"ttft_ms": value}, "took_s": 1.0}
+        for engine, value in (("allspark bf16", 100.0), ("allspark-serve bf16", served))
+    ]
+    ours = ["allspark bf16", "allspark-serve bf16"]
+    record = {"ours": ours, "contestants": {"tiny": ours}, "measurements": measurements,
+              "limits": [], "settings": {"workloads": ["b32"]}}  # fmt: skip
+    result = report.Result(record)
+    row = f"| at most 3 above allspark bf16 | {reached} | {verdict} |"
+    assert any(line.endswith(row) for line in report.bars(result, "tiny"))
+    missed = f"b32.ttft_ms of allspark-serve bf16: {reached} above allspark bf16 (at most 3 wanted)"
+    assert (missed in report.bars_met(result, "tiny")) == (verdict != "met")
+
+
+def test_every_step_of_the_full_run_can_be_started(load, monkeypatch, tmp_path: Path) -> None:
+    full = load("full")
+    steps = full.steps(full.parse_arguments([]))
+    assert steps["batch-100000"][0] == "batch.py" and "100000" in steps["batch-100000"]
+    for name, (script, *arguments) in steps.items():
+        more = ["--work-dir", str(tmp_path), *full.outputs(name, tmp_path)]
+        monkeypatch.setattr(sys, "argv", [script, *arguments, *more])
+        module = load(script.removesuffix(".py"))
+        if hasattr(module, "parse_arguments"):
+            module.parse_arguments()
