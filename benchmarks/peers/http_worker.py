@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import socket
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from peers import process_tree
 from peers.base import EngineError, ProgramEnded, last_lines
 from peers.worker import Request, Timeline
 
@@ -50,6 +49,7 @@ class HttpServer:
         """Returns when the server has answered a request; otherwise raises EngineError with the
         reason."""
         # To a file: nobody reads while the server runs, and a pipe would fill up.
+        process_tree.adopt_orphans()
         self._log = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         end = time.monotonic() + self.start_s
@@ -106,13 +106,13 @@ class HttpServer:
         return timelines
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_tree.cpu_seconds(self._process.pid)
 
     def close(self) -> None:
         # When asked to end, some wait forever; none has anything to save.
         self._process.kill()
         self._process.wait()
+        process_tree.kill_children()
         self._log.close()
 
 

@@ -352,10 +352,42 @@ def test_a_machine_that_others_use_is_noticed(load) -> None:
     assert others.share() > 0.5 / (os.cpu_count() or 1)
 
 
+SERVER_WITH_A_CHILD = """
+import subprocess, sys, time
+burn = "import time; end = time.time() + 0.4\\nwhile time.time() < end: pass\\ntime.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", burn])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_server_starts_counts_and_ends_with_it() -> None:
+    worker = """
+import os, resource, subprocess, sys, time
+from peers import process_tree
+process_tree.adopt_orphans()
+server = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child = int(server.stdout.readline())
+time.sleep(1.0)
+assert process_tree.cpu_seconds(server.pid) > 0.3
+server.kill()
+server.wait()
+process_tree.kill_children()
+try:
+    os.kill(child, 0)
+except ProcessLookupError:
+    print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0.3)
+"""
+    command = [sys.executable, "-c", worker, SERVER_WITH_A_CHILD]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_every_peer_is_registered_and_complete(load) -> None:
     registry, base = load("peers.registry"), load("peers.base")
     files = {path.stem for path in (BENCHMARKS / "peers").glob("*.py")}
-    helpers = {"__init__", "base", "registry", "worker", "http_worker", "gguf_writer"}
+    helpers = {"__init__", "base", "registry", "gguf_writer"}
+    helpers |= {"worker", "http_worker", "process_tree"}
     assert {peer.__module__.rpartition(".")[2] for peer in registry.PEERS} == files - helpers
     assert len({peer.name for peer in registry.PEERS}) == len(registry.PEERS)
     for peer in registry.PEERS:
