@@ -5,12 +5,14 @@
 #
 # usage: scripts/test.sh [--fast | --slow [tests] [clang] [asan] [tsan] [fuzz] [aarch64]]
 #   --fast  what takes two minutes after a small change: the C++ unit tests, Python tests without
-#   torch --slow  also the slow tests (the soak runs for ALLSPARK_SOAK_SECONDS), the promises of
-#   docs/promises.md about
-#           time and memory, a build of everything with clang, the C++ tests under ASan+UBSan and
-#           TSan and, on x86-64, on an emulated Arm processor, and a quarter of an hour of fuzzing:
-#           about three hours on two cores. With names, only those parts, in the order given;
-#           "tests" is the usual tests, the slow ones and the promises
+#           torch
+#   --slow  also the slow tests, the promises of docs/promises.md about time and memory, a build of
+#           everything with clang, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an
+#           emulated Arm processor, and a quarter of an hour of fuzzing: more than three hours on
+#           two cores. With names, only those parts, in the order given; "tests" is the usual tests,
+#           the slow ones and the promises.
+#           Soaks run for ALLSPARK_SOAK_SECONDS, that of the server for
+#           ALLSPARK_SERVER_SOAK_SECONDS (1800)
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -176,7 +178,8 @@ fuzz() {
 tests() {
   usual_tests
   step ctest-slow run_ctest release slow || true
-  step pytest-slow run_pytest slow || true
+  ALLSPARK_SERVER_SOAK_SECONDS="${ALLSPARK_SERVER_SOAK_SECONDS:-1800}" \
+    step pytest-slow run_pytest slow || true
   step promises "$venv/bin/python" benchmarks/promises.py || true
 }
 

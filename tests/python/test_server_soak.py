@@ -4,7 +4,8 @@ that are aborted. Answers with a seed must be those of the request alone, or the
 each round nothing runs and no descriptor is left; memory does not grow after the first rounds. Each
 kind and each end must occur, or the soak fails.
 
-ALLSPARK_SOAK_SECONDS is its time (60), ALLSPARK_SOAK_SEED the seed.
+ALLSPARK_SERVER_SOAK_SECONDS is its time (60; half an hour in scripts/test.sh), ALLSPARK_SOAK_SEED
+the seed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from support.raw_http import Raw, post  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
 from test_server_clients import TOOL  # noqa: E402
 
-SECONDS = float(os.environ.get("ALLSPARK_SOAK_SECONDS", "60"))
+SECONDS = float(os.environ.get("ALLSPARK_SERVER_SOAK_SECONDS", "60"))
 ROUND, CLIENTS = 240, 12
 FEWEST_ROUNDS, MOST_ROUNDS = 6, 60  # the latter if something has not occurred yet
 # What allocators keep of the largest requests that happen to meet.
