@@ -57,11 +57,24 @@ SOURCE_SUFFIXES = {".h", ".inl", ".cc", ".cu", ".cuh"}
 
 # Modules that a user may not have, or that cost seconds to import: never at import time.
 HEAVY_MODULES = {"torch", "transformers", "modelscope", "tokenizers", "sentencepiece"}
-# Packages of allspark above the SDK. The SDK is the files directly in allspark_py.
-UPPER_PACKAGES = {
-    "pipeline", "chat_template", "batch", "serve", "quantize", "cli", "model_loader",
-    "dashinfer_compat", "lmdeploy_compat", "remote", "bench",
+# Packages of allspark above the SDK, and those that each is built on. It may import itself, these,
+# and what these are built on in turn. The SDK is the files directly in allspark_py.
+UPPER_PACKAGES: dict[str, tuple[str, ...]] = {
+    "model_loader": (),
+    "chat_template": ("model_loader",),
+    "pipeline": ("chat_template",),
+    "batch": ("pipeline",),
+    "serve": ("batch",),
+    "remote": (),
+    "bench": ("remote", "pipeline"),
+    "eval": ("batch",),
+    "quantize": ("eval",),
+    "cli": ("serve", "bench", "quantize"),
+    "dashinfer_compat": ("model_loader",),
+    "lmdeploy_compat": ("remote", "serve"),
 }
+# Packages that a single part knows, so that nothing else needs them.
+ONLY_IN = {"lm_eval": "allspark_py/eval/lm_eval"}
 # SDK modules that export names of the upper packages.
 SDK_FACADES = {"__init__.py", "__init__.pyi"}
 
@@ -71,6 +84,14 @@ def built_on(layer: str) -> set[str]:
     below = {layer}
     for name in LAYERS[layer]:
         below |= set(LAYERS) if name == "*" else built_on(name)
+    return below
+
+
+def imported_by(package: str) -> set[str]:
+    """The upper package itself, and everything below it."""
+    below = {package}
+    for name in UPPER_PACKAGES[package]:
+        below |= imported_by(name)
     return below
 
 
@@ -220,12 +241,28 @@ def check_import(path: str, module: str, lazy: bool) -> str | None:
         return None if lazy else "torch is imported inside the function that needs it"
     if top in HEAVY_MODULES and not lazy:
         return f"{top} is imported inside the function that needs it"
-    parts = path.split("/")
-    if is_sdk_package and len(parts) == 2 and parts[1] not in SDK_FACADES and top == "allspark":
-        target = module.split(".")[1:2]
-        if target and target[0] in UPPER_PACKAGES:
-            return f"the SDK must not import allspark.{target[0]}, which is built on it"
+    if top in ONLY_IN and not path.startswith(ONLY_IN[top]):
+        return f"only {ONLY_IN[top]}* may import {top}"
+    if top == "allspark":
+        return check_upper_import(path, (*module.split("."), "")[1])
     return None
+
+
+def check_upper_import(path: str, target: str) -> str | None:
+    """Says what is wrong with an import of allspark.TARGET; None if it is allowed."""
+    if target not in UPPER_PACKAGES:
+        return None
+    folder, *parts = path.split("/")
+    if folder == "allspark_py" and len(parts) == 1:
+        if parts[0] in SDK_FACADES:
+            return None
+        return f"the SDK must not import allspark.{target}, which is built on it"
+    package = "model_loader" if folder == "model_loaders" else parts[0]
+    if package not in UPPER_PACKAGES:
+        return f"{package} is no package of the table in scripts/check_layers.py"
+    if target in imported_by(package):
+        return None
+    return f"{package} must not import allspark.{target}, which it is not built on"
 
 
 def check_python(root: Path) -> Iterator[str]:

@@ -185,6 +185,10 @@ def test_the_options_of_the_build_are_those_that_are_described() -> None:
         ("allspark_py/__init__.py", "from allspark.model_loader import HuggingFaceModel\n"),
         ("allspark_py/serve/x.py", "from allspark.model_loader import HuggingFaceModel\n"),
         ("allspark_py/x.py", "from . import errors\nfrom .errors import A\n"),
+        ("allspark_py/eval/x.py", "from allspark.batch import digests\nimport allspark.eval.y\n"),
+        ("allspark_py/eval/x.py", "from allspark.chat_template import base\n"),  # through batch
+        ("allspark_py/eval/lm_eval.py", "import lm_eval.tasks\n"),
+        ("allspark_py/cli/x.py", "from allspark import eval, serve\n"),
     ],
 )
 def test_allowed_import(tmp_path: Path, path: str, text: str) -> None:
@@ -206,6 +210,10 @@ def test_allowed_import(tmp_path: Path, path: str, text: str) -> None:
         ("allspark_py/engine.py", "from allspark import model_loader\n", "allspark.model_loader"),
         ("allspark_py/engine.py", "from .model_loader import x\n", "must not import"),
         ("allspark_py/engine.py", "def f():\n    import allspark.cli.main\n", "allspark.cli"),
+        ("allspark_py/batch/x.py", "from allspark import eval\n", "batch must not import"),
+        ("allspark_py/eval/x.py", "def f():\n    import allspark.serve\n", "eval must not import"),
+        ("allspark_py/new/x.py", "from allspark import pipeline\n", "new is no package of the"),
+        ("allspark_py/eval/x.py", "def f():\n    import lm_eval\n", "may import lm_eval"),
     ],
 )
 def test_refused_import(tmp_path: Path, path: str, text: str, message: str) -> None:
