@@ -22,19 +22,28 @@ _PIECE_BYTES = 64 << 10
 
 def model_digest(loader: LLM) -> str:
     """Of the files that a loader has opened."""
+    return _digest(model_files(loader))
+
+
+def model_files(loader: LLM) -> list[Path]:
+    """The files that a loader has opened, sorted."""
     path = Path(loader.pretrain_model_name_or_path).expanduser()
     own = getattr(loader, "files", None)
     if path.suffix == ".gguf":
-        return _digest([path])
+        return [path]
     # Files of other models may lie beside those of a native model.
-    return _digest(own) if own is not None else folder_digest(loader.directory)
+    return sorted(own if own is not None else _files_of(loader.directory))
 
 
 def folder_digest(folder: Path) -> str:
     """Of the files of a checkpoint or an adapter."""
     if folder.is_file():
         return _digest([folder])
-    return _digest(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    return _digest(_files_of(folder))
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file()]
 
 
 def _digest(files: Iterable[Path]) -> str:

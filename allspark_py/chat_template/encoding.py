@@ -16,11 +16,12 @@ def encode_after_first_tokens(tokenizer: Any, text: str, sequence_start: bool) -
     ids = encode_exactly(tokenizer, text)
     if not sequence_start:
         return ids
-    first = _first_tokens(tokenizer)
+    first = first_tokens(tokenizer)
     return ids if ids[: len(first)] == first else first + ids
 
 
-def _first_tokens(tokenizer: Any) -> list[int]:
+def first_tokens(tokenizer: Any) -> list[int]:
+    """What the tokenizer puts before any text, BOS for example."""
     probe = "a"
     plain, whole = encode_exactly(tokenizer, probe), list(tokenizer.encode(probe))
     for length in range(len(whole) - len(plain) + 1):

@@ -1,5 +1,5 @@
-"""The command ``allspark``: serves, measures and converts models, talks with them and answers files
-of prompts (docs/cli.md)."""
+"""The command ``allspark``: serves, measures, evaluates and converts models, talks with them and
+answers files of prompts (docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _COMMANDS = {
     "client": "client",
     "bench": "bench",
     "batch": "batch",
+    "eval": "evaluate",
     "convert": "convert",
     "inspect": "inspect",
     "list": "formats",
     "check_env": "check_env",
 }
 _DESCRIPTION = (
-    "Serves, measures and converts models, talks with them and answers files of prompts. "
+    "Serves, measures, evaluates and converts models, talks with them and answers files of prompts. "
     "`allspark COMMAND --help` says more."
 )
 

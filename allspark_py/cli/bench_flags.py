@@ -12,6 +12,8 @@ from typing import Any
 
 from allspark.bench.workload import Lengths
 
+from .output_files import check_output_file
+
 _DEFAULT_INPUT = Lengths(512, 512)
 _DEFAULT_OUTPUT = Lengths(128, 128)
 # Requests before the clock starts: short, since they only open connections and load code.
@@ -101,11 +103,7 @@ def add_result_flags(parser: argparse.ArgumentParser) -> None:
 def check_results(options: argparse.Namespace) -> None:
     """Raises before anything is measured, where results could not be written after it."""
     for flag in ("json", "csv", "plot"):
-        name = getattr(options, flag)
-        if name is not None and not Path(name).resolve().parent.is_dir():
-            raise ValueError(f"--{flag} is {name!r}; there is no such folder")
-        if name is not None and Path(name).is_dir():
-            raise ValueError(f"--{flag} is {name!r}, which is a folder")
+        check_output_file(f"--{flag}", getattr(options, flag))
     if options.plot is not None:
         from allspark.bench.plot import check_plot
 

@@ -1,0 +1,49 @@
+"""Evaluation: how well a model predicts text, how far it is from a reference, and multiple choice.
+
+docs/evaluation.md says what each figure means. Each name is imported when first used.
+`python -m allspark.eval.lm_eval` is lm-eval's command line with these models.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allspark.eval.continuations import Likelihood, likelihoods
+    from allspark.eval.divergence import Comparison, compare
+    from allspark.eval.facts import ModelFacts
+    from allspark.eval.files import Text
+    from allspark.eval.multiple_choice import Choices, TaskResult, choices
+    from allspark.eval.statistics import Estimate, Spread
+    from allspark.eval.tasks import Task, read_tasks
+    from allspark.eval.text_perplexity import Perplexity, perplexity
+
+# Public name -> the module it lives in.
+_HOMES = {
+    "Choices": "allspark.eval.multiple_choice",
+    "Comparison": "allspark.eval.divergence",
+    "Estimate": "allspark.eval.statistics",
+    "Likelihood": "allspark.eval.continuations",
+    "ModelFacts": "allspark.eval.facts",
+    "Perplexity": "allspark.eval.text_perplexity",
+    "Spread": "allspark.eval.statistics",
+    "Task": "allspark.eval.tasks",
+    "TaskResult": "allspark.eval.multiple_choice",
+    "Text": "allspark.eval.files",
+    "choices": "allspark.eval.multiple_choice",
+    "compare": "allspark.eval.divergence",
+    "likelihoods": "allspark.eval.continuations",
+    "perplexity": "allspark.eval.text_perplexity",
+    "read_tasks": "allspark.eval.tasks",
+}
+
+__all__ = list(_HOMES)  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'allspark.eval' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,98 @@
+"""What a model is whose figures are reported: its files, its weights and their bits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allspark._allspark import required_tensors
+from allspark.batch.digests import model_files
+from allspark.pipeline.served_model import ServedModel
+
+_COMPUTE_TYPES = {1: "float32", 2: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as it runs."""
+
+    source: str
+    sha256: str  # of the file; of several, of their digests and names as sha256sum prints them
+    architecture: str
+    compute_type: str  # float32 or bfloat16
+    weights: list[str]  # the formats of weights that are quantised; none: in the compute type
+    kv_cache: str
+    num_weights: int  # a weight of embedding and head that is one counts once
+    weight_bytes: int
+    bits_per_weight: float
+    model_digest: str  # the engine's, of what it computes with
+    adapter: str | None
+
+
+def facts_of(model: ServedModel, adapter: str | None = None) -> ModelFacts:
+    """Reads the model's files, for their digest."""
+    info = model.engine.get_as_model_info(model.name)
+    spec = type(model.loader.decoder_spec()).FromString(model.engine._native.model_spec(model.name))
+    num_weights = _num_weights(spec)
+    return ModelFacts(
+        source=model.loader.pretrain_model_name_or_path,
+        sha256=digest_of(model_files(model.loader)),
+        architecture=info.architecture,
+        compute_type=_COMPUTE_TYPES.get(spec.compute_type, str(spec.compute_type)),
+        weights=_formats(spec),
+        kv_cache=info.cache_mode.name,
+        num_weights=num_weights,
+        weight_bytes=info.weight_bytes,
+        bits_per_weight=8 * info.weight_bytes / num_weights,
+        model_digest=info.model_digest,
+        adapter=adapter,
+    )
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """The sha256 of a file. Of several, that of the lines that `sha256sum` prints for them in the
+    order of their names, from within their folder."""
+    found = [(path.name, _sha256(path)) for path in sorted(files)]
+    if len(found) == 1:
+        return found[0][1]
+    lines = "".join(f"{digest}  {name}\n" for name, digest in found)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _num_weights(spec: Any) -> int:
+    """How many numbers the model has, whatever they are stored as."""
+    plain = type(spec)()
+    plain.CopyFrom(spec)
+    plain.ClearField("weight_quant")
+    total = 0
+    for *_, shape in required_tensors(plain.SerializeToString()):
+        size = 1
+        for length in shape:
+            size *= length
+        total += size
+    return total
+
+
+def _formats(spec: Any) -> list[str]:
+    """The formats of quantised weights, the most frequent first."""
+    found = Counter(
+        (quant.bits, quant.group_size, quant.quantize_activations) for quant in spec.weight_quant
+    )
+    return [
+        f"{count} weights of {bits} bits, "
+        + (f"groups of {group_size}" if group_size else "one scale per output feature")
+        + (", activations of 8 bits" if is_activated else "")
+        for (bits, group_size, is_activated), count in found.most_common()
+    ]

