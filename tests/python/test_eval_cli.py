@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -189,6 +191,17 @@ def test_what_is_no_number_is_null_and_a_dash(demo_model, text):
     assert re.search(r"correlation +-$", text_of(single), re.MULTILINE)
     assert "| correlation | - |" in markdown_of(single, {"a": "x|y\nz"})
     assert "| `a` | x\\|y z |" in markdown_of(single, {"a": "x|y\nz"})
+
+
+def test_the_opencompass_config_is_a_config(repo_root, monkeypatch):
+    """OpenCompass is not here: that it is Python, and names a server's default port."""
+    kind = type("OpenAISDK", (), {})
+    for name in ("opencompass", "opencompass.models"):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(OpenAISDK=kind))
+    config = runpy.run_path(str(repo_root / "examples" / "opencompass.py"))
+    (model,) = config["models"]
+    assert model["type"] is kind and model["openai_api_base"] == "http://127.0.0.1:23333/v1"
+    assert config["datasets"] == [{"path": "tasks.jsonl", "infer_method": "gen"}]
 
 
 def test_the_package_imports_nothing_heavy():
