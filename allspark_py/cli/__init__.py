@@ -25,8 +25,8 @@ _COMMANDS = {
     "check_env": "check_env",
 }
 _DESCRIPTION = (
-    "Serves, measures, evaluates and converts models, talks with them and answers files of prompts. "
-    "`allspark COMMAND --help` says more."
+    "Serves, measures, evaluates and converts models, talks with them and answers files of "
+    "prompts. `allspark COMMAND --help` says more."
 )
 
 
