@@ -8,7 +8,8 @@ some.
     --list      instead, prints the names and numbers
 
 A case is a seed of its family. Each runs in a process of its own, with MOST_BYTES of address space
-and MOST_SECONDS of time. It passes where it returns what happened: `taken`, `refused` or `ended`.
+and MOST_SECONDS of time. One that takes longer runs again when the others have ended, since they
+and other programs may have taken the cores. It passes where it returns what happened: `taken`, `refused` or `ended`.
 It fails where the process dies, hangs, prints to its standard error, or raises what no document
 names.
 Exit status 1: a case failed.
@@ -39,6 +40,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 MOST_BYTES = 4 << 30
 MOST_SECONDS = 20
+TOO_LATE = f"ended by {signal.SIGALRM.name}"
 
 
 def child(family: Any, seed: int, folder: Path, report: int) -> None:
@@ -107,6 +109,8 @@ class Tally:
 
     def __init__(self, name: str) -> None:
         self.faults = 0
+        self.late: list[int] = []  # seeds of cases that had too little time, and run again
+        self.is_repeating = False
         self._name = name
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
@@ -116,6 +120,9 @@ class Tally:
     def add(self, case: dict[str, Any]) -> None:
         """Counts a case, and prints the first faults."""
         with self._lock:
+            if case["fault"] == TOO_LATE and not self.is_repeating:
+                self.late.append(case["seed"])
+                return
             self._outcomes[case["outcome"]] += 1
             self._largest = max(self._largest, case["bytes"])
             self._slowest = max(self._slowest, case, key=lambda c: c["seconds"])
@@ -132,7 +139,7 @@ class Tally:
         slowest = f"{self._slowest['seconds']:.1f} s (seed {self._slowest['seed']})"
         return (
             f"{self._name}: {self._outcomes.total()} cases, {self.faults} faults ({counts}); "
-            f"slowest {slowest}, largest {self._largest >> 20} MiB"
+            f"{len(self.late)} ran twice; slowest {slowest}, largest {self._largest >> 20} MiB"
         )
 
 
@@ -166,6 +173,9 @@ def run_family(name: str, begin: int, end: int, jobs: int) -> int:
         thread.start()
     for thread in threads:
         thread.join()
+    tally.is_repeating = True
+    for seed in sorted(tally.late):
+        run_part(name, seed, seed + 1, tally)
     print(tally, flush=True)
     return tally.faults
 
