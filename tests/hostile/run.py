@@ -9,9 +9,9 @@ some.
 
 A case is a seed of its family. Each runs in a process of its own, with MOST_BYTES of address space
 and MOST_SECONDS of time. One that takes longer runs again when the others have ended, since they
-and other programs may have taken the cores. It passes where it returns what happened: `taken`, `refused` or `ended`.
-It fails where the process dies, hangs, prints to its standard error, or raises what no document
-names.
+and other programs may have taken the cores. It passes where it returns what happened: `taken`,
+`refused` or `ended`. It fails where the process dies, hangs, prints to its standard error, or
+raises what no document names.
 Exit status 1: a case failed.
 """
 
