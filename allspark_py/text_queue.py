@@ -185,7 +185,7 @@ class TextQueue(ResultQueue):
     @property
     def finished(self) -> bool:
         """True once the status is terminal; tokens may still wait to be fetched."""
-        return self._stopped or super().finished
+        return self._stopped or self._native.is_terminal
 
     @property
     def finish_reason(self) -> str | None:

@@ -38,15 +38,22 @@ class Writer:
 
     `write` sends at once if the client takes it, without a task; what comes while the client does
     not is for the caller to keep: `is_free` says when, and `on_free` is called then.
+
+    Args:
+        send: that of ASGI.
+        write_part: writes a part of the body at once, without what `send` costs; False where it
+            cannot, and `send` is to be called.
     """
 
-    def __init__(self, send: Send):
+    def __init__(self, send: Send, write_part: Callable[[bytes], bool] = lambda data: False):
         self._send = send
+        self._write_part = write_part
+        self._loop = asyncio.get_running_loop()
         self._pending: asyncio.Task[None] | None = None
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[None] = self._loop.create_future()
         self._is_closing = False
         self.on_free: Callable[[], None] = lambda: None
-        self.last_write = asyncio.get_running_loop().time()
+        self.last_write = self._loop.time()
 
     @property
     def is_free(self) -> bool:
@@ -55,9 +62,10 @@ class Writer:
 
     def write(self, data: bytes, more: bool = True) -> None:
         """Sends data; with `more` False it is the last. Requires: is_free."""
-        loop = asyncio.get_running_loop()
-        self.last_write = loop.time()
+        self.last_write = self._loop.time()
         self._is_closing = not more
+        if more and self._write_part(data):
+            return
         call = self._send({"type": "http.response.body", "body": data, "more_body": more})
         coroutine: Any = call.__await__()
         try:
@@ -68,7 +76,7 @@ class Writer:
         except Exception as error:
             self.fail(error)
             return
-        self._pending = loop.create_task(_finish(coroutine, future))
+        self._pending = self._loop.create_task(_finish(coroutine, future))
         self._pending.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
@@ -155,7 +163,9 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             await send(start)
-            writer = Writer(scope.get("state", {}).get("send", send))
+            state = scope.get("state", {})
+            parts = {"write_part": state["write_part"]} if "write_part" in state else {}
+            writer = Writer(state.get("send", send), **parts)
         except BaseException:
             self._source.abort()
             raise
