@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 # half of this stack. Untouched pages cost no memory.
 MAX_GRAMMAR_CHARS = 1_000_000
 STACK_BYTES = 512 << 20
+_MAX_THREAD_WAIT_SECONDS = 1.0
 _stack_size_lock: threading.Lock
 # Of what the lexer builds: for its first state (for long grammars more), for one mask, and in all.
 # The library's own limits let 25 characters of a regular expression take two seconds and 190 MB.
@@ -126,18 +127,7 @@ def _on_large_stack(function: Callable[[], _T], max_seconds: float | None = None
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="allspark-compile")
-    with _stack_size_lock:  # the stack size is a setting of the process
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise ValueError(
-                "response_format cannot be compiled: the system gives no thread with a stack of "
-                f"{STACK_BYTES >> 20} MiB: {error}"
-            ) from error
-        finally:
-            threading.stack_size(before)
+    _start(run)
     deadline = time.monotonic() + max_wait
     while True:
         with contextlib.suppress(FutureTimeoutError):
@@ -147,6 +137,27 @@ def _on_large_stack(function: Callable[[], _T], max_seconds: float | None = None
                 raise _too_slow(max_seconds)
         if time.monotonic() > deadline:
             raise ValueError(f"response_format was not compiled within {max_wait:g} s")
+
+
+def _start(run: Callable[[], None]) -> None:
+    """Starts a thread with a large stack. Where the system has no room for it, the stacks of
+    earlier ones may still be there, whose threads have a low priority and are late to end."""
+    deadline = time.monotonic() + _MAX_THREAD_WAIT_SECONDS
+    while True:
+        with _stack_size_lock:  # the stack size is a setting of the process
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                threading.Thread(target=run, name="allspark-compile").start()
+                return
+            except RuntimeError as error:
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        "response_format cannot be compiled: the system gives no thread with a "
+                        f"stack of {STACK_BYTES >> 20} MiB: {error}"
+                    ) from error
+            finally:
+                threading.stack_size(before)
+        time.sleep(0.05)
 
 
 def _too_slow(max_seconds: float) -> ValueError:

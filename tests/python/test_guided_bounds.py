@@ -112,6 +112,26 @@ def test_the_cache_is_counted_in_bytes(compiler, monkeypatch):
     assert compiler._num_bytes == 0
 
 
+def test_a_compilation_waits_for_the_stacks_of_others(compiler, monkeypatch):
+    start, missing = threading.Thread.start, [2]
+
+    def start_later(thread):
+        if thread.name == "allspark-compile" and missing[0] > 0:
+            missing[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    before = threading.stack_size()
+    compiler.matcher({"type": "regex", "regex": "[a-c]{7}"})
+    assert missing == [0]
+    missing[0] = 10**6
+    monkeypatch.setattr(grammar_compiler, "_MAX_THREAD_WAIT_SECONDS", 0.1)
+    with pytest.raises(ValueError, match="the system gives no thread with a stack of 512 MiB"):
+        compiler.matcher({"type": "regex", "regex": "[a-c]{8}"})
+    assert threading.stack_size() == before
+
+
 def test_a_compilation_that_does_not_end_is_given_up(model, monkeypatch):
     hang = threading.Event()
     build = Compiler._build
