@@ -22,7 +22,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 KEPT_OUTPUT = 20_000  # characters of a failed process
@@ -49,14 +49,6 @@ class Result:
     skipped: str | None = None
 
 
-@dataclass
-class Batch:
-    """Tests of one program, with the same environment."""
-
-    tests: list[Test]
-    results: list[Result] = field(default_factory=list)
-
-
 def tests_of(build_dir: Path, label: str, without: str | None) -> list[Test]:
     command = ["ctest", "--test-dir", str(build_dir), "-L", f"^{label}$", "--show-only=json-v1"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -79,13 +71,14 @@ def tests_of(build_dir: Path, label: str, without: str | None) -> list[Test]:
     return tests
 
 
-def batches_of(tests: list[Test], size: int) -> list[Batch]:
-    """Neighbours stay together, since they share the set-up of their suite."""
+def batches_of(tests: list[Test], size: int) -> list[list[Test]]:
+    """Tests of one program, with the same environment. Neighbours stay together, since they share
+    the set-up of their suite."""
     by_program: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Test]] = {}
     for test in tests:
         by_program.setdefault((test.program, test.environment), []).append(test)
     return [
-        Batch(same[first : first + size])
+        same[first : first + size]
         for same in by_program.values()
         for first in range(0, len(same), size)
     ]
@@ -135,23 +128,23 @@ def run_together(tests: list[Test], wrapper: list[str]) -> tuple[list[Result], s
     return results, None
 
 
-def run_batch(batch: Batch, wrapper: list[str]) -> Batch:
-    batch.results, problem = run_together(batch.tests, wrapper)
+def run_batch(tests: list[Test], wrapper: list[str]) -> list[Result]:
+    results, problem = run_together(tests, wrapper)
     if problem is None:
-        return batch
-    batch.results = []
-    for test in batch.tests:
+        return results
+    results = []
+    for test in tests:
         alone, why = run_together([test], wrapper)
         result = alone[0] if alone else Result(test.filter)
         if why is not None and result.failure is None:
             result.failure = why
-        batch.results.append(result)
-    if len(batch.tests) > 1 and not any(result.failure for result in batch.results):
-        names = ":".join(test.filter for test in batch.tests)
-        together = f"{batch.tests[0].name.partition('.')[0]}.TogetherWithOthers"
+        results.append(result)
+    if len(tests) > 1 and not any(result.failure for result in results):
+        names = ":".join(test.filter for test in tests)
+        together = f"{tests[0].name.partition('.')[0]}.TogetherWithOthers"
         failure = f"{problem}\nEach test passes alone; together: --gtest_filter={names}"
-        batch.results.append(Result(together, failure=failure))
-    return batch
+        results.append(Result(together, failure=failure))
+    return results
 
 
 def write_junit(file: Path, results: list[Result]) -> None:
@@ -187,9 +180,9 @@ def main() -> int:
     batches = batches_of(tests, options.batch)
     results: list[Result] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for batch in pool.map(lambda each: run_batch(each, wrapper), batches):
-            results += batch.results
-            for result in batch.results:
+        for found in pool.map(lambda batch: run_batch(batch, wrapper), batches):
+            results += found
+            for result in found:
                 if result.failure is not None:
                     print(f"FAILED: {result.name}\n{result.failure}\n", flush=True)
     write_junit(options.junit, results)

@@ -66,14 +66,11 @@ def _run_models(
     from allspark.pipeline.model_source import model_name_of
     from allspark.pipeline.served_model import ServedModel
     from allspark.serve.catalog import Catalog
-    from allspark.serve.parsers import choose_reasoning_parser, choose_tool_parser
     from allspark.serve.server import Server, bind
     from allspark.serve.text_work import is_reading
 
     settings = server_flags.to_server_settings(options)
     settings.home_is_page = form == "gradio"
-    choose_tool_parser(None, settings.tool_call_parser)  # raises where there is none
-    choose_reasoning_parser(None, settings.reasoning_parser)
     config = engine_flags.to_engine_config(options)
     template = engine_flags.to_chat_template(options)
     named = [(source, name or model_name_of(source)) for source, name in sources]

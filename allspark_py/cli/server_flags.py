@@ -12,11 +12,11 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from allspark.pipeline.log import FORMAT, LEVELS
 from allspark.serve.settings import ServerSettings
 
 from . import lmdeploy_flags
 
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _TYPES = {"int": int, "int | None": int, "float": float}
 
 
@@ -54,8 +54,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="where temperature, top_p, top_k and repetition_penalty come from if a request says "
         "nothing: the model, the server's own, or a generation_config.json (default: auto)",
     )
-    add("--log-level", default="WARNING", type=str.upper, choices=LOG_LEVELS, metavar="LEVEL",
-        help=f"one of {', '.join(LOG_LEVELS)} (default: WARNING)")  # fmt: skip
+    add("--log-level", default="WARNING", type=str.upper, choices=LEVELS, metavar="LEVEL",
+        help=f"one of {', '.join(LEVELS)} (default: WARNING)")  # fmt: skip
     lmdeploy_flags.add_flags(group, lmdeploy_flags.OF_SERVER)
 
 
@@ -85,7 +85,7 @@ def to_server_settings(options: argparse.Namespace) -> ServerSettings:
 
 def start_log(options: argparse.Namespace) -> None:
     """Lets the log go to stderr."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format=FORMAT)
     logging.getLogger("allspark").setLevel(options.log_level)
     if options.max_log_len is not None:
         logging.getLogger("allspark.serve.prompts").setLevel(logging.INFO)

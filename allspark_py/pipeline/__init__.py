@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from allspark.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from allspark.chat_template import ChatTemplateConfig
@@ -36,11 +37,4 @@ _HOMES = {
 }
 
 __all__ = list(_HOMES)  # noqa: PLE0604
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'allspark.pipeline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)

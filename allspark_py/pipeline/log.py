@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 logger = logging.getLogger("allspark")
 
@@ -19,7 +20,7 @@ class _Stderr(logging.Handler):
 
 
 _stderr = _Stderr()
-_stderr.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+_stderr.setFormatter(logging.Formatter(FORMAT))
 
 
 def set_log_level(level: str) -> None:

@@ -42,10 +42,10 @@ class Writer:
     Args:
         send: that of ASGI.
         write_part: writes a part of the body at once, without what `send` costs; False where it
-            cannot, and `send` is to be called.
+            cannot, and `send` is to be called. None: always.
     """
 
-    def __init__(self, send: Send, write_part: Callable[[bytes], bool] = lambda data: False):
+    def __init__(self, send: Send, write_part: Callable[[bytes], bool] | None = None):
         self._send = send
         self._write_part = write_part
         self._loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class Writer:
         """Sends data; with `more` False it is the last. Requires: is_free."""
         self.last_write = self._loop.time()
         self._is_closing = not more
-        if more and self._write_part(data):
+        if more and self._write_part is not None and self._write_part(data):
             return
         call = self._send({"type": "http.response.body", "body": data, "more_body": more})
         coroutine: Any = call.__await__()
@@ -164,8 +164,7 @@ class EventStream(Response):
         try:
             await send(start)
             state = scope.get("state", {})
-            parts = {"write_part": state["write_part"]} if "write_part" in state else {}
-            writer = Writer(state.get("send", send), **parts)
+            writer = Writer(state.get("send", send), state.get("write_part"))
         except BaseException:
             self._source.abort()
             raise

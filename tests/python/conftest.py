@@ -1,11 +1,24 @@
-"""The demo model behind servers, for the tests of HTTP routes. Files that need other models or
-settings have fixtures of the same names."""
+"""The demo model behind servers, for the tests of HTTP routes, and the modules of benchmarks/.
+Files that need other models or settings have fixtures of their own of these names."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a module of benchmarks/, which is a folder of scripts, not a package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
 
 
 @pytest.fixture(scope="module")

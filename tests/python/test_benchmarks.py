@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,17 +19,6 @@ import pytest
 from support.checkpoints import shared_data
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of benchmarks/, which is a folder of scripts, not a package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def import_module(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return import_module
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,17 +15,6 @@ pytest.importorskip("allspark._allspark")
 pytest.importorskip("uvloop")
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of benchmarks/, which is a folder of scripts, not a package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def import_module(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return import_module
 
 
 def run_script(tmp_path: Path, name: str, *arguments: object) -> tuple[str, list[dict[str, Any]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -195,17 +193,6 @@ def test_cpp_example_against_the_installed_package(demo_model, tmp_path, cmake):
 QUOTING = ("README.md", "benchmarks/README.md", "docs/performance.md")
 RESULTS = sorted((BENCHMARKS / "results").glob("*/*.json"))
 EARLIER = sorted((BENCHMARKS / "history").glob("*.json"))
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):
-    """Imports a module of benchmarks/, which is a folder of scripts, not a package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def import_module(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return import_module
 
 
 @pytest.mark.parametrize("name", QUOTING)
