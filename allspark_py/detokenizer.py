@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+
+from allspark._allspark import ByteLevelText, ByteLevelVocabulary
 
 # What a decoder writes for bytes that do not make a complete character yet.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # How many tokens in a row without text are decoded again; longer runs are only special tokens.
 _MAX_SILENT = 32
+# How many tokens of a vocabulary are decoded, to see that it is done as expected.
+_SAMPLE = 4096
 # The methods of transformers' classes that do no more than the package 'tokenizers'.
 _PLAIN_DECODERS = {
     "PreTrainedTokenizerBase.decode",
@@ -27,6 +32,64 @@ def _plain_backend(tokenizer: Any) -> Any:
     return tokenizer.backend_tokenizer
 
 
+def open_decoding(tokenizer: Any, skip_special_tokens: bool = True) -> Decoding:
+    """The fastest that decodes as Detokenizer does: a native class for vocabularies of bytes, for
+    others Detokenizer itself."""
+    vocabulary = _byte_level(tokenizer)
+    if vocabulary is None:
+        return Detokenizer(tokenizer, skip_special_tokens)
+    return ByteLevelText(vocabulary, skip_special_tokens)
+
+
+class Decoding(Protocol):
+    """The text of one sequence of tokens."""
+
+    def put(self, ids: Iterable[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _Known(NamedTuple):
+    num_tokens: int  # of the tokenizer then; more may be added
+    vocabulary: ByteLevelVocabulary | None
+
+
+_vocabularies: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+
+
+def _byte_level(tokenizer: Any) -> ByteLevelVocabulary | None:
+    """The tokenizer's vocabulary, where decoding means to join the bytes of its tokens; made once
+    for a tokenizer."""
+    backend = _plain_backend(tokenizer)
+    if backend is None:
+        return None
+    num_tokens = backend.get_vocab_size()
+    known = _vocabularies.get(tokenizer)
+    if known is None or known.num_tokens != num_tokens:
+        known = _vocabularies[tokenizer] = _Known(num_tokens, _read_byte_level(backend))
+    return known.vocabulary
+
+
+def _read_byte_level(backend: Any) -> ByteLevelVocabulary | None:
+    from tokenizers.decoders import ByteLevel
+
+    if not isinstance(backend.decoder, ByteLevel):
+        return None
+    token_of = {id: token for token, id in backend.get_vocab(with_added_tokens=True).items()}
+    added = backend.get_added_tokens_decoder()
+    tokens = [token_of.get(id) for id in range(1 + max(token_of, default=-1))]
+    special = [id for id, token in added.items() if token.special]
+    vocabulary = ByteLevelVocabulary(tokens, special)
+    # Another release of the package may decode in another way.
+    sample = [*added, *token_of][:: 1 + len(tokens) // _SAMPLE] + [*added]
+    for skips in (False, True):
+        text = ByteLevelText(vocabulary, skips)
+        decoded = text.put(sample) + text.flush()
+        if decoded != backend.decode(sample, skip_special_tokens=skips):
+            return None
+    return vocabulary
+
+
 class Detokenizer:
     """Incremental decoding of one token stream.
 
@@ -38,6 +101,11 @@ class Detokenizer:
     The pieces that `put` and `flush` return, joined, equal the decoding of all ids at once. A
     character whose bytes are spread over several tokens appears when its last byte arrives.
     """
+
+    __slots__ = (
+        "_backend", "_ids", "_prefix_begin", "_prefix_end", "_skip_special_tokens", "_stream",
+        "_tokenizer",
+    )  # fmt: skip
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
@@ -107,6 +175,6 @@ class Detokenizer:
         return text[len(known):]
 
     def _decode(self, begin: int, end: int) -> str:
-        return self._tokenizer.decode(
-            self._ids[begin:end], skip_special_tokens=self._skip_special_tokens
-        )
+        # The package's own method takes a third of the time.
+        decoder = self._tokenizer if self._backend is None else self._backend
+        return decoder.decode(self._ids[begin:end], skip_special_tokens=self._skip_special_tokens)

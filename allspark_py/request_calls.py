@@ -199,6 +199,25 @@ class RequestCalls(EngineCalls):
             self.start_request_text, model_name, model, input_str_or_array, generate_config_builder
         )
 
+    async def start_prepared_async(
+        self,
+        model_name: str,
+        model: LLM | None,
+        prepare: Callable[[], tuple[Any, dict[str, Any]]],
+    ) -> Started:
+        """start_request_ids_async with what `prepare` returns, ids and config without a
+        `response_format`. It is called on the thread on which the model's requests start: that
+        saves a short prompt another thread, and a long one holds up the starts behind it.
+
+        Raises:
+            Exception: what `prepare` raises; nothing is started then.
+        """
+
+        def start(name: str) -> Started:
+            return self.start_request_ids(name, model, *prepare())
+
+        return await self._start_async(start, model_name)
+
     def stop_request(self, model_name: str, request_handle: Handles) -> AsStatus:
         """Ends a request after the running step at the latest; a second call has no effect."""
         return self._each(self._native.stop_request, model_name, request_handle)

@@ -16,6 +16,8 @@ class ResultQueue:
     Each token is delivered once, in order, whichever getter fetches it.
     """
 
+    _stopped = False  # at a stop string; ids alone have none
+
     def __init__(self, native: NativeResultQueue):
         self._native = native
 
@@ -95,6 +97,11 @@ class ResultQueue:
     def _take(self, fetch: Callable[[], GeneratedElements | None]) -> GeneratedElements | None:
         """All getters call this."""
         return fetch()
+
+    def _put(self, ids: list[int], is_end: bool) -> tuple[str, int]:
+        """What the tokens are worth that were read past the getters: their text, and how many of
+        them the output has. `is_end`: they are the last."""
+        return "", len(ids)
 
     def __iter__(self) -> Iterator[GeneratedElements]:
         while (elements := self.Get()) is not None:

@@ -14,7 +14,7 @@ from allspark._allspark import (
     NativeResultQueue,
     WordMatcher,
 )
-from allspark.detokenizer import Detokenizer
+from allspark.detokenizer import open_decoding
 from allspark.input_ids import shown
 from allspark.result_queue import ResultQueue
 
@@ -131,6 +131,14 @@ class TextElements:
     prefix_len_gpu: int = 0
     prefix_len_cpu: int = 0
 
+    def add_details(self, native: GeneratedElements, count: int) -> None:
+        """Appends what came with the first `count` tokens of native elements, beside these."""
+        self.log_probs_list += native.log_probs_list[:count]
+        self.token_logprobs_list += native.token_logprobs_list[:count]
+        self.prompt_log_probs_list += native.prompt_log_probs_list
+        self.prompt_token_logprobs_list += native.prompt_token_logprobs_list
+        self.tensors_from_model_inference += native.tensors_from_model_inference
+
 
 class TextQueue(ResultQueue):
     """A ResultQueue whose elements also have `text`, and whose request ends at a stop string.
@@ -160,7 +168,7 @@ class TextQueue(ResultQueue):
         generated: Sequence[int] = (),
     ):
         super().__init__(native)
-        self._text = Detokenizer(tokenizer, options.skip_special_tokens)
+        self._text = open_decoding(tokenizer, options.skip_special_tokens)
         self._stops = StopStrings(options.matcher, options.include_stop_str_in_output)
         self._stop = stop
         self._has_stops = bool(options.stop_words)
@@ -209,46 +217,46 @@ class TextQueue(ResultQueue):
         if self._stopped or self._flushed:
             return None
         native = fetch()
-        elements = TextElements()
-        if native is not None:
-            self._add(native, elements)
-        if not self._stopped and self._is_drained():
-            self._flushed = True
-            text, self._stopped = self._find_stop(self._text.flush())
-            text += "" if self._stopped else self._stops.flush()
-            elements.text += self._without_given(text)
-        return elements if native is not None or elements.text else None
-
-    def _is_drained(self) -> bool:
-        """Whether the output has ended and all its tokens were delivered."""
-        native = self._native
-        return native.is_terminal and native.generated_length() == self._num_tokens
-
-    def _add(self, native: GeneratedElements, elements: TextElements) -> None:
-        ids = native.ids_from_generate
-        elements.text, count = self._read(ids)
-        if self._stopped:
-            self._stop()
-            ids = ids[:count]
-        elements.ids_from_generate = ids
+        ids = native.ids_from_generate if native is not None else []
+        text, count = self._put(ids, self._is_drained(len(ids)))
+        if native is None:
+            return TextElements(text) if text else None
+        elements = TextElements(text, ids[:count])
         elements.prefix_cache_len = native.prefix_cache_len
         elements.prefix_len_gpu = native.prefix_len_gpu
         elements.prefix_len_cpu = native.prefix_len_cpu
-        if native.has_tokens_only:
-            return
-        elements.log_probs_list = native.log_probs_list[:count]
-        elements.token_logprobs_list = native.token_logprobs_list[:count]
-        elements.prompt_log_probs_list = native.prompt_log_probs_list
-        elements.prompt_token_logprobs_list = native.prompt_token_logprobs_list
-        elements.tensors_from_model_inference = native.tensors_from_model_inference
+        if not native.has_tokens_only:
+            elements.add_details(native, count)
+        return elements
 
-    def _read(self, ids: list[int]) -> tuple[str, int]:
-        """The text that becomes certain with these tokens, and how many of them the output has."""
-        if not self._has_stops:
-            self._num_tokens += len(ids)
+    def _is_drained(self, num_new: int) -> bool:
+        """Whether the output has ended, and all its tokens are delivered with these."""
+        native = self._native
+        return native.is_terminal and native.generated_length() == self._num_tokens + num_new
+
+    def _put(self, ids: list[int], is_end: bool) -> tuple[str, int]:
+        if self._stopped or self._flushed:
+            return "", 0
+        if self._has_stops:
+            text, count = self._read_to_stop(ids)
+            if self._stopped:
+                self._stop()
+        else:
+            count = len(ids)
+            self._num_tokens += count
             silent = self._silent_ids
-            has_text = ids if silent.isdisjoint(ids) else [i for i in ids if i not in silent]
-            return self._text.put(has_text), len(ids)
+            text = self._text.put(
+                ids if silent.isdisjoint(ids) else [i for i in ids if i not in silent]
+            )
+        if is_end and not self._stopped:
+            self._flushed = True
+            rest, self._stopped = self._find_stop(self._text.flush())
+            rest += "" if self._stopped else self._stops.flush()
+            text += self._without_given(rest)
+        return text, count
+
+    def _read_to_stop(self, ids: list[int]) -> tuple[str, int]:
+        """The text that becomes certain with these tokens, and how many of them the output has."""
         text = ""
         for count, token in enumerate(ids, 1):  # so that the ids end where the text ends
             piece, self._stopped = self._decode(token)

@@ -180,22 +180,22 @@ def round_float32(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 def checked_shape(value: Any, where: str) -> tuple[int, ...]:
     """``value`` as a shape: at most MAX_RANK dimensions, none negative, and the product of those
-    that are not 0 below 2^62.
+    that are not 0 below 2^59, so that the bytes can be counted even of the largest type.
     """
     if not isinstance(value, (list, tuple)) or len(value) > MAX_RANK:
         raise CheckpointError(
-            f"{where} has shape {_shorten(value)}, expected at most {MAX_RANK} dimensions"
+            f"{where} has shape {shorten(value)}, expected at most {MAX_RANK} dimensions"
         )
     for dimension in value:
         if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 0:
             raise CheckpointError(
-                f"{where} has shape {_shorten(value)}, expected dimensions of 0 or more"
+                f"{where} has shape {shorten(value)}, expected dimensions of 0 or more"
             )
-    if math.prod(dimension or 1 for dimension in value) >= 1 << 62:
-        raise CheckpointError(f"{where} has shape {_shorten(value)}: too many elements")
+    if math.prod(dimension or 1 for dimension in value) >= 1 << 59:
+        raise CheckpointError(f"{where} has shape {shorten(value)}: too many elements")
     return tuple(value)
 
 
-def _shorten(value: Any) -> str:
+def shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import gc
 import os
 import resource
 import sys
@@ -84,6 +85,7 @@ def _run_models(
         for source, name in named
     ]
     _allow_many_connections()
+    _spare_the_collector()
 
     def started(port: int) -> None:
         names = ", ".join(model.name for model in models)
@@ -99,6 +101,14 @@ def _run_models(
     if is_reading():  # a text, for nobody now; Python would wait for it
         os._exit(0)
     return 0
+
+
+def _spare_the_collector() -> None:
+    """Python's garbage collector need not look again at what stays for good, modules and models,
+    and need not look at each thousand of streams that begins."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 
 def _adapters_of(models: list[str], given: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -140,6 +150,7 @@ def _run_page(options: argparse.Namespace, url: str, others: list[str]) -> int:
     settings.api_keys = ()  # the other server's are asked for
     sockets = bind(settings)
     _allow_many_connections()
+    _spare_the_collector()
 
     def started(port: int) -> None:
         _say(f"serving the page {_address(options, port)}/ui for {target}")

@@ -76,8 +76,7 @@ class MessagesCall:
     def take(self) -> list[dict[str, Any]]:
         """The events of what came since the last call."""
         is_end = self.choice.is_finished
-        pieces = self.choice.take()
-        return self.builder.put("".join(piece.text for piece in pieces), is_end)
+        return self.builder.put(self.choice.take_text(), is_end)
 
 
 async def start_messages(state: ServerState, body: MessagesBody) -> MessagesCall:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+from allspark.serve.direct_routes import DirectRoutes
 from allspark.serve.http import Gate, add_error_handlers
 from allspark.serve.openapi import complete_document
 from allspark.serve.routes import (
@@ -45,8 +46,10 @@ def make_app(state: ServerState) -> Any:
         openapi_url=None if settings.disable_docs else "/openapi.json",
     )
     add_error_handlers(app)
-    for module in (information, openai, responses, anthropic, interactive, texts, management):
-        app.include_router(module.make_router(state))
+    modules = (information, openai, responses, anthropic, interactive, texts, management)
+    routers = [module.make_router(state) for module in modules]
+    for router in routers:
+        app.include_router(router)
     if state.batches is not None:
         app.include_router(batches.make_router(state, state.batches))
     app.include_router(page.make_router())
@@ -55,7 +58,7 @@ def make_app(state: ServerState) -> Any:
     complete_document(app, bool(settings.api_keys))
     # Around the gate, so that a page of another origin can read its errors.
     return CORSMiddleware(
-        Gate(app, state),
+        Gate(DirectRoutes(app, routers), state),
         allow_origins=settings.allow_origins,
         allow_methods=settings.allow_methods,
         allow_headers=settings.allow_headers,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import orjson
 from allspark.chat_template import TokenizerTemplate
 from allspark.chat_template.messages import MessageForm, content_text, normalise
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
-from allspark.serve.choice import Choice, finish, start_choices
+from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
 from allspark.serve.field_names import check_fields
 from allspark.serve.fields import naming, to_fields
@@ -23,9 +23,11 @@ from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import check_chars, template_variables
+from allspark.serve.text_chunk import TextChunk
+from allspark.serve.text_work import SMALL, check_chars, size_of, template_variables
 from allspark.serve.tool_choice import THINKING_FLAGS, ToolPlan, plan_tools
 from allspark.serve.usage import usage
+from allspark.text_queue import TextElements
 
 # Fields that ask for what is not served.
 NOT_SERVED = ("audio", "prediction", "web_search_options", "functions", "function_call")
@@ -117,21 +119,36 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
     elif body.top_logprobs:
         message = f"top_logprobs is {body.top_logprobs}; it needs logprobs to be true"
         raise ApiError(400, message, param="top_logprobs", code="invalid_value")
-    text, ids, tool_format = await asyncio.to_thread(_prepare, body, entry, plan)
-    if tool_format.response_format is not None:
-        fields["response_format"] = tool_format.response_format
     if plan.keeps_special_tokens(entry):
         fields["skip_special_tokens"] = False
-    if len(ids) >= entry.model.session_len:
-        bound = entry.model.session_len
-        message = f"messages have {len(ids)} tokens; the model's length, with output, is {bound}"
-        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    made: list[_Prompt] = []
+
+    def prepare() -> tuple[list[int], dict[str, Any]]:
+        prompt = _prepare(body, entry, plan)
+        made.append(prompt)
+        if prompt.tool_format.response_format is not None:
+            fields["response_format"] = prompt.tool_format.response_format
+        return prompt.ids, fields
+
+    own_stop_ids = body.stop_token_ids or []
     with naming(body):
-        choices = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
-    log_prompt(state.settings, entry, ids)
-    parsers = [plan.make_parser(entry, text) for _ in choices]
-    checks = [plan.make_check(tool_format.unchecked) for _ in choices]
-    return Conversation(entry, ids, choices, parsers, fields, checks, ignored)
+        if _is_quick(body, plan, fields):
+            choices = await start_prepared(entry, prepare, own_stop_ids)
+        else:
+            ids, fields = await asyncio.to_thread(prepare)
+            choices = await start_choices(entry, ids, fields, own_stop_ids, 0)
+    (prompt,) = made
+    log_prompt(state.settings, entry, prompt.ids)
+    parsers = [plan.make_parser(entry, prompt.text) for _ in choices]
+    checks = [plan.make_check(prompt.tool_format.unchecked) for _ in choices]
+    return Conversation(entry, prompt.ids, choices, parsers, fields, checks, ignored)
+
+
+def _is_quick(body: ChatBody, plan: ToolPlan, fields: dict[str, Any]) -> bool:
+    """Whether a prompt is made, and its request started, within a millisecond or so."""
+    has_own_work = plan.has_format or body.chat_template is not None
+    words = (body.messages, fields["stop_words"], fields.get("bad_words"), body.documents)
+    return not has_own_work and size_of(words) <= SMALL
 
 
 async def count_prompt_tokens(state: ServerState, body: ChatBody) -> int:
@@ -172,13 +189,22 @@ def _plan(state: ServerState, body: ChatBody, entry: Entry) -> ToolPlan:
     return plan_tools(body, entry, state.settings)
 
 
-def _prepare(
-    body: ChatBody, entry: Entry, plan: ToolPlan
-) -> tuple[str, list[int], ToolFormat]:
-    """The prompt's text and ids, and the format of the output. Runs on a thread: a long
-    conversation takes milliseconds, and a new format is compiled."""
+@dataclass
+class _Prompt:
+    text: str
+    ids: list[int]
+    tool_format: ToolFormat  # of the output
+
+
+def _prepare(body: ChatBody, entry: Entry, plan: ToolPlan) -> _Prompt:
+    """Makes the prompt. Runs on a thread: a long conversation takes milliseconds, and a new format
+    is compiled."""
     text, ids = _prompt(body, entry, plan)
-    return text, ids, plan.output_format(entry, text)
+    if len(ids) >= entry.model.session_len:
+        bound = entry.model.session_len
+        message = f"messages have {len(ids)} tokens; the model's length, with output, is {bound}"
+        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    return _Prompt(text, ids, plan.output_format(entry, text))
 
 
 def _prompt(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int]]:
@@ -237,17 +263,15 @@ def _finish(
     }
 
 
-def _logprobs(call: ChatCall, pieces: list[Any]) -> dict[str, Any] | None:
+def _logprobs(call: ChatCall, new: TextElements) -> dict[str, Any] | None:
     if not call.body.logprobs:
         return None
-    rows = []
-    for piece in pieces:
-        rows += chat_rows(
-            call.entry.model.tokenizer,
-            piece.ids_from_generate,
-            piece.token_logprobs_list,
-            piece.log_probs_list,
-        )
+    rows = chat_rows(
+        call.entry.model.tokenizer,
+        new.ids_from_generate,
+        new.token_logprobs_list,
+        new.log_probs_list,
+    )
     return {"content": rows, "refusal": None}
 
 
@@ -273,13 +297,13 @@ async def _whole_choice(
 ) -> dict[str, Any]:
     if choice.error is not None:
         raise choice.error
-    pieces = choice.take()
-    builder.put("".join(piece.text for piece in pieces), is_end=True)
+    new = choice.take()
+    builder.put(new.text, is_end=True)
     problems = await check.wait(builder.calls)
     return {
         "index": choice.index,
         "message": builder.message(),
-        "logprobs": _logprobs(call, pieces),
+        "logprobs": _logprobs(call, new),
         **_finish(choice, builder, problems),
         **({"token_ids": choice.token_ids} if call.body.return_token_ids else {}),
     }
@@ -298,9 +322,12 @@ class ChatStream:
         # A message of calls alone has the content None, of which there is no delta.
         self._may_call = bool(call.body.tools) and call.body.tool_choice != "none"
         self._head = {"object": "chat.completion.chunk", **call.head}
-        # A plain piece of text is put between two constants: a chunk costs a tenth that way.
         is_plain = not (call.body.logprobs or call.body.return_token_ids or self._has_each_usage)
-        self._plain = _plain_chunks(self._head, self._has_usage) if is_plain else None
+        self._texts = [TextChunk(partial(self._text_event, choice)) for choice in call.choices]
+        self._has_details = not is_plain
+        # An output that is nothing but text.
+        is_text = is_plain and len(call.choices) == 1 and call.builders[0].is_plain
+        self._text_choice = call.choices[0] if is_text else None
 
     def start(self, writer: Writer) -> None:
         """Writes the beginning, then what comes as it comes."""
@@ -320,17 +347,21 @@ class ChatStream:
         writer = self._writer
         if writer is None or not writer.is_free:
             return
+        choice = self._text_choice
+        if choice is not None and not choice.is_finished:
+            if text := choice.take_text():
+                writer.write(self._texts[0](text))
+            return
         data = []
         ended = set()
         for choice, builder, check in self._open:
             is_end = choice.is_finished
-            pieces = choice.take()
-            text = pieces[0].text if len(pieces) == 1 else "".join(p.text for p in pieces)
-            delta = builder.put(text, is_end)
+            new = choice.take()
+            delta = builder.put(new.text, is_end)
             if is_end and self._may_call and builder.is_empty:
                 delta["content"] = ""
-            if delta or (pieces and self._plain is None):
-                data.append(self._chunk(choice, delta, pieces))
+            if delta or (new.ids_from_generate and self._has_details):
+                data.append(self._chunk(choice, delta, new))
             problems = check.problems(builder.calls, self._write) if is_end else None
             if problems is not None:
                 ended.add(choice.index)
@@ -357,34 +388,35 @@ class ChatStream:
         self,
         choice: Choice,
         delta: dict[str, Any],
-        pieces: list[Any] | None = None,
+        new: TextElements | None = None,
         finish: dict[str, Any] | None = None,
     ) -> bytes:
-        if self._plain is not None and finish is None and len(delta) == 1 and "content" in delta:
-            before, between, after = self._plain
-            index = str(choice.index).encode()
-            return before + index + between + orjson.dumps(delta["content"]) + after
+        is_plain = not self._has_details and finish is None
+        if is_plain and len(delta) == 1 and "content" in delta:
+            return self._texts[choice.index](delta["content"])
+        return frame(self._event(choice, delta, new, finish))
+
+    def _text_event(self, choice: Choice, text: str) -> dict[str, Any]:
+        return self._event(choice, {"content": text})
+
+    def _event(
+        self,
+        choice: Choice,
+        delta: dict[str, Any],
+        new: TextElements | None = None,
+        finish: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         shown: dict[str, Any] = {
             "index": choice.index,
             "delta": delta,
-            "logprobs": _logprobs(self._call, pieces) if pieces else None,
+            "logprobs": _logprobs(self._call, new) if new and new.ids_from_generate else None,
             **(finish or {"finish_reason": None}),
         }
-        if self._call.body.return_token_ids and pieces is not None:
-            shown["token_ids"] = [i for piece in pieces for i in piece.ids_from_generate]
+        if self._call.body.return_token_ids and new is not None:
+            shown["token_ids"] = new.ids_from_generate
         chunk = {**self._head, "choices": [shown]}
         if self._has_each_usage:
             chunk["usage"] = self._call.usage(is_end=finish is not None)
         elif self._has_usage:
             chunk["usage"] = None
-        return frame(chunk)
-
-
-def _plain_chunks(head: dict[str, Any], has_usage: bool) -> tuple[bytes, bytes, bytes]:
-    """A chunk of content alone, cut before the index, between it and the text, and after that."""
-    shown = {"index": 7, "delta": {"content": ""}, "logprobs": None, "finish_reason": None}
-    chunk = {**head, "choices": [shown], **({"usage": None} if has_usage else {})}
-    data = frame(chunk)
-    before, _, rest = data.partition(b'"index":7')
-    between, _, after = rest.partition(b'""')
-    return before + b'"index":', between, after
+        return chunk

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from allspark._allspark import RequestHandle
+from allspark._allspark import GeneratedElements, RequestHandle
+from allspark.result_queue import ResultQueue
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
-from allspark.serve.hub import Failed, Hub
-from allspark.text_queue import TextElements, TextQueue
+from allspark.serve.hub import Hub, News, Watched
+from allspark.text_queue import TextElements
 
 # An engine's finish reasons that have another name in HTTP.
 _FINISH_REASONS = {"deadline": "length", "cancelled": "abort"}
@@ -35,16 +36,20 @@ def stop_choices(of_request: str | None) -> int:
 class Choice:
     """Text, ids and log-probabilities of one output. Used on the event loop alone.
 
-    `read` takes what has come. Until `take` fetches it, it is kept here, so a slow client holds up
-    nobody.
+    What comes is read at once, and kept until `take` fetches it, so a slow client holds up nobody.
     """
+
+    __slots__ = (
+        "_details", "_entry", "_handle", "_is_released", "_num_taken", "_own_stop_ids", "_queue",
+        "_texts", "cached_tokens", "index", "is_finished", "num_tokens", "request_id", "token_ids",
+    )  # fmt: skip
 
     def __init__(
         self,
         index: int,
         entry: Entry,
         handle: RequestHandle,
-        queue: TextQueue,
+        queue: ResultQueue,
         own_stop_ids: frozenset[int],
     ):
         self.index = index
@@ -57,49 +62,71 @@ class Choice:
         self._handle = handle
         self._queue = queue
         self._own_stop_ids = own_stop_ids
-        self._pieces: list[TextElements] = []
+        # What was not taken yet: texts, the begin of the ids, and what came with how many of them.
+        self._texts: list[str] = []
+        self._num_taken = 0
+        self._details: list[tuple[GeneratedElements, int]] = []
         self._is_released = False
         _live.add(self)
 
-    def watch(self, changed: Callable[[], None], failed: Failed = lambda error: None) -> None:
-        """Reads whenever something has come, and calls `changed` then. Where either raises, that is
-        the end, and `failed` is called."""
-
-        def on_change() -> None:
-            if self.read():
-                changed()
-
-        Hub.current().watch(self._queue, on_change, failed)
-        on_change()
+    def watch(
+        self,
+        changed: Callable[[], None],
+        failed: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """Calls `changed` whenever something has come. Where it cannot be read, or `changed`
+        raises, that is the end, and `failed` is called."""
+        Hub.current().watch(self._queue, Watched(self._add, changed, failed))
 
     def read(self) -> bool:
-        """Takes what has come from the queue; False if that was nothing."""
+        """Reads what has come since the hub did; False if that was nothing."""
+        return self._add(self._queue._native.read())
+
+    def _add(self, news: News) -> bool:
         if self.is_finished:
             return False
         queue = self._queue
-        # Asked first: all tokens from before a terminal status are then in the queue. What comes
-        # after the call below is signalled again.
-        finished = queue.finished
-        elements = queue.GetNoWait()
+        _, ids, num_cached, elements, is_end = news
+        text, count = queue._put(ids, is_end)
+        if text:
+            self._texts.append(text)
+        if count:
+            self.num_tokens += count
+            self.token_ids += ids if count == len(ids) else ids[:count]
+        if num_cached > self.cached_tokens:
+            self.cached_tokens = num_cached
         if elements is not None:
-            self._pieces.append(elements)  # type: ignore[arg-type]  # a TextQueue's
-            self.num_tokens += len(elements.ids_from_generate)
-            self.token_ids += elements.ids_from_generate
-            self.cached_tokens = max(self.cached_tokens, elements.prefix_cache_len)
-        if finished or queue.stop_word is not None:
+            self._details.append((elements, count))
+        if is_end or queue._stopped:
             self.is_finished = True
             self.release()
-        return elements is not None or self.is_finished
+            return True
+        return bool(ids) or elements is not None
 
     @property
     def has_news(self) -> bool:
         """Whether `take` has something, or there is an end to tell."""
-        return bool(self._pieces) or self.is_finished
+        has_more = self._num_taken < self.num_tokens or self._texts or self._details
+        return bool(has_more) or self.is_finished
 
-    def take(self) -> list[TextElements]:
+    def take(self) -> TextElements:
         """What was read since the last call."""
-        pieces, self._pieces = self._pieces, []
-        return pieces
+        taken = TextElements(self.take_text(), self.token_ids[self._num_taken :])
+        self._num_taken = self.num_tokens
+        taken.prefix_cache_len = self.cached_tokens
+        for elements, count in self._details:
+            taken.add_details(elements, count)
+        self._details.clear()
+        return taken
+
+    def take_text(self) -> str:
+        """The text that was read since the last call; the rest waits for `take`."""
+        texts = self._texts
+        if len(texts) == 1:
+            return texts.pop()
+        text = "".join(texts)
+        texts.clear()
+        return text
 
     @property
     def error(self) -> ApiError | None:
@@ -152,15 +179,34 @@ async def start_choices(
     Raises:
         ApiError: the engine does not take the request.
     """
+    model = entry.model
+    started = await model.engine.start_request_ids_async(model.name, model.loader, ids, fields)
+    return _choices(entry, started, own_stop_ids, first_index)
+
+
+async def start_prepared(
+    entry: Entry, prepare: Callable[[], tuple[list[int], dict[str, Any]]], own_stop_ids: list[int]
+) -> list[Choice]:
+    """As start_choices, with the ids and fields that `prepare` returns, which must be quick: it
+    runs on the thread of the starts. The fields have no response_format.
+
+    Raises:
+        ApiError: as start_choices does, and where `prepare` does.
+    """
+    model = entry.model
+    started = await model.engine.start_prepared_async(model.name, model.loader, prepare)
+    return _choices(entry, started, own_stop_ids, 0)
+
+
+def _choices(
+    entry: Entry, started: tuple[Any, Any, Any], own_stop_ids: list[int], first_index: int
+) -> list[Choice]:
     from allspark._allspark import AsStatus
     from allspark.serve.errors import refused
 
-    model = entry.model
-    status, handles, queues = await model.engine.start_request_ids_async(
-        model.name, model.loader, ids, fields
-    )
+    status, handles, queues = started
     if status != AsStatus.ALLSPARK_SUCCESS:
-        raise refused(status, model.engine.last_error())
+        raise refused(status, entry.model.engine.last_error())
     if not isinstance(handles, list):
         handles, queues = [handles], [queues]
     stops = frozenset(own_stop_ids)

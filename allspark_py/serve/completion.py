@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allspark.serve.catalog import Entry
-from allspark.serve.choice import Choice, finish, start_choices
+from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
 from allspark.serve.field_names import check_fields
 from allspark.serve.fields import naming, to_fields
@@ -16,8 +16,10 @@ from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import check_chars, off_loop, size_of
+from allspark.serve.text_chunk import TextChunk
+from allspark.serve.text_work import SMALL, check_chars, off_loop, size_of
 from allspark.serve.usage import usage
+from allspark.text_queue import TextElements
 
 MAX_PROMPTS = 1024
 _FILL = "<FILL>"
@@ -62,9 +64,9 @@ class CompletionCall:
 
     def part(self, choice: Choice) -> dict[str, Any]:
         """What a choice has got since the last call, as it is shown."""
-        pieces = choice.take()
-        text = "".join(piece.text for piece in pieces)
-        logprobs = self._logprobs(choice, pieces)
+        new = choice.take()
+        text = new.text
+        logprobs = self._logprobs(choice, new)
         if self.body.echo and not self._has_begun[choice.index]:
             text = self._echo(choice) + text
         is_first = not self._has_begun[choice.index]
@@ -75,7 +77,7 @@ class CompletionCall:
         else:
             shown["finish_reason"] = None
         if self.body.return_token_ids:
-            shown["token_ids"] = [i for piece in pieces for i in piece.ids_from_generate]
+            shown["token_ids"] = new.ids_from_generate
             if is_first:
                 shown["prompt_token_ids"] = self.prompt_of(choice).ids
         return shown
@@ -87,7 +89,7 @@ class CompletionCall:
         text: str = self.entry.model.tokenizer.decode(prompt.ids)
         return text
 
-    def _logprobs(self, choice: Choice, pieces: list[Any]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, new: TextElements) -> dict[str, Any] | None:
         if self.body.logprobs is None:
             return None
         ids: list[int] = []
@@ -98,13 +100,11 @@ class CompletionCall:
             ids += self.prompt_of(choice).ids
             logprobs.append(None)
             tops.append(())
-        for piece in pieces:
-            logprobs += piece.prompt_token_logprobs_list
-            tops += piece.prompt_log_probs_list or [()] * len(piece.prompt_token_logprobs_list)
-        for piece in pieces:
-            ids += piece.ids_from_generate
-            logprobs += piece.token_logprobs_list
-            tops += piece.log_probs_list
+        logprobs += new.prompt_token_logprobs_list
+        tops += new.prompt_log_probs_list or [()] * len(new.prompt_token_logprobs_list)
+        ids += new.ids_from_generate
+        logprobs += new.token_logprobs_list
+        tops += new.log_probs_list
         return self._rows[choice.index].rows(ids, logprobs, tops)
 
     def usage(self) -> dict[str, Any]:
@@ -139,19 +139,25 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
         fields.update(logprobs=True, top_logprobs=body.logprobs, prompt_logprobs=bool(body.echo))
     if is_scoring:
         fields.update(prompt_only=True, prompt_logprobs=True)
-    prompts = await off_loop(size_of(body.prompt), _encode, body, entry)
-    for index, prompt in enumerate(prompts):
-        if len(prompt.ids) + (not is_scoring) > entry.model.session_len:
-            bound = entry.model.session_len
-            name = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
-            message = f"{name} has {len(prompt.ids)} tokens; the model's length is {bound}"
-            raise ApiError(400, message, param=name, code="context_length_exceeded")
-    choices: list[Choice] = []
+    own_stop_ids = body.stop_token_ids or []
+    prompts: list[_Prompt] = []
+
+    def prepare() -> tuple[list[int], dict[str, Any]]:
+        prompts.extend(_encode(body, entry, is_scoring))
+        return prompts[0].ids, fields
+
+    if _is_quick(body, fields):
+        with naming(body):
+            choices = await start_prepared(entry, prepare, own_stop_ids)
+        log_prompt(state.settings, entry, prompts[0].ids)
+        return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices, ignored)
+    await off_loop(size_of(body.prompt), prepare)
+    choices = []
     try:
         for prompt in prompts:
             with naming(body):
                 choices += await start_choices(
-                    entry, prompt.ids, fields, body.stop_token_ids or [], len(choices)
+                    entry, prompt.ids, fields, own_stop_ids, len(choices)
                 )
             log_prompt(state.settings, entry, prompt.ids)
     except BaseException:  # all of them run, or none
@@ -161,7 +167,14 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
     return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices, ignored)
 
 
-def _encode(body: CompletionBody, entry: Entry) -> list[_Prompt]:
+def _is_quick(body: CompletionBody, fields: dict[str, Any]) -> bool:
+    """Whether it is one prompt, made and started within a millisecond or so."""
+    is_one = isinstance(body.prompt, str) or bool(body.prompt and isinstance(body.prompt[0], int))
+    words = (body.prompt, body.suffix or "", fields["stop_words"], fields.get("bad_words"))
+    return is_one and "response_format" not in fields and size_of(words) <= SMALL
+
+
+def _encode(body: CompletionBody, entry: Entry, is_scoring: bool) -> list[_Prompt]:
     """The prompts with their ids. Runs on a thread."""
     given = body.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
@@ -169,7 +182,14 @@ def _encode(body: CompletionBody, entry: Entry) -> list[_Prompt]:
     if not given or len(given) > MAX_PROMPTS:
         message = f"prompt has {len(given)} entries; it must have 1 to {MAX_PROMPTS}"
         raise ApiError(400, message, param="prompt", code="invalid_value")
-    return [_to_prompt(body, entry, index, each) for index, each in enumerate(given)]
+    prompts = [_to_prompt(body, entry, index, each) for index, each in enumerate(given)]
+    bound = entry.model.session_len
+    for index, prompt in enumerate(prompts):
+        if len(prompt.ids) + (not is_scoring) > bound:
+            name = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+            message = f"{name} has {len(prompt.ids)} tokens; the model's length is {bound}"
+            raise ApiError(400, message, param=name, code="context_length_exceeded")
+    return prompts
 
 
 def _to_prompt(body: CompletionBody, entry: Entry, index: int, given: Any) -> _Prompt:
@@ -223,6 +243,11 @@ class CompletionStream:
         options = call.body.stream_options
         self._has_usage = bool(options and options.include_usage)
         self._has_each_usage = bool(options and options.continuous_usage_stats)
+        body = call.body
+        has_more = body.echo or body.return_token_ids or body.logprobs is not None
+        # An output that is nothing but text.
+        is_text = len(call.choices) == 1 and not has_more and not self._has_each_usage
+        self._text = TextChunk(self._text_event) if is_text else None
 
     def start(self, writer: Writer) -> None:
         """Writes what comes as it comes."""
@@ -239,6 +264,10 @@ class CompletionStream:
         writer = self._writer
         if writer is None or not writer.is_free:
             return
+        if self._text is not None and not (choice := self._call.choices[0]).is_finished:
+            if text := choice.take_text():
+                writer.write(self._text(text))
+            return
         data = []
         for choice in self._call.choices:
             # The log-probabilities of an echoed prompt come with the first output.
@@ -249,7 +278,7 @@ class CompletionStream:
             if is_end:
                 self._has_ended.add(choice.index)
             if is_end or part["text"] or part["logprobs"] or part.get("token_ids"):
-                data.append(self._chunk([part]))
+                data.append(frame(self._event(part)))
             if is_end and choice.error is not None:
                 data.append(frame(choice.error.to_openai()))
         is_last = len(self._has_ended) == len(self._call.choices)
@@ -260,10 +289,14 @@ class CompletionStream:
         if data:
             writer.write(b"".join(data), more=not is_last)
 
-    def _chunk(self, parts: list[dict[str, Any]]) -> bytes:
-        chunk = {**self._call.head, "choices": parts}
+    def _text_event(self, text: str) -> dict[str, Any]:
+        shown = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+        return self._event(shown)
+
+    def _event(self, part: dict[str, Any]) -> dict[str, Any]:
+        chunk = {**self._call.head, "choices": [part]}
         if self._has_each_usage:
             chunk["usage"] = self._call.usage()
         elif self._has_usage:
             chunk["usage"] = None
-        return frame(chunk)
+        return chunk

@@ -28,8 +28,8 @@ class GenerateCall:
 
     def part(self, has_logprobs: bool) -> dict[str, Any]:
         """What came since the last call."""
-        pieces = self.choice.take()
-        ids = [i for piece in pieces for i in piece.ids_from_generate]
+        new = self.choice.take()
+        ids = new.ids_from_generate
         info: dict[str, Any] = {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self.choice.num_tokens,
@@ -38,10 +38,8 @@ class GenerateCall:
         if self.choice.is_finished:
             info["finish_reason"] = {"type": self.choice.finish_reason}
         if has_logprobs:
-            logprobs = [value for piece in pieces for value in piece.token_logprobs_list]
-            info["output_token_logprobs"] = list(zip(logprobs, ids, strict=False))
-        text = "".join(piece.text for piece in pieces)
-        return {"text": text, "output_ids": ids, "meta_info": info}
+            info["output_token_logprobs"] = list(zip(new.token_logprobs_list, ids, strict=False))
+        return {"text": new.text, "output_ids": ids, "meta_info": info}
 
     def release(self) -> None:
         """Stops it if it runs."""

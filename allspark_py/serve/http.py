@@ -146,6 +146,13 @@ def answer(error: ApiError, scope: Any) -> Response:
     )
 
 
+def server_fault(request: Request, error: Exception) -> Response:
+    """The response where the server itself is wrong; logs why."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    text = "the server failed; its log says why"
+    return answer(ApiError(500, text, code="internal_error"), request.scope)
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Makes every error of a route an answer in the shape that its clients read."""
 
@@ -160,9 +167,7 @@ def add_error_handlers(app: FastAPI) -> None:
         return response
 
     async def of_server(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        text = "the server failed; its log says why"
-        return answer(ApiError(500, text, code="internal_error"), request.scope)
+        return server_fault(request, error)
 
     app.add_exception_handler(ApiError, of_api)
     app.add_exception_handler(HTTPException, of_http)

@@ -1,6 +1,7 @@
 """Hub: reads the queues of all requests of an event loop as they change.
 
-One descriptor and one callback serve any number of streams: no task or future is made for a token.
+One descriptor, one callback and one call of the engine serve any number of streams: no task or
+future is made for a token.
 """
 
 from __future__ import annotations
@@ -9,13 +10,24 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
-from allspark._allspark import CompletionSet
+from allspark._allspark import CompletionSet, GeneratedElements
 from allspark.result_queue import ResultQueue
 
 logger = logging.getLogger("allspark.serve")
 
-Failed = Callable[[Exception], None]
+# Of a queue: the request's id, new ids, how many tokens of the prompt the prefix cache had, the
+# elements where they hold more than ids, and whether these are the last.
+News: TypeAlias = "tuple[int, list[int], int, GeneratedElements | None, bool]"
+
+
+class Watched(NamedTuple):
+    """What is called for a queue."""
+
+    read: Callable[[News], bool]  # takes what is new; True: `changed` is to be called
+    changed: Callable[[], None]
+    failed: Callable[[Exception], None]  # one of the others raised
 
 
 class Hub:
@@ -23,7 +35,7 @@ class Hub:
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._completions = CompletionSet()
-        self._callbacks: dict[int, tuple[Callable[[], None], Failed]] = {}
+        self._watched: dict[int, Watched] = {}
         loop.add_reader(self._completions.fileno(), self._drain)
 
     @classmethod
@@ -35,30 +47,41 @@ class Hub:
             hub = _hubs[loop] = cls(loop)
         return hub
 
-    def watch(
-        self, queue: ResultQueue, changed: Callable[[], None], failed: Failed = lambda error: None
-    ) -> None:
-        """Calls `changed` whenever the queue has something new, until `forget`, or until it raises;
-        then `failed` is called with the error."""
-        self._callbacks[queue.request_id] = changed, failed
+    def watch(self, queue: ResultQueue, watched: Watched) -> None:
+        """Makes the calls whenever the queue has something new, until `forget`, or until one of
+        them raises."""
+        self._watched[queue.request_id] = watched
         self._completions.attach(queue._native)
 
     def forget(self, queue: ResultQueue) -> None:
         """Ends the calls for a queue."""
-        self._callbacks.pop(queue.request_id, None)
+        self._watched.pop(queue.request_id, None)
 
     def _drain(self) -> None:
-        callbacks = self._callbacks
-        for request_id in self._completions.drain():
-            changed, failed = callbacks.get(request_id, (None, None))
-            if changed is None or failed is None:
+        # First all is read, then all is written: each takes less while its code and its data are
+        # in the processor's caches.
+        changed = []
+        for news in self._completions.read():
+            watched = self._watched.get(news[0])
+            if watched is None:
                 continue
             try:
-                changed()
-            except Exception as error:  # of one stream; the others go on
-                callbacks.pop(request_id, None)
-                logger.exception("a stream ended in an error of the server")
-                failed(error)
+                if watched.read(news):
+                    changed.append(watched)
+            except Exception as error:
+                self._watched.pop(news[0], None)
+                _fail(watched, error)
+        for watched in changed:
+            try:
+                watched.changed()
+            except Exception as error:
+                _fail(watched, error)
+
+
+def _fail(watched: Watched, error: Exception) -> None:
+    """Of one stream; the others go on."""
+    logger.exception("a stream ended in an error of the server")
+    watched.failed(error)
 
 
 _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = weakref.WeakKeyDictionary()

@@ -199,7 +199,7 @@ async def whole_turn(turn: Turn) -> dict[str, Any]:
         await finish([turn.choice])
         if turn.choice.error is not None:
             raise turn.choice.error
-        text = "".join(piece.text for piece in turn.choice.take())
+        text = turn.choice.take_text()
         turn.end(text)
         return turn.item(text, turn.choice.finish_reason)
     finally:
@@ -233,7 +233,7 @@ class TurnStream:
         if writer is None or not writer.is_free or self._has_ended or turn.choice is None:
             return
         is_end = turn.choice.is_finished
-        text = "".join(piece.text for piece in turn.choice.take())
+        text = turn.choice.take_text()
         self._texts.append(text)
         if not is_end:
             if text:

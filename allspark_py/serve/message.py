@@ -95,6 +95,11 @@ class MessageBuilder:
                 calls.append({"index": each.index, "function": {"arguments": each.text}})
 
     @property
+    def is_plain(self) -> bool:
+        """The message is the text, whatever that is."""
+        return self._parser is None
+
+    @property
     def is_empty(self) -> bool:
         """There is neither content nor a call."""
         return not (self._content or self.tool_calls)

@@ -45,6 +45,11 @@ class Writer:
             cannot, and `send` is to be called. None: always.
     """
 
+    __slots__ = (
+        "_end", "_is_closing", "_loop", "_pending", "_send", "_time", "_write_part",
+        "is_free", "last_write", "on_free",
+    )  # fmt: skip
+
     def __init__(self, send: Send, write_part: Callable[[bytes], bool] | None = None):
         self._send = send
         self._write_part = write_part
@@ -52,20 +57,17 @@ class Writer:
         self._pending: asyncio.Task[None] | None = None
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._is_closing = False
+        self.is_free = True  # whether `write` may be called
         self.on_free: Callable[[], None] = lambda: None
-        self.last_write = self._loop.time()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether `write` may be called."""
-        return self._pending is None
+        self._time = self._loop.time
+        self.last_write = self._time()
 
     def write(self, data: bytes, more: bool = True) -> None:
         """Sends data; with `more` False it is the last. Requires: is_free."""
-        self.last_write = self._loop.time()
-        self._is_closing = not more
+        self.last_write = self._time()
         if more and self._write_part is not None and self._write_part(data):
             return
+        self._is_closing = not more
         call = self._send({"type": "http.response.body", "body": data, "more_body": more})
         coroutine: Any = call.__await__()
         try:
@@ -76,11 +78,13 @@ class Writer:
         except Exception as error:
             self.fail(error)
             return
+        self.is_free = False
         self._pending = self._loop.create_task(_finish(coroutine, future))
         self._pending.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._pending = None
+        self.is_free = True
         if task.cancelled():
             return
         error = task.exception()
@@ -108,7 +112,9 @@ class Writer:
         await self._end
 
     def cancel(self) -> None:
-        """Gives up what is not sent."""
+        """Gives up what is not sent, and all that belongs to the connection."""
+        self.on_free = lambda: None
+        self._write_part = None
         if self._pending is not None:
             self._pending.cancel()
         self._end.cancel()
@@ -164,7 +170,8 @@ class EventStream(Response):
         try:
             await send(start)
             state = scope.get("state", {})
-            writer = Writer(state.get("send", send), state.get("write_part"))
+            open_parts = state.get("open_parts")
+            writer = Writer(state.get("send", send), open_parts() if open_parts else None)
         except BaseException:
             self._source.abort()
             raise

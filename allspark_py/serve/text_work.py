@@ -14,6 +14,8 @@ Result = TypeVar("Result")
 
 # Texts above this take a tokenizer a tenth of a second or more.
 LARGE = 1 << 18
+# Texts up to this take a millisecond at most, template included.
+SMALL = 1 << 12
 # One thread: large texts wait for each other, and leave the other threads to small ones.
 _large = ThreadPoolExecutor(1, thread_name_prefix="allspark-large-text")
 _unfinished: set[Future[Any]] = set()

@@ -41,7 +41,7 @@ async def run_prompts(
                 raise choice.error
             if choice.finish_reason == "abort":  # there is no part of such an answer
                 raise ApiError(409, "the request was aborted", code="request_aborted")
-        return [choice.take()[0] for choice in choices]
+        return [choice.take() for choice in choices]
     finally:
         for choice in choices:
             choice.release()

@@ -60,6 +60,11 @@ class ToolPlan:
     parallel: bool
     content: dict[str, Any] | None  # the response_format of an answer without calls
 
+    @property
+    def has_format(self) -> bool:
+        """Whether the output is kept to one, which may be to be compiled."""
+        return self.tool_parser is not None or self.content is not None
+
     def output_format(self, entry: Entry, prompt: str) -> ToolFormat:
         """What keeps the model to the tools, and its content to the format that is asked for.
         Compiles what is new: call it on a thread.

@@ -26,6 +26,7 @@ void BindResults(pybind11::module_& module);
 void BindSerializer(pybind11::module_& module);
 void BindGuided(pybind11::module_& module);
 void BindWords(pybind11::module_& module);
+void BindByteLevel(pybind11::module_& module);
 void BindEngine(pybind11::module_& module);
 void BindMappings(pybind11::module_& module);
 void BindTesting(pybind11::module_& module);

@@ -123,6 +123,7 @@ PYBIND11_MODULE(_allspark, m) {
   allspark::python::BindSerializer(m);
   allspark::python::BindGuided(m);
   allspark::python::BindWords(m);
+  allspark::python::BindByteLevel(m);
   allspark::python::BindEngine(m);
   allspark::python::BindMappings(m);
   allspark::python::BindTesting(m);

@@ -42,6 +42,46 @@ bool HasTokensOnly(const GeneratedElements& elements) {
          elements.tensors_from_model_inference.empty();
 }
 
+py::list ToList(const std::vector<int64_t>& ids) {
+  py::list list(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(ids[i]));
+  }
+  return list;
+}
+
+// What a reader of many queues needs to know of one: whose it is, the ids, how many tokens of the
+// prompt the prefix cache had, the elements where there is more in them, and whether these are the
+// last. One call instead of a dozen, each of which would cost as much as it.
+py::tuple Read(ResultQueue& queue) {
+  // The status comes first: tokens that arrive after it are read the next time.
+  const bool is_end = IsTerminal(queue.GenerateStatus());
+  std::optional<GeneratedElements> elements = queue.GetNoWait();
+  const uint64_t id = queue.request_id();
+  if (!elements.has_value()) return py::make_tuple(id, py::list(), 0, py::none(), is_end);
+  py::list ids = ToList(elements->ids_from_generate);
+  const int64_t cached = elements->prefix_cache_len;
+  py::object rest = py::none();
+  if (!HasTokensOnly(*elements)) rest = py::cast(std::move(*elements));
+  return py::make_tuple(id, std::move(ids), cached, std::move(rest), is_end);
+}
+
+// Reads the queues that changed, one at a time: a list of what they hold, of thousands of objects,
+// would set Python's garbage collector going.
+class Reading {
+ public:
+  explicit Reading(CompletionSet& set) : queues_(set.Drain()) {}
+
+  py::tuple Next() {
+    if (next_ == queues_.size()) throw py::stop_iteration();
+    return Read(*queues_[next_++]);
+  }
+
+ private:
+  std::vector<std::shared_ptr<ResultQueue>> queues_;
+  size_t next_ = 0;
+};
+
 // NumPy arrays over the tensors' own memory, which they keep alive; NumPy makes DLPack of them.
 py::list ToArrays(const GeneratedElements& elements) {
   py::list list;
@@ -113,18 +153,25 @@ void BindResults(py::module_& m) {
       .def_property_readonly("request_id", &ResultQueue::request_id)
       .def("sequence_score", &ResultQueue::sequence_score)
       .def("get", &GetInterruptible, py::arg("timeout_ms"))
-      .def("get_nowait", &ResultQueue::GetNoWait);
+      .def("get_nowait", &ResultQueue::GetNoWait)
+      .def("read", &Read);
+
+  py::class_<Reading>(m, "Reading", "What changed queues hold, read as it is iterated.")
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__", &Reading::Next);
 
   py::class_<CompletionSet, std::shared_ptr<CompletionSet>>(
       m, "CompletionSet", "Queues that changed, behind one pollable descriptor.")
       .def(py::init(&CompletionSet::Create))
       .def("fileno", &CompletionSet::fd)
       .def("attach", &CompletionSet::Attach, py::arg("queue"))
-      .def("drain", [](CompletionSet& set) {
-        std::vector<uint64_t> ids;
-        for (const auto& queue : set.Drain()) ids.push_back(queue->request_id());
-        return ids;
-      });
+      .def("drain",
+           [](CompletionSet& set) {
+             std::vector<uint64_t> ids;
+             for (const auto& queue : set.Drain()) ids.push_back(queue->request_id());
+             return ids;
+           })
+      .def("read", [](CompletionSet& set) { return Reading(set); });
 
   py::class_<RequestHandle>(m, "RequestHandle", "A request's identity within this process.")
       .def(py::init([](uint64_t id) { return RequestHandle{id}; }), py::arg("id"))

@@ -19,7 +19,7 @@ from ..config import ModelConfig
 from ..derived import derive
 from ..errors import CheckpointError, UnsupportedModelError
 from ..storage import TensorEntry
-from .fp8 import fp8_weight
+from .fp8 import checked_block, fp8_weight
 from .gptq import group_order
 from .tensor import FLOATS, check, quantize_view, replace_modules, unpack
 
@@ -66,13 +66,7 @@ class CompressedTensors:
                 f"{weights.source}: strategy is {strategy!r}, supported are "
                 f"{', '.join(_STRATEGIES)} (block: for float)"
             )
-        block = weights.get("block_structure") if strategy == "block" else None
-        if strategy == "block" and (
-            not isinstance(block, list)
-            or len(block) != 2
-            or not all(type(size) is int and size > 0 for size in block)
-        ):
-            raise weights.error("block_structure", f"is {block!r}, expected two sizes")
+        block = checked_block(weights, "block_structure") if strategy == "block" else None
         size: int | None
         if strategy == "group":
             size = weights.integer("group_size")
@@ -85,7 +79,7 @@ class CompressedTensors:
             packed,
             weights.flag("symmetric", True),
             size,
-            None if block is None else (block[0], block[1]),
+            block,
             activations,
         )
 

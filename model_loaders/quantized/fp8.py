@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..config import ModelConfig
 from ..errors import CheckpointError
-from ..storage import TensorEntry, as_float32
+from ..storage import TensorEntry, as_float32, shorten
 from .tensor import (
     FLOATS,
     DequantizedTensor,
@@ -38,17 +38,8 @@ class Fp8:
     @classmethod
     def parse(cls, config: ModelConfig) -> Fp8:
         config.text("activation_scheme", "dynamic")  # Here activations are not in float8.
-        block = config.get("weight_block_size")
-        if block is None:
-            return cls(None)
-        if not isinstance(block, list) or len(block) != 2:
-            raise config.error("weight_block_size", f"is {block!r}, expected two sizes")
-        for size in block:
-            is_whole = isinstance(size, int) and not isinstance(size, bool)
-            if not is_whole or not 1 <= size <= _MAX_BLOCK:
-                expected = f"expected sizes from 1 to {_MAX_BLOCK}"
-                raise config.error("weight_block_size", f"is {block!r}, {expected}")
-        return cls((block[0], block[1]))
+        name = "weight_block_size"
+        return cls(None if config.get(name) is None else checked_block(config, name))
 
     def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
         marker = "weight_scale" if self.block is None else "weight_scale_inv"
@@ -57,6 +48,18 @@ class Fp8:
             return fp8_weight(module["weight"], module[marker], self.block)
 
         return replace_modules(tensors, marker, ("weight",), ("input_scale",), weight)
+
+
+def checked_block(config: ModelConfig, name: str) -> tuple[int, int]:
+    """The field of that name: how many rows and columns share a scale."""
+    block = config.get(name)
+    if not isinstance(block, list) or len(block) != 2:
+        raise config.error(name, f"is {shorten(block)}, expected two sizes")
+    for size in block:
+        if type(size) is not int or not 1 <= size <= _MAX_BLOCK:
+            expected = f"expected sizes from 1 to {_MAX_BLOCK}"
+            raise config.error(name, f"is {shorten(block)}, {expected}")
+    return block[0], block[1]
 
 
 def fp8_weight(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 
 import numpy as np
 import pytest
-from allspark import AsStatus
+from allspark import AsStatus, CompletionSet
 from engine_fixture import GREEDY, start_engine, write_small_checkpoint
 
 
@@ -41,6 +42,44 @@ def test_a_stream_gives_every_token_in_order(running):
 
     first, second = asyncio.run(main())
     assert first == second and len(first) == 8
+
+
+def test_a_set_reads_every_token_of_its_queues_once(running):
+    """Also those that come between its look at a queue's status and that at its tokens."""
+    completions = CompletionSet()
+    queues, found = {}, {}
+    for index in range(300):
+        config = {"do_sample": False, "max_new_tokens": 1 + index % 7}
+        _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
+        queues[queue.request_id] = handle, queue
+        completions.attach(queue._native)
+    poller = select.poll()
+    poller.register(completions.fileno(), select.POLLIN)
+    ended = set()
+    while len(ended) < len(queues):
+        assert poller.poll(60_000), "nothing comes"
+        for request_id, ids, num_cached, elements, is_end in completions.read():
+            assert elements is None and num_cached >= 0 and request_id not in ended
+            found.setdefault(request_id, []).extend(ids)
+            if is_end:
+                ended.add(request_id)
+                assert len(found[request_id]) == queues[request_id][1].GeneratedLength()
+    longest = max(found.values(), key=len)
+    assert len(longest) == 7
+    assert all(ids == longest[: len(ids)] for ids in found.values())
+    for request_id, (_, queue) in queues.items():
+        assert queue._native.read() == (request_id, [], 0, None, True)
+    running.release_request("m", [handle for handle, _ in queues.values()])
+
+
+def test_what_comes_beside_tokens_is_read_as_elements(running):
+    config = {"do_sample": False, "max_new_tokens": 3, "logprobs": True}
+    _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
+    running.sync_request("m", handle)
+    _, ids, _, elements, is_end = queue._native.read()
+    assert is_end and len(ids) == 3 == len(elements.token_logprobs_list)
+    assert elements.ids_from_generate == ids
+    running.release_request("m", handle)
 
 
 def test_a_thousand_streams_with_random_stops_on_one_loop(running):

@@ -129,10 +129,20 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path, row, edit, message):
         convert(tmp_path, tmp_path / "out")
 
 
-@pytest.mark.parametrize("block", [128, [128], [0, 128], [True, 128], ["128", 128]])
+BAD_BLOCKS = [128, [128], [0, 128], [True, 128], ["128", 128], [10**400, 16]]
+
+
+@pytest.mark.parametrize("block", BAD_BLOCKS)
 def test_bad_blocks_are_refused(tmp_path, block):
     write(tmp_path, "blocks", weight_block_size=block)
-    with pytest.raises(ValueError, match="weight_block_size is .*, expected"):
+    with pytest.raises(ValueError, match="weight_block_size is .{,80}, expected"):
+        HuggingFaceModel(str(tmp_path), "m").load_model()
+
+
+@pytest.mark.parametrize("block", [None, *BAD_BLOCKS])
+def test_bad_blocks_of_compressed_tensors_are_refused(tmp_path, block):
+    write(tmp_path, "compressed-blocks", **config_group(strategy="block", block_structure=block))
+    with pytest.raises(ValueError, match="block_structure is .{,80}, expected"):
         HuggingFaceModel(str(tmp_path), "m").load_model()
 
 

@@ -335,13 +335,13 @@ def test_cancelling_keeps_what_is_there(client, model):
 def started(model, monkeypatch):
     """The fields of all requests to the engine, in order."""
     seen = []
-    start = type(model.engine).start_request_ids_async
+    start = type(model.engine).start_request_ids
 
     def spy(self, name, loader, ids, fields):
         seen.append(fields)
         return start(self, name, loader, ids, fields)
 
-    monkeypatch.setattr(type(model.engine), "start_request_ids_async", spy)
+    monkeypatch.setattr(type(model.engine), "start_request_ids", spy)
     return seen
 
 

@@ -469,7 +469,7 @@ def test_who_pipelines_may_go_too(server, model, stream):
 
 def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
     """Also one of the server itself: no client waits for what never comes."""
-    from allspark.serve.choice import Choice
+    from allspark.text_queue import TextQueue
 
     with RunningServer([model]) as server:
         for path, fields in (
@@ -484,10 +484,10 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
                         raw = Raw(server.port).send(post(path, **fields, stream=stream))
                         wait_for_requests(model, 1)
 
-                        def broken(self):
+                        def broken(self, ids, is_end):
                             raise RuntimeError("it broke")
 
-                        patch.setattr(Choice, "read", broken)
+                        patch.setattr(TextQueue, "_put", broken)
                     with raw:
                         if stream:
                             assert raw.head().status == 200
@@ -496,26 +496,6 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
                         else:
                             assert raw.answer().status == 500
                 wait_until_idle(server, model)
-
-
-def test_tokens_that_come_with_the_end_are_not_lost(server, monkeypatch):
-    """Here all others come between the last look at the queue and the look at its status."""
-    from allspark.result_queue import ResultQueue
-
-    get = ResultQueue.GetNoWait
-
-    def get_slowly(queue):
-        found = get(queue)
-        while found is None and not queue.finished:
-            time.sleep(0.001)
-        return found
-
-    monkeypatch.setattr(ResultQueue, "GetNoWait", get_slowly)
-    for _ in range(3):
-        assert text_of(server.post(CHAT, messages=SUM, temperature=0)) == "12 + 35 = 47"
-        events = server.events(CHAT, messages=SUM, temperature=0)
-        deltas = [event["choices"][0]["delta"].get("content", "") for event in events]
-        assert "".join(deltas) == "12 + 35 = 47"
 
 
 def test_nothing_is_left_of_many_clients(server, model):

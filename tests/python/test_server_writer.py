@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -12,6 +14,9 @@ pytest.importorskip("fastapi")
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve import connection  # noqa: E402
+from allspark.serve.chat import ChatStream  # noqa: E402
+from allspark.serve.choice import Choice  # noqa: E402
+from allspark.serve.sse import Writer  # noqa: E402
 from support.http_server import CHAT, RunningServer  # noqa: E402
 
 QUESTION = {"messages": [{"role": "user", "content": "Count from one."}], "ignore_eos": True}
@@ -30,18 +35,18 @@ def content(events):
 
 
 def test_tokens_take_the_short_way(model, monkeypatch):
-    own, written = connection._write_part, []
+    own, written = connection.PartWriter.__call__, []
 
-    def noted(of_cycle, data):
-        written.append(own(of_cycle, data))
+    def noted(self, data):
+        written.append(own(self, data))
         return written[-1]
 
     fields = {**QUESTION, "max_tokens": 40, "seed": 1}
-    monkeypatch.setattr(connection, "_write_part", noted)
+    monkeypatch.setattr(connection.PartWriter, "__call__", noted)
     with RunningServer([model]) as server:
         short = content(server.events(CHAT, **fields))
         assert written and all(written)
-        monkeypatch.setattr(connection, "_write_part", lambda of_cycle, data: False)
+        monkeypatch.setattr(connection.PartWriter, "__call__", lambda self, data: False)
         assert content(server.events(CHAT, **fields)) == short != ""
 
 
@@ -60,23 +65,49 @@ class Cycle(SimpleNamespace):
 
 def test_a_part_is_a_chunk():
     cycle = Cycle()
-    assert connection._write_part(weakref.ref(cycle), b"data: x" * 3)
+    write = connection._open_parts(weakref.ref(cycle))
+    assert write(b"data: x" * 3)
     assert cycle.written == [b"15\r\ndata: xdata: xdata: x\r\n"]
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"chunked_encoding": None}, {"disconnected": True}, {"response_complete": True},
-        {"scope": {"method": "HEAD"}}, {"flow": SimpleNamespace(write_paused=True)},
+        {"disconnected": True}, {"response_complete": True},
+        {"flow": SimpleNamespace(write_paused=True)},
     ],
 )  # fmt: skip
 def test_what_needs_more_is_left_to_send(changed):
     cycle = Cycle(**changed)
-    assert not connection._write_part(weakref.ref(cycle), b"x")
+    assert not connection._open_parts(weakref.ref(cycle))(b"x")
     assert not cycle.written
 
 
-def test_a_cycle_that_ended_writes_nothing():
+@pytest.mark.parametrize("changed", [{"chunked_encoding": None}, {"scope": {"method": "HEAD"}}])
+def test_other_bodies_have_no_parts(changed):
+    cycle = Cycle(**changed)
+    assert connection._open_parts(weakref.ref(cycle)) is None
+
+
+def test_a_cycle_that_ended_has_no_parts():
     of_cycle = weakref.ref(Cycle())
-    assert not connection._write_part(of_cycle, b"x")
+    assert connection._open_parts(of_cycle) is None
+
+
+def test_nothing_of_a_stream_is_left(model):
+    """Python's collector need not come: a server of many streams could wait long for it."""
+    gc.collect()
+    gc.disable()
+    try:
+        with RunningServer([model]) as server:
+            fields = {**QUESTION, "max_tokens": 4}
+            assert content(server.events(CHAT, **fields))
+            server.post(CHAT, **fields)
+            kinds = ChatStream, Choice, Writer, connection.PartWriter
+            end = time.monotonic() + 30
+            while left := [each for each in gc.get_objects() if type(each) in kinds]:
+                assert time.monotonic() < end, left
+                del left
+                time.sleep(0.01)
+    finally:
+        gc.enable()

@@ -13,7 +13,8 @@ from allspark import (
     HuggingFaceModel,
     TextQueue,
 )
-from allspark._allspark import GenerateConfig
+from allspark._allspark import ByteLevelText, GenerateConfig
+from allspark.detokenizer import open_decoding
 from allspark.text_queue import MAX_WORDS, StopStrings, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
 from support.native_queue import NativeElements
@@ -229,13 +230,49 @@ def test_fast_decoding_gives_the_same_pieces(name, skip_special_tokens):
                 [tokenizer.eos_token_id or 0] * rng.choice([1, 2, 31, 32, 33, 70]),
                 tokenizer.encode(rng.choice(texts), add_special_tokens=False),
             ])  # fmt: skip
+        fastest = open_decoding(tokenizer, skip_special_tokens)
         fast = Detokenizer(tokenizer, skip_special_tokens)
         assert fast._stream is not None
         own = Detokenizer(tokenizer, skip_special_tokens)
         own._stream = None
-        pieces = [(fast.put([token]), own.put([token])) for token in ids]
-        pieces.append((fast.flush(), own.flush()))
-        assert all(first == second for first, second in pieces), ids
+        decodings = fastest, fast, own
+        for token in ids:
+            assert len({each.put([token]) for each in decodings}) == 1, ids
+        assert len({each.flush() for each in decodings}) == 1, ids
+
+
+BYTE_LEVEL = ["byte_level", "qwen2.5", "gpt2"]
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_bytes_of_any_order_are_decoded_as_by_the_tokenizer(name, skip_special_tokens):
+    tokenizer = load_tokenizer(name)
+    rng = random.Random(7)
+    assert isinstance(open_decoding(tokenizer), ByteLevelText)
+    # One token for each byte, and the special ones.
+    texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    ids = [index for index, text in enumerate(texts) if len(text) == 1]
+    ids += tokenizer.all_special_ids + [len(tokenizer) + 7]
+    for length in [1, 2, 3, 4, 5, 8] * 300:
+        drawn = rng.choices(ids, k=length)
+        text = open_decoding(tokenizer, skip_special_tokens)
+        decoded = text.put(drawn) + text.flush()
+        assert decoded == tokenizer.decode(drawn, skip_special_tokens=skip_special_tokens), drawn
+
+
+def test_added_tokens_are_decoded_too():
+    tokenizer = load_tokenizer(BYTE_LEVEL[0])
+    before = open_decoding(tokenizer)
+    tokenizer.add_tokens(["<a b>", "\N{GREEK SMALL LETTER ALPHA}"])
+    ids = tokenizer.encode("x<a b>\N{GREEK SMALL LETTER ALPHA}y", add_special_tokens=False)
+    assert open_decoding(tokenizer).put(ids) == "x<a b>\N{GREEK SMALL LETTER ALPHA}y"
+    assert before.put(ids) == "xy"
+
+
+def test_a_token_id_is_not_negative():
+    with pytest.raises(ValueError, match="token id is -1"):
+        open_decoding(load_tokenizer(BYTE_LEVEL[0])).put([-1])
 
 
 def test_a_decoder_of_its_own_is_not_bypassed():

@@ -56,9 +56,11 @@ class Part(BaseModel):
     def unknown_fields(self) -> list[str]:
         """Names of fields that this server does not know, as "name" and "part.name"."""
         found = sorted(self.model_extra or ())
-        for name, value in self:
-            if isinstance(value, Part) and name in type(self).model_fields:
-                shown = type(self).model_fields[name].alias or name
+        fields = type(self).model_fields
+        for name in sorted(self.model_fields_set):
+            value = getattr(self, name)
+            if isinstance(value, Part) and name in fields:
+                shown = fields[name].alias or name
                 found += [f"{shown}.{inner}" for inner in value.unknown_fields]
         return found
 

@@ -120,17 +120,16 @@ class ResponseRun:
 
     def _take(self) -> None:
         """Adds what has come to the record."""
-        pieces = self._choice.take()
-        if pieces and not self.record.has_begun:
+        new = self._choice.take()
+        ids = new.ids_from_generate
+        if ids and not self.record.has_begun:
             self.record.has_begun, self.record.status = True, "in_progress"
         if self._tokens is None:
-            self._builder.put("".join(piece.text for piece in pieces))
+            self._builder.put(new.text)
             return
         tokenizer = self._conversation.entry.model.tokenizer
-        for piece in pieces:
-            ids = piece.ids_from_generate
-            rows = chat_rows(tokenizer, ids, piece.token_logprobs_list, piece.log_probs_list)
-            self._builder.put_tokens(self._tokens.put(piece.text, ids, rows))
+        rows = chat_rows(tokenizer, ids, new.token_logprobs_list, new.log_probs_list)
+        self._builder.put_tokens(self._tokens.put(new.text, ids, rows))
 
     def _stop(self, status: Status, failure: str | None) -> None:
         """The output has ended."""

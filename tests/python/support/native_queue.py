@@ -62,6 +62,14 @@ class SteppedNative:
         self._before_a_call()
         return self._take()
 
+    def read(self):
+        self._before_a_call()
+        is_end = self._status == self._end
+        self._before_a_call()
+        elements = self._take()
+        ids = elements.ids_from_generate if elements else []
+        return self.request_id, ids, 0, None, is_end
+
     def get(self, timeout_ms):
         self._before_a_call()
         while timeout_ms < 0 and self._num_done == self._num_taken and self._status != self._end:
