@@ -33,9 +33,9 @@ BATCH_TIMEOUTS = 3  # A batch may take this many times what one test may.
 class Test:
     """A test of CTest."""
 
-    name: str  # Suite.Test/parameter
+    name: str  # Suite.Test/value of the parameter
     program: tuple[str, ...]  # an emulator and its options may come first
-    filter: str  # GoogleTest's name of it
+    filter: str  # GoogleTest's name of it: Suite.Test/number of the parameter
     folder: str
     timeout_s: float
     environment: tuple[str, ...]
@@ -105,8 +105,8 @@ def run_together(tests: list[Test], wrapper: list[str]) -> tuple[list[Result], s
     environment = {**os.environ, **dict(each.split("=", 1) for each in first.environment)}
     with tempfile.TemporaryDirectory(prefix="allspark-gtest-") as folder:
         file = Path(folder) / "results.xml"
-        names = ":".join(test.filter for test in tests)
-        command = [*wrapper, *first.program, f"--gtest_filter={names}"]
+        filters = ":".join(test.filter for test in tests)
+        command = [*wrapper, *first.program, f"--gtest_filter={filters}"]
         command.append(f"--gtest_output=xml:{file}")
         try:
             done = subprocess.run(
@@ -120,6 +120,9 @@ def run_together(tests: list[Test], wrapper: list[str]) -> tuple[list[Result], s
         if not file.exists():
             return [], f"ended with {done.returncode} and no results\n{output}"
         results = [result_of(case) for case in ElementTree.parse(file).iter("testcase")]
+    names = {test.filter: test.name for test in tests}
+    for result in results:
+        result.name = names.get(result.name, result.name)
     if len(results) < len(tests):
         return results, f"only {len(results)} of {len(tests)} tests have results\n{output}"
     # A sanitizer may report at the end of the process, after the tests have passed.
@@ -135,7 +138,7 @@ def run_batch(tests: list[Test], wrapper: list[str]) -> list[Result]:
     results = []
     for test in tests:
         alone, why = run_together([test], wrapper)
-        result = alone[0] if alone else Result(test.filter)
+        result = alone[0] if alone else Result(test.name)
         if why is not None and result.failure is None:
             result.failure = why
         results.append(result)

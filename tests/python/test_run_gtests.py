@@ -35,15 +35,17 @@ sys.exit(any("Fails" in name or "Leaks" in name for name in names) or os.environ
 """
 
 
-def run(folder: Path, names: list[str], *more: str) -> tuple[int, dict[str, str]]:
+def run(
+    folder: Path, names: list[str], *more: str, filters: tuple[str, ...] = ()
+) -> tuple[int, dict[str, str]]:
     program = folder / "program.py"
     program.write_text(PROGRAM)
     lines = [
-        f'add_test({name} "{sys.executable}" "{program}" "--gtest_filter={name}" '
+        f'add_test({name} "{sys.executable}" "{program}" "--gtest_filter={filter}" '
         '"--gtest_also_run_disabled_tests")\n'
         f"set_tests_properties({name} PROPERTIES LABELS unit TIMEOUT 1 ENVIRONMENT MODE=set "
         f'WORKING_DIRECTORY "{folder}")\n'
-        for name in names
+        for name, filter in zip(names, filters or names, strict=True)
     ]
     (folder / "CTestTestfile.cmake").write_text("".join(lines))
     junit = folder / "junit.xml"
@@ -68,6 +70,14 @@ def test_tests_that_pass_or_are_skipped(tmp_path: Path) -> None:
     assert outcomes == {
         "A.One": "passed", "A.Skips": "skipped: no such processor", "B/C.Two/avx2": "passed",
     }  # fmt: skip
+
+
+def test_tests_have_the_names_that_ctest_shows(tmp_path: Path) -> None:
+    """A parameter's value; to GoogleTest its number is the name."""
+    names = ["B/C.Two/16", "B/C.Skips/32", "B/C.Dies/64"]
+    status, outcomes = run(tmp_path, names, filters=("B/C.Two/0", "B/C.Skips/1", "B/C.Dies/2"))
+    assert status == 1 and list(outcomes) == names
+    assert outcomes["B/C.Dies/64"].startswith("ended with -6 and no results")
 
 
 @pytest.mark.parametrize(
