@@ -6,6 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .bench_flags import positive
+from .output_files import settings_of
+
+_CONTEXT = 512
 _WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 
 
@@ -24,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--activate-quant", action="store_true", help="quantise activations to int8, too")
     add("--lm-head", choices=_WEIGHT_FORMATS, help="quantise the head")
     add("--embedding", choices=_WEIGHT_FORMATS, help="quantise the embedding")
+    add("--report", nargs="+", metavar="FILE",
+        help="texts on which the model is compared with its checkpoint in float32; accuracy.md "
+        "and accuracy.json go beside it")  # fmt: skip
+    add("--report-context", type=positive, metavar="N",
+        help="tokens of a window of these texts (default: 512)")  # fmt: skip
+    add("--report-tokens", type=positive, metavar="N",
+        help="read so many tokens of them at most (default: all)")  # fmt: skip
     parser.set_defaults(fail=parser.error)
 
 
@@ -32,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     from allspark.pipeline.model_source import model_name_of, open_loader
 
     config = _quant_config(options)
+    texts = _texts(options)  # before the conversion, which takes longer
     path = Path(options.model).expanduser()
     name = options.name or model_name_of(str(path.resolve()) if path.exists() else options.model)
     loader = open_loader(options.model, name, options.data_type)
@@ -46,7 +58,39 @@ def run(options: argparse.Namespace) -> int:
     for ending in ("asgraph", "asparam"):
         path = Path(options.output) / f"{loader.safe_model_name}.{ending}"
         print(f"{path}: {path.stat().st_size} bytes")
+    if texts is not None:
+        loader.free_model()
+        _report(options, texts)
     return 0
+
+
+def _texts(options: argparse.Namespace) -> Any:
+    if options.report is None:
+        for name in ("report_context", "report_tokens"):
+            if getattr(options, name) is not None:
+                options.fail(f"--{name.replace('_', '-')} is given; --report must be, too")
+        return None
+    from allspark.eval.files import to_texts
+    from allspark.eval.windows import check_settings
+
+    options.report_context = options.report_context or _CONTEXT
+    check_settings(options.report_context, options.report_tokens)
+    return to_texts(options.report)
+
+
+def _report(options: argparse.Namespace, texts: Any) -> None:
+    from allspark.eval import write_accuracy
+    from allspark.eval.report import text_of
+
+    result = write_accuracy(
+        options.output,
+        options.model,
+        texts,
+        settings_of(options),
+        options.report_context,
+        options.report_tokens,
+    )
+    print(f"\n{text_of(result)}")
 
 
 def _quant_config(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -11,10 +11,7 @@ from typing import Any
 
 from . import engine_flags
 from .bench_flags import not_negative, positive
-from .output_files import check_output_file
-
-# Options that are no settings of a measurement.
-_NO_SETTINGS = {"command", "eval", "fail", "json", "markdown", "parser"}
+from .output_files import check_output_file, settings_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from allspark.eval.report import text_of, write
 
     print(text_of(result))
-    write(result, _settings(options), options.json, options.markdown)
+    write(result, settings_of(options), options.json, options.markdown)
     return 0
 
 
@@ -61,12 +58,6 @@ def _choose_adapter(options: argparse.Namespace, config: Any) -> None:
         )
     if options.adapter_name is None and names:
         raise ValueError(f"--adapters has {', '.join(names)}; --adapter-name must say which one")
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given or have defaults."""
-    found = {k: v for k, v in sorted(vars(options).items()) if k not in _NO_SETTINGS}
-    return {k: v for k, v in found.items() if v not in (None, [], False)}
 
 
 def _add_perplexity(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from allspark.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from allspark.eval.accuracy import write_accuracy
     from allspark.eval.continuations import Likelihood, likelihoods
     from allspark.eval.divergence import Comparison, compare
     from allspark.eval.facts import ModelFacts
@@ -37,6 +38,7 @@ _HOMES = {
     "likelihoods": "allspark.eval.continuations",
     "perplexity": "allspark.eval.text_perplexity",
     "read_tasks": "allspark.eval.tasks",
+    "write_accuracy": "allspark.eval.accuracy",
 }
 
 __all__ = list(_HOMES)  # noqa: PLE0604

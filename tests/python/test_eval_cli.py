@@ -213,3 +213,51 @@ print(all(hasattr(allspark.eval, name) for name in allspark.eval.__all__), "lm_e
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.stdout == "[]\nTrue False\n", result.stderr
+
+
+def test_a_conversion_reports_what_it_cost(demo_model, text, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["convert", str(demo_model), "--output", str(out), "--weight-format", "int4",
+                 "--group-size", "32", "--report", str(text), "--report-context", "64"]  # fmt: skip
+    assert main([*arguments, "--report-tokens", "256"]) == 0
+    record = json.loads((out / "accuracy.json").read_text())
+    page = (out / "accuracy.md").read_text()
+    assert record["evaluation"] == "comparison" and record["num_windows"] == 4
+    assert record["settings"]["weight_format"] == "int4" and "| `group_size` | 32 |" in page
+    assert record["reference"]["compute_type"] == "float32" and not record["reference"]["weights"]
+    assert "of 4 bits, groups of 32" in record["model"]["weights"][0]
+    assert record["model"]["bits_per_weight"] < 8 and record["kl_divergence"]["mean"]["value"] > 0
+    config = EngineConfig(precision=None)
+    opened = [ServedModel.open(str(out), config), ServedModel.open(
+        str(demo_model), EngineConfig(data_type="float32", max_batch_size=1))]  # fmt: skip
+    try:
+        found = compare(*opened, text, 64, 256)
+    finally:
+        for model in opened:
+            model.close()
+    assert found.kl_divergence.mean.value == record["kl_divergence"]["mean"]["value"]
+    assert f"{found.perplexity.value:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--report", "missing.txt"], "missing.txt"),
+        (["--report", "{text}", "--report-context", "4"], "context is 4; it must be"),
+        (["--report", "{text}", "--report-tokens", "9"], "tokens is 9; it must be None or"),
+    ],
+)
+def test_a_report_is_refused_before_the_conversion(
+    demo_model, text, tmp_path, capsys, arguments, message
+):
+    out = tmp_path / "out"
+    given = ["--output", str(out), *(each.format(text=text) for each in arguments)]
+    assert main(["convert", str(demo_model), *given]) == 1
+    assert message in capsys.readouterr().err and not out.exists()
+
+
+def test_settings_of_a_report_need_one(demo_model, tmp_path, capsys):
+    given = ["--output", str(tmp_path / "out"), "--report-tokens", "9"]
+    with pytest.raises(SystemExit):
+        main(["convert", str(demo_model), *given])
+    assert "--report-tokens is given; --report must be, too" in capsys.readouterr().err
