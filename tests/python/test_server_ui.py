@@ -17,7 +17,13 @@ pytest.importorskip("fastapi")
 from allspark.cli import main  # noqa: E402
 from allspark.serve.relay import server_url  # noqa: E402
 from allspark.serve.routes import page  # noqa: E402
-from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
+from support.http_server import (  # noqa: E402
+    CHAT,
+    RunningServer,
+    error_of,
+    paused,
+    wait_for_requests,
+)
 from support.upstream import Upstream, page_before  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
@@ -270,8 +276,8 @@ def test_the_page_before_a_server_of_models(model):
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
         assert text == "12 + 35 = 47"
         body = {"model": "demo", "messages": SUM, "stream": True, "ignore_eos": True}
-        with front.client.stream("POST", CHAT, json=body) as response:
-            next(response.iter_raw())
+        with paused(model), front.client.stream("POST", CHAT, json=body) as response:
+            next(response.iter_raw())  # a stream begins before its first token
             wait_for_requests(model, 1)
         wait_for_requests(model, 0)
 
