@@ -148,8 +148,9 @@ class TokenizerTemplate(ChatTemplate):
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         """Variables of a request must not be options of transformers."""
-        options = inspect.signature(self.tokenizer.apply_chat_template).parameters
-        check_variables(variables, {*options, *_RESERVED})
+        if variables:
+            options = inspect.signature(self.tokenizer.apply_chat_template).parameters
+            check_variables(variables, {*options, *_RESERVED})
 
     def _render(self, messages: Messages, arguments: dict[str, Any]) -> str:
         """All that depends on the template, its analysis too: it has a limit of time."""

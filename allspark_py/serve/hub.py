@@ -10,7 +10,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from allspark._allspark import CompletionSet, GeneratedElements
 from allspark.result_queue import ResultQueue
@@ -22,12 +22,25 @@ logger = logging.getLogger("allspark.serve")
 News: TypeAlias = "tuple[int, list[int], int, GeneratedElements | None, bool]"
 
 
-class Watched(NamedTuple):
-    """What is called for a queue."""
+class Watched:
+    """What is called for a queue.
 
-    read: Callable[[News], bool]  # takes what is new; True: `changed` is to be called
-    changed: Callable[[], None]
-    failed: Callable[[Exception], None]  # one of the others raised
+    Args:
+        read: takes what is new; True: `changed` is to be called.
+        failed: one of the others raised.
+    """
+
+    __slots__ = ("changed", "failed", "read")
+
+    def __init__(
+        self,
+        read: Callable[[News], bool],
+        changed: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ):
+        self.read = read
+        self.changed = changed
+        self.failed = failed
 
 
 class Hub:

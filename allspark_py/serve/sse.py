@@ -46,8 +46,8 @@ class Writer:
     """
 
     __slots__ = (
-        "_end", "_is_closing", "_loop", "_pending", "_send", "_time", "_write_part",
-        "is_free", "last_write", "on_free",
+        "_is_closing", "_loop", "_pending", "_send", "_time", "_write_part",
+        "end", "is_free", "last_write", "on_free",
     )  # fmt: skip
 
     def __init__(self, send: Send, write_part: Callable[[bytes], bool] | None = None):
@@ -55,7 +55,7 @@ class Writer:
         self._write_part = write_part
         self._loop = asyncio.get_running_loop()
         self._pending: asyncio.Task[None] | None = None
-        self._end: asyncio.Future[None] = self._loop.create_future()
+        self.end: asyncio.Future[None] = self._loop.create_future()  # the last data is sent
         self._is_closing = False
         self.is_free = True  # whether `write` may be called
         self.on_free: Callable[[], None] = lambda: None
@@ -99,17 +99,13 @@ class Writer:
                 self.fail(fault)
 
     def _sent(self) -> None:
-        if self._is_closing and not self._end.done():
-            self._end.set_result(None)
+        if self._is_closing and not self.end.done():
+            self.end.set_result(None)
 
     def fail(self, error: BaseException) -> None:
         """Ends the response where it is: the client sees that it is not whole."""
-        if not self._end.done():
-            self._end.set_exception(error)
-
-    async def ended(self) -> None:
-        """Returns once the last data is sent."""
-        await self._end
+        if not self.end.done():
+            self.end.set_exception(error)
 
     def cancel(self) -> None:
         """Gives up what is not sent, and all that belongs to the connection."""
@@ -117,7 +113,7 @@ class Writer:
         self._write_part = None
         if self._pending is not None:
             self._pending.cancel()
-        self._end.cancel()
+        self.end.cancel()
 
 
 class _Rest:
@@ -176,7 +172,7 @@ class EventStream(Response):
             self._source.abort()
             raise
         gone = asyncio.ensure_future(_gone(receive))
-        end = asyncio.ensure_future(writer.ended())
+        end = writer.end
         keeper = loop.call_later(self._keep_alive_s, self._keep_alive, writer)
         self._keeper = keeper
         try:
@@ -193,7 +189,6 @@ class EventStream(Response):
             self._keeper.cancel()
             writer.cancel()
             gone.cancel()
-            end.cancel()
 
     def _keep_alive(self, writer: Writer) -> None:
         """Shows proxies and clients that the connection lives."""
