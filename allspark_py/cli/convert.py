@@ -9,7 +9,6 @@ from typing import Any
 from .bench_flags import positive
 from .output_files import settings_of
 
-_CONTEXT = 512
 _WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 
 
@@ -71,9 +70,10 @@ def _texts(options: argparse.Namespace) -> Any:
                 options.fail(f"--{name.replace('_', '-')} is given; --report must be, too")
         return None
     from allspark.eval.files import to_texts
+    from allspark.eval.text_perplexity import DEFAULT_CONTEXT
     from allspark.eval.windows import check_settings
 
-    options.report_context = options.report_context or _CONTEXT
+    options.report_context = options.report_context or DEFAULT_CONTEXT
     check_settings(options.report_context, options.report_tokens)
     return to_texts(options.report)
 

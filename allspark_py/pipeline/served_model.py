@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from allspark._allspark import AsCacheMode, AsStatus
 from allspark.chat_template import ChatTemplate, ChatTemplateConfig, choose
-from allspark.detokenizer import open_decoding
 from allspark.engine import Engine, TargetDevice
 from allspark.engine_calls import to_exception
 from allspark.pipeline.engine_config import PRECISIONS, EngineConfig
@@ -80,7 +79,6 @@ class ServedModel:
         )
         _check_format(loader, config.checkpoint_format)
         tokenizer = loader.get_tokenizer()
-        open_decoding(tokenizer)  # what a tokenizer needs once, not in its first request
         template = choose(tokenizer, source, chat_template)
         _serialize(loader, engine, config.precision or default_precision(source))
         session_len = _install(engine, name, loader, config)

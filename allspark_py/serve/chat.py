@@ -323,8 +323,10 @@ class ChatStream:
         self._may_call = bool(call.body.tools) and call.body.tool_choice != "none"
         self._head = {"object": "chat.completion.chunk", **call.head}
         is_plain = not (call.body.logprobs or call.body.return_token_ids or self._has_each_usage)
-        self._texts = [TextChunk(partial(self._text_event, choice)) for choice in call.choices]
-        self._has_details = not is_plain
+        # By the choice's index; none where events have more than text.
+        self._texts = [
+            TextChunk(partial(self._text_event, choice)) for choice in call.choices if is_plain
+        ]
         # An output that is nothing but text.
         is_text = is_plain and len(call.choices) == 1 and call.builders[0].is_plain
         self._text_choice = call.choices[0] if is_text else None
@@ -360,7 +362,7 @@ class ChatStream:
             delta = builder.put(new.text, is_end)
             if is_end and self._may_call and builder.is_empty:
                 delta["content"] = ""
-            if delta or (new.ids_from_generate and self._has_details):
+            if delta or (new.ids_from_generate and not self._texts):
                 data.append(self._chunk(choice, delta, new))
             problems = check.problems(builder.calls, self._write) if is_end else None
             if problems is not None:
@@ -391,8 +393,7 @@ class ChatStream:
         new: TextElements | None = None,
         finish: dict[str, Any] | None = None,
     ) -> bytes:
-        is_plain = not self._has_details and finish is None
-        if is_plain and len(delta) == 1 and "content" in delta:
+        if self._texts and finish is None and len(delta) == 1 and "content" in delta:
             return self._texts[choice.index](delta["content"])
         return frame(self._event(choice, delta, new, finish))
 

@@ -76,7 +76,7 @@ class Choice:
     ) -> None:
         """Calls `changed` whenever something has come. Where it cannot be read, or `changed`
         raises, that is the end, and `failed` is called."""
-        Hub.current().watch(self._queue, Watched(self._add, changed, failed))
+        Hub.current().watch(Watched(self._queue, self._add, changed, failed))
 
     def read(self) -> bool:
         """Reads what has come since the hub did; False if that was nothing."""
@@ -113,7 +113,6 @@ class Choice:
         """What was read since the last call."""
         taken = TextElements(self.take_text(), self.token_ids[self._num_taken :])
         self._num_taken = self.num_tokens
-        taken.prefix_cache_len = self.cached_tokens
         for elements, count in self._details:
             taken.add_details(elements, count)
         self._details.clear()

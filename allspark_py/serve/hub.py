@@ -10,6 +10,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from allspark._allspark import CompletionSet, GeneratedElements
@@ -22,25 +23,14 @@ logger = logging.getLogger("allspark.serve")
 News: TypeAlias = "tuple[int, list[int], int, GeneratedElements | None, bool]"
 
 
+@dataclass(slots=True, eq=False)
 class Watched:
-    """What is called for a queue.
+    """A queue, and what is called for it."""
 
-    Args:
-        read: takes what is new; True: `changed` is to be called.
-        failed: one of the others raised.
-    """
-
-    __slots__ = ("changed", "failed", "read")
-
-    def __init__(
-        self,
-        read: Callable[[News], bool],
-        changed: Callable[[], None],
-        failed: Callable[[Exception], None],
-    ):
-        self.read = read
-        self.changed = changed
-        self.failed = failed
+    queue: ResultQueue
+    read: Callable[[News], bool]  # takes what is new; True: `changed` is to be called
+    changed: Callable[[], None]
+    failed: Callable[[Exception], None]  # one of the others raised
 
 
 class Hub:
@@ -60,11 +50,11 @@ class Hub:
             hub = _hubs[loop] = cls(loop)
         return hub
 
-    def watch(self, queue: ResultQueue, watched: Watched) -> None:
+    def watch(self, watched: Watched) -> None:
         """Makes the calls whenever the queue has something new, until `forget`, or until one of
         them raises."""
-        self._watched[queue.request_id] = watched
-        self._completions.attach(queue._native)
+        self._watched[watched.queue.request_id] = watched
+        self._completions.attach(watched.queue._native)
 
     def forget(self, queue: ResultQueue) -> None:
         """Ends the calls for a queue."""
@@ -82,19 +72,18 @@ class Hub:
                 if watched.read(news):
                     changed.append(watched)
             except Exception as error:
-                self._watched.pop(news[0], None)
-                _fail(watched, error)
+                self._fail(watched, error)
         for watched in changed:
             try:
                 watched.changed()
             except Exception as error:
-                _fail(watched, error)
+                self._fail(watched, error)
 
-
-def _fail(watched: Watched, error: Exception) -> None:
-    """Of one stream; the others go on."""
-    logger.exception("a stream ended in an error of the server")
-    watched.failed(error)
+    def _fail(self, watched: Watched, error: Exception) -> None:
+        """Ends one stream; the others go on."""
+        self.forget(watched.queue)
+        logger.exception("a stream ended in an error of the server")
+        watched.failed(error)
 
 
 _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = weakref.WeakKeyDictionary()

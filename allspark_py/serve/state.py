@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from allspark.detokenizer import open_decoding
 from allspark.grammar_compiler import Compiler
 from allspark.serve.catalog import Catalog, Entry
 from allspark.serve.responses.library import Library
@@ -42,6 +43,7 @@ class ServerState:
         settings = self.settings
         for model in self.catalog.models:
             Compiler.limit(model.tokenizer, settings.schema_timeout)
+            open_decoding(model.tokenizer)  # what it needs once, not in the first request
         self.sessions = Sessions(
             settings.max_sessions, settings.max_session_bytes, settings.session_timeout
         )

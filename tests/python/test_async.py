@@ -162,3 +162,22 @@ def test_two_loops_in_two_threads_and_two_engines(checkpoint, running):
     assert len(results) == 2
     flat = [tokens for result in results for tokens in result]
     assert len(flat) == 80 and all(tokens == flat[0] for tokens in flat)
+
+
+def test_a_stream_of_the_server_that_raises_is_told_no_more(running):
+    from allspark.serve.hub import Hub, Watched
+
+    async def main():
+        failure = asyncio.get_running_loop().create_future()
+
+        def changed():
+            raise RuntimeError("it broke")
+
+        _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], GREEDY)
+        hub = Hub.current()
+        hub.watch(Watched(queue, lambda news: True, changed, failure.set_result))
+        assert str(await failure) == "it broke"
+        running.release_request("m", handle)
+        return hub._watched
+
+    assert asyncio.run(main()) == {}
