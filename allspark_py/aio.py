@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
 
 from allspark._allspark import CompletionSet, NativeResultQueue
 
@@ -15,9 +14,10 @@ class _Dispatcher:
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._completions = CompletionSet()
         self._waiters: dict[int, list[asyncio.Future[None]]] = {}
-        # Called at each change of a request, until they return True.
-        self._checks: dict[int, Callable[[], bool]] = {}
-        self._attached: weakref.WeakSet[NativeResultQueue] = weakref.WeakSet()
+        # The queues of the set, and whether it hears of their ends alone.
+        self._attached_for_end: weakref.WeakKeyDictionary[NativeResultQueue, bool] = (
+            weakref.WeakKeyDictionary()
+        )
         loop.add_reader(self._completions.fileno(), self._drain)
 
     def _drain(self) -> None:
@@ -25,12 +25,9 @@ class _Dispatcher:
             for waiter in self._waiters.pop(request_id, ()):
                 if not waiter.done():
                     waiter.set_result(None)
-            check = self._checks.get(request_id)
-            if check is not None and check():
-                del self._checks[request_id]
 
-    async def changed(self, queue: NativeResultQueue) -> None:
-        """Returns after the next change of `queue`.
+    async def changed(self, queue: NativeResultQueue, only_end: bool = False) -> None:
+        """Returns after the next change of `queue`. With `only_end` it may return at its end alone.
 
         The caller checks the queue and then calls this, with no await in between. Completions are
         drained on this event loop, so a change after that check is seen only once the waiter below
@@ -38,7 +35,7 @@ class _Dispatcher:
         """
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(queue.request_id, []).append(waiter)
-        self._attach(queue)
+        self._attach(queue, only_end)
         try:
             await waiter
         finally:
@@ -48,28 +45,11 @@ class _Dispatcher:
                 if not waiters:
                     del self._waiters[queue.request_id]
 
-    async def until(self, queue: NativeResultQueue, is_reached: Callable[[], bool]) -> None:
-        """Returns once `is_reached` is True after a change. No task is woken before."""
-        waiter = asyncio.get_running_loop().create_future()
-
-        def check() -> bool:
-            if not waiter.done() and is_reached():
-                waiter.set_result(None)
-            return waiter.done()
-
-        self._attach(queue)
-        if check():
-            return
-        self._checks[queue.request_id] = check
-        try:
-            await waiter
-        finally:
-            self._checks.pop(queue.request_id, None)
-
-    def _attach(self, queue: NativeResultQueue) -> None:
-        if queue not in self._attached:
-            self._attached.add(queue)
-            self._completions.attach(queue)
+    def _attach(self, queue: NativeResultQueue, only_end: bool) -> None:
+        attached = self._attached_for_end.get(queue)
+        if attached is None or (attached and not only_end):
+            self._attached_for_end[queue] = only_end
+            self._completions.attach(queue, only_end)
 
 
 _dispatchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Dispatcher] = (
@@ -82,10 +62,11 @@ async def wait_changed(queue: NativeResultQueue) -> None:
     await _dispatcher().changed(queue)
 
 
-async def wait_until(queue: NativeResultQueue, is_reached: Callable[[], bool]) -> None:
-    """Waits, on the running loop, until `is_reached`, which is asked whenever `queue` changes. One
-    call at a time for a queue."""
-    await _dispatcher().until(queue, is_reached)
+async def wait_end(queue: NativeResultQueue) -> None:
+    """Waits, on the running loop, until the status of `queue` is terminal. Its tokens wake
+    nobody, unless another waits for them."""
+    while not queue.is_terminal:
+        await _dispatcher().changed(queue, only_end=True)
 
 
 def _dispatcher() -> _Dispatcher:

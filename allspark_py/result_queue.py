@@ -16,7 +16,9 @@ class ResultQueue:
     Each token is delivered once, in order, whichever getter fetches it.
     """
 
-    _stopped = False  # at a stop string; ids alone have none
+    # Stop strings: whether there are any, and whether it stopped at one. Ids alone have none.
+    _has_stops = False
+    _stopped = False
 
     def __init__(self, native: NativeResultQueue):
         self._native = native

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from allspark._allspark import AsStatus
-from allspark.aio import wait_changed, wait_until
+from allspark.aio import wait_changed, wait_end
 from allspark.pipeline.response import Response
 from allspark.pipeline.runs import Job, Running, plan
 from allspark.pipeline.served_model import ServedModel
@@ -30,7 +30,7 @@ async def run_async(model: ServedModel, job: Job, stream: bool) -> AsyncIterator
             job.started(handle)
         running = Running(request, handle, queue)
         if running.is_read_at_end:
-            await wait_until(queue._native, lambda: queue.finished)
+            await wait_end(queue._native)
         while not running.is_done:
             piece = running.read()
             if piece is not None:

@@ -93,8 +93,9 @@ class _Runner:
         if status != AsStatus.ALLSPARK_SUCCESS:
             yield request.refused(status, model.engine.last_error())
             return
-        self._running[queue.request_id] = Running(request, handle, queue)
-        self._completions.attach(queue._native)
+        running = Running(request, handle, queue)
+        self._running[queue.request_id] = running
+        self._completions.attach(queue._native, only_end=running.is_read_at_end)
         if job.started is not None:
             job.started(handle)
 

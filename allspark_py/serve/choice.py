@@ -73,10 +73,12 @@ class Choice:
         self,
         changed: Callable[[], None],
         failed: Callable[[Exception], None] = lambda error: None,
+        only_end: bool = False,
     ) -> None:
-        """Calls `changed` whenever something has come. Where it cannot be read, or `changed`
-        raises, that is the end, and `failed` is called."""
-        Hub.current().watch(Watched(self._queue, self._add, changed, failed))
+        """Calls `changed` whenever something has come, or with `only_end` all of it. Where it
+        cannot be read, or `changed` raises, that is the end, and `failed` is called."""
+        only_end = only_end and not self._queue._has_stops  # which reading finds
+        Hub.current().watch(Watched(self._queue, self._add, changed, failed, only_end))
 
     def read(self) -> bool:
         """Reads what has come since the hub did; False if that was nothing."""
@@ -228,5 +230,5 @@ async def finish(choices: Sequence[Choice]) -> None:
             done.set_exception(error)
 
     for choice in choices:
-        choice.watch(changed, failed)
+        choice.watch(changed, failed, only_end=True)
     await done

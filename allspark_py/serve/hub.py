@@ -31,6 +31,7 @@ class Watched:
     read: Callable[[News], bool]  # takes what is new; True: `changed` is to be called
     changed: Callable[[], None]
     failed: Callable[[Exception], None]  # one of the others raised
+    only_end: bool = False  # whether nothing is read before the status is terminal
 
 
 class Hub:
@@ -51,10 +52,10 @@ class Hub:
         return hub
 
     def watch(self, watched: Watched) -> None:
-        """Makes the calls whenever the queue has something new, until `forget`, or until one of
-        them raises."""
+        """Makes the calls whenever the queue has something new, or with `only_end` its end, until
+        `forget`, or until one of them raises."""
         self._watched[watched.queue.request_id] = watched
-        self._completions.attach(watched.queue._native)
+        self._completions.attach(watched.queue._native, watched.only_end)
 
     def forget(self, queue: ResultQueue) -> None:
         """Ends the calls for a queue."""

@@ -94,7 +94,7 @@ class HttpServer:
                     if not key.data.read():
                         selector.unregister(key.fileobj)
                         key.data.socket.close()
-        timelines = [stream.timeline for stream in streams]
+        timelines = [stream.parse() for stream in streams]
         wanted = sum(request["num_output"] for request in requests)
         if sum(sum(timeline.counts) for timeline in timelines) < wanted:
             try:
@@ -125,7 +125,9 @@ class _Stream:
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._message = head.encode() + body
-        self._rest = b""
+        # What came, and when. Parsing waits for the end: the client shares the cores with the
+        # server, and its work is not the server's.
+        self._came: list[tuple[float, bytes]] = []
 
     def connect(self, port: int) -> bool:
         """Sends the request; False if there is no server, which serve notices by missing tokens."""
@@ -143,10 +145,17 @@ class _Stream:
             data = self.socket.recv(1 << 16)
         except OSError:
             data = b""
-        # Headers and the sizes of chunks stand on other lines: servers send whole events.
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data: {"):
-                event = json.loads(line[6:])
-                self.timeline.add(self._server.num_tokens(event, self.timeline))
+        self._came.append((time.perf_counter(), data))
         return bool(data)
+
+    def parse(self) -> Timeline:
+        """The tokens that came, each when its event was complete."""
+        rest = b""
+        for moment, data in self._came:
+            # Headers and the sizes of chunks stand on other lines: servers send whole events.
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    self.timeline.add(self._server.num_tokens(event, self.timeline), moment)
+        return self.timeline

@@ -29,9 +29,10 @@ class Timeline:
         self.times: list[float] = []
         self.counts: list[int] = []
 
-    def add(self, num_tokens: int) -> None:
+    def add(self, num_tokens: int, moment: float | None = None) -> None:
+        """Notes tokens that came at `moment`; None: now."""
         if num_tokens > 0:
-            self.times.append(time.perf_counter())
+            self.times.append(time.perf_counter() if moment is None else moment)
             self.counts.append(num_tokens)
 
 

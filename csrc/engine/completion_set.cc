@@ -42,10 +42,10 @@ std::vector<std::shared_ptr<ResultQueue>> CompletionSetImpl::Drain() {
   return changed;
 }
 
-void CompletionSetImpl::Attach(const std::shared_ptr<ResultQueue>& queue) {
+void CompletionSetImpl::Attach(const std::shared_ptr<ResultQueue>& queue, bool only_end) {
   auto* impl = dynamic_cast<ResultQueueImpl*>(queue.get());
   AS_CHECK(impl != nullptr) << "CompletionSet::Attach: not a queue of an engine";
-  impl->AttachSet(std::static_pointer_cast<CompletionSetImpl>(shared_from_this()));
+  impl->AttachSet(std::static_pointer_cast<CompletionSetImpl>(shared_from_this()), only_end);
 }
 
 void CompletionSetImpl::Mark(CompletionHook& hook) {

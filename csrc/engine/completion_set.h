@@ -29,7 +29,7 @@ class CompletionSetImpl final : public CompletionSet {
 
   int fd() const override { return fd_; }
   std::vector<std::shared_ptr<ResultQueue>> Drain() override;
-  void Attach(const std::shared_ptr<ResultQueue>& queue) override;
+  void Attach(const std::shared_ptr<ResultQueue>& queue, bool only_end) override;
 
   // Links the hook if it is not, and makes fd() readable if the set was empty.
   void Mark(CompletionHook& hook);

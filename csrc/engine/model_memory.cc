@@ -12,9 +12,9 @@
 namespace allspark {
 namespace {
 
-// In a step with decodes, prefill gets a fraction of the chunk: a stream then waits a quarter as
-// long for the prompts of others, and a prompt's tokens cost no more (benchmarks/notes.md).
-constexpr int64_t kChunkShareBesideDecodes = 4;
+// A step with decodes and prefill has a quarter of the rows of a chunk: a stream then waits a
+// quarter as long for the prompts of others, whose tokens cost no more (benchmarks/notes.md).
+constexpr int64_t kRowShareBesideDecodes = 4;
 
 }  // namespace
 
@@ -88,7 +88,7 @@ Result<std::unique_ptr<ModelInstance::Running>> ModelInstance::MakeRunning() con
   running->scheduler = std::make_unique<Scheduler>(SchedulerConfig{
       .max_batch = config_.engine_max_batch,
       .chunk_tokens = chunk_tokens_,
-      .chunk_tokens_beside_decodes = CeilDiv(chunk_tokens_, kChunkShareBesideDecodes),
+      .max_rows_beside_decodes = CeilDiv(chunk_tokens_, kRowShareBesideDecodes),
       .block_size = config_.cache_span_size,
       .num_blocks = num_blocks_,
       .max_draft_rows = config_.max_draft_rows,

@@ -260,7 +260,9 @@ void ResultQueueImpl::Announce() {
 void ResultQueueImpl::AnnounceLocked() {
   if (num_waiters_ > 0) changed_.notify_all();
   engine_set_->Mark(engine_hook_);
-  if (attached_set_ != nullptr) attached_set_->Mark(attached_hook_);
+  if (attached_set_ != nullptr && (!attached_only_end_ || IsTerminal(status_))) {
+    attached_set_->Mark(attached_hook_);
+  }
 }
 
 bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
@@ -278,12 +280,14 @@ bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
   return done;
 }
 
-void ResultQueueImpl::AttachSet(std::shared_ptr<CompletionSetImpl> set) {
+void ResultQueueImpl::AttachSet(std::shared_ptr<CompletionSetImpl> set, bool only_end) {
   AS_CHECK(home_.IsHere()) << error();
   std::lock_guard lock(mutex_);
   if (attached_set_ != nullptr) attached_set_->Unlink(attached_hook_);
   attached_set_ = std::move(set);
-  if (attached_set_ != nullptr && Readable()) attached_set_->Mark(attached_hook_);
+  attached_only_end_ = only_end;
+  const bool has_news = only_end ? IsTerminal(status_) : Readable();
+  if (attached_set_ != nullptr && has_news) attached_set_->Mark(attached_hook_);
 }
 
 }  // namespace allspark

@@ -67,7 +67,7 @@ class ResultQueueImpl final : public ResultQueue,
   // Blocks until terminal; false on timeout. timeout_ms < 0 waits for ever.
   // In a fork: at once.
   bool WaitTerminal(int64_t timeout_ms);
-  void AttachSet(std::shared_ptr<CompletionSetImpl> set);
+  void AttachSet(std::shared_ptr<CompletionSetImpl> set, bool only_end);
 
  private:
   bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
@@ -104,6 +104,7 @@ class ResultQueueImpl final : public ResultQueue,
   int64_t cached_ = 0, cached_on_host_ = 0, drafted_ = 0, accepted_ = 0;
   int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;
   std::shared_ptr<CompletionSetImpl> attached_set_;
+  bool attached_only_end_ = false;
   CompletionHook engine_hook_, attached_hook_;
 };
 

@@ -164,7 +164,7 @@ void BindResults(py::module_& m) {
       m, "CompletionSet", "Queues that changed, behind one pollable descriptor.")
       .def(py::init(&CompletionSet::Create))
       .def("fileno", &CompletionSet::fd)
-      .def("attach", &CompletionSet::Attach, py::arg("queue"))
+      .def("attach", &CompletionSet::Attach, py::arg("queue"), py::arg("only_end") = false)
       .def("drain",
            [](CompletionSet& set) {
              std::vector<uint64_t> ids;

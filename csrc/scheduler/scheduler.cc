@@ -14,8 +14,8 @@ const SchedulerConfig& Checked(const SchedulerConfig& config) {
   AS_CHECK(config.max_batch >= 1) << "max_batch is " << config.max_batch << ", less than 1";
   AS_CHECK(config.chunk_tokens >= 1)
       << "chunk_tokens is " << config.chunk_tokens << ", less than 1";
-  AS_CHECK(config.chunk_tokens_beside_decodes >= 1)
-      << "chunk_tokens_beside_decodes is " << config.chunk_tokens_beside_decodes << ", less than 1";
+  AS_CHECK(config.max_rows_beside_decodes >= 1)
+      << "max_rows_beside_decodes is " << config.max_rows_beside_decodes << ", less than 1";
   AS_CHECK(config.block_size >= 1) << "block_size is " << config.block_size << ", less than 1";
   AS_CHECK(config.num_blocks >= 1) << "num_blocks is " << config.num_blocks << ", less than 1";
   return config;
@@ -258,7 +258,11 @@ bool Scheduler::PlanDecode(ScheduledSequence* sequence) {
 void Scheduler::PlanPrefill() {
   slack_ = Slack();
   int64_t budget = config_.chunk_tokens;
-  if (!plan_.empty()) budget = std::min(budget, config_.chunk_tokens_beside_decodes);
+  if (!plan_.empty()) {
+    const int64_t rows = config_.max_rows_beside_decodes;
+    const auto num_decodes = static_cast<int64_t>(plan_.size());
+    budget = std::min(budget, std::max(rows - num_decodes, CeilDiv(rows, 2)));
+  }
   bool admitting = true;
   ScheduledSequence* sequence = running_.head;
   while (budget > 0) {

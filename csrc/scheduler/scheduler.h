@@ -85,8 +85,9 @@ struct BlockCopy {
 struct SchedulerConfig {
   int64_t max_batch = 32;      // running sequences
   int64_t chunk_tokens = 512;  // prefill tokens per step
-  // The same in a step with decodes, if fewer: bounds how long a decode waits for prefills.
-  int64_t chunk_tokens_beside_decodes = 512;
+  // Bounds how long a decode waits for prefills: in a step with decodes, prefill has what they
+  // leave of these rows, and at least half of them.
+  int64_t max_rows_beside_decodes = 512;
   int64_t block_size = 32;
   int64_t num_blocks = 0;
   // Most decodes and drafts of a step with drafts; drafts beyond that are left out.

@@ -158,7 +158,7 @@ class Model:
 
     max_batch: int
     chunk: int
-    chunk_beside_decodes: int
+    rows_beside_decodes: int
     pool: Pool
     interrupts: bool = False
     waiting: list[Sequence] = field(default_factory=list)
@@ -235,7 +235,10 @@ class Model:
                 self.preempt_last()
             if s in self.running:
                 self.take(s, s.computed, 1)
-        budget = min(self.chunk, self.chunk_beside_decodes) if self.plan else self.chunk
+        budget = self.chunk
+        if self.plan:
+            half = -(-self.rows_beside_decodes // 2)
+            budget = min(budget, max(self.rows_beside_decodes - len(self.plan), half))
         served = [s for s in self.running if s.left == 1]
         while budget > 0:
             prefills = [s for s in self.running if s not in served]
@@ -315,7 +318,7 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
             model = Model(
                 values["max_batch"],
                 values["chunk"],
-                values["beside_decodes"],
+                values["rows_beside_decodes"],
                 pool,
                 bool(values["interrupts"]),
             )

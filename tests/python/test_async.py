@@ -9,6 +9,7 @@ import select
 import numpy as np
 import pytest
 from allspark import AsStatus, CompletionSet
+from allspark.aio import _Dispatcher, wait_end
 from engine_fixture import GREEDY, start_engine, write_small_checkpoint
 
 
@@ -73,6 +74,46 @@ def test_a_set_reads_every_token_of_its_queues_once(running):
     for request_id, (_, queue) in queues.items():
         assert queue._native.read() == (request_id, [], 0, None, True)
     running.release_request("m", [handle for handle, _ in queues.values()])
+
+
+def test_the_end_and_the_tokens_of_one_queue_may_be_waited_for(running):
+    async def main(end_first):
+        config = {"do_sample": False, "max_new_tokens": 30}
+        _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
+        tokens = []
+
+        async def read():
+            async for elements in queue:
+                tokens.extend(elements.ids_from_generate)
+
+        async def end():
+            await wait_end(queue._native)
+            assert queue.finished and queue.GeneratedLength() == 30
+
+        await asyncio.gather(*((end(), read()) if end_first else (read(), end())))
+        await wait_end(queue._native)  # of what has ended: at once
+        running.release_request("m", handle)
+        return tokens
+
+    first, second = (asyncio.run(main(end_first)) for end_first in (False, True))
+    assert first == second and len(first) == 30
+
+
+def test_a_queue_is_attached_for_its_end_until_another_wants_its_tokens(running):
+    class Recorder:
+        def attach(self, queue, only_end):
+            calls.append(only_end)
+
+    calls = []
+    _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], GREEDY)
+    loop = asyncio.new_event_loop()
+    dispatcher = _Dispatcher(loop)
+    dispatcher._completions = Recorder()
+    for only_end in (True, True, False, False, True):
+        dispatcher._attach(queue._native, only_end)
+    assert calls == [True, False]
+    loop.close()
+    running.release_request("m", handle)
 
 
 def test_what_comes_beside_tokens_is_read_as_elements(running):

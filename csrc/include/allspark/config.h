@@ -47,7 +47,7 @@ struct RuntimeConfig {
   // Most requests decoded in one step.
   int64_t engine_max_batch = 32;
   // Most prompt tokens prefilled in one step (the chunk); 0: 512. In a step that also decodes, a
-  // quarter of it.
+  // quarter of it less the requests that decode, but at least an eighth.
   int64_t engine_max_prefill_length = 0;
   // Compute threads; 0: one for each core that the process may use.
   int64_t num_threads = 0;

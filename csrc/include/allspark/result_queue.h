@@ -111,8 +111,10 @@ class CompletionSet : public std::enable_shared_from_this<CompletionSet> {
   // process that created the set.
   virtual std::vector<std::shared_ptr<ResultQueue>> Drain() = 0;
   // From now on changes of `queue` are signalled here too; signalled at once if it already has
-  // something to read. A queue has at most one attached set; a second call replaces the first.
-  virtual void Attach(const std::shared_ptr<ResultQueue>& queue) = 0;
+  // something to read. With only_end the terminal status alone is signalled, so a reader of whole
+  // outputs is not woken for each token. A queue has at most one attached set; a second call
+  // replaces the first.
+  virtual void Attach(const std::shared_ptr<ResultQueue>& queue, bool only_end = false) = 0;
 };
 
 }  // namespace allspark

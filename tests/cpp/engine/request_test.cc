@@ -492,5 +492,22 @@ TEST_F(EngineTest, AnAttachedSetHearsOfItsQueuesAlone) {
   EXPECT_TRUE(set->Drain().empty());
 }
 
+TEST_F(EngineTest, ASetThatIsAttachedForTheEndHearsNoTokens) {
+  InstallAndStart(SmallConfig());
+  const auto set = CompletionSet::Create();
+  const StartedRequest a = Start({1}, Greedy(60));
+  set->Attach(a.queue, /*only_end=*/true);
+  while (!Readable(set->fd())) std::this_thread::yield();
+  EXPECT_EQ(a.queue->GenerateStatus(), GenerateRequestStatus::kGenerateFinished);
+  EXPECT_EQ(a.queue->GeneratedLength(), 60);
+  const auto changed = set->Drain();
+  ASSERT_EQ(changed.size(), 1u);
+  EXPECT_EQ(changed[0]->request_id(), a.handle.id);
+  // Of a queue that has ended, it is signalled at once.
+  set->Attach(a.queue, /*only_end=*/true);
+  EXPECT_TRUE(Readable(set->fd()));
+  EXPECT_EQ(set->Drain().size(), 1u);
+}
+
 }  // namespace
 }  // namespace allspark::testing

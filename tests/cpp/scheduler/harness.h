@@ -409,7 +409,8 @@ class Harness {
             "admitted past the head of the line");
     }
     Check(prefill <= config.chunk_tokens, "more prefill than chunk_tokens");
-    Check(rows == prefill || prefill <= config.chunk_tokens_beside_decodes,
+    const int64_t beside = config.max_rows_beside_decodes;
+    Check(rows == prefill || prefill <= std::max(beside - (rows - prefill), (beside + 1) / 2),
           "more prefill than decodes allow");
     Check(rows <= std::max(config.max_batch + config.chunk_tokens, config.max_draft_rows),
           "more rows than promised");

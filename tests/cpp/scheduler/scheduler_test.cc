@@ -113,7 +113,7 @@ TEST(Scheduler, BudgetIsSharedInOrderAndDecodesDoNotPayForIt) {
 TEST(Scheduler, ChunksAreSmallerBesideDecodes) {
   Harness harness({.max_batch = 4,
                    .chunk_tokens = 8,
-                   .chunk_tokens_beside_decodes = 3,
+                   .max_rows_beside_decodes = 4,
                    .block_size = 4,
                    .num_blocks = 64});
   harness.Add(0, 2, 40);
@@ -123,6 +123,18 @@ TEST(Scheduler, ChunksAreSmallerBesideDecodes) {
   EXPECT_EQ(Step(harness), "0:3+1* 1:9+3");
   harness.Remove(harness.sequences().front().get());
   EXPECT_EQ(Step(harness), "1:12+8*");
+}
+
+TEST(Scheduler, PrefillKeepsHalfOfTheRowsBesideManyDecodes) {
+  Harness harness({.max_batch = 6,
+                   .chunk_tokens = 16,
+                   .max_rows_beside_decodes = 5,
+                   .block_size = 4,
+                   .num_blocks = 64});
+  for (int i = 0; i < 4; ++i) harness.Add(0, 1, 40);
+  harness.Add(0, 30, 40);
+  EXPECT_EQ(Step(harness), "0:0+1* 1:0+1* 2:0+1* 3:0+1* 4:0+12");
+  EXPECT_EQ(Step(harness), "0:1+1* 1:1+1* 2:1+1* 3:1+1* 4:12+3");
 }
 
 TEST(Scheduler, NewcomerOfHigherPriorityIsServedBeforeALongPrefill) {
@@ -419,7 +431,7 @@ TEST(Scheduler, DraftsLengthenDecodesWhereThereIsRoom) {
 TEST(Scheduler, MisuseThrows) {
   EXPECT_THROW(Scheduler({.max_batch = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.chunk_tokens = 0, .num_blocks = 1}), InternalError);
-  EXPECT_THROW(Scheduler({.chunk_tokens_beside_decodes = 0, .num_blocks = 1}), InternalError);
+  EXPECT_THROW(Scheduler({.max_rows_beside_decodes = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.block_size = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.num_blocks = 0}), InternalError);
   Scheduler scheduler({.max_batch = 2, .chunk_tokens = 8, .block_size = 4, .num_blocks = 4});

@@ -83,7 +83,7 @@ SchedulerConfig DrawConfig(Random& random, int64_t longest, int64_t least_batch,
   config.block_size = random.Range(1, 4);
   config.max_batch = random.Range(least_batch, most_batch);
   config.chunk_tokens = random.Range(1, 16);
-  config.chunk_tokens_beside_decodes = random.Range(1, 16);
+  config.max_rows_beside_decodes = random.Range(1, 16);
   config.num_blocks =
       (longest + config.block_size - 1) / config.block_size + random.Range(0, most_spare);
   return config;
@@ -106,7 +106,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
   if (cache) config.prefix_cache_ttl_us = random.OneIn(3) ? random.Range(0, 9) : 1000000;
   if (trace != nullptr) {
     *trace << "script " << seed << " max_batch " << config.max_batch << " chunk "
-           << config.chunk_tokens << " beside_decodes " << config.chunk_tokens_beside_decodes
+           << config.chunk_tokens << " rows_beside_decodes " << config.max_rows_beside_decodes
            << " block " << config.block_size << " blocks " << config.num_blocks << " cache "
            << (cache ? 1 : 0) << " ttl " << config.prefix_cache_ttl_us << " interrupts "
            << (interrupts ? 1 : 0) << "\n";
