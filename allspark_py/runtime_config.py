@@ -20,7 +20,8 @@ class TargetDevice(enum.Enum):
 
 
 def get_cache_mode_from_str(name: str) -> AsCacheMode:
-    """'AsCacheDefault', 'AsCacheQuantI8' or 'AsCacheQuantU4' as the enum."""
+    """The enum's value of that name: 'AsCacheDefault', 'AsCacheQuantI8', 'AsCacheQuantU4' or
+    'AsCacheQuantK8V4'."""
     try:
         return AsCacheMode[name]
     except KeyError:

@@ -133,6 +133,8 @@ def make_plan(
     if is_quantized(tensors) and (quantization is None or quantization.keeps_checkpoint):
         activations = None if quantization is None else quantization.quantize_activations
         parts, quants, orders = keep_quantized(parts, activations)
+        if quantization is not None:
+            quantization.set_activation_groups(quants, weights)
         spec.weight_quant.extend(quants)
         computed.update(orders)
         # Weights that are dequantised can be quantised again.

@@ -19,9 +19,11 @@ _FORMATS = {"int8": (8, False), "uint8": (8, True), "int4": (4, False), "uint4":
 _METHODS = ("instant_quant", "iq")
 # Methods that keep the quantisation of a checkpoint (quantized/).
 _KEEPING_METHODS = ("gptq", "awq", "compressed-tensors")
-_KEEPING_KEYS = ("quant_method", "compute_method", "activate_format")
+_KEEPING_KEYS = ("quant_method", "compute_method", "activate_format", "activation_group_size")
 _COMPUTE_METHODS = ("weight_only", "activate_quant")
 _GROUP_SIZES = (-1, 0, 32, 64, 128)  # -1 and 0: one scale per output feature
+_ACTIVATION_GROUP_SIZES = (0, 32, 64, 128)  # 0: one scale per token
+_DEFAULT_ACTIVATION_GROUP_SIZES = (64, 32, 0)  # the first that divides
 # Weights that are quantised only if the configuration names them.
 _TABLES = ("lm_head", "embedding")
 _KEYS = (
@@ -29,6 +31,7 @@ _KEYS = (
     "weight_format",
     "compute_method",
     "activate_format",
+    "activation_group_size",
     "group_size",
     "group_settings",
     "modules_to_not_convert",
@@ -51,6 +54,7 @@ class Quantization:
     quant_method: str | None = None
     weight_format: str = "int8"
     quantize_activations: bool | None = False  # None: as the checkpoint says
+    activation_group_size: int | None = None  # None: the default for the input features
     group_size: int = 0
     group_settings: Mapping[str, int] = field(default_factory=dict)  # by pattern, first match wins
     modules_to_not_convert: tuple[str, ...] = ()
@@ -84,18 +88,47 @@ class Quantization:
             if weight_format is None or _matches(self.modules_to_not_convert, weight):
                 continue
             bits, asymmetric = _FORMATS[weight_format]
+            # Rows of an embedding that is not tied are looked up, not multiplied.
+            activations = bool(self.quantize_activations) and (name != "embedding" or tied)
             quants.append(
                 message_class("WeightQuant")(
                     tensor=name,
                     bits=bits,
                     group_size=self._group_size(weight, bits),
                     asymmetric=asymmetric,
-                    # Rows of an embedding that is not tied are looked up, not multiplied.
-                    quantize_activations=bool(self.quantize_activations)
-                    and (name != "embedding" or tied),
+                    quantize_activations=activations,
+                    activation_group_size=self.activation_group(weight) if activations else 0,
                 )
             )
         return quants
+
+    def activation_group(self, weight: MatrixWeight) -> int:
+        """How many input features of ``weight`` share a scale of int8 activations; 0: all."""
+        size = self.activation_group_size
+        if size is None:
+            return next(
+                size
+                for size in _DEFAULT_ACTIVATION_GROUP_SIZES
+                if size == 0 or weight.in_features % size == 0
+            )
+        if size and weight.in_features % size:
+            raise ValueError(
+                f"activation_group_size is {size}, which does not divide the {weight.in_features} "
+                f"input features of {weight.names[0]!r}"
+            )
+        return size
+
+    def set_activation_groups(self, kept: Iterable[Any], weights: Sequence[MatrixWeight]) -> None:
+        """Of the WeightQuant messages of weights that keep their integers. A checkpoint that was
+        made for int8 activations has a scale per token, unless the caller says otherwise."""
+        if self.quantize_activations is None and self.activation_group_size is None:
+            return
+        by_name = {weight.names[0]: weight for weight in weights}
+        for quant in kept:
+            if quant.quantize_activations and not (
+                quant.reordered and self.activation_group_size is None
+            ):
+                quant.activation_group_size = self.activation_group(by_name[quant.tensor])
 
     def _table_format(self, name: str, tied: bool) -> str | None:
         if not tied:
@@ -180,10 +213,14 @@ def parse_quantization(
     _check_activate_format(config.get("activate_format"), quantize_activations)
     if method in _KEEPING_METHODS and "compute_method" not in config:
         quantize_activations = None
+    activation_group_size = _checked_activation_group_size(
+        config.get("activation_group_size"), quantize_activations
+    )
     return Quantization(
         quant_method=method,
         weight_format=weight_format,
         quantize_activations=quantize_activations,
+        activation_group_size=activation_group_size,
         group_size=_checked_group_size("group_size", config.get("group_size", 0)),
         group_settings=_checked_settings(config.get("group_settings")),
         modules_to_not_convert=_checked_modules(config.get("modules_to_not_convert")),
@@ -227,6 +264,21 @@ def _check_activate_format(value: Any, quantize_activations: bool | None) -> Non
     expected = ("int8",) if quantize_activations else ("bfloat16", "float16", "float32")
     if value is not None and value not in expected:
         raise _error("activate_format", value, expected)
+
+
+def _checked_activation_group_size(
+    value: Any, quantize_activations: bool | None
+) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or value not in _ACTIVATION_GROUP_SIZES:
+        raise _error("activation_group_size", value, _ACTIVATION_GROUP_SIZES)
+    if value and quantize_activations is False:
+        raise ValueError(
+            f"customized_quant_config: activation_group_size is {value!r}, but activations are "
+            "quantised with compute_method 'activate_quant' alone"
+        )
+    return int(value)
 
 
 def _checked_group_size(key: str, value: Any) -> int:

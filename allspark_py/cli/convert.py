@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--group-size", type=int, help="input features per scale: 32, 64, 128 (default: all)")
     add("--activate-quant", action="store_true", help="quantise activations to int8, too")
+    add("--activation-group-size", type=int, metavar="N",
+        help="input features per scale of these: 32, 64, 128; 0: one scale per token (default: 64, "
+        "or 32 where that does not divide)")  # fmt: skip
     add("--lm-head", choices=_WEIGHT_FORMATS, help="quantise the head")
     add("--embedding", choices=_WEIGHT_FORMATS, help="quantise the embedding")
     add("--report", nargs="+", metavar="FILE",
@@ -97,6 +100,7 @@ def _quant_config(options: argparse.Namespace) -> dict[str, Any] | None:
     given = {
         "group_size": options.group_size,
         "compute_method": "activate_quant" if options.activate_quant else None,
+        "activation_group_size": options.activation_group_size,
         "lm_head": options.lm_head,
         "embedding": options.embedding,
     }

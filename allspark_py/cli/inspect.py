@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from allspark.eval.facts import weight_formats
     from allspark.model_loader import DashInferModel
     from allspark.model_loader.export import engine_accepts, read_graph
     from allspark.model_loader.native import native
@@ -24,10 +25,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"format version: {file.format_version}")
     print(f"made by: allspark {build.version} from {build.source!r}")
     print(f"parameters: {file.param_bytes} bytes in {len(file.tensors)} tensors")
-    quantised = {(quant.bits, quant.group_size) for quant in file.spec.weight_quant}
-    for bits, group_size in sorted(quantised):
-        per_scale = f"groups of {group_size}" if group_size else "one scale per output feature"
-        print(f"weights of {bits} bits: {per_scale}")
+    for line in weight_formats(file.spec):
+        print(line)
     spec = type(file.spec)()
     spec.CopyFrom(file.spec)
     spec.ClearField("weight_quant")  # One entry per weight; --tensors shows the types.

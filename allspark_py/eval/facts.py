@@ -43,7 +43,7 @@ def facts_of(model: ServedModel, adapter: str | None = None) -> ModelFacts:
         sha256=digest_of(model_files(model.loader)),
         architecture=info.architecture,
         compute_type=_COMPUTE_TYPES.get(spec.compute_type, str(spec.compute_type)),
-        weights=_formats(spec),
+        weights=weight_formats(spec),
         kv_cache=info.cache_mode.name,
         num_weights=num_weights,
         weight_bytes=info.weight_bytes,
@@ -85,14 +85,18 @@ def _num_weights(spec: Any) -> int:
     return total
 
 
-def _formats(spec: Any) -> list[str]:
+def weight_formats(spec: Any) -> list[str]:
     """The formats of quantised weights, the most frequent first."""
     found = Counter(
-        (quant.bits, quant.group_size, quant.quantize_activations) for quant in spec.weight_quant
+        (quant.bits, quant.group_size, quant.quantize_activations, quant.activation_group_size)
+        for quant in spec.weight_quant
     )
     return [
-        f"{count} weights of {bits} bits, "
-        + (f"groups of {group_size}" if group_size else "one scale per output feature")
-        + (", activations of 8 bits" if is_activated else "")
-        for (bits, group_size, is_activated), count in found.most_common()
+        f"{count} weights of {bits} bits, {_scales(group_size, 'output feature')}"
+        + (f", activations of 8 bits, {_scales(activation_group, 'token')}" if is_activated else "")
+        for (bits, group_size, is_activated, activation_group), count in found.most_common()
     ]
+
+
+def _scales(group_size: int, otherwise: str) -> str:
+    return f"groups of {group_size}" if group_size else f"one scale per {otherwise}"

@@ -59,7 +59,9 @@ class EngineConfig:
         0, "requests that may wait beside them; 0: no bound", f.whole(0)
     )
     kv_cache_bits: int = f.mapped(
-        16, "bits of cached keys and values; 16: the compute type", f.one_of(16, 8, 4)
+        16,
+        "bits of cached keys and values; 16: the compute type; 6: keys 8, values 4",
+        f.one_of(16, 8, 6, 4),
     )
     kv_cache_blocks: int = f.mapped(
         0, "blocks of keys and values; 0: what the batch can need", f.whole(0)

@@ -24,6 +24,7 @@ DEFAULT_BATCH = 64
 _CACHE_MODES = {
     16: AsCacheMode.AsCacheDefault,
     8: AsCacheMode.AsCacheQuantI8,
+    6: AsCacheMode.AsCacheQuantK8V4,
     4: AsCacheMode.AsCacheQuantU4,
 }
 

@@ -203,9 +203,10 @@ Status Validate(const RuntimeConfig& config) {
   if (span != 16 && span != 32 && span != 64 && span != 128) {
     return Malformed("cache_span_size", FormatValue(span), "16, 32, 64 or 128");
   }
-  if (config.cache_mode < CacheMode::kDefault || config.cache_mode > CacheMode::kQuantU4) {
+  if (config.cache_mode < CacheMode::kDefault || config.cache_mode > CacheMode::kQuantK8V4) {
     return Malformed("cache_mode", FormatValue(config.cache_mode),
-                     "AsCacheDefault (0), AsCacheQuantI8 (1) or AsCacheQuantU4 (2)");
+                     "AsCacheDefault (0), AsCacheQuantI8 (1), AsCacheQuantU4 (2) or "
+                     "AsCacheQuantK8V4 (3)");
   }
   return Status::Ok();
 }

@@ -9,7 +9,7 @@
 
 namespace allspark {
 
-// Values are stored in files. They are DashInfer's, except 13, which is this project's.
+// Values are stored in files. They are DashInfer's, except 13 and 14, which are this project's.
 enum class DType : int32_t {
   kUndefined = 0,
   kFloat32 = 1,
@@ -24,6 +24,7 @@ enum class DType : int32_t {
   kFloat8E4M3 = 11,
   kFloat8E5M2 = 12,
   kUInt4 = 13,
+  kInt8UInt4 = 14,  // of a KV cache alone: keys int8, values uint4
 };
 inline constexpr int kNumDTypes = 16;
 

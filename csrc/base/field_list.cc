@@ -56,6 +56,8 @@ std::string FormatValue(CacheMode value) {
       return "AsCacheQuantI8";
     case CacheMode::kQuantU4:
       return "AsCacheQuantU4";
+    case CacheMode::kQuantK8V4:
+      return "AsCacheQuantK8V4";
   }
   return std::to_string(static_cast<int>(value));
 }

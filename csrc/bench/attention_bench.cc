@@ -107,8 +107,12 @@ class Layers {
   Layers(const OpContext& context, const Case& c) {
     const int64_t block_size = 32;
     const int64_t blocks = c.batch * CeilDiv(c.context, block_size);
-    const int64_t part = kernels::KvPartBytes(c.cache, block_size, c.params.head_dim);
-    const int64_t layer_bytes = 2 * c.params.kv_heads * part;  // of one block and layer
+    const auto part = [&](DType side) {
+      return kernels::KvPartBytes(side, block_size, c.params.head_dim);
+    };
+    const int64_t keys = part(kernels::KeyDType(c.cache));
+    const int64_t values = part(kernels::ValueDType(c.cache));
+    const int64_t layer_bytes = c.params.kv_heads * (keys + values);  // of one block and layer
     const int64_t extent = ExtentBlocks(blocks);
     num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
     // The engine's allocator, which uses huge pages.
@@ -119,11 +123,9 @@ class Layers {
     kv_ = {static_cast<unsigned char*>(memory_.data()),
            extent,
            extent * num_ * layer_bytes,
-           part,
-           0,
-           extent * c.params.kv_heads * part,
-           extent * part,
-           block_size};
+           block_size,
+           {0, keys, extent * keys},
+           {extent * c.params.kv_heads * keys, values, extent * values}};
     layer_bytes_ = layer_bytes;
     layer_stride_ = extent * layer_bytes;
     const int64_t cols = c.params.kv_heads * c.params.head_dim;
@@ -142,8 +144,8 @@ class Layers {
 
   kernels::PagedKv At(int64_t layer) const {
     kernels::PagedKv kv = kv_;
-    kv.k_offset += layer * layer_stride_;
-    kv.v_offset += layer * layer_stride_;
+    kv.k.offset += layer * layer_stride_;
+    kv.v.offset += layer * layer_stride_;
     return kv;
   }
   int64_t num() const { return num_; }
@@ -232,6 +234,7 @@ const bool registered = [] {
     Register(table, "BFloat16", DType::kBFloat16, DType::kBFloat16);
     Register(table, "Int8", DType::kInt8, DType::kBFloat16);
     Register(table, "UInt4", DType::kUInt4, DType::kBFloat16);
+    Register(table, "Int8UInt4", DType::kInt8UInt4, DType::kBFloat16);
   }
   return true;
 }();

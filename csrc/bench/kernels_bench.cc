@@ -3,6 +3,7 @@
 // many rows. Rates are counters: "bytes_per_second" counts weights read, "flops" FLOP per second.
 #include <benchmark/benchmark.h>
 
+#include <array>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -101,14 +102,16 @@ void Gemm(benchmark::State& state, const KernelTable* table) {
   state.SetBytesProcessed(state.iterations() * n * k * static_cast<int64_t>(sizeof(T)));
 }
 
-// Weights quantised to `bits` bits, with one scale per `group` (0: per column).
+// Weights quantised to `bits` bits, with one scale per `group` (0: per column). int8 activations
+// have one for every `scales` (0: per row).
 template <DType kAct>
 void GemmQuantized(benchmark::State& state, const KernelTable* table) {
   const int64_t m = state.range(0), n = state.range(1), k = state.range(2), bits = state.range(3);
   const int64_t group_size = state.range(4) == 0 ? k : state.range(4);
   const std::vector<float> w = Random<float>(n * k * bits / 32), a = Random<float>(m * k);
   const std::vector<BFloat16> scale = Random<BFloat16>(n * k / group_size);
-  const std::vector<float> a_scale = Random<float>(m);
+  const int64_t scale_group = state.range(5);
+  const std::vector<float> a_scale = Random<float>(m * RowScales(k, scale_group));
   const std::vector<int32_t> sums(static_cast<size_t>(m * RowSums(k)), 1);
   std::vector<float> c(static_cast<size_t>(m * n));
   GemmArgs args = {};
@@ -125,6 +128,7 @@ void GemmQuantized(benchmark::State& state, const KernelTable* table) {
   args.group_size = group_size;
   if (kAct == DType::kInt8) {
     args.a_scale = a_scale.data();
+    args.a_scale_group = scale_group;
     args.a_sums = sums.data();
   }
   const DType weight = bits == 8 ? DType::kUInt8 : DType::kUInt4;
@@ -141,9 +145,11 @@ void Quantize(benchmark::State& state, const KernelTable* table) {
   const std::vector<float> x = Random<float>(cols);
   std::vector<int8_t> q(static_cast<size_t>(cols));
   std::vector<int32_t> sums(static_cast<size_t>(RowSums(cols)));
-  float scale;
+  const int64_t group = state.range(1);
+  std::vector<float> scale(static_cast<size_t>(RowScales(cols, group)));
   for (auto _ : state) {
-    table->quantize({x.data(), cols, q.data(), cols, &scale, sums.data(), 1, cols}, nullptr);
+    table->quantize({x.data(), cols, q.data(), cols, scale.data(), sums.data(), 1, cols, group},
+                    nullptr);
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * cols);
@@ -219,17 +225,26 @@ void RegisterTable(const KernelTable* table) {
   for (const auto& [name, bench] :
        {std::pair<const char*, Bench>{"GemmInt8", GemmQuantized<DType::kInt8>},
         {"GemmWidened", GemmQuantized<DType::kBFloat16>}}) {
-    auto* all = Register(name, bench, table)->ArgNames({"m", "n", "k", "bits", "group"});
-    for (const auto& [bits, group] :
-         {std::pair<int64_t, int64_t>{8, 0}, {8, 64}, {4, 64}, {4, 32}}) {
-      for (int64_t m : {1, 4, 32}) all->Args({m, 65536, 2048, bits, group});
-      for (int64_t m : {16, 64, 1024}) all->Args({m, 2048, 2048, bits, group});
-      all->Args({512, 9728, 896, bits, group})->Args({512, 896, 4864, bits, group});
+    auto* all = Register(name, bench, table)->ArgNames({"m", "n", "k", "bits", "group", "scales"});
+    for (const auto& [bits, group, scales] : {std::array<int64_t, 3>{8, 0, 0},
+                                              {8, 64, 0},
+                                              {4, 64, 0},
+                                              {4, 32, 0},
+                                              {8, 0, 64},
+                                              {8, 0, 128},
+                                              {4, 64, 64}}) {
+      if (scales > 0 && bench != &GemmQuantized<DType::kInt8>) continue;
+      for (int64_t m : {1, 4, 32}) all->Args({m, 65536, 2048, bits, group, scales});
+      for (int64_t m : {16, 64, 1024}) all->Args({m, 2048, 2048, bits, group, scales});
+      all->Args({512, 9728, 896, bits, group, scales})->Args({512, 896, 4864, bits, group, scales});
     }
   }
   Register("RmsNorm", RmsNorm, table)->Arg(2048);
   Register("GatedSilu", GatedSilu, table)->Arg(5632);
-  Register("Quantize", Quantize, table)->Arg(4864);
+  Register("Quantize", Quantize, table)
+      ->ArgNames({"cols", "scales"})
+      ->Args({4864, 0})
+      ->Args({4864, 64});
   Register("ArgMax", ArgMax, table)->Arg(151936);
   Register("SumExp", SumExp, table)->Arg(151936);
 }

@@ -3,8 +3,8 @@
 // time and the time of each operation (ops/op_profile.h), in milliseconds per step. Bytes are those
 // read of weights and KV cache. ALLSPARK_BENCH_SHAPE is 0.5B (Qwen2.5-0.5B, the default) or 1B
 // (Llama-3.2-1B), ALLSPARK_BENCH_LAYERS shortens the model, ALLSPARK_BENCH_WEIGHTS quantises it
-// (a8w8, a16w8, a8w4, a16w4: 4 bits in groups of 64, the head in 8 bits), ALLSPARK_CPU_ISA chooses
-// the kernels.
+// (a8gw8, a8w8, a16w8, a8gw4, a8w4, a16w4; w4: 4 bits in groups of 64, the head in 8 bits; g: a
+// scale for every 64 activations), ALLSPARK_CPU_ISA chooses the kernels.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -57,7 +57,7 @@ void Require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
 }
 
-// weights: "a8w4" and the like.
+// weights: "a8w4" and the like; "a8gw4": with a scale for every 64 activations.
 void QuantizeSpec(const std::string& weights, proto::DecoderSpec& spec) {
   const auto quantize = [&](const std::string& tensor, int bits) {
     proto::WeightQuant* quant = spec.add_weight_quant();
@@ -65,6 +65,7 @@ void QuantizeSpec(const std::string& weights, proto::DecoderSpec& spec) {
     quant->set_bits(bits);
     quant->set_group_size(bits == 4 ? 64 : 0);
     quant->set_quantize_activations(weights.starts_with("a8"));
+    quant->set_activation_group_size(weights.starts_with("a8g") ? 64 : 0);
   };
   quantize("embedding", 8);
   for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {

@@ -28,10 +28,15 @@ inline constexpr int64_t kAttentionChunk = 256;
 
 AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
 
-// Activations quantised to int8, row by row: x = scale * q, |q| <= 127. Each row of q also has
-// sums: one for every kSumBlock elements, then one for the whole row.
+// Activations quantised to int8: x = scale * q, |q| <= 127, with one scale for each row or for
+// every `scale_group` elements of it. Each row of q also has sums: one for every kSumBlock
+// elements, then one for the whole row.
 inline constexpr int64_t kSumBlock = 32;
 AS_ALWAYS_INLINE int64_t RowSums(int64_t cols) { return (cols + kSumBlock - 1) / kSumBlock + 1; }
+// A row's scales. scale_group is 0 (one scale), or a multiple of kSumBlock that divides cols.
+AS_ALWAYS_INLINE int64_t RowScales(int64_t cols, int64_t scale_group) {
+  return scale_group == 0 ? 1 : cols / scale_group;
+}
 
 // The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
 AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return bits == 8 ? 128 : 8; }
@@ -56,12 +61,15 @@ struct LowRank {
 // Quantised weights (slots uint8 and uint4) are w = scale * (u - zero), with one scale and zero
 // point for each column and every group_size of k. Order per element: sum = 0; for each of these
 // groups ascending: sum = fma(dot, scale, sum), where dot is the chain above over a * (u - zero),
-// starting at zero. With int8 activations dot is an exact integer, and the whole sum is multiplied
-// by the row's scale before bias is added.
+// starting at zero. With int8 activations dot is an exact integer. Where these have one scale, the
+// whole sum is multiplied by it before bias is added.
+// Where they have one for every a_scale_group of k, dot is over the smaller of both groups, and
+// sum = fma(dot * a_scale, scale, sum). If each column has a single scale, it comes last instead:
+// sum = fma(dot, a_scale, sum), and the whole sum is multiplied by scale.
 //
 // Adapters (LowRank) continue the sums after the weight: for each of the row's adapter products
-// ascending, the chain above runs over the product's k and starts at the current sum. A factor of
-// the row's sums (a_scale) applies to these products too.
+// ascending, the chain above runs over the product's k and starts at the current sum. A row's
+// single a_scale multiplies these products too.
 struct GemmArgs {
   const void* a;  // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
   int64_t lda;
@@ -80,8 +88,10 @@ struct GemmArgs {
   const BFloat16* scale = nullptr;  // [ceil(n/64)][k/group_size][64]
   const uint8_t* zero = nullptr;    // the same, or null: SymmetricZero
   int64_t group_size = 0;           // divides k; a multiple of kSumBlock, or k
-  // Multiplies each row's sums before bias is added; null: 1. Never null with int8 activations.
-  const float* a_scale = nullptr;  // [m]
+  // Of int8 activations, never null there; null: 1.
+  const float* a_scale = nullptr;  // [m][RowScales(k, a_scale_group)]
+  // A multiple of group_size or a divisor of it; 0: one scale per row. Quantised weights only.
+  int64_t a_scale_group = 0;
   // num_low_rank products, ordered by row_begin, then panel_begin. Not with narrow panels.
   const LowRank* low_rank = nullptr;
   int64_t num_low_rank = 0;
@@ -105,29 +115,33 @@ struct GemmGatedArgs {
   bool gated = true;
 };
 
-// q[r, :] = round(x[r, :] * (127 / max|x[r, :]|)), ties to even; scale[r] = max|x[r, :]| / 127. In
-// float32 arithmetic, so that every table gives the same bits. If all magnitudes of a row are below
-// kQuantizeTiny, the division would overflow and the row becomes zeros. A row with a NaN or an
-// infinity gets the scale NaN.
+// For each row, or each scale_group of its elements: q = round(x * (127 / max|x|)), ties to even;
+// scale = max|x| / 127. In float32 arithmetic, so that every table gives the same bits. If all
+// magnitudes are below kQuantizeTiny, the division would overflow and they become zeros. With a NaN
+// or an infinity among them, the scale is NaN.
 inline constexpr float kQuantizeTiny = 0x1p-100f;
 struct QuantizeArgs {
   const float* x;
   int64_t ldx;
   int8_t* q;
   int64_t ldq;
-  float* scale;   // [rows]
+  float* scale;   // [rows][RowScales(cols, scale_group)]
   int32_t* sums;  // [rows][RowSums(cols)]
   int64_t rows, cols;
+  int64_t scale_group = 0;
 };
 
 // y[r, :] = x[r, :] in the dtypes of the table slot: float32 to bfloat16, rounded to nearest even;
-// int8 (without its scale) to float32 or bfloat16, exactly.
+// int8 to float32 or bfloat16, exactly and without its scale, or where scale_group > 0 times its
+// scales, rounded to nearest even.
 struct ConvertArgs {
   const void* x;
   int64_t ldx;
   void* y;
   int64_t ldy;
   int64_t rows, cols;
+  const float* scale = nullptr;  // [rows][RowScales(cols, scale_group)]; where scale_group > 0
+  int64_t scale_group = 0;
 };
 
 // y[r, j] = x[r, order[j]], in the slot's dtype. int8 rows also get their sums, as in QuantizeArgs.
@@ -196,6 +210,19 @@ struct RopeArgs {
   bool interleaved;
 };
 
+// y = x times the Hadamard matrix of `size`, divided by sqrt(size), for every `size` consecutive
+// elements of the first `cols` of a row: an orthogonal map, and its own inverse. size: a power of
+// two up to kMostHadamard that divides cols. Always the same sums of two, so that every table gives
+// the same bits. y may be x.
+inline constexpr int64_t kMostHadamard = 256;
+struct HadamardArgs {
+  const float* x;
+  int64_t ldx;
+  float* y;
+  int64_t ldy;
+  int64_t rows, cols, size;
+};
+
 // One layer of the paged KV cache. A block holds all layers of block_size tokens. Within a layer
 // and a KV head there is a part for keys and one for values. K is
 // [head_dim/group][block_size][group], V is [block_size/group][head_dim][group]; both group along
@@ -219,20 +246,33 @@ struct PagedKv {
   unsigned char* pool;    // first byte of extent 0
   int64_t extent_blocks;  // blocks in one extent
   int64_t extent_stride;  // bytes from one extent to the next
-  int64_t block_stride;   // bytes from one block of an extent to the next
-  int64_t k_offset;  // bytes from the extent's start to this layer's K of its first block, head 0
-  int64_t v_offset;
-  int64_t head_stride;  // bytes from one KV head to the next, K and V alike
-  int64_t block_size;   // tokens: 16, 32, 64 or 128
+  int64_t block_size;     // tokens: 16, 32, 64 or 128
 
-  // The address of `block`'s data at k_offset or v_offset.
-  __attribute__((always_inline)) inline unsigned char* PartAt(int64_t block, int64_t offset) const {
-    return pool + block / extent_blocks * extent_stride + block % extent_blocks * block_stride +
-           offset;
+  // The keys of a layer, or its values.
+  struct Side {
+    int64_t offset;        // bytes from the extent's start to its first block, head 0
+    int64_t block_stride;  // bytes from one block of an extent to the next
+    int64_t head_stride;   // bytes from one KV head to the next
+  };
+  Side k, v;
+
+  // The address of `block`'s part.
+  __attribute__((always_inline)) inline unsigned char* PartAt(int64_t block, const Side& side,
+                                                              int64_t kv_head) const {
+    return pool + block / extent_blocks * extent_stride + side.offset +
+           block % extent_blocks * side.block_stride + kv_head * side.head_stride;
   }
 };
 
-// Bytes of one KV head's part of a block, keys or values, in a cache dtype.
+// The dtypes of a cache's keys and values.
+AS_ALWAYS_INLINE DType KeyDType(DType cache) {
+  return cache == DType::kInt8UInt4 ? DType::kInt8 : cache;
+}
+AS_ALWAYS_INLINE DType ValueDType(DType cache) {
+  return cache == DType::kInt8UInt4 ? DType::kUInt4 : cache;
+}
+
+// Bytes of one KV head's part of a block, keys or values, in its dtype.
 AS_ALWAYS_INLINE int64_t KvPartBytes(DType dtype, int64_t block_size, int64_t head_dim) {
   switch (dtype) {
     case DType::kInt8:

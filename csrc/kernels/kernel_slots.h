@@ -37,6 +37,7 @@ struct KernelTable {
   void (*route)(const RouteArgs&, Stream) noexcept = nullptr;
   void (*combine)(const CombineArgs&, Stream) noexcept = nullptr;
   void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
+  void (*hadamard)(const HadamardArgs&, Stream) noexcept = nullptr;
   void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
   void (*sum_exp)(const SumExpArgs&, Stream) noexcept = nullptr;
 };

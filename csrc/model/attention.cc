@@ -3,6 +3,7 @@
 #include "kv_cache/extent.h"
 #include "model/branch.h"
 #include "model/latent_attention.h"
+#include "ops/hadamard.h"
 #include "ops/kv_write.h"
 #include "ops/logn.h"
 #include "ops/norm.h"
@@ -11,12 +12,13 @@
 namespace allspark {
 namespace {
 
-int64_t HeadBytes(const DecoderShape& shape, int64_t block_size) {
-  return kernels::KvPartBytes(shape.cache, block_size, shape.head_dim);
+// Of one head's part of a block.
+int64_t KeyBytes(const DecoderShape& shape, int64_t block_size) {
+  return kernels::KvPartBytes(kernels::KeyDType(shape.cache), block_size, shape.head_dim);
 }
-
-// Parts of a block: keys and values of every head and layer.
-int64_t NumParts(const DecoderShape& shape) { return shape.num_layers * 2 * shape.kv_heads; }
+int64_t ValueBytes(const DecoderShape& shape, int64_t block_size) {
+  return kernels::KvPartBytes(kernels::ValueDType(shape.cache), block_size, shape.head_dim);
+}
 
 QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
                       const AttentionWeights& weights, const StepInput& step, const Workspace& w) {
@@ -48,7 +50,8 @@ QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
 }  // namespace
 
 int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size) {
-  return NumParts(shape) * HeadBytes(shape, block_size);
+  return shape.num_layers * shape.kv_heads *
+         (KeyBytes(shape, block_size) + ValueBytes(shape, block_size));
 }
 
 kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
@@ -57,17 +60,22 @@ kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int6
   kv.pool = pool.data;
   kv.extent_blocks = ExtentBlocks(pool.num_blocks);
   kv.extent_stride = kv.extent_blocks * KvBlockBytes(shape, block_size);
-  kv.block_stride = HeadBytes(shape, block_size);
-  kv.head_stride = kv.extent_blocks * kv.block_stride;
-  kv.k_offset = layer * 2 * shape.kv_heads * kv.head_stride;
-  kv.v_offset = kv.k_offset + shape.kv_heads * kv.head_stride;
   kv.block_size = block_size;
+  kv.k.block_stride = KeyBytes(shape, block_size);
+  kv.v.block_stride = ValueBytes(shape, block_size);
+  kv.k.head_stride = kv.extent_blocks * kv.k.block_stride;
+  kv.v.head_stride = kv.extent_blocks * kv.v.block_stride;
+  kv.k.offset = layer * shape.kv_heads * (kv.k.head_stride + kv.v.head_stride);
+  kv.v.offset = kv.k.offset + shape.kv_heads * kv.k.head_stride;
   return kv;
 }
 
 KvBlock MakeKvBlock(const DecoderShape& shape, int64_t block_size, const KvPool& pool, int64_t id) {
   const kernels::PagedKv kv = MakePagedKv(shape, block_size, 0, pool);
-  return {kv.PartAt(id, 0), kv.block_stride, kv.head_stride, NumParts(shape)};
+  return {{kv.PartAt(id, kv.k, 0), kv.k.block_stride, kv.k.head_stride, shape.kv_heads},
+          {kv.PartAt(id, kv.v, 0), kv.v.block_stride, kv.v.head_stride, shape.kv_heads},
+          shape.kv_heads * (kv.k.head_stride + kv.v.head_stride),
+          shape.num_layers};
 }
 
 AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
@@ -88,13 +96,19 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   const QueryKeyValue qkv = latents ? ProjectLatents(context, shape, weights, step, w)
                                     : Project(context, shape, weights, step, w);
   if (step.logn_length > 0) LogN(context, step.positions, step.logn_length, qkv.q);
-  KvWrite(context, kv, shape.cache, step.sequences, step.num_sequences, qkv.k, qkv.v,
-          shape.kv_heads, shape.head_dim);
+  Matrix keys = qkv.k;
+  if (shape.rotates_keys) {
+    Hadamard(context, qkv.q, shape.head_dim, qkv.q);
+    if (latents) keys = Columns(w.latent.rotated_keys, 0, shape.head_dim);
+    Hadamard(context, qkv.k, shape.head_dim, keys);
+  }
+  KvWrite(context, kv, shape.cache, step.sequences, step.num_sequences, keys, qkv.v, shape.kv_heads,
+          shape.head_dim);
   // Written in float32 if it is quantised next, otherwise in the compute type, in which v_up reads
   // latents.
-  const DType o_input = weights.o.activation;
+  const InputFormat o_input = weights.o.activation;
   Matrix attended =
-      w.attended.As(o_input == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);
+      w.attended.As(o_input.dtype == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);
   AttentionParams params = MakeAttentionParams(shape, weights.window);
   params.slopes = step.alibi_slopes;
   PagedAttention(context, params, kv, shape.cache, step.sequences, step.num_sequences, qkv.q,

@@ -31,8 +31,8 @@ struct StepInput {
 
 // What attention reads and the cache keeps: [tokens, heads * head_dim] float32 each.
 struct QueryKeyValue {
-  Matrix q;
-  ConstMatrix k, v;
+  Matrix q, k;
+  ConstMatrix v;  // with latents, the same memory as k
 };
 
 // Where a layer's keys and values are: within an extent layer after layer, of each layer K of all

@@ -8,24 +8,25 @@
 
 namespace allspark {
 
-ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType dtype,
-                         const Workspace& w) {
-  return ReadResidualInto(context, norm, dtype, w.normed, w);
+ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm,
+                         const InputFormat& format, const Workspace& w) {
+  return ReadResidualInto(context, norm, format, w.normed, w);
 }
 
-ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, DType dtype,
-                             const ActivationBuffer& room, const Workspace& w) {
-  if (norm.weight == nullptr) return Rounded(context, w.residual, dtype, room);
-  const Matrix out = room.As(dtype);
+ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm,
+                             const InputFormat& format, const ActivationBuffer& room,
+                             const Workspace& w) {
+  if (norm.weight == nullptr) return Rounded(context, w.residual, format, room);
+  const Matrix out = room.As(format);
   Norm(context, w.residual, norm, out);
   return out;
 }
 
-ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
+ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, const InputFormat& format,
                     const ActivationBuffer& room) {
-  if (x.dtype == dtype) return x;
-  const Matrix out = room.As(dtype);
-  if (dtype == DType::kInt8) {
+  if (x.format() == format) return x;
+  const Matrix out = room.As(format);
+  if (format.dtype == DType::kInt8) {
     Quantize(context, x, out);
   } else {
     Convert(context, x, out);
@@ -36,7 +37,7 @@ ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
 ConstMatrix InOrder(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
                     const Workspace& w) {
   if (weight.order == nullptr) return x;
-  Matrix out = w.reordered.As(x.dtype);
+  Matrix out = w.reordered.As(x.format());
   out.rows = x.rows;
   out.cols = x.cols;
   GatherColumns(context, x, weight.order, out);

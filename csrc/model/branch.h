@@ -8,17 +8,18 @@
 
 namespace allspark {
 
-// The residual stream as input of a GEMM with activations of `dtype`: normalised, or as it is if
+// The residual stream as input of a GEMM with activations of `format`: normalised, or as it is if
 // the spec has no norm there.
-ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm, DType dtype,
-                         const Workspace& w);
+ConstMatrix ReadResidual(const OpContext& context, const NormWeight& norm,
+                         const InputFormat& format, const Workspace& w);
 // The same into `room`, for later.
-ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm, DType dtype,
-                             const ActivationBuffer& room, const Workspace& w);
+ConstMatrix ReadResidualInto(const OpContext& context, const NormWeight& norm,
+                             const InputFormat& format, const ActivationBuffer& room,
+                             const Workspace& w);
 
-// x (float32 or bfloat16) as input of a GEMM with activations of `dtype`: x itself if it has that
-// dtype, otherwise rounded into `room`.
-ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, DType dtype,
+// x (float32 or bfloat16) as input of a GEMM with activations of `format`: x itself if it has that
+// format, otherwise rounded into `room`.
+ConstMatrix Rounded(const OpContext& context, const ConstMatrix& x, const InputFormat& format,
                     const ActivationBuffer& room);
 
 // x with its columns in the order of `weight`: x itself, or a reordered copy if the weight has

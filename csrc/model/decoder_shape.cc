@@ -118,9 +118,12 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.shared_intermediate = spec.shared_intermediate_size();
   shape.compute =
       spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat32;
-  shape.cache = cache_mode == CacheMode::kQuantI8   ? DType::kInt8
-                : cache_mode == CacheMode::kQuantU4 ? DType::kUInt4
-                                                    : shape.compute;
+  shape.cache = cache_mode == CacheMode::kQuantI8     ? DType::kInt8
+                : cache_mode == CacheMode::kQuantU4   ? DType::kUInt4
+                : cache_mode == CacheMode::kQuantK8V4 ? DType::kInt8UInt4
+                                                      : shape.compute;
+  // A key has few elements that are much larger than the others, which set the scale of all.
+  shape.rotates_keys = shape.cache == DType::kUInt4;
   shape.int8_activations =
       std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(),
                   [](const proto::WeightQuant& quant) { return quant.quantize_activations(); });
@@ -169,8 +172,9 @@ const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
   return nullptr;
 }
 
-DType ActivationDType(const proto::WeightQuant& quant, DType compute) {
-  return quant.quantize_activations() ? DType::kInt8 : compute;
+InputFormat ActivationFormat(const proto::WeightQuant& quant, DType compute) {
+  if (!quant.quantize_activations()) return compute;
+  return {DType::kInt8, quant.activation_group_size()};
 }
 
 namespace {
@@ -187,7 +191,7 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
                          const kernels::KernelTable& table) {
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
     const DType weight = weights::QuantDType(quant.bits()),
-                activation = ActivationDType(quant, shape.compute);
+                activation = ActivationFormat(quant, shape.compute).dtype;
     if (table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] == nullptr) {
       return Missing(table, "gemm", weight);
     }
@@ -208,11 +212,13 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
     }
     // A sum of products of bytes stays below 2^31 up to here.
     constexpr int64_t kMaxSumK = 65536;
-    if (quant.group_size() == 0 && shape.widest_input() > kMaxSumK) {
+    if (quant.group_size() == 0 && quant.activation_group_size() == 0 &&
+        shape.widest_input() > kMaxSumK) {
       return Status::Unimplemented("weight_quant of '" + quant.tensor() +
                                    "': int8 activations with one scale per output feature need at "
                                    "most " +
-                                   std::to_string(kMaxSumK) + " input features; set a group_size");
+                                   std::to_string(kMaxSumK) +
+                                   " input features; set a group_size or activation_group_size");
     }
   }
   return Status::Ok();
@@ -249,6 +255,9 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
     return Missing(table, "route or combine", DType::kFloat32);
   }
   const int cache_slot = static_cast<int>(shape.cache);
+  if (shape.rotates_keys && table.hadamard == nullptr) {
+    return Missing(table, "hadamard", DType::kFloat32);
+  }
   if (table.kv_write[cache_slot] == nullptr) return Missing(table, "kv_write", shape.cache);
   if (table.attention[cache_slot][slot] == nullptr) return Missing(table, "attention", shape.cache);
   if (table.gated_act[slot] == nullptr) return Missing(table, "gated_act", compute);

@@ -62,6 +62,7 @@ struct DecoderShape {
   int64_t shared_intermediate = 0;
   DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
   DType cache = DType::kUndefined;    // of keys and values
+  bool rotates_keys = false;          // keys and queries are multiplied by a Hadamard matrix
   bool int8_activations = false;      // input of some GEMM
   int64_t reordered_cols = 0;         // of the widest row that is reordered; 0: none
 
@@ -111,7 +112,7 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
 // How a spec quantises the weight `tensor`; null: it does not.
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
                                           const std::string& tensor);
-// The dtype of the activations of a GEMM with a weight that is quantised so.
-DType ActivationDType(const proto::WeightQuant& quant, DType compute);
+// The activations of a GEMM with a weight that is quantised so.
+InputFormat ActivationFormat(const proto::WeightQuant& quant, DType compute);
 
 }  // namespace allspark

@@ -94,7 +94,7 @@ class Binder {
             k,
             has_bias ? Vector(name + "_bias", n) : nullptr,
             Scales(name, n, k),
-            quant == nullptr ? compute_ : ActivationDType(*quant, compute_),
+            quant == nullptr ? InputFormat(compute_) : ActivationFormat(*quant, compute_),
             op,
             Order(name, k)};
   }

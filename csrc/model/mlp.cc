@@ -7,7 +7,7 @@ namespace allspark {
 
 void RunMlp(const OpContext& context, const DecoderShape& shape, const MlpWeights& weights,
             int64_t layer, LoraBatch& lora, const Workspace& w) {
-  const DType input = weights.gate_up.activation;
+  const InputFormat input = weights.gate_up.activation;
   const ConstMatrix read = shape.parallel_residual ? w.mlp_normed.As(input)
                                                    : ReadResidual(context, weights.norm, input, w);
   const ConstMatrix normed = InOrder(context, read, weights.gate_up, w);

@@ -12,7 +12,7 @@ namespace {
 Matrix Rows(Matrix x, int64_t begin, int64_t end) {
   x.data = static_cast<unsigned char*>(x.data) + begin * x.ld * ElementBytes(x.dtype);
   x.rows = end - begin;
-  if (x.row_scale != nullptr) x.row_scale += begin;
+  if (x.row_scale != nullptr) x.row_scale += begin * x.num_scales();
   if (x.row_sums != nullptr) x.row_sums += begin * kernels::RowSums(x.cols);
   return x;
 }
@@ -56,16 +56,16 @@ void RunExperts(const OpContext& context, const DecoderShape& shape, const MoeWe
   const MoeWorkspace& moe = w.moe;
   RouterParams router = shape.router;
   router.bias = weights.router_bias;
-  // The stream is read anew where the next product wants it in another dtype.
+  // The stream is read anew where the next product wants it in another format.
   ConstMatrix normed = ReadResidual(context, weights.norm, weights.router.activation, w);
-  const auto read_as = [&](DType dtype) {
-    if (normed.dtype != dtype) normed = ReadResidual(context, weights.norm, dtype, w);
+  const auto read_as = [&](const InputFormat& format) {
+    if (normed.format() != format) normed = ReadResidual(context, weights.norm, format, w);
   };
   Linear(context, normed, weights.router, /*accumulate=*/false, moe.logits);
   Route(context, moe.logits, router, moe.routing);
 
   const Matrix gathered = moe.gathered.As(weights.gate_up.activation);
-  read_as(gathered.dtype);
+  read_as(gathered.format());
   GatherRows(context, normed, moe.routing.tokens, gathered);
   const Matrix gated = moe.gated.As(weights.down.activation);
   const Matrix shared_gated = moe.shared_gated.As(weights.shared_down.activation);

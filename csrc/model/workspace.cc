@@ -20,7 +20,8 @@ class Carver {
   // Scales and sums of int8 rows always have room: they are small.
   ActivationBuffer TakeActivations(DType widest, int64_t rows, int64_t cols) {
     Matrix room = Take(widest, rows, cols);
-    room.row_scale = static_cast<float*>(Take(DType::kFloat32, 1, rows).data);
+    const int64_t most_scales = CeilDiv(cols, kernels::kSumBlock);
+    room.row_scale = static_cast<float*>(Take(DType::kFloat32, rows, most_scales).data);
     room.row_sums = static_cast<int32_t*>(Take(DType::kInt32, rows, kernels::RowSums(cols)).data);
     return {room};
   }
@@ -79,6 +80,8 @@ LatentWorkspace CarveLatents(const DecoderShape& shape, int64_t tokens, Carver& 
     w.rounded_queries = carver.Take(shape.compute, tokens, shape.q_heads * shape.unrotated_dim());
   }
   w.values = take(shape.o_cols());
+  // As wide as the latents, since keys and values are written with one stride.
+  if (shape.rotates_keys) w.rotated_keys = take(shape.latent_cols());
   return w;
 }
 

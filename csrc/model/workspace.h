@@ -25,8 +25,9 @@ inline Matrix Columns(Matrix x, int64_t begin, int64_t cols) {
 struct ActivationBuffer {
   Matrix room;  // in the widest dtype
 
-  Matrix As(DType dtype) const {
-    return {room.data, dtype, room.rows, room.cols, room.ld, room.row_scale, room.row_sums};
+  Matrix As(const InputFormat& format) const {
+    return {room.data, format.dtype,   room.rows,     room.cols,
+            room.ld,   room.row_scale, room.row_sums, format.scale_group};
   }
 };
 
@@ -54,6 +55,7 @@ struct LatentWorkspace {
   Matrix queries;             // [tokens, q_heads * query_dim] float32
   Matrix rounded_queries;     // [tokens, q_heads * unrotated_dim] in the compute type; or none
   Matrix values;              // [tokens, o_cols] float32
+  Matrix rotated_keys;        // [tokens, latent_cols] float32; empty unless shape.rotates_keys
 };
 
 struct Workspace {

@@ -235,8 +235,10 @@ void Count(const AttentionParams& params, DType kv_dtype, const SequenceRange* s
       seen += std::min(position + 1, window);
     }
   }
-  timer.Count(2 * params.kv_heads * kernels::KvPartBytes(kv_dtype, read, params.head_dim),
-              4 * params.q_heads * params.head_dim * seen);
+  const auto bytes = [&](DType side) { return kernels::KvPartBytes(side, read, params.head_dim); };
+  timer.Count(
+      params.kv_heads * (bytes(kernels::KeyDType(kv_dtype)) + bytes(kernels::ValueDType(kv_dtype))),
+      4 * params.q_heads * params.head_dim * seen);
 }
 
 kernels::AttentionArgs CommonArgs(const AttentionParams& params, const kernels::PagedKv& kv,

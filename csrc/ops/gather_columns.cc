@@ -20,6 +20,8 @@ void GatherColumns(const OpContext& context, const ConstMatrix& x, const int32_t
   AS_CHECK(!quantized ||
            (x.row_scale != nullptr && y.row_scale != nullptr && y.row_sums != nullptr))
       << "gather_columns: int8 rows without scales";
+  AS_CHECK(x.scale_group == 0 && y.scale_group == 0)
+      << "gather_columns: columns with scales of their own cannot change their places";
   const auto kernel = context.kernels->gather_columns[internal::Slot(x.dtype)];
   internal::CheckKernel("gather_columns", x.dtype, kernel != nullptr, context);
   context.pool->ParallelFor(

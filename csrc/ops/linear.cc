@@ -14,13 +14,19 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
   AS_CHECK(w.data != nullptr && w.n > 0 && w.k > 0)
       << "linear: the weight is [" << w.n << ", " << w.k << "], data " << w.data;
   AS_CHECK(x.cols == w.k) << "linear: x has " << x.cols << " columns; the weight reads " << w.k;
-  if (w.activation != DType::kUndefined) CheckDType("linear", "x", x.dtype, w.activation);
+  if (w.activation.dtype != DType::kUndefined) {
+    CheckDType("linear", "x", x.dtype, w.activation.dtype);
+    AS_CHECK(x.scale_group == w.activation.scale_group)
+        << "linear: x has a scale for every " << x.scale_group
+        << " columns; the weight reads one for " << w.activation.scale_group;
+  }
   const int64_t group = PackedPerLane(w.dtype);
   AS_CHECK(group > 0 && w.k % group == 0)
       << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed by " << group;
   if (IsQuantized(w.dtype)) CheckScales("linear", w.scales, w.k);
   AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr))
       << "linear: x is int8 without scales";
+  CheckScaleGroup("linear", x.scale_group, x.cols);
   AS_CHECK(context.kernels->gemm[Slot(w.dtype)][Slot(x.dtype)] != nullptr)
       << "linear: kernel table '" << context.kernels->name << "' has no gemm for "
       << DTypeName(w.dtype) << " weights and " << DTypeName(x.dtype) << " activations";
@@ -66,7 +72,8 @@ kernels::GemmArgs GemmArgsOf(const ConstMatrix& x, const LinearWeight& w, Range 
   args.num_low_rank = static_cast<int64_t>(low_rank.size());
   args.first_row = rows.begin;
   if (x.dtype == DType::kInt8) {
-    args.a_scale = x.row_scale + rows.begin;
+    args.a_scale = x.row_scale + rows.begin * x.num_scales();
+    args.a_scale_group = x.scale_group;
     args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
   }
   return args;

@@ -14,10 +14,10 @@ struct LinearWeight {
   DType dtype = DType::kUndefined;
   int64_t n = 0;
   int64_t k = 0;
-  const float* bias = nullptr;           // [n] or null
-  WeightScales scales = {};              // of uint8 and uint4 weights
-  DType activation = DType::kUndefined;  // of x; kUndefined: any that the kernel table supports
-  Op op = Op::kLinear;                   // how a profile counts this product
+  const float* bias = nullptr;  // [n] or null
+  WeightScales scales = {};     // of uint8 and uint4 weights
+  InputFormat activation = {};  // of x; kUndefined: any that the kernel table supports
+  Op op = Op::kLinear;          // how a profile counts this product
   // [k], for weights with reordered columns: column j belongs to x's column order[j]. Callers pass
   // x in that order already (ops/gather_columns.h).
   const int32_t* order = nullptr;

@@ -84,6 +84,7 @@ void Shrink(const OpContext& context, const ConstMatrix& x, const Block& block,
   ConstMatrix in = x;
   in.data = internal::RowAt(x, block.row_begin);
   in.rows = block.num_rows;
+  if (x.scale_group > 0) in.row_scale += block.row_begin * x.num_scales();
   if (x.dtype == DType::kInt8) {
     const Matrix wide = Slice(scratch.wide, block.row_begin, block.num_rows, x.cols);
     internal::ConvertRows("lora", context, in, wide);

@@ -49,7 +49,7 @@ struct LoraScratch {
 
 // Computes a * x and fills `low_rank` with the products that the Linear over x adds. Requires:
 // `low_rank` has enough capacity. x: [tokens, k] in the adapters' dtype, or int8; only the Linear
-// applies int8 rows' scales.
+// applies the single scales of int8 rows.
 void ShrinkLora(const OpContext& context, const ConstMatrix& x, std::span<LoraRows> rows,
                 const LoraScratch& scratch, std::vector<kernels::LowRank>& low_rank);
 // y += b * (a * x) for one-hot x: a * x is row ids[i] of a. One part. y: [tokens, n] float32.

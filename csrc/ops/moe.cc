@@ -85,13 +85,15 @@ void GatherRows(const OpContext& context, const ConstMatrix& x, const int32_t* t
                           y.row_scale != nullptr && y.row_sums != nullptr))
       << "gather: int8 rows without scales";
   const auto row_bytes = static_cast<size_t>(x.cols * ElementBytes(x.dtype));
-  const int64_t sums = kernels::RowSums(x.cols);
+  AS_CHECK(x.scale_group == y.scale_group)
+      << "gather: x has a scale for every " << x.scale_group << " columns, y for " << y.scale_group;
+  const int64_t sums = kernels::RowSums(x.cols), scales = x.num_scales();
   context.pool->ParallelFor(
       y.rows, internal::RowGrain(x.cols), [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i) {
           std::memcpy(internal::RowAt(y, i), internal::RowAt(x, tokens[i]), row_bytes);
           if (!quantized) continue;
-          y.row_scale[i] = x.row_scale[tokens[i]];
+          std::copy_n(x.row_scale + tokens[i] * scales, scales, y.row_scale + i * scales);
           std::copy_n(x.row_sums + tokens[i] * sums, sums, y.row_sums + i * sums);
         }
       });

@@ -34,6 +34,13 @@ inline void CheckScales(const char* op, const WeightScales& scales, int64_t k) {
       << op << ": a scale for every " << size << " of " << k << " input features";
 }
 
+// Of int8 rows of `cols` columns.
+inline void CheckScaleGroup(const char* op, int64_t scale_group, int64_t cols) {
+  AS_CHECK(scale_group == 0 ||
+           (scale_group > 0 && scale_group % kernels::kSumBlock == 0 && cols % scale_group == 0))
+      << op << ": a scale for every " << scale_group << " of " << cols << " columns";
+}
+
 // Elements of a packed weight in one 32-bit lane; 0 where the dtype cannot be packed.
 inline int64_t PackedPerLane(DType dtype) {
   if (dtype == DType::kUInt4) return 8;

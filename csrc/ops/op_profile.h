@@ -23,6 +23,7 @@ enum class Op : uint8_t {
   kKUp,
   kVUp,
   kRope,
+  kHadamard,
   kKvWrite,
   kAttention,
   kO,

@@ -9,6 +9,7 @@ void CheckQuantized(const char* op, const OpContext& context, const Matrix& y) {
   CheckKernel(op, DType::kInt8, context.kernels->quantize != nullptr, context);
   AS_CHECK(y.row_scale != nullptr && y.row_sums != nullptr)
       << op << ": an int8 result without room for its scales";
+  CheckScaleGroup(op, y.scale_group, y.cols);
 }
 
 float* ScratchRow(const char* op, const OpContext& context, int64_t cols, int thread_id) {
@@ -24,10 +25,11 @@ void QuantizeRows(const OpContext& context, const float* x, int64_t ldx, const M
   args.ldx = ldx;
   args.q = static_cast<int8_t*>(RowAt(q, begin));
   args.ldq = q.ld;
-  args.scale = q.row_scale + begin;
+  args.scale = q.row_scale + begin * q.num_scales();
   args.sums = q.row_sums + begin * kernels::RowSums(q.cols);
   args.rows = end - begin;
   args.cols = q.cols;
+  args.scale_group = q.scale_group;
   context.kernels->quantize(args, context.stream);
 }
 

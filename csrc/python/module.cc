@@ -54,6 +54,7 @@ void BindEnums(py::module_& m) {
       .value("AsCacheDefault", CacheMode::kDefault)
       .value("AsCacheQuantI8", CacheMode::kQuantI8)
       .value("AsCacheQuantU4", CacheMode::kQuantU4)
+      .value("AsCacheQuantK8V4", CacheMode::kQuantK8V4)
       .finalize();
   py::native_enum<StatusCode>(m, "StatusCode", "enum.IntEnum", "Kind of a failure.")
       .value("OK", StatusCode::kOk)

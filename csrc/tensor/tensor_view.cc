@@ -30,6 +30,8 @@ const char* DTypeName(DType dtype) {
       return "float8_e5m2";
     case DType::kUInt4:
       return "uint4";
+    case DType::kInt8UInt4:
+      return "int8 and uint4";
   }
   return "unknown";
 }

@@ -18,7 +18,8 @@ struct TensorView {
   int64_t strides[kMaxRank] = {};  // elements
 };
 
-// Bytes of one element; 0 for kUndefined, and for kUInt4, which has two elements in a byte.
+// Bytes of one element; 0 for kUndefined, for kUInt4, which has two elements in a byte, and for
+// kInt8UInt4, which no tensor has.
 constexpr int64_t ElementBytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -38,6 +39,7 @@ constexpr int64_t ElementBytes(DType dtype) {
       return 1;
     case DType::kUndefined:
     case DType::kUInt4:
+    case DType::kInt8UInt4:
       return 0;
   }
   return 0;

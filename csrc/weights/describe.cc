@@ -60,7 +60,11 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
     out << "weight_quant " << quant.tensor() << ": bits " << quant.bits() << " group_size "
         << quant.group_size() << (quant.asymmetric() ? " asymmetric" : " symmetric")
         << (quant.reordered() ? ", reordered" : "")
-        << (quant.quantize_activations() ? ", int8 activations\n" : "\n");
+        << (quant.quantize_activations() ? ", int8 activations" : "");
+    if (quant.activation_group_size() != 0) {
+      out << " in groups of " << quant.activation_group_size();
+    }
+    out << "\n";
   }
 }
 

@@ -36,9 +36,12 @@ Status CheckRecordCounts(const char* message, int size) {
 }  // namespace
 
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
-  for (const proto::WeightQuant& quant : spec.weight_quant()) {
-    if (quant.reordered()) return 4;
-  }
+  const auto any_quant = [&](const auto& is) {
+    return std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(), is);
+  };
+  using Quant = proto::WeightQuant;
+  if (any_quant([](const Quant& quant) { return quant.activation_group_size() != 0; })) return 5;
+  if (any_quant([](const Quant& quant) { return quant.reordered(); })) return 4;
   const bool version3 = spec.embedding_scale() != 0.0f || spec.residual_scale() != 0.0f ||
                         spec.logits_scale() != 0.0f || spec.logits_soft_cap() != 0.0f ||
                         spec.norm_placement() != proto::NORM_BEFORE || spec.qk_norm_whole() ||

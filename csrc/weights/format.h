@@ -20,7 +20,7 @@ namespace allspark::weights {
 static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
-inline constexpr uint32_t kFormatVersion = 4;  // The newest that this build reads and writes.
+inline constexpr uint32_t kFormatVersion = 5;  // The newest that this build reads and writes.
 // The version to write a model in: the oldest that can hold it.
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};

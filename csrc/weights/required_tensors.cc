@@ -160,6 +160,12 @@ Status QuantError(const proto::WeightQuant& quant, const std::string& what) {
   return Status::InvalidArgument("weight_quant of \"" + quant.tensor() + "\": " + what);
 }
 
+Status CheckGroupSize(const proto::WeightQuant& quant, const char* field, int64_t size) {
+  if (size == 0 || size == 32 || size == 64 || size == 128) return Status::Ok();
+  return QuantError(
+      quant, std::string(field) + " is " + std::to_string(size) + "; it must be 0, 32, 64 or 128");
+}
+
 Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
   QuantMap quants;
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
@@ -169,12 +175,18 @@ Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
     if (quant.bits() != 4 && quant.bits() != 8) {
       return QuantError(quant, "bits is " + std::to_string(quant.bits()) + "; it must be 4 or 8");
     }
-    const int64_t group = quant.group_size();
-    if (group != 0 && group != 32 && group != 64 && group != 128) {
-      return QuantError(quant,
-                        "group_size is " + std::to_string(group) + "; it must be 0, 32, 64 or 128");
+    AS_RETURN_IF_ERROR(CheckGroupSize(quant, "group_size", quant.group_size()));
+    const int64_t activation_group = quant.activation_group_size();
+    AS_RETURN_IF_ERROR(CheckGroupSize(quant, "activation_group_size", activation_group));
+    if (activation_group != 0 && !quant.quantize_activations()) {
+      return QuantError(quant, "activation_group_size is " + std::to_string(activation_group) +
+                                   "; it must be 0 without quantize_activations");
     }
-    if (quant.reordered() && group == 0) {
+    if (activation_group != 0 && quant.reordered()) {
+      return QuantError(quant, "activation_group_size is " + std::to_string(activation_group) +
+                                   "; it must be 0 with reordered columns");
+    }
+    if (quant.reordered() && quant.group_size() == 0) {
       return QuantError(quant, "reordered is true; it must be false without a group_size");
     }
     if (quant.tensor() == "embedding" && !spec.tie_embeddings() && quant.quantize_activations()) {
@@ -195,9 +207,11 @@ Status CheckQuantDepth(const proto::WeightQuant& quant, int64_t k) {
     return QuantError(quant, subject + "a multiple of " + std::to_string(lane) + " for " +
                                  std::to_string(quant.bits()) + " bits");
   }
-  if (quant.group_size() != 0 && k % quant.group_size() != 0) {
-    return QuantError(quant,
-                      subject + "a multiple of group_size, " + std::to_string(quant.group_size()));
+  const std::pair<const char*, int64_t> groups[] = {
+      {"group_size", quant.group_size()}, {"activation_group_size", quant.activation_group_size()}};
+  for (const auto& [field, size] : groups) {
+    if (size == 0 || k % size == 0) continue;
+    return QuantError(quant, subject + "a multiple of " + field + ", " + std::to_string(size));
   }
   return Status::Ok();
 }

@@ -41,13 +41,15 @@ def test_convert_writes_what_the_loader_writes(checkpoint, tmp_path, capsys):
 
 def test_options_are_those_of_the_quantiser(checkpoint, tmp_path):
     options = ("--weight-format", "int4", "--group-size", "32", "--activate-quant", "--lm-head",
-               "int8", "--data-type", "float32", "--name", "n")  # fmt: skip
+               "int8", "--data-type", "float32", "--name", "n", "--activation-group-size",
+               "32")  # fmt: skip
     assert convert(checkpoint, tmp_path / "out", *options) == 0
     spec = DashInferModel(str(tmp_path / "out" / "n")).decoder_spec()
     quants = {quant.tensor: quant for quant in spec.weight_quant}
     assert len(quants) == 9 and quants["lm_head"].bits == 8 and spec.compute_type == 1
     quant = quants["layers.0.qkv"]
     assert (quant.bits, quant.group_size, quant.quantize_activations) == (4, 32, True)
+    assert quant.activation_group_size == 32
 
 
 def test_convert_takes_the_names_that_other_commands_take(tmp_path, monkeypatch, capsys):
@@ -96,7 +98,7 @@ def test_inspect_says_what_a_model_holds(checkpoint, tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "out"), "--tensors", "--verify"]) == 0
     text = capsys.readouterr().out
     for line in (
-        "model: tiny", "format version: ", "weights of 4 bits: groups of 32", "hidden_size: 64",
+        "model: tiny", "format version: ", "weights of 4 bits, groups of 32", "hidden_size: 64",
         "layers.0.down uint4 64x96 ", "layers.0.down_zero uint8 64x3 ", "checksums: right",
     ):  # fmt: skip
         assert line in text, line

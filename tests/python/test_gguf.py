@@ -518,7 +518,7 @@ def test_the_command_names_a_model_after_its_file(tmp_path, capsys):
     assert main(["convert", source, "--output", out]) == 0
     assert (tmp_path / "out" / "tiny.Q8_0.asgraph").is_file()
     assert main(["inspect", out, "--verify"]) == 0
-    assert "weights of 8 bits: groups of 32" in capsys.readouterr().out
+    assert "weights of 8 bits, groups of 32" in capsys.readouterr().out
 
 
 def test_several_models_in_a_directory(tmp_path):

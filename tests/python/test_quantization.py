@@ -193,6 +193,55 @@ def test_a_configuration_without_enable_quant_is_refused():
     assert parse_quantization(True, False, {}).quantize_activations is False
 
 
+def activation_groups(directory, config=WIDE, **fields):
+    """{tensor: activation_group_size} of a plan."""
+    quantization = parse_quantization(True, False, fields or None)
+    plan = make_plan(
+        ModelConfig(config), Checkpoint.open(directory), "bfloat16", required_tensors, quantization
+    )
+    return {quant.tensor: quant.activation_group_size for quant in plan.spec.weight_quant}
+
+
+def test_activations_have_a_scale_for_the_larger_group_that_divides(tmp_path):
+    config = {**WIDE, "intermediate_size": 96}
+    write_checkpoint(tmp_path, config=config)
+    sizes = {"qkv": 64, "o": 64, "gate_up": 64, "down": 32}
+    assert WIDE["hidden_size"] == 64
+    expected = {f"layers.{i}.{name}": sizes[name] for i in range(2) for name in LAYER}
+    assert activation_groups(tmp_path, config) == expected
+    found = activation_groups(tmp_path, config, compute_method="activate_quant", group_size=32)
+    assert found == expected
+    for size in (0, 32):
+        found = activation_groups(
+            tmp_path, config, compute_method="activate_quant", activation_group_size=size
+        )
+        assert found == dict.fromkeys(expected, size)
+    assert set(activation_groups(tmp_path, config, weight_format="int4").values()) == {0}
+    odd = {**WIDE, "intermediate_size": 72}
+    write_checkpoint(tmp_path / "odd", config=odd)
+    assert activation_groups(tmp_path / "odd", odd)["layers.0.down"] == 0
+
+
+@pytest.mark.parametrize("value", [-1, 16, 256, True, "64"])
+def test_other_activation_groups_are_refused(value):
+    with pytest.raises(ValueError, match=f"activation_group_size is {value!r}, expected 0, 32, 64"):
+        parse_quantization(
+            True, False, {"compute_method": "activate_quant", "activation_group_size": value}
+        )
+
+
+def test_activation_groups_that_do_not_fit_are_refused(tmp_path):
+    config = {**WIDE, "intermediate_size": 96}
+    write_checkpoint(tmp_path, config=config)
+    with pytest.raises(ValueError, match="64, which does not divide the 96 input .* 'layers.0.dow"):
+        activation_groups(
+            tmp_path, config, compute_method="activate_quant", activation_group_size=64
+        )
+    with pytest.raises(ValueError, match="activation_group_size is 64, but .* 'activate_quant'"):
+        parse_quantization(True, False, {"activation_group_size": 64})
+    assert parse_quantization(True, False, {"activation_group_size": 0})
+
+
 def test_refusals_come_before_anything_is_written(checkpoint, tmp_path):
     pytest.importorskip("allspark._allspark")
     loader = HuggingFaceModel(str(checkpoint), "m").load_model()

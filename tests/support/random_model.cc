@@ -99,6 +99,13 @@ void Quantize(proto::DecoderSpec& spec, const char* tensor, int bits, int64_t gr
   quant->set_quantize_activations(activations);
 }
 
+// Of all weights with int8 activations.
+void SetActivationGroups(proto::DecoderSpec& spec, int64_t size) {
+  for (proto::WeightQuant& quant : *spec.mutable_weight_quant()) {
+    if (quant.quantize_activations()) quant.set_activation_group_size(size);
+  }
+}
+
 }  // namespace
 
 proto::DecoderSpec TinyLlamaSpec(proto::ComputeType compute) {
@@ -367,6 +374,31 @@ proto::DecoderSpec TinyReorderedLatentSpec(proto::ComputeType compute) {
   return spec;
 }
 
+proto::DecoderSpec TinyScaledSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = TinyQuantizedSpec(compute);
+  spec.set_architecture("ScaledForCausalLM");
+  SetActivationGroups(spec, 32);
+  return spec;
+}
+
+proto::DecoderSpec TinyScaledMoeSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = TinyQuantizedMoeSpec(compute);
+  spec.set_architecture("ScaledMoeForCausalLM");
+  spec.mutable_weight_quant(3)->set_quantize_activations(true);
+  SetActivationGroups(spec, 64);
+  // The shared expert reads the same rows as the others, here with other scales.
+  spec.mutable_weight_quant(5)->set_activation_group_size(32);
+  return spec;
+}
+
+proto::DecoderSpec TinyScaledLatentSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = TinyLatentSpec(compute);
+  spec.set_architecture("ScaledLatentForCausalLM");
+  spec.set_q_latent(96);
+  SetActivationGroups(spec, 32);
+  return spec;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
   return {TinyLlamaSpec(compute),
           TinyQwen2Spec(compute),
@@ -386,7 +418,10 @@ std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
           TinyDbrxSpec(compute),
           TinyReorderedSpec(compute),
           TinyReorderedParallelSpec(compute),
-          TinyReorderedLatentSpec(compute)};
+          TinyReorderedLatentSpec(compute),
+          TinyScaledSpec(compute),
+          TinyScaledMoeSpec(compute),
+          TinyScaledLatentSpec(compute)};
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {

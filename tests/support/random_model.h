@@ -66,6 +66,11 @@ proto::DecoderSpec TinyReorderedParallelSpec(proto::ComputeType compute = proto:
 // The same with latent attention.
 proto::DecoderSpec TinyReorderedLatentSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
+// The quantised specs of above with scales for groups of activations.
+proto::DecoderSpec TinyScaledSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+proto::DecoderSpec TinyScaledMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+proto::DecoderSpec TinyScaledLatentSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+
 // All of the above.
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute);
 

@@ -29,7 +29,7 @@ template <typename Struct, typename T>
 Field(const char*, T Struct::*, double, double) -> Field<Struct, T>;
 
 // How keys and values are kept in the cache (DashInfer's AsCacheMode).
-enum class CacheMode : int { kDefault = 0, kQuantI8 = 1, kQuantU4 = 2 };
+enum class CacheMode : int { kDefault = 0, kQuantI8 = 1, kQuantU4 = 2, kQuantK8V4 = 3 };
 
 // How an installed model runs. The field names are those of DashInfer's AsModelConfig.
 struct RuntimeConfig {

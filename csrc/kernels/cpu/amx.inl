@@ -278,10 +278,10 @@ void AddLowRankOnAmx(const LowRank& low, int64_t row, int64_t rows, int64_t pane
 }
 
 // Signed bytes times unsigned bytes, for GemmBytes, with the same integers as ByteTiles. The tiles
-// of ByteTiles are used where rows are too few to fill AMX tiles, and where groups are too small to
-// repay the cost of their start and end.
+// of ByteTiles are used where rows are too few to fill AMX tiles, and where groups are too small
+// for one.
 struct AmxByteTiles {
-  static constexpr int64_t kAmxFewestLanes = 2 * kAmxGroups;
+  static constexpr int64_t kAmxFewestLanes = kAmxGroups;
   static constexpr int kVecs = kPanelColumns / kLanes;
 
   AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
@@ -301,39 +301,51 @@ struct AmxByteTiles {
     operands.b_stride = kPanelStride;
     operands.c = reinterpret_cast<unsigned char*>(block.partial);
     operands.c_stride = kPanelStride;
-    operands.resume = true;
+    // A group that begins here starts from zero: its start values are added at its end.
+    operands.resume = !block.first;
     operands.fetch = {block.fetch.at, block.fetch.step * kAmxGroups};
     for (int64_t group = 0; group < block.groups; ++group) {
-      if (block.first) StartRows(rows, block, group);
       AmxTile<true>(rows, operands, block.lanes, kPanelColumns);
       operands.a += block.lanes * kLaneBytes;
       operands.b += block.lanes * kPanelStride;
       operands.fetch.at += block.lanes * block.fetch.step;
-      if (block.last) FinishRows(rows, block, group);
+      if (block.last) {
+        FinishRows(rows, block, group);
+      } else if (block.first) {
+        StartRows(rows, block, group);
+      }
     }
   }
 
+  // Adds the start values of a group that goes on in the next block.
   AS_ALWAYS_INLINE void StartRows(int64_t rows, ByteBlock block, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) {
       VecI sums[1][kVecs];
       StartGroup<8, 1, kVecs>(block, group, sums);
-      AS_UNROLL for (int v = 0; v < kVecs; ++v) StoreI(block.partial + v * kLanes, sums[0][v]);
+      AS_UNROLL for (int v = 0; v < kVecs; ++v) {
+        int32_t* partial = block.partial + v * kLanes;
+        StoreI(partial, AddInt(LoadI(partial), sums[0][v]));
+      }
       block.a_sums += block.ld_sums;
       block.partial += kPanelColumns;
     }
   }
 
-  // Adds a group's scaled sums to c.
+  // Adds a group's scaled sums to c, and before them the start values of a group that is whole.
   AS_ALWAYS_INLINE void FinishRows(int64_t rows, ByteBlock block, int64_t group) {
-    VecF scale[kVecs];
-    AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-      scale[v] = LoadBf16(block.scale + group * kPanelColumns + v * kLanes);
-    }
-    const bool fresh = block.fresh && group == 0;
     for (int64_t r = 0; r < rows; ++r) {
-      AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-        AddGroup(fresh, LoadI(block.partial + v * kLanes), scale[v], block.c + v * kLanes);
+      VecI sums[1][kVecs];
+      if (block.first) {
+        StartGroup<8, 1, kVecs>(block, group, sums);
+      } else {
+        AS_UNROLL for (int v = 0; v < kVecs; ++v) sums[0][v] = Set1Int(0);
       }
+      AS_UNROLL for (int v = 0; v < kVecs; ++v) {
+        sums[0][v] = AddInt(sums[0][v], LoadI(block.partial + v * kLanes));
+      }
+      AddGroupInMemory<1, kVecs>(block, group, sums);
+      block.a_sums += block.ld_sums;
+      if (block.a_scale != nullptr) block.a_scale += block.ld_scales;
       block.c += kPanelColumns;
       block.partial += kPanelColumns;
     }

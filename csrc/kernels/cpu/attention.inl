@@ -448,7 +448,7 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   // If only one tile reads the keys and values, widening them first does not pay.
   const bool stored = rows.count <= kMostTileRows;
   if (stored) {
-    Scores<Head, Dot, typename Head::Stored>(args, head, s, rows.count, chunk, seen);
+    Scores<Head, Dot, typename Head::StoredKeys>(args, head, s, rows.count, chunk, seen);
   } else {
     Scores<Head, Dot, WideLanes>(args, head, s, rows.count, chunk, seen);
   }
@@ -476,7 +476,7 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   }
   const NextKeys<Head> next = KeysAfter(args, head, chunk, all, last_rows);
   if (stored) {
-    AddValues<Head, Dot, typename Head::Stored>(args, head, s, rows, chunk, seen, next);
+    AddValues<Head, Dot, typename Head::StoredValues>(args, head, s, rows, chunk, seen, next);
   } else {
     AddValues<Head, Dot, WideLanes>(args, head, s, rows, chunk, seen, next);
   }

@@ -9,34 +9,35 @@ namespace {
 // Where the keys and values of one KV head of one layer are stored.
 struct CacheParts {
   unsigned char* pool;
-  int64_t extent_stride, block_stride, k_offset, v_offset, block_size, extent_blocks;
+  int64_t extent_stride, k_offset, k_stride, v_offset, v_stride, block_size, extent_blocks;
   const int32_t* block_table;
   // log2 of block_size and extent_blocks. Divisions would cost more than a granule's arithmetic.
   int block_shift, extent_shift;
 
   AS_ALWAYS_INLINE CacheParts Of(const PagedKv& kv, const int32_t* block_table, int64_t kv_head) {
-    const int64_t head = kv_head * kv.head_stride;
     return {kv.pool,
             kv.extent_stride,
-            kv.block_stride,
-            kv.k_offset + head,
-            kv.v_offset + head,
+            kv.k.offset + kv_head * kv.k.head_stride,
+            kv.k.block_stride,
+            kv.v.offset + kv_head * kv.v.head_stride,
+            kv.v.block_stride,
             kv.block_size,
             kv.extent_blocks,
             block_table,
             __builtin_ctzll(static_cast<uint64_t>(kv.block_size)),
             __builtin_ctzll(static_cast<uint64_t>(kv.extent_blocks))};
   }
-  __attribute__((always_inline)) inline unsigned char* Block(int64_t position) const {
+  __attribute__((always_inline)) inline unsigned char* At(int64_t position, int64_t offset,
+                                                          int64_t stride) const {
     const int64_t block = block_table[position >> block_shift];
-    return pool + (block >> extent_shift) * extent_stride +
-           (block & (extent_blocks - 1)) * block_stride;
+    return pool + (block >> extent_shift) * extent_stride + offset +
+           (block & (extent_blocks - 1)) * stride;
   }
   __attribute__((always_inline)) inline unsigned char* Keys(int64_t position) const {
-    return Block(position) + k_offset;
+    return At(position, k_offset, k_stride);
   }
   __attribute__((always_inline)) inline unsigned char* Values(int64_t position) const {
-    return Block(position) + v_offset;
+    return At(position, v_offset, v_stride);
   }
   // The position within its block.
   __attribute__((always_inline)) inline int64_t Token(int64_t position) const {
@@ -68,7 +69,8 @@ template <class T>
 struct CacheHead {
   static constexpr int64_t kGroup = kLaneBytes / static_cast<int64_t>(sizeof(T));
   static constexpr bool kScaled = false;
-  using Stored = WideLanes;
+  using StoredKeys = WideLanes;
+  using StoredValues = WideLanes;
 
   CacheParts parts;
   int64_t head_dim;
@@ -94,7 +96,8 @@ struct CacheHead {
     }
     return span;
   }
-  __attribute__((always_inline)) inline int64_t TokenBytes() const {
+  // Of keys, or of values.
+  __attribute__((always_inline)) inline int64_t TokenBytes(bool) const {
     return head_dim * static_cast<int64_t>(sizeof(T));
   }
 };
@@ -104,7 +107,7 @@ template <class Head>
 AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
   const CacheParts& parts = head.parts;
   // A granule's share of its block's part, and the vectors that a tile reads from a granule.
-  const int64_t share = head.TokenBytes() * kGranule, vectors = head.head_dim / Head::kGroup;
+  const int64_t share = head.TokenBytes(keys) * kGranule, vectors = head.head_dim / Head::kGroup;
   Ahead ahead;
   ahead.step = (share + vectors - 1) / vectors;
   for (int64_t g = 0; g < kSpanGranules; ++g) {

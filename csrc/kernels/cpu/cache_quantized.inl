@@ -37,30 +37,35 @@ struct StoredLanes {
   }
 };
 
-template <int kBits>
+template <int kKeyBits, int kValueBits>
 struct QuantizedHead {
   static constexpr int64_t kGroup = 2;
   static constexpr bool kScaled = true;
-  static constexpr int64_t kPairBytes = kBits / 4;
-  using Stored = StoredLanes<kBits>;
+  static constexpr int64_t kKeyPair = kKeyBits / 4, kValuePair = kValueBits / 4;  // bytes
+  using StoredKeys = StoredLanes<kKeyBits>;
+  using StoredValues = StoredLanes<kValueBits>;
 
   CacheParts parts;
   int64_t head_dim;
 
-  __attribute__((always_inline)) inline int64_t TokenBytes() const {
-    return KvPartBytes(kBits == 8 ? DType::kInt8 : DType::kUInt4, 1, head_dim);
+  // Of keys, or of values.
+  __attribute__((always_inline)) inline int64_t TokenBytes(bool keys) const {
+    return KvPartBytes((keys ? kKeyBits : kValueBits) == 8 ? DType::kInt8 : DType::kUInt4, 1,
+                       head_dim);
   }
-  // Of the part that starts at `data`.
+  // Of the part of kBits that starts at `data`.
+  template <int kBits>
   __attribute__((always_inline)) inline float* Scales(unsigned char* data) const {
-    return reinterpret_cast<float*>(data + head_dim / 2 * parts.block_size * kPairBytes);
+    return reinterpret_cast<float*>(data + head_dim / 2 * parts.block_size * (kBits / 4));
   }
+  template <int kBits>
   __attribute__((always_inline)) inline unsigned char* Zeros(unsigned char* data) const {
-    return reinterpret_cast<unsigned char*>(Scales(data) + parts.block_size);
+    return reinterpret_cast<unsigned char*>(Scales<kBits>(data) + parts.block_size);
   }
 
   template <class Lanes>
   Span Keys(SpanRange range, const Staging& staging) const {
-    if constexpr (Lanes::kBytes == kPairBytes) return StoredKeys(range, staging);
+    if constexpr (Lanes::kBytes == kKeyPair) return KeysInPlace(range, staging);
     Span span;
     span.stride = kGranule * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
@@ -70,13 +75,13 @@ struct QuantizedHead {
       span.granule[g] = lanes;
       if (position != range.begin + g * kGranule) continue;
       WidenKeys(position, lanes);
-      CopyScales(parts.Keys(position), position, staging.key_scales);
+      CopyScales<kKeyBits>(parts.Keys(position), position, staging.key_scales);
     }
     return span;
   }
   template <class Lanes>
   Span Values(SpanRange range, const Staging& staging) const {
-    if constexpr (Lanes::kBytes == kPairBytes) return StoredValues(range, staging);
+    if constexpr (Lanes::kBytes == kValuePair) return ValuesInPlace(range, staging);
     Span span;
     span.stride = head_dim * kLaneBytes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
@@ -91,37 +96,37 @@ struct QuantizedHead {
     return span;
   }
 
-  Span StoredKeys(SpanRange range, const Staging& staging) const {
+  Span KeysInPlace(SpanRange range, const Staging& staging) const {
     Span span;
-    span.stride = parts.block_size * kPairBytes;
+    span.stride = parts.block_size * kKeyPair;
     span.zeros = staging.lanes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
       const int64_t position = range.Nearest(g);
       unsigned char* data = parts.Keys(position);
       const int64_t token = parts.Token(position);
-      span.granule[g] = data + token * kPairBytes;
+      span.granule[g] = data + token * kKeyPair;
       if (position != range.begin + g * kGranule) continue;
-      CopyScales(data, position, staging.key_scales);
-      for (int64_t t = 0; kBits == 4 && t < kGranule; t += kLanes) {
-        const VecI zero = LoadBytes(Zeros(data) + token + t);
+      CopyScales<kKeyBits>(data, position, staging.key_scales);
+      for (int64_t t = 0; kKeyBits == 4 && t < kGranule; t += kLanes) {
+        const VecI zero = LoadBytes(Zeros<4>(data) + token + t);
         StoreI(staging.lanes + (g * kGranule + t) * 4, Or(zero, ShiftLeft<16>(zero)));
       }
     }
     return span;
   }
-  Span StoredValues(SpanRange range, const Staging& staging) const {
+  Span ValuesInPlace(SpanRange range, const Staging& staging) const {
     Span span;
-    span.stride = head_dim * kPairBytes;
+    span.stride = head_dim * kValuePair;
     span.zeros = staging.lanes;
     for (int64_t g = 0; g < kSpanGranules; ++g) {
       const int64_t position = range.Nearest(g);
       unsigned char* data = parts.Values(position);
       const int64_t token = parts.Token(position);
       span.granule[g] = data + token / 2 * span.stride;
-      if (kBits == 8 || position != range.begin + g * kGranule) continue;
+      if (kValueBits == 8 || position != range.begin + g * kGranule) continue;
       for (int64_t t = 0; t < kGranule; t += kLanes) {
         StoreInt16(reinterpret_cast<int16_t*>(staging.lanes) + g * kGranule + t,
-                   LoadBytes(Zeros(data) + token + t));
+                   LoadBytes(Zeros<4>(data) + token + t));
       }
     }
     return span;
@@ -131,7 +136,7 @@ struct QuantizedHead {
   // because they are fetched while the scores are computed.
   void CopyValueScales(int64_t from, int64_t to, const Staging& staging) const {
     for (int64_t position = from / kGranule * kGranule; position < to; position += kGranule) {
-      CopyScales(parts.Values(position), position, staging.value_scales);
+      CopyScales<kValueBits>(parts.Values(position), position, staging.value_scales);
     }
   }
 
@@ -140,13 +145,13 @@ struct QuantizedHead {
     unsigned char* data = parts.Keys(position);
     const int64_t token = parts.Token(position);
     for (int64_t t = 0; t < kGranule; t += kLanes) {
-      const VecI zero = kBits == 4 ? LoadBytes(Zeros(data) + token + t) : Set1Int(0);
+      const VecI zero = kKeyBits == 4 ? LoadBytes(Zeros<4>(data) + token + t) : Set1Int(0);
       const VecI zeros = Or(zero, ShiftLeft<16>(zero));
-      const unsigned char* from = data + (token + t) * kPairBytes;
+      const unsigned char* from = data + (token + t) * kKeyPair;
       unsigned char* to = lanes + t * kLaneBytes;
       for (int64_t i = 0; i < head_dim / 2; ++i) {
-        StoreI(to, kBits == 8 ? LoadBytePairs(from) : LoadNibblePairs(from, zeros));
-        from += parts.block_size * kPairBytes;
+        StoreI(to, kKeyBits == 8 ? LoadBytePairs(from) : LoadNibblePairs(from, zeros));
+        from += parts.block_size * kKeyPair;
         to += kGranule * kLaneBytes;
       }
     }
@@ -155,18 +160,20 @@ struct QuantizedHead {
     unsigned char* data = parts.Values(position);
     const int64_t token = parts.Token(position);
     for (int64_t t = token; t < token + kGranule; t += 2) {
-      const unsigned char* from = data + t / 2 * head_dim * kPairBytes;
-      const VecI zeros = Set1Int(kBits == 4 ? Zeros(data)[t] | Zeros(data)[t + 1] << 16 : 0);
+      const unsigned char* from = data + t / 2 * head_dim * kValuePair;
+      const VecI zeros =
+          Set1Int(kValueBits == 4 ? Zeros<4>(data)[t] | Zeros<4>(data)[t + 1] << 16 : 0);
       for (int64_t d = 0; d < head_dim; d += kLanes) {
-        StoreI(lanes + d * kLaneBytes, kBits == 8 ? LoadBytePairs(from + d * kPairBytes)
-                                                  : LoadNibblePairs(from + d, zeros));
+        StoreI(lanes + d * kLaneBytes, kValueBits == 8 ? LoadBytePairs(from + d * kValuePair)
+                                                       : LoadNibblePairs(from + d, zeros));
       }
       lanes += head_dim * kLaneBytes;
     }
   }
+  template <int kBits>
   __attribute__((always_inline)) inline void CopyScales(unsigned char* data, int64_t position,
                                                         float* scales) const {
-    const float* from = Scales(data) + parts.Token(position);
+    const float* from = Scales<kBits>(data) + parts.Token(position);
     for (int64_t t = 0; t < kGranule; t += kLanes) {
       StoreF(scales + position % kAttentionChunk + t, LoadF(from + t));
     }
@@ -221,9 +228,9 @@ struct HeadQuantizer {
 
 // Quantises x into the keys or values of a token. A pair of values holds two tokens; the other
 // token's half is kept.
-template <int kBits, bool kKeys>
-void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64_t token,
-                    const float* x) {
+template <int kBits, bool kKeys, class Head>
+void WriteQuantized(const Head& head, unsigned char* data, int64_t token, const float* x) {
+  constexpr int64_t kPairBytes = kBits / 4;
   constexpr int64_t kSlice = HeadQuantizer<kBits>::kSlice;
   const int64_t n = head.head_dim, block_size = head.parts.block_size;
   const auto quantize = HeadQuantizer<kBits>::Of(x, n);
@@ -232,8 +239,8 @@ void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64
     int8_t q[kSlice] = {};
     quantize.Apply(x + begin, count, q);
     if (kKeys) {
-      unsigned char* pair = data + (begin / 2 * block_size + token) * head.kPairBytes;
-      for (int64_t i = 0; i < count; i += 2, pair += block_size * head.kPairBytes) {
+      unsigned char* pair = data + (begin / 2 * block_size + token) * kPairBytes;
+      for (int64_t i = 0; i < count; i += 2, pair += block_size * kPairBytes) {
         if (kBits == 8) {
           __builtin_memcpy(pair, q + i, 2);
         } else {
@@ -241,7 +248,7 @@ void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64
         }
       }
     } else {
-      unsigned char* pairs = data + (token / 2 * n + begin) * head.kPairBytes;
+      unsigned char* pairs = data + (token / 2 * n + begin) * kPairBytes;
       const int64_t odd = token % 2, shift = 4 * odd, other = 0xf0 >> shift;
       for (int64_t i = 0; i < count; ++i) {
         if (kBits == 8) {
@@ -252,19 +259,21 @@ void WriteQuantized(const QuantizedHead<kBits>& head, unsigned char* data, int64
       }
     }
   }
-  head.Scales(data)[token] = quantize.scale;
-  if (kBits == 4) head.Zeros(data)[token] = static_cast<unsigned char>(quantize.zero);
+  head.template Scales<kBits>(data)[token] = quantize.scale;
+  if (kBits == 4)
+    head.template Zeros<kBits>(data)[token] = static_cast<unsigned char>(quantize.zero);
 }
 
-template <int kBits>
+template <int kKeyBits, int kValueBits>
 void KvWriteQuantized(const KvWriteArgs& args, Stream) noexcept {
   for (int64_t h = 0; h < args.kv_heads; ++h) {
-    const QuantizedHead<kBits> head{CacheParts::Of(args.kv, args.block_table, h), args.head_dim};
+    const QuantizedHead<kKeyBits, kValueBits> head{CacheParts::Of(args.kv, args.block_table, h),
+                                                   args.head_dim};
     for (int64_t t = 0; t < args.num_tokens; ++t) {
       const int64_t position = args.begin_position + t, token = head.parts.Token(position);
       const int64_t from = t * args.ld + h * args.head_dim;
-      WriteQuantized<kBits, true>(head, head.parts.Keys(position), token, args.k + from);
-      WriteQuantized<kBits, false>(head, head.parts.Values(position), token, args.v + from);
+      WriteQuantized<kKeyBits, true>(head, head.parts.Keys(position), token, args.k + from);
+      WriteQuantized<kValueBits, false>(head, head.parts.Values(position), token, args.v + from);
     }
   }
 }

@@ -38,15 +38,20 @@ AS_ALWAYS_INLINE void FillQuantized(KernelTable& table, DType dtype) {
   table.embedding[static_cast<int>(dtype)] = EmbeddingQuantized<kBits>;
 }
 
+template <int kKeyBits, int kValueBits>
+AS_ALWAYS_INLINE void FillQuantizedCache(KernelTable& table, DType cache) {
+  table.kv_write[static_cast<int>(cache)] = KvWriteQuantized<kKeyBits, kValueBits>;
+  FillAttention<QuantizedHead<kKeyBits, kValueBits>, DotInteger>(table, cache);
+}
+
 AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillDType<float, DotFloat>(table, DType::kFloat32);
   FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
   FillQuantized<8>(table, DType::kUInt8);
   FillQuantized<4>(table, DType::kUInt4);
-  table.kv_write[static_cast<int>(DType::kInt8)] = KvWriteQuantized<8>;
-  table.kv_write[static_cast<int>(DType::kUInt4)] = KvWriteQuantized<4>;
-  FillAttention<QuantizedHead<8>, DotInteger>(table, DType::kInt8);
-  FillAttention<QuantizedHead<4>, DotInteger>(table, DType::kUInt4);
+  FillQuantizedCache<8, 8>(table, DType::kInt8);
+  FillQuantizedCache<4, 4>(table, DType::kUInt4);
+  FillQuantizedCache<8, 4>(table, DType::kInt8UInt4);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
       Convert<float, uint16_t>;
   table.quantize = Quantize;
@@ -54,6 +59,7 @@ AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   table.route = Route;
   table.combine = Combine;
   table.rope = Rope;
+  table.hadamard = Hadamard;
   table.argmax = ArgMax;
   table.sum_exp = SumExp;
 }

@@ -19,8 +19,9 @@ AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
   FillGemm<GemmWidened<uint16_t, DotNative, 8>>(table, DType::kUInt8, bf16);
   FillGemm<GemmWidened<uint16_t, DotNative, 4>>(table, DType::kUInt4, bf16);
   FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
-  FillAttention<QuantizedHead<8>, DotInteger>(table, DType::kInt8);
-  FillAttention<QuantizedHead<4>, DotInteger>(table, DType::kUInt4);
+  FillAttention<QuantizedHead<8, 8>, DotInteger>(table, DType::kInt8);
+  FillAttention<QuantizedHead<4, 4>, DotInteger>(table, DType::kUInt4);
+  FillAttention<QuantizedHead<8, 4>, DotInteger>(table, DType::kInt8UInt4);
 }
 
 }  // namespace

@@ -47,15 +47,15 @@ AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, i
   }
 }
 
-// Finishes a row's sums: times the row's scale, plus bias. Holds copies of fields of GemmArgs, so
-// that the compiler knows that stores to the results do not alias them.
+// Finishes a row's sums: times the row's scale if it has one, plus bias. Holds copies of fields of
+// GemmArgs, so that the compiler knows that stores to the results do not alias them.
 struct RowFinish {
   const float* a_scale;
   const float* bias;
   VecF scale;
 
   __attribute__((always_inline)) explicit RowFinish(const GemmArgs& args)
-      : a_scale(args.a_scale), bias(args.bias), scale(Zero()) {}
+      : a_scale(args.a_scale_group == 0 ? args.a_scale : nullptr), bias(args.bias), scale(Zero()) {}
 
   __attribute__((always_inline)) void Begin(int64_t row) {
     if (a_scale != nullptr) scale = Set1(a_scale[row]);
@@ -310,7 +310,8 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
       tile.fetch = streams && !resume ? Fetch{tile.b + kStreamPrefetch, stride}
                                       : FetchShare(tile.b + block * stride, tile.groups * stride,
-                                                   rows, r, tile_rows, tile.groups, columns);
+                                                   rows, r, tile_rows, tile.groups, columns,
+                                                   TileVecs(static_cast<int>(tile_rows)));
       tile.c = sums + r * kPanelColumns;
       if (group == 0) destination.FetchRows(r, tile_rows);
       TileRows<Dot>(tile_rows, tile, columns);

@@ -243,6 +243,42 @@ AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t 
   }
 }
 
+// One of log2(n) equal stages: the sums of neighbours, then their differences.
+AS_ALWAYS_INLINE void HadamardStage(const float* x, int64_t n, float* y) {
+  const int64_t half = n / 2;
+  if (half < kLanes) {
+    for (int64_t i = 0; i < half; ++i) {
+      y[i] = x[2 * i] + x[2 * i + 1];
+      y[half + i] = x[2 * i] - x[2 * i + 1];
+    }
+    return;
+  }
+  for (int64_t i = 0; i < half; i += kLanes) {
+    VecF even, odd;
+    Deinterleave(LoadF(x + 2 * i), LoadF(x + 2 * i + kLanes), &even, &odd);
+    StoreF(y + i, Add(even, odd));
+    StoreF(y + half + i, Sub(even, odd));
+  }
+}
+
+[[maybe_unused]] void Hadamard(const HadamardArgs& args, Stream) noexcept {
+  const int64_t n = args.size;
+  const float factor = 1.0f / __builtin_sqrtf(static_cast<float>(n));
+  float rooms[2][kMostHadamard];
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t begin = 0; begin < args.cols; begin += n) {
+      const float* x = args.x + r * args.ldx + begin;
+      float* y = args.y + r * args.ldy + begin;
+      int room = 0;
+      for (int64_t done = 1; done < n; done *= 2, room ^= 1) {
+        HadamardStage(done == 1 ? x : rooms[room ^ 1], n, rooms[room]);
+      }
+      const float* last = n == 1 ? x : rooms[room ^ 1];
+      for (int64_t i = 0; i < n; ++i) y[i] = last[i] * factor;
+    }
+  }
+}
+
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 // The highest of x[0, n), NaN left out; minus infinity if nothing is left.
@@ -328,31 +364,43 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
   }
 }
 
-[[maybe_unused]] void Quantize(const QuantizeArgs& args, Stream) noexcept {
-  for (int64_t r = 0; r < args.rows; ++r) {
-    const float* x = args.x + r * args.ldx;
-    int8_t* q = args.q + r * args.ldq;
-    int32_t* sums = args.sums + r * RowSums(args.cols);
-    const float highest = HighestMagnitude(x, args.cols);
-    args.scale[r] = highest / 127.0f;
-    const VecF inverse = Set1(highest < kQuantizeTiny ? 0.0f : 127.0f / highest);
-    uint32_t total = 0;  // unsigned: sums of a row with a NaN mean nothing, and may overflow
-    for (int64_t begin = 0; begin < args.cols; begin += kSumBlock) {
-      const int64_t end = begin + kSumBlock < args.cols ? begin + kSumBlock : args.cols;
-      VecI sum = Set1Int(0);
-      for (int64_t i = begin; i < end; i += kLanes) {
-        const VecI rounded = RoundToInt(Mul(MaskLoadF(FirstLanes(end - i), x + i), inverse));
-        sum = AddInt(sum, rounded);
-        if (end - i >= kLanes) {
-          StoreInt8(q + i, rounded);
-        } else {
-          int8_t whole[kLanes];
-          StoreInt8(whole, rounded);
-          for (int64_t j = i; j < end; ++j) q[j] = whole[j - i];
-        }
+// Elements [begin, end) of a row, with one scale. Returns their sum, unsigned: sums of a row with a
+// NaN mean nothing, and may overflow.
+AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t end, int8_t* q,
+                                        float* scale, int32_t* sums) {
+  const float highest = HighestMagnitude(x + begin, end - begin);
+  *scale = highest / 127.0f;
+  const VecF inverse = Set1(highest < kQuantizeTiny ? 0.0f : 127.0f / highest);
+  uint32_t total = 0;
+  for (int64_t next; begin < end; begin = next) {
+    next = begin + kSumBlock < end ? begin + kSumBlock : end;
+    VecI sum = Set1Int(0);
+    for (int64_t i = begin; i < next; i += kLanes) {
+      const VecI rounded = RoundToInt(Mul(MaskLoadF(FirstLanes(next - i), x + i), inverse));
+      sum = AddInt(sum, rounded);
+      if (next - i >= kLanes) {
+        StoreInt8(q + i, rounded);
+      } else {
+        int8_t whole[kLanes];
+        StoreInt8(whole, rounded);
+        for (int64_t j = i; j < next; ++j) q[j] = whole[j - i];
       }
-      sums[begin / kSumBlock] = ReduceAddInt(sum);
-      total += static_cast<uint32_t>(sums[begin / kSumBlock]);
+    }
+    sums[begin / kSumBlock] = ReduceAddInt(sum);
+    total += static_cast<uint32_t>(sums[begin / kSumBlock]);
+  }
+  return total;
+}
+
+[[maybe_unused]] void Quantize(const QuantizeArgs& args, Stream) noexcept {
+  const int64_t num_scales = RowScales(args.cols, args.scale_group);
+  const int64_t group = args.scale_group == 0 ? args.cols : args.scale_group;
+  for (int64_t r = 0; r < args.rows; ++r) {
+    int32_t* sums = args.sums + r * RowSums(args.cols);
+    uint32_t total = 0;
+    for (int64_t i = 0; i < num_scales; ++i) {
+      total += QuantizeGroup(args.x + r * args.ldx, i * group, (i + 1) * group,
+                             args.q + r * args.ldq, args.scale + r * num_scales + i, sums);
     }
     sums[RowSums(args.cols) - 1] = static_cast<int32_t>(total);
   }
@@ -367,6 +415,19 @@ AS_ALWAYS_INLINE VecF LoadRow(const int8_t* p) {
 // From: float or int8_t.
 template <class From, class To>
 void Convert(const ConvertArgs& args, Stream) noexcept {
+  if (args.scale_group > 0) {
+    // Scale groups are whole vectors.
+    const int64_t num_scales = RowScales(args.cols, args.scale_group);
+    for (int64_t r = 0; r < args.rows; ++r) {
+      const From* x = static_cast<const From*>(args.x) + r * args.ldx;
+      To* y = static_cast<To*>(args.y) + r * args.ldy;
+      const float* scale = args.scale + r * num_scales;
+      for (int64_t i = 0; i < args.cols; i += kLanes) {
+        StoreRow(y + i, Mul(LoadRow(x + i), Set1(scale[i / args.scale_group])));
+      }
+    }
+    return;
+  }
   for (int64_t r = 0; r < args.rows; ++r) {
     const From* x = static_cast<const From*>(args.x) + r * args.ldx;
     To* y = static_cast<To*>(args.y) + r * args.ldy;

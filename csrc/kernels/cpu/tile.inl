@@ -214,10 +214,11 @@ struct TileShape {
 
 // The share of the `bytes` at `next` that the tile of rows [row, row + tile_rows), out of `rows`,
 // fetches. The fetches are spread as evenly as the work, since a burst of requests would stall on
-// memory. A tile takes its columns in several passes.
+// memory. A tile takes its columns in several passes, of `vecs` vectors each.
 AS_ALWAYS_INLINE Fetch FetchShare(const unsigned char* next, int64_t bytes, int64_t rows,
-                                  int64_t row, int64_t tile_rows, int64_t groups, int64_t columns) {
-  const int64_t width = TileVecs(static_cast<int>(tile_rows)) * kLanes;
+                                  int64_t row, int64_t tile_rows, int64_t groups, int64_t columns,
+                                  int vecs) {
+  const int64_t width = vecs * kLanes;
   const int64_t steps = groups * ((columns + width - 1) / width);
   if (steps == 0) return {next, 0};
   return {next + bytes * row / rows, (bytes * tile_rows / rows + steps - 1) / steps};

@@ -11,8 +11,9 @@ namespace {
 
 // The address of one KV head's keys or values in the block of `position`.
 AS_ALWAYS_INLINE unsigned char* PartAt(const PagedKv& kv, const int32_t* block_table,
-                                       int64_t kv_head, int64_t position, int64_t offset) {
-  return kv.PartAt(block_table[position / kv.block_size], offset + kv_head * kv.head_stride);
+                                       int64_t kv_head, int64_t position,
+                                       const PagedKv::Side& side) {
+  return kv.PartAt(block_table[position / kv.block_size], side, kv_head);
 }
 
 // A KV head of a cache with float elements.
@@ -24,16 +25,16 @@ struct FloatHead {
 
   static constexpr int64_t kGroup = 4 / static_cast<int64_t>(sizeof(T));
 
-  T* Base(int64_t position, int64_t offset) const {
-    return reinterpret_cast<T*>(PartAt(kv, block_table, kv_head, position, offset));
+  T* Base(int64_t position, const PagedKv::Side& side) const {
+    return reinterpret_cast<T*>(PartAt(kv, block_table, kv_head, position, side));
   }
   T* KeyAt(int64_t position, int64_t d) const {
     const int64_t token = position % kv.block_size;
-    return Base(position, kv.k_offset) + (d / kGroup * kv.block_size + token) * kGroup + d % kGroup;
+    return Base(position, kv.k) + (d / kGroup * kv.block_size + token) * kGroup + d % kGroup;
   }
   T* ValueAt(int64_t position, int64_t d) const {
     const int64_t token = position % kv.block_size;
-    return Base(position, kv.v_offset) + (token / kGroup * head_dim + d) * kGroup + token % kGroup;
+    return Base(position, kv.v) + (token / kGroup * head_dim + d) * kGroup + token % kGroup;
   }
   double Key(int64_t position, int64_t d) const { return Load(KeyAt(position, d)); }
   double Value(int64_t position, int64_t d) const { return Load(ValueAt(position, d)); }
@@ -45,45 +46,79 @@ struct FloatHead {
   }
 };
 
-// A KV head of a cache with kBits integers, in the layout of PagedKv.
+// Keys or values of kBits integers, in the layout of PagedKv. Gives access to element `index` in
+// the order of pairs, and to a token's scale and zero point.
 template <int kBits>
+struct QuantizedPart {
+  unsigned char* data;
+  int64_t num, block_size;
+
+  int32_t Get(int64_t index) const {
+    if (kBits == 8) return static_cast<int8_t>(data[index]);
+    return data[index / 2] >> (index % 2 * 4) & 15;
+  }
+  void Set(int64_t index, int32_t u) const {
+    unsigned char* p = data + index * kBits / 8;
+    if (kBits == 8) {
+      *p = static_cast<unsigned char>(u);
+    } else {
+      const int shift = static_cast<int>(index % 2 * 4);
+      *p = static_cast<unsigned char>((*p & ~(15 << shift)) | u << shift);
+    }
+  }
+  float* Scale(int64_t token) const {
+    return reinterpret_cast<float*>(data + num * kBits / 8) + token;
+  }
+  unsigned char* Zero(int64_t token) const {
+    return data + num * kBits / 8 + block_size * 4 + token;
+  }
+  double Value(int64_t index, int64_t token) const {
+    const int32_t zero = kBits == 8 ? 0 : *Zero(token);
+    return static_cast<double>(Get(index) - zero) * Load(Scale(token));
+  }
+};
+
+// Of a token's key or value, in float32, with the same steps as every other table.
+template <int kBits>
+struct Quantizer {
+  float scale, inverse;
+  int32_t zero = 0;
+
+  Quantizer(const float* x, int64_t n) {
+    float low = 0, high = 0, poison = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      low = x[i] < low ? x[i] : low;
+      high = x[i] > high ? x[i] : high;
+      poison += x[i] * 0.0f;
+    }
+    constexpr float kSteps = kBits == 8 ? 127.0f : 15.0f;
+    const float range = kBits == 8 ? (high > -low ? high : -low) : high - low;
+    scale = std::isnan(poison) ? std::numeric_limits<float>::quiet_NaN() : range / kSteps;
+    inverse = std::isnan(scale) || range < kQuantizeTiny ? 0.0f : kSteps / range;
+    if (kBits == 4 && inverse > 0) zero = static_cast<int32_t>(std::nearbyintf(-low * inverse));
+  }
+  int32_t operator()(float x) const {
+    if (inverse == 0) return zero;
+    const int32_t q = static_cast<int32_t>(std::nearbyintf(x * inverse)) + zero;
+    constexpr int32_t kLeast = kBits == 8 ? -127 : 0, kMost = kBits == 8 ? 127 : 15;
+    return q < kLeast ? kLeast : q > kMost ? kMost : q;
+  }
+  void StoreScale(const QuantizedPart<kBits>& part, int64_t token) const {
+    *part.Scale(token) = scale;
+    if (kBits == 4) *part.Zero(token) = static_cast<unsigned char>(zero);
+  }
+};
+
+// A KV head of a cache with integers.
+template <int kKeyBits, int kValueBits>
 struct QuantizedHead {
   const PagedKv& kv;
   const int32_t* block_table;
   int64_t kv_head, head_dim;
 
-  // Gives access to element `index` in the order of pairs, and to a token's scale and zero point.
-  struct Part {
-    unsigned char* data;
-    int64_t num, block_size;
-
-    int32_t Get(int64_t index) const {
-      if (kBits == 8) return static_cast<int8_t>(data[index]);
-      return data[index / 2] >> (index % 2 * 4) & 15;
-    }
-    void Set(int64_t index, int32_t u) const {
-      unsigned char* p = data + index * kBits / 8;
-      if (kBits == 8) {
-        *p = static_cast<unsigned char>(u);
-      } else {
-        const int shift = static_cast<int>(index % 2 * 4);
-        *p = static_cast<unsigned char>((*p & ~(15 << shift)) | u << shift);
-      }
-    }
-    float* Scale(int64_t token) const {
-      return reinterpret_cast<float*>(data + num * kBits / 8) + token;
-    }
-    unsigned char* Zero(int64_t token) const {
-      return data + num * kBits / 8 + block_size * 4 + token;
-    }
-    double Value(int64_t index, int64_t token) const {
-      const int32_t zero = kBits == 8 ? 0 : *Zero(token);
-      return static_cast<double>(Get(index) - zero) * Load(Scale(token));
-    }
-  };
-
-  Part PartOf(int64_t position, int64_t offset) const {
-    return {PartAt(kv, block_table, kv_head, position, offset), head_dim * kv.block_size,
+  template <int kBits>
+  QuantizedPart<kBits> PartOf(int64_t position, const PagedKv::Side& side) const {
+    return {PartAt(kv, block_table, kv_head, position, side), head_dim * kv.block_size,
             kv.block_size};
   }
   int64_t KeyIndex(int64_t token, int64_t d) const {
@@ -94,53 +129,23 @@ struct QuantizedHead {
   }
   double Key(int64_t position, int64_t d) const {
     const int64_t token = position % kv.block_size;
-    return PartOf(position, kv.k_offset).Value(KeyIndex(token, d), token);
+    return PartOf<kKeyBits>(position, kv.k).Value(KeyIndex(token, d), token);
   }
   double Value(int64_t position, int64_t d) const {
     const int64_t token = position % kv.block_size;
-    return PartOf(position, kv.v_offset).Value(ValueIndex(token, d), token);
+    return PartOf<kValueBits>(position, kv.v).Value(ValueIndex(token, d), token);
   }
-
-  // In float32, with the same steps as every other table.
-  struct Quantizer {
-    float scale, inverse;
-    int32_t zero = 0;
-
-    Quantizer(const float* x, int64_t n) {
-      float low = 0, high = 0, poison = 0;
-      for (int64_t i = 0; i < n; ++i) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-        poison += x[i] * 0.0f;
-      }
-      constexpr float kSteps = kBits == 8 ? 127.0f : 15.0f;
-      const float range = kBits == 8 ? (high > -low ? high : -low) : high - low;
-      scale = std::isnan(poison) ? std::numeric_limits<float>::quiet_NaN() : range / kSteps;
-      inverse = std::isnan(scale) || range < kQuantizeTiny ? 0.0f : kSteps / range;
-      if (kBits == 4 && inverse > 0) zero = static_cast<int32_t>(std::nearbyintf(-low * inverse));
-    }
-    int32_t operator()(float x) const {
-      if (inverse == 0) return zero;
-      const int32_t q = static_cast<int32_t>(std::nearbyintf(x * inverse)) + zero;
-      constexpr int32_t kLeast = kBits == 8 ? -127 : 0, kMost = kBits == 8 ? 127 : 15;
-      return q < kLeast ? kLeast : q > kMost ? kMost : q;
-    }
-    void StoreScale(const Part& part, int64_t token) const {
-      *part.Scale(token) = scale;
-      if (kBits == 4) *part.Zero(token) = static_cast<unsigned char>(zero);
-    }
-  };
   void WriteKey(int64_t position, const float* k) const {
-    const Part part = PartOf(position, kv.k_offset);
+    const auto part = PartOf<kKeyBits>(position, kv.k);
     const int64_t token = position % kv.block_size;
-    const Quantizer quantize(k, head_dim);
+    const Quantizer<kKeyBits> quantize(k, head_dim);
     for (int64_t d = 0; d < head_dim; ++d) part.Set(KeyIndex(token, d), quantize(k[d]));
     quantize.StoreScale(part, token);
   }
   void WriteValue(int64_t position, const float* v) const {
-    const Part part = PartOf(position, kv.v_offset);
+    const auto part = PartOf<kValueBits>(position, kv.v);
     const int64_t token = position % kv.block_size;
-    const Quantizer quantize(v, head_dim);
+    const Quantizer<kValueBits> quantize(v, head_dim);
     for (int64_t d = 0; d < head_dim; ++d) part.Set(ValueIndex(token, d), quantize(v[d]));
     quantize.StoreScale(part, token);
   }
@@ -225,8 +230,9 @@ void FillType(KernelTable& table, DType cache) {
 void FillAttentionReference(KernelTable& table) noexcept {
   FillType<FloatHead<float>>(table, DType::kFloat32);
   FillType<FloatHead<BFloat16>>(table, DType::kBFloat16);
-  FillType<QuantizedHead<8>>(table, DType::kInt8);
-  FillType<QuantizedHead<4>>(table, DType::kUInt4);
+  FillType<QuantizedHead<8, 8>>(table, DType::kInt8);
+  FillType<QuantizedHead<4, 4>>(table, DType::kUInt4);
+  FillType<QuantizedHead<8, 4>>(table, DType::kInt8UInt4);
 }
 
 }  // namespace allspark::kernels

@@ -48,11 +48,15 @@ void Gemm(const GemmArgs& args, Stream) noexcept {
     const A* a = static_cast<const A*>(args.a) + m * args.lda;
     for (int64_t n = args.panel_begin * kPanelColumns; n < n_end; ++n) {
       double sum = 0;
+      const int64_t group = args.a_scale_group;
+      const float* a_scale =
+          args.a_scale + (args.a_scale == nullptr ? 0 : m * RowScales(args.k, group));
       for (int64_t k = 0; k < args.k; ++k) {
-        sum += Load(a + k) * weight.Integer(k, n) * weight.Scale(k, n);
+        const double scale = group == 0 ? 1.0 : Load(a_scale + k / group);
+        sum += Load(a + k) * scale * weight.Integer(k, n) * weight.Scale(k, n);
       }
       sum += LowRankSum(args, m, n);
-      if (args.a_scale != nullptr) sum *= Load(args.a_scale + m);
+      if (args.a_scale != nullptr && group == 0) sum *= Load(a_scale);
       if (args.bias != nullptr) sum += Load(args.bias + n);
       float* c = args.c + m * args.ldc + n;
       if (args.accumulate) sum += Load(c);
@@ -73,24 +77,34 @@ void Embedding(const EmbeddingArgs& args, Stream) noexcept {
   }
 }
 
-// In float32, as args.h requires: every table must give the same integers.
+// In float32, as args.h requires: every table must give the same integers. Returns the scale.
+float QuantizeGroup(const float* x, int64_t count, int8_t* q) {
+  float highest = 0.0f;
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) {
+    finite &= std::isfinite(x[i]) != 0;
+    highest = std::fmax(highest, std::fabs(x[i]));
+  }
+  if (!finite) highest = std::nanf("");
+  const float inverse = finite && highest >= kQuantizeTiny ? 127.0f / highest : 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    q[i] = finite ? static_cast<int8_t>(std::nearbyintf(x[i] * inverse)) : 0;
+  }
+  return highest / 127.0f;
+}
+
 void Quantize(const QuantizeArgs& args, Stream) noexcept {
+  const int64_t num_scales = RowScales(args.cols, args.scale_group);
+  const int64_t group = args.cols / num_scales;
   for (int64_t r = 0; r < args.rows; ++r) {
-    const float* x = args.x + r * args.ldx;
     int8_t* q = args.q + r * args.ldq;
     int32_t* sums = args.sums + r * RowSums(args.cols);
-    float highest = 0.0f;
-    bool finite = true;
-    for (int64_t i = 0; i < args.cols; ++i) {
-      finite &= std::isfinite(x[i]) != 0;
-      highest = std::fmax(highest, std::fabs(x[i]));
+    for (int64_t i = 0; i < num_scales; ++i) {
+      args.scale[r * num_scales + i] =
+          QuantizeGroup(args.x + r * args.ldx + i * group, group, q + i * group);
     }
-    if (!finite) highest = std::nanf("");
-    args.scale[r] = highest / 127.0f;
-    const float inverse = finite && highest >= kQuantizeTiny ? 127.0f / highest : 0.0f;
     for (int64_t i = 0; i < RowSums(args.cols); ++i) sums[i] = 0;
     for (int64_t i = 0; i < args.cols; ++i) {
-      q[i] = finite ? static_cast<int8_t>(std::nearbyintf(x[i] * inverse)) : 0;
       sums[i / kSumBlock] += q[i];
       sums[RowSums(args.cols) - 1] += q[i];
     }

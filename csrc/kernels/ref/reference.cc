@@ -1,5 +1,6 @@
 // The oracle: every operation in plain C++, computed in double and rounded once at the end. Also
 // the fallback on processors without kernels of their own. Written for clarity, not for speed.
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -70,7 +71,14 @@ void Convert(const ConvertArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const From* x = static_cast<const From*>(args.x) + r * args.ldx;
     To* y = static_cast<To*>(args.y) + r * args.ldy;
-    for (int64_t i = 0; i < args.cols; ++i) Store(y + i, Load(x + i));
+    for (int64_t i = 0; i < args.cols; ++i) {
+      double value = Load(x + i);
+      if (args.scale_group > 0) {
+        value *=
+            Load(args.scale + r * RowScales(args.cols, args.scale_group) + i / args.scale_group);
+      }
+      Store(y + i, value);
+    }
   }
 }
 
@@ -178,6 +186,22 @@ void Rope(const RopeArgs& args, Stream) noexcept {
   }
 }
 
+void Hadamard(const HadamardArgs& args, Stream) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t begin = 0; begin < args.cols; begin += args.size) {
+      double x[kMostHadamard];
+      for (int64_t i = 0; i < args.size; ++i) x[i] = Load(args.x + r * args.ldx + begin + i);
+      for (int64_t i = 0; i < args.size; ++i) {
+        double sum = 0;
+        for (int64_t j = 0; j < args.size; ++j) {
+          sum += std::popcount(static_cast<uint64_t>(i & j)) % 2 == 0 ? x[j] : -x[j];
+        }
+        Store(args.y + r * args.ldy + begin + i, sum / std::sqrt(static_cast<double>(args.size)));
+      }
+    }
+  }
+}
+
 void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
@@ -259,6 +283,7 @@ void FillReference(KernelTable& table) noexcept {
   table.gather_columns[static_cast<int>(DType::kInt8)] = GatherInt8Columns;
   table.scale = Scale;
   table.rope = Rope;
+  table.hadamard = Hadamard;
   table.argmax = ArgMax;
   table.sum_exp = SumExp;
 }

@@ -114,10 +114,11 @@ TEST(RuntimeConfigTest, ComputeUnit) {
 }
 
 TEST(RuntimeConfigTest, CacheMode) {
-  EXPECT_EQ(RuntimeError([](auto& c) { c.cache_mode = CacheMode::kQuantU4; }), "");
+  EXPECT_EQ(RuntimeError([](auto& c) { c.cache_mode = CacheMode::kQuantK8V4; }), "");
   EXPECT_EQ(
-      RuntimeError([](auto& c) { c.cache_mode = static_cast<CacheMode>(3); }),
-      "cache_mode is 3; it must be AsCacheDefault (0), AsCacheQuantI8 (1) or AsCacheQuantU4 (2)");
+      RuntimeError([](auto& c) { c.cache_mode = static_cast<CacheMode>(4); }),
+      "cache_mode is 4; it must be AsCacheDefault (0), AsCacheQuantI8 (1), AsCacheQuantU4 (2) "
+      "or AsCacheQuantK8V4 (3)");
   EXPECT_NE(RuntimeError([](auto& c) { c.cache_mode = static_cast<CacheMode>(-1); }), "");
 }
 

@@ -112,7 +112,7 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
     ASSERT_OK(engine_->StopModel("m"));  // The step's counters come after its tokens.
     const EngineStat stat = *engine_->GetEngineStat("m");
     // Small chunks leave few steps without a prefill.
-    EXPECT_GT(stat.total_draft_token, c.chunk == 7 ? 20 : 100) << "chunk " << c.chunk;
+    EXPECT_GT(stat.total_draft_token, c.chunk == 7 ? 20 : 60) << "chunk " << c.chunk;
     EXPECT_EQ(stat.total_accepted_draft_token, stat.total_draft_token) << "chunk " << c.chunk;
     EXPECT_EQ(stat.num_preemptions > 0, c.blocks > 0);
   }

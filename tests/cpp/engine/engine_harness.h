@@ -32,9 +32,9 @@ namespace allspark::testing {
 using Ids = std::vector<int64_t>;
 
 inline constexpr CacheMode kCacheModes[] = {CacheMode::kDefault, CacheMode::kQuantI8,
-                                            CacheMode::kQuantU4};
+                                            CacheMode::kQuantU4, CacheMode::kQuantK8V4};
 inline std::string CacheModeName(CacheMode mode) {
-  const char* const names[] = {"Default", "Int8", "Uint4"};
+  const char* const names[] = {"Default", "Int8", "Uint4", "Int8Uint4"};
   return names[static_cast<int>(mode)];
 }
 // Names for tests over compute types and cache modes.

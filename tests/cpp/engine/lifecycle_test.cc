@@ -110,11 +110,13 @@ TEST_F(EngineTest, RefusesAPoolThatCannotHoldOneRequest) {
 TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
   EXPECT_EQ(engine_->GetModelInfo("m").status().code(), StatusCode::kNotFound);
   const auto draft = MakeRandomModel(TinyQwen2Spec(), 2);
-  // Bytes of a key or a value: float32; bytes and a scale; half bytes, a scale and a zero point.
+  // Bytes of a key and a value: float32; bytes and a scale; half bytes, a scale and a zero point.
   const auto bytes_of = [](CacheMode mode, int64_t head_dim) {
-    return mode == CacheMode::kDefault   ? head_dim * 4
-           : mode == CacheMode::kQuantI8 ? head_dim + 4
-                                         : head_dim / 2 + 5;
+    const int64_t of_8_bits = head_dim + 4, of_4_bits = head_dim / 2 + 5;
+    return mode == CacheMode::kDefault   ? head_dim * 8
+           : mode == CacheMode::kQuantI8 ? 2 * of_8_bits
+           : mode == CacheMode::kQuantU4 ? 2 * of_4_bits
+                                         : of_8_bits + of_4_bits;
   };
   for (const CacheMode mode : kCacheModes) {
     for (const bool drafts : {false, true}) {
@@ -137,7 +139,7 @@ TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
       EXPECT_EQ(info.num_longest_request, 6);
       // Two layers with 2 KV heads of 16; the draft model's two layers have one of 24.
       EXPECT_EQ(info.bytes_per_token,
-                2 * 2 * (2 * bytes_of(mode, 16) + (drafts ? bytes_of(mode, 24) : 0)));
+                2 * (2 * bytes_of(mode, 16) + (drafts ? bytes_of(mode, 24) : 0)));
       EXPECT_EQ(info.kv_pool_bytes, 1600 * info.bytes_per_token);
       EXPECT_GT(info.weight_bytes, 4 * 2 * 131 * 64);
       const int64_t before = TestingAccess::DeviceStats(*engine_)->bytes_in_use;
@@ -206,7 +208,7 @@ TEST_F(EngineTest, RefusesBadRuntimeConfigs) {
   refused([](RuntimeConfig& c) { c.engine_max_length = 0; }, "engine_max_length");
   refused([](RuntimeConfig& c) { c.engine_max_batch = -1; }, "engine_max_batch");
   refused([](RuntimeConfig& c) { c.cache_span_size = 24; }, "cache_span_size");
-  refused([](RuntimeConfig& c) { c.cache_mode = static_cast<CacheMode>(3); }, "cache_mode");
+  refused([](RuntimeConfig& c) { c.cache_mode = static_cast<CacheMode>(4); }, "cache_mode");
   refused([](RuntimeConfig& c) { c.matmul_precision = "bfloat16"; }, "matmul_precision");
   refused([](RuntimeConfig& c) { c.compute_unit = "TPU:0"; }, "compute_unit");
   refused([](RuntimeConfig& c) { c.model_path = "/nonexistent/m.asgraph"; }, "/nonexistent/m");

@@ -77,6 +77,7 @@ TEST_F(EngineTest, AQuarterOfTheMemoryGivesTheSameTokens) {
   const auto run_all = [&](int64_t num_blocks) {
     RuntimeConfig config = SmallConfig();
     config.engine_max_batch = 16;
+    config.engine_max_prefill_length = 64;  // prompts come in before others end
     config.cache_span_num_init = num_blocks;
     hook_.loop_gate.Close();
     InstallAndStart(config);

@@ -119,6 +119,7 @@ TEST_P(LargeNumericsTest, BitsAreTheSameOnEveryTable) {
     ExpectInvariant(TinyQwen2Spec(compute()), 12, Config());
     ExpectInvariant(TinyMistralSpec(compute()), 12, Config());
     ExpectInvariant(TinyQuantizedSpec(compute()), 12, Config());
+    ExpectInvariant(TinyScaledSpec(compute()), 12, Config());
   }
 }
 

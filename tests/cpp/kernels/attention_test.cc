@@ -19,12 +19,15 @@ using testing::StoreBound;
 // Caches that hold integers.
 struct Int8 {};
 struct UInt4 {};
+struct Int8UInt4 {};  // keys, values
 template <class T>
-constexpr bool kIsQuantized = std::is_same_v<T, Int8> || std::is_same_v<T, UInt4>;
+constexpr bool kIsQuantized =
+    std::is_same_v<T, Int8> || std::is_same_v<T, UInt4> || std::is_same_v<T, Int8UInt4>;
 template <class T>
-constexpr DType kCacheDType = std::is_same_v<T, Int8>    ? DType::kInt8
-                              : std::is_same_v<T, UInt4> ? DType::kUInt4
-                                                         : kDTypeOf<T>;
+constexpr DType kCacheDType = std::is_same_v<T, Int8>        ? DType::kInt8
+                              : std::is_same_v<T, UInt4>     ? DType::kUInt4
+                              : std::is_same_v<T, Int8UInt4> ? DType::kInt8UInt4
+                                                             : kDTypeOf<T>;
 template <class T>
 constexpr int kCacheSlot = static_cast<int>(kCacheDType<T>);
 // The result type of attention over a cache of T.
@@ -69,16 +72,21 @@ class Cache {
  public:
   Cache(const Sizes& sizes, int64_t num_tokens, uint32_t seed) : sizes_(sizes) {
     const int64_t blocks = (num_tokens + sizes.block_size - 1) / sizes.block_size;
-    part_bytes_ = KvPartBytes(kCacheDType<T>, sizes.block_size, sizes.head_dim);
-    const int64_t head_stride = kExtentBlocks * part_bytes_;
-    const int64_t heads = head_stride * sizes.kv_heads;
-    extent_stride_ = 4 * heads + 64;
+    const auto side = [&](DType dtype) {
+      const int64_t bytes = KvPartBytes(dtype, sizes.block_size, sizes.head_dim);
+      return PagedKv::Side{0, bytes, kExtentBlocks * bytes};
+    };
+    PagedKv::Side k = side(KeyDType(kCacheDType<T>)), v = side(ValueDType(kCacheDType<T>));
+    layer_stride_ = sizes.kv_heads * (k.head_stride + v.head_stride);
+    v.offset = sizes.kv_heads * k.head_stride;
+    k.offset += layer_stride_;
+    v.offset += layer_stride_;
+    extent_stride_ = 2 * layer_stride_ + 64;
     memory_.assign(static_cast<size_t>((blocks / kExtentBlocks + 1) * extent_stride_), 0xff);
     table_.resize(static_cast<size_t>(blocks));
     std::iota(table_.begin(), table_.end(), 1);
     std::shuffle(table_.begin(), table_.end(), std::mt19937(seed));
-    kv_ = {memory_.data(), kExtentBlocks, extent_stride_, part_bytes_,
-           2 * heads,      3 * heads,     head_stride,    sizes.block_size};
+    kv_ = {memory_.data(), kExtentBlocks, extent_stride_, sizes.block_size, k, v};
   }
 
   void Write(const KernelTable& table, const Sequence& s, int64_t begin, int64_t end) {
@@ -94,10 +102,12 @@ class Cache {
   // Fills a block with NaN, as if the pool had given it to another sequence.
   void ForgetBlock(int64_t index) {
     const int64_t block = table_[static_cast<size_t>(index)];
-    unsigned char* at = memory_.data() + block / kExtentBlocks * extent_stride_ +
-                        block % kExtentBlocks * part_bytes_;
-    for (int64_t part = 0; part < 4 * sizes_.kv_heads; ++part, at += kv_.head_stride) {
-      std::fill_n(at, part_bytes_, 0xff);
+    for (const PagedKv::Side& side : {kv_.k, kv_.v}) {
+      for (int64_t head = 0; head < sizes_.kv_heads; ++head) {
+        for (const int64_t layer : {-layer_stride_, int64_t{0}}) {
+          std::fill_n(kv_.PartAt(block, side, head) + layer, side.block_stride, 0xff);
+        }
+      }
     }
   }
 
@@ -105,7 +115,7 @@ class Cache {
   static constexpr int64_t kExtentBlocks = 4;
 
   Sizes sizes_;
-  int64_t part_bytes_, extent_stride_;
+  int64_t layer_stride_, extent_stride_;
   std::vector<unsigned char> memory_;
   std::vector<int32_t> table_;
   PagedKv kv_;
@@ -177,10 +187,11 @@ inline void RoundToCache(float* x, int64_t n, bool uint4) {
 }
 // Replaces keys or values by those that the cache holds.
 template <class T>
-void RoundToCache(const Sizes& z, std::vector<float>* x) {
+void RoundToCache(const Sizes& z, bool keys, std::vector<float>* x) {
+  const DType dtype = keys ? KeyDType(kCacheDType<T>) : ValueDType(kCacheDType<T>);
   for (size_t i = 0; i < x->size(); i += static_cast<size_t>(z.head_dim)) {
     if constexpr (kIsQuantized<T>) {
-      RoundToCache(x->data() + i, z.head_dim, std::is_same_v<T, UInt4>);
+      RoundToCache(x->data() + i, z.head_dim, dtype == DType::kUInt4);
     } else {
       for (size_t d = i; d < i + static_cast<size_t>(z.head_dim); ++d) {
         T stored;
@@ -277,8 +288,8 @@ void ExpectCorrect(const KernelTable& table, const Sizes& sizes, uint32_t seed) 
   std::vector<OutOf<T>> out(s.q.size());
   Attend(table, s, cache, 0, 0, sizes.num_tokens, 16, &out);
   Sequence stored = s;
-  RoundToCache<T>(sizes, &stored.k);
-  RoundToCache<T>(sizes, &stored.v);
+  RoundToCache<T>(sizes, /*keys=*/true, &stored.k);
+  RoundToCache<T>(sizes, /*keys=*/false, &stored.v);
   const bool quick = HasBf16Products(table);
   const Products products = kIsQuantized<T>                      ? Products::kInteger
                             : !std::is_same_v<T, float> && quick ? Products::kBf16
@@ -360,6 +371,7 @@ TEST_P(AttentionTest, MatchesSoftmaxFloat32) { TestSizes<float>(table()); }
 TEST_P(AttentionTest, MatchesSoftmaxBFloat16) { TestSizes<BFloat16>(table()); }
 TEST_P(AttentionTest, MatchesSoftmaxInt8) { TestSizes<Int8>(table()); }
 TEST_P(AttentionTest, MatchesSoftmaxUInt4) { TestSizes<UInt4>(table()); }
+TEST_P(AttentionTest, MatchesSoftmaxInt8UInt4) { TestSizes<Int8UInt4>(table()); }
 
 TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
   for (int64_t head_dim : {2, 6, 20, 42, 72}) {
@@ -371,6 +383,7 @@ TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
     ExpectTokensAlone<BFloat16>(table(), sizes, 0, 3);
     ExpectCorrect<Int8>(table(), sizes, 3);
     ExpectCorrect<UInt4>(table(), sizes, 3);
+    ExpectCorrect<Int8UInt4>(table(), sizes, 3);
     ExpectTokensAlone<UInt4>(table(), sizes, 0, 3);
   }
 }
@@ -415,9 +428,11 @@ void TestLargeScores(const KernelTable& table) {
 }
 TEST_P(AttentionTest, LargeScoresInt8) { TestLargeScores<Int8>(table()); }
 TEST_P(AttentionTest, LargeScoresUInt4) { TestLargeScores<UInt4>(table()); }
+TEST_P(AttentionTest, LargeScoresInt8UInt4) { TestLargeScores<Int8UInt4>(table()); }
 
 TEST_P(AttentionTest, LargestSumsFitInt8) { TestLargestSums<Int8>(table()); }
 TEST_P(AttentionTest, LargestSumsFitUInt4) { TestLargestSums<UInt4>(table()); }
+TEST_P(AttentionTest, LargestSumsFitInt8UInt4) { TestLargestSums<Int8UInt4>(table()); }
 
 template <class T>
 void TestTokensAlone(const KernelTable& table) {
@@ -447,6 +462,7 @@ TEST_P(AttentionTest, ATokenDependsOnNoTileFloat32) { TestTokensAlone<float>(tab
 TEST_P(AttentionTest, ATokenDependsOnNoTileBFloat16) { TestTokensAlone<BFloat16>(table()); }
 TEST_P(AttentionTest, ATokenDependsOnNoTileInt8) { TestTokensAlone<Int8>(table()); }
 TEST_P(AttentionTest, ATokenDependsOnNoTileUInt4) { TestTokensAlone<UInt4>(table()); }
+TEST_P(AttentionTest, ATokenDependsOnNoTileInt8UInt4) { TestTokensAlone<Int8UInt4>(table()); }
 
 // Chunks computed in separate calls and merged, against one call.
 template <class T>
@@ -493,6 +509,9 @@ TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsFloat32) { TestPartials<fl
 TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsBFloat16) { TestPartials<BFloat16>(table()); }
 TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsInt8) { TestPartials<Int8>(table()); }
 TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsUInt4) { TestPartials<UInt4>(table()); }
+TEST_P(AttentionTest, PartialResultsMergeToTheSameBitsInt8UInt4) {
+  TestPartials<Int8UInt4>(table());
+}
 
 // A NaN or infinity in a later token's key or value must not reach an earlier token of the same
 // tile.
@@ -521,6 +540,7 @@ TEST_P(AttentionTest, ALaterTokensNanStaysThereFloat32) { TestLaterNan<float>(ta
 TEST_P(AttentionTest, ALaterTokensNanStaysThereBFloat16) { TestLaterNan<BFloat16>(table()); }
 TEST_P(AttentionTest, ALaterTokensNanStaysThereInt8) { TestLaterNan<Int8>(table()); }
 TEST_P(AttentionTest, ALaterTokensNanStaysThereUInt4) { TestLaterNan<UInt4>(table()); }
+TEST_P(AttentionTest, ALaterTokensNanStaysThereInt8UInt4) { TestLaterNan<Int8UInt4>(table()); }
 
 TEST_P(AttentionTest, BlocksBeforeTheWindowAreNotRead) {
   Sizes sizes;
@@ -596,6 +616,7 @@ TEST_P(AttentionTest, KvWriteFloat32) { TestKvWrite<float>(table()); }
 TEST_P(AttentionTest, KvWriteBFloat16) { TestKvWrite<BFloat16>(table()); }
 TEST_P(AttentionTest, KvWriteInt8) { TestKvWrite<Int8>(table()); }
 TEST_P(AttentionTest, KvWriteUInt4) { TestKvWrite<UInt4>(table()); }
+TEST_P(AttentionTest, KvWriteInt8UInt4) { TestKvWrite<Int8UInt4>(table()); }
 
 AS_INSTANTIATE_KERNEL_TEST(AttentionTest);
 

@@ -68,13 +68,14 @@ TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
       EXPECT_NE(table->attention[dtype][dtype], nullptr) << table->name;
       EXPECT_NE(table->gather_columns[dtype], nullptr) << table->name;
     }
-    for (DType cache : {DType::kInt8, DType::kUInt4}) {
+    for (DType cache : {DType::kInt8, DType::kUInt4, DType::kInt8UInt4}) {
       const int slot = static_cast<int>(cache);
       EXPECT_NE(table->kv_write[slot], nullptr) << table->name;
       EXPECT_NE(table->attention[slot][kSlotOf<float>], nullptr) << table->name;
       EXPECT_NE(table->attention[slot][kSlotOf<BFloat16>], nullptr) << table->name;
     }
     EXPECT_NE(table->rope, nullptr) << table->name;
+    EXPECT_NE(table->hadamard, nullptr) << table->name;
     EXPECT_NE(table->argmax, nullptr) << table->name;
     EXPECT_NE(table->sum_exp, nullptr) << table->name;
   }

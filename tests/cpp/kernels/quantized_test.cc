@@ -21,12 +21,14 @@ struct Shape {
   Act act;
   int64_t m, n, k, group_size;
   bool asymmetric = false, bias = false, accumulate = false;
+  int64_t scale_group = 0;  // of int8 activations
 };
 
 std::string Text(const Shape& s) {
   return std::to_string(s.bits) + " bits, activations " + std::to_string(static_cast<int>(s.act)) +
          ", m=" + std::to_string(s.m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) +
-         " group=" + std::to_string(s.group_size) + (s.asymmetric ? " asymmetric" : "");
+         " group=" + std::to_string(s.group_size) + (s.asymmetric ? " asymmetric" : "") +
+         " scale_group=" + std::to_string(s.scale_group);
 }
 
 // Packs stored integers u[k][n] into lanes, following the layout's description.
@@ -90,12 +92,14 @@ struct Problem {
     QuantizeRows();
   }
 
+  int64_t NumScales() const { return RowScales(shape.k, shape.scale_group); }
+
   void QuantizeRows() {
     q.resize(x.size());
-    a_scale.resize(static_cast<size_t>(shape.m));
+    a_scale.resize(static_cast<size_t>(shape.m * NumScales()));
     a_sums.resize(static_cast<size_t>(shape.m * RowSums(shape.k)));
-    QuantizeArgs args = {x.data(),       shape.k,       q.data(), shape.k,
-                         a_scale.data(), a_sums.data(), shape.m,  shape.k};
+    QuantizeArgs args = {x.data(),      shape.k, q.data(), shape.k,          a_scale.data(),
+                         a_sums.data(), shape.m, shape.k,  shape.scale_group};
     FindTable("reference")->quantize(args, nullptr);
   }
 
@@ -118,7 +122,8 @@ struct Problem {
     args.zero = shape.asymmetric ? packed_zero.data() : nullptr;
     args.group_size = shape.group_size;
     if (shape.act == Act::kInt8) {
-      args.a_scale = a_scale.data() + row_begin;
+      args.a_scale = a_scale.data() + row_begin * NumScales();
+      args.a_scale_group = shape.scale_group;
       args.a_sums = a_sums.data() + row_begin * RowSums(shape.k);
     }
     return args;
@@ -137,7 +142,10 @@ struct Problem {
 
   double Activation(int64_t m, int64_t k) const {
     const auto at = static_cast<size_t>(m * shape.k + k);
-    return shape.act == Act::kInt8      ? static_cast<double>(q[at])
+    const int64_t group = shape.scale_group == 0 ? shape.k : shape.scale_group;
+    const auto scale_at = static_cast<size_t>(m * NumScales() + k / group);
+    return shape.act == Act::kInt8
+               ? static_cast<double>(q[at]) * static_cast<double>(a_scale[scale_at])
            : shape.act == Act::kFloat32 ? static_cast<double>(x[at])
                                         : static_cast<double>(ToFloat(narrow[at]));
   }
@@ -156,17 +164,16 @@ void ExpectCorrect(const KernelTable& table, const Problem& p) {
   for (int64_t m = 0; m < s.m; ++m) {
     for (int64_t n = 0; n < s.n; ++n) {
       const auto at = static_cast<size_t>(m * s.n + n);
-      const double row_scale =
-          s.act == Act::kInt8 ? static_cast<double>(p.a_scale[static_cast<size_t>(m)]) : 1.0;
       double sum = 0, sum_abs = 0;
       const auto add = [&](double term) { sum += term, sum_abs += std::fabs(term); };
-      for (int64_t k = 0; k < s.k; ++k) add(p.Activation(m, k) * p.Weight(k, n) * row_scale);
+      for (int64_t k = 0; k < s.k; ++k) add(p.Activation(m, k) * p.Weight(k, n));
       if (s.bias) add(static_cast<double>(p.bias[static_cast<size_t>(n)]));
       if (s.accumulate) add(static_cast<double>(p.c[at]));
-      // Beside the k products and sums: a conversion, the scale of each group (a product and a sum
-      // in one), the row's scale.
-      ASSERT_NEAR(static_cast<double>(out[at]), sum,
-                  DotBound(s.k + s.k / s.group_size + 3, sum_abs))
+      // Beside the k products and sums: a conversion, the scales of each group (a product, and a
+      // product and a sum in one), the row's or the column's scale.
+      const int64_t group =
+          s.scale_group == 0 ? s.group_size : std::min(s.group_size, s.scale_group);
+      ASSERT_NEAR(static_cast<double>(out[at]), sum, DotBound(s.k + 2 * (s.k / group) + 3, sum_abs))
           << "row " << m << " column " << n;
     }
   }
@@ -200,6 +207,23 @@ std::vector<Shape> Shapes() {
       shapes.push_back({bits, act, 4, 70, 256, 64, false, true, true});
       shapes.push_back({bits, act, 97, 66, 128, 32, false, false, false});
     }
+    // Scales of activations beside one scale for each column, and beside smaller, equal and larger
+    // groups of weights.
+    const std::pair<Depth, int64_t> scaled[] = {
+        {{64, 64}, 64},     {{96, 96}, 32},    {{640, 640}, 64},  {{1280, 1280}, 128},
+        {{4224, 4224}, 32}, {{1088, 32}, 64},  {{512, 32}, 128},  {{256, 64}, 128},
+        {{1024, 64}, 64},   {{1152, 128}, 32}, {{1152, 128}, 64}, {{2048, 1024}, 64}};
+    for (const auto& [depth, scale_group] : scaled) {
+      const int64_t rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 100};
+      const int64_t columns[] = {1, 16, 17, 64, 65, 130};
+      shapes.push_back({bits, Act::kInt8, rows[index % 9], columns[index % 6], depth.k,
+                        depth.group_size, index % 2 == 0, index % 3 == 0, index % 5 == 0,
+                        scale_group});
+      ++index;
+    }
+    shapes.push_back({bits, Act::kInt8, 40, 64, 192, 192, true, true, true, 64});
+    shapes.push_back({bits, Act::kInt8, 40, 70, 192, 32, true, true, true, 64});
+    shapes.push_back({bits, Act::kInt8, 97, 66, 256, 128, false, false, false, 64});
   }
   return shapes;
 }
@@ -303,8 +327,12 @@ TEST_P(QuantizedTest, TheLargestIntegersAreExact) {
 }
 
 TEST_P(QuantizedTest, QuantizesRowsToTheSameIntegersAsTheReference) {
-  for (const int64_t cols : {1, 7, 16, 31, 32, 33, 64, 100, 897}) {
-    const int64_t rows = 6;
+  const std::pair<int64_t, int64_t> sizes[] = {{1, 0},   {7, 0},    {16, 0},   {31, 0},   {32, 0},
+                                               {33, 0},  {64, 0},   {100, 0},  {897, 0},  {32, 32},
+                                               {64, 64}, {192, 32}, {896, 64}, {384, 128}};
+  for (const auto& [cols, scale_group] : sizes) {
+    SCOPED_TRACE("scales for " + std::to_string(scale_group) + " of " + std::to_string(cols));
+    const int64_t rows = 6, num_scales = RowScales(cols, scale_group);
     Data data(static_cast<uint32_t>(cols));
     std::vector<float> x = data.Vector<float>(rows * cols);
     std::fill_n(x.begin() + cols, cols, 0.0f);  // a row of zeros
@@ -315,22 +343,25 @@ TEST_P(QuantizedTest, QuantizesRowsToTheSameIntegersAsTheReference) {
     x[static_cast<size_t>(3 * cols)] = 127.0f;
     x[static_cast<size_t>(4 * cols + cols / 2)] = 1e30f;  // one outlier
     std::vector<int8_t> q(x.size()), expected_q(x.size());
-    std::vector<float> scale(rows), expected_scale(rows);
+    std::vector<float> scale(static_cast<size_t>(rows * num_scales)), expected_scale(scale.size());
     std::vector<int32_t> sums(static_cast<size_t>(rows * RowSums(cols))),
         expected_sums(sums.size());
-    const auto run = [&](const KernelTable& t, auto& to_q, auto& to_scale, auto& to_sums) {
-      t.quantize({x.data(), cols, to_q.data(), cols, to_scale.data(), to_sums.data(), rows, cols},
-                 nullptr);
+    const auto run = [&, cols = cols, group = scale_group](const KernelTable& t, auto& to_q,
+                                                           auto& to_scale, auto& to_sums) {
+      t.quantize(
+          {x.data(), cols, to_q.data(), cols, to_scale.data(), to_sums.data(), rows, cols, group},
+          nullptr);
     };
     run(*FindTable("reference"), expected_q, expected_scale, expected_sums);
     run(table(), q, scale, sums);
     EXPECT_EQ(q, expected_q) << cols;
-    EXPECT_TRUE(SameBits(scale.data(), expected_scale.data(), rows)) << cols;
+    EXPECT_TRUE(SameBits(scale.data(), expected_scale.data(), rows * num_scales)) << cols;
     EXPECT_EQ(sums, expected_sums) << cols;
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < cols; ++i) {
         const auto at = static_cast<size_t>(r * cols + i);
-        const double step = static_cast<double>(scale[static_cast<size_t>(r)]);
+        const int64_t scale_at = r * num_scales + i * num_scales / cols;
+        const double step = static_cast<double>(scale[static_cast<size_t>(scale_at)]);
         const double bound = 0.5 * step * (1 + 0x1p-15) + static_cast<double>(kQuantizeTiny);
         EXPECT_NEAR(static_cast<double>(q[at]) * step, static_cast<double>(x[at]), bound);
       }

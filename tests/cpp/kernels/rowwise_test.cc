@@ -485,6 +485,54 @@ TEST_P(RowwiseTest, ConvertInt8) {
   TestConvert<int8_t, BFloat16>(table(), DType::kInt8);
 }
 
+// Every table has the same sums of two, so the bits are equal; the reference computes in double.
+TEST_P(RowwiseTest, Hadamard) {
+  for (const auto& [size, cols] : {std::pair<int64_t, int64_t>{1, 3},
+                                   {2, 6},
+                                   {8, 24},
+                                   {16, 16},
+                                   {32, 96},
+                                   {64, 576},
+                                   {128, 128},
+                                   {256, 512}}) {
+    SCOPED_TRACE("size " + std::to_string(size) + " of " + std::to_string(cols));
+    const int64_t rows = 3, ldx = cols + 2, ldy = cols + 5;
+    Data data(static_cast<uint32_t>(cols));
+    const std::vector<float> x = data.Vector<float>(rows * ldx);
+    const auto run = [&, size = size, cols = cols](const KernelTable& t,
+                                                   const std::vector<float>& from, int64_t ld) {
+      std::vector<float> y(static_cast<size_t>(rows * ldy), -7.0f);
+      t.hadamard({from.data(), ld, y.data(), ldy, rows, cols, size}, nullptr);
+      return y;
+    };
+    const std::vector<float> y = run(table(), x, ldx), expected = run(Reference(), x, ldx);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t begin = 0; begin < cols; begin += size) {
+        double squares = 0;
+        for (int64_t i = begin; i < begin + size; ++i) {
+          squares += std::pow(static_cast<double>(x[static_cast<size_t>(r * ldx + i)]), 2);
+        }
+        // An element is at most the root of the sum of squares; each stage and the factor round.
+        const double bound = 10 * 0x1p-24 * std::sqrt(squares * static_cast<double>(size));
+        for (int64_t i = begin; i < begin + size; ++i) {
+          const auto at = static_cast<size_t>(r * ldy + i);
+          ASSERT_NEAR(static_cast<double>(y[at]), static_cast<double>(expected[at]), bound);
+        }
+      }
+      for (int64_t i = cols; i < ldy; ++i) ASSERT_EQ(y[static_cast<size_t>(r * ldy + i)], -7.0f);
+    }
+    if (AvailableTables().size() > 1 && &table() != &Reference()) {
+      const std::vector<float> first = run(*AvailableTables()[1], x, ldx);
+      ASSERT_TRUE(SameBits(first.data(), y.data(), static_cast<int64_t>(y.size())));
+    }
+    std::vector<float> in_place = x;
+    table().hadamard({in_place.data(), ldx, in_place.data(), ldx, rows, cols, size}, nullptr);
+    for (int64_t r = 0; r < rows; ++r) {
+      ASSERT_TRUE(SameBits(in_place.data() + r * ldx, y.data() + r * ldy, cols));
+    }
+  }
+}
+
 // Columns in another order; int8 rows also get the sums of the reordered elements.
 template <class T>
 void TestGatherColumns(const KernelTable& table, DType dtype) {

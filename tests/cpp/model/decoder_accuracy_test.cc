@@ -78,13 +78,16 @@ TEST_P(DecoderAccuracyTest, CacheOf8Bits) { CheckAll(proto::COMPUTE_FLOAT32, Cac
 TEST_P(DecoderAccuracyTest, CacheOf4Bits) {
   CheckAll(proto::COMPUTE_BFLOAT16, CacheMode::kQuantU4);
 }
+TEST_P(DecoderAccuracyTest, CacheOf8And4Bits) {
+  CheckAll(proto::COMPUTE_FLOAT32, CacheMode::kQuantK8V4);
+}
 
 std::string SpecName(const ::testing::TestParamInfo<int>& info) {
   const auto specs = testing::TinySpecs(proto::COMPUTE_FLOAT32);
   return specs[static_cast<size_t>(info.param)].architecture();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 19), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 22), SpecName);
 
 // The bound must be tight enough to detect likely mistakes.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {

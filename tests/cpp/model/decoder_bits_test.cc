@@ -209,9 +209,10 @@ std::string BitsName(
   return testing::TinySpecs(compute)[static_cast<size_t>(spec)].architecture() +
          (compute == proto::COMPUTE_BFLOAT16 ? "_bfloat16_" : "_float32_") +
          testing::TestTables()[static_cast<size_t>(table)]->name +
-         (cache == CacheMode::kQuantI8   ? "_int8"
-          : cache == CacheMode::kQuantU4 ? "_uint4"
-                                         : "");
+         (cache == CacheMode::kQuantI8     ? "_int8"
+          : cache == CacheMode::kQuantU4   ? "_uint4"
+          : cache == CacheMode::kQuantK8V4 ? "_int8_uint4"
+                                           : "");
 }
 
 // Specs by their index, with all compute types and tables.
@@ -234,14 +235,16 @@ std::vector<DecoderBitsTest::ParamType> BitsParams(const std::vector<int>& specs
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DecoderBitsTest,
-                         ::testing::ValuesIn(BitsParams({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
-                                                         13, 14, 15, 16, 17, 18},
+                         ::testing::ValuesIn(BitsParams({0,  1,  2,  3,  4,  5,  6,  7,
+                                                         8,  9,  10, 11, 12, 13, 14, 15,
+                                                         16, 17, 18, 19, 20, 21},
                                                         {CacheMode::kDefault})),
                          BitsName);
 // Specs: plain, with windows, with heads that fill no vector, with ALiBi, and with latents.
 INSTANTIATE_TEST_SUITE_P(QuantizedCache, DecoderBitsTest,
-                         ::testing::ValuesIn(BitsParams({0, 3, 4, 10, 14}, {CacheMode::kQuantI8,
-                                                                            CacheMode::kQuantU4})),
+                         ::testing::ValuesIn(BitsParams({0, 3, 4, 10, 14},
+                                                        {CacheMode::kQuantI8, CacheMode::kQuantU4,
+                                                         CacheMode::kQuantK8V4})),
                          BitsName);
 
 }  // namespace

@@ -78,7 +78,7 @@ TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DecoderMemoryTest,
-                         ::testing::Combine(::testing::Range(0, 19), ::testing::Values(1, 2, 3)));
+                         ::testing::Combine(::testing::Range(0, 22), ::testing::Values(1, 2, 3)));
 
 class DecoderBatchTest : public ::testing::Test {
  protected:

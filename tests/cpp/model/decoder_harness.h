@@ -111,8 +111,8 @@ class DecoderHarness {
     s.done = 0;
     for (int32_t& block : s.blocks) {
       const KvBlock memory = decoder_->BlockAt(kv(), block);
-      for (int64_t i = 0; i < memory.num_parts; ++i) {
-        std::memset(memory.part(i), 0xff, static_cast<size_t>(memory.part_bytes));
+      for (int64_t i = 0; i < memory.num_parts(); ++i) {
+        std::memset(memory.part(i).data, 0xff, static_cast<size_t>(memory.part(i).bytes));
       }
       block = free_blocks_.at(free_blocks_.size() - 1);
       free_blocks_.pop_back();

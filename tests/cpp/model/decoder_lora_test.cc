@@ -156,7 +156,7 @@ std::string LoraTestName(
 
 std::vector<DecoderLoraTest::ParamType> LoraParams() {
   std::vector<DecoderLoraTest::ParamType> params;
-  for (const int i : {0, 1, 2, 3, 4, 5, 8, 9, 14, 16, 17, 18}) {
+  for (const int i : {0, 1, 2, 3, 4, 5, 8, 9, 14, 16, 17, 18, 19, 21}) {
     for (const auto compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
       const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(i)];
       for (int table = 0; table < static_cast<int>(testing::TestTables().size()); ++table) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -243,7 +244,9 @@ class ReferenceDecoder {
   Row Gemm(const std::string& name, const std::string& bias, Row x, const std::string& module = "",
            int64_t expert = 0, int64_t experts = 1) const {
     const proto::WeightQuant* quant = QuantOf(spec_, name);
-    if (quant != nullptr && quant->quantize_activations()) QuantizeRow(x);
+    if (quant != nullptr && quant->quantize_activations()) {
+      QuantizeRow(x, static_cast<size_t>(quant->activation_group_size()));
+    }
     const std::vector<float>& w = weights_.at(name);
     const size_t k_total = x.size();
     Row y(w.size() / k_total / static_cast<size_t>(experts));
@@ -264,10 +267,14 @@ class ReferenceDecoder {
   }
 
   // The row as int8: half a step of error each.
-  static void QuantizeRow(Row& x) {
-    double highest = 0;
-    for (const Num& n : x) highest = std::max(highest, std::abs(n.v));
-    for (Num& n : x) n.e += Square(0.5 * highest / 127);
+  // `group`: elements per scale; 0: all.
+  static void QuantizeRow(Row& x, size_t group) {
+    if (group == 0) group = x.size();
+    for (size_t begin = 0; begin < x.size(); begin += group) {
+      double highest = 0;
+      for (size_t i = begin; i < begin + group; ++i) highest = std::max(highest, std::abs(x[i].v));
+      for (size_t i = begin; i < begin + group; ++i) x[i].e += Square(0.5 * highest / 127);
+    }
   }
 
   void RotateHead(Num* head, int64_t position, const std::vector<float>& inv_freq) const {
@@ -382,7 +389,9 @@ class ReferenceDecoder {
 
   // A token's keys or values as the cache stores them: a quantised element errs by up to half a
   // step.
-  void Cache(Row& row) const {
+  void Cache(Row& row, bool keys) const {
+    const bool of_4_bits =
+        cache_mode_ == CacheMode::kQuantU4 || (cache_mode_ == CacheMode::kQuantK8V4 && !keys);
     const auto dim = static_cast<size_t>(KeyDim());
     for (size_t head = 0; head < row.size(); head += dim) {
       double low = 0, high = 0;
@@ -391,12 +400,35 @@ class ReferenceDecoder {
         high = std::max(high, row[d].v);
       }
       // Both the element and the zero point of 4 bits are rounded.
-      const double error = cache_mode_ == CacheMode::kQuantI8   ? 0.5 * std::max(-low, high) / 127
-                           : cache_mode_ == CacheMode::kQuantU4 ? (high - low) / 15
-                                                                : 0;
+      const double error = cache_mode_ == CacheMode::kDefault ? 0
+                           : of_4_bits                        ? (high - low) / 15
+                                                              : 0.5 * std::max(-low, high) / 127;
       for (size_t d = head; d < head + dim; ++d) {
         row[d] =
             error > 0 ? Num{row[d].v, row[d].e + Square(error)} : Rounded(row[d], compute_unit_);
+      }
+    }
+  }
+
+  // Queries or keys in the space in which keys of 4 bits are stored: times a Hadamard matrix of the
+  // largest power of two that divides a head, over its root.
+  void Spread(Row& row) const {
+    if (cache_mode_ != CacheMode::kQuantU4) return;
+    const auto dim = static_cast<size_t>(KeyDim()), size = dim & (~dim + 1);
+    for (size_t begin = 0; begin < row.size(); begin += size) {
+      const Row from(row.begin() + static_cast<int64_t>(begin),
+                     row.begin() + static_cast<int64_t>(begin + size));
+      for (size_t i = 0; i < size; ++i) {
+        double sum = 0, squares = 0, errors = 0;
+        for (size_t j = 0; j < size; ++j) {
+          sum += std::popcount(i & j) % 2 == 0 ? from[j].v : -from[j].v;
+          squares += Square(from[j].v);
+          errors += from[j].e;
+        }
+        // Each of the stages rounds, and the factor does.
+        const double noise = Square(kFloatUnit) * (std::bit_width(size) * squares + Square(sum));
+        const auto n = static_cast<double>(size);
+        row[begin + i] = {sum / std::sqrt(n), (errors + noise) / n};
       }
     }
   }
@@ -443,6 +475,14 @@ class ReferenceDecoder {
     return value;
   }
 
+  // A token's keys and values as the cache stores them, and its queries as they meet them.
+  void Store(Row& q, Row& k, Row& v) const {
+    Spread(q);
+    Spread(k);
+    Cache(k, /*keys=*/true);
+    Cache(v, /*keys=*/false);
+  }
+
   void Attention(const std::string& prefix, int64_t window, Rows& x) const {
     const int64_t dim = KeyDim();
     const int64_t q_cols = spec_.num_heads() * dim;
@@ -452,8 +492,8 @@ class ReferenceDecoder {
       if (spec_.kv_latent() > 0) {
         q.emplace_back(), k.emplace_back();
         SplitLatents(prefix, x[t], static_cast<int64_t>(t), q.back(), k.back());
-        Cache(k.back());
         v.push_back(k.back());
+        Store(q.back(), k.back(), v.back());
         continue;
       }
       Row qkv = Gemm(prefix + "qkv", spec_.qkv_bias() ? prefix + "qkv_bias" : "",
@@ -466,8 +506,7 @@ class ReferenceDecoder {
       q.emplace_back(qkv.begin(), qkv.begin() + q_cols);
       k.emplace_back(qkv.begin() + q_cols, qkv.begin() + q_cols + kv_cols);
       v.emplace_back(qkv.begin() + q_cols + kv_cols, qkv.end());
-      Cache(k.back());
-      Cache(v.back());
+      Store(q.back(), k.back(), v.back());
     }
     for (size_t t = 0; t < x.size(); ++t) {
       const int64_t end = static_cast<int64_t>(t) + 1;

@@ -198,8 +198,9 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
     std::vector<int32_t> block_table(static_cast<size_t>(blocks));
     for (size_t i = 0; i < block_table.size(); ++i) block_table[i] = static_cast<int32_t>(i);
     std::vector<unsigned char> memory(static_cast<size_t>(blocks * 2 * kv_heads * part));
-    const kernels::PagedKv kv{memory.data(),   1,    2 * kv_heads * part, 0, 0,
-                              kv_heads * part, part, block_size};
+    const kernels::PagedKv kv{memory.data(),       1,
+                              2 * kv_heads * part, block_size,
+                              {0, part, part},     {kv_heads * part, part, part}};
     std::vector<float> x(static_cast<size_t>(6000 * cols));
     for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
     for (size_t i = 0; i < ranges.size(); ++i) {

@@ -7,6 +7,7 @@
 
 #include "cpp/ops/op_test_util.h"
 #include "kernels/kernel_table.h"
+#include "ops/convert.h"
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
 #include "ops/gather_columns.h"
@@ -34,11 +35,11 @@ struct Int8Rows {
   std::vector<int32_t> sums;
   Matrix matrix;
 
-  Int8Rows(int64_t rows, int64_t cols)
+  Int8Rows(int64_t rows, int64_t cols, int64_t scale_group = 0)
       : q(static_cast<size_t>(rows * cols), 99),
-        scale(static_cast<size_t>(rows), -1.0f),
+        scale(static_cast<size_t>(rows * kernels::RowScales(cols, scale_group)), -1.0f),
         sums(static_cast<size_t>(rows * kernels::RowSums(cols)), -1),
-        matrix{q.data(), DType::kInt8, rows, cols, cols, scale.data(), sums.data()} {}
+        matrix{q.data(), DType::kInt8, rows, cols, cols, scale.data(), sums.data(), scale_group} {}
   Int8Rows(const Int8Rows&) = delete;
 
   bool operator==(const Int8Rows& other) const {
@@ -92,6 +93,41 @@ TEST_P(QuantizeOpTest, NormsAndActivationsAreThoseOfFloat32Quantised) {
   }
 }
 
+// The widened rows of adapters, too.
+TEST_P(QuantizeOpTest, GroupsOfColumnsHaveScalesOfTheirOwn) {
+  const int64_t cols = 192, group = 64;
+  for (const int64_t rows : {1, 3, 150}) {
+    std::vector<float> x = Random(rows * cols, 1), weight = Random(cols, 2);
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= i % 192 < 64 ? 100.0f : 1.0f;
+    Int8Rows whole(rows, cols, group);
+    Quantize(context_, FloatMatrix(x, rows, cols), whole.matrix);
+    std::vector<float> wide(x.size());
+    Convert(context_, whole.matrix, FloatMatrix(wide, rows, cols));
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t begin = 0; begin < cols; begin += group) {
+        const auto at = static_cast<size_t>(row * cols + begin);
+        std::vector<float> part(x.begin() + static_cast<int64_t>(at),
+                                x.begin() + static_cast<int64_t>(at) + group);
+        Int8Rows alone(1, group);
+        Quantize(context_, FloatMatrix(part, 1, group), alone.matrix);
+        const float scale = whole.scale[static_cast<size_t>(row * 3 + begin / group)];
+        EXPECT_EQ(scale, alone.scale[0]);
+        for (size_t i = 0; i < static_cast<size_t>(group); ++i) {
+          ASSERT_EQ(whole.q[at + i], alone.q[i]) << "row " << row << " column " << begin;
+          ASSERT_EQ(wide[at + i], static_cast<float>(alone.q[i]) * scale);
+        }
+      }
+    }
+    Int8Rows normed(rows, cols, group), expected(rows, cols, group);
+    const NormWeight norm{weight.data(), 1e-5f};
+    std::vector<float> y(x.size());
+    Norm(context_, FloatMatrix(x, rows, cols), norm, FloatMatrix(y, rows, cols));
+    Quantize(context_, FloatMatrix(y, rows, cols), expected.matrix);
+    Norm(context_, FloatMatrix(x, rows, cols), norm, normed.matrix);
+    EXPECT_TRUE(normed == expected) << rows << " rows";
+  }
+}
+
 TEST_P(QuantizeOpTest, ColumnsInAnotherOrderAreThoseOfFloat32Quantised) {
   std::vector<int32_t> order;  // 67 and 200 have no common divisor.
   for (int32_t i = 0; i < kCols; ++i) order.push_back(static_cast<int32_t>(i * 67 % kCols));
@@ -130,7 +166,7 @@ struct Weight {
   std::vector<BFloat16> scale;
   LinearWeight linear;
 
-  Weight(int64_t n, int64_t k, int64_t groups, DType activation) {
+  Weight(int64_t n, int64_t k, int64_t groups, InputFormat activation) {
     std::mt19937 engine(5);
     const int64_t padded = (n + 63) / 64 * 64;
     w.resize(static_cast<size_t>(padded * k));
@@ -146,10 +182,11 @@ struct Weight {
 TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
   const int64_t n = 300, k = 192;
   for (const int64_t rows : {1, 40, 130}) {
-    for (const int64_t groups : {1, 3}) {
+    for (const auto& [groups, scale_group] :
+         {std::pair<int64_t, int64_t>{1, 0}, {3, 0}, {1, 64}, {3, 32}}) {
       std::vector<float> x = Random(rows * k, 7);
-      const Weight weight(n, k, groups, DType::kInt8);
-      Int8Rows q(rows, k);
+      const Weight weight(n, k, groups, {DType::kInt8, scale_group});
+      Int8Rows q(rows, k, scale_group);
       Quantize(context_, FloatMatrix(x, rows, k), q.matrix);
       std::vector<float> y(static_cast<size_t>(rows * n)), whole(y.size());
       Linear(context_, q.matrix, weight.linear, false, FloatMatrix(y, rows, n));
@@ -165,10 +202,11 @@ TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
       args.zero = weight.zero.data();
       args.group_size = k / groups;
       args.a_scale = q.scale.data();
+      args.a_scale_group = scale_group;
       args.a_sums = q.sums.data();
       context_.kernels->gemm[static_cast<int>(DType::kUInt8)][static_cast<int>(DType::kInt8)](
           args, nullptr);
-      EXPECT_EQ(y, whole) << rows << " rows, " << groups << " groups";
+      EXPECT_EQ(y, whole) << rows << " rows, " << groups << " groups, scales for " << scale_group;
     }
   }
 }
@@ -192,6 +230,11 @@ TEST_P(QuantizeOpTest, RefusesWhatDoesNotFit) {
   };
   ExpectCheck([&] { linear(FloatMatrix(x, 2, kCols)); }, "x is float32; expected int8");
   ExpectCheck([&] { linear(bare); }, "int8 without scales");
+  Int8Rows scaled(2, kCols, 40);
+  ExpectCheck([&] { linear(scaled.matrix); },
+              "x has a scale for every 40 columns; the weight reads one for 0");
+  ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 2, kCols), scaled.matrix); },
+              "a scale for every 40 of 200 columns");
   quantized.linear.scales.group_size = 8;
   ExpectCheck([&] { linear(q.matrix); }, "a scale for every 8 of 200");
   quantized.linear.scales = {};

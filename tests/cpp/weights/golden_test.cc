@@ -55,6 +55,8 @@ proto::DecoderSpec GoldenSpec(int version) {
   spec.set_window_rope(true);
   if (version == 3) return spec;
   for (const int i : {2, 4}) spec.mutable_weight_quant(i)->set_reordered(true);
+  if (version == 4) return spec;
+  spec.mutable_weight_quant(1)->set_activation_group_size(32);
   return spec;
 }
 
@@ -177,7 +179,7 @@ TEST_P(GoldenVersion, IsWhatTheWriterWrites) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3, 4, 5));
 
 TEST(GoldenLora, IsReadable) {
   auto file = LoraFile::Open(GoldenPath(LoraName(1)));

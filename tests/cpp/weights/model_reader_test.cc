@@ -254,9 +254,9 @@ TEST(ModelReaderHeaders, NewerVersionsSayWhatToDo) {
   std::string graph = good.graph;
   graph[8] = 7;
   ExpectError(OpenBytes(graph, good.param), StatusCode::kUnimplemented,
-              {"written by a newer version (format 7)", "this build reads up to 4"});
-  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {5, 0, good.file.file_id(), 36864})),
-              StatusCode::kUnimplemented, {"(format 5)", "up to 4"});
+              {"written by a newer version (format 7)", "this build reads up to 5"});
+  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {6, 0, good.file.file_id(), 36864})),
+              StatusCode::kUnimplemented, {"(format 6)", "up to 5"});
   graph[8] = 0;
   ExpectError(OpenBytes(graph, good.param), kDamaged, {"version 0"});
 }

@@ -128,6 +128,25 @@ TEST(QuantizedModel, RefusesInconsistentSpecsByTensorValueAndBound) {
       {[](S&, Q& q) { q.set_group_size(256); }, {"group_size is 256"}},
       {[](S&, Q& q) { q.set_group_size(128); },
        {"\"layers.0.qkv\"", "64 input features", "multiple of group_size, 128"}},
+      {[](S&, Q& q) { q.set_activation_group_size(48); },
+       {"\"layers.0.qkv\"", "activation_group_size is 48", "0, 32, 64 or 128"}},
+      {[](S&, Q& q) {
+         q.set_quantize_activations(true);
+         q.set_activation_group_size(128);
+       },
+       {"64 input features", "multiple of activation_group_size, 128"}},
+      {[](S&, Q& q) {
+         q.set_quantize_activations(false);
+         q.set_activation_group_size(32);
+       },
+       {"activation_group_size is 32", "0 without quantize_activations"}},
+      {[](S&, Q& q) {
+         q.set_quantize_activations(true);
+         q.set_group_size(32);
+         q.set_reordered(true);
+         q.set_activation_group_size(32);
+       },
+       {"activation_group_size is 32", "0 with reordered columns"}},
       {[](S&, Q& q) { q.set_tensor("layers.2.qkv"); }, {"\"layers.2.qkv\"", "neither"}},
       {[](S&, Q& q) { q.set_tensor("layers.0.qkv_bias"); }, {"\"layers.0.qkv_bias\"", "neither"}},
       {[](S&, Q& q) { q.set_tensor("final_norm"); }, {"\"final_norm\"", "neither"}},
