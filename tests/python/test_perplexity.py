@@ -66,6 +66,7 @@ def forms():
     int8 = "int8, A8"
     rows[int8] = Form({"weight_format": "int8", **a8}, noise=int8)
     for name, fields in (
+        ("int8, A8, one scale per token", {"activation_group_size": 0}),
         ("int8, A8, head and embedding, too", {"lm_head": "int8", "embedding": "int8"}),
         ("int8, groups of 32, A8", {"group_size": 32}),
     ):
@@ -75,8 +76,11 @@ def forms():
             fields = {"weight_format": weights, "group_size": size}
             rows[f"{weights}, groups of {size}, A16"] = Form(fields)
             rows[f"{weights}, groups of {size}, A8"] = Form({**fields, **a8}, noise=int8)
-    for name, mode in (("8", "AsCacheQuantI8"), ("4", "AsCacheQuantU4")):
-        row = f"KV cache of {name} bits"
+    for row, mode in (
+        ("KV cache of 8 bits", "AsCacheQuantI8"),
+        ("KV cache of 8 bits for keys, 4 bits for values", "AsCacheQuantK8V4"),
+        ("KV cache of 4 bits", "AsCacheQuantU4"),
+    ):
         rows[row] = Form(cache=mode, noise=row)
     return rows
 
