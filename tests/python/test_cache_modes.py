@@ -64,7 +64,8 @@ def test_text_is_computed_in_the_mode(engine, loader, mode):
 
 def test_modes_differ_in_size_and_in_bits(engine, loader):
     infos = [engine.get_as_model_info(mode.name) for mode in AsCacheMode]
-    default, int8, uint4 = (info.bytes_per_token for info in infos)
-    assert uint4 < int8 < default
+    default, int8, uint4, int8_uint4 = (info.bytes_per_token for info in infos)
+    assert uint4 < int8_uint4 < int8 < default
+    assert int8_uint4 == (int8 + uint4) / 2
     logits = [run(engine, loader, mode, TEXT)[1][0] for mode in AsCacheMode]
     assert len({row.tobytes() for row in logits}) == len(AsCacheMode)

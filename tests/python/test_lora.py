@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engine_fixture import read_all
 from support.checkpoints import write_checkpoint
+from support.int8 import quantized_rows  # noqa: E402
 from support.lora import LINEAR, PREFIX, adapter_tensors, modules_named, write_adapter
 from support.model_file import restore
 from support.parity import BFLOAT16_FACTOR, FLOAT32_FACTOR, randomize, reference_for
@@ -65,15 +66,14 @@ class Adapted(torch.nn.Module):
 
 
 class Rounded(torch.nn.Module):
-    """A module that quantises its activations to int8, with a scale per token."""
+    """A module that quantises its activations to int8."""
 
     def __init__(self, module):
         super().__init__()
         self.module = module
 
     def forward(self, x):
-        step = x.abs().amax(-1, keepdim=True) / 127
-        return self.module(torch.round(x / step) * step)
+        return self.module(quantized_rows(x))
 
 
 def with_rounded_activations(model):
@@ -219,7 +219,8 @@ QUANTISED = {
 @pytest.mark.parametrize("form", QUANTISED)
 def test_quantised_base_weights(tmp_path, form):
     """The adapter is added to the quantised weights in full precision."""
-    model = build("llama")
+    # No activation of these is a near tie; if a prompt makes one, choose another seed.
+    model = build("llama", seed=2)
     model.save_pretrained(tmp_path / "base")
     config = {**QUANTISED[form], "lm_head": "int8", "embedding": "int8"}
     options = {"enable_quant": True, "customized_quant_config": config}
@@ -231,7 +232,7 @@ def test_quantised_base_weights(tmp_path, form):
 
     directory, tensors = make_adapter(tmp_path / "lora", "llama", TARGETS["all"])
     model = adapted(model, tensors, 2.0)
-    if form == "a8w8":  # No activation is a near tie; if a prompt makes one, choose another seed.
+    if form == "a8w8":
         model = with_rounded_activations(model)
     reference = reference_for(model, PROMPT, FLOAT32_FACTOR)
     served = Served(tmp_path / "base", serialize=options)

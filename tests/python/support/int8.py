@@ -18,9 +18,12 @@ def quantized_weight(weight):
 
 
 def quantized_rows(x):
-    """Symmetric, with one scale per token."""
-    largest = x.abs().amax(-1, keepdim=True)
-    return (x * (127 / largest)).round() * (largest / 127)
+    """Symmetric, with a scale for every 64 elements, or 32, or one per token: the largest number
+    that divides (model_loaders/quantization.py)."""
+    size = next(size for size in (64, 32, x.shape[-1]) if x.shape[-1] % size == 0)
+    groups = x.reshape(*x.shape[:-1], -1, size)
+    largest = groups.abs().amax(-1, keepdim=True)
+    return ((groups * (127 / largest)).round() * (largest / 127)).reshape(x.shape)
 
 
 def int8_model(model):
