@@ -7,6 +7,7 @@ data of the checkpoint. csrc/weights/README.md says how weights are quantised.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -230,6 +231,23 @@ def parse_quantization(
             if key in config
         },
     )
+
+
+def weight_formats(spec: Any) -> list[str]:
+    """The formats of quantised weights, the most frequent first."""
+    found = Counter(
+        (quant.bits, quant.group_size, quant.quantize_activations, quant.activation_group_size)
+        for quant in spec.weight_quant
+    )
+    return [
+        f"{count} weights of {bits} bits, {_scales(group_size, 'output feature')}"
+        + (f", activations of 8 bits, {_scales(activation_group, 'token')}" if is_activated else "")
+        for (bits, group_size, is_activated, activation_group), count in found.most_common()
+    ]
+
+
+def _scales(group_size: int, otherwise: str) -> str:
+    return f"groups of {group_size}" if group_size else f"one scale per {otherwise}"
 
 
 def _error(key: str, value: Any, expected: Iterable[Any]) -> ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from allspark._allspark import required_tensors
 from allspark.batch.digests import model_files
+from allspark.model_loader.quantization import weight_formats
 from allspark.pipeline.served_model import ServedModel
 
 _COMPUTE_TYPES = {1: "float32", 2: "bfloat16"}
@@ -83,20 +83,3 @@ def _num_weights(spec: Any) -> int:
             size *= length
         total += size
     return total
-
-
-def weight_formats(spec: Any) -> list[str]:
-    """The formats of quantised weights, the most frequent first."""
-    found = Counter(
-        (quant.bits, quant.group_size, quant.quantize_activations, quant.activation_group_size)
-        for quant in spec.weight_quant
-    )
-    return [
-        f"{count} weights of {bits} bits, {_scales(group_size, 'output feature')}"
-        + (f", activations of 8 bits, {_scales(activation_group, 'token')}" if is_activated else "")
-        for (bits, group_size, is_activated, activation_group), count in found.most_common()
-    ]
-
-
-def _scales(group_size: int, otherwise: str) -> str:
-    return f"groups of {group_size}" if group_size else f"one scale per {otherwise}"

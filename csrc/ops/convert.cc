@@ -17,8 +17,7 @@ void Convert(const OpContext& context, const ConstMatrix& x, const Matrix& y) {
   const OpTimer timer(context.profile, Op::kConvert);
   internal::CheckMatrix("convert", "x", x);
   internal::CheckMatrix("convert", "y", y);
-  AS_CHECK(x.rows == y.rows && x.cols == y.cols) << "convert: x is [" << x.rows << ", " << x.cols
-                                                 << "], y is [" << y.rows << ", " << y.cols << "]";
+  internal::CheckSameShape("convert", x, y);
   context.pool->ParallelFor(x.rows, internal::RowGrain(x.cols),
                             [&](int64_t begin, int64_t end, int) {
                               ConstMatrix from = x;

@@ -12,9 +12,7 @@ void GatherColumns(const OpContext& context, const ConstMatrix& x, const int32_t
   internal::CheckMatrix("gather_columns", "x", x);
   internal::CheckMatrix("gather_columns", "y", y);
   internal::CheckDType("gather_columns", "y", y.dtype, x.dtype);
-  AS_CHECK(x.rows == y.rows && x.cols == y.cols)
-      << "gather_columns: x is [" << x.rows << ", " << x.cols << "], y is [" << y.rows << ", "
-      << y.cols << "]";
+  internal::CheckSameShape("gather_columns", x, y);
   AS_CHECK(order != nullptr) << "gather_columns: there is no order";
   const bool quantized = x.dtype == DType::kInt8;
   AS_CHECK(!quantized ||

@@ -17,8 +17,7 @@ void Hadamard(const OpContext& context, const ConstMatrix& x, int64_t head_dim, 
   internal::CheckDType("hadamard", "x", x.dtype, DType::kFloat32);
   internal::CheckDType("hadamard", "y", y.dtype, DType::kFloat32);
   internal::CheckKernel("hadamard", x.dtype, context.kernels->hadamard != nullptr, context);
-  AS_CHECK(x.rows == y.rows && x.cols == y.cols) << "hadamard: x is [" << x.rows << ", " << x.cols
-                                                 << "], y is [" << y.rows << ", " << y.cols << "]";
+  internal::CheckSameShape("hadamard", x, y);
   AS_CHECK(head_dim > 0 && x.cols % head_dim == 0)
       << "hadamard: heads of " << head_dim << " elements; x has " << x.cols << " columns";
   context.pool->ParallelFor(x.rows, internal::RowGrain(8 * x.cols),

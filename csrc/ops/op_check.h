@@ -22,6 +22,11 @@ inline void CheckDType(const char* op, const char* name, DType actual, DType exp
                                << DTypeName(expected);
 }
 
+inline void CheckSameShape(const char* op, const ConstMatrix& x, const ConstMatrix& y) {
+  AS_CHECK(x.rows == y.rows && x.cols == y.cols) << op << ": x is [" << x.rows << ", " << x.cols
+                                                 << "], y is [" << y.rows << ", " << y.cols << "]";
+}
+
 inline void CheckKernel(const char* op, DType dtype, bool present, const OpContext& context) {
   AS_CHECK(present) << op << ": kernel table '" << context.kernels->name << "' has no entry for "
                     << DTypeName(dtype);

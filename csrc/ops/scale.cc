@@ -12,8 +12,7 @@ void Scale(const OpContext& context, const ConstMatrix& x, const Scaling& scalin
   internal::CheckDType("scale", "x", x.dtype, DType::kFloat32);
   internal::CheckDType("scale", "y", y.dtype, DType::kFloat32);
   internal::CheckKernel("scale", x.dtype, context.kernels->scale != nullptr, context);
-  AS_CHECK(x.rows == y.rows && x.cols == y.cols) << "scale: x is [" << x.rows << ", " << x.cols
-                                                 << "], y is [" << y.rows << ", " << y.cols << "]";
+  internal::CheckSameShape("scale", x, y);
   context.pool->ParallelFor(x.rows, internal::RowGrain(x.cols),
                             [&](int64_t begin, int64_t end, int) {
                               kernels::ScaleArgs args{};

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engine_fixture import read_all
 from support.checkpoints import write_checkpoint
-from support.int8 import quantized_rows  # noqa: E402
+from support.int8 import quantized_rows
 from support.lora import LINEAR, PREFIX, adapter_tensors, modules_named, write_adapter
 from support.model_file import restore
 from support.parity import BFLOAT16_FACTOR, FLOAT32_FACTOR, randomize, reference_for

@@ -30,15 +30,20 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("wide"), config=WIDE)
 
 
-def quants_of(directory, config=WIDE, enable=True, weight_only=False, **fields):
-    """{tensor: (bits, group_size, asymmetric, quantize_activations)} of a plan."""
-    quantization = parse_quantization(enable, weight_only, fields or None)
+def planned(directory, config, quantization):
+    """The WeightQuant messages of a plan."""
     plan = make_plan(
         ModelConfig(config), Checkpoint.open(directory), "bfloat16", required_tensors, quantization
     )
+    return plan.spec.weight_quant
+
+
+def quants_of(directory, config=WIDE, enable=True, weight_only=False, **fields):
+    """{tensor: (bits, group_size, asymmetric, quantize_activations)} of a plan."""
+    quantization = parse_quantization(enable, weight_only, fields or None)
     return {
         quant.tensor: (quant.bits, quant.group_size, quant.asymmetric, quant.quantize_activations)
-        for quant in plan.spec.weight_quant
+        for quant in planned(directory, config, quantization)
     }
 
 
@@ -195,11 +200,8 @@ def test_a_configuration_without_enable_quant_is_refused():
 
 def activation_groups(directory, config=WIDE, **fields):
     """{tensor: activation_group_size} of a plan."""
-    quantization = parse_quantization(True, False, fields or None)
-    plan = make_plan(
-        ModelConfig(config), Checkpoint.open(directory), "bfloat16", required_tensors, quantization
-    )
-    return {quant.tensor: quant.activation_group_size for quant in plan.spec.weight_quant}
+    quants = planned(directory, config, parse_quantization(True, False, fields or None))
+    return {quant.tensor: quant.activation_group_size for quant in quants}
 
 
 def test_activations_have_a_scale_for_the_larger_group_that_divides(tmp_path):

@@ -95,9 +95,9 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
   // In the last three cases the pool holds little more than one longest request: others are
   // preempted.
   for (const Case& c :
-       {Case{32, 0, 2, false, CacheMode::kDefault}, Case{7, 0, 1, true, CacheMode::kDefault},
-        Case{32, 17, 2, true, CacheMode::kDefault}, Case{32, 17, 2, true, CacheMode::kQuantI8},
-        Case{32, 17, 2, true, CacheMode::kQuantU4}}) {
+       {Case{64, 0, 2, false, CacheMode::kDefault}, Case{7, 0, 1, true, CacheMode::kDefault},
+        Case{64, 17, 2, true, CacheMode::kDefault}, Case{64, 17, 2, true, CacheMode::kQuantI8},
+        Case{64, 17, 2, true, CacheMode::kQuantU4}}) {
     const std::vector<Ids> expected = Expected(prompts, configs, c.cache_mode);
     engine_ = std::make_unique<Engine>();
     RuntimeConfig config = SmallConfig();
@@ -112,7 +112,7 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
     ASSERT_OK(engine_->StopModel("m"));  // The step's counters come after its tokens.
     const EngineStat stat = *engine_->GetEngineStat("m");
     // Small chunks leave few steps without a prefill.
-    EXPECT_GT(stat.total_draft_token, c.chunk == 7 ? 20 : 60) << "chunk " << c.chunk;
+    EXPECT_GT(stat.total_draft_token, c.chunk == 7 ? 20 : 100) << "chunk " << c.chunk;
     EXPECT_EQ(stat.total_accepted_draft_token, stat.total_draft_token) << "chunk " << c.chunk;
     EXPECT_EQ(stat.num_preemptions > 0, c.blocks > 0);
   }
