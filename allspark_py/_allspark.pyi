@@ -153,6 +153,7 @@ class GenerateConfig:
     priority: int
     timeout_ms: int
     prompt_logprobs: bool
+    prompt_logprobs_start: int
     prompt_only: bool
     prompt_lookup_num_tokens: int
     repetition_ngram_size: int
@@ -300,6 +301,26 @@ class ModelWriter:
     def add_tensor(self, name: str, row_begin: int, data: np.ndarray, dtype: str) -> None: ...
     def finish(self) -> ModelImage | None: ...
 
+def quantize_rows(
+    weight: np.ndarray, bits: int, asymmetric: bool, group_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]: ...
+
+class LayerRunner:
+    def __init__(
+        self, image: ModelImage, length: int, num_threads: int = 0, isa: str = ""
+    ) -> None: ...
+    def observe(self, tensors: list[str], products: bool = True) -> None: ...
+    def run(
+        self,
+        ids: np.ndarray | None = None,
+        stream: np.ndarray | None = None,
+        out: np.ndarray | None = None,
+        logits: np.ndarray | None = None,
+    ) -> None: ...
+    def take_statistics(
+        self, tensor: str, expert: int = 0
+    ) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]: ...
+
 class LoraImage: ...
 
 class LoraWriter:
@@ -389,7 +410,7 @@ class NativeEngine:
     @property
     def completions(self) -> CompletionSet: ...
 
-def required_tensors(spec: bytes) -> list[tuple[str, str, str, tuple[int, ...]]]: ...
+def required_tensors(spec: bytes) -> list[tuple[str, str, int, tuple[int, ...]]]: ...
 
 testing: Any  # test hooks; not a public interface
 __version__: str

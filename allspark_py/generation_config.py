@@ -308,6 +308,11 @@ class ASGenerationConfigBuilder:
         """True returns the log-probability of each prompt token but the first. Default False."""
         return self._set("prompt_logprobs", flag)
 
+    def prompt_logprobs_start(self, token: int) -> ASGenerationConfigBuilder:
+        """The first prompt token with a log-probability; those before it may come from the prefix
+        cache. Default 0: as 1, all but the first token."""
+        return self._set("prompt_logprobs_start", token)
+
     def lora_name(self, name: str) -> ASGenerationConfigBuilder:
         """The adapter that `Engine.load_lora` loaded under this name. Default "": none."""
         return self._set("lora_name", name)

@@ -7,28 +7,29 @@ from dataclasses import dataclass
 BEST = "best"  # The best measured precision of this engine.
 PEER = "the best peer"
 LIMIT = "the limit"
+NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure of `engine` must be at least `least` times the figure that it is compared with, or
-    at most `most_above` more than that, in the figure's unit."""
+    """A figure of `engine` must be at least `least` times the figure that it is compared with.
+    With `most` the figure itself is judged, in the unit that its table has."""
 
     metric: str  # workload.figure
     engine: str
-    against: str  # PEER, LIMIT, or one engine
+    against: str = NOTHING  # PEER, LIMIT, or one engine
     least: float = 1.0
-    most_above: float | None = None
+    most: float | None = None
 
     @property
     def wanted(self) -> str:
-        if self.most_above is None:
-            return f"{self.least:g} of {self.against}"
-        return f"at most {self.most_above:g} above {self.against}"
+        if self.most is not None:
+            return f"at most {self.most:g}"
+        return f"{self.least:g} of {self.against}"
 
     def is_met(self, value: float) -> bool:
-        """`value`: the ratio, or the difference where that is limited."""
-        return value >= self.least if self.most_above is None else value <= self.most_above
+        """`value`: the ratio, or the figure where that is limited."""
+        return value >= self.least if self.most is None else value <= self.most
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,26 @@ _OF_SERVERS = (
     Bar(_SERVED, "allspark-serve bf16", "llama.cpp BF16", 2.0),
     Bar(_SERVED, "allspark-serve A8W8", "vllm-serve bf16", 1.9),
     Bar(_SERVED, "allspark-serve A8W8", "llama.cpp BF16", 1.9),
-    Bar("b32.ttft_ms", "allspark-serve bf16", "allspark bf16", most_above=3.0),
-    Bar("b32.ttft_ms", "allspark-serve A8W8", "allspark A8W8", most_above=3.0),
+    # Against the engine's own clock: runs beside each other differ by more than what is asked. Of
+    # requests that come alone: those behind others wait for these, whenever they came.
+    Bar("b32.ttft_later_ms", "allspark-serve bf16", most=3.0),
+    Bar("b32.ttft_later_ms", "allspark-serve A8W8", most=3.0),
     Bar("b32.gap_p99_ms", "allspark-serve bf16", "vllm-serve bf16", 1.0),
     Bar("b32.gap_p99_ms", "allspark-serve bf16", "llama.cpp BF16", 1.0),
 )
 
+# Files of others, as they are: against llama.cpp, and against forms of this engine's own.
+_OF_FORMATS = (
+    Bar("single.decode_tok_s", "allspark A8Q4_K_M", "llama.cpp Q4_K_M", 1.15),
+    Bar("p1024.prefill_tok_s", "allspark A8Q4_K_M", "llama.cpp Q4_K_M", 2.0),
+    Bar("single.rss_of_source", "allspark A8Q4_K_M", most=1.25),
+    Bar("single.decode_tok_s", "allspark A8MXFP4", "allspark A8W4", 0.95),
+    Bar("single.decode_tok_s", "allspark FP8", "allspark bf16", 1.7),
+)
+
 BARS = (
     *_OF_SERVERS,
+    *_OF_FORMATS,
     *(Bar(metric, BEST, PEER, 1.0) for metric in _AGAINST_PEERS),
     *(
         Bar(metric, f"allspark {precision}", LIMIT, 0.8)
@@ -92,6 +105,9 @@ OWN_BARS = (
     OwnBar("batch", "requests: tokens/s, of the SDK's", 0.97, is_least=True),
     OwnBar("batch", "own lines: peak memory, MB more", 150.0),
     OwnBar("batch", "requests: peak memory, MB more", 150.0),
+    OwnBar("choices", "questions/s, of transformers'", 2.0, is_least=True),
+    OwnBar("choices", "largest difference of log-likelihoods", 1e-3),
+    OwnBar("choices", "questions with the same answers", 1.0, is_least=True),
     OwnBar("server_start", "s until it answers", 3.0),
     OwnBar("server_start", "memory, MB above the engine's", 150.0),
 )

@@ -143,7 +143,8 @@ class Bench:
             except EngineError as error:
                 self._skip(f"{wanted}: {error}")
                 continue
-            for each in [precision] if precision else engine.precisions:
+            usual = [name for name, each in engine.precisions.items() if not each.only_by_name]
+            for each in [precision] if precision else usual:
                 contestants.append(Contestant(engine, each))
         return contestants
 
@@ -419,7 +420,12 @@ class Bench:
         job = self._job(shape, contestant, "requests", sizes, requests)
         measured = self._ask(contestant, job, ours_s=ours_s)
         remarks = {"remarks": measured["remarks"]} if measured["remarks"] else {}
-        return {"values": from_times(work, measured), "wall_s": measured["wall_s"], **remarks}
+        values = from_times(work, measured)
+        model = self._model_dir(shape, contestant)
+        source_bytes = contestant.engine.source_bytes(contestant.precision_name, model)
+        if source_bytes:
+            values["rss_of_source"] = 1e6 * values["rss_mb"] / source_bytes
+        return {"values": values, "wall_s": measured["wall_s"], **remarks}
 
     def _job(
         self,

@@ -10,7 +10,6 @@ folder are from one commit: if there are some from another commit, --replace rem
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 import subprocess
@@ -22,10 +21,10 @@ import machine
 from bench import TASKS
 from bench_engine import about_engine
 from record import RESULTS, commit_of, is_modified, read
+from workloads import shared_data
 
 HERE = Path(__file__).resolve().parent
-_SHARED = HERE.parents[1] / "shared" / "data"
-TOKENIZER = Path(os.environ.get("ALLSPARK_SHARED_DATA", _SHARED)) / "tokenizers" / "qwen2.5"
+TOKENIZER = shared_data() / "tokenizers" / "qwen2.5"
 
 
 def steps(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -41,6 +40,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "16"],
         "long_prompt": ["long_prompt.py", *tokenizer],
         "conversion": ["conversion.py"],
+        "choices": ["choices.py", *rounds],
         "moe": ["moe.py", *rounds],
         "guided": ["guided.py", *rounds, *tokenizer],
         "lora": ["lora.py", *rounds],
@@ -61,6 +61,10 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
     beside["engines-serving"] = [
         "compare.py", *rounds, "--shapes", "0.5B", "--engines", ",".join(_SERVED),
         "--workloads", "b32", "--timeout", str(options.timeout), "--resume",
+    ]  # fmt: skip
+    beside["engines-formats"] = [
+        "compare.py", *rounds, "--shapes", "1B", "--engines", ",".join(_FORMATS),
+        "--workloads", "single,p1024", "--timeout", str(options.timeout), "--resume",
     ]  # fmt: skip
     return {**alone, **beside}
 
@@ -94,6 +98,12 @@ _ENGINES = (
 _SERVED = (
     "allspark/bf16", "allspark/A8W8", "allspark-serve/bf16", "allspark-serve/A8W8",
     "vllm-serve/bf16", "llama.cpp/BF16",
+)  # fmt: skip
+# Files of others as they are, and what they are compared with.
+_FORMATS = (
+    "allspark/A8Q4_K_M", "allspark/A16Q4_K_M", "llama.cpp/Q4_K_M",
+    "allspark/A8MXFP4", "allspark/A16MXFP4", "llama.cpp/MXFP4",
+    "allspark/A8W4", "allspark/A16W4", "allspark/FP8", "allspark/bf16",
 )  # fmt: skip
 
 

@@ -119,7 +119,9 @@ def convert(job: Job) -> dict[str, float]:
     for path in model.glob("*"):
         path.unlink()
     begin = time.perf_counter()
-    for path in Path(job["checkpoint"]).glob("*.safetensors"):
+    checkpoint = Path(job["checkpoint"])
+    files = [checkpoint] if checkpoint.is_file() else checkpoint.glob("*.safetensors")
+    for path in files:
         shutil.copyfile(path, model / path.name)
     copy_s = time.perf_counter() - begin
     for path in model.glob("*"):

@@ -41,6 +41,8 @@ def from_times(work: Workload, measured: Mapping[str, Any]) -> dict[str, float]:
         "ttft_p99_ms": 1e3 * percentile(first, 99),
         **{key: measured[key] for key in ("load_s", "rss_mb", "core_share", "others_share")},
     }
+    if "ttft_later_s" in measured:
+        values["ttft_later_ms"] = 1e3 * measured["ttft_later_s"]
     between = [gap for each in timelines for gap in gaps(each["times"], sum(each["counts"]))]
     if between:
         values["gap_ms"] = 1e3 * percentile(between, 50)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bars import BARS, BEST, LIMIT, PEER, Bar
+from bars import BARS, BEST, LIMIT, NOTHING, PEER, Bar
 from checkpoints import SHAPES
 from machine import LIMITS
 from record import Measurement, Record
@@ -37,6 +37,8 @@ FIGURES = {
     "gap_p99_ms": Figure("gap p99, ms"),
     "load_s": Figure("load, s", 2),
     "rss_mb": Figure("peak RSS, MB", 0),
+    "ttft_later_ms": Figure("TTFT after the engine's own, ms"),
+    "rss_of_source": Figure("peak RSS, of the file", 2),
     # Says how far to trust a row; not a figure to compare.
     "core_share": Figure("cores got, %", 0, scale=100),
     "others_share": Figure("others, %", 0, scale=100),
@@ -289,12 +291,13 @@ def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
         fractions = result.values(shape, bar.engine, f"{bar.metric}_limit")
         possible = [fraction for fraction in fractions if fraction <= 1]
         return statistics.median(possible) if possible else None
+    if bar.against == NOTHING:
+        value = result.median(shape, bar.engine, bar.metric)
+        return None if value is None else value * figure_of(bar.metric).scale
     others = result.peers(shape) if bar.against == PEER else [bar.against]
     ours, peer = (result.best(shape, group, bar.metric) for group in (labels, others))
     if ours is None or peer is None:
         return None
-    if bar.most_above is not None:
-        return (ours[1] - peer[1]) * figure_of(bar.metric).scale
     return better_by(bar.metric, ours[1], peer[1])
 
 
@@ -304,6 +307,8 @@ def _is_asked(result: Result, shape: str, bar: Bar) -> bool:
     if bar.against == LIMIT:
         has_limits = any(slot["read_gb_s"] for slot in result.record["limits"])
         return has_limits and bool(result.measurements(shape, bar.engine, workload))
+    if bar.against == NOTHING:
+        return bool(result.measurements(shape, bar.engine, workload))
     ours = result.ours(shape) if bar.engine == BEST else [bar.engine]
     others = result.peers(shape) if bar.against == PEER else [bar.against]
     return all(
@@ -323,14 +328,14 @@ def verdict(value: float | None, is_met: Callable[[float], bool]) -> str:
 
 
 def _reached(bar: Bar, value: float | None) -> str:
-    return "–" if value is None else cut(value, bar.most_above is None)
+    return "–" if value is None else cut(value, bar.most is None)
 
 
 def _missed(bar: Bar, value: float) -> str:
     reached = f"{bar.metric} of {bar.engine}: {_reached(bar, value)}"
-    if bar.most_above is None:
+    if bar.most is None:
         return f"{reached} of {bar.against} ({bar.least:g} wanted)"
-    return f"{reached} above {bar.against} (at most {bar.most_above:g} wanted)"
+    return f"{reached} ({bar.wanted} wanted)"
 
 
 def bars(result: Result, shape: str) -> list[str]:

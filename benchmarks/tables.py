@@ -259,6 +259,26 @@ def server_start(record: Record) -> list[str]:
     return table([head, "s until it is up", "until it has answered", "resident memory, MB"], rows)
 
 
+def choices(record: Record) -> list[str]:
+    questions = record["settings"]["questions"]
+
+    def shown(name: str, text: str, **of: object) -> str:
+        return _median(record, lambda v: v.get(name), text, **of)
+
+    rows = [
+        [
+            name,
+            _median(record, lambda v: v["s"], "{:.1f}", model=name),
+            _median(record, lambda v: questions / v["s"], "{:.2f}", model=name),
+            shown("difference", "{:.1e}", model=name),
+            shown("same", "{:.1%}", model=name),
+        ]
+        for name in keys(record, "model")
+    ]
+    header = [f"{questions} questions", "s", "questions/s", "largest difference", "same answers"]
+    return table(header, rows)
+
+
 TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "prefix_cache": prefix_cache,
     "lora": lora,
@@ -271,4 +291,5 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "server_start": server_start,
     "long_prompt": long_prompt,
     "batch": batch,
+    "choices": choices,
 }

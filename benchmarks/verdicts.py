@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 
 from bars import OWN_BARS
-from record import Record
+from record import Record, values
 from report import cut, table, verdict
 from tables import TABLES, Values, beside
 
@@ -52,6 +52,33 @@ def _memory(record: Record) -> float | None:
     return _paired(record, *kinds, lambda own, engine: own["rss_mb"] - engine["rss_mb"])
 
 
+def _choices_speed(record: Record) -> float | None:
+    """Against the best batch size of each round."""
+    measured = [one for one in record["measurements"] if "values" in one]
+    own: dict[int, float] = {}
+    others: dict[int, list[float]] = {}
+    for one in measured:
+        number, seconds = one["round"], one["values"]["s"]
+        if one["of"]["model"] == "allspark":
+            own[number] = seconds
+        else:
+            others.setdefault(number, []).append(seconds)
+    found = [min(others[number]) / own[number] for number in own if number in others]
+    return statistics.median(found) if found else None
+
+
+def _choices_worst(
+    name: str, worst: Callable[[list[float]], float]
+) -> Callable[[Record], float | None]:
+    """Over all rounds."""
+
+    def value(record: Record) -> float | None:
+        found = values(record, name, model="allspark")
+        return worst(found) if found else None
+
+    return value
+
+
 # By the names in bars.OWN_BARS.
 FIGURES: Mapping[str, Callable[[Record], float | None]] = {
     "CPU a frame, of the bare protocol's": _frames,
@@ -60,6 +87,9 @@ FIGURES: Mapping[str, Callable[[Record], float | None]] = {
     "requests: tokens/s, of the SDK's": _batch_speed("requests"),
     "own lines: peak memory, MB more": _batch_memory("own lines"),
     "requests: peak memory, MB more": _batch_memory("requests"),
+    "questions/s, of transformers'": _choices_speed,
+    "largest difference of log-likelihoods": _choices_worst("difference", max),
+    "questions with the same answers": _choices_worst("same", min),
     "s until it answers": _start,
     "memory, MB above the engine's": _memory,
 }

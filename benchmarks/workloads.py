@@ -99,11 +99,15 @@ def mixed_lengths() -> list[tuple[int, int]]:
     return list(zip(prompts, outputs, strict=True))
 
 
+def shared_data() -> Path:
+    """Where real checkpoints, tokenizers, texts and traces are, if they are here."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
+
+
 def azure_lengths() -> list[tuple[int, int]]:
     """Lengths of the first requests of the Azure conversation trace of 2023, shortened."""
-    default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    data = Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
-    path = data / "traces" / "AzureLLMInferenceTrace_conv.csv"
+    path = shared_data() / "traces" / "AzureLLMInferenceTrace_conv.csv"
     if not path.is_file():
         raise MissingData(f"there is no {path} (set ALLSPARK_SHARED_DATA)")
     with open(path, newline="") as file:

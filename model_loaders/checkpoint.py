@@ -55,11 +55,17 @@ class Checkpoint:
     """The tensors of a checkpoint by name. Only files that have been read from are mapped."""
 
     def __init__(
-        self, directory: Path, files: list[Path], tensors: Mapping[str, TensorEntry]
+        self,
+        directory: Path,
+        files: list[Path],
+        tensors: Mapping[str, TensorEntry],
+        quant_method: str | None = None,
     ) -> None:
         self.directory = directory
         self.files = files
         self.tensors = tensors
+        # How its weights are quantised, where the files say it and not ``config.json``.
+        self.quant_method = quant_method
 
     @classmethod
     def open(cls, directory: Path, load_format: LoadFormat | str = LoadFormat.AUTO) -> Checkpoint:

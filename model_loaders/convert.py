@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import CheckpointError
-from .quantization import MatrixWeight, Quantization
+from .quantization import TABLES, MatrixWeight, Quantization
 from .quantized import (
     checkpoint_format,
     checkpoint_method,
@@ -128,17 +128,19 @@ def make_plan(
     tensors = without_idle_biases(named, _sources(rules, required))
     parts = resolve(architecture, spec.num_layers, required, tensors, computed, spec.num_experts)
     if quantization is not None:
-        quantization.check_method(checkpoint_method(config), is_quantized(tensors))
+        method = checkpoint.quant_method or checkpoint_method(config)
+        quantization.check_method(method, is_quantized(tensors))
     weights = _matrix_weights(rules, spec.tie_embeddings, required)
     if is_quantized(tensors) and (quantization is None or quantization.keeps_checkpoint):
         activations = None if quantization is None else quantization.quantize_activations
         parts, quants, orders = keep_quantized(parts, activations)
         if quantization is not None:
+            quantization.check_kept(quants, spec.tie_embeddings)
             quantization.set_activation_groups(quants, weights)
         spec.weight_quant.extend(quants)
         computed.update(orders)
-        # Weights that are dequantised can be quantised again.
-        left = dequantized_targets(parts)
+        # Weights that are dequantised can be quantised again, and tables that are in floats.
+        left = {*dequantized_targets(parts), *TABLES} - {quant.tensor for quant in quants}
         weights = [weight for weight in weights if weight.names[0] in left]
     if quantization is not None:
         spec.weight_quant.extend(quantization.weight_quants(weights, spec.tie_embeddings))
@@ -228,22 +230,39 @@ def _pieces(part: Part) -> Iterator[Part]:
 
 
 def _add(writer: Any, part: Part, spec: Any) -> None:
-    rule, dtype = part.rule, part.source.dtype
-    with part.source.open() as array:
+    with part.source.open() as source:
         try:
-            if array.ndim == 3:
-                array = array.reshape(-1, array.shape[-1])
-            if rule.transposed:
-                array = np.ascontiguousarray(array.T)
-            if rule.order is not None:
-                array = array[rule.order(spec)]
-            if rule.transform is not None:
-                array, dtype = rule.transform(as_float32(array, dtype)), "float32"
-            writer.add_tensor(rule.target, part.row_begin, array, dtype)
+            array, dtype = _rows(part, source, spec)
+            writer.add_tensor(part.rule.target, part.row_begin, array, dtype)
         except ValueError as error:
             raise CheckpointError(f"{part.source.where}: {error}") from error
         finally:
-            del array, writer
+            del source, array, writer
+
+
+def _rows(part: Part, array: NDArray[Any], spec: Any) -> tuple[NDArray[Any], str]:
+    """The rows of the target that a part makes of its source, and their type."""
+    rule, dtype = part.rule, part.source.dtype
+    if array.ndim == 3:
+        array = array.reshape(-1, array.shape[-1])
+    if rule.transposed:
+        array = np.ascontiguousarray(array.T)
+    if rule.order is not None:
+        array = array[rule.order(spec)]
+    if rule.transform is not None:
+        return rule.transform(as_float32(array, dtype)), "float32"
+    return array, dtype
+
+
+def read_rows(parts: Iterable[Part], spec: Any) -> Iterator[tuple[Part, NDArray[np.float32]]]:
+    """The rows of their targets that parts make, as arrays of their own, in pieces."""
+    for part in parts:
+        for piece in _pieces(part):
+            with piece.source.open() as source:
+                array, dtype = _rows(piece, source, spec)
+                rows = np.array(as_float32(array, dtype))
+                del source, array
+            yield piece, rows
 
 
 @contextlib.contextmanager

@@ -31,20 +31,24 @@ class DerivedTensor(TensorEntry):
 
     def pieces(self) -> Iterator[tuple[int, TensorEntry]]:
         source = self.inputs[0]
-        if not self.by_rows or isinstance(source, DerivedTensor) or source.strides is not None:
+        if not self.by_rows or source.strides is not None:
             yield 0, self
+            return
+        if isinstance(source, DerivedTensor):
+            for begin, part in source.pieces():
+                yield begin, self._of(part)
             return
         rows = self.shape[0]
         panels = _PIECE_ELEMENTS // math.prod(self.shape[1:]) // _PANEL_ROWS
         step = _PANEL_ROWS * max(panels, 1)
         for begin in range(0, rows, step):
             count = min(step, rows - begin)
-            part = row_range(source, begin, count)
-            shape = (count, *self.shape[1:])
-            yield (
-                begin,
-                replace(self, shape=shape, offset=part.offset, nbytes=part.nbytes, inputs=(part,)),
-            )
+            yield begin, self._of(row_range(source, begin, count))
+
+    def _of(self, rows: TensorEntry) -> DerivedTensor:
+        """The same of a range of the input's rows."""
+        shape = (rows.shape[0], *self.shape[1:])
+        return replace(self, shape=shape, offset=rows.offset, nbytes=rows.nbytes, inputs=(rows,))
 
     @contextlib.contextmanager
     def open(self) -> Iterator[NDArray[Any]]:

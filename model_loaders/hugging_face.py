@@ -200,7 +200,7 @@ class HuggingFaceModel(LLM):
                 (Path(directory) / name).write_text(text, encoding="utf-8")
             return load_tokenizer(Path(directory), padding_side)
 
-    def _made_companions(self) -> dict[str, str]:
+    def made_companions(self) -> dict[str, str]:
         """The companion files of a serialised model that are made from a GGUF file."""
         file = self._gguf()
         if file is None:
@@ -313,19 +313,39 @@ class HuggingFaceModel(LLM):
         plan = None if adapters_only else self._plan(quantization)
         target = Path(model_output_dir or ".").expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        graph = target / f"{self.safe_model_name}.asgraph"
-        param = target / f"{self.safe_model_name}.asparam"
+        graph, param = self._files_in(target)
         if plan is not None:
-            made = self._made_companions()
-            with companions(self.directory, target, self._model_config(), graph, made):
-                if not (skip_if_exists and is_current(plan, graph, param, engine)):
-                    write_model(plan, native().ModelWriter, str(graph), str(param))
+            keeps = skip_if_exists and is_current(plan, graph, param, engine)
+            self.write_plan(plan, target, keeps)
         for name, adapter in adapters.items():
             adapter.serialize_to_path(target / f"{name}.aslora")
         if plan is not None or (graph.is_file() and param.is_file()):
             self._model_files = (graph, param)
             self._image = None
         return self
+
+    def plan(self, customized_quant_config: dict[str, Any] | None = None) -> Plan:
+        """How the checkpoint becomes a model that is quantised so; None: not quantised. For tools
+        that change the plan's parts before ``write_plan``.
+        """
+        enabled = customized_quant_config is not None
+        return self._plan(parse_quantization(enabled, False, customized_quant_config))
+
+    def write_plan(self, plan: Plan, target: Path, keeps: bool = False) -> tuple[Path, Path]:
+        """Writes the model of a plan as ``serialize_to_path`` does, unless it ``keeps`` what is
+        there; returns the two files.
+        """
+        target.mkdir(parents=True, exist_ok=True)
+        graph, param = self._files_in(target)
+        made = self.made_companions()
+        with companions(self.directory, target, self._model_config(), graph, made):
+            if not keeps:
+                write_model(plan, native().ModelWriter, str(graph), str(param))
+        return graph, param
+
+    def _files_in(self, target: Path) -> tuple[Path, Path]:
+        name = self.safe_model_name
+        return target / f"{name}.asgraph", target / f"{name}.asparam"
 
     def _plan(self, quantization: Quantization | None) -> Plan:
         if self._checkpoint is None:

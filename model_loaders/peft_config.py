@@ -13,6 +13,7 @@ from typing import Any
 
 from .config import ModelConfig, read_json_object
 from .errors import UnsupportedModelError
+from .linear_expression import check_expressions_count, compile_expression
 from .notices import notice
 
 CONFIG_NAME = "adapter_config.json"
@@ -49,9 +50,6 @@ _REFUSED = {
 # weights, and the adapter fits only the changed ones.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
-# PEFT writes one for each module with a scale of its own. Each is compared with each module.
-_MAX_PATTERNS = 10_000
-
 
 class PeftConfig:
     """One adapter's configuration, checked. Names of modules are those of the base model."""
@@ -62,7 +60,7 @@ class PeftConfig:
         self._check_kind()
         self._alpha = config.number("lora_alpha", above=-math.inf)
         pattern = config.section("alpha_pattern") or ModelConfig({})
-        self._check_count("alpha_pattern", len(pattern))
+        check_expressions_count(self._config, "alpha_pattern", len(pattern))
         self._alpha_pattern = [
             (
                 self._regex("alpha_pattern", rf"(.*\.)?({name})"),
@@ -81,7 +79,7 @@ class PeftConfig:
         self._exclude = self._matcher("exclude_modules")
         self._layers = self._layer_numbers()
         layers = self._names("layers_pattern") or [r"[^.]*"]
-        self._check_count("layers_pattern", len(layers))
+        check_expressions_count(self._config, "layers_pattern", len(layers))
         self._layer_patterns = [
             self._regex("layers_pattern", rf".*\.(?:{name})\.(?P<layer>\d+)\.") for name in layers
         ]
@@ -155,32 +153,14 @@ class PeftConfig:
         if unknown:
             notice(f"{self.source}: unknown fields {', '.join(unknown)}")
 
-    def _check_count(self, field: str, count: int) -> None:
-        if count > _MAX_PATTERNS:
-            raise self._config.error(
-                field, f"has {count} patterns, expected at most {_MAX_PATTERNS}"
-            )
-
     def _unsupported(self, field: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"{self.source}: {field} is {self._config[field]!r}: {what} is not supported"
         )
 
     def _regex(self, field: str, pattern: str) -> Any:
-        """Of RE2, whose time is linear in the text: one of Python's may never return."""
-        import re2
-
-        options = re2.Options()
-        options.log_errors = False
-        try:
-            return re2.compile(pattern, options)
-        except re2.error as error:
-            reason = b"".join(error.args[:1]).decode(errors="replace")
-            raise self._config.error(
-                field,
-                f"has {pattern!r}, no regular expression: {reason} (look-around and references "
-                "back are not supported; a list of modules' names is)",
-            ) from None
+        advice = "a list of modules' names is"
+        return compile_expression(self._config, field, pattern, advice)
 
     def _names(self, field: str) -> list[str] | None:
         value = self._config.get(field)

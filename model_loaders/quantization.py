@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import UnsupportedModelError
 from .spec import message_class
@@ -19,14 +19,16 @@ from .spec import message_class
 _FORMATS = {"int8": (8, False), "uint8": (8, True), "int4": (4, False), "uint4": (4, True)}
 _METHODS = ("instant_quant", "iq")
 # Methods that keep the quantisation of a checkpoint (quantized/).
-_KEEPING_METHODS = ("gptq", "awq", "compressed-tensors")
-_KEEPING_KEYS = ("quant_method", "compute_method", "activate_format", "activation_group_size")
+_KEEPING_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "auto-round", "gguf")
 _COMPUTE_METHODS = ("weight_only", "activate_quant")
 _GROUP_SIZES = (-1, 0, 32, 64, 128)  # -1 and 0: one scale per output feature
 _ACTIVATION_GROUP_SIZES = (0, 32, 64, 128)  # 0: one scale per token
 _DEFAULT_ACTIVATION_GROUP_SIZES = (64, 32, 0)  # the first that divides
 # Weights that are quantised only if the configuration names them.
-_TABLES = ("lm_head", "embedding")
+TABLES = ("lm_head", "embedding")
+_KEEPING_KEYS = (
+    "quant_method", "compute_method", "activate_format", "activation_group_size", *TABLES,
+)  # fmt: skip
 _KEYS = (
     "quant_method",
     "weight_format",
@@ -35,8 +37,9 @@ _KEYS = (
     "activation_group_size",
     "group_size",
     "group_settings",
+    "format_settings",
     "modules_to_not_convert",
-    *_TABLES,
+    *TABLES,
 )
 
 
@@ -58,6 +61,7 @@ class Quantization:
     activation_group_size: int | None = None  # None: the default for the input features
     group_size: int = 0
     group_settings: Mapping[str, int] = field(default_factory=dict)  # by pattern, first match wins
+    format_settings: Mapping[str, str] = field(default_factory=dict)  # the same
     modules_to_not_convert: tuple[str, ...] = ()
     tables: Mapping[str, str | None] = field(default_factory=dict)  # formats of lm_head, embedding
 
@@ -77,15 +81,31 @@ class Quantization:
                 f"checkpoint's is {checkpoint_method!r}{kind}"
             )
 
+    def check_kept(self, kept: Iterable[Any], tied: bool) -> None:
+        """Raises an error if the caller asks by name for what weights that are kept cannot have:
+        int8 activations, or another format."""
+        if self.quant_method not in _KEEPING_METHODS:
+            return
+        for quant in kept:
+            if quant.tensor in TABLES and self._table_format(quant.tensor, tied):
+                raise ValueError(
+                    f"customized_quant_config: lm_head or embedding is given, but {quant.tensor!r} "
+                    "is quantised in the checkpoint, which quant_method "
+                    f"{self.quant_method!r} keeps"
+                )
+            if quant.float8 and self.quantize_activations:
+                raise UnsupportedModelError(
+                    f"customized_quant_config: compute_method is 'activate_quant', but "
+                    f"{quant.tensor!r} is float8, which is multiplied with floats alone"
+                )
+
     def weight_quants(self, weights: Sequence[MatrixWeight], tied: bool) -> list[Any]:
         """The WeightQuant messages for a model's ``weights``. Errors name the weight or the key."""
         self._check_patterns(weights)
         quants = []
         for weight in weights:
             name = weight.names[0]
-            weight_format: str | None = self.weight_format
-            if name in _TABLES:
-                weight_format = self._table_format(name, tied)
+            weight_format = self._format(weight, tied)
             if weight_format is None or _matches(self.modules_to_not_convert, weight):
                 continue
             bits, asymmetric = _FORMATS[weight_format]
@@ -131,6 +151,13 @@ class Quantization:
             ):
                 quant.activation_group_size = self.activation_group(by_name[quant.tensor])
 
+    def _format(self, weight: MatrixWeight, tied: bool) -> str | None:
+        for pattern, setting in self.format_settings.items():
+            if _matches((pattern,), weight):
+                return setting
+        name = weight.names[0]
+        return self._table_format(name, tied) if name in TABLES else self.weight_format
+
     def _table_format(self, name: str, tied: bool) -> str | None:
         if not tied:
             return self.tables.get(name)
@@ -166,6 +193,7 @@ class Quantization:
         """A pattern that matches nothing is probably misspelt, and would spare no weight."""
         for key, patterns in (
             ("group_settings", tuple(self.group_settings)),
+            ("format_settings", tuple(self.format_settings)),
             ("modules_to_not_convert", self.modules_to_not_convert),
         ):
             for pattern in patterns:
@@ -223,11 +251,16 @@ def parse_quantization(
         quantize_activations=quantize_activations,
         activation_group_size=activation_group_size,
         group_size=_checked_group_size("group_size", config.get("group_size", 0)),
-        group_settings=_checked_settings(config.get("group_settings")),
+        group_settings=_checked_settings(
+            "group_settings", config, _checked_group_size, "group sizes"
+        ),
+        format_settings=_checked_settings(
+            "format_settings", config, _checked_format, "weight formats"
+        ),
         modules_to_not_convert=_checked_modules(config.get("modules_to_not_convert")),
         tables={
             key: None if config[key] is None else _checked_format(key, config[key])
-            for key in _TABLES
+            for key in TABLES
             if key in config
         },
     )
@@ -236,13 +269,18 @@ def parse_quantization(
 def weight_formats(spec: Any) -> list[str]:
     """The formats of quantised weights, the most frequent first."""
     found = Counter(
-        (quant.bits, quant.group_size, quant.quantize_activations, quant.activation_group_size)
+        (
+            "float8" if quant.float8 else f"{quant.bits} bits",
+            quant.group_size,
+            quant.quantize_activations,
+            quant.activation_group_size,
+        )
         for quant in spec.weight_quant
     )
     return [
-        f"{count} weights of {bits} bits, {_scales(group_size, 'output feature')}"
+        f"{count} weights of {numbers}, {_scales(group_size, 'output feature')}"
         + (f", activations of 8 bits, {_scales(activation_group, 'token')}" if is_activated else "")
-        for (bits, group_size, is_activated, activation_group), count in found.most_common()
+        for (numbers, group_size, is_activated, activation_group), count in found.most_common()
     ]
 
 
@@ -305,16 +343,21 @@ def _checked_group_size(key: str, value: Any) -> int:
     return value
 
 
-def _checked_settings(value: Any) -> dict[str, int]:
-    if value is None:
+_Setting = TypeVar("_Setting")
+
+
+def _checked_settings(
+    key: str, config: Mapping[str, Any], checked: Callable[[str, Any], _Setting], values: str
+) -> dict[str, _Setting]:
+    """``config[key]``, a dict from patterns to ``values``, each of which is ``checked``."""
+    settings = config.get(key)
+    if settings is None:
         return {}
-    if not isinstance(value, Mapping):
-        raise _error("group_settings", value, ["a dict from patterns to group sizes"])
+    if not isinstance(settings, Mapping):
+        raise _error(key, settings, [f"a dict from patterns to {values}"])
     return {
-        _checked_pattern("group_settings", pattern): _checked_group_size(
-            f"group_settings[{pattern!r}]", size
-        )
-        for pattern, size in value.items()
+        _checked_pattern(key, pattern): checked(f"{key}[{pattern!r}]", value)
+        for pattern, value in settings.items()
     }
 
 

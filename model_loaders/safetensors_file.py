@@ -18,7 +18,8 @@ from .storage import ELEMENT_TYPES, MappedFile, TensorEntry, checked_shape
 # The limit of the format's own implementation.
 MAX_HEADER_BYTES = 100_000_000
 
-_DTYPES = {
+# Names of element types in headers, and ours.
+DTYPES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -92,10 +93,10 @@ def _entry(file: MappedFile, name: str, fields: Any, data_begin: int) -> TensorE
     where = f"{file.path}: tensor {name!r}"
     if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
         raise CheckpointError(f"{where}: header entry lacks dtype, shape or data_offsets")
-    dtype = _DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
+    dtype = DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
     if dtype is None:
         raise CheckpointError(
-            f"{where} has dtype {fields['dtype']!r}, known are {', '.join(_DTYPES)}"
+            f"{where} has dtype {fields['dtype']!r}, known are {', '.join(DTYPES)}"
         )
     shape = checked_shape(fields["shape"], where)
     offsets = fields["data_offsets"]

@@ -150,6 +150,12 @@ def find_architecture(name: str) -> Architecture:
     return _REGISTRY[name]
 
 
+def model_type_of(architecture: str) -> str | None:
+    """The ``model_type`` of configurations of this architecture, if it is known."""
+    registered()  # imports the declarations
+    return next((kind for kind, names in _MODEL_TYPES.items() if architecture in names), None)
+
+
 def with_architecture(config: ModelConfig) -> ModelConfig:
     """``config``; if it has no ``architectures``, with the one that its ``model_type`` implies."""
     if config.get("architectures") is not None or "model_type" not in config:

@@ -1,5 +1,5 @@
-"""The command ``allspark``: serves, measures, evaluates and converts models, talks with them and
-answers files of prompts (docs/cli.md)."""
+"""The command ``allspark``: serves, measures, evaluates, converts and quantises models, talks with
+them and answers files of prompts (docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ _COMMANDS = {
     "batch": "batch",
     "eval": "evaluate",
     "convert": "convert",
+    "quantize": "quantize",
+    "lite": "lite",
     "inspect": "inspect",
     "list": "formats",
     "check_env": "check_env",
 }
 _DESCRIPTION = (
-    "Serves, measures, evaluates and converts models, talks with them and answers files of "
-    "prompts. `allspark COMMAND --help` says more."
+    "Serves, measures, evaluates, converts and quantises models, talks with them and answers files "
+    "of prompts. `allspark COMMAND --help` says more."
 )
 
 

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .bench_flags import positive
-from .output_files import settings_of
+from .accuracy_report import add_report_flags, report_texts, write_report
 
-_WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
+WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-type", default="bfloat16", help="bfloat16 (default) or float32")
     add(
         "--weight-format",
-        choices=_WEIGHT_FORMATS,
+        choices=WEIGHT_FORMATS,
         help="quantise the layers' weights (default: leave weights as they are)",
     )
     add("--group-size", type=int, help="input features per scale: 32, 64, 128 (default: all)")
@@ -28,29 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--activation-group-size", type=int, metavar="N",
         help="input features per scale of these: 32, 64, 128; 0: one scale per token (default: 64, "
         "or 32 where that does not divide)")  # fmt: skip
-    add("--lm-head", choices=_WEIGHT_FORMATS, help="quantise the head")
-    add("--embedding", choices=_WEIGHT_FORMATS, help="quantise the embedding")
-    add("--report", nargs="+", metavar="FILE",
-        help="texts on which the model is compared with its checkpoint in float32; accuracy.md "
-        "and accuracy.json go beside it")  # fmt: skip
-    add("--report-context", type=positive, metavar="N",
-        help="tokens of a window of these texts (default: 512)")  # fmt: skip
-    add("--report-tokens", type=positive, metavar="N",
-        help="read so many tokens of them at most (default: all)")  # fmt: skip
+    add("--lm-head", choices=WEIGHT_FORMATS, help="quantise the head")
+    add("--embedding", choices=WEIGHT_FORMATS, help="quantise the embedding")
+    add_report_flags(parser)
     parser.set_defaults(fail=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
-    from allspark.model_loader import HuggingFaceModel
-    from allspark.pipeline.model_source import model_name_of, open_loader
+    from allspark.quantize.source import open_checkpoint
 
     config = _quant_config(options)
-    texts = _texts(options)  # before the conversion, which takes longer
-    path = Path(options.model).expanduser()
-    name = options.name or model_name_of(str(path.resolve()) if path.exists() else options.model)
-    loader = open_loader(options.model, name, options.data_type)
-    if not isinstance(loader, HuggingFaceModel):
-        raise ValueError(f"{options.model} is serialised already; give its checkpoint")
+    texts = report_texts(options)  # before the conversion, which takes longer
+    loader = open_checkpoint(options.model, options.name, options.data_type)
     loader.serialize_to_path(
         None,
         options.output,
@@ -62,38 +50,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"{path}: {path.stat().st_size} bytes")
     if texts is not None:
         loader.free_model()
-        _report(options, texts)
+        write_report(options, texts)
     return 0
-
-
-def _texts(options: argparse.Namespace) -> Any:
-    if options.report is None:
-        for name in ("report_context", "report_tokens"):
-            if getattr(options, name) is not None:
-                options.fail(f"--{name.replace('_', '-')} is given; --report must be, too")
-        return None
-    from allspark.eval.files import to_texts
-    from allspark.eval.text_perplexity import DEFAULT_CONTEXT
-    from allspark.eval.windows import check_settings
-
-    options.report_context = options.report_context or DEFAULT_CONTEXT
-    check_settings(options.report_context, options.report_tokens)
-    return to_texts(options.report)
-
-
-def _report(options: argparse.Namespace, texts: Any) -> None:
-    from allspark.eval import write_accuracy
-    from allspark.eval.report import text_of
-
-    result = write_accuracy(
-        options.output,
-        options.model,
-        texts,
-        settings_of(options),
-        options.report_context,
-        options.report_tokens,
-    )
-    print(f"\n{text_of(result)}")
 
 
 def _quant_config(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import engine_flags
+from . import engine_flags, evaluate_layers
 from .bench_flags import not_negative, positive
 from .output_files import check_output_file, settings_of
 
@@ -26,11 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--adapter-name", metavar="NAME", help="one of --adapters to evaluate")
         engine_flags.add_engine_flags(kind)
         kind.set_defaults(fail=kind.error)
+    evaluate_layers.add_kind(kinds)
 
 
 def run(options: argparse.Namespace) -> int:
     check_output_file("--json", options.json)
     check_output_file("--markdown", options.markdown)
+    if options.eval == evaluate_layers.NAME:
+        return evaluate_layers.run(options)
     for name in ("chat_template", "meta_instruction", "cap"):
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"

@@ -7,15 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from allspark._allspark import GeneratedElements
-from allspark.eval.forced import ForcedOutputs
 from allspark.eval.in_flight import Started, for_adapter, results
 from allspark.eval.statistics import Floats
 from allspark.pipeline.served_model import ServedModel
-
-# A continuation is generated where its prefix, which is then not computed, has at least this part
-# of its tokens. In a full batch a token costs as much either way: HellaSwag took 0.58 of the time
-# (SmolLM2-135M, blocks of 16, two cores). In a small batch a long output would take longer.
-_MOST_FORCED = 2
 
 
 @dataclass(frozen=True)
@@ -32,12 +26,11 @@ class Likelihood:
 
 @dataclass
 class _Job:
-    """A continuation at its place among all, and what the prefix cache will have of it."""
+    """A continuation at its place among all."""
 
     index: int
     context: Sequence[int]
     continuation: Sequence[int]
-    is_forced: bool = False
 
     def __str__(self) -> str:
         return f"continuation {self.index}"
@@ -63,21 +56,21 @@ def likelihoods(
     """
     found: list[Likelihood | None] = [None] * len(pairs)
     jobs = _planned(model, pairs)
-    forced = ForcedOutputs(model, adapter)
 
     def start(job: _Job) -> Started:
-        if job.is_forced:
-            return forced.start(job.context, job.continuation)
-        fields = for_adapter(adapter, prompt_only=True, prompt_logprobs=True, top_logprobs=1)
+        fields = for_adapter(
+            adapter,
+            prompt_only=True,
+            prompt_logprobs=True,
+            prompt_logprobs_start=len(job.context),
+            top_logprobs=1,
+        )
         ids = np.array([*job.context, *job.continuation], np.int64)
         return model.engine.start_request_ids(model.name, None, ids, fields)
 
-    try:
-        for job, elements in results(model, jobs, start):
-            found[job.index] = _likelihood(job, elements)
-            progress(1)
-    finally:
-        forced.close()
+    for job, elements in results(model, jobs, start):
+        found[job.index] = _likelihood(job, elements)
+        progress(1)
     nothing = Likelihood(np.zeros(0), True)
     progress(len(pairs) - len(jobs))
     return [nothing if each is None else each for each in found]
@@ -103,31 +96,11 @@ def _planned(
         if len(continuation):
             jobs.append(_Job(index, tuple(context), tuple(continuation)))
     jobs.sort(key=lambda job: (*job.context, *job.continuation))
-    block = model.engine.get_as_model_info(model.name).span_size
-    for before, job in zip(jobs, jobs[1:], strict=False):
-        # The last token of a prompt is always computed.
-        most = min(len(before.context), len(job.context) - 1)
-        shared = _common(before.context, job.context, most) // block * block
-        for each in (before, job):
-            each.is_forced |= _MOST_FORCED * shared >= len(each.continuation)
     return jobs
 
 
-def _common(first: Sequence[int], second: Sequence[int], most: int) -> int:
-    """How many tokens both begin with, of `most`."""
-    for place in range(most):
-        if first[place] != second[place]:
-            return place
-    return most
-
-
 def _likelihood(job: _Job, elements: GeneratedElements) -> Likelihood:
-    if job.is_forced:
-        own, tops = elements.token_logprobs_list, elements.log_probs_list
-    else:
-        begin = len(job.context) - 1
-        own = elements.prompt_token_logprobs_list[begin:]
-        tops = elements.prompt_log_probs_list[begin:]
+    own, tops = elements.prompt_token_logprobs_list, elements.prompt_log_probs_list
     logprobs = np.array(own, np.float64)
     if not np.isfinite(logprobs).all():
         place = int(np.flatnonzero(~np.isfinite(logprobs))[0])

@@ -84,7 +84,7 @@ def cut(model: ServedModel, texts: Sequence[Text], context: int, max_tokens: int
     for text in texts:
         if room is not None and len(windows) >= room:
             break
-        windows += _windows_of(text, model.tokenizer, context)
+        windows += windows_of(text, model.tokenizer, context)
         used.append(text.facts)
     return Windows(windows[:room], used, context, max_tokens)
 
@@ -95,7 +95,12 @@ def ids_of(tokenizer: Any, text: str) -> Ids:
     return np.array([*first_tokens(tokenizer), *plain], np.int64)
 
 
-def _windows_of(text: Text, tokenizer: Any, context: int) -> list[Window]:
+def windows_of(text: Text, tokenizer: Any, context: int) -> list[Window]:
+    """All windows of a text; the rest of it is dropped.
+
+    Raises:
+        ValueError: the text is shorter than a window.
+    """
     ids = ids_of(tokenizer, text.content)
     begin = first_tokens(tokenizer)
     if len(ids) < context:

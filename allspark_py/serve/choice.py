@@ -26,11 +26,10 @@ _live: set[Choice] = set()
 
 
 def stop_choices(of_request: str | None) -> int:
-    """Ends the outputs of a request, or with None of all; returns how many."""
+    """Ends the outputs of a request, or with None of all; returns how many. One whose end is on
+    its way is not counted again."""
     found = [choice for choice in _live if of_request in (None, choice.request_id)]
-    for choice in found:
-        choice.stop()
-    return len(found)
+    return sum(choice.stop() for choice in found)
 
 
 class Choice:
@@ -40,8 +39,9 @@ class Choice:
     """
 
     __slots__ = (
-        "_details", "_entry", "_handle", "_is_released", "_num_taken", "_own_stop_ids", "_queue",
-        "_texts", "cached_tokens", "index", "is_finished", "num_tokens", "request_id", "token_ids",
+        "_details", "_entry", "_handle", "_is_released", "_is_stopped", "_num_taken",
+        "_own_stop_ids", "_queue", "_texts", "cached_tokens", "index", "is_finished",
+        "num_tokens", "request_id", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,7 @@ class Choice:
         self._num_taken = 0
         self._details: list[tuple[GeneratedElements, int]] = []
         self._is_released = False
+        self._is_stopped = False
         _live.add(self)
 
     def watch(
@@ -113,12 +114,17 @@ class Choice:
 
     def take(self) -> TextElements:
         """What was read since the last call."""
-        taken = TextElements(self.take_text(), self.token_ids[self._num_taken :])
-        self._num_taken = self.num_tokens
+        taken = TextElements(self.take_text(), self.take_ids())
         for elements, count in self._details:
             taken.add_details(elements, count)
         self._details.clear()
         return taken
+
+    def take_ids(self) -> list[int]:
+        """The ids that were read since the last call; what else there is waits for `take`."""
+        ids = self.token_ids[self._num_taken :]
+        self._num_taken = self.num_tokens
+        return ids
 
     def take_text(self) -> str:
         """The text that was read since the last call; the rest waits for `take`."""
@@ -156,11 +162,15 @@ class Choice:
         last = self.token_ids[-1] if self.token_ids else None
         return last if last in self._own_stop_ids else None
 
-    def stop(self) -> None:
-        """Ends the output with the tokens so far; it then ends as any other."""
-        if not self._is_released:
-            model = self._entry.model
-            model.engine.stop_request(model.name, self._handle)
+    def stop(self) -> bool:
+        """Ends the output with the tokens so far; it then ends as any other. False where it has
+        ended, or was stopped before."""
+        if self._is_released or self._is_stopped:
+            return False
+        self._is_stopped = True
+        model = self._entry.model
+        model.engine.stop_request(model.name, self._handle)
+        return True
 
     def release(self) -> None:
         """Stops the request if it runs, and frees it; a second call has no effect."""

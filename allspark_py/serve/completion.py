@@ -16,7 +16,7 @@ from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_chunk import TextChunk
+from allspark.serve.text_chunk import IdsChunk, TextChunk
 from allspark.serve.text_work import SMALL, check_chars, off_loop, size_of
 from allspark.serve.usage import usage
 from allspark.text_queue import TextElements
@@ -61,6 +61,10 @@ class CompletionCall:
     def prompt_of(self, choice: Choice) -> _Prompt:
         """The prompt that a choice continues."""
         return self.prompts[choice.index // (self.body.n or 1)]
+
+    def has_begun(self, choice: Choice) -> bool:
+        """Whether a part of the choice was shown."""
+        return self._has_begun[choice.index]
 
     def part(self, choice: Choice) -> dict[str, Any]:
         """What a choice has got since the last call, as it is shown."""
@@ -244,10 +248,12 @@ class CompletionStream:
         self._has_usage = bool(options and options.include_usage)
         self._has_each_usage = bool(options and options.continuous_usage_stats)
         body = call.body
-        has_more = body.echo or body.return_token_ids or body.logprobs is not None
-        # An output that is nothing but text.
-        is_text = len(call.choices) == 1 and not has_more and not self._has_each_usage
-        self._text = TextChunk(self._text_event) if is_text else None
+        has_more = body.echo or body.logprobs is not None or self._has_each_usage
+        # An output that is nothing but text, or text and ids.
+        is_plain = len(call.choices) == 1 and not has_more
+        has_ids = bool(body.return_token_ids)
+        self._text = TextChunk(self._text_event) if is_plain and not has_ids else None
+        self._ids = IdsChunk(self._ids_event) if is_plain and has_ids else None
 
     def start(self, writer: Writer) -> None:
         """Writes what comes as it comes."""
@@ -264,9 +270,16 @@ class CompletionStream:
         writer = self._writer
         if writer is None or not writer.is_free:
             return
-        if self._text is not None and not (choice := self._call.choices[0]).is_finished:
+        choice = self._call.choices[0]
+        if self._text is not None and not choice.is_finished:
             if text := choice.take_text():
                 writer.write(self._text(text))
+            return
+        # The first event of ids has those of the prompt, too.
+        if self._ids is not None and not choice.is_finished and self._call.has_begun(choice):
+            ids, text = choice.take_ids(), choice.take_text()
+            if text or ids:
+                writer.write(self._ids(text, ids))
             return
         data = []
         for choice in self._call.choices:
@@ -292,6 +305,10 @@ class CompletionStream:
     def _text_event(self, text: str) -> dict[str, Any]:
         shown = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
         return self._event(shown)
+
+    def _ids_event(self, text: str, ids: list[int]) -> dict[str, Any]:
+        shown = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+        return self._event({**shown, "token_ids": ids})
 
     def _event(self, part: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._call.head, "choices": [part]}

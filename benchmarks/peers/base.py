@@ -37,6 +37,7 @@ class Precision:
     rate: str  # One of the rates that limits.cc measures.
     options: Mapping[str, Any] = field(default_factory=dict)  # For the engine's own use.
     cache_mode: str = "AsCacheDefault"  # Of this engine, whose files do not contain it.
+    only_by_name: bool = False  # Not among those of an engine that is named without a precision.
 
 
 BF16 = Precision(16, 16, "bf16_gflop_s")
@@ -135,6 +136,10 @@ class Engine:
     def prepare(self, checkpoint: Path, precision: str, model: Path) -> None:
         """Converts the checkpoint into the folder `model`."""
         raise NotImplementedError
+
+    def source_bytes(self, precision: str, model: Path) -> int | None:
+        """The size of the file from which `model` was made, if memory is compared with it."""
+        return None
 
     def environment(self) -> dict[str, str]:
         """Environment variables for its worker, in addition to the caller's."""

@@ -105,6 +105,9 @@ class HttpServer:
                 raise self._ended()
         return timelines
 
+    def later_s(self, request: Request) -> float | None:
+        return None
+
     def cpu_seconds(self) -> float:
         return process_tree.cpu_seconds(self._process.pid)
 

@@ -16,6 +16,10 @@ _SDIST = "llama-cpp-python==0.3.36"
 # Signals with which its repacked weights (Q4_0, Q8_0) crash on some processors, e.g. with AMX.
 _REPACK_SIGNALS = (signal.SIGSEGV, signal.SIGILL)
 
+# Flags and type of llama-quantize where the type is not the precision. It has MXFP4 for experts
+# only, unless every tensor gets one type.
+_QUANTIZE = {"MXFP4": (("--pure", "--token-embedding-type", "q8_0"), "MXFP4_MOE")}
+
 
 class LlamaCpp(Engine):
     name = "llama.cpp"
@@ -25,6 +29,9 @@ class LlamaCpp(Engine):
         "Q4_0": Precision(4.5, 8.5, "int8_gop_s"),
         "Q8_0": Precision(8.5, 8.5, "int8_gop_s"),
         "BF16": Precision(16, 16, "bf16_gflop_s"),
+        # The value and down projections of half of the layers are Q6_K, as the head is.
+        "Q4_K_M": Precision(4.8, 6.56, "int8_gop_s", only_by_name=True),
+        "MXFP4": Precision(4.25, 8.5, "int8_gop_s", only_by_name=True),
     }
     packages = (("numpy", "gguf", "cmake", "ninja"),)
 
@@ -56,9 +63,14 @@ class LlamaCpp(Engine):
         whole = self.home / f"{checkpoint.parent.name}-bf16.gguf"
         convert = Path(__file__).with_name("gguf_writer.py")
         run_command([self.python, convert, checkpoint, whole])
-        quantize = [self._program("llama-quantize"), whole, model / "model.gguf", precision]
-        run_command(quantize)
+        flags, kind = _QUANTIZE.get(precision, ((), precision))
+        program = self._program("llama-quantize")
+        run_command([program, *flags, whole, self.file(model), kind])
         whole.unlink()
+
+    @staticmethod
+    def file(model: Path) -> Path:
+        return model / "model.gguf"
 
     def environment(self) -> dict[str, str]:
         return {"LLAMA_SERVER": str(self._program("llama-server"))}

@@ -47,6 +47,10 @@ class Server(Protocol):
     def cpu_seconds(self) -> float:
         """Processor time used since the start."""
 
+    def later_s(self, request: Request) -> float | None:
+        """How much later than its engine a client has the first token of a request that comes
+        alone; None if it does not say."""
+
     def close(self) -> None: ...
 
 
@@ -58,14 +62,26 @@ class InProcess:
     def cpu_seconds(self) -> float:
         return time.process_time()
 
+    def later_s(self, request: Request) -> float | None:
+        return None
+
     def close(self) -> None:
         pass
 
 
 def peak_rss_mb() -> float:
     """The peak of this process or, if larger, of the largest child that has ended."""
-    users = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(user).ru_maxrss for user in users) * 1024 / 1e6
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return max(_own_peak_kib(), children) * 1024 / 1e6
+
+
+def _own_peak_kib() -> int:
+    """Of this program alone: getrusage counts the memory of the process that started it, too."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def check(timeline: Timeline, request: Request) -> None:
@@ -86,7 +102,9 @@ def measure(server: Server, job: dict[str, Any]) -> dict[str, Any]:
         timelines += served
     cpu_s = server.cpu_seconds() - cpu_begin
     seconds = max(timeline.times[-1] for timeline in timelines) - begin
+    later_s = server.later_s(job["waves"][0][0])
     return {
+        **({} if later_s is None else {"ttft_later_s": later_s}),
         "core_share": cpu_s / (seconds * job["threads"]),
         "requests": [
             {

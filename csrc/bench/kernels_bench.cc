@@ -102,6 +102,9 @@ void Gemm(benchmark::State& state, const KernelTable* table) {
   state.SetBytesProcessed(state.iterations() * n * k * static_cast<int64_t>(sizeof(T)));
 }
 
+// What the weights of other makers' formats have besides 4 bits and scales.
+enum Part : int64_t { kNone, kOffset, kHigh, kHighAndOffset, kTable };
+
 // Weights quantised to `bits` bits, with one scale per `group` (0: per column). int8 activations
 // have one for every `scales` (0: per row).
 template <DType kAct>
@@ -113,6 +116,10 @@ void GemmQuantized(benchmark::State& state, const KernelTable* table) {
   const int64_t scale_group = state.range(5);
   const std::vector<float> a_scale = Random<float>(m * RowScales(k, scale_group));
   const std::vector<int32_t> sums(static_cast<size_t>(m * RowSums(k)), 1);
+  const int64_t part = state.range(6);
+  const bool has_high = part == kHigh || part == kHighAndOffset;
+  const std::vector<float> high = Random<float>(has_high ? n * k / 16 : 0);
+  const std::vector<int8_t> numbers(16, 1);
   std::vector<float> c(static_cast<size_t>(m * n));
   GemmArgs args = {};
   args.a = a.data();
@@ -124,8 +131,11 @@ void GemmQuantized(benchmark::State& state, const KernelTable* table) {
   args.n = n;
   args.k = k;
   args.panel_end = n / kPanelColumns;
-  args.scale = scale.data();
-  args.group_size = group_size;
+  args.scales.scale = &scale.data()->bits;
+  args.scales.group_size = group_size;
+  if (part == kOffset || part == kHighAndOffset) args.scales.offset = args.scales.scale;
+  if (has_high) args.scales.high = reinterpret_cast<const unsigned char*>(high.data());
+  if (part == kTable) args.scales.table = numbers.data();
   if (kAct == DType::kInt8) {
     args.a_scale = a_scale.data();
     args.a_scale_group = scale_group;
@@ -137,7 +147,10 @@ void GemmQuantized(benchmark::State& state, const KernelTable* table) {
     benchmark::ClobberMemory();
   }
   SetFlops(state, 2.0 * static_cast<double>(m * n * k));
-  state.SetBytesProcessed(state.iterations() * (n * k * bits / 8 + n * k / group_size * 2));
+  const int64_t group_bytes = part == kOffset || part == kHighAndOffset ? 4 : 2;
+  const int64_t high_bytes = has_high ? n * k / 4 : 0;
+  state.SetBytesProcessed(state.iterations() *
+                          (n * k * bits / 8 + high_bytes + n * k / group_size * group_bytes));
 }
 
 void Quantize(benchmark::State& state, const KernelTable* table) {
@@ -225,18 +238,25 @@ void RegisterTable(const KernelTable* table) {
   for (const auto& [name, bench] :
        {std::pair<const char*, Bench>{"GemmInt8", GemmQuantized<DType::kInt8>},
         {"GemmWidened", GemmQuantized<DType::kBFloat16>}}) {
-    auto* all = Register(name, bench, table)->ArgNames({"m", "n", "k", "bits", "group", "scales"});
-    for (const auto& [bits, group, scales] : {std::array<int64_t, 3>{8, 0, 0},
-                                              {8, 64, 0},
-                                              {4, 64, 0},
-                                              {4, 32, 0},
-                                              {8, 0, 64},
-                                              {8, 0, 128},
-                                              {4, 64, 64}}) {
+    auto* all =
+        Register(name, bench, table)->ArgNames({"m", "n", "k", "bits", "group", "scales", "part"});
+    for (const auto& [bits, group, scales, part] : {std::array<int64_t, 4>{8, 0, 0, kNone},
+                                                    {8, 64, 0, kNone},
+                                                    {4, 64, 0, kNone},
+                                                    {4, 32, 0, kNone},
+                                                    {8, 0, 64, kNone},
+                                                    {8, 0, 128, kNone},
+                                                    {4, 64, 64, kNone},
+                                                    {4, 32, 64, kNone},
+                                                    {4, 32, 64, kOffset},
+                                                    {4, 16, 64, kHigh},
+                                                    {4, 16, 64, kHighAndOffset},
+                                                    {4, 32, 64, kTable}}) {
       if (scales > 0 && bench != &GemmQuantized<DType::kInt8>) continue;
-      for (int64_t m : {1, 4, 32}) all->Args({m, 65536, 2048, bits, group, scales});
-      for (int64_t m : {16, 64, 1024}) all->Args({m, 2048, 2048, bits, group, scales});
-      all->Args({512, 9728, 896, bits, group, scales})->Args({512, 896, 4864, bits, group, scales});
+      for (int64_t m : {1, 4, 32}) all->Args({m, 65536, 2048, bits, group, scales, part});
+      for (int64_t m : {16, 64, 1024}) all->Args({m, 2048, 2048, bits, group, scales, part});
+      all->Args({512, 9728, 896, bits, group, scales, part});
+      all->Args({512, 896, 4864, bits, group, scales, part});
     }
   }
   Register("RmsNorm", RmsNorm, table)->Arg(2048);

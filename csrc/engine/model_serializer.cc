@@ -1,11 +1,15 @@
 #include "allspark/model_serializer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <system_error>
+#include <vector>
 
 #include "platform/home_process.h"
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
+#include "weights/quantize.h"
 
 namespace allspark {
 namespace {
@@ -82,6 +86,39 @@ class ModelSerializerImpl final : public ModelSerializer {
 };
 
 }  // namespace
+
+Status QuantizeRows(const float* weight, int64_t rows, int64_t cols, int64_t bits, bool asymmetric,
+                    int64_t group_size, uint8_t* values, float* scales, uint8_t* zeros) {
+  constexpr int64_t kElementsAtOnce = 4;  // as QuantizeRow takes them
+  if (bits != 4 && bits != 8) {
+    return Status::InvalidArgument("bits is " + std::to_string(bits) + "; it must be 4 or 8");
+  }
+  const int64_t size = group_size == 0 ? cols : group_size;
+  if (size < 1 || size % kElementsAtOnce != 0 || cols % size != 0) {
+    return Status::InvalidArgument("group_size is " + std::to_string(group_size) +
+                                   "; it must divide the " + std::to_string(cols) +
+                                   " columns, and be a multiple of 4");
+  }
+  const weights::QuantFormat format{static_cast<int32_t>(bits), asymmetric, size};
+  const int64_t groups = cols / size;
+  std::vector<BFloat16> row_scales(static_cast<size_t>(groups));
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = weight + row * cols;
+    if (!weights::QuantizeRow(reinterpret_cast<const unsigned char*>(from), DType::kFloat32, cols,
+                              format, values + row * cols, row_scales.data(),
+                              asymmetric ? zeros + row * groups : nullptr)) {
+      const float* bad = std::find_if(from, from + cols, [](float value) {
+        return !(std::fabs(value) <= weights::kMaxQuantizable);
+      });
+      return Status::InvalidArgument("weight[" + std::to_string(row) + ", " +
+                                     std::to_string(bad - from) + "] is " + std::to_string(*bad) +
+                                     "; it must be finite, and at most 2^127 in magnitude");
+    }
+    std::transform(row_scales.begin(), row_scales.end(), scales + row * groups,
+                   [](BFloat16 scale) { return ToFloat(scale); });
+  }
+  return Status::Ok();
+}
 
 Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec_bytes) {
   Result<proto::DecoderSpec> spec = ParseSpec(spec_bytes);

@@ -225,6 +225,11 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
         "num_generated_in_prompt is " + std::to_string(config.num_generated_in_prompt) +
         "; it must be below the length of input_ids, which is " + std::to_string(prompt_length));
   }
+  if (config.prompt_logprobs && config.prompt_logprobs_start >= prompt_length) {
+    return Status::InvalidArgument(
+        "prompt_logprobs_start is " + std::to_string(config.prompt_logprobs_start) +
+        "; it must be below the length of input_ids, which is " + std::to_string(prompt_length));
+  }
   if (config.prompt_only) {
     if (token_mask != nullptr) {
       return Status::InvalidArgument(
@@ -277,14 +282,16 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
   request->top_logprobs = config.top_logprobs;
   request->prompt_only = config.prompt_only;
   request->scores_prompt = config.prompt_logprobs;
+  request->scored_begin = std::max(config.prompt_logprobs_start - 1, int64_t{0});
   request->outputs = std::move(*outputs);
-  request->computes_all = config.prompt_logprobs ||
-                          (request->outputs != nullptr && request->outputs->WantsWholePrompt());
+  if (config.prompt_logprobs) request->max_cached = request->scored_begin;
+  if (request->outputs != nullptr && request->outputs->WantsWholePrompt()) request->max_cached = 0;
   request->logprobs.raw = config.logprobs_mode == "raw";
   if (config.logprobs) request->logprobs.top.resize(static_cast<size_t>(config.top_logprobs));
   const QueueCapacity capacity{.tokens = max_length - prompt_length,
                                .logprobs = config.logprobs,
                                .prompt_logprobs = config.prompt_logprobs,
+                               .scored_begin = request->scored_begin,
                                .top_logprobs = config.top_logprobs};
   request->queue = std::shared_ptr<ResultQueueImpl>(
       new ResultQueueImpl(request_id, prompt_length, capacity, engine_set, request->outputs),
@@ -440,7 +447,7 @@ FinishReason Request::Append(int32_t token) {
   words = NextWords(token, static_cast<int64_t>(tokens.size()));
   tokens.push_back(token);
   num_tokens = static_cast<int64_t>(tokens.size());
-  computes_all = false;
+  max_cached = kNoTokenLimit;
   num_written = num_tokens - 1;  // accepted drafts included
   if (processors.NeedsCounts()) counts.Add(token, /*is_output=*/true);
   return Reason();

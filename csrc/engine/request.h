@@ -96,7 +96,9 @@ struct Request : ScheduledSequence {
   // Whether the request wants outputs besides sampled tokens.
   bool WantsOutputs() const { return scores_prompt || outputs != nullptr; }
   // Whether the log-probability of the token after `position` is wanted: both are of the prompt.
-  bool IsScored(int64_t position) const { return scores_prompt && position < prompt_length - 1; }
+  bool IsScored(int64_t position) const {
+    return scores_prompt && position >= scored_begin && position < prompt_length - 1;
+  }
   // Where the logits of a position are wanted; null: nowhere.
   float* LogitsRow(int64_t position) const {
     return outputs != nullptr ? outputs->logits().Row(position) : nullptr;
@@ -141,6 +143,7 @@ struct Request : ScheduledSequence {
   int64_t top_logprobs = 0;
   bool prompt_only = false;
   bool scores_prompt = false;
+  int64_t scored_begin = 0;                // the position before the first token that is scored
   std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<ResultQueueImpl> queue;
   int64_t deadline_us = kNoDeadline;

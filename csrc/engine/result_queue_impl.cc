@@ -26,7 +26,7 @@ ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens,
     output_logprobs_.top.reserve(static_cast<size_t>(capacity.tokens * capacity.top_logprobs));
   }
   if (capacity.prompt_logprobs) {
-    const int64_t count = prompt_tokens - 1;
+    const int64_t count = prompt_tokens - 1 - capacity.scored_begin;
     prompt_logprobs_.chosen.resize(static_cast<size_t>(count));
     prompt_logprobs_.top.resize(static_cast<size_t>(count * capacity.top_logprobs));
   }
@@ -201,9 +201,10 @@ void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {
 
 void ResultQueueImpl::SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs) {
   std::lock_guard lock(mutex_);
-  prompt_logprobs_.chosen[static_cast<size_t>(position)] = logprobs.chosen;
+  const int64_t index = position - capacity_.scored_begin;
+  prompt_logprobs_.chosen[static_cast<size_t>(index)] = logprobs.chosen;
   std::copy(logprobs.top.begin(), logprobs.top.end(),
-            prompt_logprobs_.top.begin() + position * capacity_.top_logprobs);
+            prompt_logprobs_.top.begin() + index * capacity_.top_logprobs);
 }
 
 void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t now_us) {

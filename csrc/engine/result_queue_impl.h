@@ -21,6 +21,7 @@ struct QueueCapacity {
   int64_t tokens = 0;  // most output tokens
   bool logprobs = false;
   bool prompt_logprobs = false;
+  int64_t scored_begin = 0;  // with prompt_logprobs: the position before the first of them
   int64_t top_logprobs = 0;  // for each token
 };
 

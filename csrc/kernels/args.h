@@ -29,9 +29,9 @@ inline constexpr int64_t kAttentionChunk = 256;
 AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
 
 // Activations quantised to int8: x = scale * q, |q| <= 127, with one scale for each row or for
-// every `scale_group` elements of it. Each row of q also has sums: one for every kSumBlock
-// elements, then one for the whole row.
-inline constexpr int64_t kSumBlock = 32;
+// every `scale_group` elements of it. Each row of q also has sums: of its elements before element
+// i * kSumBlock, for every i, and of all. So two of them give the sum of any group.
+inline constexpr int64_t kSumBlock = 16;
 AS_ALWAYS_INLINE int64_t RowSums(int64_t cols) { return (cols + kSumBlock - 1) / kSumBlock + 1; }
 // A row's scales. scale_group is 0 (one scale), or a multiple of kSumBlock that divides cols.
 AS_ALWAYS_INLINE int64_t RowScales(int64_t cols, int64_t scale_group) {
@@ -39,7 +39,32 @@ AS_ALWAYS_INLINE int64_t RowScales(int64_t cols, int64_t scale_group) {
 }
 
 // The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
-AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return bits == 8 ? 128 : 8; }
+AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return 1 << (bits - 1); }
+
+// What a quantised weight has beside its stored integers u (or codes, of float8). The weight is one
+// of
+//   scale * (u - zero)
+//   scale * u + offset
+//   scale * table[u]     in slot uint4
+//   scale * E4M3(u)      in slot float8; u has no NaN
+// Slot uint4 also holds integers of 6 bits: `high` has their upper two. A scale, an offset and a
+// zero point belong to a column and group_size of k: [ceil(n/64)][k/group_size][64].
+struct WeightScales {
+  const uint16_t* scale = nullptr;   // bfloat16, or float16 where `half`
+  const uint8_t* zero = nullptr;     // null: SymmetricZero
+  const uint16_t* offset = nullptr;  // as scale
+  const int8_t* table = nullptr;     // [16]
+  // [ceil(n/64)][k/16][64] lanes of 32 bits: bits 2 i and 2 i + 1 of byte j belong to k + 4 i + j.
+  const unsigned char* high = nullptr;
+  int64_t group_size = 0;  // divides k; a multiple of kSumBlock, or k
+  bool half = false;
+};
+// A scale or an offset as it is stored.
+AS_ALWAYS_INLINE float ScaleToFloat(const WeightScales& scales, uint16_t bits) {
+  return scales.half ? ToFloat(Float16{bits}) : ToFloat(BFloat16{bits});
+}
+// With offset, table or high, groups are a multiple of kSumBlock, and at most so large.
+inline constexpr int64_t kLargestFormGroup = 128;
 
 // One low-rank product: rows [row_begin, row_end) of `a` times a matrix of small k. It is added to
 // panels [panel_begin, panel_end) of a GEMM's result.
@@ -58,14 +83,15 @@ struct LowRank {
 // Order per element: acc = 0; for each group of k ascending: acc += dot(group); then + bias; then +
 // c when accumulate.
 //
-// Quantised weights (slots uint8 and uint4) are w = scale * (u - zero), with one scale and zero
-// point for each column and every group_size of k. Order per element: sum = 0; for each of these
-// groups ascending: sum = fma(dot, scale, sum), where dot is the chain above over a * (u - zero),
-// starting at zero. With int8 activations dot is an exact integer. Where these have one scale, the
-// whole sum is multiplied by it before bias is added.
+// Quantised weights (slots uint8, uint4, float8): see WeightScales. Order per element: sum = 0; for
+// each group ascending: sum = fma(dot, scale, sum), where dot is the chain above over a * (u -
+// zero), starting at zero. With int8 activations dot is an exact integer. Where these have one
+// scale, the whole sum is multiplied by it before bias is added.
 // Where they have one for every a_scale_group of k, dot is over the smaller of both groups, and
-// sum = fma(dot * a_scale, scale, sum). If each column has a single scale, it comes last instead:
-// sum = fma(dot, a_scale, sum), and the whole sum is multiplied by scale.
+// sum = fma(dot * a_scale, scale, sum). If each column has a single scale and no offset, it comes
+// last instead: sum = fma(dot, a_scale, sum), and the whole sum is multiplied by scale.
+// With offsets, sum = fma(a_sum, offset, sum) follows for each of these groups ascending, where
+// a_sum is the sum of the group's a, times a_scale if dot is.
 //
 // Adapters (LowRank) continue the sums after the weight: for each of the row's adapter products
 // ascending, the chain above runs over the product's k and starts at the current sum. A row's
@@ -74,7 +100,8 @@ struct GemmArgs {
   const void* a;  // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
   int64_t lda;
   // Packed: [ceil(n/64)][k/group][64][group]; columns beyond n are zero. A lane holds 4 k of uint8
-  // and 8 k of uint4; in uint4, byte j has k + j in its low half and k + 4 + j in its high half.
+  // and float8, and 8 k of uint4; there, byte j has k + j in its low half and k + 4 + j in its high
+  // half.
   const void* w;
   const float* bias;  // [n] or null
   float* c;           // [m, n] row-major float32
@@ -84,13 +111,10 @@ struct GemmArgs {
   bool accumulate;
   // Columns of a panel: 64, or kNarrowPanelColumns. Quantised weights always have 64.
   int64_t panel_columns = kPanelColumns;
-  // Quantised weights only.
-  const BFloat16* scale = nullptr;  // [ceil(n/64)][k/group_size][64]
-  const uint8_t* zero = nullptr;    // the same, or null: SymmetricZero
-  int64_t group_size = 0;           // divides k; a multiple of kSumBlock, or k
+  WeightScales scales = {};  // quantised weights only
   // Of int8 activations, never null there; null: 1.
   const float* a_scale = nullptr;  // [m][RowScales(k, a_scale_group)]
-  // A multiple of group_size or a divisor of it; 0: one scale per row. Quantised weights only.
+  // A multiple of scales.group_size or a divisor of it; 0: one scale per row.
   int64_t a_scale_group = 0;
   // num_low_rank products, ordered by row_begin, then panel_begin. Not with narrow panels.
   const LowRank* low_rank = nullptr;
@@ -126,7 +150,7 @@ struct QuantizeArgs {
   int8_t* q;
   int64_t ldq;
   float* scale;   // [rows][RowScales(cols, scale_group)]
-  int32_t* sums;  // [rows][RowSums(cols)]
+  int32_t* sums;  // [rows][RowSums(cols)]; of no meaning in a row with a NaN
   int64_t rows, cols;
   int64_t scale_group = 0;
 };
@@ -192,11 +216,8 @@ struct EmbeddingArgs {
   float* out;
   int64_t ldo;
   int64_t rows, cols;
-  // Quantised tables only (always packed); as in GemmArgs.
-  const BFloat16* scale = nullptr;
-  const uint8_t* zero = nullptr;
-  int64_t group_size = 0;
-  bool accumulate = false;  // row-major tables only
+  WeightScales scales = {};  // quantised tables only, which are always packed
+  bool accumulate = false;   // row-major tables only
 };
 
 // Rotates, in place, the first rotary_dim elements of every head of x.

@@ -6,8 +6,9 @@
 
 namespace allspark {
 
-class LoraAdapter;  // model/lora.h
-class OpProfile;    // ops/op_profile.h
+class LoraAdapter;    // model/lora.h
+class InputObserver;  // ops/input_observer.h
+class OpProfile;      // ops/op_profile.h
 
 struct BatchSequence {
   int64_t token_begin = 0;  // in Batch::tokens: where the sequence before it ends
@@ -28,7 +29,8 @@ struct Batch {
   const BatchSequence* sequences = nullptr;
   int64_t num_sequences = 0;
   int64_t num_logits_rows = 0;
-  OpProfile* profile = nullptr;  // where the time of its operations is counted; null: nowhere
+  OpProfile* profile = nullptr;       // where the time of its operations is counted; null: nowhere
+  InputObserver* observer = nullptr;  // sees the inputs of its products; null: nobody does
 };
 
 }  // namespace allspark

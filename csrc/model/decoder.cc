@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <span>
 #include <string>
@@ -67,6 +68,8 @@ class DecoderImpl final : public Decoder {
     return MakeKvBlock(parts_.shape, parts_.options.block_size, kv, block);
   }
   void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) override;
+  void ForwardLayers(const Batch& batch, const KvPool& kv, StepArena& arena, const float* in,
+                     float* out) override;
   void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) override;
   void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) override;
   void InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) override;
@@ -77,7 +80,11 @@ class DecoderImpl final : public Decoder {
   // Fills sequences_ and logits_tokens_.
   void TakeSequences(const Batch& batch);
   void CheckTokens(int64_t token_begin, int64_t num_tokens) const;
+  // The residual stream before the first layer, from the batch's tokens or from `in`, and what the
+  // layers make of it, in the workspace.
+  void RunLayers(const Batch& batch, const KvPool& kv, StepArena& arena, const float* in);
   void Embed(int64_t token_begin, const Matrix& out);
+  size_t StreamBytes(const Batch& batch) const;  // of the batch's rows of the residual stream
 
   // Constant after construction.
   const DecoderParts parts_;
@@ -171,14 +178,35 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   const OpTimer timer(batch.profile, Op::kPass);
   CheckBatch(batch, kv);
   if (batch.num_tokens == 0) return;
+  RunLayers(batch, kv, arena, /*in=*/nullptr);
+  Logits(logits_tokens_.data(), batch.num_logits_rows, logits);
+}
+
+void DecoderImpl::ForwardLayers(const Batch& batch, const KvPool& kv, StepArena& arena,
+                                const float* in, float* out) {
+  CheckBatch(batch, kv);
+  AS_CHECK(batch.num_logits_rows == 0) << "batch: " << batch.num_logits_rows << " rows of logits";
+  if (batch.num_tokens == 0) return;
+  RunLayers(batch, kv, arena, in);
+  const Matrix& stream = workspace_.residual;
+  AS_CHECK(stream.ld == stream.cols) << "batch: rows of the stream are " << stream.ld << " apart";
+  if (out != nullptr) std::memcpy(out, stream.data, StreamBytes(batch));
+}
+
+size_t DecoderImpl::StreamBytes(const Batch& batch) const {
+  return static_cast<size_t>(batch.num_tokens * parts_.shape.hidden) * sizeof(float);
+}
+
+void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& arena,
+                            const float* in) {
   TakeSequences(batch);
   const DecoderShape& shape = parts_.shape;
   lora_.Take(batch);
   workspace_ = AllocateWorkspace(
       shape, SizeFor(batch.num_tokens, pool_->num_threads(), parts_.options.lora_max_rank), arena);
   const Workspace& w = workspace_;
-  context_ = {&kernels_,    pool_, &arena, nullptr, w.row_scratch, w.row_scratch_floats,
-              batch.profile};
+  context_ = {&kernels_,     pool_,         &arena, nullptr, w.row_scratch, w.row_scratch_floats,
+              batch.profile, batch.observer};
   tokens_ = batch.tokens;
   positions_ = batch.positions;
   StepInput step;
@@ -189,7 +217,11 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   step.tasks = &tasks_;
   step.logn_length = parts_.options.use_logn_attn ? shape.max_position : 0;
   step.alibi_slopes = parts_.weights.alibi_slopes;
-  Embed(0, w.residual);
+  if (in == nullptr) {
+    Embed(0, w.residual);
+  } else {
+    std::memcpy(w.residual.data, in, StreamBytes(batch));
+  }
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
     step.layer = layer;
@@ -206,7 +238,6 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
       RunMlp(context_, shape, weights.mlp, layer, lora_, w);
     }
   }
-  Logits(logits_tokens_.data(), batch.num_logits_rows, logits);
 }
 
 void DecoderImpl::Embed(int64_t token_begin, const Matrix& out) {

@@ -63,6 +63,11 @@ class Decoder {
   // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the
   // sequences that want it.
   virtual void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) = 0;
+  // Runs the layers alone: from the residual stream `in` before the first to `out` after the last,
+  // both [num_tokens, hidden_size]. `in` null: the stream begins with the embeddings of the batch's
+  // tokens. `out` null: not wanted; it may be `in`. The batch wants no logits.
+  virtual void ForwardLayers(const Batch& batch, const KvPool& kv, StepArena& arena,
+                             const float* in, float* out) = 0;
 
   // More outputs of the last Forward, for tokens given by their index in its batch; valid until the
   // arena is reset. logits: [num_tokens, vocab_size], row i for tokens[i]. num_tokens is at most

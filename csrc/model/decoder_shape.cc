@@ -190,7 +190,7 @@ auto NormKernel(const DecoderShape& shape, const kernels::KernelTable& table, DT
 Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
                          const kernels::KernelTable& table) {
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
-    const DType weight = weights::QuantDType(quant.bits()),
+    const DType weight = weights::QuantDType(quant),
                 activation = ActivationFormat(quant, shape.compute).dtype;
     if (table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] == nullptr) {
       return Missing(table, "gemm", weight);

@@ -31,7 +31,7 @@ int64_t StoredBytes(const RequiredTensor& tensor) {
   if (tensor.layout != proto::ROW_MAJOR) {
     elements = AlignUp(tensor.shape[0], kernels::kPanelColumns) * tensor.shape[1];
   }
-  return tensor.dtype == DType::kUInt4 ? elements / 2 : elements * ElementBytes(tensor.dtype);
+  return PackedBytes(tensor.dtype, elements);
 }
 
 Status CheckView(const RequiredTensor& expected, const WeightView& view,
@@ -126,9 +126,22 @@ class Binder {
     const int64_t group_size = quant->group_size() == 0 ? k : quant->group_size();
     const int64_t groups = k / group_size;
     WeightScales scales;
-    scales.scale = static_cast<const BFloat16*>(Find(weights::ScaleName(name), n, groups).data);
+    const auto find = [&](const std::string& part, int64_t cols) {
+      return Find(part, n, cols).data;
+    };
+    scales.scale = static_cast<const uint16_t*>(find(weights::ScaleName(name), groups));
+    scales.half = quant->half_scales();
     if (quant->asymmetric()) {
-      scales.zero = static_cast<const uint8_t*>(Find(weights::ZeroName(name), n, groups).data);
+      scales.zero = static_cast<const uint8_t*>(find(weights::ZeroName(name), groups));
+    }
+    if (quant->offset()) {
+      scales.offset = static_cast<const uint16_t*>(find(weights::OffsetName(name), groups));
+    }
+    if (quant->bits() == 6) {
+      scales.high = static_cast<const unsigned char*>(find(weights::HighName(name), k));
+    }
+    if (!quant->table().empty()) {
+      scales.table = reinterpret_cast<const int8_t*>(quant->table().data());
     }
     scales.group_size = group_size;
     return scales;
@@ -241,13 +254,13 @@ LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i) {
   LinearWeight one = all;
   one.n = all.n / count;
   const int64_t elements = i * one.n * one.k;
-  const int64_t bytes =
-      all.dtype == DType::kUInt4 ? elements / 2 : elements * ElementBytes(all.dtype);
-  one.data = static_cast<const unsigned char*>(all.data) + bytes;
+  one.data = static_cast<const unsigned char*>(all.data) + PackedBytes(all.dtype, elements);
   if (!IsQuantized(all.dtype)) return one;
   const int64_t groups = i * one.n * (one.k / all.scales.group_size);
   one.scales.scale += groups;
   if (one.scales.zero != nullptr) one.scales.zero += groups;
+  if (one.scales.offset != nullptr) one.scales.offset += groups;
+  if (one.scales.high != nullptr) one.scales.high += PackedBytes(DType::kUInt2, elements);
   return one;
 }
 

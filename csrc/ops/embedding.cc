@@ -13,7 +13,9 @@ void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, con
   AS_CHECK(!accumulate || !table.packed) << "embedding: rows of a packed table are not added";
   AS_CHECK(table.cols == out.cols)
       << "embedding: the table has " << table.cols << " columns, out has " << out.cols;
-  if (IsQuantized(table.dtype)) internal::CheckScales("embedding", table.scales, table.cols);
+  if (IsQuantized(table.dtype)) {
+    internal::CheckScales("embedding", table.scales, table.dtype, table.cols);
+  }
   const auto kernel = context.kernels->embedding[internal::Slot(table.dtype)];
   internal::CheckKernel("embedding", table.dtype, kernel != nullptr, context);
   for (int64_t row = 0; row < out.rows; ++row) {
@@ -31,9 +33,7 @@ void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, con
                               args.ldo = out.ld;
                               args.rows = end - begin;
                               args.cols = out.cols;
-                              args.scale = table.scales.scale;
-                              args.zero = table.scales.zero;
-                              args.group_size = table.scales.group_size;
+                              args.scales = table.scales;
                               args.accumulate = accumulate;
                               kernel(args, context.stream);
                             });

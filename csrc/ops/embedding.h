@@ -12,7 +12,7 @@ struct EmbeddingWeight {
   int64_t vocab = 0;
   int64_t cols = 0;
   bool packed = false;
-  WeightScales scales = {};  // of uint8 and uint4 tables, which are packed
+  WeightScales scales = {};  // of quantised tables, which are packed
 };
 
 // out[r, :] = table[ids[r], :], or += where `accumulate` (row-major tables only). out: [rows, cols]

@@ -23,7 +23,7 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
   const int64_t group = PackedPerLane(w.dtype);
   AS_CHECK(group > 0 && w.k % group == 0)
       << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed by " << group;
-  if (IsQuantized(w.dtype)) CheckScales("linear", w.scales, w.k);
+  if (IsQuantized(w.dtype)) CheckScales("linear", w.scales, w.dtype, w.k);
   AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr))
       << "linear: x is int8 without scales";
   CheckScaleGroup("linear", x.scale_group, x.cols);
@@ -35,7 +35,8 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
 void CountLinear(const LinearWeight& w, int64_t rows, OpTimer& timer) {
   if (!timer.is_on()) return;
   const int64_t elements = w.n * w.k;
-  timer.Count(elements * 4 / PackedPerLane(w.dtype), 2 * rows * elements);
+  const int64_t high = w.scales.high == nullptr ? 0 : elements / 4;
+  timer.Count(elements * 4 / PackedPerLane(w.dtype) + high, 2 * rows * elements);
 }
 
 void CheckLinearResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
@@ -65,9 +66,7 @@ kernels::GemmArgs GemmArgsOf(const ConstMatrix& x, const LinearWeight& w, Range 
   args.k = w.k;
   args.panel_begin = panels.begin;
   args.panel_end = panels.end;
-  args.scale = w.scales.scale;
-  args.zero = w.scales.zero;
-  args.group_size = w.scales.group_size;
+  args.scales = w.scales;
   args.low_rank = low_rank.data();
   args.num_low_rank = static_cast<int64_t>(low_rank.size());
   args.first_row = rows.begin;
@@ -137,6 +136,7 @@ void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWe
                  : Activate(context, activation, scratch, y);
   }
   if (x.rows == 0) return;
+  internal::Observe(context, w, x);
   OpTimer timer(context.profile, w.op);
   internal::CountLinear(w, x.rows, timer);
   // An int8 row is quantised only after all its columns are computed.
@@ -178,6 +178,7 @@ void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& 
   internal::CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
   if (x.rows == 0) return;
+  internal::Observe(context, w, x);
   OpTimer timer(context.profile, w.op);
   internal::CountLinear(w, x.rows, timer);
   const auto gemm = context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)];

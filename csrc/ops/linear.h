@@ -15,7 +15,7 @@ struct LinearWeight {
   int64_t n = 0;
   int64_t k = 0;
   const float* bias = nullptr;  // [n] or null
-  WeightScales scales = {};     // of uint8 and uint4 weights
+  WeightScales scales = {};     // of quantised weights
   InputFormat activation = {};  // of x; kUndefined: any that the kernel table supports
   Op op = Op::kLinear;          // how a profile counts this product
   // [k], for weights with reordered columns: column j belongs to x's column order[j]. Callers pass

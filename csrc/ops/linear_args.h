@@ -18,6 +18,11 @@ struct Range {
   int64_t end;
 };
 
+// Shows the input of a product that has rows to the context's observer.
+inline void Observe(const OpContext& context, const LinearWeight& w, const ConstMatrix& x) {
+  if (context.observer != nullptr) context.observer->See(context, w, x);
+}
+
 // Counts one product with `rows` rows.
 void CountLinear(const LinearWeight& w, int64_t rows, OpTimer& timer);
 void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w);

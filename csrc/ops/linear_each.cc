@@ -30,6 +30,9 @@ void ForEachShare(const OpContext& context, std::span<const LinearTask> tasks,
     work += task.x.rows * task.w.n * task.w.k;
   }
   if (panels == 0) return;
+  for (const LinearTask& task : tasks) {
+    if (task.x.rows > 0 && takes(task)) internal::Observe(context, task.w, task.x);
+  }
   OpTimer timer(context.profile, tasks.back().w.op);
   if (timer.is_on()) {
     for (const LinearTask& task : tasks) {

@@ -32,11 +32,18 @@ inline void CheckKernel(const char* op, DType dtype, bool present, const OpConte
                     << DTypeName(dtype);
 }
 
-inline void CheckScales(const char* op, const WeightScales& scales, int64_t k) {
+inline void CheckScales(const char* op, const WeightScales& scales, DType weight, int64_t k) {
   const int64_t size = scales.group_size;
   AS_CHECK(scales.scale != nullptr && size > 0 && k % size == 0 &&
            (size == k || size % kernels::kSumBlock == 0))
       << op << ": a scale for every " << size << " of " << k << " input features";
+  const bool has_form =
+      scales.offset != nullptr || scales.table != nullptr || scales.high != nullptr;
+  AS_CHECK(!has_form || (size % kernels::kSumBlock == 0 && size <= kernels::kLargestFormGroup))
+      << op << ": groups of " << size << "; offsets, tables and 6 bits need 16 to "
+      << kernels::kLargestFormGroup;
+  AS_CHECK((scales.table == nullptr && scales.high == nullptr) || weight == DType::kUInt4)
+      << op << ": a table or upper bits beside " << DTypeName(weight) << " weights";
 }
 
 // Of int8 rows of `cols` columns.

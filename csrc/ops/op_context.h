@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "kernels/kernel_table.h"
 #include "memory/step_arena.h"
+#include "ops/input_observer.h"
 #include "ops/op_profile.h"
 #include "platform/thread_pool.h"
 
@@ -23,17 +24,16 @@ struct OpContext {
   // For ops that write int8: a float32 row per thread, this many elements apart.
   float* row_scratch = nullptr;
   int64_t row_scratch_floats = 0;
-  OpProfile* profile = nullptr;  // null: no profiling
+  OpProfile* profile = nullptr;       // null: no profiling
+  InputObserver* observer = nullptr;  // null: nobody looks at the inputs of products
 };
 
-// The scales and zero points of a quantised weight (kernels/args.h); group_size 0: not quantised.
-struct WeightScales {
-  const BFloat16* scale = nullptr;
-  const uint8_t* zero = nullptr;  // null: symmetric
-  int64_t group_size = 0;         // input features per scale
-};
+// group_size 0: the weight is not quantised.
+using kernels::WeightScales;
 
-inline bool IsQuantized(DType weight) { return weight == DType::kUInt8 || weight == DType::kUInt4; }
+inline bool IsQuantized(DType weight) {
+  return weight == DType::kUInt8 || weight == DType::kUInt4 || weight == DType::kFloat8E4M3;
+}
 
 // How a product reads its input. Implicit from a dtype.
 struct InputFormat {

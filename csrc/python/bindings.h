@@ -28,6 +28,7 @@ void BindGuided(pybind11::module_& module);
 void BindWords(pybind11::module_& module);
 void BindByteLevel(pybind11::module_& module);
 void BindEngine(pybind11::module_& module);
+void BindLayers(pybind11::module_& module);
 void BindMappings(pybind11::module_& module);
 void BindTesting(pybind11::module_& module);
 

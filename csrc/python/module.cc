@@ -126,6 +126,7 @@ PYBIND11_MODULE(_allspark, m) {
   allspark::python::BindWords(m);
   allspark::python::BindByteLevel(m);
   allspark::python::BindEngine(m);
+  allspark::python::BindLayers(m);
   allspark::python::BindMappings(m);
   allspark::python::BindTesting(m);
 }

@@ -77,6 +77,28 @@ void AddPair(LoraSerializer& writer, const std::string& tensor, int64_t row_begi
   ThrowIfError(status);
 }
 
+// (values uint8 [n, k], scales float32 [n, groups], zeros uint8 or None).
+py::tuple Quantize(const FloatMatrix& weight, int64_t bits, bool asymmetric, int64_t group_size) {
+  if (weight.ndim() != 2) throw py::value_error("weight must be a matrix");
+  const py::ssize_t rows = weight.shape(0), cols = weight.shape(1);
+  const py::ssize_t groups = group_size > 0 ? cols / group_size : 1;
+  py::array_t<uint8_t> values({rows, cols});
+  py::array_t<float> scales({rows, groups});
+  std::optional<py::array_t<uint8_t>> zeros;
+  if (asymmetric) zeros.emplace(std::vector<py::ssize_t>{rows, groups});
+  const float* from = weight.data();
+  uint8_t* value_data = values.mutable_data();
+  float* scale_data = scales.mutable_data();
+  uint8_t* zero_data = zeros ? zeros->mutable_data() : nullptr;
+  const Status status = [&] {
+    const GilReleased released;
+    return QuantizeRows(from, rows, cols, bits, asymmetric, group_size, value_data, scale_data,
+                        zero_data);
+  }();
+  ThrowIfError(status);
+  return py::make_tuple(values, scales, zeros);
+}
+
 // Runs a writer's Finish without the GIL; None where files were written.
 template <typename Handle, typename Writer>
 std::optional<Handle> Finish(Writer& writer) {
@@ -107,6 +129,9 @@ void BindSerializer(py::module_& m) {
       .def("add_pair", &AddPair, py::arg("tensor"), py::arg("row_begin"), py::arg("a"),
            py::arg("b"))
       .def("finish", &Finish<LoraImageHandle, LoraSerializer>);
+  m.def("quantize_rows", &Quantize, py::arg("weight"), py::arg("bits"), py::arg("asymmetric"),
+        py::arg("group_size"),
+        "Quantises a float32 matrix as ModelWriter does: (values, scales, zeros or None).");
   m.def(
       "required_tensors",
       [](const std::string& spec) {

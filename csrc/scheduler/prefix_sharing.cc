@@ -10,26 +10,28 @@
 namespace allspark {
 
 bool Scheduler::MaySearch(const ScheduledSequence& sequence) const {
-  return config_.enable_prefix_cache && sequence.token_ids != nullptr && !sequence.computes_all;
+  return config_.enable_prefix_cache && sequence.token_ids != nullptr;
 }
 
 // What TakeCached would take for a sequence that is not admitted yet.
 PrefixCache::Match Scheduler::FindCached(const ScheduledSequence& candidate) const {
   if (!MaySearch(candidate)) return {};
-  const auto num_tokens = static_cast<size_t>(candidate.num_tokens - 1);
-  return cache_.FindAll(std::span(candidate.token_ids, num_tokens), candidate.cache_salt);
+  const int64_t num_tokens = std::min(candidate.num_tokens - 1, candidate.max_cached);
+  return cache_.FindAll(std::span(candidate.token_ids, static_cast<size_t>(num_tokens)),
+                        candidate.cache_salt);
 }
 
 // Takes the cached blocks of the tokens that the sequence would compute next, and returns where it
-// then begins. At least one token is left, since its logits are wanted. If the sequence's last
-// block is partly filled, it takes nothing.
+// then begins. At least one token is left, since its logits are wanted, and all after the first
+// max_cached are. If the sequence's last block is partly filled, it takes nothing.
 int64_t Scheduler::TakeCached(ScheduledSequence* sequence) {
   std::vector<int32_t>& table = sequence->block_table;
   int64_t& begin = sequence->plan_begin;
   begin = sequence->num_computed;
   sequence->num_restored = 0;
   if (!MaySearch(*sequence) || Capacity(*sequence) != begin) return begin;
-  while (begin + config_.block_size < sequence->num_tokens) {
+  const int64_t most = std::min(sequence->num_tokens - 1, sequence->max_cached);
+  while (begin + config_.block_size <= most) {
     const int32_t parent = table.empty() ? PrefixCache::kNone : table.back();
     int32_t block = cache_.Find(parent, sequence->cache_salt, sequence->token_ids + begin);
     if (block != PrefixCache::kNone) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,8 @@
 #include "scheduler/draft_grants.h"
 
 namespace allspark {
+
+inline constexpr int64_t kNoTokenLimit = std::numeric_limits<int64_t>::max();
 
 // The scheduler's view of one sequence. The owner reserves block_table for its longest length and
 // keeps num_tokens up to date (prompt + generated): one more after each step that planned it with
@@ -42,9 +45,9 @@ struct ScheduledSequence {
   int64_t num_drafts = 0;
   double acceptance_rate = 1;
   double draft_cost = 0;
-  // The owner wants the model's outputs for each of the first tokens, so none is taken from the
-  // prefix cache. The owner sets it to false once that is done.
-  bool computes_all = false;
+  // How many of its first tokens may be taken from the prefix cache. It is less where the owner
+  // wants the model's outputs for the tokens after them, until that is done.
+  int64_t max_cached = kNoTokenLimit;
   // It is in no plan. Hold sets it; the owner sets it back, or a preemption does.
   bool held = false;
 

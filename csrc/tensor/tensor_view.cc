@@ -32,6 +32,8 @@ const char* DTypeName(DType dtype) {
       return "uint4";
     case DType::kInt8UInt4:
       return "int8 and uint4";
+    case DType::kUInt2:
+      return "uint2";
   }
   return "unknown";
 }

@@ -18,8 +18,8 @@ struct TensorView {
   int64_t strides[kMaxRank] = {};  // elements
 };
 
-// Bytes of one element; 0 for kUndefined, for kUInt4, which has two elements in a byte, and for
-// kInt8UInt4, which no tensor has.
+// Bytes of one element; 0 for kUndefined, for kUInt4 and kUInt2, which have several elements in a
+// byte, and for kInt8UInt4, which no tensor has.
 constexpr int64_t ElementBytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -40,9 +40,15 @@ constexpr int64_t ElementBytes(DType dtype) {
     case DType::kUndefined:
     case DType::kUInt4:
     case DType::kInt8UInt4:
+    case DType::kUInt2:
       return 0;
   }
   return 0;
+}
+// Bytes of so many elements; of kUInt4 and kUInt2 whole bytes.
+constexpr int64_t PackedBytes(DType dtype, int64_t elements) {
+  if (dtype == DType::kUInt4) return elements / 2;
+  return dtype == DType::kUInt2 ? elements / 4 : elements * ElementBytes(dtype);
 }
 const char* DTypeName(DType dtype);  // "float32", "bfloat16", ...
 

@@ -9,6 +9,13 @@
 namespace allspark {
 namespace {
 
+const char* FormName(const proto::WeightQuant& quant) {
+  if (quant.float8()) return " float8";
+  if (!quant.table().empty()) return " table";
+  if (quant.offset()) return " offset";
+  return quant.asymmetric() ? " asymmetric" : " symmetric";
+}
+
 void DescribeExperts(const proto::DecoderSpec& spec, std::ostream& out) {
   if (spec.num_experts() == 0) return;
   out << "num_experts: " << spec.num_experts()
@@ -58,7 +65,7 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
   DescribeExperts(spec, out);
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
     out << "weight_quant " << quant.tensor() << ": bits " << quant.bits() << " group_size "
-        << quant.group_size() << (quant.asymmetric() ? " asymmetric" : " symmetric")
+        << quant.group_size() << FormName(quant) << (quant.half_scales() ? ", float16 scales" : "")
         << (quant.reordered() ? ", reordered" : "")
         << (quant.quantize_activations() ? ", int8 activations" : "");
     if (quant.activation_group_size() != 0) {

@@ -25,8 +25,6 @@
 namespace allspark::weights {
 namespace {
 
-constexpr int64_t kHugePageBytes = 2 << 20;
-
 StatusCode CodeOfErrno(int error) {
   switch (error) {
     case ENOSPC:

@@ -13,6 +13,8 @@
 
 namespace allspark::weights {
 
+inline constexpr int64_t kHugePageBytes = 2 << 20;
+
 // "cannot <action> <path>: <reason of error number>"; the code distinguishes lack of room, a
 // missing file, and other errors.
 Status ErrnoStatus(std::string_view action, const std::string& path, int error);

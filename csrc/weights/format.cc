@@ -35,11 +35,20 @@ Status CheckRecordCounts(const char* message, int size) {
 
 }  // namespace
 
+bool IsMadeElsewhere(const proto::WeightQuant& quant) {
+  return quant.bits() == 6 || quant.offset() || !quant.table().empty() || quant.float8() ||
+         quant.half_scales();
+}
+
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
   const auto any_quant = [&](const auto& is) {
     return std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(), is);
   };
   using Quant = proto::WeightQuant;
+  if (any_quant(
+          [](const Quant& quant) { return quant.group_size() == 16 || IsMadeElsewhere(quant); })) {
+    return 6;
+  }
   if (any_quant([](const Quant& quant) { return quant.activation_group_size() != 0; })) return 5;
   if (any_quant([](const Quant& quant) { return quant.reordered(); })) return 4;
   const bool version3 = spec.embedding_scale() != 0.0f || spec.residual_scale() != 0.0f ||
@@ -59,11 +68,15 @@ int64_t StoredElementBits(DType dtype) {
     case DType::kInt32:
       return 32;
     case DType::kBFloat16:
+    case DType::kFloat16:
       return 16;
     case DType::kUInt8:
+    case DType::kFloat8E4M3:
       return 8;
     case DType::kUInt4:
       return 4;
+    case DType::kUInt2:
+      return 2;
     default:
       return 0;
   }
@@ -109,7 +122,7 @@ Result<int64_t> StoredBytes(const RequiredTensor& tensor) {
     return Status::InvalidArgument("tensor \"" + tensor.name + "\" of shape " +
                                    ShapeString(tensor.shape) + " is too large to store");
   }
-  return bits == 4 ? bytes / 2 : bytes;  // Panels have an even number of columns.
+  return bits < 8 ? bytes * bits / 8 : bytes;  // Panels have a multiple of 64 columns.
 }
 
 Result<FilePlan> PlanFile(const std::vector<RequiredTensor>& tensors) {

@@ -20,9 +20,11 @@ namespace allspark::weights {
 static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
-inline constexpr uint32_t kFormatVersion = 5;  // The newest that this build reads and writes.
+inline constexpr uint32_t kFormatVersion = 6;  // The newest that this build reads and writes.
 // The version to write a model in: the oldest that can hold it.
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
+// Whether the weight has a form of version 6, which floats are not quantised to here.
+bool IsMadeElsewhere(const proto::WeightQuant& quant);
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};
 inline constexpr char kParamMagic[kMagicBytes] = {'A', 'S', 'P', 'A', 'R', 'A', 'M', '\0'};
 inline constexpr int64_t kGraphHeaderBytes = 16;

@@ -65,11 +65,16 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
 
 namespace weights {
 
-// The dtype of the values of a weight quantised to `bits`.
-inline DType QuantDType(int32_t bits) { return bits == 4 ? DType::kUInt4 : DType::kUInt8; }
+// The dtype of the values of a quantised weight; of 6 bits, that of the lower four.
+inline DType QuantDType(const proto::WeightQuant& quant) {
+  if (quant.bits() != 8) return DType::kUInt4;
+  return quant.float8() ? DType::kFloat8E4M3 : DType::kUInt8;
+}
 // The tensors stored with the values of the quantised weight `name`.
 inline std::string ScaleName(const std::string& name) { return name + "_scale"; }
 inline std::string ZeroName(const std::string& name) { return name + "_zero"; }
+inline std::string OffsetName(const std::string& name) { return name + "_offset"; }
+inline std::string HighName(const std::string& name) { return name + "_high"; }
 inline std::string OrderName(const std::string& name) { return name + "_order"; }
 
 }  // namespace weights

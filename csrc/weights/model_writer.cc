@@ -61,6 +61,7 @@ Status CheckText(const proto::DecoderSpec& spec, const proto::BuildRecord& build
 std::string SourceDTypes(const RequiredTensor& tensor, bool is_quant_values) {
   const std::string floats = "float32, float16 or bfloat16";
   if (is_quant_values) return floats + " to be quantised here, or uint8 values that are";
+  if (tensor.dtype == DType::kUInt2) return "uint8";
   const bool integers = tensor.dtype == DType::kUInt8 || tensor.dtype == DType::kInt32;
   return integers ? DTypeName(tensor.dtype) : floats;
 }
@@ -149,12 +150,13 @@ class Writer final : public ModelWriter {
   Result<std::shared_ptr<const ModelImage>> Finish() override;
 
  private:
-  // A quantised weight: up to three tensors. They are filled from float rows of the first, or added
-  // one by one.
+  // A quantised weight: several tensors. They are filled from float rows of the first, or added one
+  // by one.
   struct Quant {
     enum class Source { kNone, kFloats, kParts };
 
-    std::vector<size_t> tensors;  // values, scales, zero points
+    std::vector<size_t> tensors;  // values, scales, zero points; others
+    bool takes_floats;
     QuantFormat format;
     Source source = Source::kNone;
   };
@@ -192,16 +194,18 @@ Status Writer::Fail(Status status) {
 
 void Writer::AddQuant(const proto::WeightQuant& quant) {
   Quant& added = quants_.emplace_back();
-  for (const std::string& name :
-       {quant.tensor(), weights::ScaleName(quant.tensor()), weights::ZeroName(quant.tensor())}) {
+  const std::string& tensor = quant.tensor();
+  for (const std::string& name : {tensor, weights::ScaleName(tensor), weights::ZeroName(tensor),
+                                  weights::OffsetName(tensor), weights::HighName(tensor)}) {
     const auto found = by_name_.find(name);
-    if (found == by_name_.end()) continue;  // Symmetric weights have no zero points.
+    if (found == by_name_.end()) continue;  // Symmetric weights have no zero points, for example.
     added.tensors.push_back(found->second);
     entries_[found->second].quant = &added;
   }
   const int64_t cols = tensors_[added.tensors[0]].shape[1];
   const int64_t group_size = quant.group_size() == 0 ? cols : quant.group_size();
   added.format = {quant.bits(), quant.asymmetric(), group_size};
+  added.takes_floats = !weights::IsMadeElsewhere(quant);
 }
 
 Status Writer::Store(size_t tensor, bool quantise, int64_t row_begin, const RowSource& source) {
@@ -226,6 +230,11 @@ Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorV
   const Entry& entry = entries_[found->second];
   const bool is_values = entry.quant != nullptr && entry.quant->tensors[0] == found->second;
   const bool quantise = is_values && weights::IsFloat(value.dtype);
+  if (quantise && !entry.quant->takes_floats) {
+    return Status::InvalidArgument(
+        "tensor \"" + tensor.name + "\": value is " + DTypeName(value.dtype) +
+        "; weights of this form must be uint8 values that are quantised");
+  }
   const Result<RowSource> source =
       CheckValue(tensor, quantise ? DType::kFloat32 : tensor.dtype, is_values, row_begin, value);
   if (!source.ok()) return WithTensor(tensor.name, source.status());

@@ -26,11 +26,9 @@ inline V Load(const unsigned char* at) {
   return value;
 }
 
-struct Float16 {
-  uint16_t bits;
-};
 struct UInt8;
 struct UInt4;
+struct UInt2;
 
 // The float32 bits of four consecutive elements.
 template <typename Src>
@@ -121,6 +119,33 @@ struct LaneLoader<UInt8, UInt4> {
     const U32x4 high = __builtin_shufflevector(a, b, 1, 3, 5, 7);
     bad |= (low | high) & 0xf0f0f0f0u;
     return low | (high << 4);
+  }
+};
+
+// Four codes to a lane, none of them NaN.
+template <>
+struct LaneLoader<UInt8, Float8E4M3> {
+  static constexpr int64_t kSourceBytesPerLane = 4;
+  static inline U32x4 LoadLanes(const unsigned char* at, U32x4& bad) {
+    const U32x4 codes = Load<U32x4>(at);
+    // A magnitude of 127, plus one, carries into the sign's place.
+    bad |= ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+    return codes;
+  }
+};
+
+// Sixteen bytes to a lane: bits 2 i and 2 i + 1 of its byte j are byte 4 i + j.
+template <>
+struct LaneLoader<UInt8, UInt2> {
+  static constexpr int64_t kSourceBytesPerLane = 16;
+  static inline U32x4 LoadLanes(const unsigned char* at, U32x4& bad) {
+    U32x4 lanes = {};
+    for (int64_t lane = 0; lane < kLanesPerVector; ++lane) {
+      const U32x4 fours = Load<U32x4>(at + lane * kSourceBytesPerLane);
+      bad |= fours & 0xfcfcfcfcu;
+      lanes[lane] = fours[0] | fours[1] << 2 | fours[2] << 4 | fours[3] << 6;
+    }
+    return lanes;
   }
 };
 
@@ -244,6 +269,25 @@ bool CopyInts(const unsigned char* src, int64_t count, unsigned char* dst) {
   return CopyBytes(src, count * static_cast<int64_t>(sizeof(int32_t)), dst);
 }
 
+inline float ToFloat(float x) { return x; }
+using allspark::ToFloat;
+
+inline bool IsFinite(Float16 x) { return (x.bits & 0x7c00u) != 0x7c00u; }
+
+// Floats to float16, one by one: scales and offsets are few.
+template <typename Src>
+bool ConvertToHalf(const unsigned char* src, int64_t count, unsigned char* dst) {
+  bool ok = true;
+  for (int64_t i = 0; i < count; ++i) {
+    Src x;
+    std::memcpy(&x, src + i * static_cast<int64_t>(sizeof(x)), sizeof(x));
+    const Float16 half = ToFloat16(ToFloat(x));
+    ok &= IsFinite(half);
+    std::memcpy(dst + i * 2, &half, sizeof(half));
+  }
+  return ok;
+}
+
 template <typename Src>
 Packer PackerFrom(DType stored) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(Src));
@@ -253,6 +297,9 @@ Packer PackerFrom(DType stored) {
   if (stored == DType::kBFloat16) {
     return {ConvertRun<Src, BFloat16>, PackTile<Src, BFloat16>,
             PackElements<ConvertRun<Src, BFloat16>, kBytes, 2>, kBytes};
+  }
+  if (stored == DType::kFloat16) {
+    return {ConvertToHalf<Src>, nullptr, PackElements<ConvertToHalf<Src>, kBytes, 2>, kBytes};
   }
   return {};
 }
@@ -272,6 +319,10 @@ Packer FindPacker(DType source, DType stored) {
         return {CopyBytes, PackTile<UInt8, UInt8>, PackElements<CopyBytes, 1, 1>, 1};
       }
       if (stored == DType::kUInt4) return {nullptr, PackTile<UInt8, UInt4>, nullptr, 1};
+      if (stored == DType::kUInt2) return {nullptr, PackTile<UInt8, UInt2>, nullptr, 1};
+      if (stored == DType::kFloat8E4M3) {
+        return {nullptr, PackTile<UInt8, Float8E4M3>, nullptr, 1};
+      }
       return {};
     case DType::kInt32:
       if (stored == DType::kInt32) return {CopyInts, nullptr, nullptr, sizeof(int32_t)};
@@ -293,6 +344,9 @@ float ReadElement(const unsigned char* src, DType source) {
 
 bool CanStore(float value, DType stored) {
   if (stored == DType::kUInt4) return value <= 15.0f;
+  if (stored == DType::kUInt2) return value <= 3.0f;
+  if (stored == DType::kFloat8E4M3) return value != 127.0f && value != 255.0f;  // codes: NaN
+  if (stored == DType::kFloat16) return IsFinite(ToFloat16(value));
   return std::isfinite(stored == DType::kBFloat16 ? ToFloat(ToBFloat16(value)) : value);
 }
 

@@ -29,8 +29,8 @@ struct Packer {
 };
 
 // The functions for one pair of dtypes; null for layouts that cannot hold the dtype. Source:
-// float32, float16 or bfloat16 for stored float32 or bfloat16, uint8 for uint8 or uint4, int32 for
-// int32.
+// float32, float16 or bfloat16 for stored float32, bfloat16 or float16; uint8 for uint8, uint4,
+// uint2 and the codes of float8; int32 for int32.
 Packer FindPacker(DType source, DType stored);
 
 inline bool IsFloat(DType dtype) {
@@ -38,7 +38,7 @@ inline bool IsFloat(DType dtype) {
 }
 
 // One element of a source, and whether it may be stored: floats must be finite and not overflow,
-// uint4 lies in [0, 15]. For messages.
+// uint4 lies in [0, 15], uint2 in [0, 3], codes are not NaN. For messages.
 float ReadElement(const unsigned char* src, DType source);
 bool CanStore(float value, DType stored);
 

@@ -1,7 +1,7 @@
 // Quantises rows of a weight to 8 or 4 bits: the numbers only, not their storage. weights/README.md
 // says how scales are chosen and how far a value may move. The result depends on the row alone: not
 // on threads, other rows, or the processor's treatment of subnormals. Pure functions over caller's
-// memory; any thread. Private to weights/.
+// memory; any thread.
 #pragma once
 
 #include <cstdint>

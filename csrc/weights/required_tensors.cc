@@ -160,10 +160,48 @@ Status QuantError(const proto::WeightQuant& quant, const std::string& what) {
   return Status::InvalidArgument("weight_quant of \"" + quant.tensor() + "\": " + what);
 }
 
-Status CheckGroupSize(const proto::WeightQuant& quant, const char* field, int64_t size) {
+Status CheckGroupSize(const proto::WeightQuant& quant, const char* field, int64_t size,
+                      bool may_be_16) {
   if (size == 0 || size == 32 || size == 64 || size == 128) return Status::Ok();
-  return QuantError(
-      quant, std::string(field) + " is " + std::to_string(size) + "; it must be 0, 32, 64 or 128");
+  if (size == 16 && may_be_16) return Status::Ok();
+  return QuantError(quant, std::string(field) + " is " + std::to_string(size) + "; it must be 0, " +
+                               (may_be_16 ? "16, " : "") + "32, 64 or 128");
+}
+
+// What an entry says of integers, zero points, offsets, tables and floats must go together.
+Status CheckQuantForm(const proto::WeightQuant& quant) {
+  const int32_t bits = quant.bits();
+  if (bits != 4 && bits != 6 && bits != 8) {
+    return QuantError(quant, "bits is " + std::to_string(bits) + "; it must be 4, 6 or 8");
+  }
+  const bool has_table = !quant.table().empty();
+  if (has_table && quant.table().size() != 16) {
+    return QuantError(quant, "table has " + std::to_string(quant.table().size()) +
+                                 " numbers; it must have 16, or none");
+  }
+  if (has_table && bits != 4) {
+    return QuantError(quant, "bits is " + std::to_string(bits) + "; it must be 4 with a table");
+  }
+  if (quant.float8() && bits != 8) {
+    return QuantError(quant, "bits is " + std::to_string(bits) + "; it must be 8 with float8");
+  }
+  if (quant.asymmetric() && (bits == 6 || quant.offset() || has_table || quant.float8())) {
+    return QuantError(quant,
+                      "asymmetric is true; it must be false with 6 bits, offset, table or "
+                      "float8");
+  }
+  if (quant.offset() && (has_table || quant.float8())) {
+    return QuantError(quant, "offset is true; it must be false with table or float8");
+  }
+  if (quant.float8() && quant.quantize_activations()) {
+    return QuantError(quant, "quantize_activations is true; it must be false with float8");
+  }
+  if (quant.group_size() == 0 && (bits == 6 || quant.offset() || has_table)) {
+    return QuantError(quant,
+                      "group_size is 0; it must be 16, 32, 64 or 128 with 6 bits, offset or "
+                      "table");
+  }
+  return Status::Ok();
 }
 
 Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
@@ -172,12 +210,10 @@ Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
     if (!quants.emplace(quant.tensor(), &quant).second) {
       return QuantError(quant, "is there twice");
     }
-    if (quant.bits() != 4 && quant.bits() != 8) {
-      return QuantError(quant, "bits is " + std::to_string(quant.bits()) + "; it must be 4 or 8");
-    }
-    AS_RETURN_IF_ERROR(CheckGroupSize(quant, "group_size", quant.group_size()));
+    AS_RETURN_IF_ERROR(CheckQuantForm(quant));
+    AS_RETURN_IF_ERROR(CheckGroupSize(quant, "group_size", quant.group_size(), true));
     const int64_t activation_group = quant.activation_group_size();
-    AS_RETURN_IF_ERROR(CheckGroupSize(quant, "activation_group_size", activation_group));
+    AS_RETURN_IF_ERROR(CheckGroupSize(quant, "activation_group_size", activation_group, false));
     if (activation_group != 0 && !quant.quantize_activations()) {
       return QuantError(quant, "activation_group_size is " + std::to_string(activation_group) +
                                    "; it must be 0 without quantize_activations");
@@ -200,7 +236,7 @@ Result<QuantMap> IndexQuants(const proto::DecoderSpec& spec) {
 
 // The input features must fill whole lanes of a panel and whole groups.
 Status CheckQuantDepth(const proto::WeightQuant& quant, int64_t k) {
-  const DType dtype = weights::QuantDType(quant.bits());
+  const DType dtype = quant.bits() == 6 ? DType::kUInt2 : weights::QuantDType(quant);
   const int64_t lane = weights::LaneOf(dtype, proto::PANEL64).elements;
   const std::string subject = "it has " + std::to_string(k) + " input features; they must be ";
   if (k % lane != 0) {
@@ -276,8 +312,15 @@ class ListBuilder {
     if (!status_.ok()) return;
     const int64_t groups = quant.group_size() == 0 ? 1 : k / quant.group_size();
     const proto::Layout beside = proto::PANEL64_SCALE;
-    list_.push_back({name, weights::QuantDType(quant.bits()), proto::PANEL64, {n, k}});
-    list_.push_back({weights::ScaleName(name), DType::kBFloat16, beside, {n, groups}});
+    const DType scale = quant.half_scales() ? DType::kFloat16 : DType::kBFloat16;
+    list_.push_back({name, weights::QuantDType(quant), proto::PANEL64, {n, k}});
+    if (quant.bits() == 6) {
+      list_.push_back({weights::HighName(name), DType::kUInt2, proto::PANEL64, {n, k}});
+    }
+    list_.push_back({weights::ScaleName(name), scale, beside, {n, groups}});
+    if (quant.offset()) {
+      list_.push_back({weights::OffsetName(name), scale, beside, {n, groups}});
+    }
     if (quant.asymmetric()) {
       list_.push_back({weights::ZeroName(name), DType::kUInt8, beside, {n, groups}});
     }

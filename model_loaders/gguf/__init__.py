@@ -43,4 +43,4 @@ def open_gguf(file: GgufFile) -> tuple[ModelConfig, Checkpoint]:
     family = find_family(source)
     config = model_config(family, source)
     tensors = model_tensors(family, source, config)
-    return config, Checkpoint(file.paths[0].with_suffix(""), file.paths, tensors)
+    return config, Checkpoint(file.paths[0].with_suffix(""), file.paths, tensors, "gguf")

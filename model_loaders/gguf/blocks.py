@@ -1,8 +1,8 @@
 """The tensors of GGUF files as the other loaders see them.
 
-F32, F16 and BF16 are read as they are. Q8_0 and Q4_0 are the engine's own formats (integers in
-groups of 32 with one scale each) and may be kept. All other types have no kernels: they are
-dequantised when they are read, and so are other tensors that are part of the same weight.
+F32, F16 and BF16 are read as they are. Blocks of integers that the engine has, too, may be kept
+(kept.py). All other types have no kernels: they are dequantised when they are read, and so are
+tensors that are part of the same weight and whose format cannot be the same (quantized/unify.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ from numpy.typing import NDArray
 
 from ..derived import derive
 from ..errors import CheckpointError
-from ..quantized.tensor import dequantized_view, quantize_view
+from ..quantized.tensor import QuantizedTensor, dequantized_view, quantize_view
 from ..storage import TensorEntry
 from .file import GgufTensor, library
+from .kept import KEPT_TYPES
 
 # Only the first three can be weights; the rules refuse the others.
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
           "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"}  # fmt: skip
-_SCALE_BYTES = 2
-_GROUP = 32
-# Bits, and a function from a block without its scale to unsigned integers, as the engine has them.
-_KEPT: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
-    "Q8_0": (8, lambda octets: octets ^ np.uint8(128)),
-    "Q4_0": (4, lambda octets: np.concatenate([octets & 15, octets >> 4], axis=-1)),
-}
 
 
 def tensor_entry(tensor: GgufTensor, order: NDArray[np.intp] | None = None) -> TensorEntry:
@@ -39,25 +33,31 @@ def tensor_entry(tensor: GgufTensor, order: NDArray[np.intp] | None = None) -> T
         return entry if order is None else derive(lambda a: a[order], entry.dtype, shape, entry)
     if order is not None:
         raw = derive(lambda rows: rows[order], raw.dtype, raw.shape, raw)
-    if name not in _KEPT or len(shape) != 2:
+    if name not in KEPT_TYPES or len(shape) != 2:
         return dequantized_view(_dequantise(tensor), shape, name, raw, by_rows=len(shape) == 2)
-    bits, integers = _KEPT[name]
+    return _kept(tensor, raw)
 
-    def blocks(rows: NDArray[Any]) -> NDArray[Any]:
-        return rows.reshape(len(rows), shape[1] // _GROUP, -1)
 
-    def scales(rows: NDArray[Any]) -> NDArray[Any]:
-        return np.ascontiguousarray(blocks(rows)[..., :_SCALE_BYTES]).view("<f2")[..., 0]
+def _kept(tensor: GgufTensor, raw: TensorEntry) -> QuantizedTensor:
+    kind, block = KEPT_TYPES[tensor.block.name], tensor.block
+    rows, cols = tensor.shape
 
-    def values(rows: NDArray[Any]) -> NDArray[Any]:
-        return integers(blocks(rows)[..., _SCALE_BYTES:]).reshape(len(rows), -1)
+    def derived(numbers: Callable[[Any], NDArray[Any]], dtype: str, per_row: int) -> TensorEntry:
+        def compute(octets: NDArray[Any]) -> NDArray[Any]:
+            return numbers(octets.reshape(len(octets), -1, block.nbytes)).reshape(-1, per_row)
 
+        return derive(compute, dtype, (rows, per_row), raw, by_rows=True)
+
+    groups = cols // kind.group_size
     return quantize_view(
-        bits,
-        _GROUP,
-        derive(values, "uint8", shape, raw, by_rows=True),
-        derive(scales, "float16", (shape[0], shape[1] // _GROUP), raw, by_rows=True),
-        stored_as=name,
+        kind.bits,
+        kind.group_size,
+        derived(kind.values, "uint8", cols),
+        derived(kind.scales, "float32", groups),
+        stored_as=block.name,
+        offsets=None if kind.offsets is None else derived(kind.offsets, "float32", groups),
+        table=kind.table,
+        half_scales=kind.half_scales,
     )
 
 

@@ -48,7 +48,19 @@ _BLOCK_TYPES = {
         BlockType(1, "F16", 1, 2),
         BlockType(30, "BF16", 1, 2),
         BlockType(2, "Q4_0", 32, 18),
+        BlockType(3, "Q4_1", 32, 20),
+        BlockType(6, "Q5_0", 32, 22),
+        BlockType(7, "Q5_1", 32, 24),
         BlockType(8, "Q8_0", 32, 34),
+        BlockType(10, "Q2_K", 256, 84),
+        BlockType(11, "Q3_K", 256, 110),
+        BlockType(12, "Q4_K", 256, 144),
+        BlockType(13, "Q5_K", 256, 176),
+        BlockType(14, "Q6_K", 256, 210),
+        BlockType(20, "IQ4_NL", 32, 18),
+        BlockType(23, "IQ4_XS", 256, 136),
+        BlockType(39, "MXFP4", 32, 17),
+        BlockType(40, "NVFP4", 64, 36),
     )
 }
 

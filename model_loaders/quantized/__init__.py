@@ -12,6 +12,7 @@ from typing import Protocol
 from ..config import ModelConfig
 from ..errors import UnsupportedModelError
 from ..storage import TensorEntry
+from .auto_round import AutoRound
 from .awq import Awq
 from .compressed import CompressedTensors
 from .fp8 import Fp8
@@ -20,6 +21,7 @@ from .plan import (
     dequantized_targets,
     is_quantized,
     keep_quantized,
+    stores_integers,
     warn_of_dequantized,
     without_idle_biases,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "dequantized_targets",
     "is_quantized",
     "keep_quantized",
+    "stores_integers",
     "warn_of_dequantized",
     "without_idle_biases",
 ]
@@ -48,6 +51,7 @@ FORMATS: dict[str, Callable[[ModelConfig], CheckpointFormat]] = {
     "awq": Awq.parse,
     "compressed-tensors": CompressedTensors.parse,
     "fp8": Fp8.parse,
+    "auto-round": AutoRound.parse,
 }
 # Why other formats cannot be read.
 _REASONS = {

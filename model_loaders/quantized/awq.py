@@ -7,7 +7,6 @@ A module has ``qweight`` int32 [in, out / 8], ``qzeros`` int32 [groups, out / 8]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,8 @@ from ..derived import derive
 from ..errors import UnsupportedModelError
 from ..storage import TensorEntry
 from .gptq import checked_group_size
-from .tensor import FLOATS, QuantizedTensor, check, quantize_view, replace_modules, unpack
+from .modules import ModuleRule, Tensors, replace_modules
+from .tensor import FLOATS, QuantizedTensor, check, quantize_view, unpack
 
 _BITS = 4
 _PACK = 32 // _BITS
@@ -28,27 +28,23 @@ _FIELDS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclass(frozen=True)
-class Awq:
+class AwqModule:
+    """How the modules of one kind are quantised."""
+
     group_size: int  # -1: all input features
 
     @classmethod
-    def parse(cls, config: ModelConfig) -> Awq:
+    def parse(cls, config: ModelConfig) -> AwqModule:
         bits = config.integer("bits")
         if bits != _BITS:
             raise UnsupportedModelError(f"{config.source}: bits is {bits}, supported is {_BITS}")
-        version = config.text("version", "gemm")
-        if version.lower() != "gemm":
-            raise UnsupportedModelError(
-                f"{config.source}: version is {version!r}, supported is 'gemm'"
-            )
-        if not config.flag("zero_point", True):
-            raise UnsupportedModelError(f"{config.source}: zero_point is False, supported is True")
         return cls(checked_group_size(config))
 
-    def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-        return replace_modules(tensors, "qweight", ("qzeros", "scales"), (), self._weight)
+    @property
+    def rule(self) -> ModuleRule:
+        return ModuleRule(self._weight, ("qzeros", "scales"))
 
-    def _weight(self, module: Mapping[str, TensorEntry]) -> QuantizedTensor:
+    def _weight(self, module: Tensors) -> QuantizedTensor:
         qweight, qzeros, scales = module["qweight"], module["qzeros"], module["scales"]
         cols, words = check(qweight, ("int32",), (None, None))
         size = cols if self.group_size == -1 else self.group_size
@@ -62,6 +58,25 @@ class Awq:
             derive(np.transpose, scales.dtype, (rows, groups), scales),
             derive(_unpack, "uint8", (rows, groups), qzeros),
         )
+
+
+@dataclass(frozen=True)
+class Awq:
+    module: AwqModule
+
+    @classmethod
+    def parse(cls, config: ModelConfig) -> Awq:
+        version = config.text("version", "gemm")
+        if version.lower() != "gemm":
+            raise UnsupportedModelError(
+                f"{config.source}: version is {version!r}, supported is 'gemm'"
+            )
+        if not config.flag("zero_point", True):
+            raise UnsupportedModelError(f"{config.source}: zero_point is False, supported is True")
+        return cls(AwqModule.parse(config))
+
+    def view(self, tensors: Tensors) -> dict[str, TensorEntry]:
+        return replace_modules(tensors, "qweight", lambda name: self.module.rule)
 
 
 def _unpack(packed: NDArray[Any]) -> NDArray[Any]:

@@ -16,48 +16,38 @@ from numpy.typing import NDArray
 from ..config import ModelConfig
 from ..derived import derive
 from ..errors import CheckpointError, UnsupportedModelError
+from ..linear_expression import NameExpression, check_expressions_count
 from ..storage import TensorEntry
-from .tensor import FLOATS, QuantizedTensor, check, quantize_view, replace_modules, unpack
+from .modules import ModuleRule, Tensors, replace_modules
+from .tensor import FLOATS, QuantizedTensor, check, quantize_view, unpack
 
 _BITS = (4, 8)
 # The number to add to a stored zero point, by the name of the format.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+_ADVICE = "a pattern for each module is"
 
 
 @dataclass(frozen=True)
-class Gptq:
+class GptqModule:
+    """How the modules of one kind are quantised."""
+
     bits: int
     group_size: int  # -1: all input features
     symmetric: bool
     zero_offset: int
 
     @classmethod
-    def parse(cls, config: ModelConfig) -> Gptq:
+    def parse(cls, config: ModelConfig, zero_offset: int) -> GptqModule:
         bits = config.integer("bits")
         if bits not in _BITS:
             raise UnsupportedModelError(f"{config.source}: bits is {bits}, supported are 4 and 8")
-        layout = config.text("checkpoint_format", "gptq")
-        if layout not in _ZERO_OFFSETS or config.flag("is_marlin_format", False):
-            raise UnsupportedModelError(
-                f"{config.source}: checkpoint_format is {layout!r}, supported are "
-                f"{', '.join(_ZERO_OFFSETS)}"
-            )
-        # Patterns of modules. A pattern with "-:" excludes a module, which its tensors show anyway.
-        for pattern in config.section("dynamic") or ():
-            if not pattern.startswith("-:"):
-                raise UnsupportedModelError(
-                    f"{config.source}: dynamic gives {pattern!r} settings of its own; all modules "
-                    "must share theirs"
-                )
-        config.flag("desc_act", False)  # g_idx decides.
-        return cls(
-            bits, checked_group_size(config), config.flag("sym", True), _ZERO_OFFSETS[layout]
-        )
+        return cls(bits, checked_group_size(config), config.flag("sym", True), zero_offset)
 
-    def view(self, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-        return replace_modules(tensors, "qweight", ("qzeros", "scales"), ("g_idx",), self._weight)
+    @property
+    def rule(self) -> ModuleRule:
+        return ModuleRule(self._weight, ("qzeros", "scales"), ("g_idx",))
 
-    def _weight(self, module: Mapping[str, TensorEntry]) -> QuantizedTensor:
+    def _weight(self, module: Tensors) -> QuantizedTensor:
         pack = 32 // self.bits
         qweight, qzeros, scales = module["qweight"], module["qzeros"], module["scales"]
         words, rows = check(qweight, ("int32",), (None, None))
@@ -101,6 +91,61 @@ class Gptq:
             None if self.symmetric else derive(zeros, "uint8", shape, qzeros),
             order,
         )
+
+
+@dataclass(frozen=True)
+class Gptq:
+    module: GptqModule
+    config: ModelConfig
+    # "dynamic": settings by an expression that begins a module's name, after "+:" or nothing, or
+    # None after "-:", for modules that are not quantised. The first that matches counts.
+    dynamic: Mapping[str, GptqModule | None]
+
+    @classmethod
+    def parse(cls, config: ModelConfig) -> Gptq:
+        layout = config.text("checkpoint_format", "gptq")
+        if layout not in _ZERO_OFFSETS or config.flag("is_marlin_format", False):
+            raise UnsupportedModelError(
+                f"{config.source}: checkpoint_format is {layout!r}, supported are "
+                f"{', '.join(_ZERO_OFFSETS)}"
+            )
+        config.flag("desc_act", False)  # g_idx decides.
+        offset = _ZERO_OFFSETS[layout]
+        dynamic = config.part("dynamic")
+        check_expressions_count(config, "dynamic", len(dynamic))
+        settings = {
+            pattern: None
+            if pattern.startswith("-:")
+            else GptqModule.parse(overridden(config, dynamic.part(pattern)), offset)
+            for pattern in dynamic
+        }
+        return cls(GptqModule.parse(config, offset), config, settings)
+
+    def view(self, tensors: Tensors) -> dict[str, TensorEntry]:
+        # Without settings of their own, tensors show which modules are quantised.
+        ordered = self.dynamic.items() if any(self.dynamic.values()) else ()
+        patterns = [
+            (NameExpression(self.config, "dynamic", _without_sign(pattern), _ADVICE), module)
+            for pattern, module in ordered
+        ]
+
+        def rule_of(name: str) -> ModuleRule | None:
+            for pattern, module in patterns:
+                if pattern.begins(name):
+                    return None if module is None else module.rule
+            return self.module.rule
+
+        return replace_modules(tensors, "qweight", rule_of)
+
+
+def _without_sign(pattern: str) -> str:
+    return pattern[2:] if pattern.startswith(("-:", "+:")) else pattern
+
+
+def overridden(config: ModelConfig, settings: ModelConfig) -> ModelConfig:
+    """``config`` with other ``settings``, of which null counts as absent."""
+    own = {name: value for name, value in settings.items() if value is not None}
+    return ModelConfig({**config, **own}, settings.source)
 
 
 def checked_group_size(config: ModelConfig) -> int:

@@ -17,10 +17,11 @@ from ..notices import notice
 from ..spec import Part, message_class
 from ..storage import TensorEntry
 from .tensor import DequantizedTensor, QuantizedTensor
+from .unify import unify
 
 # Weights whose columns cannot be reordered, and weights whose rows can follow "down".
 _IN_PLACE = re.compile(r"^embedding$|\.(experts|shared)_")
-_MAKES_INPUT = re.compile(r"(layers\.\d+\.)(?:gate_up|up)(?:_bias|_scale|_zero)?")
+_MAKES_INPUT = re.compile(r"(layers\.\d+\.)(?:gate_up|up)(?:_bias|_high|_scale|_zero|_offset)?")
 _ANEW = (
     "customized_quant_config={'quant_method': 'instant_quant', ...} with enable_quant=True "
     "dequantises the checkpoint and quantises it anew"
@@ -31,6 +32,12 @@ def is_quantized(tensors: Mapping[str, TensorEntry]) -> bool:
     return any(isinstance(entry, QuantizedTensor) for entry in tensors.values())
 
 
+def stores_integers(tensors: Mapping[str, TensorEntry]) -> bool:
+    """Whether any weight was quantised, also in a format that the engine does not have."""
+    kinds = (QuantizedTensor, DequantizedTensor)
+    return any(isinstance(entry, kinds) for entry in tensors.values())
+
+
 Orders = dict[str, NDArray[np.int32]]
 
 
@@ -39,15 +46,17 @@ def keep_quantized(
 ) -> tuple[list[Part], list[Any], Orders]:
     """Plans which weights keep their integers.
 
-    Returns the parts, where a kept weight has integers, scales and zero points; the WeightQuant
-    messages that describe them; and the column orders of reordered weights, by their tensors'
-    names. ``quantize_activations`` None: as the checkpoint was made for. A weight that cannot be
-    kept is dequantised if its format mixes types; otherwise an error names it.
+    Returns the parts, where a kept weight has integers, scales, and zero points or offsets; the
+    WeightQuant messages that describe them; and the column orders of reordered weights, by their
+    tensors' names. ``quantize_activations`` None: as the checkpoint was made for. A weight that
+    cannot be kept is dequantised if its format mixes types; otherwise an error names it.
     """
+    parts = _unified(parts)
     mixed = _mixed_targets(parts)
     orders = _orders([part for part in parts if part.rule.target not in mixed])
+    halves = _half_scaled(parts)
     kept: list[Part] = []
-    formats: dict[str, tuple[int, int, bool, bool] | None] = {}  # None: floats
+    formats: dict[str, dict[str, Any] | None] = {}  # fields of WeightQuant; None: floats
     for part in parts:
         target, source, found = part.rule.target, part.source, None
         if isinstance(source, QuantizedTensor) and target not in mixed:
@@ -57,22 +66,21 @@ def keep_quantized(
             activations = source.quantize_activations
             if quantize_activations is not None:
                 activations = quantize_activations
-            found = (source.bits, source.group_size, source.zeros is not None, activations)
-            kept.append(replace(part, source=_in_order(source.values, source.columns())))
-            kept.append(_beside(part, "_scale", source.scales))
-            if source.zeros is not None:
-                kept.append(_beside(part, "_zero", source.zeros))
+            may_have = target != "embedding" and not source.is_float8
+            found = {
+                **_format(source),
+                "half_scales": target in halves,
+                "quantize_activations": activations and may_have,
+            }
+            kept += [_beside(part, end, entry) for end, entry in _stored(source).items()]
         else:
             kept.append(part)
         if formats.setdefault(target, found) != found:
             raise _refused(part, f"other parts of {target!r} are quantised in another way")
     quants = [
         message_class("WeightQuant")(
+            **{name: value for name, value in found.items() if value},
             tensor=target,
-            bits=found[0],
-            group_size=found[1],
-            asymmetric=found[2],
-            quantize_activations=found[3] and target != "embedding",
             reordered=target in orders,
         )
         for target, found in formats.items()
@@ -80,6 +88,66 @@ def keep_quantized(
     ]
     kept = [_following(part, orders) for part in kept]
     return kept, quants, {f"{target}_order": order for target, order in orders.items()}
+
+
+def _format(source: QuantizedTensor) -> dict[str, Any]:
+    """The fields of WeightQuant that all parts of a weight must share."""
+    return {
+        "bits": source.bits,
+        "group_size": source.group_size,
+        "asymmetric": source.zeros is not None,
+        "offset": source.offsets is not None,
+        "table": b"" if source.table is None else np.array(source.table, np.int8).tobytes(),
+        "float8": source.is_float8,
+    }
+
+
+def _stored(source: QuantizedTensor) -> dict[str, TensorEntry]:
+    """What the engine stores of a weight, by the ends of the tensors' names."""
+    values = _in_order(source.values, source.columns())
+    stored = {"": values, "_scale": source.scales}
+    if source.bits == 6:
+        stored[""] = derive(lambda u: u & 15, "uint8", values.shape, values, by_rows=True)
+        stored["_high"] = derive(lambda u: u >> 4, "uint8", values.shape, values, by_rows=True)
+    if source.zeros is not None:
+        stored["_zero"] = source.zeros
+    if source.offsets is not None:
+        stored["_offset"] = source.offsets
+    return stored
+
+
+def _half_scaled(parts: Iterable[Part]) -> set[str]:
+    """Targets whose scales are float16 in the engine's file: those of all their parts."""
+    halves: dict[str, bool] = {}
+    for part in parts:
+        is_half = isinstance(part.source, QuantizedTensor) and part.source.half_scales
+        halves[part.rule.target] = is_half and halves.get(part.rule.target, True)
+    return {target for target, is_half in halves.items() if is_half}
+
+
+def _unified(parts: list[Part]) -> list[Part]:
+    """``parts``, where those of a target have one format if they can."""
+    by_target: dict[str, list[Part]] = {}
+    for part in parts:
+        by_target.setdefault(part.rule.target, []).append(part)
+    found = {
+        id(part): unified
+        for own in by_target.values()
+        for part, unified in zip(own, _in_one_format(own), strict=True)
+    }
+    return [found[id(part)] for part in parts]
+
+
+def _in_one_format(parts: list[Part]) -> list[Part]:
+    sources = [part.source for part in parts if isinstance(part.source, QuantizedTensor)]
+    if len(sources) < len(parts) or any(_problem(part) for part in parts):
+        return parts
+    if all(_format(source) == _format(sources[0]) for source in sources):
+        return parts
+    unified = unify(sources)
+    if unified is None:
+        return parts
+    return [replace(part, source=source) for part, source in zip(parts, unified, strict=True)]
 
 
 def _orders(parts: Iterable[Part]) -> Orders:
@@ -121,17 +189,21 @@ def _following(part: Part, orders: Orders) -> Part:
 
 
 def _mixed_targets(parts: Iterable[Part]) -> set[str]:
-    """Targets with parts of several types, or with parts that cannot be kept, in a mixing
-    format."""
-    types: dict[str, set[str | None]] = {}
+    """Targets with parts of several formats, or with parts that cannot be kept, in a format that
+    mixes types."""
+    formats: dict[str, list[dict[str, Any] | None]] = {}
     mixing: set[str] = set()
     for part in parts:
         source, found = part.source, None
         if isinstance(source, QuantizedTensor) and source.stored_as:
             mixing.add(part.rule.target)
-            found = None if _problem(part) else source.stored_as
-        types.setdefault(part.rule.target, set()).add(found)
-    return {target for target in mixing if len(types[target]) > 1 or None in types[target]}
+            found = None if _problem(part) else _format(source)
+        formats.setdefault(part.rule.target, []).append(found)
+    return {
+        target
+        for target in mixing
+        if None in formats[target] or any(own != formats[target][0] for own in formats[target])
+    }
 
 
 def _problem(part: Part) -> str | None:
@@ -140,8 +212,8 @@ def _problem(part: Part) -> str | None:
     return part.source.problem() if isinstance(part.source, QuantizedTensor) else None
 
 
-def _beside(part: Part, suffix: str, source: TensorEntry) -> Part:
-    rule = replace(part.rule, target=part.rule.target + suffix)
+def _beside(part: Part, end: str, source: TensorEntry) -> Part:
+    rule = replace(part.rule, target=part.rule.target + end)
     return replace(part, rule=rule, source=source)
 
 

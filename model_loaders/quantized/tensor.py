@@ -7,7 +7,7 @@ format, the integers, scales and zero points are copied instead (plan.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from ..derived import DerivedTensor, derive
 from ..errors import CheckpointError
 from ..storage import TensorEntry, as_float32
+from .e4m3 import E4M3_VALUES
 
 FLOATS = ("float32", "float16", "bfloat16")
-KEPT_GROUP_SIZES = (0, 32, 64, 128)
+KEPT_GROUP_SIZES = (0, 16, 32, 64, 128)
 
 # Elements dequantised at a time; this bounds the temporary memory.
 _STRIP_ELEMENTS = 1 << 20
@@ -27,13 +28,19 @@ _STRIP_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuantizedTensor(TensorEntry):
-    """The weight (values - zeros) * scales; reading it gives float32."""
+    """The weight (values - zeros) * scales, or one of the other forms below; reading it gives
+    float32."""
 
-    bits: int
+    bits: int  # 8, 6 or 4
     group_size: int  # input features per scale; 0: all
     values: TensorEntry  # uint8 [out_features, in_features]
     scales: TensorEntry  # a float dtype, [out_features, groups]
+    half_scales: bool  # the engine keeps scales and offsets as float16; otherwise as bfloat16
     zeros: TensorEntry | None  # uint8, as scales; None: 2^(bits - 1) everywhere
+    # Other forms. Each excludes zeros and the others.
+    offsets: TensorEntry | None = None  # as scales: the weight is values * scales + offsets
+    table: tuple[int, ...] | None = None  # 16 numbers of int8: it is table[values] * scales
+    is_float8: bool = False  # values are codes of E4M3: it is E4M3_VALUES[values] * scales
     order: NDArray[np.intp] | None  # the group of each input feature, if not consecutive
     quantize_activations: bool  # as the checkpoint was made for
     has_outputs_first: ClassVar[bool] = True
@@ -43,26 +50,46 @@ class QuantizedTensor(TensorEntry):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[NDArray[Any]]:
-        with self.values.open() as values, self.scales.open() as scales:
-            factors = as_float32(scales, self.scales.dtype)
-            with contextlib.nullcontext() if self.zeros is None else self.zeros.open() as zeros:
-                yield self._dequantise(values, factors, zeros)
+        with contextlib.ExitStack() as stack:
+            values = stack.enter_context(self.values.open())
+            scales, zeros, offsets = (
+                None if entry is None else _as_float32(stack.enter_context(entry.open()), entry)
+                for entry in (self.scales, self.zeros, self.offsets)
+            )
+            assert scales is not None
+            yield self._dequantise(values, scales, zeros, offsets)
 
     def _dequantise(
-        self, values: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any] | None
+        self,
+        values: NDArray[Any],
+        scales: NDArray[Any],
+        zeros: NDArray[Any] | None,
+        offsets: NDArray[Any] | None,
     ) -> NDArray[Any]:
         rows, cols = self.shape
         group_of = self.order
         if group_of is None:
             group_of = np.arange(cols) // (self.group_size or cols)
+        numbers = self.numbers()
         weights = np.empty(self.shape, np.float32)
         for strip in strips(rows, cols):
-            zero: Any = 1 << (self.bits - 1)
+            np.take(numbers, values[strip], out=weights[strip])
             if zeros is not None:
-                zero = zeros[strip][:, group_of].astype(np.float32)
-            np.subtract(values[strip], zero, out=weights[strip], dtype=np.float32)
+                weights[strip] -= zeros[strip][:, group_of]
             weights[strip] *= scales[strip][:, group_of]
+            if offsets is not None:
+                weights[strip] += offsets[strip][:, group_of]
         return weights
+
+    def numbers(self) -> NDArray[np.float32]:
+        """The number that each of the 256 values stands for, before zeros, scales and offsets."""
+        if self.is_float8:
+            return E4M3_VALUES
+        if self.table is not None:
+            return np.array(self.table * 16, np.float32)
+        integers = np.arange(256, dtype=np.float32)
+        is_symmetric = self.zeros is None and self.offsets is None
+        return integers - (1 << (self.bits - 1)) if is_symmetric else integers
 
     def columns(self) -> NDArray[np.int32] | None:
         """The input feature of each column, if columns are reordered to make groups contiguous;
@@ -77,11 +104,21 @@ class QuantizedTensor(TensorEntry):
         if self.group_size not in KEPT_GROUP_SIZES:
             sizes = ", ".join(map(str, KEPT_GROUP_SIZES))
             return f"its group size is {self.group_size}, the engine has {sizes}"
-        in_features, lane = self.shape[1], 32 // self.bits
+        if self.bits == 6 and self.zeros is not None:
+            return "it has 6 bits and zero points"
+        if not self.group_size and (self.bits == 6 or self.offsets or self.table):
+            return "it has one scale for all input features, where the engine has groups"
+        in_features, lane = self.shape[1], {8: 4, 6: 16, 4: 8}[self.bits]
         for unit in (lane, self.group_size or lane):
             if in_features % unit:
                 return f"its {in_features} input features are no multiple of {unit}"
         return None
+
+
+def _as_float32(array: NDArray[Any], entry: TensorEntry) -> NDArray[np.float32]:
+    if entry.dtype == "uint8":
+        return array.astype(np.float32)
+    return as_float32(array, entry.dtype)
 
 
 def quantize_view(
@@ -93,8 +130,16 @@ def quantize_view(
     order: NDArray[np.intp] | None = None,
     quantize_activations: bool = False,
     stored_as: str | None = None,
+    *,
+    offsets: TensorEntry | None = None,
+    table: tuple[int, ...] | None = None,
+    is_float8: bool = False,
+    half_scales: bool | None = None,
 ) -> QuantizedTensor:
-    size = 0 if group_size == values.shape[1] else group_size
+    """``half_scales`` None: as the scales' dtype says."""
+    size = group_size
+    if size == values.shape[1] and bits != 6 and offsets is None and table is None:
+        size = 0
     return QuantizedTensor(
         values.name,
         "float32",
@@ -106,7 +151,11 @@ def quantize_view(
         group_size=size,
         values=values,
         scales=scales,
+        half_scales=scales.dtype == "float16" if half_scales is None else half_scales,
         zeros=zeros,
+        offsets=offsets,
+        table=table,
+        is_float8=is_float8,
         order=order,
         quantize_activations=quantize_activations,
         stored_as=stored_as,
@@ -134,38 +183,6 @@ def dequantized_view(
 def strips(rows: int, cols: int) -> Iterator[slice]:
     step = max(_STRIP_ELEMENTS // cols, 1)
     return (slice(begin, begin + step) for begin in range(0, rows, step))
-
-
-def replace_modules(
-    tensors: Mapping[str, TensorEntry],
-    marker: str,
-    beside: Sequence[str],
-    optional: Sequence[str],
-    make: Callable[[Mapping[str, TensorEntry]], TensorEntry],
-) -> dict[str, TensorEntry]:
-    """``tensors``, where each module with a tensor ``marker`` has a single ``weight`` that ``make``
-    makes from it and from the module's tensors ``beside`` and ``optional``.
-    """
-    view = dict(tensors)
-    for name, entry in tensors.items():
-        module, _, last = name.rpartition(".")
-        if last != marker:
-            continue
-        weight = f"{module}.weight"
-        if "weight" not in beside and weight in tensors:
-            raise CheckpointError(f"{entry.where}: {weight!r} is also there; a weight is either")
-        found = {}
-        for part in (marker, *beside, *optional):
-            if f"{module}.{part}" in tensors:
-                found[part] = view.pop(f"{module}.{part}")
-            elif part in beside:
-                raise CheckpointError(f"{entry.where}: the tensor '{module}.{part}' is missing")
-        view[weight] = make(found)
-    if len(view) == len(tensors):
-        raise CheckpointError(
-            f"no tensor '*.{marker}' is there, which quantization_config announces"
-        )
-    return view
 
 
 def check(

@@ -126,6 +126,12 @@ def quantization_seeds() -> list[bytes]:
     def module(**parts: tuple[str, list[int]]) -> dict[str, Any]:
         return {f"model.layers.0.mlp.up_proj.{name}": part for name, part in parts.items()}
 
+    mixed = compressed("mixed-precision", {})
+    mixed["config_groups"] = {
+        "a": {"targets": ["re:.*up_proj"], "format": "int-quantized",
+              "weights": {"num_bits": 4, "strategy": "group", "group_size": 32}},
+        "b": {"targets": ["Linear"], "format": "pack-quantized", "weights": {"num_bits": 8}},
+    }  # fmt: skip
     scales = ("float16", [2, 32])
     packed = {"qweight": ("int32", [8, 32]), "qzeros": ("int32", [2, 4]), "scales": scales}
     rows = [
@@ -147,6 +153,14 @@ def quantization_seeds() -> list[bytes]:
          module(weight=("float8_e4m3", [32, 64]), weight_scale_inv=("float32", [2, 2]))),
         ({"quant_method": "fp8"},
          module(weight=("float8_e4m3", [32, 64]), weight_scale=("bfloat16", [1]))),
+        (compressed("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "group_size": 32}),
+         module(weight_packed=("uint8", [32, 32]), weight_scale=("uint8", [32, 2]))),
+        (mixed, module(weight=("int8", [32, 64]), weight_scale=("float32", [32, 2]))),
+        ({**gptq, "dynamic": {"-:.*down": {}, "+:.*up": {"bits": 8, "sym": False}}},
+         module(qweight=("int32", [16, 32]), qzeros=("int32", [2, 8]), scales=scales)),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True,
+          "packing_format": "auto_round:auto_gptq", "extra_config": {".*up.*": {"bits": 4}}},
+         module(**packed)),
     ]  # fmt: skip
     options = [
         {"quant_method": "instant_quant", "weight_format": "uint4", "group_size": 32,

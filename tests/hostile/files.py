@@ -71,7 +71,8 @@ _SECTIONS = {
     ],
     "quantization_config": [
         "bits", "group_size", "desc_act", "sym", "zero_point", "weight_block_size", "format",
-        "config_groups", "ignore", "modules_to_not_convert",
+        "config_groups", "ignore", "modules_to_not_convert", "dynamic", "packing_format",
+        "extra_config",
     ],
 }  # fmt: skip
 
@@ -89,7 +90,7 @@ def _mutate(rng: Random, config: dict[str, Any]) -> dict[str, Any]:
                 ["linear", "dynamic", "yarn", "longrope", "llama3", "su", "x"]
             )
             section["quant_method"] = rng.choice(
-                ["gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4", "x"]
+                ["gptq", "awq", "fp8", "compressed-tensors", "auto-round", "bitsandbytes", "x"]
             )
             config[name] = section
         elif rng.random() < 0.1:

@@ -191,12 +191,14 @@ def test_what_experts_read_is_measured(tmp_path: Path, shape: str) -> None:
 
 
 def test_every_precision_of_ours_is_one_the_loaders_write(tmp_path: Path, load) -> None:
-    result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark")
+    result = small_run(tmp_path, "--workloads", "single", "--engines", "allspark,allspark/FP8")
     assert result.returncode == 0, result.stderr
     record = report_of(tmp_path)
     assert record["skipped"] == []
-    labels = [f"allspark {name}" for name in load("ours").PRECISIONS]
+    labels = [*(f"allspark {name}" for name in load("ours").PRECISIONS), "allspark FP8"]
     assert record["contestants"]["tiny"] == labels
+    (values,) = values_of(record, engine="allspark FP8")
+    assert values["rss_of_source"] > 1  # A file as small as this.
     assert all(len(values_of(record, engine=label)) == 1 for label in labels)
 
 
@@ -628,7 +630,9 @@ def test_bars_name_figures_and_precisions_that_there_are(load) -> None:
     for bar in bars.BARS:
         workload, _, name = bar.metric.partition(".")
         assert workload in workloads.WORKLOADS and name in report.FIGURES
-        assert bar.engine in known | {bars.BEST} and bar.against in known | {bars.PEER, bars.LIMIT}
+        assert bar.engine in known | {bars.BEST}
+        assert (bar.against == bars.NOTHING) == (bar.most is not None)
+        assert bar.against in known | {bars.PEER, bars.LIMIT, bars.NOTHING}
 
 
 def test_a_bar_may_be_against_one_engine(load) -> None:

@@ -80,7 +80,7 @@ FORMATS = {
         write_row(quantized, "w8a8"), SAFETENSORS, f"{Q}.weight_scale", "model.norm.weight",
     ),
     "fp8": (
-        write_row(float8, "blocks"), SAFETENSORS, f"{Q}.weight_scale_inv", "model.norm.weight",
+        write_row(float8, "blocks-32"), SAFETENSORS, f"{Q}.weight_scale_inv", "model.norm.weight",
     ),
     "gguf": (write_llama_cpp, "model.gguf", "blk.0.attn_q.weight", "output_norm.weight"),
 }  # fmt: skip

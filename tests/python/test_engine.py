@@ -267,6 +267,29 @@ def test_prompt_logprobs_are_those_of_generation(running):
     assert queue.Get().prompt_token_logprobs_list == []
 
 
+def test_prompt_logprobs_may_start_later(running):
+    prompt = [5 * i % VOCAB_SIZE for i in range(100)]
+    config = {"prompt_only": True, "prompt_logprobs": True, "top_logprobs": 2}
+    _, _, queue = running.start_request_ids("m", None, prompt, config)
+    whole = queue.Get()
+    assert len(whole.prompt_token_logprobs_list) == 99 and whole.prefix_cache_len == 0
+    for start in (0, 1, 2, 40, 99):
+        later = {**config, "prompt_logprobs_start": start}
+        _, _, queue = running.start_request_ids("m", None, prompt, later)
+        elements = queue.Get()
+        begin = max(start - 1, 0)
+        assert elements.prompt_token_logprobs_list == whole.prompt_token_logprobs_list[begin:]
+        assert elements.prompt_log_probs_list == whole.prompt_log_probs_list[begin:]
+        # Whole blocks before the first that is scored come from the cache.
+        block = running.get_as_model_info("m").span_size
+        assert elements.prefix_cache_len == begin // block * block
+    status, _, _ = running.start_request_ids(
+        "m", None, prompt, {**config, "prompt_logprobs_start": 100}
+    )
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR
+    assert "prompt_logprobs_start is 100; it must be below the length" in running.last_error()
+
+
 def test_queue_survives_release_stop_and_engine(checkpoint):
     engine, _ = start_engine(checkpoint)
     engine.start_model("m")

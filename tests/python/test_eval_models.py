@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 import shutil
 
 import numpy as np
@@ -20,17 +19,16 @@ from allspark.eval import (  # noqa: E402
     Text,
     choices,
     compare,
-    continuations,
     likelihoods,
     perplexity,
     read_tasks,
 )
-from allspark.eval.forced import ForcedOutputs  # noqa: E402
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.engine_config import PRECISIONS  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support import oracles  # noqa: E402
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint  # noqa: E402
+from support.tables import held_table  # noqa: E402
 
 CONTEXT = 32
 SENTENCE = "What is {}+{}? {} + {} = {}. A ResultQueue is where the tokens of a request arrive. "
@@ -278,9 +276,7 @@ def pairs_of(model):
     return [*pairs, (encode("1+2="), encode("3")), ([7], [8]), (context, [])]
 
 
-@pytest.mark.parametrize("most", [0, 2, 1000])  # none by generating, some, all that share
-def test_likelihoods_are_those_of_the_engine_bit_by_bit(model, monkeypatch, most):
-    monkeypatch.setattr(continuations, "_MOST_FORCED", most)
+def test_likelihoods_are_those_of_the_engine_bit_by_bit(model):
     model.engine.clear_prefix_cache(model.name)
     before = model.engine.get_as_engine_stat(model.name)
     pairs, counted = pairs_of(model), []
@@ -296,20 +292,8 @@ def test_likelihoods_are_those_of_the_engine_bit_by_bit(model, monkeypatch, most
             assert likelihood.total == 0 and likelihood.is_greedy
     after = model.engine.get_as_engine_stat(model.name)
     hits = after.prefix_cache_hit_token - before.prefix_cache_hit_token
-    assert hits == 0 if most == 0 else hits > 100
+    assert hits > 100
     assert {likelihood.is_greedy for likelihood in found} == {True, False}
-
-
-def test_forced_outputs_leave_nothing_behind(model):
-    forced = ForcedOutputs(model)
-    status, handle, queue = forced.start([1, 2, 3], [4, 5])
-    assert queue.Get().ids_from_generate[:1] == [4]
-    model.engine.sync_request(model.name, handle)
-    model.engine.release_request(model.name, handle)
-    refused = forced.start([10**6], [4])
-    assert refused[1] is None and "input_ids" in model.engine.last_error()
-    forced.close()
-    assert not forced._thread.is_alive() and forced._outputs == {}
 
 
 @pytest.mark.parametrize(
@@ -404,12 +388,7 @@ SMOLLM2_FORMS: dict[str, tuple[dict, dict]] = {
 
 def documented_on_smollm2(repo_root):
     """{row: (change of perplexity in percent, KL, same first token in percent)}."""
-    text = (repo_root / "docs" / "quantization.md").read_text("utf-8")
-    (table,) = re.findall(
-        r"<!-- Held to tests/python/test_eval_models.py. -->(.*?)<!-- Its end. -->", text, re.S
-    )
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    return {name: tuple(float(cell.strip("% |")) for cell in cells) for name, *cells in rows[1:]}
+    return held_table(repo_root / "docs" / "quantization.md", "test_eval_models.py")
 
 
 def test_the_table_has_every_form_of_smollm2(repo_root):

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load
 from support import gguf_files
 from support.checkpoints import llama_tensors, write_checkpoint
-from support.gguf_files import metadata, quantized, renamed, write_gguf
-from support.model_file import bfloat16, parts_of, read_tensors
+from support.gguf_files import llama_file, metadata, quantized, renamed, write_gguf
+from support.model_file import floats, parts_of, read_tensors
 from support.quantized import CONFIG
 from support.vocabularies import tokenizer_directory
 
@@ -272,51 +272,10 @@ def test_integers_of_experts_stay_as_they_are(tmp_path, monkeypatch, kind):
     blocks = np.concatenate([gate, up], axis=1).reshape(-1, gate.shape[-1])
     values, scales = blocks_of(blocks, kind)
     np.testing.assert_array_equal(found["layers.1.experts_gate_up"], values)
-    kept = bfloat16(found["layers.1.experts_gate_up_scale"])
-    np.testing.assert_array_equal(kept, round_scales(scales))
+    np.testing.assert_array_equal(floats(found["layers.1.experts_gate_up_scale"]), scales)
 
 
 # Blocks of integers.
-
-
-def llama_file(path, kinds, config=CONFIG, **options):
-    """A Llama whose matrices have the type that ``kinds`` gives for the first matching pattern ("":
-    all others); and the tensors with its values, under transformers' names.
-    """
-    tensors = llama_tensors(config)
-    for name in tensors:
-        if name.endswith("_proj.weight") or "embed" in name or "lm_head" in name:
-            tensors[name] *= np.float32(0.125)
-    stored, exact = {}, {}
-    for name, values in tensors.items():
-        kind = next(kind for pattern, kind in kinds.items() if pattern in name)
-        if values.ndim == 1 or kind == "F32":
-            stored[name], exact[name] = values, values
-            continue
-        stored[name], exact[name] = quantized(values, kind)
-
-    def pairs(name, entry):
-        """Blocks lie along rows, so rows can be reordered."""
-        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-        count = next((heads[part] for part in heads if part in name), 0)
-        if not count:
-            return entry
-        if isinstance(entry, tuple):
-            return entry[0], gguf_files.in_pairs(entry[1], count)
-        return gguf_files.in_pairs(entry, count)
-
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    named = {
-        names.get_name(name, try_suffixes=(".weight",)): pairs(name, entry)
-        for name, entry in stored.items()
-    }
-    write_gguf(path, "llama", named, metadata(config), **options)
-    return exact, stored
-
-
-def round_scales(scales):
-    bits = scales.astype(np.float32).view(np.uint32)
-    return bfloat16(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
 
 
 def blocks_of(raw, kind):
@@ -347,44 +306,21 @@ def test_integers_stay_as_they_are(tmp_path, kind):
         np.testing.assert_array_equal(
             tensors[quant.tensor], np.concatenate([values for values, _ in parts])
         )
-        scales = round_scales(np.concatenate([scales for _, scales in parts]))
-        np.testing.assert_array_equal(bfloat16(tensors[quant.tensor + "_scale"]), scales)
+        scales = np.concatenate([scales for _, scales in parts])
+        np.testing.assert_array_equal(floats(tensors[quant.tensor + "_scale"]), scales)
         if kind == "Q4_0":
             assert (scales < 0).any()  # About half of them: the sign is that of the largest value.
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-@pytest.mark.filterwarnings("ignore:.*without a tokenizer")
-@pytest.mark.torch
-def test_parity_with_the_dequantised_model(tmp_path, kind):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from support.parity import FLOAT32_FACTOR, reference_for
-
-    exact, stored = llama_file(tmp_path / "m.gguf", {"": kind})
-    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
-    for name, entry in stored.items():
-        if isinstance(entry, tuple):
-            values, scales = blocks_of(entry[1], kind)
-            zero = 128 if kind == "Q8_0" else 8
-            scales = np.repeat(round_scales(scales), 32, 1).reshape(values.shape)
-            exact[name] = (values.astype(np.float32) - zero) * scales
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).eval()
-    model.load_state_dict({name: torch.tensor(values) for name, values in exact.items()})
-    ids = np.random.default_rng(0).integers(3, CONFIG["vocab_size"], 40).tolist()
-    ours = native.testing.forward_logits(str(graph), ids, [], 1, "", 16)
-    reference_for(model, ids, FLOAT32_FACTOR).check(ours)
-
-
+# A block of the larger types has 256 columns.
 LARGE = {**CONFIG, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 # For each weight, or for parts of one, a type without kernels.
 FLOATS = {
-    "legacy": (CONFIG, {"q_proj": "Q5_0", "k_proj": "Q5_1", "": "Q4_1"}),
-    "k": (LARGE, {"q_proj": "Q4_K", "v_proj": "Q6_K", "down": "Q5_K", "o_proj": "Q3_K",
-                  "up": "Q2_K", "": "Q6_K"}),
-    "i": (LARGE, {"": "IQ4_NL"}),
-    "parts": (CONFIG, {"v_proj": "Q8_0", "k_proj": "F32", "q_proj": "Q4_0", "up": "Q8_0",
+    "i": (LARGE, {"q_proj": "IQ2_XS", "k_proj": "IQ3_XXS", "": "IQ2_XS"}),
+    "ternary": (LARGE, {"": "TQ2_0"}),
+    "parts": (CONFIG, {"v_proj": "Q8_0", "k_proj": "F32", "q_proj": "Q4_0", "up": "MXFP4",
                        "gate": "Q5_0", "": "F32"}),
+    "one part": (LARGE, {"v_proj": "Q6_K", "k_proj": "IQ2_XS", "q_proj": "Q4_K", "": "F32"}),
 }  # fmt: skip
 
 
@@ -409,25 +345,26 @@ def test_other_types_become_floats_with_a_warning(tmp_path, case):
     )
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "TQ2_0"])
 @pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are")
 def test_large_weights_are_read_in_pieces(tmp_path, kind, monkeypatch):
-    llama_file(tmp_path / "m.gguf", {"": kind})
+    config = CONFIG if kind.endswith("_0") and kind != "TQ2_0" else LARGE
+    llama_file(tmp_path / "m.gguf", {"": kind}, config)
     whole = serialize(tmp_path / "m.gguf", tmp_path / "a").with_suffix(".asparam").read_bytes()
-    monkeypatch.setattr(derived, "_PIECE_ELEMENTS", 64 * 64)
+    cols = config["hidden_size"]
+    monkeypatch.setattr(derived, "_PIECE_ELEMENTS", 64 * cols)
     tensors = HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model().checkpoint_tensors()
     entry = tensors["lm_head.weight"]
-    pieces = (entry if kind == "Q5_0" else entry.values).pieces()
-    assert [(row, piece.shape) for row, piece in pieces] == [(0, (64, 64)), (64, (37, 64))]
+    pieces = (entry if kind == "TQ2_0" else entry.values).pieces()
+    assert [(row, piece.shape) for row, piece in pieces] == [(0, (64, cols)), (64, (37, cols))]
     found = serialize(tmp_path / "m.gguf", tmp_path / "b").with_suffix(".asparam").read_bytes()
     assert found[64:] == whole[64:]
 
 
 @pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are")
 def test_what_the_caller_may_say(tmp_path):
-    llama_file(
-        tmp_path / "m.gguf", {"down": "Q4_0", "o_proj": "Q5_0", "lm_head": "Q5_0", "": "Q8_0"}
-    )
+    kinds = {"down": "Q4_0", "o_proj": "IQ2_XS", "lm_head": "IQ2_XS", "": "Q8_0"}
+    llama_file(tmp_path / "m.gguf", kinds, LARGE)
 
     def quants(**options):
         file, _ = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out", **options))
@@ -844,12 +781,12 @@ def test_metadata_that_is_not_served(tmp_path, arch, fields, error, message):
 def test_a_package_that_is_missing(tmp_path, monkeypatch):
     import sys
 
-    llama_file(tmp_path / "m.gguf", {"": "Q8_0"})
-    llama_file(tmp_path / "k.gguf", {"": "Q5_0"})
+    llama_file(tmp_path / "m.gguf", {"v_proj": "Q6_K", "": "Q4_K"}, LARGE)
+    llama_file(tmp_path / "k.gguf", {"": "IQ2_XS"}, LARGE)
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
         monkeypatch.setitem(sys.modules, name, None)
     HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model()
-    with pytest.raises(RuntimeError, match=r"GGUF type 6, for which the package 'gguf'.*gguf\]"):
+    with pytest.raises(RuntimeError, match=r"GGUF type 17, for which the package 'gguf'.*gguf\]"):
         HuggingFaceModel(str(tmp_path / "k.gguf"), "m").load_model()
 
 

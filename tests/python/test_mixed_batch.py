@@ -73,6 +73,7 @@ def random_config(rng: random.Random, prompt_length: int) -> dict:
         "top_logprobs": rng.randint(0, 20),
         "logprobs_mode": rng.choice(["processed", "raw"]),
         "prompt_logprobs": rng.random() < 0.5,
+        "prompt_logprobs_start": rng.randint(0, prompt_length - 1),
         "prompt_only": rng.random() < 0.2,
         "output_logits": rng.choice(["", "all", "generation"]),
         "output_last_hidden_state": rng.choice(["", "all", "generation"]),

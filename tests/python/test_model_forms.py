@@ -138,7 +138,7 @@ def moved_onto_grid(values, name, config, form):
         weight = in_act_order(rows, bits, group)
     else:
         weight = on_grid(rows, bits, group, form != "awq")
-    moved = weight.weight(round_scales=False).astype(np.float32).reshape(turned.shape)
+    moved = weight.weight().astype(np.float32).reshape(turned.shape)
     if turned.shape != values.shape or turned.strides != values.strides:
         moved = moved.swapaxes(-1, -2)
     return np.ascontiguousarray(moved.reshape(values.shape)), weight

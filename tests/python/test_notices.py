@@ -12,7 +12,7 @@ from allspark.pipeline import EngineConfig, pipeline
 
 gguf = pytest.importorskip("gguf")
 
-from test_gguf import llama_file  # noqa: E402
+from test_gguf import LARGE, llama_file  # noqa: E402
 
 MOST_CHARACTERS = 220
 
@@ -33,19 +33,19 @@ HuggingFaceModel(sys.argv[1], "m").load_model().serialize_to_path(None, sys.argv
 
 
 def test_each_notice_is_a_short_line(tmp_path):
-    llama_file(tmp_path / "m.gguf", {"": "Q5_0"})
+    llama_file(tmp_path / "m.gguf", {"": "TQ2_0"}, LARGE)
     lines = said_by(SERIALIZE, tmp_path / "m.gguf", tmp_path / "out")
     notices = [line for line in lines if "UserWarning" in line]
     assert lines == notices and len(notices) == 2, lines
     for line in notices:
         assert line.startswith("allspark:0: UserWarning: ")
         assert len(line.replace(str(tmp_path), "")) < MOST_CHARACTERS
-    assert "weights are Q5_0, and become bfloat16: " in "\n".join(notices)
+    assert "weights are TQ2_0, and become bfloat16: " in "\n".join(notices)
     assert "without a tokenizer" in "\n".join(notices)
 
 
 def test_the_commands_say_it_without_the_program(tmp_path):
-    llama_file(tmp_path / "m.gguf", {"": "Q5_0"})
+    llama_file(tmp_path / "m.gguf", {"": "TQ2_0"}, LARGE)
     code = "import sys; from allspark.cli import main; sys.exit(main(sys.argv[1:]))"
     lines = said_by(code, "convert", tmp_path / "m.gguf", "--output", tmp_path / "out")
     assert len(lines) == 2 and all(line.startswith("allspark convert: ") for line in lines), lines

@@ -32,6 +32,7 @@ from allspark.model_loader.config import ModelConfig
 from allspark.model_loader.convert import decoder_fields, make_spec
 from allspark.model_loader.errors import UnsupportedModelError
 from allspark.model_loader.quantized import checkpoint_format
+from allspark.model_loader.quantized.compressed import CompressedTensors
 from allspark.model_loader.spec import expand, find_architecture, registered
 
 required_tensors = pytest.importorskip("allspark._allspark").required_tensors
@@ -211,6 +212,7 @@ def compressed(fmt, weights, activations=None):
     }
 
 
+FLOAT4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
 PER_TOKEN = {"dynamic": True, "strategy": "token", "observer": None}
 QUANTIZED = {
     "AutoAWQ": (
@@ -266,11 +268,44 @@ QUANTIZED = {
     ),
     "w8a8": (
         compressed("int-quantized", {"observer": "mse"}, PER_TOKEN),
-        {"bits": 8, "is_float": False, "quantize_activations": True},
+        {"bits": 8, "packed": False, "group_size": -1, "quantize_activations": True},
+    ),
+    "w4a8": (
+        compressed(
+            "int-quantized",
+            {"num_bits": 4, "group_size": 128, "strategy": "group"},
+            PER_TOKEN,
+        ),
+        {"bits": 4, "packed": False, "group_size": 128, "quantize_activations": True},
     ),
     "FP8-dynamic": (
         compressed("float-quantized", {"type": "float"}, {**PER_TOKEN, "type": "float"}),
-        {"is_float": True, "quantize_activations": False},
+        {"block": None},
+    ),
+    "NVFP4": (
+        compressed("nvfp4-pack-quantized", FLOAT4, {**FLOAT4, "dynamic": "local"}),
+        {"kind": "nvfp4"},
+    ),
+    "MXFP4": (
+        compressed(
+            "mxfp4-pack-quantized",
+            {**FLOAT4, "group_size": 32, "strategy": "group", "scale_dtype": "torch.uint8"},
+        ),
+        {"kind": "mxfp4"},
+    ),
+    "AutoRound": (
+        {
+            "autoround_version": "0.5.1",
+            "bits": 4,
+            "block_name_to_quantize": "model.layers",
+            "data_type": "int",
+            "extra_config": {"model.layers.0.mlp.gate": {"bits": 16}},
+            "group_size": 128,
+            "packing_format": "auto_round:auto_gptq",
+            "quant_method": "auto-round",
+            "sym": True,
+        },
+        {"bits": 4, "group_size": 128, "symmetric": True, "zero_offset": 1},
     ),
     "FP8 in blocks": (
         {
@@ -293,6 +328,10 @@ def quantized(section):
 def test_a_published_quantisation_is_understood(name):
     section, expected = QUANTIZED[name]
     found = checkpoint_format(quantized(section))
+    if isinstance(found, CompressedTensors):
+        ((targets, found),) = found.schemes
+        assert targets == ["Linear"]
+    found = getattr(found, "module", found)
     assert {field: getattr(found, field) for field in expected} == expected
 
 

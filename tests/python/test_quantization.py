@@ -136,6 +136,7 @@ def test_a_tied_embedding_is_one_weight(tmp_path):
         ({"groupsize": 32}, "unknown key 'groupsize', expected quant_method"),
         ({"quant_method": "magic"}, "quant_method is 'magic', expected instant_quant, iq"),
         ({"quant_method": "gptq"}, "quant_method is 'gptq', but the checkpoint's is None"),
+        ({"quant_method": "fp8"}, "quant_method is 'fp8', but the checkpoint's is None, without"),
         ({"quant_method": "awq", "group_size": 32}, "group_size is given, which the checkpoint"),
         ({"quant_method": None}, "quant_method is None"),
         ({"weight_format": "int2"}, "weight_format is 'int2', expected int8, uint8, int4, uint4"),
@@ -172,7 +173,7 @@ def test_bad_values_are_refused_by_name(checkpoint, fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quant_method": "fp8"}, "quant_method 'fp8' is not available yet"),
+        ({"quant_method": "fp8_a8w8"}, "quant_method 'fp8_a8w8' is not available yet"),
         ({"weight_format": "fp8_e4m3"}, "weight_format 'fp8_e4m3' is not available yet"),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from allspark.model_loader import HuggingFaceModel
 from support.checkpoints import write_checkpoint
-from support.model_file import bfloat16, dequantise, parts_of, read_tensors
+from support.model_file import dequantise, parts_of, read_tensors
 from support.quantized import CONFIG, awq, gptq, pack, packed, quantized_llama, signed
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
@@ -54,6 +54,10 @@ ROWS = {
     "w8a8": (compressed("int-quantized", dynamic=True, **CHANNEL), signed, True),
     "w8a8-zeros": (
         compressed("int-quantized", dynamic=True, symmetric=False, **CHANNEL), signed, False,
+    ),
+    "w4a8": (compressed("int-quantized", dynamic=True, **PACKED), signed, True),
+    "w4a8-zeros": (
+        compressed("int-quantized", dynamic=True, symmetric=False, **PACKED), signed, False,
     ),
 }  # fmt: skip
 
@@ -104,18 +108,17 @@ def test_integers_scales_and_zero_points_are_those_of_the_checkpoint(tmp_path, r
         assert quant.bits == settings["bits"]
         assert quant.group_size == max(settings["group_size"], 0)
         assert quant.asymmetric != symmetric
-        assert quant.quantize_activations == row.startswith("w8a8")
+        assert quant.quantize_activations == ("a8" in row)
+        assert quant.half_scales
         stored = tensors[quant.tensor]
         values = np.concatenate([part.values for part in parts])[:, orders[quant.tensor]]
         np.testing.assert_array_equal(stored, values)
         if not symmetric:
             zeros = np.concatenate([part.zeros for part in parts])
             np.testing.assert_array_equal(tensors[quant.tensor + "_zero"], zeros)
-        # Only scales are rounded.
-        scales = np.concatenate([part.scales for part in parts]).astype(np.float64)
-        found = bfloat16(tensors[quant.tensor + "_scale"])
-        assert (np.abs(found - scales) <= 2.0**-8 * scales).all()
-        weights = np.concatenate([part.weight(round_scales=True) for part in parts])
+        scales = np.concatenate([part.scales for part in parts])
+        np.testing.assert_array_equal(tensors[quant.tensor + "_scale"], scales)
+        weights = np.concatenate([part.weight() for part in parts])
         weights = weights[:, orders[quant.tensor]]
         np.testing.assert_array_equal(dequantise(tensors, quant)[0], weights)
 
@@ -129,7 +132,7 @@ def test_parity_with_the_dequantised_model(tmp_path, row):
 
     quantized, plain = write(tmp_path / "in", row)
     graph = convert(tmp_path / "in", tmp_path / "out", enable_quant=True, weight_only_quant=True)
-    weights = {name: q.weight(round_scales=True) for name, q in quantized.items()}
+    weights = {name: q.weight() for name, q in quantized.items()}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).eval()
     state = {name: torch.tensor(values).float() for name, values in {**plain, **weights}.items()}
     model.load_state_dict(state)
@@ -189,15 +192,24 @@ def test_act_order_that_is_quantised_anew(tmp_path):
     )
     file, tensors = read_tensors(graph)
     assert file.format_version == 2 and not any(name.endswith("_order") for name in tensors)
-    exact = quantized[parts_of("layers.1.o")[0]].weight(round_scales=False)
+    exact = quantized[parts_of("layers.1.o")[0]].weight()
     np.testing.assert_array_equal(tensors["layers.1.o"], exact.astype(np.float32))
 
 
-def test_act_order_is_format_version_4(tmp_path):
+def test_versions_of_the_file(tmp_path):
+    """Of scales that become bfloat16: older programs read these files, too."""
     pytest.importorskip("allspark._allspark")
-    for row, version in {"gptq-act-order": 4, "gptq-int4": 2}.items():
-        write(tmp_path, row)
-        assert read_tensors(convert(tmp_path, tmp_path / "out"))[0].format_version == version
+
+    def in_float32(tensors):
+        tensors.update({n: a.astype("<f4") for n, a in tensors.items() if n.endswith(".scales")})
+
+    for row, edit, version in (
+        ("gptq-act-order", in_float32, 4), ("gptq-int4", in_float32, 2), ("gptq-int4", None, 6),
+    ):  # fmt: skip
+        write(tmp_path, row, edit)
+        file, tensors = read_tensors(convert(tmp_path, tmp_path / "out"))
+        assert file.format_version == version
+        assert tensors["layers.0.o_scale"].dtype == ("<f2" if edit is None else "<u2")
 
 
 Q_PROJ, O_PROJ = (f"model.layers.0.self_attn.{name}_proj" for name in "qo")
@@ -320,6 +332,16 @@ DAMAGED = {
     ),
     "int8 of floats": ("w8a8", put("weight", lambda a: a.astype("<f4")), "has dtype float32, exp"),
     "int8 without scales": ("w8a8", drop("weight_scale"), "weight' has dtype int8, expec"),
+    "more than 4 bits": (
+        "w4a8", put("weight", lambda a: np.full_like(a, 8)), "weight' holds 8, expected -8 to 7",
+    ),
+    "less than 4 bits": (
+        "w4a8", put("weight", lambda a: np.full_like(a, -9)), "weight' holds -9, expected -8 to 7",
+    ),
+    "a zero point of more bits": (
+        "w4a8-zeros", put("weight_zero_point", lambda a: np.full_like(a, 100)),
+        "zero_point' holds 100, expected -8 to 7",
+    ),
     "w8a8 not symmetric": ("w8a8", put("weight_zero_point", lambda a: a + 1), "rules out"),
     "rows that fill no word": (
         "gptq-int4",
@@ -349,10 +371,12 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path, case):
         ("gptq-int4", {"group_size": -2}, "group_size is -2, expected -1 to"),
         ("gptq-int4", {"sym": 1}, "sym is 1, expected true or false"),
         ("gptq-int4", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', supported"),
-        ("gptq-int4", {"dynamic": {"+:down": {"bits": 8}}}, "dynamic gives '.:down' settings"),
+        ("gptq-int4", {"dynamic": {"+:down": {"bits": 3}}}, "dynamic: .:down: bits is 3, supp"),
+        ("gptq-int4", {"dynamic": {"+:down": 8}}, "dynamic: .:down is 8, expected an object"),
+        ("gptq-int4", {"dynamic": {"+:d(?=own)": {}}}, "dynamic has 'd..=own.', no regular expr"),
         ("gptq-int4", {"quant_method": None}, "quant_method.* is missing"),
         ("w8a8", {"format": "marlin-24"}, "format is 'marlin-24', supported are pack-quantized"),
-        ("w8a8", {"config_groups": {}}, "config_groups has 0 groups, supported is 1"),
+        ("w8a8", {"config_groups": {}}, "config_groups has 0 groups, expected 1"),
         ("w8a8", {"config_groups": {"g": {"weights": {"num_bits": 2}}}}, "num_bits is 2, supp"),
         ("w8a8", {"config_groups": {"g": {"targets": []}}}, "'weights' is missing"),
         (
@@ -368,6 +392,12 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path, case):
         ),
         ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes', supported.*numbers of a table"),
         ("awq", {"quant_method": "hqq"}, "quant_method is 'hqq', supported are gptq, awq, comp"),
+        (
+            "w8a8", {"config_groups": {"g": {"format": "dense", "weights": {}}}},
+            "config_groups: g: format is 'dense', supported are pack-quantized",
+        ),
+        ("w8a8", {"format": "mixed-precision"}, "group_0: format is 'mixed-precision', supported"),
+        ("w8a8", {"config_groups": {"g": {"targets": "Linear"}}}, "targets is 'Linear', expected"),
         ("awq", {"bits": 8}, "quantization_config: bits is 8, supported is 4"),
         ("awq", {"version": "gemv"}, "version is 'gemv', supported is 'gemm'"),
         ("awq", {"zero_point": False}, "zero_point is False, supported is True"),
@@ -379,18 +409,28 @@ def test_bad_settings_are_refused_by_name(tmp_path, row, fields, message):
         HuggingFaceModel(str(tmp_path), "m").load_model()
 
 
-def test_group_sizes_that_the_engine_does_not_have(tmp_path):
-    pytest.importorskip("allspark._allspark")
-
-    def groups_of_16(tensors):
+def smaller_groups(size):
+    def edit(tensors):
         for name in tensors:
             if name.endswith((".scales", ".qzeros")):
-                tensors[name] = np.repeat(tensors[name], 2, axis=0)
+                tensors[name] = np.repeat(tensors[name], 32 // size, axis=0)
             elif name.endswith("g_idx"):
-                tensors[name] = (np.arange(len(tensors[name])) // 16).astype("<i4")
+                tensors[name] = (np.arange(len(tensors[name])) // size).astype("<i4")
 
-    write(tmp_path, "gptq-int4", groups_of_16, group_size=16)
-    with pytest.raises(NotImplementedError, match="its group size is 16, the engine has 0, 32, 64"):
+    return edit
+
+
+def test_groups_of_16(tmp_path):
+    pytest.importorskip("allspark._allspark")
+    write(tmp_path, "gptq-int4", smaller_groups(16), group_size=16)
+    assert quants_of(convert(tmp_path, tmp_path / "out")) == {(4, 16, False)}
+
+
+def test_group_sizes_that_the_engine_does_not_have(tmp_path):
+    pytest.importorskip("allspark._allspark")
+    write(tmp_path, "gptq-int4", smaller_groups(8), group_size=8)
+    message = "its group size is 8, the engine has 0, 16, 32, 64"
+    with pytest.raises(NotImplementedError, match=message):
         convert(tmp_path, tmp_path / "out")
 
 

@@ -18,7 +18,7 @@ native = pytest.importorskip("allspark._allspark")
 
 import test_architectures as parity  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*weights are float8")]
+pytestmark = pytest.mark.slow
 
 # Groups of 128, and blocks of 128 by 128, which keys and values fill only in part.
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
@@ -29,21 +29,30 @@ WEIGHT_ONLY = {
         "compute_method": "weight_only",
     },
 }
-# Recipe -> (the type in which the tool multiplies integers and scales; their form in our file,
-# (bits, group size, asymmetric) or None for floats; the caller's arguments).
+# Recipe -> (the type in which the tool multiplies numbers and scales; the forms of weights in our
+# file, (bits, group size, asymmetric); the caller's arguments). One group for all features is none.
 RECIPES = {
-    "w4a16": ("bfloat16", (4, 128, False), {}),
-    "w4a16-asym": ("bfloat16", (4, 32, True), {}),
-    "w8a16": ("bfloat16", (8, 128, False), {}),
-    "w8a8": ("bfloat16", (8, 0, False), WEIGHT_ONLY),
-    "fp8": ("bfloat16", None, {}),
-    "fp8-blocks": ("bfloat16", None, {}),
-    "gptq": ("bfloat16", (4, 32, False), {}),
-    "auto-gptq": ("float32", (4, 32, False), {}),
-    "auto-gptq-asym": ("float32", (4, 64, True), {}),
-    "auto-gptq-8": ("float32", (8, 0, False), {}),
-    "gptq-model-act-order": ("float16", (4, 32, False), {}),
-    "auto-awq": ("float32", (4, 32, True), {}),
+    "w4a16": ("bfloat16", {(4, 0, False), (4, 128, False)}, {}),
+    "w4a16-asym": ("bfloat16", {(4, 32, True)}, {}),
+    "w8a16": ("bfloat16", {(8, 0, False), (8, 128, False)}, {}),
+    "w8a8": ("bfloat16", {(8, 0, False)}, WEIGHT_ONLY),
+    "w4a8": ("bfloat16", {(4, 0, False), (4, 128, False)}, WEIGHT_ONLY),
+    "fp8": ("bfloat16", {(8, 0, False)}, {}),
+    "fp8-blocks": ("bfloat16", {(8, 0, False), (8, 128, False)}, {}),
+    "nvfp4": ("bfloat16", {(4, 16, False)}, {}),
+    "mxfp4": ("bfloat16", {(4, 32, False)}, {}),
+    "mixed": ("bfloat16", {(8, 0, False), (4, 0, False), (4, 16, False)}, WEIGHT_ONLY),
+    "gptq": ("bfloat16", {(4, 32, False)}, {}),
+    "auto-gptq": ("float32", {(4, 32, False)}, {}),
+    "auto-gptq-asym": ("float32", {(4, 64, True)}, {}),
+    "auto-gptq-mixed": ("float32", {(4, 32, False), (8, 64, False)}, {}),
+    "auto-gptq-8": ("float32", {(8, 0, False)}, {}),
+    "gptq-model-act-order": ("float16", {(4, 32, False)}, {}),
+    "auto-awq": ("float32", {(4, 32, True)}, {}),
+    "auto-round": ("float32", {(4, 32, False)}, {}),
+    "auto-round-asym": ("float32", {(4, 32, True)}, {}),
+    "auto-round-8": ("float32", {(8, 64, True)}, {}),
+    "auto-round-mixed": ("float32", {(4, 32, False), (8, 64, False)}, {}),
 }
 
 
@@ -73,7 +82,7 @@ def test_a_checkpoint_is_what_its_tool_says(checkpoints, tmp_path, recipe):
     error = directory / f"{recipe}.error"
     assert not error.exists(), error.read_text()
     theirs = load_file(directory / f"{recipe}.safetensors")
-    data_type, quant, options = RECIPES[recipe]
+    data_type, forms, options = RECIPES[recipe]
     exact = weights_of(directory / recipe)
     assert exact.keys() == theirs.keys()
     for name, values in exact.items():
@@ -82,10 +91,7 @@ def test_a_checkpoint_is_what_its_tool_says(checkpoints, tmp_path, recipe):
 
     graph = serialized(directory / recipe, tmp_path, **options)
     found = {(q.bits, q.group_size, q.asymmetric) for q in read_tensors(graph)[0].spec.weight_quant}
-    if quant is not None and quant[1] == SIZES["hidden_size"]:  # A single group means no groups.
-        assert found == {quant, (quant[0], 0, quant[2])}
-    else:
-        assert found == ({quant} if quant else set())
+    assert found == forms
     ids = parity.prompt_ids(64)
     reference, moved = reference_of(model, exact, graph, ids)
     ours = native.testing.forward_logits(str(graph), ids, [], 2, "", 16)

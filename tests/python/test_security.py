@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("allspark._allspark")
 
 from allspark import generation_config, text_queue
-from allspark.model_loader import expressions, files, peft_config, pickle_file
+from allspark.model_loader import expressions, files, linear_expression, pickle_file
 from allspark.model_loader.architectures import common
 from allspark.model_loader.gguf import tokenizer as gguf_tokenizer
 
@@ -52,7 +52,7 @@ def header(name: str) -> int:
         f"heads up to {common._MAX_HEADS:,}",
         f"| {pickle_file.MAX_PICKLE_BYTES >> 20} MiB and {pickle_file.MAX_OPERATIONS:,} operations",
         f"| {gguf_tokenizer._MAX_PIECE} characters, {gguf_tokenizer._MAX_MERGES} merges each",
-        f"time is linear; {peft_config._MAX_PATTERNS:,} patterns",
+        f"time is linear; {linear_expression.MAX_EXPRESSIONS:,} patterns",
         f"or {expressions.MAX_SECONDS} s of a trial",
         f"makes {sum(NUM_CASES.values()):,} cases",
     ],

@@ -16,7 +16,9 @@ pytest.importorskip("fastapi")
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.catalog import Catalog  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
+from allspark.serve.sse import frame  # noqa: E402
 from allspark.serve.state import ServerState  # noqa: E402
+from allspark.serve.text_chunk import IdsChunk  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -66,18 +68,19 @@ def test_the_fingerprint_is_that_of_what_the_bits_depend_on(model, demo_model):
         other.close()
 
 
+def parts_of(events, choice):
+    """What the events have of a choice."""
+    index = choice["index"]
+    return [each for event in events for each in event["choices"] if each["index"] == index]
+
+
 def test_deltas_add_up_to_the_message(server):
     for fields in ({}, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True}, {"n": 3}):
         fields = {"messages": QUEUE, "seed": 5, "temperature": 1.0, "max_tokens": 40, **fields}
         whole = server.post(CHAT, **fields).json()
         events = server.events(CHAT, **fields)
         for choice in whole["choices"]:
-            own = [
-                each
-                for event in events
-                for each in event["choices"]
-                if each["index"] == choice["index"]
-            ]
+            own = parts_of(events, choice)
             assert own[0]["delta"] == {"role": "assistant", "content": ""}
             text = "".join(each["delta"].get("content", "") for each in own)
             assert text == choice["message"]["content"]
@@ -89,6 +92,31 @@ def test_deltas_add_up_to_the_message(server):
             if "return_token_ids" in fields:
                 ids = [i for each in own for i in each.get("token_ids", [])]
                 assert ids == choice["token_ids"]
+
+
+@pytest.mark.parametrize("text", ["", "a", 'quote " and \\', "[1234567890123,3210987654321]"])
+@pytest.mark.parametrize("ids", [[], [0], [5, 151_935]])
+def test_events_of_text_and_ids_are_those_of_any_other(text, ids):
+    def make(text, ids):
+        choice = {"index": 0, "text": text, "token_ids": ids}
+        return {"id": "cmpl-1", "choices": [choice], "usage": None}
+
+    assert IdsChunk(make)(text, ids) == frame(make(text, ids))
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"echo": True}, {"n": 2}])
+def test_ids_of_streamed_completions_add_up(server, fields):
+    fields = {"prompt": "1+2=", "seed": 5, "temperature": 1.0, "max_tokens": 30,
+              "ignore_eos": True, "return_token_ids": True, **fields}  # fmt: skip
+    whole = server.post(COMPLETIONS, **fields).json()
+    events = server.events(COMPLETIONS, **fields)
+    for choice in whole["choices"]:
+        own = parts_of(events, choice)
+        assert "".join(each["text"] for each in own) == choice["text"]
+        assert sum((each["token_ids"] for each in own), []) == choice["token_ids"]
+        assert own[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+        assert all("prompt_token_ids" not in each for each in own[1:])
+        assert [each["finish_reason"] for each in own] == [None] * (len(own) - 1) + ["length"]
 
 
 def test_usage_in_streams(server):

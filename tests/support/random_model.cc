@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "weights/format.h"
+
 namespace allspark::testing {
 namespace {
 
@@ -97,6 +99,18 @@ void Quantize(proto::DecoderSpec& spec, const char* tensor, int bits, int64_t gr
   quant->set_group_size(group_size);
   quant->set_asymmetric(asymmetric);
   quant->set_quantize_activations(activations);
+}
+
+// The numbers of FP4 (E2M1), doubled.
+constexpr signed char kFloat4Numbers[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// A weight of version 6 of the file format.
+proto::WeightQuant* Form(proto::DecoderSpec& spec, const char* tensor, int bits, int64_t group_size,
+                         bool half_scales) {
+  Quantize(spec, tensor, bits, group_size, false, false);
+  proto::WeightQuant* quant = spec.mutable_weight_quant(spec.weight_quant_size() - 1);
+  quant->set_half_scales(half_scales);
+  return quant;
 }
 
 // Of all weights with int8 activations.
@@ -399,6 +413,38 @@ proto::DecoderSpec TinyScaledLatentSpec(proto::ComputeType compute) {
   return spec;
 }
 
+proto::DecoderSpec TinyFormsSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = BaseSpec("FormsForCausalLM", compute);
+  spec.set_tie_embeddings(true);
+  Form(spec, "embedding", 6, 16, true);
+  Form(spec, "layers.0.qkv", 4, 32, true)->set_offset(true);
+  Form(spec, "layers.0.o", 4, 32, false)->set_table(kFloat4Numbers, sizeof(kFloat4Numbers));
+  Form(spec, "layers.0.gate_up", 8, 0, false)->set_float8(true);
+  Form(spec, "layers.0.down", 6, 32, true)->set_offset(true);
+  Form(spec, "layers.1.qkv", 6, 16, false);
+  Form(spec, "layers.1.o", 8, 64, false)->set_float8(true);
+  Form(spec, "layers.1.gate_up", 4, 16, true)->set_offset(true);
+  Form(spec, "layers.1.down", 4, 16, false)->set_table(kFloat4Numbers, sizeof(kFloat4Numbers));
+  for (const int i : {1, 5, 7, 8}) spec.mutable_weight_quant(i)->set_quantize_activations(true);
+  for (const int i : {5, 7}) spec.mutable_weight_quant(i)->set_activation_group_size(32);
+  return spec;
+}
+
+proto::DecoderSpec TinyFormsMoeSpec(proto::ComputeType compute) {
+  proto::DecoderSpec spec = TinyQuantizedMoeSpec(compute);
+  spec.set_architecture("FormsMoeForCausalLM");
+  spec.clear_weight_quant();
+  Form(spec, "layers.0.experts_gate_up", 4, 32, true)->set_offset(true);
+  Form(spec, "layers.0.experts_down", 6, 16, true);
+  Form(spec, "layers.1.experts_gate_up", 4, 32, false)
+      ->set_table(kFloat4Numbers, sizeof(kFloat4Numbers));
+  Form(spec, "layers.1.experts_down", 8, 0, false)->set_float8(true);
+  Form(spec, "layers.1.shared_down", 6, 32, true)->set_offset(true);
+  spec.mutable_weight_quant(0)->set_quantize_activations(true);
+  spec.mutable_weight_quant(1)->set_quantize_activations(true);
+  return spec;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
   return {TinyLlamaSpec(compute),
           TinyQwen2Spec(compute),
@@ -421,7 +467,9 @@ std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
           TinyReorderedLatentSpec(compute),
           TinyScaledSpec(compute),
           TinyScaledMoeSpec(compute),
-          TinyScaledLatentSpec(compute)};
+          TinyScaledLatentSpec(compute),
+          TinyFormsSpec(compute),
+          TinyFormsMoeSpec(compute)};
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {
@@ -434,7 +482,7 @@ const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::str
 std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor& tensor) {
   const proto::WeightQuant* quant = QuantOf(reader.spec(), tensor.name);
   const int64_t n = tensor.shape[0], k = tensor.shape[1];
-  const int64_t per_lane = 32 / quant->bits();
+  const int64_t per_lane = quant->bits() == 8 ? 4 : 8;
   const int64_t group_size = quant->group_size() == 0 ? k : quant->group_size();
   const auto bytes = [&](const std::string& name) {
     auto view = reader.Find(name);
@@ -442,18 +490,35 @@ std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor&
     return static_cast<const unsigned char*>(view->data);
   };
   const unsigned char* values = bytes(tensor.name);
-  const auto* scales = reinterpret_cast<const BFloat16*>(bytes(tensor.name + "_scale"));
+  const auto* scales = reinterpret_cast<const uint16_t*>(bytes(tensor.name + "_scale"));
+  const uint16_t* offsets =
+      quant->offset() ? reinterpret_cast<const uint16_t*>(bytes(tensor.name + "_offset")) : nullptr;
   const unsigned char* zeros = quant->asymmetric() ? bytes(tensor.name + "_zero") : nullptr;
+  const unsigned char* high = quant->bits() == 6 ? bytes(tensor.name + "_high") : nullptr;
+  const auto as_float = [quant](uint16_t stored) {
+    return quant->half_scales() ? ToFloat(Float16{stored}) : ToFloat(BFloat16{stored});
+  };
   std::vector<float> weight;
   for (int64_t row = 0; row < n; ++row) {
     for (int64_t col = 0; col < k; ++col) {
       const int64_t lane = (row / 64 * (k / per_lane) + col / per_lane) * 64 + row % 64;
       const int64_t at = col % per_lane;
       const int byte = values[lane * 4 + at % 4];
-      const int u = quant->bits() == 8 ? byte : at < 4 ? byte & 15 : byte >> 4;
+      int u = quant->bits() == 8 ? byte : at < 4 ? byte & 15 : byte >> 4;
+      if (high != nullptr) {
+        const int64_t high_lane = (row / 64 * (k / 16) + col / 16) * 64 + row % 64;
+        u += (high[high_lane * 4 + col % 4] >> col % 16 / 4 * 2 & 3) * 16;
+      }
       const int64_t group = (row / 64 * (k / group_size) + col / group_size) * 64 + row % 64;
-      const int zero = zeros != nullptr ? zeros[group] : 1 << (quant->bits() - 1);
-      weight.push_back(static_cast<float>(u - zero) * ToFloat(scales[group]));
+      const int zero = offsets != nullptr ? 0
+                       : zeros != nullptr ? zeros[group]
+                                          : 1 << (quant->bits() - 1);
+      const float number = quant->float8() ? ToFloat(Float8E4M3{static_cast<uint8_t>(u)})
+                           : !quant->table().empty()
+                               ? static_cast<float>(static_cast<int8_t>(quant->table()[u]))
+                               : static_cast<float>(u - zero);
+      weight.push_back(number * as_float(scales[group]) +
+                       (offsets == nullptr ? 0.0f : as_float(offsets[group])));
     }
   }
   return weight;
@@ -492,6 +557,52 @@ bool IsSilent(const std::string& name, int64_t silent_from) {
   return std::stoll(name.substr(prefix.size())) >= silent_from;
 }
 
+// Adds a whole tensor.
+template <class T>
+void Add(ModelWriter& writer, const std::string& name, DType dtype, const std::vector<T>& values,
+         const std::vector<int64_t>& shape) {
+  TensorView view;
+  view.data = values.data();
+  view.dtype = dtype;
+  view.rank = static_cast<int32_t>(shape.size());
+  int64_t stride = 1;
+  for (int32_t i = view.rank - 1; i >= 0; --i) {
+    view.dims[i] = shape[static_cast<size_t>(i)];
+    view.strides[i] = stride;
+    stride *= view.dims[i];
+  }
+  Require(writer.AddTensor(name, 0, view));
+}
+
+// Integers that spread over their range as `values` do, with scales of about their size.
+void AddForm(ModelWriter& writer, const RequiredTensor& tensor, const proto::WeightQuant& quant,
+             const std::vector<float>& values) {
+  const int64_t n = tensor.shape[0], k = tensor.shape[1];
+  const int64_t groups = quant.group_size() == 0 ? 1 : k / quant.group_size();
+  float largest = 1e-3f;
+  for (const float value : values) largest = std::max(largest, std::fabs(value));
+  const auto top = static_cast<float>((1 << quant.bits()) - 1);
+  std::vector<uint8_t> low, high;
+  for (const float value : values) {
+    auto u = static_cast<uint8_t>(std::lround((value / largest + 1.0f) * 0.5f * top));
+    if (quant.float8()) u &= 0xbf;  // below 2
+    low.push_back(quant.bits() == 6 ? u & 15 : u);
+    high.push_back(u >> 4);
+  }
+  const float step = quant.float8()           ? largest / 2
+                     : !quant.table().empty() ? largest / 12
+                                              : 2 * largest / top;
+  std::vector<float> scales, offsets;
+  for (int64_t i = 0; i < n * groups; ++i) {
+    scales.push_back(step * (0.75f + 0.125f * static_cast<float>(i % 5)));
+    offsets.push_back(-0.5f * top * scales.back());
+  }
+  Add(writer, tensor.name, DType::kUInt8, low, tensor.shape);
+  if (quant.bits() == 6) Add(writer, tensor.name + "_high", DType::kUInt8, high, tensor.shape);
+  Add(writer, tensor.name + "_scale", DType::kFloat32, scales, {n, groups});
+  if (quant.offset()) Add(writer, tensor.name + "_offset", DType::kFloat32, offsets, {n, groups});
+}
+
 }  // namespace
 
 std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed,
@@ -501,25 +612,19 @@ std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec
   auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", nullptr);
   Require(writer.status());
   for (const RequiredTensor& tensor : *tensors) {
-    if (tensor.layout == proto::PANEL64_SCALE) continue;  // written together with its weight
+    // Written together with its weight.
+    if (tensor.layout == proto::PANEL64_SCALE || tensor.dtype == DType::kUInt2) continue;
     std::vector<float> values = RandomTensor(tensor, seed);
     if (IsSilent(tensor.name, silent_from)) std::fill(values.begin(), values.end(), 0.0f);
-    const std::vector<int32_t> integers(values.begin(), values.end());
-    TensorView view;
-    view.data = values.data();
-    view.dtype = DType::kFloat32;
-    if (tensor.dtype == DType::kInt32) {
-      view.data = integers.data();
-      view.dtype = DType::kInt32;
+    const proto::WeightQuant* quant = QuantOf(spec, tensor.name);
+    if (quant != nullptr && weights::IsMadeElsewhere(*quant)) {
+      AddForm(**writer, tensor, *quant, values);
+    } else if (tensor.dtype == DType::kInt32) {
+      const std::vector<int32_t> integers(values.begin(), values.end());
+      Add(**writer, tensor.name, DType::kInt32, integers, tensor.shape);
+    } else {
+      Add(**writer, tensor.name, DType::kFloat32, values, tensor.shape);
     }
-    view.rank = static_cast<int32_t>(tensor.shape.size());
-    int64_t stride = 1;
-    for (int32_t i = view.rank - 1; i >= 0; --i) {
-      view.dims[i] = tensor.shape[static_cast<size_t>(i)];
-      view.strides[i] = stride;
-      stride *= view.dims[i];
-    }
-    Require((*writer)->AddTensor(tensor.name, 0, view));
   }
   auto image = (*writer)->Finish();
   Require(image.status());

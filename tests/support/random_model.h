@@ -69,6 +69,9 @@ proto::DecoderSpec TinyReorderedLatentSpec(proto::ComputeType compute = proto::C
 // The quantised specs of above with scales for groups of activations.
 proto::DecoderSpec TinyScaledSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 proto::DecoderSpec TinyScaledMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+// Offsets, tables, 6 bits, floats of 8 bits, groups of 16, scales of both types.
+proto::DecoderSpec TinyFormsSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+proto::DecoderSpec TinyFormsMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 proto::DecoderSpec TinyScaledLatentSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
 // All of the above.

@@ -137,6 +137,16 @@ AS_ALWAYS_INLINE Lanes32 WidenSigned(const SignedBytes16& x) {
   for (int i = 0; i < 16; ++i) y.lane[i] = static_cast<uint32_t>(static_cast<int32_t>(x.byte[i]));
   return y;
 }
+AS_ALWAYS_INLINE uint32_t ZeroWords(const Words32& x, const Words32& y) {
+  uint32_t mask = 0;
+  for (int i = 0; i < 32; ++i) mask |= uint32_t{(x.word[i] & y.word[i]) == 0} << i;
+  return mask;
+}
+AS_ALWAYS_INLINE Lanes32 WidenHalf(const Lanes16& x) {
+  Lanes32 y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = Bits<uint32_t>(ToFloat(Float16{x.lane[i]}));
+  return y;
+}
 AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
   __m256 y;
   std::memcpy(&y, reinterpret_cast<const char*>(&x) + 32 * half, 32);
@@ -165,6 +175,8 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
 #undef _mm512_cvtne2ps_pbh
 #undef _mm512_permutexvar_epi16
 #undef _mm512_cvtepi8_epi32
+#undef _mm512_testn_epi16_mask
+#undef _mm512_cvtph_ps
 #define AS_GAPS allspark::testing::gaps
 #define AS_GAPS_IN(x) AS_GAPS::Bits<AS_GAPS::Lanes32>(x)
 #define _mm512_maskz_loadu_ps(m, p) AS_GAPS::Bits<__m512>(AS_GAPS::MaskLoad(m, p))
@@ -194,3 +206,7 @@ AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
                                                AS_GAPS::Bits<AS_GAPS::Words32>(x)))
 #define _mm512_cvtepi8_epi32(x) \
   AS_GAPS::Bits<__m512i>(AS_GAPS::WidenSigned(AS_GAPS::Bits<AS_GAPS::SignedBytes16>(x)))
+#define _mm512_testn_epi16_mask(x, y) \
+  AS_GAPS::ZeroWords(AS_GAPS::Bits<AS_GAPS::Words32>(x), AS_GAPS::Bits<AS_GAPS::Words32>(y))
+#define _mm512_cvtph_ps(x) \
+  AS_GAPS::Bits<__m512>(AS_GAPS::WidenHalf(AS_GAPS::Bits<AS_GAPS::Lanes16>(x)))

@@ -208,6 +208,9 @@ struct GenerationConfig {
   std::string logprobs_mode = "processed";
   // True: the log-probability of each prompt token but the first, of the model's own logits.
   bool prompt_logprobs = false;
+  // The first prompt token with a log-probability; 0 and 1: all but the first token. Those before
+  // it may come from the prefix cache.
+  int64_t prompt_logprobs_start = 0;
   // True: nothing is generated; the request ends with the scores or tensors of its prompt, which
   // may be as long as max_length. Fields about output have no effect.
   bool prompt_only = false;
@@ -268,6 +271,7 @@ struct GenerationConfig {
         Field{"use_draft_model", &C::use_draft_model}, Field{"logprobs", &C::logprobs},
         Field{"top_logprobs", &C::top_logprobs, 0, kMaxTopLogprobs},
         Field{"logprobs_mode", &C::logprobs_mode}, Field{"prompt_logprobs", &C::prompt_logprobs},
+        Field{"prompt_logprobs_start", &C::prompt_logprobs_start, 0, 1 << 24},
         Field{"prompt_only", &C::prompt_only}, Field{"output_logits", &C::output_logits},
         Field{"output_last_hidden_state", &C::output_last_hidden_state},
         Field{"enable_tensors_from_model_inference", &C::enable_tensors_from_model_inference},

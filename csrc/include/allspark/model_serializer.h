@@ -28,6 +28,13 @@ struct TensorRequirement {
 // bound.
 Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec);
 
+// Quantises the rows of `weight` [rows, cols] as the serializer does (csrc/weights/README.md): to
+// `values` [rows, cols] of 0 to 2^bits - 1, float32 `scales` and `zeros`, both [rows, cols /
+// group_size]; group_size 0: all of a row. `zeros` may be null where !asymmetric. Any thread.
+// InvalidArgument names the parameter, or the first element that is not finite.
+Status QuantizeRows(const float* weight, int64_t rows, int64_t cols, int64_t bits, bool asymmetric,
+                    int64_t group_size, uint8_t* values, float* scales, uint8_t* zeros);
+
 class ModelSerializer {
  public:
   // Empty paths: writes an image in memory. Nothing appears under the final names before Finish,

@@ -242,6 +242,14 @@ struct OnAmx {
   }
 };
 
+// The same for a family of quantized.inl.
+template <class Family>
+struct FamilyOnAmx {
+  static constexpr bool kFloats = Family::kFloats;
+  template <Form kForm>
+  using Of = OnAmx<typename Family::template Of<kForm>>;
+};
+
 // bfloat16 A and B, for the callers of TileRows.
 struct DotAmx {
   using A = uint16_t;
@@ -291,9 +299,11 @@ struct AmxByteTiles {
                                    : TileShape<DotAmx>::NextRows(left);
   }
 
-  template <int kBits>
+  template <Form kForm>
   static void Rows(int64_t rows, const ByteBlock& block, int64_t columns) {
-    if (kBits != 8 || rows <= kTileRows) return ByteTileRows<kBits>(rows, block, columns);
+    if (kForm != Form::kBytes || rows <= kTileRows) {
+      return ByteTileRows<kForm>(rows, block, columns);
+    }
     AmxOperands operands;
     operands.a = reinterpret_cast<const unsigned char*>(block.a);
     operands.a_stride = block.lda;
@@ -321,7 +331,7 @@ struct AmxByteTiles {
   AS_ALWAYS_INLINE void StartRows(int64_t rows, ByteBlock block, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) {
       VecI sums[1][kVecs];
-      StartGroup<8, 1, kVecs>(block, group, sums);
+      StartGroup<Form::kBytes, 1, kVecs>(block, group, sums);
       AS_UNROLL for (int v = 0; v < kVecs; ++v) {
         int32_t* partial = block.partial + v * kLanes;
         StoreI(partial, AddInt(LoadI(partial), sums[0][v]));
@@ -336,7 +346,7 @@ struct AmxByteTiles {
     for (int64_t r = 0; r < rows; ++r) {
       VecI sums[1][kVecs];
       if (block.first) {
-        StartGroup<8, 1, kVecs>(block, group, sums);
+        StartGroup<Form::kBytes, 1, kVecs>(block, group, sums);
       } else {
         AS_UNROLL for (int v = 0; v < kVecs; ++v) sums[0][v] = Set1Int(0);
       }

@@ -29,13 +29,13 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   FillAttention<CacheHead<T>, Dot>(table, dtype);
 }
 
-// Weights of kBits bits with every activation dtype.
-template <int kBits>
-AS_ALWAYS_INLINE void FillQuantized(KernelTable& table, DType dtype) {
-  FillGemm<GemmBytes<kBits>>(table, dtype, DType::kInt8);
-  FillGemm<GemmWidened<float, DotFloat, kBits>>(table, dtype, DType::kFloat32);
-  FillGemm<GemmWidened<uint16_t, DotPair, kBits>>(table, dtype, DType::kBFloat16);
-  table.embedding[static_cast<int>(dtype)] = EmbeddingQuantized<kBits>;
+AS_ALWAYS_INLINE void FillQuantizedWeights(KernelTable& table) {
+  FillForms<InBytes<ByteTiles>>(table, DType::kInt8);
+  FillForms<Widened<float, DotFloat>>(table, DType::kFloat32);
+  FillForms<Widened<uint16_t, DotPair>>(table, DType::kBFloat16);
+  table.embedding[static_cast<int>(DType::kUInt8)] = EmbeddingQuantized<Form::kBytes>;
+  table.embedding[static_cast<int>(DType::kUInt4)] = EmbeddingQuantized<Form::kNibbles>;
+  table.embedding[static_cast<int>(DType::kFloat8E4M3)] = EmbeddingQuantized<Form::kFloat8>;
 }
 
 template <int kKeyBits, int kValueBits>
@@ -47,8 +47,7 @@ AS_ALWAYS_INLINE void FillQuantizedCache(KernelTable& table, DType cache) {
 AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillDType<float, DotFloat>(table, DType::kFloat32);
   FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
-  FillQuantized<8>(table, DType::kUInt8);
-  FillQuantized<4>(table, DType::kUInt4);
+  FillQuantizedWeights(table);
   FillQuantizedCache<8, 8>(table, DType::kInt8);
   FillQuantizedCache<4, 4>(table, DType::kUInt4);
   FillQuantizedCache<8, 4>(table, DType::kInt8UInt4);

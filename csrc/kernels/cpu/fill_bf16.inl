@@ -16,8 +16,7 @@ AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
   const DType bf16 = DType::kBFloat16;
   FillGemm<GemmPlain<uint16_t, DotNative>>(table, bf16, bf16);
   table.low_rank[static_cast<int>(bf16)] = AddLowRank<uint16_t, DotNative>;
-  FillGemm<GemmWidened<uint16_t, DotNative, 8>>(table, DType::kUInt8, bf16);
-  FillGemm<GemmWidened<uint16_t, DotNative, 4>>(table, DType::kUInt4, bf16);
+  FillForms<Widened<uint16_t, DotNative>>(table, bf16);
   FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
   FillAttention<QuantizedHead<8, 8>, DotInteger>(table, DType::kInt8);
   FillAttention<QuantizedHead<4, 4>, DotInteger>(table, DType::kUInt4);

@@ -13,10 +13,8 @@ void FillAmx(KernelTable& table) noexcept {
   const DType bf16 = DType::kBFloat16;
   FillGemm<OnAmx<GemmPlain<uint16_t, DotAmx>>>(table, bf16, bf16);
   table.low_rank[static_cast<int>(bf16)] = AddLowRankOnAmx;
-  FillGemm<OnAmx<GemmWidened<uint16_t, DotAmx, 8>>>(table, DType::kUInt8, bf16);
-  FillGemm<OnAmx<GemmWidened<uint16_t, DotAmx, 4>>>(table, DType::kUInt4, bf16);
-  FillGemm<OnAmx<GemmBytes<8, AmxByteTiles>>>(table, DType::kUInt8, DType::kInt8);
-  FillGemm<OnAmx<GemmBytes<4, AmxByteTiles>>>(table, DType::kUInt4, DType::kInt8);
+  FillForms<FamilyOnAmx<Widened<uint16_t, DotAmx>>>(table, bf16);
+  FillForms<FamilyOnAmx<InBytes<AmxByteTiles>>>(table, DType::kInt8);
 }
 
 }  // namespace allspark::kernels

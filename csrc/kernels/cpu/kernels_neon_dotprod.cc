@@ -9,8 +9,7 @@
 namespace allspark::kernels {
 
 void FillNeonDotprod(KernelTable& table) noexcept {
-  FillGemm<GemmBytes<8>>(table, DType::kUInt8, DType::kInt8);
-  FillGemm<GemmBytes<4>>(table, DType::kUInt4, DType::kInt8);
+  FillForms<InBytes<ByteTiles>>(table, DType::kInt8);
 }
 
 }  // namespace allspark::kernels

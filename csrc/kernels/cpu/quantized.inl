@@ -1,4 +1,5 @@
-// GEMM over quantised panels, u = q + zero in 8 or 4 bits with a scale per column and group of K.
+// GEMM over quantised panels: stored integers u with a scale, and perhaps a zero point or an
+// offset, per column and group of K (WeightScales in ../args.h).
 //
 // With int8 activations, the products of a group are summed exactly in int32, so tiles and blocks
 // cannot change a bit. A group's sum is then scaled and added to the float32 sum, group by group.
@@ -7,11 +8,13 @@
 // over it, and the tiles of tile.inl do the rest.
 //
 // With int8 activations, the zero point is not in the inner loop, since
-// sum a (u - zero) = sum a u - zero * sum a. The sums of a come with the activations.
+// sum a (u - zero) = sum a u - zero * sum a. The sums of a come with the activations. Offsets take
+// the same sums, scaled.
 #pragma once
 
 #include "kernels/cpu/bytes.inl"
 #include "kernels/cpu/gemm.inl"
+#include "kernels/cpu/stored_forms.inl"
 
 namespace allspark::kernels {
 namespace {
@@ -19,30 +22,42 @@ namespace {
 // Input features per block of the integer path: 64 KiB as bytes, or with few rows 8 KiB as stored
 // (for the reason in gemm.inl).
 constexpr int64_t kByteBlock = 1024;
-template <int kBits>
+template <Form kForm>
 AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
-  return rows > 1 && rows <= kGemmFewRows ? 128 * 8 / kBits : kByteBlock;
+  constexpr int64_t kFew = kForm == Form::kSixBits ? 128 : 128 * 8 / LowBits(kForm);
+  return rows > 1 && rows <= kGemmFewRows ? kFew : kByteBlock;
 }
 // Input features per widened block: 16 KiB of bfloat16, 32 of float32.
 constexpr int64_t kWideBlock = 128;
 
-// One panel's weights, scales and zero points.
+// One panel's weights, and what it has of WeightScales.
 struct QuantPanel {
   const unsigned char* w;
-  const uint16_t* scale;  // [groups][64]
-  const uint8_t* zero;    // [groups][64] or null
-  int64_t columns;        // whole vectors
+  const unsigned char* high;  // null: none
+  const uint16_t* scale;      // [groups][64]
+  const uint16_t* offset;     // the same, or null
+  const uint8_t* zero;        // the same, or null: all are symmetric_zero
+  int32_t symmetric_zero;
+  int64_t columns;  // whole vectors
 };
 
-template <int kBits>
+template <Form kForm>
 AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
-  const int64_t groups = args.k / args.group_size;
+  const WeightScales& scales = args.scales;
+  const int64_t first = p * (args.k / scales.group_size) * kPanelColumns;
   const int64_t wanted = args.n - p * kPanelColumns;
   const int64_t columns = wanted < kPanelColumns ? wanted : kPanelColumns;
-  return {static_cast<const unsigned char*>(args.w) + p * args.k * kPanelColumns * kBits / 8,
-          reinterpret_cast<const uint16_t*>(args.scale) + p * groups * kPanelColumns,
-          args.zero == nullptr ? nullptr : args.zero + p * groups * kPanelColumns,
+  return {static_cast<const unsigned char*>(args.w) + p * args.k * LowBytes(kForm),
+          scales.high == nullptr ? nullptr : scales.high + p * args.k * kHighBytes,
+          scales.scale + first,
+          scales.offset == nullptr ? nullptr : scales.offset + first,
+          scales.zero == nullptr ? nullptr : scales.zero + first,
+          scales.offset == nullptr ? ZeroOf(kForm) : 0,
           (columns + kLanes - 1) / kLanes * kLanes};
+}
+
+AS_ALWAYS_INLINE VecF LoadScale(const uint16_t* p, bool half) {
+  return half ? LoadHalf(p) : LoadBf16(p);
 }
 
 // A block of the integer path: `groups` whole groups, or a part of one.
@@ -50,15 +65,18 @@ struct ByteBlock {
   const int8_t* a;
   int64_t lda;
   const unsigned char* b;  // [groups * lanes][64] lanes of four bytes, or half as many of nibbles
-  int64_t groups, lanes;   // lanes of four k per group, within this block
-  bool first, last;        // the group begins, and ends, in this block
-  bool fresh;              // c holds no sums before this block's first group
-  bool in_registers;       // GroupTile's sums
-  const int32_t* a_sums;   // of the first row, the block's first group
+  const unsigned char* high;  // as the panel's
+  const uint8_t* table;       // of form kTable: ByteTable
+  int64_t groups, lanes;      // lanes of four k per group, within this block
+  bool first, last;           // the group begins, and ends, in this block
+  bool fresh;                 // c holds no sums before this block's first group
+  bool in_registers;          // GroupTile's sums
+  const int32_t* a_sums;      // of the first row, the block's first group; see GroupSum
   int64_t ld_sums, sums_per_group;
   int64_t index;  // of the first group, from the row's begin
   // Of the panel's first group. A scale belongs to 2^w_shift groups.
   const uint16_t* scale;  // null: a scale for each column, which comes last
+  bool half;              // as in WeightScales
   const uint8_t* zero;    // null: all are symmetric_zero
   int32_t symmetric_zero;
   int w_shift;
@@ -77,19 +95,25 @@ AS_ALWAYS_INLINE int64_t ScaleAt(const ByteBlock& block, int64_t group) {
   return ((block.index + group) >> block.w_shift) * kPanelColumns;
 }
 
-template <int kBits, int R, int V>
+// The sum of a group's activations. Unsigned: a row with a NaN may overflow.
+AS_ALWAYS_INLINE int32_t GroupSum(const ByteBlock& block, int64_t group, int64_t r) {
+  const int32_t* sums = block.a_sums + r * block.ld_sums + group * block.sums_per_group;
+  return static_cast<int32_t>(static_cast<uint32_t>(sums[block.sums_per_group]) -
+                              static_cast<uint32_t>(sums[0]));
+}
+
+template <Form kForm, int R, int V>
 AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
-  constexpr int32_t kBias = kBits == 8 ? kByteBias : 0;
+  constexpr int32_t kBias = Biased(kForm) ? kByteBias : 0;
   AS_UNROLL for (int r = 0; r < R; ++r) {
-    const int32_t* sums = block.a_sums + r * block.ld_sums + group * block.sums_per_group;
-    int32_t sum = 0;
-    for (int64_t i = 0; i < block.sums_per_group; ++i) sum -= sums[i];
+    const auto sum = -static_cast<uint32_t>(GroupSum(block, group, r));
+    const auto start = sum * static_cast<uint32_t>(block.symmetric_zero - kBias);
     AS_UNROLL for (int v = 0; v < V; ++v) {
       acc[r][v] = block.zero == nullptr
-                      ? Set1Int(sum * (block.symmetric_zero - kBias))
+                      ? Set1Int(static_cast<int32_t>(start))
                       : MulInt(SubInt(LoadBytes(block.zero + ScaleAt(block, group) + v * kLanes),
                                       Set1Int(kBias)),
-                               Set1Int(sum));
+                               Set1Int(static_cast<int32_t>(sum)));
     }
   }
 }
@@ -105,7 +129,7 @@ AS_ALWAYS_INLINE void AddGroup(const ByteBlock& block, int64_t group, const VecI
   const int64_t ld_scales = block.ld_scales;
   VecF scale[V];
   AS_UNROLL for (int v = 0; v < V; ++v) {
-    scale[v] = scales_columns ? LoadBf16(at + v * kLanes) : Zero();
+    scale[v] = scales_columns ? LoadScale(at + v * kLanes, block.half) : Zero();
   }
   AS_UNROLL for (int r = 0; r < R; ++r) {
     const VecF row = scales_rows ? Set1(a_scale[r * ld_scales]) : Zero();
@@ -135,46 +159,46 @@ AS_ALWAYS_INLINE void AddGroupInMemory(const ByteBlock& block, int64_t group,
           __attribute__((always_inline)) { StoreF(c + r * kPanelColumns + v * kLanes, x); });
 }
 
-// Adds the products of one stored lane: 4 k, or 8 of nibbles.
-template <int kBits, int R, int V>
-AS_ALWAYS_INLINE void DotLane(const int8_t* a, int64_t lda, const unsigned char* b,
-                              VecI (&acc)[R][V]) {
+// Adds the products of four k, the kUnit-th of a step.
+template <Form kForm, int kUnit, int R, int V>
+AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigned char* b,
+                              const unsigned char* high, VecI table, VecI (&acc)[R][V]) {
   VecI u[V];
   AS_UNROLL for (int v = 0; v < V; ++v) {
-    u[v] = LoadI(b + v * kVecBytes);
-    u[v] = kBits == 4 ? LowNibbles(u[v]) : BiasBytes(u[v]);
+    u[v] = Unit<kForm, kUnit>(b + v * kVecBytes,
+                              kForm == Form::kSixBits ? high + v * kVecBytes : nullptr, table);
   }
   AS_UNROLL for (int r = 0; r < R; ++r) {
-    const ByteRow x = BroadcastBytes(a + r * lda);
+    const ByteRow x = BroadcastBytes(a + r * lda + 4 * kUnit);
     AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = DotBytes(acc[r][v], u[v], x);
-  }
-  if constexpr (kBits == 4) {
-    AS_UNROLL for (int v = 0; v < V; ++v) u[v] = HighNibbles(LoadI(b + v * kVecBytes));
-    AS_UNROLL for (int r = 0; r < R; ++r) {
-      const ByteRow x = BroadcastBytes(a + r * lda + 4);
-      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = DotBytes(acc[r][v], u[v], x);
-    }
   }
 }
 
-// Adds a group's products, from `a` and `b` on, which then point behind them.
-template <int kBits, int R, int V>
+// Adds a group's products, from `a`, `b` and `high` on, which then point behind them.
+template <Form kForm, int R, int V>
 AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a, const unsigned char*& b,
-                               Fetch& fetch, VecI (&acc)[R][V]) {
-  constexpr int64_t kStep = kBits == 8 ? 4 : 8;  // k per stored lane
-  for (int64_t k = 0; k < block.lanes * 4; k += kStep) {
-    FetchStep<V>(fetch);
-    DotLane<kBits, R, V>(a, block.lda, b, acc);
-    a += kStep;
-    b += kPanelStride;
+                               const unsigned char*& high, Fetch& fetch, VecI (&acc)[R][V]) {
+  const VecI table = kForm == Form::kTable ? LoadTable(block.table) : Set1Int(0);
+  for (int64_t k = 0; k < block.lanes * 4; k += StepK(kForm)) {
+    FetchStep<V * StepBytes(kForm) / kPanelStride>(fetch);
+    DotUnit<kForm, 0, R, V>(a, block.lda, b, high, table, acc);
+    if constexpr (StepK(kForm) > 4) DotUnit<kForm, 1, R, V>(a, block.lda, b, high, table, acc);
+    if constexpr (StepK(kForm) > 8) {
+      DotUnit<kForm, 2, R, V>(a, block.lda, b, high, table, acc);
+      DotUnit<kForm, 3, R, V>(a, block.lda, b, high, table, acc);
+      AS_UNROLL for (int v = 0; v < V; ++v) Prefetch(high + v * kVecBytes + kStreamPrefetch / 2);
+      high += kPanelStride;
+    }
+    a += StepK(kForm);
+    b += StepBytes(kForm);
   }
 }
 
 // R rows by V vectors of columns, over whole groups. The scaled sums stay in registers.
-template <int kBits, int R, int V>
+template <Form kForm, int R, int V>
 void GroupTile(const ByteBlock& block) {
   const int8_t* a = block.a;
-  const unsigned char* b = block.b;
+  const unsigned char *b = block.b, *high = block.high;
   Fetch fetch = block.fetch;
   VecF sum[R][V];
   AS_UNROLL for (int r = 0; r < R; ++r) {
@@ -184,8 +208,8 @@ void GroupTile(const ByteBlock& block) {
   }
   for (int64_t group = 0; group < block.groups; ++group) {
     VecI acc[R][V];
-    StartGroup<kBits, R, V>(block, group, acc);
-    DotGroup<kBits, R, V>(block, a, b, fetch, acc);
+    StartGroup<kForm, R, V>(block, group, acc);
+    DotGroup<kForm, R, V>(block, a, b, high, fetch, acc);
     AddGroup<R, V>(
         block, group, acc, [&](int r, int v) __attribute__((always_inline)) { return sum[r][v]; },
         [&](int r, int v, VecF x) __attribute__((always_inline)) { sum[r][v] = x; });
@@ -199,15 +223,15 @@ void GroupTile(const ByteBlock& block) {
 
 // The same over any groups. Between groups the scaled sums are in memory, and between blocks also
 // the integers of a group.
-template <int kBits, int R, int V>
+template <Form kForm, int R, int V>
 void ByteTile(const ByteBlock& block) {
   const int8_t* a = block.a;
-  const unsigned char* b = block.b;
+  const unsigned char *b = block.b, *high = block.high;
   Fetch fetch = block.fetch;
   for (int64_t group = 0; group < block.groups; ++group) {
     VecI acc[R][V];
     if (block.first) {
-      StartGroup<kBits, R, V>(block, group, acc);
+      StartGroup<kForm, R, V>(block, group, acc);
     } else {
       AS_UNROLL for (int r = 0; r < R; ++r) {
         AS_UNROLL for (int v = 0; v < V; ++v) {
@@ -215,7 +239,7 @@ void ByteTile(const ByteBlock& block) {
         }
       }
     }
-    DotGroup<kBits, R, V>(block, a, b, fetch, acc);
+    DotGroup<kForm, R, V>(block, a, b, high, fetch, acc);
     if (block.last) {
       AddGroupInMemory<R, V>(block, group, acc);
     } else {
@@ -228,9 +252,9 @@ void ByteTile(const ByteBlock& block) {
   }
 }
 
-// Group tiles have half the columns of others, so that registers hold both sums: a twentieth faster
-// on a Zen 4, where columns have a single scale. Few rows stream their weights, and would read each
-// panel twice.
+// Group tiles have half the columns of others, so that registers hold both sums: up to a twelfth
+// faster on a Zen 4, the more the smaller the groups. Few rows stream their weights, and would read
+// each panel twice.
 constexpr bool kHasGroupTiles = kLanes == 16;
 constexpr int GroupVecs(int rows) { return rows <= 3 ? TileVecs(rows) : TileVecs(rows) / 2; }
 
@@ -241,80 +265,79 @@ AS_ALWAYS_INLINE int ByteTileVecs(const ByteBlock& block, int64_t rows) {
                                                                    : TileVecs(count);
 }
 
-template <int kBits, int R, int V, bool kGroups>
+// Steps of all of a block's k.
+template <Form kForm>
+AS_ALWAYS_INLINE int64_t StepsOf(const ByteBlock& block) {
+  return block.groups * block.lanes * 4 / StepK(kForm);
+}
+
+template <Form kForm, int R, int V, bool kGroups>
 AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns) {
   while (columns >= V * kLanes) {
     if constexpr (kGroups) {
-      GroupTile<kBits, R, V>(block);
+      GroupTile<kForm, R, V>(block);
     } else {
-      ByteTile<kBits, R, V>(block);
+      ByteTile<kForm, R, V>(block);
     }
-    block.fetch.at += block.groups * block.lanes * kBits / 8 * block.fetch.step;
+    block.fetch.at += StepsOf<kForm>(block) * block.fetch.step;
     block.b += V * kVecBytes;
+    if (block.high != nullptr) block.high += V * kVecBytes;
     block.c += V * kLanes;
     block.partial += V * kLanes;
     if (block.scale != nullptr) block.scale += V * kLanes;
     if (block.zero != nullptr) block.zero += V * kLanes;
     columns -= V * kLanes;
   }
-  if constexpr (V > 1) ByteTileColumns<kBits, R, V / 2, kGroups>(block, columns);
+  if constexpr (V > 1) ByteTileColumns<kForm, R, V / 2, kGroups>(block, columns);
 }
 
-template <int kBits, int R>
+template <Form kForm, int R>
 AS_ALWAYS_INLINE void ByteTilesOf(ByteBlock& block, int64_t& columns) {
   if constexpr (kHasGroupTiles) {
     if (block.in_registers) {
-      return ByteTileColumns<kBits, R, GroupVecs(R), true>(block, columns);
+      return ByteTileColumns<kForm, R, GroupVecs(R), true>(block, columns);
     }
   }
-  ByteTileColumns<kBits, R, TileVecs(R), false>(block, columns);
+  ByteTileColumns<kForm, R, TileVecs(R), false>(block, columns);
 }
 
-template <int kBits>
+// Forms that take more work to unpack are spread to bytes before more than one row passes over
+// them.
+constexpr bool SpreadsEarly(Form form) { return form == Form::kSixBits || form == Form::kTable; }
+
+template <Form kForm>
 void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
   static_assert(kTileRows == 6);
+  if constexpr (SpreadsEarly(kForm)) return ByteTilesOf<kForm, 1>(block, columns);
   switch (rows) {
     case 1:
-      return ByteTilesOf<kBits, 1>(block, columns);
+      return ByteTilesOf<kForm, 1>(block, columns);
     case 2:
-      return ByteTilesOf<kBits, 2>(block, columns);
+      return ByteTilesOf<kForm, 2>(block, columns);
     case 3:
-      return ByteTilesOf<kBits, 3>(block, columns);
+      return ByteTilesOf<kForm, 3>(block, columns);
     case 4:
-      return ByteTilesOf<kBits, 4>(block, columns);
+      return ByteTilesOf<kForm, 4>(block, columns);
     case 5:
-      return ByteTilesOf<kBits, 5>(block, columns);
+      return ByteTilesOf<kForm, 5>(block, columns);
     default:
-      return ByteTilesOf<kBits, 6>(block, columns);
-  }
-}
-
-// Nibbles to bytes, for blocks that many rows pass over.
-AS_ALWAYS_INLINE void SpreadNibbles(const unsigned char* b, int64_t lanes, unsigned char* out) {
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
-      const VecI x = LoadI(b + line);
-      StoreI(out + line, LowNibbles(x));
-      StoreI(out + kPanelStride + line, HighNibbles(x));
-    }
-    b += kPanelStride;
-    out += 2 * kPanelStride;
+      return ByteTilesOf<kForm, 6>(block, columns);
   }
 }
 
 // Computes a block's rows in tiles: Tiles::NextRows gives a tile's rows, Tiles::Rows computes it.
-template <int kBits, class Tiles>
+template <Form kForm, class Tiles>
 AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
                                     const unsigned char* next, int64_t bytes,
                                     const Destination& destination) {
-  const int64_t steps = block.groups * block.lanes * kBits / 8;
+  const int64_t steps = StepsOf<kForm>(block);
   for (int64_t r = 0; r < rows;) {
     const int64_t tile_rows = Tiles::NextRows(rows - r, block.lanes);
-    block.fetch = rows == 1 ? Fetch{block.b + kStreamPrefetch, kPanelStride}
+    block.fetch = rows == 1 ? Fetch{block.b + kStreamPrefetch, StepBytes(kForm)}
                             : FetchShare(next, bytes, rows, r, tile_rows, steps, columns,
                                          ByteTileVecs(block, tile_rows));
     destination.FetchRows(r, tile_rows);
-    Tiles::template Rows<kBits>(tile_rows, block, columns);
+    Tiles::template Rows<kForm>(tile_rows, block, columns);
     block.a += tile_rows * block.lda;
     block.a_sums += tile_rows * block.ld_sums;
     if (block.a_scale != nullptr) block.a_scale += tile_rows * block.ld_scales;
@@ -326,23 +349,23 @@ AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t colum
 
 // Tiles that use DotBytes (bytes.inl).
 struct ByteTiles {
-  // Whether nibbles are spread to bytes before this many rows pass over a block.
+  // Whether other forms are spread to bytes before this many rows pass over a block.
   AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
 
   AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t) {
     return TileShape<ByteTiles>::NextRows(left);
   }
 
-  template <int kBits>
+  template <Form kForm>
   AS_ALWAYS_INLINE void Rows(int64_t rows, const ByteBlock& block, int64_t columns) {
-    ByteTileRows<kBits>(rows, block, columns);
+    ByteTileRows<kForm>(rows, block, columns);
   }
 };
 
 // The k of one exact sum.
 AS_ALWAYS_INLINE int64_t SumGroup(const GemmArgs& args) {
-  return args.a_scale_group > 0 && args.a_scale_group < args.group_size ? args.a_scale_group
-                                                                        : args.group_size;
+  const int64_t size = args.scales.group_size;
+  return args.a_scale_group > 0 && args.a_scale_group < size ? args.a_scale_group : size;
 }
 
 // How many groups of sums, as a power of two, share a scale that belongs to `scale_group` of k.
@@ -352,27 +375,70 @@ AS_ALWAYS_INLINE int SharedBy(int64_t scale_group, int64_t group) {
   return shift;
 }
 
-template <int kBits, class Tiles>
+// Groups of K whose offsets are widened at a time: 16 KiB.
+constexpr int64_t kOffsetGroups = 64;
+
+// Adds the products of the groups' sums of activations, sum_of(row, group), and their offsets, to
+// c: a chain over `groups` groups ascending. An offset belongs to 2^shift of them.
+template <class SumOf>
+void AddOffsets(const QuantPanel& panel, bool half, int shift, int64_t groups, int64_t rows,
+                float* c, const SumOf& sum_of) {
+  alignas(64) float offsets[kOffsetGroups * kPanelColumns], sums[kTileRows * kOffsetGroups];
+  for (int64_t begin = 0; begin < groups; begin += kOffsetGroups) {
+    const int64_t count = groups - begin < kOffsetGroups ? groups - begin : kOffsetGroups;
+    for (int64_t g = 0; g < count; ++g) {
+      const uint16_t* from = panel.offset + ((begin + g) >> shift) * kPanelColumns;
+      for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+        StoreF(offsets + g * kPanelColumns + i, LoadScale(from + i, half));
+      }
+    }
+    TileArgs<float> tile;
+    tile.a = sums;
+    tile.lda = count;
+    tile.b = reinterpret_cast<const unsigned char*>(offsets);
+    tile.b_stride = kPanelStride;
+    tile.groups = count;
+    tile.ldc = kPanelColumns;
+    tile.resume = true;
+    tile.fetch = {tile.b, 0};
+    for (int64_t r = 0; r < rows;) {
+      const int64_t tile_rows = TileShape<DotFloat>::NextRows(rows - r);
+      for (int64_t i = 0; i < tile_rows; ++i) {
+        for (int64_t g = 0; g < count; ++g) sums[i * count + g] = sum_of(r + i, begin + g);
+      }
+      tile.c = c + r * kPanelColumns;
+      TileRows<DotFloat>(tile_rows, tile, panel.columns);
+      r += tile_rows;
+    }
+  }
+}
+
+template <Form kForm, class Tiles>
 void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
                    int32_t* partial, unsigned char* spread, float* c,
                    const Destination& destination) {
   const int64_t group = SumGroup(args);
-  const bool has_column_scales = args.group_size == args.k;
+  const bool has_column_scales = args.scales.group_size == args.k;
   const bool has_row_scales = args.a_scale_group == 0;
-  const int64_t features = ByteBlockFor<kBits>(rows);
+  const bool scales_last = has_column_scales && !has_row_scales && panel.offset == nullptr;
+  const int64_t features = ByteBlockFor<kForm>(rows);
   const int64_t whole_groups = features / group;  // 0: a group takes several blocks
   ByteBlock block;
   block.lda = args.lda;
   block.ld_sums = RowSums(args.k);
-  block.sums_per_group = group == args.k ? 1 : group / kSumBlock;
+  block.sums_per_group = group == args.k ? block.ld_sums - 1 : group / kSumBlock;
   block.partial = partial;
   block.c = c;
-  block.scale = has_column_scales && !has_row_scales ? nullptr : panel.scale;
-  block.in_registers = block.scale == nullptr && rows > kGemmFewRows && whole_groups > 0;
+  alignas(16) uint8_t table[16];
+  if (kForm == Form::kTable) ByteTable(args.scales.table, table);
+  block.table = table;
+  block.scale = scales_last ? nullptr : panel.scale;
+  block.half = args.scales.half;
+  block.in_registers = rows > kGemmFewRows && whole_groups > 0;
   block.zero = panel.zero;
-  block.symmetric_zero = SymmetricZero(kBits);
+  block.symmetric_zero = panel.symmetric_zero;
   // A column's only zero point belongs to all groups, however many.
-  block.w_shift = has_column_scales ? 62 : SharedBy(args.group_size, group);
+  block.w_shift = has_column_scales ? 62 : SharedBy(args.scales.group_size, group);
   block.ld_scales = RowScales(args.k, args.a_scale_group);
   block.a_scale = has_row_scales ? nullptr : args.a_scale + row_begin * block.ld_scales;
   block.a_shift = has_row_scales ? 0 : SharedBy(args.a_scale_group, group);
@@ -390,24 +456,37 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     block.fresh = index == 0;
     block.index = index;
     block.a = static_cast<const int8_t*>(args.a) + row_begin * args.lda + k;
-    block.b = panel.w + k * kPanelColumns * kBits / 8;
-    // The sum of a whole row is the last one.
-    block.a_sums = sums + (group == args.k ? block.ld_sums - 1 : k / kSumBlock);
-    const int64_t bytes = (next - k) * kPanelColumns * kBits / 8;
+    block.b = panel.w + k * LowBytes(kForm);
+    block.high = panel.high == nullptr ? nullptr : panel.high + k * kHighBytes;
+    block.a_sums = group == args.k ? sums : sums + k / kSumBlock;
+    const int64_t bytes = (next - k) * LowBytes(kForm);
     const Destination fetched = k == 0 ? destination : Destination{};
-    if (kBits == 8 || !Tiles::Spreads(rows)) {
-      ByteTilesOver<kBits, Tiles>(block, rows, panel.columns, block.b + bytes, bytes, fetched);
-      continue;
-    }
     const unsigned char* next_block = block.b + bytes;
-    SpreadNibbles(block.b, (next - k) / 8, spread);
-    block.b = spread;
-    // The weights are bytes now, but their zero point is still that of nibbles.
-    ByteTilesOver<8, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
+    if constexpr (kForm != Form::kBytes) {
+      if (SpreadsEarly(kForm) ? rows > 1 : Tiles::Spreads(rows)) {
+        Spread<kForm>(block.b, block.high, table, next - k, spread);
+        block.b = spread;
+        // The weights are bytes now, but their zero point is still that of their form.
+        ByteTilesOver<Form::kBytes, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
+        continue;
+      }
+    }
+    ByteTilesOver<kForm, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
+  }
+  if (panel.offset != nullptr) {
+    const float* a_scale =
+        block.a_scale == nullptr ? nullptr : args.a_scale + row_begin * block.ld_scales;
+    block.a_sums = sums;
+    AddOffsets(panel, block.half, block.w_shift, args.k / group, rows, c,
+               [&](int64_t row, int64_t index) {
+                 const auto sum = static_cast<float>(GroupSum(block, index, row));
+                 if (a_scale == nullptr) return sum;
+                 return sum * a_scale[row * block.ld_scales + (index >> block.a_shift)];
+               });
   }
   if (block.scale != nullptr) return;
   for (int64_t i = 0; i < panel.columns; i += kLanes) {
-    const VecF scale = LoadBf16(panel.scale + i);
+    const VecF scale = LoadScale(panel.scale + i, args.scales.half);
     for (int64_t r = 0; r < rows; ++r) {
       float* sum = c + r * kPanelColumns + i;
       StoreF(sum, Mul(LoadF(sum), scale));
@@ -415,16 +494,16 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   }
 }
 
-template <int kBits, class Tiles = ByteTiles>
+template <Form kForm, class Tiles>
 struct GemmBytes {
   template <class Store>
   AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     alignas(64) int32_t partial[kGemmRows * kPanelColumns];
-    alignas(64) unsigned char spread[kBits == 4 ? kByteBlock * kPanelColumns : 1];
+    alignas(64) unsigned char spread[kForm == Form::kBytes ? 1 : kByteBlock * kPanelColumns];
     ForEachRowBlock(
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
-          GemmBytesRows<kBits, Tiles>(args, PanelOf<kBits>(args, p), row, rows, partial, spread,
+          GemmBytesRows<kForm, Tiles>(args, PanelOf<kForm>(args, p), row, rows, partial, spread,
                                       sums, destination);
         });
   }
@@ -454,16 +533,16 @@ AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF odd) {
 }
 
 // Widens `count` k of a panel to [count / Dot::kGroup][64] lanes, and fetches the data after them.
+// zeros null: all are symmetric_zero.
 template <int kBits, class Dot>
-void WidenBlock(const unsigned char* from, const uint8_t* zeros, int64_t count,
-                unsigned char* out) {
+void WidenIntegers(const unsigned char* from, const uint8_t* zeros, int32_t symmetric_zero,
+                   int64_t count, unsigned char* out) {
   constexpr int64_t kStep = 32 / kBits;                      // k per stored lane
   constexpr int64_t kPair = 2 / Dot::kGroup * kPanelStride;  // bytes of two k
   constexpr int kVecs = kPanelStride / kVecBytes;
   VecF zero[kVecs];
   AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-    const VecI point =
-        zeros == nullptr ? Set1Int(SymmetricZero(kBits)) : LoadBytes(zeros + v * kLanes);
+    const VecI point = zeros == nullptr ? Set1Int(symmetric_zero) : LoadBytes(zeros + v * kLanes);
     zero[v] = Add(Set1(kMagic), IntToFloat(point));
   }
   for (int64_t k = 0; k < count; k += kStep) {
@@ -487,23 +566,80 @@ void WidenBlock(const unsigned char* from, const uint8_t* zeros, int64_t count,
   }
 }
 
-template <class Element, class Dot, int kBits>
+// Stores the pairs of bfloat16 k, k + 1 and k + 2, k + 3 of a lane as the tile reads them.
+AS_ALWAYS_INLINE void StorePairs(DotFloat, unsigned char* out, VecI early, VecI late) {
+  StoreWide(DotFloat(), out, PairLow(early), PairHigh(early));
+  StoreWide(DotFloat(), out + 2 * kPanelStride, PairLow(late), PairHigh(late));
+}
+template <class Dot>
+AS_ALWAYS_INLINE void StorePairs(Dot, unsigned char* out, VecI early, VecI late) {
+  StoreI(out, early);
+  StoreI(out + kPanelStride, late);
+}
+
+template <class Dot>
+void WidenFloat8(const unsigned char* from, int64_t count, unsigned char* out) {
+  for (int64_t k = 0; k < count; k += 4) {
+    for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
+      Prefetch(from + line + kStreamPrefetch);
+      const VecI x = LoadI(from + line);
+      StorePairs(Dot(), out + line, Float8Pairs(x, 0), Float8Pairs(x, 1));
+    }
+    from += kPanelStride;
+    out += 4 / Dot::kGroup * kPanelStride;
+  }
+}
+
+// The block of `count` k that begins with element k of the panel.
+template <Form kForm, class Dot>
+AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& scales, int64_t k,
+                                 int64_t count, unsigned char* out) {
+  const unsigned char* from = panel.w + k * LowBytes(kForm);
+  const uint8_t* zero =
+      panel.zero == nullptr ? nullptr : panel.zero + k / scales.group_size * kPanelColumns;
+  if constexpr (kForm == Form::kFloat8) {
+    WidenFloat8<Dot>(from, count, out);
+  } else if constexpr (kForm == Form::kBytes || kForm == Form::kNibbles) {
+    WidenIntegers<LowBits(kForm), Dot>(from, zero, panel.symmetric_zero, count, out);
+  } else {
+    alignas(64) unsigned char bytes[kWideBlock * kPanelColumns];
+    alignas(16) uint8_t table[16];
+    if (kForm == Form::kTable) ByteTable(scales.table, table);
+    Spread<kForm>(from, panel.high == nullptr ? nullptr : panel.high + k * kHighBytes, table, count,
+                  bytes);
+    WidenIntegers<8, Dot>(bytes, zero, panel.symmetric_zero, count, out);
+  }
+}
+
+// The sum of a row's elements, `count` of them: whole vectors. In lanes, then a fixed tree.
+AS_ALWAYS_INLINE float SumOf(const float* a, int64_t count) {
+  VecF sum = Zero();
+  for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadF(a + i));
+  return ReduceAdd(sum);
+}
+AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
+  VecF sum = Zero();
+  for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadBf16(a + i));
+  return ReduceAdd(sum);
+}
+
+template <class Element, class Dot, Form kForm>
 void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
                      unsigned char* wide, float* partial, float* c,
                      const Destination& destination) {
   alignas(64) float gathered[kTileRows * kWideBlock];
+  const int64_t size = args.scales.group_size;
+  const bool half = args.scales.half;
   for (int64_t k = 0, next; k < args.k; k = next) {
-    const int64_t index = k / args.group_size;
-    const int64_t group_end = (index + 1) * args.group_size;
+    const int64_t index = k / size, group_end = (index + 1) * size;
     next = k + kWideBlock < group_end ? k + kWideBlock : group_end;
-    const uint8_t* zero = panel.zero == nullptr ? nullptr : panel.zero + index * kPanelColumns;
-    WidenBlock<kBits, Dot>(panel.w + k * kPanelColumns * kBits / 8, zero, next - k, wide);
+    WidenBlock<kForm, Dot>(panel, args.scales, k, next - k, wide);
     TileArgs<typename Dot::A> tile;
     tile.groups = (next - k) / Dot::kGroup;
     tile.b = wide;
     tile.b_stride = kPanelStride;
     tile.ldc = kPanelColumns;
-    tile.resume = k % args.group_size != 0;
+    tile.resume = k % size != 0;
     tile.fetch = {wide, 0};
     for (int64_t r = 0; r < rows;) {
       const int64_t tile_rows = TileShape<Dot>::NextRows(rows - r);
@@ -516,17 +652,22 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
     }
     if (next != group_end) continue;
     for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
-      const VecF scale = LoadBf16(panel.scale + index * kPanelColumns + i);
+      const VecF scale = LoadScale(panel.scale + index * kPanelColumns + i, half);
       for (int64_t r = 0; r < rows; ++r) {
         float* sum = c + r * kPanelColumns + i;
         StoreF(sum, Fma(LoadF(partial + r * kPanelColumns + i), scale, LoadF(sum)));
       }
     }
   }
+  if (panel.offset == nullptr) return;
+  AddOffsets(panel, half, /*shift=*/0, args.k / size, rows, c, [&](int64_t row, int64_t index) {
+    return SumOf(static_cast<const Element*>(args.a) + (row_begin + row) * args.lda + index * size,
+                 size);
+  });
 }
 
 // Element: how A is stored.
-template <class Element, class Dot, int kBits>
+template <class Element, class Dot, Form kForm>
 struct GemmWidened {
   template <class Store>
   AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
@@ -536,30 +677,89 @@ struct GemmWidened {
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
           for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
-          GemmWidenedRows<Element, Dot, kBits>(args, PanelOf<kBits>(args, p), row, rows, wide,
+          GemmWidenedRows<Element, Dot, kForm>(args, PanelOf<kForm>(args, p), row, rows, wide,
                                                partial, sums, destination);
         });
   }
 };
 
+// The kernels of slot uint4: which form a weight has, its WeightScales say.
+template <template <Form> class Kernel>
+struct OfNibbles {
+  template <class Store>
+  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+    if (args.scales.high != nullptr) return Kernel<Form::kSixBits>::Run(args, store);
+    if (args.scales.table != nullptr) return Kernel<Form::kTable>::Run(args, store);
+    Kernel<Form::kNibbles>::Run(args, store);
+  }
+};
+
+// Families of these kernels, one for each form.
+template <class Tiles>
+struct InBytes {
+  static constexpr bool kFloats = false;
+  template <Form kForm>
+  using Of = GemmBytes<kForm, Tiles>;
+};
+template <class Element, class Dot>
+struct Widened {
+  static constexpr bool kFloats = true;
+  template <Form kForm>
+  using Of = GemmWidened<Element, Dot, kForm>;
+};
+
+// Puts a family into the slots of quantised weights.
+template <class Family>
+AS_ALWAYS_INLINE void FillForms(KernelTable& table, DType activation) {
+  FillGemm<typename Family::template Of<Form::kBytes>>(table, DType::kUInt8, activation);
+  FillGemm<OfNibbles<Family::template Of>>(table, DType::kUInt4, activation);
+  if constexpr (Family::kFloats) {
+    FillGemm<typename Family::template Of<Form::kFloat8>>(table, DType::kFloat8E4M3, activation);
+  }
+}
+
 // Rows of a packed quantised table.
-template <int kBits>
-void EmbeddingQuantized(const EmbeddingArgs& args, Stream) noexcept {
-  constexpr int64_t kStep = 32 / kBits;
-  const int64_t groups = args.cols / args.group_size;
+template <Form kForm>
+void EmbeddingRows(const EmbeddingArgs& args) {
+  const WeightScales& scales = args.scales;
+  const int64_t groups = args.cols / scales.group_size;
   for (int64_t r = 0; r < args.rows; ++r) {
     const int64_t panel = args.ids[r] / kPanelColumns, column = args.ids[r] % kPanelColumns;
-    const unsigned char* w = static_cast<const unsigned char*>(args.table) +
-                             panel * args.cols * kPanelColumns * kBits / 8 + column * kLaneBytes;
+    const int64_t panel_k = panel * args.cols, lane = column * kLaneBytes;
+    const unsigned char* w =
+        static_cast<const unsigned char*>(args.table) + panel_k * LowBytes(kForm) + lane;
+    const unsigned char* high =
+        scales.high == nullptr ? nullptr : scales.high + panel_k * kHighBytes + lane;
     for (int64_t i = 0; i < args.cols; ++i) {
-      const unsigned char* lane = w + i / kStep * kPanelStride;
-      const int64_t at = i % kStep;
-      const int32_t u = kBits == 8 ? lane[at] : at < 4 ? lane[at] & 15 : lane[at - 4] >> 4;
-      const int64_t group = (panel * groups + i / args.group_size) * kPanelColumns + column;
-      const int32_t zero = args.zero == nullptr ? SymmetricZero(kBits) : args.zero[group];
-      args.out[r * args.ldo + i] = static_cast<float>(u - zero) * ToFloat(args.scale[group]);
+      const int64_t group = (panel * groups + i / scales.group_size) * kPanelColumns + column;
+      const int32_t u = StoredAt<kForm>(w, high, i);
+      float number;
+      if (kForm == Form::kFloat8) {
+        number = ToFloat(Float8E4M3{static_cast<uint8_t>(u)});
+      } else if (kForm == Form::kTable) {
+        number = scales.table[u];
+      } else {
+        const int32_t zero = scales.offset != nullptr ? 0
+                             : scales.zero == nullptr ? ZeroOf(kForm)
+                                                      : scales.zero[group];
+        number = static_cast<float>(u - zero);
+      }
+      number *= ScaleToFloat(scales, scales.scale[group]);
+      if (scales.offset != nullptr) number += ScaleToFloat(scales, scales.offset[group]);
+      args.out[r * args.ldo + i] = number;
     }
   }
+}
+
+template <Form kForm>
+void EmbeddingQuantized(const EmbeddingArgs& args, Stream) noexcept {
+  if (kForm == Form::kNibbles && args.scales.high != nullptr) {
+    return EmbeddingRows<Form::kSixBits>(args);
+  }
+  if (kForm == Form::kNibbles && args.scales.table != nullptr) {
+    return EmbeddingRows<Form::kTable>(args);
+  }
+  EmbeddingRows<kForm>(args);
 }
 
 }  // namespace

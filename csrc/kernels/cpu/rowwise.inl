@@ -364,15 +364,15 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
   }
 }
 
-// Elements [begin, end) of a row, with one scale. Returns their sum, unsigned: sums of a row with a
-// NaN mean nothing, and may overflow.
-AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t end, int8_t* q,
-                                        float* scale, int32_t* sums) {
+// Elements [begin, end) of a row, with one scale. `total` is the sum of the elements before them,
+// unsigned: sums of a row with a NaN mean nothing, and may overflow.
+AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t end, uint32_t total,
+                                        int8_t* q, float* scale, int32_t* sums) {
   const float highest = HighestMagnitude(x + begin, end - begin);
   *scale = highest / 127.0f;
   const VecF inverse = Set1(highest < kQuantizeTiny ? 0.0f : 127.0f / highest);
-  uint32_t total = 0;
   for (int64_t next; begin < end; begin = next) {
+    sums[begin / kSumBlock] = static_cast<int32_t>(total);
     next = begin + kSumBlock < end ? begin + kSumBlock : end;
     VecI sum = Set1Int(0);
     for (int64_t i = begin; i < next; i += kLanes) {
@@ -386,8 +386,7 @@ AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t e
         for (int64_t j = i; j < next; ++j) q[j] = whole[j - i];
       }
     }
-    sums[begin / kSumBlock] = ReduceAddInt(sum);
-    total += static_cast<uint32_t>(sums[begin / kSumBlock]);
+    total += static_cast<uint32_t>(ReduceAddInt(sum));
   }
   return total;
 }
@@ -399,8 +398,8 @@ AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t e
     int32_t* sums = args.sums + r * RowSums(args.cols);
     uint32_t total = 0;
     for (int64_t i = 0; i < num_scales; ++i) {
-      total += QuantizeGroup(args.x + r * args.ldx, i * group, (i + 1) * group,
-                             args.q + r * args.ldq, args.scale + r * num_scales + i, sums);
+      total = QuantizeGroup(args.x + r * args.ldx, i * group, (i + 1) * group, total,
+                            args.q + r * args.ldq, args.scale + r * num_scales + i, sums);
     }
     sums[RowSums(args.cols) - 1] = static_cast<int32_t>(total);
   }

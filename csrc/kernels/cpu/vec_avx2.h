@@ -84,6 +84,8 @@ AS_ALWAYS_INLINE VecI AddInt(VecI a, VecI b) { return _mm256_add_epi32(a, b); }
 AS_ALWAYS_INLINE VecI MulInt(VecI a, VecI b) { return _mm256_mullo_epi32(a, b); }
 AS_ALWAYS_INLINE VecI And(VecI a, VecI b) { return _mm256_and_si256(a, b); }
 AS_ALWAYS_INLINE VecI Or(VecI a, VecI b) { return _mm256_or_si256(a, b); }
+// ~a & b.
+AS_ALWAYS_INLINE VecI AndNot(VecI a, VecI b) { return _mm256_andnot_si256(a, b); }
 AS_ALWAYS_INLINE VecI Set1Int(int32_t x) { return _mm256_set1_epi32(x); }
 template <int N>
 AS_ALWAYS_INLINE VecI ShiftRight(VecI x) {
@@ -104,6 +106,20 @@ AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm256_srai_epi16(x, 8
 // Per lane, the sum of the products of its 16-bit halves.
 AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm256_madd_epi16(a, b); }
 AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) { return _mm256_sub_epi16(a, b); }
+AS_ALWAYS_INLINE VecI AddPairs16(VecI a, VecI b) { return _mm256_add_epi16(a, b); }
+template <int N>
+AS_ALWAYS_INLINE VecI ShiftRightSignedPairs16(VecI x) {
+  return _mm256_srai_epi16(x, N);
+}
+// All ones in each 16-bit half that is zero.
+AS_ALWAYS_INLINE VecI ZeroPairs16(VecI x) { return _mm256_cmpeq_epi16(x, _mm256_setzero_si256()); }
+AS_ALWAYS_INLINE bool AnyZeroPairs16(VecI x) { return _mm256_movemask_epi8(ZeroPairs16(x)) != 0; }
+// 16 bytes as a table, and for each byte of `at` the table's; 0 where it is 128 or more. Others are
+// below 16.
+AS_ALWAYS_INLINE VecI LoadTable(const uint8_t* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+AS_ALWAYS_INLINE VecI LookUp(VecI table, VecI at) { return _mm256_shuffle_epi8(table, at); }
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
@@ -176,6 +192,10 @@ AS_ALWAYS_INLINE VecI PackPairs(VecF low, VecF high) {
 AS_ALWAYS_INLINE VecF LoadBf16(const uint16_t* p) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+// From float16.
+AS_ALWAYS_INLINE VecF LoadHalf(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 AS_ALWAYS_INLINE void StoreBf16(uint16_t* p, VecF x) {
   const __m256i r = RoundBf16(x);

@@ -80,6 +80,7 @@ AS_ALWAYS_INLINE VecI AddInt(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
 AS_ALWAYS_INLINE VecI MulInt(VecI a, VecI b) { return _mm512_mullo_epi32(a, b); }
 AS_ALWAYS_INLINE VecI And(VecI a, VecI b) { return _mm512_and_si512(a, b); }
 AS_ALWAYS_INLINE VecI Or(VecI a, VecI b) { return _mm512_or_si512(a, b); }
+AS_ALWAYS_INLINE VecI AndNot(VecI a, VecI b) { return _mm512_andnot_si512(a, b); }
 AS_ALWAYS_INLINE VecI Set1Int(int32_t x) { return _mm512_set1_epi32(x); }
 template <int N>
 AS_ALWAYS_INLINE VecI ShiftRight(VecI x) {
@@ -98,6 +99,19 @@ AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm512_srli_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm512_srai_epi16(x, 8); }
 AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm512_madd_epi16(a, b); }
 AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) { return _mm512_sub_epi16(a, b); }
+AS_ALWAYS_INLINE VecI AddPairs16(VecI a, VecI b) { return _mm512_add_epi16(a, b); }
+template <int N>
+AS_ALWAYS_INLINE VecI ShiftRightSignedPairs16(VecI x) {
+  return _mm512_srai_epi16(x, N);
+}
+AS_ALWAYS_INLINE VecI ZeroPairs16(VecI x) {
+  return _mm512_movm_epi16(_mm512_testn_epi16_mask(x, x));
+}
+AS_ALWAYS_INLINE bool AnyZeroPairs16(VecI x) { return _mm512_testn_epi16_mask(x, x) != 0; }
+AS_ALWAYS_INLINE VecI LoadTable(const uint8_t* p) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+AS_ALWAYS_INLINE VecI LookUp(VecI table, VecI at) { return _mm512_shuffle_epi8(table, at); }
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
   const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -149,6 +163,9 @@ AS_ALWAYS_INLINE VecI PackPairs(VecF low, VecF high) {
 AS_ALWAYS_INLINE VecF LoadBf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+AS_ALWAYS_INLINE VecF LoadHalf(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 AS_ALWAYS_INLINE void StoreBf16(uint16_t* p, VecF x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(RoundBf16(x)));

@@ -100,6 +100,7 @@ AS_ALWAYS_INLINE VecI AddInt(VecI a, VecI b) { return vaddq_u32(a, b); }
 AS_ALWAYS_INLINE VecI MulInt(VecI a, VecI b) { return vmulq_u32(a, b); }
 AS_ALWAYS_INLINE VecI And(VecI a, VecI b) { return vandq_u32(a, b); }
 AS_ALWAYS_INLINE VecI Or(VecI a, VecI b) { return vorrq_u32(a, b); }
+AS_ALWAYS_INLINE VecI AndNot(VecI a, VecI b) { return vbicq_u32(b, a); }
 AS_ALWAYS_INLINE VecI Set1Int(int32_t x) { return AsUnsigned(vdupq_n_s32(x)); }
 template <int N>
 AS_ALWAYS_INLINE VecI ShiftRight(VecI x) {
@@ -123,6 +124,21 @@ AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) {
 }
 AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) {
   return vreinterpretq_u32_u16(vsubq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
+}
+AS_ALWAYS_INLINE VecI AddPairs16(VecI a, VecI b) {
+  return vreinterpretq_u32_u16(vaddq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
+}
+template <int N>
+AS_ALWAYS_INLINE VecI ShiftRightSignedPairs16(VecI x) {
+  return vreinterpretq_u32_s16(vshrq_n_s16(vreinterpretq_s16_u32(x), N));
+}
+AS_ALWAYS_INLINE VecI ZeroPairs16(VecI x) {
+  return vreinterpretq_u32_u16(vceqzq_u16(vreinterpretq_u16_u32(x)));
+}
+AS_ALWAYS_INLINE bool AnyZeroPairs16(VecI x) { return vminvq_u16(vreinterpretq_u16_u32(x)) == 0; }
+AS_ALWAYS_INLINE VecI LoadTable(const uint8_t* p) { return LoadI(p); }
+AS_ALWAYS_INLINE VecI LookUp(VecI table, VecI at) {
+  return vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(table), vreinterpretq_u8_u32(at)));
 }
 AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) { return vaddvq_s32(AsSigned(x)); }
 AS_ALWAYS_INLINE VecF PowerOf2(VecI n) { return AsFloat(ShiftLeft<23>(AddInt(n, Set1Int(127)))); }
@@ -163,6 +179,9 @@ AS_ALWAYS_INLINE VecI PackPairs(VecF low, VecF high) {
 }
 AS_ALWAYS_INLINE VecF LoadBf16(const uint16_t* p) {
   return AsFloat(ShiftLeft<16>(vmovl_u16(vld1_u16(p))));
+}
+AS_ALWAYS_INLINE VecF LoadHalf(const uint16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
 AS_ALWAYS_INLINE void StoreBf16(uint16_t* p, VecF x) { vst1_u16(p, vmovn_u32(RoundBf16(x))); }
 

@@ -9,39 +9,58 @@ namespace allspark::kernels {
 namespace {
 
 // A packed quantised weight or table, [k, n].
-template <int kBits>
+template <DType kStored>
 struct PackedWeight {
-  const unsigned char* w;
-  const BFloat16* scale;
-  const uint8_t* zero;
-  int64_t k_total, group_size;
+  static constexpr int kBits = kStored == DType::kUInt4 ? 4 : 8;
 
-  // Index into the scales and zero points: [ceil(n/64)][groups][64].
+  const unsigned char* w;
+  const WeightScales& scales;
+  int64_t k_total;
+
+  // Index into the scales and what is laid out as they are: [ceil(n/64)][groups][64].
   int64_t GroupAt(int64_t k, int64_t n) const {
-    const int64_t groups = k_total / group_size;
-    return (n / kPanelColumns * groups + k / group_size) * kPanelColumns + n % kPanelColumns;
+    const int64_t groups = k_total / scales.group_size;
+    return (n / kPanelColumns * groups + k / scales.group_size) * kPanelColumns + n % kPanelColumns;
+  }
+  // Index of the lane that holds element k of column n, with per_lane elements to a lane.
+  int64_t LaneAt(int64_t k, int64_t n, int64_t per_lane) const {
+    return n / kPanelColumns * (k_total / per_lane) * kPanelColumns + k / per_lane * kPanelColumns +
+           n % kPanelColumns;
   }
   int32_t Stored(int64_t k, int64_t n) const {
     constexpr int64_t kPerLane = 32 / kBits;
-    const int64_t lane = n / kPanelColumns * (k_total / kPerLane) * kPanelColumns +
-                         k / kPerLane * kPanelColumns + n % kPanelColumns;
+    const unsigned char* lane = w + LaneAt(k, n, kPerLane) * 4;
     const int64_t at = k % kPerLane;
-    if (kBits == 8) return w[lane * 4 + at];
-    return at < 4 ? w[lane * 4 + at] & 15 : w[lane * 4 + at - 4] >> 4;
+    if (kBits == 8) return lane[at];
+    const int32_t low = at < 4 ? lane[at] & 15 : lane[at - 4] >> 4;
+    if (scales.high == nullptr) return low;
+    return low + (scales.high[LaneAt(k, n, 16) * 4 + k % 4] >> (k % 16 / 4 * 2) & 3) * 16;
   }
-  double Scale(int64_t k, int64_t n) const {
-    return static_cast<double>(ToFloat(scale[GroupAt(k, n)]));
+  double FromBits(const uint16_t* x, int64_t k, int64_t n) const {
+    return static_cast<double>(ScaleToFloat(scales, x[GroupAt(k, n)]));
+  }
+  double Scale(int64_t k, int64_t n) const { return FromBits(scales.scale, k, n); }
+  double Offset(int64_t k, int64_t n) const {
+    return scales.offset == nullptr ? 0.0 : FromBits(scales.offset, k, n);
   }
   // The element before it is multiplied by its scale.
-  int32_t Integer(int64_t k, int64_t n) const {
-    return Stored(k, n) - (zero == nullptr ? SymmetricZero(kBits) : zero[GroupAt(k, n)]);
+  double Number(int64_t k, int64_t n) const {
+    const int32_t u = Stored(k, n);
+    if (kStored == DType::kFloat8E4M3) return static_cast<double>(ToFloat(Float8E4M3{Code(u)}));
+    if (scales.table != nullptr) return scales.table[u];
+    if (scales.offset != nullptr) return u;
+    if (scales.zero != nullptr) return u - scales.zero[GroupAt(k, n)];
+    return u - SymmetricZero(scales.high != nullptr ? 6 : kBits);
   }
+
+ private:
+  static uint8_t Code(int32_t u) { return static_cast<uint8_t>(u); }
 };
 
-template <int kBits, typename A>
+template <DType kStored, typename A>
 void Gemm(const GemmArgs& args, Stream) noexcept {
-  const PackedWeight<kBits> weight{static_cast<const unsigned char*>(args.w), args.scale, args.zero,
-                                   args.k, args.group_size};
+  const PackedWeight<kStored> weight{static_cast<const unsigned char*>(args.w), args.scales,
+                                     args.k};
   const int64_t n_limit = args.panel_end * kPanelColumns;
   const int64_t n_end = n_limit < args.n ? n_limit : args.n;
   for (int64_t m = 0; m < args.m; ++m) {
@@ -53,7 +72,8 @@ void Gemm(const GemmArgs& args, Stream) noexcept {
           args.a_scale + (args.a_scale == nullptr ? 0 : m * RowScales(args.k, group));
       for (int64_t k = 0; k < args.k; ++k) {
         const double scale = group == 0 ? 1.0 : Load(a_scale + k / group);
-        sum += Load(a + k) * scale * weight.Integer(k, n) * weight.Scale(k, n);
+        sum +=
+            Load(a + k) * scale * (weight.Number(k, n) * weight.Scale(k, n) + weight.Offset(k, n));
       }
       sum += LowRankSum(args, m, n);
       if (args.a_scale != nullptr && group == 0) sum *= Load(a_scale);
@@ -65,14 +85,15 @@ void Gemm(const GemmArgs& args, Stream) noexcept {
   }
 }
 
-template <int kBits>
+template <DType kStored>
 void Embedding(const EmbeddingArgs& args, Stream) noexcept {
-  const PackedWeight<kBits> table{static_cast<const unsigned char*>(args.table), args.scale,
-                                  args.zero, args.cols, args.group_size};
+  const PackedWeight<kStored> table{static_cast<const unsigned char*>(args.table), args.scales,
+                                    args.cols};
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
       args.out[r * args.ldo + i] =
-          static_cast<float>(table.Integer(i, args.ids[r]) * table.Scale(i, args.ids[r]));
+          static_cast<float>(table.Number(i, args.ids[r]) * table.Scale(i, args.ids[r]) +
+                             table.Offset(i, args.ids[r]));
     }
   }
 }
@@ -98,33 +119,31 @@ void Quantize(const QuantizeArgs& args, Stream) noexcept {
   const int64_t group = args.cols / num_scales;
   for (int64_t r = 0; r < args.rows; ++r) {
     int8_t* q = args.q + r * args.ldq;
-    int32_t* sums = args.sums + r * RowSums(args.cols);
     for (int64_t i = 0; i < num_scales; ++i) {
       args.scale[r * num_scales + i] =
           QuantizeGroup(args.x + r * args.ldx + i * group, group, q + i * group);
     }
-    for (int64_t i = 0; i < RowSums(args.cols); ++i) sums[i] = 0;
-    for (int64_t i = 0; i < args.cols; ++i) {
-      sums[i / kSumBlock] += q[i];
-      sums[RowSums(args.cols) - 1] += q[i];
-    }
+    SumBlocks(q, args.cols, args.sums + r * RowSums(args.cols));
   }
 }
 
-template <int kBits>
-void FillBits(KernelTable& table, DType dtype) {
-  const int i = static_cast<int>(dtype);
-  table.gemm[i][static_cast<int>(DType::kInt8)] = Gemm<kBits, int8_t>;
-  table.gemm[i][static_cast<int>(DType::kFloat32)] = Gemm<kBits, float>;
-  table.gemm[i][static_cast<int>(DType::kBFloat16)] = Gemm<kBits, BFloat16>;
-  table.embedding[i] = Embedding<kBits>;
+template <DType kStored>
+void FillStored(KernelTable& table) {
+  constexpr int kSlot = static_cast<int>(kStored);
+  table.gemm[kSlot][static_cast<int>(DType::kFloat32)] = Gemm<kStored, float>;
+  table.gemm[kSlot][static_cast<int>(DType::kBFloat16)] = Gemm<kStored, BFloat16>;
+  if (kStored != DType::kFloat8E4M3) {
+    table.gemm[kSlot][static_cast<int>(DType::kInt8)] = Gemm<kStored, int8_t>;
+  }
+  table.embedding[kSlot] = Embedding<kStored>;
 }
 
 }  // namespace
 
 void FillQuantizedReference(KernelTable& table) noexcept {
-  FillBits<8>(table, DType::kUInt8);
-  FillBits<4>(table, DType::kUInt4);
+  FillStored<DType::kUInt8>(table);
+  FillStored<DType::kUInt4>(table);
+  FillStored<DType::kFloat8E4M3>(table);
   table.quantize = Quantize;
 }
 

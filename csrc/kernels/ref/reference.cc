@@ -244,16 +244,7 @@ void GatherInt8Columns(const GatherColumnsArgs& args, Stream stream) noexcept {
   GatherColumns<int8_t>(args, stream);
   for (int64_t r = 0; r < args.rows; ++r) {
     const int8_t* y = static_cast<const int8_t*>(args.y) + r * args.ldy;
-    int32_t* sums = args.sums + r * RowSums(args.cols);
-    int32_t whole = 0;
-    for (int64_t begin = 0; begin < args.cols; begin += kSumBlock) {
-      const int64_t end = begin + kSumBlock < args.cols ? begin + kSumBlock : args.cols;
-      int32_t sum = 0;
-      for (int64_t j = begin; j < end; ++j) sum += y[j];
-      *sums++ = sum;
-      whole += sum;
-    }
-    *sums = whole;
+    SumBlocks(y, args.cols, args.sums + r * RowSums(args.cols));
   }
 }
 

@@ -14,6 +14,16 @@ AS_ALWAYS_INLINE double Load(const int8_t* p) { return *p; }
 AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
 AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
 
+// The sums of a row of int8 activations, as args.h lays them out.
+inline void SumBlocks(const int8_t* q, int64_t cols, int32_t* sums) {
+  int32_t sum = 0;
+  for (int64_t i = 0; i < cols; ++i) {
+    if (i % kSumBlock == 0) *sums++ = sum;
+    sum += q[i];
+  }
+  *sums = sum;
+}
+
 // The sum that adapters add to element (row, n) of a GEMM's result.
 inline double LowRankSum(const GemmArgs& args, int64_t row, int64_t n) {
   double sum = 0;

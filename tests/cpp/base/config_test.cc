@@ -149,8 +149,9 @@ TEST(GenerationConfigTest, DefaultsAreLegal) {
             "suppress_repetition_in_generation=false, presence_penalty=0, frequency_penalty=0, "
             "no_repeat_ngram_size=0, repetition_ngram_size=0, repetition_ngram_threshold=0, "
             "prompt_lookup_num_tokens=0, use_draft_model=true, logprobs=false, top_logprobs=0, "
-            "logprobs_mode=\"processed\", prompt_logprobs=false, prompt_only=false, "
-            "output_logits=\"\", output_last_hidden_state=\"\", "
+            "logprobs_mode=\"processed\", prompt_logprobs=false, "
+            "prompt_logprobs_start=0, prompt_only=false, output_logits=\"\", "
+            "output_last_hidden_state=\"\", "
             "enable_tensors_from_model_inference=false, pooling=\"\", normalize=true, num_beams=1, "
             "best_of=1, num_return_sequences=1, length_penalty=1, beam_early_stopping=\"false\", "
             "lora_name=\"\", priority=0, timeout_ms=0");

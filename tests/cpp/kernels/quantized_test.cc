@@ -16,33 +16,62 @@ DType DTypeOf(Act act) {
                                 : DType::kBFloat16;
 }
 
+// What u stands for (WeightScales).
+enum class Kind { kInteger, kOffset, kTable, kFloat8 };
+
 struct Shape {
   int bits;
   Act act;
   int64_t m, n, k, group_size;
   bool asymmetric = false, bias = false, accumulate = false;
   int64_t scale_group = 0;  // of int8 activations
+  Kind kind = Kind::kInteger;
+  bool half = false;
 };
+
+DType WeightDType(const Shape& s) {
+  if (s.bits != 8) return DType::kUInt4;
+  return s.kind == Kind::kFloat8 ? DType::kFloat8E4M3 : DType::kUInt8;
+}
 
 std::string Text(const Shape& s) {
   return std::to_string(s.bits) + " bits, activations " + std::to_string(static_cast<int>(s.act)) +
          ", m=" + std::to_string(s.m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) +
          " group=" + std::to_string(s.group_size) + (s.asymmetric ? " asymmetric" : "") +
-         " scale_group=" + std::to_string(s.scale_group);
+         " scale_group=" + std::to_string(s.scale_group) + " kind " +
+         std::to_string(static_cast<int>(s.kind)) + (s.half ? " half" : "");
 }
 
-// Packs stored integers u[k][n] into lanes, following the layout's description.
+// Packs stored integers u[k][n] into lanes, following the layout's description; of 6 bits, the
+// lower four.
 std::vector<uint8_t> PackIntegers(const std::vector<uint8_t>& u, int bits, int64_t k, int64_t n) {
-  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, per_lane = 32 / bits;
-  std::vector<uint8_t> packed(static_cast<size_t>(panels * kPanelColumns * k * bits / 8), 0);
+  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns, per_lane = bits == 8 ? 4 : 8;
+  std::vector<uint8_t> packed(static_cast<size_t>(panels * kPanelColumns * k * 4 / per_lane), 0);
   for (int64_t row = 0; row < k; ++row) {
     for (int64_t col = 0; col < n; ++col) {
       const int64_t lane = col / kPanelColumns * (k / per_lane) * kPanelColumns +
                            row / per_lane * kPanelColumns + col % kPanelColumns;
       const int64_t at = row % per_lane;
-      const uint8_t value = u[static_cast<size_t>(row * n + col)];
+      const uint8_t stored = u[static_cast<size_t>(row * n + col)];
+      const auto value = static_cast<uint8_t>(bits == 8 ? stored : stored & 15);
       uint8_t& byte = packed[static_cast<size_t>(lane * 4 + at % 4)];
       byte = static_cast<uint8_t>(byte | (at >= 4 ? value << 4 : value));
+    }
+  }
+  return packed;
+}
+
+// The upper two bits of 6.
+std::vector<uint8_t> PackHigh(const std::vector<uint8_t>& u, int64_t k, int64_t n) {
+  const int64_t panels = (n + kPanelColumns - 1) / kPanelColumns;
+  std::vector<uint8_t> packed(static_cast<size_t>(panels * kPanelColumns * k / 4), 0);
+  for (int64_t row = 0; row < k; ++row) {
+    for (int64_t col = 0; col < n; ++col) {
+      const int64_t lane = col / kPanelColumns * (k / 16) * kPanelColumns +
+                           row / 16 * kPanelColumns + col % kPanelColumns;
+      uint8_t& byte = packed[static_cast<size_t>(lane * 4 + row % 4)];
+      const int value = u[static_cast<size_t>(row * n + col)] >> 4;
+      byte = static_cast<uint8_t>(byte | value << row % 16 / 4 * 2);
     }
   }
   return packed;
@@ -64,10 +93,12 @@ std::vector<T> PackGroups(const std::vector<T>& x, int64_t groups, int64_t n) {
 
 struct Problem {
   Shape shape;
-  std::vector<float> x;       // [m][k]: activations before quantisation, or as they are
-  std::vector<uint8_t> u, w;  // [k][n], and packed
-  std::vector<BFloat16> scale, packed_scale;
+  std::vector<float> x;              // [m][k]: activations before quantisation, or as they are
+  std::vector<uint8_t> u, w, high;   // [k][n], and packed
+  std::vector<float> scale, offset;  // [groups][n], of the stored type's values
+  std::vector<uint16_t> packed_scale, packed_offset;
   std::vector<uint8_t> zero, packed_zero;
+  std::vector<int8_t> numbers;  // of a table
   std::vector<int8_t> q;
   std::vector<float> a_scale;
   std::vector<int32_t> a_sums;
@@ -78,18 +109,59 @@ struct Problem {
     Data data(seed);
     x = data.Vector<float>(s.m * s.k);
     u.resize(static_cast<size_t>(s.k * s.n));
-    for (uint8_t& e : u) e = static_cast<uint8_t>(data.Below(int64_t{1} << s.bits));
+    for (uint8_t& e : u) {
+      e = static_cast<uint8_t>(data.Below(int64_t{1} << s.bits));
+      // No NaN; and more of the subnormals than chance gives.
+      if (s.kind == Kind::kFloat8 && (e & 0x7f) == 0x7f) e = 0x7e;
+      if (s.kind == Kind::kFloat8 && e % 5 == 0) e &= 0x87;
+    }
     const int64_t groups = s.k / s.group_size;
-    scale = data.Vector<BFloat16>(groups * s.n, 0.01f);
+    scale = data.Vector<float>(groups * s.n, s.kind == Kind::kFloat8 ? 1e-4f : 0.01f);
+    offset = data.Vector<float>(groups * s.n, 0.1f);
+    packed_scale = PackGroups(Narrow(scale), groups, s.n);
+    packed_offset = PackGroups(Narrow(offset), groups, s.n);
+    for (int i = 0; i < 16; ++i) numbers.push_back(static_cast<int8_t>(data.Below(256) - 128));
+    numbers[3] = -128, numbers[4] = 127;
     zero.resize(static_cast<size_t>(groups * s.n));
     for (uint8_t& e : zero) e = static_cast<uint8_t>(data.Below(int64_t{1} << s.bits));
-    w = PackIntegers(u, s.bits, s.k, s.n);
-    packed_scale = PackGroups(scale, groups, s.n);
+    Pack();
     packed_zero = PackGroups(zero, groups, s.n);
     bias = data.Vector<float>(s.n);
     c = data.Vector<float>(s.m * s.n);
     for (const float e : x) narrow.push_back(ToBFloat16(e));
     QuantizeRows();
+  }
+
+  void Pack() {
+    w = PackIntegers(u, shape.bits, shape.k, shape.n);
+    if (shape.bits == 6) high = PackHigh(u, shape.k, shape.n);
+  }
+
+  // The bits of the scales' type; values become what they stand for.
+  std::vector<uint16_t> Narrow(std::vector<float>& values) const {
+    std::vector<uint16_t> bits;
+    for (float& value : values) {
+      if (shape.half) {
+        bits.push_back(ToFloat16(value).bits);
+        value = ToFloat(Float16{bits.back()});
+      } else {
+        bits.push_back(ToBFloat16(value).bits);
+        value = ToFloat(BFloat16{bits.back()});
+      }
+    }
+    return bits;
+  }
+
+  WeightScales Scales() const {
+    WeightScales scales;
+    scales.scale = packed_scale.data();
+    scales.zero = shape.asymmetric ? packed_zero.data() : nullptr;
+    scales.offset = shape.kind == Kind::kOffset ? packed_offset.data() : nullptr;
+    scales.table = shape.kind == Kind::kTable ? numbers.data() : nullptr;
+    scales.high = shape.bits == 6 ? high.data() : nullptr;
+    scales.group_size = shape.group_size;
+    scales.half = shape.half;
+    return scales;
   }
 
   int64_t NumScales() const { return RowScales(shape.k, shape.scale_group); }
@@ -118,9 +190,7 @@ struct Problem {
     args.k = shape.k;
     args.panel_end = (shape.n + kPanelColumns - 1) / kPanelColumns;
     args.accumulate = shape.accumulate;
-    args.scale = packed_scale.data();
-    args.zero = shape.asymmetric ? packed_zero.data() : nullptr;
-    args.group_size = shape.group_size;
+    args.scales = Scales();
     if (shape.act == Act::kInt8) {
       args.a_scale = a_scale.data() + row_begin * NumScales();
       args.a_scale_group = shape.scale_group;
@@ -130,8 +200,8 @@ struct Problem {
   }
 
   void Run(const KernelTable& table, std::vector<float>& out, int64_t begin, int64_t rows) const {
-    const DType dtype = shape.bits == 8 ? DType::kUInt8 : DType::kUInt4;
-    const auto gemm = table.gemm[static_cast<int>(dtype)][static_cast<int>(DTypeOf(shape.act))];
+    const auto gemm =
+        table.gemm[static_cast<int>(WeightDType(shape))][static_cast<int>(DTypeOf(shape.act))];
     gemm(Args(out, begin, rows), nullptr);
   }
   std::vector<float> Run(const KernelTable& table) const {
@@ -149,11 +219,30 @@ struct Problem {
            : shape.act == Act::kFloat32 ? static_cast<double>(x[at])
                                         : static_cast<double>(ToFloat(narrow[at]));
   }
-  double Weight(int64_t k, int64_t n) const {
-    const auto group = static_cast<size_t>(k / shape.group_size * shape.n + n);
-    const int z = shape.asymmetric ? zero[group] : shape.bits == 8 ? 128 : 8;
-    return (u[static_cast<size_t>(k * shape.n + n)] - z) *
-           static_cast<double>(ToFloat(scale[group]));
+  size_t GroupAt(int64_t k, int64_t n) const {
+    return static_cast<size_t>(k / shape.group_size * shape.n + n);
+  }
+  double Offset(int64_t k, int64_t n) const {
+    return shape.kind == Kind::kOffset ? static_cast<double>(offset[GroupAt(k, n)]) : 0.0;
+  }
+  // Without its offset.
+  double Scaled(int64_t k, int64_t n) const {
+    const uint8_t stored = u[static_cast<size_t>(k * shape.n + n)];
+    const int z = shape.asymmetric ? zero[GroupAt(k, n)] : 1 << (shape.bits - 1);
+    const double number = shape.kind == Kind::kFloat8   ? E4M3(stored)
+                          : shape.kind == Kind::kTable  ? numbers[stored]
+                          : shape.kind == Kind::kOffset ? stored
+                                                        : stored - z;
+    return number * static_cast<double>(scale[GroupAt(k, n)]);
+  }
+  double Weight(int64_t k, int64_t n) const { return Scaled(k, n) + Offset(k, n); }
+
+  // By its definition: 4 bits of exponent with bias 7, 3 of fraction.
+  static double E4M3(uint8_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const double magnitude =
+        exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    return code < 128 ? magnitude : -magnitude;
   }
 };
 
@@ -166,14 +255,17 @@ void ExpectCorrect(const KernelTable& table, const Problem& p) {
       const auto at = static_cast<size_t>(m * s.n + n);
       double sum = 0, sum_abs = 0;
       const auto add = [&](double term) { sum += term, sum_abs += std::fabs(term); };
-      for (int64_t k = 0; k < s.k; ++k) add(p.Activation(m, k) * p.Weight(k, n));
+      for (int64_t k = 0; k < s.k; ++k) {
+        add(p.Activation(m, k) * p.Scaled(k, n));
+        add(p.Activation(m, k) * p.Offset(k, n));
+      }
       if (s.bias) add(static_cast<double>(p.bias[static_cast<size_t>(n)]));
       if (s.accumulate) add(static_cast<double>(p.c[at]));
       // Beside the k products and sums: a conversion, the scales of each group (a product, and a
-      // product and a sum in one), the row's or the column's scale.
+      // product and a sum in one), the row's or the column's scale. As many again of offsets.
       const int64_t group =
           s.scale_group == 0 ? s.group_size : std::min(s.group_size, s.scale_group);
-      ASSERT_NEAR(static_cast<double>(out[at]), sum, DotBound(s.k + 2 * (s.k / group) + 3, sum_abs))
+      ASSERT_NEAR(static_cast<double>(out[at]), sum, DotBound(s.k + 4 * (s.k / group) + 3, sum_abs))
           << "row " << m << " column " << n;
     }
   }
@@ -191,8 +283,39 @@ const std::vector<Depth>& Depths() {
   return depths;
 }
 
+// Offsets, tables, 6 bits, floats of 8 bits, groups of 16, scales of both types.
+void AddForms(std::vector<Shape>& shapes) {
+  int index = 0;
+  const auto add = [&](int bits, Kind kind, Act act, Depth depth, int64_t scale_group) {
+    const int64_t rows[] = {1, 2, 3, 4, 6, 7, 13, 100};
+    const int64_t columns[] = {1, 16, 17, 64, 65, 130};
+    shapes.push_back({bits, act, rows[index % 8], columns[index % 6], depth.k, depth.group_size,
+                      false, index % 3 == 0, index % 5 == 0, scale_group, kind, index % 2 == 0});
+    ++index;
+  };
+  const std::pair<int, Kind> forms[] = {
+      {6, Kind::kInteger}, {6, Kind::kOffset},  {4, Kind::kTable},  {4, Kind::kOffset},
+      {8, Kind::kOffset},  {4, Kind::kInteger}, {8, Kind::kInteger}};
+  const Depth depths[] = {{16, 16},  {96, 16},   {32, 32},    {256, 32},
+                          {576, 64}, {1088, 16}, {1152, 128}, {2304, 32}};
+  for (const auto& [bits, kind] : forms) {
+    for (const Depth depth : depths) {
+      for (const Act act : {Act::kInt8, Act::kFloat32, Act::kBFloat16}) {
+        add(bits, kind, act, depth, 0);
+      }
+      for (const int64_t scale_group : {32, 64}) {
+        if (depth.k % scale_group == 0) add(bits, kind, Act::kInt8, depth, scale_group);
+      }
+    }
+  }
+  for (const Depth depth : {Depth{4, 4}, {40, 40}, {96, 16}, {512, 128}, {1336, 1336}, {640, 64}}) {
+    for (const Act act : {Act::kFloat32, Act::kBFloat16}) add(8, Kind::kFloat8, act, depth, 0);
+  }
+}
+
 std::vector<Shape> Shapes() {
   std::vector<Shape> shapes;
+  AddForms(shapes);
   int index = 0;
   for (const int bits : {8, 4}) {
     for (const Act act : {Act::kInt8, Act::kFloat32, Act::kBFloat16}) {
@@ -259,7 +382,7 @@ TEST_P(QuantizedTest, PanelsMayBeSplit) {
       const Problem p({bits, act, 8, 300, 192, 64, true, true, true}, 12);
       const std::vector<float> whole = p.Run(table());
       std::vector<float> split = p.c;
-      const DType dtype = bits == 8 ? DType::kUInt8 : DType::kUInt4;
+      const DType dtype = WeightDType(p.shape);
       for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{3, 5}, {0, 1}, {1, 1}, {1, 3}}) {
         GemmArgs args = p.Args(split, 0, 8);
         args.panel_begin = begin;
@@ -320,9 +443,24 @@ TEST_P(QuantizedTest, TheLargestIntegersAreExact) {
     std::fill(p.packed_zero.begin(), p.packed_zero.end(), 0);
     std::fill(p.zero.begin(), p.zero.end(), 0);
     std::fill(p.x.begin(), p.x.end(), -1.0f);
-    p.w = PackIntegers(p.u, bits, 4096, 64);
+    p.Pack();
     p.QuantizeRows();
     ExpectCorrect(table(), p);
+  }
+}
+
+// Every code of float8, exactly.
+TEST_P(QuantizedTest, EveryFloatOf8BitsIsExact) {
+  Problem p({8, Act::kBFloat16, 1, 256, 4, 4, false, false, false, 0, Kind::kFloat8}, 9);
+  for (size_t i = 0; i < p.u.size(); ++i) {
+    const auto code = static_cast<uint8_t>(i % 256);
+    p.u[i] = i < 256 && (code & 0x7f) != 0x7f ? code : 0;
+  }
+  p.Pack();
+  std::fill(p.narrow.begin(), p.narrow.end(), ToBFloat16(1.0f));
+  const std::vector<float> out = p.Run(table());
+  for (int64_t n = 0; n < 256; ++n) {
+    EXPECT_EQ(static_cast<double>(out[static_cast<size_t>(n)]), p.Weight(0, n)) << n;
   }
 }
 
@@ -375,8 +513,8 @@ TEST_P(QuantizedTest, ARowThatIsNoNumberHasNoScale) {
     x[40 + 17] = bad;
     std::vector<int8_t> q(x.size());
     float scale[3];
-    int32_t sums[9];
-    table().quantize({x.data(), 40, q.data(), 40, scale, sums, 3, 40}, nullptr);
+    std::vector<int32_t> sums(static_cast<size_t>(3 * RowSums(40)));
+    table().quantize({x.data(), 40, q.data(), 40, scale, sums.data(), 3, 40}, nullptr);
     EXPECT_TRUE(std::isnan(scale[1]));
     EXPECT_EQ(scale[0], 1.0f / 127.0f);
     EXPECT_EQ(scale[2], 1.0f / 127.0f);
@@ -384,31 +522,30 @@ TEST_P(QuantizedTest, ARowThatIsNoNumberHasNoScale) {
 }
 
 TEST_P(QuantizedTest, EmbeddingReadsTheWeightExactly) {
-  for (const int bits : {8, 4}) {
-    for (const Depth depth : {Depth{96, 32}, Depth{64, 64}}) {
-      for (const bool asymmetric : {false, true}) {
-        const Problem p({bits, Act::kInt8, 1, 130, depth.k, depth.group_size, asymmetric}, 5);
-        const std::vector<int32_t> ids = {0, 129, 64, 63};
-        std::vector<float> out(4 * static_cast<size_t>(depth.k));
-        EmbeddingArgs args = {};
-        args.table = p.w.data();
-        args.packed = true;
-        args.ids = ids.data();
-        args.out = out.data();
-        args.ldo = args.cols = depth.k;
-        args.rows = 4;
-        args.scale = p.packed_scale.data();
-        args.zero = asymmetric ? p.packed_zero.data() : nullptr;
-        args.group_size = depth.group_size;
-        table().embedding[static_cast<int>(bits == 8 ? DType::kUInt8 : DType::kUInt4)](args,
-                                                                                       nullptr);
-        for (size_t r = 0; r < 4; ++r) {
-          for (int64_t k = 0; k < depth.k; ++k) {
-            ASSERT_EQ(
-                static_cast<double>(out[r * static_cast<size_t>(depth.k) + static_cast<size_t>(k)]),
-                p.Weight(k, ids[r]));
-          }
-        }
+  std::vector<Shape> shapes = Shapes();
+  for (const int bits : {8, 4}) shapes.push_back({bits, Act::kInt8, 1, 1, 96, 32, true});
+  for (Shape shape : shapes) {
+    shape.n = 130;
+    SCOPED_TRACE(Text(shape));
+    const Problem p(shape, 5);
+    const std::vector<int32_t> ids = {0, 129, 64, 63};
+    std::vector<float> out(4 * static_cast<size_t>(shape.k));
+    EmbeddingArgs args = {};
+    args.table = p.w.data();
+    args.packed = true;
+    args.ids = ids.data();
+    args.out = out.data();
+    args.ldo = args.cols = shape.k;
+    args.rows = 4;
+    args.scales = p.Scales();
+    table().embedding[static_cast<int>(WeightDType(shape))](args, nullptr);
+    for (size_t r = 0; r < 4; ++r) {
+      for (int64_t k = 0; k < shape.k; ++k) {
+        const float found = out[r * static_cast<size_t>(shape.k) + static_cast<size_t>(k)];
+        const double product = p.Scaled(k, ids[r]), offset = p.Offset(k, ids[r]);
+        // Exact without an offset; with one, the product and the sum are rounded.
+        const double bound = offset == 0 ? 0.0 : 0x1p-23 * (std::fabs(product) + std::fabs(offset));
+        ASSERT_NEAR(static_cast<double>(found), product + offset, bound) << k;
       }
     }
   }

@@ -174,8 +174,10 @@ struct Weight {
     zero.resize(static_cast<size_t>(padded * groups));
     for (uint8_t& e : zero) e = static_cast<uint8_t>(engine());
     for (const float e : Random(padded * groups, 6)) scale.push_back(ToBFloat16(0.01f * e));
-    linear = {w.data(),  DType::kUInt8, n, k, nullptr, {scale.data(), zero.data(), k / groups},
-              activation};
+    linear = {w.data(), DType::kUInt8, n, k, nullptr, {}, activation};
+    linear.scales.scale = &scale.data()->bits;
+    linear.scales.zero = zero.data();
+    linear.scales.group_size = k / groups;
   }
 };
 
@@ -198,9 +200,7 @@ TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
       args.ldc = args.n = n;
       args.m = rows;
       args.panel_end = (n + 63) / 64;
-      args.scale = weight.scale.data();
-      args.zero = weight.zero.data();
-      args.group_size = k / groups;
+      args.scales = weight.linear.scales;
       args.a_scale = q.scale.data();
       args.a_scale_group = scale_group;
       args.a_sums = q.sums.data();

@@ -229,12 +229,25 @@ TEST(PrefixSharing, WhoseOwnerWantsEveryTokenComputedTakesNothingAndGives) {
     return first;
   }());
   TestSequence* all = harness.Add(0, Count(17), 20);
-  all->computes_all = true;
+  all->max_cached = 0;
   harness.Add(0, Count(18), 24);
   EXPECT_EQ(Step(harness), "1:0+17* 2:12+6*");
   EXPECT_EQ(harness.scheduler().prefix_cache().num_available(), 32 - 4 - 2)
       << "they have the first one's blocks, and the fourth of one of them";
   EXPECT_EQ(Step(harness), "1:17+1* 2:18+1*");
+}
+
+TEST(PrefixSharing, ASequenceTakesNoMoreTokensThanItMay) {
+  Harness harness(Config(32));
+  harness.Remove([&] {
+    TestSequence* first = harness.Add(0, Count(17), 20);
+    EXPECT_EQ(Step(harness), "0:0+17*");
+    return first;
+  }());
+  harness.Add(0, Count(17), 20)->max_cached = 11;
+  harness.Add(0, Count(17), 20)->max_cached = 12;
+  harness.Add(0, Count(17), 20)->max_cached = 3;
+  EXPECT_EQ(Step(harness), "1:8+9* 2:12+5* 3:0+17*");
 }
 
 TEST(PrefixSharing, AcceptedDraftsFillBlocks) {

@@ -57,6 +57,21 @@ proto::DecoderSpec GoldenSpec(int version) {
   for (const int i : {2, 4}) spec.mutable_weight_quant(i)->set_reordered(true);
   if (version == 4) return spec;
   spec.mutable_weight_quant(1)->set_activation_group_size(32);
+  if (version == 5) return spec;
+  proto::WeightQuant* quant = spec.mutable_weight_quant(0);
+  quant->set_asymmetric(false);
+  quant->set_table(
+      std::string("\x80\x01\x02\x03\x04\x05\x06\x07\x10\x11\x12\x13\x14\x15\x16\x7f", 16));
+  quant = spec.mutable_weight_quant(2);
+  quant->set_asymmetric(false);
+  quant->set_bits(6);
+  quant->set_group_size(16);
+  spec.mutable_weight_quant(3)->set_bits(8);
+  spec.mutable_weight_quant(3)->set_float8(true);
+  quant = spec.mutable_weight_quant(4);
+  quant->set_asymmetric(false);
+  quant->set_offset(true);
+  quant->set_half_scales(true);
   return spec;
 }
 
@@ -66,6 +81,8 @@ float GoldenValue(int64_t tensor_idx, const RequiredTensor& tensor, int64_t row,
   const int64_t at = tensor_idx * 5 + row * 7 + col * 3;
   if (tensor.dtype == DType::kUInt8) return static_cast<float>(at % 256);
   if (tensor.dtype == DType::kUInt4) return static_cast<float>(at % 16);
+  if (tensor.dtype == DType::kUInt2) return static_cast<float>(at % 4);
+  if (tensor.dtype == DType::kFloat8E4M3) return static_cast<float>(at % 127);
   if (tensor.dtype == DType::kInt32) return static_cast<float>((row * 7 + 3) % tensor.shape[0]);
   return static_cast<float>(1 + tensor_idx) + static_cast<float>(row * 8 + col) * 0.015625f;
 }
@@ -90,7 +107,8 @@ void WriteGolden(int version, const std::string& stem) {
   ASSERT_TRUE(writer.ok()) << writer.status().ToString();
   int64_t tensor_idx = 0;
   for (const RequiredTensor& tensor : Required(GoldenSpec(version))) {
-    const bool integers = tensor.dtype == DType::kUInt8 || tensor.dtype == DType::kUInt4;
+    const bool integers = tensor.dtype == DType::kUInt8 || tensor.dtype == DType::kUInt4 ||
+                          tensor.dtype == DType::kUInt2 || tensor.dtype == DType::kFloat8E4M3;
     const bool is_order = tensor.dtype == DType::kInt32;
     const DType dtype = integers ? DType::kUInt8 : is_order ? tensor.dtype : DType::kFloat32;
     const auto values = Encode(GoldenValues(tensor_idx++, tensor), dtype);
@@ -179,7 +197,7 @@ TEST_P(GoldenVersion, IsWhatTheWriterWrites) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3, 4, 5));
+INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3, 4, 5, 6));
 
 TEST(GoldenLora, IsReadable) {
   auto file = LoraFile::Open(GoldenPath(LoraName(1)));

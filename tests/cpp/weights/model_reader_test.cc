@@ -252,11 +252,11 @@ TEST(ModelReaderDamage, APairThatDoesNotBelongTogether) {
 TEST(ModelReaderHeaders, NewerVersionsSayWhatToDo) {
   const Bytes good = GoodBytes();
   std::string graph = good.graph;
-  graph[8] = 7;
+  graph[8] = 8;
   ExpectError(OpenBytes(graph, good.param), StatusCode::kUnimplemented,
-              {"written by a newer version (format 7)", "this build reads up to 5"});
-  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {6, 0, good.file.file_id(), 36864})),
-              StatusCode::kUnimplemented, {"(format 6)", "up to 5"});
+              {"written by a newer version (format 8)", "this build reads up to 6"});
+  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {7, 0, good.file.file_id(), 36864})),
+              StatusCode::kUnimplemented, {"(format 7)", "up to 6"});
   graph[8] = 0;
   ExpectError(OpenBytes(graph, good.param), kDamaged, {"version 0"});
 }

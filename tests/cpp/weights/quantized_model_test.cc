@@ -122,9 +122,9 @@ TEST(QuantizedModel, RefusesInconsistentSpecsByTensorValueAndBound) {
   };
   using S = proto::DecoderSpec;
   const std::vector<Bad> bad = {
-      {[](S&, Q& q) { q.set_bits(0); }, {"\"layers.0.qkv\"", "bits is 0", "4 or 8"}},
+      {[](S&, Q& q) { q.set_bits(0); }, {"\"layers.0.qkv\"", "bits is 0", "4, 6 or 8"}},
       {[](S&, Q& q) { q.set_bits(16); }, {"bits is 16"}},
-      {[](S&, Q& q) { q.set_group_size(-1); }, {"group_size is -1", "0, 32, 64 or 128"}},
+      {[](S&, Q& q) { q.set_group_size(-1); }, {"group_size is -1", "0, 16, 32, 64 or 128"}},
       {[](S&, Q& q) { q.set_group_size(256); }, {"group_size is 256"}},
       {[](S&, Q& q) { q.set_group_size(128); },
        {"\"layers.0.qkv\"", "64 input features", "multiple of group_size, 128"}},
@@ -147,6 +147,28 @@ TEST(QuantizedModel, RefusesInconsistentSpecsByTensorValueAndBound) {
          q.set_activation_group_size(32);
        },
        {"activation_group_size is 32", "0 with reordered columns"}},
+      {[](S&, Q& q) { q.set_bits(6), q.set_group_size(0); },
+       {"group_size is 0", "16, 32, 64 or 128 with 6 bits"}},
+      {[](S&, Q& q) { q.set_offset(true), q.set_group_size(0); }, {"group_size is 0", "offset"}},
+      {[](S&, Q& q) { q.set_offset(true), q.set_asymmetric(true); },
+       {"asymmetric is true", "false with 6 bits, offset"}},
+      {[](S&, Q& q) { q.set_table("123"); }, {"table has 3 numbers", "16, or none"}},
+      {[](S&, Q& q) { q.set_table(std::string(16, 1)), q.set_bits(8); },
+       {"bits is 8", "4 with a table"}},
+      {[](S&, Q& q) { q.set_float8(true), q.set_bits(4); }, {"bits is 4", "8 with float8"}},
+      {[](S&, Q& q) { q.set_float8(true), q.set_bits(8), q.set_asymmetric(true); },
+       {"asymmetric is true", "float8"}},
+      {[](S&, Q& q) { q.set_float8(true), q.set_bits(8), q.set_offset(true); },
+       {"offset is true", "table or float8"}},
+      {[](S&, Q& q) {
+         q.set_bits(8);
+         q.set_asymmetric(false);
+         q.set_float8(true);
+         q.set_quantize_activations(true);
+       },
+       {"quantize_activations is true", "false with float8"}},
+      {[](S&, Q& q) { q.set_quantize_activations(true), q.set_activation_group_size(16); },
+       {"activation_group_size is 16", "0, 32, 64 or 128"}},
       {[](S&, Q& q) { q.set_tensor("layers.2.qkv"); }, {"\"layers.2.qkv\"", "neither"}},
       {[](S&, Q& q) { q.set_tensor("layers.0.qkv_bias"); }, {"\"layers.0.qkv_bias\"", "neither"}},
       {[](S&, Q& q) { q.set_tensor("final_norm"); }, {"\"final_norm\"", "neither"}},

@@ -120,8 +120,9 @@ inline std::vector<float> ValuesOf(const RequiredTensor& tensor) {
   return values;
 }
 
-// float32 to float16 for values that float16 holds exactly as normal numbers.
+// float32 to float16 for values that float16 holds exactly as normal numbers, and zero.
 inline uint16_t ExactHalf(float value) {
+  if (value == 0.0f) return 0;
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   const uint32_t exponent = (bits >> 23) & 0xff;
@@ -144,12 +145,18 @@ inline std::vector<unsigned char> Encode(const std::vector<float>& values, DType
     } else if (dtype == DType::kInt32) {
       const auto integer = static_cast<int32_t>(values[i]);
       put(&integer, 4);
-    } else if (dtype == DType::kUInt8) {
+    } else if (dtype == DType::kUInt8 || dtype == DType::kFloat8E4M3) {
       bytes.push_back(static_cast<unsigned char>(values[i]));
     } else if (dtype == DType::kUInt4) {  // Of each eight, byte j holds elements j and 4 + j.
       if (i % 8 < 4) {
         bytes.push_back(static_cast<unsigned char>(static_cast<int>(values[i]) |
                                                    static_cast<int>(values[i + 4]) << 4));
+      }
+    } else if (dtype == DType::kUInt2) {  // Of sixteen, byte j holds j, 4 + j, 8 + j and 12 + j.
+      if (i % 16 < 4) {
+        int byte = 0;
+        for (size_t j = 0; j < 4; ++j) byte |= static_cast<int>(values[i + 4 * j]) << 2 * j;
+        bytes.push_back(static_cast<unsigned char>(byte));
       }
     } else {
       put(&half, 2);
@@ -222,8 +229,9 @@ inline std::vector<unsigned char> PlainStored(const RequiredTensor& tensor,
   if (tensor.layout == proto::ROW_MAJOR) return Encode(values, tensor.dtype);
   const int64_t n = Rows(tensor);
   const int64_t k = Cols(tensor);
-  const std::map<DType, int64_t> groups = {
-      {DType::kFloat32, 1}, {DType::kBFloat16, 2}, {DType::kUInt8, 4}, {DType::kUInt4, 8}};
+  const std::map<DType, int64_t> groups = {{DType::kFloat32, 1}, {DType::kBFloat16, 2},
+                                           {DType::kUInt8, 4},   {DType::kUInt4, 8},
+                                           {DType::kUInt2, 16},  {DType::kFloat8E4M3, 4}};
   const int64_t group = tensor.layout == proto::PANEL64 ? groups.at(tensor.dtype) : 1;
   std::vector<float> packed(static_cast<size_t>((n + 63) / 64 * 64 * k));
   for (int64_t row = 0; row < n; ++row) {

@@ -59,6 +59,13 @@ def scheme(name):
     return {"targets": "Linear", "scheme": name}
 
 
+MIXED = {
+    "FP8_DYNAMIC": ["re:.*down_proj"],
+    "W4A8": ["re:.*self_attn.*"],
+    "NVFP4A16": ["Linear"],
+}
+
+
 def compress(modifier, settings, calibrate=False):
     def run(checkpoint, out):
         from datasets import Dataset
@@ -88,18 +95,24 @@ def compress(modifier, settings, calibrate=False):
     return run
 
 
-# AutoRound, which writes the formats of AutoGPTQ and AutoAWQ.
+# AutoRound, which writes the formats of AutoGPTQ and AutoAWQ, and its own.
+
+MIXED_LAYERS = {
+    "down_proj": {"bits": 8, "group_size": 64},
+    "model.layers.0.self_attn.o_proj": {"bits": 16},
+}
 
 
-def auto_round(kind, **settings):
+def auto_round(kind, iters=0, **settings):
     def run(checkpoint, out):
         from auto_round import AutoRound
 
         model = load(checkpoint).half()
+        inputs = list(samples(model).split(1))
         # Without amp it computes in float32; with it, in a type that the processor decides.
         rounder = AutoRound(
-            model, tokenizer(model), iters=0, disable_opt_rtn=True, amp=False, device_map="cpu",
-            **settings,
+            model, tokenizer(model), iters=iters, disable_opt_rtn=True, amp=False, device_map="cpu",
+            dataset=inputs, nsamples=NUM_SAMPLES, seqlen=LENGTH, **settings,
         )  # fmt: skip
         rounded, _ = rounder.quantize()
         save_weights(rounded, out)
@@ -148,6 +161,21 @@ RECIPES = {
     "auto-gptq-asym": auto_round("auto_gptq", bits=4, group_size=64, sym=False),
     "auto-gptq-8": auto_round("auto_gptq", bits=8, group_size=-1, sym=True),
     "gptq-model-act-order": gptq_model(bits=4, group_size=32, desc_act=True, sym=True),
+    "w4a8": compress("QuantizationModifier", lambda: scheme("W4A8")),
+    "nvfp4": compress("QuantizationModifier", lambda: scheme("NVFP4"), calibrate=True),
+    "mxfp4": compress("QuantizationModifier", lambda: scheme("MXFP4")),
+    "mixed": compress("QuantizationModifier", lambda: {"scheme": MIXED}),
+    "auto-round": auto_round("auto_round", iters=2, bits=4, group_size=32, sym=True),
+    "auto-round-asym": auto_round(
+        "auto_round:gptqmodel", iters=2, bits=4, group_size=32, sym=False
+    ),
+    "auto-round-8": auto_round("auto_round", bits=8, group_size=64, sym=False),
+    "auto-round-mixed": auto_round(
+        "auto_round", iters=2, bits=4, group_size=32, sym=True, layer_config=MIXED_LAYERS
+    ),
+    "auto-gptq-mixed": auto_round(
+        "auto_gptq", bits=4, group_size=32, sym=True, layer_config=MIXED_LAYERS
+    ),
     "auto-awq": auto_round("auto_awq", bits=4, group_size=32, sym=False),
 }
 

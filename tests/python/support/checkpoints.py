@@ -37,6 +37,10 @@ _SAFETENSORS_NAMES = {
 }
 
 
+class Octets(np.ndarray):
+    """uint8 that is stored as such; other arrays of uint8 are codes of float8."""
+
+
 def shared_data() -> Path:
     """The folder of shared test data; without it the test is skipped, with a message."""
     default = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -88,8 +92,9 @@ def safetensors_bytes(tensors, edit_header=None, tail=b""):
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, array in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()
+        dtype = _SAFETENSORS_NAMES[array.dtype.newbyteorder("<").str]
         header[name] = {
-            "dtype": _SAFETENSORS_NAMES[array.dtype.newbyteorder("<").str],
+            "dtype": "U8" if isinstance(array, Octets) else dtype,
             "shape": list(array.shape),
             "data_offsets": [len(data), len(data) + len(raw)],
         }

@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from support.checkpoints import llama_tensors
+from support.quantized import CONFIG
 
 NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3")
 BY_GROUPS = ("gptneox", "bloom", "falcon")
@@ -172,9 +174,16 @@ def quantized(values, kind):
     return (kind, raw), gguf.quants.dequantize(raw, type_id)
 
 
-# The positions of the float16 scales in a block.
-SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-          "IQ4_NL": (0,)}  # fmt: skip
+# The positions of the float16 scales in a block. A second one is for what is added or subtracted.
+SCALES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2),
+          "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+          "IQ4_NL": (0,), "IQ4_XS": (0,), "IQ2_XS": (0,), "IQ3_XXS": (0,),
+          "TQ2_0": (64,)}  # fmt: skip
+# The mean of the integers, which the second one is for.
+MEANS = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
+# Of types with other scales: codes of small ones, and the bytes that hold them.
+SCALE_CODES = {"MXFP4": ((120, 124), slice(0, 1)), "NVFP4": ((1, 24), slice(0, 4))}
+SPREAD = 2.0**-4  # the standard deviation of weights
 
 
 def random_blocks(values, type_id):
@@ -183,9 +192,56 @@ def random_blocks(values, type_id):
     import gguf
 
     elements, size = gguf.GGML_QUANT_SIZES[type_id]
-    rows, cols = values.shape
-    blocks = np.random.default_rng(5).integers(0, 256, (rows, cols // elements, size), np.uint8)
-    scale = np.array([2.0**-12], "<f2").view(np.uint8)
-    for begin in SCALES[type_id.name]:
-        blocks[..., begin : begin + 2] = scale
-    return blocks.reshape(rows, -1)
+    *rows, cols = values.shape
+    rng = np.random.default_rng(5)
+    blocks = rng.integers(0, 256, (*rows, cols // elements, size), np.uint8)
+    if type_id.name in SCALE_CODES:
+        codes, where = SCALE_CODES[type_id.name]
+        blocks[..., where] = rng.integers(*codes, blocks[..., where].shape)
+        return blocks.reshape(*rows, -1)
+    ratios = rng.uniform(0.5, 1.5, blocks.shape[:-1])
+
+    def scaled(factor):
+        for begin, mean in zip(SCALES[type_id.name], (1, MEANS.get(type_id.name)), strict=False):
+            halves = (factor * mean * ratios).astype("<f2")
+            blocks[..., begin : begin + 2] = halves[..., None].view(np.uint8)
+        return blocks.reshape(*rows, -1)
+
+    return scaled(SPREAD / gguf.quants.dequantize(scaled(1.0), type_id).std())
+
+
+def llama_file(path, kinds, config=CONFIG, **options):
+    """A Llama whose matrices have the type that ``kinds`` gives for the first matching pattern ("":
+    all others); and the tensors with its values, under transformers' names.
+    """
+    import gguf
+
+    tensors = llama_tensors(config)
+    for name in tensors:
+        if name.endswith("_proj.weight") or "embed" in name or "lm_head" in name:
+            tensors[name] *= np.float32(0.125)
+    stored, exact = {}, {}
+    for name, values in tensors.items():
+        kind = next(kind for pattern, kind in kinds.items() if pattern in name)
+        if values.ndim == 1 or kind == "F32":
+            stored[name], exact[name] = values, values
+            continue
+        stored[name], exact[name] = quantized(values, kind)
+
+    def pairs(name, entry):
+        """Blocks lie along rows, so rows can be reordered."""
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        count = next((heads[part] for part in heads if part in name), 0)
+        if not count:
+            return entry
+        if isinstance(entry, tuple):
+            return entry[0], in_pairs(entry[1], count)
+        return in_pairs(entry, count)
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    named = {
+        names.get_name(name, try_suffixes=(".weight",)): pairs(name, entry)
+        for name, entry in stored.items()
+    }
+    write_gguf(path, "llama", named, metadata(config), **options)
+    return exact, stored

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-UINT8, UINT4, BFLOAT16, INT32 = 10, 13, 9, 5
+UINT8, UINT4, UINT2, BFLOAT16, FLOAT16, FLOAT8, INT32 = 10, 13, 15, 9, 2, 11, 5
 PANEL64, PANEL64_SCALE = 1, 2
 
 
@@ -14,18 +14,32 @@ def bfloat16(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def floats(array):
+    """The numbers of scales as ``read_tensors`` gives them: float16, or the bits of bfloat16."""
+    return bfloat16(array) if array.dtype == np.uint16 else array
+
+
+def e4m3(codes):
+    """The numbers of codes of E4M3, but for NaN."""
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    numbers = np.where(exponent > 0, 8 + fraction, fraction) * 2.0 ** (np.maximum(exponent, 1) - 10)
+    return np.where(codes & 128, -numbers, numbers)
+
+
 def unpack(record, raw):
     """One record of a file as a row-major array; quantised values as they are stored."""
     rows, cols = record.shape[0], record.shape[1] if len(record.shape) > 1 else 1
     panels = -(-rows // 64)
     if record.layout == PANEL64_SCALE:
-        values = raw.view("<u2" if record.dtype == BFLOAT16 else "u1")
+        values = raw.view({BFLOAT16: "<u2", FLOAT16: "<f2"}.get(record.dtype, "u1"))
         values = values.reshape(panels, cols, 64).transpose(0, 2, 1)
     elif record.layout == PANEL64:
         lanes = raw.reshape(panels, -1, 64, 4)
         if record.dtype == UINT4:
             lanes = np.concatenate([lanes & 15, lanes >> 4], axis=-1)
-        elif record.dtype != UINT8:
+        elif record.dtype == UINT2:
+            lanes = np.concatenate([lanes >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
+        elif record.dtype not in (UINT8, FLOAT8):
             lanes = lanes.view("<u2" if record.dtype == BFLOAT16 else "<f4")
         values = lanes.transpose(0, 2, 1, 3)
     else:
@@ -47,17 +61,40 @@ def read_tensors(graph):
     }
 
 
+def _spread(tensors, name, quant):
+    """A scale, zero point or offset for each element of the weight ``quant``, as float64."""
+    per_group, cols = floats(tensors[name]).astype(np.float64), tensors[quant.tensor].shape[1]
+    size = cols // per_group.shape[1]
+    assert size == (quant.group_size or cols)
+    return np.repeat(per_group, size, axis=1)
+
+
 def dequantise(tensors, quant):
     """The weight as float64, with the scale of each of its elements."""
-    values = tensors[quant.tensor].astype(np.int64)
-    scale = bfloat16(tensors[quant.tensor + "_scale"]).astype(np.float64)
-    per_scale = values.shape[1] // scale.shape[1]
-    assert per_scale == (quant.group_size or values.shape[1])
-    scale = np.repeat(scale, per_scale, axis=1)
+    name = quant.tensor
+    values = tensors[name].astype(np.int64)
+    if quant.bits == 6:
+        values |= tensors[name + "_high"].astype(np.int64) << 4
+    scale = _spread(tensors, name + "_scale", quant)
+    if quant.float8:
+        return e4m3(values) * scale, scale
+    if quant.table:
+        return np.frombuffer(quant.table, np.int8)[values] * scale, scale
+    if quant.offset:
+        return values * scale + _spread(tensors, name + "_offset", quant), scale
     zero = 1 << (quant.bits - 1)
     if quant.asymmetric:
-        zero = np.repeat(tensors[quant.tensor + "_zero"].astype(np.int64), per_scale, axis=1)
+        zero = _spread(tensors, name + "_zero", quant)
     return (values - zero) * scale, scale
+
+
+def rounding(tensors, quant):
+    """By how much scales and offsets that are rounded to the file's types move each element, at
+    most; doubled, since these are the rounded ones."""
+    moved = np.abs(dequantise(tensors, quant)[0])
+    if quant.offset:
+        moved += 2 * np.abs(_spread(tensors, quant.tensor + "_offset", quant))
+    return moved * 2 * 2.0 ** (-11 if quant.half_scales else -9)
 
 
 PARTS = {
@@ -89,10 +126,15 @@ def _in_place(values, quant, stored):
 
 
 def restore(tensors, graph):
-    """Replaces the tensors of a checkpoint by the values in a quantised file of it."""
+    """Replaces the tensors of a checkpoint by the values in a quantised file of it. Returns for
+    each by how much they may differ, see ``rounding``.
+    """
     file, stored = read_tensors(graph)
+    bounds = {}
     for quant in file.spec.weight_quant:
-        restored, row = _in_place(dequantise(stored, quant)[0].astype(np.float32), quant, stored), 0
+        restored = _in_place(dequantise(stored, quant)[0].astype(np.float32), quant, stored)
+        bound, row = _in_place(rounding(stored, quant), quant, stored), 0
         for name in parts_of(quant.tensor):
-            rows = len(tensors[name])
-            tensors[name], row = restored[row : row + rows], row + rows
+            end = row + len(tensors[name])
+            tensors[name], bounds[name], row = restored[row:end], bound[row:end], end
+    return bounds

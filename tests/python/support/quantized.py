@@ -43,16 +43,10 @@ class Quantized:
         following = np.arange(self.values.shape[1]) // self.group_size
         return following if self.groups is None else self.groups
 
-    def weight(self, round_scales):
-        """Its values in float64; ``round_scales``: with scales in bfloat16, as the engine has
-        them."""
-        scales = self.scales.astype(np.float32)
-        if round_scales:
-            bits = scales.view(np.uint32)
-            scales = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32)
-            scales = scales.view(np.float32)
+    def weight(self):
+        """Its values in float64."""
         zero = self.zeros.astype(np.int64)[:, self.group_of]
-        return (self.values - zero) * scales.astype(np.float64)[:, self.group_of]
+        return (self.values - zero) * self.scales.astype(np.float64)[:, self.group_of]
 
 
 def draw(rng, shape, bits, group_size, symmetric):
@@ -111,10 +105,11 @@ def packed(q):
 
 def signed(q):
     """compressed-tensors' int-quantized."""
+    middle = 1 << (q.bits - 1)
     return {
-        "weight": (q.values.astype(np.int16) - 128).astype("i1"),
+        "weight": (q.values.astype(np.int16) - middle).astype("i1"),
         "weight_scale": q.scales,
-        "weight_zero_point": (q.zeros.astype(np.int16) - 128).astype("i1"),
+        "weight_zero_point": (q.zeros.astype(np.int16) - middle).astype("i1"),
     }
 
 

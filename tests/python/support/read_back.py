@@ -41,13 +41,28 @@ def with_weights(model, weights):
 
 def reference_of(model, exact, graph, ids):
     """(the Reference of ``model`` with the weights ``exact``, how much the file ``graph`` changes
-    its logits): weights that the engine keeps as integers have their scales rounded to bfloat16.
+    its logits): weights that the engine keeps as integers may have their scales rounded.
     """
     kept = dict(exact)
-    restore(kept, graph)
-    for name, values in exact.items():
-        # Half a unit of 8 bits; the next integer is at least 1/127 away.
-        assert (np.abs(kept[name] - values) <= 2.0**-8 * np.abs(values)).all(), name
+    for name, bound in restore(kept, graph).items():
+        assert (np.abs(kept[name] - exact[name]) <= bound).all(), name
     moved = logits_of(exact_model(with_weights(model, kept)), ids)
     reference = reference_for(with_weights(model, exact), ids, FLOAT32_FACTOR)
     return reference, np.abs(moved - reference.logits).max()
+
+
+def check_logits(config, weights, graph):
+    """Compares the file ``graph`` with transformers' Llama of ``config`` and the same weights;
+    ``weights`` have the numbers of the checkpoint.
+    """
+    import torch
+    import transformers
+    from allspark import _allspark as native
+
+    kept = dict(weights)
+    restore(kept, graph)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
+    model.load_state_dict({name: torch.tensor(values) for name, values in kept.items()})
+    ids = np.random.default_rng(0).integers(3, config["vocab_size"], 40).tolist()
+    ours = native.testing.forward_logits(str(graph), ids, [], 1, "", 16)
+    reference_for(model, ids, FLOAT32_FACTOR).check(ours)

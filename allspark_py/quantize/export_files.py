@@ -1,0 +1,194 @@
+"""Writes a checkpoint in Hugging Face layout, one tensor in memory at a time. A large one becomes
+several files with an index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from allspark.model_loader import HuggingFaceModel
+from allspark.model_loader.config import ModelConfig
+from allspark.model_loader.export import companions
+from allspark.model_loader.files import MAX_COMPANION_BYTES, read_file
+from allspark.model_loader.safetensors_file import DTYPES
+from allspark.model_loader.spec import model_type_of
+from allspark.model_loader.storage import ELEMENT_TYPES, TensorEntry, round_float32
+from numpy.typing import NDArray
+
+MAX_SHARD_BYTES = 4_000_000_000
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+# Files that loaders would take instead of ours, or beside them.
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
+_NAMES = {own: name for name, own in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor to be written: `make` returns its array when its turn has come."""
+
+    name: str
+    dtype: str  # of storage.ELEMENT_TYPES
+    shape: tuple[int, ...]
+    make: Callable[[], NDArray[Any]]
+
+    @classmethod
+    def copied(cls, name: str, entry: TensorEntry) -> Output:
+        """A tensor of another checkpoint, with its bytes."""
+
+        def read() -> NDArray[Any]:
+            with entry.open() as array:
+                return np.array(array)
+
+        return cls(name, entry.dtype, entry.shape, read)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ELEMENT_TYPES[self.dtype].itemsize
+
+
+def stored_as(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """Rounded to the nearest value of a type, in the form of storage.ELEMENT_TYPES."""
+    rounded = round_float32(values, dtype)
+    if dtype == "bfloat16":
+        return (rounded.view(np.uint32) >> 16).astype(ELEMENT_TYPES[dtype])
+    return rounded.astype(ELEMENT_TYPES[dtype])
+
+
+def write_checkpoint(
+    loader: HuggingFaceModel,
+    quantization_config: Mapping[str, Any],
+    outputs: Sequence[Output],
+    output: Path,
+) -> list[Path]:
+    """Writes the tensors, with config.json, tokenizer and the code of the loader's checkpoint.
+    Returns the files with weights.
+
+    Raises:
+        ValueError: the directory holds other weights. OSError: files cannot be written.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    fields = loader.get_model_config() | {"quantization_config": dict(quantization_config)}
+    # A GGUF file has architectures alone, and other programs ask for the type.
+    kind = model_type_of(ModelConfig(fields).architecture())
+    if kind is not None:
+        fields.setdefault("model_type", kind)
+    made = loader.made_companions() | {"config.json": json.dumps(fields, indent=2) + "\n"}
+    with companions(loader.directory, output, ModelConfig(fields), output / _SINGLE, made):
+        paths = write_files(outputs, output)
+    for path in sorted(loader.directory.glob("*.py")):  # what auto_map in config.json refers to
+        (output / path.name).write_bytes(read_file(path, MAX_COMPANION_BYTES))
+    return paths
+
+
+def write_files(
+    outputs: Sequence[Output], directory: Path, max_bytes: int = MAX_SHARD_BYTES
+) -> list[Path]:
+    """Writes `model.safetensors`, or shards of at most `max_bytes` where it would be larger (one
+    tensor is never split). Files get their names when all are complete.
+
+    Raises:
+        ValueError: other weights are there.
+        OSError: there is not enough space.
+    """
+    shards = _shards(outputs, max_bytes)
+    count = len(shards)
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    if count == 1:
+        names = [_SINGLE]
+    written = names if count == 1 else [*names, _INDEX]
+    _check_no_others(directory, written)
+    _check_space(directory, sum(output.nbytes for output in outputs))
+    partials = [directory / f".{name}.{os.getpid()}.tmp" for name in written]
+    try:
+        for partial, shard in zip(partials, shards, strict=False):
+            with partial.open("wb") as file:
+                _write(file, shard)
+        if count > 1:
+            partials[-1].write_text(_index(names, shards), encoding="utf-8")
+        for partial, name in zip(partials, written, strict=True):
+            partial.replace(directory / name)
+    finally:
+        for partial in partials:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+    return [directory / name for name in written]
+
+
+def _shards(outputs: Sequence[Output], max_bytes: int) -> list[list[Output]]:
+    shards: list[list[Output]] = [[]]
+    used = 0
+    for output in outputs:
+        if shards[-1] and used + output.nbytes > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(output)
+        used += output.nbytes
+    return shards
+
+
+def _check_no_others(directory: Path, written: Sequence[str]) -> None:
+    for pattern in _WEIGHT_FILES:
+        for path in sorted(directory.glob(pattern)):
+            if path.name not in written:
+                raise ValueError(
+                    f"output is {str(directory)!r}, which holds {path.name}, which loaders would "
+                    f"mix up with {written[0]}; remove it, or choose another directory"
+                )
+
+
+def _check_space(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise OSError(
+            f"output is {str(directory)!r}, with {free} bytes free; {needed} are needed for the "
+            "checkpoint"
+        )
+
+
+def _write(file: BinaryIO, shard: Sequence[Output]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for output in shard:
+        header[output.name] = {
+            "dtype": _NAMES[output.dtype],
+            "shape": list(output.shape),
+            "data_offsets": [offset, offset + output.nbytes],
+        }
+        offset += output.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for output in shard:
+        file.write(_bytes(output).data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _bytes(output: Output) -> NDArray[np.uint8]:
+    array = output.make()
+    if array.shape != output.shape or array.dtype != ELEMENT_TYPES[output.dtype]:
+        raise AssertionError(
+            f"{output.name} was made as {array.dtype} {array.shape}, expected {output.dtype} "
+            f"{output.shape}"
+        )
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _index(names: Sequence[str], shards: Sequence[Sequence[Output]]) -> str:
+    total = sum(output.nbytes for shard in shards for output in shard)
+    weight_map = {
+        output.name: name for name, shard in zip(names, shards, strict=True) for output in shard
+    }
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    return json.dumps(index, indent=2)

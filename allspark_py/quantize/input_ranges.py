@@ -1,0 +1,57 @@
+"""Writes the ranges of all weights' inputs to a file, for people and for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from allspark.eval.files import Text
+from allspark.model_loader import HuggingFaceModel
+from allspark.pipeline.fields import whole
+from allspark.quantize.calibration import read_ids
+from allspark.quantize.layers import LayerSource, quantizable
+from allspark.quantize.moves import has_experts
+from allspark.quantize.stream import Stream
+from numpy.typing import NDArray
+
+FILE_NAME = "inputs_stats.safetensors"
+
+
+def write_input_ranges(
+    loader: HuggingFaceModel,
+    output: str | Path,
+    texts: Sequence[Text],
+    samples: int,
+    length: int,
+    progress: Callable[[int, int], object] = lambda done, of: None,
+) -> Path:
+    """Of each weight `layers.N.NAME`: `.num_tokens`, and of each of its input features `.absmean`
+    and `.absmax` (float32). Of experts, `.N` follows the weight's name. Returns the file.
+
+    Raises:
+        ValueError: a text is too short, or a number is not finite.
+    """
+    from safetensors.numpy import save_file
+
+    whole(1)("calib_samples", samples)
+    plan = loader.plan()
+    source = LayerSource(plan)
+    stream = Stream(plan.spec, source, read_ids(loader, texts, samples, length), threads=0)
+    found: dict[str, NDArray[np.generic]] = {}
+    for layer in range(plan.spec.num_layers):
+        tensors = source.layer(layer)
+        statistics = stream.statistics(layer, tensors, quantizable(tensors), products=False)
+        for (name, expert), inputs in statistics.items():
+            weight = f"layers.{layer}.{name}"
+            if has_experts(name):
+                weight += f".{expert}"
+            found[f"{weight}.num_tokens"] = np.array([inputs.num_tokens])
+            found[f"{weight}.absmean"] = inputs.mean_abs.astype(np.float32)
+            found[f"{weight}.absmax"] = np.array(inputs.max_abs)
+        stream.advance(layer, tensors, {})
+        progress(layer + 1, plan.spec.num_layers)
+    path = Path(output).expanduser() / FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(found, path)
+    return path

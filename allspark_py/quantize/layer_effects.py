@@ -1,0 +1,49 @@
+"""layer_effects(): what quantising each weight of a model does, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from allspark.eval.files import Texts, to_texts
+from allspark.eval.windows import check_settings
+from allspark.quantize.calibration import read_ids
+from allspark.quantize.config import QuantizeConfig
+from allspark.quantize.effects import Effect, weight_effects
+from allspark.quantize.source import open_checkpoint
+
+DEFAULT_TOKENS = 1024
+
+
+def layer_effects(
+    model: str,
+    texts: Texts,
+    config: QuantizeConfig | None = None,
+    *,
+    context: int = 512,
+    tokens: int = DEFAULT_TOKENS,
+    threads: int = 0,
+    trust_remote_code: bool = False,
+    progress: Callable[[int, int], object] = lambda done, of: None,
+) -> list[Effect]:
+    """Rounds one weight at a time to its format, and measures what that changes.
+
+    Args:
+        model: a checkpoint, as for quantize_model; one that is quantised already is dequantised.
+        texts: files, or `allspark.eval.Text`.
+        config: the formats; its method is not used.
+        context: tokens of a sequence.
+        tokens: read so many at most, in sequences that are chosen from all texts.
+        threads: 0: all cores. They do not change the result.
+        progress: called with the number of layers that are done, and of all.
+
+    Raises:
+        TypeError, ValueError, OSError: as quantize_model.
+    """
+    check_settings(context, tokens)
+    config = config or QuantizeConfig()
+    loader = open_checkpoint(model, None, config.data_type, trust_remote_code)
+    plan = loader.plan(config.customized_quant_config())
+    ids = read_ids(loader, to_texts(texts), tokens // context, context, field="context")
+    effects = weight_effects(plan, ids, threads, progress)
+    return sorted(effects, key=lambda effect: -np.nan_to_num(effect.kl_divergence))

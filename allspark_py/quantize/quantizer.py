@@ -1,0 +1,260 @@
+"""quantize_model(): from a checkpoint to a quantised model, one layer in memory at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from allspark._allspark import __version__, required_tensors
+from allspark.eval.files import Texts, to_texts
+from allspark.model_loader import HuggingFaceModel
+from allspark.model_loader.convert import Plan
+from allspark.model_loader.spec import Part, Weight
+from allspark.pipeline.fields import whole
+from allspark.quantize.calibration import read_ids
+from allspark.quantize.checks import check_others, check_space
+from allspark.quantize.config import QuantizeConfig
+from allspark.quantize.effects import weight_effects
+from allspark.quantize.export import check_exportable, export_checkpoint
+from allspark.quantize.layers import LayerSource, formats_of
+from allspark.quantize.solver import LayerSolver
+from allspark.quantize.source import check_floats, check_output, open_checkpoint
+from allspark.quantize.statistics import LayerStatistics
+from allspark.quantize.stream import Stream
+from allspark.quantize.target_bits import HIGH_FORMAT, choose_upgrades
+from allspark.quantize.work import FOLDER, Work
+from allspark.quantize.workers import workers
+from numpy.typing import NDArray
+
+# The engine's own format.
+SAVE_FORMAT = "allspark"
+# Read to learn what rounding each weight costs.
+_EFFECT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """What quantize_model made."""
+
+    paths: list[Path]  # the files with its weights
+    num_samples: int  # calibration sequences that there were
+    # Weights that fell back to `search`, and why.
+    fallbacks: dict[str, str] = field(default_factory=dict)
+
+
+def quantize_model(
+    model: str,
+    output: str | Path,
+    config: QuantizeConfig | None = None,
+    texts: Texts | None = None,
+    *,
+    name: str | None = None,
+    save_format: str = SAVE_FORMAT,
+    resume: bool = False,
+    threads: int = 0,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    progress: Callable[[int, int], object] = lambda done, of: None,
+) -> QuantizedModel:
+    """Quantises a checkpoint, and writes a model that the engine serves.
+
+    The same arguments give the same bytes, with any number of threads, and after an interruption
+    with `resume`. Nothing has the model's name before all is done.
+
+    Args:
+        model: a directory, a GGUF file, or a name on a hub.
+        output: the directory of the new model. Finished layers wait there in `quantize.partial`.
+        config: how; None: the defaults.
+        texts: calibration texts, files or `allspark.eval.Text`. None only where the config needs
+            none.
+        name: of the files; None: the last part of `model`.
+        save_format: allspark, a serialised model; compressed-tensors, gptq or awq: a checkpoint in
+            Hugging Face layout that other programs read, too.
+        resume: go on with the layers that an earlier run finished.
+        threads: 0: all cores.
+        trust_remote_code: run code that comes with the tokenizer.
+        revision, download_dir: of a model on a hub.
+        progress: called with the number of finished layers, and of all.
+
+    Raises:
+        TypeError, ValueError: an argument, the checkpoint, a weight or a text does not fit; the
+            message says which, and the bound. A number that is not finite, in a weight or in its
+            input.
+        OSError: files cannot be read or written, or there is not enough space for them.
+    """
+    loader = open_checkpoint(
+        model,
+        name,
+        "bfloat16" if config is None else config.data_type,
+        trust_remote_code,
+        revision,
+        download_dir,
+    )
+    return quantize_checkpoint(
+        loader,
+        output,
+        config,
+        texts,
+        save_format=save_format,
+        resume=resume,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def quantize_checkpoint(
+    loader: HuggingFaceModel,
+    output: str | Path,
+    config: QuantizeConfig | None = None,
+    texts: Texts | None = None,
+    *,
+    save_format: str = SAVE_FORMAT,
+    resume: bool = False,
+    threads: int = 0,
+    progress: Callable[[int, int], object] = lambda done, of: None,
+) -> QuantizedModel:
+    """quantize_model() of a checkpoint that is open; its `data_type` is that of the loader."""
+    config = config or QuantizeConfig()
+    whole(0)("threads", threads)
+    if not config.requantize:
+        check_floats(loader, ", or set requantize")
+    folder = check_output(output, loader)
+    plan = loader.plan(config.customized_quant_config())
+    check_space(plan, folder, folder / FOLDER)
+    if save_format != SAVE_FORMAT:
+        check_exportable(plan, config, save_format)
+    ids, digests = _calibration(loader, config, texts)
+    settings = _settings(config, plan, ids, digests)
+    check_others(LayerSource(plan))
+    work = Work(folder / FOLDER, settings, resume)
+    if config.target_bits is not None:
+        assert ids is not None
+        plan = _mixed_plan(loader, config, plan, ids, work, threads)
+    fallbacks = _Quantizer(config, plan, work, threads, progress).run(
+        ids if config.reads_inputs else None
+    )
+    if save_format == SAVE_FORMAT:
+        paths = list(loader.write_plan(_with_layers(plan, work, settings), folder))
+    else:
+        paths = export_checkpoint(plan, work, config, loader, folder, save_format)
+    work.remove()
+    return QuantizedModel(paths, 0 if ids is None else len(ids), fallbacks)
+
+
+def _calibration(
+    loader: HuggingFaceModel, config: QuantizeConfig, texts: Texts | None
+) -> tuple[NDArray[np.int32] | None, list[str]]:
+    """The sequences, and the digests of the texts; none where no text is read."""
+    if not config.is_calibrated or (texts is None and not config.needs_text):
+        return None, []
+    if texts is None:
+        raise ValueError(f"texts is None; method {config.method!r} needs a calibration text")
+    found = to_texts(texts)
+    ids = read_ids(loader, found, config.calib_samples, config.calib_seqlen, config.seed)
+    return ids, [text.facts.sha256 for text in found]
+
+
+def _mixed_plan(
+    loader: HuggingFaceModel,
+    config: QuantizeConfig,
+    plan: Plan,
+    ids: NDArray[np.int32],
+    work: Work,
+    threads: int,
+) -> Plan:
+    """The plan with 8 bits for as many weights as `target_bits` allows."""
+
+    def choose() -> list[str]:
+        assert config.target_bits is not None
+        sequences = max(_EFFECT_TOKENS // ids.shape[1], 1)
+        effects = weight_effects(plan, ids[:sequences], threads)
+        features = {
+            name: shape[1]
+            for name, _, _, shape in required_tensors(plan.spec.SerializeToString())
+            if len(shape) == 2
+        }
+        return choose_upgrades(effects, features, config.target_bits)
+
+    chosen = {f"^{re.escape(name)}$": HIGH_FORMAT for name in work.remembered("upgrades", choose)}
+    mixed = dataclasses.replace(
+        config, format_settings={**chosen, **dict(config.format_settings or {})}
+    )
+    return loader.plan(mixed.customized_quant_config())
+
+
+def _settings(
+    config: QuantizeConfig, plan: Plan, ids: NDArray[np.int32] | None, digests: list[str]
+) -> dict[str, Any]:
+    """All that the result depends on."""
+    made: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    made["checkpoint"] = dict(plan.build.options)["fingerprint"]
+    made["texts"] = digests
+    made["version"] = __version__
+    made["tokens"] = None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest()
+    return made
+
+
+def _with_layers(plan: Plan, work: Work, settings: Mapping[str, Any]) -> Plan:
+    """The plan, with the finished layers instead of the checkpoint's."""
+    parts = LayerSource(plan).others()
+    for layer in range(plan.spec.num_layers):
+        for name, entry in work.entries(layer).items():
+            parts.append(Part(Weight(f"layers.{layer}.{name}", (name,)), 0, entry))
+    plan.build.options["quantized"] = json.dumps(settings, sort_keys=True)
+    return dataclasses.replace(plan, parts=parts)
+
+
+class _Quantizer:
+    def __init__(
+        self,
+        config: QuantizeConfig,
+        plan: Plan,
+        work: Work,
+        threads: int,
+        progress: Callable[[int, int], object],
+    ) -> None:
+        self._config = config
+        self._spec = plan.spec
+        self._source = LayerSource(plan)
+        self._work = work
+        self._threads = threads
+        self._progress = progress
+
+    def run(self, ids: NDArray[np.int32] | None) -> dict[str, str]:
+        """Finishes all layers; returns the weights that fell back, and why."""
+        stream = None if ids is None else Stream(self._spec, self._source, ids, self._threads)
+        with workers(self._threads) as pool:
+            solver = LayerSolver(self._config, self._spec, pool)
+            for layer in range(self._spec.num_layers):
+                self._finish(layer, solver, stream)
+                self._progress(layer + 1, self._spec.num_layers)
+        return {
+            f"layers.{layer}.{weight}": reason
+            for layer in range(self._spec.num_layers)
+            for weight, reason in self._work.fallbacks(layer).items()
+        }
+
+    def _finish(self, layer: int, solver: LayerSolver, stream: Stream | None) -> None:
+        formats = formats_of(self._spec, layer)
+        if self._work.has(layer):
+            solved = None if stream is None else self._work.load(layer, formats)
+        else:
+            tensors = self._source.layer(layer)
+            statistics: LayerStatistics = {}
+            if stream is not None:
+                statistics = stream.statistics(
+                    layer, tensors, list(formats), self._config.reads_products
+                )
+            solved = solver.solve(tensors, formats, statistics)
+            del statistics, tensors
+            self._work.save(layer, solved)
+        if stream is not None and solved is not None:
+            stream.advance(layer, solved.tensors, solved.quantized)

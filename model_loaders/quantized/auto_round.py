@@ -1,0 +1,96 @@
+"""AutoRound's own format: the layouts of GPTQ and of AWQ, with settings of single modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..config import ModelConfig
+from ..errors import UnsupportedModelError
+from ..linear_expression import NameExpression, check_expressions_count
+from ..storage import TensorEntry
+from .awq import AwqModule
+from .gptq import GptqModule, overridden
+from .modules import ModuleRule, Tensors, replace_modules
+
+# The number to add to a stored zero point of GPTQ, by packing_format.
+_ZERO_OFFSETS = {
+    "auto_round:auto_gptq": 1,
+    "auto_round:gptq": 1,
+    "auto_round:gptqmodel": 0,
+    "auto_round": 0,
+}
+_AWQ = ("auto_round:auto_awq", "auto_round:awq")
+_FLOAT_BITS = 16
+_ADVICE = "names of modules are"
+# They would change what is computed.
+_REFUSED = ("rotation_config", "spinquant_config", "super_bits")
+
+Module = GptqModule | AwqModule
+
+
+@dataclass(frozen=True)
+class AutoRound:
+    module: Module
+    config: ModelConfig
+    # "extra_config": settings by the name of a module, or by an expression for a part of it. None:
+    # not quantised.
+    extra: Mapping[str, Module | None]
+
+    @classmethod
+    def parse(cls, config: ModelConfig) -> AutoRound:
+        layout = config.text("packing_format", "auto_round:gptq")
+        if layout not in (*_ZERO_OFFSETS, *_AWQ):
+            raise UnsupportedModelError(
+                f"{config.source}: packing_format is {layout!r}, supported are "
+                f"{', '.join((*_ZERO_OFFSETS, *_AWQ))}"
+            )
+        extra = config.part("extra_config")
+        settings: dict[str, Module | None] = {}
+        for name in extra:
+            own = extra.part(name)
+            if own:  # Without settings, it says nothing.
+                settings[name] = _module(overridden(config, own), layout)
+        module = _module(config, layout)
+        if module is None:
+            raise UnsupportedModelError(f"{config.source}: bits is 16, supported are 4 and 8")
+        return cls(module, config, settings)
+
+    def view(self, tensors: Tensors) -> dict[str, TensorEntry]:
+        return replace_modules(tensors, "qweight", self._rules(tensors))
+
+    def _rules(self, tensors: Tensors) -> Callable[[str], ModuleRule | None]:
+        modules = {name.rpartition(".")[0] for name in tensors}
+        others = [name for name in self.extra if name not in modules]
+        check_expressions_count(self.config, "extra_config", len(others))
+        expressions = [
+            (NameExpression(self.config, "extra_config", name, _ADVICE), self.extra[name])
+            for name in others
+        ]
+
+        def module_of(name: str) -> Module | None:
+            if name in self.extra:
+                return self.extra[name]
+            return next((own for found, own in expressions if found.is_in(name)), self.module)
+
+        def rule_of(name: str) -> ModuleRule | None:
+            module = module_of(name)
+            return None if module is None else module.rule
+
+        return rule_of
+
+
+def _module(config: ModelConfig, layout: str) -> Module | None:
+    """How modules with these settings are quantised; None: not at all."""
+    if config.integer("bits") >= _FLOAT_BITS:
+        return None
+    for field in _REFUSED:
+        if config.get(field):
+            raise config.refuse(field, "null")
+    if config.text("data_type", "int") != "int":
+        raise config.refuse("data_type", "'int'")
+    if config.integer("act_bits", _FLOAT_BITS) < _FLOAT_BITS:
+        raise config.refuse("act_bits", _FLOAT_BITS)
+    if layout in _AWQ:
+        return AwqModule.parse(config)
+    return GptqModule.parse(config, _ZERO_OFFSETS[layout])

@@ -1,0 +1,204 @@
+"""Types of GGUF blocks that the engine keeps: the integers, scales and offsets found in them stand
+for the weights that llama.cpp's own package computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("allspark._allspark")
+
+from allspark.model_loader import derived  # noqa: E402
+from allspark.model_loader.gguf.blocks import tensor_entry  # noqa: E402
+from allspark.model_loader.gguf.file import _BLOCK_TYPES, GgufTensor  # noqa: E402
+from allspark.model_loader.gguf.kept import KEPT_TYPES  # noqa: E402
+from allspark.model_loader.quantized import keep_quantized  # noqa: E402
+from allspark.model_loader.spec import Part, Weight  # noqa: E402
+from allspark.model_loader.storage import MappedFile, TensorEntry  # noqa: E402
+from support.gguf_files import SCALES, random_blocks  # noqa: E402
+from support.model_file import dequantise  # noqa: E402
+
+BLOCKS = {block.name: block for block in _BLOCK_TYPES.values() if block.name in KEPT_TYPES}
+# Their scales and offsets are numbers of the block itself, not products.
+AS_THEY_ARE = {"Q4_0", "Q8_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "NVFP4"}
+# Bits per weight in the engine, with scales and offsets.
+BITS_PER_WEIGHT = {
+    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 6.5, "Q5_1": 7, "Q2_K": 6, "Q3_K": 5, "Q4_K": 5,
+    "Q5_K": 7, "Q6_K": 7, "IQ4_NL": 4.5, "IQ4_XS": 4.5, "MXFP4": 4.5, "NVFP4": 5,
+}  # fmt: skip
+
+
+def blocks_of(kind, rows, count, seed=0):
+    """uint8 [rows, count blocks] with random integers, and scales of all sizes and both signs."""
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (rows, count, BLOCKS[kind].nbytes), np.uint8)
+    for begin in SCALES.get(kind, ()):
+        # 65504 / 128 and below, so that no product is beyond float16; many are subnormal.
+        halves = rng.uniform(-1, 1, (rows, count)) * 2.0 ** rng.integers(-24, 9, (rows, count))
+        raw[..., begin : begin + 2] = halves.astype("<f2")[..., None].view(np.uint8)
+    if kind == "MXFP4":  # Twelve times the largest of all scales is beyond float32.
+        raw[..., 0] = rng.integers(0, 250, (rows, count))
+    return raw.reshape(rows, -1)
+
+
+def tensor_of(directory, kind, raw):
+    path = directory / "blocks"
+    path.write_bytes(raw.tobytes())
+    entry = TensorEntry("w", "uint8", raw.shape, MappedFile(path), 0, raw.nbytes)
+    block = BLOCKS[kind]
+    return GgufTensor(block, (len(raw), raw.shape[1] // block.nbytes * block.elements), entry)
+
+
+def read(entry):
+    with entry.open() as array:
+        return np.array(array)
+
+
+def dequantized(kind, raw):
+    with np.errstate(invalid="ignore", over="ignore"):
+        return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+
+
+def kept(entry, target="layers.0.o"):
+    """What is given to the writer, by the ends of its names, and the weight's WeightQuant."""
+    parts = [Part(Weight(target, ("w",)), 0, entry)]
+    parts, (quant,), _ = keep_quantized(parts, None)
+    return {part.rule.target.removeprefix(target): read(part.source) for part in parts}, quant
+
+
+def rounded(stored, quant):
+    """``stored`` with scales and offsets as the writer stores them."""
+    dtype = np.float16 if quant.half_scales else np.float32
+    return {
+        quant.tensor + end: array.astype(dtype) if end in ("_scale", "_offset") else array
+        for end, array in stored.items()
+    }
+
+
+def test_the_types_are_those_of_the_package():
+    assert BLOCKS.keys() == KEPT_TYPES.keys()
+    for name, block in BLOCKS.items():
+        kind = gguf.GGMLQuantizationType[name]
+        assert block.code == kind
+        assert (block.elements, block.nbytes) == gguf.GGML_QUANT_SIZES[kind]
+    read = set()
+    for kind, (_, size) in gguf.GGML_QUANT_SIZES.items():
+        with contextlib.suppress(NotImplementedError):
+            gguf.quants.dequantize(np.zeros(size, np.uint8), kind)
+            read.add(kind.name)
+    left = {name for name in read - KEPT_TYPES.keys() if not name.startswith(("F", "BF"))}
+    assert all(name.startswith(("IQ1", "IQ2", "IQ3", "TQ")) for name in left)
+
+
+@pytest.mark.parametrize("kind", KEPT_TYPES)
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (7, 1), (3, 5), (65, 2)])
+def test_weights_are_those_of_the_package_bit_by_bit(tmp_path, kind, rows, count):
+    raw = blocks_of(kind, rows, count)
+    entry = tensor_entry(tensor_of(tmp_path, kind, raw))
+    np.testing.assert_array_equal(read(entry), dequantized(kind, raw))
+
+
+@pytest.mark.parametrize("kind", KEPT_TYPES)
+@pytest.mark.parametrize("octet", [0, 255, 0x80, 0x7F, 0x55, 0xAA])
+def test_extreme_codes(tmp_path, kind, octet):
+    raw = np.full((2, 3, BLOCKS[kind].nbytes), octet, np.uint8)
+    for begin in SCALES.get(kind, ()):
+        raw[..., begin : begin + 2] = np.array([-0.375], "<f2").view(np.uint8)
+    raw = raw.reshape(2, -1)
+    entry = tensor_entry(tensor_of(tmp_path, kind, raw))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(read(entry), dequantized(kind, raw))
+
+
+@pytest.mark.parametrize("kind", KEPT_TYPES)
+def test_what_is_stored_stands_for_the_weights(tmp_path, kind):
+    raw = blocks_of(kind, 37, 3)
+    entry = tensor_entry(tensor_of(tmp_path, kind, raw))
+    stored, quant = kept(entry)
+    u = stored[""].astype(np.int64)
+    assert u.min() >= 0 and u.max() < (256 if quant.bits == 8 else 16)
+    if quant.bits == 6:
+        assert stored["_high"].max() < 4
+        u += stored["_high"].astype(np.int64) << 4
+    if kind == "Q3_K":
+        assert u.min() == 4 and u.max() == 11
+    found, scale = dequantise(rounded(stored, quant), quant)
+    offset = 0.0
+    if quant.offset:
+        offset = np.repeat(stored["_offset"].astype(np.float64), quant.group_size, axis=1)
+    exact = dequantized(kind, raw).astype(np.float64)
+    # float32 rounds a sum once. A product of a float16 and an integer is a multiple of 2^-24, so of
+    # float16's subnormals, and rounding to float16 changes it by 2^-11 at most.
+    bound = 2.0**-24 * np.abs(exact)
+    if kind not in AS_THEY_ARE:
+        bound += 2.0**-11 * (np.abs(exact - offset) + np.abs(offset)) * (1 + 2.0**-20)
+    assert (np.abs(found - exact) <= bound).all()
+    assert not quant.asymmetric and not quant.float8 and not quant.quantize_activations
+
+
+@pytest.mark.parametrize("kind", KEPT_TYPES)
+def test_bits_per_weight(tmp_path, kind):
+    stored, quant = kept(tensor_entry(tensor_of(tmp_path, kind, blocks_of(kind, 4, 2))))
+    elements = stored[""].size
+    ends = {"": True, "_high": quant.bits == 6, "_scale": True, "_offset": quant.offset}
+    assert stored.keys() == {end for end, is_there in ends.items() if is_there}
+    floats = sum(stored[name].size for name in stored.keys() & {"_scale", "_offset"})
+    assert quant.bits + 16 * floats / elements == BITS_PER_WEIGHT[kind]
+
+
+def test_scales_of_mxfp4_are_exact_in_bfloat16(tmp_path):
+    raw = blocks_of("MXFP4", 25, 10)
+    raw.reshape(25, 10, -1)[..., 0] = np.arange(250).reshape(25, 10)
+    stored, quant = kept(tensor_entry(tensor_of(tmp_path, "MXFP4", raw)))
+    assert not quant.half_scales
+    np.testing.assert_array_equal(stored["_scale"].ravel(), np.ldexp(1.0, np.arange(250) - 128))
+    assert not (stored["_scale"].view(np.uint32) & 0xFFFF).any()
+
+
+@pytest.mark.parametrize("kind", KEPT_TYPES)
+def test_rows_in_another_order(tmp_path, kind):
+    raw = blocks_of(kind, 12, 2)
+    order = np.random.default_rng(1).permutation(12)
+    entry = tensor_entry(tensor_of(tmp_path, kind, raw), order)
+    np.testing.assert_array_equal(read(entry), dequantized(kind, raw[order]))
+    plain, _ = kept(tensor_entry(tensor_of(tmp_path, kind, raw)))
+    stored, _ = kept(entry)
+    assert stored.keys() == plain.keys()
+    for name, rows in plain.items():
+        np.testing.assert_array_equal(stored[name], rows[order])
+
+
+@pytest.mark.parametrize("kind", ["Q5_1", "Q4_K", "Q6_K"])
+def test_large_tensors_are_unpacked_in_pieces(tmp_path, kind, monkeypatch):
+    raw = blocks_of(kind, 150, 1)
+    entry = tensor_entry(tensor_of(tmp_path, kind, raw))
+    monkeypatch.setattr(derived, "_PIECE_ELEMENTS", 64 * entry.shape[1])
+    parts, _, _ = keep_quantized([Part(Weight("layers.0.o", ("w",)), 0, entry)], None)
+    assert len(parts) > 2
+    for part in parts:
+        pieces = list(part.source.pieces())
+        if part.rule.target.endswith(("_scale", "_offset")):
+            assert [begin for begin, _ in pieces] == [0]  # few elements
+        else:
+            assert [begin for begin, _ in pieces] == [0, 64, 128]
+        found = np.concatenate([read(piece) for _, piece in pieces])
+        np.testing.assert_array_equal(found, read(part.source))
+
+
+def test_a_type_that_is_not_kept_becomes_floats(tmp_path):
+    values = np.zeros((3, 256), np.float32)
+    raw = random_blocks(values, gguf.GGMLQuantizationType.IQ2_XS)
+    path = tmp_path / "blocks"
+    path.write_bytes(raw.tobytes())
+    entry = TensorEntry("w", "uint8", raw.shape, MappedFile(path), 0, raw.nbytes)
+    block = BLOCKS["Q4_0"].__class__(17, "IQ2_XS", 256, raw.shape[1])
+    found = tensor_entry(GgufTensor(block, (3, 256), entry))
+    parts, quants, _ = keep_quantized([Part(Weight("layers.0.o", ("w",)), 0, found)], None)
+    assert not quants and parts[0].source is found
+    np.testing.assert_array_equal(
+        read(found), gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.IQ2_XS)
+    )
