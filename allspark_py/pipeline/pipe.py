@@ -13,6 +13,7 @@ from allspark._allspark import RequestHandle
 from allspark.chat_template import MODELS, ChatTemplate, ChatTemplateConfig
 from allspark.input_ids import wrong_type
 from allspark.pipeline import fields as f
+from allspark.pipeline.abort import Abort
 from allspark.pipeline.configs import (
     GenerationConfig,
     PytorchEngineConfig,
@@ -114,8 +115,8 @@ class Pipeline:
         self._model = ServedModel.open(
             model_path, config, self.model_name, chat_template=template
         )
-        # The handles of requests by their session's id, for stop_session.
-        self._handles: dict[int, RequestHandle] = {}
+        # Of the requests of `generate`, by their session's id.
+        self._aborts: dict[int, Abort] = {}
         self._lock = threading.Lock()
 
     # What is served.
@@ -199,7 +200,8 @@ class Pipeline:
         if sessions is not None:
             many = _sessions(sessions, len(jobs))
             for job, session in zip(jobs, many, strict=True):
-                job.started = functools.partial(self._attach, session)
+                session._abort = Abort()
+                job.started = functools.partial(self._started, session._abort)
         return run(self._model, jobs, bool(stream_response))
 
     def batch_infer(self, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +238,8 @@ class Pipeline:
             raise wrong_type("session", session, "a Session")
         given = gen_config if gen_config is not None else session.gen_config
         (config,) = _configs(given, 1)
-        pieces = self._turn(prompt, session, config, adapter_name, do_preprocess)
+        session._abort = abort = Abort()
+        pieces = self._turn(prompt, session, abort, config, adapter_name, do_preprocess)
         if stream_response:
             return pieces
         for _ in pieces:
@@ -247,6 +250,7 @@ class Pipeline:
         self,
         prompt: str,
         session: Session,
+        abort: Abort,
         config: GenerationConfig,
         adapter_name: str | None,
         do_preprocess: bool,
@@ -264,7 +268,7 @@ class Pipeline:
 
         whole = Response()
         session.prompt = prompt
-        job = Job(0, prepare, functools.partial(self._attach, session))
+        job = Job(0, prepare, functools.partial(self._started, abort))
         try:
             for piece in run(model, [job], stream=True):
                 whole.extend(piece)
@@ -274,7 +278,7 @@ class Pipeline:
             whole.error_message = str(error)
             raise
         finally:
-            session._stop = None
+            session._abort = None
             session.response = whole
             if whole.finish_reason != "error" and whole.error_code is None:
                 session.history.append((prompt, whole.text))
@@ -305,20 +309,24 @@ class Pipeline:
 
         (item,), _ = to_prompts([messages])
         (job,) = self._jobs([item], gen_config, do_preprocess, adapter_name)
-        job.started = functools.partial(self._note, session_id)
+        abort = Abort()
+        job.started = functools.partial(self._started, abort)
+        with self._lock:
+            self._aborts[session_id] = abort
         try:
             async for piece in run_async(self._model, job, stream_response):
                 yield piece
         finally:
             with self._lock:
-                self._handles.pop(session_id, None)
+                if self._aborts.get(session_id) is abort:
+                    del self._aborts[session_id]
 
     def stop_session(self, session_id: int) -> None:
         """Ends what `generate` runs under this id; no effect if nothing does."""
         with self._lock:
-            handle = self._handles.get(session_id)
-        if handle is not None:
-            self._model.engine.stop_request(self._model.name, handle)
+            abort = self._aborts.get(session_id)
+        if abort is not None:
+            abort.ask()
 
     end_session = stop_session
 
@@ -369,13 +377,9 @@ class Pipeline:
         self._log_prompt(text)
         return template.encode(model.tokenizer, text, sequence_start=True), fields
 
-    def _attach(self, session: Session, handle: RequestHandle) -> None:
+    def _started(self, abort: Abort, handle: RequestHandle) -> None:
         model = self._model
-        session._stop = functools.partial(model.engine.stop_request, model.name, handle)
-
-    def _note(self, session_id: int, handle: RequestHandle) -> None:
-        with self._lock:
-            self._handles[session_id] = handle
+        abort.started(functools.partial(model.engine.stop_request, model.name, handle))
 
     def _log_prompt(self, prompt: Any) -> None:
         if self._max_log_len is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from allspark.pipeline.abort import Abort
 from allspark.pipeline.conversation import Conversation
 from allspark.pipeline.response import Response
 
@@ -26,7 +26,7 @@ class Session:
         # (what was asked, what was answered), oldest first.
         self.history: list[tuple[str, str]] = []
         self.conversation = Conversation()
-        self._stop: Callable[[], object] | None = None
+        self._abort: Abort | None = None  # of the turn that runs
 
     @property
     def step(self) -> int:
@@ -37,9 +37,9 @@ class Session:
 
     def abort(self) -> None:
         """Ends the turn that runs; from any thread."""
-        stop = self._stop
-        if stop is not None:
-            stop()
+        abort = self._abort
+        if abort is not None:
+            abort.ask()
 
     def close(self) -> None:
         """Ends the turn that runs, and forgets the conversation."""

@@ -431,6 +431,22 @@ def test_a_turn_can_be_aborted_from_another_thread(pipe):
     assert session.response.finish_reason == "abort" and len(session.history) == 1
 
 
+def test_an_abort_before_the_start_is_not_lost(pipe):
+    endless = GenerationConfig(max_new_tokens=None, ignore_eos=True)
+    session = pipe.session(endless)
+    pieces = pipe.chat("x", session, stream_response=True)
+    session.abort()
+    assert list(pieces)[-1].finish_reason == session.response.finish_reason == "abort"
+    pipe.chat("x", session, GenerationConfig(max_new_tokens=2, ignore_eos=True))
+    assert session.response.finish_reason == "length"  # an abort is of one turn
+
+    sessions = [pipe.session(), pipe.session()]
+    pieces = pipe.stream_infer(["x", "x"], sessions, endless)
+    for session in sessions:
+        session.abort()
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["abort"] * 2
+
+
 # The rest.
 
 
