@@ -63,18 +63,18 @@ bool BlockPool::IsNextBlockFree(int32_t block) const {
   return next % extent_blocks_ != 0 && reference_count(static_cast<int32_t>(next)) == 0;
 }
 
-size_t BlockPool::MostFree() const {
-  auto most = static_cast<size_t>(extent_blocks_);
+size_t BlockPool::MostFree(int64_t limit) const {
+  auto most = static_cast<size_t>(limit);
   while (most > 0 && lists_[most] == kNone) --most;
   return most;
 }
 
 bool BlockPool::HasRun(int32_t after) const {
   return (after != kNone && IsNextBlockFree(after)) ||
-         2 * static_cast<int64_t>(MostFree()) >= extent_blocks_;
+         2 * static_cast<int64_t>(MostFree(extent_blocks_)) >= extent_blocks_;
 }
 
-int32_t BlockPool::Allocate(int32_t after) {
+int32_t BlockPool::Allocate(int32_t after, bool grows) {
   AS_CHECK(num_free_ > 0) << "none of the " << num_blocks_ << " blocks is free";
   AS_CHECK(after == kNone || reference_count(after) > 0) << "block " << after << " is free";
   const auto extent_blocks = static_cast<int32_t>(extent_blocks_);
@@ -82,7 +82,9 @@ int32_t BlockPool::Allocate(int32_t after) {
   if (after != kNone && IsNextBlockFree(after)) {
     block = after + 1;
   } else {
-    const int32_t extent = lists_[MostFree()];
+    size_t free = grows ? 0 : MostFree(extent_blocks_ - 1);
+    if (free == 0) free = MostFree(extent_blocks_);
+    const int32_t extent = lists_[free];
     block = extent * extent_blocks + BeginOfLongestRun(At(extent).free);
   }
   const int32_t extent = block / extent_blocks;

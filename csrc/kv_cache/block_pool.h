@@ -3,10 +3,12 @@
 // of position. A block with one reference belongs to one table, which may write it; a block with
 // more is shared and read-only. A table's next block is contiguous with its last one if that block
 // is free and of the same extent (extent.h). Otherwise it is taken from the extent with the most
-// free blocks, so that tables have room to grow. If several have the most, it is the one used last,
-// so that a small working set stays in the caches. Misuse (an id out of range, a release of a free
-// block, an allocation from an empty pool) throws InternalError. Not thread-safe: the step thread
-// owns it. After construction nothing allocates memory.
+// free blocks, so that tables have room to grow. Tables that will not grow share the extents that
+// others have begun, since a page of memory costs time when it is first touched, and extents are as
+// large as several pages. If several extents have the most, it is the one used last, so that a
+// small working set stays in the caches. Misuse (an id out of range, a release of a free block, an
+// allocation from an empty pool) throws InternalError. Not thread-safe: the step thread owns it.
+// After construction nothing allocates memory.
 #pragma once
 
 #include <array>
@@ -29,8 +31,9 @@ class BlockPool {
   int64_t num_free() const { return num_free_; }
   int64_t extent_blocks() const { return extent_blocks_; }
   // Takes a free block; its reference count is 1. `after`: the block before it in its table; kNone:
-  // there is none. Requires: num_free() > 0. Allocates no memory.
-  int32_t Allocate(int32_t after = kNone);
+  // there is none. `grows`: whether the table will go on. Requires: num_free() > 0. Allocates no
+  // memory.
+  int32_t Allocate(int32_t after = kNone, bool grows = true);
   // Whether Allocate(after) would return the contiguous block, or one of an extent that is at least
   // half free.
   bool HasRun(int32_t after) const;
@@ -49,8 +52,8 @@ class BlockPool {
   size_t CheckedIndex(int32_t block) const;
   Extent& At(int32_t extent) { return extents_[static_cast<size_t>(extent)]; }
   bool IsNextBlockFree(int32_t block) const;
-  // The most free blocks that an extent has.
-  size_t MostFree() const;
+  // The most free blocks of an extent that has at most `limit`; 0: there is none.
+  size_t MostFree(int64_t limit) const;
   // The list of the extents that have as many free blocks as `free`.
   int32_t& ListOf(uint32_t free);
   // Changes which of an extent's blocks are free.

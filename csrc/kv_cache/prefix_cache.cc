@@ -31,12 +31,12 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options)
   if (options.num_host_blocks > 0) copies_.reserve(2 * num_blocks);
 }
 
-void PrefixCache::MakeRoom(int32_t after) {
+void PrefixCache::MakeRoom(int32_t after, bool grows) {
   const int64_t extent = pool_.extent_blocks();
   const bool may_forget_more = unused_.size() >= kLeastUnusedExtents * extent &&
                                pool_.num_free() < pool_.num_blocks() / kFreePart;
   int64_t count = pool_.num_free() == 0 ? 1 : 0;
-  if (may_forget_more && !pool_.HasRun(after)) count = extent;
+  if (may_forget_more && grows && !pool_.HasRun(after)) count = extent;
   for (int64_t i = 0; i < count && unused_.oldest() != kNone; ++i) {
     const int32_t block = unused_.oldest();
     const int32_t slot = host_.Put(index_.hash_of(block), At(block).salt, TokensOf(block));
@@ -45,9 +45,9 @@ void PrefixCache::MakeRoom(int32_t after) {
   }
 }
 
-int32_t PrefixCache::Allocate(int32_t after) {
-  MakeRoom(after);
-  return pool_.Allocate(after);
+int32_t PrefixCache::Allocate(int32_t after, bool grows) {
+  MakeRoom(after, grows);
+  return pool_.Allocate(after, grows);
 }
 
 bool PrefixCache::IsInUse(int32_t block) const {

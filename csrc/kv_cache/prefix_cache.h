@@ -62,7 +62,7 @@ class PrefixCache {
   // host tier if there is one. If very many are unused, some are evicted before the last free block
   // is taken, so that there are runs of free ones.
   // Requires: num_available() > 0.
-  int32_t Allocate(int32_t after = kNone);
+  int32_t Allocate(int32_t after = kNone, bool grows = true);
   // Requires: the block is in use or in the index.
   void AddReference(int32_t block);
   // Requires: the caller holds a reference. The blocks of a chain are released last block first, so
@@ -125,8 +125,8 @@ class PrefixCache {
   ChainHash HashOf(const ChainHash& before, uint64_t salt, const int32_t* tokens) const;
   bool Holds(int32_t block, int32_t parent, uint64_t salt, const int32_t* tokens) const;
   void EraseFromIndex(int32_t block);
-  // Evicts the oldest unused blocks for Allocate(after), where that is necessary or useful.
-  void MakeRoom(int32_t after);
+  // Evicts the oldest unused blocks for Allocate, where that is necessary or useful.
+  void MakeRoom(int32_t after, bool grows);
   void Evict(int32_t block);
 
   const PrefixCacheOptions options_;

@@ -403,7 +403,9 @@ bool Scheduler::SecureFreeBlock(const ScheduledSequence* sequence) {
 
 void Scheduler::TakeBlock(ScheduledSequence* sequence) {
   std::vector<int32_t>& table = sequence->block_table;
-  table.push_back(cache_.Allocate(table.empty() ? PrefixCache::kNone : table.back()));
+  const int32_t last = table.empty() ? PrefixCache::kNone : table.back();
+  const bool grows = sequence->max_length - sequence->num_tokens > config_.block_size;
+  table.push_back(cache_.Allocate(last, grows));
 }
 
 void Scheduler::PreemptAll() {

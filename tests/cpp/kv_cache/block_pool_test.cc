@@ -126,6 +126,19 @@ TEST(BlockPool, TablesShareTheExtentWithTheMostRoom) {
   EXPECT_EQ(pool.Allocate(second), third);
 }
 
+TEST(BlockPool, TablesThatDoNotGrowShareExtentsThatAreInUse) {
+  BlockPool pool(64);
+  EXPECT_EQ(pool.Allocate(BlockPool::kNone, /*grows=*/false), 0) << "none is in use";
+  EXPECT_EQ(pool.Allocate(0, /*grows=*/false), 1);
+  EXPECT_EQ(pool.Allocate(BlockPool::kNone, /*grows=*/false), 2);
+  EXPECT_EQ(pool.Allocate(), 16) << "it grows: an extent of its own";
+  for (int32_t block = 17; block < 20; ++block) EXPECT_EQ(pool.Allocate(block - 1), block);
+  EXPECT_EQ(pool.Allocate(BlockPool::kNone, /*grows=*/false), 3) << "13 are free there, 12 in 1";
+  for (int i = 0; i < 24; ++i) pool.Allocate(BlockPool::kNone, /*grows=*/false);
+  EXPECT_EQ(pool.num_free(), 32);
+  EXPECT_EQ(pool.Allocate(BlockPool::kNone, /*grows=*/false), 32) << "both are full";
+}
+
 TEST(BlockPool, BeginsWithTheLongestRun) {
   BlockPool pool(16);
   for (int32_t i = 0; i < 16; ++i) pool.Allocate(i - 1);
