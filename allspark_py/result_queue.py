@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from allspark._allspark import GeneratedElements, GenerateRequestStatus, NativeResultQueue
+from allspark._allspark import (
+    ByteLevelText,
+    GeneratedElements,
+    GenerateRequestStatus,
+    NativeResultQueue,
+)
 from allspark.aio import wait_changed
 
 
@@ -104,6 +109,12 @@ class ResultQueue:
         """What the tokens are worth that were read past the getters: their text, and how many of
         them the output has. `is_end`: they are the last."""
         return "", len(ids)
+
+    def _plain_decoder(self) -> tuple[ByteLevelText, list[int]] | None:
+        """What makes the queue's text of its ids, and nothing else does; None: there is none."""
+        return None
+
+    def _end_plain(self, num_ids: int) -> None: ...
 
     def __iter__(self) -> Iterator[GeneratedElements]:
         while (elements := self.Get()) is not None:

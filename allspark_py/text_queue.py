@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from allspark._allspark import (
+    ByteLevelText,
     GeneratedElements,
     GenerateRequestStatus,
     NativeResultQueue,
@@ -254,6 +255,18 @@ class TextQueue(ResultQueue):
             rest += "" if self._stopped else self._stops.flush()
             text += self._without_given(rest)
         return text, count
+
+    def _plain_decoder(self) -> tuple[ByteLevelText, list[int]] | None:
+        """The decoder and the ids without text, where they are all that the text depends on:
+        whoever puts the ids then tells `_end_plain` of them."""
+        if self._has_stops or self._num_given or not isinstance(self._text, ByteLevelText):
+            return None
+        return self._text, list(self._silent_ids)
+
+    def _end_plain(self, num_ids: int) -> None:
+        """All ids were put to `_plain_decoder`, and all text was taken from it."""
+        self._num_tokens += num_ids
+        self._flushed = True
 
     def _read_to_stop(self, ids: list[int]) -> tuple[str, int]:
         """The text that becomes certain with these tokens, and how many of them the output has."""

@@ -337,12 +337,23 @@ class ChatStream:
         writer.on_free = self._write
         first = {"role": "assistant", **({} if self._may_call else {"content": ""})}
         writer.write(b"".join(self._chunk(c, first) for c in self._call.choices))
+        if self._text_choice is not None:
+            self._text_choice.watch_text(self._put_text, self._write, writer.fail)
+            return
         for choice in self._call.choices:
             choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
         """The client went away."""
         self._call.release()
+
+    def _put_text(self, text: str) -> None:
+        """Text of an output that is nothing but text."""
+        writer = self._writer
+        if writer is not None and writer.is_free:
+            writer.write(self._texts[0](text))
+        else:
+            self._call.choices[0].put_back(text)
 
     def _write(self) -> None:
         """Everything that has come, as one event for each choice."""

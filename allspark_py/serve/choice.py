@@ -11,7 +11,7 @@ from allspark._allspark import GeneratedElements, RequestHandle
 from allspark.result_queue import ResultQueue
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
-from allspark.serve.hub import Hub, News, Watched
+from allspark.serve.hub import Hub, News, PlainEnd, Watched
 from allspark.text_queue import TextElements
 
 # An engine's finish reasons that have another name in HTTP.
@@ -81,6 +81,17 @@ class Choice:
         only_end = only_end and not self._queue._has_stops  # which reading finds
         Hub.current().watch(Watched(self._queue, self._add, changed, failed, only_end))
 
+    def watch_text(
+        self,
+        put: Callable[[str], None],
+        changed: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """As watch, for those who want nothing but text until the end: it may come to `put`, and
+        then not to `take`."""
+        hub = Hub.current()
+        hub.watch(Watched(self._queue, self._add, changed, failed, False, put, self._add_end))
+
     def read(self) -> bool:
         """Reads what has come since the hub did; False if that was nothing."""
         return self._add(self._queue._native.read())
@@ -105,6 +116,20 @@ class Choice:
             self.release()
             return True
         return bool(ids) or elements is not None
+
+    def _add_end(self, news: PlainEnd) -> None:
+        _, ids, self.cached_tokens, _, _, text = news
+        self._queue._end_plain(len(ids))
+        self.num_tokens = len(ids)
+        self.token_ids = ids
+        self.put_back(text)
+        self.is_finished = True
+        self.release()
+
+    def put_back(self, text: str) -> None:
+        """Keeps text for take_text."""
+        if text:
+            self._texts.append(text)
 
     @property
     def has_news(self) -> bool:

@@ -259,12 +259,23 @@ class CompletionStream:
         """Writes what comes as it comes."""
         self._writer = writer
         writer.on_free = self._write
+        if self._text is not None:
+            self._call.choices[0].watch_text(self._put_text, self._write, writer.fail)
+            return
         for choice in self._call.choices:
             choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
         """The client went away."""
         self._call.release()
+
+    def _put_text(self, text: str) -> None:
+        """Text of an output that is nothing but text."""
+        writer = self._writer
+        if self._text is not None and writer is not None and writer.is_free:
+            writer.write(self._text(text))
+        else:
+            self._call.choices[0].put_back(text)
 
     def _write(self) -> None:
         writer = self._writer

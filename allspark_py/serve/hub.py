@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from allspark._allspark import CompletionSet, GeneratedElements
+from allspark._allspark import CompletionSet, GeneratedElements, TextStreams
 from allspark.result_queue import ResultQueue
 
 logger = logging.getLogger("allspark.serve")
@@ -21,6 +21,8 @@ logger = logging.getLogger("allspark.serve")
 # Of a queue: the request's id, new ids, how many tokens of the prompt the prefix cache had, the
 # elements where they hold more than ids, and whether these are the last.
 News: TypeAlias = "tuple[int, list[int], int, GeneratedElements | None, bool]"
+# Of one of which the text alone is told, at its end: News with all ids, and the last text.
+PlainEnd: TypeAlias = "tuple[int, list[int], int, None, bool, str]"
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +34,9 @@ class Watched:
     changed: Callable[[], None]
     failed: Callable[[Exception], None]  # one of the others raised
     only_end: bool = False  # whether nothing is read before the status is terminal
+    # What takes text where the text alone is told; the end then comes to read_end and `changed`.
+    put_text: Callable[[str], None] | None = None
+    read_end: Callable[[PlainEnd], None] | None = None
 
 
 class Hub:
@@ -40,6 +45,7 @@ class Hub:
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._completions = CompletionSet()
         self._watched: dict[int, Watched] = {}
+        self._texts = TextStreams()
         loop.add_reader(self._completions.fileno(), self._drain)
 
     @classmethod
@@ -54,23 +60,32 @@ class Hub:
     def watch(self, watched: Watched) -> None:
         """Makes the calls whenever the queue has something new, or with `only_end` its end, until
         `forget`, or until one of them raises."""
-        self._watched[watched.queue.request_id] = watched
-        self._completions.attach(watched.queue._native, watched.only_end)
+        queue = watched.queue
+        self._watched[queue.request_id] = watched
+        if watched.put_text is not None and (plain := queue._plain_decoder()) is not None:
+            self._texts.add(queue._native, *plain)
+        self._completions.attach(queue._native, watched.only_end)
 
     def forget(self, queue: ResultQueue) -> None:
         """Ends the calls for a queue."""
-        self._watched.pop(queue.request_id, None)
+        if self._watched.pop(queue.request_id, None) is not None:
+            self._texts.remove(queue._native)
 
     def _drain(self) -> None:
         # First all is read, then all is written: each takes less while its code and its data are
-        # in the processor's caches.
+        # in the processor's caches. Text is written at once.
         changed = []
-        for news in self._completions.read():
+        for news in self._completions.read(self._texts):
             watched = self._watched.get(news[0])
             if watched is None:
                 continue
             try:
-                if watched.read(news):
+                if len(news) == 2:
+                    watched.put_text(news[1])  # type: ignore[misc]
+                elif len(news) == 6:
+                    watched.read_end(news)  # type: ignore[misc]
+                    changed.append(watched)
+                elif watched.read(news):
                     changed.append(watched)
             except Exception as error:
                 self._fail(watched, error)

@@ -1,14 +1,8 @@
-// Decoding of byte-level vocabularies (GPT-2's) for Python: token ids become text as they come.
+#include "python/byte_level.h"
 
 #include <pybind11/stl.h>
 
 #include <array>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "python/bindings.h"
 
@@ -45,34 +39,6 @@ std::string BytesOf(const py::str& token) {
   return bytes;
 }
 
-// The bytes of all tokens of a vocabulary. Constant, so any thread may read.
-class ByteLevelVocabulary {
- public:
-  // tokens: by id; None where there is no such id. special: ids.
-  ByteLevelVocabulary(const std::vector<std::optional<py::str>>& tokens,
-                      const std::vector<size_t>& special)
-      : is_special_(tokens.size()) {
-    ends_.reserve(tokens.size());
-    for (const std::optional<py::str>& token : tokens) {
-      if (token.has_value()) bytes_ += BytesOf(*token);
-      ends_.push_back(bytes_.size());
-    }
-    for (size_t id : special) is_special_.at(id) = true;
-  }
-
-  bool IsSpecial(size_t id) const { return id < is_special_.size() && is_special_[id]; }
-  std::string_view Bytes(size_t id) const {
-    if (id >= ends_.size()) return {};
-    const size_t begin = id == 0 ? 0 : ends_[id - 1];
-    return std::string_view(bytes_).substr(begin, ends_[id] - begin);
-  }
-
- private:
-  std::string bytes_;
-  std::vector<size_t> ends_;
-  std::vector<bool> is_special_;
-};
-
 bool IsContinuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 
 // Whether the bytes end with a whole character of UTF-8, other than U+FFFD. What stands before it
@@ -103,52 +69,51 @@ bool EndsWithCharacter(std::string_view bytes) {
   }
 }
 
-// The text of one sequence of tokens. For one thread at a time.
-class ByteLevelText {
- public:
-  ByteLevelText(std::shared_ptr<const ByteLevelVocabulary> vocabulary, bool skip_special_tokens)
-      : vocabulary_(std::move(vocabulary)), skip_special_tokens_(skip_special_tokens) {}
-
-  py::str Put(const py::iterable& ids) {
-    size_t certain = 0;  // bytes
-    for (const py::handle item : ids) {
-      const auto id = item.cast<int64_t>();
-      if (id < 0) throw py::value_error("a token id is " + std::to_string(id));
-      if (skip_special_tokens_ && vocabulary_->IsSpecial(static_cast<size_t>(id))) continue;
-      held_ += vocabulary_->Bytes(static_cast<size_t>(id));
-      if (EndsWithCharacter(held_)) certain = held_.size();
-    }
-    return Take(certain);
-  }
-
-  py::str Flush() { return Take(held_.size()); }
-
- private:
-  // The first `size` of the bytes held, as text.
-  py::str Take(size_t size) {
-    PyObject* text = PyUnicode_DecodeUTF8(held_.data(), static_cast<Py_ssize_t>(size), "replace");
-    if (text == nullptr) throw py::error_already_set();
-    held_.erase(0, size);
-    return py::reinterpret_steal<py::str>(text);
-  }
-
-  const std::shared_ptr<const ByteLevelVocabulary> vocabulary_;
-  const bool skip_special_tokens_;
-  std::string held_;  // may be a part of a character
-};
-
 }  // namespace
+
+ByteLevelVocabulary::ByteLevelVocabulary(const std::vector<std::optional<py::str>>& tokens,
+                                         const std::vector<size_t>& special)
+    : is_special_(tokens.size()) {
+  ends_.reserve(tokens.size());
+  for (const std::optional<py::str>& token : tokens) {
+    if (token.has_value()) bytes_ += BytesOf(*token);
+    ends_.push_back(bytes_.size());
+  }
+  for (size_t id : special) is_special_.at(id) = true;
+}
+
+void ByteLevelText::Put(int64_t id) {
+  if (id < 0) throw py::value_error("a token id is " + std::to_string(id));
+  if (skip_special_tokens_ && vocabulary_->IsSpecial(static_cast<size_t>(id))) return;
+  held_ += vocabulary_->Bytes(static_cast<size_t>(id));
+  if (EndsWithCharacter(held_)) num_certain_ = held_.size();
+}
+
+py::str ByteLevelText::Take(size_t size) {
+  PyObject* text = PyUnicode_DecodeUTF8(held_.data(), static_cast<Py_ssize_t>(size), "replace");
+  if (text == nullptr) throw py::error_already_set();
+  held_.erase(0, size);
+  num_certain_ = 0;
+  return py::reinterpret_steal<py::str>(text);
+}
 
 void BindByteLevel(py::module_& m) {
   py::class_<ByteLevelVocabulary, std::shared_ptr<ByteLevelVocabulary>>(
       m, "ByteLevelVocabulary", "The bytes of each token of a vocabulary like GPT-2's.")
       .def(py::init<const std::vector<std::optional<py::str>>&, const std::vector<size_t>&>(),
            py::arg("tokens"), py::arg("special"));
-  py::class_<ByteLevelText>(m, "ByteLevelText", "The text of tokens that come one by one.")
+  py::class_<ByteLevelText, std::shared_ptr<ByteLevelText>>(
+      m, "ByteLevelText", "The text of tokens that come one by one.")
       .def(py::init<std::shared_ptr<const ByteLevelVocabulary>, bool>(), py::arg("vocabulary"),
            py::arg("skip_special_tokens"))
-      .def("put", &ByteLevelText::Put, py::arg("ids"), "The text that is now certain.")
-      .def("flush", &ByteLevelText::Flush, "What was held back.");
+      .def(
+          "put",
+          [](ByteLevelText& text, const py::iterable& ids) {
+            for (const py::handle id : ids) text.Put(id.cast<int64_t>());
+            return text.TakeCertain();
+          },
+          py::arg("ids"), "The text that is now certain.")
+      .def("flush", &ByteLevelText::TakeAll, "What was held back.");
 }
 
 }  // namespace allspark::python

@@ -5,8 +5,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <unordered_map>
+
 #include "allspark/engine.h"
 #include "python/bindings.h"
+#include "python/byte_level.h"
 #include "python/gil.h"
 
 namespace py = pybind11;
@@ -66,19 +70,73 @@ py::tuple Read(ResultQueue& queue) {
   return py::make_tuple(id, std::move(ids), cached, std::move(rest), is_end);
 }
 
+// Queues of which nothing but the text is wanted while they run: it is made here, and a step that
+// makes none is not told of. Guarded by the GIL.
+class TextStreams {
+ public:
+  // silent: ids that have no text. Requires: the request returns tokens alone; nobody else reads.
+  void Add(const ResultQueue& queue, std::shared_ptr<ByteLevelText> text,
+           std::vector<int64_t> silent) {
+    streams_[queue.request_id()] = {
+        .text = std::move(text), .silent = std::move(silent), .ids = {}, .cached = 0};
+  }
+  void Remove(const ResultQueue& queue) { streams_.erase(queue.request_id()); }
+
+  // Whether the queue is one of these. `news` is then its id and text, or what Read makes with the
+  // ids of all of it and the last text, or nothing.
+  bool Read(ResultQueue& queue, std::optional<py::tuple>* news) {
+    const auto found = streams_.find(queue.request_id());
+    if (found == streams_.end()) return false;
+    Stream& stream = found->second;
+    const bool is_end = IsTerminal(queue.GenerateStatus());
+    if (const std::optional<GeneratedElements> elements = queue.GetNoWait()) {
+      stream.cached = elements->prefix_cache_len;
+      for (const int64_t id : elements->ids_from_generate) {
+        stream.ids.push_back(id);
+        const std::vector<int64_t>& silent = stream.silent;
+        if (std::find(silent.begin(), silent.end(), id) == silent.end()) stream.text->Put(id);
+      }
+    }
+    if (is_end) {
+      *news = py::make_tuple(queue.request_id(), ToList(stream.ids), stream.cached, py::none(),
+                             true, stream.text->TakeAll());
+      streams_.erase(found);
+    } else if (stream.text->has_certain()) {
+      *news = py::make_tuple(queue.request_id(), stream.text->TakeCertain());
+    }
+    return true;
+  }
+
+ private:
+  struct Stream {
+    std::shared_ptr<ByteLevelText> text;
+    std::vector<int64_t> silent;
+    std::vector<int64_t> ids;
+    int64_t cached;  // tokens of the prompt that the prefix cache had
+  };
+  std::unordered_map<uint64_t, Stream> streams_;
+};
+
 // Reads the queues that changed, one at a time: a list of what they hold, of thousands of objects,
 // would set Python's garbage collector going.
 class Reading {
  public:
-  explicit Reading(CompletionSet& set) : queues_(set.Drain()) {}
+  Reading(CompletionSet& set, std::shared_ptr<TextStreams> texts)
+      : queues_(set.Drain()), texts_(std::move(texts)) {}
 
   py::tuple Next() {
-    if (next_ == queues_.size()) throw py::stop_iteration();
-    return Read(*queues_[next_++]);
+    while (next_ < queues_.size()) {
+      ResultQueue& queue = *queues_[next_++];
+      std::optional<py::tuple> news;
+      if (texts_ == nullptr || !texts_->Read(queue, &news)) return Read(queue);
+      if (news.has_value()) return *news;
+    }
+    throw py::stop_iteration();
   }
 
  private:
   std::vector<std::shared_ptr<ResultQueue>> queues_;
+  std::shared_ptr<TextStreams> texts_;
   size_t next_ = 0;
 };
 
@@ -156,6 +214,12 @@ void BindResults(py::module_& m) {
       .def("get_nowait", &ResultQueue::GetNoWait)
       .def("read", &Read);
 
+  py::class_<TextStreams, std::shared_ptr<TextStreams>>(
+      m, "TextStreams", "Queues of which the text alone is wanted while they run.")
+      .def(py::init())
+      .def("add", &TextStreams::Add, py::arg("queue"), py::arg("text"), py::arg("silent_ids"))
+      .def("remove", &TextStreams::Remove, py::arg("queue"));
+
   py::class_<Reading>(m, "Reading", "What changed queues hold, read as it is iterated.")
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", &Reading::Next);
@@ -171,7 +235,12 @@ void BindResults(py::module_& m) {
              for (const auto& queue : set.Drain()) ids.push_back(queue->request_id());
              return ids;
            })
-      .def("read", [](CompletionSet& set) { return Reading(set); });
+      .def(
+          "read",
+          [](CompletionSet& set, std::shared_ptr<TextStreams> texts) {
+            return Reading(set, std::move(texts));
+          },
+          py::arg("texts") = py::none());
 
   py::class_<RequestHandle>(m, "RequestHandle", "A request's identity within this process.")
       .def(py::init([](uint64_t id) { return RequestHandle{id}; }), py::arg("id"))

@@ -9,6 +9,7 @@ import select
 import numpy as np
 import pytest
 from allspark import AsStatus, CompletionSet
+from allspark._allspark import ByteLevelText, ByteLevelVocabulary, TextStreams
 from allspark.aio import _Dispatcher, wait_end
 from engine_fixture import GREEDY, start_engine, write_small_checkpoint
 
@@ -73,6 +74,50 @@ def test_a_set_reads_every_token_of_its_queues_once(running):
     assert all(ids == longest[: len(ids)] for ids in found.values())
     for request_id, (_, queue) in queues.items():
         assert queue._native.read() == (request_id, [], 0, None, True)
+
+
+def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
+    # Bytes of é and of € alone, too: many tokens make no text until the next one.
+    letters = ["a", "\u00c3", "\u00a9", "\u00e2", "\u0124", "\u00ac", "!"]  # GPT-2's for bytes
+    vocabulary = ByteLevelVocabulary([letters[i % 7] for i in range(64)], [9])
+    silent = [14, 15]
+    completions, texts = CompletionSet(), TextStreams()
+    queues, found, ends = {}, {}, {}
+    for seed in range(100):
+        config = {"seed": seed, "temperature": 100.0, "top_k": 0, "max_new_tokens": 20}
+        _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
+        queues[queue.request_id] = handle, queue
+        found[queue.request_id] = []
+        texts.add(queue._native, ByteLevelText(vocabulary, True), silent)
+        completions.attach(queue._native)
+    poller = select.poll()
+    poller.register(completions.fileno(), select.POLLIN)
+    while len(ends) < len(queues):
+        assert poller.poll(60_000), "nothing comes"
+        for request_id, *news in completions.read(texts):
+            if len(news) == 1:
+                assert news[0] and request_id not in ends  # no step without text is told
+                found[request_id].append(news[0])
+            elif request_id in ends:
+                assert news == [[], 0, None, True]
+            else:
+                ids, num_cached, elements, is_end, text = news
+                assert is_end and elements is None and num_cached >= 0 and len(ids) == 20
+                ends[request_id] = ids
+                found[request_id].append(text)
+    for request_id, ids in ends.items():
+        whole = ByteLevelText(vocabulary, True)
+        text = whole.put([i for i in ids if i not in silent]) + whole.flush()
+        assert "".join(found[request_id]) == text
+    assert any(len(pieces) > 2 for pieces in found.values())
+    assert len({tuple(ids) for ids in ends.values()}) > 50
+
+    handle, queue = queues.popitem()[1]
+    texts.add(queue._native, ByteLevelText(vocabulary, True), silent)
+    texts.remove(queue._native)
+    texts.remove(queue._native)  # a second call has no effect
+    completions.attach(queue._native)
+    assert [len(news) for news in completions.read(texts)] == [5]
     running.release_request("m", [handle for handle, _ in queues.values()])
 
 

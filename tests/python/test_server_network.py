@@ -469,6 +469,7 @@ def test_who_pipelines_may_go_too(server, model, stream):
 
 def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
     """Also one of the server itself: no client waits for what never comes."""
+    from allspark.serve.text_chunk import TextChunk
     from allspark.text_queue import TextQueue
 
     with RunningServer([model]) as server:
@@ -484,10 +485,11 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
                         raw = Raw(server.port).send(post(path, **fields, stream=stream))
                         wait_for_requests(model, 1)
 
-                        def broken(self, ids, is_end):
+                        def broken(self, *arguments):
                             raise RuntimeError("it broke")
 
                         patch.setattr(TextQueue, "_put", broken)
+                        patch.setattr(TextChunk, "__call__", broken)
                     with raw:
                         if stream:
                             assert raw.head().status == 200
