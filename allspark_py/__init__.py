@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         ModelScopeModel,
     )
     from allspark.prompt_utils import PromptTemplate
-    from allspark.prompts import PromptScore
     from allspark.request_stat import RequestStatInfo
     from allspark.result_queue import ResultQueue
     from allspark.runtime_config import AsModelRuntimeConfigBuilder
+    from allspark.scoring import PromptScore
     from allspark.text_queue import TextElements, TextQueue
 
 # Public name -> the module it lives in.
@@ -64,7 +64,7 @@ _HOMES = {
     "LoraAdapter": "allspark.model_loader",
     "ModelScopeModel": "allspark.model_loader",
     "PromptTemplate": "allspark.prompt_utils",
-    "PromptScore": "allspark.prompts",
+    "PromptScore": "allspark.scoring",
     "ResultQueue": "allspark.result_queue",
     "AsModelRuntimeConfigBuilder": "allspark.runtime_config",
     "TextElements": "allspark.text_queue",

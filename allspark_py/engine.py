@@ -34,7 +34,7 @@ from allspark.runtime_config import AsModelRuntimeConfigBuilder, TargetDevice
 
 if TYPE_CHECKING:
     from allspark.model_loader import LLM
-    from allspark.prompts import PromptScore
+    from allspark.scoring import PromptScore
 
 __all__ = [
     "AsCacheMode",
@@ -144,7 +144,7 @@ class Engine(RequestCalls, LoraCalls):
         Raises:
             ValueError: an input is refused. AllSparkError: it was stopped, or a step failed.
         """
-        from allspark.prompts import score
+        from allspark.scoring import score
 
         return score(self, model_name, model, inputs, top_logprobs)
 
@@ -164,7 +164,7 @@ class Engine(RequestCalls, LoraCalls):
         """Embeddings [number of inputs, hidden_size], float32: the "mean" of each input's last
         hidden states or the "last" of them, scaled to length 1 unless `normalize` is False. Inputs
         and exceptions are those of score."""
-        from allspark.prompts import embed
+        from allspark.scoring import embed
 
         return embed(self, model_name, model, inputs, pooling, normalize)
 

@@ -21,7 +21,7 @@ from .gguf import GgufFile, find_gguf, open_gguf, read_gguf, tokenizer_files
 from .hub import download_from_huggingface, download_from_modelscope, local_directory
 from .llm import LLM
 from .lora import open_adapters
-from .meta import is_meta, open_meta
+from .meta_llama import is_meta, open_meta
 from .native import native
 from .notices import notice
 from .quantization import Quantization, parse_quantization

@@ -68,7 +68,7 @@ void RequestGroup::ReserveSearch(const GenerationConfig& config, int64_t vocab_s
   parents_.reserve(members_.size());
   for (Request* member : members_) {
     sequences_.push_back(member);
-    member->candidates.likeliest.resize(static_cast<size_t>(num_candidates));
+    member->candidates.top.resize(static_cast<size_t>(num_candidates));
     member->candidates.reported.resize(static_cast<size_t>(num_candidates));
     // Drafts follow one sequence, so a search has none.
     member->most_looked_up = 0;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kv_cache/chain_index.h"
-#include "kv_cache/use_order.h"
+#include "kv_cache/lru_list.h"
 
 namespace allspark {
 
@@ -39,7 +39,7 @@ class HostTier {
   std::vector<uint64_t> salts_;  // by slot
   std::vector<int32_t> tokens_;  // block_size of each slot
   std::vector<int32_t> free_;
-  UseOrder order_;  // of the slots in use
+  LruList order_;  // of the slots in use
   int64_t now_us_ = 0;
 };
 

@@ -17,7 +17,7 @@
 #include "kv_cache/block_pool.h"
 #include "kv_cache/chain_index.h"
 #include "kv_cache/host_tier.h"
-#include "kv_cache/use_order.h"
+#include "kv_cache/lru_list.h"
 
 namespace allspark {
 
@@ -136,7 +136,7 @@ class PrefixCache {
   ChainIndex index_;
   HostTier host_;
   std::vector<HostCopy> copies_;  // room for one out and one in of every block
-  UseOrder unused_;
+  LruList unused_;
   int64_t num_pinned_ = 0;
   int64_t now_us_ = 0;
 };

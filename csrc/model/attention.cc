@@ -1,8 +1,8 @@
 #include "model/attention.h"
 
 #include "kv_cache/extent.h"
-#include "model/branch.h"
 #include "model/latent_attention.h"
+#include "model/residual.h"
 #include "ops/hadamard.h"
 #include "ops/kv_write.h"
 #include "ops/logn.h"

@@ -243,7 +243,7 @@ Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
   if (shape.rotary_dim > 0 && table.rope == nullptr) {
     return Missing(table, "rope", DType::kFloat32);
   }
-  const bool scales = shape.has_branch() || !shape.embedding_scaling.is_identity() ||
+  const bool scales = shape.has_addend() || !shape.embedding_scaling.is_identity() ||
                       !shape.logits_scaling.is_identity() || !shape.qkv_scaling.is_identity() ||
                       shape.has_latents();
   if (scales && table.scale == nullptr) return Missing(table, "scale", DType::kFloat32);

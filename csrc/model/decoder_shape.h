@@ -68,8 +68,8 @@ struct DecoderShape {
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
-  // Whether attention and MLP add to the stream by way of Workspace::branch.
-  bool has_branch() const { return norm_after || !residual_scaling.is_identity(); }
+  // Whether attention and MLP add to the stream by way of Workspace::addend.
+  bool has_addend() const { return norm_after || !residual_scaling.is_identity(); }
   // Whether the MLP reads the same normalised rows as attention.
   bool shares_normed() const { return shared_norm && !int8_activations; }
   // The MLP's first weight.

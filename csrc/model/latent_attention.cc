@@ -1,6 +1,6 @@
 #include "model/latent_attention.h"
 
-#include "model/branch.h"
+#include "model/residual.h"
 #include "ops/convert.h"
 #include "ops/norm.h"
 #include "ops/scale.h"

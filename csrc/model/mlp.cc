@@ -1,6 +1,6 @@
 #include "model/mlp.h"
 
-#include "model/branch.h"
+#include "model/residual.h"
 #include "ops/linear.h"
 
 namespace allspark {

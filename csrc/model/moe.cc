@@ -1,6 +1,6 @@
 #include "model/moe.h"
 
-#include "model/branch.h"
+#include "model/residual.h"
 #include "ops/linear.h"
 #include "ops/quantize.h"
 #include "tensor/tensor_view.h"
@@ -95,9 +95,9 @@ void RunExperts(const OpContext& context, const DecoderShape& shape, const MoeWe
   }
   AddTasks(shape, moe.routing, {weights.down, gated, moe.outputs, {}}, tasks);
   LinearEach(context, tasks);
-  const BranchOut out = BranchOutput(w);
+  const ResidualOut out = ResidualOutput(w);
   CombineExperts(context, moe.outputs, router, moe.routing, out.accumulates, out.y);
-  AddBranch(context, weights.post_norm, shape.residual_scaling, w);
+  FinishResidual(context, weights.post_norm, shape.residual_scaling, w);
 }
 
 }  // namespace allspark

@@ -9,9 +9,9 @@ namespace allspark {
 namespace {
 
 // Lays matrices one after another from `base` on; with a null base it only counts.
-class Carver {
+class ArenaLayout {
  public:
-  Carver(unsigned char* base, int64_t offset) : base_(base), offset_(offset) {}
+  ArenaLayout(unsigned char* base, int64_t offset) : base_(base), offset_(offset) {}
 
   Matrix Take(DType dtype, int64_t rows, int64_t cols) {
     const int64_t begin = Advance(rows * cols * ElementBytes(dtype));
@@ -40,44 +40,45 @@ class Carver {
 };
 
 // Returns where it ends.
-int64_t CarveExperts(const DecoderShape& shape, int64_t tokens, Carver carver, MoeWorkspace& w) {
+int64_t LayOutExperts(const DecoderShape& shape, int64_t tokens, ArenaLayout layout,
+                      MoeWorkspace& w) {
   const RouterParams& router = shape.router;
   const int64_t pairs = tokens * router.top_k, hidden = shape.hidden;
   const int64_t inner = shape.expert_intermediate, shared = shape.shared_intermediate;
   const auto ints = [&](int64_t rows, int64_t cols) {
-    return static_cast<int32_t*>(carver.Take(DType::kInt32, rows, cols).data);
+    return static_cast<int32_t*>(layout.Take(DType::kInt32, rows, cols).data);
   };
-  w.logits = carver.Take(DType::kFloat32, tokens, router.logits());
+  w.logits = layout.Take(DType::kFloat32, tokens, router.logits());
   w.routing.experts = ints(tokens, router.top_k);
   w.routing.weights =
-      static_cast<float*>(carver.Take(DType::kFloat32, tokens, router.columns()).data);
+      static_cast<float*>(layout.Take(DType::kFloat32, tokens, router.columns()).data);
   w.routing.rows = ints(tokens, router.columns());
   w.routing.tokens = ints(1, pairs);
   w.routing.begins = ints(1, router.num_experts + 1);
-  w.gathered = carver.TakeActivations(shape.compute, pairs, hidden);
-  w.gated = carver.TakeActivations(shape.compute, pairs, inner);
-  if (shared > 0) w.shared_gated = carver.TakeActivations(shape.compute, tokens, shared);
-  Carver before = carver;
+  w.gathered = layout.TakeActivations(shape.compute, pairs, hidden);
+  w.gated = layout.TakeActivations(shape.compute, pairs, inner);
+  if (shared > 0) w.shared_gated = layout.TakeActivations(shape.compute, tokens, shared);
+  ArenaLayout before = layout;
   w.gate_up = before.Take(DType::kFloat32, pairs, 2 * inner);
   if (shared > 0) w.shared_gate_up = before.Take(DType::kFloat32, tokens, 2 * shared);
   if (shape.int8_activations) {
     w.gated_float = before.Take(DType::kFloat32, pairs, inner);
     if (shared > 0) w.shared_gated_float = before.Take(DType::kFloat32, tokens, shared);
   }
-  w.outputs = carver.Take(DType::kFloat32, tokens * router.columns(), hidden);
-  return std::max(before.offset(), carver.offset());
+  w.outputs = layout.Take(DType::kFloat32, tokens * router.columns(), hidden);
+  return std::max(before.offset(), layout.offset());
 }
 
 // Beside the matrices that all attention has.
-LatentWorkspace CarveLatents(const DecoderShape& shape, int64_t tokens, Carver& carver) {
-  const auto take = [&](int64_t cols) { return carver.Take(DType::kFloat32, tokens, cols); };
+LatentWorkspace LayOutLatents(const DecoderShape& shape, int64_t tokens, ArenaLayout& layout) {
+  const auto take = [&](int64_t cols) { return layout.Take(DType::kFloat32, tokens, cols); };
   LatentWorkspace w;
   w.latents = take(shape.latent_cols());
   if (shape.q_latent > 0)
-    w.q_latent = carver.TakeActivations(shape.compute, tokens, shape.q_latent);
+    w.q_latent = layout.TakeActivations(shape.compute, tokens, shape.q_latent);
   w.queries = take(shape.q_heads * shape.query_dim);
   if (shape.compute != DType::kFloat32) {
-    w.rounded_queries = carver.Take(shape.compute, tokens, shape.q_heads * shape.unrotated_dim());
+    w.rounded_queries = layout.Take(shape.compute, tokens, shape.q_heads * shape.unrotated_dim());
   }
   w.values = take(shape.o_cols());
   // As wide as the latents, since keys and values are written with one stride.
@@ -90,10 +91,10 @@ struct Layout {
   int64_t bytes;
 };
 
-Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char* base) {
+Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, unsigned char* base) {
   const auto [tokens, num_threads, lora_columns] = size;
   Workspace w;
-  Carver common(base, 0);
+  ArenaLayout common(base, 0);
   w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);
   w.normed = common.TakeActivations(shape.compute, tokens, shape.hidden);
   w.mlp_normed = w.normed;
@@ -103,7 +104,7 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
   if (shape.reordered_cols > 0) {
     w.reordered = common.TakeActivations(shape.compute, tokens, shape.reordered_cols);
   }
-  if (shape.has_branch()) w.branch = common.Take(DType::kFloat32, tokens, shape.hidden);
+  if (shape.has_addend()) w.addend = common.Take(DType::kFloat32, tokens, shape.hidden);
   w.row_scratch_floats = AlignUp(std::max({shape.hidden, shape.intermediate, shape.q_latent}), 16);
   w.row_scratch =
       static_cast<float*>(common.Take(DType::kFloat32, num_threads, w.row_scratch_floats).data);
@@ -116,22 +117,22 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
       w.lora.wide = common.Take(shape.compute, tokens, shape.widest_input());
     }
   }
-  Carver attention(base, common.offset());
+  ArenaLayout attention(base, common.offset());
   const bool latents = shape.has_latents();
   w.qkv = attention.Take(DType::kFloat32, tokens, latents ? shape.q_cols() : shape.qkv_cols());
-  if (latents) w.latent = CarveLatents(shape, tokens, attention);
+  if (latents) w.latent = LayOutLatents(shape, tokens, attention);
   const DType attended = latents ? shape.compute : DType::kFloat32;
   w.attended = attention.TakeActivations(attended, tokens, shape.q_cols());
   const DType o_input = latents ? shape.compute : DType::kInt8;
   w.o_input = attention.TakeActivations(o_input, tokens, shape.o_cols());
   const int64_t scratch_floats = PagedAttentionScratch(MakeAttentionParams(shape, 0), num_threads);
   w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
-  Carver mlp(base, common.offset());
+  ArenaLayout mlp(base, common.offset());
   w.gate_up = mlp.Take(DType::kFloat32, tokens, shape.up_cols());
   w.gated = mlp.TakeActivations(shape.compute, tokens, shape.intermediate);
   int64_t end = std::max(attention.offset(), mlp.offset());
   if (shape.has_experts()) {
-    end = std::max(end, CarveExperts(shape, tokens, Carver(base, common.offset()), w.moe));
+    end = std::max(end, LayOutExperts(shape, tokens, ArenaLayout(base, common.offset()), w.moe));
   }
   return {w, end};
 }
@@ -139,14 +140,14 @@ Layout Carve(const DecoderShape& shape, const WorkspaceSize& size, unsigned char
 }  // namespace
 
 int64_t WorkspaceBytes(const DecoderShape& shape, const WorkspaceSize& size) {
-  return Carve(shape, size, nullptr).bytes;
+  return LayOut(shape, size, nullptr).bytes;
 }
 
 Workspace AllocateWorkspace(const DecoderShape& shape, const WorkspaceSize& size,
                             StepArena& arena) {
   const int64_t bytes = WorkspaceBytes(shape, size);
   auto* base = static_cast<unsigned char*>(arena.Allocate(bytes));
-  return Carve(shape, size, base).workspace;
+  return LayOut(shape, size, base).workspace;
 }
 
 }  // namespace allspark

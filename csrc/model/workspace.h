@@ -63,7 +63,7 @@ struct Workspace {
   ActivationBuffer normed;  // [tokens, hidden]; at the end the rows for lm_head
   ActivationBuffer mlp_normed;   // with parallel_residual, what the MLP reads; may be `normed`
   ActivationBuffer reordered;    // [tokens, reordered_cols]; empty where nothing is reordered
-  Matrix branch;                 // [tokens, hidden] float32; empty unless shape.has_branch()
+  Matrix addend;                 // [tokens, hidden] float32; empty unless shape.has_addend()
   float* row_scratch = nullptr;  // [threads][row_scratch_floats]: a row before it is quantised
   int64_t row_scratch_floats = 0;
   LoraScratch lora;  // empty without adapters

@@ -42,10 +42,10 @@ void BeamSearch::Collect(std::span<const RowCandidates* const> rows) {
   candidates_.clear();
   for (size_t beam = 0; beam < rows.size(); ++beam) {
     const RowCandidates& row = *rows[beam];
-    for (size_t i = 0; i < row.likeliest.size() && row.likeliest[i].token >= 0; ++i) {
+    for (size_t i = 0; i < row.top.size() && row.top[i].token >= 0; ++i) {
       candidates_.push_back({.parent = static_cast<int32_t>(beam),
-                             .token = row.likeliest[i].token,
-                             .sum_logprobs = beams_[beam].sum_logprobs + row.likeliest[i].logprob,
+                             .token = row.top[i].token,
+                             .sum_logprobs = beams_[beam].sum_logprobs + row.top[i].logprob,
                              .reported = row.reported[i]});
     }
   }

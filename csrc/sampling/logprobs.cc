@@ -33,9 +33,11 @@ class Normalizer {
   double log_sum_ = 0;
 };
 
-// By insertion: few are asked for, and nearly all tokens fail the first comparison. Returns how
-// many there are.
+}  // namespace
+
+// By insertion: few are asked for, and nearly all tokens fail the first comparison.
 size_t FindTop(const float* values, int64_t vocab_size, std::vector<TokenLogprob>& top) {
+  if (top.empty()) return 0;
   size_t count = 0;
   for (int64_t i = 0; i < vocab_size; ++i) {
     const float floor =
@@ -47,12 +49,6 @@ size_t FindTop(const float* values, int64_t vocab_size, std::vector<TokenLogprob
   }
   std::fill(top.begin() + static_cast<int64_t>(count), top.end(), TokenLogprob{});
   return count;
-}
-
-}  // namespace
-
-void FindLikeliest(const float* values, int64_t vocab_size, std::vector<TokenLogprob>& top) {
-  if (!top.empty()) (void)FindTop(values, vocab_size, top);
 }
 
 void LogSoftmax(const kernels::KernelTable& kernels, float* logits, int64_t vocab_size) {

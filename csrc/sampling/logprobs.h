@@ -27,7 +27,7 @@ struct RowLogprobs {
 struct RowCandidates {
   // As RowLogprobs::top, of the processed log-probabilities: here logits processors are applied
   // after the log-softmax, and their result is not normalised again.
-  std::vector<TokenLogprob> likeliest;
+  std::vector<TokenLogprob> top;
   std::vector<float> reported;  // RowLogprobs::chosen if that candidate is chosen
 };
 
@@ -39,8 +39,8 @@ struct OutputLogprobs {
 };
 
 // The highest values, as many as `top` has elements, in order of (value descending, index
-// ascending); where fewer are above -inf, the rest have token -1.
-void FindLikeliest(const float* values, int64_t vocab_size, std::vector<TokenLogprob>& top);
+// ascending); where fewer are above -inf, the rest have token -1. Returns how many are.
+size_t FindTop(const float* values, int64_t vocab_size, std::vector<TokenLogprob>& top);
 
 // In place. Nothing above -inf: the row stays as it is.
 void LogSoftmax(const kernels::KernelTable& kernels, float* logits, int64_t vocab_size);

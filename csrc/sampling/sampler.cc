@@ -76,12 +76,12 @@ void Sampler::RankRow(SamplingRow& row, int thread) {
   }
   Process(row);
   RowCandidates& candidates = *row.candidates;
-  FindLikeliest(row.logits, vocab_size_, candidates.likeliest);
-  for (size_t i = 0; i < candidates.likeliest.size(); ++i) {
-    const int32_t token = candidates.likeliest[i].token;
+  FindTop(row.logits, vocab_size_, candidates.top);
+  for (size_t i = 0; i < candidates.top.size(); ++i) {
+    const int32_t token = candidates.top[i].token;
     if (token >= 0) candidates.reported[i] = reported[token];
   }
-  if (row.logprobs != nullptr) FindLikeliest(reported, vocab_size_, row.logprobs->top);
+  if (row.logprobs != nullptr) FindTop(reported, vocab_size_, row.logprobs->top);
 }
 
 void Sampler::Process(const SamplingRow& row) const {

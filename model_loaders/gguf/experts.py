@@ -150,7 +150,7 @@ EXPERTS = {
         "DbrxForCausalLM",
         _DBRX,
         _dbrx,
-        turned=("ffn_down_exps",),
+        transposed=("ffn_down_exps",),
         whole=_DBRX_WHOLE,
         layer="transformer.blocks.",
         layer_norm=True,

@@ -169,7 +169,7 @@ def _entry(family: Family, config: ModelConfig, module: str, tensor: GgufTensor)
     if family.norms_with_one and module.endswith("norm"):
         # The declaration adds the one again, which gives exactly the stored bits.
         return derive(_less_one(entry.dtype), "float32", entry.shape, entry)
-    if module in family.turned and len(entry.shape) == 2 and not entry.has_outputs_first:
+    if module in family.transposed and len(entry.shape) == 2 and not entry.has_outputs_first:
         return derive(lambda array: array.T, entry.dtype, entry.shape[::-1], entry)
     return entry
 

@@ -36,9 +36,9 @@ class Family:
 
     Where llama.cpp's layout differs from transformers': ``pairs``, rows of queries and keys that
     are rotated together are adjacent, not half a head apart; ``by_groups``, all queries are
-    followed by all keys and values, not stored group by group; ``turned``, matrices whose rows are
-    output features, not input features; ``norms_with_one``, norms have one added. ``latents``:
-    attention is over latents.
+    followed by all keys and values, not stored group by group; ``transposed``, matrices whose rows
+    are output features, not input features; ``norms_with_one``, norms have one added.
+    ``latents``: attention is over latents.
     """
 
     architecture: str
@@ -46,7 +46,7 @@ class Family:
     fields: Fields = lambda source, config: {}
     pairs: bool = False
     by_groups: bool = False
-    turned: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
     norms_with_one: bool = False
     layer_norm: bool = False
     latents: bool = False

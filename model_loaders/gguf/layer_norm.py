@@ -150,7 +150,7 @@ LAYER_NORM = {
         "GPT2LMHeadModel",
         _GPT2,
         _gpt2,
-        turned=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
         whole=_GPT2_WHOLE,
         layer="transformer.h.",
         layer_norm=True,

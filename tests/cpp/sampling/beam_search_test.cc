@@ -15,10 +15,10 @@ namespace {
 
 constexpr int32_t kEnd = 9;
 
-RowCandidates Row(std::vector<TokenLogprob> likeliest) {
+RowCandidates Row(std::vector<TokenLogprob> top) {
   RowCandidates row;
-  row.reported.resize(likeliest.size());
-  row.likeliest = std::move(likeliest);
+  row.reported.resize(top.size());
+  row.top = std::move(top);
   return row;
 }
 
@@ -119,11 +119,11 @@ TEST(BeamSearchTest, CandidatesAreProcessedLogProbabilities) {
                   .candidates = &candidates};
   Sampler sampler(5, *kernels::DefaultTable(), nullptr);
   sampler.Sample(&row, 1);
-  EXPECT_EQ(candidates.likeliest[0].token, 0);
-  EXPECT_NEAR(candidates.likeliest[0].logprob, 1 - total + 5, 1e-6);
+  EXPECT_EQ(candidates.top[0].token, 0);
+  EXPECT_NEAR(candidates.top[0].logprob, 1 - total + 5, 1e-6);
   EXPECT_NEAR(candidates.reported[0], 1 - total, 1e-6);
-  EXPECT_EQ(candidates.likeliest[1].token, 1);
-  EXPECT_EQ(candidates.likeliest[2].token, -1);
+  EXPECT_EQ(candidates.top[1].token, 1);
+  EXPECT_EQ(candidates.top[2].token, -1);
   EXPECT_EQ(logprobs.top[0].token, 1);
   EXPECT_NEAR(logprobs.top[0].logprob, 3 - total, 1e-6);
 }

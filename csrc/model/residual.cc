@@ -1,4 +1,4 @@
-#include "model/branch.h"
+#include "model/residual.h"
 
 #include "ops/convert.h"
 #include "ops/gather_columns.h"
@@ -47,20 +47,20 @@ ConstMatrix InOrder(const OpContext& context, const ConstMatrix& x, const Linear
 void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearWeight& weight,
                    const NormWeight& post_norm, const Scaling& scaling,
                    std::span<const kernels::LowRank> low_rank, const Workspace& w) {
-  const BranchOut out = BranchOutput(w);
+  const ResidualOut out = ResidualOutput(w);
   Linear(context, x, weight, out.accumulates, out.y, low_rank);
-  AddBranch(context, post_norm, scaling, w);
+  FinishResidual(context, post_norm, scaling, w);
 }
 
-BranchOut BranchOutput(const Workspace& w) {
-  return w.branch.data == nullptr ? BranchOut{w.residual, true} : BranchOut{w.branch, false};
+ResidualOut ResidualOutput(const Workspace& w) {
+  return w.addend.data == nullptr ? ResidualOut{w.residual, true} : ResidualOut{w.addend, false};
 }
 
-void AddBranch(const OpContext& context, const NormWeight& post_norm, const Scaling& scaling,
-               const Workspace& w) {
-  if (w.branch.data == nullptr) return;
-  if (post_norm.weight != nullptr) Norm(context, w.branch, post_norm, w.branch);
-  Scale(context, w.branch, scaling, /*accumulate=*/true, w.residual);
+void FinishResidual(const OpContext& context, const NormWeight& post_norm, const Scaling& scaling,
+                    const Workspace& w) {
+  if (w.addend.data == nullptr) return;
+  if (post_norm.weight != nullptr) Norm(context, w.addend, post_norm, w.addend);
+  Scale(context, w.addend, scaling, /*accumulate=*/true, w.residual);
 }
 
 }  // namespace allspark

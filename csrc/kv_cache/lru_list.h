@@ -1,4 +1,4 @@
-// UseOrder: entries in the order of their last use, with its time; the oldest are the next to be
+// LruList: entries in the order of their last use, with its time; the oldest are the next to be
 // forgotten. Sized at construction, nothing allocates later. Private to kv_cache/.
 #pragma once
 
@@ -7,12 +7,12 @@
 
 namespace allspark {
 
-class UseOrder {
+class LruList {
  public:
   static constexpr int32_t kNone = -1;
 
   // For entries 0 to num_entries - 1, none of which is in it.
-  explicit UseOrder(int64_t num_entries) : entries_(static_cast<size_t>(num_entries)) {}
+  explicit LruList(int64_t num_entries) : entries_(static_cast<size_t>(num_entries)) {}
 
   int64_t size() const { return size_; }
   // kNone: there is none.

@@ -32,14 +32,14 @@ void AddToResidual(const OpContext& context, const ConstMatrix& x, const LinearW
                    const NormWeight& post_norm, const Scaling& scaling,
                    std::span<const kernels::LowRank> low_rank, const Workspace& w);
 
-// Where a branch that does not end in a product writes its result (float32). If `accumulates`, the
-// result is added to the stream; otherwise y is a matrix that AddBranch adds later.
-struct BranchOut {
+// Where what does not end in a product writes its result (float32). If `accumulates`, the
+// result is added to the stream; otherwise y is a matrix that FinishResidual adds later.
+struct ResidualOut {
   Matrix y;
   bool accumulates;
 };
-BranchOut BranchOutput(const Workspace& w);
-void AddBranch(const OpContext& context, const NormWeight& post_norm, const Scaling& scaling,
-               const Workspace& w);
+ResidualOut ResidualOutput(const Workspace& w);
+void FinishResidual(const OpContext& context, const NormWeight& post_norm, const Scaling& scaling,
+                    const Workspace& w);
 
 }  // namespace allspark
