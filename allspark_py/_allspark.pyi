@@ -278,7 +278,11 @@ class NativeResultQueue:
 class TextStreams:
     def __init__(self) -> None: ...
     def add(
-        self, queue: NativeResultQueue, text: ByteLevelText, silent_ids: Sequence[int]
+        self,
+        queue: NativeResultQueue,
+        text: ByteLevelText,
+        silent_ids: Sequence[int],
+        with_ids: bool = False,
     ) -> None: ...
     def remove(self, queue: NativeResultQueue) -> None: ...
 

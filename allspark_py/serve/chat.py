@@ -353,7 +353,7 @@ class ChatStream:
         if writer is not None and writer.is_free:
             writer.write(self._texts[0](text))
         else:
-            self._call.choices[0].put_back(text)
+            self._call.choices[0].keep(text)
 
     def _write(self) -> None:
         """Everything that has come, as one event for each choice."""

@@ -83,14 +83,15 @@ class Choice:
 
     def watch_text(
         self,
-        put: Callable[[str], None],
+        put: Callable[..., None],
         changed: Callable[[], None],
         failed: Callable[[Exception], None],
+        with_ids: bool = False,
     ) -> None:
-        """As watch, for those who want nothing but text until the end: it may come to `put`, and
-        then not to `take`."""
-        hub = Hub.current()
-        hub.watch(Watched(self._queue, self._add, changed, failed, False, put, self._add_end))
+        """As watch, for those who want nothing but text until the end, or text and ids: they may
+        come to `put`, which keeps what it does not write."""
+        parts = (self._queue, self._add, changed, failed, False, put, with_ids, self._add_end)
+        Hub.current().watch(Watched(*parts))
 
     def read(self) -> bool:
         """Reads what has come since the hub did; False if that was nothing."""
@@ -119,17 +120,17 @@ class Choice:
 
     def _add_end(self, news: PlainEnd) -> None:
         _, ids, self.cached_tokens, _, _, text = news
-        self._queue._end_plain(len(ids))
-        self.num_tokens = len(ids)
-        self.token_ids = ids
-        self.put_back(text)
+        self.keep(text, ids)
+        self._queue._end_plain(self.num_tokens)
         self.is_finished = True
         self.release()
 
-    def put_back(self, text: str) -> None:
-        """Keeps text for take_text."""
+    def keep(self, text: str, ids: Sequence[int] = ()) -> None:
+        """Keeps what came to `put` of watch_text, for the methods that take it."""
         if text:
             self._texts.append(text)
+        self.num_tokens += len(ids)
+        self.token_ids += ids
 
     @property
     def has_news(self) -> bool:

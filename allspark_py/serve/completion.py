@@ -262,6 +262,10 @@ class CompletionStream:
         if self._text is not None:
             self._call.choices[0].watch_text(self._put_text, self._write, writer.fail)
             return
+        if self._ids is not None:
+            choice = self._call.choices[0]
+            choice.watch_text(self._put_ids, self._write, writer.fail, with_ids=True)
+            return
         for choice in self._call.choices:
             choice.watch(self._write, writer.fail)
 
@@ -275,7 +279,12 @@ class CompletionStream:
         if self._text is not None and writer is not None and writer.is_free:
             writer.write(self._text(text))
         else:
-            self._call.choices[0].put_back(text)
+            self._call.choices[0].keep(text)
+
+    def _put_ids(self, text: str, ids: list[int]) -> None:
+        """Text and ids of an output that is nothing else."""
+        self._call.choices[0].keep(text, ids)
+        self._write()
 
     def _write(self) -> None:
         writer = self._writer

@@ -21,7 +21,7 @@ logger = logging.getLogger("allspark.serve")
 # Of a queue: the request's id, new ids, how many tokens of the prompt the prefix cache had, the
 # elements where they hold more than ids, and whether these are the last.
 News: TypeAlias = "tuple[int, list[int], int, GeneratedElements | None, bool]"
-# Of one of which the text alone is told, at its end: News with all ids, and the last text.
+# Of one of which text is told, at its end: News with the ids that were not told, and the last text.
 PlainEnd: TypeAlias = "tuple[int, list[int], int, None, bool, str]"
 
 
@@ -34,8 +34,10 @@ class Watched:
     changed: Callable[[], None]
     failed: Callable[[Exception], None]  # one of the others raised
     only_end: bool = False  # whether nothing is read before the status is terminal
-    # What takes text where the text alone is told; the end then comes to read_end and `changed`.
-    put_text: Callable[[str], None] | None = None
+    # What takes text, or with with_ids text and ids, where these alone are told; the end then comes
+    # to read_end and `changed`.
+    put_text: Callable[..., None] | None = None
+    with_ids: bool = False
     read_end: Callable[[PlainEnd], None] | None = None
 
 
@@ -63,7 +65,7 @@ class Hub:
         queue = watched.queue
         self._watched[queue.request_id] = watched
         if watched.put_text is not None and (plain := queue._plain_decoder()) is not None:
-            self._texts.add(queue._native, *plain)
+            self._texts.add(queue._native, *plain, watched.with_ids)
         self._completions.attach(queue._native, watched.only_end)
 
     def forget(self, queue: ResultQueue) -> None:
@@ -80,8 +82,8 @@ class Hub:
             if watched is None:
                 continue
             try:
-                if len(news) == 2:
-                    watched.put_text(news[1])  # type: ignore[misc]
+                if len(news) <= 3:
+                    watched.put_text(*news[1:])  # type: ignore[misc]
                 elif len(news) == 6:
                     watched.read_end(news)  # type: ignore[misc]
                     changed.append(watched)

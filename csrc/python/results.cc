@@ -70,20 +70,25 @@ py::tuple Read(ResultQueue& queue) {
   return py::make_tuple(id, std::move(ids), cached, std::move(rest), is_end);
 }
 
-// Queues of which nothing but the text is wanted while they run: it is made here, and a step that
-// makes none is not told of. Guarded by the GIL.
+// Queues of which nothing but the text is wanted while they run, or the text and the ids: the text
+// is made here. Of a queue whose ids are not wanted, a step without text is not told. Guarded by
+// the GIL.
 class TextStreams {
  public:
   // silent: ids that have no text. Requires: the request returns tokens alone; nobody else reads.
   void Add(const ResultQueue& queue, std::shared_ptr<ByteLevelText> text,
-           std::vector<int64_t> silent) {
-    streams_[queue.request_id()] = {
-        .text = std::move(text), .silent = std::move(silent), .ids = {}, .cached = 0};
+           std::vector<int64_t> silent, bool with_ids) {
+    streams_[queue.request_id()] = {.text = std::move(text),
+                                    .silent = std::move(silent),
+                                    .with_ids = with_ids,
+                                    .ids = {},
+                                    .cached = 0};
   }
   void Remove(const ResultQueue& queue) { streams_.erase(queue.request_id()); }
 
-  // Whether the queue is one of these. `news` is then its id and text, or what Read makes with the
-  // ids of all of it and the last text, or nothing.
+  // Whether the queue is one of these. `news` is then its id, the text, and the ids where they are
+  // wanted; or at its end what Read makes, of the ids that were not told, and the last text; or
+  // nothing.
   bool Read(ResultQueue& queue, std::optional<py::tuple>* news) {
     const auto found = streams_.find(queue.request_id());
     if (found == streams_.end()) return false;
@@ -101,6 +106,9 @@ class TextStreams {
       *news = py::make_tuple(queue.request_id(), ToList(stream.ids), stream.cached, py::none(),
                              true, stream.text->TakeAll());
       streams_.erase(found);
+    } else if (stream.with_ids && !stream.ids.empty()) {
+      *news = py::make_tuple(queue.request_id(), stream.text->TakeCertain(), ToList(stream.ids));
+      stream.ids.clear();
     } else if (stream.text->has_certain()) {
       *news = py::make_tuple(queue.request_id(), stream.text->TakeCertain());
     }
@@ -111,8 +119,9 @@ class TextStreams {
   struct Stream {
     std::shared_ptr<ByteLevelText> text;
     std::vector<int64_t> silent;
-    std::vector<int64_t> ids;
-    int64_t cached;  // tokens of the prompt that the prefix cache had
+    bool with_ids;
+    std::vector<int64_t> ids;  // not told yet
+    int64_t cached;            // tokens of the prompt that the prefix cache had
   };
   std::unordered_map<uint64_t, Stream> streams_;
 };
@@ -215,9 +224,10 @@ void BindResults(py::module_& m) {
       .def("read", &Read);
 
   py::class_<TextStreams, std::shared_ptr<TextStreams>>(
-      m, "TextStreams", "Queues of which the text alone is wanted while they run.")
+      m, "TextStreams", "Queues of which the text, or text and ids, are wanted while they run.")
       .def(py::init())
-      .def("add", &TextStreams::Add, py::arg("queue"), py::arg("text"), py::arg("silent_ids"))
+      .def("add", &TextStreams::Add, py::arg("queue"), py::arg("text"), py::arg("silent_ids"),
+           py::arg("with_ids") = false)
       .def("remove", &TextStreams::Remove, py::arg("queue"));
 
   py::class_<Reading>(m, "Reading", "What changed queues hold, read as it is iterated.")

@@ -82,26 +82,30 @@ def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
     vocabulary = ByteLevelVocabulary([letters[i % 7] for i in range(64)], [9])
     silent = [14, 15]
     completions, texts = CompletionSet(), TextStreams()
-    queues, found, ends = {}, {}, {}
+    queues, found, ends, told = {}, {}, {}, {}
     for seed in range(100):
         config = {"seed": seed, "temperature": 100.0, "top_k": 0, "max_new_tokens": 20}
         _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
         queues[queue.request_id] = handle, queue
-        found[queue.request_id] = []
-        texts.add(queue._native, ByteLevelText(vocabulary, True), silent)
+        found[queue.request_id], told[queue.request_id] = [], [] if seed % 2 else None
+        texts.add(queue._native, ByteLevelText(vocabulary, True), silent, with_ids=seed % 2 == 1)
         completions.attach(queue._native)
     poller = select.poll()
     poller.register(completions.fileno(), select.POLLIN)
     while len(ends) < len(queues):
         assert poller.poll(60_000), "nothing comes"
         for request_id, *news in completions.read(texts):
-            if len(news) == 1:
-                assert news[0] and request_id not in ends  # no step without text is told
+            if len(news) <= 2:
+                assert request_id not in ends
+                assert news[-1]  # no step without text, or ids, is told
                 found[request_id].append(news[0])
+                if told[request_id] is not None:
+                    told[request_id] += news[1]
             elif request_id in ends:
                 assert news == [[], 0, None, True]
             else:
                 ids, num_cached, elements, is_end, text = news
+                ids = (told[request_id] or []) + ids
                 assert is_end and elements is None and num_cached >= 0 and len(ids) == 20
                 ends[request_id] = ids
                 found[request_id].append(text)
