@@ -278,7 +278,8 @@ class Pipeline:
             whole.error_message = str(error)
             raise
         finally:
-            session._abort = None
+            if session._abort is abort:  # else a later turn has begun
+                session._abort = None
             session.response = whole
             if whole.finish_reason != "error" and whole.error_code is None:
                 session.history.append((prompt, whole.text))

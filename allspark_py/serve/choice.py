@@ -90,8 +90,11 @@ class Choice:
     ) -> None:
         """As watch, for those who want nothing but text until the end, or text and ids: they may
         come to `put`, which keeps what it does not write."""
-        parts = (self._queue, self._add, changed, failed, False, put, with_ids, self._add_end)
-        Hub.current().watch(Watched(*parts))
+        watched = Watched(
+            self._queue, self._add, changed, failed,
+            put_text=put, with_ids=with_ids, read_end=self._add_end,
+        )  # fmt: skip
+        Hub.current().watch(watched)
 
     def read(self) -> bool:
         """Reads what has come since the hub did; False if that was nothing."""

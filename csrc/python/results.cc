@@ -93,6 +93,7 @@ class TextStreams {
     const auto found = streams_.find(queue.request_id());
     if (found == streams_.end()) return false;
     Stream& stream = found->second;
+    // The status comes first, as in the function Read.
     const bool is_end = IsTerminal(queue.GenerateStatus());
     if (const std::optional<GeneratedElements> elements = queue.GetNoWait()) {
       stream.cached = elements->prefix_cache_len;
