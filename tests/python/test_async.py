@@ -83,8 +83,9 @@ def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
     silent = [14, 15]
     completions, texts = CompletionSet(), TextStreams()
     queues, found, ends, told = {}, {}, {}, {}
-    for seed in range(100):
-        config = {"seed": seed, "temperature": 100.0, "top_k": 0, "max_new_tokens": 20}
+    num_tokens = 100
+    for seed in range(600):  # so many that some are read while they run
+        config = {"seed": seed, "temperature": 100.0, "top_k": 0, "max_new_tokens": num_tokens}
         _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
         queues[queue.request_id] = handle, queue
         found[queue.request_id], told[queue.request_id] = [], [] if seed % 2 else None
@@ -106,7 +107,7 @@ def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
             else:
                 ids, num_cached, elements, is_end, text = news
                 ids = (told[request_id] or []) + ids
-                assert is_end and elements is None and num_cached >= 0 and len(ids) == 20
+                assert is_end and elements is None and num_cached >= 0 and len(ids) == num_tokens
                 ends[request_id] = ids
                 found[request_id].append(text)
     for request_id, ids in ends.items():

@@ -183,7 +183,8 @@ TEST_P(BlockPoolUse, RandomUseKeepsCountsAndAllocatesNothing) {
       case 0:
         if (free > 0) {
           const bool follows = expected[static_cast<size_t>(block)] > 0;
-          const int32_t taken = pool.Allocate(follows ? block : BlockPool::kNone);
+          const int32_t taken =
+              pool.Allocate(follows ? block : BlockPool::kNone, /*grows=*/i % 2 == 0);
           ASSERT_EQ(expected[static_cast<size_t>(taken)]++, 0) << "block " << taken;
         }
         break;

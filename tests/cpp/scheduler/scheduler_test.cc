@@ -98,6 +98,17 @@ TEST(Scheduler, BlocksAreTakenAsTheyAreNeeded) {
   EXPECT_EQ(sequence->block_table.size(), 4u);
 }
 
+TEST(Scheduler, SequencesThatDoNotGrowBeginNoExtentWhileAnotherHasRoom) {
+  Harness harness({.max_batch = 8, .chunk_tokens = 64, .block_size = 4, .num_blocks = 64});
+  const TestSequence* growing[] = {harness.Add(0, 8, 40), harness.Add(0, 8, 40)};
+  const TestSequence* scored[] = {harness.Add(0, 8, 9), harness.Add(0, 8, 12)};
+  Step(harness);
+  const auto extent = [](const TestSequence* s) { return s->block_table[0] / kMostExtentBlocks; };
+  EXPECT_EQ(extent(growing[0]), 0);
+  EXPECT_EQ(extent(growing[1]), 1);
+  for (const TestSequence* s : scored) EXPECT_LE(extent(s), 1);
+}
+
 TEST(Scheduler, BudgetIsSharedInOrderAndDecodesDoNotPayForIt) {
   Harness harness({.max_batch = 4, .chunk_tokens = 10, .block_size = 4, .num_blocks = 64});
   harness.Add(0, 4, 40);
