@@ -101,7 +101,7 @@ TEST(Scheduler, BlocksAreTakenAsTheyAreNeeded) {
 TEST(Scheduler, SequencesThatDoNotGrowBeginNoExtentWhileAnotherHasRoom) {
   Harness harness({.max_batch = 8, .chunk_tokens = 64, .block_size = 4, .num_blocks = 64});
   const TestSequence* growing[] = {harness.Add(0, 8, 40), harness.Add(0, 8, 40)};
-  const TestSequence* scored[] = {harness.Add(0, 8, 9), harness.Add(0, 8, 12)};
+  const TestSequence* scored[] = {harness.Add(0, 8, 10), harness.Add(0, 8, 12)};
   Step(harness);
   const auto extent = [](const TestSequence* s) { return s->block_table[0] / kMostExtentBlocks; };
   EXPECT_EQ(extent(growing[0]), 0);
