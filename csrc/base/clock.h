@@ -7,6 +7,9 @@
 
 namespace allspark {
 
+// The longest wait: more would overflow in the clock's own unit. A century.
+inline constexpr int64_t kLongestWaitMs = int64_t{100} * 365 * 24 * 3600 * 1000;
+
 inline int64_t SteadyNowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())

@@ -25,7 +25,7 @@ std::vector<std::shared_ptr<ResultQueue>> CompletionSetImpl::Drain() {
   std::vector<std::shared_ptr<ResultQueue>> changed;
   // A fork shares the descriptor: a signal that it read would never reach the engine's process.
   if (!home_.IsHere()) return changed;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // Reserved first: if there is no memory for the list, no queue leaves the set.
   size_t count_changed = 0;
   for (const CompletionHook* hook = head_; hook != nullptr; hook = hook->next) ++count_changed;
@@ -49,7 +49,7 @@ void CompletionSetImpl::Attach(const std::shared_ptr<ResultQueue>& queue, bool o
 }
 
 void CompletionSetImpl::Mark(CompletionHook& hook) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (hook.linked) return;
   const bool was_empty = head_ == nullptr;
   hook.linked = true;
@@ -64,7 +64,7 @@ void CompletionSetImpl::Mark(CompletionHook& hook) {
 }
 
 void CompletionSetImpl::Unlink(CompletionHook& hook) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   UnlinkLocked(hook);
 }
 

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "allspark/result_queue.h"
+#include "base/mutex.h"
 #include "platform/home_process.h"
 
 namespace allspark {
@@ -36,14 +36,14 @@ class CompletionSetImpl final : public CompletionSet {
   void Unlink(CompletionHook& hook);
 
  private:
-  void UnlinkLocked(CompletionHook& hook);
+  void UnlinkLocked(CompletionHook& hook) AS_REQUIRES(mutex_);
 
   const HomeProcess home_;
   int fd_;
-  std::mutex mutex_;
-  // Guarded by mutex_: a list in order of first change.
-  CompletionHook* head_ = nullptr;
-  CompletionHook* tail_ = nullptr;
+  Mutex mutex_;
+  // A list in order of first change.
+  CompletionHook* head_ AS_GUARDED_BY(mutex_) = nullptr;
+  CompletionHook* tail_ AS_GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace allspark

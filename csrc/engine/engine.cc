@@ -60,7 +60,7 @@ class Engine::Impl {
     });
   }
 
-  Result<int64_t> CallPrefixCache(const std::string& name, ModelInstance::PrefixOp op,
+  Result<int64_t> CallPrefixCache(const std::string& name, PrefixOp op,
                                   std::span<const int64_t> prompt_ids,
                                   const std::string& lora_name) const {
     return On(name, [&](ModelInstance& instance) {
@@ -398,23 +398,23 @@ Result<std::vector<std::string>> Engine::ListLoras(const std::string& model_name
 Result<int64_t> Engine::FindPrefix(const std::string& model_name,
                                    std::span<const int64_t> prompt_ids,
                                    const std::string& lora_name) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kFind, prompt_ids, lora_name);
+  return impl_->CallPrefixCache(model_name, PrefixOp::kFind, prompt_ids, lora_name);
 }
 
 Result<int64_t> Engine::PinPrefix(const std::string& model_name,
                                   std::span<const int64_t> prompt_ids,
                                   const std::string& lora_name) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kPin, prompt_ids, lora_name);
+  return impl_->CallPrefixCache(model_name, PrefixOp::kPin, prompt_ids, lora_name);
 }
 
 Result<int64_t> Engine::UnpinPrefix(const std::string& model_name,
                                     std::span<const int64_t> prompt_ids,
                                     const std::string& lora_name) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kUnpin, prompt_ids, lora_name);
+  return impl_->CallPrefixCache(model_name, PrefixOp::kUnpin, prompt_ids, lora_name);
 }
 
 Result<int64_t> Engine::ClearPrefixCache(const std::string& model_name) {
-  return impl_->CallPrefixCache(model_name, ModelInstance::PrefixOp::kClear, {}, "");
+  return impl_->CallPrefixCache(model_name, PrefixOp::kClear, {}, "");
 }
 
 Result<ModelInfo> Engine::GetModelInfo(const std::string& model_name) const {

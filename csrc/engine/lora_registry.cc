@@ -31,13 +31,13 @@ Status LoraRegistry::NotFoundLocked(const std::string& name) const {
 }
 
 Status LoraRegistry::Check(const std::string& name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return CheckLocked(name);
 }
 
 Status LoraRegistry::Add(const std::string& name, std::shared_ptr<const LoraAdapter> adapter) {
   auto lora = std::make_shared<LoadedLora>(LoadedLora{name, next_cache_salt++, std::move(adapter)});
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   AS_RETURN_IF_ERROR(CheckLocked(name));
   loras_.emplace(name, std::move(lora));
   return Status::Ok();
@@ -45,7 +45,7 @@ Status LoraRegistry::Add(const std::string& name, std::shared_ptr<const LoraAdap
 
 Status LoraRegistry::Remove(const std::string& name) {
   std::shared_ptr<const LoadedLora> removed;  // dies after the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto it = loras_.find(name);
   if (it == loras_.end()) return NotFoundLocked(name);
   // Only Find, under this lock, makes more users.
@@ -61,14 +61,14 @@ Status LoraRegistry::Remove(const std::string& name) {
 
 Result<std::shared_ptr<const LoadedLora>> LoraRegistry::Find(const std::string& name) const {
   if (name.empty()) return std::shared_ptr<const LoadedLora>();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto it = loras_.find(name);
   if (it == loras_.end()) return NotFoundLocked(name);
   return it->second;
 }
 
 std::vector<std::string> LoraRegistry::Names() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (const auto& [name, lora] : loras_) names.push_back(name);
   return names;

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "allspark/status.h"
+#include "base/mutex.h"
 #include "model/lora.h"
 
 namespace allspark {
@@ -38,12 +38,12 @@ class LoraRegistry {
   std::vector<std::string> Names() const;
 
  private:
-  Status CheckLocked(const std::string& name) const;
-  Status NotFoundLocked(const std::string& name) const;
+  Status CheckLocked(const std::string& name) const AS_REQUIRES(mutex_);
+  Status NotFoundLocked(const std::string& name) const AS_REQUIRES(mutex_);
 
   const int64_t max_num_;
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<const LoadedLora>> loras_;
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<const LoadedLora>> loras_ AS_GUARDED_BY(mutex_);
 };
 
 }  // namespace allspark

@@ -1,13 +1,13 @@
 #include "engine/model_instance.h"
 
 #include <algorithm>
-#include <chrono>
 #include <new>
 #include <string>
 #include <system_error>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/end_waiter.h"
 
 namespace allspark {
 namespace {
@@ -22,13 +22,16 @@ const char* ComputeTypeName(proto::ComputeType type) {
 }  // namespace
 
 ModelInstance::ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
-                             DeviceContext device, std::shared_ptr<CompletionSetImpl> engine_set)
-    : config_(config),
-      reader_(std::move(reader)),
-      device_(std::move(device)),
+                             std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
+                             std::shared_ptr<CompletionSetImpl> engine_set)
+    : model_{.config = config,
+             .reader = std::move(reader),
+             .draft_reader = std::move(draft_reader),
+             .device = std::move(device),
+             .sizes = {}},
       engine_set_(std::move(engine_set)),
       loras_(config.lora_max_num),
-      admission_(config) {}
+      mailbox_(config, state_, statistics_) {}
 
 Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
     const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
@@ -42,10 +45,13 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
                                    ComputeTypeName(spec.compute_type()));
   }
   std::unique_ptr<ModelInstance> instance(
-      new ModelInstance(config, std::move(reader), std::move(device), std::move(engine_set)));
-  instance->draft_reader_ = std::move(draft_reader);
-  AS_RETURN_IF_ERROR(instance->CheckDraftModel());
-  AS_RETURN_IF_ERROR(instance->SizeUp());
+      new ModelInstance(config, std::move(reader), std::move(draft_reader), std::move(device),
+                        std::move(engine_set)));
+  InstalledModel& model = instance->model_;
+  Result<ModelSizes> sizes =
+      ModelSizes::Measure(config, *model.reader, model.draft_reader.get(), model.device);
+  if (!sizes.ok()) return sizes.status();
+  model.sizes = std::move(*sizes);
   if (config.op_profiling) instance->op_profile_ = std::make_unique<OpProfile>();
   if (!config.trace_path.empty()) {
     instance->trace_ = std::make_unique<StepTrace>(config.model_name, kTraceCapacity);
@@ -59,40 +65,46 @@ ModelInstance::~ModelInstance() {
   if (step_thread_.joinable()) (void)Stop(StopMode::kCancel, -1);
 }
 
+Result<std::unique_ptr<StepLoop>> ModelInstance::MakeLoop() {
+  auto loop = std::make_unique<StepLoop>(StepLoop::Context{.model = model_,
+                                                           .mailbox = mailbox_,
+                                                           .statistics = statistics_,
+                                                           .trace = trace_.get(),
+                                                           .op_profile = op_profile_.get(),
+                                                           .hook = hook_,
+                                                           .hook_context = hook_context_,
+                                                           .stat = [this] { return Stat(); }});
+  try {
+    AS_RETURN_IF_ERROR(loop->Start());
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    return Status::Internal("start_model: warm-up of '" + model_.config.model_name +
+                            "' failed: " + error.what());
+  }
+  return loop;
+}
+
 Status ModelInstance::Start() {
-  std::lock_guard lifecycle(lifecycle_mutex_);
+  const RuntimeConfig& config = model_.config;
+  MutexLock lifecycle(lifecycle_mutex_);
   const ModelState state = state_.load();
   if (state != ModelState::kInitial && state != ModelState::kStop) {
-    return Status::FailedPrecondition("start_model: model '" + config_.model_name + "' is " +
+    return Status::FailedPrecondition("start_model: model '" + config.model_name + "' is " +
                                       std::string(ModelStateName(state)) +
                                       "; it must be Initial or Stop");
   }
   const int64_t begin_us = SteadyNowUs();
-  try {
-    Result<std::unique_ptr<Running>> running = MakeRunning();
-    if (!running.ok()) return running.status();
-    WarmUp(**running);
-    AS_RETURN_IF_ERROR(CheckWeights());
-    running_ = std::move(*running);
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception& error) {
-    return Status::Internal("start_model: warm-up of '" + config_.model_name +
-                            "' failed: " + error.what());
-  }
-  {
-    std::lock_guard lock(mutex_);
-    accepting_ = true;
-    stopping_ = false;
-    loop_running_ = true;
-  }
+  Result<std::unique_ptr<StepLoop>> loop = MakeLoop();
+  if (!loop.ok()) return loop.status();
+  loop_ = std::move(*loop);
+  mailbox_.Open();
   const auto undo = [this] {
-    std::lock_guard lock(mutex_);
-    accepting_ = loop_running_ = false;
-    running_.reset();
+    mailbox_.Abandon();
+    loop_.reset();
   };
   try {
-    step_thread_ = std::thread([this] { StepLoop(); });
+    step_thread_ = std::thread([this] { loop_->Run(); });
   } catch (const std::bad_alloc&) {
     undo();
     throw;
@@ -101,61 +113,40 @@ Status ModelInstance::Start() {
     return Status::ResourceExhausted(std::string("start_model: no thread: ") + error.what());
   }
   state_ = ModelState::kRunning;
-  AS_LOG(kInfo) << "model '" << config_.model_name
-                << "' is running: " << num_blocks_ * config_.cache_span_size
-                << " tokens of KV cache (" << (running_->kv_buffer.bytes() >> 20) << " MiB), batch "
-                << config_.engine_max_batch << ", chunk " << chunk_tokens_ << ", "
-                << device_.pool->num_threads() << " threads, " << device_.kernels->name
+  AS_LOG(kInfo) << "model '" << config.model_name
+                << "' is running: " << model_.sizes.num_blocks * config.cache_span_size
+                << " tokens of KV cache (" << (loop_->kv_bytes() >> 20) << " MiB), batch "
+                << config.engine_max_batch << ", chunk " << model_.sizes.chunk_tokens << ", "
+                << model_.device.pool->num_threads() << " threads, " << model_.device.kernels->name
                 << " kernels, started in " << (SteadyNowUs() - begin_us) / 1000 << " ms";
   return Status::Ok();
 }
 
 Status ModelInstance::Release() {
-  std::lock_guard lifecycle(lifecycle_mutex_);
+  MutexLock lifecycle(lifecycle_mutex_);
   if (state_ == ModelState::kRunning) {
-    return Status::FailedPrecondition("release_model: model '" + config_.model_name +
+    return Status::FailedPrecondition("release_model: model '" + model_.config.model_name +
                                       "' is Running; stop it first");
   }
   state_ = ModelState::kReleased;
   return Status::Ok();
 }
 
-bool ModelInstance::CutDrainShort() {
-  std::lock_guard lock(mutex_);
-  if (!stopping_ || !loop_running_) return false;
-  stop_mode_ = StopMode::kCancel;
-  mail_.notify_all();
-  return true;
-}
-
 Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
-  const bool cut_short = mode == StopMode::kCancel && CutDrainShort();
-  std::lock_guard lifecycle(lifecycle_mutex_);
+  const bool cut_short = mode == StopMode::kCancel && mailbox_.CutDrainShort();
+  MutexLock lifecycle(lifecycle_mutex_);
   // Another thread's drain has ended meanwhile, and this call was part of it.
   if (cut_short && state_ == ModelState::kStop) return Status::Ok();
   const ModelState state = state_.load();
   if (state != ModelState::kRunning) {
-    return Status::FailedPrecondition("stop_model: model '" + config_.model_name + "' is " +
+    return Status::FailedPrecondition("stop_model: model '" + model_.config.model_name + "' is " +
                                       std::string(ModelStateName(state)) + "; it must be Running");
   }
   // Requests that wait for memory would wait for ever.
   if (mode == StopMode::kDrain) AS_RETURN_IF_ERROR(CheckMemory("stop_model with drain", true));
-  {
-    std::unique_lock lock(mutex_);
-    accepting_ = false;
-    stopping_ = true;
-    stop_mode_ = mode;
-    admission_.Close();
-    mail_.notify_all();
-    const auto ended = [this] { return !loop_running_; };
-    if (mode == StopMode::kDrain && timeout_ms >= 0 &&
-        !loop_ended_.wait_for(lock, std::chrono::milliseconds(timeout_ms), ended)) {
-      stop_mode_ = StopMode::kCancel;
-      mail_.notify_all();
-    }
-  }
+  mailbox_.Close(mode, timeout_ms);
   step_thread_.join();
-  running_.reset();
+  loop_.reset();
   statistics_.SetUsage({});
   state_ = ModelState::kStop;
   if (trace_ != nullptr) WriteLastTrace();
@@ -165,50 +156,149 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
 // The stop succeeds even if the trace cannot be written.
 void ModelInstance::WriteLastTrace() const {
   try {
-    const Status written = WriteTrace(config_.trace_path);
+    const Status written = WriteTrace(model_.config.trace_path);
     if (!written.ok()) {
       AS_LOG(kError) << written.message();
     }
   } catch (const std::bad_alloc&) {
-    AS_LOG(kError) << "no memory to write the trace to " << config_.trace_path;
+    AS_LOG(kError) << "no memory to write the trace to " << model_.config.trace_path;
   }
 }
 
 Status ModelInstance::WriteTrace(const std::string& path) const {
   if (trace_ != nullptr) return trace_->Write(path);
-  return Status::FailedPrecondition("trace_path of model '" + config_.model_name +
+  return Status::FailedPrecondition("trace_path of model '" + model_.config.model_name +
                                     "' is empty; it keeps no trace");
 }
 
 Result<std::string> ModelInstance::OpProfilingInfo() const {
   if (op_profile_ == nullptr) {
-    return Status::FailedPrecondition("op_profiling of model '" + config_.model_name +
+    return Status::FailedPrecondition("op_profiling of model '" + model_.config.model_name +
                                       "' is off; nothing is measured");
   }
-  return ToText(*op_profile_, "model '" + config_.model_name + "', " + device_.kernels->name +
-                                  " kernels, " + std::to_string(device_.pool->num_threads()) +
-                                  " threads");
+  return ToText(*op_profile_, "model '" + model_.config.model_name + "', " +
+                                  model_.device.kernels->name + " kernels, " +
+                                  std::to_string(model_.device.pool->num_threads()) + " threads");
 }
 
 EngineStat ModelInstance::Stat() const {
   EngineStat stat;
-  stat.model_name = config_.model_name;
-  stat.kernel_table = device_.kernels->name;
-  stat.span_size = config_.cache_span_size;
-  stat.total_span = num_blocks_;
+  stat.model_name = model_.config.model_name;
+  stat.kernel_table = model_.device.kernels->name;
+  stat.span_size = model_.config.cache_span_size;
+  stat.total_span = model_.sizes.num_blocks;
   statistics_.Report(stat, SteadyNowUs());
-  {
-    std::lock_guard lock(mutex_);
-    const int64_t num_live = admission_.num_live();
-    stat.running_request = std::min(stat.running_request, num_live);
-    stat.pending_request = num_live - stat.running_request;
-    stat.blocked_request = admission_.num_blocked();
-    stat.output_tensor_bytes = admission_.tensor_bytes();
-  }
-  const AllocatorStats memory = device_.allocator->Stats();
+  const Mailbox::Counts counts = mailbox_.counts();
+  stat.running_request = std::min(stat.running_request, counts.num_live);
+  stat.pending_request = counts.num_live - stat.running_request;
+  stat.blocked_request = counts.num_blocked;
+  stat.output_tensor_bytes = counts.tensor_bytes;
+  const AllocatorStats memory = model_.device.allocator->Stats();
   stat.total_device_memory_pool_size = memory.pool_bytes;
   stat.used_device_memory_pool_size = memory.bytes_in_use;
   return stat;
+}
+
+Status ModelInstance::CheckMemory(const char* call, bool has_memory) const {
+  const std::string what = std::string(call) + ": model '" + model_.config.model_name + "' is ";
+  if (state_ != ModelState::kRunning) {
+    return Status::FailedPrecondition(what + std::string(ModelStateName(state_.load())) +
+                                      "; it must be Running");
+  }
+  if (loop_->has_memory() == has_memory) return Status::Ok();
+  return Status::FailedPrecondition(what + (has_memory ? "unloaded; load_device_mem comes first"
+                                                       : "loaded; unload_device_mem comes first"));
+}
+
+Status ModelInstance::UnloadMemory() {
+  MutexLock lifecycle(lifecycle_mutex_);
+  AS_RETURN_IF_ERROR(CheckMemory("unload_device_mem", true));
+  const auto unload = [this]() -> Result<int64_t> {
+    loop_->UnloadMemory();
+    return 0;
+  };
+  return mailbox_.Call("unload_device_mem", unload).status();
+}
+
+Status ModelInstance::LoadMemory() {
+  MutexLock lifecycle(lifecycle_mutex_);
+  AS_RETURN_IF_ERROR(CheckMemory("load_device_mem", false));
+  const auto load = [this]() -> Result<int64_t> {
+    AS_RETURN_IF_ERROR(loop_->LoadMemory());
+    return 0;
+  };
+  return mailbox_.Call("load_device_mem", load).status();
+}
+
+Status ModelInstance::LoadLora(const std::string& lora_name, const LoraFile& file) {
+  const RuntimeConfig& config = model_.config;
+  if (state_ == ModelState::kReleased) {
+    return Status::FailedPrecondition("load_lora: model '" + config.model_name + "' is Released");
+  }
+  // Before the work of packing, and again after it.
+  AS_RETURN_IF_ERROR(loras_.Check(lora_name));
+  Result<DecoderShape> shape = MakeDecoderShape(spec(), config.cache_mode);
+  if (!shape.ok()) return shape.status();
+  Result<std::shared_ptr<const LoraAdapter>> adapter =
+      LoraAdapter::Create(file, *model_.reader, *shape, config.lora_max_rank,
+                          *model_.device.kernels, model_.device.allocator.get());
+  if (!adapter.ok()) return adapter.status();
+  const int64_t bytes = (*adapter)->bytes(), rank = (*adapter)->rank();
+  AS_RETURN_IF_ERROR(loras_.Add(lora_name, std::move(*adapter)));
+  AS_LOG(kInfo) << "model '" << config.model_name << "' has loaded adapter '" << lora_name
+                << "': rank " << rank << ", " << (bytes >> 10) << " KiB, from " << file.source();
+  return Status::Ok();
+}
+
+Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
+                                             std::span<const int64_t> prompt_ids,
+                                             const GenerationConfig& generation,
+                                             std::shared_ptr<TokenMask> token_mask,
+                                             const std::function<bool()>& cancelled) {
+  AS_RETURN_IF_ERROR(model_.CheckWeights());
+  Result<std::shared_ptr<Request>> created = Request::Create(
+      request_id, prompt_ids, generation, model_.sizes.limits, engine_set_, std::move(token_mask));
+  if (!created.ok()) return created.status();
+  const std::shared_ptr<Request>& request = *created;
+  Result<std::shared_ptr<const LoadedLora>> lora = loras_.Find(generation.lora_name);
+  if (!lora.ok()) return lora.status();
+  request->UseLora(std::move(*lora));
+  StartedRequest started{RequestHandle{request_id}, request->queue};
+  if (request->group != nullptr) {
+    for (const Request* other : request->group->returned().subspan(1)) {
+      started.next_best.push_back({RequestHandle{other->request_id}, other->queue});
+    }
+  }
+  AS_RETURN_IF_ERROR(mailbox_.Submit(request, cancelled));
+  return started;
+}
+
+Result<int64_t> ModelInstance::CallPrefixCache(PrefixOp op, std::span<const int64_t> prompt_ids,
+                                               const std::string& lora_name) {
+  if (!model_.config.enable_prefix_cache) {
+    return Status::FailedPrecondition("enable_prefix_cache of model '" + model_.config.model_name +
+                                      "' is false; it has no prefix cache");
+  }
+  AS_RETURN_IF_ERROR(CheckTokenIds(prompt_ids, model_.sizes.limits.vocab_size));
+  Result<std::shared_ptr<const LoadedLora>> lora = loras_.Find(lora_name);
+  if (!lora.ok()) return lora.status();
+  const uint64_t salt = *lora != nullptr ? (*lora)->cache_salt : 0;
+  const std::vector<int32_t> tokens(prompt_ids.begin(), prompt_ids.end());
+  return mailbox_.Call("a call on the prefix cache",
+                       [&] { return loop_->CallPrefixCache(op, tokens, salt); });
+}
+
+Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms,
+                                  const std::function<bool()>& cancelled) {
+  Result<std::shared_ptr<ResultQueueImpl>> queue = mailbox_.QueueOf(handle);
+  if (!queue.ok()) return queue.status();
+  return EndWaiter(timeout_ms, cancelled).Await(**queue);
+}
+
+Status ModelInstance::SyncAll(int64_t timeout_ms, const std::function<bool()>& cancelled) {
+  const EndWaiter waiter(timeout_ms, cancelled);
+  for (const auto& queue : mailbox_.Queues()) AS_RETURN_IF_ERROR(waiter.Await(*queue));
+  return Status::Ok();
 }
 
 }  // namespace allspark

@@ -1,5 +1,4 @@
-// ModelInstance: the sizes of all parts of a model, computed from its spec and config when it is
-// installed. Start then allocates these sizes.
+#include "engine/model_sizes.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -8,7 +7,6 @@
 
 #include "base/int_math.h"
 #include "base/log.h"
-#include "engine/model_instance.h"
 #include "kv_cache/extent.h"
 #include "platform/system_limits.h"
 
@@ -66,143 +64,159 @@ std::string PoolText(int64_t num_blocks, int64_t block_size, int64_t block_bytes
          std::to_string((num_blocks * block_bytes) >> 20) + " MiB)";
 }
 
-}  // namespace
-
-Status ModelInstance::CheckDraftModel() const {
-  if (draft_reader_ == nullptr) return Status::Ok();
-  const int64_t vocab_size = draft_reader_->spec().vocab_size();
-  if (vocab_size == reader_->spec().vocab_size()) return Status::Ok();
-  return Status::InvalidArgument("draft_model is '" + config_.draft_model +
+Status CheckVocabulary(const RuntimeConfig& config, const ModelReader& reader,
+                       const ModelReader& draft) {
+  const int64_t vocab_size = draft.spec().vocab_size();
+  if (vocab_size == reader.spec().vocab_size()) return Status::Ok();
+  return Status::InvalidArgument("draft_model is '" + config.draft_model +
                                  "', whose vocabulary has " + std::to_string(vocab_size) +
-                                 " tokens; it must be that of model '" + config_.model_name +
-                                 "', which has " + std::to_string(reader_->spec().vocab_size()));
+                                 " tokens; it must be that of model '" + config.model_name +
+                                 "', which has " + std::to_string(reader.spec().vocab_size()));
 }
 
-void ModelInstance::SetOptions() {
-  chunk_tokens_ = config_.engine_max_prefill_length > 0 ? config_.engine_max_prefill_length
-                                                        : kDefaultChunkTokens;
-  chunk_tokens_ = std::min(chunk_tokens_, config_.engine_max_length);
-  row_cost_ = RowCost(TotalsOf(*reader_));
-  decoder_options_.max_length = config_.engine_max_length;
-  decoder_options_.max_logits_rows =
-      std::max(config_.engine_max_batch, config_.max_draft_rows) + kLogitsSliceRows;
-  decoder_options_.max_tokens =
-      std::max(chunk_tokens_ + config_.engine_max_batch, decoder_options_.max_logits_rows);
-  decoder_options_.block_size = config_.cache_span_size;
-  decoder_options_.cache_mode = config_.cache_mode;
-  decoder_options_.rope_scaling_factor = config_.rope_scaling_factor;
-  decoder_options_.use_logn_attn = config_.use_logn_attn;
-  decoder_options_.lora_max_rank = config_.lora_max_num > 0 ? config_.lora_max_rank : 0;
-  limits_ = {.vocab_size = reader_->spec().vocab_size(),
-             .hidden_size = reader_->spec().hidden_size(),
-             .engine_max_length = config_.engine_max_length,
-             .engine_max_batch = config_.engine_max_batch,
-             .block_size = config_.cache_span_size,
-             .num_draft_tokens = draft_reader_ != nullptr ? config_.num_draft_tokens : 0};
+void SetOptions(const RuntimeConfig& config, const ModelReader& reader, bool has_draft_model,
+                ModelSizes& sizes) {
+  sizes.chunk_tokens =
+      config.engine_max_prefill_length > 0 ? config.engine_max_prefill_length : kDefaultChunkTokens;
+  sizes.chunk_tokens = std::min(sizes.chunk_tokens, config.engine_max_length);
+  sizes.row_cost = RowCost(TotalsOf(reader));
+  DecoderOptions& decoder = sizes.decoder;
+  decoder.max_length = config.engine_max_length;
+  decoder.max_logits_rows =
+      std::max(config.engine_max_batch, config.max_draft_rows) + kLogitsSliceRows;
+  decoder.max_tokens =
+      std::max(sizes.chunk_tokens + config.engine_max_batch, decoder.max_logits_rows);
+  decoder.block_size = config.cache_span_size;
+  decoder.cache_mode = config.cache_mode;
+  decoder.rope_scaling_factor = config.rope_scaling_factor;
+  decoder.use_logn_attn = config.use_logn_attn;
+  decoder.lora_max_rank = config.lora_max_num > 0 ? config.lora_max_rank : 0;
+  sizes.limits = {.vocab_size = reader.spec().vocab_size(),
+                  .hidden_size = reader.spec().hidden_size(),
+                  .engine_max_length = config.engine_max_length,
+                  .engine_max_batch = config.engine_max_batch,
+                  .block_size = config.cache_span_size,
+                  .num_draft_tokens = has_draft_model ? config.num_draft_tokens : 0};
 }
 
-DraftModelOptions ModelInstance::DraftOptions() const {
+// All but num_blocks, which is not known yet.
+DraftModelOptions DraftOptions(const RuntimeConfig& config, const ModelReader& reader,
+                               const ModelReader& draft, const ModelSizes& sizes) {
   DraftModelOptions options;
-  options.decoder = decoder_options_;
+  options.decoder = sizes.decoder;
   options.decoder.lora_max_rank = 0;  // It drafts without adapters.
-  options.decoder.max_logits_rows = config_.engine_max_batch;
-  options.num_blocks = num_blocks_;
-  options.num_tokens = config_.num_draft_tokens;
-  options.chunk_tokens = chunk_tokens_;
-  options.cost = TotalsOf(*draft_reader_).bytes_read / TotalsOf(*reader_).bytes_read;
+  options.decoder.max_logits_rows = config.engine_max_batch;
+  options.num_tokens = config.num_draft_tokens;
+  options.chunk_tokens = sizes.chunk_tokens;
+  options.cost = TotalsOf(draft).bytes_read / TotalsOf(reader).bytes_read;
   return options;
 }
 
-Status ModelInstance::SizeUp() {
-  SetOptions();
-  const int64_t num_threads = device_.pool->num_threads();
-  Result<DecoderBytes> model = Decoder::Measure(*reader_, decoder_options_, num_threads);
-  if (!model.ok()) return model.status();
-  Result<DecoderBytes> draft = DecoderBytes{};
-  if (draft_reader_ != nullptr) {
-    draft =
-        Decoder::Measure(*draft_reader_, DraftModel::DecoderOptionsOf(DraftOptions()), num_threads);
-    if (!draft.ok()) {
-      return Status(draft.status().code(),
-                    "draft_model is '" + config_.draft_model +
-                        "', which cannot be used: " + draft.status().message());
-    }
-  }
-  const int64_t block_bytes = model->block + draft->block;
-  AS_RETURN_IF_ERROR(SizePool(block_bytes));
-  FillInfo(block_bytes);
-  info_.work_bytes =
-      std::max(model->arena, draft->arena) + model->tables + draft->tables +
-      decoder_options_.max_logits_rows * limits_.vocab_size * static_cast<int64_t>(sizeof(float));
-  AS_LOG(kInfo) << "model '" << config_.model_name
-                << "' is installed: " << (info_.weight_bytes >> 20)
-                << " MiB of weights; its KV cache will hold "
-                << PoolText(num_blocks_, config_.cache_span_size, block_bytes) << ", room for "
-                << info_.num_longest_request << " requests of engine_max_length "
-                << config_.engine_max_length << "; " << (info_.work_bytes >> 20)
-                << " MiB for its steps";
-  return Status::Ok();
-}
-
-Status ModelInstance::SizePool(int64_t block_bytes) {
-  const int64_t block_size = config_.cache_span_size;
-  const int64_t blocks_per_request = CeilDiv(config_.engine_max_length, block_size);
-  const AllocatorStats stats = device_.allocator->Stats();
+// Sets num_blocks and num_host_blocks. block_bytes: a block of the model and, if there is one, of
+// the draft model.
+Status SizePool(const RuntimeConfig& config, const DeviceContext& device, int64_t block_bytes,
+                ModelSizes& sizes) {
+  const int64_t block_size = config.cache_span_size;
+  const int64_t blocks_per_request = CeilDiv(config.engine_max_length, block_size);
+  const AllocatorStats stats = device.allocator->Stats();
   const bool is_reserved = stats.largest_free_bytes > 0;
   const MemoryBound available = is_reserved ? MemoryForReserved() : AvailableMemory();
   const int64_t region_free = is_reserved ? stats.largest_free_bytes : available.bytes;
-  if (config_.cache_span_num_init > 0) {
-    num_blocks_ = config_.cache_span_num_init;
+  int64_t& num_blocks = sizes.num_blocks;
+  if (config.cache_span_num_init > 0) {
+    num_blocks = config.cache_span_num_init;
   } else {
     const int64_t budget = std::min(available.bytes / 2, region_free);
-    const int64_t wanted = RoundUpToExtents(config_.engine_max_batch * blocks_per_request);
-    num_blocks_ = std::min(wanted, budget / block_bytes);
-    const int64_t whole = num_blocks_ / kMostExtentBlocks * kMostExtentBlocks;
-    if (num_blocks_ < wanted && whole >= blocks_per_request) num_blocks_ = whole;
+    const int64_t wanted = RoundUpToExtents(config.engine_max_batch * blocks_per_request);
+    num_blocks = std::min(wanted, budget / block_bytes);
+    const int64_t whole = num_blocks / kMostExtentBlocks * kMostExtentBlocks;
+    if (num_blocks < wanted && whole >= blocks_per_request) num_blocks = whole;
   }
-  if (num_blocks_ < blocks_per_request) {
+  if (num_blocks < blocks_per_request) {
     return Status::ResourceExhausted(
-        "the KV cache pool can have " + PoolText(num_blocks_, block_size, block_bytes) +
-        ", but one request of engine_max_length " + std::to_string(config_.engine_max_length) +
+        "the KV cache pool can have " + PoolText(num_blocks, block_size, block_bytes) +
+        ", but one request of engine_max_length " + std::to_string(config.engine_max_length) +
         " needs " + PoolText(blocks_per_request, block_size, block_bytes) +
         "; lower engine_max_length or give more memory: " + available.source);
   }
-  if (num_blocks_ * block_bytes > region_free) {
-    return Status::ResourceExhausted("cache_span_num_init is " + std::to_string(num_blocks_) +
+  if (num_blocks * block_bytes > region_free) {
+    return Status::ResourceExhausted("cache_span_num_init is " + std::to_string(num_blocks) +
                                      ", a KV cache pool of " +
-                                     PoolText(num_blocks_, block_size, block_bytes) +
+                                     PoolText(num_blocks, block_size, block_bytes) +
                                      "; the device's memory region has room for " +
                                      PoolText(region_free / block_bytes, block_size, block_bytes) +
                                      " (BFC_MEM_RATIO and BFC_LEFTOVER_MB set its size)");
   }
-  if (config_.enable_prefix_cache && device_.host_copier != nullptr) {
-    num_host_blocks_ = device_.host_cache_bytes / block_bytes;
+  if (config.enable_prefix_cache && device.host_copier != nullptr) {
+    sizes.num_host_blocks = device.host_cache_bytes / block_bytes;
   }
   return Status::Ok();
 }
 
-void ModelInstance::FillInfo(int64_t block_bytes) {
-  const proto::DecoderSpec& spec = reader_->spec();
-  const int64_t block_size = config_.cache_span_size;
-  info_.model_name = config_.model_name;
-  info_.architecture = spec.architecture();
-  info_.source = reader_->source();
-  info_.model_digest = DigestText(reader_->file().file_id());
-  info_.vocab_size = spec.vocab_size();
-  info_.hidden_size = spec.hidden_size();
-  info_.num_layers = spec.num_layers();
-  info_.engine_max_length = config_.engine_max_length;
-  info_.engine_max_batch = config_.engine_max_batch;
-  info_.cache_mode = config_.cache_mode;
-  info_.total_token = num_blocks_ * block_size;
-  info_.total_span = num_blocks_;
-  info_.span_size = block_size;
-  info_.num_longest_request = num_blocks_ / CeilDiv(config_.engine_max_length, block_size);
-  info_.bytes_per_token = block_bytes / block_size;  // a block's parts grow with its tokens
-  info_.kv_pool_bytes = num_blocks_ * block_bytes;
-  for (const ModelReader* reader : {reader_.get(), draft_reader_.get()}) {
-    if (reader != nullptr) info_.weight_bytes += static_cast<int64_t>(TotalsOf(*reader).bytes);
+void FillInfo(const RuntimeConfig& config, const ModelReader& reader, const ModelReader* draft,
+              int64_t block_bytes, ModelSizes& sizes) {
+  const proto::DecoderSpec& spec = reader.spec();
+  const int64_t block_size = config.cache_span_size;
+  ModelInfo& info = sizes.info;
+  info.model_name = config.model_name;
+  info.architecture = spec.architecture();
+  info.source = reader.source();
+  info.model_digest = DigestText(reader.file().file_id());
+  info.vocab_size = spec.vocab_size();
+  info.hidden_size = spec.hidden_size();
+  info.num_layers = spec.num_layers();
+  info.engine_max_length = config.engine_max_length;
+  info.engine_max_batch = config.engine_max_batch;
+  info.cache_mode = config.cache_mode;
+  info.total_token = sizes.num_blocks * block_size;
+  info.total_span = sizes.num_blocks;
+  info.span_size = block_size;
+  info.num_longest_request = sizes.num_blocks / CeilDiv(config.engine_max_length, block_size);
+  info.bytes_per_token = block_bytes / block_size;  // a block's parts grow with its tokens
+  info.kv_pool_bytes = sizes.num_blocks * block_bytes;
+  for (const ModelReader* weights : {&reader, draft}) {
+    if (weights != nullptr) info.weight_bytes += static_cast<int64_t>(TotalsOf(*weights).bytes);
   }
+}
+
+}  // namespace
+
+Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelReader& reader,
+                                       const ModelReader* draft_reader,
+                                       const DeviceContext& device) {
+  ModelSizes sizes;
+  if (draft_reader != nullptr) {
+    AS_RETURN_IF_ERROR(CheckVocabulary(config, reader, *draft_reader));
+  }
+  SetOptions(config, reader, draft_reader != nullptr, sizes);
+  const int64_t num_threads = device.pool->num_threads();
+  Result<DecoderBytes> model = Decoder::Measure(reader, sizes.decoder, num_threads);
+  if (!model.ok()) return model.status();
+  Result<DecoderBytes> draft = DecoderBytes{};
+  if (draft_reader != nullptr) {
+    sizes.draft = DraftOptions(config, reader, *draft_reader, sizes);
+    draft = Decoder::Measure(*draft_reader, DraftModel::DecoderOptionsOf(sizes.draft), num_threads);
+    if (!draft.ok()) {
+      return Status(draft.status().code(),
+                    "draft_model is '" + config.draft_model +
+                        "', which cannot be used: " + draft.status().message());
+    }
+  }
+  const int64_t block_bytes = model->block + draft->block;
+  AS_RETURN_IF_ERROR(SizePool(config, device, block_bytes, sizes));
+  sizes.draft.num_blocks = sizes.num_blocks;
+  FillInfo(config, reader, draft_reader, block_bytes, sizes);
+  ModelInfo& info = sizes.info;
+  info.work_bytes =
+      std::max(model->arena, draft->arena) + model->tables + draft->tables +
+      sizes.decoder.max_logits_rows * sizes.limits.vocab_size * static_cast<int64_t>(sizeof(float));
+  AS_LOG(kInfo) << "model '" << config.model_name << "' is installed: " << (info.weight_bytes >> 20)
+                << " MiB of weights; its KV cache will hold "
+                << PoolText(sizes.num_blocks, config.cache_span_size, block_bytes) << ", room for "
+                << info.num_longest_request << " requests of engine_max_length "
+                << config.engine_max_length << "; " << (info.work_bytes >> 20)
+                << " MiB for its steps";
+  return sizes;
 }
 
 }  // namespace allspark

@@ -74,6 +74,12 @@ struct Request : ScheduledSequence {
                                                  std::shared_ptr<CompletionSetImpl> engine_set,
                                                  std::shared_ptr<TokenMask> token_mask = nullptr);
 
+  // The request that a sequence of an engine's scheduler is.
+  static Request* Of(ScheduledSequence* sequence) { return static_cast<Request*>(sequence); }
+  static const Request* Of(const ScheduledSequence* sequence) {
+    return static_cast<const Request*>(sequence);
+  }
+
   // Takes the stop words and bad words of another request with the same prompt.
   void ShareWords(const Request& other);
   // Sets the adapter of the request and its group, before Submit; null: the base model.
@@ -191,7 +197,7 @@ struct Request : ScheduledSequence {
 
 // Whether a chunk computes a token that was generated, not the end of a prompt.
 inline bool IsDecode(const PlannedChunk& chunk) {
-  const auto* request = static_cast<const Request*>(chunk.sequence);
+  const Request* request = Request::Of(chunk.sequence);
   return chunk.samples && chunk.num_tokens == 1 + chunk.num_drafts &&
          chunk.begin >= request->prompt_length;
 }

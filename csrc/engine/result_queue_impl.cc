@@ -45,25 +45,25 @@ void ResultQueueImpl::Delete(ResultQueueImpl* queue) {
 
 GenerateRequestStatus ResultQueueImpl::GenerateStatus() const {
   if (!home_.IsHere()) return GenerateRequestStatus::kInternalError;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return status_;
 }
 
 FinishReason ResultQueueImpl::finish_reason() const {
   if (!home_.IsHere()) return FinishReason::kError;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return reason_;
 }
 
 size_t ResultQueueImpl::GeneratedLength() const {
   if (!home_.IsHere()) return 0;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return tokens_.size();
 }
 
 std::string ResultQueueImpl::error() const {
   if (!home_.IsHere()) return home_.Check("queue's engine").message();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // The step thread gives no text: that would take memory from the heap.
   if (reason_ == FinishReason::kInterrupted && error_.empty()) {
     return "the KV cache ran full, and interrupt_on_cache_exhaustion is true";
@@ -73,13 +73,13 @@ std::string ResultQueueImpl::error() const {
 
 std::optional<double> ResultQueueImpl::sequence_score() const {
   if (!home_.IsHere()) return std::nullopt;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return score_;
 }
 
 std::map<std::string, int64_t> ResultQueueImpl::RequestStatInfo() const {
   if (!home_.IsHere()) return {};
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto ms = [](int64_t us) { return us / 1000; };
   const auto since = [](int64_t from, int64_t to) { return to > from ? (to - from) / 1000 : 0; };
   const auto per_second = [](int64_t count, int64_t us) {
@@ -162,19 +162,20 @@ std::vector<std::vector<std::pair<int64_t, float>>> ResultQueueImpl::TopLocked(
 
 std::optional<GeneratedElements> ResultQueueImpl::Get() {
   if (!home_.IsHere()) return std::nullopt;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   ++num_waiters_;
-  changed_.wait(lock, [this] { return Readable(); });
+  changed_.wait(lock.native(), [this]() AS_REQUIRES(mutex_) { return Readable(); });
   --num_waiters_;
   return TakeLocked();
 }
 
 std::optional<GeneratedElements> ResultQueueImpl::Get(int64_t timeout_ms) {
   if (!home_.IsHere()) return std::nullopt;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (timeout_ms > 0) {
     ++num_waiters_;
-    changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return Readable(); });
+    changed_.wait_for(lock.native(), std::chrono::milliseconds(timeout_ms),
+                      [this]() AS_REQUIRES(mutex_) { return Readable(); });
     --num_waiters_;
   }
   return TakeLocked();
@@ -182,25 +183,25 @@ std::optional<GeneratedElements> ResultQueueImpl::Get(int64_t timeout_ms) {
 
 std::optional<GeneratedElements> ResultQueueImpl::GetNoWait() {
   if (!home_.IsHere()) return std::nullopt;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return TakeLocked();
 }
 
 void ResultQueueImpl::OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (scheduled_us_ == 0) scheduled_us_ = now_us;
   cached_ += num_cached;
   cached_on_host_ += num_on_host;
 }
 
 void ResultQueueImpl::OnDrafts(int64_t drafted, int64_t accepted) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   drafted_ += drafted;
   accepted_ += accepted;
 }
 
 void ResultQueueImpl::SetPromptLogprobs(int64_t position, const RowLogprobs& logprobs) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const int64_t index = position - capacity_.scored_begin;
   prompt_logprobs_.chosen[static_cast<size_t>(index)] = logprobs.chosen;
   std::copy(logprobs.top.begin(), logprobs.top.end(),
@@ -208,7 +209,7 @@ void ResultQueueImpl::SetPromptLogprobs(int64_t position, const RowLogprobs& log
 }
 
 void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t now_us) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (tokens_.empty()) {
     first_token_us_ = now_us;
     status_ = GenerateRequestStatus::kContextFinished;
@@ -226,7 +227,7 @@ void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t
 
 void ResultQueueImpl::AppendRanked(std::span<const int32_t> tokens, const OutputLogprobs& logprobs,
                                    double score, int64_t now_us) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   first_token_us_ = last_token_us_ = now_us;
   status_ = GenerateRequestStatus::kGenerating;
   score_ = score;
@@ -235,7 +236,7 @@ void ResultQueueImpl::AppendRanked(std::span<const int32_t> tokens, const Output
 }
 
 void ResultQueueImpl::Finish(FinishReason reason, const std::string& error, int64_t now_us) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (IsTerminal(status_)) return;
   switch (reason) {
     case FinishReason::kInterrupted:
@@ -254,7 +255,7 @@ void ResultQueueImpl::Finish(FinishReason reason, const std::string& error, int6
 }
 
 void ResultQueueImpl::Announce() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   AnnounceLocked();
 }
 
@@ -268,14 +269,14 @@ void ResultQueueImpl::AnnounceLocked() {
 
 bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
   if (!home_.IsHere()) return true;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   ++num_waiters_;
-  const auto terminal = [this] { return IsTerminal(status_); };
+  const auto terminal = [this]() AS_REQUIRES(mutex_) { return IsTerminal(status_); };
   bool done = true;
   if (timeout_ms < 0) {
-    changed_.wait(lock, terminal);
+    changed_.wait(lock.native(), terminal);
   } else {
-    done = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), terminal);
+    done = changed_.wait_for(lock.native(), std::chrono::milliseconds(timeout_ms), terminal);
   }
   --num_waiters_;
   return done;
@@ -283,7 +284,7 @@ bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
 
 void ResultQueueImpl::AttachSet(std::shared_ptr<CompletionSetImpl> set, bool only_end) {
   AS_CHECK(home_.IsHere()) << error();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (attached_set_ != nullptr) attached_set_->Unlink(attached_hook_);
   attached_set_ = std::move(set);
   attached_only_end_ = only_end;

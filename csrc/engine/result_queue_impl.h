@@ -4,11 +4,11 @@
 
 #include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 
 #include "allspark/result_queue.h"
+#include "base/mutex.h"
 #include "engine/completion_set.h"
 #include "engine/output_tensors.h"
 #include "platform/home_process.h"
@@ -71,14 +71,16 @@ class ResultQueueImpl final : public ResultQueue,
   void AttachSet(std::shared_ptr<CompletionSetImpl> set, bool only_end);
 
  private:
-  bool Readable() const { return delivered_ < tokens_.size() || IsTerminal(status_); }
+  bool Readable() const AS_REQUIRES(mutex_) {
+    return delivered_ < tokens_.size() || IsTerminal(status_);
+  }
   // The number of positions whose outputs are complete. Outputs are delivered with the token chosen
   // from the last of them, or with the end of a prompt_only request.
-  int64_t NumPositionsLocked() const;
-  std::optional<GeneratedElements> TakeLocked();
+  int64_t NumPositionsLocked() const AS_REQUIRES(mutex_);
+  std::optional<GeneratedElements> TakeLocked() AS_REQUIRES(mutex_);
   std::vector<std::vector<std::pair<int64_t, float>>> TopLocked(const OutputLogprobs& logprobs,
                                                                 size_t begin) const;
-  void AnnounceLocked();
+  void AnnounceLocked() AS_REQUIRES(mutex_);
 
   // Constant after construction.
   const HomeProcess home_;
@@ -89,23 +91,25 @@ class ResultQueueImpl final : public ResultQueue,
   const int64_t arrival_us_;
   const std::shared_ptr<const OutputTensors> outputs_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  // Guarded by mutex_.
-  int num_waiters_ = 0;
-  GenerateRequestStatus status_ = GenerateRequestStatus::kInit;
-  FinishReason reason_ = FinishReason::kNone;
-  std::string error_;
-  std::vector<int32_t> tokens_;
+  int num_waiters_ AS_GUARDED_BY(mutex_) = 0;
+  GenerateRequestStatus status_ AS_GUARDED_BY(mutex_) = GenerateRequestStatus::kInit;
+  FinishReason reason_ AS_GUARDED_BY(mutex_) = FinishReason::kNone;
+  std::string error_ AS_GUARDED_BY(mutex_);
+  std::vector<int32_t> tokens_ AS_GUARDED_BY(mutex_);
   // Where wanted.
-  OutputLogprobs output_logprobs_, prompt_logprobs_;
-  std::optional<double> score_;
-  size_t delivered_ = 0;
-  int64_t delivered_positions_ = 0;
-  int64_t cached_ = 0, cached_on_host_ = 0, drafted_ = 0, accepted_ = 0;
-  int64_t scheduled_us_ = 0, first_token_us_ = 0, last_token_us_ = 0, finished_us_ = 0;
-  std::shared_ptr<CompletionSetImpl> attached_set_;
-  bool attached_only_end_ = false;
+  OutputLogprobs output_logprobs_ AS_GUARDED_BY(mutex_), prompt_logprobs_ AS_GUARDED_BY(mutex_);
+  std::optional<double> score_ AS_GUARDED_BY(mutex_);
+  size_t delivered_ AS_GUARDED_BY(mutex_) = 0;
+  int64_t delivered_positions_ AS_GUARDED_BY(mutex_) = 0;
+  int64_t cached_ AS_GUARDED_BY(mutex_) = 0, cached_on_host_ AS_GUARDED_BY(mutex_) = 0;
+  int64_t drafted_ AS_GUARDED_BY(mutex_) = 0, accepted_ AS_GUARDED_BY(mutex_) = 0;
+  int64_t scheduled_us_ AS_GUARDED_BY(mutex_) = 0, first_token_us_ AS_GUARDED_BY(mutex_) = 0;
+  int64_t last_token_us_ AS_GUARDED_BY(mutex_) = 0, finished_us_ AS_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<CompletionSetImpl> attached_set_ AS_GUARDED_BY(mutex_);
+  bool attached_only_end_ AS_GUARDED_BY(mutex_) = false;
+  // The fields besides `queue` are their sets'.
   CompletionHook engine_hook_, attached_hook_;
 };
 

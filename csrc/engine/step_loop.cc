@@ -1,341 +1,254 @@
-// ModelInstance's step thread: mail, plan, forward, sample, deliver. Between warm-up and stop
-// nothing here allocates (tests/cpp/engine counts).
+#include "engine/step_loop.h"
 
 #include <pthread.h>
 
-#include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/log.h"
+#include "base/int_math.h"
 #include "engine/error_text.h"
-#include "engine/model_instance.h"
 
 namespace allspark {
 namespace {
 
+// A step with decodes and prefill has a quarter of the rows of a chunk: a stream then waits a
+// quarter as long for the prompts of others, whose tokens cost no more (benchmarks/notes.md).
+constexpr int64_t kRowShareBesideDecodes = 4;
 // How long the thread waits for a mask before it looks for mail, if it has nothing else to compute.
 constexpr int64_t kMaskSliceUs = 1000;
 
+SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
+  const RuntimeConfig& config = model.config;
+  const ModelSizes& sizes = model.sizes;
+  return {
+      .max_batch = config.engine_max_batch,
+      .chunk_tokens = sizes.chunk_tokens,
+      .max_rows_beside_decodes = CeilDiv(sizes.chunk_tokens, kRowShareBesideDecodes),
+      .block_size = config.cache_span_size,
+      .num_blocks = sizes.num_blocks,
+      .max_draft_rows = config.max_draft_rows,
+      .draft_row_cost = sizes.row_cost,
+      .enable_prefix_cache = config.enable_prefix_cache,
+      .prefix_cache_ttl_us = config.prefix_cache_ttl * 1000000,
+      .max_pinned_blocks =
+          sizes.num_blocks - CeilDiv(config.engine_max_length, config.cache_span_size),
+      .num_host_blocks = sizes.num_host_blocks,
+      .interrupts = config.interrupt_on_cache_exhaustion,
+  };
+}
+
 }  // namespace
 
-void ModelInstance::StepLoop() {
+StepLoop::StepLoop(Context context)
+    : context_(std::move(context)),
+      model_(context_.model),
+      mailbox_(context_.mailbox),
+      memory_(model_),
+      scheduler_(MakeSchedulerConfig(model_)),
+      batch_(model_),
+      reporter_(model_, context_.statistics, context_.trace, context_.stat) {
+  const auto max_batch = static_cast<size_t>(model_.config.engine_max_batch);
+  drafting_.reserve(max_batch);
+  changed_.reserve(max_batch);
+  ended_.reserve(max_batch);
+}
+
+Status StepLoop::Start() {
+  AS_RETURN_IF_ERROR(memory_.Take());
+  memory_.WarmUp();
+  return model_.CheckWeights();
+}
+
+void StepLoop::Run() {
   pthread_setname_np(pthread_self(), "allspark-step");
-  device_.pool->KeepCallerOffWorkers();
-  if (hook_ != nullptr) hook_(hook_context_, StepEvent{.phase = StepPhase::kLoopBegin});
+  model_.device.pool->KeepCallerOffWorkers();
+  Report({.phase = StepPhase::kLoopBegin});
   while (TakeMail()) {
-    if (running_->has_memory) RunStep();
+    if (memory_.is_taken()) RunStep();
   }
   EndAll(FinishReason::kCancelled, "");
-  // The notify stays under the lock: once it is released, Stop may destroy this object.
-  std::lock_guard lock(mutex_);
-  FailStepCallsLocked();
-  loop_running_ = false;
-  loop_ended_.notify_all();
+  mailbox_.CloseLoop();
 }
 
-bool ModelInstance::HasWork() const {
-  const Scheduler& scheduler = *running_->scheduler;
-  return running_->has_memory && scheduler.num_waiting() + scheduler.num_running() > 0;
+bool StepLoop::HasWork() const {
+  return memory_.is_taken() && scheduler_.num_waiting() + scheduler_.num_running() > 0;
 }
 
-void ModelInstance::AwaitMail(std::unique_lock<std::mutex>& lock) {
-  const auto is_there = [&] {
-    return new_head_ != nullptr || stop_head_ != nullptr || step_calls_ != nullptr || stopping_ ||
-           HasWork();
-  };
-  // With memory, requests are work, and the loop sees their deadlines. Without it, only this wait
-  // does.
-  if (running_->has_memory || deadlines_.empty()) {
-    mail_.wait(lock, is_there);
-  } else {
-    const std::chrono::microseconds deadline(deadlines_.begin()->first);
-    mail_.wait_until(lock, std::chrono::steady_clock::time_point(deadline), is_there);
-  }
-}
-
-bool ModelInstance::TakeMail() {
-  Request* added = nullptr;
-  Request* stopped = nullptr;
-  StepCall* step_calls = nullptr;
-  {
-    std::unique_lock lock(mutex_);
-    AwaitMail(lock);
-    std::swap(added, new_head_);
-    new_tail_ = nullptr;
-    std::swap(stopped, stop_head_);
-    if (stopping_ && (stop_mode_ == StopMode::kCancel || (added == nullptr && !HasWork()))) {
-      // The requests that were taken join the scheduler, so that EndAll finds them.
-      for (; added != nullptr; added = added->next_new) AddToScheduler(added);
-      DropStops(stopped);
-      return false;
-    }
-    std::swap(step_calls, step_calls_);
-  }
-  AnswerStepCalls(step_calls);
-  while (added != nullptr) {
+bool StepLoop::TakeMail() {
+  const Mailbox::Mail mail = mailbox_.Take(HasWork(), memory_.is_taken());
+  mailbox_.Answer(mail.calls, [this] { reporter_.OnUsage(scheduler_); });
+  for (Request* request = mail.added; request != nullptr;) {
     // Read first: a request that ends here may be gone afterwards.
-    Request* next = added->next_new;
+    Request* const next = request->next_new;
     try {
-      AddToScheduler(added);
+      AddToScheduler(request);
     } catch (const std::exception& error) {
-      EndRequest(added, FinishReason::kError, ErrorText("", error.what()));
+      EndRequest(request, FinishReason::kError, ErrorText("", error.what()));
     }
-    added = next;
+    request = next;
   }
-  for (Request* request = stopped; request != nullptr; request = request->next_stop) {
-    EndRequest(request, FinishReason::kCancelled, "");
+  if (!mail.ends) {
+    for (Request* request = mail.stopped; request != nullptr; request = request->next_stop) {
+      EndRequest(request, FinishReason::kCancelled, "");
+    }
   }
-  DropStops(stopped);
+  Mailbox::DropStops(mail.stopped);
+  if (mail.ends) return false;
   EndExpired();
   return true;
 }
 
-void ModelInstance::RunStep() {
-  Running& running = *running_;
-  Scheduler& scheduler = *running.scheduler;
+void StepLoop::RunStep() {
   const std::vector<PlannedChunk>* plan = nullptr;
-  running.step = {.begin_us = SteadyNowUs()};
-  ReleaseHeld(running.step.begin_us);
+  StepRecord& step = reporter_.Begin();
+  ReleaseHeld(step.begin_us);
   try {
     OfferDrafts();
     // Planned again after interruptions: the plan may contain members of a group that has just
     // ended, or wait for blocks that they were to fill.
     do {
-      plan = &scheduler.Plan(SteadyNowUs());
+      plan = &scheduler_.Plan(SteadyNowUs());
     } while (EndInterrupted());
-    AS_CHECK(!plan->empty() || scheduler.num_running() <= running.num_held)
-        << "nothing was planned for " << scheduler.num_running() << " running sequences, of which "
-        << running.num_held << " are held";
+    AS_CHECK(!plan->empty() || scheduler_.num_running() <= num_held_)
+        << "nothing was planned for " << scheduler_.num_running() << " running sequences, of which "
+        << num_held_ << " are held";
   } catch (const std::exception& error) {
     // The scheduler's own state is in doubt: no request in it can be served.
     EndAll(FinishReason::kError, ErrorText("scheduling failed: ", error.what()));
     return;
   }
   if (plan->empty()) {
-    if (scheduler.num_running() > 0) {
+    if (scheduler_.num_running() > 0) {
       ReleaseHeld(SteadyNowUs() + kMaskSliceUs);
-    } else if (scheduler.first_waiting() != nullptr) {
+    } else if (scheduler_.first_waiting() != nullptr) {
       // Nothing runs and the first in line cannot be admitted: it never will be.
-      EndRequest(static_cast<Request*>(scheduler.first_waiting()), FinishReason::kInterrupted,
+      EndRequest(Request::Of(scheduler_.first_waiting()), FinishReason::kInterrupted,
                  "the KV cache cannot hold this request");
     }
     return;
   }
+  PrefixCache& cache = scheduler_.prefix_cache();
   try {
-    CopyBlocks();
+    for (const HostCopy& copy : cache.copies()) memory_.Copy(copy);
+    cache.ClearCopies();
   } catch (const std::exception& error) {
     // The contents of the blocks are in doubt: no request that holds some can be served.
     EndAll(FinishReason::kError, ErrorText("copying of KV blocks failed: ", error.what()));
-    scheduler.prefix_cache().Clear();
+    cache.Clear();
     return;
   }
-  running.in_step = true;
+  in_step_ = true;
   try {
-    DraftTokens(*plan);
-    Batch batch;
-    BuildBatch(*plan, batch);
-    batch.profile = op_profile_.get();
-    running.arena.Reset();
-    auto* logits = static_cast<float*>(running.logits_buffer.data());
-    running.step.planned_us = SteadyNowUs();
-    running.decoder->Forward(batch, running.kv, running.arena, logits);
-    running.step.computed_us = SteadyNowUs();
-    scheduler.Commit();
-    CountStep(*plan);
-    WriteOutputs(batch.num_logits_rows);
-    running.step.written_us = SteadyNowUs();
-    SampleAndAppend();
-    EndStep();
-    if (hook_ != nullptr) hook_(hook_context_, StepEvent{.phase = StepPhase::kEnd});
+    Compute(*plan, step);
   } catch (const std::exception& error) {
     FailStep(*plan, error.what());
   } catch (...) {
     FailStep(*plan, "an exception that is not a std::exception");
   }
-  running.in_step = false;
-  running.ended.clear();
+  in_step_ = false;
+  ended_.clear();
 }
 
-void ModelInstance::OfferDrafts() {
-  const Scheduler& scheduler = *running_->scheduler;
+void StepLoop::Compute(const std::vector<PlannedChunk>& plan, StepRecord& step) {
+  Draft(plan);
+  reporter_.OnPlan(plan);
+  batch_.Build(plan, memory_.logits());
+  ReportPlan(plan);
+  Batch batch = batch_.batch();
+  batch.profile = context_.op_profile;
+  step.planned_us = SteadyNowUs();
+  memory_.Forward(batch);
+  step.computed_us = SteadyNowUs();
+  scheduler_.Commit();
+  reporter_.OnComputed(plan, scheduler_.num_preemptions());
+  WriteOutputs();
+  step.written_us = SteadyNowUs();
+  SampleAndAppend(step);
+  reporter_.OnUsage(scheduler_);
+  reporter_.End();
+  Report({.phase = StepPhase::kEnd});
+}
+
+void StepLoop::OfferDrafts() {
   // Without room the scheduler grants no drafts, so none are offered.
-  const bool has_room = scheduler.num_running() < config_.max_draft_rows;
-  for (ScheduledSequence* s = scheduler.first_running(); s != nullptr; s = s->next) {
-    auto* request = static_cast<Request*>(s);
+  const bool has_room = scheduler_.num_running() < model_.config.max_draft_rows;
+  for (ScheduledSequence* s = scheduler_.first_running(); s != nullptr; s = s->next) {
+    Request* const request = Request::Of(s);
     request->ClearOffers();
     if (!has_room || !request->decodes()) continue;
-    for (const auto& drafter : running_->drafters) drafter->Offer(*request);
+    for (const auto& drafter : memory_.drafters()) drafter->Offer(*request);
   }
 }
 
-void ModelInstance::DraftTokens(const std::vector<PlannedChunk>& plan) {
-  std::vector<Request*>& drafting = running_->drafting;
-  for (const auto& drafter : running_->drafters) {
-    drafting.clear();
+void StepLoop::Draft(const std::vector<PlannedChunk>& plan) {
+  for (const auto& drafter : memory_.drafters()) {
+    drafting_.clear();
     for (const PlannedChunk& chunk : plan) {
-      auto* request = static_cast<Request*>(chunk.sequence);
-      if (chunk.num_drafts > 0 && request->drafter == drafter.get()) drafting.push_back(request);
+      Request* const request = Request::Of(chunk.sequence);
+      if (chunk.num_drafts > 0 && request->drafter == drafter.get()) drafting_.push_back(request);
     }
-    if (!drafting.empty()) drafter->Draft(drafting);
-    for (Request* request : drafting) {
+    if (!drafting_.empty()) drafter->Draft(drafting_);
+    for (Request* request : drafting_) {
       request->num_drafts = static_cast<int64_t>(request->drafts.size());
     }
   }
-  running_->scheduler->TrimDrafts();
+  scheduler_.TrimDrafts();
 }
 
-void ModelInstance::OrderChunks(const std::vector<PlannedChunk>& plan) {
-  std::vector<const PlannedChunk*>& chunks = running_->chunks;
-  chunks.clear();
-  bool any_lora = false;
-  for (const PlannedChunk& chunk : plan) {
-    chunks.push_back(&chunk);
-    any_lora = any_lora || static_cast<const Request*>(chunk.sequence)->lora != nullptr;
-  }
-  if (!any_lora) return;
-  // The salt identifies the adapter; chunks of one adapter stay in the plan's order.
-  std::sort(chunks.begin(), chunks.end(), [](const PlannedChunk* a, const PlannedChunk* b) {
-    return std::pair(a->sequence->cache_salt, a) < std::pair(b->sequence->cache_salt, b);
-  });
-}
-
-void ModelInstance::BuildBatch(const std::vector<PlannedChunk>& plan, Batch& batch) {
-  Running& running = *running_;
-  running.sequences.clear();
-  running.rows.clear();
-  running.sampled.clear();
-  running.prompts.clear();
-  running.outputs->Clear();
-  const int64_t now_us = SteadyNowUs();
-  auto* logits = static_cast<float*>(running.logits_buffer.data());
-  StepEvent event{.phase = StepPhase::kBegin};
-  int64_t num_tokens = 0, num_logits_rows = 0;
-  OrderChunks(plan);
-  for (const PlannedChunk* planned : running.chunks) {
-    const PlannedChunk& chunk = *planned;
-    auto* request = static_cast<Request*>(chunk.sequence);
-    const int64_t num_cached = chunk.begin - request->num_computed;
-    statistics_.OnPrefixHit(num_cached);
-    // Only while a prompt is computed for the first time.
-    if (request->num_tokens == request->prompt_length && request->num_preemptions == 0) {
-      if (request->scheduled_us == 0 && request->stands_for_all()) {
-        statistics_.OnScheduled(now_us - request->arrival_us());
-      }
-      // Without a host copier the device's memory is the host's, so all cached tokens are there.
-      request->OnScheduled(now_us, num_cached,
-                           device_.host_copier != nullptr ? request->num_restored : num_cached);
-    }
-    AS_CHECK(num_tokens + chunk.num_tokens <= decoder_options_.max_tokens)
-        << "the plan exceeds the step's token budget";
-    for (int64_t i = 0; i < chunk.num_tokens; ++i) {
-      const auto slot = static_cast<size_t>(num_tokens + i);
-      running.tokens[slot] = request->KnownOrDrafted(chunk.begin + i);
-      running.positions[slot] = static_cast<int32_t>(chunk.begin + i);
-    }
-    BatchSequence sequence{
-        .token_begin = num_tokens,
-        .num_tokens = chunk.num_tokens,
-        .position = chunk.begin,
-        .block_table = request->block_table.data(),
-        .lora = request->lora != nullptr ? request->lora->adapter.get() : nullptr};
-    float* const row = logits + num_logits_rows * limits_.vocab_size;
-    const bool samples = chunk.samples && !request->prompt_only;
-    running.outputs->Add(request, chunk, num_tokens, samples ? row : nullptr);
-    if (samples) {
-      sequence.logits_row = static_cast<int32_t>(num_logits_rows);
-      sequence.num_logits = static_cast<int32_t>(1 + chunk.num_drafts);
-      num_logits_rows += 1 + chunk.num_drafts;
-      running.rows.push_back(request->NextRow(row));
-      running.sampled.push_back(request);
-    } else if (chunk.samples) {
-      running.prompts.push_back(request);
-    }
-    running.sequences.push_back(sequence);
-    num_tokens += chunk.num_tokens;
-    if (IsDecode(chunk)) {
-      ++event.num_decodes;
-    } else {
-      event.num_prefill_tokens += chunk.num_tokens;
-    }
-  }
-  batch = {.tokens = running.tokens.data(),
-           .positions = running.positions.data(),
-           .num_tokens = num_tokens,
-           .sequences = running.sequences.data(),
-           .num_sequences = static_cast<int64_t>(running.sequences.size()),
-           .num_logits_rows = num_logits_rows};
-  if (hook_ != nullptr) hook_(hook_context_, event);
-}
-
-void ModelInstance::WriteOutputs(int64_t num_logits_rows) {
-  Running& running = *running_;
-  auto* logits = static_cast<float*>(running.logits_buffer.data());
-  running.outputs->Write(*running.decoder, *device_.pool,
-                         logits + num_logits_rows * limits_.vocab_size,
-                         decoder_options_.max_logits_rows - num_logits_rows);
+void StepLoop::WriteOutputs() {
+  const int64_t num_rows = batch_.batch().num_logits_rows;
+  batch_.outputs().Write(memory_.decoder(), *model_.device.pool,
+                         memory_.logits() + num_rows * model_.sizes.limits.vocab_size,
+                         model_.sizes.decoder.max_logits_rows - num_rows);
   // All weights have been read by now, and no request has been given anything yet.
-  const Status weights = CheckWeights();
+  const Status weights = model_.CheckWeights();
   if (!weights.ok()) throw std::runtime_error(weights.message());
-  for (Request* request : running.prompts) EndRequest(request, FinishReason::kLength, "");
+  for (Request* request : batch_.prompts()) EndRequest(request, FinishReason::kLength, "");
 }
 
-void ModelInstance::SampleAndAppend() {
-  Running& running = *running_;
-  AwaitMasks();
-  running.step.masked_us = SteadyNowUs();
+void StepLoop::SampleAndAppend(StepRecord& step) {
+  AwaitMasks(step.computed_us - step.planned_us);
+  step.masked_us = SteadyNowUs();
   // One round for every accepted draft: the row of logits behind it then gives the next token.
-  running.changed.clear();
-  while (!running.rows.empty()) {
+  changed_.clear();
+  while (batch_.num_rows() > 0) {
     ReportLogits();
     {
-      const OpTimer timer(op_profile_.get(), Op::kSampling);
-      running.sampler->Sample(running.rows.data(), static_cast<int64_t>(running.rows.size()));
+      const OpTimer timer(context_.op_profile, Op::kSampling);
+      memory_.sampler().Sample(batch_.rows(), static_cast<int64_t>(batch_.num_rows()));
     }
     const int64_t now_us = SteadyNowUs();
     size_t num_next = 0;
-    for (size_t i = 0; i < running.rows.size(); ++i) {
-      Request* request = running.sampled[i];
+    for (size_t i = 0; i < batch_.num_rows(); ++i) {
+      Request* const request = batch_.sampled(i);
+      const SamplingRow& row = batch_.row(i);
       // It ended with another member of its group.
       if (request->state == ScheduledSequence::State::kNone) continue;
       if (request->is_beam()) {
-        AdvanceSearch(request, running.rows[i]);
+        AdvanceSearch(request, row);
         continue;
       }
-      if (!AppendSampled(request, running.rows[i], now_us)) continue;
+      if (!AppendSampled(request, row, now_us)) continue;
       if (!request->TakeDraft()) {
-        if (request->group == nullptr) running.changed.push_back(request);
+        if (request->group == nullptr) changed_.push_back(request);
         continue;
       }
-      running.scheduler->AcceptDraft(request);
-      statistics_.OnAcceptedDraft();
-      running.rows[num_next] = request->NextRow(running.rows[i].logits + limits_.vocab_size);
-      running.sampled[num_next++] = request;
+      scheduler_.AcceptDraft(request);
+      reporter_.OnAcceptedDraft();
+      float* const next_logits = row.logits + model_.sizes.limits.vocab_size;
+      batch_.Put(num_next++, request->NextRow(next_logits), request);
     }
-    running.rows.resize(num_next);
-    running.sampled.resize(num_next);
+    batch_.Truncate(num_next);
   }
-  running.step.sampled_us = SteadyNowUs();
+  step.sampled_us = SteadyNowUs();
   // All tokens are in their queues before the first reader wakes: one signal a step.
-  for (Request* request : running.changed) request->queue->Announce();
+  for (Request* request : changed_) request->queue->Announce();
 }
 
-void ModelInstance::ReportLogits() const {
-  if (hook_ == nullptr) return;
-  for (size_t i = 0; i < running_->rows.size(); ++i) {
-    hook_(hook_context_, StepEvent{.phase = StepPhase::kLogits,
-                                   .request_id = running_->sampled[i]->request_id,
-                                   .position = running_->rows[i].position,
-                                   .logits = running_->rows[i].logits,
-                                   .vocab_size = limits_.vocab_size});
-  }
-}
-
-bool ModelInstance::AppendSampled(Request* request, const SamplingRow& row, int64_t now_us) {
+bool StepLoop::AppendSampled(Request* request, const SamplingRow& row, int64_t now_us) {
   if (row.token < 0) {
     const char* which = row.mask != nullptr ? "no token that the mask allows" : "no token";
     EndRequest(
@@ -344,8 +257,7 @@ bool ModelInstance::AppendSampled(Request* request, const SamplingRow& row, int6
     return false;
   }
   const FinishReason reason = request->Append(row.token);
-  statistics_.OnToken();
-  CountToken(*request, now_us);
+  reporter_.OnToken(*request, now_us);
   request->Deliver(row.token, now_us);
   if (reason != FinishReason::kNone) {
     request->EndDrafts();
@@ -356,47 +268,90 @@ bool ModelInstance::AppendSampled(Request* request, const SamplingRow& row, int6
   return true;
 }
 
-void ModelInstance::FailStep(const std::vector<PlannedChunk>& plan, const char* message) {
-  AS_LOG(kError) << "model '" << config_.model_name << "': a step failed: " << message;
-  for (const PlannedChunk& chunk : plan) {
-    // A request that ended before the exception is gone already (state kNone).
-    if (chunk.sequence->state == ScheduledSequence::State::kNone) continue;
-    EndRequest(static_cast<Request*>(chunk.sequence), FinishReason::kError, ErrorText("", message));
+void StepLoop::AdvanceSearch(Request* beam, const SamplingRow& row) {
+  RequestGroup& group = *beam->group;
+  reporter_.OnCandidates();
+  if (!group.TakeCandidates(beam)) return;
+  group.Choose();
+  if (!group.is_done()) {
+    for (const BlockCopy& copy : scheduler_.Fork(group.sequences(), group.parents())) {
+      memory_.Copy(copy);
+    }
+    group.Continue();
+  } else if (group.has_enough()) {
+    EndRequest(beam, FinishReason::kStop, "");
+  } else {
+    EndRequest(beam, FinishReason::kError,
+               "too few tokens have a finite logit up to position " + std::to_string(row.position) +
+                   " for num_return_sequences, which is " +
+                   std::to_string(group.returned().size()));
   }
 }
 
-void ModelInstance::EndRequest(Request* request, FinishReason reason, const std::string& error) {
-  if (request->is_sample() && IsOutput(reason) && !EndSample(request, reason)) return;
-  if (request->group != nullptr) request = request->group->first();
-  {
-    std::lock_guard lock(mutex_);
-    if (request->ended) return;
-    request->ended = true;
-    admission_.Leave(request->share());
-    if (request->deadline_us != kNoDeadline) {
-      deadlines_.erase({request->deadline_us, request});
+void StepLoop::Report(const StepEvent& event) const {
+  if (context_.hook != nullptr) context_.hook(context_.hook_context, event);
+}
+
+void StepLoop::ReportPlan(const std::vector<PlannedChunk>& plan) const {
+  if (context_.hook == nullptr) return;
+  StepEvent event{.phase = StepPhase::kBegin};
+  for (const PlannedChunk& chunk : plan) {
+    if (IsDecode(chunk)) {
+      ++event.num_decodes;
+    } else {
+      event.num_prefill_tokens += chunk.num_tokens;
     }
   }
-  RemoveFromScheduler(request);
-  const int64_t now_us = SteadyNowUs();
-  CountEnd(*request, reason, now_us);
-  request->Finish(reason, error, now_us);
-  std::shared_ptr<Request> self = std::move(request->self);  // may be the last reference
-  if (running_->in_step) running_->ended.push_back(std::move(self));
+  Report(event);
 }
 
-void ModelInstance::EndAll(FinishReason reason, const std::string& error) {
-  Scheduler& scheduler = *running_->scheduler;
-  {
-    // Requests posted for stopping are in the scheduler too.
-    std::lock_guard lock(mutex_);
-    DropStops(std::exchange(stop_head_, nullptr));
+void StepLoop::ReportLogits() {
+  if (context_.hook == nullptr) return;
+  for (size_t i = 0; i < batch_.num_rows(); ++i) {
+    Report({.phase = StepPhase::kLogits,
+            .request_id = batch_.sampled(i)->request_id,
+            .position = batch_.row(i).position,
+            .logits = batch_.row(i).logits,
+            .vocab_size = model_.sizes.limits.vocab_size});
   }
-  while (scheduler.first_running() != nullptr) {
-    EndRequest(static_cast<Request*>(scheduler.first_running()), reason, error);
+}
+
+Result<int64_t> StepLoop::CallPrefixCache(PrefixOp op, const std::vector<int32_t>& tokens,
+                                          uint64_t salt) {
+  PrefixCache& cache = scheduler_.prefix_cache();
+  cache.Advance(SteadyNowUs());
+  const int64_t block_size = model_.config.cache_span_size;
+  switch (op) {
+    case PrefixOp::kFind: {
+      const PrefixCache::Match match = cache.FindAll(tokens, salt);
+      return (match.num_blocks + cache.CountOnHost(match, tokens, salt)) * block_size;
+    }
+    case PrefixOp::kPin:
+      return cache.Pin(tokens, salt);
+    case PrefixOp::kUnpin:
+      return cache.Unpin(tokens, salt);
+    case PrefixOp::kClear:
+      break;
   }
-  while (scheduler.first_waiting() != nullptr) {
-    EndRequest(static_cast<Request*>(scheduler.first_waiting()), reason, error);
+  return cache.Clear() * block_size;
+}
+
+void StepLoop::UnloadMemory() {
+  scheduler_.PreemptAll();
+  scheduler_.prefix_cache().Clear();
+  memory_.GiveBack();
+  model_.reader->ReleasePages();
+  if (model_.draft_reader != nullptr) model_.draft_reader->ReleasePages();
+}
+
+Status StepLoop::LoadMemory() {
+  try {
+    const Status status = Start();
+    if (!status.ok()) memory_.GiveBack();
+    return status;
+  } catch (...) {
+    memory_.GiveBack();
+    throw;
   }
 }
 

@@ -113,12 +113,12 @@ StepTrace::StepTrace(std::string model_name, size_t capacity) : model_name_(std:
 }
 
 void StepTrace::Add(const StepRecord& step) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   steps_.Add(step);
 }
 
 void StepTrace::Add(const RequestRecord& request) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   requests_.Add(request);
 }
 
@@ -126,7 +126,7 @@ std::string StepTrace::Json() const {
   std::vector<StepRecord> steps;
   std::vector<RequestRecord> requests;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     steps = steps_.InOrder();
     requests = requests_.InOrder();
   }

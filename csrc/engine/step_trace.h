@@ -3,11 +3,11 @@
 // thread may write the file.
 #pragma once
 
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "allspark/status.h"
+#include "base/mutex.h"
 #include "engine/step_record.h"
 
 namespace allspark {
@@ -37,10 +37,10 @@ class StepTrace {
 
   const std::string model_name_;
 
-  mutable std::mutex mutex_;
-  // Guarded by mutex_; a reader holds it for as long as a copy takes.
-  Ring<StepRecord> steps_;
-  Ring<RequestRecord> requests_;
+  mutable Mutex mutex_;
+  // A reader holds the mutex for as long as a copy takes.
+  Ring<StepRecord> steps_ AS_GUARDED_BY(mutex_);
+  Ring<RequestRecord> requests_ AS_GUARDED_BY(mutex_);
 };
 
 }  // namespace allspark

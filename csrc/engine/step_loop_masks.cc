@@ -1,12 +1,11 @@
-// The part of ModelInstance's step that waits for token masks, and ends requests whose time is
-// over.
+// How a step waits for token masks.
 
 #include <algorithm>
 #include <string>
 
 #include "base/clock.h"
 #include "engine/error_text.h"
-#include "engine/model_instance.h"
+#include "engine/step_loop.h"
 
 namespace allspark {
 namespace {
@@ -23,49 +22,44 @@ constexpr int64_t kSliceUs = 10000;
 // A late mask delays its own request, not the step: the request is held, and its newest token is
 // computed again once the mask is there. If the model has no other work, the step waits for the
 // mask here instead, which saves computing the token again.
-void ModelInstance::AwaitMasks() {
-  Running& running = *running_;
-  Scheduler& scheduler = *running.scheduler;
-  const int64_t computed_us = running.step.computed_us - running.step.planned_us;
+void StepLoop::AwaitMasks(int64_t computed_us) {
   int64_t until_us = SteadyNowUs() + std::max(computed_us / 10, kLeastWaitUs);
   while (const int64_t num_late = ReadMasks(until_us)) {
-    if (scheduler.num_running() > num_late || scheduler.num_waiting() > 0 || HasMail()) break;
+    if (scheduler_.num_running() > num_late || scheduler_.num_waiting() > 0) break;
+    if (mailbox_.HasMail()) break;
     EndExpired();
     until_us = SteadyNowUs() + kSliceUs;
   }
   size_t num_kept = 0;
-  for (size_t i = 0; i < running.rows.size(); ++i) {
-    Request* request = running.sampled[i];
+  for (size_t i = 0; i < batch_.num_rows(); ++i) {
+    Request* const request = batch_.sampled(i);
     if (request->state == ScheduledSequence::State::kNone) continue;  // ended
-    if (request->mask != nullptr && running.rows[i].mask == nullptr) {
-      scheduler.Hold(request);
-      ++running.num_held;
+    if (request->mask != nullptr && batch_.row(i).mask == nullptr) {
+      scheduler_.Hold(request);
+      ++num_held_;
       continue;
     }
-    running.rows[num_kept] = running.rows[i];
-    running.sampled[num_kept++] = request;
+    batch_.Put(num_kept++, batch_.row(i), request);
   }
-  running.rows.resize(num_kept);
-  running.sampled.resize(num_kept);
+  batch_.Truncate(num_kept);
 }
 
-int64_t ModelInstance::ReadMasks(int64_t until_us) {
-  Running& running = *running_;
+int64_t StepLoop::ReadMasks(int64_t until_us) {
   int64_t num_late = 0;
-  for (size_t i = 0; i < running.rows.size(); ++i) {
-    Request* request = running.sampled[i];
-    const bool awaits = request->mask != nullptr && running.rows[i].mask == nullptr;
+  for (size_t i = 0; i < batch_.num_rows(); ++i) {
+    Request* const request = batch_.sampled(i);
+    const bool awaits = request->mask != nullptr && batch_.row(i).mask == nullptr;
     if (!awaits || request->state == ScheduledSequence::State::kNone) continue;
     const MaskRead read = ReadMask(request, until_us);
     if (read == MaskRead::kLate) ++num_late;
-    if (read == MaskRead::kThere) running.rows[i].mask = request->mask->words();
+    if (read == MaskRead::kThere) batch_.row(i).mask = request->mask->words();
   }
   return num_late;
 }
 
-ModelInstance::MaskRead ModelInstance::ReadMask(Request* request, int64_t until_us) {
+StepLoop::MaskRead StepLoop::ReadMask(Request* request, int64_t until_us) {
   if (request->mask_deadline_us == 0) {
-    request->mask_deadline_us = SteadyNowUs() + config_.token_mask_timeout_ms * 1000;
+    request->mask_deadline_us = SteadyNowUs() + model_.config.token_mask_timeout_ms * 1000;
   }
   switch (request->mask->Wait(std::min(until_us, request->mask_deadline_us))) {
     case MaskAnswer::kMask:
@@ -84,44 +78,21 @@ ModelInstance::MaskRead ModelInstance::ReadMask(Request* request, int64_t until_
   EndRequest(request, FinishReason::kError,
              "the token mask of position " + std::to_string(request->num_tokens) +
                  " did not come within token_mask_timeout_ms, which is " +
-                 std::to_string(config_.token_mask_timeout_ms));
+                 std::to_string(model_.config.token_mask_timeout_ms));
   return MaskRead::kRequestEnded;
 }
 
-void ModelInstance::ReleaseHeld(int64_t until_us) {
-  Running& running = *running_;
-  if (running.num_held == 0) return;
-  running.num_held = 0;
-  for (ScheduledSequence* s = running.scheduler->first_running(); s != nullptr;) {
-    auto* request = static_cast<Request*>(s);
+void StepLoop::ReleaseHeld(int64_t until_us) {
+  if (num_held_ == 0) return;
+  num_held_ = 0;
+  for (ScheduledSequence* s = scheduler_.first_running(); s != nullptr;) {
+    Request* const request = Request::Of(s);
     s = s->next;  // read first: the request may end here
     if (!request->held) continue;
     const MaskRead read = ReadMask(request, until_us);
-    if (read == MaskRead::kLate) ++running.num_held;
+    if (read == MaskRead::kLate) ++num_held_;
     if (read == MaskRead::kThere) request->held = false;
   }
-}
-
-bool ModelInstance::HasMail() const {
-  std::lock_guard lock(mutex_);
-  return new_head_ != nullptr || stop_head_ != nullptr || step_calls_ != nullptr || stopping_;
-}
-
-void ModelInstance::EndExpired() {
-  const int64_t now_us = SteadyNowUs();
-  while (Request* request = TakeExpired(now_us)) {
-    EndRequest(request, FinishReason::kDeadline, "");
-  }
-}
-
-Request* ModelInstance::TakeExpired(int64_t now_us) const {
-  std::lock_guard lock(mutex_);
-  for (const auto& [deadline_us, request] : deadlines_) {
-    if (deadline_us > now_us) break;
-    // A request that is still in the mailbox is linked there, and must stay.
-    if (request->joined) return request;
-  }
-  return nullptr;
 }
 
 }  // namespace allspark

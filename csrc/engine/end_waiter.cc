@@ -1,0 +1,44 @@
+#include "engine/end_waiter.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/clock.h"
+#include "base/int_math.h"
+
+namespace allspark {
+namespace {
+
+// How often a waiting caller's `cancelled` is called.
+constexpr int64_t kSliceMs = 100;
+
+}  // namespace
+
+EndWaiter::EndWaiter(int64_t timeout_ms, const std::function<bool()>& cancelled)
+    : timeout_ms_(timeout_ms),
+      deadline_us_(SteadyNowUs() + std::min(timeout_ms, kLongestWaitMs) * 1000),
+      cancelled_(cancelled) {}
+
+Status EndWaiter::Await(ResultQueueImpl& queue) const {
+  const auto unfinished = [&] {
+    return "sync_request: request " + std::to_string(queue.request_id()) + " has not ended";
+  };
+  while (!queue.WaitTerminal(NextWaitMs())) {
+    if (cancelled_ && cancelled_()) {
+      return Status::Cancelled(unfinished() + "; the caller gave up");
+    }
+    if (timeout_ms_ >= 0 && SteadyNowUs() >= deadline_us_) {
+      return Status::DeadlineExceeded(unfinished() + " within " + std::to_string(timeout_ms_) +
+                                      " ms");
+    }
+  }
+  return Status::Ok();
+}
+
+int64_t EndWaiter::NextWaitMs() const {
+  const int64_t slice_ms = cancelled_ ? kSliceMs : kLongestWaitMs;
+  if (timeout_ms_ < 0) return slice_ms;
+  return std::min(CeilDiv(std::max<int64_t>(deadline_us_ - SteadyNowUs(), 0), 1000), slice_ms);
+}
+
+}  // namespace allspark
