@@ -160,6 +160,10 @@ def _start(run: Callable[[], None]) -> None:
         time.sleep(0.05)
 
 
+class FormatTooLargeError(ValueError):
+    """A format, or the grammar that it becomes, has more characters than the bound."""
+
+
 def _too_slow(max_seconds: float) -> ValueError:
     return ValueError(f"response_format takes more than {max_seconds:g} s to compile")
 
@@ -178,7 +182,7 @@ def _bounded_key(response_format: Any) -> str:
     check_depth(response_format, "response_format")
     key = _key(response_format)
     if len(key) > MAX_GRAMMAR_CHARS:
-        raise ValueError(
+        raise FormatTooLargeError(
             f"response_format has {len(key)} characters; the bound is {MAX_GRAMMAR_CHARS}"
         )
     return key
@@ -310,7 +314,7 @@ class Compiler:
         if grammar is None:
             return _Compiled(None, 0)
         if len(grammar.text) > MAX_GRAMMAR_CHARS:
-            raise ValueError(
+            raise FormatTooLargeError(
                 f"response_format is a grammar of {len(grammar.text)} characters; the bound is "
                 f"{MAX_GRAMMAR_CHARS}"
             )

@@ -16,6 +16,8 @@ if(as_support_sources)
   add_dependencies(as_test_support as_proto)
   # GCC warns of 64-byte vectors passed by value, which emulated AVX-512 does within one file.
   target_compile_options(as_test_support PRIVATE -Wno-psabi)
+  # Emulated kernels take GCC minutes to optimise; what -O3 adds, their tests do not win back.
+  target_compile_options(as_test_support PRIVATE $<$<CONFIG:Release>:-O2>)
 else()
   add_library(as_test_support INTERFACE)
   target_link_libraries(as_test_support INTERFACE as_flags GTest::gtest)

@@ -3,7 +3,7 @@
 is used without the lock that guards it (csrc/base/mutex.h). Nothing is compiled: clang reads each
 source with the flags of a configured build.
 
-usage: check_clang.py BUILD_DIR CLANG++
+usage: check_clang.py BUILD_DIR CLANG++ [FLAG...]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
-def syntax_command(command: str, clang: str) -> list[str]:
+def syntax_command(command: str, clang: list[str]) -> list[str]:
     """The compiler's command of compile_commands.json as a check by clang: no object is written."""
     words = shlex.split(command)
     # A launcher such as ccache may come first; the compiler is the word before the first flag.
@@ -29,10 +29,10 @@ def syntax_command(command: str, clang: str) -> list[str]:
             next(rest, None)
         elif word != "-c":
             flags.append(word)
-    return [clang, "-fsyntax-only", "-Wthread-safety", *flags]
+    return [*clang, "-fsyntax-only", *flags]
 
 
-def problem(entry: dict[str, str], clang: str) -> str:
+def problem(entry: dict[str, str], clang: list[str]) -> str:
     """What clang says of one source; empty where it accepts it."""
     result = subprocess.run(
         syntax_command(entry["command"], clang),
@@ -42,14 +42,14 @@ def problem(entry: dict[str, str], clang: str) -> str:
     )
     if result.returncode == 0:
         return ""
-    return result.stderr.strip() or f"{entry['file']}: {clang} ended with {result.returncode}"
+    return result.stderr.strip() or f"{entry['file']}: {clang[0]} ended with {result.returncode}"
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         print(__doc__, file=sys.stderr)
         return 2
-    database, clang = Path(sys.argv[1]) / "compile_commands.json", sys.argv[2]
+    database, clang = Path(sys.argv[1]) / "compile_commands.json", sys.argv[2:]
     if not database.is_file():
         print(f"check_clang: {database} does not exist; is it configured?")
         return 1

@@ -68,7 +68,7 @@ run_ctest() {  # run_ctest PRESET LABEL [WRAPPER...]: a process for each test
     --output-junit "$results/$name.xml" | grep -vE '^ *Start +[0-9]+:|Passed +[0-9.]+ sec$'
 }
 
-# Unit tests, many in a process, since sanitizers and emulators take long to start one.
+# Unit tests, many in a process: to start one takes longer than most tests.
 run_batches() {  # run_batches PRESET [WRAPPER...], without the tests that $without matches
   local preset="$1"
   shift
@@ -76,8 +76,13 @@ run_batches() {  # run_batches PRESET [WRAPPER...], without the tests that $with
     --without "${without:-^$}" --junit "$results/$name.xml" -- "$@"
 }
 
-run_pytest() {  # run_pytest MARKER-EXPRESSION
-  "$venv/bin/python" -m pytest tests/python -q --junitxml "$results/$name.xml" -m "$1"
+run_pytest() {  # run_pytest MARKER-EXPRESSION [ARGUMENT...]
+  "$venv/bin/python" -m pytest tests/python -q --junitxml "$results/$name.xml" -m "$@"
+}
+
+# A process per core. A file's tests stay in one, since they share models and servers.
+run_pytest_in_parallel() {  # run_pytest_in_parallel MARKER-EXPRESSION
+  run_pytest "$1" --numprocesses "$jobs" --dist loadfile
 }
 
 lint() {
@@ -188,16 +193,17 @@ usual_tests() {
   if step build build release -DALLSPARK_BENCH=ON; then  # so that benchmarks keep compiling
     step isa-symbols "$venv/bin/python" scripts/check_isa_symbols.py build/release || true
     if [ "$tier" != --fast ]; then
-      step clang-syntax "$venv/bin/python" scripts/check_clang.py build/release "$(clangxx)" || true
+      step clang-syntax "$venv/bin/python" scripts/check_clang.py build/release \
+        "$(clangxx)" -Wthread-safety || true
     fi
   fi
-  step ctest run_ctest release unit || true
+  step ctest run_batches release || true
   if step package install_package; then
     step lint lint || true  # the dev extra brings the tools
     if [ "$tier" = --fast ]; then
-      step pytest-fast run_pytest "not slow and not torch" || true
+      step pytest-fast run_pytest_in_parallel "not slow and not torch" || true
     else
-      step pytest run_pytest "not slow" || true
+      step pytest run_pytest_in_parallel "not slow" || true
       step model-table "$venv/bin/python" scripts/model_table.py --check "$results/pytest.xml" || true
     fi
   fi

@@ -49,7 +49,7 @@ Result<std::unique_ptr<DraftModel>> DraftModel::Create(const ModelReader& weight
 }
 
 void DraftModel::Offer(Request& request) {
-  if (!request.uses_draft_model) return;
+  if (!request.spec.uses_draft_model) return;
   DraftModelState& state = request.draft_model;
   if (state.is_new) {
     state.is_new = false;
@@ -124,7 +124,7 @@ void DraftModel::AddSequence(Request& request, int64_t most) {
     auto* logits = static_cast<float*>(scratch_.logits.data());
     // Sampled with the random number that the target model will use at this position: where the two
     // models have the same distribution, they choose the same token.
-    rows_.push_back({.params = &request.sampling,
+    rows_.push_back({.params = &request.spec.sampling,
                      .logits = logits + sequence.logits_row * decoder_->vocab_size(),
                      .position = end});
     sampled_.push_back(&request);

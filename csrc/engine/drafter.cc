@@ -3,11 +3,12 @@
 namespace allspark {
 
 void PromptLookupDrafter::Offer(Request& request) {
-  if (request.most_looked_up == 0) return;
+  if (request.spec.most_looked_up == 0) return;
   request.lookup.Follow(request.tokens);
   if (!request.lookup.has_draft()) return;
-  request.Offer(
-      {.drafter = this, .num_drafts = request.most_looked_up, .chance = request.lookup.chance()});
+  request.Offer({.drafter = this,
+                 .num_drafts = request.spec.most_looked_up,
+                 .chance = request.lookup.chance()});
 }
 
 void PromptLookupDrafter::Draft(std::span<Request* const> requests) {

@@ -59,7 +59,7 @@ Status Mailbox::Submit(const std::shared_ptr<Request>& request,
   MutexLock lock(mutex_);
   AS_RETURN_IF_ERROR(CheckAccepting("a request"));
   const Status entered =
-      admission_.Enter(lock.native(), request->share(), request->deadline_us, cancelled);
+      admission_.Enter(lock.native(), request->share(), request->spec.deadline_us, cancelled);
   if (!entered.ok()) {
     statistics_.OnDenied();
     return entered;
@@ -79,14 +79,14 @@ Status Mailbox::Submit(const std::shared_ptr<Request>& request,
 
 void Mailbox::Enlist(const std::shared_ptr<Request>& request) {
   try {
-    requests_.emplace(request->request_id, request);
+    requests_.emplace(request->spec.request_id, request);
     if (request->group != nullptr) {
       for (const Request* other : request->group->returned().subspan(1)) {
-        requests_.emplace(other->request_id, request);
+        requests_.emplace(other->spec.request_id, request);
       }
     }
-    if (request->deadline_us != kNoDeadline) {
-      deadlines_.emplace(request->deadline_us, request.get());
+    if (request->spec.deadline_us != kNoDeadline) {
+      deadlines_.emplace(request->spec.deadline_us, request.get());
     }
   } catch (...) {
     Delist(*request);
@@ -95,9 +95,9 @@ void Mailbox::Enlist(const std::shared_ptr<Request>& request) {
 }
 
 void Mailbox::Delist(const Request& request) {
-  requests_.erase(request.request_id);
+  requests_.erase(request.spec.request_id);
   if (request.group == nullptr) return;
-  for (const Request* other : request.group->returned()) requests_.erase(other->request_id);
+  for (const Request* other : request.group->returned()) requests_.erase(other->spec.request_id);
 }
 
 Status Mailbox::CheckAccepting(const char* what) const {
@@ -264,7 +264,8 @@ bool Mailbox::End(Request& request) {
   if (request.ended) return false;
   request.ended = true;
   admission_.Leave(request.share());
-  if (request.deadline_us != kNoDeadline) deadlines_.erase({request.deadline_us, &request});
+  if (request.spec.deadline_us != kNoDeadline)
+    deadlines_.erase({request.spec.deadline_us, &request});
   return true;
 }
 

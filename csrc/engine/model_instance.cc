@@ -266,7 +266,7 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
   StartedRequest started{RequestHandle{request_id}, request->queue};
   if (request->group != nullptr) {
     for (const Request* other : request->group->returned().subspan(1)) {
-      started.next_best.push_back({RequestHandle{other->request_id}, other->queue});
+      started.next_best.push_back({RequestHandle{other->spec.request_id}, other->queue});
     }
   }
   AS_RETURN_IF_ERROR(mailbox_.Submit(request, cancelled));

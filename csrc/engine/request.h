@@ -1,10 +1,9 @@
-// One accepted request: its tokens, limits and queue. All its memory is allocated on the caller's
-// thread, so that the step thread allocates nothing for it. From Submit to its end the step thread
-// alone touches the mutable part.
+// One accepted request: what it asks for, what the scheduler sees of it, and its state. All its
+// memory is allocated on the caller's thread, so that the step thread allocates nothing for it.
+// From Submit to its end the step thread alone touches the state.
 #pragma once
 
 #include <atomic>
-#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "engine/mask_reader.h"
 #include "engine/output_tensors.h"
 #include "engine/request_group.h"
+#include "engine/request_spec.h"
 #include "engine/result_queue_impl.h"
 #include "sampling/prompt_lookup.h"
 #include "sampling/sampler.h"
@@ -43,21 +43,6 @@ struct DraftModelState {
   AcceptanceRate chance{kWeight};
 };
 
-// Checks that every id is in the vocabulary.
-Status CheckTokenIds(std::span<const int64_t> ids, int64_t vocab_size);
-
-// The limits that a request is checked against.
-struct RequestLimits {
-  int64_t vocab_size = 0;
-  int64_t hidden_size = 0;
-  int64_t engine_max_length = 0;
-  int64_t engine_max_batch = 1;
-  int64_t block_size = 0;
-  int64_t num_draft_tokens = 0;  // of the model's draft model; 0: it has none
-};
-
-inline constexpr int64_t kNoDeadline = std::numeric_limits<int64_t>::max();
-
 // Whether an output that ended for this reason is complete.
 inline bool IsOutput(FinishReason reason) {
   return reason == FinishReason::kStop || reason == FinishReason::kLength;
@@ -65,8 +50,8 @@ inline bool IsOutput(FinishReason reason) {
 
 // The base is the scheduler's view; num_tokens there equals tokens.size().
 struct Request : ScheduledSequence {
-  // Checks prompt and config; the message names the field, the value and the bound. If the config
-  // asks for a group, the request is its first member, and the others have the ids that follow.
+  // Checks as RequestSpec::Create does. If the config asks for a group, the request is its first
+  // member.
   static Result<std::shared_ptr<Request>> Create(uint64_t request_id,
                                                  std::span<const int64_t> prompt_ids,
                                                  const GenerationConfig& config,
@@ -74,14 +59,16 @@ struct Request : ScheduledSequence {
                                                  std::shared_ptr<CompletionSetImpl> engine_set,
                                                  std::shared_ptr<TokenMask> token_mask = nullptr);
 
+  Request(RequestSpec checked, std::span<const int64_t> prompt_ids, const RequestLimits& limits,
+          std::shared_ptr<OutputTensors> wanted_outputs,
+          const std::shared_ptr<CompletionSetImpl>& engine_set);
+
   // The request that a sequence of an engine's scheduler is.
   static Request* Of(ScheduledSequence* sequence) { return static_cast<Request*>(sequence); }
   static const Request* Of(const ScheduledSequence* sequence) {
     return static_cast<const Request*>(sequence);
   }
 
-  // Takes the stop words and bad words of another request with the same prompt.
-  void ShareWords(const Request& other);
   // Sets the adapter of the request and its group, before Submit; null: the base model.
   void UseLora(std::shared_ptr<const LoadedLora> loaded);
 
@@ -100,11 +87,7 @@ struct Request : ScheduledSequence {
   // What the sampler needs to choose the next token; points into this request.
   SamplingRow NextRow(float* logits);
   // Whether the request wants outputs besides sampled tokens.
-  bool WantsOutputs() const { return scores_prompt || outputs != nullptr; }
-  // Whether the log-probability of the token after `position` is wanted: both are of the prompt.
-  bool IsScored(int64_t position) const {
-    return scores_prompt && position >= scored_begin && position < prompt_length - 1;
-  }
+  bool WantsOutputs() const { return spec.scores_prompt || outputs != nullptr; }
   // Where the logits of a position are wanted; null: nowhere.
   float* LogitsRow(int64_t position) const {
     return outputs != nullptr ? outputs->logits().Row(position) : nullptr;
@@ -124,7 +107,7 @@ struct Request : ScheduledSequence {
   int64_t arrival_us() const { return queue->arrival_us(); }
   // Output tokens; for a group those of its longest sequence.
   int64_t output_length() const {
-    return group != nullptr ? group->longest_output() : num_tokens - prompt_length;
+    return group != nullptr ? group->longest_output() : num_tokens - spec.prompt_length;
   }
   bool is_sample() const { return group != nullptr && !group->is_search(); }
   // The request's share of the model's bounds; the samples of a group leave one by one.
@@ -133,38 +116,21 @@ struct Request : ScheduledSequence {
             .tensor_bytes = outputs != nullptr ? outputs->bytes() : 0};
   }
 
+  const RequestSpec spec;
+
   // Constant after Create.
-  uint64_t request_id = 0;
-  int64_t prompt_length = 0;
-  int64_t output_begin = 0;         // at most prompt_length: a prompt may end with earlier output
-  int64_t min_length = 0;           // of prompt + output
-  std::vector<int32_t> end_tokens;  // EOS, stop tokens, stop words of one token; in order
-  std::shared_ptr<const WordMatcher> stop_words;  // longer ones; null: none
-  int64_t num_stop_endings = 0;       // distinct last tokens of stop_words that are no end_tokens
-  int64_t repetition_ngram_size = 0;  // 0: off
-  int64_t repetition_ngram_threshold = 0;
-  SamplingParams sampling;
-  LogitsProcessors processors;
-  bool wants_logprobs = false;
-  int64_t top_logprobs = 0;
-  bool prompt_only = false;
-  bool scores_prompt = false;
-  int64_t scored_begin = 0;                // the position before the first token that is scored
-  std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<ResultQueueImpl> queue;
-  int64_t deadline_us = kNoDeadline;
   RequestGroup* group = nullptr;              // null: it is in none
   std::unique_ptr<RequestGroup> owned_group;  // in the group's first member
 
   // The step thread's.
+  std::shared_ptr<OutputTensors> outputs;  // null: no tensors are wanted
   std::shared_ptr<const LoadedLora> lora;  // null: none
   std::unique_ptr<MaskReader> mask;        // null: every token may be chosen
   int64_t mask_deadline_us = 0;            // of the mask that is awaited; 0: not awaited yet
   std::vector<int32_t> tokens;             // prompt, then generated; capacity is max_length
   TokenCounts counts;                      // of `tokens`, where the processors need them
   WordStates words;                        // after `tokens`
-  int64_t most_looked_up = 0;              // drafts of one step by prompt lookup; 0: not asked for
-  bool uses_draft_model = false;
   DraftModelState draft_model;
   PromptLookup lookup;          // follows `tokens`
   Drafter* drafter = nullptr;   // whose offer was the best; null: nobody's
@@ -189,9 +155,11 @@ struct Request : ScheduledSequence {
   std::shared_ptr<Request> stop_self;  // keeps it alive while in the list of stops
 
  private:
-  void SetWords(const GenerationConfig& config);
+  // Sets `words` to the states after the prompt.
+  void ReadPromptWords();
   // `words` after one more token, at `position`.
   WordStates NextWords(int32_t token, int64_t position) const;
+  bool IsAtEnd() const;
   FinishReason Reason() const;
 };
 
@@ -199,7 +167,7 @@ struct Request : ScheduledSequence {
 inline bool IsDecode(const PlannedChunk& chunk) {
   const Request* request = Request::Of(chunk.sequence);
   return chunk.samples && chunk.num_tokens == 1 + chunk.num_drafts &&
-         chunk.begin >= request->prompt_length;
+         chunk.begin >= request->spec.prompt_length;
 }
 
 }  // namespace allspark

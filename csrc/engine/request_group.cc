@@ -27,9 +27,9 @@ RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>>
       length_penalty_(config.length_penalty) {
   members_.push_back(first);
   for (const auto& other : others_) members_.push_back(other.get());
-  const auto max_output = static_cast<size_t>(first->max_length - first->prompt_length);
+  const auto max_output = static_cast<size_t>(first->max_length - first->spec.prompt_length);
   const auto reserve = [&](OutputLogprobs& logprobs) {
-    if (!first->wants_logprobs) return;
+    if (!first->spec.logprobs.wanted) return;
     logprobs.chosen.reserve(max_output);
     logprobs.top.reserve(max_output * first->logprobs.top.size());
   };
@@ -46,7 +46,7 @@ RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>>
   histories_.resize(members_.size());
   for (History& history : histories_) {
     history.tokens.reserve(static_cast<size_t>(first->max_length));
-    if (first->processors.NeedsCounts()) {
+    if (first->spec.processors.NeedsCounts()) {
       history.counts = TokenCounts(std::min(first->max_length, vocab_size));
     }
     reserve(history.logprobs);
@@ -56,12 +56,13 @@ RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>>
 
 void RequestGroup::ReserveSearch(const GenerationConfig& config, int64_t vocab_size) {
   Request* const first = members_.front();
-  const auto num_ends = static_cast<int64_t>(first->end_tokens.size()) + first->num_stop_endings;
+  const auto num_ends =
+      static_cast<int64_t>(first->spec.ends.tokens.size()) + first->spec.ends.num_word_endings;
   const int64_t num_candidates = std::min(config.num_beams + num_ends, vocab_size);
   search_ = std::make_unique<BeamSearch>(
       BeamSearchParams{.num_beams = config.num_beams,
                        .num_candidates = num_candidates,
-                       .max_output = first->max_length - first->prompt_length,
+                       .max_output = first->max_length - first->spec.prompt_length,
                        .length_penalty = config.length_penalty,
                        .stop = ToBeamStop(config.beam_early_stopping)});
   rows_.reserve(members_.size());
@@ -70,9 +71,6 @@ void RequestGroup::ReserveSearch(const GenerationConfig& config, int64_t vocab_s
     sequences_.push_back(member);
     member->candidates.top.resize(static_cast<size_t>(num_candidates));
     member->candidates.reported.resize(static_cast<size_t>(num_candidates));
-    // Drafts follow one sequence, so a search has none.
-    member->most_looked_up = 0;
-    member->uses_draft_model = false;
     if (member == first) continue;
     sequences_[sequences_.size() - 2]->next_beam = member;
     member->num_tokens = 0;
@@ -87,7 +85,7 @@ std::span<Request* const> RequestGroup::returned() const {
 int64_t RequestGroup::longest_output() const {
   int64_t longest = 0;
   for (const Request* member : members_) {
-    longest = std::max(longest, member->num_tokens - member->prompt_length);
+    longest = std::max(longest, member->num_tokens - member->spec.prompt_length);
   }
   for (const Output& output : outputs_) {
     longest = std::max(longest, static_cast<int64_t>(output.tokens.size()));
@@ -103,7 +101,7 @@ FinishReason RequestGroup::best_reason() const {
 void RequestGroup::KeepSample(const Request* sample, FinishReason reason) {
   const auto index = std::find(members_.begin(), members_.end(), sample) - members_.begin();
   Output& output = outputs_[static_cast<size_t>(index)];
-  output.tokens.assign(sample->tokens.begin() + sample->prompt_length, sample->tokens.end());
+  output.tokens.assign(sample->tokens.begin() + sample->spec.prompt_length, sample->tokens.end());
   output.logprobs = sample->output_logprobs;
   output.score = SequenceScore(sample->sum_logprobs, static_cast<int64_t>(output.tokens.size()),
                                length_penalty_);
@@ -135,9 +133,9 @@ void RequestGroup::Choose() {
 void RequestGroup::KeepEnded(const BeamChoice& choice) {
   Request* const parent = members_[static_cast<size_t>(choice.parent)];
   Output& output = outputs_[choice.place];
-  output.tokens.assign(parent->tokens.begin() + parent->prompt_length, parent->tokens.end());
+  output.tokens.assign(parent->tokens.begin() + parent->spec.prompt_length, parent->tokens.end());
   output.tokens.push_back(choice.token);
-  if (parent->wants_logprobs) {
+  if (parent->spec.logprobs.wanted) {
     output.logprobs = parent->output_logprobs;
     Add(output.logprobs, choice.reported, parent->logprobs.top);
   }
@@ -161,7 +159,7 @@ void RequestGroup::Continue() {
     beam->counts = histories_[parent].counts;
     beam->words = histories_[parent].words;
     beam->output_logprobs = histories_[parent].logprobs;
-    if (beam->wants_logprobs) {
+    if (beam->spec.logprobs.wanted) {
       Add(beam->output_logprobs, choice.reported, members_[parent]->logprobs.top);
     }
     const FinishReason reason = beam->Append(choice.token);

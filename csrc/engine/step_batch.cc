@@ -65,7 +65,7 @@ void StepBatch::Add(const PlannedChunk& chunk, float* logits) {
                          .block_table = request->block_table.data(),
                          .lora = request->lora != nullptr ? request->lora->adapter.get() : nullptr};
   float* const row = logits + batch_.num_logits_rows * model_.sizes.limits.vocab_size;
-  const bool samples = chunk.samples && !request->prompt_only;
+  const bool samples = chunk.samples && !request->spec.prompt_only;
   outputs_.Add(request, chunk, token_begin, samples ? row : nullptr);
   if (samples) {
     sequence.logits_row = static_cast<int32_t>(batch_.num_logits_rows);

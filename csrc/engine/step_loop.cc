@@ -309,7 +309,7 @@ void StepLoop::ReportLogits() {
   if (context_.hook == nullptr) return;
   for (size_t i = 0; i < batch_.num_rows(); ++i) {
     Report({.phase = StepPhase::kLogits,
-            .request_id = batch_.sampled(i)->request_id,
+            .request_id = batch_.sampled(i)->spec.request_id,
             .position = batch_.row(i).position,
             .logits = batch_.row(i).logits,
             .vocab_size = model_.sizes.limits.vocab_size});

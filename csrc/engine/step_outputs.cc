@@ -32,7 +32,7 @@ void StepOutputs::Add(Request* request, const PlannedChunk& chunk, int64_t token
   const int64_t sampled_begin = sampled != nullptr ? request->num_tokens - 1 : end;
   const int64_t token_offset = token_begin - chunk.begin;
   for (int64_t position = begin; position < sampled_begin; ++position) {
-    if (!request->IsScored(position) && request->LogitsRow(position) == nullptr) continue;
+    if (!request->spec.IsScored(position) && request->LogitsRow(position) == nullptr) continue;
     rows_.push_back({request, position});
     row_tokens_.push_back(token_offset + position);
   }
@@ -69,8 +69,8 @@ void StepOutputs::WriteStates(const Part& part, Decoder& decoder) {
 void StepOutputs::WriteRow(const Row& row, const float* logits, int64_t vocab_size, size_t index) {
   const Request& request = *row.request;
   if (float* const to = request.LogitsRow(row.position)) std::copy_n(logits, vocab_size, to);
-  if (!request.IsScored(row.position)) return;
-  scores_[index].top.resize(static_cast<size_t>(request.top_logprobs));
+  if (!request.spec.IsScored(row.position)) return;
+  scores_[index].top.resize(static_cast<size_t>(request.spec.logprobs.num_top));
   const int32_t next = request.tokens[static_cast<size_t>(row.position + 1)];
   ComputeLogprobs(kernels_, logits, vocab_size, next, scores_[index]);
 }
@@ -91,7 +91,7 @@ void StepOutputs::Write(Decoder& decoder, ThreadPool& pool, float* logits, int64
     });
     for (int64_t i = 0; i < count; ++i) {
       const Row& row = rows_[begin + static_cast<size_t>(i)];
-      if (!row.request->IsScored(row.position)) continue;
+      if (!row.request->spec.IsScored(row.position)) continue;
       row.request->queue->SetPromptLogprobs(row.position, scores_[static_cast<size_t>(i)]);
     }
   }

@@ -20,7 +20,8 @@ void StepReporter::OnPlan(const std::vector<PlannedChunk>& plan) {
     const int64_t num_cached = chunk.begin - request->num_computed;
     statistics_.OnPrefixHit(num_cached);
     // Only while a prompt is computed for the first time.
-    if (request->num_tokens != request->prompt_length || request->num_preemptions != 0) continue;
+    if (request->num_tokens != request->spec.prompt_length || request->num_preemptions != 0)
+      continue;
     if (request->scheduled_us == 0 && request->stands_for_all()) {
       statistics_.OnScheduled(now_us - request->arrival_us());
     }
@@ -55,12 +56,12 @@ void StepReporter::OnToken(Request& request, int64_t now_us) {
 
 void StepReporter::OnEnd(const Request& request, FinishReason reason, int64_t now_us) {
   const bool is_ranked = request.group != nullptr && IsOutput(reason);
-  const RequestRecord record{.request_id = request.request_id,
+  const RequestRecord record{.request_id = request.spec.request_id,
                              .arrival_us = request.arrival_us(),
                              .scheduled_us = request.scheduled_us,
                              .first_token_us = request.first_token_us,
                              .end_us = now_us,
-                             .prompt_tokens = request.prompt_length,
+                             .prompt_tokens = request.spec.prompt_length,
                              .output_tokens = request.output_length(),
                              .num_preemptions = request.num_preemptions,
                              .reason = is_ranked ? request.group->best_reason() : reason};
@@ -69,7 +70,7 @@ void StepReporter::OnEnd(const Request& request, FinishReason reason, int64_t no
   if (trace_ != nullptr) trace_->Add(record);
   const std::span<const int32_t> tokens = request.tokens;
   log_.OnEnd(record, request.group == nullptr
-                         ? tokens.subspan(static_cast<size_t>(request.prompt_length))
+                         ? tokens.subspan(static_cast<size_t>(request.spec.prompt_length))
                          : std::span<const int32_t>());
 }
 

@@ -367,6 +367,16 @@ def test_a_source_is_read_with_the_flags_of_its_build(
     assert not (tmp_path / "x.o").exists()
 
 
+@needs_compiler
+def test_sources_are_read_with_more_flags(tmp_path: Path) -> None:
+    (tmp_path / "x.cc").write_text("int two(int unused) { return 2; }\n")
+    entry = {"directory": str(tmp_path), "file": "x.cc", "command": f"{COMPILER} -Werror -c x.cc"}
+    (tmp_path / "compile_commands.json").write_text(json.dumps([entry]))
+    assert run("check_clang.py", tmp_path, COMPILER).returncode == 0
+    result = run("check_clang.py", tmp_path, COMPILER, "-Wunused-parameter")
+    assert result.returncode == 1 and "unused" in result.stdout
+
+
 @pytest.mark.parametrize("database", [None, "[]"])
 def test_no_sources_are_a_problem(tmp_path: Path, database: str | None) -> None:
     if database is not None:

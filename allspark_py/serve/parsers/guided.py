@@ -94,10 +94,15 @@ def tool_format(
         for tool in allowed
         if (problem := parser.unenforced(tool.parameters))
     }
+    # Imported here: it needs a package that only requests with formats need.
+    from allspark.grammar_compiler import FormatTooLargeError
+
     _check(allowed, unchecked)
     form = written(unchecked)
     try:
         compiler.prepare(form)
+    except FormatTooLargeError:
+        raise  # no tool alone is the reason
     except ValueError:
         before = len(unchecked)
         unchecked.update(_problems(parser, allowed, unchecked, compiler))
