@@ -6,9 +6,11 @@ One object for each connection, made by uvicorn; all calls come on its event loo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import httptools
@@ -139,6 +141,7 @@ class Connection(HttpToolsProtocol):
             # Weakly: the cycle has the scope, and should end with its task.
             of_cycle = weakref.ref(self.cycle)
             self.scope["state"]["open_parts"] = functools.partial(_open_parts, of_cycle)
+            self.scope["state"]["at_once"] = functools.partial(_at_once, of_cycle)
         self._is_in_headers = False
         if earlier is None or earlier.response_complete:
             return
@@ -239,20 +242,60 @@ class PartWriter:
     It keeps the cycle alive, and so is for those who end with it.
     """
 
-    __slots__ = ("_cycle", "_flow", "_write")
+    __slots__ = ("_cycle", "_flow")
 
     def __init__(self, cycle: RequestResponseCycle):
         self._cycle = cycle
         self._flow = cycle.flow
-        self._write = cycle.transport.write
 
     def __call__(self, data: bytes) -> bool:
         """False where `send` has more to do than to write; nothing was written then."""
         cycle = self._cycle
         if self._flow.write_paused or cycle.disconnected or cycle.response_complete:
             return False
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+
+class _HeldWrites:
+    """Stands in for a cycle's transport, and keeps what is written."""
+
+    def __init__(self, transport: asyncio.Transport):
+        self._transport = transport
+        self._data: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self._data.append(data)
+
+    def flush(self) -> None:
+        data, self._data = self._data, []
+        if data:
+            self._transport.write(b"".join(data))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+@contextlib.contextmanager
+def _at_once(of_cycle: weakref.ref[RequestResponseCycle]) -> Iterator[None]:
+    """What an answer writes inside goes out as one write: a call of the system and a wake of the
+    client for head and first part, not for each."""
+    cycle = of_cycle()
+    if cycle is None:
+        yield
+        return
+    transport = cycle.transport
+    held = _HeldWrites(transport)
+    cycle.transport = held  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        cycle.transport = transport
+        held.flush()
 
 
 def _open_parts(of_cycle: weakref.ref[RequestResponseCycle]) -> PartWriter | None:

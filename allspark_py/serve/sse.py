@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any, Protocol, TypeVar
 
@@ -163,20 +164,23 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        state = scope.get("state", {})
+        writer = None
         try:
-            await send(start)
-            state = scope.get("state", {})
-            open_parts = state.get("open_parts")
-            writer = Writer(state.get("send", send), open_parts() if open_parts else None)
+            with state.get("at_once", contextlib.nullcontext)():
+                await send(start)
+                open_parts = state.get("open_parts")
+                writer = Writer(state.get("send", send), open_parts() if open_parts else None)
+                self._source.start(writer)
         except BaseException:
             self._source.abort()
+            if writer is not None:
+                writer.cancel()
             raise
         gone = asyncio.ensure_future(_gone(receive))
         end = writer.end
-        keeper = loop.call_later(self._keep_alive_s, self._keep_alive, writer)
-        self._keeper = keeper
+        self._keeper = loop.call_later(self._keep_alive_s, self._keep_alive, writer)
         try:
-            self._source.start(writer)
             await asyncio.wait({gone, end}, return_when=asyncio.FIRST_COMPLETED)
             if end.done():
                 end.result()

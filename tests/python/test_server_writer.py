@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +60,9 @@ class Cycle(SimpleNamespace):
         fields = {
             "chunked_encoding": True, "disconnected": False, "response_complete": False,
             "scope": {"method": "POST"}, "flow": SimpleNamespace(write_paused=False),
-            "transport": SimpleNamespace(write=self.written.append),
+            "transport": SimpleNamespace(
+                write=self.written.append, close=partial(self.written.append, "closed")
+            ),
         }  # fmt: skip
         super().__init__(**{**fields, **changed})
 
@@ -92,6 +96,52 @@ def test_other_bodies_have_no_parts(changed):
 def test_a_cycle_that_ended_has_no_parts():
     of_cycle = weakref.ref(Cycle())
     assert connection._open_parts(of_cycle) is None
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_what_is_written_at_once_is_one_write(error):
+    cycle = Cycle()
+    transport = cycle.transport
+    write_part = connection._open_parts(weakref.ref(cycle))
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        with connection._at_once(weakref.ref(cycle)):
+            cycle.transport.write(b"head\r\n")
+            assert write_part(b"x")
+            assert not cycle.written
+            if error:
+                raise error
+    assert cycle.written == [b"head\r\n1\r\nx\r\n"]
+    assert cycle.transport is transport
+    assert write_part(b"y")
+    assert cycle.written[1:] == [b"1\r\ny\r\n"]
+
+
+def test_a_connection_is_closed_after_what_is_held():
+    cycle = Cycle()
+    with connection._at_once(weakref.ref(cycle)):
+        cycle.transport.write(b"all")
+        cycle.transport.close()
+    assert cycle.written == [b"all", "closed"]
+
+
+def test_nothing_is_held_of_a_cycle_that_ended():
+    with connection._at_once(weakref.ref(Cycle())):
+        pass
+
+
+def test_a_stream_begins_with_one_write(model, monkeypatch):
+    flush, held = connection._HeldWrites.flush, []
+
+    def noted(self):
+        held.append(b"".join(self._data))
+        flush(self)
+
+    monkeypatch.setattr(connection._HeldWrites, "flush", noted)
+    fields = {**QUESTION, "max_tokens": 4, "seed": 1}
+    with RunningServer([model]) as server:
+        assert content(server.events(CHAT, **fields))
+    (begin,) = held
+    assert begin.startswith(b"HTTP/1.1 200 OK") and begin.count(b"assistant") == 1
 
 
 def test_nothing_of_a_stream_is_left(model):
