@@ -105,7 +105,10 @@ def decoder_fields(
 
 def make_spec(config: ModelConfig, data_type: str) -> Any:
     """The DecoderSpec message of ``config``, not quantised."""
-    _, fields, _ = decoder_fields(config)
+    return _spec_of(decoder_fields(config)[1], data_type)
+
+
+def _spec_of(fields: dict[str, Any], data_type: str) -> Any:
     compute_type = COMPUTE_TYPES[checked_data_type(data_type)]
     return message_class("DecoderSpec")(**fields, compute_type=compute_type)
 
@@ -120,8 +123,8 @@ def make_plan(
     """Checks that configuration and checkpoint make a complete model of ``data_type``, and that it
     can be quantised as requested.
     """
-    architecture, _, computed = decoder_fields(config)
-    spec = make_spec(config, data_type)
+    architecture, fields, computed = decoder_fields(config)
+    spec = _spec_of(fields, data_type)
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
     named = architecture.arranged(checkpoint.tensors, spec)
     rules = expand(architecture.weights, spec.num_layers, spec.num_experts, named)

@@ -2,29 +2,7 @@
 of them.
 """
 
-from . import (
-    baichuan,
-    bloom,
-    chatglm,
-    dbrx,
-    deepseek,
-    falcon,
-    gemma,
-    glm,
-    glm_moe,
-    gpt2,
-    gpt_neox,
-    granite,
-    internlm,
-    llama,
-    mixtral,
-    mpt,
-    olmo,
-    phi,
-    qwen,
-    qwen_moe,
-    starcoder2,
-)
+from importlib import import_module
 
 __all__ = [
     "baichuan",
@@ -49,3 +27,6 @@ __all__ = [
     "qwen_moe",
     "starcoder2",
 ]
+
+for _name in __all__:
+    import_module(f"{__name__}.{_name}")
