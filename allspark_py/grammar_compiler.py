@@ -285,6 +285,12 @@ class Compiler:
         _bounded_key(response_format)
         self._compile(response_format)
 
+    def check_size(self, response_format: Any) -> None:
+        """Compiles nothing. Raises as `matcher` for a format or a grammar that is too large, and
+        for a form or keyword that has no grammar."""
+        _bounded_key(response_format)
+        self._grammar(response_format)
+
     def forget(self, response_format: Any) -> None:
         """After a matcher failed: a lexer that failed fails for all that share it, so the next
         request is to have another."""
@@ -309,15 +315,19 @@ class Compiler:
         dropped = self._compiled.pop(key, None)
         self._num_bytes -= dropped.num_bytes if dropped else 0
 
-    def _compile(self, response_format: Any) -> _Compiled:
+    def _grammar(self, response_format: Any) -> Grammar | None:
         grammar = to_grammar(response_format, self._special_tokens)
-        if grammar is None:
-            return _Compiled(None, 0)
-        if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        if grammar is not None and len(grammar.text) > MAX_GRAMMAR_CHARS:
             raise FormatTooLargeError(
                 f"response_format is a grammar of {len(grammar.text)} characters; the bound is "
                 f"{MAX_GRAMMAR_CHARS}"
             )
+        return grammar
+
+    def _compile(self, response_format: Any) -> _Compiled:
+        grammar = self._grammar(response_format)
+        if grammar is None:
+            return _Compiled(None, 0)
         tokenizer = self._tokenizer()
         limit = None if tokenizer is None else self._max_seconds.get(tokenizer)
         matcher, seconds = _on_large_stack(lambda: self._build(grammar), limit)

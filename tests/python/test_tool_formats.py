@@ -375,6 +375,12 @@ def test_formats_that_are_too_large(qwen):
         qwen.form("qwen", tools=read_tools(tools))
 
 
+def test_a_tool_that_is_too_large_alone_is_not_checked(qwen):
+    large = function("large", {"x": {"enum": [f"{i}" + "x" * 1000 for i in range(1000)]}})
+    form = qwen.form("qwen", tools=read_tools([large, function("f", {"x": {"type": "integer"}})]))
+    assert form.unchecked == ("large",)
+
+
 def test_many_schemas_that_are_slow_are_refused_in_time(qwen, monkeypatch):
     monkeypatch.setattr("allspark.serve.parsers.guided._MAX_SECONDS", 0.0)
     tools = [function("a"), function("f", {"x": NOT_A})]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,21 +97,21 @@ def tool_format(
     # Imported here: it needs a package that only requests with formats need.
     from allspark.grammar_compiler import FormatTooLargeError
 
-    _check(allowed, unchecked)
-    form = written(unchecked)
-    try:
-        compiler.prepare(form)
-    except FormatTooLargeError:
-        raise  # no tool alone is the reason
-    except ValueError:
-        before = len(unchecked)
-        unchecked.update(_problems(parser, allowed, unchecked, compiler))
-        if len(unchecked) == before:
-            raise
+    while True:
         _check(allowed, unchecked)
         form = written(unchecked)
-        compiler.prepare(form)
-    return ToolFormat(form, tuple(unchecked))
+        try:
+            compiler.prepare(form)
+        except ValueError as error:
+            # Compiling every tool, which may take long, would not find what makes them too large.
+            is_large = isinstance(error, FormatTooLargeError)
+            check = compiler.check_size if is_large else compiler.check
+            found = _problems(parser, allowed, unchecked, check)
+            if not found:
+                raise
+            unchecked.update(found)
+        else:
+            return ToolFormat(form, tuple(unchecked))
 
 
 def content_format(
@@ -142,9 +142,12 @@ def _check(tools: Sequence[Tool], unchecked: dict[str, str]) -> None:
 
 
 def _problems(
-    parser: ToolParser, tools: Sequence[Tool], known: Collection[str], compiler: Compiler
+    parser: ToolParser,
+    tools: Sequence[Tool],
+    known: Collection[str],
+    check: Callable[[Format], None],
 ) -> dict[str, str]:
-    """The tools whose schemas cannot be compiled, with the reasons."""
+    """The tools whose schemas `check` refuses, with the reasons."""
     found = {}
     deadline = time.monotonic() + _MAX_SECONDS
     for tool in tools:
@@ -154,7 +157,7 @@ def _problems(
             raise ValueError(f"the tools take more than {_MAX_SECONDS:g} s to compile")
         form = parser.arguments(tool.parameters)
         try:
-            compiler.check({"type": "structural_tag", "format": form})
+            check({"type": "structural_tag", "format": form})
         except ValueError as error:
             text = str(error).removeprefix("response_format cannot be enforced: ")
             found[tool.name] = f"its parameters cannot be enforced: {text}"
