@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Fails on any source that clang refuses or warns of, although GCC builds it; also where a member
-is used without the lock that guards it (csrc/base/mutex.h). Nothing is compiled: clang reads each
-source with the flags of a configured build.
+"""Fails on any source that clang refuses or warns of, although GCC builds it. Nothing is compiled:
+clang reads each source with the flags of a configured build, and those given. With -Wthread-safety
+it finds members that are used without the lock that guards them (csrc/base/mutex.h).
 
 usage: check_clang.py BUILD_DIR CLANG++ [FLAG...]
 """

@@ -1,6 +1,6 @@
 // Between a model's callers and its step thread: the live requests by handle, new ones, stops, and
-// calls that the step thread answers between two steps. All locking between the two is here, and
-// nothing else is.
+// calls that the step thread answers between two steps. What goes the other way, results, is the
+// queues'. All other locking between the two is here.
 #pragma once
 
 #include <atomic>

@@ -182,19 +182,8 @@ Status CheckBeamEnds(const EndConditions& ends, const GenerationConfig& config) 
       std::to_string(config.num_beams));
 }
 
-// Sets prompt_length, output_begin, min_length and max_length.
-Status SetLengths(std::span<const int64_t> prompt_ids, const GenerationConfig& config,
-                  const RequestLimits& limits, bool has_mask, RequestSpec& spec) {
-  if (config.max_length > limits.engine_max_length) {
-    return Status::ExceedLimit("max_length is " + std::to_string(config.max_length) +
-                               "; it must not exceed engine_max_length, which is " +
-                               std::to_string(limits.engine_max_length));
-  }
-  spec.max_length = config.max_length > 0 ? config.max_length : limits.engine_max_length;
-  AS_RETURN_IF_ERROR(CheckPrompt(prompt_ids, spec.max_length, config.prompt_only, limits));
-  AS_RETURN_IF_ERROR(CheckIds(config, limits.vocab_size));
-  AS_RETURN_IF_ERROR(CheckGroup(config, limits, has_mask));
-  spec.prompt_length = static_cast<int64_t>(prompt_ids.size());
+// Sets output_begin and min_length, and lowers max_length.
+Status SetLengths(const GenerationConfig& config, bool has_mask, RequestSpec& spec) {
   spec.output_begin = spec.prompt_length - config.num_generated_in_prompt;
   const std::string length_text = std::to_string(spec.prompt_length);
   if (spec.output_begin < 1) {
@@ -246,7 +235,17 @@ Result<RequestSpec> RequestSpec::Create(uint64_t request_id, std::span<const int
                                         bool has_mask) {
   AS_RETURN_IF_ERROR(Validate(config));
   RequestSpec spec;
-  AS_RETURN_IF_ERROR(SetLengths(prompt_ids, config, limits, has_mask, spec));
+  if (config.max_length > limits.engine_max_length) {
+    return Status::ExceedLimit("max_length is " + std::to_string(config.max_length) +
+                               "; it must not exceed engine_max_length, which is " +
+                               std::to_string(limits.engine_max_length));
+  }
+  spec.max_length = config.max_length > 0 ? config.max_length : limits.engine_max_length;
+  AS_RETURN_IF_ERROR(CheckPrompt(prompt_ids, spec.max_length, config.prompt_only, limits));
+  AS_RETURN_IF_ERROR(CheckIds(config, limits.vocab_size));
+  AS_RETURN_IF_ERROR(CheckGroup(config, limits, has_mask));
+  spec.prompt_length = static_cast<int64_t>(prompt_ids.size());
+  AS_RETURN_IF_ERROR(SetLengths(config, has_mask, spec));
   spec.request_id = request_id;
   spec.priority = config.priority;
   if (config.timeout_ms > 0) spec.deadline_us = SteadyNowUs() + config.timeout_ms * 1000;

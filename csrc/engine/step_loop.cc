@@ -156,14 +156,16 @@ void StepLoop::Compute(const std::vector<PlannedChunk>& plan, StepRecord& step) 
   Draft(plan);
   reporter_.OnPlan(plan);
   batch_.Build(plan, memory_.logits());
-  ReportPlan(plan);
+  Report({.phase = StepPhase::kBegin,
+          .num_decodes = step.num_decodes,
+          .num_prefill_tokens = step.num_prefill_tokens});
   Batch batch = batch_.batch();
   batch.profile = context_.op_profile;
   step.planned_us = SteadyNowUs();
   memory_.Forward(batch);
   step.computed_us = SteadyNowUs();
   scheduler_.Commit();
-  reporter_.OnComputed(plan, scheduler_.num_preemptions());
+  reporter_.OnComputed(scheduler_.num_preemptions());
   WriteOutputs();
   step.written_us = SteadyNowUs();
   SampleAndAppend(step);
@@ -290,19 +292,6 @@ void StepLoop::AdvanceSearch(Request* beam, const SamplingRow& row) {
 
 void StepLoop::Report(const StepEvent& event) const {
   if (context_.hook != nullptr) context_.hook(context_.hook_context, event);
-}
-
-void StepLoop::ReportPlan(const std::vector<PlannedChunk>& plan) const {
-  if (context_.hook == nullptr) return;
-  StepEvent event{.phase = StepPhase::kBegin};
-  for (const PlannedChunk& chunk : plan) {
-    if (IsDecode(chunk)) {
-      ++event.num_decodes;
-    } else {
-      event.num_prefill_tokens += chunk.num_tokens;
-    }
-  }
-  Report(event);
 }
 
 void StepLoop::ReportLogits() {

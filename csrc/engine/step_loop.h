@@ -68,7 +68,6 @@ class StepLoop {
   bool AppendSampled(Request* request, const SamplingRow& row, int64_t now_us);
   // A beam has its candidates; chooses the next beams once every beam has.
   void AdvanceSearch(Request* beam, const SamplingRow& row);
-  void ReportPlan(const std::vector<PlannedChunk>& plan) const;
   void ReportLogits();
   void Report(const StepEvent& event) const;
 

@@ -15,7 +15,14 @@ void StepReporter::OnPlan(const std::vector<PlannedChunk>& plan) {
   const int64_t now_us = SteadyNowUs();
   // Without a host copier the device's memory is the host's, so all cached tokens are there.
   const bool has_host_tier = model_.device.host_copier != nullptr;
+  step_.num_sequences = static_cast<int64_t>(plan.size());
   for (const PlannedChunk& chunk : plan) {
+    step_.num_drafts += chunk.num_drafts;
+    if (IsDecode(chunk)) {
+      ++step_.num_decodes;
+    } else {
+      step_.num_prefill_tokens += chunk.num_tokens;
+    }
     Request* const request = Request::Of(chunk.sequence);
     const int64_t num_cached = chunk.begin - request->num_computed;
     statistics_.OnPrefixHit(num_cached);
@@ -27,19 +34,6 @@ void StepReporter::OnPlan(const std::vector<PlannedChunk>& plan) {
     }
     request->OnScheduled(now_us, num_cached, has_host_tier ? request->num_restored : num_cached);
   }
-}
-
-void StepReporter::OnComputed(const std::vector<PlannedChunk>& plan, int64_t num_preemptions) {
-  step_.num_sequences = static_cast<int64_t>(plan.size());
-  for (const PlannedChunk& chunk : plan) {
-    step_.num_drafts += chunk.num_drafts;
-    if (IsDecode(chunk)) {
-      ++step_.num_decodes;
-    } else {
-      step_.num_prefill_tokens += chunk.num_tokens;
-    }
-  }
-  statistics_.OnComputed(step_, num_preemptions);
 }
 
 void StepReporter::OnToken(Request& request, int64_t now_us) {

@@ -29,10 +29,10 @@ class StepReporter {
   // A step begins; its times are noted in the record that this returns.
   StepRecord& Begin();
   const StepRecord& step() const { return step_; }
-  // The plan will be computed.
+  // The plan will be computed; counts it in step().
   void OnPlan(const std::vector<PlannedChunk>& plan);
   // It was computed; num_preemptions is the total.
-  void OnComputed(const std::vector<PlannedChunk>& plan, int64_t num_preemptions);
+  void OnComputed(int64_t num_preemptions) { statistics_.OnComputed(step_, num_preemptions); }
   void OnToken(Request& request, int64_t now_us);
   void OnCandidates() { statistics_.OnToken(); }  // of a beam
   void OnAcceptedDraft() { statistics_.OnAcceptedDraft(); }
