@@ -1,4 +1,4 @@
-# as_add_layer(NAME DEPENDENCY...): csrc/NAME/*.cc becomes the static library as_NAME. A folder
+# as_add_layer(NAME DEPENDENCY...): the sources in csrc/NAME and its folders become the static library as_NAME. A folder
 # without sources becomes an interface library, so that the layers above link it in the same way.
 
 set(ALLSPARK_LAYERS "")   # in order, lowest first
@@ -23,7 +23,8 @@ function(as_add_library name sources dependencies)
 endfunction()
 
 macro(as_add_layer name)
-  file(GLOB as_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/csrc/${name}/*.cc")
+  set(as_root "${CMAKE_CURRENT_SOURCE_DIR}/csrc/${name}")
+  file(GLOB as_sources CONFIGURE_DEPENDS "${as_root}/*.cc" "${as_root}/*/*.cc")
   as_add_library("${name}" "${as_sources}" "${ARGN}")
 endmacro()
 

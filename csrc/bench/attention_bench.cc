@@ -20,6 +20,7 @@
 #include "kv_cache/extent.h"
 #include "memory/bfc_allocator.h"
 #include "ops/attention.h"
+#include "ops/cpu/cpu_ops.h"
 #include "ops/kv_write.h"
 
 namespace allspark {
@@ -135,7 +136,7 @@ class Layers {
       const int32_t* table = table_.data() + s * CeilDiv(c.context, block_size);
       const SequenceRange whole{0, c.context, 0, table};
       for (int64_t layer = 0; layer < num_; ++layer) {
-        KvWrite(context, At(layer), c.cache, &whole, 1, rows, rows, c.params.kv_heads,
+        KvWrite(context, At(layer), c.cache, {&whole, 1}, rows, rows, c.params.kv_heads,
                 c.params.head_dim);
       }
       sequences_.push_back({s * c.tokens, c.tokens, c.context - c.tokens, table});
@@ -169,15 +170,15 @@ void Run(benchmark::State& state, const kernels::KernelTable* table, DType cache
          state.range(4),
          cache,
          out_dtype};
-  const OpContext context{table, &Pool(), nullptr, nullptr};
+  CpuOps ops(*table, Pool());
+  const OpContext context{&ops};
   const Layers layers(context, c);
   const int64_t rows = c.batch * c.tokens, cols = c.params.q_heads * c.params.head_dim;
   std::vector<float> q = Random(rows * cols), out(q.size());
-  std::vector<float> scratch(
-      static_cast<size_t>(PagedAttentionScratch(c.params, Pool().num_threads())));
+  std::vector<float> scratch(static_cast<size_t>(ops.AttentionScratch(c.params)));
   int64_t layer = 0;
   for (auto _ : state) {
-    PagedAttention(context, c.params, layers.At(layer), cache, layers.sequences().data(), c.batch,
+    PagedAttention(context, c.params, layers.At(layer), cache, layers.sequences(),
                    {q.data(), DType::kFloat32, rows, cols, cols}, scratch.data(),
                    {out.data(), out_dtype, rows, cols, cols});
     benchmark::ClobberMemory();
@@ -192,12 +193,13 @@ void Run(benchmark::State& state, const kernels::KernelTable* table, DType cache
 void RunWrite(benchmark::State& state, const kernels::KernelTable* table, DType cache) {
   const int64_t tokens = state.range(0), kv_heads = 8;
   const Case c{{kv_heads, kv_heads, 64, 0.125f, 0, 0.0f}, tokens, 8192, 1, cache, cache};
-  const OpContext context{table, &Pool(), nullptr, nullptr};
+  CpuOps ops(*table, Pool());
+  const OpContext context{&ops};
   const Layers layers(context, c);
   std::vector<float> x = Random(tokens * kv_heads * 64);
   const Matrix rows{x.data(), DType::kFloat32, tokens, kv_heads * 64, kv_heads * 64};
   for (auto _ : state) {
-    KvWrite(context, layers.At(0), cache, layers.sequences().data(), 1, rows, rows, kv_heads, 64);
+    KvWrite(context, layers.At(0), cache, layers.sequences(), rows, rows, kv_heads, 64);
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * 2 * tokens * kv_heads * 64);

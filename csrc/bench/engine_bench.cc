@@ -11,6 +11,7 @@
 #include "engine/completion_set.h"
 #include "engine/model_instance.h"
 #include "memory/bfc_allocator.h"
+#include "ops/cpu/cpu_device.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
 
@@ -110,10 +111,8 @@ void StepLoop(benchmark::State& state) {
   config.engine_max_batch = num_streams;
   auto instance =
       ModelInstance::Create(config, Open(pool.get()), /*draft_reader=*/nullptr,
-                            {.allocator = std::shared_ptr<Allocator>(std::move(*allocator)),
-                             .pool = pool,
-                             .kernels = &EmptyTable(),
-                             .host_copier = nullptr},
+                            std::make_shared<CpuDevice>(CpuDevice::Parts{
+                                std::move(*allocator), pool, &EmptyTable(), /*cpu_cache_ratio=*/0}),
                             std::make_shared<CompletionSetImpl>());
   Require(instance.status());
   Require((*instance)->Start());

@@ -21,6 +21,7 @@
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
 #include "model/lora.h"
+#include "ops/cpu/cpu_device.h"
 #include "ops/op_profile.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
@@ -210,7 +211,7 @@ class Bench {
   std::shared_ptr<const LoraAdapter> Load(const LoraFile& file) {
     auto shape = MakeDecoderShape(reader_->spec(), CacheMode::kDefault);
     Require(shape.status());
-    auto lora = LoraAdapter::Create(file, *reader_, *shape, kLoraRank, table_, allocator_.get());
+    auto lora = LoraAdapter::Create(file, *reader_, *shape, kLoraRank, *device_);
     Require(lora.status());
     return *lora;
   }
@@ -227,6 +228,7 @@ class Bench {
     auto allocator = CreateCpuBfcAllocator({}, int64_t{8} << 30);
     Require(allocator.status());
     allocator_ = std::move(*allocator);
+    device_ = std::make_unique<CpuDevice>(*allocator_, pool_, table_);
     const proto::DecoderSpec spec = Spec();
     auto tensors = RequiredTensors(spec);
     Require(tensors.status());
@@ -247,7 +249,7 @@ class Bench {
     options.max_logits_rows = kMaxBatch;
     options.block_size = kBlockSize;
     options.lora_max_rank = kLoraRank;
-    auto decoder = Decoder::Create(*reader_, options, table_, &pool_, allocator_.get());
+    auto decoder = Decoder::Create(*reader_, options, *device_);
     Require(decoder.status());
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));
@@ -267,6 +269,7 @@ class Bench {
 
   ThreadPool pool_;
   std::unique_ptr<Allocator> allocator_;
+  std::unique_ptr<CpuDevice> device_;
   const kernels::KernelTable& table_;
   std::unique_ptr<ModelReader> reader_;
   int64_t weight_bytes_ = 0;

@@ -24,17 +24,14 @@ DecoderOptions DraftModel::DecoderOptionsOf(const DraftModelOptions& options) {
 
 Result<std::unique_ptr<DraftModel>> DraftModel::Create(const ModelReader& weights,
                                                        const DraftModelOptions& options,
-                                                       const kernels::KernelTable& kernels,
-                                                       ThreadPool* pool, Allocator* allocator,
-                                                       DraftScratch scratch) {
+                                                       Device& device, DraftScratch scratch) {
   std::unique_ptr<DraftModel> model(new DraftModel(options, scratch));
   const DecoderOptions decoder_options = DecoderOptionsOf(options);
-  Result<std::unique_ptr<Decoder>> decoder =
-      Decoder::Create(weights, decoder_options, kernels, pool, allocator);
+  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(weights, decoder_options, device);
   if (!decoder.ok()) return decoder.status();
   model->decoder_ = std::move(*decoder);
   Result<Buffer> kv = Buffer::Create(
-      allocator, static_cast<size_t>(options.num_blocks * model->decoder_->block_bytes()));
+      device.allocator(), static_cast<size_t>(options.num_blocks * model->decoder_->block_bytes()));
   if (!kv.ok()) return kv.status();
   model->kv_buffer_ = std::move(*kv);
   model->kv_ = {static_cast<unsigned char*>(model->kv_buffer_.data()), options.num_blocks};

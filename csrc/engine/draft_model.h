@@ -32,12 +32,10 @@ struct DraftScratch {
 
 class DraftModel : public Drafter {
  public:
-  // `weights`, the references of `scratch`, and the device's parts outlive it.
+  // `weights`, the references of `scratch`, and `device` outlive it.
   static Result<std::unique_ptr<DraftModel>> Create(const ModelReader& weights,
                                                     const DraftModelOptions& options,
-                                                    const kernels::KernelTable& kernels,
-                                                    ThreadPool* pool, Allocator* allocator,
-                                                    DraftScratch scratch);
+                                                    Device& device, DraftScratch scratch);
 
   // The options of its decoder.
   static DecoderOptions DecoderOptionsOf(const DraftModelOptions& options);

@@ -79,9 +79,7 @@ class Engine::Impl {
 
   // The device with its memory region. The region is made when it is first needed: after the first
   // model's weights are mapped, so that it leaves address space for them.
-  Result<DeviceContext> Device(std::shared_ptr<ThreadPool> pool) {
-    DeviceContext device;
-    device.pool = std::move(pool);
+  Result<std::shared_ptr<Device>> MakeDevice(std::shared_ptr<ThreadPool> pool) {
     if (allocator_ == nullptr) {
       Result<BfcOptions> options = BfcOptions::FromEnv();
       if (!options.ok()) return options.status();
@@ -92,22 +90,19 @@ class Engine::Impl {
       allocator_ = std::move(*allocator);
       cpu_cache_ratio_ = options->cpu_cache_ratio;
     }
-    device.host_copier = host_copier_;
-    if (host_copier_ != nullptr) {
-      device.host_cache_bytes =
-          static_cast<int64_t>(cpu_cache_ratio_ * static_cast<double>(AvailableMemoryBytes()));
-    }
-    device.allocator = allocator_;
-    device.kernels = test_table_ != nullptr ? test_table_ : kernels::DefaultTable();
-    if (device.kernels == nullptr) {
+    const kernels::KernelTable* table =
+        test_table_ != nullptr ? test_table_ : kernels::DefaultTable();
+    if (table == nullptr) {
       std::string names;
-      for (const auto* table : kernels::AvailableTables()) {
-        names += std::string(names.empty() ? "" : ", ") + table->name;
+      for (const auto* available : kernels::AvailableTables()) {
+        names += std::string(names.empty() ? "" : ", ") + available->name;
       }
       return Status::InvalidArgument(
           "ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
     }
-    return device;
+    CpuDevice::Parts parts{allocator_, std::move(pool), table, cpu_cache_ratio_};
+    if (make_device_ != nullptr) return make_device_(std::move(parts));
+    return std::shared_ptr<Device>(std::make_shared<CpuDevice>(std::move(parts)));
   }
 
   // The compute pool with the config's number of threads; made when first needed.
@@ -143,7 +138,7 @@ class Engine::Impl {
   std::mutex lifecycle_;
   // Guarded by lifecycle_.
   std::shared_ptr<Allocator> allocator_;
-  std::shared_ptr<HostCopier> host_copier_;           // null: the device's memory is the host's
+  DeviceMaker make_device_;                           // a test's; null: the CPU
   const kernels::KernelTable* test_table_ = nullptr;  // a test's, in place of the processor's
   double cpu_cache_ratio_ = 0;
   std::map<int, std::weak_ptr<ThreadPool>> pools_;
@@ -240,7 +235,7 @@ Status Engine::Impl::Install(RuntimeConfig config) {
   if (!reader.ok()) return reader.status();
   Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, pool->get());
   if (!draft.ok()) return draft.status();
-  Result<DeviceContext> device = Device(std::move(*pool));
+  Result<std::shared_ptr<Device>> device = MakeDevice(std::move(*pool));
   if (!device.ok()) return device.status();
   Result<std::unique_ptr<ModelInstance>> instance = ModelInstance::Create(
       config, std::move(*reader), std::move(*draft), std::move(*device), completions_);
@@ -462,9 +457,9 @@ Status TestingAccess::SetStepHook(Engine& engine, const std::string& model_name,
   return Status::Ok();
 }
 
-void TestingAccess::SetHostCopier(Engine& engine, std::shared_ptr<HostCopier> copier) {
+void TestingAccess::SetDeviceMaker(Engine& engine, DeviceMaker maker) {
   std::lock_guard lifecycle(engine.impl_->lifecycle_);
-  engine.impl_->host_copier_ = std::move(copier);
+  engine.impl_->make_device_ = std::move(maker);
 }
 
 void TestingAccess::SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator) {

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "allspark/config.h"
-#include "engine/device_context.h"
 #include "engine/model_sizes.h"
 #include "weights/model_reader.h"
 
@@ -23,7 +22,7 @@ struct InstalledModel {
   RuntimeConfig config;
   std::unique_ptr<ModelReader> reader;
   std::unique_ptr<ModelReader> draft_reader;  // null: no draft model
-  DeviceContext device;
+  std::shared_ptr<Device> device;
   ModelSizes sizes;
 };
 

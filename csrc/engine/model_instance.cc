@@ -22,7 +22,8 @@ const char* ComputeTypeName(proto::ComputeType type) {
 }  // namespace
 
 ModelInstance::ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
-                             std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
+                             std::unique_ptr<ModelReader> draft_reader,
+                             std::shared_ptr<Device> device,
                              std::shared_ptr<CompletionSetImpl> engine_set)
     : model_{.config = config,
              .reader = std::move(reader),
@@ -35,7 +36,7 @@ ModelInstance::ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelR
 
 Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
     const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
-    std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
+    std::unique_ptr<ModelReader> draft_reader, std::shared_ptr<Device> device,
     std::shared_ptr<CompletionSetImpl> engine_set) {
   const proto::DecoderSpec& spec = reader->spec();
   if ((config.matmul_precision == "float32" || config.matmul_precision == "bfloat16") &&
@@ -49,7 +50,7 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
                         std::move(engine_set)));
   InstalledModel& model = instance->model_;
   Result<ModelSizes> sizes =
-      ModelSizes::Measure(config, *model.reader, model.draft_reader.get(), model.device);
+      ModelSizes::Measure(config, *model.reader, model.draft_reader.get(), *model.device);
   if (!sizes.ok()) return sizes.status();
   model.sizes = std::move(*sizes);
   if (config.op_profiling) instance->op_profile_ = std::make_unique<OpProfile>();
@@ -117,8 +118,9 @@ Status ModelInstance::Start() {
                 << "' is running: " << model_.sizes.num_blocks * config.cache_span_size
                 << " tokens of KV cache (" << (loop_->kv_bytes() >> 20) << " MiB), batch "
                 << config.engine_max_batch << ", chunk " << model_.sizes.chunk_tokens << ", "
-                << model_.device.pool->num_threads() << " threads, " << model_.device.kernels->name
-                << " kernels, started in " << (SteadyNowUs() - begin_us) / 1000 << " ms";
+                << model_.device->host_pool().num_threads() << " threads, "
+                << model_.device->ops().name() << " kernels, started in "
+                << (SteadyNowUs() - begin_us) / 1000 << " ms";
   return Status::Ok();
 }
 
@@ -177,14 +179,15 @@ Result<std::string> ModelInstance::OpProfilingInfo() const {
                                       "' is off; nothing is measured");
   }
   return ToText(*op_profile_, "model '" + model_.config.model_name + "', " +
-                                  model_.device.kernels->name + " kernels, " +
-                                  std::to_string(model_.device.pool->num_threads()) + " threads");
+                                  model_.device->ops().name() + " kernels, " +
+                                  std::to_string(model_.device->host_pool().num_threads()) +
+                                  " threads");
 }
 
 EngineStat ModelInstance::Stat() const {
   EngineStat stat;
   stat.model_name = model_.config.model_name;
-  stat.kernel_table = model_.device.kernels->name;
+  stat.kernel_table = model_.device->ops().name();
   stat.span_size = model_.config.cache_span_size;
   stat.total_span = model_.sizes.num_blocks;
   statistics_.Report(stat, SteadyNowUs());
@@ -193,7 +196,7 @@ EngineStat ModelInstance::Stat() const {
   stat.pending_request = counts.num_live - stat.running_request;
   stat.blocked_request = counts.num_blocked;
   stat.output_tensor_bytes = counts.tensor_bytes;
-  const AllocatorStats memory = model_.device.allocator->Stats();
+  const AllocatorStats memory = model_.device->allocator()->Stats();
   stat.total_device_memory_pool_size = memory.pool_bytes;
   stat.used_device_memory_pool_size = memory.bytes_in_use;
   return stat;
@@ -240,8 +243,7 @@ Status ModelInstance::LoadLora(const std::string& lora_name, const LoraFile& fil
   Result<DecoderShape> shape = MakeDecoderShape(spec(), config.cache_mode);
   if (!shape.ok()) return shape.status();
   Result<std::shared_ptr<const LoraAdapter>> adapter =
-      LoraAdapter::Create(file, *model_.reader, *shape, config.lora_max_rank,
-                          *model_.device.kernels, model_.device.allocator.get());
+      LoraAdapter::Create(file, *model_.reader, *shape, config.lora_max_rank, *model_.device);
   if (!adapter.ok()) return adapter.status();
   const int64_t bytes = (*adapter)->bytes(), rank = (*adapter)->rank();
   AS_RETURN_IF_ERROR(loras_.Add(lora_name, std::move(*adapter)));

@@ -29,7 +29,7 @@ class ModelInstance {
   // without a draft model. See also ModelSizes::Measure.
   static Result<std::unique_ptr<ModelInstance>> Create(
       const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
-      std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
+      std::unique_ptr<ModelReader> draft_reader, std::shared_ptr<Device> device,
       std::shared_ptr<CompletionSetImpl> engine_set);
   ~ModelInstance();
 
@@ -74,7 +74,7 @@ class ModelInstance {
 
  private:
   ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
-                std::unique_ptr<ModelReader> draft_reader, DeviceContext device,
+                std::unique_ptr<ModelReader> draft_reader, std::shared_ptr<Device> device,
                 std::shared_ptr<CompletionSetImpl> engine_set);
 
   Result<std::unique_ptr<StepLoop>> MakeLoop();

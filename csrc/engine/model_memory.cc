@@ -11,10 +11,9 @@ namespace allspark {
 
 Result<int64_t> ModelMemory::AddDraftModel() {
   if (model_.draft_reader == nullptr) return 0;
-  const DeviceContext& device = model_.device;
-  Result<std::unique_ptr<DraftModel>> model = DraftModel::Create(
-      *model_.draft_reader, model_.sizes.draft, *device.kernels, device.pool.get(),
-      device.allocator.get(), {arena_, logits_buffer_, *sampler_});
+  Result<std::unique_ptr<DraftModel>> model =
+      DraftModel::Create(*model_.draft_reader, model_.sizes.draft, *model_.device,
+                         {arena_, logits_buffer_, *sampler_});
   if (!model.ok()) return model.status();
   const int64_t arena_bytes = (*model)->arena_bytes();
   drafters_.push_back(std::move(*model));
@@ -22,11 +21,10 @@ Result<int64_t> ModelMemory::AddDraftModel() {
 }
 
 Status ModelMemory::Take() {
-  const DeviceContext& device = model_.device;
+  Device& device = *model_.device;
   const ModelSizes& sizes = model_.sizes;
-  Allocator* allocator = device.allocator.get();
-  Result<std::unique_ptr<Decoder>> decoder =
-      Decoder::Create(*model_.reader, sizes.decoder, *device.kernels, device.pool.get(), allocator);
+  Allocator* allocator = device.allocator();
+  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(*model_.reader, sizes.decoder, device);
   if (!decoder.ok()) return decoder.status();
   decoder_ = std::move(*decoder);
 
@@ -39,7 +37,7 @@ Status ModelMemory::Take() {
   host_blocks_.resize(static_cast<size_t>(sizes.num_host_blocks * block_bytes));
 
   const int64_t vocab_size = sizes.limits.vocab_size;
-  sampler_ = std::make_unique<Sampler>(vocab_size, *device.kernels, device.pool.get());
+  sampler_ = std::make_unique<Sampler>(vocab_size, device.host_kernels(), &device.host_pool());
   drafters_.push_back(std::make_unique<PromptLookupDrafter>());
   Result<int64_t> draft_arena_bytes = AddDraftModel();
   if (!draft_arena_bytes.ok()) return draft_arena_bytes.status();
@@ -75,17 +73,17 @@ void ModelMemory::Forward(const Batch& batch) {
 }
 
 void ModelMemory::Copy(const BlockCopy& copy) {
-  CopyKvBlock(decoder_->BlockAt(kv_, copy.from), decoder_->BlockAt(kv_, copy.to));
+  model_.device->CopyBlock(decoder_->BlockAt(kv_, copy.from), decoder_->BlockAt(kv_, copy.to));
 }
 
 void ModelMemory::Copy(const HostCopy& copy) {
   const auto bytes = static_cast<size_t>(decoder_->block_bytes());
   const KvBlock block = decoder_->BlockAt(kv_, copy.block);
-  const KvBlock host = block.PackedAt(host_blocks_.data() + static_cast<size_t>(copy.slot) * bytes);
+  unsigned char* const host = host_blocks_.data() + static_cast<size_t>(copy.slot) * bytes;
   if (copy.to_host) {
-    model_.device.host_copier->ToHost(block, host);
+    model_.device->BlockToHost(block, host);
   } else {
-    model_.device.host_copier->ToDevice(host, block);
+    model_.device->BlockFromHost(host, block);
   }
 }
 

@@ -8,7 +8,6 @@
 #include "base/int_math.h"
 #include "base/log.h"
 #include "kv_cache/extent.h"
-#include "platform/system_limits.h"
 
 namespace allspark {
 namespace {
@@ -114,19 +113,16 @@ DraftModelOptions DraftOptions(const RuntimeConfig& config, const ModelReader& r
 
 // Sets num_blocks and num_host_blocks. block_bytes: a block of the model and, if there is one, of
 // the draft model.
-Status SizePool(const RuntimeConfig& config, const DeviceContext& device, int64_t block_bytes,
+Status SizePool(const RuntimeConfig& config, const Device& device, int64_t block_bytes,
                 ModelSizes& sizes) {
   const int64_t block_size = config.cache_span_size;
   const int64_t blocks_per_request = CeilDiv(config.engine_max_length, block_size);
-  const AllocatorStats stats = device.allocator->Stats();
-  const bool is_reserved = stats.largest_free_bytes > 0;
-  const MemoryBound available = is_reserved ? MemoryForReserved() : AvailableMemory();
-  const int64_t region_free = is_reserved ? stats.largest_free_bytes : available.bytes;
+  const DeviceRoom room = device.room();
   int64_t& num_blocks = sizes.num_blocks;
   if (config.cache_span_num_init > 0) {
     num_blocks = config.cache_span_num_init;
   } else {
-    const int64_t budget = std::min(available.bytes / 2, region_free);
+    const int64_t budget = std::min(room.bytes / 2, room.largest);
     const int64_t wanted = RoundUpToExtents(config.engine_max_batch * blocks_per_request);
     num_blocks = std::min(wanted, budget / block_bytes);
     const int64_t whole = num_blocks / kMostExtentBlocks * kMostExtentBlocks;
@@ -137,18 +133,18 @@ Status SizePool(const RuntimeConfig& config, const DeviceContext& device, int64_
         "the KV cache pool can have " + PoolText(num_blocks, block_size, block_bytes) +
         ", but one request of engine_max_length " + std::to_string(config.engine_max_length) +
         " needs " + PoolText(blocks_per_request, block_size, block_bytes) +
-        "; lower engine_max_length or give more memory: " + available.source);
+        "; lower engine_max_length or give more memory: " + room.source);
   }
-  if (num_blocks * block_bytes > region_free) {
+  if (num_blocks * block_bytes > room.largest) {
     return Status::ResourceExhausted("cache_span_num_init is " + std::to_string(num_blocks) +
                                      ", a KV cache pool of " +
                                      PoolText(num_blocks, block_size, block_bytes) +
                                      "; the device's memory region has room for " +
-                                     PoolText(region_free / block_bytes, block_size, block_bytes) +
+                                     PoolText(room.largest / block_bytes, block_size, block_bytes) +
                                      " (BFC_MEM_RATIO and BFC_LEFTOVER_MB set its size)");
   }
-  if (config.enable_prefix_cache && device.host_copier != nullptr) {
-    sizes.num_host_blocks = device.host_cache_bytes / block_bytes;
+  if (config.enable_prefix_cache) {
+    sizes.num_host_blocks = device.host_cache_bytes() / block_bytes;
   }
   return Status::Ok();
 }
@@ -182,20 +178,19 @@ void FillInfo(const RuntimeConfig& config, const ModelReader& reader, const Mode
 }  // namespace
 
 Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelReader& reader,
-                                       const ModelReader* draft_reader,
-                                       const DeviceContext& device) {
+                                       const ModelReader* draft_reader, const Device& device) {
   ModelSizes sizes;
   if (draft_reader != nullptr) {
     AS_RETURN_IF_ERROR(CheckVocabulary(config, reader, *draft_reader));
   }
   SetOptions(config, reader, draft_reader != nullptr, sizes);
-  const int64_t num_threads = device.pool->num_threads();
-  Result<DecoderBytes> model = Decoder::Measure(reader, sizes.decoder, num_threads);
+  const DeviceOps& ops = device.ops();
+  Result<DecoderBytes> model = Decoder::Measure(reader, sizes.decoder, ops);
   if (!model.ok()) return model.status();
   Result<DecoderBytes> draft = DecoderBytes{};
   if (draft_reader != nullptr) {
     sizes.draft = DraftOptions(config, reader, *draft_reader, sizes);
-    draft = Decoder::Measure(*draft_reader, DraftModel::DecoderOptionsOf(sizes.draft), num_threads);
+    draft = Decoder::Measure(*draft_reader, DraftModel::DecoderOptionsOf(sizes.draft), ops);
     if (!draft.ok()) {
       return Status(draft.status().code(),
                     "draft_model is '" + config.draft_model +

@@ -6,7 +6,6 @@
 
 #include "allspark/config.h"
 #include "allspark/engine.h"
-#include "engine/device_context.h"
 #include "engine/draft_model.h"
 #include "engine/request.h"
 #include "model/decoder.h"
@@ -18,7 +17,7 @@ struct ModelSizes {
   // Checks that the draft model fits the model, that there is memory for the KV pool, and that the
   // pool can hold one request of engine_max_length. `draft`: null without a draft model.
   static Result<ModelSizes> Measure(const RuntimeConfig& config, const ModelReader& reader,
-                                    const ModelReader* draft, const DeviceContext& device);
+                                    const ModelReader* draft, const Device& device);
 
   DecoderOptions decoder;
   DraftModelOptions draft;   // where there is a draft model

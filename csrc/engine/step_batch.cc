@@ -10,7 +10,7 @@ namespace allspark {
 StepBatch::StepBatch(const InstalledModel& model)
     : model_(model),
       outputs_(model.config.engine_max_batch, model.sizes.decoder.max_tokens,
-               model.sizes.decoder.max_logits_rows, *model.device.kernels) {
+               model.sizes.decoder.max_logits_rows, model.device->host_kernels()) {
   const auto max_tokens = static_cast<size_t>(model.sizes.decoder.max_tokens);
   const auto max_batch = static_cast<size_t>(model.config.engine_max_batch);
   tokens_.resize(max_tokens);

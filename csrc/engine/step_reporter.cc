@@ -13,8 +13,8 @@ StepRecord& StepReporter::Begin() {
 
 void StepReporter::OnPlan(const std::vector<PlannedChunk>& plan) {
   const int64_t now_us = SteadyNowUs();
-  // Without a host copier the device's memory is the host's, so all cached tokens are there.
-  const bool has_host_tier = model_.device.host_copier != nullptr;
+  // Where the device's memory is the host's, all cached tokens are there.
+  const bool has_host_tier = model_.device->has_own_memory();
   step_.num_sequences = static_cast<int64_t>(plan.size());
   for (const PlannedChunk& chunk : plan) {
     step_.num_drafts += chunk.num_drafts;

@@ -33,6 +33,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
   const kernels::KernelTable* table =
       options.isa.empty() ? kernels::DefaultTable() : kernels::FindTable(options.isa);
   if (table == nullptr) return Status::InvalidArgument("isa is '" + options.isa + "'; not here");
+  CpuDevice device(**allocator, pool, *table);
 
   const auto num_tokens = static_cast<int64_t>(ids.size());
   const DecoderOptions decoder_options{.max_length = std::max<int64_t>(num_tokens, 2),
@@ -42,8 +43,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
                                        .cache_mode = options.cache_mode,
                                        .rope_scaling_factor = options.rope_scaling_factor,
                                        .use_logn_attn = options.use_logn_attn};
-  Result<std::unique_ptr<Decoder>> decoder =
-      Decoder::Create(**reader, decoder_options, *table, &pool, allocator->get());
+  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(**reader, decoder_options, device);
   if (!decoder.ok()) return decoder.status();
   const int64_t num_blocks = CeilDiv(num_tokens, options.block_size);
   Result<Buffer> kv =

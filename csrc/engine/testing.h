@@ -2,28 +2,27 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "allspark/engine.h"
-#include "engine/host_copier.h"
 #include "engine/step_events.h"
 #include "memory/allocator.h"
+#include "ops/cpu/cpu_device.h"
 #include "sampling/logprobs.h"
 
 namespace allspark {
 
-namespace kernels {
-struct KernelTable;
-}
+using DeviceMaker = std::function<std::shared_ptr<Device>(CpuDevice::Parts)>;
 
 struct TestingAccess {
   // Events of the model's step thread go to `hook`; the model must not be Running.
   static Status SetStepHook(Engine& engine, const std::string& model_name, StepHook hook,
                             void* context);
-  // As if models installed from now on were on a device with memory of its own.
-  static void SetHostCopier(Engine& engine, std::shared_ptr<HostCopier> copier);
+  // Models installed from now on compute on what `maker` makes; null: on the CPU.
+  static void SetDeviceMaker(Engine& engine, DeviceMaker maker);
   // Replaces the region that the engine would make at its first install. Other settings that the
   // install would read from the environment are read now.
   static void SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator);

@@ -1,6 +1,6 @@
-// The one table through which ops reach kernels, for every device and instruction set.
-// Filled from the portable reference upwards; a null entry that a model needs is an
-// Unimplemented at load. Tables are immutable once built; any thread may read them.
+// The one table through which the CPU's ops reach kernels, for every instruction set. Filled from
+// the portable reference upwards; a null entry that a model needs is an Unimplemented at load.
+// Tables are immutable once built; any thread may read them.
 #pragma once
 
 #include <cstdint>

@@ -102,8 +102,7 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
     if (latents) keys = Columns(w.latent.rotated_keys, 0, shape.head_dim);
     Hadamard(context, qkv.k, shape.head_dim, keys);
   }
-  KvWrite(context, kv, shape.cache, step.sequences, step.num_sequences, keys, qkv.v, shape.kv_heads,
-          shape.head_dim);
+  KvWrite(context, kv, shape.cache, step.sequences, keys, qkv.v, shape.kv_heads, shape.head_dim);
   // Written in float32 if it is quantised next, otherwise in the compute type, in which v_up reads
   // latents.
   const InputFormat o_input = weights.o.activation;
@@ -111,8 +110,7 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
       w.attended.As(o_input.dtype == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);
   AttentionParams params = MakeAttentionParams(shape, weights.window);
   params.slopes = step.alibi_slopes;
-  PagedAttention(context, params, kv, shape.cache, step.sequences, step.num_sequences, qkv.q,
-                 w.scratch, attended);
+  PagedAttention(context, params, kv, shape.cache, step.sequences, qkv.q, w.scratch, attended);
   if (latents) attended = ValuesOfLatents(context, shape, weights, attended, *step.tasks, w);
   const ConstMatrix rounded = Rounded(context, attended, o_input, w.o_input);
   const ConstMatrix x = InOrder(context, rounded, weights.o, w);

@@ -1,7 +1,6 @@
 #include "model/decoder.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <span>
 #include <string>
@@ -26,15 +25,15 @@
 namespace allspark {
 namespace {
 
-WorkspaceSize SizeFor(int64_t tokens, int64_t num_threads, int64_t lora_max_rank) {
-  return {tokens, num_threads, lora_max_rank > 0 ? MaxLoraColumns(lora_max_rank) : 0};
+WorkspaceSize SizeFor(int64_t tokens, int64_t lora_max_rank) {
+  return {tokens, lora_max_rank > 0 ? MaxLoraColumns(lora_max_rank) : 0};
 }
 
 DecoderBytes BytesOf(const DecoderShape& shape, const DecoderOptions& options,
-                     int64_t num_threads) {
-  const WorkspaceSize largest = SizeFor(options.max_tokens, num_threads, options.lora_max_rank);
+                     const DeviceOps& ops) {
+  const WorkspaceSize largest = SizeFor(options.max_tokens, options.lora_max_rank);
   return {.block = KvBlockBytes(shape, options.block_size),
-          .arena = WorkspaceBytes(shape, largest),
+          .arena = WorkspaceBytes(shape, largest, ops),
           .tables = (shape.window_rope ? 2 : 1) * RopeTable::Bytes(shape, options.max_length)};
 }
 
@@ -48,11 +47,10 @@ struct DecoderParts {
 
 class DecoderImpl final : public Decoder {
  public:
-  DecoderImpl(DecoderParts parts, const kernels::KernelTable& kernels, ThreadPool* pool)
+  DecoderImpl(DecoderParts parts, Device& device)
       : parts_(std::move(parts)),
-        kernels_(kernels),
-        pool_(pool),
-        bytes_(BytesOf(parts_.shape, parts_.options, pool->num_threads())),
+        device_(device),
+        bytes_(BytesOf(parts_.shape, parts_.options, device.ops())),
         lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
         sequences_(static_cast<size_t>(parts_.options.max_tokens)),
         logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {
@@ -88,8 +86,7 @@ class DecoderImpl final : public Decoder {
 
   // Constant after construction.
   const DecoderParts parts_;
-  const kernels::KernelTable& kernels_;
-  ThreadPool* const pool_;
+  Device& device_;
   const DecoderBytes bytes_;
   LoraBatch lora_;
   // Of the current step; sized for the largest.
@@ -190,7 +187,7 @@ void DecoderImpl::ForwardLayers(const Batch& batch, const KvPool& kv, StepArena&
   RunLayers(batch, kv, arena, in);
   const Matrix& stream = workspace_.residual;
   AS_CHECK(stream.ld == stream.cols) << "batch: rows of the stream are " << stream.ld << " apart";
-  if (out != nullptr) std::memcpy(out, stream.data, StreamBytes(batch));
+  if (out != nullptr) device_.Download(out, stream.data, StreamBytes(batch));
 }
 
 size_t DecoderImpl::StreamBytes(const Batch& batch) const {
@@ -202,16 +199,14 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
   TakeSequences(batch);
   const DecoderShape& shape = parts_.shape;
   lora_.Take(batch);
-  workspace_ = AllocateWorkspace(
-      shape, SizeFor(batch.num_tokens, pool_->num_threads(), parts_.options.lora_max_rank), arena);
+  workspace_ = AllocateWorkspace(shape, SizeFor(batch.num_tokens, parts_.options.lora_max_rank),
+                                 device_.ops(), arena);
   const Workspace& w = workspace_;
-  context_ = {&kernels_,     pool_,         &arena, nullptr, w.row_scratch, w.row_scratch_floats,
-              batch.profile, batch.observer};
+  context_ = {&device_.ops(), w.row_scratch, batch.profile, batch.observer};
   tokens_ = batch.tokens;
   positions_ = batch.positions;
   StepInput step;
-  step.sequences = sequences_.data();
-  step.num_sequences = batch.num_sequences;
+  step.sequences = {sequences_.data(), static_cast<size_t>(batch.num_sequences)};
   step.positions = batch.positions;
   step.lora = &lora_;
   step.tasks = &tasks_;
@@ -220,7 +215,7 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
   if (in == nullptr) {
     Embed(0, w.residual);
   } else {
-    std::memcpy(w.residual.data, in, StreamBytes(batch));
+    device_.Upload(w.residual.data, in, StreamBytes(batch));
   }
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
@@ -306,9 +301,7 @@ Result<std::vector<float>> Frequencies(const DecoderParts& parts) {
 }
 
 Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
-                                            const DecoderOptions& options,
-                                            const kernels::KernelTable& kernels, ThreadPool* pool,
-                                            Allocator* allocator) {
+                                            const DecoderOptions& options, Device& device) {
   DecoderParts parts;
   parts.options = options;
   AS_RETURN_IF_ERROR(CheckDecoderOptions(options));
@@ -316,13 +309,13 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
   if (!shape.ok()) return shape.status();
   parts.shape = *shape;
   AS_RETURN_IF_ERROR(CheckLearnedPositions(parts.shape, options.max_length));
-  AS_RETURN_IF_ERROR(CheckKernels(parts.shape, weights.spec(), kernels));
+  AS_RETURN_IF_ERROR(CheckOps(parts.shape, weights.spec(), device.ops()));
   Result<DecoderWeights> bound = BindWeights(weights, parts.shape);
   if (!bound.ok()) return bound.status();
   parts.weights = std::move(*bound);
   const auto make_rope = [&](const char* name, const float* inv_freq, RopeTable& table) {
     Result<RopeTable> rope =
-        RopeTable::Create(parts.shape, name, inv_freq, options.max_length, pool, allocator);
+        RopeTable::Create(parts.shape, name, inv_freq, options.max_length, device);
     if (rope.ok()) table = std::move(*rope);
     return rope.status();
   };
@@ -333,25 +326,23 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
       make_rope("rope.inv_freq", has_rope ? frequencies->data() : nullptr, parts.rope));
   AS_RETURN_IF_ERROR(
       make_rope("rope.window_inv_freq", parts.weights.rope_window_inv_freq, parts.window_rope));
-  return std::unique_ptr<Decoder>(std::make_unique<DecoderImpl>(std::move(parts), kernels, pool));
+  return std::unique_ptr<Decoder>(std::make_unique<DecoderImpl>(std::move(parts), device));
 }
 
 }  // namespace
 
 Result<DecoderBytes> Decoder::Measure(const ModelReader& weights, const DecoderOptions& options,
-                                      int64_t num_threads) {
+                                      const DeviceOps& ops) {
   Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
   if (!shape.ok()) return shape.status();
   AS_RETURN_IF_ERROR(CheckLearnedPositions(*shape, options.max_length));
-  return BytesOf(*shape, options, num_threads);
+  return BytesOf(*shape, options, ops);
 }
 
 Result<std::unique_ptr<Decoder>> Decoder::Create(const ModelReader& weights,
-                                                 const DecoderOptions& options,
-                                                 const kernels::KernelTable& kernels,
-                                                 ThreadPool* pool, Allocator* allocator) {
+                                                 const DecoderOptions& options, Device& device) {
   try {
-    return CreateImpl(weights, options, kernels, pool, allocator);
+    return CreateImpl(weights, options, device);
   } catch (const InternalError& error) {
     return Status::Internal(error.what());
   } catch (const std::bad_alloc&) {

@@ -9,12 +9,10 @@
 #include "allspark/config.h"
 #include "allspark/status.h"
 #include "base/dtype.h"
-#include "kernels/kernel_table.h"
-#include "memory/allocator.h"
 #include "memory/step_arena.h"
 #include "model/batch.h"
 #include "model/kv_pool.h"
-#include "platform/thread_pool.h"
+#include "ops/device.h"
 
 namespace allspark {
 
@@ -41,17 +39,14 @@ struct DecoderBytes {
 
 class Decoder {
  public:
-  // `weights`, `kernels`, `pool` and `allocator` outlive the decoder. Unimplemented when the table
-  // lacks a kernel the spec needs (names op and dtype); DataLoss when a tensor is missing or
-  // misshapen.
+  // `weights` and `device` outlive the decoder. Unimplemented when the device lacks an operation
+  // that the spec needs (names op and dtype); DataLoss when a tensor is missing or misshapen.
   static Result<std::unique_ptr<Decoder>> Create(const ModelReader& weights,
-                                                 const DecoderOptions& options,
-                                                 const kernels::KernelTable& kernels,
-                                                 ThreadPool* pool, Allocator* allocator);
+                                                 const DecoderOptions& options, Device& device);
   // What Create and the steps will need, without creating a decoder. Errors as of MakeDecoderShape
   // and CheckLearnedPositions.
   static Result<DecoderBytes> Measure(const ModelReader& weights, const DecoderOptions& options,
-                                      int64_t num_threads);
+                                      const DeviceOps& ops);
   virtual ~Decoder() = default;
 
   virtual int64_t vocab_size() const = 0;

@@ -60,8 +60,8 @@ RouterParams MakeRouter(const proto::DecoderSpec& spec) {
   return router;
 }
 
-Status Missing(const kernels::KernelTable& table, const std::string& op, DType dtype) {
-  return Status::Unimplemented("kernel table '" + std::string(table.name) + "' has no " + op +
+Status Missing(const DeviceOps& ops, const std::string& op, DType dtype) {
+  return Status::Unimplemented("kernel table '" + std::string(ops.name()) + "' has no " + op +
                                " for " + DTypeName(dtype));
 }
 
@@ -183,31 +183,29 @@ const char* NormName(const DecoderShape& shape) {
   return shape.layer_norm ? "layer_norm" : "rms_norm";
 }
 
-auto NormKernel(const DecoderShape& shape, const kernels::KernelTable& table, DType dtype) {
-  return (shape.layer_norm ? table.layer_norm : table.rms_norm)[static_cast<int>(dtype)];
+bool HasNorm(const DecoderShape& shape, const DeviceOps& ops, DType dtype) {
+  return ops.Has(shape.layer_norm ? OpKind::kLayerNorm : OpKind::kRmsNorm, dtype);
 }
 
-Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
-                         const kernels::KernelTable& table) {
+Status CheckQuantOps(const DecoderShape& shape, const proto::DecoderSpec& spec,
+                     const DeviceOps& ops) {
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
     const DType weight = weights::QuantDType(quant),
                 activation = ActivationFormat(quant, shape.compute).dtype;
-    if (table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] == nullptr) {
-      return Missing(table, "gemm", weight);
+    if (!ops.Has(OpKind::kLinear, weight, activation)) {
+      return Missing(ops, "gemm", weight);
     }
-    if (quant.reordered() && table.gather_columns[static_cast<int>(activation)] == nullptr) {
-      return Missing(table, "gather_columns", activation);
+    if (quant.reordered() && !ops.Has(OpKind::kGatherColumns, activation)) {
+      return Missing(ops, "gather_columns", activation);
     }
-    if (quant.tensor() == "embedding" && table.embedding[static_cast<int>(weight)] == nullptr) {
-      return Missing(table, "embedding", weight);
+    if (quant.tensor() == "embedding" && !ops.Has(OpKind::kEmbedding, weight)) {
+      return Missing(ops, "embedding", weight);
     }
     if (!quant.quantize_activations()) continue;
-    const int float_slot = static_cast<int>(DType::kFloat32);
-    if (table.quantize == nullptr) return Missing(table, "quantize", DType::kInt8);
-    if (NormKernel(shape, table, DType::kFloat32) == nullptr ||
-        table.gated_act[float_slot] == nullptr ||
-        table.attention[static_cast<int>(shape.cache)][float_slot] == nullptr) {
-      return Missing(table, std::string(NormName(shape)) + ", gated_act or attention",
+    if (!ops.Has(OpKind::kQuantize)) return Missing(ops, "quantize", DType::kInt8);
+    if (!HasNorm(shape, ops, DType::kFloat32) || !ops.Has(OpKind::kGatedAct, DType::kFloat32) ||
+        !ops.Has(OpKind::kAttention, shape.cache, DType::kFloat32)) {
+      return Missing(ops, std::string(NormName(shape)) + ", gated_act or attention",
                      DType::kFloat32);
     }
     // A sum of products of bytes stays below 2^31 up to here.
@@ -226,41 +224,34 @@ Status CheckQuantKernels(const DecoderShape& shape, const proto::DecoderSpec& sp
 
 }  // namespace
 
-Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
-                    const kernels::KernelTable& table) {
-  AS_RETURN_IF_ERROR(CheckQuantKernels(shape, spec, table));
+Status CheckOps(const DecoderShape& shape, const proto::DecoderSpec& spec, const DeviceOps& ops) {
+  AS_RETURN_IF_ERROR(CheckQuantOps(shape, spec, ops));
   const DType compute = shape.compute;
-  const int slot = static_cast<int>(compute);
-  const int float_slot = static_cast<int>(DType::kFloat32);
-  if (table.embedding[slot] == nullptr) return Missing(table, "embedding", compute);
-  for (const DType dtype : {compute, DType::kFloat32}) {  // float32: of the last hidden states
-    if (NormKernel(shape, table, dtype) == nullptr) return Missing(table, NormName(shape), dtype);
+  constexpr DType kFloat = DType::kFloat32;
+  if (!ops.Has(OpKind::kEmbedding, compute)) return Missing(ops, "embedding", compute);
+  for (const DType dtype : {compute, kFloat}) {  // float32: of the last hidden states
+    if (!HasNorm(shape, ops, dtype)) return Missing(ops, NormName(shape), dtype);
   }
-  if (shape.qk_norm && table.rms_norm[float_slot] == nullptr) {
-    return Missing(table, "rms_norm", DType::kFloat32);
-  }
-  if (table.gemm[slot][slot] == nullptr) return Missing(table, "gemm", compute);
-  if (shape.rotary_dim > 0 && table.rope == nullptr) {
-    return Missing(table, "rope", DType::kFloat32);
-  }
+  if (shape.qk_norm && !ops.Has(OpKind::kRmsNorm, kFloat)) return Missing(ops, "rms_norm", kFloat);
+  if (!ops.Has(OpKind::kLinear, compute, compute)) return Missing(ops, "gemm", compute);
+  if (shape.rotary_dim > 0 && !ops.Has(OpKind::kRope)) return Missing(ops, "rope", kFloat);
   const bool scales = shape.has_addend() || !shape.embedding_scaling.is_identity() ||
                       !shape.logits_scaling.is_identity() || !shape.qkv_scaling.is_identity() ||
                       shape.has_latents();
-  if (scales && table.scale == nullptr) return Missing(table, "scale", DType::kFloat32);
-  if ((!shape.norm_before || shape.has_latents()) && compute != DType::kFloat32 &&
-      table.convert[float_slot][slot] == nullptr) {
-    return Missing(table, "convert", compute);
+  if (scales && !ops.Has(OpKind::kScale)) return Missing(ops, "scale", kFloat);
+  if ((!shape.norm_before || shape.has_latents()) && compute != kFloat &&
+      !ops.Has(OpKind::kConvert, kFloat, compute)) {
+    return Missing(ops, "convert", compute);
   }
-  if (shape.has_experts() && (table.route == nullptr || table.combine == nullptr)) {
-    return Missing(table, "route or combine", DType::kFloat32);
+  if (shape.has_experts() && (!ops.Has(OpKind::kRoute) || !ops.Has(OpKind::kCombine))) {
+    return Missing(ops, "route or combine", kFloat);
   }
-  const int cache_slot = static_cast<int>(shape.cache);
-  if (shape.rotates_keys && table.hadamard == nullptr) {
-    return Missing(table, "hadamard", DType::kFloat32);
+  if (shape.rotates_keys && !ops.Has(OpKind::kHadamard)) return Missing(ops, "hadamard", kFloat);
+  if (!ops.Has(OpKind::kKvWrite, shape.cache)) return Missing(ops, "kv_write", shape.cache);
+  if (!ops.Has(OpKind::kAttention, shape.cache, compute)) {
+    return Missing(ops, "attention", shape.cache);
   }
-  if (table.kv_write[cache_slot] == nullptr) return Missing(table, "kv_write", shape.cache);
-  if (table.attention[cache_slot][slot] == nullptr) return Missing(table, "attention", shape.cache);
-  if (table.gated_act[slot] == nullptr) return Missing(table, "gated_act", compute);
+  if (!ops.Has(OpKind::kGatedAct, compute)) return Missing(ops, "gated_act", compute);
   return Status::Ok();
 }
 

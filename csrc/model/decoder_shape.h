@@ -9,8 +9,8 @@
 
 #include "allspark/status.h"
 #include "base/dtype.h"
-#include "kernels/kernel_table.h"
 #include "model/decoder.h"
+#include "ops/device_ops.h"
 #include "ops/moe.h"
 #include "ops/scale.h"
 #include "proto/allspark.pb.h"
@@ -105,9 +105,8 @@ Status CheckDecoderOptions(const DecoderOptions& options);
 // InvalidArgument if max_length is above the number of learned positions.
 Status CheckLearnedPositions(const DecoderShape& shape, int64_t max_length);
 
-// Unimplemented naming op and dtype when `table` lacks a kernel that the decoder of `spec` needs.
-Status CheckKernels(const DecoderShape& shape, const proto::DecoderSpec& spec,
-                    const kernels::KernelTable& table);
+// Unimplemented naming op and dtype when `ops` lack one that the decoder of `spec` needs.
+Status CheckOps(const DecoderShape& shape, const proto::DecoderSpec& spec, const DeviceOps& ops);
 
 // How a spec quantises the weight `tensor`; null: it does not.
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,

@@ -54,8 +54,7 @@ void InputCollector::Add(const std::string& tensor, const void* data, int64_t co
   }
 }
 
-void InputCollector::See(const OpContext& context, const LinearWeight& weight,
-                         const ConstMatrix& x) {
+void InputCollector::See(const LinearWeight& weight, const ConstMatrix& x) {
   const auto found = weights_.find(weight.data);
   if (found == weights_.end()) return;
   Weight& seen = found->second;
@@ -73,23 +72,23 @@ void InputCollector::See(const OpContext& context, const LinearWeight& weight,
     }
   }
   if (is_float32) {
-    AddRows<float>(context, x, seen);
+    AddRows<float>(x, seen);
   } else {
-    AddRows<BFloat16>(context, x, seen);
+    AddRows<BFloat16>(x, seen);
   }
   statistics.num_tokens += x.rows;
 }
 
 template <typename T>
-void InputCollector::AddRows(const OpContext& context, const ConstMatrix& x, Weight& weight) {
-  AddMagnitudes<T>(context, x, weight);
-  if (weight.products) AddProducts<T>(context, x, weight);
+void InputCollector::AddRows(const ConstMatrix& x, Weight& weight) {
+  AddMagnitudes<T>(x, weight);
+  if (weight.products) AddProducts<T>(x, weight);
 }
 
 template <typename T>
-void InputCollector::AddMagnitudes(const OpContext& context, const ConstMatrix& x, Weight& weight) {
+void InputCollector::AddMagnitudes(const ConstMatrix& x, Weight& weight) {
   InputStatistics& statistics = weight.statistics;
-  context.pool->ParallelFor(x.cols, kPanel, [&](int64_t begin, int64_t end, int) {
+  device_.host_pool().ParallelFor(x.cols, kPanel, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = 0; row < x.rows; ++row) {
       const T* values = RowOf<T>(x, row);
       for (int64_t i = begin; i < end; ++i) {
@@ -116,18 +115,18 @@ void InputCollector::AddMagnitudes(const OpContext& context, const ConstMatrix& 
 // The products are those of a GEMM: x^T, row-major, times x, whose panels are those of a weight.
 // Only those on and above the diagonal are computed.
 template <typename T>
-void InputCollector::AddProducts(const OpContext& context, const ConstMatrix& x, Weight& weight) {
+void InputCollector::AddProducts(const ConstMatrix& x, Weight& weight) {
   // Elements of a column that lie side by side in a panel (kernels/args.h).
   constexpr auto kGroup = static_cast<int64_t>(sizeof(float) / sizeof(T));
   const int64_t features = x.cols, panels = CeilDiv(features, kPanel);
-  T* transposed = Reserve<T>(allocator_, features * kRows, transposed_);
-  T* packed = Reserve<T>(allocator_, panels * kPanel * kRows, panels_);
+  T* transposed = Reserve<T>(device_.allocator(), features * kRows, transposed_);
+  T* packed = Reserve<T>(device_.allocator(), panels * kPanel * kRows, panels_);
   const auto slot = static_cast<size_t>(x.dtype);
-  const auto gemm = context.kernels->gemm[slot][slot];
+  const auto gemm = device_.host_kernels().gemm[slot][slot];
   for (int64_t first = 0; first < x.rows; first += kRows) {
     const int64_t rows = std::min(kRows, x.rows - first);
     const int64_t padded = AlignUp(rows, kGroup);
-    context.pool->ParallelForItems(panels, [&](int64_t panel, int) {
+    device_.host_pool().ParallelForItems(panels, [&](int64_t panel, int) {
       const int64_t begin = panel * kPanel, columns = std::min(kPanel, features - begin);
       T* to = packed + panel * padded * kPanel;
       std::fill_n(to, padded * kPanel, T{});
@@ -143,7 +142,7 @@ void InputCollector::AddProducts(const OpContext& context, const ConstMatrix& x,
       for (int64_t i = 0; i < columns; ++i) transposed[(begin + i) * padded + rows] = T{};
     });
     // The last panels have most rows, so they come first.
-    context.pool->ParallelForItems(panels, [&](int64_t item, int) {
+    device_.host_pool().ParallelForItems(panels, [&](int64_t item, int) {
       const int64_t panel = panels - 1 - item;
       kernels::GemmArgs args{};
       args.a = transposed;
@@ -157,7 +156,7 @@ void InputCollector::AddProducts(const OpContext& context, const ConstMatrix& x,
       args.panel_begin = panel;
       args.panel_end = panel + 1;
       args.accumulate = true;
-      gemm(args, context.stream);
+      gemm(args, nullptr);
     });
   }
 }

@@ -10,21 +10,21 @@
 
 #include "allspark/layer_runner.h"
 #include "memory/allocator.h"
+#include "ops/device.h"
 #include "ops/input_observer.h"
-#include "ops/op_context.h"
 
 namespace allspark {
 
 class InputCollector final : public InputObserver {
  public:
-  // Scratch memory comes from `allocator`, which outlives the collector.
-  explicit InputCollector(Allocator* allocator) : allocator_(allocator) {}
+  // Of a device whose memory is the host's, and which outlives the collector.
+  explicit InputCollector(Device& device) : device_(device) {}
 
   // Collects for `count` weights of `features` input features that lie `stride` bytes apart from
   // `data` on: a tensor's experts, or the one weight that it is. `products`: X^T X, too.
   void Add(const std::string& tensor, const void* data, int64_t count, int64_t stride,
            int64_t features, bool products = true);
-  void See(const OpContext& context, const LinearWeight& weight, const ConstMatrix& x) override;
+  void See(const LinearWeight& weight, const ConstMatrix& x) override;
   // The sums so far, which begin anew; none: not collected.
   std::optional<InputStatistics> Take(std::string_view tensor, int64_t part);
 
@@ -45,13 +45,13 @@ class InputCollector final : public InputObserver {
   };
 
   template <typename T>
-  void AddRows(const OpContext& context, const ConstMatrix& x, Weight& weight);
+  void AddRows(const ConstMatrix& x, Weight& weight);
   template <typename T>
-  void AddMagnitudes(const OpContext& context, const ConstMatrix& x, Weight& weight);
+  void AddMagnitudes(const ConstMatrix& x, Weight& weight);
   template <typename T>
-  void AddProducts(const OpContext& context, const ConstMatrix& x, Weight& weight);
+  void AddProducts(const ConstMatrix& x, Weight& weight);
 
-  Allocator* const allocator_;
+  Device& device_;
   std::unordered_map<const void*, Weight> weights_;  // by their data
   Buffer transposed_, panels_;                       // of some rows of x
   std::optional<NotFinite> not_finite_;

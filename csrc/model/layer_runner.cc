@@ -13,6 +13,7 @@
 #include "memory/system_allocator.h"
 #include "model/decoder.h"
 #include "model/input_statistics.h"
+#include "ops/cpu/cpu_device.h"
 #include "platform/thread_pool.h"
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
@@ -29,14 +30,16 @@ constexpr std::string_view kExperts = "experts_";
 
 class LayerRunnerImpl final : public LayerRunner {
  public:
-  LayerRunnerImpl(const LayerRunnerOptions& options, int num_threads)
+  LayerRunnerImpl(const LayerRunnerOptions& options, int num_threads,
+                  const kernels::KernelTable& kernels)
       : length_(options.length),
         sequences_per_pass_(std::max<int64_t>(kPassTokens / options.length, 1)),
         pool_(num_threads, /*pin=*/false),
         allocator_(TotalMemoryBytes()),
-        collector_(&allocator_) {}
+        device_(allocator_, pool_, kernels),
+        collector_(device_) {}
 
-  Status Open(std::shared_ptr<const ModelImage> image, const kernels::KernelTable& kernels);
+  Status Open(std::shared_ptr<const ModelImage> image);
 
   int64_t hidden_size() const override { return decoder_->hidden_size(); }
   int64_t vocab_size() const override { return decoder_->vocab_size(); }
@@ -56,6 +59,7 @@ class LayerRunnerImpl final : public LayerRunner {
   const int64_t sequences_per_pass_;
   ThreadPool pool_;
   SystemAllocator allocator_;
+  CpuDevice device_;
   std::unique_ptr<ModelReader> reader_;
   std::unique_ptr<Decoder> decoder_;
   Buffer kv_;
@@ -66,8 +70,7 @@ class LayerRunnerImpl final : public LayerRunner {
   InputCollector collector_;
 };
 
-Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image,
-                             const kernels::KernelTable& kernels) {
+Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image) {
   Result<std::unique_ptr<ModelReader>> reader =
       ModelReader::OpenImage(std::move(image), &pool_, /*verify=*/false);
   if (!reader.ok()) return reader.status();
@@ -79,7 +82,7 @@ Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image,
                        .max_tokens = max_tokens,
                        .max_logits_rows = 1,
                        .block_size = kBlockSize},
-                      kernels, &pool_, &allocator_);
+                      device_);
   if (!decoder.ok()) return decoder.status();
   decoder_ = std::move(*decoder);
   const int64_t num_blocks = sequences_per_pass_ * CeilDiv(length_, kBlockSize);
@@ -212,8 +215,8 @@ Result<std::unique_ptr<LayerRunner>> LayerRunner::Create(std::shared_ptr<const M
   const int num_threads =
       options.num_threads > 0 ? static_cast<int>(options.num_threads) : CpuCount();
   try {
-    auto runner = std::make_unique<LayerRunnerImpl>(options, num_threads);
-    AS_RETURN_IF_ERROR(runner->Open(std::move(image), *table));
+    auto runner = std::make_unique<LayerRunnerImpl>(options, num_threads, *table);
+    AS_RETURN_IF_ERROR(runner->Open(std::move(image)));
     return std::unique_ptr<LayerRunner>(std::move(runner));
   } catch (const std::bad_alloc&) {
     return Status::ResourceExhausted("no memory for a runner of layers");

@@ -59,18 +59,18 @@ class LoraBuilder {
               int64_t max_rank)
       : file_(file), model_(model), shape_(shape), max_rank_(max_rank) {}
 
-  Result<std::shared_ptr<const LoraAdapter>> Build(Allocator* allocator) {
+  Result<std::shared_ptr<const LoraAdapter>> Build(Device& device) {
     adapter_->layers_.resize(static_cast<size_t>(shape_.num_layers));
     AS_RETURN_IF_ERROR(TakePairs());
     int64_t bytes = 0;
     for (Target& target : targets_) bytes += TargetBytes(target);
     if (bytes == 0) return Status::InvalidArgument(file_.source() + " adapts nothing");
-    Result<Buffer> buffer = Buffer::Create(allocator, static_cast<size_t>(bytes));
+    Result<Buffer> buffer = Buffer::Create(device.allocator(), static_cast<size_t>(bytes));
     if (!buffer.ok()) return buffer.status();
     adapter_->buffer_ = std::move(*buffer);
-    std::memset(adapter_->buffer_.data(), 0, static_cast<size_t>(bytes));
-    next_ = static_cast<unsigned char*>(adapter_->buffer_.data());
+    packed_.resize(static_cast<size_t>(bytes));
     for (Target& target : targets_) AS_RETURN_IF_ERROR(Pack(target));
+    device.Upload(adapter_->buffer_.data(), packed_.data(), packed_.size());
     return std::shared_ptr<const LoraAdapter>(std::move(adapter_));
   }
 
@@ -234,15 +234,23 @@ class LoraBuilder {
     return bytes;
   }
 
-  void* TakeBytes(int64_t bytes) { return std::exchange(next_, next_ + bytes); }
+  // Bytes of the adapter: where they are packed, and where they will lie on the device.
+  struct Place {
+    void* packed;
+    const void* on_device;
+  };
+  Place TakeBytes(int64_t bytes) {
+    const int64_t at = std::exchange(used_, used_ + bytes);
+    return {packed_.data() + at, static_cast<unsigned char*>(adapter_->buffer_.data()) + at};
+  }
 
   Status Pack(const Target& target) {
     const DType dtype = shape_.compute;
     const int64_t group = 4 / ElementBytes(dtype);
     LoraWeight& weight = *target.weight;
     ElementWriter writer(dtype);
-    void* a = TakeBytes(ABytes(target));
-    weight.a = a;
+    const auto [a, a_on_device] = TakeBytes(ABytes(target));
+    weight.a = a_on_device;
     weight.dtype = dtype;
     weight.rank = Rank(target);
     weight.k = target.cols;
@@ -261,7 +269,7 @@ class LoraBuilder {
           }
         }
       }
-      void* b = TakeBytes(BBytes(*pair));
+      const auto [b, b_on_device] = TakeBytes(BBytes(*pair));
       const int64_t first = pair->row_begin % kernels::kPanelColumns;
       for (int64_t row = 0; row < pair->rows; ++row) {
         int64_t from = row;
@@ -275,7 +283,7 @@ class LoraBuilder {
         }
       }
       if (!writer.finite()) return Error(*pair, "has a value that is not finite");
-      weight.parts.push_back({PanelBegin(*pair), PanelEnd(*pair), rank_begin, rank, b});
+      weight.parts.push_back({PanelBegin(*pair), PanelEnd(*pair), rank_begin, rank, b_on_device});
       rank_begin += rank;
     }
     return Status::Ok();
@@ -287,22 +295,24 @@ class LoraBuilder {
   const int64_t max_rank_;
   std::shared_ptr<LoraAdapter> adapter_ = std::make_shared<LoraAdapter>();
   std::vector<Target> targets_;
-  unsigned char* next_ = nullptr;
+  std::vector<unsigned char> packed_;
+  int64_t used_ = 0;  // bytes of it
 };
 
-Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(
-    const LoraFile& file, const ModelReader& model, const DecoderShape& shape, int64_t max_rank,
-    const kernels::KernelTable& table, Allocator* allocator) {
-  const auto slot = static_cast<int>(shape.compute);
-  if (table.low_rank[slot] == nullptr ||
-      table.convert[static_cast<int>(DType::kInt8)][slot] == nullptr ||
+Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(const LoraFile& file,
+                                                               const ModelReader& model,
+                                                               const DecoderShape& shape,
+                                                               int64_t max_rank, Device& device) {
+  const DeviceOps& ops = device.ops();
+  if (!ops.Has(OpKind::kLowRank, shape.compute) ||
+      !ops.Has(OpKind::kConvert, DType::kInt8, shape.compute) ||
       (shape.compute != DType::kFloat32 &&
-       table.convert[static_cast<int>(DType::kFloat32)][slot] == nullptr)) {
-    return Status::Unimplemented("kernel table '" + std::string(table.name) +
+       !ops.Has(OpKind::kConvert, DType::kFloat32, shape.compute))) {
+    return Status::Unimplemented("kernel table '" + std::string(ops.name()) +
                                  "' has no low_rank or no convert to " + DTypeName(shape.compute) +
                                  ", which adapters need");
   }
-  return LoraBuilder(file, model, shape, max_rank).Build(allocator);
+  return LoraBuilder(file, model, shape, max_rank).Build(device);
 }
 
 LoraBatch::LoraBatch(int64_t max_tokens) {

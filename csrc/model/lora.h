@@ -32,10 +32,11 @@ class LoraAdapter {
  public:
   // InvalidArgument, naming the tensor, the value and the bound, if the adapter does not fit the
   // model, whose shape is `shape`; LORA_RANK_EXCEED_LIMIT_ERROR above `max_rank`; Unimplemented
-  // when the table lacks a kernel. `allocator` outlives it.
-  static Result<std::shared_ptr<const LoraAdapter>> Create(
-      const LoraFile& file, const ModelReader& model, const DecoderShape& shape, int64_t max_rank,
-      const kernels::KernelTable& table, Allocator* allocator);
+  // when the device lacks an operation. The device's memory outlives it.
+  static Result<std::shared_ptr<const LoraAdapter>> Create(const LoraFile& file,
+                                                           const ModelReader& model,
+                                                           const DecoderShape& shape,
+                                                           int64_t max_rank, Device& device);
 
   const LoraLayer& layer(int64_t i) const { return layers_[static_cast<size_t>(i)]; }
   const LoraWeight& embedding() const { return embedding_; }

@@ -8,18 +8,17 @@
 #include "allspark/status.h"
 #include "memory/allocator.h"
 #include "model/decoder_shape.h"
+#include "ops/device.h"
 #include "ops/rope.h"
-#include "platform/thread_pool.h"
 
 namespace allspark {
 
 class RopeTable {
  public:
-  // `inv_freq` is the tensor `name`; null: an empty table. ResourceExhausted when the allocator has
+  // `inv_freq` is the tensor `name`; null: an empty table. ResourceExhausted when the device has
   // no room; DataLoss when a frequency is not finite.
   static Result<RopeTable> Create(const DecoderShape& shape, const char* name,
-                                  const float* inv_freq, int64_t max_length, ThreadPool* pool,
-                                  Allocator* allocator);
+                                  const float* inv_freq, int64_t max_length, Device& device);
 
   static int64_t Bytes(const DecoderShape& shape, int64_t max_length);
 

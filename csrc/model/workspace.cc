@@ -4,6 +4,7 @@
 
 #include "base/int_math.h"
 #include "model/attention.h"
+#include "ops/device_ops.h"
 
 namespace allspark {
 namespace {
@@ -91,8 +92,9 @@ struct Layout {
   int64_t bytes;
 };
 
-Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, unsigned char* base) {
-  const auto [tokens, num_threads, lora_columns] = size;
+Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, const DeviceOps& ops,
+              unsigned char* base) {
+  const auto [tokens, lora_columns] = size;
   Workspace w;
   ArenaLayout common(base, 0);
   w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);
@@ -105,9 +107,9 @@ Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, unsigned cha
     w.reordered = common.TakeActivations(shape.compute, tokens, shape.reordered_cols);
   }
   if (shape.has_addend()) w.addend = common.Take(DType::kFloat32, tokens, shape.hidden);
-  w.row_scratch_floats = AlignUp(std::max({shape.hidden, shape.intermediate, shape.q_latent}), 16);
-  w.row_scratch =
-      static_cast<float*>(common.Take(DType::kFloat32, num_threads, w.row_scratch_floats).data);
+  w.row_scratch.floats = AlignUp(std::max({shape.hidden, shape.intermediate, shape.q_latent}), 16);
+  w.row_scratch.data = static_cast<float*>(
+      common.Take(DType::kFloat32, ops.num_scratch_rows(), w.row_scratch.floats).data);
   if (lora_columns > 0) {
     w.lora.sums = common.Take(DType::kFloat32, tokens, lora_columns);
     w.lora.low = shape.compute == DType::kFloat32
@@ -125,7 +127,7 @@ Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, unsigned cha
   w.attended = attention.TakeActivations(attended, tokens, shape.q_cols());
   const DType o_input = latents ? shape.compute : DType::kInt8;
   w.o_input = attention.TakeActivations(o_input, tokens, shape.o_cols());
-  const int64_t scratch_floats = PagedAttentionScratch(MakeAttentionParams(shape, 0), num_threads);
+  const int64_t scratch_floats = ops.AttentionScratch(MakeAttentionParams(shape, 0));
   w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
   ArenaLayout mlp(base, common.offset());
   w.gate_up = mlp.Take(DType::kFloat32, tokens, shape.up_cols());
@@ -139,15 +141,15 @@ Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, unsigned cha
 
 }  // namespace
 
-int64_t WorkspaceBytes(const DecoderShape& shape, const WorkspaceSize& size) {
-  return LayOut(shape, size, nullptr).bytes;
+int64_t WorkspaceBytes(const DecoderShape& shape, const WorkspaceSize& size, const DeviceOps& ops) {
+  return LayOut(shape, size, ops, nullptr).bytes;
 }
 
 Workspace AllocateWorkspace(const DecoderShape& shape, const WorkspaceSize& size,
-                            StepArena& arena) {
-  const int64_t bytes = WorkspaceBytes(shape, size);
+                            const DeviceOps& ops, StepArena& arena) {
+  const int64_t bytes = WorkspaceBytes(shape, size, ops);
   auto* base = static_cast<unsigned char*>(arena.Allocate(bytes));
-  return LayOut(shape, size, base).workspace;
+  return LayOut(shape, size, ops, base).workspace;
 }
 
 }  // namespace allspark

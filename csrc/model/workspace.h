@@ -61,12 +61,11 @@ struct LatentWorkspace {
 struct Workspace {
   Matrix residual;          // [tokens, hidden] float32: the stream that attention and MLP add to
   ActivationBuffer normed;  // [tokens, hidden]; at the end the rows for lm_head
-  ActivationBuffer mlp_normed;   // with parallel_residual, what the MLP reads; may be `normed`
-  ActivationBuffer reordered;    // [tokens, reordered_cols]; empty where nothing is reordered
-  Matrix addend;                 // [tokens, hidden] float32; empty unless shape.has_addend()
-  float* row_scratch = nullptr;  // [threads][row_scratch_floats]: a row before it is quantised
-  int64_t row_scratch_floats = 0;
-  LoraScratch lora;  // empty without adapters
+  ActivationBuffer mlp_normed;  // with parallel_residual, what the MLP reads; may be `normed`
+  ActivationBuffer reordered;   // [tokens, reordered_cols]; empty where nothing is reordered
+  Matrix addend;                // [tokens, hidden] float32; empty unless shape.has_addend()
+  RowScratch row_scratch;       // rows before they are quantised
+  LoraScratch lora;             // empty without adapters
   // Attention half.
   Matrix qkv;                 // [tokens, qkv_cols] float32; with latents, [tokens, q_cols]
   LatentWorkspace latent;     // empty without latents
@@ -82,13 +81,13 @@ struct Workspace {
 // What the size of a workspace depends on.
 struct WorkspaceSize {
   int64_t tokens = 0;
-  int64_t num_threads = 1;
   int64_t lora_columns = 0;  // most elements of an adapter's a * x; 0: no adapters
 };
 
-// Arena bytes a step takes. Grows with its tokens.
-int64_t WorkspaceBytes(const DecoderShape& shape, const WorkspaceSize& size);
+// Arena bytes a step takes on a device with these operations. Grows with its tokens.
+int64_t WorkspaceBytes(const DecoderShape& shape, const WorkspaceSize& size, const DeviceOps& ops);
 // Takes WorkspaceBytes(...) from the arena.
-Workspace AllocateWorkspace(const DecoderShape& shape, const WorkspaceSize& size, StepArena& arena);
+Workspace AllocateWorkspace(const DecoderShape& shape, const WorkspaceSize& size,
+                            const DeviceOps& ops, StepArena& arena);
 
 }  // namespace allspark

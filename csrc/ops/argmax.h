@@ -1,4 +1,4 @@
-// ArgMax: the lowest index of the highest value of each row. Splits over rows.
+// ArgMax: the lowest index of the highest value of each row.
 #pragma once
 
 #include "ops/op_context.h"

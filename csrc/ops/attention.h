@@ -1,9 +1,7 @@
-// PagedAttention: causal attention of a step's tokens against one layer of the paged cache. The
-// work items are (sequence, KV head, tile of tokens); each thread takes a contiguous run of them.
-// The cuts between threads balance the number of keys. A cut that falls into a decode divides the
-// decode at a chunk of the cache; the chunks' partial results are then merged in chunk order. The
-// cuts depend on the batch alone, never on timing, and do not change the bits of the result.
+// PagedAttention: causal attention of a step's tokens against one layer of the paged cache.
 #pragma once
+
+#include <span>
 
 #include "ops/op_context.h"
 #include "ops/sequence_range.h"
@@ -21,14 +19,12 @@ struct AttentionParams {
   const float* slopes = nullptr;
 };
 
-// Scratch floats PagedAttention needs for `num_threads` threads.
-int64_t PagedAttentionScratch(const AttentionParams& params, int64_t num_threads);
-
 // q, out: [tokens, q_heads * head_dim]; q float32, out in the compute dtype; kv_dtype: of the
-// cache. The keys of these tokens must be in the cache already. scratch: PagedAttentionScratch
-// floats.
+// cache. The keys of these tokens must be in the cache already. scratch:
+// DeviceOps::AttentionScratch(params) floats.
 void PagedAttention(const OpContext& context, const AttentionParams& params,
-                    const kernels::PagedKv& kv, DType kv_dtype, const SequenceRange* sequences,
-                    int64_t num_sequences, const ConstMatrix& q, float* scratch, const Matrix& out);
+                    const kernels::PagedKv& kv, DType kv_dtype,
+                    std::span<const SequenceRange> sequences, const ConstMatrix& q, float* scratch,
+                    const Matrix& out);
 
 }  // namespace allspark

@@ -1,4 +1,4 @@
-// Convert: rows of float32 rounded to another dtype. Splits over rows.
+// Convert: rows of float32 rounded to another dtype.
 #pragma once
 
 #include "ops/op_context.h"

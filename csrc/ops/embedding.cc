@@ -16,27 +16,13 @@ void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, con
   if (IsQuantized(table.dtype)) {
     internal::CheckScales("embedding", table.scales, table.dtype, table.cols);
   }
-  const auto kernel = context.kernels->embedding[internal::Slot(table.dtype)];
-  internal::CheckKernel("embedding", table.dtype, kernel != nullptr, context);
+  internal::CheckHas("embedding", context, table.dtype, OpKind::kEmbedding, table.dtype);
   for (int64_t row = 0; row < out.rows; ++row) {
     AS_CHECK(ids[row] >= 0 && ids[row] < table.vocab)
         << "embedding: token " << row << " is id " << ids[row] << "; it must be in [0, "
         << table.vocab << ")";
   }
-  context.pool->ParallelFor(out.rows, internal::RowGrain(out.cols),
-                            [&](int64_t begin, int64_t end, int) {
-                              kernels::EmbeddingArgs args{};
-                              args.table = table.data;
-                              args.packed = table.packed;
-                              args.ids = ids + begin;
-                              args.out = static_cast<float*>(internal::RowAt(out, begin));
-                              args.ldo = out.ld;
-                              args.rows = end - begin;
-                              args.cols = out.cols;
-                              args.scales = table.scales;
-                              args.accumulate = accumulate;
-                              kernel(args, context.stream);
-                            });
+  context.ops->Embedding(table, ids, accumulate, out);
 }
 
 }  // namespace allspark

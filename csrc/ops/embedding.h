@@ -1,4 +1,4 @@
-// Embedding: looks up one row of the table per token, as float32. Splits over tokens.
+// Embedding: looks up one row of the table per token, as float32.
 #pragma once
 
 #include "ops/op_context.h"

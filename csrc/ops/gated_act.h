@@ -1,5 +1,4 @@
 // GatedAct and Activate: the activation of an MLP, act(gate) * up with a gate, act(up) without.
-// Splits over rows.
 #pragma once
 
 #include "ops/op_context.h"

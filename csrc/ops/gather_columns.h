@@ -1,4 +1,4 @@
-// GatherColumns: the columns of a matrix in another order. Splits over rows.
+// GatherColumns: the columns of a matrix in another order.
 #pragma once
 
 #include "ops/op_context.h"

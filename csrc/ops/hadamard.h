@@ -1,5 +1,4 @@
-// Hadamard: heads times a Hadamard matrix, which spreads what few of their elements hold. Splits
-// over rows.
+// Hadamard: heads times a Hadamard matrix, which spreads what few of their elements hold.
 #pragma once
 
 #include "ops/op_context.h"

@@ -7,14 +7,13 @@ namespace allspark {
 
 struct ConstMatrix;
 struct LinearWeight;
-struct OpContext;
 
 class InputObserver {
  public:
   virtual ~InputObserver() = default;
   // `x` has one row at least. It holds what the product reads, in the order of the weight's
   // columns.
-  virtual void See(const OpContext& context, const LinearWeight& weight, const ConstMatrix& x) = 0;
+  virtual void See(const LinearWeight& weight, const ConstMatrix& x) = 0;
 };
 
 }  // namespace allspark

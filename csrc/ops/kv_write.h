@@ -1,7 +1,7 @@
-// KvWrite: stores the keys and values of a step's tokens in one layer of the paged cache. Splits
-// over tokens. Within a sequence it splits only between the groups of tokens that the cache packs
-// together.
+// KvWrite: stores the keys and values of a step's tokens in one layer of the paged cache.
 #pragma once
+
+#include <span>
 
 #include "ops/op_context.h"
 #include "ops/sequence_range.h"
@@ -11,7 +11,7 @@ namespace allspark {
 // k, v: [tokens, kv_heads * head_dim] float32 with the same row stride. dtype: the cache's.
 // Requires: the ranges follow one another and begin at row 0.
 void KvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dtype,
-             const SequenceRange* sequences, int64_t num_sequences, const ConstMatrix& k,
-             const ConstMatrix& v, int64_t kv_heads, int64_t head_dim);
+             std::span<const SequenceRange> sequences, const ConstMatrix& k, const ConstMatrix& v,
+             int64_t kv_heads, int64_t head_dim);
 
 }  // namespace allspark

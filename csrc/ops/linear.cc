@@ -2,7 +2,7 @@
 
 #include "base/int_math.h"
 #include "ops/gated_act.h"
-#include "ops/linear_args.h"
+#include "ops/linear_check.h"
 #include "ops/op_check.h"
 #include "ops/quantize.h"
 
@@ -27,8 +27,8 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
   AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr))
       << "linear: x is int8 without scales";
   CheckScaleGroup("linear", x.scale_group, x.cols);
-  AS_CHECK(context.kernels->gemm[Slot(w.dtype)][Slot(x.dtype)] != nullptr)
-      << "linear: kernel table '" << context.kernels->name << "' has no gemm for "
+  AS_CHECK(context.ops->Has(OpKind::kLinear, w.dtype, x.dtype))
+      << "linear: kernel table '" << context.ops->name() << "' has no gemm for "
       << DTypeName(w.dtype) << " weights and " << DTypeName(x.dtype) << " activations";
 }
 
@@ -54,71 +54,14 @@ void CheckLowRank(const LinearWeight& w, std::span<const kernels::LowRank> low_r
   }
 }
 
-kernels::GemmArgs GemmArgsOf(const ConstMatrix& x, const LinearWeight& w, Range rows, Range panels,
-                             std::span<const kernels::LowRank> low_rank) {
-  kernels::GemmArgs args{};
-  args.a = RowAt(x, rows.begin);
-  args.lda = x.ld;
-  args.w = w.data;
-  args.bias = w.bias;
-  args.m = rows.end - rows.begin;
-  args.n = w.n;
-  args.k = w.k;
-  args.panel_begin = panels.begin;
-  args.panel_end = panels.end;
-  args.scales = w.scales;
-  args.low_rank = low_rank.data();
-  args.num_low_rank = static_cast<int64_t>(low_rank.size());
-  args.first_row = rows.begin;
-  if (x.dtype == DType::kInt8) {
-    args.a_scale = x.row_scale + rows.begin * x.num_scales();
-    args.a_scale_group = x.scale_group;
-    args.a_sums = x.row_sums + rows.begin * kernels::RowSums(x.cols);
-  }
-  return args;
+bool IsFused(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool gated) {
+  return (!gated || w.n % (2 * kernels::kPanelColumns) == 0) &&
+         context.ops->Has(OpKind::kFusedLinear, w.dtype, x.dtype);
 }
 
 }  // namespace internal
 
 namespace {
-
-// Row parts are multiples of this many rows, so that register tiles stay full.
-constexpr int64_t kRowGranule = 32;
-// From this many rows per part on, cutting rows is better than cutting panels: a thread then finds
-// the rows that it computed itself in its own cache. The weights are read once more, but arrive in
-// time.
-constexpr int64_t kLocalRows = 128;
-using internal::Range;
-
-// Part number `part` of [0, count) cut into `parts` parts of whole granules.
-Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
-  const int64_t granules = CeilDiv(count, granule);
-  return {std::min(count, granules * part / parts * granule),
-          std::min(count, granules * (part + 1) / parts * granule)};
-}
-
-// Cuts x * w^T, over the first `panels` panels of the weight, into parts and calls run(args, row)
-// for each on the pool. `args` lacks only the result's address; `row` is the part's first row.
-template <class Run>
-void ForEachPart(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
-                 int64_t panels, std::span<const kernels::LowRank> low_rank, const Run& run) {
-  const bool serial = x.rows * w.n <= internal::kSerialLinearWork / w.k;
-  const LinearSplit split =
-      serial ? LinearSplit{} : SplitLinear(x.rows, panels, context.pool->num_threads());
-  const int64_t items =
-      serial ? 1 : std::min(internal::kLinearItemsPerThread, CeilDiv(panels, split.panel_parts));
-  context.pool->ParallelForItems(
-      split.row_parts * split.panel_parts * items, [&](int64_t item, int) {
-        const int64_t part = item / items;
-        const Range rows = PartOf(x.rows, split.row_parts == 1 ? 1 : kRowGranule,
-                                  part / split.panel_parts, split.row_parts);
-        const Range item_panels = PartOf(panels, 1, part % split.panel_parts * items + item % items,
-                                         split.panel_parts * items);
-        if (rows.begin == rows.end || item_panels.begin == item_panels.end) return;
-        kernels::GemmArgs args = internal::GemmArgsOf(x, w, rows, item_panels, low_rank);
-        run(args, rows.begin);
-      });
-}
 
 // LinearGated, or LinearActivated where !gated.
 void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
@@ -129,8 +72,7 @@ void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWe
   internal::CheckLinearResult(x, scratch, w.n);
   internal::CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "scratch", scratch.dtype, DType::kFloat32);
-  const auto kernel = context.kernels->gemm_gated[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
-  if (kernel == nullptr || (gated && w.n % (2 * kernels::kPanelColumns) != 0)) {
+  if (!internal::IsFused(context, x, w, gated)) {
     Linear(context, x, w, /*accumulate=*/false, scratch, low_rank);
     return gated ? GatedAct(context, activation, scratch, y)
                  : Activate(context, activation, scratch, y);
@@ -143,33 +85,11 @@ void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWe
   const bool quantize = y.dtype == DType::kInt8;
   const Matrix out =
       quantize ? Matrix{scratch.data, DType::kFloat32, y.rows, y.cols, /*ld=*/y.cols} : y;
-  ForEachPart(context, x, w, CeilDiv(y.cols, kernels::kPanelColumns), low_rank,
-              [&](const kernels::GemmArgs& args, int64_t row) {
-                kernel({args, internal::RowAt(out, row), out.ld, out.dtype, activation, gated},
-                       context.stream);
-              });
+  context.ops->FusedLinear(x, w, activation, gated, out, low_rank);
   if (quantize) Quantize(context, out, y);
 }
 
 }  // namespace
-
-LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
-  const int64_t row_granules = CeilDiv(rows, kRowGranule);
-  LinearSplit best;
-  int64_t best_cost = 0;
-  for (int64_t row_parts = 1; row_parts <= std::min(num_threads, row_granules); ++row_parts) {
-    const int64_t panel_parts = std::min(panels, num_threads / row_parts);
-    // The work of the slowest part. Every row part reads the whole weight again; so with few rows,
-    // more row parts must save a twentieth of the cost.
-    const int64_t cost = CeilDiv(row_granules, row_parts) * CeilDiv(panels, panel_parts);
-    const bool local = rows >= row_parts * kLocalRows;
-    if (row_parts == 1 || cost * 20 < best_cost * 19 || (local && cost <= best_cost)) {
-      best = {row_parts, panel_parts};
-      best_cost = cost;
-    }
-  }
-  return best;
-}
 
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y, std::span<const kernels::LowRank> low_rank) {
@@ -181,14 +101,7 @@ void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& 
   internal::Observe(context, w, x);
   OpTimer timer(context.profile, w.op);
   internal::CountLinear(w, x.rows, timer);
-  const auto gemm = context.kernels->gemm[internal::Slot(w.dtype)][internal::Slot(x.dtype)];
-  ForEachPart(context, x, w, CeilDiv(w.n, kernels::kPanelColumns), low_rank,
-              [&](kernels::GemmArgs& args, int64_t row) {
-                args.c = static_cast<float*>(internal::RowAt(y, row));
-                args.ldc = y.ld;
-                args.accumulate = accumulate;
-                gemm(args, context.stream);
-              });
+  context.ops->Linear(x, w, accumulate, y, low_rank);
 }
 
 void LinearGated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,

@@ -1,5 +1,4 @@
-// Linear: y (+)= x * w^T (+ bias) over packed weights. Splits over panels of output columns. Splits
-// over rows too if that balances the threads better, or if every part still has many rows.
+// Linear: y (+)= x * w^T (+ bias) over packed weights.
 #pragma once
 
 #include <span>
@@ -22,13 +21,6 @@ struct LinearWeight {
   // x in that order already (ops/gather_columns.h).
   const int32_t* order = nullptr;
 };
-
-// How the work of one Linear is cut: row_parts x panel_parts rectangles, one per thread.
-struct LinearSplit {
-  int64_t row_parts = 1;
-  int64_t panel_parts = 1;
-};
-LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
 
 // x: [rows, w.k] in a dtype that the kernel table pairs with the weight's: the same, or for
 // quantised weights float32, bfloat16 or int8. y: [rows, w.n] float32; `accumulate` adds to y.

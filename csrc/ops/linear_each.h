@@ -1,6 +1,6 @@
 // LinearEach, LinearGatedEach: several products at once, each with its own rows and weight, for the
-// experts of a mixture. All run in one parallel region, so that threads share the reading of the
-// weights evenly even if each product has few rows and panels.
+// experts of a mixture. A device computes all in one go, so that the reading of the weights is
+// shared evenly even if each product has few rows and panels.
 #pragma once
 
 #include <span>

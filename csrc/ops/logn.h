@@ -1,6 +1,6 @@
 // LogN: log-n attention. Queries at positions beyond the trained length are scaled in proportion to
 // the logarithm of the number of keys they see, so that attention stays as sharp as within that
-// length (Su 2021; Qwen's use_logn_attn). Splits over rows.
+// length (Su 2021; Qwen's use_logn_attn).
 #pragma once
 
 #include "ops/op_context.h"

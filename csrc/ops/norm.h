@@ -1,5 +1,4 @@
-// RMSNorm and LayerNorm over whole rows, over chosen rows, and over each head of a row. Splits over
-// rows.
+// RMSNorm and LayerNorm over whole rows, over chosen rows, and over each head of a row.
 #pragma once
 
 #include "ops/op_context.h"

@@ -1,4 +1,4 @@
-// Quantize: rows of float32 to int8, each with a scale and sums. Splits over rows.
+// Quantize: rows of float32 to int8, each with a scale and sums.
 #pragma once
 
 #include "ops/op_context.h"

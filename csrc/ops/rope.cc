@@ -9,7 +9,7 @@ void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head
   const OpTimer timer(context.profile, Op::kRope);
   internal::CheckMatrix("rope", "x", x);
   internal::CheckDType("rope", "x", x.dtype, DType::kFloat32);
-  internal::CheckKernel("rope", x.dtype, context.kernels->rope != nullptr, context);
+  internal::CheckHas("rope", context, x.dtype, OpKind::kRope);
   AS_CHECK(rope.cos_sin != nullptr && rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0 &&
            rope.rotary_dim <= head_dim)
       << "rope: rotary_dim is " << rope.rotary_dim << "; head_dim is " << head_dim;
@@ -21,20 +21,7 @@ void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head
         << "rope: token " << row << " is at position " << positions[row]
         << "; the table covers [0, " << rope.max_position << ")";
   }
-  context.pool->ParallelFor(x.rows, internal::RowGrain(heads * head_dim),
-                            [&](int64_t begin, int64_t end, int) {
-                              kernels::RopeArgs args{};
-                              args.x = static_cast<float*>(internal::RowAt(x, begin));
-                              args.ldx = x.ld;
-                              args.positions = positions + begin;
-                              args.cos_sin = rope.cos_sin;
-                              args.rows = end - begin;
-                              args.heads = heads;
-                              args.head_dim = head_dim;
-                              args.rotary_dim = rope.rotary_dim;
-                              args.interleaved = rope.interleaved;
-                              context.kernels->rope(args, context.stream);
-                            });
+  context.ops->Rope(x, heads, head_dim, positions, rope);
 }
 
 }  // namespace allspark

@@ -1,4 +1,4 @@
-// Rope: rotates query and key heads by their positions, in place. Splits over tokens.
+// Rope: rotates query and key heads by their positions, in place.
 #pragma once
 
 #include "ops/op_context.h"

@@ -1,4 +1,4 @@
-// Scale: rows times a number, optionally bounded by a soft cap or a limit. Splits over rows.
+// Scale: rows times a number, optionally bounded by a soft cap or a limit.
 #pragma once
 
 #include "ops/op_context.h"

@@ -125,9 +125,9 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
   proto::DecoderSpec deep = TinyLlamaSpec();
   deep.set_num_layers(24);
   ASSERT_OK(engine_->RegisterImage("draft", MakeRandomModel(TinyLlamaSpec(), 1)));
-  const auto device = std::make_shared<FakeDevice>();
+  const auto link = std::make_shared<testing::HostLink>();
   const CacheRatio cache_ratio("0.001");
-  TestingAccess::SetHostCopier(*engine_, device);
+  testing::UseFakeDevice(*engine_, link);
   Install(config, deep);
   for (const char* name : {"a", "b"}) {
     const auto image = RandomLora(static_cast<uint64_t>(name[0])).AddAll(deep, 4).ToImage();
@@ -207,7 +207,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
   EXPECT_GT(engine_->GetEngineStat("m")->total_draft_token, 0);
   EXPECT_GT(engine_->GetEngineStat("m")->prefix_cache_hit_token, 0);
   EXPECT_GT(steps, 40);
-  EXPECT_GT(device->num_out, 0);
+  EXPECT_GT(link->num_out, 0);
   EXPECT_GT(late_masks.num_late(), 0);
   EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
   EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);

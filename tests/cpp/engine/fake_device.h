@@ -3,25 +3,57 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
-#include "engine/host_copier.h"
+#include "engine/testing.h"
+#include "ops/cpu/cpu_device.h"
+#include "platform/thread_pool.h"
 
 namespace allspark::testing {
 
-struct FakeDevice final : HostCopier {
-  void ToHost(const KvBlock& device, const KvBlock& host) override {
-    CopyKvBlock(device, host);
-    ++num_out;
-  }
-  void ToDevice(const KvBlock& host, const KvBlock& device) override {
+// How blocks get from the device to the host and back: what a test counts, and lets fail.
+struct HostLink {
+  virtual ~HostLink() = default;
+  virtual void ToHost() { ++num_out; }
+  virtual void FromHost() {
     if (fails) throw std::runtime_error("the link is down");
-    CopyKvBlock(host, device);
     ++num_in;
   }
-  int64_t num_out = 0, num_in = 0;  // read only between requests
+  int64_t num_out = 0, num_in = 0;  // blocks; read only between requests
   bool fails = false;
 };
+
+class FakeDevice final : public CpuDevice {
+ public:
+  FakeDevice(Parts parts, std::shared_ptr<HostLink> link)
+      : CpuDevice(std::move(parts)), link_(std::move(link)) {}
+
+  bool has_own_memory() const override { return true; }
+  int64_t host_cache_bytes() const override {
+    return static_cast<int64_t>(parts().cpu_cache_ratio *
+                                static_cast<double>(AvailableMemoryBytes()));
+  }
+  void BlockToHost(const KvBlock& device, void* host) override {
+    link_->ToHost();
+    CpuDevice::BlockToHost(device, host);
+  }
+  void BlockFromHost(const void* host, const KvBlock& device) override {
+    link_->FromHost();
+    CpuDevice::BlockFromHost(host, device);
+  }
+
+ private:
+  std::shared_ptr<HostLink> link_;
+};
+
+// Models installed from now on are on a device with memory of its own.
+inline void UseFakeDevice(Engine& engine, std::shared_ptr<HostLink> link) {
+  TestingAccess::SetDeviceMaker(engine, [link](CpuDevice::Parts parts) {
+    return std::make_shared<FakeDevice>(std::move(parts), link);
+  });
+}
 
 // Sets CPU_CACHE_RATIO during its lifetime. An engine reads the variable at its first install.
 class CacheRatio {

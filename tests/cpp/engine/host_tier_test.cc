@@ -8,8 +8,8 @@ namespace {
 
 using testing::CacheRatio;
 using testing::EngineTest;
-using testing::FakeDevice;
 using testing::Greedy;
+using testing::HostLink;
 using testing::Ids;
 using testing::RandomPrompt;
 using testing::ReadAll;
@@ -20,7 +20,7 @@ class HostTierTest : public EngineTest {
   // 16 blocks on the device: enough for one request of engine_max_length.
   void StartOnDevice(const char* ratio) {
     const CacheRatio cache_ratio(ratio);
-    TestingAccess::SetHostCopier(*engine_, device_);
+    UseFakeDevice(*engine_, link_);
     RuntimeConfig config = SmallConfig();
     config.cache_span_num_init = 16;
     InstallAndStart(config);
@@ -42,7 +42,7 @@ class HostTierTest : public EngineTest {
     return outcome;
   }
 
-  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>();
+  std::shared_ptr<HostLink> link_ = std::make_shared<HostLink>();
 };
 
 TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
@@ -54,8 +54,8 @@ TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
     first.push_back(RunAndLook(prompts.back()));
     EXPECT_EQ(first.back().cached, 0);
   }
-  EXPECT_GT(device_->num_out, 0);
-  EXPECT_EQ(device_->num_in, 0);
+  EXPECT_GT(link_->num_out, 0);
+  EXPECT_EQ(link_->num_in, 0);
   // All four need 28 blocks: the first ones are no longer on the device.
   EXPECT_EQ(*engine_->FindPrefix("m", prompts[0]), 112);
   const Outcome again = RunAndLook(prompts[0]);
@@ -63,7 +63,7 @@ TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
   EXPECT_EQ(again.cached, 112);
   EXPECT_EQ(again.on_cpu, 112);
   EXPECT_EQ(again.on_gpu, 0);
-  EXPECT_EQ(device_->num_in, 7);
+  EXPECT_EQ(link_->num_in, 7);
   const Outcome third = RunAndLook(prompts[0]);
   EXPECT_EQ(third.ids, first[0].ids);
   EXPECT_EQ(third.on_gpu, 112);
@@ -78,7 +78,7 @@ TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
 // requests alone.
 TEST_F(HostTierTest, ACrowdGivesWhatEachGivesAlone) {
   StartOnDevice("0.01");
-  TestingAccess::SetHostCopier(*engine_, nullptr);
+  TestingAccess::SetDeviceMaker(*engine_, nullptr);
   InstallAndStart(SmallConfig("plain"));
   std::vector<Ids> prompts;
   for (int i = 0; i < 24; ++i) {
@@ -90,7 +90,7 @@ TEST_F(HostTierTest, ACrowdGivesWhatEachGivesAlone) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     EXPECT_EQ(ReadAll(*started[i].queue), Run(prompts[i], Greedy(60), "plain")) << "request " << i;
   }
-  EXPECT_GT(device_->num_in, 0);
+  EXPECT_GT(link_->num_in, 0);
 }
 
 TEST_F(HostTierTest, AFailedCopyEndsTheRequestsAndTheEngineGoesOn) {
@@ -98,12 +98,12 @@ TEST_F(HostTierTest, AFailedCopyEndsTheRequestsAndTheEngineGoesOn) {
   const Ids prompt = RandomPrompt(rng_, 120, vocab_size_);
   const Outcome first = RunAndLook(prompt);
   for (int i = 0; i < 4; ++i) RunAndLook(RandomPrompt(rng_, 120, vocab_size_));
-  device_->fails = true;
+  link_->fails = true;
   const StartedRequest request = Start(prompt, Greedy(4));
   EXPECT_TRUE(ReadAll(*request.queue).empty());
   EXPECT_EQ(request.queue->GenerateStatus(), GenerateRequestStatus::kInternalError);
   EXPECT_NE(request.queue->error().find("the link is down"), std::string::npos);
-  device_->fails = false;
+  link_->fails = false;
   const Outcome again = RunAndLook(prompt);
   EXPECT_EQ(again.ids, first.ids);
   EXPECT_EQ(again.cached, 0) << "nothing that was there is trusted";
@@ -114,7 +114,7 @@ TEST_F(HostTierTest, WithoutARatioThereIsNone) {
   const Ids prompt = RandomPrompt(rng_, 120, vocab_size_);
   RunAndLook(prompt);
   for (int i = 0; i < 4; ++i) RunAndLook(RandomPrompt(rng_, 120, vocab_size_));
-  EXPECT_EQ(device_->num_out, 0);
+  EXPECT_EQ(link_->num_out, 0);
   EXPECT_EQ(RunAndLook(prompt).cached, 0);
 }
 

@@ -24,12 +24,12 @@ class SoakFaults {
     if (!region.ok()) throw std::runtime_error(region.status().ToString());
     region_ = std::move(*region);
     device_ = std::make_shared<FaultAllocator>(region_.get());
-    copier_ = std::make_shared<Copier>(*this);
+    link_ = std::make_shared<Link>(*this);
   }
 
   // For the engine, which these faults must outlive.
   std::shared_ptr<Allocator> allocator() const { return device_; }
-  std::shared_ptr<HostCopier> copier() const { return copier_; }
+  std::shared_ptr<HostLink> link() const { return link_; }
 
   // Called before the requests of a round. `injects`: whether anything may fail in the round.
   // Nothing fails between rounds.
@@ -94,8 +94,8 @@ class SoakFaults {
   SoakCoverage Coverage() {
     NoteHeap();
     SoakCoverage coverage = coverage_;
-    coverage.Count("block to the host", copier_->device().num_out);
-    coverage.Count("block from the host", copier_->device().num_in);
+    coverage.Count("block to the host", link_->num_out);
+    coverage.Count("block from the host", link_->num_in);
     coverage.Count(kStepThrew, num_thrown_);
     coverage.Count(kCopyFailed, num_copies_failed_);
     coverage.Count(kHeapInStep, num_heap_refused_);
@@ -111,23 +111,20 @@ class SoakFaults {
   }
 
  private:
-  class Copier final : public HostCopier {
+  class Link final : public HostLink {
    public:
-    explicit Copier(SoakFaults& faults) : faults_(faults) {}
-    void ToHost(const KvBlock& device, const KvBlock& host) override {
+    explicit Link(SoakFaults& faults) : faults_(faults) {}
+    void ToHost() override {
       faults_.MayFailCopy();
-      device_.ToHost(device, host);
+      HostLink::ToHost();
     }
-    void ToDevice(const KvBlock& host, const KvBlock& device) override {
+    void FromHost() override {
       faults_.MayFailCopy();
-      device_.ToDevice(host, device);
+      HostLink::FromHost();
     }
-
-    const FakeDevice& device() const { return device_; }
 
    private:
     SoakFaults& faults_;
-    FakeDevice device_;
   };
 
   void MayFailCopy() {
@@ -143,7 +140,7 @@ class SoakFaults {
 
   std::unique_ptr<Allocator> region_;
   std::shared_ptr<FaultAllocator> device_;
-  std::shared_ptr<Copier> copier_;
+  std::shared_ptr<Link> link_;
   HeapFaults step_heap_;
   Draw draw_{0};
   SoakCoverage coverage_;  // of starts of the model

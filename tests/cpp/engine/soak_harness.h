@@ -85,7 +85,7 @@ class Soak {
     config.cache_span_num_init = kSoakMaxLength / config.cache_span_size + 2;
     const CacheRatio cache_ratio("0.0005");
     TestingAccess::SetAllocator(engine_, faults_.allocator());
-    TestingAccess::SetHostCopier(engine_, faults_.copier());
+    UseFakeDevice(engine_, faults_.link());
     ASSERT_OK(engine_.RegisterImage("draft", draft_image_));
     ASSERT_OK(engine_.RegisterImage("m", image_));
     ASSERT_OK(engine_.InstallModel(config));

@@ -42,7 +42,7 @@ class AlteredReader : public ModelReader {
 class DecoderCreateTest : public ::testing::Test {
  protected:
   Status Create(const ModelReader& reader, const DecoderOptions& options = kOptions) {
-    return Decoder::Create(reader, options, table_, &pool_, &allocator_).status();
+    return Decoder::Create(reader, options, device_).status();
   }
   void ExpectRefused(const Status& status, StatusCode code, const std::string& part) {
     EXPECT_EQ(status.code(), code) << status.ToString();
@@ -52,11 +52,12 @@ class DecoderCreateTest : public ::testing::Test {
   kernels::KernelTable table_ = *kernels::FindTable("reference");
   ThreadPool pool_{2, false};
   SystemAllocator allocator_{int64_t{1} << 28};
+  CpuDevice device_{allocator_, pool_, table_};
   std::unique_ptr<ModelReader> reader_ = OpenRandomModel(TinyLlamaSpec(), 1);
 };
 
 TEST_F(DecoderCreateTest, Sizes) {
-  auto decoder = Decoder::Create(*reader_, kOptions, table_, &pool_, &allocator_);
+  auto decoder = Decoder::Create(*reader_, kOptions, device_);
   ASSERT_TRUE(decoder.ok()) << decoder.status().ToString();
   EXPECT_EQ((*decoder)->vocab_size(), 131);
   EXPECT_EQ((*decoder)->block_bytes(), 2 * 2 * 2 * 16 * 32 * 4);
@@ -210,8 +211,8 @@ TEST_F(DecoderCreateTest, PositionsBeyondTheTable) {
   options.max_length = 2049;
   const char* message = "max_length is 2049; the model has embeddings of 2048 positions";
   ExpectRefused(Create(*gpt2, options), StatusCode::kInvalidArgument, message);
-  ExpectRefused(Decoder::Measure(*gpt2, options, 1).status(), StatusCode::kInvalidArgument,
-                message);
+  ExpectRefused(Decoder::Measure(*gpt2, options, device_.ops()).status(),
+                StatusCode::kInvalidArgument, message);
   EXPECT_TRUE(Create(*reader_, options).ok());
 }
 
@@ -240,10 +241,11 @@ TEST_F(DecoderCreateTest, RopeFrequenciesMustBeFinite) {
 
 TEST_F(DecoderCreateTest, NoMemoryIsAStatusAndLeaksNothing) {
   testing::FaultAllocator faults(&allocator_);
+  CpuDevice device(faults, pool_, table_);
   int64_t n = 1;
   for (;; ++n) {
     faults.FailNth(n);
-    auto decoder = Decoder::Create(*reader_, kOptions, table_, &pool_, &faults);
+    auto decoder = Decoder::Create(*reader_, kOptions, device);
     if (faults.num_refused() == 0) {
       EXPECT_TRUE(decoder.ok()) << decoder.status().ToString();
       break;

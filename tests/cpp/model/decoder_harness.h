@@ -18,6 +18,7 @@
 
 #include "memory/system_allocator.h"
 #include "model/decoder.h"
+#include "ops/cpu/cpu_device.h"
 #include "support/random_model.h"
 #include "support/test_tables.h"
 
@@ -60,14 +61,17 @@ class DecoderHarness {
   };
 
   DecoderHarness(const ModelReader& reader, const HarnessOptions& options)
-      : options_(options), allocator_(int64_t{1} << 30), pool_(options.num_threads, false) {
+      : options_(options),
+        allocator_(int64_t{1} << 30),
+        pool_(options.num_threads, false),
+        device_(allocator_, pool_, *options.table) {
     const int64_t blocks_per_sequence =
         (options.max_length + options.block_size - 1) / options.block_size;
     if (options_.num_blocks == 0) options_.num_blocks = 8 * blocks_per_sequence;
     auto decoder = Decoder::Create(reader,
                                    {options.max_length, options.max_tokens, options.max_logits_rows,
                                     options.block_size, options.cache_mode, options.lora_max_rank},
-                                   *options.table, &pool_, &allocator_);
+                                   device_);
     if (!decoder.ok()) throw std::runtime_error(decoder.status().ToString());
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));
@@ -204,6 +208,7 @@ class DecoderHarness {
   HarnessOptions options_;
   SystemAllocator allocator_;
   ThreadPool pool_;
+  CpuDevice device_;
   std::unique_ptr<Decoder> decoder_;
   StepArena arena_;
   Buffer kv_buffer_;

@@ -26,8 +26,9 @@ Result<std::shared_ptr<const LoraAdapter>> TryLoad(const LoraFile& file, const M
                                                    Allocator& allocator,
                                                    const kernels::KernelTable* table = nullptr) {
   const auto shape = MakeDecoderShape(model.spec(), CacheMode::kDefault);
-  return LoraAdapter::Create(file, model, *shape, kMaxRank,
-                             table != nullptr ? *table : *kernels::DefaultTable(), &allocator);
+  ThreadPool pool(1, false);
+  CpuDevice device(allocator, pool, table != nullptr ? *table : *kernels::DefaultTable());
+  return LoraAdapter::Create(file, model, *shape, kMaxRank, device);
 }
 
 std::shared_ptr<const LoraAdapter> Load(const LoraFile& file, const ModelReader& model,

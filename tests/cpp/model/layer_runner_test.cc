@@ -11,6 +11,7 @@
 
 #include "memory/system_allocator.h"
 #include "model/input_statistics.h"
+#include "ops/cpu/cpu_device.h"
 #include "ops/linear.h"
 #include "platform/thread_pool.h"
 #include "support/random_model.h"
@@ -119,14 +120,14 @@ void ExpectSums(const kernels::KernelTable& table, DType dtype, const std::vecto
                 int64_t features, int64_t ld) {
   ThreadPool pool(2, false);
   SystemAllocator allocator(int64_t{1} << 30);
-  InputCollector collector(&allocator);
+  CpuDevice device(allocator, pool, table);
+  InputCollector collector(device);
   const float weight = 0;
   collector.Add("w", &weight, 1, 0, features);
-  const OpContext context{&table, &pool, nullptr, nullptr};
   LinearWeight linear;
   linear.data = &weight;
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 701}, {701, kRows}}) {
-    collector.See(context, linear, {x.data() + begin * ld, dtype, end - begin, features, ld});
+    collector.See(linear, {x.data() + begin * ld, dtype, end - begin, features, ld});
   }
   const std::optional<InputStatistics> found = collector.Take("w", 0);
   ASSERT_TRUE(found.has_value());

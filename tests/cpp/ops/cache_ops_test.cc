@@ -8,8 +8,10 @@
 #include <set>
 #include <utility>
 
+#include "base/int_math.h"
 #include "cpp/ops/op_test_util.h"
 #include "ops/attention.h"
+#include "ops/cpu/cpu_ops.h"
 #include "ops/kv_write.h"
 
 namespace allspark {
@@ -49,9 +51,8 @@ void TraceAttention(const kernels::AttentionArgs& args, kernels::Stream) noexcep
     }
   }
   const std::lock_guard<std::mutex> lock(trace_mutex);
-  const auto index =
-      static_cast<size_t>((args.scratch - *scratches.begin()) /
-                          PagedAttentionScratch({args.group, 1, args.head_dim, 1, 0, 0}, 1));
+  const int64_t stride = AlignUp(kernels::AttentionScratchFloats(args.group, args.head_dim), 64);
+  const auto index = static_cast<size_t>((args.scratch - *scratches.begin()) / stride);
   part_costs.at(index) += keys;
 }
 
@@ -62,7 +63,7 @@ struct Layout {
 
 class CacheOpsTest : public ::testing::TestWithParam<int> {
  protected:
-  CacheOpsTest() : pool_(GetParam(), false), context_{&table_, &pool_, nullptr, nullptr} {
+  CacheOpsTest() : pool_(GetParam(), false), ops_(table_, pool_), context_{&ops_} {
     table_.name = "trace";
     table_.kv_write[kFloatSlot] = TraceWrite;
     table_.attention[kFloatSlot][kFloatSlot] = TraceAttention;
@@ -89,6 +90,7 @@ class CacheOpsTest : public ::testing::TestWithParam<int> {
 
   kernels::KernelTable table_;
   ThreadPool pool_;
+  CpuOps ops_;
   OpContext context_;
   kernels::PagedKv kv_{};
   std::array<unsigned char, 16> pool_bytes_{};
@@ -111,8 +113,7 @@ TEST_P(CacheOpsTest, KvWriteTakesEveryTokenOnce) {
     }
     const Matrix matrix = FloatMatrix(k, rows, kv_heads * head_dim);
     writes.clear();
-    KvWrite(context_, kv_, DType::kFloat32, ranges.data(), static_cast<int64_t>(ranges.size()),
-            matrix, matrix, kv_heads, head_dim);
+    KvWrite(context_, kv_, DType::kFloat32, ranges, matrix, matrix, kv_heads, head_dim);
     for (const SequenceRange& range : ranges) {
       std::vector<std::pair<int64_t, int64_t>> parts;
       for (const WriteCall& call : writes) {
@@ -144,12 +145,10 @@ TEST_P(CacheOpsTest, AttentionTakesEveryTokenAndHeadOnce) {
       std::vector<float> q(static_cast<size_t>(rows * cols));
       std::vector<float> out(q.size());
       for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i);
-      std::vector<float> scratch(
-          static_cast<size_t>(PagedAttentionScratch(params, pool_.num_threads())));
+      std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
       scratches = {scratch.data()};
       part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
-      PagedAttention(context_, params, kv_, DType::kFloat32, ranges.data(),
-                     static_cast<int64_t>(ranges.size()), FloatMatrix(q, rows, cols),
+      PagedAttention(context_, params, kv_, DType::kFloat32, ranges, FloatMatrix(q, rows, cols),
                      scratch.data(), FloatMatrix(out, rows, cols));
       for (size_t i = 0; i < out.size(); ++i) {
         ASSERT_EQ(out[i], i % static_cast<size_t>(params.head_dim) == 0 ? 1.0f + q[i] : 0.0f);
@@ -166,12 +165,11 @@ TEST_P(CacheOpsTest, AttentionBalancesKeys) {
   const int64_t rows = Rows(layout);
   const int64_t cols = params.q_heads * params.head_dim;
   std::vector<float> q(static_cast<size_t>(rows * cols)), out(q.size());
-  std::vector<float> scratch(
-      static_cast<size_t>(PagedAttentionScratch(params, pool_.num_threads())));
+  std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
   scratches = {scratch.data()};
   part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
-  PagedAttention(context_, params, kv_, DType::kFloat32, ranges.data(), 4,
-                 FloatMatrix(q, rows, cols), scratch.data(), FloatMatrix(out, rows, cols));
+  PagedAttention(context_, params, kv_, DType::kFloat32, ranges, FloatMatrix(q, rows, cols),
+                 scratch.data(), FloatMatrix(out, rows, cols));
   int64_t total = 0, most = 0;
   for (const int64_t cost : part_costs) {
     total += cost;
@@ -184,7 +182,8 @@ TEST_P(CacheOpsTest, AttentionBalancesKeys) {
 // Decodes of very different lengths, some divided between threads, have the bits of one thread.
 TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
   const int64_t kv_heads = 2, group = 7, head_dim = 64, block_size = 16, cols = kv_heads * head_dim;
-  context_.kernels = kernels::AvailableTables().back();
+  const kernels::KernelTable& table = *kernels::AvailableTables().back();
+  CpuOps ops(table, pool_);
   const int64_t part = block_size * head_dim * 4;
   for (const Layout& layout : {Layout{{1}, {5000}}, Layout{{1, 1, 1, 1}, {0, 3000, 511, 1700}},
                                Layout{{40, 1, 3}, {100, 2303, 2000}}}) {
@@ -208,16 +207,17 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
       const int64_t tokens = ranges[i].position + ranges[i].num_tokens;
       const SequenceRange whole{0, tokens, 0, ranges[i].block_table};
       const Matrix rows = FloatMatrix(x, tokens, cols);
-      KvWrite(context_, kv, DType::kFloat32, &whole, 1, rows, rows, kv_heads, head_dim);
+      KvWrite({&ops}, kv, DType::kFloat32, {&whole, 1}, rows, rows, kv_heads, head_dim);
     }
     const int64_t rows = Rows(layout);
     const auto run = [&](ThreadPool& pool, const AttentionParams& params) {
-      const OpContext context{context_.kernels, &pool, nullptr, nullptr};
+      CpuOps own(table, pool);
+      const OpContext context{&own};
       std::vector<float> out(static_cast<size_t>(rows * cols * group)),
-          scratch(static_cast<size_t>(PagedAttentionScratch(params, pool.num_threads())));
-      PagedAttention(context, params, kv, DType::kFloat32, ranges.data(),
-                     static_cast<int64_t>(ranges.size()), FloatMatrix(x, rows, cols * group),
-                     scratch.data(), FloatMatrix(out, rows, cols * group));
+          scratch(static_cast<size_t>(own.AttentionScratch(params)));
+      PagedAttention(context, params, kv, DType::kFloat32, ranges,
+                     FloatMatrix(x, rows, cols * group), scratch.data(),
+                     FloatMatrix(out, rows, cols * group));
       return out;
     };
     ThreadPool one(1, false);
@@ -241,12 +241,11 @@ TEST_P(CacheOpsTest, ALongDecodeIsDividedEvenly) {
   const AttentionParams params{7, 1, 64, 1.0f, 0, 0.0f};
   const std::vector<SequenceRange> ranges = Ranges({{1}, {64 * 256 - 1}});
   std::vector<float> q(7 * 64), out(7 * 64);
-  std::vector<float> scratch(
-      static_cast<size_t>(PagedAttentionScratch(params, pool_.num_threads())));
+  std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
   scratches.clear();
   part_costs.clear();
-  PagedAttention(context_, params, kv_, DType::kFloat32, ranges.data(), 1,
-                 FloatMatrix(q, 1, 7 * 64), scratch.data(), FloatMatrix(out, 1, 7 * 64));
+  PagedAttention(context_, params, kv_, DType::kFloat32, ranges, FloatMatrix(q, 1, 7 * 64),
+                 scratch.data(), FloatMatrix(out, 1, 7 * 64));
   EXPECT_EQ(static_cast<int>(scratches.size()), pool_.num_threads());
   int64_t chunks = 0;
   for (const int64_t cost : part_costs) {
@@ -261,7 +260,7 @@ TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
   const std::vector<SequenceRange> ranges = Ranges({{4}, {0}});
   const Matrix k = FloatMatrix(data, 4, 16);
   const auto write = [&](const kernels::PagedKv& kv, const Matrix& keys, int64_t heads) {
-    KvWrite(context_, kv, DType::kFloat32, ranges.data(), 1, keys, keys, heads, 8);
+    KvWrite(context_, kv, DType::kFloat32, ranges, keys, keys, heads, 8);
   };
   ExpectCheck([&] { write(kv_, k, 3); }, "expected 3 heads of 8");
   ExpectCheck([&] { write(kv_, FloatMatrix(data, 5, 16), 2); }, "have 4 tokens, k has 5 rows");
@@ -270,7 +269,7 @@ TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
   ExpectCheck([&] { write(odd, k, 2); }, "block_size is 24");
   const auto attend = [&](const AttentionParams& params, const kernels::PagedKv& kv,
                           const Matrix& q, float* scratch) {
-    PagedAttention(context_, params, kv, DType::kFloat32, ranges.data(), 1, q, scratch,
+    PagedAttention(context_, params, kv, DType::kFloat32, ranges, q, scratch,
                    FloatMatrix(out, 4, 16));
   };
   const AttentionParams good{2, 1, 8, 1.0f, 0, 0.0f};

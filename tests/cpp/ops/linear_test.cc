@@ -1,7 +1,10 @@
 #include "ops/linear.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/linear_split.h"
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <tuple>
 
 #include "cpp/ops/op_test_util.h"
@@ -33,9 +36,13 @@ void CountingGemm(const kernels::GemmArgs& args, kernels::Stream) noexcept {
 class LinearTest : public ::testing::Test {
  protected:
   LinearTest() { table_.gemm[kFloatSlot][kFloatSlot] = CountingGemm; }
-  OpContext Context(ThreadPool& pool) { return {&table_, &pool, nullptr, nullptr}; }
+  OpContext Context(ThreadPool& pool) {
+    ops_.emplace(table_, pool);
+    return {&*ops_};
+  }
 
   kernels::KernelTable table_;
+  std::optional<CpuOps> ops_;
 };
 
 class LinearSplitTest : public LinearTest,
@@ -69,20 +76,20 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearSplitTest,
                                             ::testing::Values(1, 63, 64, 65, 200, 896)));
 
 TEST(SplitLinearTest, UsesTheThreadsAndCutsManyRows) {
-  EXPECT_EQ(SplitLinear(1, 14, 2).panel_parts, 2);
-  EXPECT_EQ(SplitLinear(1, 14, 2).row_parts, 1);
-  EXPECT_EQ(SplitLinear(128, 14, 2).row_parts, 1);
-  EXPECT_EQ(SplitLinear(256, 14, 2).row_parts, 2);
+  EXPECT_EQ(cpu::SplitLinear(1, 14, 2).panel_parts, 2);
+  EXPECT_EQ(cpu::SplitLinear(1, 14, 2).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(128, 14, 2).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(256, 14, 2).row_parts, 2);
   // Many rows per part, but one thread would have a quarter more rows than the other.
-  EXPECT_EQ(SplitLinear(288, 14, 2).row_parts, 1);
-  EXPECT_EQ(SplitLinear(512, 14, 8).row_parts, 4);
+  EXPECT_EQ(cpu::SplitLinear(288, 14, 2).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(512, 14, 8).row_parts, 4);
   // One panel keeps one thread busy; the rows keep the others.
-  EXPECT_EQ(SplitLinear(1024, 1, 8).row_parts, 8);
-  EXPECT_EQ(SplitLinear(1, 1, 8).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(1024, 1, 8).row_parts, 8);
+  EXPECT_EQ(cpu::SplitLinear(1, 1, 8).row_parts, 1);
   for (int64_t threads = 1; threads <= 17; ++threads) {
     for (const int64_t rows : {1, 31, 32, 33, 64, 500}) {
       for (const int64_t panels : {1, 2, 3, 14, 2374}) {
-        const LinearSplit split = SplitLinear(rows, panels, threads);
+        const cpu::LinearSplit split = cpu::SplitLinear(rows, panels, threads);
         EXPECT_LE(split.row_parts * split.panel_parts, threads);
         EXPECT_GE(split.row_parts, 1);
         EXPECT_GE(split.panel_parts, 1);
@@ -171,7 +178,8 @@ TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndActivation) {
   for (const kernels::KernelTable* table : kernels::AvailableTables()) {
     SCOPED_TRACE(table->name);
     std::vector<float> row_scratch(static_cast<size_t>(threads * cols));
-    const OpContext context{table, &pool, nullptr, nullptr, row_scratch.data(), cols};
+    CpuOps ops(*table, pool);
+    const OpContext context{&ops, {row_scratch.data(), cols}};
     const auto run = [&](bool fused, bool gated, DType dtype) {
       std::vector<float> scratch(static_cast<size_t>(rows * 2 * cols));
       std::vector<unsigned char> y(static_cast<size_t>(rows * cols * ElementBytes(dtype)));

@@ -1,4 +1,5 @@
 #include "ops/lora.h"
+#include "ops/cpu/cpu_ops.h"
 
 #include <cmath>
 #include <cstring>
@@ -88,7 +89,8 @@ class LoraOpTest : public ::testing::Test {
   }
   std::vector<float> Run(int threads, std::vector<LoraRows> rows) {
     ThreadPool pool(threads, false);
-    const OpContext context{kernels::DefaultTable(), &pool, nullptr, nullptr};
+    CpuOps ops(*kernels::DefaultTable(), pool);
+    const OpContext context{&ops};
     const Matrix sums = FloatMatrix(sums_, kRows, kMaxRank);
     std::vector<kernels::LowRank> low_rank;
     low_rank.reserve(2 * rows.size());
@@ -160,7 +162,8 @@ TEST_F(LoraOpTest, RefusesWhatDoesNotFit) {
   std::vector<kernels::LowRank> low_rank;
   low_rank.push_back({0, 2, 0, 5, sums_.data(), kMaxRank, zeros_.data(), 4, nullptr});
   ThreadPool pool(1, false);
-  const OpContext context{kernels::DefaultTable(), &pool, nullptr, nullptr};
+  CpuOps ops(*kernels::DefaultTable(), pool);
+  const OpContext context{&ops};
   const LinearWeight zero{zeros_.data(), DType::kFloat32, kOut, kCols, nullptr};
   std::vector<float> y = y_;
   ExpectCheck(

@@ -1,4 +1,5 @@
 #include "ops/moe.h"
+#include "ops/cpu/cpu_ops.h"
 
 #include <cstring>
 #include <tuple>
@@ -39,9 +40,10 @@ struct RoutingRoom {
 
 class MoeOpsTest : public ::testing::TestWithParam<int> {
  protected:
-  OpContext Context() { return {kernels::DefaultTable(), &pool_, nullptr, nullptr}; }
+  OpContext Context() { return {&ops_}; }
 
   ThreadPool pool_{GetParam(), false};
+  CpuOps ops_{*kernels::DefaultTable(), pool_};
 };
 
 TEST_P(MoeOpsTest, PairsLieByExpertThenToken) {
@@ -138,7 +140,8 @@ TEST_P(MoeOpsTest, ProductsAtOnceHaveTheBitsOfEach) {
     std::vector<float> x = Values(rows * kDepth), w = Values(experts * size);
     for (const kernels::KernelTable* table : kernels::AvailableTables()) {
       SCOPED_TRACE(table->name);
-      const OpContext context{table, &pool_, nullptr, nullptr};
+      CpuOps ops(*table, pool_);
+      const OpContext context{&ops};
       const auto run = [&](bool at_once, bool gated) {
         const int64_t cols = gated ? kInner : 2 * kInner;
         std::vector<float> y(static_cast<size_t>(rows * cols)), scratch(y.size() * 2);

@@ -1,6 +1,7 @@
 // Ops that write or read int8 rows: on the real kernels, against the float op followed by the
 // quantiser, for any number of threads.
 #include "ops/quantize.h"
+#include "ops/cpu/cpu_ops.h"
 
 #include <memory>
 #include <random>
@@ -51,11 +52,11 @@ class QuantizeOpTest : public ::testing::TestWithParam<int> {
  protected:
   static constexpr int64_t kCols = 200;
   QuantizeOpTest() : pool_(GetParam(), false), scratch_(static_cast<size_t>(GetParam()) * kCols) {
-    context_ = {
-        kernels::AvailableTables().back(), &pool_, nullptr, nullptr, scratch_.data(), kCols};
+    context_ = {&ops_, {scratch_.data(), kCols}};
   }
 
   ThreadPool pool_;
+  CpuOps ops_{*kernels::AvailableTables().back(), pool_};
   std::vector<float> scratch_;
   OpContext context_;
 };
@@ -204,8 +205,8 @@ TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
       args.a_scale = q.scale.data();
       args.a_scale_group = scale_group;
       args.a_sums = q.sums.data();
-      context_.kernels->gemm[static_cast<int>(DType::kUInt8)][static_cast<int>(DType::kInt8)](
-          args, nullptr);
+      kernels::AvailableTables().back()->gemm[static_cast<int>(DType::kUInt8)]
+                                             [static_cast<int>(DType::kInt8)](args, nullptr);
       EXPECT_EQ(y, whole) << rows << " rows, " << groups << " groups, scales for " << scale_group;
     }
   }
@@ -219,7 +220,7 @@ TEST_P(QuantizeOpTest, RefusesWhatDoesNotFit) {
   ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 2, kCols), bare); }, "room for its scales");
   ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 1, kCols), q.matrix); }, "x is [1, 200]");
   OpContext context = context_;
-  context.row_scratch_floats = kCols - 1;
+  context.row_scratch.floats = kCols - 1;
   const auto norm = [&] { Norm(context, FloatMatrix(x, 2, kCols), {weight.data()}, q.matrix); };
   ExpectCheck(norm, "scratch row of 199 elements for 200");
 

@@ -8,6 +8,7 @@
 #include "cpp/ops/op_test_util.h"
 #include "ops/argmax.h"
 #include "ops/convert.h"
+#include "ops/cpu/cpu_ops.h"
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
 #include "ops/logn.h"
@@ -94,7 +95,7 @@ void TraceArgMax(const kernels::ArgMaxArgs& args, kernels::Stream) noexcept {
 
 class RowOpsTest : public ::testing::TestWithParam<int> {
  protected:
-  RowOpsTest() : pool_(GetParam(), false), context_{&table_, &pool_, nullptr, nullptr} {
+  RowOpsTest() : pool_(GetParam(), false), ops_(table_, pool_), context_{&ops_} {
     table_.name = "trace";
     table_.rms_norm[kFloatSlot] = TraceNorm;
     table_.layer_norm[kFloatSlot] = TraceLayerNorm;
@@ -117,6 +118,7 @@ class RowOpsTest : public ::testing::TestWithParam<int> {
 
   kernels::KernelTable table_;
   ThreadPool pool_;
+  CpuOps ops_;
   OpContext context_;
 };
 
@@ -327,7 +329,8 @@ TEST_P(RowOpsTest, ArgMax) {
 
 TEST_P(RowOpsTest, MissingKernelsAreNamed) {
   const kernels::KernelTable empty{.name = "empty"};
-  const OpContext context{&empty, &pool_, nullptr, nullptr};
+  CpuOps ops(empty, pool_);
+  const OpContext context{&ops};
   std::vector<float> x(8), y(8), weight(4);
   std::vector<int32_t> ids(2);
   const Matrix mx = FloatMatrix(x, 2, 4);

@@ -1,0 +1,26 @@
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/rows.h"
+
+namespace allspark {
+namespace cpu {
+
+void ConvertRows(const kernels::KernelTable& kernels, const ConstMatrix& x, const Matrix& y) {
+  kernels.convert[Slot(x.dtype)][Slot(y.dtype)](
+      {x.data, x.ld, y.data, y.ld, x.rows, x.cols, x.row_scale, x.scale_group}, nullptr);
+}
+
+}  // namespace cpu
+
+void CpuOps::Convert(const ConstMatrix& x, const Matrix& y) {
+  pool_.ParallelFor(x.rows, cpu::RowGrain(x.cols), [&](int64_t begin, int64_t end, int) {
+    ConstMatrix from = x;
+    from.data = cpu::RowAt(x, begin);
+    from.rows = end - begin;
+    if (x.scale_group > 0) from.row_scale += begin * x.num_scales();
+    Matrix to = y;
+    to.data = cpu::RowAt(y, begin);
+    cpu::ConvertRows(kernels_, from, to);
+  });
+}
+
+}  // namespace allspark

@@ -1,0 +1,46 @@
+// CpuDevice: the host itself. Its memory is the host's, so Upload and Download are copies and the
+// prefix cache has no second tier.
+#pragma once
+
+#include <memory>
+
+#include "ops/cpu/cpu_ops.h"
+#include "ops/device.h"
+
+namespace allspark {
+
+class CpuDevice : public Device {
+ public:
+  struct Parts {
+    std::shared_ptr<Allocator> allocator;
+    std::shared_ptr<ThreadPool> pool;
+    const kernels::KernelTable* kernels = nullptr;  // outlives the device
+    // Of a device with memory of its own: the share of the host's free memory for its blocks.
+    double cpu_cache_ratio = 0;
+  };
+  explicit CpuDevice(Parts parts);
+  // Of parts that outlive it.
+  CpuDevice(Allocator& allocator, ThreadPool& pool, const kernels::KernelTable& kernels);
+
+  Allocator* allocator() const override { return parts_.allocator.get(); }
+  DeviceOps& ops() const override { return ops_; }
+  DeviceRoom room() const override;
+  void Upload(void* device, const void* host, size_t bytes) override;
+  void Download(void* host, const void* device, size_t bytes) override;
+  void CopyBlock(const KvBlock& from, const KvBlock& to) override;
+  void BlockToHost(const KvBlock& device, void* host) override;
+  void BlockFromHost(const void* host, const KvBlock& device) override;
+  bool has_own_memory() const override { return false; }
+  int64_t host_cache_bytes() const override { return 0; }
+  ThreadPool& host_pool() const override { return *parts_.pool; }
+  const kernels::KernelTable& host_kernels() const override { return *parts_.kernels; }
+
+ protected:
+  const Parts& parts() const { return parts_; }
+
+ private:
+  const Parts parts_;
+  mutable CpuOps ops_;
+};
+
+}  // namespace allspark

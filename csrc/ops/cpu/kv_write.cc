@@ -1,0 +1,50 @@
+#include <algorithm>
+
+#include "base/int_math.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/rows.h"
+
+namespace allspark {
+namespace {
+
+// Every block size is a multiple of this, and so is every token group of the cache's layout.
+constexpr int64_t kTokenGranule = 16;
+
+// Moves a cut between two threads' rows up to the start of a granule, or to the sequence's end.
+// Both threads at a cut compute the same position, so each token is written exactly once.
+int64_t AlignCut(const SequenceRange& sequence, int64_t row) {
+  const int64_t offset = std::clamp<int64_t>(row - sequence.token_begin, 0, sequence.num_tokens);
+  if (offset == 0 || offset == sequence.num_tokens) return offset;
+  const int64_t position = sequence.position + offset;
+  const int64_t aligned = AlignUp(position, kTokenGranule);
+  return std::min(aligned - sequence.position, sequence.num_tokens);
+}
+
+}  // namespace
+
+// Cut between tokens; within a sequence only between the groups that the cache packs together.
+void CpuOps::KvWrite(const kernels::PagedKv& kv, DType dtype,
+                     std::span<const SequenceRange> sequences, const ConstMatrix& k,
+                     const ConstMatrix& v, int64_t kv_heads, int64_t head_dim) {
+  const auto kernel = kernels_.kv_write[cpu::Slot(dtype)];
+  pool_.ParallelFor(k.rows, cpu::RowGrain(2 * k.cols), [&](int64_t begin, int64_t end, int) {
+    for (const SequenceRange& sequence : sequences) {
+      const int64_t first = AlignCut(sequence, begin);
+      const int64_t last = AlignCut(sequence, end);
+      if (first >= last) continue;
+      kernels::KvWriteArgs args{};
+      args.kv = kv;
+      args.block_table = sequence.block_table;
+      args.k = static_cast<const float*>(cpu::RowAt(k, sequence.token_begin + first));
+      args.v = static_cast<const float*>(cpu::RowAt(v, sequence.token_begin + first));
+      args.ld = k.ld;
+      args.num_tokens = last - first;
+      args.begin_position = sequence.position + first;
+      args.kv_heads = kv_heads;
+      args.head_dim = head_dim;
+      kernel(args, nullptr);
+    }
+  });
+}
+
+}  // namespace allspark

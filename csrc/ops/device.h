@@ -1,0 +1,54 @@
+// Device: where a model's steps are computed, with its memory, its operations and the host's part
+// of the work. The engine makes one for each number of threads; models share it. A new kind of
+// device is a folder beside ops/cpu with a Device and a DeviceOps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/kernel_table.h"
+#include "memory/allocator.h"
+#include "ops/device_ops.h"
+#include "ops/kv_block.h"
+#include "platform/thread_pool.h"
+
+namespace allspark {
+
+// Memory that a model could take now.
+struct DeviceRoom {
+  int64_t bytes = 0;
+  int64_t largest = 0;  // in one piece
+  std::string source;   // what sets `bytes`, for messages
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual Allocator* allocator() const = 0;
+  virtual DeviceOps& ops() const = 0;
+  virtual DeviceRoom room() const = 0;
+
+  // Copies, which take effect in the order of calls, operations included. When a call returns it
+  // has read what it reads of the host's memory; Download has written, too. They throw on failure.
+  virtual void Upload(void* device, const void* host, size_t bytes) = 0;
+  virtual void Download(void* host, const void* device, size_t bytes) = 0;
+  // The same for blocks of the KV cache; on the host, parts lie side by side in their order.
+  // BlockToHost may still be writing when it returns; BlockFromHost of the same memory waits for
+  // it.
+  virtual void CopyBlock(const KvBlock& from, const KvBlock& to) = 0;
+  virtual void BlockToHost(const KvBlock& device, void* host) = 0;
+  virtual void BlockFromHost(const void* host, const KvBlock& device) = 0;
+
+  // False: its memory is the host's.
+  virtual bool has_own_memory() const = 0;
+  // Room in the host's memory for blocks of the prefix cache that the device has none for.
+  virtual int64_t host_cache_bytes() const = 0;
+
+  // What the host computes for its models: sampling, packing, tables.
+  virtual ThreadPool& host_pool() const = 0;
+  virtual const kernels::KernelTable& host_kernels() const = 0;
+};
+
+}  // namespace allspark
