@@ -136,7 +136,7 @@ class Layers {
       const int32_t* table = table_.data() + s * CeilDiv(c.context, block_size);
       const SequenceRange whole{0, c.context, 0, table};
       for (int64_t layer = 0; layer < num_; ++layer) {
-        KvWrite(context, At(layer), c.cache, {&whole, 1}, rows, rows, c.params.kv_heads,
+        KvWrite(context, At(layer), c.cache, {{&whole, 1}, &whole}, rows, rows, c.params.kv_heads,
                 c.params.head_dim);
       }
       sequences_.push_back({s * c.tokens, c.tokens, c.context - c.tokens, table});
@@ -152,7 +152,7 @@ class Layers {
   int64_t num() const { return num_; }
   int64_t layer_bytes() const { return layer_bytes_; }
   int64_t num_blocks() const { return static_cast<int64_t>(table_.size()); }
-  const std::vector<SequenceRange>& sequences() const { return sequences_; }
+  SequenceRanges sequences() const { return {sequences_, sequences_.data()}; }
 
  private:
   std::unique_ptr<Allocator> allocator_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/drafter.h"
+#include "engine/logits_buffer.h"
 #include "memory/step_arena.h"
 #include "model/decoder.h"
 
@@ -26,7 +27,7 @@ struct DraftModelOptions {
 // Scratch memory that a step lends to its drafters, until the step's own batch is computed.
 struct DraftScratch {
   StepArena& arena;
-  Buffer& logits;  // max_logits_rows rows
+  LogitsBuffer& logits;  // max_logits_rows rows
   Sampler& sampler;
 };
 

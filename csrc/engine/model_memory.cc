@@ -11,9 +11,8 @@ namespace allspark {
 
 Result<int64_t> ModelMemory::AddDraftModel() {
   if (model_.draft_reader == nullptr) return 0;
-  Result<std::unique_ptr<DraftModel>> model =
-      DraftModel::Create(*model_.draft_reader, model_.sizes.draft, *model_.device,
-                         {arena_, logits_buffer_, *sampler_});
+  Result<std::unique_ptr<DraftModel>> model = DraftModel::Create(
+      *model_.draft_reader, model_.sizes.draft, *model_.device, {arena_, logits_, *sampler_});
   if (!model.ok()) return model.status();
   const int64_t arena_bytes = (*model)->arena_bytes();
   drafters_.push_back(std::move(*model));
@@ -46,10 +45,10 @@ Status ModelMemory::Take() {
   Result<Buffer> arena = Buffer::Create(allocator, static_cast<size_t>(arena_bytes));
   if (!arena.ok()) return arena.status();
   arena_ = StepArena(std::move(*arena));
-  Result<Buffer> logits = Buffer::Create(
-      allocator, static_cast<size_t>(sizes.decoder.max_logits_rows * vocab_size) * sizeof(float));
+  Result<LogitsBuffer> logits =
+      LogitsBuffer::Create(device, sizes.decoder.max_logits_rows, vocab_size);
   if (!logits.ok()) return logits.status();
-  logits_buffer_ = std::move(*logits);
+  logits_ = std::move(*logits);
   is_taken_ = true;
   return Status::Ok();
 }
@@ -64,12 +63,13 @@ void ModelMemory::GiveBack() {
   kv_buffer_ = Buffer();
   std::vector<unsigned char>().swap(host_blocks_);
   arena_ = StepArena();
-  logits_buffer_ = Buffer();
+  logits_ = LogitsBuffer();
 }
 
 void ModelMemory::Forward(const Batch& batch) {
   arena_.Reset();
-  decoder_->Forward(batch, kv_, arena_, logits());
+  decoder_->Forward(batch, kv_, arena_, logits_.OnDevice(0));
+  logits_.Fetch(0, batch.num_logits_rows);
 }
 
 void ModelMemory::Copy(const BlockCopy& copy) {
@@ -128,9 +128,7 @@ void ModelMemory::WarmUpDecodes() {
                        .num_tokens = 1,
                        .block_table = &block_ids[slot],
                        .logits_row = static_cast<int32_t>(i)};
-    rows[slot] = {.params = &sampling,
-                  .logits = logits() + i * model_.sizes.limits.vocab_size,
-                  .position = 1};
+    rows[slot] = {.params = &sampling, .logits = logits_.OnHost(i), .position = 1};
   }
   Forward({.tokens = zeros.data(),
            .positions = zeros.data(),

@@ -7,6 +7,7 @@
 
 #include "engine/drafter.h"
 #include "engine/installed_model.h"
+#include "engine/logits_buffer.h"
 #include "kv_cache/prefix_cache.h"
 #include "memory/step_arena.h"
 #include "model/decoder.h"
@@ -33,9 +34,9 @@ class ModelMemory {
   Decoder& decoder() { return *decoder_; }
   Sampler& sampler() { return *sampler_; }
   std::span<const std::unique_ptr<Drafter>> drafters() const { return drafters_; }
-  float* logits() { return static_cast<float*>(logits_buffer_.data()); }
+  LogitsBuffer& logits() { return logits_; }
   int64_t kv_bytes() const { return static_cast<int64_t>(kv_buffer_.bytes()); }
-  // Computes the batch; its logits are in logits().
+  // Computes the batch; its logits are the first rows of logits(), on the host.
   void Forward(const Batch& batch);
   // Copies a block within the pool, or between the pool and the host tier.
   void Copy(const BlockCopy& copy);
@@ -53,7 +54,7 @@ class ModelMemory {
   std::vector<unsigned char> host_blocks_;  // of the prefix cache's second tier
   KvPool kv_;
   StepArena arena_;
-  Buffer logits_buffer_;
+  LogitsBuffer logits_;
   // These refer to the rest.
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<Sampler> sampler_;

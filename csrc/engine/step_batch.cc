@@ -36,7 +36,7 @@ void StepBatch::Order(const std::vector<PlannedChunk>& plan) {
   });
 }
 
-void StepBatch::Build(const std::vector<PlannedChunk>& plan, float* logits) {
+void StepBatch::Build(const std::vector<PlannedChunk>& plan, LogitsBuffer& logits) {
   sequences_.clear();
   rows_.clear();
   sampled_.clear();
@@ -49,7 +49,7 @@ void StepBatch::Build(const std::vector<PlannedChunk>& plan, float* logits) {
   batch_.num_sequences = static_cast<int64_t>(sequences_.size());
 }
 
-void StepBatch::Add(const PlannedChunk& chunk, float* logits) {
+void StepBatch::Add(const PlannedChunk& chunk, LogitsBuffer& logits) {
   Request* const request = Request::Of(chunk.sequence);
   const int64_t token_begin = batch_.num_tokens;
   AS_CHECK(token_begin + chunk.num_tokens <= model_.sizes.decoder.max_tokens)
@@ -64,7 +64,7 @@ void StepBatch::Add(const PlannedChunk& chunk, float* logits) {
                          .position = chunk.begin,
                          .block_table = request->block_table.data(),
                          .lora = request->lora != nullptr ? request->lora->adapter.get() : nullptr};
-  float* const row = logits + batch_.num_logits_rows * model_.sizes.limits.vocab_size;
+  float* const row = logits.OnHost(batch_.num_logits_rows);
   const bool samples = chunk.samples && !request->spec.prompt_only;
   outputs_.Add(request, chunk, token_begin, samples ? row : nullptr);
   if (samples) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/installed_model.h"
+#include "engine/logits_buffer.h"
 #include "engine/request.h"
 #include "engine/step_outputs.h"
 #include "model/batch.h"
@@ -19,8 +20,8 @@ class StepBatch {
  public:
   explicit StepBatch(const InstalledModel& model);
 
-  // `logits`: where the forward pass will write the rows. Valid as long as `plan` is.
-  void Build(const std::vector<PlannedChunk>& plan, float* logits);
+  // `logits`: where the rows will be. Valid as long as `plan` is.
+  void Build(const std::vector<PlannedChunk>& plan, LogitsBuffer& logits);
 
   const Batch& batch() const { return batch_; }
   StepOutputs& outputs() { return outputs_; }
@@ -39,7 +40,7 @@ class StepBatch {
  private:
   // Sets chunks_.
   void Order(const std::vector<PlannedChunk>& plan);
-  void Add(const PlannedChunk& chunk, float* logits);
+  void Add(const PlannedChunk& chunk, LogitsBuffer& logits);
 
   const InstalledModel& model_;
   Batch batch_;

@@ -202,9 +202,7 @@ void StepLoop::Draft(const std::vector<PlannedChunk>& plan) {
 
 void StepLoop::WriteOutputs() {
   const int64_t num_rows = batch_.batch().num_logits_rows;
-  batch_.outputs().Write(memory_.decoder(), model_.device->host_pool(),
-                         memory_.logits() + num_rows * model_.sizes.limits.vocab_size,
-                         model_.sizes.decoder.max_logits_rows - num_rows);
+  batch_.outputs().Write(memory_.decoder(), model_.device->host_pool(), memory_.logits(), num_rows);
   // All weights have been read by now, and no request has been given anything yet.
   const Status weights = model_.CheckWeights();
   if (!weights.ok()) throw std::runtime_error(weights.message());

@@ -75,17 +75,19 @@ void StepOutputs::WriteRow(const Row& row, const float* logits, int64_t vocab_si
   ComputeLogprobs(kernels_, logits, vocab_size, next, scores_[index]);
 }
 
-void StepOutputs::Write(Decoder& decoder, ThreadPool& pool, float* logits, int64_t num_rows) {
+void StepOutputs::Write(Decoder& decoder, ThreadPool& pool, LogitsBuffer& logits,
+                        int64_t first_row) {
   for (const Part& part : parts_) WriteStates(part, decoder);
-  const int64_t slice = std::min(num_rows, max_slice_);
+  const int64_t slice = std::min(logits.num_rows() - first_row, max_slice_);
   AS_CHECK(slice >= 1) << "no row of logits is left for what requests want of this step";
   const int64_t vocab_size = decoder.vocab_size();
   for (size_t begin = 0; begin < rows_.size(); begin += static_cast<size_t>(slice)) {
     const auto count = std::min(slice, static_cast<int64_t>(rows_.size() - begin));
-    decoder.Logits(row_tokens_.data() + begin, count, logits);
+    decoder.Logits(row_tokens_.data() + begin, count, logits.OnDevice(first_row));
+    logits.Fetch(first_row, count);
     pool.ParallelFor(count, 1, [&](int64_t first, int64_t last, int) {
       for (int64_t i = first; i < last; ++i) {
-        WriteRow(rows_[begin + static_cast<size_t>(i)], logits + i * vocab_size, vocab_size,
+        WriteRow(rows_[begin + static_cast<size_t>(i)], logits.OnHost(first_row + i), vocab_size,
                  static_cast<size_t>(i));
       }
     });

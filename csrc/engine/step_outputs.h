@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/logits_buffer.h"
 #include "engine/request.h"
 #include "kernels/kernel_table.h"
 #include "model/decoder.h"
@@ -27,9 +28,9 @@ class StepOutputs {
   // The chunk's tokens begin at `token_begin` in the batch. `sampled`: where the logits of its
   // newest known token will be, followed by those of its drafts; null if the chunk samples nothing.
   void Add(Request* request, const PlannedChunk& chunk, int64_t token_begin, const float* sampled);
-  // logits: room for num_rows (at least 1) rows. Call right after Forward, before the arena is
-  // reset.
-  void Write(Decoder& decoder, ThreadPool& pool, float* logits, int64_t num_rows);
+  // Rows of `logits` from first_row on, at least one, are free. Call right after Forward, before
+  // the arena is reset.
+  void Write(Decoder& decoder, ThreadPool& pool, LogitsBuffer& logits, int64_t first_row);
 
  private:
   // The positions of one request that are new in this step.

@@ -18,7 +18,7 @@ namespace allspark {
 
 // What all layers of one step share.
 struct StepInput {
-  std::span<const SequenceRange> sequences;
+  SequenceRanges sequences;
   const int32_t* positions = nullptr;   // [tokens]
   RopeView rope;                        // rotary_dim 0: none
   int64_t logn_length = 0;              // the length that LogN counts from; 0: no LogN

@@ -18,6 +18,7 @@
 #include "model/moe.h"
 #include "model/residual.h"
 #include "model/rope_table.h"
+#include "model/step_image.h"
 #include "model/workspace.h"
 #include "ops/norm.h"
 #include "ops/scale.h"
@@ -38,12 +39,27 @@ DecoderBytes BytesOf(const DecoderShape& shape, const DecoderOptions& options,
 }
 
 struct DecoderParts {
+  explicit DecoderParts(Device& device) : placed(device) {}
+
   DecoderShape shape;
   DecoderOptions options;
+  PlacedWeights placed;
   DecoderWeights weights;
   RopeTable rope;
   RopeTable window_rope;  // empty: rope
+  StepImage image;
 };
+
+// Bytes of the largest step's integers: tokens, positions, rows of logits, and a block table for
+// every sequence. With what each loses by alignment.
+int64_t ImageBytes(const DecoderOptions& options) {
+  const int64_t tables = options.max_tokens * CeilDiv(options.max_length, options.block_size);
+  const int64_t rows = options.max_logits_rows + options.max_tokens;
+  const int64_t integers = 2 * options.max_tokens + tables;
+  return 4 * integers + 8 * rows +
+         static_cast<int64_t>(sizeof(SequenceRange)) * options.max_tokens +
+         16 * (4 + 3 * options.max_tokens);
+}
 
 class DecoderImpl final : public Decoder {
  public:
@@ -54,8 +70,7 @@ class DecoderImpl final : public Decoder {
         lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
         sequences_(static_cast<size_t>(parts_.options.max_tokens)),
         logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {
-    tasks_.reserve(
-        std::max(MaxExpertTasks(parts_.shape), static_cast<size_t>(parts_.shape.q_heads)));
+    tasks_.reserve(static_cast<size_t>(parts_.shape.q_heads));
   }
 
   int64_t vocab_size() const override { return parts_.shape.vocab_size; }
@@ -75,17 +90,18 @@ class DecoderImpl final : public Decoder {
  private:
   void CheckBatch(const Batch& batch, const KvPool& kv) const;
   void CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const;
-  // Fills sequences_ and logits_tokens_.
-  void TakeSequences(const Batch& batch);
+  // Hands the batch's integers over to the device.
+  void TakeBatch(const Batch& batch);
   void CheckTokens(int64_t token_begin, int64_t num_tokens) const;
+  // logits, as Logits; row_ids are the same tokens on the device.
+  void LogitsOf(const int64_t* tokens, const int64_t* row_ids, int64_t num_tokens, float* logits);
   // The residual stream before the first layer, from the batch's tokens or from `in`, and what the
   // layers make of it, in the workspace.
   void RunLayers(const Batch& batch, const KvPool& kv, StepArena& arena, const float* in);
   void Embed(int64_t token_begin, const Matrix& out);
   size_t StreamBytes(const Batch& batch) const;  // of the batch's rows of the residual stream
 
-  // Constant after construction.
-  const DecoderParts parts_;
+  DecoderParts parts_;  // constant after construction but for the image
   Device& device_;
   const DecoderBytes bytes_;
   LoraBatch lora_;
@@ -95,8 +111,11 @@ class DecoderImpl final : public Decoder {
   std::vector<LinearTask> tasks_;
   OpContext context_;
   Workspace workspace_;  // in the step's arena
+  // On the device.
   const int32_t* tokens_ = nullptr;
   const int32_t* positions_ = nullptr;
+  const int64_t* logits_rows_ = nullptr;
+  SequenceRanges ranges_;
 };
 
 void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t index) const {
@@ -105,12 +124,6 @@ void DecoderImpl::CheckSequence(const Batch& batch, const KvPool& kv, int64_t in
   AS_CHECK(sequence.num_tokens > 0 && sequence.position >= 0 && end <= parts_.options.max_length)
       << "batch: sequence " << index << " has positions [" << sequence.position << ", " << end
       << "); the decoder covers [0, " << parts_.options.max_length << ")";
-  for (int64_t i = 0; i < sequence.num_tokens; ++i) {
-    AS_CHECK(batch.positions[sequence.token_begin + i] == sequence.position + i)
-        << "batch: token " << sequence.token_begin + i << " has position "
-        << batch.positions[sequence.token_begin + i] << "; its sequence says "
-        << sequence.position + i;
-  }
   AS_CHECK(sequence.lora == nullptr || sequence.lora->rank() <= parts_.options.lora_max_rank)
       << "batch: sequence " << index << " has an adapter of rank " << sequence.lora->rank()
       << "; the decoder takes " << parts_.options.lora_max_rank;
@@ -136,6 +149,16 @@ void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
   AS_CHECK(batch.num_logits_rows >= 0 && batch.num_logits_rows <= options.max_logits_rows)
       << "batch: " << batch.num_logits_rows << " logits rows; at most " << options.max_logits_rows;
   AS_CHECK(kv.data != nullptr) << "batch: no KV pool";
+  for (int64_t i = 0; i < batch.num_tokens; ++i) {
+    const int32_t position = batch.positions[i];
+    AS_CHECK(position >= 0 && position < options.max_length)
+        << "batch: token " << i << " is at position " << position << "; the decoder covers [0, "
+        << options.max_length << ")";
+    if (batch.tokens == nullptr) continue;
+    AS_CHECK(batch.tokens[i] >= 0 && batch.tokens[i] < parts_.shape.vocab_size)
+        << "batch: token " << i << " is id " << batch.tokens[i] << "; it must be in [0, "
+        << parts_.shape.vocab_size << ")";
+  }
   int64_t tokens = 0;
   int64_t logits_rows = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -155,12 +178,17 @@ void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
       << batch.num_logits_rows;
 }
 
-void DecoderImpl::TakeSequences(const Batch& batch) {
+void DecoderImpl::TakeBatch(const Batch& batch) {
+  StepImage& image = parts_.image;
+  image.Clear();
   std::fill_n(logits_tokens_.begin(), batch.num_logits_rows, -1);
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const BatchSequence& sequence = batch.sequences[s];
+    const int64_t blocks =
+        CeilDiv(sequence.position + sequence.num_tokens, parts_.options.block_size);
     sequences_[static_cast<size_t>(s)] = {sequence.token_begin, sequence.num_tokens,
-                                          sequence.position, sequence.block_table};
+                                          sequence.position,
+                                          image.Put(sequence.block_table, blocks)};
     if (sequence.logits_row < 0) continue;
     const int64_t first = sequence.token_begin + sequence.num_tokens - sequence.num_logits;
     for (int32_t i = 0; i < sequence.num_logits; ++i) {
@@ -169,6 +197,12 @@ void DecoderImpl::TakeSequences(const Batch& batch) {
       token = first + i;
     }
   }
+  tokens_ = batch.tokens == nullptr ? nullptr : image.Put(batch.tokens, batch.num_tokens);
+  positions_ = image.Put(batch.positions, batch.num_tokens);
+  logits_rows_ = image.Put(logits_tokens_.data(), batch.num_logits_rows);
+  const auto num_sequences = static_cast<size_t>(batch.num_sequences);
+  ranges_ = {{sequences_.data(), num_sequences}, image.Put(sequences_.data(), batch.num_sequences)};
+  image.HandOver();
 }
 
 void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) {
@@ -176,7 +210,7 @@ void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena
   CheckBatch(batch, kv);
   if (batch.num_tokens == 0) return;
   RunLayers(batch, kv, arena, /*in=*/nullptr);
-  Logits(logits_tokens_.data(), batch.num_logits_rows, logits);
+  LogitsOf(logits_tokens_.data(), logits_rows_, batch.num_logits_rows, logits);
 }
 
 void DecoderImpl::ForwardLayers(const Batch& batch, const KvPool& kv, StepArena& arena,
@@ -187,7 +221,7 @@ void DecoderImpl::ForwardLayers(const Batch& batch, const KvPool& kv, StepArena&
   RunLayers(batch, kv, arena, in);
   const Matrix& stream = workspace_.residual;
   AS_CHECK(stream.ld == stream.cols) << "batch: rows of the stream are " << stream.ld << " apart";
-  if (out != nullptr) device_.Download(out, stream.data, StreamBytes(batch));
+  if (out != nullptr) device_.ops().Download(out, stream.data, StreamBytes(batch));
 }
 
 size_t DecoderImpl::StreamBytes(const Batch& batch) const {
@@ -196,18 +230,16 @@ size_t DecoderImpl::StreamBytes(const Batch& batch) const {
 
 void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& arena,
                             const float* in) {
-  TakeSequences(batch);
+  TakeBatch(batch);
   const DecoderShape& shape = parts_.shape;
   lora_.Take(batch);
   workspace_ = AllocateWorkspace(shape, SizeFor(batch.num_tokens, parts_.options.lora_max_rank),
                                  device_.ops(), arena);
   const Workspace& w = workspace_;
   context_ = {&device_.ops(), w.row_scratch, batch.profile, batch.observer};
-  tokens_ = batch.tokens;
-  positions_ = batch.positions;
   StepInput step;
-  step.sequences = {sequences_.data(), static_cast<size_t>(batch.num_sequences)};
-  step.positions = batch.positions;
+  step.sequences = ranges_;
+  step.positions = positions_;
   step.lora = &lora_;
   step.tasks = &tasks_;
   step.logn_length = parts_.options.use_logn_attn ? shape.max_position : 0;
@@ -215,7 +247,7 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
   if (in == nullptr) {
     Embed(0, w.residual);
   } else {
-    device_.Upload(w.residual.data, in, StreamBytes(batch));
+    device_.ops().Upload(w.residual.data, in, StreamBytes(batch));
   }
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
@@ -228,7 +260,7 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
     RunAttention(context_, shape, weights.attention,
                  MakePagedKv(shape, parts_.options.block_size, layer, kv), step, w);
     if (weights.moe.router.data != nullptr) {
-      RunExperts(context_, shape, weights.moe, layer, lora_, w, tasks_);
+      RunExperts(context_, shape, weights.moe, layer, lora_, w);
     } else {
       RunMlp(context_, shape, weights.mlp, layer, lora_, w);
     }
@@ -236,6 +268,7 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
 }
 
 void DecoderImpl::Embed(int64_t token_begin, const Matrix& out) {
+  AS_CHECK(tokens_ != nullptr) << "batch: it has no tokens to embed";
   const int32_t* ids = tokens_ + token_begin;
   EmbeddingLookup(context_, parts_.weights.embedding, ids, out);
   lora_.AddEmbedding(context_, ids, token_begin, workspace_.lora, out);
@@ -250,6 +283,14 @@ void DecoderImpl::Embed(int64_t token_begin, const Matrix& out) {
 }
 
 void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logits) {
+  for (int64_t i = 0; i < num_tokens; ++i) CheckTokens(tokens[i], 1);
+  const int64_t* const rows = parts_.image.Put(tokens, num_tokens);
+  parts_.image.HandOver();
+  LogitsOf(tokens, rows, num_tokens, logits);
+}
+
+void DecoderImpl::LogitsOf(const int64_t* tokens, const int64_t* row_ids, int64_t num_tokens,
+                           float* logits) {
   if (num_tokens == 0) return;
   AS_CHECK(logits != nullptr) << "batch: logits wanted, but no place to write them";
   AS_CHECK(num_tokens <= workspace_.residual.rows)
@@ -257,7 +298,7 @@ void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logit
   // The norm reads only the wanted rows, and writes them to a buffer that no layer needs any more.
   Matrix rows = workspace_.normed.As(parts_.weights.lm_head.activation);
   rows.rows = num_tokens;
-  NormGather(context_, workspace_.residual, tokens, parts_.weights.final_norm, rows);
+  NormGather(context_, workspace_.residual, row_ids, parts_.weights.final_norm, rows);
   const ConstMatrix x = InOrder(context_, rows, parts_.weights.lm_head, workspace_);
   const int64_t vocab = parts_.shape.vocab_size;
   const Matrix out{logits, DType::kFloat32, num_tokens, vocab, vocab};
@@ -280,13 +321,18 @@ void DecoderImpl::HiddenStates(int64_t token_begin, int64_t num_tokens, float* h
   ConstMatrix x = workspace_.residual;
   x.data = static_cast<const float*>(x.data) + token_begin * x.ld;
   x.rows = num_tokens;
-  Norm(context_, x, parts_.weights.final_norm, {hidden, DType::kFloat32, num_tokens, cols, cols});
+  const Matrix rows = RowsOf(workspace_.output, 0, num_tokens);
+  Norm(context_, x, parts_.weights.final_norm, rows);
+  device_.ops().Download(hidden, rows.data, static_cast<size_t>(num_tokens * cols) * sizeof(float));
 }
 
 void DecoderImpl::InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) {
   CheckTokens(token_begin, num_tokens);
   const int64_t cols = parts_.shape.hidden;
-  Embed(token_begin, {embeddings, DType::kFloat32, num_tokens, cols, cols});
+  const Matrix rows = RowsOf(workspace_.output, 0, num_tokens);
+  Embed(token_begin, rows);
+  device_.ops().Download(embeddings, rows.data,
+                         static_cast<size_t>(num_tokens * cols) * sizeof(float));
 }
 
 // The rope frequencies, extended if the options say so. Separate frequencies of layers with a
@@ -302,7 +348,7 @@ Result<std::vector<float>> Frequencies(const DecoderParts& parts) {
 
 Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
                                             const DecoderOptions& options, Device& device) {
-  DecoderParts parts;
+  DecoderParts parts(device);
   parts.options = options;
   AS_RETURN_IF_ERROR(CheckDecoderOptions(options));
   Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
@@ -310,7 +356,7 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
   parts.shape = *shape;
   AS_RETURN_IF_ERROR(CheckLearnedPositions(parts.shape, options.max_length));
   AS_RETURN_IF_ERROR(CheckOps(parts.shape, weights.spec(), device.ops()));
-  Result<DecoderWeights> bound = BindWeights(weights, parts.shape);
+  Result<DecoderWeights> bound = BindWeights(weights, parts.shape, parts.placed);
   if (!bound.ok()) return bound.status();
   parts.weights = std::move(*bound);
   const auto make_rope = [&](const char* name, const float* inv_freq, RopeTable& table) {
@@ -326,6 +372,9 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
       make_rope("rope.inv_freq", has_rope ? frequencies->data() : nullptr, parts.rope));
   AS_RETURN_IF_ERROR(
       make_rope("rope.window_inv_freq", parts.weights.rope_window_inv_freq, parts.window_rope));
+  Result<StepImage> image = StepImage::Create(device, ImageBytes(options));
+  if (!image.ok()) return image.status();
+  parts.image = std::move(*image);
   return std::unique_ptr<Decoder>(std::make_unique<DecoderImpl>(std::move(parts), device));
 }
 

@@ -55,21 +55,23 @@ class Decoder {
   virtual int64_t arena_bytes() const = 0;
   // Where a block of the pool lies.
   virtual KvBlock BlockAt(const KvPool& kv, int32_t block) const = 0;
-  // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size) for the
-  // sequences that want it.
+  // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size, in the
+  // device's memory) for the sequences that want it. What the batch points at stays until the next
+  // Forward.
   virtual void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) = 0;
   // Runs the layers alone: from the residual stream `in` before the first to `out` after the last,
   // both [num_tokens, hidden_size]. `in` null: the stream begins with the embeddings of the batch's
-  // tokens. `out` null: not wanted; it may be `in`. The batch wants no logits.
+  // tokens. `out` null: not wanted; it may be `in`. Both lie on the host. The batch wants no
+  // logits.
   virtual void ForwardLayers(const Batch& batch, const KvPool& kv, StepArena& arena,
                              const float* in, float* out) = 0;
 
   // More outputs of the last Forward, for tokens given by their index in its batch; valid until the
-  // arena is reset. logits: [num_tokens, vocab_size], row i for tokens[i]. num_tokens is at most
-  // the number of the batch's tokens.
+  // arena is reset. logits: [num_tokens, vocab_size] in the device's memory, row i for tokens[i].
+  // In all, num_tokens is at most the number of the batch's tokens.
   virtual void Logits(const int64_t* tokens, int64_t num_tokens, float* logits) = 0;
   // For tokens [token_begin, +num_tokens): the output of the last norm, and the input of the first
-  // layer. [num_tokens, hidden_size], float32 even if lm_head reads rounded rows.
+  // layer. [num_tokens, hidden_size] on the host, float32 even if lm_head reads rounded rows.
   virtual void HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) = 0;
   virtual void InputEmbeddings(int64_t token_begin, int64_t num_tokens, float* embeddings) = 0;
 };

@@ -79,10 +79,15 @@ Status CheckTensors(const ModelReader& reader) {
 // required list: a disagreement is a bug in one of the two, not in the file.
 class Binder {
  public:
-  Binder(const ModelReader& reader, DType compute) : reader_(reader), compute_(compute) {}
+  Binder(const ModelReader& reader, DType compute, PlacedWeights& placed)
+      : reader_(reader), compute_(compute), placed_(placed) {}
 
   const float* Vector(const std::string& name, int64_t size) const {
     return static_cast<const float*>(Find(name, size, 0).data);
+  }
+  // Where the host reads it.
+  const float* OnHost(const std::string& name, int64_t size) const {
+    return static_cast<const float*>(Look(name, size, 0).data);
   }
   LinearWeight Linear(Op op, const std::string& name, int64_t n, int64_t k, bool has_bias) const {
     const WeightView view = Find(name, n, k);
@@ -118,7 +123,7 @@ class Binder {
   const int32_t* Order(const std::string& name, int64_t k) const {
     Result<const int32_t*> order = InputOrder(reader_, name, k);
     AS_CHECK(order.ok()) << order.status().ToString();
-    return *order;
+    return placed_.Place(*order, k);
   }
   WeightScales Scales(const std::string& name, int64_t n, int64_t k) const {
     const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
@@ -141,12 +146,18 @@ class Binder {
       scales.high = static_cast<const unsigned char*>(find(weights::HighName(name), k));
     }
     if (!quant->table().empty()) {
-      scales.table = reinterpret_cast<const int8_t*>(quant->table().data());
+      scales.table = placed_.Place(reinterpret_cast<const int8_t*>(quant->table().data()),
+                                   static_cast<int64_t>(quant->table().size()));
     }
     scales.group_size = group_size;
     return scales;
   }
   WeightView Find(const std::string& name, int64_t rows, int64_t cols) const {
+    WeightView view = Look(name, rows, cols);
+    view.data = placed_.PlaceBytes(view.data, view.bytes);
+    return view;
+  }
+  WeightView Look(const std::string& name, int64_t rows, int64_t cols) const {
     Result<WeightView> view = reader_.Find(name);
     AS_CHECK(view.ok()) << view.status().ToString();
     AS_CHECK(view->shape[0] == rows && (cols == 0 || view->shape[1] == cols))
@@ -157,6 +168,7 @@ class Binder {
 
   const ModelReader& reader_;
   const DType compute_;
+  PlacedWeights& placed_;
 };
 
 MoeWeights BindExperts(const Binder& binder, const DecoderShape& shape,
@@ -249,24 +261,10 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
 
 }  // namespace
 
-LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i) {
-  // Each has whole panels (weights/experts.h, weights/latents.h), so it is a weight of its own.
-  LinearWeight one = all;
-  one.n = all.n / count;
-  const int64_t elements = i * one.n * one.k;
-  one.data = static_cast<const unsigned char*>(all.data) + PackedBytes(all.dtype, elements);
-  if (!IsQuantized(all.dtype)) return one;
-  const int64_t groups = i * one.n * (one.k / all.scales.group_size);
-  one.scales.scale += groups;
-  if (one.scales.zero != nullptr) one.scales.zero += groups;
-  if (one.scales.offset != nullptr) one.scales.offset += groups;
-  if (one.scales.high != nullptr) one.scales.high += PackedBytes(DType::kUInt2, elements);
-  return one;
-}
-
-Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape) {
+Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape,
+                                   PlacedWeights& placed) {
   AS_RETURN_IF_ERROR(CheckTensors(reader));
-  const Binder binder(reader, shape.compute);
+  const Binder binder(reader, shape.compute, placed);
   const proto::DecoderSpec& spec = reader.spec();
   DecoderWeights weights;
   weights.embedding = binder.Embedding("embedding", shape.vocab_size, shape.hidden);
@@ -285,11 +283,12 @@ Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape
   if (shape.embedding_norm) weights.embedding_norm = binder.Norm("embedding_norm", shape);
   if (shape.alibi) weights.alibi_slopes = binder.Vector("alibi.slopes", shape.q_heads);
   if (shape.rotary_dim > 0) {
-    weights.rope_inv_freq = binder.Vector("rope.inv_freq", shape.rotary_dim / 2);
+    weights.rope_inv_freq = binder.OnHost("rope.inv_freq", shape.rotary_dim / 2);
   }
   if (shape.window_rope) {
-    weights.rope_window_inv_freq = binder.Vector("rope.window_inv_freq", shape.rotary_dim / 2);
+    weights.rope_window_inv_freq = binder.OnHost("rope.window_inv_freq", shape.rotary_dim / 2);
   }
+  AS_RETURN_IF_ERROR(placed.status());
   return weights;
 }
 

@@ -1,5 +1,5 @@
-// The weights of a decoder as plain structs of views into the mapped model, and the function that
-// binds them. Nothing here owns weight data.
+// The weights of a decoder as plain structs of views, and the function that binds them to where the
+// model's tensors lie for a device. Nothing here owns weight data.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "allspark/status.h"
 #include "model/decoder_shape.h"
+#include "model/placed_weights.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
@@ -58,9 +59,6 @@ struct MoeWeights {
   kernels::Activation activation = kernels::Activation::kSilu;
 };
 
-// The i-th of `count` weights that lie one after the other in `all`, as those of experts do.
-LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i);
-
 struct LayerWeights {
   AttentionWeights attention;
   MlpWeights mlp;  // one of these two
@@ -74,13 +72,16 @@ struct DecoderWeights {
   std::vector<LayerWeights> layers;
   NormWeight final_norm;
   LinearWeight lm_head;
-  const float* rope_inv_freq = nullptr;         // [rotary_dim / 2]; null without rope
+  // In host memory: [rotary_dim / 2]; null without rope.
+  const float* rope_inv_freq = nullptr;
   const float* rope_window_inv_freq = nullptr;  // of layers with a window; null: the same
   const float* alibi_slopes = nullptr;          // [q_heads]; null without ALiBi
 };
 
 // DataLoss naming tensor and file when a tensor that the spec requires is missing or has another
-// dtype, shape, layout or size.
-Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape);
+// dtype, shape, layout or size; ResourceExhausted where `placed` has no room. What is bound lies as
+// long as the reader and `placed` do.
+Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape,
+                                   PlacedWeights& placed);
 
 }  // namespace allspark

@@ -70,7 +70,7 @@ class LoraBuilder {
     adapter_->buffer_ = std::move(*buffer);
     packed_.resize(static_cast<size_t>(bytes));
     for (Target& target : targets_) AS_RETURN_IF_ERROR(Pack(target));
-    device.Upload(adapter_->buffer_.data(), packed_.data(), packed_.size());
+    device.ops().Upload(adapter_->buffer_.data(), packed_.data(), packed_.size());
     return std::shared_ptr<const LoraAdapter>(std::move(adapter_));
   }
 

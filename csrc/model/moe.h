@@ -2,21 +2,14 @@
 // residual.
 #pragma once
 
-#include <cstddef>
-#include <vector>
-
 #include "model/decoder_weights.h"
 #include "model/lora.h"
 #include "model/workspace.h"
-#include "ops/linear_each.h"
 
 namespace allspark {
 
-// Most products that RunExperts puts into `tasks` at a time.
-size_t MaxExpertTasks(const DecoderShape& shape);
-
-// Adds the layer's experts to w.residual. `tasks` has room for MaxExpertTasks.
+// Adds the layer's experts to w.residual.
 void RunExperts(const OpContext& context, const DecoderShape& shape, const MoeWeights& weights,
-                int64_t layer, LoraBatch& lora, const Workspace& w, std::vector<LinearTask>& tasks);
+                int64_t layer, LoraBatch& lora, const Workspace& w);
 
 }  // namespace allspark

@@ -47,8 +47,8 @@ Result<RopeTable> RopeTable::Create(const DecoderShape& shape, const char* name,
         }
       }
     });
-    device.Upload(cos_sin + first * pairs * 2, part.data(),
-                  static_cast<size_t>(count * pairs * 2) * sizeof(float));
+    device.ops().Upload(cos_sin + first * pairs * 2, part.data(),
+                        static_cast<size_t>(count * pairs * 2) * sizeof(float));
   }
   table.view_ = {cos_sin, max_length, shape.rotary_dim, shape.rope_interleaved};
   return table;

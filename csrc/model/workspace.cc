@@ -132,7 +132,9 @@ Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, const Device
   ArenaLayout mlp(base, common.offset());
   w.gate_up = mlp.Take(DType::kFloat32, tokens, shape.up_cols());
   w.gated = mlp.TakeActivations(shape.compute, tokens, shape.intermediate);
-  int64_t end = std::max(attention.offset(), mlp.offset());
+  ArenaLayout outputs(base, common.offset());
+  w.output = outputs.Take(DType::kFloat32, tokens, shape.hidden);
+  int64_t end = std::max({attention.offset(), mlp.offset(), outputs.offset()});
   if (shape.has_experts()) {
     end = std::max(end, LayOutExperts(shape, tokens, ArenaLayout(base, common.offset()), w.moe));
   }

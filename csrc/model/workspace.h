@@ -40,7 +40,7 @@ struct MoeWorkspace {
   ActivationBuffer gated;         // [pairs, expert_intermediate]
   ActivationBuffer shared_gated;  // [tokens, shared_intermediate]
   Matrix outputs;                 // [pairs (+ tokens), hidden] float32
-  // Scratch of LinearGatedEach, and its result if that is quantised afterwards. They share their
+  // Scratch of LinearGatedExperts, and its result if that is quantised afterwards. They share their
   // bytes with `outputs`, and are lost when it is written.
   Matrix gate_up;             // [pairs, 2 * expert_intermediate] float32
   Matrix gated_float;         // [pairs, expert_intermediate] float32
@@ -76,6 +76,8 @@ struct Workspace {
   MoeWorkspace moe;
   Matrix gate_up;          // [tokens, up_cols] float32: what LinearGated may need
   ActivationBuffer gated;  // [tokens, intermediate]
+  // After the layers, in the place of their halves.
+  Matrix output;  // [tokens, hidden] float32: rows on their way to the host
 };
 
 // What the size of a workspace depends on.

@@ -36,11 +36,11 @@ void CheckAttention(const OpContext& context, const AttentionParams& params,
 }
 
 // Counts the keys and values that a batch reads, and the operations on them.
-void Count(const AttentionParams& params, DType kv_dtype, std::span<const SequenceRange> sequences,
+void Count(const AttentionParams& params, DType kv_dtype, const SequenceRanges& sequences,
            OpTimer& timer) {
   const int64_t window = params.window > 0 ? params.window : std::numeric_limits<int64_t>::max();
   int64_t read = 0, seen = 0;
-  for (const SequenceRange& sequence : sequences) {
+  for (const SequenceRange& sequence : sequences.host) {
     const int64_t begin = sequence.position, end = begin + sequence.num_tokens;
     if (begin == end) continue;
     read += end - begin + std::min(begin, window - 1);
@@ -57,13 +57,12 @@ void Count(const AttentionParams& params, DType kv_dtype, std::span<const Sequen
 }  // namespace
 
 void PagedAttention(const OpContext& context, const AttentionParams& params,
-                    const kernels::PagedKv& kv, DType kv_dtype,
-                    std::span<const SequenceRange> sequences, const ConstMatrix& q, float* scratch,
-                    const Matrix& out) {
+                    const kernels::PagedKv& kv, DType kv_dtype, const SequenceRanges& sequences,
+                    const ConstMatrix& q, float* scratch, const Matrix& out) {
   OpTimer timer(context.profile, Op::kAttention);
   CheckAttention(context, params, kv, kv_dtype, q, scratch, out);
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    const SequenceRange& sequence = sequences[s];
+  for (size_t s = 0; s < sequences.host.size(); ++s) {
+    const SequenceRange& sequence = sequences.host[s];
     AS_CHECK(sequence.token_begin >= 0 && sequence.num_tokens >= 0 && sequence.position >= 0 &&
              sequence.token_begin + sequence.num_tokens <= q.rows)
         << "attention: sequence " << s << " has rows [" << sequence.token_begin << ", +"

@@ -23,8 +23,7 @@ struct AttentionParams {
 // cache. The keys of these tokens must be in the cache already. scratch:
 // DeviceOps::AttentionScratch(params) floats.
 void PagedAttention(const OpContext& context, const AttentionParams& params,
-                    const kernels::PagedKv& kv, DType kv_dtype,
-                    std::span<const SequenceRange> sequences, const ConstMatrix& q, float* scratch,
-                    const Matrix& out);
+                    const kernels::PagedKv& kv, DType kv_dtype, const SequenceRanges& sequences,
+                    const ConstMatrix& q, float* scratch, const Matrix& out);
 
 }  // namespace allspark

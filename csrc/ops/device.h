@@ -30,13 +30,9 @@ class Device {
   virtual DeviceOps& ops() const = 0;
   virtual DeviceRoom room() const = 0;
 
-  // Copies, which take effect in the order of calls, operations included. When a call returns it
-  // has read what it reads of the host's memory; Download has written, too. They throw on failure.
-  virtual void Upload(void* device, const void* host, size_t bytes) = 0;
-  virtual void Download(void* host, const void* device, size_t bytes) = 0;
-  // The same for blocks of the KV cache; on the host, parts lie side by side in their order.
-  // BlockToHost may still be writing when it returns; BlockFromHost of the same memory waits for
-  // it.
+  // Copies of KV blocks, in the order of all operations; on the host, parts lie side by side in
+  // their order. BlockToHost may still be writing when it returns; BlockFromHost of the same memory
+  // waits for it. They throw on failure.
   virtual void CopyBlock(const KvBlock& from, const KvBlock& to) = 0;
   virtual void BlockToHost(const KvBlock& device, void* host) = 0;
   virtual void BlockFromHost(const void* host, const KvBlock& device) = 0;

@@ -1,7 +1,8 @@
 // DeviceOps: what a device computes, one call for each operation over all rows of a step. Every
 // device implements it in a folder of its own (ops/cpu). The ops have checked the operands before,
-// and nobody else calls. Operands lie in the device's memory, but what is passed by value or span
-// in the host's. Calls take effect in their order. No cut into threads or blocks changes a bit of a
+// and nobody else calls. Operands lie in the device's memory; spans, and what they name by pointers
+// of the ops' own types, in the host's, and are read before the call returns. Calls take effect in
+// their order, the device's own copies included. No cut into threads or blocks changes a bit of a
 // result: every output element is reduced in one order that depends on its own row alone.
 #pragma once
 
@@ -10,6 +11,7 @@
 
 #include "ops/attention.h"
 #include "ops/embedding.h"
+#include "ops/experts.h"
 #include "ops/linear.h"
 #include "ops/linear_each.h"
 #include "ops/lora.h"
@@ -56,6 +58,11 @@ class DeviceOps {
   // Floats of scratch memory of Attention.
   virtual int64_t AttentionScratch(const AttentionParams& params) const = 0;
 
+  // Between the device's memory and the host's. When they return, what is on the host has been read
+  // or written. They throw on failure.
+  virtual void Upload(void* device, const void* host, size_t bytes) = 0;
+  virtual void Download(void* host, const void* device, size_t bytes) = 0;
+
   // The ops of the same names say what these compute.
   virtual void Linear(const ConstMatrix& x, const LinearWeight& w, bool accumulate, const Matrix& y,
                       std::span<const kernels::LowRank> low_rank) = 0;
@@ -64,21 +71,23 @@ class DeviceOps {
                            kernels::Activation activation, bool gated, const Matrix& y,
                            std::span<const kernels::LowRank> low_rank) = 0;
   virtual void LinearEach(std::span<const LinearTask> tasks) = 0;
-  // As FusedLinear, gated, of the tasks for which it can be required; it leaves out the others.
-  virtual void FusedLinearEach(std::span<const LinearTask> tasks,
-                               kernels::Activation activation) = 0;
+  // shared null: there is none. FusedExperts: as FusedLinear, gated, of all.
+  virtual void LinearExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
+                             const LinearTask* shared) = 0;
+  virtual void FusedExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
+                            const LinearTask* shared, kernels::Activation activation) = 0;
   // low_rank: the products that the Linear over x will add; a device may complete them.
   virtual void ShrinkLora(const ConstMatrix& x, std::span<LoraRows> rows,
                           const LoraScratch& scratch, std::span<kernels::LowRank> low_rank) = 0;
   virtual void AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows,
                                 const LoraScratch& scratch, const Matrix& y) = 0;
 
-  virtual void KvWrite(const kernels::PagedKv& kv, DType dtype,
-                       std::span<const SequenceRange> sequences, const ConstMatrix& k,
-                       const ConstMatrix& v, int64_t kv_heads, int64_t head_dim) = 0;
+  virtual void KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
+                       const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
+                       int64_t head_dim) = 0;
   virtual void Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
-                         std::span<const SequenceRange> sequences, const ConstMatrix& q,
-                         float* scratch, const Matrix& out) = 0;
+                         const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
+                         const Matrix& out) = 0;
 
   virtual void Embedding(const EmbeddingWeight& table, const int32_t* ids, bool accumulate,
                          const Matrix& out) = 0;

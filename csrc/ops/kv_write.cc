@@ -30,16 +30,17 @@ void CheckKvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dt
 }  // namespace
 
 void KvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dtype,
-             std::span<const SequenceRange> sequences, const ConstMatrix& k, const ConstMatrix& v,
+             const SequenceRanges& sequences, const ConstMatrix& k, const ConstMatrix& v,
              int64_t kv_heads, int64_t head_dim) {
   const OpTimer timer(context.profile, Op::kKvWrite);
   CheckKvWrite(context, kv, dtype, k, v, kv_heads, head_dim);
   int64_t rows = 0;
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    AS_CHECK(sequences[s].token_begin == rows && sequences[s].num_tokens >= 0)
-        << "kv_write: sequence " << s << " begins at row " << sequences[s].token_begin
-        << "; expected " << rows;
-    rows += sequences[s].num_tokens;
+  for (size_t s = 0; s < sequences.host.size(); ++s) {
+    const SequenceRange& sequence = sequences.host[s];
+    AS_CHECK(sequence.token_begin == rows && sequence.num_tokens >= 0)
+        << "kv_write: sequence " << s << " begins at row " << sequence.token_begin << "; expected "
+        << rows;
+    rows += sequence.num_tokens;
   }
   AS_CHECK(rows == k.rows) << "kv_write: the sequences have " << rows << " tokens, k has " << k.rows
                            << " rows";

@@ -11,7 +11,7 @@ namespace allspark {
 // k, v: [tokens, kv_heads * head_dim] float32 with the same row stride. dtype: the cache's.
 // Requires: the ranges follow one another and begin at row 0.
 void KvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dtype,
-             std::span<const SequenceRange> sequences, const ConstMatrix& k, const ConstMatrix& v,
+             const SequenceRanges& sequences, const ConstMatrix& k, const ConstMatrix& v,
              int64_t kv_heads, int64_t head_dim);
 
 }  // namespace allspark

@@ -91,6 +91,20 @@ void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWe
 
 }  // namespace
 
+LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i) {
+  LinearWeight one = all;
+  one.n = all.n / count;
+  const int64_t elements = i * one.n * one.k;
+  one.data = static_cast<const unsigned char*>(all.data) + PackedBytes(all.dtype, elements);
+  if (!IsQuantized(all.dtype)) return one;
+  const int64_t groups = i * one.n * (one.k / all.scales.group_size);
+  one.scales.scale += groups;
+  if (one.scales.zero != nullptr) one.scales.zero += groups;
+  if (one.scales.offset != nullptr) one.scales.offset += groups;
+  if (one.scales.high != nullptr) one.scales.high += PackedBytes(DType::kUInt2, elements);
+  return one;
+}
+
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y, std::span<const kernels::LowRank> low_rank) {
   internal::CheckLinear(context, x, w);

@@ -22,6 +22,10 @@ struct LinearWeight {
   const int32_t* order = nullptr;
 };
 
+// The i-th of `count` weights that lie one after the other in `all`, as those of experts do. Each
+// has whole panels.
+LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i);
+
 // x: [rows, w.k] in a dtype that the kernel table pairs with the weight's: the same, or for
 // quantised weights float32, bfloat16 or int8. y: [rows, w.n] float32; `accumulate` adds to y.
 // `low_rank`: the adapters' products (ops/lora.h).

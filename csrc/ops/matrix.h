@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/dtype.h"
 #include "kernels/args.h"
+#include "tensor/tensor_view.h"
 
 namespace allspark {
 
@@ -59,5 +61,17 @@ struct Matrix {
     return {data, dtype, rows, cols, ld, row_scale, row_sums, scale_group};
   }
 };
+
+// Rows [begin, end) of a matrix, with their scales and sums.
+template <typename M>
+M RowsOf(M x, int64_t begin, int64_t end) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(x.data)>>,
+                                  const unsigned char, unsigned char>;
+  x.data = static_cast<Byte*>(x.data) + begin * x.ld * ElementBytes(x.dtype);
+  x.rows = end - begin;
+  if (x.row_scale != nullptr) x.row_scale += begin * x.num_scales();
+  if (x.row_sums != nullptr) x.row_sums += begin * kernels::RowSums(x.cols);
+  return x;
+}
 
 }  // namespace allspark

@@ -1,6 +1,8 @@
 // The context that every op needs besides its operands. An op checks shapes and dtypes (AS_CHECK:
 // user input was checked long before), counts its time, and has the device compute (device_ops.h).
-// Ops allocate nothing. The step thread calls them.
+// Operands lie in the device's memory, so an op cannot look at ids, positions or rows: whoever
+// makes them keeps them within bounds (the decoder, when it takes a batch). Ops allocate nothing.
+// The step thread calls them.
 #pragma once
 
 #include "ops/input_observer.h"

@@ -219,12 +219,12 @@ int64_t CpuOps::AttentionScratch(const AttentionParams& params) const {
 }
 
 void CpuOps::Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
-                       std::span<const SequenceRange> sequences, const ConstMatrix& q,
-                       float* scratch, const Matrix& out) {
+                       const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
+                       const Matrix& out) {
   const auto kernel = kernels_.attention[cpu::Slot(kv_dtype)][cpu::Slot(out.dtype)];
   const auto merge = kernels_.attention_merge[cpu::Slot(out.dtype)];
   const int64_t num_threads = pool_.num_threads(), group = Group(params);
-  const ItemWalk walk(params, sequences, num_threads, merge != nullptr);
+  const ItemWalk walk(params, sequences.host, num_threads, merge != nullptr);
   const int64_t scratch_stride = ScratchStride(params);
   float* const partials = scratch + scratch_stride * num_threads;
   const int64_t chunk_floats = group * kernels::AttentionPartialFloats(params.head_dim);

@@ -26,13 +26,6 @@ DeviceRoom CpuDevice::room() const {
   return {available.bytes, reserved > 0 ? reserved : available.bytes, std::move(available.source)};
 }
 
-void CpuDevice::Upload(void* device, const void* host, size_t bytes) {
-  std::memcpy(device, host, bytes);
-}
-void CpuDevice::Download(void* host, const void* device, size_t bytes) {
-  std::memcpy(host, device, bytes);
-}
-
 void CpuDevice::CopyBlock(const KvBlock& from, const KvBlock& to) {
   for (int64_t i = 0; i < from.num_parts(); ++i) {
     const KvBlock::Part part = from.part(i);

@@ -25,8 +25,6 @@ class CpuDevice : public Device {
   Allocator* allocator() const override { return parts_.allocator.get(); }
   DeviceOps& ops() const override { return ops_; }
   DeviceRoom room() const override;
-  void Upload(void* device, const void* host, size_t bytes) override;
-  void Download(void* host, const void* device, size_t bytes) override;
   void CopyBlock(const KvBlock& from, const KvBlock& to) override;
   void BlockToHost(const KvBlock& device, void* host) override;
   void BlockFromHost(const void* host, const KvBlock& device) override;

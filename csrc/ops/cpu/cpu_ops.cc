@@ -1,5 +1,7 @@
 #include "ops/cpu/cpu_ops.h"
 
+#include <cstring>
+
 #include "ops/cpu/rows.h"
 
 namespace allspark {
@@ -45,6 +47,14 @@ bool CpuOps::Has(OpKind kind, DType first, DType second) const {
       return kernels_.argmax != nullptr;
   }
   return false;
+}
+
+void CpuOps::Upload(void* device, const void* host, size_t bytes) {
+  std::memcpy(device, host, bytes);
+}
+
+void CpuOps::Download(void* host, const void* device, size_t bytes) {
+  std::memcpy(host, device, bytes);
 }
 
 }  // namespace allspark

@@ -20,22 +20,27 @@ class CpuOps final : public DeviceOps {
   int64_t num_scratch_rows() const override { return pool_.num_threads(); }
   int64_t AttentionScratch(const AttentionParams& params) const override;
 
+  void Upload(void* device, const void* host, size_t bytes) override;
+  void Download(void* host, const void* device, size_t bytes) override;
   void Linear(const ConstMatrix& x, const LinearWeight& w, bool accumulate, const Matrix& y,
               std::span<const kernels::LowRank> low_rank) override;
   void FusedLinear(const ConstMatrix& x, const LinearWeight& w, kernels::Activation activation,
                    bool gated, const Matrix& y,
                    std::span<const kernels::LowRank> low_rank) override;
   void LinearEach(std::span<const LinearTask> tasks) override;
-  void FusedLinearEach(std::span<const LinearTask> tasks, kernels::Activation activation) override;
+  void LinearExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
+                     const LinearTask* shared) override;
+  void FusedExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
+                    const LinearTask* shared, kernels::Activation activation) override;
   void ShrinkLora(const ConstMatrix& x, std::span<LoraRows> rows, const LoraScratch& scratch,
                   std::span<kernels::LowRank> low_rank) override;
   void AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows, const LoraScratch& scratch,
                         const Matrix& y) override;
-  void KvWrite(const kernels::PagedKv& kv, DType dtype, std::span<const SequenceRange> sequences,
+  void KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
                const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
                int64_t head_dim) override;
   void Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
-                 std::span<const SequenceRange> sequences, const ConstMatrix& q, float* scratch,
+                 const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
                  const Matrix& out) override;
   void Embedding(const EmbeddingWeight& table, const int32_t* ids, bool accumulate,
                  const Matrix& out) override;

@@ -23,12 +23,12 @@ int64_t AlignCut(const SequenceRange& sequence, int64_t row) {
 }  // namespace
 
 // Cut between tokens; within a sequence only between the groups that the cache packs together.
-void CpuOps::KvWrite(const kernels::PagedKv& kv, DType dtype,
-                     std::span<const SequenceRange> sequences, const ConstMatrix& k,
-                     const ConstMatrix& v, int64_t kv_heads, int64_t head_dim) {
+void CpuOps::KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
+                     const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
+                     int64_t head_dim) {
   const auto kernel = kernels_.kv_write[cpu::Slot(dtype)];
   pool_.ParallelFor(k.rows, cpu::RowGrain(2 * k.cols), [&](int64_t begin, int64_t end, int) {
-    for (const SequenceRange& sequence : sequences) {
+    for (const SequenceRange& sequence : sequences.host) {
       const int64_t first = AlignCut(sequence, begin);
       const int64_t last = AlignCut(sequence, end);
       if (first >= last) continue;

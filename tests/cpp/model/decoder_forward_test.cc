@@ -128,9 +128,12 @@ TEST_F(DecoderBatchTest, RefusesPositionsPastTheEnd) {
   sequences()[1].position = 81;
   ExpectRefused("positions [81, 101); the decoder covers [0, 100)");
 }
-TEST_F(DecoderBatchTest, RefusesPositionsThatDisagree) {
-  harness_->positions()[2] = 5;
-  ExpectRefused("token 2 has position 5; its sequence says 2");
+TEST_F(DecoderBatchTest, RefusesPositionsWithoutARope) {
+  for (const int32_t bad : {-1, 100}) {
+    harness_->positions()[2] = bad;
+    ExpectRefused("token 2 is at position " + std::to_string(bad) +
+                  "; the decoder covers [0, 100)");
+  }
 }
 TEST_F(DecoderBatchTest, RefusesBlocksOutsideThePool) {
   for (const int32_t bad : {-1, static_cast<int32_t>(harness_->kv().num_blocks)}) {

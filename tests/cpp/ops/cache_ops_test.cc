@@ -113,7 +113,8 @@ TEST_P(CacheOpsTest, KvWriteTakesEveryTokenOnce) {
     }
     const Matrix matrix = FloatMatrix(k, rows, kv_heads * head_dim);
     writes.clear();
-    KvWrite(context_, kv_, DType::kFloat32, ranges, matrix, matrix, kv_heads, head_dim);
+    KvWrite(context_, kv_, DType::kFloat32, {ranges, ranges.data()}, matrix, matrix, kv_heads,
+            head_dim);
     for (const SequenceRange& range : ranges) {
       std::vector<std::pair<int64_t, int64_t>> parts;
       for (const WriteCall& call : writes) {
@@ -148,8 +149,8 @@ TEST_P(CacheOpsTest, AttentionTakesEveryTokenAndHeadOnce) {
       std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
       scratches = {scratch.data()};
       part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
-      PagedAttention(context_, params, kv_, DType::kFloat32, ranges, FloatMatrix(q, rows, cols),
-                     scratch.data(), FloatMatrix(out, rows, cols));
+      PagedAttention(context_, params, kv_, DType::kFloat32, {ranges, ranges.data()},
+                     FloatMatrix(q, rows, cols), scratch.data(), FloatMatrix(out, rows, cols));
       for (size_t i = 0; i < out.size(); ++i) {
         ASSERT_EQ(out[i], i % static_cast<size_t>(params.head_dim) == 0 ? 1.0f + q[i] : 0.0f);
       }
@@ -168,8 +169,8 @@ TEST_P(CacheOpsTest, AttentionBalancesKeys) {
   std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
   scratches = {scratch.data()};
   part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
-  PagedAttention(context_, params, kv_, DType::kFloat32, ranges, FloatMatrix(q, rows, cols),
-                 scratch.data(), FloatMatrix(out, rows, cols));
+  PagedAttention(context_, params, kv_, DType::kFloat32, {ranges, ranges.data()},
+                 FloatMatrix(q, rows, cols), scratch.data(), FloatMatrix(out, rows, cols));
   int64_t total = 0, most = 0;
   for (const int64_t cost : part_costs) {
     total += cost;
@@ -207,7 +208,7 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
       const int64_t tokens = ranges[i].position + ranges[i].num_tokens;
       const SequenceRange whole{0, tokens, 0, ranges[i].block_table};
       const Matrix rows = FloatMatrix(x, tokens, cols);
-      KvWrite({&ops}, kv, DType::kFloat32, {&whole, 1}, rows, rows, kv_heads, head_dim);
+      KvWrite({&ops}, kv, DType::kFloat32, {{&whole, 1}, &whole}, rows, rows, kv_heads, head_dim);
     }
     const int64_t rows = Rows(layout);
     const auto run = [&](ThreadPool& pool, const AttentionParams& params) {
@@ -215,7 +216,7 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
       const OpContext context{&own};
       std::vector<float> out(static_cast<size_t>(rows * cols * group)),
           scratch(static_cast<size_t>(own.AttentionScratch(params)));
-      PagedAttention(context, params, kv, DType::kFloat32, ranges,
+      PagedAttention(context, params, kv, DType::kFloat32, {ranges, ranges.data()},
                      FloatMatrix(x, rows, cols * group), scratch.data(),
                      FloatMatrix(out, rows, cols * group));
       return out;
@@ -244,8 +245,8 @@ TEST_P(CacheOpsTest, ALongDecodeIsDividedEvenly) {
   std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
   scratches.clear();
   part_costs.clear();
-  PagedAttention(context_, params, kv_, DType::kFloat32, ranges, FloatMatrix(q, 1, 7 * 64),
-                 scratch.data(), FloatMatrix(out, 1, 7 * 64));
+  PagedAttention(context_, params, kv_, DType::kFloat32, {ranges, ranges.data()},
+                 FloatMatrix(q, 1, 7 * 64), scratch.data(), FloatMatrix(out, 1, 7 * 64));
   EXPECT_EQ(static_cast<int>(scratches.size()), pool_.num_threads());
   int64_t chunks = 0;
   for (const int64_t cost : part_costs) {
@@ -260,7 +261,7 @@ TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
   const std::vector<SequenceRange> ranges = Ranges({{4}, {0}});
   const Matrix k = FloatMatrix(data, 4, 16);
   const auto write = [&](const kernels::PagedKv& kv, const Matrix& keys, int64_t heads) {
-    KvWrite(context_, kv, DType::kFloat32, ranges, keys, keys, heads, 8);
+    KvWrite(context_, kv, DType::kFloat32, {ranges, ranges.data()}, keys, keys, heads, 8);
   };
   ExpectCheck([&] { write(kv_, k, 3); }, "expected 3 heads of 8");
   ExpectCheck([&] { write(kv_, FloatMatrix(data, 5, 16), 2); }, "have 4 tokens, k has 5 rows");
@@ -269,7 +270,7 @@ TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
   ExpectCheck([&] { write(odd, k, 2); }, "block_size is 24");
   const auto attend = [&](const AttentionParams& params, const kernels::PagedKv& kv,
                           const Matrix& q, float* scratch) {
-    PagedAttention(context_, params, kv, DType::kFloat32, ranges, q, scratch,
+    PagedAttention(context_, params, kv, DType::kFloat32, {ranges, ranges.data()}, q, scratch,
                    FloatMatrix(out, 4, 16));
   };
   const AttentionParams good{2, 1, 8, 1.0f, 0, 0.0f};

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "cpp/ops/op_test_util.h"
-#include "ops/linear_each.h"
+#include "ops/experts.h"
 #include "ops/quantize.h"
 #include "tensor/tensor_view.h"
 
@@ -14,6 +14,7 @@ namespace {
 
 using testing::ExpectCheck;
 using testing::FloatMatrix;
+using testing::kFloatSlot;
 
 std::vector<float> Values(int64_t count) {
   std::vector<float> x(static_cast<size_t>(count));
@@ -125,52 +126,104 @@ TEST_P(MoeOpsTest, RefusesWhatDoesNotFit) {
       "of 2 experts each");
 }
 
-// LinearEach and LinearGatedEach against one product after the other, for every table: more and
-// fewer tasks than threads, with few, many and no rows.
+// Products at once against one after the other, for every table: more and fewer products than
+// threads, with few, many and no rows; also a shared expert beside them.
 TEST_P(MoeOpsTest, ProductsAtOnceHaveTheBitsOfEach) {
-  constexpr int64_t kDepth = 132, kInner = 128;
+  constexpr int64_t kDepth = 132, kInner = 128, kWide = 2 * kInner;
+  constexpr auto kActivation = kernels::Activation::kSilu;
+  enum class How { kAlone, kEach, kExperts };
   // No token has this expert: its weight's address is not mapped.
   const void* const nowhere = reinterpret_cast<const void*>(uintptr_t{4096});
   for (const std::vector<int64_t>& counts :
        std::vector<std::vector<int64_t>>{{1}, {0, 1, 0, 1}, {5, 0, 40, 1, 130, 2}, {200}, {0, 0}}) {
-    int64_t rows = 0;
-    for (const int64_t count : counts) rows += count;
-    const auto experts = static_cast<int64_t>(counts.size());
-    const int64_t size = 2 * kInner * kDepth;
-    std::vector<float> x = Values(rows * kDepth), w = Values(experts * size);
+    std::vector<int32_t> begins = {0};
+    for (const int64_t count : counts)
+      begins.push_back(begins.back() + static_cast<int32_t>(count));
+    const int64_t rows = begins.back();
+    RouterParams router;
+    router.num_experts = static_cast<int64_t>(counts.size());
+    Routing routing;
+    routing.begins = begins.data();
+    const int64_t size = kWide * kDepth;
+    std::vector<float> x = Values(rows * kDepth), w = Values(router.num_experts * size);
+    const LinearWeight all{w.data(), DType::kFloat32, router.num_experts * kWide, kDepth};
     for (const kernels::KernelTable* table : kernels::AvailableTables()) {
       SCOPED_TRACE(table->name);
       CpuOps ops(*table, pool_);
       const OpContext context{&ops};
-      const auto run = [&](bool at_once, bool gated) {
-        const int64_t cols = gated ? kInner : 2 * kInner;
-        std::vector<float> y(static_cast<size_t>(rows * cols)), scratch(y.size() * 2);
+      // The experts' results, then those of the shared one, whose weight is that of expert 0.
+      const auto run = [&](How how, bool gated) {
+        const int64_t cols = gated ? kInner : kWide;
+        std::vector<float> y(static_cast<size_t>(2 * rows * cols)),
+            scratch(static_cast<size_t>(2 * rows * kWide));
+        const auto task_of = [&](int64_t from, int64_t to, int64_t end, int64_t expert) {
+          LinearWeight weight = WeightOf(all, router.num_experts, expert);
+          if (from == end) weight.data = nowhere;
+          return LinearTask{
+              {x.data() + from * kDepth, DType::kFloat32, end - from, kDepth, kDepth},
+              weight,
+              {y.data() + to * cols, DType::kFloat32, end - from, cols, cols},
+              {scratch.data() + to * kWide, DType::kFloat32, end - from, kWide, kWide}};
+        };
         std::vector<LinearTask> tasks;
-        int64_t row = 0;
-        for (int64_t e = 0; e < experts; row += counts[static_cast<size_t>(e++)]) {
-          const int64_t count = counts[static_cast<size_t>(e)];
-          const void* weight = count == 0 ? nowhere : w.data() + e * size;
-          const LinearTask task{
-              {x.data() + row * kDepth, DType::kFloat32, count, kDepth, kDepth},
-              {weight, DType::kFloat32, 2 * kInner, kDepth},
-              {y.data() + row * cols, DType::kFloat32, count, cols, cols},
-              {scratch.data() + row * 2 * kInner, DType::kFloat32, count, 2 * kInner, 2 * kInner}};
-          tasks.push_back(task);
-          if (at_once || count == 0) continue;
+        for (int64_t e = 0; e < router.num_experts; ++e) {
+          const auto i = static_cast<size_t>(e);
+          tasks.push_back(task_of(begins[i], begins[i], begins[i + 1], e));
+        }
+        tasks.push_back(task_of(0, rows, rows, 0));
+        if (how == How::kEach) {
+          LinearEach(context, tasks);
+        } else if (how == How::kAlone) {
+          for (const LinearTask& task : tasks) {
+            if (task.x.rows == 0) continue;
+            if (gated) {
+              LinearGated(context, task.x, task.w, kActivation, task.scratch, task.y);
+            } else {
+              Linear(context, task.x, task.w, /*accumulate=*/false, task.y);
+            }
+          }
+        } else {
+          const LinearTask whole = task_of(0, 0, rows, 0);
+          const ExpertsTask task{whole.x, all, whole.y, whole.scratch};
           if (gated) {
-            LinearGated(context, task.x, task.w, kernels::Activation::kSilu, task.scratch, task.y);
+            LinearGatedExperts(context, task, router, routing, &tasks.back(), kActivation);
           } else {
-            Linear(context, task.x, task.w, /*accumulate=*/false, task.y);
+            LinearExperts(context, task, router, routing, &tasks.back());
           }
         }
-        if (at_once && gated) LinearGatedEach(context, tasks, kernels::Activation::kSilu);
-        if (at_once && !gated) LinearEach(context, tasks);
         return y;
       };
-      EXPECT_EQ(run(true, false), run(false, false));
-      EXPECT_EQ(run(true, true), run(false, true));
+      EXPECT_EQ(run(How::kEach, false), run(How::kAlone, false));
+      EXPECT_EQ(run(How::kExperts, false), run(How::kAlone, false));
+      EXPECT_EQ(run(How::kExperts, true), run(How::kAlone, true));
     }
   }
+}
+
+// Without a kernel for gate and up in one pass, they are written first.
+TEST_P(MoeOpsTest, GatedExpertsWithoutAFusedKernel) {
+  constexpr int64_t kDepth = 64, kInner = 64, kExperts = 3, kRows = 7;
+  kernels::KernelTable table = *kernels::DefaultTable();
+  std::vector<float> x = Values(kRows * kDepth), w = Values(kExperts * 2 * kInner * kDepth);
+  std::vector<int32_t> begins = {0, 4, 4, kRows};
+  RouterParams router;
+  router.num_experts = kExperts;
+  Routing routing;
+  routing.begins = begins.data();
+  const auto run = [&] {
+    CpuOps ops(table, pool_);
+    std::vector<float> y(kRows * kInner), scratch(2 * kRows * kInner);
+    LinearGatedExperts({&ops},
+                       {FloatMatrix(x, kRows, kDepth),
+                        {w.data(), DType::kFloat32, kExperts * 2 * kInner, kDepth},
+                        FloatMatrix(y, kRows, kInner),
+                        FloatMatrix(scratch, kRows, 2 * kInner)},
+                       router, routing, nullptr, kernels::Activation::kSilu);
+    return y;
+  };
+  const std::vector<float> fused = run();
+  table.gemm_gated[kFloatSlot][kFloatSlot] = nullptr;
+  EXPECT_EQ(run(), fused);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, MoeOpsTest, ::testing::Values(1, 2, 5));

@@ -1,0 +1,26 @@
+#include "engine/logits_buffer.h"
+
+#include <utility>
+
+namespace allspark {
+
+Result<LogitsBuffer> LogitsBuffer::Create(Device& device, int64_t num_rows, int64_t vocab_size) {
+  LogitsBuffer logits;
+  logits.device_ = &device;
+  logits.num_rows_ = num_rows;
+  logits.vocab_size_ = vocab_size;
+  const auto count = static_cast<size_t>(num_rows * vocab_size);
+  Result<Buffer> buffer = Buffer::Create(device.allocator(), count * sizeof(float));
+  if (!buffer.ok()) return buffer.status();
+  logits.on_device_ = std::move(*buffer);
+  if (device.has_own_memory()) logits.on_host_.resize(count);
+  return logits;
+}
+
+void LogitsBuffer::Fetch(int64_t begin, int64_t count) {
+  if (on_host_.empty() || count == 0) return;
+  device_->ops().Download(OnHost(begin), OnDevice(begin),
+                          static_cast<size_t>(count * vocab_size_) * sizeof(float));
+}
+
+}  // namespace allspark

@@ -1,0 +1,23 @@
+#include "model/placed_weights.h"
+
+#include <utility>
+
+namespace allspark {
+
+const void* PlacedWeights::PlaceBytes(const void* host, int64_t bytes) {
+  if (host == nullptr || !device_->has_own_memory()) return host;
+  const auto known = places_.find(host);
+  if (known != places_.end()) return known->second;
+  if (!status_.ok()) return nullptr;
+  Result<Buffer> copy = Buffer::Create(device_->allocator(), static_cast<size_t>(bytes));
+  if (!copy.ok()) {
+    status_ = copy.status();
+    return nullptr;
+  }
+  device_->ops().Upload(copy->data(), host, static_cast<size_t>(bytes));
+  copies_.push_back(std::move(*copy));
+  places_.emplace(host, copies_.back().data());
+  return copies_.back().data();
+}
+
+}  // namespace allspark

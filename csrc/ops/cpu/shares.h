@@ -1,0 +1,53 @@
+// Several products in one parallel region. Private to ops/cpu.
+#pragma once
+
+#include <algorithm>
+
+#include "base/int_math.h"
+#include "ops/cpu/linear_split.h"
+#include "platform/thread_pool.h"
+
+namespace allspark::cpu {
+
+// One of them: `rows` rows times a weight [n, k], in `panels` panels. Without rows it is left out.
+struct Product {
+  int64_t rows, n, k, panels;
+
+  // Reading a panel of weights takes about as long as multiplying it with this many rows.
+  static constexpr int64_t kRowsPerRead = 24;
+  int64_t panel_cost() const { return (rows + kRowsPerRead) * k; }
+};
+
+// Cuts the panels of `count` products, one product after the other, into parts of equal cost, and
+// calls run(i, panels) for each part's panels of product_at(i). No panel is cut, and each is
+// computed for all rows.
+template <class ProductAt, class Run>
+void ForEachShare(ThreadPool& pool, int64_t count, const ProductAt& product_at, const Run& run) {
+  int64_t cost = 0, panels = 0, work = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Product product = product_at(i);
+    if (product.rows == 0) continue;
+    cost += product.panels * product.panel_cost();
+    panels += product.panels;
+    work += product.rows * product.n * product.k;
+  }
+  if (panels == 0) return;
+  const int64_t items =
+      work <= kSerialLinearWork ? 1 : std::min(panels, kLinearItemsPerThread * pool.num_threads());
+  pool.ParallelForItems(items, [&](int64_t item, int) {
+    // This item has the panels whose cost begins in [begin, end).
+    const int64_t begin = cost * item / items, end = cost * (item + 1) / items;
+    int64_t at = 0;
+    for (int64_t i = 0; i < count && at < end; ++i) {
+      const Product product = product_at(i);
+      if (product.rows == 0) continue;
+      const int64_t each = product.panel_cost();
+      const int64_t first = at >= begin ? 0 : std::min(product.panels, CeilDiv(begin - at, each));
+      const int64_t last = std::min(product.panels, CeilDiv(end - at, each));
+      at += product.panels * each;
+      if (first < last) run(i, Range{first, last});
+    }
+  });
+}
+
+}  // namespace allspark::cpu
