@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
-#define AS_ALWAYS_INLINE static inline __attribute__((always_inline))
+// For functions that are compiled anew for each instruction set: with `static`, so that no other
+// file gets one for a newer processor.
+#define AS_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace allspark {
 
@@ -34,7 +36,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-AS_ALWAYS_INLINE float ToFloat(BFloat16 x) {
+static AS_ALWAYS_INLINE float ToFloat(BFloat16 x) {
   uint32_t u = static_cast<uint32_t>(x.bits) << 16;
   float f;
   std::memcpy(&f, &u, 4);
@@ -42,7 +44,7 @@ AS_ALWAYS_INLINE float ToFloat(BFloat16 x) {
 }
 
 // Rounds to nearest, ties to even; NaN stays NaN (quiet).
-AS_ALWAYS_INLINE BFloat16 ToBFloat16(float f) {
+static AS_ALWAYS_INLINE BFloat16 ToBFloat16(float f) {
   uint32_t u;
   std::memcpy(&u, &f, 4);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};
@@ -57,7 +59,8 @@ struct Float16 {
 // The float32 of a smaller float: `bits` are its magnitude's, with the exponent rebased. That of a
 // subnormal is then one too small: its fraction counts from the least normal number on, which is
 // subtracted.
-AS_ALWAYS_INLINE float FromRebased(uint32_t bits, bool is_subnormal, float least, bool negative) {
+static AS_ALWAYS_INLINE float FromRebased(uint32_t bits, bool is_subnormal, float least,
+                                          bool negative) {
   if (is_subnormal) bits += 0x00800000u;
   float f;
   std::memcpy(&f, &bits, 4);
@@ -65,7 +68,7 @@ AS_ALWAYS_INLINE float FromRebased(uint32_t bits, bool is_subnormal, float least
   return negative ? -f : f;
 }
 
-AS_ALWAYS_INLINE float ToFloat(Float16 x) {
+static AS_ALWAYS_INLINE float ToFloat(Float16 x) {
   const uint32_t magnitude = x.bits & 0x7fffu;
   // Exponents are rebased from 15 to 127; those of infinity and NaN once more.
   const uint32_t rebase = magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u;
@@ -73,7 +76,7 @@ AS_ALWAYS_INLINE float ToFloat(Float16 x) {
 }
 
 // Rounds to nearest, ties to even; large magnitudes to infinity; NaN stays NaN (quiet).
-AS_ALWAYS_INLINE Float16 ToFloat16(float f) {
+static AS_ALWAYS_INLINE Float16 ToFloat16(float f) {
   uint32_t u;
   std::memcpy(&u, &f, 4);
   const auto sign = static_cast<uint16_t>(u >> 16 & 0x8000u);
@@ -97,7 +100,7 @@ struct Float8E4M3 {
 };
 
 // Not for NaN, for which it returns 480 or -480.
-AS_ALWAYS_INLINE float ToFloat(Float8E4M3 x) {
+static AS_ALWAYS_INLINE float ToFloat(Float8E4M3 x) {
   const uint32_t magnitude = x.bits & 0x7fu;
   return FromRebased((magnitude << 20) + 0x3c000000u, magnitude < 8, 0x1p-6f, x.bits >> 7 != 0);
 }

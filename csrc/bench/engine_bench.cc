@@ -66,7 +66,7 @@ std::unique_ptr<ModelReader> Open(ThreadPool* pool) {
 }
 
 template <class Args>
-void DoNothing(const Args&, kernels::Stream) noexcept {}
+void DoNothing(const Args&) noexcept {}
 
 // The default table, with empty functions for the kernels of a dense decoder; argmax always gives
 // token 1.
@@ -92,7 +92,7 @@ const kernels::KernelTable& EmptyTable() {
     empty(t.quantize);
     empty(t.rope);
     empty(t.sum_exp);
-    t.argmax = [](const kernels::ArgMaxArgs& args, kernels::Stream) noexcept {
+    t.argmax = [](const kernels::ArgMaxArgs& args) noexcept {
       for (int64_t r = 0; r < args.rows; ++r) args.index[r] = 1;
     };
     return t;

@@ -95,7 +95,7 @@ void Gemm(benchmark::State& state, const KernelTable* table) {
   args.k = k;
   args.panel_end = n / kPanelColumns;
   for (auto _ : state) {
-    table->gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+    table->gemm[kSlotOf<T>][kSlotOf<T>](args);
     benchmark::ClobberMemory();
   }
   SetFlops(state, 2.0 * static_cast<double>(m * n * k));
@@ -143,7 +143,7 @@ void GemmQuantized(benchmark::State& state, const KernelTable* table) {
   }
   const DType weight = bits == 8 ? DType::kUInt8 : DType::kUInt4;
   for (auto _ : state) {
-    table->gemm[static_cast<int>(weight)][static_cast<int>(kAct)](args, nullptr);
+    table->gemm[static_cast<int>(weight)][static_cast<int>(kAct)](args);
     benchmark::ClobberMemory();
   }
   SetFlops(state, 2.0 * static_cast<double>(m * n * k));
@@ -161,8 +161,7 @@ void Quantize(benchmark::State& state, const KernelTable* table) {
   const int64_t group = state.range(1);
   std::vector<float> scale(static_cast<size_t>(RowScales(cols, group)));
   for (auto _ : state) {
-    table->quantize({x.data(), cols, q.data(), cols, scale.data(), sums.data(), 1, cols, group},
-                    nullptr);
+    table->quantize({x.data(), cols, q.data(), cols, scale.data(), sums.data(), 1, cols, group});
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * cols);
@@ -173,8 +172,7 @@ void RmsNorm(benchmark::State& state, const KernelTable* table) {
   const std::vector<float> x = Random<float>(cols), weight = Random<float>(cols);
   std::vector<BFloat16> y(x.size());
   for (auto _ : state) {
-    table->rms_norm[kSlotOf<BFloat16>]({x.data(), 0, weight.data(), y.data(), 0, 1, cols, 1e-5f},
-                                       nullptr);
+    table->rms_norm[kSlotOf<BFloat16>]({x.data(), 0, weight.data(), y.data(), 0, 1, cols, 1e-5f});
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * cols);
@@ -185,8 +183,7 @@ void GatedSilu(benchmark::State& state, const KernelTable* table) {
   const std::vector<float> x = Random<float>(2 * cols);
   std::vector<BFloat16> out(static_cast<size_t>(cols));
   for (auto _ : state) {
-    table->gated_act[kSlotOf<BFloat16>]({x.data(), 0, out.data(), 0, 1, cols, Activation::kSilu},
-                                        nullptr);
+    table->gated_act[kSlotOf<BFloat16>]({x.data(), 0, out.data(), 0, 1, cols, Activation::kSilu});
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * cols);
@@ -196,7 +193,7 @@ void ArgMax(benchmark::State& state, const KernelTable* table) {
   const std::vector<float> x = Random<float>(state.range(0));
   int32_t index;
   for (auto _ : state) {
-    table->argmax({x.data(), 0, 1, state.range(0), &index}, nullptr);
+    table->argmax({x.data(), 0, 1, state.range(0), &index});
     benchmark::DoNotOptimize(index);
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
@@ -207,7 +204,7 @@ void SumExp(benchmark::State& state, const KernelTable* table) {
   float highest;
   double sum;
   for (auto _ : state) {
-    table->sum_exp({x.data(), 0, 1, state.range(0), &highest, &sum}, nullptr);
+    table->sum_exp({x.data(), 0, 1, state.range(0), &highest, &sum});
     benchmark::DoNotOptimize(sum);
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));

@@ -138,7 +138,7 @@ class Engine::Impl {
   std::mutex lifecycle_;
   // Guarded by lifecycle_.
   std::shared_ptr<Allocator> allocator_;
-  DeviceMaker make_device_;                           // a test's; null: the CPU
+  DeviceMaker make_device_ = TestingAccess::DefaultDeviceMaker();  // a test's; null: the CPU
   const kernels::KernelTable* test_table_ = nullptr;  // a test's, in place of the processor's
   double cpu_cache_ratio_ = 0;
   std::map<int, std::weak_ptr<ThreadPool>> pools_;

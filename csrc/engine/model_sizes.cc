@@ -184,13 +184,12 @@ Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelR
     AS_RETURN_IF_ERROR(CheckVocabulary(config, reader, *draft_reader));
   }
   SetOptions(config, reader, draft_reader != nullptr, sizes);
-  const DeviceOps& ops = device.ops();
-  Result<DecoderBytes> model = Decoder::Measure(reader, sizes.decoder, ops);
+  Result<DecoderBytes> model = Decoder::Measure(reader, sizes.decoder, device);
   if (!model.ok()) return model.status();
   Result<DecoderBytes> draft = DecoderBytes{};
   if (draft_reader != nullptr) {
     sizes.draft = DraftOptions(config, reader, *draft_reader, sizes);
-    draft = Decoder::Measure(*draft_reader, DraftModel::DecoderOptionsOf(sizes.draft), ops);
+    draft = Decoder::Measure(*draft_reader, DraftModel::DecoderOptionsOf(sizes.draft), device);
     if (!draft.ok()) {
       return Status(draft.status().code(),
                     "draft_model is '" + config.draft_model +
@@ -203,7 +202,8 @@ Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelR
   FillInfo(config, reader, draft_reader, block_bytes, sizes);
   ModelInfo& info = sizes.info;
   info.work_bytes =
-      std::max(model->arena, draft->arena) + model->tables + draft->tables +
+      std::max(model->arena, draft->arena) + model->tables + draft->tables + model->image +
+      draft->image +
       sizes.decoder.max_logits_rows * sizes.limits.vocab_size * static_cast<int64_t>(sizeof(float));
   AS_LOG(kInfo) << "model '" << config.model_name << "' is installed: " << (info.weight_bytes >> 20)
                 << " MiB of weights; its KV cache will hold "

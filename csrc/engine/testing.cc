@@ -12,6 +12,11 @@
 
 namespace allspark {
 
+DeviceMaker& TestingAccess::DefaultDeviceMaker() {
+  static DeviceMaker maker;
+  return maker;
+}
+
 std::vector<std::string> KernelTableNames() {
   std::vector<std::string> names;
   for (const kernels::KernelTable* table : kernels::AvailableTables()) names.push_back(table->name);

@@ -23,6 +23,8 @@ struct TestingAccess {
                             void* context);
   // Models installed from now on compute on what `maker` makes; null: on the CPU.
   static void SetDeviceMaker(Engine& engine, DeviceMaker maker);
+  // The same for engines made from now on; set before there are threads.
+  static DeviceMaker& DefaultDeviceMaker();
   // Replaces the region that the engine would make at its first install. Other settings that the
   // install would read from the environment are read now.
   static void SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator);

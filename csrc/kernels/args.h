@@ -15,9 +15,6 @@
 
 namespace allspark::kernels {
 
-// A device queue; unused (null) on the CPU.
-using Stream = void*;
-
 // Columns per packed weight panel.
 inline constexpr int64_t kPanelColumns = 64;
 // Columns per panel of a weight with few columns: a wide panel would be mostly zeros.
@@ -26,20 +23,22 @@ inline constexpr int64_t kNarrowPanelColumns = 16;
 // the chunks' partial results in ascending order. A multiple of every legal KV block size.
 inline constexpr int64_t kAttentionChunk = 256;
 
-AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
+static AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
 
 // Activations quantised to int8: x = scale * q, |q| <= 127, with one scale for each row or for
 // every `scale_group` elements of it. Each row of q also has sums: of its elements before element
 // i * kSumBlock, for every i, and of all. So two of them give the sum of any group.
 inline constexpr int64_t kSumBlock = 16;
-AS_ALWAYS_INLINE int64_t RowSums(int64_t cols) { return (cols + kSumBlock - 1) / kSumBlock + 1; }
+static AS_ALWAYS_INLINE int64_t RowSums(int64_t cols) {
+  return (cols + kSumBlock - 1) / kSumBlock + 1;
+}
 // A row's scales. scale_group is 0 (one scale), or a multiple of kSumBlock that divides cols.
-AS_ALWAYS_INLINE int64_t RowScales(int64_t cols, int64_t scale_group) {
+static AS_ALWAYS_INLINE int64_t RowScales(int64_t cols, int64_t scale_group) {
   return scale_group == 0 ? 1 : cols / scale_group;
 }
 
 // The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
-AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return 1 << (bits - 1); }
+static AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return 1 << (bits - 1); }
 
 // What a quantised weight has beside its stored integers u (or codes, of float8). The weight is one
 // of
@@ -60,7 +59,7 @@ struct WeightScales {
   bool half = false;
 };
 // A scale or an offset as it is stored.
-AS_ALWAYS_INLINE float ScaleToFloat(const WeightScales& scales, uint16_t bits) {
+static AS_ALWAYS_INLINE float ScaleToFloat(const WeightScales& scales, uint16_t bits) {
   return scales.half ? ToFloat(Float16{bits}) : ToFloat(BFloat16{bits});
 }
 // With offset, table or high, groups are a multiple of kSumBlock, and at most so large.
@@ -75,9 +74,11 @@ struct LowRank {
   int64_t lda;
   const void* b;  // [panel_end - panel_begin][k/group][64][group]
   int64_t k;
-  // sums[rows][64] += of rows [row, row + rows) and one panel: KernelTable::low_rank.
-  void (*add)(const LowRank& args, int64_t row, int64_t rows, int64_t panel, float* sums) noexcept;
+  DType dtype;  // of a and b
 };
+// sums[rows][64] += of rows [row, row + rows) and one panel.
+using AddLowRankFunction = void (*)(const LowRank& args, int64_t row, int64_t rows, int64_t panel,
+                                    float* sums) noexcept;
 
 // c[m, n] (+)= sum_k a[m, k] * w[k, n] (+ bias[n]).
 // Order per element: acc = 0; for each group of k ascending: acc += dot(group); then + bias; then +
@@ -119,6 +120,7 @@ struct GemmArgs {
   // num_low_rank products, ordered by row_begin, then panel_begin. Not with narrow panels.
   const LowRank* low_rank = nullptr;
   int64_t num_low_rank = 0;
+  AddLowRankFunction add_low_rank = nullptr;  // KernelTable::low_rank, of their dtype
   int64_t first_row = 0;  // number of this call's first row, as low_rank counts rows
   // int8 activations only.
   const int32_t* a_sums = nullptr;  // [m][RowSums(k)]
@@ -286,15 +288,15 @@ struct PagedKv {
 };
 
 // The dtypes of a cache's keys and values.
-AS_ALWAYS_INLINE DType KeyDType(DType cache) {
+static AS_ALWAYS_INLINE DType KeyDType(DType cache) {
   return cache == DType::kInt8UInt4 ? DType::kInt8 : cache;
 }
-AS_ALWAYS_INLINE DType ValueDType(DType cache) {
+static AS_ALWAYS_INLINE DType ValueDType(DType cache) {
   return cache == DType::kInt8UInt4 ? DType::kUInt4 : cache;
 }
 
 // Bytes of one KV head's part of a block, keys or values, in its dtype.
-AS_ALWAYS_INLINE int64_t KvPartBytes(DType dtype, int64_t block_size, int64_t head_dim) {
+static AS_ALWAYS_INLINE int64_t KvPartBytes(DType dtype, int64_t block_size, int64_t head_dim) {
   switch (dtype) {
     case DType::kInt8:
       return block_size * (head_dim + 4);

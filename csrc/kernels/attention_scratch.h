@@ -20,13 +20,15 @@ inline constexpr int64_t kAttentionSpan = 128;
 // Padding of a head to whole vectors: at most 15 floats more per row.
 inline constexpr int64_t kAttentionDimPadding = 16;
 
-AS_ALWAYS_INLINE int64_t AttentionDim(int64_t head_dim) {
+static AS_ALWAYS_INLINE int64_t AttentionDim(int64_t head_dim) {
   return (head_dim + kAttentionDimPadding - 1) / kAttentionDimPadding * kAttentionDimPadding;
 }
 
 // A partial result: the weighted sum, then the maximum and the denominator in a cache line of their
 // own.
-AS_ALWAYS_INLINE int64_t PartialFloats(int64_t head_dim) { return AttentionDim(head_dim) + 16; }
+static AS_ALWAYS_INLINE int64_t PartialFloats(int64_t head_dim) {
+  return AttentionDim(head_dim) + 16;
+}
 
 // Per row: the query, the running sum and one chunk's sum. A quantised cache also needs a span's
 // elements in two bytes each.

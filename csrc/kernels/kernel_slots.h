@@ -10,36 +10,35 @@ namespace allspark::kernels {
 struct KernelTable {
   const char* name = "";
   // Indexed by DType (static_cast<int>): weight dtype x activation dtype.
-  void (*gemm[kNumDTypes][kNumDTypes])(const GemmArgs&, Stream) noexcept = {};
+  void (*gemm[kNumDTypes][kNumDTypes])(const GemmArgs&) noexcept = {};
   // Indexed as gemm. Null: gemm, then gated_act.
-  void (*gemm_gated[kNumDTypes][kNumDTypes])(const GemmGatedArgs&, Stream) noexcept = {};
-  // LowRank::add, by the dtype of a and b.
-  void (*low_rank[kNumDTypes])(const LowRank&, int64_t row, int64_t rows, int64_t panel,
-                               float* sums) noexcept = {};
+  void (*gemm_gated[kNumDTypes][kNumDTypes])(const GemmGatedArgs&) noexcept = {};
+  // Of adapters, by the dtype of a and b.
+  AddLowRankFunction low_rank[kNumDTypes] = {};
   // Output dtype.
-  void (*rms_norm[kNumDTypes])(const NormArgs&, Stream) noexcept = {};
-  void (*layer_norm[kNumDTypes])(const NormArgs&, Stream) noexcept = {};
-  void (*gated_act[kNumDTypes])(const GatedActArgs&, Stream) noexcept = {};
+  void (*rms_norm[kNumDTypes])(const NormArgs&) noexcept = {};
+  void (*layer_norm[kNumDTypes])(const NormArgs&) noexcept = {};
+  void (*gated_act[kNumDTypes])(const GatedActArgs&) noexcept = {};
   // Table dtype.
-  void (*embedding[kNumDTypes])(const EmbeddingArgs&, Stream) noexcept = {};
+  void (*embedding[kNumDTypes])(const EmbeddingArgs&) noexcept = {};
   // Cache dtype.
-  void (*kv_write[kNumDTypes])(const KvWriteArgs&, Stream) noexcept = {};
+  void (*kv_write[kNumDTypes])(const KvWriteArgs&) noexcept = {};
   // Cache dtype x output dtype.
-  void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&, Stream) noexcept = {};
+  void (*attention[kNumDTypes][kNumDTypes])(const AttentionArgs&) noexcept = {};
   // Source dtype x result dtype.
-  void (*convert[kNumDTypes][kNumDTypes])(const ConvertArgs&, Stream) noexcept = {};
+  void (*convert[kNumDTypes][kNumDTypes])(const ConvertArgs&) noexcept = {};
   // Dtype of source and result.
-  void (*gather_columns[kNumDTypes])(const GatherColumnsArgs&, Stream) noexcept = {};
-  void (*quantize)(const QuantizeArgs&, Stream) noexcept = nullptr;
+  void (*gather_columns[kNumDTypes])(const GatherColumnsArgs&) noexcept = {};
+  void (*quantize)(const QuantizeArgs&) noexcept = nullptr;
   // Output dtype. Null: the table's attention writes no partial results.
-  void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&, Stream) noexcept = {};
-  void (*scale)(const ScaleArgs&, Stream) noexcept = nullptr;
-  void (*route)(const RouteArgs&, Stream) noexcept = nullptr;
-  void (*combine)(const CombineArgs&, Stream) noexcept = nullptr;
-  void (*rope)(const RopeArgs&, Stream) noexcept = nullptr;
-  void (*hadamard)(const HadamardArgs&, Stream) noexcept = nullptr;
-  void (*argmax)(const ArgMaxArgs&, Stream) noexcept = nullptr;
-  void (*sum_exp)(const SumExpArgs&, Stream) noexcept = nullptr;
+  void (*attention_merge[kNumDTypes])(const AttentionMergeArgs&) noexcept = {};
+  void (*scale)(const ScaleArgs&) noexcept = nullptr;
+  void (*route)(const RouteArgs&) noexcept = nullptr;
+  void (*combine)(const CombineArgs&) noexcept = nullptr;
+  void (*rope)(const RopeArgs&) noexcept = nullptr;
+  void (*hadamard)(const HadamardArgs&) noexcept = nullptr;
+  void (*argmax)(const ArgMaxArgs&) noexcept = nullptr;
+  void (*sum_exp)(const SumExpArgs&) noexcept = nullptr;
 };
 
 // Each sets the entries that its instruction set improves; one exported function per ISA file.

@@ -30,12 +30,24 @@ WorkspaceSize SizeFor(int64_t tokens, int64_t lora_max_rank) {
   return {tokens, lora_max_rank > 0 ? MaxLoraColumns(lora_max_rank) : 0};
 }
 
+// Bytes of the largest step's integers: tokens, positions, rows of logits, and a block table for
+// every sequence. With what each loses by alignment.
+int64_t ImageBytes(const DecoderOptions& options) {
+  const int64_t tables = options.max_tokens * CeilDiv(options.max_length, options.block_size);
+  const int64_t rows = options.max_logits_rows + options.max_tokens;
+  const int64_t integers = 2 * options.max_tokens + tables;
+  return 4 * integers + 8 * rows +
+         static_cast<int64_t>(sizeof(SequenceRange)) * options.max_tokens +
+         16 * (4 + 3 * options.max_tokens);
+}
+
 DecoderBytes BytesOf(const DecoderShape& shape, const DecoderOptions& options,
-                     const DeviceOps& ops) {
+                     const Device& device) {
   const WorkspaceSize largest = SizeFor(options.max_tokens, options.lora_max_rank);
   return {.block = KvBlockBytes(shape, options.block_size),
-          .arena = WorkspaceBytes(shape, largest, ops),
-          .tables = (shape.window_rope ? 2 : 1) * RopeTable::Bytes(shape, options.max_length)};
+          .arena = WorkspaceBytes(shape, largest, device.ops()),
+          .tables = (shape.window_rope ? 2 : 1) * RopeTable::Bytes(shape, options.max_length),
+          .image = device.has_own_memory() ? ImageBytes(options) : 0};
 }
 
 struct DecoderParts {
@@ -50,23 +62,12 @@ struct DecoderParts {
   StepImage image;
 };
 
-// Bytes of the largest step's integers: tokens, positions, rows of logits, and a block table for
-// every sequence. With what each loses by alignment.
-int64_t ImageBytes(const DecoderOptions& options) {
-  const int64_t tables = options.max_tokens * CeilDiv(options.max_length, options.block_size);
-  const int64_t rows = options.max_logits_rows + options.max_tokens;
-  const int64_t integers = 2 * options.max_tokens + tables;
-  return 4 * integers + 8 * rows +
-         static_cast<int64_t>(sizeof(SequenceRange)) * options.max_tokens +
-         16 * (4 + 3 * options.max_tokens);
-}
-
 class DecoderImpl final : public Decoder {
  public:
   DecoderImpl(DecoderParts parts, Device& device)
       : parts_(std::move(parts)),
         device_(device),
-        bytes_(BytesOf(parts_.shape, parts_.options, device.ops())),
+        bytes_(BytesOf(parts_.shape, parts_.options, device)),
         lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
         sequences_(static_cast<size_t>(parts_.options.max_tokens)),
         logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {
@@ -381,11 +382,11 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
 }  // namespace
 
 Result<DecoderBytes> Decoder::Measure(const ModelReader& weights, const DecoderOptions& options,
-                                      const DeviceOps& ops) {
+                                      const Device& device) {
   Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
   if (!shape.ok()) return shape.status();
   AS_RETURN_IF_ERROR(CheckLearnedPositions(*shape, options.max_length));
-  return BytesOf(*shape, options, ops);
+  return BytesOf(*shape, options, device);
 }
 
 Result<std::unique_ptr<Decoder>> Decoder::Create(const ModelReader& weights,

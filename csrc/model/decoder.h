@@ -30,11 +30,13 @@ struct DecoderOptions {
   bool use_logn_attn = false;
 };
 
-// The device memory that a decoder needs.
+// The device memory that a decoder needs, besides copies of the weights on a device with memory of
+// its own.
 struct DecoderBytes {
   int64_t block = 0;   // of one KV block, all layers, K and V
   int64_t arena = 0;   // of the arena, for the largest batch (logits not included)
   int64_t tables = 0;  // of the tables that it computes at its creation
+  int64_t image = 0;   // of a step's integers
 };
 
 class Decoder {
@@ -46,7 +48,7 @@ class Decoder {
   // What Create and the steps will need, without creating a decoder. Errors as of MakeDecoderShape
   // and CheckLearnedPositions.
   static Result<DecoderBytes> Measure(const ModelReader& weights, const DecoderOptions& options,
-                                      const DeviceOps& ops);
+                                      const Device& device);
   virtual ~Decoder() = default;
 
   virtual int64_t vocab_size() const = 0;

@@ -156,7 +156,7 @@ void InputCollector::AddProducts(const ConstMatrix& x, Weight& weight) {
       args.panel_begin = panel;
       args.panel_end = panel + 1;
       args.accumulate = true;
-      gemm(args, nullptr);
+      gemm(args);
     });
   }
 }

@@ -76,9 +76,8 @@ class DeviceOps {
                              const LinearTask* shared) = 0;
   virtual void FusedExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
                             const LinearTask* shared, kernels::Activation activation) = 0;
-  // low_rank: the products that the Linear over x will add; a device may complete them.
   virtual void ShrinkLora(const ConstMatrix& x, std::span<LoraRows> rows,
-                          const LoraScratch& scratch, std::span<kernels::LowRank> low_rank) = 0;
+                          const LoraScratch& scratch) = 0;
   virtual void AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows,
                                 const LoraScratch& scratch, const Matrix& y) = 0;
 

@@ -33,7 +33,7 @@ void AppendParts(const LoraRows& range, const LoraScratch& scratch,
     const auto* low = static_cast<const unsigned char*>(scratch.low.data);
     low_rank.push_back({range.row_begin, range.row_begin + range.num_rows, part.panel_begin,
                         part.panel_end, low + part.rank_begin * ElementBytes(w.dtype),
-                        scratch.low.ld, part.b, part.rank, /*add=*/nullptr});
+                        scratch.low.ld, part.b, part.rank, w.dtype});
   }
 }
 
@@ -59,7 +59,7 @@ void ShrinkLora(const OpContext& context, const ConstMatrix& x, std::span<LoraRo
       << "lora: no room to widen x";
   CheckAdapter(context, dtype);
   internal::CheckHas("lora", context, dtype, OpKind::kLowRank, dtype);
-  context.ops->ShrinkLora(x, rows, scratch, low_rank);
+  context.ops->ShrinkLora(x, rows, scratch);
 }
 
 void AddLoraEmbedding(const OpContext& context, const int32_t* ids, std::span<LoraRows> rows,

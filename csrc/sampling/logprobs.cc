@@ -17,8 +17,7 @@ class Normalizer {
                      .rows = 1,
                      .cols = vocab_size,
                      .highest = &highest_,
-                     .sum = &sum},
-                    nullptr);
+                     .sum = &sum});
     log_sum_ = std::log(sum);
   }
 

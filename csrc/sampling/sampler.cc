@@ -112,7 +112,7 @@ int32_t Sampler::Choose(const SamplingRow& row, TokenCandidate* scratch) const {
 int32_t Sampler::ArgMax(const float* logits) const {
   int32_t token = -1;
   kernels_.argmax(
-      {.x = logits, .ldx = vocab_size_, .rows = 1, .cols = vocab_size_, .index = &token}, nullptr);
+      {.x = logits, .ldx = vocab_size_, .rows = 1, .cols = vocab_size_, .index = &token});
   // A row without any finite logit has no highest one; NaN fails the comparison too.
   return token >= 0 && logits[token] > -kInfinity ? token : -1;
 }

@@ -9,7 +9,7 @@
 namespace allspark::testing::gaps {
 
 template <class To, class From>
-AS_ALWAYS_INLINE To Bits(const From& from) {
+static AS_ALWAYS_INLINE To Bits(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof(to));
@@ -24,29 +24,29 @@ struct Lanes16 {
 };
 
 // Lanes outside the mask are not read, and are zero.
-AS_ALWAYS_INLINE Lanes32 MaskLoad(__mmask16 m, const void* p) {
+static AS_ALWAYS_INLINE Lanes32 MaskLoad(__mmask16 m, const void* p) {
   Lanes32 x = {};
   for (int i = 0; i < 16; ++i) {
     if ((m >> i) & 1) std::memcpy(&x.lane[i], static_cast<const char*>(p) + 4 * i, 4);
   }
   return x;
 }
-AS_ALWAYS_INLINE void MaskStore(void* p, __mmask16 m, const Lanes32& x) {
+static AS_ALWAYS_INLINE void MaskStore(void* p, __mmask16 m, const Lanes32& x) {
   for (int i = 0; i < 16; ++i) {
     if ((m >> i) & 1) std::memcpy(static_cast<char*>(p) + 4 * i, &x.lane[i], 4);
   }
 }
-AS_ALWAYS_INLINE Lanes32 ShiftRightSigned(Lanes32 x, unsigned n) {
+static AS_ALWAYS_INLINE Lanes32 ShiftRightSigned(Lanes32 x, unsigned n) {
   for (uint32_t& lane : x.lane) lane = static_cast<uint32_t>(static_cast<int32_t>(lane) >> n);
   return x;
 }
-AS_ALWAYS_INLINE Lanes32 IntToFloat(Lanes32 x) {
+static AS_ALWAYS_INLINE Lanes32 IntToFloat(Lanes32 x) {
   for (uint32_t& lane : x.lane)
     lane = Bits<uint32_t>(static_cast<float>(static_cast<int32_t>(lane)));
   return x;
 }
 // To nearest, ties to even; a value that does not fit becomes the lowest integer.
-AS_ALWAYS_INLINE Lanes32 FloatToInt(Lanes32 x) {
+static AS_ALWAYS_INLINE Lanes32 FloatToInt(Lanes32 x) {
   for (uint32_t& lane : x.lane) {
     const float f = std::nearbyintf(Bits<float>(lane));
     lane = f >= -2147483648.0f && f < 2147483648.0f ? static_cast<uint32_t>(static_cast<int32_t>(f))
@@ -55,7 +55,7 @@ AS_ALWAYS_INLINE Lanes32 FloatToInt(Lanes32 x) {
   return x;
 }
 // The dot product of each lane's signed 16-bit halves.
-AS_ALWAYS_INLINE Lanes32 DotPairs16(Lanes32 x, const Lanes32& y) {
+static AS_ALWAYS_INLINE Lanes32 DotPairs16(Lanes32 x, const Lanes32& y) {
   const auto low = [](uint32_t lane) { return static_cast<int32_t>(static_cast<int16_t>(lane)); };
   const auto high = [](uint32_t lane) { return static_cast<int32_t>(lane) >> 16; };
   for (int i = 0; i < 16; ++i) {
@@ -64,7 +64,7 @@ AS_ALWAYS_INLINE Lanes32 DotPairs16(Lanes32 x, const Lanes32& y) {
   }
   return x;
 }
-AS_ALWAYS_INLINE Lanes32 Widen(const Lanes16& x) {
+static AS_ALWAYS_INLINE Lanes32 Widen(const Lanes16& x) {
   Lanes32 y;
   for (int i = 0; i < 16; ++i) y.lane[i] = x.lane[i];
   return y;
@@ -72,13 +72,13 @@ AS_ALWAYS_INLINE Lanes32 Widen(const Lanes16& x) {
 struct Lanes8 {
   uint8_t lane[16];
 };
-AS_ALWAYS_INLINE Lanes32 Widen(const Lanes8& x) {
+static AS_ALWAYS_INLINE Lanes32 Widen(const Lanes8& x) {
   Lanes32 y;
   for (int i = 0; i < 16; ++i) y.lane[i] = x.lane[i];
   return y;
 }
 // Signed, to the nearest that fits.
-AS_ALWAYS_INLINE Lanes8 NarrowToInt8(const Lanes32& x) {
+static AS_ALWAYS_INLINE Lanes8 NarrowToInt8(const Lanes32& x) {
   Lanes8 y;
   for (int i = 0; i < 16; ++i) {
     const int32_t lane = static_cast<int32_t>(x.lane[i]);
@@ -86,13 +86,13 @@ AS_ALWAYS_INLINE Lanes8 NarrowToInt8(const Lanes32& x) {
   }
   return y;
 }
-AS_ALWAYS_INLINE Lanes16 Narrow(const Lanes32& x) {
+static AS_ALWAYS_INLINE Lanes16 Narrow(const Lanes32& x) {
   Lanes16 y;
   for (int i = 0; i < 16; ++i) y.lane[i] = static_cast<uint16_t>(x.lane[i]);
   return y;
 }
 // a * 2^floor(b).
-AS_ALWAYS_INLINE Lanes32 ScaleBy(Lanes32 a, const Lanes32& b) {
+static AS_ALWAYS_INLINE Lanes32 ScaleBy(Lanes32 a, const Lanes32& b) {
   for (int i = 0; i < 16; ++i) {
     const float n = std::fmin(std::fmax(std::floor(Bits<float>(b.lane[i])), -1000.0f), 1000.0f);
     a.lane[i] = Bits<uint32_t>(std::scalbn(Bits<float>(a.lane[i]), static_cast<int>(n)));
@@ -100,7 +100,7 @@ AS_ALWAYS_INLINE Lanes32 ScaleBy(Lanes32 a, const Lanes32& b) {
   return a;
 }
 // x - floor(x); 0 for infinities.
-AS_ALWAYS_INLINE Lanes32 Fraction(Lanes32 x) {
+static AS_ALWAYS_INLINE Lanes32 Fraction(Lanes32 x) {
   for (uint32_t& lane : x.lane) {
     const float f = Bits<float>(lane);
     lane = Bits<uint32_t>(std::isinf(f) ? 0.0f : f - std::floor(f));
@@ -108,7 +108,7 @@ AS_ALWAYS_INLINE Lanes32 Fraction(Lanes32 x) {
   return x;
 }
 // Subnormal numbers become zero.
-AS_ALWAYS_INLINE Lanes16 NarrowBf16(const Lanes32& x) {
+static AS_ALWAYS_INLINE Lanes16 NarrowBf16(const Lanes32& x) {
   Lanes16 y;
   for (int i = 0; i < 16; ++i) {
     const uint32_t tiny = (x.lane[i] & 0x7f800000u) == 0 ? 0x80000000u : 0xffffffffu;
@@ -119,12 +119,12 @@ AS_ALWAYS_INLINE Lanes16 NarrowBf16(const Lanes32& x) {
 struct Words32 {
   uint16_t word[32];
 };
-AS_ALWAYS_INLINE Words32 NarrowTwoBf16(const Lanes16& high, const Lanes16& low) {
+static AS_ALWAYS_INLINE Words32 NarrowTwoBf16(const Lanes16& high, const Lanes16& low) {
   Words32 y;
   for (int i = 0; i < 16; ++i) y.word[i] = low.lane[i], y.word[16 + i] = high.lane[i];
   return y;
 }
-AS_ALWAYS_INLINE Words32 PermuteWords(const Words32& index, const Words32& x) {
+static AS_ALWAYS_INLINE Words32 PermuteWords(const Words32& index, const Words32& x) {
   Words32 y;
   for (int i = 0; i < 32; ++i) y.word[i] = x.word[index.word[i] & 31];
   return y;
@@ -132,22 +132,22 @@ AS_ALWAYS_INLINE Words32 PermuteWords(const Words32& index, const Words32& x) {
 struct SignedBytes16 {
   int8_t byte[16];
 };
-AS_ALWAYS_INLINE Lanes32 WidenSigned(const SignedBytes16& x) {
+static AS_ALWAYS_INLINE Lanes32 WidenSigned(const SignedBytes16& x) {
   Lanes32 y;
   for (int i = 0; i < 16; ++i) y.lane[i] = static_cast<uint32_t>(static_cast<int32_t>(x.byte[i]));
   return y;
 }
-AS_ALWAYS_INLINE uint32_t ZeroWords(const Words32& x, const Words32& y) {
+static AS_ALWAYS_INLINE uint32_t ZeroWords(const Words32& x, const Words32& y) {
   uint32_t mask = 0;
   for (int i = 0; i < 32; ++i) mask |= uint32_t{(x.word[i] & y.word[i]) == 0} << i;
   return mask;
 }
-AS_ALWAYS_INLINE Lanes32 WidenHalf(const Lanes16& x) {
+static AS_ALWAYS_INLINE Lanes32 WidenHalf(const Lanes16& x) {
   Lanes32 y;
   for (int i = 0; i < 16; ++i) y.lane[i] = Bits<uint32_t>(ToFloat(Float16{x.lane[i]}));
   return y;
 }
-AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
+static AS_ALWAYS_INLINE __m256 Half(__m512 x, int half) {
   __m256 y;
   std::memcpy(&y, reinterpret_cast<const char*>(&x) + 32 * half, 32);
   return y;

@@ -73,14 +73,14 @@ struct AmxOperands {
     }                                    \
   }
 
-AS_ALWAYS_INLINE void AmxFetch(Fetch& fetch) {
+static AS_ALWAYS_INLINE void AmxFetch(Fetch& fetch) {
   for (int64_t i = 0; i < fetch.step; i += 64) Prefetch(fetch.at + i);
   fetch.at += fetch.step;
 }
 
 // Up to 16 rows by 64 columns: every byte of B is read once.
 template <bool kBytes>
-AS_ALWAYS_INLINE void AmxOneByFour(AmxOperands x) {
+static AS_ALWAYS_INLINE void AmxOneByFour(AmxOperands x) {
   AS_AMX_BEGIN(0, x.c)
   AS_AMX_BEGIN(1, x.c + kAmxLine)
   AS_AMX_BEGIN(2, x.c + 2 * kAmxLine)
@@ -107,7 +107,7 @@ AS_ALWAYS_INLINE void AmxOneByFour(AmxOperands x) {
 
 // 17 to 32 rows by 32 columns: each tile that is loaded serves two products.
 template <bool kBytes>
-AS_ALWAYS_INLINE void AmxTwoByTwo(AmxOperands x) {
+static AS_ALWAYS_INLINE void AmxTwoByTwo(AmxOperands x) {
   unsigned char* const below = x.c + kAmxRows * x.c_stride;
   AS_AMX_BEGIN(0, x.c)
   AS_AMX_BEGIN(1, x.c + kAmxLine)
@@ -134,7 +134,7 @@ AS_ALWAYS_INLINE void AmxTwoByTwo(AmxOperands x) {
 
 // Up to 32 rows by 16 columns, of a narrow panel. `two`: more than 16 rows.
 template <bool kBytes>
-AS_ALWAYS_INLINE void AmxTwoByOne(AmxOperands x, bool two) {
+static AS_ALWAYS_INLINE void AmxTwoByOne(AmxOperands x, bool two) {
   unsigned char* const below = x.c + kAmxRows * x.c_stride;
   AS_AMX_BEGIN(0, x.c)
   if (two) AS_AMX_BEGIN(2, below)
@@ -180,7 +180,7 @@ class AmxSession {
   AmxSession& operator=(const AmxSession&) = delete;
 };
 
-AS_ALWAYS_INLINE void AmxConfigure(int64_t rows, int64_t groups) {
+static AS_ALWAYS_INLINE void AmxConfigure(int64_t rows, int64_t groups) {
   // GCC does not know that the tile instructions read memory. A compiler barrier makes it write
   // their operands first.
   if (amx_state.rows == rows && amx_state.groups == groups) {
@@ -196,7 +196,8 @@ AS_ALWAYS_INLINE void AmxConfigure(int64_t rows, int64_t groups) {
 
 // All columns of up to 32 rows, for which the tiles are configured. `columns` is 64 or 16.
 template <bool kBytes>
-AS_ALWAYS_INLINE void AmxColumns(int64_t rows, const AmxOperands& operands, int64_t columns) {
+static AS_ALWAYS_INLINE void AmxColumns(int64_t rows, const AmxOperands& operands,
+                                        int64_t columns) {
   if (columns == kAmxColumns) {
     AmxTwoByOne<kBytes>(operands, rows > kAmxRows);
   } else if (rows <= kAmxRows) {
@@ -215,7 +216,8 @@ AS_ALWAYS_INLINE void AmxColumns(int64_t rows, const AmxOperands& operands, int6
 // `groups` k groups of up to 32 rows: steps of 16 groups, then one shorter step for the rest.
 // Requires an AmxSession.
 template <bool kBytes>
-AS_ALWAYS_INLINE void AmxTile(int64_t rows, AmxOperands operands, int64_t groups, int64_t columns) {
+static AS_ALWAYS_INLINE void AmxTile(int64_t rows, AmxOperands operands, int64_t groups,
+                                     int64_t columns) {
   operands.steps = groups / kAmxGroups;
   if (operands.steps > 0) {
     AmxConfigure(rows, kAmxGroups);
@@ -236,7 +238,7 @@ AS_ALWAYS_INLINE void AmxTile(int64_t rows, AmxOperands operands, int64_t groups
 template <class Kernel>
 struct OnAmx {
   template <class Store>
-  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+  static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     const AmxSession session;
     Kernel::Run(args, store);
   }
@@ -259,7 +261,7 @@ struct DotAmx {
 template <>
 struct TileShape<DotAmx> {
   static constexpr int64_t kStreamRows = kAmxRows;
-  AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
+  static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
     return left < 2 * kAmxRows ? left : 2 * kAmxRows;
   }
 };
@@ -292,9 +294,9 @@ struct AmxByteTiles {
   static constexpr int64_t kAmxFewestLanes = kAmxGroups;
   static constexpr int kVecs = kPanelColumns / kLanes;
 
-  AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
+  static AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
 
-  AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t lanes) {
+  static AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t lanes) {
     return lanes < kAmxFewestLanes ? ByteTiles::NextRows(left, lanes)
                                    : TileShape<DotAmx>::NextRows(left);
   }
@@ -328,7 +330,7 @@ struct AmxByteTiles {
   }
 
   // Adds the start values of a group that goes on in the next block.
-  AS_ALWAYS_INLINE void StartRows(int64_t rows, ByteBlock block, int64_t group) {
+  static AS_ALWAYS_INLINE void StartRows(int64_t rows, ByteBlock block, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) {
       VecI sums[1][kVecs];
       StartGroup<Form::kBytes, 1, kVecs>(block, group, sums);
@@ -342,7 +344,7 @@ struct AmxByteTiles {
   }
 
   // Adds a group's scaled sums to c, and before them the start values of a group that is whole.
-  AS_ALWAYS_INLINE void FinishRows(int64_t rows, ByteBlock block, int64_t group) {
+  static AS_ALWAYS_INLINE void FinishRows(int64_t rows, ByteBlock block, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) {
       VecI sums[1][kVecs];
       if (block.first) {

@@ -39,7 +39,7 @@ struct AttentionScratch {
   Staging staging;
 };
 
-AS_ALWAYS_INLINE AttentionScratch SplitScratch(float* scratch, int64_t head_dim) {
+static AS_ALWAYS_INLINE AttentionScratch SplitScratch(float* scratch, int64_t head_dim) {
   float* p = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64);
   AttentionScratch s;
   s.dim = AttentionDim(head_dim);
@@ -64,15 +64,15 @@ struct KeyRange {
   int64_t begin, end;
 };
 
-AS_ALWAYS_INLINE KeyRange Intersect(KeyRange a, KeyRange b) {
+static AS_ALWAYS_INLINE KeyRange Intersect(KeyRange a, KeyRange b) {
   return {Higher(a.begin, b.begin), Lower(a.end, b.end)};
 }
-AS_ALWAYS_INLINE bool Empty(KeyRange x) { return x.begin >= x.end; }
-AS_ALWAYS_INLINE bool Covers(KeyRange a, KeyRange b) {
+static AS_ALWAYS_INLINE bool Empty(KeyRange x) { return x.begin >= x.end; }
+static AS_ALWAYS_INLINE bool Covers(KeyRange a, KeyRange b) {
   return a.begin <= b.begin && a.end >= b.end;
 }
 
-AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
+static AS_ALWAYS_INLINE KeyRange VisibleKeys(const AttentionArgs& args, int64_t row) {
   const int64_t end = args.begin_position + args.token_begin + row / args.group + 1;
   return {args.window > 0 && end > args.window ? end - args.window : 0, end};
 }
@@ -158,15 +158,15 @@ struct NextKeys {
 };
 
 template <class Head>
-AS_ALWAYS_INLINE Head HeadOf(const AttentionArgs& args, const int32_t* block_table,
-                             int64_t kv_head) {
+static AS_ALWAYS_INLINE Head HeadOf(const AttentionArgs& args, const int32_t* block_table,
+                                    int64_t kv_head) {
   return {CacheParts::Of(args.kv, block_table, kv_head), args.head_dim};
 }
 
 // chunk: the current one; all: the positions that the rows see.
 template <class Head>
-AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, const Head& head,
-                                          int64_t chunk, KeyRange all, bool last_rows) {
+static AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, const Head& head,
+                                                 int64_t chunk, KeyRange all, bool last_rows) {
   const int64_t next = chunk + kAttentionChunk;
   if (next < all.end) return {head, next, {next, all.end}};
   if (!last_rows || args.next_block_table == nullptr) return {head, 0, {0, 0}};
@@ -246,7 +246,7 @@ struct PositionBias {
 
 // A score as a float. An integer score is multiplied by its key's scale.
 template <bool kScaled>
-AS_ALWAYS_INLINE VecF LoadScore(const float* score, const float* scale) {
+static AS_ALWAYS_INLINE VecF LoadScore(const float* score, const float* scale) {
   if constexpr (!kScaled) return LoadF(score);
   return Mul(IntToFloat(LoadI(score)), LoadF(scale));
 }
@@ -259,7 +259,7 @@ struct WeightScaling {
   VecF inverse;
 
   // For the values [begin, end) of a chunk. A NaN among their scales makes the row's scale NaN.
-  AS_ALWAYS_INLINE WeightScaling Of(const float* scales, int64_t begin, int64_t end) {
+  static AS_ALWAYS_INLINE WeightScaling Of(const float* scales, int64_t begin, int64_t end) {
     constexpr float kMost = 32767.0f;
     const float highest = HighestMagnitude(scales + begin, end - begin);
     if (highest >= kQuantizeTiny / 256) return {highest / kMost, Set1(kMost / highest)};
@@ -275,8 +275,8 @@ struct WeightScaling {
 // For values without scales.
 struct NoScaling {
   static constexpr float scale = 1.0f;
-  AS_ALWAYS_INLINE NoScaling Of(const float*, int64_t, int64_t) { return {}; }
-  AS_ALWAYS_INLINE VecF Apply(VecF weight, const float*) { return weight; }
+  static AS_ALWAYS_INLINE NoScaling Of(const float*, int64_t, int64_t) { return {}; }
+  static AS_ALWAYS_INLINE VecF Apply(VecF weight, const float*) { return weight; }
 };
 template <bool kScaled>
 struct ScalingIf : NoScaling {};
@@ -287,8 +287,9 @@ struct ScalingIf<true> : WeightScaling {};
 // Positions beside them, up to whole vectors, get zero. kScaled: scores are first multiplied by the
 // keys' scales, and weights last by the values' scales.
 template <class A, bool kScaled>
-AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
-                                      int64_t end, float scale, float soft_cap, PositionBias bias) {
+static AS_ALWAYS_INLINE ChunkSoftmax Softmax(float* scores, const Staging& staging, int64_t begin,
+                                             int64_t end, float scale, float soft_cap,
+                                             PositionBias bias) {
   const int64_t first = begin / kLanes * kLanes;
   // With a soft cap or a bias, scores are scaled before it. Otherwise the exponent includes the
   // scale, in one operation with `highest`.
@@ -386,7 +387,7 @@ struct MergeFactors {
   VecF highest, keep, take;
 };
 
-AS_ALWAYS_INLINE MergeFactors FactorsOf(VecF old, VecF chunk) {
+static AS_ALWAYS_INLINE MergeFactors FactorsOf(VecF old, VecF chunk) {
   MergeFactors f;
   f.highest = Max(chunk, old);
   const VecF shift = Select(Less(Set1(kNoScore), f.highest), f.highest, Zero());
@@ -395,19 +396,20 @@ AS_ALWAYS_INLINE MergeFactors FactorsOf(VecF old, VecF chunk) {
   return f;
 }
 
-AS_ALWAYS_INLINE VecF MergeDenominator(const MergeFactors& f, VecF old, VecF chunk) {
+static AS_ALWAYS_INLINE VecF MergeDenominator(const MergeFactors& f, VecF old, VecF chunk) {
   return Add(Mul(old, f.keep), Mul(chunk, f.take));
 }
 
-AS_ALWAYS_INLINE void MergeSum(float* sum, const float* chunk_sum, int64_t dim, VecF keep,
-                               VecF take) {
+static AS_ALWAYS_INLINE void MergeSum(float* sum, const float* chunk_sum, int64_t dim, VecF keep,
+                                      VecF take) {
   for (int64_t d = 0; d < dim; d += kLanes) {
     StoreF(sum + d, Fma(LoadF(sum + d), keep, Mul(LoadF(chunk_sum + d), take)));
   }
 }
 
 // Merges the chunk's results into the rows' running results.
-AS_ALWAYS_INLINE void Merge(const AttentionScratch& s, const RowBlock& rows, KeyRange chunk) {
+static AS_ALWAYS_INLINE void Merge(const AttentionScratch& s, const RowBlock& rows,
+                                   KeyRange chunk) {
   for (int64_t r = 0; r < rows.count; r += kLanes) {
     const VecF chunk_denominator = LoadF(s.chunk_denominator + r);
     const MergeFactors f = FactorsOf(LoadF(s.highest + r), LoadF(s.chunk_highest + r));
@@ -424,12 +426,12 @@ AS_ALWAYS_INLINE void Merge(const AttentionScratch& s, const RowBlock& rows, Key
   }
 }
 
-AS_ALWAYS_INLINE float SlopeOf(const AttentionArgs& args, int64_t row) {
+static AS_ALWAYS_INLINE float SlopeOf(const AttentionArgs& args, int64_t row) {
   return args.slopes == nullptr ? 0.0f : args.slopes[args.kv_head * args.group + row % args.group];
 }
 
 // Converts a chunk's integer sums to floats.
-AS_ALWAYS_INLINE void ScaleSums(const AttentionScratch& s, int64_t rows) {
+static AS_ALWAYS_INLINE void ScaleSums(const AttentionScratch& s, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) {
     float* sum = s.chunk_sum + r * s.dim;
     const VecF scale = Set1(s.weight_scale[r]);
@@ -483,14 +485,14 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   if constexpr (Head::kScaled) ScaleSums(s, rows.count);
 }
 
-AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
+static AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t row) {
   const int64_t token = args.token_begin + row / args.group;
   return args.q + token * args.ldq + (args.kv_head * args.group + row % args.group) * args.head_dim;
 }
 
 // Writes a chunk's partial results in the layout that AttentionArgs gives.
-AS_ALWAYS_INLINE void StorePartials(const AttentionArgs& args, const AttentionScratch& s,
-                                    const RowBlock& rows, int64_t chunk) {
+static AS_ALWAYS_INLINE void StorePartials(const AttentionArgs& args, const AttentionScratch& s,
+                                           const RowBlock& rows, int64_t chunk) {
   const int64_t size = PartialFloats(args.head_dim);
   const int64_t index = (chunk / kAttentionChunk - args.chunk_begin) * args.group + rows.first;
   for (int64_t r = 0; r < rows.count; ++r) {
@@ -504,7 +506,8 @@ AS_ALWAYS_INLINE void StorePartials(const AttentionArgs& args, const AttentionSc
 }
 
 template <class Out>
-AS_ALWAYS_INLINE void StoreRow(Out* out, const float* sum, int64_t head_dim, VecF denominator) {
+static AS_ALWAYS_INLINE void StoreRow(Out* out, const float* sum, int64_t head_dim,
+                                      VecF denominator) {
   ForEachVec(
       head_dim, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
         store(out + i, Div(load(sum + i), denominator));
@@ -550,7 +553,7 @@ void AttendRows(const AttentionArgs& args, const Head& head, const AttentionScra
 }
 
 template <class Head, class Dot, class Out>
-void Attention(const AttentionArgs& args, Stream) noexcept {
+void Attention(const AttentionArgs& args) noexcept {
   const AttentionScratch s = SplitScratch(args.scratch, args.head_dim);
   const Head head = HeadOf<Head>(args, args.block_table, args.kv_head);
   const int64_t rows = (args.token_end - args.token_begin) * args.group;
@@ -564,7 +567,7 @@ void Attention(const AttentionArgs& args, Stream) noexcept {
 
 // As Merge, one row at a time.
 template <class Out>
-void AttentionMerge(const AttentionMergeArgs& args, Stream) noexcept {
+void AttentionMerge(const AttentionMergeArgs& args) noexcept {
   const int64_t dim = AttentionDim(args.head_dim), size = PartialFloats(args.head_dim);
   constexpr int64_t kMostDims = 1024;  // dimensions at a time
   for (int64_t row = args.row_begin; row < args.row_end; ++row) {
@@ -588,7 +591,7 @@ void AttentionMerge(const AttentionMergeArgs& args, Stream) noexcept {
 }
 
 template <class Head, class Dot>
-AS_ALWAYS_INLINE void FillAttention(KernelTable& table, DType cache) {
+static AS_ALWAYS_INLINE void FillAttention(KernelTable& table, DType cache) {
   const int i = static_cast<int>(cache);
   table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<Head, Dot, float>;
   table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<Head, Dot, uint16_t>;

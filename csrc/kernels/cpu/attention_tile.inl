@@ -14,8 +14,8 @@ constexpr float kNoScore = -__builtin_huge_valf();
 constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static_assert(kLanes <= 16);
 
-AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
-AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
+static AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
+static AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Tokens that are always in the same block, whatever the block size.
 constexpr int64_t kGranule = 16;
@@ -46,10 +46,10 @@ struct WideLanes {
   static constexpr int64_t kBytes = kLaneBytes;  // of a lane
 
   // Zero points of the keys from `token` on, and of a group of values.
-  AS_ALWAYS_INLINE VecI KeyZeros(const Span&, int64_t) { return Set1Int(0); }
-  AS_ALWAYS_INLINE VecI ValueZeros(const Span&, int64_t) { return Set1Int(0); }
-  AS_ALWAYS_INLINE VecI Load(const unsigned char* p, VecI) { return LoadI(p); }
-  AS_ALWAYS_INLINE VecI LoadMasked(Mask mask, const unsigned char* p, VecI) {
+  static AS_ALWAYS_INLINE VecI KeyZeros(const Span&, int64_t) { return Set1Int(0); }
+  static AS_ALWAYS_INLINE VecI ValueZeros(const Span&, int64_t) { return Set1Int(0); }
+  static AS_ALWAYS_INLINE VecI Load(const unsigned char* p, VecI) { return LoadI(p); }
+  static AS_ALWAYS_INLINE VecI LoadMasked(Mask mask, const unsigned char* p, VecI) {
     return MaskLoadI(mask, p);
   }
 };
@@ -63,7 +63,7 @@ constexpr int64_t kUsualTileRows = kRegisters == 32 ? kTileRows : 5;
 constexpr int64_t kMostTileRows = kLanes == 16 ? 7 : kUsualTileRows;
 
 // The rows of the next tile when `left` remain.
-AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
+static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
   if (left <= kMostTileRows) return left;
   const int64_t tiles = (left + kUsualTileRows - 1) / kUsualTileRows;
   return (left + tiles - 1) / tiles;
@@ -75,7 +75,7 @@ struct DotInteger {
   static constexpr int64_t kGroup = 2;
 
   template <int R, int V, class Load>
-  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const int16_t* a, int64_t lda, Load load) {
+  static AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const int16_t* a, int64_t lda, Load load) {
     VecI b[V];
     AS_UNROLL for (int v = 0; v < V; ++v) b[v] = load(v);
     AS_UNROLL for (int r = 0; r < R; ++r) {
@@ -103,7 +103,7 @@ struct Ahead {
 
 // The granules that the tile of rows [begin, end), out of `rows`, fetches: one bit each. The first
 // two tiles over a span share the granules, so that memory is busy most of the time.
-AS_ALWAYS_INLINE uint32_t AheadGranules(int64_t begin, int64_t end, int64_t rows) {
+static AS_ALWAYS_INLINE uint32_t AheadGranules(int64_t begin, int64_t end, int64_t rows) {
   constexpr uint32_t kAll = (1u << kSpanGranules) - 1, kEven = kAll / 3;
   if (begin == 0) return end == rows ? kAll : kEven;
   return begin <= kMostTileRows ? kAll - kEven : 0;
@@ -188,7 +188,7 @@ constexpr int ScoreVecs(int rows) {
 }
 
 template <class Dot, class Lanes, int R>
-AS_ALWAYS_INLINE void ScoreTiles(const ScoreTileArgs<typename Dot::A>& args) {
+static AS_ALWAYS_INLINE void ScoreTiles(const ScoreTileArgs<typename Dot::A>& args) {
   constexpr int64_t kColumns = ScoreVecs(R) * kLanes;
   static_assert(kSpan % kColumns == 0);
   for (int64_t i = args.begin / kColumns * kColumns; i < args.end; i += kColumns) {
@@ -254,8 +254,8 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
 // All columns: in tiles of V vectors, then of half as many, and so on down to one. A masked tile
 // takes the rest.
 template <class Dot, class Lanes, int R, int V>
-AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& args, int64_t column,
-                                 int64_t columns) {
+static AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& args, int64_t column,
+                                        int64_t columns) {
   for (; columns - column >= V * kLanes; column += V * kLanes) {
     ValueTile<Dot, Lanes, R, V, false>(args, column, FirstLanes(kLanes));
   }
@@ -268,7 +268,7 @@ AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& args, int
 
 // Calls run with the number of rows, 1 to kMostTileRows, as a constant.
 template <int R, class Run>
-AS_ALWAYS_INLINE void WithRows(int64_t rows, Run run) {
+static AS_ALWAYS_INLINE void WithRows(int64_t rows, Run run) {
   if constexpr (R < kMostTileRows) {
     if (rows > R) return WithRows<R + 1>(rows, run);
   }
@@ -287,14 +287,14 @@ void ValueRows(int64_t rows, const ValueTileArgs<typename Dot::A>& args, int64_t
 }
 
 // How queries and weights are stored.
-AS_ALWAYS_INLINE void StoreQuery(float* p, VecF x) { StoreF(p, x); }
-AS_ALWAYS_INLINE void StoreWeights(int16_t* p, VecF x) { StoreInt16(p, RoundToInt(x)); }
-AS_ALWAYS_INLINE void StoreWeights(int16_t* p, VecF first, VecF second) {
+static AS_ALWAYS_INLINE void StoreQuery(float* p, VecF x) { StoreF(p, x); }
+static AS_ALWAYS_INLINE void StoreWeights(int16_t* p, VecF x) { StoreInt16(p, RoundToInt(x)); }
+static AS_ALWAYS_INLINE void StoreWeights(int16_t* p, VecF first, VecF second) {
   StoreWeights(p, first);
   StoreWeights(p + kLanes, second);
 }
-AS_ALWAYS_INLINE void StoreWeights(float* p, VecF x) { StoreF(p, x); }
-AS_ALWAYS_INLINE void StoreWeights(float* p, VecF first, VecF second) {
+static AS_ALWAYS_INLINE void StoreWeights(float* p, VecF x) { StoreF(p, x); }
+static AS_ALWAYS_INLINE void StoreWeights(float* p, VecF first, VecF second) {
   StoreF(p, first);
   StoreF(p + kLanes, second);
 }
@@ -302,18 +302,18 @@ AS_ALWAYS_INLINE void StoreWeights(float* p, VecF first, VecF second) {
 // e^(scale * score - highest) = Weight(score, Factor(scale), Shift(highest)).
 template <class A>
 struct WeightFunction {
-  AS_ALWAYS_INLINE VecF Factor(float scale) { return Set1(scale); }
-  AS_ALWAYS_INLINE VecF Shift(float highest) { return Set1(-highest); }
-  AS_ALWAYS_INLINE VecF Weight(VecF score, VecF factor, VecF shift) {
+  static AS_ALWAYS_INLINE VecF Factor(float scale) { return Set1(scale); }
+  static AS_ALWAYS_INLINE VecF Shift(float highest) { return Set1(-highest); }
+  static AS_ALWAYS_INLINE VecF Weight(VecF score, VecF factor, VecF shift) {
     return Exp(Fma(score, factor, shift));
   }
 };
 
 #if defined(AS_KERNELS_NATIVE_BF16)
-AS_ALWAYS_INLINE void StoreQuery(uint16_t* p, VecF x) { StoreBf16(p, x); }
+static AS_ALWAYS_INLINE void StoreQuery(uint16_t* p, VecF x) { StoreBf16(p, x); }
 // Subnormal weights may become zero, which does not matter here.
-AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) { StoreBf16Quickly(p, x); }
-AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF first, VecF second) {
+static AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) { StoreBf16Quickly(p, x); }
+static AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF first, VecF second) {
   StoreBf16Quickly(p, first, second);
 }
 
@@ -322,9 +322,11 @@ AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF first, VecF second) {
 // bfloat16 weight's rounding error, and a fifth of a 15-bit weight's.
 struct QuickWeightFunction {
   static constexpr float kLog2E = 1.44269504f;
-  AS_ALWAYS_INLINE VecF Factor(float scale) { return Mul(Set1(scale), Set1(kLog2E)); }
-  AS_ALWAYS_INLINE VecF Shift(float highest) { return Neg(Mul(Set1(highest), Set1(kLog2E))); }
-  AS_ALWAYS_INLINE VecF Weight(VecF score, VecF factor, VecF shift) {
+  static AS_ALWAYS_INLINE VecF Factor(float scale) { return Mul(Set1(scale), Set1(kLog2E)); }
+  static AS_ALWAYS_INLINE VecF Shift(float highest) {
+    return Neg(Mul(Set1(highest), Set1(kLog2E)));
+  }
+  static AS_ALWAYS_INLINE VecF Weight(VecF score, VecF factor, VecF shift) {
     const VecF x = Fma(score, factor, shift);
     const VecF f = Fraction(x);
     VecF p = Set1(0.0134266717f);
@@ -343,7 +345,7 @@ struct WeightFunction<int16_t> : QuickWeightFunction {};
 
 // Stores a query where tiles read it. Returns the factor of its scores.
 template <class A>
-AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, A* to) {
+static AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, A* to) {
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     StoreQuery(to + d, MaskLoadF(FirstLanes(head_dim - d), q + d));
   }
@@ -351,7 +353,7 @@ AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, A* to) {
 }
 // In 15 bits, or in fewer if the sum of head_dim products with a byte would not fit in 31 bits. A
 // query with a NaN or an infinity becomes zeros, with the factor NaN.
-AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, int16_t* to) {
+static AS_ALWAYS_INLINE float PlaceQuery(const float* q, int64_t head_dim, int16_t* to) {
   const int64_t fitting = 0x7fffffff / (127 * head_dim);
   const float most = static_cast<float>(Lower(fitting, 32767));
   const float range = HighestMagnitude(q, head_dim);

@@ -10,7 +10,7 @@ namespace allspark::kernels {
 namespace {
 
 // The four bytes at `a`, in memory order.
-AS_ALWAYS_INLINE int32_t FourBytes(const int8_t* a) {
+static AS_ALWAYS_INLINE int32_t FourBytes(const int8_t* a) {
   int32_t fours;
   __builtin_memcpy(&fours, a, 4);
   return fours;
@@ -18,14 +18,14 @@ AS_ALWAYS_INLINE int32_t FourBytes(const int8_t* a) {
 
 #if defined(__aarch64__)
 constexpr int32_t kByteBias = 128;
-AS_ALWAYS_INLINE VecI BiasBytes(VecI u) {
+static AS_ALWAYS_INLINE VecI BiasBytes(VecI u) {
   return vreinterpretq_u32_u8(veorq_u8(vreinterpretq_u8_u32(u), vdupq_n_u8(0x80)));
 }
 using ByteRow = int8x16_t;
-AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
+static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
   return vreinterpretq_s8_s32(vdupq_n_s32(FourBytes(a)));
 }
-AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
+static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   const int8x16_t w = vreinterpretq_s8_u32(u);
 #if defined(AS_KERNELS_NATIVE_SDOT)
   return AsUnsigned(vdotq_s32(AsSigned(acc), w, a));
@@ -38,13 +38,13 @@ AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
 }
 #else
 constexpr int32_t kByteBias = 0;
-AS_ALWAYS_INLINE VecI BiasBytes(VecI u) { return u; }
+static AS_ALWAYS_INLINE VecI BiasBytes(VecI u) { return u; }
 #if defined(AS_KERNELS_NATIVE_VNNI)
 struct ByteRow {
   VecI fours;
 };
-AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) { return {Set1Int(FourBytes(a))}; }
-AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
+static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) { return {Set1Int(FourBytes(a))}; }
+static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
 #if defined(__AVX512VNNI__)  // not where it is emulated
   // As an intrinsic, GCC moves the sums from one register to another and back around each.
   __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(a.fours));
@@ -58,11 +58,11 @@ AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
 struct ByteRow {
   VecI even, odd;
 };
-AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
+static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
   const VecI x = Set1Int(FourBytes(a));
   return {ShiftRightSigned16(ShiftLeft16(x)), ShiftRightSigned16(x)};
 }
-AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
+static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   const VecI even = DotPairs16(And(u, Set1Int(0x00ff00ff)), a.even);
   return AddInt(acc, AddInt(even, DotPairs16(ShiftRight16(u), a.odd)));
 }
@@ -70,8 +70,10 @@ AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
 #endif
 
 // The low and the high half of each byte.
-AS_ALWAYS_INLINE VecI LowNibbles(VecI x) { return And(x, Set1Int(0x0f0f0f0f)); }
-AS_ALWAYS_INLINE VecI HighNibbles(VecI x) { return And(ShiftRight<4>(x), Set1Int(0x0f0f0f0f)); }
+static AS_ALWAYS_INLINE VecI LowNibbles(VecI x) { return And(x, Set1Int(0x0f0f0f0f)); }
+static AS_ALWAYS_INLINE VecI HighNibbles(VecI x) {
+  return And(ShiftRight<4>(x), Set1Int(0x0f0f0f0f));
+}
 
 }  // namespace
 }  // namespace allspark::kernels

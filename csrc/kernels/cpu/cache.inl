@@ -14,7 +14,8 @@ struct CacheParts {
   // log2 of block_size and extent_blocks. Divisions would cost more than a granule's arithmetic.
   int block_shift, extent_shift;
 
-  AS_ALWAYS_INLINE CacheParts Of(const PagedKv& kv, const int32_t* block_table, int64_t kv_head) {
+  static AS_ALWAYS_INLINE CacheParts Of(const PagedKv& kv, const int32_t* block_table,
+                                        int64_t kv_head) {
     return {kv.pool,
             kv.extent_stride,
             kv.k.offset + kv_head * kv.k.head_stride,
@@ -104,7 +105,7 @@ struct CacheHead {
 
 // The keys or values of a later span, so that they can be fetched in time.
 template <class Head>
-AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
+static AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
   const CacheParts& parts = head.parts;
   // A granule's share of its block's part, and the vectors that a tile reads from a granule.
   const int64_t share = head.TokenBytes(keys) * kGranule, vectors = head.head_dim / Head::kGroup;
@@ -119,7 +120,7 @@ AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool keys) {
 }
 
 // Row i of kLanes vectors becomes lane i of each: log2(kLanes) perfect shuffles.
-AS_ALWAYS_INLINE void Transpose(VecF (&x)[kLanes]) {
+static AS_ALWAYS_INLINE void Transpose(VecF (&x)[kLanes]) {
   for (int done = 1; done < kLanes; done *= 2) {
     VecF y[kLanes];
     AS_UNROLL for (int i = 0; i < kLanes / 2; ++i) {
@@ -130,14 +131,14 @@ AS_ALWAYS_INLINE void Transpose(VecF (&x)[kLanes]) {
 }
 
 // One vector of lanes of a token's key, from `k` on. The second parameter gives the element type.
-AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const float*) { return LoadF(k); }
-AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const uint16_t*) {
+static AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const float*) { return LoadF(k); }
+static AS_ALWAYS_INLINE VecF KeyLanes(const float* k, const uint16_t*) {
   VecF even, odd;
   Deinterleave(LoadF(k), LoadF(k + kLanes), &even, &odd);
   return AsFloat(PackPairs(even, odd));
 }
-AS_ALWAYS_INLINE void StoreElement(float* p, float x) { *p = x; }
-AS_ALWAYS_INLINE void StoreElement(uint16_t* p, float x) { *p = ToBFloat16(x).bits; }
+static AS_ALWAYS_INLINE void StoreElement(float* p, float x) { *p = x; }
+static AS_ALWAYS_INLINE void StoreElement(uint16_t* p, float x) { *p = ToBFloat16(x).bits; }
 
 // keys: lane 0 of the first token. A token's lanes are block_size lanes apart. kTokens: 1, or
 // kLanes consecutive tokens.
@@ -171,16 +172,16 @@ void WriteKeys(const float* k, int64_t ld, int64_t head_dim, T* keys, int64_t bl
 
 // values: the lanes of the token's group. Writes the token at `v`, and also the next one if the two
 // make a pair and `left` is at least 2. Returns the number of tokens written.
-AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t, int64_t head_dim, float* values,
-                                     int64_t, int64_t) {
+static AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t, int64_t head_dim,
+                                            float* values, int64_t, int64_t) {
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const Mask mask = FirstLanes(head_dim - d);
     MaskStoreF(mask, values + d, MaskLoadF(mask, v + d));
   }
   return 1;
 }
-AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t ld, int64_t head_dim, uint16_t* values,
-                                     int64_t token, int64_t left) {
+static AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t ld, int64_t head_dim,
+                                            uint16_t* values, int64_t token, int64_t left) {
   const bool pair = token % 2 == 0 && left >= 2;
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const Mask mask = FirstLanes(head_dim - d);
@@ -200,7 +201,7 @@ AS_ALWAYS_INLINE int64_t WriteValues(const float* v, int64_t ld, int64_t head_di
 }
 
 template <class T>
-void KvWrite(const KvWriteArgs& args, Stream) noexcept {
+void KvWrite(const KvWriteArgs& args) noexcept {
   constexpr int64_t kGroup = CacheHead<T>::kGroup;
   const int64_t block_size = args.kv.block_size, head_dim = args.head_dim;
   for (int64_t h = 0; h < args.kv_heads; ++h) {

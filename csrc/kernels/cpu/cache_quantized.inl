@@ -10,7 +10,7 @@ namespace allspark::kernels {
 namespace {
 
 // Pairs of half bytes, less their zero points, as 16-bit integers.
-AS_ALWAYS_INLINE VecI LoadNibblePairs(const unsigned char* p, VecI zeros) {
+static AS_ALWAYS_INLINE VecI LoadNibblePairs(const unsigned char* p, VecI zeros) {
   const VecI x = LoadBytes(p);
   return SubPairs16(And(Or(x, ShiftLeft<12>(x)), Set1Int(0xf000f)), zeros);
 }
@@ -20,19 +20,19 @@ template <int kBits>
 struct StoredLanes {
   static constexpr int64_t kBytes = kBits / 4;
 
-  AS_ALWAYS_INLINE VecI KeyZeros(const Span& keys, int64_t token) {
+  static AS_ALWAYS_INLINE VecI KeyZeros(const Span& keys, int64_t token) {
     return kBits == 4 ? LoadI(keys.zeros + token * 4) : Set1Int(0);
   }
-  AS_ALWAYS_INLINE VecI ValueZeros(const Span& values, int64_t group) {
+  static AS_ALWAYS_INLINE VecI ValueZeros(const Span& values, int64_t group) {
     int32_t pair = 0;
     if (kBits == 4) __builtin_memcpy(&pair, values.zeros + group * 4, 4);
     return Set1Int(pair);
   }
-  AS_ALWAYS_INLINE VecI Load(const unsigned char* p, VecI zeros) {
+  static AS_ALWAYS_INLINE VecI Load(const unsigned char* p, VecI zeros) {
     return kBits == 8 ? LoadBytePairs(p) : LoadNibblePairs(p, zeros);
   }
   // Scales follow the elements, so whole vectors may be read.
-  AS_ALWAYS_INLINE VecI LoadMasked(Mask, const unsigned char* p, VecI zeros) {
+  static AS_ALWAYS_INLINE VecI LoadMasked(Mask, const unsigned char* p, VecI zeros) {
     return Load(p, zeros);
   }
 };
@@ -190,7 +190,7 @@ struct HeadQuantizer {
   float scale, inverse;
   int32_t zero;
 
-  AS_ALWAYS_INLINE HeadQuantizer Of(const float* x, int64_t n) {
+  static AS_ALWAYS_INLINE HeadQuantizer Of(const float* x, int64_t n) {
     float range = HighestMagnitude(x, n), least = 0;
     const bool poisoned = range != range;
     if (kBits == 4) {
@@ -209,7 +209,7 @@ struct HeadQuantizer {
     q.zero = kBits == 4 && q.inverse > 0 ? Round(-least * q.inverse) : 0;
     return q;
   }
-  AS_ALWAYS_INLINE int32_t Round(float x) {
+  static AS_ALWAYS_INLINE int32_t Round(float x) {
     int32_t rounded[kLanes];
     StoreI(rounded, RoundToInt(Set1(x)));
     return rounded[0];
@@ -265,7 +265,7 @@ void WriteQuantized(const Head& head, unsigned char* data, int64_t token, const 
 }
 
 template <int kKeyBits, int kValueBits>
-void KvWriteQuantized(const KvWriteArgs& args, Stream) noexcept {
+void KvWriteQuantized(const KvWriteArgs& args) noexcept {
   for (int64_t h = 0; h < args.kv_heads; ++h) {
     const QuantizedHead<kKeyBits, kValueBits> head{CacheParts::Of(args.kv, args.block_table, h),
                                                    args.head_dim};

@@ -15,7 +15,7 @@ namespace {
 
 // T: the C++ type of the dtype's elements, uint16_t for bfloat16.
 template <class T, class Dot>
-AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
+static AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
   FillGemm<GemmPlain<T, Dot>>(table, dtype, dtype);
   table.low_rank[i] = AddLowRank<T, Dot>;
@@ -29,7 +29,7 @@ AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   FillAttention<CacheHead<T>, Dot>(table, dtype);
 }
 
-AS_ALWAYS_INLINE void FillQuantizedWeights(KernelTable& table) {
+static AS_ALWAYS_INLINE void FillQuantizedWeights(KernelTable& table) {
   FillForms<InBytes<ByteTiles>>(table, DType::kInt8);
   FillForms<Widened<float, DotFloat>>(table, DType::kFloat32);
   FillForms<Widened<uint16_t, DotPair>>(table, DType::kBFloat16);
@@ -39,12 +39,12 @@ AS_ALWAYS_INLINE void FillQuantizedWeights(KernelTable& table) {
 }
 
 template <int kKeyBits, int kValueBits>
-AS_ALWAYS_INLINE void FillQuantizedCache(KernelTable& table, DType cache) {
+static AS_ALWAYS_INLINE void FillQuantizedCache(KernelTable& table, DType cache) {
   table.kv_write[static_cast<int>(cache)] = KvWriteQuantized<kKeyBits, kValueBits>;
   FillAttention<QuantizedHead<kKeyBits, kValueBits>, DotInteger>(table, cache);
 }
 
-AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
+static AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillDType<float, DotFloat>(table, DType::kFloat32);
   FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
   FillQuantizedWeights(table);

@@ -12,7 +12,7 @@
 namespace allspark::kernels {
 namespace {
 
-AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
+static AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
   const DType bf16 = DType::kBFloat16;
   FillGemm<GemmPlain<uint16_t, DotNative>>(table, bf16, bf16);
   table.low_rank[static_cast<int>(bf16)] = AddLowRank<uint16_t, DotNative>;

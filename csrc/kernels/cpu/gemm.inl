@@ -26,8 +26,8 @@ constexpr int64_t kGemmFewRows = 2 * kTileRows;
 constexpr int64_t kStreamPrefetch = 4096;
 
 // Copies rows next to each other, as float32: rows a power of two apart would share few cache sets.
-AS_ALWAYS_INLINE void GatherRows(const float* a, int64_t lda, int64_t rows, int64_t k, float* out,
-                                 int64_t ldo) {
+static AS_ALWAYS_INLINE void GatherRows(const float* a, int64_t lda, int64_t rows, int64_t k,
+                                        float* out, int64_t ldo) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = a + r * lda;
     float* to = out + r * ldo;
@@ -36,8 +36,8 @@ AS_ALWAYS_INLINE void GatherRows(const float* a, int64_t lda, int64_t rows, int6
     for (; i < k; ++i) to[i] = from[i];
   }
 }
-AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, int64_t k,
-                                 float* out, int64_t ldo) {
+static AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, int64_t k,
+                                        float* out, int64_t ldo) {
   for (int64_t r = 0; r < rows; ++r) {
     const uint16_t* from = a + r * lda;
     float* to = out + r * ldo;
@@ -84,7 +84,7 @@ struct Destination {
 };
 
 // The columns of the panel that begins with `column`.
-AS_ALWAYS_INLINE int64_t PanelWidth(const GemmArgs& args, int64_t column) {
+static AS_ALWAYS_INLINE int64_t PanelWidth(const GemmArgs& args, int64_t column) {
   return args.n - column < args.panel_columns ? args.n - column : args.panel_columns;
 }
 
@@ -205,8 +205,8 @@ struct StoreGated {
 };
 
 // Adds the adapters' products to the sums of rows [row, row + rows) of a panel.
-AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, int64_t row, int64_t rows,
-                                  float* sums) {
+static AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, int64_t row,
+                                         int64_t rows, float* sums) {
   const int64_t begin = args.first_row + row, end = begin + rows;
   for (int64_t i = 0; i < args.num_low_rank; ++i) {
     const LowRank& low = args.low_rank[i];
@@ -214,14 +214,15 @@ AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, int64_t r
     if (low.row_end <= begin || panel < low.panel_begin || panel >= low.panel_end) continue;
     const int64_t from = low.row_begin > begin ? low.row_begin : begin;
     const int64_t to = low.row_end < end ? low.row_end : end;
-    low.add(low, from, to - from, panel, sums + (from - begin) * kPanelColumns);
+    args.add_low_rank(low, from, to - from, panel, sums + (from - begin) * kPanelColumns);
   }
 }
 
 // Runs sums_of(panel, row, rows, sums, destination) for each block of rows of each of this call's
 // panels, and finishes the sums with `store`.
 template <class Store, class SumsOf>
-AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, SumsOf sums_of) {
+static AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store,
+                                             SumsOf sums_of) {
   alignas(64) float sums[Store::kPanels * kGemmRows * kPanelColumns];
   const int64_t apart = args.n / kPanelColumns / Store::kPanels;
   for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
@@ -241,7 +242,7 @@ AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store, 
 
 // Kernel::Run(args, store) computes the sums of a GEMM and finishes them with `store`.
 template <class Kernel>
-void GemmGated(const GemmGatedArgs& args, Stream) noexcept {
+void GemmGated(const GemmGatedArgs& args) noexcept {
   const bool floats = args.out_dtype == DType::kFloat32;
   const FinishGated finish = floats ? FinishGatedFor<float>(args) : FinishGatedFor<uint16_t>(args);
   if (args.gated) {
@@ -252,13 +253,13 @@ void GemmGated(const GemmGatedArgs& args, Stream) noexcept {
 }
 
 template <class Kernel>
-void Gemm(const GemmArgs& args, Stream) noexcept {
+void Gemm(const GemmArgs& args) noexcept {
   Kernel::Run(args, StoreSums());
 }
 
 // Puts a GEMM and its gated form into the table.
 template <class Kernel>
-AS_ALWAYS_INLINE void FillGemm(KernelTable& table, DType weight, DType activation) {
+static AS_ALWAYS_INLINE void FillGemm(KernelTable& table, DType weight, DType activation) {
   table.gemm[static_cast<int>(weight)][static_cast<int>(activation)] = Gemm<Kernel>;
   table.gemm_gated[static_cast<int>(weight)][static_cast<int>(activation)] = GemmGated<Kernel>;
 }
@@ -266,8 +267,8 @@ AS_ALWAYS_INLINE void FillGemm(KernelTable& table, DType weight, DType activatio
 // Sets the rows of A that the tile reads: gathered, or in place where that costs nothing.
 // Element: how A is stored.
 template <class Element, class Dot>
-AS_ALWAYS_INLINE void PlaceRows(const Element* a, int64_t lda, int64_t rows, float* gathered,
-                                TileArgs<typename Dot::A>* tile) {
+static AS_ALWAYS_INLINE void PlaceRows(const Element* a, int64_t lda, int64_t rows, float* gathered,
+                                       TileArgs<typename Dot::A>* tile) {
   if constexpr (sizeof(typename Dot::A) == sizeof(float)) {
     if (rows > 1 || sizeof(Element) != sizeof(float)) {
       const int64_t k = tile->groups * Dot::kGroup;
@@ -337,7 +338,7 @@ void AddLowRank(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
 template <class Element, class Dot>
 struct GemmPlain {
   template <class Store>
-  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+  static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     ForEachRowBlock(
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {

@@ -11,7 +11,7 @@ namespace {
 
 // e^x, within 2 ulp, subnormal results included; 0 from -105 down, infinity above 88.73, NaN for
 // NaN.
-AS_ALWAYS_INLINE VecF Exp(VecF x) {
+static AS_ALWAYS_INLINE VecF Exp(VecF x) {
   // Min and Max return their second operand where either is NaN.
   x = Min(Set1(89.0f), Max(Set1(-105.0f), x));
   const VecF n = RoundToWhole(Mul(x, Set1(1.44269504f)));
@@ -29,10 +29,10 @@ AS_ALWAYS_INLINE VecF Exp(VecF x) {
 }
 
 // e^x of one number, the same bits as in a vector.
-AS_ALWAYS_INLINE float ExpScalar(float x) { return FirstLane(Exp(Set1(x))); }
+static AS_ALWAYS_INLINE float ExpScalar(float x) { return FirstLane(Exp(Set1(x))); }
 
 // Within 3 ulp: a polynomial near zero, where 1 - 2 / (e^2x + 1) would cancel.
-AS_ALWAYS_INLINE VecF Tanh(VecF x) {
+static AS_ALWAYS_INLINE VecF Tanh(VecF x) {
   const VecF z = Abs(x);
   const VecF s = Mul(x, x);
   VecF p = Set1(-0.0051551090157508f);
@@ -48,7 +48,7 @@ AS_ALWAYS_INLINE VecF Tanh(VecF x) {
 }
 
 // erfc(z) for z >= 0: e^(-z^2) t P(t) with t = 1 / (1 + 0.4 z).
-AS_ALWAYS_INLINE VecF Erfc(VecF z) {
+static AS_ALWAYS_INLINE VecF Erfc(VecF z) {
   const VecF t = Div(Set1(1.0f), Fma(z, Set1(0.4f), Set1(1.0f)));
   VecF p = Set1(-0.0277428546227708f);
   p = Fma(p, t, Set1(0.1880037054680850f));
@@ -63,10 +63,12 @@ AS_ALWAYS_INLINE VecF Erfc(VecF z) {
   return Mul(Mul(p, t), Exp(Neg(Mul(z, z))));
 }
 
-AS_ALWAYS_INLINE VecF Sigmoid(VecF x) { return Div(Set1(1.0f), Add(Set1(1.0f), Exp(Neg(x)))); }
+static AS_ALWAYS_INLINE VecF Sigmoid(VecF x) {
+  return Div(Set1(1.0f), Add(Set1(1.0f), Exp(Neg(x))));
+}
 
 // The largest magnitude of n elements; NaN if any is NaN or infinite.
-AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
+static AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
   VecF highest = Zero(), poison = Zero();
   for (int64_t i = 0; i < n; i += kLanes) {
     const VecF v = i + kLanes <= n ? LoadF(x + i) : MaskLoadF(FirstLanes(n - i), x + i);
@@ -77,23 +79,23 @@ AS_ALWAYS_INLINE float HighestMagnitude(const float* x, int64_t n) {
 }
 
 struct Silu {
-  AS_ALWAYS_INLINE VecF Apply(VecF x) { return Div(x, Add(Set1(1.0f), Exp(Neg(x)))); }
+  static AS_ALWAYS_INLINE VecF Apply(VecF x) { return Div(x, Add(Set1(1.0f), Exp(Neg(x)))); }
 };
 struct GeluTanh {
   // 0.5 (1 + tanh(u)) is sigmoid(2u), which does not cancel for negative u.
-  AS_ALWAYS_INLINE VecF Apply(VecF x) {
+  static AS_ALWAYS_INLINE VecF Apply(VecF x) {
     const VecF cubic = Fma(Mul(Mul(x, x), x), Set1(0.044715f), x);
     return Mul(x, Sigmoid(Mul(cubic, Set1(1.5957691216057308f))));
   }
 };
 struct GeluErf {
-  AS_ALWAYS_INLINE VecF Apply(VecF x) {
+  static AS_ALWAYS_INLINE VecF Apply(VecF x) {
     const VecF half_tail = Mul(Set1(0.5f), Erfc(Mul(Abs(x), Set1(0.70710678118654752f))));
     return Mul(x, Select(Less(x, Zero()), half_tail, Sub(Set1(1.0f), half_tail)));
   }
 };
 struct Relu {
-  AS_ALWAYS_INLINE VecF Apply(VecF x) { return Select(Less(x, Zero()), Zero(), x); }
+  static AS_ALWAYS_INLINE VecF Apply(VecF x) { return Select(Less(x, Zero()), Zero(), x); }
 };
 
 }  // namespace

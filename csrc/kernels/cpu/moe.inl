@@ -30,7 +30,7 @@ struct BestFew {
 static_assert(kMaxExpertGroups <= kMaxExpertsPerToken, "BestFew chooses groups, too.");
 
 // scores[i] = e^(x[i] - the highest x); returns their sum.
-AS_ALWAYS_INLINE float Exponentials(const float* x, int64_t n, float* scores) {
+static AS_ALWAYS_INLINE float Exponentials(const float* x, int64_t n, float* scores) {
   const VecF highest = Set1(Highest(x, n));
   VecF sum = Zero();
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -42,7 +42,8 @@ AS_ALWAYS_INLINE float Exponentials(const float* x, int64_t n, float* scores) {
   return ReduceAdd(sum);
 }
 
-AS_ALWAYS_INLINE void OfferGroups(const RouteArgs& args, const float* choice, BestFew* best) {
+static AS_ALWAYS_INLINE void OfferGroups(const RouteArgs& args, const float* choice,
+                                         BestFew* best) {
   const int64_t size = args.num_experts / args.groups;
   BestFew groups{args.used_groups};
   for (int64_t g = 0; g < args.groups; ++g) {
@@ -57,8 +58,8 @@ AS_ALWAYS_INLINE void OfferGroups(const RouteArgs& args, const float* choice, Be
   }
 }
 
-AS_ALWAYS_INLINE void RouteRow(const RouteArgs& args, const float* x, int32_t* experts,
-                               float* weights) {
+static AS_ALWAYS_INLINE void RouteRow(const RouteArgs& args, const float* x, int32_t* experts,
+                                      float* weights) {
   alignas(64) float scores[kMaxRoutedExperts], biased[kMaxRoutedExperts];
   const int64_t n = args.num_experts;
   const bool softmax = args.score == RouterScore::kSoftmax;
@@ -98,7 +99,7 @@ AS_ALWAYS_INLINE void RouteRow(const RouteArgs& args, const float* x, int32_t* e
   weights[args.top_k] = args.shared_gate ? FirstLane(Sigmoid(Set1(x[n]))) : 1.0f;
 }
 
-[[maybe_unused]] void Route(const RouteArgs& args, Stream) noexcept {
+[[maybe_unused]] void Route(const RouteArgs& args) noexcept {
   const int64_t columns = args.top_k + (args.has_shared ? 1 : 0);
   for (int64_t r = 0; r < args.rows; ++r) {
     RouteRow(args, args.logits + r * args.ldx, args.experts + r * args.top_k,
@@ -106,7 +107,7 @@ AS_ALWAYS_INLINE void RouteRow(const RouteArgs& args, const float* x, int32_t* e
   }
 }
 
-[[maybe_unused]] void Combine(const CombineArgs& args, Stream) noexcept {
+[[maybe_unused]] void Combine(const CombineArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const int32_t* sources = args.sources + r * args.num_sources;
     const float* weights = args.weights + r * args.num_sources;

@@ -23,7 +23,7 @@ namespace {
 // (for the reason in gemm.inl).
 constexpr int64_t kByteBlock = 1024;
 template <Form kForm>
-AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
+static AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
   constexpr int64_t kFew = kForm == Form::kSixBits ? 128 : 128 * 8 / LowBits(kForm);
   return rows > 1 && rows <= kGemmFewRows ? kFew : kByteBlock;
 }
@@ -42,7 +42,7 @@ struct QuantPanel {
 };
 
 template <Form kForm>
-AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
+static AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
   const WeightScales& scales = args.scales;
   const int64_t first = p * (args.k / scales.group_size) * kPanelColumns;
   const int64_t wanted = args.n - p * kPanelColumns;
@@ -56,7 +56,7 @@ AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
           (columns + kLanes - 1) / kLanes * kLanes};
 }
 
-AS_ALWAYS_INLINE VecF LoadScale(const uint16_t* p, bool half) {
+static AS_ALWAYS_INLINE VecF LoadScale(const uint16_t* p, bool half) {
   return half ? LoadHalf(p) : LoadBf16(p);
 }
 
@@ -91,19 +91,19 @@ struct ByteBlock {
 };
 
 // Where a group's weight scales and zero points begin.
-AS_ALWAYS_INLINE int64_t ScaleAt(const ByteBlock& block, int64_t group) {
+static AS_ALWAYS_INLINE int64_t ScaleAt(const ByteBlock& block, int64_t group) {
   return ((block.index + group) >> block.w_shift) * kPanelColumns;
 }
 
 // The sum of a group's activations. Unsigned: a row with a NaN may overflow.
-AS_ALWAYS_INLINE int32_t GroupSum(const ByteBlock& block, int64_t group, int64_t r) {
+static AS_ALWAYS_INLINE int32_t GroupSum(const ByteBlock& block, int64_t group, int64_t r) {
   const int32_t* sums = block.a_sums + r * block.ld_sums + group * block.sums_per_group;
   return static_cast<int32_t>(static_cast<uint32_t>(sums[block.sums_per_group]) -
                               static_cast<uint32_t>(sums[0]));
 }
 
 template <Form kForm, int R, int V>
-AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
+static AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
   constexpr int32_t kBias = Biased(kForm) ? kByteBias : 0;
   AS_UNROLL for (int r = 0; r < R; ++r) {
     const auto sum = -static_cast<uint32_t>(GroupSum(block, group, r));
@@ -121,8 +121,8 @@ AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&a
 // Adds a group's scaled sums to those before it, which are where get(r, v) reads and put(r, v, x)
 // writes them.
 template <int R, int V, class Get, class Put>
-AS_ALWAYS_INLINE void AddGroup(const ByteBlock& block, int64_t group, const VecI (&acc)[R][V],
-                               const Get& get, const Put& put) {
+static AS_ALWAYS_INLINE void AddGroup(const ByteBlock& block, int64_t group,
+                                      const VecI (&acc)[R][V], const Get& get, const Put& put) {
   const bool scales_columns = block.scale != nullptr, scales_rows = block.a_scale != nullptr;
   const uint16_t* at = block.scale + (scales_columns ? ScaleAt(block, group) : 0);
   const float* a_scale = block.a_scale + (scales_rows ? (block.index + group) >> block.a_shift : 0);
@@ -146,8 +146,8 @@ AS_ALWAYS_INLINE void AddGroup(const ByteBlock& block, int64_t group, const VecI
 
 // The same for sums in block.c.
 template <int R, int V>
-AS_ALWAYS_INLINE void AddGroupInMemory(const ByteBlock& block, int64_t group,
-                                       const VecI (&acc)[R][V]) {
+static AS_ALWAYS_INLINE void AddGroupInMemory(const ByteBlock& block, int64_t group,
+                                              const VecI (&acc)[R][V]) {
   const bool fresh = block.fresh && group == 0;
   float* c = block.c;
   AddGroup<R, V>(
@@ -161,8 +161,8 @@ AS_ALWAYS_INLINE void AddGroupInMemory(const ByteBlock& block, int64_t group,
 
 // Adds the products of four k, the kUnit-th of a step.
 template <Form kForm, int kUnit, int R, int V>
-AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigned char* b,
-                              const unsigned char* high, VecI table, VecI (&acc)[R][V]) {
+static AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigned char* b,
+                                     const unsigned char* high, VecI table, VecI (&acc)[R][V]) {
   VecI u[V];
   AS_UNROLL for (int v = 0; v < V; ++v) {
     u[v] = Unit<kForm, kUnit>(b + v * kVecBytes,
@@ -176,8 +176,9 @@ AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigned char*
 
 // Adds a group's products, from `a`, `b` and `high` on, which then point behind them.
 template <Form kForm, int R, int V>
-AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a, const unsigned char*& b,
-                               const unsigned char*& high, Fetch& fetch, VecI (&acc)[R][V]) {
+static AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a,
+                                      const unsigned char*& b, const unsigned char*& high,
+                                      Fetch& fetch, VecI (&acc)[R][V]) {
   const VecI table = kForm == Form::kTable ? LoadTable(block.table) : Set1Int(0);
   for (int64_t k = 0; k < block.lanes * 4; k += StepK(kForm)) {
     FetchStep<V * StepBytes(kForm) / kPanelStride>(fetch);
@@ -259,7 +260,7 @@ constexpr bool kHasGroupTiles = kLanes == 16;
 constexpr int GroupVecs(int rows) { return rows <= 3 ? TileVecs(rows) : TileVecs(rows) / 2; }
 
 // Vectors of columns of a tile of up to kTileRows rows.
-AS_ALWAYS_INLINE int ByteTileVecs(const ByteBlock& block, int64_t rows) {
+static AS_ALWAYS_INLINE int ByteTileVecs(const ByteBlock& block, int64_t rows) {
   const int count = static_cast<int>(rows);
   return kHasGroupTiles && block.in_registers && rows <= kTileRows ? GroupVecs(count)
                                                                    : TileVecs(count);
@@ -267,12 +268,12 @@ AS_ALWAYS_INLINE int ByteTileVecs(const ByteBlock& block, int64_t rows) {
 
 // Steps of all of a block's k.
 template <Form kForm>
-AS_ALWAYS_INLINE int64_t StepsOf(const ByteBlock& block) {
+static AS_ALWAYS_INLINE int64_t StepsOf(const ByteBlock& block) {
   return block.groups * block.lanes * 4 / StepK(kForm);
 }
 
 template <Form kForm, int R, int V, bool kGroups>
-AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns) {
+static AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns) {
   while (columns >= V * kLanes) {
     if constexpr (kGroups) {
       GroupTile<kForm, R, V>(block);
@@ -292,7 +293,7 @@ AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns) {
 }
 
 template <Form kForm, int R>
-AS_ALWAYS_INLINE void ByteTilesOf(ByteBlock& block, int64_t& columns) {
+static AS_ALWAYS_INLINE void ByteTilesOf(ByteBlock& block, int64_t& columns) {
   if constexpr (kHasGroupTiles) {
     if (block.in_registers) {
       return ByteTileColumns<kForm, R, GroupVecs(R), true>(block, columns);
@@ -327,9 +328,9 @@ void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
 
 // Computes a block's rows in tiles: Tiles::NextRows gives a tile's rows, Tiles::Rows computes it.
 template <Form kForm, class Tiles>
-AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
-                                    const unsigned char* next, int64_t bytes,
-                                    const Destination& destination) {
+static AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
+                                           const unsigned char* next, int64_t bytes,
+                                           const Destination& destination) {
   const int64_t steps = StepsOf<kForm>(block);
   for (int64_t r = 0; r < rows;) {
     const int64_t tile_rows = Tiles::NextRows(rows - r, block.lanes);
@@ -350,26 +351,26 @@ AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t colum
 // Tiles that use DotBytes (bytes.inl).
 struct ByteTiles {
   // Whether other forms are spread to bytes before this many rows pass over a block.
-  AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
+  static AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
 
-  AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t) {
+  static AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t) {
     return TileShape<ByteTiles>::NextRows(left);
   }
 
   template <Form kForm>
-  AS_ALWAYS_INLINE void Rows(int64_t rows, const ByteBlock& block, int64_t columns) {
+  static AS_ALWAYS_INLINE void Rows(int64_t rows, const ByteBlock& block, int64_t columns) {
     ByteTileRows<kForm>(rows, block, columns);
   }
 };
 
 // The k of one exact sum.
-AS_ALWAYS_INLINE int64_t SumGroup(const GemmArgs& args) {
+static AS_ALWAYS_INLINE int64_t SumGroup(const GemmArgs& args) {
   const int64_t size = args.scales.group_size;
   return args.a_scale_group > 0 && args.a_scale_group < size ? args.a_scale_group : size;
 }
 
 // How many groups of sums, as a power of two, share a scale that belongs to `scale_group` of k.
-AS_ALWAYS_INLINE int SharedBy(int64_t scale_group, int64_t group) {
+static AS_ALWAYS_INLINE int SharedBy(int64_t scale_group, int64_t group) {
   int shift = 0;
   while (group << shift < scale_group) ++shift;
   return shift;
@@ -497,7 +498,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
 template <Form kForm, class Tiles>
 struct GemmBytes {
   template <class Store>
-  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+  static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     alignas(64) int32_t partial[kGemmRows * kPanelColumns];
     alignas(64) unsigned char spread[kForm == Form::kBytes ? 1 : kByteBlock * kPanelColumns];
     ForEachRowBlock(
@@ -516,19 +517,19 @@ constexpr float kMagic = 0x1p23f;
 // The element at bit `kShift` of every stored lane, less its zero point, as float32: exact.
 // `magic_zero` is kMagic + zero.
 template <int kBits, int kShift>
-AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecF magic_zero) {
+static AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecF magic_zero) {
   const VecI u = And(ShiftRight<kShift>(lanes), Set1Int((1 << kBits) - 1));
   return Sub(AsFloat(Or(u, Set1Int(kMagicBits))), magic_zero);
 }
 
 // Stores the widened elements k and k + 1 of a lane as the tile reads them.
-AS_ALWAYS_INLINE void StoreWide(DotFloat, unsigned char* out, VecF even, VecF odd) {
+static AS_ALWAYS_INLINE void StoreWide(DotFloat, unsigned char* out, VecF even, VecF odd) {
   StoreF(reinterpret_cast<float*>(out), even);
   StoreF(reinterpret_cast<float*>(out + kPanelStride), odd);
 }
 // Integers of magnitude below 256 are exact in bfloat16.
 template <class Dot>
-AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF odd) {
+static AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF odd) {
   StoreI(out, Or(ShiftRight<16>(AsInt(even)), And(AsInt(odd), Set1Int(-65536))));
 }
 
@@ -567,12 +568,12 @@ void WidenIntegers(const unsigned char* from, const uint8_t* zeros, int32_t symm
 }
 
 // Stores the pairs of bfloat16 k, k + 1 and k + 2, k + 3 of a lane as the tile reads them.
-AS_ALWAYS_INLINE void StorePairs(DotFloat, unsigned char* out, VecI early, VecI late) {
+static AS_ALWAYS_INLINE void StorePairs(DotFloat, unsigned char* out, VecI early, VecI late) {
   StoreWide(DotFloat(), out, PairLow(early), PairHigh(early));
   StoreWide(DotFloat(), out + 2 * kPanelStride, PairLow(late), PairHigh(late));
 }
 template <class Dot>
-AS_ALWAYS_INLINE void StorePairs(Dot, unsigned char* out, VecI early, VecI late) {
+static AS_ALWAYS_INLINE void StorePairs(Dot, unsigned char* out, VecI early, VecI late) {
   StoreI(out, early);
   StoreI(out + kPanelStride, late);
 }
@@ -592,8 +593,8 @@ void WidenFloat8(const unsigned char* from, int64_t count, unsigned char* out) {
 
 // The block of `count` k that begins with element k of the panel.
 template <Form kForm, class Dot>
-AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& scales, int64_t k,
-                                 int64_t count, unsigned char* out) {
+static AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& scales,
+                                        int64_t k, int64_t count, unsigned char* out) {
   const unsigned char* from = panel.w + k * LowBytes(kForm);
   const uint8_t* zero =
       panel.zero == nullptr ? nullptr : panel.zero + k / scales.group_size * kPanelColumns;
@@ -612,12 +613,12 @@ AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& sc
 }
 
 // The sum of a row's elements, `count` of them: whole vectors. In lanes, then a fixed tree.
-AS_ALWAYS_INLINE float SumOf(const float* a, int64_t count) {
+static AS_ALWAYS_INLINE float SumOf(const float* a, int64_t count) {
   VecF sum = Zero();
   for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadF(a + i));
   return ReduceAdd(sum);
 }
-AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
+static AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
   VecF sum = Zero();
   for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadBf16(a + i));
   return ReduceAdd(sum);
@@ -670,7 +671,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
 template <class Element, class Dot, Form kForm>
 struct GemmWidened {
   template <class Store>
-  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+  static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     alignas(64) float partial[kGemmRows * kPanelColumns] = {};
     alignas(64) unsigned char wide[kWideBlock / Dot::kGroup * kPanelStride];
     ForEachRowBlock(
@@ -687,7 +688,7 @@ struct GemmWidened {
 template <template <Form> class Kernel>
 struct OfNibbles {
   template <class Store>
-  AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+  static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     if (args.scales.high != nullptr) return Kernel<Form::kSixBits>::Run(args, store);
     if (args.scales.table != nullptr) return Kernel<Form::kTable>::Run(args, store);
     Kernel<Form::kNibbles>::Run(args, store);
@@ -710,7 +711,7 @@ struct Widened {
 
 // Puts a family into the slots of quantised weights.
 template <class Family>
-AS_ALWAYS_INLINE void FillForms(KernelTable& table, DType activation) {
+static AS_ALWAYS_INLINE void FillForms(KernelTable& table, DType activation) {
   FillGemm<typename Family::template Of<Form::kBytes>>(table, DType::kUInt8, activation);
   FillGemm<OfNibbles<Family::template Of>>(table, DType::kUInt4, activation);
   if constexpr (Family::kFloats) {
@@ -752,7 +753,7 @@ void EmbeddingRows(const EmbeddingArgs& args) {
 }
 
 template <Form kForm>
-void EmbeddingQuantized(const EmbeddingArgs& args, Stream) noexcept {
+void EmbeddingQuantized(const EmbeddingArgs& args) noexcept {
   if (kForm == Form::kNibbles && args.scales.high != nullptr) {
     return EmbeddingRows<Form::kSixBits>(args);
   }

@@ -9,12 +9,12 @@ namespace allspark::kernels {
 namespace {
 
 // Rows of the slot's dtype are written through these; partial vectors touch no byte beyond n.
-AS_ALWAYS_INLINE void StoreRow(float* p, VecF x) { StoreF(p, x); }
-AS_ALWAYS_INLINE void StoreRow(uint16_t* p, VecF x) { StoreBf16(p, x); }
-AS_ALWAYS_INLINE void StoreRowFirst(float* p, int64_t n, VecF x) {
+static AS_ALWAYS_INLINE void StoreRow(float* p, VecF x) { StoreF(p, x); }
+static AS_ALWAYS_INLINE void StoreRow(uint16_t* p, VecF x) { StoreBf16(p, x); }
+static AS_ALWAYS_INLINE void StoreRowFirst(float* p, int64_t n, VecF x) {
   MaskStoreF(FirstLanes(n), p, x);
 }
-AS_ALWAYS_INLINE void StoreRowFirst(uint16_t* p, int64_t n, VecF x) {
+static AS_ALWAYS_INLINE void StoreRowFirst(uint16_t* p, int64_t n, VecF x) {
   uint16_t whole[kLanes];
   StoreBf16(whole, x);
   for (int64_t i = 0; i < n; ++i) p[i] = whole[i];
@@ -23,7 +23,7 @@ AS_ALWAYS_INLINE void StoreRowFirst(uint16_t* p, int64_t n, VecF x) {
 // Calls body(i, load, store) for each vector of n elements, the last perhaps partial: load(p) reads
 // and store(p, x) writes only what exists.
 template <class Body>
-AS_ALWAYS_INLINE void ForEachVec(int64_t n, Body body) {
+static AS_ALWAYS_INLINE void ForEachVec(int64_t n, Body body) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     body(
@@ -43,7 +43,7 @@ AS_ALWAYS_INLINE void ForEachVec(int64_t n, Body body) {
 // (4 q + j) * kLanes + i, q ascending; then a fixed tree adds the lanes. In a partial vector, v is
 // `rest` beyond the last element.
 template <class Step>
-AS_ALWAYS_INLINE float SumInLanes(const float* x, int64_t n, VecF rest, Step add) {
+static AS_ALWAYS_INLINE float SumInLanes(const float* x, int64_t n, VecF rest, Step add) {
   VecF sums[4] = {Zero(), Zero(), Zero(), Zero()};
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
@@ -56,7 +56,7 @@ AS_ALWAYS_INLINE float SumInLanes(const float* x, int64_t n, VecF rest, Step add
   return ReduceAdd(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3])));
 }
 
-AS_ALWAYS_INLINE float SumOfSquares(const float* x, int64_t n, VecF mean) {
+static AS_ALWAYS_INLINE float SumOfSquares(const float* x, int64_t n, VecF mean) {
   return SumInLanes(
       x, n, mean, [mean](VecF sum, VecF v) __attribute__((always_inline)) {
         const VecF centered = Sub(v, mean);
@@ -65,7 +65,7 @@ AS_ALWAYS_INLINE float SumOfSquares(const float* x, int64_t n, VecF mean) {
 }
 
 template <class T>
-void LayerNorm(const NormArgs& args, Stream) noexcept {
+void LayerNorm(const NormArgs& args) noexcept {
   const float count = static_cast<float>(args.cols);
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
@@ -86,7 +86,7 @@ void LayerNorm(const NormArgs& args, Stream) noexcept {
 }
 
 template <class T>
-void RmsNorm(const NormArgs& args, Stream) noexcept {
+void RmsNorm(const NormArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     T* y = static_cast<T*>(args.y) + r * args.ldy;
@@ -99,7 +99,7 @@ void RmsNorm(const NormArgs& args, Stream) noexcept {
   }
 }
 
-[[maybe_unused]] void Scale(const ScaleArgs& args, Stream) noexcept {
+[[maybe_unused]] void Scale(const ScaleArgs& args) noexcept {
   const VecF scale = Set1(args.scale), cap = Set1(args.soft_cap), limit = Set1(args.limit);
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
@@ -129,7 +129,7 @@ void GatedActRows(const GatedActArgs& args) {
 }
 
 template <class T>
-void GatedAct(const GatedActArgs& args, Stream) noexcept {
+void GatedAct(const GatedActArgs& args) noexcept {
   switch (args.act) {
     case Activation::kSilu:
       return GatedActRows<T, Silu>(args);
@@ -142,13 +142,13 @@ void GatedAct(const GatedActArgs& args, Stream) noexcept {
   }
 }
 
-AS_ALWAYS_INLINE void WidenRow(const float* from, int64_t n, bool accumulate, float* to) {
+static AS_ALWAYS_INLINE void WidenRow(const float* from, int64_t n, bool accumulate, float* to) {
   ForEachVec(
       n, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
         store(to + i, accumulate ? Add(load(to + i), load(from + i)) : load(from + i));
       });
 }
-AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, bool accumulate, float* to) {
+static AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, bool accumulate, float* to) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const VecF row = LoadBf16(from + i);
@@ -161,10 +161,10 @@ AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, bool accumulate,
 }
 
 // One column of a packed panel: one lane of 32 bits per group of k.
-AS_ALWAYS_INLINE void UnpackColumn(const float* column, int64_t k, float* to) {
+static AS_ALWAYS_INLINE void UnpackColumn(const float* column, int64_t k, float* to) {
   for (int64_t i = 0; i < k; ++i) to[i] = column[i * kPanelColumns];
 }
-AS_ALWAYS_INLINE void UnpackColumn(const uint16_t* column, int64_t k, float* to) {
+static AS_ALWAYS_INLINE void UnpackColumn(const uint16_t* column, int64_t k, float* to) {
   for (int64_t i = 0; i < k; i += 2) {
     const uint16_t* pair = column + i * kPanelColumns;
     to[i] = ToFloat(BFloat16{pair[0]});
@@ -173,7 +173,7 @@ AS_ALWAYS_INLINE void UnpackColumn(const uint16_t* column, int64_t k, float* to)
 }
 
 template <class T>
-void Embedding(const EmbeddingArgs& args, Stream) noexcept {
+void Embedding(const EmbeddingArgs& args) noexcept {
   constexpr int64_t kGroup = kLaneBytes / static_cast<int64_t>(sizeof(T));
   const T* table = static_cast<const T*>(args.table);
   for (int64_t r = 0; r < args.rows; ++r) {
@@ -191,11 +191,11 @@ void Embedding(const EmbeddingArgs& args, Stream) noexcept {
 struct Rotated {
   VecF first, second;
 };
-AS_ALWAYS_INLINE Rotated Rotate(VecF u, VecF v, VecF c, VecF s) {
+static AS_ALWAYS_INLINE Rotated Rotate(VecF u, VecF v, VecF c, VecF s) {
   return {Fma(u, c, Neg(Mul(v, s))), Fma(v, c, Mul(u, s))};
 }
 
-AS_ALWAYS_INLINE void RotateHalves(float* x, const float* cos_sin, int64_t half) {
+static AS_ALWAYS_INLINE void RotateHalves(float* x, const float* cos_sin, int64_t half) {
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t n = half - i < kLanes ? half - i : kLanes;
     const Mask mask = FirstLanes(n);
@@ -210,7 +210,7 @@ AS_ALWAYS_INLINE void RotateHalves(float* x, const float* cos_sin, int64_t half)
   }
 }
 
-AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t half) {
+static AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t half) {
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t n = half - i < kLanes ? half - i : kLanes;
     const Mask low = FirstLanes(2 * n);
@@ -228,7 +228,7 @@ AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t 
   }
 }
 
-[[maybe_unused]] void Rope(const RopeArgs& args, Stream) noexcept {
+[[maybe_unused]] void Rope(const RopeArgs& args) noexcept {
   const int64_t half = args.rotary_dim / 2;
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* cos_sin = args.cos_sin + static_cast<int64_t>(args.positions[r]) * args.rotary_dim;
@@ -244,7 +244,7 @@ AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t 
 }
 
 // One of log2(n) equal stages: the sums of neighbours, then their differences.
-AS_ALWAYS_INLINE void HadamardStage(const float* x, int64_t n, float* y) {
+static AS_ALWAYS_INLINE void HadamardStage(const float* x, int64_t n, float* y) {
   const int64_t half = n / 2;
   if (half < kLanes) {
     for (int64_t i = 0; i < half; ++i) {
@@ -261,7 +261,7 @@ AS_ALWAYS_INLINE void HadamardStage(const float* x, int64_t n, float* y) {
   }
 }
 
-[[maybe_unused]] void Hadamard(const HadamardArgs& args, Stream) noexcept {
+[[maybe_unused]] void Hadamard(const HadamardArgs& args) noexcept {
   const int64_t n = args.size;
   const float factor = 1.0f / __builtin_sqrtf(static_cast<float>(n));
   float rooms[2][kMostHadamard];
@@ -282,7 +282,7 @@ AS_ALWAYS_INLINE void HadamardStage(const float* x, int64_t n, float* y) {
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 // The highest of x[0, n), NaN left out; minus infinity if nothing is left.
-AS_ALWAYS_INLINE float Highest(const float* x, int64_t n) {
+static AS_ALWAYS_INLINE float Highest(const float* x, int64_t n) {
   VecF best[4];
   for (VecF& b : best) b = Set1(kMinusInfinity);
   int64_t i = 0;
@@ -298,7 +298,7 @@ AS_ALWAYS_INLINE float Highest(const float* x, int64_t n) {
 }
 
 // The first i with x[i] == value, or n.
-AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
+static AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
   const VecF wanted = Set1(value);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -309,7 +309,7 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
   return i;
 }
 
-[[maybe_unused]] void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
+[[maybe_unused]] void ArgMax(const ArgMaxArgs& args) noexcept {
   // Elements of a block, which is still in the cache when its highest value is searched for.
   constexpr int64_t kBlock = 2048;
   for (int64_t r = 0; r < args.rows; ++r) {
@@ -330,7 +330,7 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
   }
 }
 
-[[maybe_unused]] void SumExp(const SumExpArgs& args, Stream) noexcept {
+[[maybe_unused]] void SumExp(const SumExpArgs& args) noexcept {
   // This many elements are summed in float32, and these sums in double, so that the error does not
   // grow with the row's length.
   constexpr int64_t kBlock = 64 * kLanes;
@@ -366,8 +366,9 @@ AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value) {
 
 // Elements [begin, end) of a row, with one scale. `total` is the sum of the elements before them,
 // unsigned: sums of a row with a NaN mean nothing, and may overflow.
-AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t end, uint32_t total,
-                                        int8_t* q, float* scale, int32_t* sums) {
+static AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t end,
+                                               uint32_t total, int8_t* q, float* scale,
+                                               int32_t* sums) {
   const float highest = HighestMagnitude(x + begin, end - begin);
   *scale = highest / 127.0f;
   const VecF inverse = Set1(highest < kQuantizeTiny ? 0.0f : 127.0f / highest);
@@ -391,7 +392,7 @@ AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t e
   return total;
 }
 
-[[maybe_unused]] void Quantize(const QuantizeArgs& args, Stream) noexcept {
+[[maybe_unused]] void Quantize(const QuantizeArgs& args) noexcept {
   const int64_t num_scales = RowScales(args.cols, args.scale_group);
   const int64_t group = args.scale_group == 0 ? args.cols : args.scale_group;
   for (int64_t r = 0; r < args.rows; ++r) {
@@ -405,15 +406,15 @@ AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, int64_t e
   }
 }
 
-AS_ALWAYS_INLINE VecF LoadRow(const float* p) { return LoadF(p); }
-AS_ALWAYS_INLINE VecF LoadRow(const int8_t* p) {
+static AS_ALWAYS_INLINE VecF LoadRow(const float* p) { return LoadF(p); }
+static AS_ALWAYS_INLINE VecF LoadRow(const int8_t* p) {
   const VecI bytes = LoadBytes(reinterpret_cast<const uint8_t*>(p));
   return IntToFloat(ShiftRightSigned<24>(ShiftLeft<24>(bytes)));
 }
 
 // From: float or int8_t.
 template <class From, class To>
-void Convert(const ConvertArgs& args, Stream) noexcept {
+void Convert(const ConvertArgs& args) noexcept {
   if (args.scale_group > 0) {
     // Scale groups are whole vectors.
     const int64_t num_scales = RowScales(args.cols, args.scale_group);

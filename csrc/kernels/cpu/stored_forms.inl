@@ -35,14 +35,14 @@ constexpr int32_t ZeroOf(Form form) {
 constexpr bool Biased(Form form) { return form == Form::kBytes || form == Form::kTable; }
 
 // The numbers of a table as Unit looks them up.
-AS_ALWAYS_INLINE void ByteTable(const int8_t* numbers, uint8_t* table) {
+static AS_ALWAYS_INLINE void ByteTable(const int8_t* numbers, uint8_t* table) {
   for (int i = 0; i < 16; ++i) table[i] = static_cast<uint8_t>(numbers[i] + 128 - kByteBias);
 }
 
 // The kUnit-th four k of a step, as bytes for DotBytes. `b` and `high`: this vector's part of the
 // step's first lanes.
 template <Form kForm, int kUnit>
-AS_ALWAYS_INLINE VecI Unit(const unsigned char* b, const unsigned char* high, VecI table) {
+static AS_ALWAYS_INLINE VecI Unit(const unsigned char* b, const unsigned char* high, VecI table) {
   const VecI x = LoadI(b + kUnit / 2 * kPanelStride);
   if constexpr (kForm == Form::kBytes) return BiasBytes(x);
   const VecI nibbles = kUnit % 2 == 0 ? LowNibbles(x) : HighNibbles(x);
@@ -58,8 +58,8 @@ AS_ALWAYS_INLINE VecI Unit(const unsigned char* b, const unsigned char* high, Ve
 }
 
 template <Form kForm, int kUnit>
-AS_ALWAYS_INLINE void SpreadUnit(const unsigned char* b, const unsigned char* high, VecI table,
-                                 unsigned char* out) {
+static AS_ALWAYS_INLINE void SpreadUnit(const unsigned char* b, const unsigned char* high,
+                                        VecI table, unsigned char* out) {
   for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
     const VecI unit =
         Unit<kForm, kUnit>(b + line, kForm == Form::kSixBits ? high + line : nullptr, table);
@@ -69,8 +69,8 @@ AS_ALWAYS_INLINE void SpreadUnit(const unsigned char* b, const unsigned char* hi
 
 // `count` k to bytes, for blocks that many rows pass over. `table`: ByteTable.
 template <Form kForm>
-AS_ALWAYS_INLINE void Spread(const unsigned char* b, const unsigned char* high,
-                             const uint8_t* table, int64_t count, unsigned char* out) {
+static AS_ALWAYS_INLINE void Spread(const unsigned char* b, const unsigned char* high,
+                                    const uint8_t* table, int64_t count, unsigned char* out) {
   const VecI numbers = kForm == Form::kTable ? LoadTable(table) : Set1Int(0);
   for (int64_t k = 0; k < count; k += StepK(kForm)) {
     SpreadUnit<kForm, 0>(b, high, numbers, out);
@@ -87,7 +87,8 @@ AS_ALWAYS_INLINE void Spread(const unsigned char* b, const unsigned char* high,
 
 // Element k of the column whose lanes begin at `w` and `high`.
 template <Form kForm>
-AS_ALWAYS_INLINE int32_t StoredAt(const unsigned char* w, const unsigned char* high, int64_t k) {
+static AS_ALWAYS_INLINE int32_t StoredAt(const unsigned char* w, const unsigned char* high,
+                                         int64_t k) {
   constexpr int64_t kPerLane = 32 / LowBits(kForm);
   const unsigned char* lane = w + k / kPerLane * kPanelStride;
   const int64_t at = k % kPerLane;
@@ -99,7 +100,7 @@ AS_ALWAYS_INLINE int32_t StoredAt(const unsigned char* w, const unsigned char* h
 
 // Bytes 0 and 1 of each lane's four floats of 8 bits, or bytes 2 and 3 where `late`, as a pair of
 // bfloat16.
-AS_ALWAYS_INLINE VecI Float8Pairs(VecI x, bool late) {
+static AS_ALWAYS_INLINE VecI Float8Pairs(VecI x, bool late) {
   // Each byte to the upper half of 16 bits: 128 selects zero.
   alignas(16) static constexpr uint8_t kSpread[2][16] = {
       {128, 0, 128, 1, 128, 4, 128, 5, 128, 8, 128, 9, 128, 12, 128, 13},

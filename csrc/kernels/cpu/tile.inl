@@ -18,7 +18,7 @@ namespace {
 #define AS_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-AS_ALWAYS_INLINE void Prefetch(const void* p) { __builtin_prefetch(p); }
+static AS_ALWAYS_INLINE void Prefetch(const void* p) { __builtin_prefetch(p); }
 
 constexpr int64_t kLaneBytes = 4;
 constexpr int64_t kVecBytes = kLanes * kLaneBytes;
@@ -29,7 +29,7 @@ struct DotFloat {
   static constexpr int64_t kGroup = 1;  // elements of A per step
 
   template <int R, int V, class Load>
-  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const float* a, int64_t lda, Load load) {
+  static AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const float* a, int64_t lda, Load load) {
     VecF b[V];
     AS_UNROLL for (int v = 0; v < V; ++v) b[v] = AsFloat(load(v));
     AS_UNROLL for (int r = 0; r < R; ++r) {
@@ -45,7 +45,7 @@ struct DotPair {
   static constexpr int64_t kGroup = 2;
 
   template <int R, int V, class Load>
-  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const float* a, int64_t lda, Load load) {
+  static AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const float* a, int64_t lda, Load load) {
     VecF b[V];
     AS_UNROLL for (int v = 0; v < V; ++v) b[v] = PairLow(load(v));
     AS_UNROLL for (int r = 0; r < R; ++r) {
@@ -67,7 +67,7 @@ struct DotNative {
   static constexpr int64_t kGroup = 2;
 
   template <int R, int V, class Load>
-  AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const uint16_t* a, int64_t lda, Load load) {
+  static AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const uint16_t* a, int64_t lda, Load load) {
     VecI b[V];
     AS_UNROLL for (int v = 0; v < V; ++v) b[v] = load(v);
     AS_UNROLL for (int r = 0; r < R; ++r) {
@@ -102,7 +102,7 @@ struct TileArgs {
 
 // Fetches the step of one k group: one request per 64 bytes of V vectors, evenly spread.
 template <int V>
-AS_ALWAYS_INLINE void FetchStep(Fetch& fetch) {
+static AS_ALWAYS_INLINE void FetchStep(Fetch& fetch) {
   constexpr int64_t kRequests = V * kVecBytes / 64 > 0 ? V * kVecBytes / 64 : 1;
   const int64_t apart = fetch.step / kRequests;
   AS_UNROLL for (int64_t i = 0; i < kRequests; ++i) { Prefetch(fetch.at + i * apart); }
@@ -159,7 +159,7 @@ void TailTile(const TileArgs<typename Dot::A>& args, int64_t columns) {
 // All columns: in tiles of V vectors, then of half as many, and so on down to one. A masked tile
 // takes the rest.
 template <class Dot, int R, int V>
-AS_ALWAYS_INLINE void TileColumnsFrom(TileArgs<typename Dot::A>& args, int64_t& columns) {
+static AS_ALWAYS_INLINE void TileColumnsFrom(TileArgs<typename Dot::A>& args, int64_t& columns) {
   while (columns >= V * kLanes) {
     Tile<Dot, R, V>(args);
     args.fetch.at += args.groups * args.fetch.step;
@@ -175,7 +175,7 @@ AS_ALWAYS_INLINE void TileColumnsFrom(TileArgs<typename Dot::A>& args, int64_t& 
 }
 
 template <class Dot, int R>
-AS_ALWAYS_INLINE void TileColumns(TileArgs<typename Dot::A> args, int64_t columns) {
+static AS_ALWAYS_INLINE void TileColumns(TileArgs<typename Dot::A> args, int64_t columns) {
   TileColumnsFrom<Dot, R, TileVecs(R)>(args, columns);
 }
 
@@ -206,7 +206,7 @@ struct TileShape {
   static constexpr int64_t kStreamRows = 1;
   // The rows of the next tile when `left` remain. Tiles are as even as possible, since a tile of
   // one or two rows after full ones would leave most of the multipliers idle.
-  AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
+  static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
     const int64_t tiles = (left + kTileRows - 1) / kTileRows;
     return (left + tiles - 1) / tiles;
   }
@@ -215,9 +215,9 @@ struct TileShape {
 // The share of the `bytes` at `next` that the tile of rows [row, row + tile_rows), out of `rows`,
 // fetches. The fetches are spread as evenly as the work, since a burst of requests would stall on
 // memory. A tile takes its columns in several passes, of `vecs` vectors each.
-AS_ALWAYS_INLINE Fetch FetchShare(const unsigned char* next, int64_t bytes, int64_t rows,
-                                  int64_t row, int64_t tile_rows, int64_t groups, int64_t columns,
-                                  int vecs) {
+static AS_ALWAYS_INLINE Fetch FetchShare(const unsigned char* next, int64_t bytes, int64_t rows,
+                                         int64_t row, int64_t tile_rows, int64_t groups,
+                                         int64_t columns, int vecs) {
   const int64_t width = vecs * kLanes;
   const int64_t steps = groups * ((columns + width - 1) / width);
   if (steps == 0) return {next, 0};

@@ -10,9 +10,9 @@ namespace allspark::kernels {
 namespace {
 
 // The address of one KV head's keys or values in the block of `position`.
-AS_ALWAYS_INLINE unsigned char* PartAt(const PagedKv& kv, const int32_t* block_table,
-                                       int64_t kv_head, int64_t position,
-                                       const PagedKv::Side& side) {
+static AS_ALWAYS_INLINE unsigned char* PartAt(const PagedKv& kv, const int32_t* block_table,
+                                              int64_t kv_head, int64_t position,
+                                              const PagedKv::Side& side) {
   return kv.PartAt(block_table[position / kv.block_size], side, kv_head);
 }
 
@@ -152,7 +152,7 @@ struct QuantizedHead {
 };
 
 template <typename Head>
-void KvWrite(const KvWriteArgs& args, Stream) noexcept {
+void KvWrite(const KvWriteArgs& args) noexcept {
   for (int64_t h = 0; h < args.kv_heads; ++h) {
     const Head head{args.kv, args.block_table, h, args.head_dim};
     for (int64_t t = 0; t < args.num_tokens; ++t) {
@@ -197,7 +197,7 @@ struct AttentionRow {
 };
 
 template <typename Head, typename Out>
-void Attention(const AttentionArgs& args, Stream) noexcept {
+void Attention(const AttentionArgs& args) noexcept {
   double* sums = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(args.scratch) + 7) / 8 * 8);
   for (int64_t t = args.token_begin; t < args.token_end; ++t) {
     const int64_t end = args.begin_position + t + 1;

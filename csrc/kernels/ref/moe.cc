@@ -81,14 +81,14 @@ void RouteRow(const RouteArgs& args, const float* x, int32_t* experts, float* we
   }
 }
 
-void Route(const RouteArgs& args, Stream) noexcept {
+void Route(const RouteArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     RouteRow(args, args.logits + r * args.ldx, args.experts + r * args.top_k,
              args.weights + r * (args.top_k + (args.has_shared ? 1 : 0)));
   }
 }
 
-void Combine(const CombineArgs& args, Stream) noexcept {
+void Combine(const CombineArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const int32_t* sources = args.sources + r * args.num_sources;
     const float* weights = args.weights + r * args.num_sources;

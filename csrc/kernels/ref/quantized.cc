@@ -58,7 +58,7 @@ struct PackedWeight {
 };
 
 template <DType kStored, typename A>
-void Gemm(const GemmArgs& args, Stream) noexcept {
+void Gemm(const GemmArgs& args) noexcept {
   const PackedWeight<kStored> weight{static_cast<const unsigned char*>(args.w), args.scales,
                                      args.k};
   const int64_t n_limit = args.panel_end * kPanelColumns;
@@ -86,7 +86,7 @@ void Gemm(const GemmArgs& args, Stream) noexcept {
 }
 
 template <DType kStored>
-void Embedding(const EmbeddingArgs& args, Stream) noexcept {
+void Embedding(const EmbeddingArgs& args) noexcept {
   const PackedWeight<kStored> table{static_cast<const unsigned char*>(args.table), args.scales,
                                     args.cols};
   for (int64_t r = 0; r < args.rows; ++r) {
@@ -114,7 +114,7 @@ float QuantizeGroup(const float* x, int64_t count, int8_t* q) {
   return highest / 127.0f;
 }
 
-void Quantize(const QuantizeArgs& args, Stream) noexcept {
+void Quantize(const QuantizeArgs& args) noexcept {
   const int64_t num_scales = RowScales(args.cols, args.scale_group);
   const int64_t group = args.cols / num_scales;
   for (int64_t r = 0; r < args.rows; ++r) {

@@ -29,7 +29,7 @@ const T* PackedAt(const T* w, int64_t k_total, int64_t k, int64_t n,
 }
 
 template <typename T>
-void Gemm(const GemmArgs& args, Stream) noexcept {
+void Gemm(const GemmArgs& args) noexcept {
   const T* a = static_cast<const T*>(args.a);
   const T* w = static_cast<const T*>(args.w);
   const int64_t n_begin = args.panel_begin * args.panel_columns;
@@ -67,7 +67,7 @@ void AddLowRank(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
 }
 
 template <typename From, typename To>
-void Convert(const ConvertArgs& args, Stream) noexcept {
+void Convert(const ConvertArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const From* x = static_cast<const From*>(args.x) + r * args.ldx;
     To* y = static_cast<To*>(args.y) + r * args.ldy;
@@ -82,7 +82,7 @@ void Convert(const ConvertArgs& args, Stream) noexcept {
   }
 }
 
-void Scale(const ScaleArgs& args, Stream) noexcept {
+void Scale(const ScaleArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
       float* y = args.y + r * args.ldy + i;
@@ -98,7 +98,7 @@ void Scale(const ScaleArgs& args, Stream) noexcept {
 }
 
 template <typename T>
-void RmsNorm(const NormArgs& args, Stream) noexcept {
+void RmsNorm(const NormArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     T* y = static_cast<T*>(args.y) + r * args.ldy;
@@ -112,7 +112,7 @@ void RmsNorm(const NormArgs& args, Stream) noexcept {
 }
 
 template <typename T>
-void LayerNorm(const NormArgs& args, Stream) noexcept {
+void LayerNorm(const NormArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     T* y = static_cast<T*>(args.y) + r * args.ldy;
@@ -144,7 +144,7 @@ double Activate(Activation act, double x) {
 }
 
 template <typename T>
-void GatedAct(const GatedActArgs& args, Stream) noexcept {
+void GatedAct(const GatedActArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     T* out = static_cast<T*>(args.out) + r * args.ldo;
@@ -156,7 +156,7 @@ void GatedAct(const GatedActArgs& args, Stream) noexcept {
 }
 
 template <typename T>
-void Embedding(const EmbeddingArgs& args, Stream) noexcept {
+void Embedding(const EmbeddingArgs& args) noexcept {
   const T* table = static_cast<const T*>(args.table);
   for (int64_t r = 0; r < args.rows; ++r) {
     const int64_t id = args.ids[r];
@@ -168,7 +168,7 @@ void Embedding(const EmbeddingArgs& args, Stream) noexcept {
   }
 }
 
-void Rope(const RopeArgs& args, Stream) noexcept {
+void Rope(const RopeArgs& args) noexcept {
   const int64_t half = args.rotary_dim / 2;
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* cos_sin = args.cos_sin + static_cast<int64_t>(args.positions[r]) * args.rotary_dim;
@@ -186,7 +186,7 @@ void Rope(const RopeArgs& args, Stream) noexcept {
   }
 }
 
-void Hadamard(const HadamardArgs& args, Stream) noexcept {
+void Hadamard(const HadamardArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t begin = 0; begin < args.cols; begin += args.size) {
       double x[kMostHadamard];
@@ -202,7 +202,7 @@ void Hadamard(const HadamardArgs& args, Stream) noexcept {
   }
 }
 
-void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
+void ArgMax(const ArgMaxArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     int64_t best = -1;
@@ -214,7 +214,7 @@ void ArgMax(const ArgMaxArgs& args, Stream) noexcept {
   }
 }
 
-void SumExp(const SumExpArgs& args, Stream) noexcept {
+void SumExp(const SumExpArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const float* x = args.x + r * args.ldx;
     float highest = -std::numeric_limits<float>::infinity();
@@ -232,7 +232,7 @@ void SumExp(const SumExpArgs& args, Stream) noexcept {
 
 // The only kernel for this: processors without wide gathers can do no better than single loads.
 template <typename T>
-void GatherColumns(const GatherColumnsArgs& args, Stream) noexcept {
+void GatherColumns(const GatherColumnsArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* x = static_cast<const T*>(args.x) + r * args.ldx;
     T* y = static_cast<T*>(args.y) + r * args.ldy;
@@ -240,8 +240,8 @@ void GatherColumns(const GatherColumnsArgs& args, Stream) noexcept {
   }
 }
 
-void GatherInt8Columns(const GatherColumnsArgs& args, Stream stream) noexcept {
-  GatherColumns<int8_t>(args, stream);
+void GatherInt8Columns(const GatherColumnsArgs& args) noexcept {
+  GatherColumns<int8_t>(args);
   for (int64_t r = 0; r < args.rows; ++r) {
     const int8_t* y = static_cast<const int8_t*>(args.y) + r * args.ldy;
     SumBlocks(y, args.cols, args.sums + r * RowSums(args.cols));

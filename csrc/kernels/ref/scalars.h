@@ -5,14 +5,16 @@
 
 namespace allspark::kernels {
 
-AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
-AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
-AS_ALWAYS_INLINE double Load(const int8_t* p) { return *p; }
+static AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
+static AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
+static AS_ALWAYS_INLINE double Load(const int8_t* p) { return *p; }
 
 // Through float32, as every kernel does: a double is first rounded to float, then to the stored
 // type.
-AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
-AS_ALWAYS_INLINE void Store(BFloat16* p, double x) { *p = ToBFloat16(static_cast<float>(x)); }
+static AS_ALWAYS_INLINE void Store(float* p, double x) { *p = static_cast<float>(x); }
+static AS_ALWAYS_INLINE void Store(BFloat16* p, double x) {
+  *p = ToBFloat16(static_cast<float>(x));
+}
 
 // The sums of a row of int8 activations, as args.h lays them out.
 inline void SumBlocks(const int8_t* q, int64_t cols, int32_t* sums) {
@@ -33,7 +35,7 @@ inline double LowRankSum(const GemmArgs& args, int64_t row, int64_t n) {
     if (at < low.row_begin || at >= low.row_end) continue;
     if (panel < low.panel_begin || panel >= low.panel_end) continue;
     float sums[kPanelColumns] = {};
-    low.add(low, at, 1, panel, sums);
+    args.add_low_rank(low, at, 1, panel, sums);
     sum += Load(sums + n % kPanelColumns);
   }
   return sum;

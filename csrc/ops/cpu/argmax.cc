@@ -11,7 +11,7 @@ void CpuOps::ArgMax(const ConstMatrix& x, int32_t* index) {
     args.rows = end - begin;
     args.cols = x.cols;
     args.index = index + begin;
-    kernels_.argmax(args, nullptr);
+    kernels_.argmax(args);
   });
 }
 

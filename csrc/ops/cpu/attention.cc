@@ -251,7 +251,7 @@ void CpuOps::Attention(const AttentionParams& params, const kernels::PagedKv& kv
           args.next_begin = keys.begin;
           args.next_end = keys.end;
         }
-        kernel(args, nullptr);
+        kernel(args);
       };
       // Runs one item behind the walk, so that each call knows the keys of the next.
       Item last;
@@ -275,7 +275,7 @@ void CpuOps::Attention(const AttentionParams& params, const kernels::PagedKv& kv
       args.row_end = std::clamp<int64_t>(end - item.divided * group, 0, group);
       args.out = static_cast<unsigned char*>(cpu::RowAt(out, item.sequence->token_begin)) +
                  item.kv_head * group * params.head_dim * ElementBytes(out.dtype);
-      if (args.row_begin < args.row_end) merge(args, nullptr);
+      if (args.row_begin < args.row_end) merge(args);
     });
   });
 }

@@ -32,8 +32,8 @@ class CpuOps final : public DeviceOps {
                      const LinearTask* shared) override;
   void FusedExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
                     const LinearTask* shared, kernels::Activation activation) override;
-  void ShrinkLora(const ConstMatrix& x, std::span<LoraRows> rows, const LoraScratch& scratch,
-                  std::span<kernels::LowRank> low_rank) override;
+  void ShrinkLora(const ConstMatrix& x, std::span<LoraRows> rows,
+                  const LoraScratch& scratch) override;
   void AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows, const LoraScratch& scratch,
                         const Matrix& y) override;
   void KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,

@@ -17,7 +17,7 @@ void CpuOps::Embedding(const EmbeddingWeight& table, const int32_t* ids, bool ac
     args.cols = out.cols;
     args.scales = table.scales;
     args.accumulate = accumulate;
-    kernel(args, nullptr);
+    kernel(args);
   });
 }
 

@@ -8,9 +8,9 @@ namespace {
 // Calls run(args, y) for panels of the experts' products with the rows that are routed to them, and
 // of the shared expert's, which comes first. columns_per_panel: of a weight's rows.
 template <class Run>
-void ForEachExpert(ThreadPool& pool, const ExpertsTask& task, int64_t num_experts,
-                   const Routing& routing, const LinearTask* shared, int64_t columns_per_panel,
-                   const Run& run) {
+void ForEachExpert(const kernels::KernelTable& kernels, ThreadPool& pool, const ExpertsTask& task,
+                   int64_t num_experts, const Routing& routing, const LinearTask* shared,
+                   int64_t columns_per_panel, const Run& run) {
   const int64_t n = task.w.n / num_experts, first = shared == nullptr ? 0 : 1;
   cpu::ForEachShare(
       pool, first + num_experts,
@@ -24,15 +24,16 @@ void ForEachExpert(ThreadPool& pool, const ExpertsTask& task, int64_t num_expert
       },
       [&](int64_t i, cpu::Range panels) {
         if (i < first) {
-          return run(
-              cpu::GemmArgsOf(shared->x, shared->w, {0, shared->x.rows}, panels, shared->low_rank),
-              *shared, shared->y);
+          return run(cpu::GemmArgsOf(kernels, shared->x, shared->w, {0, shared->x.rows}, panels,
+                                     shared->low_rank),
+                     *shared, shared->y);
         }
         const int64_t begin = routing.begins[i - first], end = routing.begins[i - first + 1];
         const LinearTask expert{RowsOf(task.x, begin, end),
                                 WeightOf(task.w, num_experts, i - first),
                                 RowsOf(task.y, begin, end)};
-        run(cpu::GemmArgsOf(expert.x, expert.w, {0, end - begin}, panels, {}), expert, expert.y);
+        run(cpu::GemmArgsOf(kernels, expert.x, expert.w, {0, end - begin}, panels, {}), expert,
+            expert.y);
       });
 }
 
@@ -40,21 +41,20 @@ void ForEachExpert(ThreadPool& pool, const ExpertsTask& task, int64_t num_expert
 
 void CpuOps::LinearExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
                            const LinearTask* shared) {
-  ForEachExpert(pool_, task, num_experts, routing, shared, kernels::kPanelColumns,
+  ForEachExpert(kernels_, pool_, task, num_experts, routing, shared, kernels::kPanelColumns,
                 [&](kernels::GemmArgs args, const LinearTask& product, const Matrix& y) {
                   args.c = static_cast<float*>(y.data);
                   args.ldc = y.ld;
-                  kernels_.gemm[cpu::Slot(product.w.dtype)][cpu::Slot(product.x.dtype)](args,
-                                                                                        nullptr);
+                  kernels_.gemm[cpu::Slot(product.w.dtype)][cpu::Slot(product.x.dtype)](args);
                 });
 }
 
 void CpuOps::FusedExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
                           const LinearTask* shared, kernels::Activation activation) {
-  ForEachExpert(pool_, task, num_experts, routing, shared, 2 * kernels::kPanelColumns,
+  ForEachExpert(kernels_, pool_, task, num_experts, routing, shared, 2 * kernels::kPanelColumns,
                 [&](const kernels::GemmArgs& args, const LinearTask& product, const Matrix& y) {
                   kernels_.gemm_gated[cpu::Slot(product.w.dtype)][cpu::Slot(product.x.dtype)](
-                      {args, y.data, y.ld, y.dtype, activation}, nullptr);
+                      {args, y.data, y.ld, y.dtype, activation});
                 });
 }
 

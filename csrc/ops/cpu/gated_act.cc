@@ -19,13 +19,13 @@ void CpuOps::GatedAct(kernels::Activation activation, bool gated, const ConstMat
     args.cols = out.cols;
     args.act = activation;
     args.gated = gated;
-    if (!quantize) return kernel(args, nullptr);
+    if (!quantize) return kernel(args);
     float* const row = cpu::RowOf(scratch, thread_id);
     args.out = row;
     args.rows = 1;
     for (int64_t i = begin; i < end; ++i) {
       args.x = static_cast<const float*>(cpu::RowAt(x, i));
-      kernel(args, nullptr);
+      kernel(args);
       cpu::QuantizeRows(kernels_, row, out.cols, out, i, i + 1);
     }
   });

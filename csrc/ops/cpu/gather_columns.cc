@@ -20,7 +20,7 @@ void CpuOps::GatherColumns(const ConstMatrix& x, const int32_t* order, const Mat
       std::copy(x.row_scale + begin, x.row_scale + end, y.row_scale + begin);
       args.sums = y.row_sums + begin * kernels::RowSums(x.cols);
     }
-    kernel(args, nullptr);
+    kernel(args);
   });
 }
 

@@ -13,7 +13,7 @@ void CpuOps::Hadamard(const ConstMatrix& x, int64_t size, const Matrix& y) {
     args.rows = end - begin;
     args.cols = x.cols;
     args.size = size;
-    kernels_.hadamard(args, nullptr);
+    kernels_.hadamard(args);
   });
 }
 

@@ -42,7 +42,7 @@ void CpuOps::KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRang
       args.begin_position = sequence.position + first;
       args.kv_heads = kv_heads;
       args.head_dim = head_dim;
-      kernel(args, nullptr);
+      kernel(args);
     }
   });
 }

@@ -26,8 +26,9 @@ Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
 // Cuts x * w^T, over the first `panels` panels of the weight, into parts and calls run(args, row)
 // for each on the pool. `args` lacks only the result's address; `row` is the part's first row.
 template <class Run>
-void ForEachPart(ThreadPool& pool, const ConstMatrix& x, const LinearWeight& w, int64_t panels,
-                 std::span<const kernels::LowRank> low_rank, const Run& run) {
+void ForEachPart(const kernels::KernelTable& kernels, ThreadPool& pool, const ConstMatrix& x,
+                 const LinearWeight& w, int64_t panels, std::span<const kernels::LowRank> low_rank,
+                 const Run& run) {
   const bool serial = x.rows * w.n <= kSerialLinearWork / w.k;
   const LinearSplit split =
       serial ? LinearSplit{} : SplitLinear(x.rows, panels, pool.num_threads());
@@ -40,14 +41,15 @@ void ForEachPart(ThreadPool& pool, const ConstMatrix& x, const LinearWeight& w, 
     const Range item_panels = PartOf(panels, 1, part % split.panel_parts * items + item % items,
                                      split.panel_parts * items);
     if (rows.begin == rows.end || item_panels.begin == item_panels.end) return;
-    kernels::GemmArgs args = GemmArgsOf(x, w, rows, item_panels, low_rank);
+    kernels::GemmArgs args = GemmArgsOf(kernels, x, w, rows, item_panels, low_rank);
     run(args, rows.begin);
   });
 }
 
 }  // namespace
 
-kernels::GemmArgs GemmArgsOf(const ConstMatrix& x, const LinearWeight& w, Range rows, Range panels,
+kernels::GemmArgs GemmArgsOf(const kernels::KernelTable& kernels, const ConstMatrix& x,
+                             const LinearWeight& w, Range rows, Range panels,
                              std::span<const kernels::LowRank> low_rank) {
   kernels::GemmArgs args{};
   args.a = RowAt(x, rows.begin);
@@ -62,6 +64,8 @@ kernels::GemmArgs GemmArgsOf(const ConstMatrix& x, const LinearWeight& w, Range 
   args.scales = w.scales;
   args.low_rank = low_rank.data();
   args.num_low_rank = static_cast<int64_t>(low_rank.size());
+  // All of a step have one dtype.
+  if (!low_rank.empty()) args.add_low_rank = kernels.low_rank[Slot(low_rank.front().dtype)];
   args.first_row = rows.begin;
   if (x.dtype == DType::kInt8) {
     args.a_scale = x.row_scale + rows.begin * x.num_scales();
@@ -94,12 +98,12 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
 void CpuOps::Linear(const ConstMatrix& x, const LinearWeight& w, bool accumulate, const Matrix& y,
                     std::span<const kernels::LowRank> low_rank) {
   const auto gemm = kernels_.gemm[cpu::Slot(w.dtype)][cpu::Slot(x.dtype)];
-  cpu::ForEachPart(pool_, x, w, CeilDiv(w.n, kernels::kPanelColumns), low_rank,
+  cpu::ForEachPart(kernels_, pool_, x, w, CeilDiv(w.n, kernels::kPanelColumns), low_rank,
                    [&](kernels::GemmArgs& args, int64_t row) {
                      args.c = static_cast<float*>(cpu::RowAt(y, row));
                      args.ldc = y.ld;
                      args.accumulate = accumulate;
-                     gemm(args, nullptr);
+                     gemm(args);
                    });
 }
 
@@ -107,9 +111,9 @@ void CpuOps::FusedLinear(const ConstMatrix& x, const LinearWeight& w,
                          kernels::Activation activation, bool gated, const Matrix& y,
                          std::span<const kernels::LowRank> low_rank) {
   const auto kernel = kernels_.gemm_gated[cpu::Slot(w.dtype)][cpu::Slot(x.dtype)];
-  cpu::ForEachPart(pool_, x, w, CeilDiv(y.cols, kernels::kPanelColumns), low_rank,
+  cpu::ForEachPart(kernels_, pool_, x, w, CeilDiv(y.cols, kernels::kPanelColumns), low_rank,
                    [&](const kernels::GemmArgs& args, int64_t row) {
-                     kernel({args, cpu::RowAt(y, row), y.ld, y.dtype, activation, gated}, nullptr);
+                     kernel({args, cpu::RowAt(y, row), y.ld, y.dtype, activation, gated});
                    });
 }
 

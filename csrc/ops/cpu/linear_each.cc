@@ -18,10 +18,10 @@ void CpuOps::LinearEach(std::span<const LinearTask> tasks) {
       [&](int64_t i, cpu::Range panels) {
         const LinearTask& task = task_at(i);
         kernels::GemmArgs args =
-            cpu::GemmArgsOf(task.x, task.w, {0, task.x.rows}, panels, task.low_rank);
+            cpu::GemmArgsOf(kernels_, task.x, task.w, {0, task.x.rows}, panels, task.low_rank);
         args.c = static_cast<float*>(task.y.data);
         args.ldc = task.y.ld;
-        kernels_.gemm[cpu::Slot(task.w.dtype)][cpu::Slot(task.x.dtype)](args, nullptr);
+        kernels_.gemm[cpu::Slot(task.w.dtype)][cpu::Slot(task.x.dtype)](args);
       });
 }
 

@@ -29,7 +29,8 @@ struct LinearSplit {
 LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
 
 // The arguments for these rows and panels of x * w^T; only the result's address is missing.
-kernels::GemmArgs GemmArgsOf(const ConstMatrix& x, const LinearWeight& w, Range rows, Range panels,
+kernels::GemmArgs GemmArgsOf(const kernels::KernelTable& kernels, const ConstMatrix& x,
+                             const LinearWeight& w, Range rows, Range panels,
                              std::span<const kernels::LowRank> low_rank);
 
 }  // namespace allspark::cpu

@@ -18,7 +18,7 @@ void CpuOps::LogN(const int32_t* positions, int64_t trained_length, const Matrix
       args.rows = 1;
       args.cols = x.cols;
       args.scale = static_cast<float>(std::log(static_cast<double>(length)) / log_trained);
-      kernels_.scale(args, nullptr);
+      kernels_.scale(args);
     }
   });
 }

@@ -56,7 +56,7 @@ void Multiply(const kernels::KernelTable& kernels, const ConstMatrix& x, const v
   args.panel_end = CeilDiv(c.cols, panel_columns);
   args.accumulate = accumulate;
   args.panel_columns = panel_columns;
-  kernels.gemm[cpu::Slot(x.dtype)][cpu::Slot(x.dtype)](args, nullptr);
+  kernels.gemm[cpu::Slot(x.dtype)][cpu::Slot(x.dtype)](args);
 }
 
 // a * x of one block of rows.
@@ -80,9 +80,8 @@ void Shrink(const kernels::KernelTable& kernels, const ConstMatrix& x, const Blo
 
 }  // namespace
 
-void CpuOps::ShrinkLora(const ConstMatrix& x, std::span<LoraRows> rows, const LoraScratch& scratch,
-                        std::span<kernels::LowRank> low_rank) {
-  for (kernels::LowRank& low : low_rank) low.add = kernels_.low_rank[cpu::Slot(scratch.low.dtype)];
+void CpuOps::ShrinkLora(const ConstMatrix& x, std::span<LoraRows> rows,
+                        const LoraScratch& scratch) {
   pool_.ParallelForItems(CountBlocks(rows), [&](int64_t item, int) {
     Shrink(kernels_, x, BlockAt(rows, item), scratch);
   });

@@ -48,7 +48,7 @@ void CpuOps::Route(const ConstMatrix& logits, const RouterParams& router, const 
     args.used_groups = router.used_groups;
     args.has_shared = router.has_shared;
     args.shared_gate = router.shared_gate;
-    kernels_.route(args, nullptr);
+    kernels_.route(args);
   });
   OrderByExpert(logits.rows, router, routing);
 }
@@ -81,7 +81,7 @@ void CpuOps::CombineExperts(const ConstMatrix& x, const RouterParams& router,
     args.rows = end - begin;
     args.cols = y.cols;
     args.accumulate = accumulate;
-    kernels_.combine(args, nullptr);
+    kernels_.combine(args);
   });
 }
 

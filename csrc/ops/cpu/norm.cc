@@ -34,14 +34,14 @@ void CpuOps::Norm(const ConstMatrix& x, const int64_t* row_ids, const NormWeight
       args.x = static_cast<const float*>(cpu::RowAt(x, begin));
       args.y = cpu::RowAt(y, begin);
       args.rows = end - begin;
-      return kernel(args, nullptr);
+      return kernel(args);
     }
     args.rows = 1;
     for (int64_t i = begin; i < end; ++i) {
       args.x = static_cast<const float*>(cpu::RowAt(x, row_ids == nullptr ? i : row_ids[i]));
       float* const row = quantize ? cpu::RowOf(scratch, thread_id) : nullptr;
       args.y = quantize ? row : cpu::RowAt(y, i);
-      kernel(args, nullptr);
+      kernel(args);
       if (quantize) cpu::QuantizeRows(kernels_, row, y.cols, y, i, i + 1);
     }
   });
@@ -59,7 +59,7 @@ void CpuOps::NormHeads(const Matrix& x, int64_t head_begin, int64_t num_heads, i
           float* heads = static_cast<float*>(cpu::RowAt(x, row)) + head_begin * head_dim;
           args.x = heads;
           args.y = heads;
-          kernel(args, nullptr);
+          kernel(args);
         }
       });
 }

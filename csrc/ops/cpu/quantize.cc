@@ -16,7 +16,7 @@ void QuantizeRows(const kernels::KernelTable& kernels, const float* x, int64_t l
   args.rows = end - begin;
   args.cols = q.cols;
   args.scale_group = q.scale_group;
-  kernels.quantize(args, nullptr);
+  kernels.quantize(args);
 }
 
 }  // namespace cpu

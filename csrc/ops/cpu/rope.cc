@@ -16,7 +16,7 @@ void CpuOps::Rope(const Matrix& x, int64_t heads, int64_t head_dim, const int32_
     args.head_dim = head_dim;
     args.rotary_dim = rope.rotary_dim;
     args.interleaved = rope.interleaved;
-    kernels_.rope(args, nullptr);
+    kernels_.rope(args);
   });
 }
 

@@ -16,7 +16,7 @@ void CpuOps::Scale(const ConstMatrix& x, const Scaling& scaling, bool accumulate
     args.soft_cap = scaling.soft_cap;
     args.limit = scaling.limit;
     args.accumulate = accumulate;
-    kernels_.scale(args, nullptr);
+    kernels_.scale(args);
   });
 }
 

@@ -15,6 +15,7 @@
 #include "allspark/engine.h"
 #include "engine/testing.h"
 #include "support/random_model.h"
+#include "support/sim_device.h"
 
 namespace allspark::testing {
 
@@ -28,6 +29,12 @@ namespace allspark::testing {
     const ::allspark::Status status_ = (expr);       \
     EXPECT_TRUE(status_.ok()) << status_.ToString(); \
   } while (0)
+
+// Engines of these tests run on the device that ALLSPARK_TEST_DEVICE names (support/sim_device.h).
+inline const bool kOnSim = [] {
+  if (TestsUseSim()) TestingAccess::DefaultDeviceMaker() = MakeTestDevice;
+  return TestsUseSim();
+}();
 
 using Ids = std::vector<int64_t>;
 

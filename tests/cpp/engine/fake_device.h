@@ -10,6 +10,7 @@
 #include "engine/testing.h"
 #include "ops/cpu/cpu_device.h"
 #include "platform/thread_pool.h"
+#include "support/sim_device.h"
 
 namespace allspark::testing {
 
@@ -25,33 +26,35 @@ struct HostLink {
   bool fails = false;
 };
 
-class FakeDevice final : public CpuDevice {
+template <typename Base>
+class LinkedDevice final : public Base {
  public:
-  FakeDevice(Parts parts, std::shared_ptr<HostLink> link)
-      : CpuDevice(std::move(parts)), link_(std::move(link)) {}
+  LinkedDevice(CpuDevice::Parts parts, std::shared_ptr<HostLink> link)
+      : Base(parts), cache_ratio_(parts.cpu_cache_ratio), link_(std::move(link)) {}
 
   bool has_own_memory() const override { return true; }
   int64_t host_cache_bytes() const override {
-    return static_cast<int64_t>(parts().cpu_cache_ratio *
-                                static_cast<double>(AvailableMemoryBytes()));
+    return static_cast<int64_t>(cache_ratio_ * static_cast<double>(AvailableMemoryBytes()));
   }
   void BlockToHost(const KvBlock& device, void* host) override {
     link_->ToHost();
-    CpuDevice::BlockToHost(device, host);
+    Base::BlockToHost(device, host);
   }
   void BlockFromHost(const void* host, const KvBlock& device) override {
     link_->FromHost();
-    CpuDevice::BlockFromHost(host, device);
+    Base::BlockFromHost(host, device);
   }
 
  private:
-  std::shared_ptr<HostLink> link_;
+  const double cache_ratio_;
+  const std::shared_ptr<HostLink> link_;
 };
 
 // Models installed from now on are on a device with memory of its own.
 inline void UseFakeDevice(Engine& engine, std::shared_ptr<HostLink> link) {
-  TestingAccess::SetDeviceMaker(engine, [link](CpuDevice::Parts parts) {
-    return std::make_shared<FakeDevice>(std::move(parts), link);
+  TestingAccess::SetDeviceMaker(engine, [link](CpuDevice::Parts parts) -> std::shared_ptr<Device> {
+    if (TestsUseSim()) return std::make_shared<LinkedDevice<SimDevice>>(std::move(parts), link);
+    return std::make_shared<LinkedDevice<CpuDevice>>(std::move(parts), link);
   });
 }
 

@@ -91,10 +91,9 @@ class Cache {
 
   void Write(const KernelTable& table, const Sequence& s, int64_t begin, int64_t end) {
     const int64_t ld = sizes_.kv_heads * sizes_.head_dim;
-    table.kv_write[kCacheSlot<T>](
-        {kv_, table_.data(), s.k.data() + begin * ld, s.v.data() + begin * ld, ld, end - begin,
-         begin, sizes_.kv_heads, sizes_.head_dim},
-        nullptr);
+    table.kv_write[kCacheSlot<T>]({kv_, table_.data(), s.k.data() + begin * ld,
+                                   s.v.data() + begin * ld, ld, end - begin, begin, sizes_.kv_heads,
+                                   sizes_.head_dim});
   }
   const PagedKv& kv() const { return kv_; }
   const int32_t* table() const { return table_.data(); }
@@ -163,7 +162,7 @@ void Attend(const KernelTable& table, const Sequence& s, const Cache<T>& cache, 
       args.out = out->data() + chunk_begin * ld;
       args.kv_head = h;
       args.scratch = scratch.data() + 1;
-      table.attention[kCacheSlot<T>][kSlotOf<Out>](args, nullptr);
+      table.attention[kCacheSlot<T>][kSlotOf<Out>](args);
     }
   }
   EXPECT_EQ(scratch.back(), guard) << "wrote beyond the scratch memory";
@@ -494,13 +493,12 @@ void TestPartials(const KernelTable& table) {
       args.chunk_begin = first_chunk + chunk;
       args.chunk_end = std::min(first_chunk + chunk + step, first_chunk + num_chunks);
       args.partials = partials.data() + chunk * size;
-      table.attention[kCacheSlot<T>][kSlotOf<float>](args, nullptr);
+      table.attention[kCacheSlot<T>][kSlotOf<float>](args);
     }
     std::vector<float> got(static_cast<size_t>(row));
     for (int64_t r = 0; r < group; r += 3) {
       table.attention_merge[kSlotOf<float>](
-          {partials.data(), num_chunks, group, head_dim, r, std::min(r + 3, group), got.data()},
-          nullptr);
+          {partials.data(), num_chunks, group, head_dim, r, std::min(r + 3, group), got.data()});
     }
     EXPECT_TRUE(SameBits(got.data(), want.data() + last * row, row)) << sizes;
   }

@@ -59,7 +59,7 @@ void ExpectCorrect(const KernelTable& table, const Problem<T>& p) {
   SCOPED_TRACE(::testing::Message() << table.name << " m=" << p.m << " n=" << p.n << " k=" << p.k
                                     << " bf16=" << kIsBf16<T>);
   std::vector<float> out = p.c;
-  table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(out), nullptr);
+  table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(out));
   for (int64_t m = 0; m < p.m; ++m) {
     for (int64_t n = 0; n < p.ldc(); ++n) {
       const size_t at = static_cast<size_t>(1 + m * p.ldc() + n);
@@ -111,7 +111,7 @@ TEST_P(GemmTest, TakesAnOddNumberOfKInFloat32) {
 TEST_P(GemmTest, WithoutKGivesBiasAndResidual) {
   Problem<float> p(3, 20, 0, {.bias = true, .accumulate = true}, 4);
   std::vector<float> out = p.c;
-  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out), nullptr);
+  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out));
   for (int64_t i = 0; i < 60; ++i) {
     EXPECT_EQ(out[static_cast<size_t>(1 + i)],
               p.bias[static_cast<size_t>(1 + i % 20)] + p.c[static_cast<size_t>(1 + i)]);
@@ -127,7 +127,7 @@ void ExpectRowsAlone(const KernelTable& table, const Problem<T>& p, const std::v
   args.a = p.a.data() + 1 + begin * p.lda();
   args.c = out.data() + 1 + begin * p.ldc();
   args.m = end - begin;
-  table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+  table.gemm[kSlotOf<T>][kSlotOf<T>](args);
   for (int64_t m = begin; m < end; ++m) {
     const int64_t at = 1 + m * p.ldc();
     ASSERT_TRUE(SameBits(out.data() + at, whole.data() + at, p.n))
@@ -140,7 +140,7 @@ void TestRowsAreIndependent(const KernelTable& table) {
   for (int64_t k : {24, 1030}) {
     const Problem<T> p(70, 113, k, {.bias = true, .accumulate = true, .pad_a = 3}, 11);
     std::vector<float> whole = p.c;
-    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole), nullptr);
+    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
     for (int64_t m = 0; m < p.m; ++m) ExpectRowsAlone(table, p, whole, m, m + 1);
     for (int64_t m = 2; m <= p.m; m += 3) ExpectRowsAlone(table, p, whole, 0, m);
     ExpectRowsAlone(table, p, whole, 31, 70);
@@ -153,13 +153,13 @@ template <class T>
 void TestPanelSplits(const KernelTable& table) {
   const Problem<T> p(9, 300, 130, {.bias = true, .accumulate = true}, 12);
   std::vector<float> whole = p.c, split = p.c;
-  table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole), nullptr);
+  table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
   const int64_t ranges[][2] = {{3, 5}, {0, 1}, {1, 1}, {1, 3}};
   for (const auto& range : ranges) {
     GemmArgs args = p.Args(split);
     args.panel_begin = range[0];
     args.panel_end = range[1];
-    table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+    table.gemm[kSlotOf<T>][kSlotOf<T>](args);
   }
   EXPECT_TRUE(SameBits(whole.data(), split.data(), static_cast<int64_t>(whole.size())));
 }
@@ -172,7 +172,7 @@ void TestColumnTails(const KernelTable& table) {
   const int64_t k = 258, m = 8;
   Problem<T> wide(m, 64, k, {}, 13);
   std::vector<float> expected = wide.c;
-  table.gemm[kSlotOf<T>][kSlotOf<T>](wide.Args(expected), nullptr);
+  table.gemm[kSlotOf<T>][kSlotOf<T>](wide.Args(expected));
   for (int64_t n = 1; n < 64; n += 5) {
     Problem<T> narrow(m, n, k, {}, 13);
     narrow.a = wide.a;
@@ -183,7 +183,7 @@ void TestColumnTails(const KernelTable& table) {
     }
     narrow.packed = Pack(narrow.w, k, n);
     std::vector<float> out = narrow.c;
-    table.gemm[kSlotOf<T>][kSlotOf<T>](narrow.Args(out), nullptr);
+    table.gemm[kSlotOf<T>][kSlotOf<T>](narrow.Args(out));
     for (int64_t row = 0; row < m; ++row) {
       ASSERT_TRUE(SameBits(out.data() + 1 + row * n, expected.data() + 1 + row * 64, n))
           << table.name << " n=" << n << " row " << row;
@@ -200,7 +200,7 @@ void TestNarrowPanels(const KernelTable& table) {
     for (const int64_t n : {1, 16, 24, 48, 130}) {
       const Problem<T> p(m, n, 1030, {.accumulate = n == 24, .pad_a = 2}, 17);
       std::vector<float> wide = p.c, narrow = p.c;
-      table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(wide), nullptr);
+      table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(wide));
       const std::vector<T> packed = Pack(p.w, p.k, n, kNarrowPanelColumns);
       const int64_t panels = (n + kNarrowPanelColumns - 1) / kNarrowPanelColumns;
       GemmArgs args = p.Args(narrow);
@@ -210,7 +210,7 @@ void TestNarrowPanels(const KernelTable& table) {
         args.panel_begin = begin;
         args.panel_end = begin == 0 ? panels / 2 : panels;
         if (panels == 1) args.panel_end = 1;
-        table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+        table.gemm[kSlotOf<T>][kSlotOf<T>](args);
         if (panels == 1) break;
       }
       EXPECT_TRUE(SameBits(wide.data(), narrow.data(), static_cast<int64_t>(wide.size())))
@@ -235,27 +235,27 @@ void TestLowRank(const KernelTable& table) {
     };
     const std::vector<T> w = Pack(rows_of(0, k), k, n), b = Pack(rows_of(k, rank), rank, n);
     std::vector<float> plain = whole.c, adapted = whole.c, out = whole.c;
-    table.gemm[kSlotOf<T>][kSlotOf<T>](whole.Args(adapted), nullptr);
+    table.gemm[kSlotOf<T>][kSlotOf<T>](whole.Args(adapted));
     GemmArgs args = whole.Args(plain);
     args.w = w.data();
     args.k = k;
-    table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+    table.gemm[kSlotOf<T>][kSlotOf<T>](args);
     // The call's rows begin at number 5. The second adapter covers panels 1 and 2 of the first half
     // of them; the first and third cover only rows before and after the call's, and must have no
     // effect.
     const int64_t first_row = 5, end = (m + 1) / 2;
     const T* low = whole.a.data() + 1 + k - first_row * whole.lda();
     const LowRank entries[] = {
-        {0, first_row, 0, 3, low, whole.lda(), b.data(), rank, table.low_rank[kSlotOf<T>]},
+        {0, first_row, 0, 3, low, whole.lda(), b.data(), rank, kDTypeOf<T>},
         {first_row, first_row + end, 1, 3, low, whole.lda(), b.data() + rank * kPanelColumns, rank,
-         table.low_rank[kSlotOf<T>]},
-        {first_row + m, first_row + m + 9, 0, 3, low, whole.lda(), b.data(), rank,
-         table.low_rank[kSlotOf<T>]}};
+         kDTypeOf<T>},
+        {first_row + m, first_row + m + 9, 0, 3, low, whole.lda(), b.data(), rank, kDTypeOf<T>}};
     args.c = out.data() + 1;
     args.low_rank = entries;
     args.num_low_rank = 3;
+    args.add_low_rank = table.low_rank[kSlotOf<T>];
     args.first_row = first_row;
-    table.gemm[kSlotOf<T>][kSlotOf<T>](args, nullptr);
+    table.gemm[kSlotOf<T>][kSlotOf<T>](args);
     for (int64_t row = 0; row < m; ++row) {
       for (int64_t column = 0; column < n; ++column) {
         const auto at = static_cast<size_t>(1 + row * whole.ldc() + column);
@@ -281,8 +281,8 @@ TEST(AmxTest, TheEmulationGivesTheBitsOfTheProcessor) {
   const Problem<BFloat16> p(70, 130, 1030, {.bias = true, .accumulate = true}, 23);
   std::vector<float> real = p.c, emulated = p.c;
   constexpr int kSlot = kSlotOf<BFloat16>;
-  amx->gemm[kSlot][kSlot](p.Args(real), nullptr);
-  TestTables().back()->gemm[kSlot][kSlot](p.Args(emulated), nullptr);
+  amx->gemm[kSlot][kSlot](p.Args(real));
+  TestTables().back()->gemm[kSlot][kSlot](p.Args(emulated));
   EXPECT_TRUE(SameBits(real.data(), emulated.data(), static_cast<int64_t>(real.size())));
 }
 
@@ -291,11 +291,11 @@ TEST_P(GemmTest, ScalesRowsBeforeTheyAreAdded) {
   std::vector<float> product(p.c.size()), scaled = p.c;
   GemmArgs args = p.Args(product);
   args.accumulate = false;
-  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](args, nullptr);
+  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](args);
   const float scale[] = {0.5f, -3.0f, 0.1f};
   args = p.Args(scaled);
   args.a_scale = scale;
-  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](args, nullptr);
+  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](args);
   for (int64_t i = 0; i < 60; ++i) {
     const auto at = static_cast<size_t>(1 + i);
     const double expected = static_cast<double>(product[at]) * static_cast<double>(scale[i / 20]) +
@@ -316,7 +316,7 @@ void TestGated(const KernelTable& table) {
   for (int64_t m : {1, 5, 130}) {
     const Problem<T> p(m, 2 * cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
     std::vector<float> both = p.c;
-    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(both), nullptr);
+    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(both));
     for (int act = 0; act < 4; ++act) {
       SCOPED_TRACE(::testing::Message() << table.name << " m=" << m << " activation " << act);
       const auto activation = static_cast<Activation>(act);
@@ -324,14 +324,14 @@ void TestGated(const KernelTable& table) {
         using Out = decltype(element);
         std::vector<Out> expected(static_cast<size_t>(m * cols)), out(expected.size() + 1);
         table.gated_act[kSlotOf<Out>](
-            {both.data() + 1, p.ldc(), expected.data(), cols, m, cols, activation}, nullptr);
+            {both.data() + 1, p.ldc(), expected.data(), cols, m, cols, activation});
         std::vector<float> none;
         GemmGatedArgs args = {p.Args(both), out.data() + 1, cols, kDTypeOf<Out>, activation};
         args.gemm.c = nullptr;
         for (const int64_t panel : {1, 0}) {
           args.gemm.panel_begin = panel;
           args.gemm.panel_end = panel + 1;
-          gated(args, nullptr);
+          gated(args);
         }
         EXPECT_TRUE(SameBits(expected.data(), out.data() + 1, m * cols));
       };
@@ -349,7 +349,7 @@ void TestActivated(const KernelTable& table) {
     for (const int64_t m : {1, 5, 130}) {
       const Problem<T> p(m, cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
       std::vector<float> product = p.c;
-      table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(product), nullptr);
+      table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(product));
       for (int act = 0; act < 4; ++act) {
         SCOPED_TRACE(::testing::Message() << table.name << " m=" << m << " n=" << cols);
         const auto activation = static_cast<Activation>(act);
@@ -358,10 +358,8 @@ void TestActivated(const KernelTable& table) {
           std::vector<Out> expected(static_cast<size_t>(m * cols + 1)), out(expected.size());
           for (std::vector<Out>* rows : {&expected, &out}) Set(&rows->back(), 7.0f);
           table.gated_act[kSlotOf<Out>]({product.data() + 1, p.ldc(), expected.data(), cols, m,
-                                         cols, activation, /*gated=*/false},
-                                        nullptr);
-          gemm({p.Args(product), out.data(), cols, kDTypeOf<Out>, activation, /*gated=*/false},
-               nullptr);
+                                         cols, activation, /*gated=*/false});
+          gemm({p.Args(product), out.data(), cols, kDTypeOf<Out>, activation, /*gated=*/false});
           EXPECT_TRUE(SameBits(expected.data(), out.data(), m * cols + 1));
         };
         expect_same(float{});
@@ -379,11 +377,11 @@ TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsBFloat16) { TestGated<BFloat16>(tab
 TEST_P(GemmTest, NanAndInfinityStayInTheirRow) {
   Problem<float> p(7, 70, 33, {}, 14);
   std::vector<float> clean = p.c;
-  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(clean), nullptr);
+  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(clean));
   p.a[static_cast<size_t>(1 + 3 * p.lda() + 5)] = kNan;
   p.a[static_cast<size_t>(1 + 5 * p.lda())] = kInf;
   std::vector<float> out = p.c;
-  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out), nullptr);
+  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out));
   for (int64_t m = 0; m < 7; ++m) {
     const float* row = out.data() + 1 + m * 70;
     if (m == 3) {
@@ -400,7 +398,7 @@ TEST_P(GemmTest, ZeroRowsGiveZero) {
   Problem<BFloat16> p(4, 66, 64, {}, 15);
   for (BFloat16& x : p.a) x = {0};
   std::vector<float> out = p.c;
-  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](p.Args(out), nullptr);
+  table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](p.Args(out));
   for (int64_t i = 0; i < 4 * 66; ++i) EXPECT_EQ(out[static_cast<size_t>(1 + i)], 0.0f);
 }
 

@@ -38,7 +38,7 @@ struct RouteCase {
     args.experts = chosen.data() + row * top_k;
     args.weights = weights.data() + row * columns();
     args.rows = count < 0 ? rows : count;
-    table.route(args, nullptr);
+    table.route(args);
   }
   double Logit(int64_t row, int64_t i) const {
     return static_cast<double>(logits[static_cast<size_t>(1 + row * args.ldx + i)]);
@@ -205,8 +205,7 @@ struct CombineCase {
   std::vector<float> Run(const KernelTable& table, bool accumulate) const {
     std::vector<float> out = y;
     table.combine({x.data() + 1, ldx, from.data(), weights.data(), sources, out.data() + 1, ldy,
-                   rows, cols, accumulate},
-                  nullptr);
+                   rows, cols, accumulate});
     return out;
   }
 };

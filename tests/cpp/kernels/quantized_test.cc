@@ -172,7 +172,7 @@ struct Problem {
     a_sums.resize(static_cast<size_t>(shape.m * RowSums(shape.k)));
     QuantizeArgs args = {x.data(),      shape.k, q.data(), shape.k,          a_scale.data(),
                          a_sums.data(), shape.m, shape.k,  shape.scale_group};
-    FindTable("reference")->quantize(args, nullptr);
+    FindTable("reference")->quantize(args);
   }
 
   GemmArgs Args(std::vector<float>& out, int64_t row_begin, int64_t rows) const {
@@ -202,7 +202,7 @@ struct Problem {
   void Run(const KernelTable& table, std::vector<float>& out, int64_t begin, int64_t rows) const {
     const auto gemm =
         table.gemm[static_cast<int>(WeightDType(shape))][static_cast<int>(DTypeOf(shape.act))];
-    gemm(Args(out, begin, rows), nullptr);
+    gemm(Args(out, begin, rows));
   }
   std::vector<float> Run(const KernelTable& table) const {
     std::vector<float> out = c;
@@ -387,7 +387,7 @@ TEST_P(QuantizedTest, PanelsMayBeSplit) {
         GemmArgs args = p.Args(split, 0, 8);
         args.panel_begin = begin;
         args.panel_end = end;
-        table().gemm[static_cast<int>(dtype)][static_cast<int>(DTypeOf(act))](args, nullptr);
+        table().gemm[static_cast<int>(dtype)][static_cast<int>(DTypeOf(act))](args);
       }
       EXPECT_TRUE(SameBits(whole.data(), split.data(), static_cast<int64_t>(whole.size())));
     }
@@ -406,11 +406,11 @@ TEST_P(QuantizedTest, GatedGivesTheBitsOfBothSteps) {
         std::vector<float> both = p.Run(table());
         std::vector<float> expected(static_cast<size_t>(m * cols)), out(expected.size());
         table().gated_act[kSlotOf<float>](
-            {both.data(), 2 * cols, expected.data(), cols, m, cols, Activation::kSilu}, nullptr);
+            {both.data(), 2 * cols, expected.data(), cols, m, cols, Activation::kSilu});
         GemmGatedArgs args = {p.Args(both, 0, m), out.data(), cols, DType::kFloat32,
                               Activation::kSilu};
         args.gemm.panel_end = 2;
-        gated(args, nullptr);
+        gated(args);
         EXPECT_TRUE(SameBits(expected.data(), out.data(), m * cols)) << Text(p.shape);
       }
     }
@@ -487,8 +487,7 @@ TEST_P(QuantizedTest, QuantizesRowsToTheSameIntegersAsTheReference) {
     const auto run = [&, cols = cols, group = scale_group](const KernelTable& t, auto& to_q,
                                                            auto& to_scale, auto& to_sums) {
       t.quantize(
-          {x.data(), cols, to_q.data(), cols, to_scale.data(), to_sums.data(), rows, cols, group},
-          nullptr);
+          {x.data(), cols, to_q.data(), cols, to_scale.data(), to_sums.data(), rows, cols, group});
     };
     run(*FindTable("reference"), expected_q, expected_scale, expected_sums);
     run(table(), q, scale, sums);
@@ -514,7 +513,7 @@ TEST_P(QuantizedTest, ARowThatIsNoNumberHasNoScale) {
     std::vector<int8_t> q(x.size());
     float scale[3];
     std::vector<int32_t> sums(static_cast<size_t>(3 * RowSums(40)));
-    table().quantize({x.data(), 40, q.data(), 40, scale, sums.data(), 3, 40}, nullptr);
+    table().quantize({x.data(), 40, q.data(), 40, scale, sums.data(), 3, 40});
     EXPECT_TRUE(std::isnan(scale[1]));
     EXPECT_EQ(scale[0], 1.0f / 127.0f);
     EXPECT_EQ(scale[2], 1.0f / 127.0f);
@@ -538,7 +537,7 @@ TEST_P(QuantizedTest, EmbeddingReadsTheWeightExactly) {
     args.ldo = args.cols = shape.k;
     args.rows = 4;
     args.scales = p.Scales();
-    table().embedding[static_cast<int>(WeightDType(shape))](args, nullptr);
+    table().embedding[static_cast<int>(WeightDType(shape))](args);
     for (size_t r = 0; r < 4; ++r) {
       for (int64_t k = 0; k < shape.k; ++k) {
         const float found = out[r * static_cast<size_t>(shape.k) + static_cast<size_t>(k)];

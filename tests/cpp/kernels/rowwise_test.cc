@@ -31,7 +31,7 @@ struct NormCase {
   }
   void Run(const KernelTable& table) {
     table.rms_norm[kSlotOf<T>](
-        {x.data() + 1, ldx, weight.data() + 1, y.data() + 1, ldy, rows, cols, 1e-5f}, nullptr);
+        {x.data() + 1, ldx, weight.data() + 1, y.data() + 1, ldy, rows, cols, 1e-5f});
   }
 };
 
@@ -51,8 +51,7 @@ void TestLayerNorm(const KernelTable& table) {
       std::vector<T> got(static_cast<size_t>(rows * ldy + 1));
       for (T& e : got) Set(&e, 7.0f);
       table.layer_norm[kSlotOf<T>]({x.data() + 1, ldx, weight.data() + 1, got.data() + 1, ldy, rows,
-                                    cols, 1e-5f, with_bias ? bias.data() + 1 : nullptr},
-                                   nullptr);
+                                    cols, 1e-5f, with_bias ? bias.data() + 1 : nullptr});
       for (int64_t r = 0; r < rows; ++r) {
         const auto at = [&](int64_t i) {
           return static_cast<double>(x[static_cast<size_t>(1 + r * ldx + i)]);
@@ -92,7 +91,7 @@ TEST_P(RowwiseTest, LayerNormOfARowDependsOnNoOther) {
     std::vector<float> all(x.size()), one(static_cast<size_t>(cols));
     const auto run = [&](const float* from, int64_t rows, float* to) {
       table().layer_norm[kSlotOf<float>](
-          {from, cols, weight.data(), to, cols, rows, cols, 1e-5f, weight.data()}, nullptr);
+          {from, cols, weight.data(), to, cols, rows, cols, 1e-5f, weight.data()});
     };
     run(x.data(), 5, all.data());
     for (int64_t r = 0; r < 5; ++r) {
@@ -158,8 +157,7 @@ TEST_P(RowwiseTest, Scale) {
         std::vector<float> expected = data.Vector<float>(3 * ld + 1), got = expected;
         const std::vector<float> before = expected;
         const auto run = [&](const KernelTable& table, std::vector<float>& y) {
-          table.scale({x.data() + 1, ld, y.data() + 1, ld, 3, cols, 0.7f, cap, accumulate, limit},
-                      nullptr);
+          table.scale({x.data() + 1, ld, y.data() + 1, ld, 3, cols, 0.7f, cap, accumulate, limit});
         };
         run(Reference(), expected);
         run(table(), got);
@@ -209,8 +207,8 @@ void TestGatedAct(const KernelTable& table, Activation act) {
     std::vector<T> got(expected.size());
     for (T& e : got) Set(&e, 7.0f);
     Reference().gated_act[kSlotOf<float>](
-        {x.data() + 1, ldx, expected.data() + 1, ldo, rows, cols, act}, nullptr);
-    table.gated_act[kSlotOf<T>]({x.data() + 1, ldx, got.data() + 1, ldo, rows, cols, act}, nullptr);
+        {x.data() + 1, ldx, expected.data() + 1, ldo, rows, cols, act});
+    table.gated_act[kSlotOf<T>]({x.data() + 1, ldx, got.data() + 1, ldo, rows, cols, act});
     for (int64_t i = 0; i < static_cast<int64_t>(got.size()); ++i) {
       const int64_t row = (i - 1) / ldo, col = (i - 1) % ldo;
       const double y = static_cast<double>(expected[static_cast<size_t>(i)]);
@@ -243,8 +241,8 @@ TEST_P(RowwiseTest, GatedActOfExtremes) {
         std::vector<float> x(static_cast<size_t>(2 * cols), 1.0f), want(x.size()), got(x.size());
         for (int64_t i = 0; i < cols; ++i) x[static_cast<size_t>(i)] = gate;
         const Activation a = static_cast<Activation>(act);
-        Reference().gated_act[kSlotOf<float>]({x.data(), 0, want.data(), 0, 1, cols, a}, nullptr);
-        table().gated_act[kSlotOf<float>]({x.data(), 0, got.data(), 0, 1, cols, a}, nullptr);
+        Reference().gated_act[kSlotOf<float>]({x.data(), 0, want.data(), 0, 1, cols, a});
+        table().gated_act[kSlotOf<float>]({x.data(), 0, got.data(), 0, 1, cols, a});
         for (int64_t i = 0; i < cols; ++i) {
           const float w = want[static_cast<size_t>(i)], g = got[static_cast<size_t>(i)];
           if (std::isnan(w) || std::isinf(w)) {
@@ -279,10 +277,10 @@ void TestUngated(const KernelTable& table) {
     for (int act = 0; act < 4; ++act) {
       const auto activation = static_cast<Activation>(act);
       std::vector<T> want(static_cast<size_t>(rows * ldo)), got(want.size());
-      table.gated_act[kSlotOf<T>]({both.data(), 2 * cols, want.data(), ldo, rows, cols, activation},
-                                  nullptr);
       table.gated_act[kSlotOf<T>](
-          {up.data(), cols, got.data(), ldo, rows, cols, activation, /*gated=*/false}, nullptr);
+          {both.data(), 2 * cols, want.data(), ldo, rows, cols, activation});
+      table.gated_act[kSlotOf<T>](
+          {up.data(), cols, got.data(), ldo, rows, cols, activation, /*gated=*/false});
       EXPECT_TRUE(SameBits(got.data(), want.data(), rows * ldo)) << "activation " << act;
     }
   }
@@ -296,7 +294,7 @@ TEST_P(RowwiseTest, GatedActKnowsNoPosition) {
     std::vector<float> x(2 * 45, 1.25f), out(45);
     for (int i = 0; i < 45; ++i) x[static_cast<size_t>(i)] = -1.7f;
     table().gated_act[kSlotOf<float>](
-        {x.data(), 0, out.data(), 0, 1, 45, static_cast<Activation>(act)}, nullptr);
+        {x.data(), 0, out.data(), 0, 1, 45, static_cast<Activation>(act)});
     for (int i = 1; i < 45; ++i) EXPECT_TRUE(SameBits(&out[0], &out[static_cast<size_t>(i)], 1));
   }
 }
@@ -319,8 +317,7 @@ void TestEmbedding(const KernelTable& table) {
       std::vector<float> out(ids.size() * static_cast<size_t>(ldo) + 1, 9.0f);
       const T* from = use_packed ? packed.data() : rows.data();
       table.embedding[kSlotOf<T>]({from, use_packed, ids.data(), out.data() + 1, ldo,
-                                   static_cast<int64_t>(ids.size()), cols},
-                                  nullptr);
+                                   static_cast<int64_t>(ids.size()), cols});
       for (size_t r = 0; r < ids.size(); ++r) {
         for (int64_t i = 0; i < ldo; ++i) {
           const size_t at = 1 + r * static_cast<size_t>(ldo) + static_cast<size_t>(i);
@@ -333,7 +330,7 @@ void TestEmbedding(const KernelTable& table) {
       EmbeddingArgs more{
           from, false, ids.data(), out.data() + 1, ldo, static_cast<int64_t>(ids.size()), cols};
       more.accumulate = true;
-      table.embedding[kSlotOf<T>](more, nullptr);
+      table.embedding[kSlotOf<T>](more);
       for (size_t at = 1; at < out.size(); ++at) {
         const size_t r = (at - 1) / static_cast<size_t>(ldo),
                      i = (at - 1) % static_cast<size_t>(ldo);
@@ -359,8 +356,7 @@ TEST_P(RowwiseTest, Rope) {
       const int32_t positions[] = {0, 19, 3, 3};
       const auto run = [&](const KernelTable& t, std::vector<float>& x) {
         t.rope({x.data() + 1, ld, positions, cos_sin.data(), rows, heads, head_dim, rotary_dim,
-                interleaved},
-               nullptr);
+                interleaved});
       };
       run(Reference(), want);
       run(table(), got);
@@ -383,7 +379,7 @@ TEST_P(RowwiseTest, Rope) {
 TEST_P(RowwiseTest, ArgMaxFindsTheFirstHighest) {
   const auto argmax = [&](const std::vector<float>& x) {
     int32_t index = -1;
-    table().argmax({x.data(), 0, 1, static_cast<int64_t>(x.size()), &index}, nullptr);
+    table().argmax({x.data(), 0, 1, static_cast<int64_t>(x.size()), &index});
     return index;
   };
   for (int64_t n : {1, 2, 7, 8, 15, 16, 17, 63, 65, 2047, 2048, 2049, 5000}) {
@@ -395,7 +391,7 @@ TEST_P(RowwiseTest, ArgMaxFindsTheFirstHighest) {
       EXPECT_EQ(argmax(x), at) << table().name << " n=" << n;
       x[static_cast<size_t>(data.Below(n))] = kNan;
       int32_t want = -1;
-      Reference().argmax({x.data(), 0, 1, n, &want}, nullptr);
+      Reference().argmax({x.data(), 0, 1, n, &want});
       EXPECT_EQ(argmax(x), want) << table().name << " n=" << n;
     }
     std::vector<float> x(static_cast<size_t>(n), kNan);
@@ -411,7 +407,7 @@ TEST_P(RowwiseTest, ArgMaxFindsTheFirstHighest) {
 TEST_P(RowwiseTest, ArgMaxOfEveryRow) {
   const float x[] = {1, 2, 3, -1, -2, -3, 0, 9, 0};
   int32_t index[3];
-  table().argmax({x, 3, 3, 3, index}, nullptr);
+  table().argmax({x, 3, 3, 3, index});
   EXPECT_EQ(index[0], 2);
   EXPECT_EQ(index[1], 0);
   EXPECT_EQ(index[2], 1);
@@ -424,8 +420,7 @@ TEST_P(RowwiseTest, SumExp) {
   };
   const auto run = [](const KernelTable& table, const std::vector<float>& x) {
     Result result;
-    table.sum_exp({x.data(), 0, 1, static_cast<int64_t>(x.size()), &result.highest, &result.sum},
-                  nullptr);
+    table.sum_exp({x.data(), 0, 1, static_cast<int64_t>(x.size()), &result.highest, &result.sum});
     return result;
   };
   // A sum's error: 16 terms in each lane of an accumulator, and 8 levels of accumulators and lanes.
@@ -447,7 +442,7 @@ TEST_P(RowwiseTest, SumExp) {
   const float rows[] = {1, 2, 9, 3, 3, 9};
   float highest[2];
   double sums[2];
-  table().sum_exp({rows, 3, 2, 2, highest, sums}, nullptr);
+  table().sum_exp({rows, 3, 2, 2, highest, sums});
   EXPECT_EQ(highest[0], 2);
   EXPECT_NEAR(sums[0], 1 + std::exp(-1.0), 1e-6);
   EXPECT_EQ(highest[1], 3);
@@ -466,7 +461,7 @@ void TestConvert(const KernelTable& table, DType from) {
     for (int64_t i = 0; i < rows * ldx; ++i) x.push_back(static_cast<From>(data.Normal() * 40));
     if (cols > 1) x[1] = static_cast<From>(-127);
     std::vector<To> y(static_cast<size_t>(rows * ldy));
-    convert({x.data(), ldx, y.data(), ldy, rows, cols}, nullptr);
+    convert({x.data(), ldx, y.data(), ldy, rows, cols});
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < ldy; ++i) {
         To expected{};
@@ -502,7 +497,7 @@ TEST_P(RowwiseTest, Hadamard) {
     const auto run = [&, size = size, cols = cols](const KernelTable& t,
                                                    const std::vector<float>& from, int64_t ld) {
       std::vector<float> y(static_cast<size_t>(rows * ldy), -7.0f);
-      t.hadamard({from.data(), ld, y.data(), ldy, rows, cols, size}, nullptr);
+      t.hadamard({from.data(), ld, y.data(), ldy, rows, cols, size});
       return y;
     };
     const std::vector<float> y = run(table(), x, ldx), expected = run(Reference(), x, ldx);
@@ -526,7 +521,7 @@ TEST_P(RowwiseTest, Hadamard) {
       ASSERT_TRUE(SameBits(first.data(), y.data(), static_cast<int64_t>(y.size())));
     }
     std::vector<float> in_place = x;
-    table().hadamard({in_place.data(), ldx, in_place.data(), ldx, rows, cols, size}, nullptr);
+    table().hadamard({in_place.data(), ldx, in_place.data(), ldx, rows, cols, size});
     for (int64_t r = 0; r < rows; ++r) {
       ASSERT_TRUE(SameBits(in_place.data() + r * ldx, y.data() + r * ldy, cols));
     }
@@ -550,8 +545,7 @@ void TestGatherColumns(const KernelTable& table, DType dtype) {
     }
     std::vector<int32_t> sums(static_cast<size_t>(rows * RowSums(cols)), -1);
     gather({x.data(), ldx, order.data(), y.data(), ldy, rows, cols,
-            dtype == DType::kInt8 ? sums.data() : nullptr},
-           nullptr);
+            dtype == DType::kInt8 ? sums.data() : nullptr});
     for (int64_t r = 0; r < rows; ++r) {
       std::vector<int32_t> expected_sums(static_cast<size_t>(RowSums(cols)));
       for (int64_t j = 0; j < ldy; ++j) {

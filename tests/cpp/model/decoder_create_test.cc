@@ -211,8 +211,8 @@ TEST_F(DecoderCreateTest, PositionsBeyondTheTable) {
   options.max_length = 2049;
   const char* message = "max_length is 2049; the model has embeddings of 2048 positions";
   ExpectRefused(Create(*gpt2, options), StatusCode::kInvalidArgument, message);
-  ExpectRefused(Decoder::Measure(*gpt2, options, device_.ops()).status(),
-                StatusCode::kInvalidArgument, message);
+  ExpectRefused(Decoder::Measure(*gpt2, options, device_).status(), StatusCode::kInvalidArgument,
+                message);
   EXPECT_TRUE(Create(*reader_, options).ok());
 }
 

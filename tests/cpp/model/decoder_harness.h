@@ -20,6 +20,7 @@
 #include "model/decoder.h"
 #include "ops/cpu/cpu_device.h"
 #include "support/random_model.h"
+#include "support/sim_device.h"
 #include "support/test_tables.h"
 
 namespace allspark::testing {
@@ -49,6 +50,7 @@ struct HarnessOptions {
   uint64_t seed = 1;       // seed of the order of the blocks
   CacheMode cache_mode = CacheMode::kDefault;
   int64_t lora_max_rank = 0;
+  bool on_sim = false;  // on a SimDevice instead of the CPU
 };
 
 class DecoderHarness {
@@ -64,19 +66,22 @@ class DecoderHarness {
       : options_(options),
         allocator_(int64_t{1} << 30),
         pool_(options.num_threads, false),
-        device_(allocator_, pool_, *options.table) {
+        device_(MakeDevice(*options.table)) {
     const int64_t blocks_per_sequence =
         (options.max_length + options.block_size - 1) / options.block_size;
     if (options_.num_blocks == 0) options_.num_blocks = 8 * blocks_per_sequence;
     auto decoder = Decoder::Create(reader,
                                    {options.max_length, options.max_tokens, options.max_logits_rows,
                                     options.block_size, options.cache_mode, options.lora_max_rank},
-                                   device_);
+                                   *device_);
     if (!decoder.ok()) throw std::runtime_error(decoder.status().ToString());
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));
     kv_buffer_ = Take(decoder_->block_bytes() * options_.num_blocks);
-    std::memset(kv_buffer_.data(), 0xff, kv_buffer_.bytes());
+    FillGarbage(kv_buffer_.data(), kv_buffer_.bytes());
+    if (device_->has_own_memory()) {
+      logits_buffer_ = Take(options.max_logits_rows * decoder_->vocab_size() * 4);
+    }
     free_blocks_.resize(static_cast<size_t>(options_.num_blocks));
     std::iota(free_blocks_.begin(), free_blocks_.end(), 0);
     std::mt19937_64 random(options.seed);
@@ -116,7 +121,7 @@ class DecoderHarness {
     for (int32_t& block : s.blocks) {
       const KvBlock memory = decoder_->BlockAt(kv(), block);
       for (int64_t i = 0; i < memory.num_parts(); ++i) {
-        std::memset(memory.part(i).data, 0xff, static_cast<size_t>(memory.part(i).bytes));
+        FillGarbage(memory.part(i).data, static_cast<size_t>(memory.part(i).bytes));
       }
       block = free_blocks_.at(free_blocks_.size() - 1);
       free_blocks_.pop_back();
@@ -175,12 +180,17 @@ class DecoderHarness {
   }
   void Run() {
     arena_.Reset();
-    decoder_->Forward(batch_, kv(), arena_, logits_.data());
+    if (!device_->has_own_memory()) {
+      return decoder_->Forward(batch_, kv(), arena_, logits_.data());
+    }
+    decoder_->Forward(batch_, kv(), arena_, static_cast<float*>(logits_buffer_.data()));
+    device_->ops().Download(logits_.data(), logits_buffer_.data(), logits_.size() * sizeof(float));
   }
 
   Decoder& decoder() { return *decoder_; }
   StepArena& arena() { return arena_; }
   ThreadPool& pool() { return pool_; }
+  Device& device() { return *device_; }
   SystemAllocator& allocator() { return allocator_; }
   Batch& batch() { return batch_; }
   std::vector<BatchSequence>& batch_sequences() { return batch_sequences_; }
@@ -199,8 +209,21 @@ class DecoderHarness {
     const LoraAdapter* lora = nullptr;
   };
 
+  std::unique_ptr<Device> MakeDevice(const kernels::KernelTable& table) {
+    if (!options_.on_sim) return std::make_unique<CpuDevice>(allocator_, pool_, table);
+    const auto not_owned = [](auto& object) {
+      return std::shared_ptr<std::remove_reference_t<decltype(object)>>(std::shared_ptr<void>(),
+                                                                        &object);
+    };
+    return std::make_unique<SimDevice>(CpuDevice::Parts{
+        std::shared_ptr<Allocator>(not_owned(allocator_)), not_owned(pool_), &table, 0});
+  }
+  void FillGarbage(void* at, size_t bytes) {
+    const std::vector<unsigned char> garbage(bytes, 0xff);
+    device_->ops().Upload(at, garbage.data(), bytes);
+  }
   Buffer Take(int64_t bytes) {
-    auto buffer = Buffer::Create(&allocator_, static_cast<size_t>(bytes));
+    auto buffer = Buffer::Create(device_->allocator(), static_cast<size_t>(bytes));
     if (!buffer.ok()) throw std::runtime_error(buffer.status().ToString());
     return std::move(*buffer);
   }
@@ -208,10 +231,10 @@ class DecoderHarness {
   HarnessOptions options_;
   SystemAllocator allocator_;
   ThreadPool pool_;
-  CpuDevice device_;
+  std::unique_ptr<Device> device_;
   std::unique_ptr<Decoder> decoder_;
   StepArena arena_;
-  Buffer kv_buffer_;
+  Buffer kv_buffer_, logits_buffer_;
   std::vector<int32_t> free_blocks_;
   std::vector<Sequence> sequences_;
   // The step being prepared.

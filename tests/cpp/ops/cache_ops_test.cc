@@ -29,7 +29,7 @@ struct WriteCall {
 };
 std::vector<WriteCall> writes;
 
-void TraceWrite(const kernels::KvWriteArgs& args, kernels::Stream) noexcept {
+void TraceWrite(const kernels::KvWriteArgs& args) noexcept {
   const std::lock_guard<std::mutex> lock(trace_mutex);
   writes.push_back(
       {args.block_table, args.begin_position, args.begin_position + args.num_tokens, args.k[0]});
@@ -39,7 +39,7 @@ std::set<const float*> scratches;
 std::vector<int64_t> part_costs;  // by scratch, in order of first use
 
 // Marks each (token, query head) of its item, and adds up the keys each scratch (thread) visits.
-void TraceAttention(const kernels::AttentionArgs& args, kernels::Stream) noexcept {
+void TraceAttention(const kernels::AttentionArgs& args) noexcept {
   float* out = static_cast<float*>(args.out);
   int64_t keys = 0;
   for (int64_t t = args.token_begin; t < args.token_end; ++t) {
@@ -231,10 +231,8 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
 
 TEST_P(CacheOpsTest, ALongDecodeIsDividedEvenly) {
   if (pool_.num_threads() == 1) GTEST_SKIP() << "nothing to divide";
-  table_.attention_merge[kFloatSlot] = [](const kernels::AttentionMergeArgs&,
-                                          kernels::Stream) noexcept {};
-  table_.attention[kFloatSlot][kFloatSlot] = [](const kernels::AttentionArgs& args,
-                                                kernels::Stream) noexcept {
+  table_.attention_merge[kFloatSlot] = [](const kernels::AttentionMergeArgs&) noexcept {};
+  table_.attention[kFloatSlot][kFloatSlot] = [](const kernels::AttentionArgs& args) noexcept {
     const std::lock_guard<std::mutex> lock(trace_mutex);
     scratches.insert(args.scratch);
     part_costs.push_back(args.chunk_end - args.chunk_begin);

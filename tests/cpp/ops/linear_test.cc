@@ -22,7 +22,7 @@ std::atomic<int> num_calls;
 
 // Adds 1 and the row's first input to each output element of its range. So the test sees a row or
 // panel that is computed twice, not at all, or from the wrong row.
-void CountingGemm(const kernels::GemmArgs& args, kernels::Stream) noexcept {
+void CountingGemm(const kernels::GemmArgs& args) noexcept {
   ++num_calls;
   const float* a = static_cast<const float*>(args.a);
   for (int64_t m = 0; m < args.m; ++m) {

@@ -160,7 +160,7 @@ TEST_F(LoraOpTest, RefusesWhatDoesNotFit) {
   weight.dtype = DType::kBFloat16;
   ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "low is float32; expected bfloat16");
   std::vector<kernels::LowRank> low_rank;
-  low_rank.push_back({0, 2, 0, 5, sums_.data(), kMaxRank, zeros_.data(), 4, nullptr});
+  low_rank.push_back({0, 2, 0, 5, sums_.data(), kMaxRank, zeros_.data(), 4, DType::kFloat32});
   ThreadPool pool(1, false);
   CpuOps ops(*kernels::DefaultTable(), pool);
   const OpContext context{&ops};

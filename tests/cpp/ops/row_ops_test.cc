@@ -23,7 +23,7 @@ using testing::ExpectCheck;
 using testing::FloatMatrix;
 using testing::kFloatSlot;
 
-void TraceNorm(const kernels::NormArgs& args, kernels::Stream) noexcept {
+void TraceNorm(const kernels::NormArgs& args) noexcept {
   float* y = static_cast<float*>(args.y);
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
@@ -32,8 +32,8 @@ void TraceNorm(const kernels::NormArgs& args, kernels::Stream) noexcept {
   }
 }
 
-void TraceLayerNorm(const kernels::NormArgs& args, kernels::Stream stream) noexcept {
-  TraceNorm(args, stream);
+void TraceLayerNorm(const kernels::NormArgs& args) noexcept {
+  TraceNorm(args);
   float* y = static_cast<float*>(args.y);
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols && args.bias != nullptr; ++i)
@@ -41,7 +41,7 @@ void TraceLayerNorm(const kernels::NormArgs& args, kernels::Stream stream) noexc
   }
 }
 
-void TraceEmbedding(const kernels::EmbeddingArgs& args, kernels::Stream) noexcept {
+void TraceEmbedding(const kernels::EmbeddingArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
       float& out = args.out[r * args.ldo + i];
@@ -51,7 +51,7 @@ void TraceEmbedding(const kernels::EmbeddingArgs& args, kernels::Stream) noexcep
   }
 }
 
-void TraceRope(const kernels::RopeArgs& args, kernels::Stream) noexcept {
+void TraceRope(const kernels::RopeArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.heads * args.head_dim; ++i) {
       args.x[r * args.ldx + i] += static_cast<float>(args.positions[r] + 1);
@@ -59,7 +59,7 @@ void TraceRope(const kernels::RopeArgs& args, kernels::Stream) noexcept {
   }
 }
 
-void TraceGatedAct(const kernels::GatedActArgs& args, kernels::Stream) noexcept {
+void TraceGatedAct(const kernels::GatedActArgs& args) noexcept {
   float* out = static_cast<float*>(args.out);
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
@@ -69,7 +69,7 @@ void TraceGatedAct(const kernels::GatedActArgs& args, kernels::Stream) noexcept 
   }
 }
 
-void TraceScale(const kernels::ScaleArgs& args, kernels::Stream) noexcept {
+void TraceScale(const kernels::ScaleArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
       args.y[r * args.ldy + i] += args.x[r * args.ldx + i] * args.scale + args.soft_cap +
@@ -78,7 +78,7 @@ void TraceScale(const kernels::ScaleArgs& args, kernels::Stream) noexcept {
   }
 }
 
-void TraceConvert(const kernels::ConvertArgs& args, kernels::Stream) noexcept {
+void TraceConvert(const kernels::ConvertArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t i = 0; i < args.cols; ++i) {
       static_cast<BFloat16*>(args.y)[r * args.ldy + i].bits =
@@ -87,7 +87,7 @@ void TraceConvert(const kernels::ConvertArgs& args, kernels::Stream) noexcept {
   }
 }
 
-void TraceArgMax(const kernels::ArgMaxArgs& args, kernels::Stream) noexcept {
+void TraceArgMax(const kernels::ArgMaxArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
     args.index[r] += static_cast<int32_t>(args.x[r * args.ldx]);
   }
