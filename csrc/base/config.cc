@@ -63,17 +63,6 @@ Status CheckComputeUnit(const std::string& unit) {
   return Status::Ok();
 }
 
-Status CheckChoice(const char* name, const std::string& value,
-                   std::initializer_list<const char*> choices) {
-  std::string listed;
-  for (const char* choice : choices) {
-    if (value == choice) return Status::Ok();
-    const char* separator = listed.empty() ? "" : choice == *std::rbegin(choices) ? " or " : ", ";
-    listed += separator + FormatValue(std::string(choice));
-  }
-  return Malformed(name, FormatValue(value), listed);
-}
-
 std::string ElementName(const std::string& name, size_t index) {
   return name + "[" + std::to_string(index) + "]";
 }
@@ -140,11 +129,11 @@ class Contradictions {
 void RequirePlainOutput(const GenerationConfig& config, Contradictions& group) {
   group.Require("num_generated_in_prompt", config.num_generated_in_prompt, int64_t{0});
   group.Require("prompt_only", config.prompt_only, false);
-  group.Require("output_logits", config.output_logits, std::string());
-  group.Require("output_last_hidden_state", config.output_last_hidden_state, std::string());
+  group.Require("output_logits", config.output_logits, OutputRows::kNone);
+  group.Require("output_last_hidden_state", config.output_last_hidden_state, OutputRows::kNone);
   group.Require("enable_tensors_from_model_inference", config.enable_tensors_from_model_inference,
                 false);
-  group.Require("pooling", config.pooling, std::string());
+  group.Require("pooling", config.pooling, Pooling::kNone);
 }
 
 Status CheckBeams(const GenerationConfig& config) {
@@ -172,8 +161,6 @@ Status CheckSamples(const GenerationConfig& config) {
 }
 
 Status CheckSequences(const GenerationConfig& config) {
-  AS_RETURN_IF_ERROR(
-      CheckChoice("beam_early_stopping", config.beam_early_stopping, {"false", "true", "never"}));
   AS_RETURN_IF_ERROR(CheckBeams(config));
   AS_RETURN_IF_ERROR(CheckSamples(config));
   const bool is_search = config.num_beams > 1;
@@ -192,13 +179,6 @@ Status Validate(const RuntimeConfig& config) {
   }
   AS_RETURN_IF_ERROR(CheckFieldRanges(config));
   AS_RETURN_IF_ERROR(CheckComputeUnit(config.compute_unit));
-  const std::string& precision = config.matmul_precision;
-  if (!precision.empty() && precision != "float32" && precision != "bfloat16") {
-    return Malformed("matmul_precision", FormatValue(precision),
-                     "empty, \"float32\" or \"bfloat16\"");
-  }
-  AS_RETURN_IF_ERROR(
-      CheckChoice("queue_full_policy", config.queue_full_policy, {"refuse", "block"}));
   const int64_t span = config.cache_span_size;
   if (span != 16 && span != 32 && span != 64 && span != 128) {
     return Malformed("cache_span_size", FormatValue(span), "16, 32, 64 or 128");
@@ -225,11 +205,6 @@ Status Validate(const GenerationConfig& config) {
     return Malformed("num_generated_in_prompt", FormatValue(config.num_generated_in_prompt),
                      "below max_new_tokens, which is " + FormatValue(config.max_new_tokens));
   }
-  AS_RETURN_IF_ERROR(CheckChoice("logprobs_mode", config.logprobs_mode, {"processed", "raw"}));
-  AS_RETURN_IF_ERROR(CheckChoice("output_logits", config.output_logits, {"", "all", "generation"}));
-  AS_RETURN_IF_ERROR(CheckChoice("output_last_hidden_state", config.output_last_hidden_state,
-                                 {"", "all", "generation"}));
-  AS_RETURN_IF_ERROR(CheckChoice("pooling", config.pooling, {"", "mean", "last"}));
   AS_RETURN_IF_ERROR(CheckSequences(config));
   AS_RETURN_IF_ERROR(CheckTokenIds("stop_token_ids", config.stop_token_ids));
   AS_RETURN_IF_ERROR(CheckWords("stop_words_ids", config.stop_words_ids));

@@ -85,6 +85,12 @@ std::string FormatValue(int64_t value);
 std::string FormatValue(double value);  // The shortest text that reads back as the same number.
 std::string FormatValue(const std::string& value);  // Quoted.
 std::string FormatValue(CacheMode value);           // DashInfer's name.
+template <Choice E>
+std::string FormatValue(E value) {  // Quoted.
+  const char* const name = ChoiceName(value);
+  return name != nullptr ? FormatValue(std::string(name))
+                         : FormatValue(static_cast<int64_t>(value));
+}
 template <typename T>
 std::string FormatValue(const std::vector<T>& values) {
   std::string text = "[";
@@ -121,8 +127,16 @@ std::string FormatFields(const T& object) {
 // OK, or an InvalidArgument such as "top_p is 1.5; it must be in [0, 1]". NaN is in no range.
 Status CheckRange(const char* name, int64_t value, double min, double max);
 Status CheckRange(const char* name, double value, double min, double max);
+// The same for a value that must be one of its enum's.
+template <Choice E>
+Status CheckChoice(const char* name, E value) {
+  if (ChoiceName(value) != nullptr) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) + " is " + FormatValue(value) + "; it must be " +
+                                 ChoicesText<E>());
+}
 
-// Checks each number against its field's range; returns the first failure in the order of Fields().
+// Checks each number against its field's range and each choice; returns the first failure in the
+// order of Fields().
 template <typename T>
 Status CheckFieldRanges(const T& object) {
   Status status;
@@ -132,6 +146,8 @@ Status CheckFieldRanges(const T& object) {
       if (status.ok()) {
         status = CheckRange(field.name, object.*field.member, field.min, field.max);
       }
+    } else if constexpr (Choice<Member>) {
+      if (status.ok()) status = CheckChoice(field.name, object.*field.member);
     }
   });
   return status;

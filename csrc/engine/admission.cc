@@ -50,7 +50,7 @@ Admission::Admission(const RuntimeConfig& config)
       max_tensor_bytes_(config.max_output_tensor_bytes > 0 ? config.max_output_tensor_bytes
                                                            : TotalMemoryBytes() / kTensorShare),
       bounds_by_default_(config.max_output_tensor_bytes == 0),
-      blocks_(config.queue_full_policy == "block") {}
+      blocks_(config.queue_full_policy == QueueFullPolicy::kBlock) {}
 
 Status Admission::Enter(std::unique_lock<std::mutex>& lock, const Share& share, int64_t deadline_us,
                         const std::function<bool()>& cancelled) {

@@ -39,9 +39,9 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
     std::unique_ptr<ModelReader> draft_reader, std::shared_ptr<Device> device,
     std::shared_ptr<CompletionSetImpl> engine_set) {
   const proto::DecoderSpec& spec = reader->spec();
-  if ((config.matmul_precision == "float32" || config.matmul_precision == "bfloat16") &&
-      config.matmul_precision != ComputeTypeName(spec.compute_type())) {
-    return Status::InvalidArgument("matmul_precision is '" + config.matmul_precision + "', but " +
+  const std::string precision = ChoiceName(config.matmul_precision);
+  if (!precision.empty() && precision != ComputeTypeName(spec.compute_type())) {
+    return Status::InvalidArgument("matmul_precision is '" + precision + "', but " +
                                    reader->source() + " was serialised for " +
                                    ComputeTypeName(spec.compute_type()));
   }

@@ -10,10 +10,9 @@
 namespace allspark {
 namespace {
 
-// Rows of the positions that an "all" or "generation" asks for; none for "".
-PositionRows Plan(const std::string& which, const OutputTensors::Sizes& sizes, int64_t cols) {
-  if (which.empty()) return {};
-  return {.begin = which == "all" ? 0 : sizes.prompt_length - 1,
+PositionRows Plan(OutputRows which, const OutputTensors::Sizes& sizes, int64_t cols) {
+  if (which == OutputRows::kNone) return {};
+  return {.begin = which == OutputRows::kAll ? 0 : sizes.prompt_length - 1,
           .end = sizes.num_positions,
           .cols = cols};
 }
@@ -34,23 +33,24 @@ void AddView(const PositionRows& rows, int64_t begin, int64_t end, const char* n
 Result<std::shared_ptr<OutputTensors>> OutputTensors::Create(const GenerationConfig& config,
                                                              const Sizes& sizes) {
   auto outputs = std::make_shared<OutputTensors>();
-  const std::string& hidden = config.output_last_hidden_state;
+  const OutputRows hidden = config.output_last_hidden_state;
   const bool both = config.enable_tensors_from_model_inference;
-  outputs->hidden_states_ = Plan(both ? "all" : hidden, sizes, sizes.hidden_size);
-  outputs->inputs_embedding_ = Plan(both ? "all" : "", sizes, sizes.hidden_size);
+  outputs->hidden_states_ = Plan(both ? OutputRows::kAll : hidden, sizes, sizes.hidden_size);
+  outputs->inputs_embedding_ =
+      Plan(both ? OutputRows::kAll : OutputRows::kNone, sizes, sizes.hidden_size);
   outputs->logits_ = Plan(config.output_logits, sizes, sizes.vocab_size);
   PositionRows* const all[] = {&outputs->hidden_states_, &outputs->inputs_embedding_,
                                &outputs->logits_};
   int64_t num_floats = 0;
   for (const PositionRows* rows : all) num_floats += NumFloats(*rows);
-  if (num_floats == 0 && config.pooling.empty()) return std::shared_ptr<OutputTensors>();
+  if (num_floats == 0 && config.pooling == Pooling::kNone) return std::shared_ptr<OutputTensors>();
   const int64_t bytes = num_floats * static_cast<int64_t>(sizeof(float));
   const auto refuse = [&] {
     const MemoryBound available = AvailableMemory();
     std::string fields = both ? "enable_tensors_from_model_inference" : "";
-    for (const auto& [name, asked] : {std::pair{"output_last_hidden_state", !hidden.empty()},
-                                      std::pair{"output_logits", !config.output_logits.empty()}}) {
-      if (asked) fields += (fields.empty() ? "" : " and ") + std::string(name);
+    for (const auto& [name, rows] : {std::pair{"output_last_hidden_state", hidden},
+                                     std::pair{"output_logits", config.output_logits}}) {
+      if (rows != OutputRows::kNone) fields += (fields.empty() ? "" : " and ") + std::string(name);
     }
     return Status::ResourceExhausted(
         "the tensors of " + fields + " take " + std::to_string(bytes >> 20) + " MiB for up to " +
@@ -69,11 +69,11 @@ Result<std::shared_ptr<OutputTensors>> OutputTensors::Create(const GenerationCon
   outputs->bytes_ = bytes;
   outputs->prompt_length_ = sizes.prompt_length;
   outputs->hidden_size_ = sizes.hidden_size;
-  if (!config.pooling.empty()) {
+  if (config.pooling != Pooling::kNone) {
     const auto size = static_cast<size_t>(sizes.hidden_size);
     outputs->embedding_ = std::make_shared<float[]>(size);
     outputs->normalize_ = config.normalize;
-    if (config.pooling == "mean") outputs->sum_.resize(size);
+    if (config.pooling == Pooling::kMean) outputs->sum_.resize(size);
   }
   return outputs;
 }

@@ -8,9 +8,9 @@
 namespace allspark {
 namespace {
 
-BeamStop ToBeamStop(const std::string& early_stopping) {
-  if (early_stopping == "true") return BeamStop::kAtOnce;
-  return early_stopping == "never" ? BeamStop::kNever : BeamStop::kHeuristic;
+BeamStop ToBeamStop(EarlyStopping early_stopping) {
+  if (early_stopping == EarlyStopping::kTrue) return BeamStop::kAtOnce;
+  return early_stopping == EarlyStopping::kNever ? BeamStop::kNever : BeamStop::kHeuristic;
 }
 
 void Add(OutputLogprobs& logprobs, float chosen, const std::vector<TokenLogprob>& top) {

@@ -256,7 +256,7 @@ Result<RequestSpec> RequestSpec::Create(uint64_t request_id, std::span<const int
   spec.processors = ToProcessors(config);
   spec.logprobs = {.wanted = config.logprobs,
                    .num_top = config.top_logprobs,
-                   .raw = config.logprobs_mode == "raw"};
+                   .raw = config.logprobs_mode == LogprobsMode::kRaw};
   spec.prompt_only = config.prompt_only;
   spec.scores_prompt = config.prompt_logprobs;
   spec.scored_begin = std::max(config.prompt_logprobs_start - 1, int64_t{0});

@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -21,6 +22,8 @@ template <typename T>
 const char* TypeText() {
   if constexpr (std::is_same_v<T, bool>)
     return "a bool";
+  else if constexpr (Choice<T>)
+    return "a str";
   else if constexpr (std::is_enum_v<T>)
     return "a member of its enum";
   else if constexpr (std::is_integral_v<T>)
@@ -51,29 +54,47 @@ inline std::string Shown(py::handle value) {
   }
 }
 
+// A member as Python sees it: choices by their names.
+template <typename T>
+py::object ToPython(const T& value) {
+  if constexpr (Choice<T>) {
+    return py::str(ChoiceName(value));
+  } else {
+    return py::cast(value);
+  }
+}
+
 template <typename T>
 T CastField(const char* name, py::handle value) {
-  // Python's bool is an int; as a number it is nearly always a mistake.
-  const bool is_bool = py::isinstance<py::bool_>(value);
-  if constexpr (std::is_same_v<T, bool>) {
-    // With conversions None would be False. Without, NumPy's bool still is one.
-    py::detail::make_caster<bool> caster;
-    if (caster.load(value, /*convert=*/false)) return static_cast<bool>(caster);
-  } else if (!is_bool && (!std::is_same_v<T, std::string> || py::isinstance<py::str>(value))) {
-    // bytes would pass for a str.
-    try {
-      return value.cast<T>();
-    } catch (const py::cast_error&) {
+  if constexpr (Choice<T>) {
+    const auto text = CastField<std::string>(name, value);
+    const std::optional<T> choice = FindChoice<T>(text);
+    if (choice.has_value()) return *choice;
+    throw py::value_error(std::string(name) + " is \"" + text + "\"; it must be " +
+                          ChoicesText<T>());
+  } else {
+    // Python's bool is an int; as a number it is nearly always a mistake.
+    const bool is_bool = py::isinstance<py::bool_>(value);
+    if constexpr (std::is_same_v<T, bool>) {
+      // With conversions None would be False. Without, NumPy's bool still is one.
+      py::detail::make_caster<bool> caster;
+      if (caster.load(value, /*convert=*/false)) return static_cast<bool>(caster);
+    } else if (!is_bool && (!std::is_same_v<T, std::string> || py::isinstance<py::str>(value))) {
+      // bytes would pass for a str.
+      try {
+        return value.cast<T>();
+      } catch (const py::cast_error&) {
+      }
     }
+    if (std::is_arithmetic_v<T> && !std::is_same_v<T, bool> && !is_bool &&
+        PyLong_Check(value.ptr())) {
+      throw py::value_error(std::string(name) + " is " + Shown(value) + "; no " +
+                            (std::is_integral_v<T> ? "int64" : "float64") + " is so large");
+    }
+    throw py::type_error(std::string(name) + " is " + Shown(value) + " (" +
+                         py::str(py::type::of(value).attr("__name__")).cast<std::string>() +
+                         "); it must be " + TypeText<T>());
   }
-  if (std::is_arithmetic_v<T> && !std::is_same_v<T, bool> && !is_bool &&
-      PyLong_Check(value.ptr())) {
-    throw py::value_error(std::string(name) + " is " + Shown(value) + "; no " +
-                          (std::is_integral_v<T> ? "int64" : "float64") + " is so large");
-  }
-  throw py::type_error(std::string(name) + " is " + Shown(value) + " (" +
-                       py::str(py::type::of(value).attr("__name__")).cast<std::string>() +
-                       "); it must be " + TypeText<T>());
 }
 
 template <typename Struct>
@@ -110,8 +131,9 @@ Struct FromDict(const py::dict& dict) {
 template <typename Struct>
 py::dict ToDict(const Struct& object) {
   py::dict dict;
-  std::apply([&](const auto&... field) { ((dict[field.name] = object.*field.member), ...); },
-             Struct::Fields());
+  std::apply(
+      [&](const auto&... field) { ((dict[field.name] = ToPython(object.*field.member)), ...); },
+      Struct::Fields());
   return dict;
 }
 
@@ -151,7 +173,8 @@ py::class_<Struct> BindFields(py::module_& module, const char* class_name, const
   std::apply(
       [&](const auto&... field) {
         (bound.def_property(
-             field.name, [member = field.member](const Struct& object) { return object.*member; },
+             field.name,
+             [member = field.member](const Struct& object) { return ToPython(object.*member); },
              [member = field.member, name = field.name](Struct& object, py::handle value) {
                using T = std::remove_reference_t<decltype(object.*member)>;
                object.*member = CastField<T>(name, value);

@@ -225,5 +225,5 @@ def test_tensors_of_all_requests_are_bounded(checkpoint):
 
 
 def test_a_bad_policy_is_refused(checkpoint):
-    with pytest.raises(AssertionError, match="queue_full_policy is .drop."):
+    with pytest.raises(ValueError, match="queue_full_policy is .drop."):
         start_engine(checkpoint, queue_full_policy="drop")

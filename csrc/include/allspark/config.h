@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "allspark/choices.h"
 #include "allspark/status.h"
 
 namespace [[gnu::visibility("default")]] allspark {
@@ -51,8 +52,7 @@ struct RuntimeConfig {
   int64_t engine_max_prefill_length = 0;
   // Compute threads; 0: one for each core that the process may use.
   int64_t num_threads = 0;
-  // "", "float32" or "bfloat16": refuses a file serialised for another compute type.
-  std::string matmul_precision;
+  MatmulPrecision matmul_precision = MatmulPrecision::kAny;
   // Tokens per KV block: 16, 32, 64 or 128.
   int64_t cache_span_size = 32;
   // KV blocks in the pool; 0: sized from max_batch x max_length, at most half the memory available.
@@ -67,8 +67,7 @@ struct RuntimeConfig {
   CacheMode cache_mode = CacheMode::kDefault;
   // Requests that may wait beyond the running batch. 0: no bound.
   int64_t max_waiting_requests = 0;
-  // What StartRequest does when that many wait: "refuse", or "block" until there is room.
-  std::string queue_full_policy = "refuse";
+  QueueFullPolicy queue_full_policy = QueueFullPolicy::kRefuse;
   // Most bytes for the output tensors of all waiting and running requests; a request that would
   // exceed it is denied. 0: an eighth of the memory of the machine or the cgroup.
   int64_t max_output_tensor_bytes = 0;
@@ -203,9 +202,7 @@ struct GenerationConfig {
   // Number of likeliest tokens reported with each token, with their log-probabilities. Needs
   // logprobs or prompt_logprobs.
   int64_t top_logprobs = 0;
-  // "processed": of the logits after biases, penalties and masks, before temperature; "raw": of the
-  // model's own logits.
-  std::string logprobs_mode = "processed";
+  LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
   // True: the log-probability of each prompt token but the first, of the model's own logits.
   bool prompt_logprobs = false;
   // The first prompt token with a log-probability; 0 and 1: all but the first token. Those before
@@ -214,16 +211,14 @@ struct GenerationConfig {
   // True: nothing is generated; the request ends with the scores or tensors of its prompt, which
   // may be as long as max_length. Fields about output have no effect.
   bool prompt_only = false;
-  // Matrices in GeneratedElements::tensors_from_model_inference. "": none. "all": a row for each
-  // token of prompt and output but the last. "generation": for each output token, the row from
-  // which it was chosen.
-  std::string output_logits;
-  std::string output_last_hidden_state;
-  // True: "hidden_states" as with output_last_hidden_state "all", and "inputs_embedding": the input
+  // Matrices in GeneratedElements::tensors_from_model_inference.
+  OutputRows output_logits = OutputRows::kNone;
+  OutputRows output_last_hidden_state = OutputRows::kNone;
+  // True: "hidden_states" as with output_last_hidden_state kAll, and "inputs_embedding": the input
   // of the first layer, including the position embedding and the scale of models that have these.
   bool enable_tensors_from_model_inference = false;
-  // "mean" of the prompt's last hidden states, or the "last" of them, as "embedding"; "": none.
-  std::string pooling;
+  // What is "embedding" among them.
+  Pooling pooling = Pooling::kNone;
   // Whether the pooled embedding is divided by its Euclidean norm.
   bool normalize = true;
   // Above 1: a beam search with this many beams, which needs do_sample false. Sequences are ranked
@@ -234,10 +229,7 @@ struct GenerationConfig {
   // How many of the num_beams or best_of sequences are returned, best first, once all have ended.
   int64_t num_return_sequences = 1;
   double length_penalty = 1.0;
-  // When a search that has num_beams ended sequences ends, as transformers' early_stopping.
-  // "false": once the best beam, if it ended now, would score no better than the worst of them.
-  // "true": at once. "never": once no beam can still become better.
-  std::string beam_early_stopping = "false";
+  EarlyStopping beam_early_stopping = EarlyStopping::kFalse;
   // Name of the loaded adapter to use; "": the base model.
   std::string lora_name;
   // Larger runs earlier; first come, first served within one priority.

@@ -88,10 +88,14 @@ TEST(RuntimeConfigTest, SpanSizes) {
 
 TEST(RuntimeConfigTest, MatmulPrecision) {
   for (const char* legal : {"", "float32", "bfloat16"}) {
-    EXPECT_EQ(RuntimeError([&](auto& c) { c.matmul_precision = legal; }), "");
+    EXPECT_EQ(RuntimeError([&](auto& c) {
+                c.matmul_precision = FindChoice<MatmulPrecision>(legal).value();
+              }),
+              "");
   }
-  EXPECT_EQ(RuntimeError([](auto& c) { c.matmul_precision = "Float32"; }),
-            "matmul_precision is \"Float32\"; it must be empty, \"float32\" or \"bfloat16\"");
+  EXPECT_FALSE(FindChoice<MatmulPrecision>("Float32").has_value());
+  EXPECT_EQ(RuntimeError([](auto& c) { c.matmul_precision = static_cast<MatmulPrecision>(3); }),
+            "matmul_precision is 3; it must be \"\", \"float32\" or \"bfloat16\"");
 }
 
 TEST(RuntimeConfigTest, ComputeUnit) {
@@ -172,8 +176,9 @@ TEST(GenerationConfigTest, Groups) {
             "num_return_sequences is 3; it must be at most best_of, which is 2");
   EXPECT_EQ(GenerationError([&](auto& c) { beams(c), c.best_of = 2; }),
             "best_of is 2; it must be 1 where num_beams is 4");
-  EXPECT_EQ(GenerationError([](auto& c) { c.beam_early_stopping = "no"; }),
-            "beam_early_stopping is \"no\"; it must be \"false\", \"true\" or \"never\"");
+  EXPECT_EQ(
+      GenerationError([](auto& c) { c.beam_early_stopping = static_cast<EarlyStopping>(-1); }),
+      "beam_early_stopping is -1; it must be \"false\", \"true\" or \"never\"");
 }
 
 TEST(GenerationConfigTest, Ranges) {
@@ -251,8 +256,8 @@ TEST(GenerationConfigTest, TokenIdsAndBiases) {
             "min_new_tokens is 4; it must be at most max_new_tokens, which is 3");
   EXPECT_EQ(GenerationError([](auto& c) { c.max_new_tokens = c.num_generated_in_prompt = 3; }),
             "num_generated_in_prompt is 3; it must be below max_new_tokens, which is 3");
-  EXPECT_EQ(GenerationError([](auto& c) { c.logprobs_mode = "log"; }),
-            "logprobs_mode is \"log\"; it must be \"processed\" or \"raw\"");
+  EXPECT_EQ(GenerationError([](auto& c) { c.logprobs_mode = static_cast<LogprobsMode>(2); }),
+            "logprobs_mode is 2; it must be \"processed\" or \"raw\"");
   GenerationConfig config;
   config.logit_bias = {{7, -0.5}, {9, 1}};
   EXPECT_NE(ToString(config).find("logit_bias={7: -0.5, 9: 1}, "), std::string::npos);

@@ -161,9 +161,9 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
       generation.min_new_tokens = 30;
     }
     if (i % 2 == 1) generation.prompt_lookup_num_tokens = 6;
-    if (i % 5 == 1) generation.output_logits = "all";
+    if (i % 5 == 1) generation.output_logits = OutputRows::kAll;
     if (i % 5 == 2) generation.enable_tensors_from_model_inference = true;
-    if (i % 5 == 3) generation.pooling = i % 2 == 0 ? "mean" : "last";
+    if (i % 5 == 3) generation.pooling = i % 2 == 0 ? Pooling::kMean : Pooling::kLast;
     generation.prompt_only = i % 10 == 3;
     if (i % 7 == 1) generation.use_draft_model = false;
     if (i % 6 == 2) generation.timeout_ms = i % 4 == 0 ? 1 : 1000000;
@@ -182,7 +182,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
       generation.logprobs = true;
       generation.top_logprobs = 20;
       generation.prompt_logprobs = true;
-      generation.logprobs_mode = i % 8 == 1 ? "raw" : "processed";
+      generation.logprobs_mode = i % 8 == 1 ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
     }
     if (i % 4 == 2) generation = RankedConfig(i);
     if (i % 3 != 1) generation.lora_name = i % 3 == 0 ? "a" : "b";

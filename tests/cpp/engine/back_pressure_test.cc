@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kShortMs = 30;
 
-RuntimeConfig OneRunsOneWaits(const std::string& policy) {
+RuntimeConfig OneRunsOneWaits(QueueFullPolicy policy) {
   RuntimeConfig config = SmallConfig();
   config.engine_max_batch = 1;
   config.max_waiting_requests = 1;
@@ -66,7 +66,7 @@ class BackPressureTest : public EngineTest {
 };
 
 TEST_F(BackPressureTest, RefusesWhatIsTooMuch) {
-  Fill(OneRunsOneWaits("refuse"));
+  Fill(OneRunsOneWaits(QueueFullPolicy::kRefuse));
   const Status status = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
   EXPECT_EQ(status.as_status(), AsStatus::kRequestDenied);
   EXPECT_EQ(status.message(), "1 requests are waiting; max_waiting_requests is 1");
@@ -76,7 +76,7 @@ TEST_F(BackPressureTest, RefusesWhatIsTooMuch) {
 }
 
 TEST_F(BackPressureTest, BlockedStartsEnterInTheirOrder) {
-  Fill(OneRunsOneWaits("block"));
+  Fill(OneRunsOneWaits(QueueFullPolicy::kBlock));
   std::vector<uint64_t> begun;
   const HookGuard guard(hook_);
   hook_.Set([&](const StepEvent& event) {
@@ -98,7 +98,7 @@ TEST_F(BackPressureTest, BlockedStartsEnterInTheirOrder) {
 }
 
 TEST_F(BackPressureTest, AStopDeniesThoseThatWait) {
-  Fill(OneRunsOneWaits("block"));
+  Fill(OneRunsOneWaits(QueueFullPolicy::kBlock));
   StartBlocked();
   StartBlocked();
   hook_.loop_gate.Open();
@@ -115,7 +115,7 @@ TEST_F(BackPressureTest, AStopDeniesThoseThatWait) {
 }
 
 TEST_F(BackPressureTest, AStopThatDrainsDeniesThoseThatWaitAtOnce) {
-  Fill(OneRunsOneWaits("block"));
+  Fill(OneRunsOneWaits(QueueFullPolicy::kBlock));
   StartBlocked();
   std::thread stop([&] { EXPECT_OK(engine_->StopModel("m", StopMode::kDrain)); });
   const Status status = StatusOf(0);  // the step thread has not begun
@@ -125,7 +125,7 @@ TEST_F(BackPressureTest, AStopThatDrainsDeniesThoseThatWaitAtOnce) {
 }
 
 TEST_F(BackPressureTest, ADeadlineOrTheCallerEndsTheWait) {
-  Fill(OneRunsOneWaits("block"));
+  Fill(OneRunsOneWaits(QueueFullPolicy::kBlock));
   GenerationConfig timed = Greedy(3);
   timed.timeout_ms = kShortMs;
   std::atomic<bool> cancelled{false};
@@ -148,7 +148,7 @@ TEST_F(BackPressureTest, EightThreadsNeverHaveMoreWaitingThanAllowed) {
   RuntimeConfig config = SmallConfig();
   config.engine_max_batch = 2;
   config.max_waiting_requests = 3;
-  config.queue_full_policy = "block";
+  config.queue_full_policy = QueueFullPolicy::kBlock;
   InstallAndStart(config);
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
@@ -176,7 +176,7 @@ TEST_F(BackPressureTest, EightThreadsNeverHaveMoreWaitingThanAllowed) {
 TEST_F(BackPressureTest, TensorsAreBoundedTogether) {
   RuntimeConfig config = SmallConfig();
   GenerationConfig logits = Greedy(4);
-  logits.output_logits = "generation";
+  logits.output_logits = OutputRows::kGeneration;
   const int64_t bytes = 4 * TinyLlamaSpec().vocab_size() * 4;
   config.max_output_tensor_bytes = 2 * bytes;
   Install(config);

@@ -175,11 +175,11 @@ class FaultLife {
     Ask("best_of", best);
     GenerationConfig tensors = Greedy(3);
     tensors.enable_tensors_from_model_inference = true;
-    tensors.pooling = "mean";
+    tensors.pooling = Pooling::kMean;
     Ask("tensors", tensors);
     GenerationConfig embedding = Greedy(3);
     embedding.prompt_only = true;
-    embedding.pooling = "last";
+    embedding.pooling = Pooling::kLast;
     Ask("embedding", embedding);
     Ask("guided", Greedy(3), [] { return ThirdsMask(); });
   }

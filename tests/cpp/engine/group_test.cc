@@ -69,7 +69,7 @@ GenerationConfig RandomConfig(std::mt19937& rng, int64_t vocab_size) {
                             : kind == 1 ? BestOf(2 + below(5), max_new_tokens)
                                         : Greedy(max_new_tokens);
   config.length_penalty = static_cast<double>(below(5)) - 2;
-  config.beam_early_stopping = std::vector<std::string>{"false", "true", "never"}[rng() % 3];
+  config.beam_early_stopping = static_cast<EarlyStopping>(rng() % 3);
   for (int64_t i = below(3) == 0 ? below(8) : 0; i > 0; --i)
     config.stop_token_ids.push_back(below(vocab_size));
   if (below(2) == 0) config.stop_words_ids = {{below(vocab_size), below(vocab_size)}};

@@ -212,7 +212,8 @@ TEST_F(EngineTest, RefusesBadRuntimeConfigs) {
   refused([](RuntimeConfig& c) { c.engine_max_batch = -1; }, "engine_max_batch");
   refused([](RuntimeConfig& c) { c.cache_span_size = 24; }, "cache_span_size");
   refused([](RuntimeConfig& c) { c.cache_mode = static_cast<CacheMode>(4); }, "cache_mode");
-  refused([](RuntimeConfig& c) { c.matmul_precision = "bfloat16"; }, "matmul_precision");
+  refused([](RuntimeConfig& c) { c.matmul_precision = MatmulPrecision::kBFloat16; },
+          "matmul_precision");
   refused([](RuntimeConfig& c) { c.compute_unit = "TPU:0"; }, "compute_unit");
   refused([](RuntimeConfig& c) { c.model_path = "/nonexistent/m.asgraph"; }, "/nonexistent/m");
   refused([](RuntimeConfig& c) { c.model_path = "/nonexistent/m.bin"; }, "model_path");

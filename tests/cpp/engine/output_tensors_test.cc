@@ -7,7 +7,7 @@ namespace {
 
 TEST(OutputTensors, AreRefusedWhereMemoryIsShort) {
   GenerationConfig config;
-  config.output_logits = "all";
+  config.output_logits = OutputRows::kAll;
   const auto outputs = OutputTensors::Create(config, {.prompt_length = 5,
                                                       .num_positions = int64_t{1} << 24,
                                                       .hidden_size = 64,
@@ -24,7 +24,7 @@ TEST(OutputTensors, AreRefusedWhereMemoryIsShort) {
 TEST(OutputTensors, ViewsAreOfTheRowsThatWereAskedFor) {
   GenerationConfig config;
   EXPECT_EQ(*OutputTensors::Create(config, {.prompt_length = 5, .num_positions = 9}), nullptr);
-  config.output_last_hidden_state = "generation";
+  config.output_last_hidden_state = OutputRows::kGeneration;
   const OutputTensors::Sizes sizes{
       .prompt_length = 5, .num_positions = 9, .hidden_size = 2, .vocab_size = 3};
   const std::shared_ptr<OutputTensors> outputs = *OutputTensors::Create(config, sizes);
@@ -47,7 +47,7 @@ TEST(OutputTensors, ViewsAreOfTheRowsThatWereAskedFor) {
 
 TEST(OutputTensors, AnEmbeddingOfZerosStaysOne) {
   GenerationConfig config;
-  config.pooling = "mean";
+  config.pooling = Pooling::kMean;
   const std::shared_ptr<OutputTensors> outputs = *OutputTensors::Create(
       config, {.prompt_length = 2, .num_positions = 2, .hidden_size = 2, .vocab_size = 3});
   EXPECT_TRUE(outputs->WantsWholePrompt());

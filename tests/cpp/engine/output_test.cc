@@ -58,9 +58,9 @@ Outcome ReadOutcome(ResultQueue& queue) {
 }
 
 GenerationConfig Everything(GenerationConfig config) {
-  config.output_logits = "all";
+  config.output_logits = OutputRows::kAll;
   config.enable_tensors_from_model_inference = true;
-  config.pooling = "mean";
+  config.pooling = Pooling::kMean;
   config.prompt_logprobs = true;
   config.top_logprobs = 3;
   return config;
@@ -113,7 +113,7 @@ TEST_F(EngineTest, TensorsHaveARowForEveryTokenButTheLast) {
   }
 
   GenerationConfig generation = Greedy(10);
-  generation.output_logits = generation.output_last_hidden_state = "generation";
+  generation.output_logits = generation.output_last_hidden_state = OutputRows::kGeneration;
   generation.logit_bias = {
       {outcome.tokens[0], 0.25}};  // The bias is not in the rows: they are as the model gave them.
   const Outcome tail = ReadOutcome(*Start(prompt, generation).queue);
@@ -131,10 +131,10 @@ TEST_F(EngineTest, EmbeddingsArePooledHiddenStates) {
   InstallAndStart(SmallConfig());
   const Ids prompt = RandomPrompt(rng_, 45, vocab_size_);
   GenerationConfig states = PromptOnly();
-  states.output_last_hidden_state = "all";
+  states.output_last_hidden_state = OutputRows::kAll;
   const Outcome hidden = ReadOutcome(*Start(prompt, states).queue);
   ASSERT_EQ(hidden.rows("hidden_states"), 45);
-  for (const std::string& pooling : {std::string("mean"), std::string("last")}) {
+  for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
     for (const bool normalize : {false, true}) {
       GenerationConfig config = PromptOnly();
       config.pooling = pooling;
@@ -148,13 +148,13 @@ TEST_F(EngineTest, EmbeddingsArePooledHiddenStates) {
         for (int64_t row = 0; row < 45; ++row) {
           sum += double{hidden.Row("hidden_states", row)[i]};
         }
-        if (pooling == "mean") expected[i] = static_cast<float>(sum / 45);
+        if (pooling == Pooling::kMean) expected[i] = static_cast<float>(sum / 45);
         squares += double{expected[i]} * double{expected[i]};
       }
       for (float& x : expected) {
         if (normalize) x = static_cast<float>(double{x} / std::sqrt(squares));
       }
-      EXPECT_EQ(pooled.tensors.at("embedding"), expected) << pooling << normalize;
+      EXPECT_EQ(pooled.tensors.at("embedding"), expected) << ChoiceName(pooling) << normalize;
     }
   }
 }
@@ -168,9 +168,9 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
   for (int i = 0; i < 24; ++i) {
     GenerationConfig config = i % 3 == 0 ? PromptOnly() : Greedy(10 + 2 * i);
     if (i % 2 == 0) config = Everything(config);
-    if (i % 4 == 1) config.output_last_hidden_state = "generation";
-    if (i % 4 == 3) config.output_logits = "generation";
-    if (i % 4 == 3) config.pooling = "last";
+    if (i % 4 == 1) config.output_last_hidden_state = OutputRows::kGeneration;
+    if (i % 4 == 3) config.output_logits = OutputRows::kGeneration;
+    if (i % 4 == 3) config.pooling = Pooling::kLast;
     config.prompt_lookup_num_tokens = i % 3;
     prompts.push_back(RandomPrompt(rng_, 1 + (i * 29) % 120, i % 2 == 0 ? spec.vocab_size() : 3));
     // Shared prefixes change nothing, not even if every token's outputs are requested.
@@ -225,7 +225,7 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
 TEST_F(EngineTest, TensorsOutliveQueueRequestAndEngine) {
   InstallAndStart(SmallConfig());
   GenerationConfig config = PromptOnly();
-  config.output_logits = "all";
+  config.output_logits = OutputRows::kAll;
   StartedRequest request = Start({1, 2, 3, 4}, config);
   const GeneratedElements first = *request.queue->Get();
   GeneratedElements elements = first;
@@ -288,11 +288,12 @@ TEST_F(EngineTest, RefusesTensorsThatItCannotGive) {
     std::string words;
   };
   const std::vector<Case> cases = {
-      {[](auto& c) { c.output_logits = "prompt"; },
-       "output_logits is \"prompt\"; it must be \"\", \"all\" or \"generation\""},
-      {[](auto& c) { c.output_last_hidden_state = "ALL"; }, "output_last_hidden_state is \"ALL\""},
-      {[](auto& c) { c.pooling = "max"; },
-       "pooling is \"max\"; it must be \"\", \"mean\" or \"last\""},
+      {[](auto& c) { c.output_logits = static_cast<OutputRows>(3); },
+       "output_logits is 3; it must be \"\", \"all\" or \"generation\""},
+      {[](auto& c) { c.output_last_hidden_state = static_cast<OutputRows>(-1); },
+       "output_last_hidden_state is -1"},
+      {[](auto& c) { c.pooling = static_cast<Pooling>(7); },
+       "pooling is 7; it must be \"\", \"mean\" or \"last\""},
   };
   for (const Case& c : cases) {
     GenerationConfig config = Greedy(1);

@@ -108,7 +108,7 @@ std::vector<GenerationConfig> Configs(const Ids& words) {
   configs.push_back(config);
   config = Drawn(5);
   config.logprobs = true;
-  config.logprobs_mode = "raw";
+  config.logprobs_mode = LogprobsMode::kRaw;
   config.min_new_tokens = 40;
   config.stop_token_ids = words;
   config.bad_words_ids = {{words[0], words[1]}, {words[2]}};
@@ -246,7 +246,7 @@ TEST_F(ResumeTest, ToTheRestWhatIsGivenIsThePrompt) {
   const Ids prompt = Prompt(20);
   GenerationConfig config = Greedy(30);
   config.prompt_logprobs = true;
-  config.output_logits = "generation";
+  config.output_logits = OutputRows::kGeneration;
   const Outcome whole = Read(Start(prompt, config));
   const StartedRequest resumed = Resume(prompt, whole.tokens, 12, config);
   size_t num_scores = 0, num_rows = 0;

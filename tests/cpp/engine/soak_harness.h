@@ -79,7 +79,7 @@ class Soak {
     config.draft_model = "draft";
     config.interrupt_on_cache_exhaustion = interrupts_;
     config.max_waiting_requests = 12;
-    config.queue_full_policy = blocks_ ? "block" : "refuse";
+    config.queue_full_policy = blocks_ ? QueueFullPolicy::kBlock : QueueFullPolicy::kRefuse;
     config.max_output_tensor_bytes = 600 << 10;
     config.token_mask_timeout_ms = kMaskTimeoutMs;
     config.cache_span_num_init = kSoakMaxLength / config.cache_span_size + 2;

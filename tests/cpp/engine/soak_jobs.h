@@ -149,9 +149,10 @@ struct SoakJob {
   // continues the same output.
   bool CanResume() const {
     return mask_stride == 0 && config.num_beams == 1 && config.best_of == 1 &&
-           !config.prompt_only && !config.prompt_logprobs && config.output_logits != "all" &&
-           config.output_last_hidden_state != "all" &&
-           !config.enable_tensors_from_model_inference && config.pooling.empty();
+           !config.prompt_only && !config.prompt_logprobs &&
+           config.output_logits != OutputRows::kAll &&
+           config.output_last_hidden_state != OutputRows::kAll &&
+           !config.enable_tensors_from_model_inference && config.pooling == Pooling::kNone;
   }
 
   std::shared_ptr<TokenMask> MakeMask(MaskWorker* worker) const {
@@ -215,7 +216,8 @@ inline const std::vector<SoakRow>& SoakKinds() {
          job.config.num_beams = draw.Between(2, 5);
          job.config.num_return_sequences = draw.Between(1, job.config.num_beams);
          job.config.length_penalty = draw.Real(-1, 2);
-         job.config.beam_early_stopping = draw.Pick<std::string>({"false", "true", "never"});
+         job.config.beam_early_stopping = draw.Pick<EarlyStopping>(
+             {EarlyStopping::kFalse, EarlyStopping::kTrue, EarlyStopping::kNever});
        }},
       {"best_of", kBestOf, 2,
        [](Draw& draw, SoakJob& job) {
@@ -287,23 +289,26 @@ inline const std::vector<SoakRow>& SoakFeatures() {
        [](Draw& draw, SoakJob& job) {
          job.config.logprobs = true;
          job.config.top_logprobs = draw.Pick<int64_t>({0, 1, 5, 20});
-         job.config.logprobs_mode = draw.Pick<std::string>({"processed", "raw"});
+         job.config.logprobs_mode =
+             draw.Pick<LogprobsMode>({LogprobsMode::kProcessed, LogprobsMode::kRaw});
        }},
       {"prompt logprobs", kAnyKind & ~kBeams, 0.2,
        [](Draw&, SoakJob& job) { job.config.prompt_logprobs = true; }},
       {"logits", kNoGroup, 0.15,
        [](Draw& draw, SoakJob& job) {
-         job.config.output_logits = draw.Pick<std::string>({"all", "generation"});
+         job.config.output_logits =
+             draw.Pick<OutputRows>({OutputRows::kAll, OutputRows::kGeneration});
        }},
       {"hidden states", kNoGroup, 0.15,
        [](Draw& draw, SoakJob& job) {
-         job.config.output_last_hidden_state = draw.Pick<std::string>({"all", "generation"});
+         job.config.output_last_hidden_state =
+             draw.Pick<OutputRows>({OutputRows::kAll, OutputRows::kGeneration});
        }},
       {"all tensors", kNoGroup, 0.1,
        [](Draw&, SoakJob& job) { job.config.enable_tensors_from_model_inference = true; }},
       {"embedding", kNoGroup, 0.15,
        [](Draw& draw, SoakJob& job) {
-         job.config.pooling = draw.Pick<std::string>({"mean", "last"});
+         job.config.pooling = draw.Pick<Pooling>({Pooling::kMean, Pooling::kLast});
          job.config.normalize = draw.Chance(0.5);
        }},
       {"priority", kAnyKind, 0.3,

@@ -42,7 +42,7 @@ class UnloadTest : public EngineTest {
         config.do_sample = true;
         config.seed = i;
         config.frequency_penalty = 0.5;
-        config.output_logits = "all";
+        config.output_logits = OutputRows::kAll;
       }
       if (i == 2) config.num_beams = 2;
       if (i == 3) config.do_sample = true, config.best_of = 2, config.seed = 5;
