@@ -28,10 +28,10 @@ set(as_test_filter "")
 if(CMAKE_CROSSCOMPILING)
   # qemu-user is many times slower, keeps a record for every page of a reserved region, and does not
   # know which pages are resident, limits of address space, or how to run a test anew. So: a small
-  # region, only small batches, no soak, and no test of these.
+  # region, only small batches, no soak, no simulated device, and no test of these.
   set(as_test_properties TIMEOUT 3600 ENVIRONMENT BFC_MEM_RATIO=0.05)
   set(as_test_filter TEST_FILTER
-      "-*InCrowdsOf64*:*DeathTest.*:*OnEveryTable*:*SoakTest*:BfcRegionTest.*:EngineTest.StartingAndStoppingLeaksNothing")
+      "-*InCrowdsOf64*:*DeathTest.*:*OnEveryTable*:*SoakTest*:*DecoderDeviceTest*:SimDevice*:BfcRegionTest.*:EngineTest.StartingAndStoppingLeaksNothing")
 endif()
 
 function(as_add_test name label layers)

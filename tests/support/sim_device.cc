@@ -17,7 +17,7 @@ namespace allspark::testing {
 namespace {
 
 // Of address space; memory is taken when it is first written.
-constexpr size_t kRegionBytes = size_t{16} << 30;
+constexpr size_t kRegionBytes = size_t{4} << 30;
 constexpr size_t kPage = 4096;
 
 }  // namespace

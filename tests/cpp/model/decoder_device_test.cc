@@ -92,7 +92,9 @@ class SimDeviceTest : public ::testing::Test {
                      kernels::DefaultTable(), 0}};
 };
 
-TEST_F(SimDeviceTest, TheHostCannotTouchItsMemory) {
+using SimDeviceDeathTest = SimDeviceTest;
+
+TEST_F(SimDeviceDeathTest, TheHostCannotTouchItsMemory) {
   auto buffer = Buffer::Create(device_.allocator(), 64);
   ASSERT_TRUE(buffer.ok());
   auto* const bytes = static_cast<volatile char*>(buffer->data());
