@@ -3,7 +3,8 @@
 // and nobody else calls. Operands lie in the device's memory; spans, and what they name by pointers
 // of the ops' own types, in the host's, and are read before the call returns. Calls take effect in
 // their order, the device's own copies included. No cut into threads or blocks changes a bit of a
-// result: every output element is reduced in one order that depends on its own row alone.
+// result: every output element is reduced in one order that depends on its own row alone. A model's
+// step thread calls; other threads may Upload to memory that no operation uses yet.
 #pragma once
 
 #include <cstdint>
