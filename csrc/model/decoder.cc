@@ -59,15 +59,15 @@ struct DecoderParts {
   DecoderWeights weights;
   RopeTable rope;
   RopeTable window_rope;  // empty: rope
-  StepImage image;
 };
 
 class DecoderImpl final : public Decoder {
  public:
-  DecoderImpl(DecoderParts parts, Device& device)
+  DecoderImpl(DecoderParts parts, StepImage image, Device& device)
       : parts_(std::move(parts)),
         device_(device),
         bytes_(BytesOf(parts_.shape, parts_.options, device)),
+        image_(std::move(image)),
         lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
         sequences_(static_cast<size_t>(parts_.options.max_tokens)),
         logits_tokens_(static_cast<size_t>(parts_.options.max_logits_rows)) {
@@ -102,9 +102,10 @@ class DecoderImpl final : public Decoder {
   void Embed(int64_t token_begin, const Matrix& out);
   size_t StreamBytes(const Batch& batch) const;  // of the batch's rows of the residual stream
 
-  DecoderParts parts_;  // constant after construction but for the image
+  const DecoderParts parts_;
   Device& device_;
   const DecoderBytes bytes_;
+  StepImage image_;
   LoraBatch lora_;
   // Of the current step; sized for the largest.
   std::vector<SequenceRange> sequences_;
@@ -180,8 +181,7 @@ void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
 }
 
 void DecoderImpl::TakeBatch(const Batch& batch) {
-  StepImage& image = parts_.image;
-  image.Clear();
+  image_.Clear();
   std::fill_n(logits_tokens_.begin(), batch.num_logits_rows, -1);
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const BatchSequence& sequence = batch.sequences[s];
@@ -189,7 +189,7 @@ void DecoderImpl::TakeBatch(const Batch& batch) {
         CeilDiv(sequence.position + sequence.num_tokens, parts_.options.block_size);
     sequences_[static_cast<size_t>(s)] = {sequence.token_begin, sequence.num_tokens,
                                           sequence.position,
-                                          image.Put(sequence.block_table, blocks)};
+                                          image_.Put(sequence.block_table, blocks)};
     if (sequence.logits_row < 0) continue;
     const int64_t first = sequence.token_begin + sequence.num_tokens - sequence.num_logits;
     for (int32_t i = 0; i < sequence.num_logits; ++i) {
@@ -198,12 +198,13 @@ void DecoderImpl::TakeBatch(const Batch& batch) {
       token = first + i;
     }
   }
-  tokens_ = batch.tokens == nullptr ? nullptr : image.Put(batch.tokens, batch.num_tokens);
-  positions_ = image.Put(batch.positions, batch.num_tokens);
-  logits_rows_ = image.Put(logits_tokens_.data(), batch.num_logits_rows);
+  tokens_ = batch.tokens == nullptr ? nullptr : image_.Put(batch.tokens, batch.num_tokens);
+  positions_ = image_.Put(batch.positions, batch.num_tokens);
+  logits_rows_ = image_.Put(logits_tokens_.data(), batch.num_logits_rows);
   const auto num_sequences = static_cast<size_t>(batch.num_sequences);
-  ranges_ = {{sequences_.data(), num_sequences}, image.Put(sequences_.data(), batch.num_sequences)};
-  image.HandOver();
+  ranges_ = {{sequences_.data(), num_sequences},
+             image_.Put(sequences_.data(), batch.num_sequences)};
+  image_.HandOver();
 }
 
 void DecoderImpl::Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) {
@@ -285,8 +286,8 @@ void DecoderImpl::Embed(int64_t token_begin, const Matrix& out) {
 
 void DecoderImpl::Logits(const int64_t* tokens, int64_t num_tokens, float* logits) {
   for (int64_t i = 0; i < num_tokens; ++i) CheckTokens(tokens[i], 1);
-  const int64_t* const rows = parts_.image.Put(tokens, num_tokens);
-  parts_.image.HandOver();
+  const int64_t* const rows = image_.Put(tokens, num_tokens);
+  image_.HandOver();
   LogitsOf(tokens, rows, num_tokens, logits);
 }
 
@@ -319,9 +320,7 @@ void DecoderImpl::CheckTokens(int64_t token_begin, int64_t num_tokens) const {
 void DecoderImpl::HiddenStates(int64_t token_begin, int64_t num_tokens, float* hidden) {
   CheckTokens(token_begin, num_tokens);
   const int64_t cols = parts_.shape.hidden;
-  ConstMatrix x = workspace_.residual;
-  x.data = static_cast<const float*>(x.data) + token_begin * x.ld;
-  x.rows = num_tokens;
+  const ConstMatrix x = RowsOf(workspace_.residual, token_begin, token_begin + num_tokens);
   const Matrix rows = RowsOf(workspace_.output, 0, num_tokens);
   Norm(context_, x, parts_.weights.final_norm, rows);
   device_.ops().Download(hidden, rows.data, static_cast<size_t>(num_tokens * cols) * sizeof(float));
@@ -375,8 +374,8 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
       make_rope("rope.window_inv_freq", parts.weights.rope_window_inv_freq, parts.window_rope));
   Result<StepImage> image = StepImage::Create(device, ImageBytes(options));
   if (!image.ok()) return image.status();
-  parts.image = std::move(*image);
-  return std::unique_ptr<Decoder>(std::make_unique<DecoderImpl>(std::move(parts), device));
+  return std::unique_ptr<Decoder>(
+      std::make_unique<DecoderImpl>(std::move(parts), std::move(*image), device));
 }
 
 }  // namespace

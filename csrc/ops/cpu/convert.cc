@@ -13,13 +13,7 @@ void ConvertRows(const kernels::KernelTable& kernels, const ConstMatrix& x, cons
 
 void CpuOps::Convert(const ConstMatrix& x, const Matrix& y) {
   pool_.ParallelFor(x.rows, cpu::RowGrain(x.cols), [&](int64_t begin, int64_t end, int) {
-    ConstMatrix from = x;
-    from.data = cpu::RowAt(x, begin);
-    from.rows = end - begin;
-    if (x.scale_group > 0) from.row_scale += begin * x.num_scales();
-    Matrix to = y;
-    to.data = cpu::RowAt(y, begin);
-    cpu::ConvertRows(kernels_, from, to);
+    cpu::ConvertRows(kernels_, RowsOf(x, begin, end), RowsOf(y, begin, end));
   });
 }
 

@@ -5,8 +5,8 @@
 namespace allspark {
 namespace {
 
-// Calls run(args, y) for panels of the experts' products with the rows that are routed to them, and
-// of the shared expert's, which comes first. columns_per_panel: of a weight's rows.
+// Calls run(args, product) for panels of the experts' products with the rows that are routed to
+// them, and of the shared expert's, which comes first. columns_per_panel: of a weight's rows.
 template <class Run>
 void ForEachExpert(const kernels::KernelTable& kernels, ThreadPool& pool, const ExpertsTask& task,
                    int64_t num_experts, const Routing& routing, const LinearTask* shared,
@@ -26,14 +26,13 @@ void ForEachExpert(const kernels::KernelTable& kernels, ThreadPool& pool, const 
         if (i < first) {
           return run(cpu::GemmArgsOf(kernels, shared->x, shared->w, {0, shared->x.rows}, panels,
                                      shared->low_rank),
-                     *shared, shared->y);
+                     *shared);
         }
         const int64_t begin = routing.begins[i - first], end = routing.begins[i - first + 1];
         const LinearTask expert{RowsOf(task.x, begin, end),
                                 WeightOf(task.w, num_experts, i - first),
                                 RowsOf(task.y, begin, end)};
-        run(cpu::GemmArgsOf(kernels, expert.x, expert.w, {0, end - begin}, panels, {}), expert,
-            expert.y);
+        run(cpu::GemmArgsOf(kernels, expert.x, expert.w, {0, end - begin}, panels, {}), expert);
       });
 }
 
@@ -42,9 +41,9 @@ void ForEachExpert(const kernels::KernelTable& kernels, ThreadPool& pool, const 
 void CpuOps::LinearExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
                            const LinearTask* shared) {
   ForEachExpert(kernels_, pool_, task, num_experts, routing, shared, kernels::kPanelColumns,
-                [&](kernels::GemmArgs args, const LinearTask& product, const Matrix& y) {
-                  args.c = static_cast<float*>(y.data);
-                  args.ldc = y.ld;
+                [&](kernels::GemmArgs args, const LinearTask& product) {
+                  args.c = static_cast<float*>(product.y.data);
+                  args.ldc = product.y.ld;
                   kernels_.gemm[cpu::Slot(product.w.dtype)][cpu::Slot(product.x.dtype)](args);
                 });
 }
@@ -52,9 +51,9 @@ void CpuOps::LinearExperts(const ExpertsTask& task, int64_t num_experts, const R
 void CpuOps::FusedExperts(const ExpertsTask& task, int64_t num_experts, const Routing& routing,
                           const LinearTask* shared, kernels::Activation activation) {
   ForEachExpert(kernels_, pool_, task, num_experts, routing, shared, 2 * kernels::kPanelColumns,
-                [&](const kernels::GemmArgs& args, const LinearTask& product, const Matrix& y) {
+                [&](const kernels::GemmArgs& args, const LinearTask& product) {
                   kernels_.gemm_gated[cpu::Slot(product.w.dtype)][cpu::Slot(product.x.dtype)](
-                      {args, y.data, y.ld, y.dtype, activation});
+                      {args, product.y.data, product.y.ld, product.y.dtype, activation});
                 });
 }
 

@@ -63,10 +63,7 @@ void Multiply(const kernels::KernelTable& kernels, const ConstMatrix& x, const v
 void Shrink(const kernels::KernelTable& kernels, const ConstMatrix& x, const Block& block,
             const LoraScratch& scratch) {
   const LoraWeight& w = block.weight;
-  ConstMatrix in = x;
-  in.data = cpu::RowAt(x, block.row_begin);
-  in.rows = block.num_rows;
-  if (x.scale_group > 0) in.row_scale += block.row_begin * x.num_scales();
+  ConstMatrix in = RowsOf(x, block.row_begin, block.row_begin + block.num_rows);
   if (x.dtype == DType::kInt8) {
     const Matrix wide = Slice(scratch.wide, block.row_begin, block.num_rows, x.cols);
     cpu::ConvertRows(kernels, in, wide);
