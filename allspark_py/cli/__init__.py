@@ -11,6 +11,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from . import interrupt
+
+# Errors that are the user's to mend; others are faults of the program, and keep their traceback.
+_SAID = (ValueError, TypeError, RuntimeError, OSError, MemoryError)
 # The modules by the names of their commands. They are imported in `main`, where Ctrl-C is awaited.
 _COMMANDS = {
     "serve": "serve",
@@ -38,16 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = [_dashed(each) for each in (sys.argv[1:] if arguments is None else arguments)]
     name = next((each for each in given if not each.startswith("-")), None)
     program = f"allspark {name}" if name in _COMMANDS else "allspark"
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = functools.partial(_show_warning, program)
-            return _run(given, name)
-    except (ValueError, TypeError, RuntimeError, OSError, MemoryError) as error:
-        print(f"{program}: {_line(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{program}: ended by the user", file=sys.stderr)
-        return 130
+    with interrupt.watched():
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = functools.partial(_show_warning, program)
+                return _run(given, name)
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt) or interrupt.is_pending():
+                print(f"{program}: ended by the user", file=sys.stderr)
+                return 130
+            if not isinstance(error, _SAID):
+                raise
+            print(f"{program}: {_line(error)}", file=sys.stderr)
+            return 1
 
 
 def _dashed(argument: str) -> str:
@@ -85,6 +92,7 @@ def _run(given: list[str], name: str | None) -> int:
 
         config_file.set_defaults(options.parser, path)
         options = _parse(parser, given)
+    interrupt.check()
     status: int = modules[options.command].run(options)
     return status
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import engine_flags, generation_flags
+from . import engine_flags, generation_flags, interrupt
 
 _INSTALL = "lines in OpenAI's form need the extra: pip install 'allspark[serve]'"
 _STOPPED = "stopped; the same command goes on from here"
@@ -125,6 +125,7 @@ class _Run:
             if num_before >= self._facts.num_lines:
                 print(f"{options.output} is complete: {num_before} lines", file=sys.stderr)
                 return 0
+            interrupt.check()
             self._pipe = pipe
             self._run_name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
             self._prompts = PromptLines(

@@ -11,7 +11,7 @@ import resource
 import sys
 from pathlib import Path
 
-from . import engine_flags, server_flags
+from . import engine_flags, interrupt, server_flags
 
 # The two forms of LMDeploy's command line, with their ports.
 _FORMS = {"api_server": 23333, "gradio": 6006}
@@ -94,7 +94,9 @@ def _run_models(
             _say(f"the page is {_address(options, port)}/ui")
 
     try:
-        Server(Catalog(models), settings, started).run(sockets)
+        server = Server(Catalog(models), settings, started)
+        interrupt.check()
+        server.run(sockets)
     finally:
         for model in models:
             model.close()
@@ -156,7 +158,9 @@ def _run_page(options: argparse.Namespace, url: str, others: list[str]) -> int:
         _say(f"serving the page {_address(options, port)}/ui for {target}")
 
     make_app = functools.partial(make_page_app, url=target)
-    Server(Catalog([]), settings, started, make_app).run(sockets)
+    server = Server(Catalog([]), settings, started, make_app)
+    interrupt.check()
+    server.run(sockets)
     return 0
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from . import interrupt
+
 _HELP = """\
 An empty line sends what was typed. `exit` ends the program, `end` begins a new conversation.
 /system TEXT     the system prompt, for a new conversation
@@ -119,6 +121,7 @@ class Talk:
 
     def run(self) -> None:
         """Reads and answers until `exit` or the end of the input."""
+        interrupt.check()
         if self._is_terminal:
             self._say(f"{self._backend.name}. {self._help.splitlines()[0]} /help has more.")
         for text in self._questions():
@@ -154,6 +157,7 @@ class Talk:
             try:
                 line = self._read_line("" if lines else "\n>>> ")
             except KeyboardInterrupt:
+                interrupt.take()
                 lines.clear()
                 continue
             if not line:
@@ -181,6 +185,7 @@ class Talk:
                     first = time.monotonic() - begin
                 self._show(piece)
         except KeyboardInterrupt:
+            interrupt.take()
             pieces.close()
         except AnswerError as error:
             failure = str(error)

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, cast
 
 import uvicorn
@@ -21,6 +22,8 @@ from allspark.serve.settings import ServerSettings
 from allspark.serve.state import ServerState
 
 logger = logging.getLogger("allspark.serve")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def bind(settings: ServerSettings) -> list[socket.socket]:
@@ -70,6 +73,7 @@ class Server:
         self._uvicorn = _Uvicorn(self._config(make_app(self.state)), self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
+        self._early_signal = False
 
     def _config(self, app: Any) -> uvicorn.Config:
         settings = self.state.settings
@@ -97,12 +101,39 @@ class Server:
             sockets: of `bind`; None: they are made now.
         """
         try:
-            self._uvicorn.run(sockets)
+            with self._signals():
+                self._uvicorn.run(sockets)
         finally:
             try:
                 self.state.responses.close()
             finally:
                 self._batches.close()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Keeps a signal that comes before the event loop takes signals: asyncio would answer it
+        by cancelling a task, which code that is just being imported may swallow."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                # None: one that Python did not install, and cannot.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._early_signal = True
+
+    def _take_signals(self) -> None:
+        """On the event loop, once it runs in the main thread."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._stop)
+        if self._early_signal:
+            self._stop()
 
     def stop(self) -> None:
         """Begins to shut down: new requests are refused, those that run end within
@@ -126,6 +157,8 @@ class Server:
 
     def _started(self, port: int) -> None:
         self._loop = asyncio.get_running_loop()
+        if self.state.is_draining:  # a signal came before
+            return
         self._batches.start()
         self._on_start(port)
 
@@ -152,7 +185,5 @@ class _Uvicorn(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._server._stop)
+        self._server._take_signals()
         yield

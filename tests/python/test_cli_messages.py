@@ -90,6 +90,32 @@ def test_ctrl_c_while_a_command_is_read(monkeypatch, capsys):
     assert capsys.readouterr().err == "allspark list: ended by the user\n"
 
 
+@pytest.mark.parametrize("error", [None, LookupError, ValueError])
+def test_ctrl_c_that_a_package_swallows(monkeypatch, capsys, error):
+    """Or makes another error of."""
+
+    def swallow(parser):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if error is not None:
+                raise error("within") from None
+
+    monkeypatch.setattr(formats, "add_arguments", swallow)
+    assert main(["list"]) == 130
+    assert capsys.readouterr().err == "allspark list: ended by the user\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_faults_of_the_program_keep_their_traceback(monkeypatch):
+    def fail(parser):
+        raise LookupError("a fault")
+
+    monkeypatch.setattr(formats, "add_arguments", fail)
+    with pytest.raises(LookupError, match="a fault"):
+        main(["list"])
+
+
 def test_ctrl_c_while_a_model_is_opened(demo_model):
     """The interpreter itself, which has no such manners, is up by then."""
     for delay in (0.8, 1.6):

@@ -55,7 +55,9 @@ def test_a_line_may_be_longer_than_a_terminal_keeps(demo_model, tmp_path):
 
 def test_ctrl_c_drops_what_was_typed_and_ctrl_d_ends(demo_model):
     with chat(demo_model) as terminal:
-        terminal.press("What is 9+9?", ENTER, "and", CTRL_C)
+        terminal.press("What is 9+9?", ENTER, "and then")
+        terminal.wait_for("and then")  # shown by who reads it: it waits for keys again
+        terminal.press(CTRL_C)
         terminal.wait_for(PROMPT, 3)
         terminal.press("What is 3+4?", ENTER, ENTER)
         terminal.wait_for("3 + 4 = 7")

@@ -18,6 +18,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from allspark.serve.catalog import Catalog  # noqa: E402
+from allspark.serve.server import Server  # noqa: E402
+from allspark.serve.settings import ServerSettings  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS  # noqa: E402
 from support.raw_http import Raw, post, request  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
@@ -77,6 +80,23 @@ def test_a_second_signal_ends_at_once(demo_model, second):
         # The text alone takes longer.
         assert time.monotonic() - begin < 25
         huge.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_event_loop_takes_it(model, monkeypatch, number):
+    started = []
+    server = Server(Catalog([model]), ServerSettings("127.0.0.1", 0), started.append)
+    take_signals = server._take_signals
+
+    def late():
+        signal.raise_signal(number)
+        take_signals()
+
+    monkeypatch.setattr(server, "_take_signals", late)
+    before = signal.getsignal(number)
+    server.run()
+    assert not started
+    assert signal.getsignal(number) is before
 
 
 def test_a_killed_server_comes_back_on_its_port(demo_model):

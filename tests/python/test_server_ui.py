@@ -277,7 +277,8 @@ def test_the_page_before_a_server_of_models(model):
         assert text == "12 + 35 = 47"
         body = {"model": "demo", "messages": SUM, "stream": True, "ignore_eos": True}
         with paused(model), front.client.stream("POST", CHAT, json=body) as response:
-            next(response.iter_raw())  # a stream begins before its first token
+            pieces = response.iter_raw()  # kept: its end would close the connection
+            next(pieces)  # a stream begins before its first token
             wait_for_requests(model, 1)
         wait_for_requests(model, 0)
 

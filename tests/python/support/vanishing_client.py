@@ -37,7 +37,7 @@ def wait_until(condition) -> None:
 
 
 link("up")
-with ServerProcess(sys.argv[1], "--client-timeout", "3") as server:
+with ServerProcess(sys.argv[1], "--client-timeout", "10") as server:
     before = num_sockets(server)
     rich = {"messages": SUM, "ignore_eos": True, "n": 8, "logprobs": True, "top_logprobs": 20}
     streamed = Raw(server.port).send(post(CHAT, **rich, stream=True))
