@@ -421,7 +421,9 @@ class NativeEngine:
     @property
     def completions(self) -> CompletionSet: ...
 
-def required_tensors(spec: bytes) -> list[tuple[str, str, int, tuple[int, ...]]]: ...
+def required_tensors(
+    spec: bytes,
+) -> list[tuple[str, str, int, tuple[int, ...], bool, tuple[int, ...]]]: ...
 
 testing: Any  # test hooks; not a public interface
 __version__: str

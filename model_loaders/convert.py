@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import CheckpointError
+from .native import RequiredTensor
 from .quantization import TABLES, MatrixWeight, Quantization
 from .quantized import (
     checkpoint_format,
@@ -34,7 +35,6 @@ from .rope import compute_rope, with_window_rope
 from .spec import (
     Architecture,
     Part,
-    RequiredTensor,
     Weight,
     expand,
     find_architecture,
@@ -48,8 +48,6 @@ COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
 INV_FREQ = "rope.inv_freq"
 WINDOW_INV_FREQ = "rope.window_inv_freq"
 ALIBI_SLOPES = "alibi.slopes"
-# Ends of the names of matrices that are never quantised and never take adapters.
-PLAIN_MATRICES = ("position_embedding", ".router", ".k_up", ".v_up")
 
 # No progress bar for loads that are faster.
 _PROGRESS_DELAY_S = 1
@@ -176,7 +174,7 @@ def _matrix_weights(
     return [
         MatrixWeight((tensor.name, *modules[tensor.name]), tensor.shape[1])
         for tensor in required
-        if len(tensor.shape) == 2 and not tensor.name.endswith(PLAIN_MATRICES)
+        if tensor.quantizable
     ]
 
 

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checkpoint import Checkpoint
-from .convert import PLAIN_MATRICES, package_version
+from .convert import package_version
 from .errors import CheckpointError, UnexplainedTensorError
-from .native import native
+from .native import RequiredTensor, native, required_of
 from .notices import notice
 from .peft_config import PeftConfig
-from .spec import WEIGHT_DTYPES, RequiredTensor, expand, find_architecture, message_class
+from .spec import WEIGHT_DTYPES, expand, find_architecture, message_class
 from .storage import TensorEntry, as_float32, round_float32
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ _LM_HEAD = "lm_head"
 _MATRIX = re.compile(r"(.+)\.lora_(A|B)(?:\.([^.]+))?\.weight")
 _EMBEDDING_MATRIX = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.([^.]+))?")
 _WEIGHT = re.compile(r"(.+?)(?:\.base_layer)?\.weight")
-# Weights that take no adapters: a router has few rows, and one weight has all experts.
-_WITHOUT_ADAPTERS = (*PLAIN_MATRICES, ".experts_gate_up", ".experts_down")
 # A weight and a copy of it are compared this many rows at a time.
 _COMPARED_ROWS = 1024
 
@@ -263,23 +261,24 @@ def _same_values(copy: TensorEntry, original: TensorEntry) -> bool:
 
 def _modules(spec: Any) -> dict[str, Module]:
     """The modules of a decoder that an adapter may change, by the checkpoint's names."""
-    rows = native().required_tensors(spec.SerializeToString())
-    shapes = {tensor.name: tensor.shape for tensor in (RequiredTensor(*row) for row in rows)}
+    weights = {tensor.name: tensor for tensor in required_of(spec) if tensor.modules}
     if spec.tie_embeddings:
-        shapes[_LM_HEAD] = shapes[_EMBEDDING]
+        embedding = weights[_EMBEDDING]
+        weights[_LM_HEAD] = embedding._replace(modules=embedding.shape[:1])
     modules = {}
     architecture = find_architecture(spec.architecture)
     for rule in expand(architecture.weights, spec.num_layers):
-        tensor, names, shape = rule.target, rule.modules, shapes.get(rule.target, ())
-        if len(shape) != 2 or tensor.endswith(_WITHOUT_ADAPTERS):
-            continue  # A norm or a bias, or not in this model.
+        tensor, names, weight = rule.target, rule.modules, weights.get(rule.target)
+        if weight is None:
+            continue  # It takes no adapters, or is not in this model.
+        shape = weight.shape
         if rule.transform is not None:
             continue  # The change of a computed weight is not a product of two matrices.
         if tensor == _EMBEDDING:
             modules[names[0]] = Module(names[0], tensor, 0, shape[1], shape[0])
             continue
         begin, order = 0, None if rule.order is None else rule.order(spec)
-        sizes = rule.rows(spec) if rule.rows else _source_rows(spec, shape[0], len(names))
+        sizes = rule.rows(spec) if rule.rows else _source_rows(weight, len(names))
         if sum(sizes) != shape[0] or 0 in sizes:
             continue  # The rule of another model's layout.
         for name, size in zip(names, sizes, strict=True):
@@ -288,14 +287,10 @@ def _modules(spec: Any) -> dict[str, Module]:
     return modules
 
 
-def _source_rows(spec: Any, rows: int, num_sources: int) -> list[int]:
-    """The rows of each of the modules stacked in one tensor: three modules are q, k and v; other
-    numbers of modules have equal sizes.
-    """
-    if num_sources == 3:
-        kv_rows = spec.num_kv_heads * spec.head_dim
-        return [rows - 2 * kv_rows, kv_rows, kv_rows]
-    return [rows // num_sources] * num_sources
+def _source_rows(weight: RequiredTensor, num_sources: int) -> list[int]:
+    """The rows of each source of a weight: of its modules, or all of them of a single source."""
+    ends = weight.modules if num_sources > 1 else weight.modules[-1:]
+    return [end - begin for begin, end in zip((0, *ends), ends, strict=False)]
 
 
 def open_adapters(

@@ -5,9 +5,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import ModelSerializerException
+
+
+class RequiredTensor(NamedTuple):
+    """A tensor a spec requires, as the native ``required_tensors`` lists it.
+
+    ``quantizable``: an entry of ``weight_quant`` may name it. ``modules``: of a weight that takes
+    adapters, where the output features of each of its modules end; empty where it takes none.
+    """
+
+    name: str
+    dtype: str
+    layout: int
+    shape: tuple[int, ...]
+    quantizable: bool
+    modules: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -30,3 +45,12 @@ def native() -> Native:
     return Native(
         module.ModelWriter, module.required_tensors, module.LoraWriter, module.MappingWatch
     )
+
+
+def required_of(spec: Any) -> list[RequiredTensor]:
+    """The tensors that a DecoderSpec message requires.
+
+    Raises:
+        ValueError: the spec is inconsistent; the message names the field, the value and the bound.
+    """
+    return [RequiredTensor(*row) for row in native().required_tensors(spec.SerializeToString())]

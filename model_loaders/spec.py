@@ -13,7 +13,7 @@ import importlib.resources
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from .errors import (
     UnexplainedTensorError,
     UnsupportedModelError,
 )
+from .native import RequiredTensor
 from .storage import TensorEntry
 
 # Element types a weight may have in a checkpoint; the writer converts them to the stored type.
@@ -97,15 +98,6 @@ class Architecture:
             name if name.startswith("lm_head.") else self.prefix + name: entry
             for name, entry in tensors.items()
         }
-
-
-class RequiredTensor(NamedTuple):
-    """A tensor a spec requires, as the native ``required_tensors`` lists it."""
-
-    name: str
-    dtype: str
-    layout: int
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)

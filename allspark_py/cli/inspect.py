@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from allspark.model_loader import DashInferModel
     from allspark.model_loader.export import engine_accepts, read_graph
-    from allspark.model_loader.native import native
+    from allspark.model_loader.native import required_of
     from allspark.model_loader.quantization import weight_formats
 
     graph, param = DashInferModel(options.model).load_model().files
@@ -32,11 +32,7 @@ def run(options: argparse.Namespace) -> int:
     spec.ClearField("weight_quant")  # One entry per weight; --tensors shows the types.
     print("spec:\n  " + str(spec).strip().replace("\n", "\n  "))
     if options.tensors:
-        types = {
-            name: dtype for name, dtype, *_ in native().required_tensors(
-                file.spec.SerializeToString()
-            )
-        }  # fmt: skip
+        types = {tensor.name: tensor.dtype for tensor in required_of(file.spec)}
         print("tensors: name, type, shape, bytes, checksum")
         for record in file.tensors:
             shape = "x".join(map(str, record.shape))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allspark._allspark import required_tensors
 from allspark.batch.digests import model_files
+from allspark.model_loader.native import required_of
 from allspark.model_loader.quantization import weight_formats
 from allspark.pipeline.served_model import ServedModel
 
@@ -76,10 +77,4 @@ def _num_weights(spec: Any) -> int:
     plain = type(spec)()
     plain.CopyFrom(spec)
     plain.ClearField("weight_quant")
-    total = 0
-    for *_, shape in required_tensors(plain.SerializeToString()):
-        size = 1
-        for length in shape:
-            size *= length
-        total += size
-    return total
+    return sum(math.prod(tensor.shape) for tensor in required_of(plain))

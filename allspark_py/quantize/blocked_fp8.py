@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from allspark.model_loader.convert import PLAIN_MATRICES
+from allspark.model_loader.native import required_of
 from allspark.model_loader.quantized.e4m3 import E4M3_VALUES
 from allspark.model_loader.spec import find_architecture
 from allspark.model_loader.storage import TensorEntry, as_float32
@@ -62,11 +62,10 @@ def blocked_fp8(
     check_floats(loader)
     output = check_output(work_dir, loader)
     plan = loader.plan()
+    weights = {tensor.name for tensor in required_of(plan.spec) if tensor.quantizable}
     modules = {}
     for place in places_of(plan):
-        if place.layer is None or len(place.part.source.shape) < 2:
-            continue
-        if f".{place.own}".endswith(PLAIN_MATRICES):
+        if place.layer is None or place.target not in weights:
             continue
         problem = module_problem(place, multiple=1)
         if problem is not None:

@@ -6,8 +6,8 @@ import math
 import shutil
 from pathlib import Path
 
-from allspark._allspark import required_tensors
 from allspark.model_loader.convert import Plan, read_rows
+from allspark.model_loader.native import required_of
 from allspark.quantize.arrays import check_finite
 from allspark.quantize.layers import LayerSource
 
@@ -19,11 +19,11 @@ def check_space(plan: Plan, output: Path, work: Path) -> None:
     """Raises OSError unless there is room for the finished layers, without those that `work` has
     already, and for the model."""
     bits = 0
-    for name, dtype, _, shape in required_tensors(plan.spec.SerializeToString()):
-        of_element = _STORED_BITS.get(dtype, 32)
-        if name.startswith("layers."):
-            of_element += _WORK_BITS.get(dtype, 32)
-        bits += math.prod(shape) * of_element
+    for tensor in required_of(plan.spec):
+        of_element = _STORED_BITS.get(tensor.dtype, 32)
+        if tensor.name.startswith("layers."):
+            of_element += _WORK_BITS.get(tensor.dtype, 32)
+        bits += math.prod(tensor.shape) * of_element
     used = sum(path.stat().st_size for path in work.glob("*")) if work.is_dir() else 0
     needed = max(bits // 8 - used, 0)
     place = output.absolute()

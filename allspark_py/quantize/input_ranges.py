@@ -41,7 +41,8 @@ def write_input_ranges(
     found: dict[str, NDArray[np.generic]] = {}
     for layer in range(plan.spec.num_layers):
         tensors = source.layer(layer)
-        statistics = stream.statistics(layer, tensors, quantizable(tensors), products=False)
+        names = quantizable(plan.spec, layer)
+        statistics = stream.statistics(layer, tensors, names, products=False)
         for (name, expert), inputs in statistics.items():
             weight = f"layers.{layer}.{name}"
             if has_experts(name):

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-from allspark._allspark import ModelWriter, required_tensors
-from allspark.model_loader.convert import PLAIN_MATRICES, Plan, read_rows
+from allspark._allspark import ModelWriter
+from allspark.model_loader.convert import Plan, read_rows
+from allspark.model_loader.native import required_of
 from allspark.model_loader.spec import Part, message_class
 from allspark.quantize.arrays import Tensors, check_finite
 from allspark.quantize.grid import QuantizedWeight, WeightFormat
@@ -96,13 +97,10 @@ def split_name(name: str) -> tuple[str, str]:
     return f"layers.{index}.", own
 
 
-def quantizable(tensors: Tensors) -> list[str]:
-    """Those of a layer's tensors that the engine can quantise."""
-    return [
-        name
-        for name, rows in tensors.items()
-        if rows.ndim == 2 and not f".{name}".endswith(PLAIN_MATRICES)
-    ]
+def quantizable(spec: Any, layer: int) -> list[str]:
+    """Those of a layer's tensors that the engine can quantise, by their names in it."""
+    named = [(*split_name(tensor.name), tensor.quantizable) for tensor in required_of(spec)]
+    return [name for prefix, name, can_be in named if can_be and prefix == f"layers.{layer}."]
 
 
 def formats_of(spec: Any, layer: int) -> dict[str, WeightFormat]:
@@ -166,9 +164,10 @@ def one_layer_image(
     writer = ModelWriter(
         spec.SerializeToString(), message_class("BuildRecord")().SerializeToString()
     )
-    for name, _, _, shape in required_tensors(spec.SerializeToString()):
+    for tensor in required_of(spec):
+        name = tensor.name
         # A head or an embedding that is not used has no rows.
-        rows = given[name] if name in given else np.full(shape, fill, np.float32)
+        rows = given[name] if name in given else np.full(tensor.shape, fill, np.float32)
         writer.add_tensor(name, 0, np.ascontiguousarray(rows), str(rows.dtype))
     return writer.finish()
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from allspark._allspark import __version__, required_tensors
+from allspark._allspark import __version__
 from allspark.eval.files import Texts, to_texts
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.convert import Plan
+from allspark.model_loader.native import required_of
 from allspark.model_loader.spec import Part, Weight
 from allspark.pipeline.fields import whole
 from allspark.quantize.calibration import read_ids
@@ -177,9 +178,7 @@ def _mixed_plan(
         sequences = max(_EFFECT_TOKENS // ids.shape[1], 1)
         effects = weight_effects(plan, ids[:sequences], threads)
         features = {
-            name: shape[1]
-            for name, _, _, shape in required_tensors(plan.spec.SerializeToString())
-            if len(shape) == 2
+            tensor.name: tensor.shape[1] for tensor in required_of(plan.spec) if tensor.quantizable
         }
         return choose_upgrades(effects, features, config.target_bits)
 

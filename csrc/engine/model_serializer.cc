@@ -128,7 +128,8 @@ Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec_byt
   std::vector<TensorRequirement> requirements;
   for (RequiredTensor& tensor : *required) {
     requirements.push_back({std::move(tensor.name), DTypeName(tensor.dtype),
-                            static_cast<int>(tensor.layout), std::move(tensor.shape)});
+                            static_cast<int>(tensor.layout), std::move(tensor.shape),
+                            tensor.quantizable, std::move(tensor.modules)});
   }
   return requirements;
 }

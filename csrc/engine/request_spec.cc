@@ -86,7 +86,7 @@ uint64_t DrawSeed() {
 
 SamplingParams ToSamplingParams(const GenerationConfig& config) {
   SamplingParams params;
-  params.greedy = !config.do_sample || config.temperature < 1e-5 || config.top_k == 1;
+  params.greedy = !config.do_sample || config.top_k == 1;
   params.temperature = static_cast<float>(config.temperature);
   params.top_k = static_cast<int32_t>(config.top_k);
   params.top_p = static_cast<float>(config.top_p);

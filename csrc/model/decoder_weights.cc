@@ -3,56 +3,42 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
-#include "base/int_math.h"
 #include "tensor/tensor_view.h"
+#include "weights/format.h"
 #include "weights/input_order.h"
 
 namespace allspark {
 namespace {
 
-std::string ShapeText(const int64_t* shape, int64_t rank) {
-  std::string text = "[";
-  for (int64_t i = 0; i < rank; ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
-std::string Describe(DType dtype, proto::Layout layout, const int64_t* shape, int64_t rank) {
-  return std::string(DTypeName(dtype)) + " " + ShapeText(shape, rank) +
-         (layout == proto::PANEL64         ? " PANEL64"
-          : layout == proto::PANEL64_SCALE ? " PANEL64_SCALE"
-                                           : " ROW_MAJOR");
-}
-
-int64_t StoredBytes(const RequiredTensor& tensor) {
-  int64_t elements = 1;
-  for (const int64_t dim : tensor.shape) elements *= dim;
-  if (tensor.layout != proto::ROW_MAJOR) {
-    elements = AlignUp(tensor.shape[0], kernels::kPanelColumns) * tensor.shape[1];
-  }
-  return PackedBytes(tensor.dtype, elements);
+std::string Describe(DType dtype, proto::Layout layout, std::span<const int64_t> shape) {
+  return std::string(DTypeName(dtype)) + " " + weights::ShapeString(shape) + " " +
+         weights::LayoutName(layout);
 }
 
 Status CheckView(const RequiredTensor& expected, const WeightView& view,
                  const std::string& source) {
-  const int64_t rank = static_cast<int64_t>(expected.shape.size());
   const bool same = view.data != nullptr && view.dtype == expected.dtype &&
-                    view.layout == expected.layout && view.rank == rank &&
+                    view.layout == expected.layout &&
+                    view.rank == static_cast<int64_t>(expected.shape.size()) &&
                     std::equal(expected.shape.begin(), expected.shape.end(), view.shape);
-  const std::string want = Describe(expected.dtype, expected.layout, expected.shape.data(), rank);
+  const std::string want = Describe(expected.dtype, expected.layout, expected.shape);
   if (!same) {
-    const int64_t shown_rank = std::clamp<int64_t>(view.rank, 0, 4);
+    const auto rank = static_cast<size_t>(std::clamp<int64_t>(view.rank, 0, 4));
     return Status::DataLoss(source + ": tensor '" + expected.name + "' is " +
-                            Describe(view.dtype, view.layout, view.shape, shown_rank) +
+                            Describe(view.dtype, view.layout, {view.shape, rank}) +
                             "; the model's spec requires " + want);
   }
-  if (view.bytes != StoredBytes(expected)) {
+  Result<int64_t> bytes = weights::StoredBytes(expected);
+  if (!bytes.ok()) return bytes.status();
+  if (view.bytes != *bytes) {
     return Status::DataLoss(source + ": tensor '" + expected.name + "' takes " +
                             std::to_string(view.bytes) + " bytes; " + want + " takes " +
-                            std::to_string(StoredBytes(expected)));
+                            std::to_string(*bytes));
   }
   return Status::Ok();
 }

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
+#include "base/check.h"
 #include "base/int_math.h"
 #include "tensor/tensor_view.h"
 #include "weights/input_order.h"
@@ -15,6 +18,19 @@ namespace {
 // Queries, keys and values: no weight has more modules.
 constexpr int64_t kMaxModules = 3;
 constexpr int64_t kAlignment = 64;
+constexpr std::string_view kLayers = "layers.";
+
+// The weights of a layer by the names of their tensors; the shared expert is a layer's MLP.
+constexpr std::pair<std::string_view, LoraWeight LoraLayer::*> kLayerWeights[] = {
+    {"qkv", &LoraLayer::qkv},
+    {"latents", &LoraLayer::latents},
+    {"q", &LoraLayer::q},
+    {"o", &LoraLayer::o},
+    {"gate_up", &LoraLayer::gate_up},
+    {"up", &LoraLayer::gate_up},
+    {"down", &LoraLayer::down},
+    {"shared_gate_up", &LoraLayer::gate_up},
+    {"shared_down", &LoraLayer::down}};
 
 // Ranks are padded with zeros to a whole lane of the packed layouts.
 int64_t PaddedRank(int64_t rank, DType dtype) { return AlignUp(rank, 4 / ElementBytes(dtype)); }
@@ -56,8 +72,12 @@ int64_t MaxLoraColumns(int64_t max_rank) {
 class LoraBuilder {
  public:
   LoraBuilder(const LoraFile& file, const ModelReader& model, const DecoderShape& shape,
-              int64_t max_rank)
-      : file_(file), model_(model), shape_(shape), max_rank_(max_rank) {}
+              int64_t max_rank, std::vector<RequiredTensor> tensors)
+      : file_(file),
+        model_(model),
+        shape_(shape),
+        max_rank_(max_rank),
+        tensors_(std::move(tensors)) {}
 
   Result<std::shared_ptr<const LoraAdapter>> Build(Device& device) {
     adapter_->layers_.resize(static_cast<size_t>(shape_.num_layers));
@@ -82,7 +102,7 @@ class LoraBuilder {
     std::vector<int64_t> ends;  // of its modules' rows
     int64_t cols = 0;
     bool is_embedding = false;
-    std::vector<const LoraPair*> pairs;
+    std::vector<const LoraPair*> pairs = {};
     // If the model has the weight's columns, or the rows of each of its modules, in another order,
     // the columns of a, or the rows of b, get that order.
     const int32_t* col_order = nullptr;
@@ -94,46 +114,28 @@ class LoraBuilder {
                                    what);
   }
 
-  // The model's weight of that name; weight null: it has none.
+  // The model's weight of that name; weight null: it has none that takes adapters.
   Target FindTarget(const std::string& tensor) {
+    // Tied, the embedding is the head, too, as a matrix of other rows.
+    const bool is_tied_head = tensor == "lm_head" && shape_.tie_embeddings;
+    const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& each) {
+      return each.name == (is_tied_head ? "embedding" : tensor);
+    });
+    if (found == tensors_.end() || found->modules.empty()) return {};
+    const int64_t rows = found->shape[0], cols = found->shape[1];
+    if (tensor == "lm_head") return {tensor, &adapter_->lm_head_, {rows}, cols};
     if (tensor == "embedding") {
-      return {tensor, &adapter_->embedding_, {shape_.hidden}, shape_.vocab_size, true, {}};
+      return {tensor, &adapter_->embedding_, found->modules, rows, /*is_embedding=*/true};
     }
-    if (tensor == "lm_head") {
-      return {tensor, &adapter_->lm_head_, {shape_.vocab_size}, shape_.hidden, false, {}};
-    }
-    for (int64_t i = 0; i < shape_.num_layers; ++i) {
-      const std::string prefix = "layers." + std::to_string(i) + ".";
-      if (tensor.compare(0, prefix.size(), prefix) != 0) continue;
-      const std::string name = tensor.substr(prefix.size());
-      LoraLayer& layer = adapter_->layers_[static_cast<size_t>(i)];
-      if (name == "latents" && shape_.has_latents()) {
-        const int64_t q_latent = shape_.q_latent, all = shape_.latent_cols();
-        return {tensor, &layer.latents, {q_latent, all}, shape_.hidden, false, {}};
-      }
-      if (name == "q" && shape_.has_latents()) {
-        const int64_t cols = shape_.q_latent > 0 ? shape_.q_latent : shape_.hidden;
-        return {tensor, &layer.q, {shape_.q_heads * shape_.query_dim}, cols, false, {}};
-      }
-      if (name == "qkv" && !shape_.has_latents()) {
-        const int64_t q = shape_.q_cols(), kv = shape_.kv_cols();
-        return {tensor, &layer.qkv, {q, q + kv, q + 2 * kv}, shape_.hidden, false, {}};
-      }
-      if (name == "o") return {tensor, &layer.o, {shape_.hidden}, shape_.o_cols(), false, {}};
-      // In a layer with experts, only the shared one takes adapters.
-      const bool experts = shape_.layer_has_experts(i);
-      const int64_t inner = experts ? shape_.shared_intermediate : shape_.intermediate;
-      if (inner == 0) continue;
-      if (name == (experts ? "shared_gate_up" : shape_.up_name())) {
-        // Without a gate, both are the same end.
-        const int64_t end = experts ? 2 * inner : shape_.up_cols();
-        return {tensor, &layer.gate_up, {inner, end}, shape_.hidden, false, {}};
-      }
-      if (name == (experts ? "shared_down" : "down")) {
-        return {tensor, &layer.down, {shape_.hidden}, inner, false, {}};
-      }
-    }
-    return {};
+    const std::string_view in_layer = std::string_view(tensor).substr(kLayers.size());
+    const size_t dot = in_layer.find('.');
+    const auto layer = static_cast<size_t>(std::stoll(std::string(in_layer.substr(0, dot))));
+    const auto slot =
+        std::find_if(std::begin(kLayerWeights), std::end(kLayerWeights),
+                     [&](const auto& each) { return each.first == in_layer.substr(dot + 1); });
+    AS_CHECK(slot != std::end(kLayerWeights))
+        << tensor << " takes adapters, but LoraLayer lacks it";
+    return {tensor, &(adapter_->layers_[layer].*slot->second), found->modules, cols};
   }
 
   Status FindOrders(Target& target) const {
@@ -293,6 +295,7 @@ class LoraBuilder {
   const ModelReader& model_;
   const DecoderShape& shape_;
   const int64_t max_rank_;
+  const std::vector<RequiredTensor> tensors_;
   std::shared_ptr<LoraAdapter> adapter_ = std::make_shared<LoraAdapter>();
   std::vector<Target> targets_;
   std::vector<unsigned char> packed_;
@@ -312,7 +315,9 @@ Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(const LoraFile& f
                                  "' has no low_rank or no convert to " + DTypeName(shape.compute) +
                                  ", which adapters need");
   }
-  return LoraBuilder(file, model, shape, max_rank).Build(device);
+  auto tensors = RequiredTensors(model.spec());
+  if (!tensors.ok()) return tensors.status();
+  return LoraBuilder(file, model, shape, max_rank, std::move(*tensors)).Build(device);
 }
 
 LoraBatch::LoraBatch(int64_t max_tokens) {

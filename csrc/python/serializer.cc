@@ -139,11 +139,14 @@ void BindSerializer(py::module_& m) {
         ThrowIfError(required.status());
         py::list list;
         for (const TensorRequirement& t : *required) {
-          list.append(py::make_tuple(t.name, t.dtype, t.layout, py::tuple(py::cast(t.shape))));
+          list.append(py::make_tuple(t.name, t.dtype, t.layout, py::tuple(py::cast(t.shape)),
+                                     t.quantizable, py::tuple(py::cast(t.modules))));
         }
         return list;
       },
-      py::arg("spec"), "[(name, dtype, layout, shape)] that a serialised DecoderSpec requires.");
+      py::arg("spec"),
+      "[(name, dtype, layout, shape, quantizable, modules)] that a serialised DecoderSpec "
+      "requires.");
 }
 
 }  // namespace allspark::python

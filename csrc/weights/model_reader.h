@@ -52,13 +52,19 @@ class ModelReader {
   virtual Status CheckViews() const { return Status::Ok(); }
 };
 
-// A tensor that a spec requires. RequiredTensors makes the one list that writer, reader and decoder
-// share; optional tensors are in it only if the spec asks for them.
+// A tensor that a spec requires. RequiredTensors makes the one list that writer, reader, decoder,
+// adapters and the conversion in Python share; optional tensors are in it only if the spec asks for
+// them.
 struct RequiredTensor {
   std::string name;
   DType dtype;
   proto::Layout layout;
   std::vector<int64_t> shape;
+  // An entry of weight_quant may name it.
+  bool quantizable = false;
+  // Of a weight that takes adapters: where the output features of each of its modules end. Those of
+  // the embedding are a token's features, its columns. Empty: it takes none.
+  std::vector<int64_t> modules = {};
 };
 // InvalidArgument when the spec itself is inconsistent (names the field, the value and the bound).
 Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& spec);

@@ -252,27 +252,30 @@ Status CheckQuantDepth(const proto::WeightQuant& quant, int64_t k) {
   return Status::Ok();
 }
 
+// Where the output features of the modules of a weight end (RequiredTensor::modules).
+using Modules = std::vector<int64_t>;
+
 // Appends to one list; a matrix has the shape [out_features, in_features].
 class ListBuilder {
  public:
   ListBuilder(DType compute, QuantMap quants) : compute_(compute), quants_(std::move(quants)) {}
 
-  void Gemm(const std::string& name, int64_t n, int64_t k) {
-    Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/true);
+  void Gemm(const std::string& name, int64_t n, int64_t k, Modules modules) {
+    Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/true, std::move(modules));
   }
   // A weight whose columns are never reordered: of experts, or also used as a table.
-  void GemmInPlace(const std::string& name, int64_t n, int64_t k) {
-    Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/false);
+  void GemmInPlace(const std::string& name, int64_t n, int64_t k, Modules modules) {
+    Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/false, std::move(modules));
   }
-  // A weight that is never quantised.
+  // A weight that is never quantised, and takes no adapters.
   void PlainGemm(const std::string& name, int64_t n, int64_t k) {
     list_.push_back({name, compute_, proto::PANEL64, {n, k}});
   }
-  void Table(const std::string& name, int64_t rows, int64_t cols) {
-    Matrix(name, proto::ROW_MAJOR, rows, cols, /*can_be_reordered=*/false);
+  void Table(const std::string& name, int64_t rows, int64_t cols, Modules modules) {
+    Matrix(name, proto::ROW_MAJOR, rows, cols, /*can_be_reordered=*/false, std::move(modules));
   }
-  // A table that is never quantised.
-  void Positions(const std::string& name, int64_t rows, int64_t cols) {
+  // A table that is never quantised, and takes no adapters.
+  void PlainTable(const std::string& name, int64_t rows, int64_t cols) {
     list_.push_back({name, compute_, proto::ROW_MAJOR, {rows, cols}});
   }
   void Vector(const std::string& name, int64_t size) {
@@ -296,10 +299,10 @@ class ListBuilder {
 
  private:
   void Matrix(const std::string& name, proto::Layout layout, int64_t n, int64_t k,
-              bool can_be_reordered) {
+              bool can_be_reordered, Modules modules) {
     const auto found = quants_.find(name);
     if (found == quants_.end()) {
-      list_.push_back({name, compute_, layout, {n, k}});
+      list_.push_back({name, compute_, layout, {n, k}, true, std::move(modules)});
       return;
     }
     const proto::WeightQuant& quant = *found->second;
@@ -313,7 +316,8 @@ class ListBuilder {
     const int64_t groups = quant.group_size() == 0 ? 1 : k / quant.group_size();
     const proto::Layout beside = proto::PANEL64_SCALE;
     const DType scale = quant.half_scales() ? DType::kFloat16 : DType::kBFloat16;
-    list_.push_back({name, weights::QuantDType(quant), proto::PANEL64, {n, k}});
+    list_.push_back(
+        {name, weights::QuantDType(quant), proto::PANEL64, {n, k}, true, std::move(modules)});
     if (quant.bits() == 6) {
       list_.push_back({weights::HighName(name), DType::kUInt2, proto::PANEL64, {n, k}});
     }
@@ -339,50 +343,54 @@ void AddDenseMlp(const proto::DecoderSpec& spec, const std::string& prefix, List
   const int64_t hidden = spec.hidden_size(), inner = spec.intermediate_size();
   const std::string up = prefix + (spec.ungated_mlp() ? "up" : "gate_up");
   const int64_t up_size = spec.ungated_mlp() ? inner : 2 * inner;
-  list.Gemm(up, up_size, hidden);
+  list.Gemm(up, up_size, hidden, spec.ungated_mlp() ? Modules{inner} : Modules{inner, up_size});
   if (spec.mlp_bias()) list.Vector(up + "_bias", up_size);
-  list.Gemm(prefix + "down", hidden, inner);
+  list.Gemm(prefix + "down", hidden, inner, {hidden});
   if (spec.mlp_bias()) list.Vector(prefix + "down_bias", hidden);
 }
 
 // The experts' matrices are stored one after the other in one tensor each, quantised alike. So a
-// layer has few records, whatever its number of experts.
+// layer has few records, whatever its number of experts. Only the shared expert takes adapters.
 void AddExperts(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
   const int64_t hidden = spec.hidden_size(), experts = spec.num_experts();
   const int64_t inner = spec.expert_intermediate_size(), shared = spec.shared_intermediate_size();
   list.PlainGemm(prefix + "router", weights::RouterRows(spec), hidden);
   if (spec.router_bias()) list.Vector(prefix + "router_bias", experts);
-  list.GemmInPlace(prefix + "experts_gate_up", experts * 2 * inner, hidden);
-  list.GemmInPlace(prefix + "experts_down", experts * hidden, inner);
+  list.GemmInPlace(prefix + "experts_gate_up", experts * 2 * inner, hidden, {});
+  list.GemmInPlace(prefix + "experts_down", experts * hidden, inner, {});
   if (shared == 0) return;
-  list.GemmInPlace(prefix + "shared_gate_up", 2 * shared, hidden);
-  list.GemmInPlace(prefix + "shared_down", hidden, shared);
+  list.GemmInPlace(prefix + "shared_gate_up", 2 * shared, hidden, {shared, 2 * shared});
+  list.GemmInPlace(prefix + "shared_down", hidden, shared, {hidden});
 }
 
 // Each head's matrices take whole panels, one head after the other.
 void AddLatents(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
   const int64_t hidden = spec.hidden_size(), heads = spec.num_heads();
   const int64_t kv_latent = spec.kv_latent(), q_latent = spec.q_latent();
-  list.Gemm(prefix + "latents", q_latent + kv_latent + spec.rotary_dim(), hidden);
+  const int64_t latents = q_latent + kv_latent + spec.rotary_dim();
+  list.Gemm(prefix + "latents", latents, hidden,
+            q_latent > 0 ? Modules{q_latent, latents} : Modules{latents});
   if (q_latent > 0) list.Vector(prefix + "q_latent_norm", q_latent);
   list.Vector(prefix + "kv_latent_norm", kv_latent);
-  list.Gemm(prefix + "q", heads * spec.head_dim(), q_latent > 0 ? q_latent : hidden);
+  const int64_t q_size = heads * spec.head_dim();
+  list.Gemm(prefix + "q", q_size, q_latent > 0 ? q_latent : hidden, {q_size});
   list.PlainGemm(prefix + "k_up", heads * kv_latent, spec.head_dim() - spec.rotary_dim());
   list.PlainGemm(prefix + "v_up", heads * spec.value_dim(), kv_latent);
-  list.Gemm(prefix + "o", hidden, heads * spec.value_dim());
+  list.Gemm(prefix + "o", hidden, heads * spec.value_dim(), {hidden});
 }
 
 void AddQkv(const proto::DecoderSpec& spec, const std::string& prefix, ListBuilder& list) {
   const int64_t hidden = spec.hidden_size();
   const int64_t q_size = spec.num_heads() * spec.head_dim();
   const int64_t kv_size = spec.num_kv_heads() * spec.head_dim();
-  list.Gemm(prefix + "qkv", q_size + 2 * kv_size, hidden);
+  list.Gemm(prefix + "qkv", q_size + 2 * kv_size, hidden,
+            {q_size, q_size + kv_size, q_size + 2 * kv_size});
   if (spec.qkv_bias()) list.Vector(prefix + "qkv_bias", q_size + 2 * kv_size);
   if (spec.qk_norm()) {
     list.Vector(prefix + "q_norm", spec.qk_norm_whole() ? q_size : spec.head_dim());
     list.Vector(prefix + "k_norm", spec.qk_norm_whole() ? kv_size : spec.head_dim());
   }
-  list.Gemm(prefix + "o", hidden, q_size);
+  list.Gemm(prefix + "o", hidden, q_size, {hidden});
 }
 
 void AddLayer(const proto::DecoderSpec& spec, int64_t layer, ListBuilder& list) {
@@ -418,19 +426,20 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   Result<QuantMap> quants = IndexQuants(spec);
   if (!quants.ok()) return quants.status();
   ListBuilder list(ComputeDType(spec), std::move(quants).value());
+  const int64_t vocab = spec.vocab_size(), hidden = spec.hidden_size();
   if (spec.tie_embeddings()) {
-    list.GemmInPlace("embedding", spec.vocab_size(), spec.hidden_size());
+    list.GemmInPlace("embedding", vocab, hidden, {hidden});
   } else {
-    list.Table("embedding", spec.vocab_size(), spec.hidden_size());
+    list.Table("embedding", vocab, hidden, {hidden});
   }
   if (spec.learned_positions()) {
-    list.Positions("position_embedding", spec.max_position(), spec.hidden_size());
+    list.PlainTable("position_embedding", spec.max_position(), hidden);
   }
   if (spec.embedding_norm()) list.Norm(spec, "embedding_norm");
   for (int64_t layer = 0; layer < spec.num_layers(); ++layer) AddLayer(spec, layer, list);
   list.Norm(spec, "final_norm");
-  if (!spec.tie_embeddings()) list.Gemm("lm_head", spec.vocab_size(), spec.hidden_size());
-  if (spec.lm_head_bias()) list.Vector("lm_head_bias", spec.vocab_size());
+  if (!spec.tie_embeddings()) list.Gemm("lm_head", vocab, hidden, {vocab});
+  if (spec.lm_head_bias()) list.Vector("lm_head_bias", vocab);
   if (spec.rotary_dim() > 0) list.Vector("rope.inv_freq", spec.rotary_dim() / 2);
   if (spec.window_rope()) list.Vector("rope.window_inv_freq", spec.rotary_dim() / 2);
   if (spec.alibi()) list.Vector("alibi.slopes", spec.num_heads());

@@ -151,7 +151,7 @@ def test_a_target_without_a_rule_is_named(tmp_path):
     rules = tuple(rule for rule in llama.weights if rule.target != "final_norm")
     less = replace(llama, weights=rules, ignored=(r"model\.norm\.weight",))
     spec = plan_for(tmp_path).spec
-    from allspark.model_loader.spec import RequiredTensor
+    from allspark.model_loader.native import RequiredTensor
 
     required = [RequiredTensor(*row) for row in required_tensors(spec.SerializeToString())]
     with pytest.raises(UnexplainedTensorError, match="no rule produces 'final_norm'"):

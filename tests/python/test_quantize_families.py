@@ -220,7 +220,7 @@ def test_moves_change_no_bit_of_a_layer(made, row, data_type):
         assert factors
         changed = {name for name in tensors if (tensors[name] != scaled[name]).any()}
         assert changed >= {name for name, _ in factors}
-        names = quantizable(tensors)
+        names = quantizable(plan.spec, layer)
         before = plain.statistics(layer, tensors, names)
         after = moved.statistics(layer, scaled, names)
         assert before.keys() == after.keys()
@@ -267,7 +267,7 @@ def test_a_layers_tensors_are_those_of_the_model(made):
         plan = made(row).plan
         required = {
             name: shape
-            for name, _, _, shape in native.required_tensors(plan.spec.SerializeToString())
+            for name, _, _, shape, *_ in native.required_tensors(plan.spec.SerializeToString())
         }
         source = LayerSource(plan)
         for layer in range(plan.spec.num_layers):
@@ -319,7 +319,7 @@ def test_threads_change_no_bit_of_streams_and_statistics(made, data_type):
         stream = Stream(plan.spec, source, ids, threads)
         stream.advance(0, source.layer(0), {})
         tensors = source.layer(1)
-        found.append((stream.rows, stream.statistics(1, tensors, quantizable(tensors))))
+        found.append((stream.rows, stream.statistics(1, tensors, quantizable(plan.spec, 1))))
     (rows, statistics), (other_rows, others) = found
     np.testing.assert_array_equal(rows, other_rows)
     assert statistics.keys() == others.keys()
@@ -398,8 +398,8 @@ def test_statistics_are_those_of_transformers_inputs(made, row, data_type):
     compared = 0
     for layer in range(plan.spec.num_layers):
         tensors = source.layer(layer)
-        statistics = stream.statistics(layer, tensors, quantizable(tensors))
-        for name in quantizable(tensors):
+        statistics = stream.statistics(layer, tensors, quantizable(plan.spec, layer))
+        for name in quantizable(plan.spec, layer):
             pairs = zip(
                 *(module_weights(m, layer, name, plan.spec) for m in (exact_of, of_row.model)),
                 strict=True,
@@ -581,7 +581,7 @@ def test_experts_with_few_tokens_fall_back_to_search_and_are_named(tmp_path, mad
     experts = [
         f"layers.{layer}.{name}"
         for layer in range(plan.spec.num_layers)
-        for name in quantizable(source.layer(layer))
+        for name in quantizable(source.spec, layer)
         if name.startswith("experts_")
     ]
     of_experts = {

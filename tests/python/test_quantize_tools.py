@@ -144,7 +144,7 @@ def test_a_target_is_reached_and_not_passed(demo_model, tmp_path, text_file, cap
     loader = HuggingFaceModel(str(demo_model), "m").load_model()
     sizes = {
         name: (int(np.prod(shape)), shape[1])
-        for name, _, _, shape in native.required_tensors(loader.plan().spec.SerializeToString())
+        for name, _, _, shape, *_ in native.required_tensors(loader.plan().spec.SerializeToString())
         if name in shapes
     }
     bits = sum(

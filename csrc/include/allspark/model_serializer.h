@@ -22,6 +22,10 @@ struct TensorRequirement {
   std::string dtype;           // as stored: "float32", "bfloat16", "uint8", "uint4" or "int32"
   int layout = 0;              // proto Layout
   std::vector<int64_t> shape;  // [out_features, in_features] for a matrix
+  bool quantizable = false;    // an entry of weight_quant may name it
+  // Of a weight that takes adapters: where the output features of each of its modules end. Those of
+  // "embedding" are a token's features. Empty: it takes none.
+  std::vector<int64_t> modules;
 };
 
 // InvalidArgument when the spec is malformed or inconsistent; names the field, the value and the

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 
 #include "cpp/weights/weights_test_util.h"
 #include "support/random_model.h"
@@ -292,6 +293,55 @@ TEST(RequiredTensors, Latents) {
   ExpectTensor(list, "layers.0.latents", bf16, proto::PANEL64, {64 + 8, 64});
   ExpectTensor(list, "layers.1.q", bf16, proto::PANEL64, {5 * 24, 64});
   EXPECT_EQ(FindIn(list, "layers.0.q_latent_norm"), nullptr);
+}
+
+// Whether weight_quant may name a tensor, and which adapters it takes.
+TEST(RequiredTensors, UsesOfWeights) {
+  struct Use {
+    bool quantizable;
+    std::vector<int64_t> modules;
+    bool operator==(const Use&) const = default;
+  };
+  const auto uses_of = [](const proto::DecoderSpec& spec) {
+    std::map<std::string, Use> uses;
+    for (const RequiredTensor& tensor : Required(spec)) {
+      uses[tensor.name] = {tensor.quantizable, tensor.modules};
+      EXPECT_TRUE(tensor.shape.size() == 2 || uses[tensor.name] == Use{}) << tensor.name;
+    }
+    return uses;
+  };
+  proto::DecoderSpec spec = ExpertSpec();
+  spec.set_shared_intermediate_size(192);
+  spec.set_learned_positions(true);
+  Quantise(spec, "layers.0.qkv", 32)->set_asymmetric(true);
+  auto uses = uses_of(spec);
+  EXPECT_EQ(uses["embedding"], (Use{true, {128}}));
+  EXPECT_EQ(uses["position_embedding"], Use{});
+  EXPECT_EQ(uses["lm_head"], (Use{true, {37}}));
+  EXPECT_EQ(uses["layers.0.qkv"], (Use{true, {90, 100, 110}}));
+  EXPECT_EQ(uses["layers.0.qkv_scale"], Use{});
+  EXPECT_EQ(uses["layers.0.qkv_zero"], Use{});
+  EXPECT_EQ(uses["layers.0.o"], (Use{true, {128}}));
+  EXPECT_EQ(uses["layers.0.gate_up"], (Use{true, {70, 140}}));
+  EXPECT_EQ(uses["layers.0.down"], (Use{true, {128}}));
+  EXPECT_EQ(uses["layers.1.router"], Use{});
+  EXPECT_EQ(uses["layers.1.experts_gate_up"], (Use{true, {}}));
+  EXPECT_EQ(uses["layers.1.experts_down"], (Use{true, {}}));
+  EXPECT_EQ(uses["layers.1.shared_gate_up"], (Use{true, {192, 384}}));
+  EXPECT_EQ(uses["layers.1.shared_down"], (Use{true, {128}}));
+
+  spec = LatentSpec();
+  uses = uses_of(spec);
+  EXPECT_EQ(uses["layers.0.latents"], (Use{true, {40, 112}}));
+  EXPECT_EQ(uses["layers.0.q"], (Use{true, {120}}));
+  EXPECT_EQ(uses["layers.0.k_up"], Use{});
+  EXPECT_EQ(uses["layers.0.v_up"], Use{});
+  EXPECT_EQ(uses["layers.0.o"], (Use{true, {64}}));
+  spec.clear_q_latent();
+  EXPECT_EQ(uses_of(spec)["layers.0.latents"], (Use{true, {72}}));
+  spec = OddSpec(proto::COMPUTE_FLOAT32);
+  spec.set_ungated_mlp(true);
+  EXPECT_EQ(uses_of(spec)["layers.0.up"], (Use{true, {70}}));
 }
 
 TEST(RequiredTensors, RefusesInconsistentLatents) {

@@ -17,15 +17,24 @@ def to_float32(array, dtype):
 
 
 def required_tensors(spec_bytes):
-    """The tensors that the engine requires for a spec: (name, dtype, layout, shape)."""
+    """The tensors that the engine requires for a spec: (name, dtype, layout, shape,
+    quantizable, modules)."""
     from allspark.model_loader.spec import message_class
 
     spec = message_class("DecoderSpec").FromString(spec_bytes)
     dtype = "bfloat16" if spec.compute_type == 2 else "float32"
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size = spec.num_heads * spec.head_dim
-    qkv_size = q_size + 2 * spec.num_kv_heads * spec.head_dim
-    tensors = [("embedding", dtype, int(spec.tie_embeddings), (spec.vocab_size, hidden))]
+    kv_size = spec.num_kv_heads * spec.head_dim
+    qkv_size = q_size + 2 * kv_size
+    vocab = spec.vocab_size
+    tensors = [("embedding", dtype, int(spec.tie_embeddings), (vocab, hidden), True, (hidden,))]
+    modules = {
+        "qkv": (q_size, q_size + kv_size, qkv_size),
+        "o": (hidden,),
+        "gate_up": (inner, 2 * inner),
+        "down": (hidden,),
+    }
     for layer in range(spec.num_layers):
         rows = [
             ("attention_norm", (hidden,), True),
@@ -43,14 +52,16 @@ def required_tensors(spec_bytes):
         ]
         for name, shape, wanted in rows:
             if wanted:
-                matrix = len(shape) == 2
-                row = (f"layers.{layer}.{name}", dtype if matrix else "float32", int(matrix), shape)
-                tensors.append(row)
-    tensors.append(("final_norm", "float32", 0, (hidden,)))
+                full = f"layers.{layer}.{name}"
+                if len(shape) == 2:
+                    tensors.append((full, dtype, 1, shape, True, modules[name]))
+                else:
+                    tensors.append((full, "float32", 0, shape, False, ()))
+    tensors.append(("final_norm", "float32", 0, (hidden,), False, ()))
     if not spec.tie_embeddings:
-        tensors.append(("lm_head", dtype, 1, (spec.vocab_size, hidden)))
+        tensors.append(("lm_head", dtype, 1, (vocab, hidden), True, (vocab,)))
     if spec.rotary_dim:
-        tensors.append(("rope.inv_freq", "float32", 0, (spec.rotary_dim // 2,)))
+        tensors.append(("rope.inv_freq", "float32", 0, (spec.rotary_dim // 2,), False, ()))
     return tensors
 
 
@@ -71,7 +82,7 @@ class FakeWriter:
         self.spec = message_class("DecoderSpec").FromString(spec)
         self.build = message_class("BuildRecord").FromString(build)
         self.graph_path, self.param_path = graph_path, param_path
-        self.shapes = {name: shape for name, _, _, shape in required_tensors(spec)}
+        self.shapes = {name: shape for name, _, _, shape, *_ in required_tensors(spec)}
         self.tensors: dict[str, np.ndarray] = {}
         self.order: list[tuple[str, int]] = []
         FakeWriter.made.append(self)
