@@ -24,12 +24,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "tensor": ("memory", "base"),
     "kernels": (),  # and base/dtype.h, see EXTRA_HEADERS
     "proto": (),
-    "ops": ("kernels", "tensor", "platform", "memory"),
+    "sampling": ("kernels", "platform"),
+    "ops": ("sampling", "kernels", "tensor", "platform", "memory"),
     "weights": ("tensor", "proto", "platform"),
     "kv_cache": ("base",),
     "model": ("ops", "weights", "tensor", "kv_cache"),
     "scheduler": ("kv_cache", "base"),
-    "sampling": ("ops", "kernels", "tensor", "platform"),
     "engine": ("*",),
     "python": (),  # and the headers below
     "bench": ("*",),

@@ -121,7 +121,7 @@ void DraftModel::AddSequence(Request& request, int64_t most) {
     // Sampled with the random number that the target model will use at this position: where the two
     // models have the same distribution, they choose the same token.
     rows_.push_back({.params = &request.spec.sampling,
-                     .logits = scratch_.logits.OnHost(sequence.logits_row),
+                     .logits = scratch_.logits.row(sequence.logits_row),
                      .position = end});
     sampled_.push_back(&request);
   }
@@ -136,8 +136,7 @@ void DraftModel::Forward() {
                     .num_sequences = static_cast<int64_t>(sequences_.size()),
                     .num_logits_rows = static_cast<int64_t>(rows_.size())};
   scratch_.arena.Reset();
-  decoder_->Forward(batch, kv_, scratch_.arena, scratch_.logits.OnDevice(0));
-  scratch_.logits.Fetch(0, batch.num_logits_rows);
+  decoder_->Forward(batch, kv_, scratch_.arena, scratch_.logits.row(0));
   scratch_.sampler.Sample(rows_.data(), static_cast<int64_t>(rows_.size()));
 }
 
@@ -148,7 +147,7 @@ void DraftModel::WarmUp() {
   tokens_ = {0};
   positions_ = {0};
   sequences_ = {{.num_tokens = 1, .block_table = &block, .logits_row = 0}};
-  rows_ = {{.params = &greedy, .logits = scratch_.logits.OnHost(0)}};
+  rows_ = {{.params = &greedy, .logits = scratch_.logits.row(0)}};
   Forward();
 }
 

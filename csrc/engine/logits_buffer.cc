@@ -17,10 +17,11 @@ Result<LogitsBuffer> LogitsBuffer::Create(Device& device, int64_t num_rows, int6
   return logits;
 }
 
-void LogitsBuffer::Fetch(int64_t begin, int64_t count) {
-  if (on_host_.empty() || count == 0) return;
-  device_->ops().Download(OnHost(begin), OnDevice(begin),
+const float* LogitsBuffer::Read(const float* row, int64_t count) {
+  if (on_host_.empty()) return row;
+  device_->ops().Download(on_host_.data(), row,
                           static_cast<size_t>(count * vocab_size_) * sizeof(float));
+  return on_host_.data();
 }
 
 }  // namespace allspark

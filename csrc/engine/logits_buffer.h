@@ -1,5 +1,5 @@
-// The rows of logits of a step: where the device writes them, and where the host reads them. These
-// are the same memory where the device's is the host's.
+// The rows of logits of a step. They are the device's, which also samples from them; the host reads
+// only what a request asks for.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,12 @@ class LogitsBuffer {
   static Result<LogitsBuffer> Create(Device& device, int64_t num_rows, int64_t vocab_size);
 
   int64_t num_rows() const { return num_rows_; }
-  // Row i, on the device and on the host.
-  float* OnDevice(int64_t i) { return static_cast<float*>(on_device_.data()) + i * vocab_size_; }
-  float* OnHost(int64_t i) {
-    return on_host_.empty() ? OnDevice(i) : on_host_.data() + i * vocab_size_;
-  }
-  // Rows [begin, begin + count) are on the host when it returns.
-  void Fetch(int64_t begin, int64_t count);
+  int64_t vocab_size() const { return vocab_size_; }
+  // Row i, on the device.
+  float* row(int64_t i) { return static_cast<float*>(on_device_.data()) + i * vocab_size_; }
+  // `count` rows from `row` on for the host, until the next call: the same memory where the
+  // device's is the host's.
+  const float* Read(const float* row, int64_t count);
 
  private:
   Device* device_ = nullptr;

@@ -36,7 +36,7 @@ Status ModelMemory::Take() {
   host_blocks_.resize(static_cast<size_t>(sizes.num_host_blocks * block_bytes));
 
   const int64_t vocab_size = sizes.limits.vocab_size;
-  sampler_ = std::make_unique<Sampler>(vocab_size, device.host_kernels(), &device.host_pool());
+  sampler_ = device.MakeSampler(vocab_size);
   drafters_.push_back(std::make_unique<PromptLookupDrafter>());
   Result<int64_t> draft_arena_bytes = AddDraftModel();
   if (!draft_arena_bytes.ok()) return draft_arena_bytes.status();
@@ -68,8 +68,7 @@ void ModelMemory::GiveBack() {
 
 void ModelMemory::Forward(const Batch& batch) {
   arena_.Reset();
-  decoder_->Forward(batch, kv_, arena_, logits_.OnDevice(0));
-  logits_.Fetch(0, batch.num_logits_rows);
+  decoder_->Forward(batch, kv_, arena_, logits_.row(0));
 }
 
 void ModelMemory::Copy(const BlockCopy& copy) {
@@ -128,7 +127,7 @@ void ModelMemory::WarmUpDecodes() {
                        .num_tokens = 1,
                        .block_table = &block_ids[slot],
                        .logits_row = static_cast<int32_t>(i)};
-    rows[slot] = {.params = &sampling, .logits = logits_.OnHost(i), .position = 1};
+    rows[slot] = {.params = &sampling, .logits = logits_.row(i), .position = 1};
   }
   Forward({.tokens = zeros.data(),
            .positions = zeros.data(),

@@ -115,18 +115,15 @@ void Request::UseLora(std::shared_ptr<const LoadedLora> loaded) {
 SamplingRow Request::NextRow(float* logits) {
   SamplingRow row{.params = &spec.sampling, .logits = logits, .position = num_tokens};
   if (spec.processors.Any()) {
-    row.processors = &spec.processors;
-    row.tokens = tokens.data();
-    row.counts = &counts;
-    row.bad_word_state = words.bad;
+    row.edits = {.processors = &spec.processors,
+                 .tokens = {tokens.data(), static_cast<size_t>(num_tokens)},
+                 .counts = &counts,
+                 .bad_word_state = words.bad};
   }
   if (is_beam()) row.candidates = &candidates;
   // A sample's score is computed from log-probabilities.
   if (spec.logprobs.wanted || is_sample()) row.logprobs = &logprobs;
-  if (num_tokens < spec.min_length) {
-    row.banned = spec.ends.tokens.data();
-    row.num_banned = static_cast<int64_t>(spec.ends.tokens.size());
-  }
+  if (num_tokens < spec.min_length) row.edits.banned = spec.ends.tokens;
   return row;
 }
 

@@ -64,7 +64,7 @@ void StepBatch::Add(const PlannedChunk& chunk, LogitsBuffer& logits) {
                          .position = chunk.begin,
                          .block_table = request->block_table.data(),
                          .lora = request->lora != nullptr ? request->lora->adapter.get() : nullptr};
-  float* const row = logits.OnHost(batch_.num_logits_rows);
+  float* const row = logits.row(batch_.num_logits_rows);
   const bool samples = chunk.samples && !request->spec.prompt_only;
   outputs_.Add(request, chunk, token_begin, samples ? row : nullptr);
   if (samples) {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+
+#include "engine/logits_buffer.h"
 
 namespace allspark {
 
@@ -18,8 +21,14 @@ struct StepEvent {
   int64_t num_decodes = 0, num_prefill_tokens = 0;  // kBegin
   uint64_t request_id = 0;                          // kLogits
   int64_t position = 0;                             // kLogits: of the token to be sampled
-  const float* logits = nullptr;                    // kLogits: [vocab_size]
-  int64_t vocab_size = 0;
+  const float* row = nullptr;                       // kLogits: on the device
+  LogitsBuffer* logits = nullptr;
+
+  // kLogits: the row, [vocab_size], until the next call. It is read only where it is asked for,
+  // because a device may have to copy it.
+  std::span<const float> ReadLogits() const {
+    return {logits->Read(row, 1), static_cast<size_t>(logits->vocab_size())};
+  }
 };
 
 using StepHook = void (*)(void* context, const StepEvent& event);

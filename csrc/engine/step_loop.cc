@@ -298,8 +298,8 @@ void StepLoop::ReportLogits() {
     Report({.phase = StepPhase::kLogits,
             .request_id = batch_.sampled(i)->spec.request_id,
             .position = batch_.row(i).position,
-            .logits = batch_.row(i).logits,
-            .vocab_size = model_.sizes.limits.vocab_size});
+            .row = batch_.row(i).logits,
+            .logits = &memory_.logits()});
   }
 }
 

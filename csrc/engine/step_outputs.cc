@@ -40,7 +40,7 @@ void StepOutputs::Add(Request* request, const PlannedChunk& chunk, int64_t token
   parts_.push_back({request, begin, end, token_offset + begin, sampled, sampled_begin});
 }
 
-void StepOutputs::WriteStates(const Part& part, Decoder& decoder) {
+void StepOutputs::WriteStates(const Part& part, Decoder& decoder, LogitsBuffer& logits) {
   OutputTensors& outputs = *part.request->outputs;
   const auto token_of = [&](int64_t position) { return part.token_begin + position - part.begin; };
   const auto write = [&](const PositionRows& rows, auto compute) {
@@ -62,7 +62,8 @@ void StepOutputs::WriteStates(const Part& part, Decoder& decoder) {
   for (int64_t position = part.sampled_begin; position < part.end; ++position) {
     float* const to = outputs.logits().Row(position);
     if (to == nullptr) continue;
-    std::copy_n(part.sampled + (position - part.sampled_begin) * vocab_size, vocab_size, to);
+    const float* const row = part.sampled + (position - part.sampled_begin) * vocab_size;
+    std::copy_n(logits.Read(row, 1), vocab_size, to);
   }
 }
 
@@ -77,17 +78,17 @@ void StepOutputs::WriteRow(const Row& row, const float* logits, int64_t vocab_si
 
 void StepOutputs::Write(Decoder& decoder, ThreadPool& pool, LogitsBuffer& logits,
                         int64_t first_row) {
-  for (const Part& part : parts_) WriteStates(part, decoder);
+  for (const Part& part : parts_) WriteStates(part, decoder, logits);
   const int64_t slice = std::min(logits.num_rows() - first_row, max_slice_);
   AS_CHECK(slice >= 1) << "no row of logits is left for what requests want of this step";
   const int64_t vocab_size = decoder.vocab_size();
   for (size_t begin = 0; begin < rows_.size(); begin += static_cast<size_t>(slice)) {
     const auto count = std::min(slice, static_cast<int64_t>(rows_.size() - begin));
-    decoder.Logits(row_tokens_.data() + begin, count, logits.OnDevice(first_row));
-    logits.Fetch(first_row, count);
+    decoder.Logits(row_tokens_.data() + begin, count, logits.row(first_row));
+    const float* const computed = logits.Read(logits.row(first_row), count);
     pool.ParallelFor(count, 1, [&](int64_t first, int64_t last, int) {
       for (int64_t i = first; i < last; ++i) {
-        WriteRow(rows_[begin + static_cast<size_t>(i)], logits.OnHost(first_row + i), vocab_size,
+        WriteRow(rows_[begin + static_cast<size_t>(i)], computed + i * vocab_size, vocab_size,
                  static_cast<size_t>(i));
       }
     });

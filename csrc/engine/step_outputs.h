@@ -47,7 +47,7 @@ class StepOutputs {
     int64_t position;
   };
 
-  void WriteStates(const Part& part, Decoder& decoder);
+  void WriteStates(const Part& part, Decoder& decoder, LogitsBuffer& logits);
   // Sets scores_[index] and keeps the logits, where wanted.
   void WriteRow(const Row& row, const float* logits, int64_t vocab_size, size_t index);
 

@@ -8,6 +8,7 @@
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
 #include "platform/thread_pool.h"
+#include "sampling/host_sampler.h"
 #include "weights/model_reader.h"
 
 namespace allspark {
@@ -107,7 +108,7 @@ Result<SampledRows> SampleTokens(const GenerationConfig& config, const std::vect
   const auto vocab_size = static_cast<int64_t>(logits.size());
   const RequestLimits limits{
       .vocab_size = vocab_size, .engine_max_length = 1 << 20, .block_size = 32};
-  Sampler sampler(vocab_size, *kernels::DefaultTable(), nullptr);
+  HostSampler sampler(vocab_size, *kernels::DefaultTable(), nullptr);
   SampledRows sampled;
   for (int64_t seed : seeds) {
     GenerationConfig seeded = config;

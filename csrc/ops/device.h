@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "kernels/kernel_table.h"
@@ -12,6 +13,7 @@
 #include "ops/device_ops.h"
 #include "ops/kv_block.h"
 #include "platform/thread_pool.h"
+#include "sampling/sampler.h"
 
 namespace allspark {
 
@@ -42,7 +44,10 @@ class Device {
   // Room in the host's memory for blocks of the prefix cache that the device has none for.
   virtual int64_t host_cache_bytes() const = 0;
 
-  // What the host computes for its models: sampling, packing, tables.
+  // The sampler of a model whose rows of logits have vocab_size floats in this device's memory.
+  virtual std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const = 0;
+
+  // What the host computes for its models: packing, tables, log-probabilities of prompts.
   virtual ThreadPool& host_pool() const = 0;
   virtual const kernels::KernelTable& host_kernels() const = 0;
 };

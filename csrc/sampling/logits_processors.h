@@ -1,19 +1,16 @@
-// The changes that a request asks for in its row of logits before a token is chosen: biases,
-// penalties and masks that depend on the tokens so far. Pure functions on one row, in place; any
-// thread. The order, that of transformers' logits processors where it has one:
+// What a request asks for in its rows of logits before a token is chosen: biases, penalties and
+// bans that depend on the tokens so far (sampling/logit_edits.h). The order, that of transformers'
+// logits processors where it has one:
 //   logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size,
 //   bad_words.
-// The logit of a masked token is -inf.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "allspark/word_matcher.h"
-#include "sampling/token_counts.h"
 
 namespace allspark {
 
@@ -26,23 +23,18 @@ struct LogitsProcessors {
   // Subtracted for each occurrence in the output, and once if there is any.
   float frequency_penalty = 0;
   float presence_penalty = 0;
-  // Masks tokens that would repeat an n-gram of prompt and output; 0: off.
+  // Bans tokens that would repeat an n-gram of prompt and output; 0: off.
   int64_t no_repeat_ngram_size = 0;
-  // Masks tokens that would complete one of these words; null: none.
+  // Bans tokens that would complete one of these words; null: none.
   std::shared_ptr<const WordMatcher> bad_words = nullptr;
 
   bool NeedsCounts() const {
     return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0;
   }
-  // False: Apply would change nothing.
+  // False: there are no edits.
   bool Any() const {
     return NeedsCounts() || !logit_bias.empty() || no_repeat_ngram_size > 0 || bad_words != nullptr;
   }
-  // tokens: prompt and output so far; counts: of the same, needed where NeedsCounts();
-  // bad_word_state: that of `bad_words` after them. Requires: every id below the length of
-  // `logits`.
-  void Apply(std::span<const int32_t> tokens, const TokenCounts* counts, int32_t bad_word_state,
-             std::span<float> logits) const;
 };
 
 }  // namespace allspark

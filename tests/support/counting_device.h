@@ -14,11 +14,17 @@ namespace allspark::testing {
 class CountingOps final : public DeviceOps {
  public:
   struct Counts {
-    int64_t uploads = 0, bytes_uploaded = 0, downloads = 0, launches = 0;
+    int64_t uploads = 0, bytes_uploaded = 0, launches = 0;
+    int64_t downloads = 0, bytes_downloaded = 0;
   };
 
   CountingOps(const kernels::KernelTable& kernels, ThreadPool& pool) : cpu_(kernels, pool) {}
   Counts TakeCounts() { return std::exchange(counts_, {}); }
+  void CountTokens(int64_t count) {
+    ++counts_.launches;
+    ++counts_.downloads;
+    counts_.bytes_downloaded += count * static_cast<int64_t>(sizeof(int32_t));
+  }
 
   const char* name() const override { return cpu_.name(); }
   bool Has(OpKind kind, DType first, DType second) const override {
@@ -36,6 +42,7 @@ class CountingOps final : public DeviceOps {
   }
   void Download(void* host, const void* device, size_t bytes) override {
     ++counts_.downloads;
+    counts_.bytes_downloaded += static_cast<int64_t>(bytes);
     cpu_.Download(host, device, bytes);
   }
   void Linear(const ConstMatrix& x, const LinearWeight& w, bool accumulate, const Matrix& y,
@@ -132,6 +139,22 @@ class CountingOps final : public DeviceOps {
   Counts counts_;
 };
 
+// The chosen tokens come back as one download.
+class CountingSampler final : public Sampler {
+ public:
+  CountingSampler(std::unique_ptr<Sampler> sampler, CountingOps& ops)
+      : sampler_(std::move(sampler)), ops_(ops) {}
+
+  void Sample(SamplingRow* rows, int64_t num_rows) override {
+    ops_.CountTokens(num_rows);
+    sampler_->Sample(rows, num_rows);
+  }
+
+ private:
+  const std::unique_ptr<Sampler> sampler_;
+  CountingOps& ops_;
+};
+
 class CountingDevice final : public CpuDevice {
  public:
   explicit CountingDevice(const Parts& parts)
@@ -139,6 +162,9 @@ class CountingDevice final : public CpuDevice {
 
   CountingOps& ops() const override { return *counting_; }
   bool has_own_memory() const override { return true; }
+  std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override {
+    return std::make_unique<CountingSampler>(CpuDevice::MakeSampler(vocab_size), *counting_);
+  }
 
  private:
   std::unique_ptr<CountingOps> counting_;

@@ -16,6 +16,30 @@
 namespace allspark::testing {
 namespace {
 
+// Samples from logits in the view that has access; rows are the caller's again afterwards.
+class SimSampler final : public Sampler {
+ public:
+  SimSampler(std::unique_ptr<Sampler> host, SimOps& ops, const SimMemory& memory)
+      : host_(std::move(host)), ops_(ops), memory_(memory) {}
+
+  void Sample(SamplingRow* rows, int64_t num_rows) override {
+    ops_.Finish();
+    closed_.clear();
+    for (int64_t i = 0; i < num_rows; ++i) {
+      closed_.push_back(rows[i].logits);
+      rows[i].logits = memory_.Reach(rows[i].logits);
+    }
+    host_->Sample(rows, num_rows);
+    for (int64_t i = 0; i < num_rows; ++i) rows[i].logits = closed_[static_cast<size_t>(i)];
+  }
+
+ private:
+  const std::unique_ptr<Sampler> host_;
+  SimOps& ops_;
+  const SimMemory& memory_;
+  std::vector<float*> closed_;
+};
+
 // Of address space; memory is taken when it is first written.
 constexpr size_t kRegionBytes = size_t{4} << 30;
 constexpr size_t kPage = 4096;
@@ -185,16 +209,12 @@ void SimOps::Finish() {
 }
 
 void SimOps::Upload(void* device, const void* host, size_t bytes) {
-  ++traffic_.num_uploads;
-  traffic_.bytes_uploaded += static_cast<int64_t>(bytes);
   const auto* const begin = static_cast<const unsigned char*>(host);
   Defer([to = At(device), copy = std::vector<unsigned char>(begin, begin + bytes)] {
     if (!copy.empty()) std::memcpy(to, copy.data(), copy.size());
   });
 }
 void SimOps::Download(void* host, const void* device, size_t bytes) {
-  ++traffic_.num_downloads;
-  traffic_.bytes_downloaded += static_cast<int64_t>(bytes);
   Finish();
   std::memcpy(host, At(device), bytes);
 }
@@ -344,6 +364,10 @@ SimDevice::SimDevice(CpuDevice::Parts parts)
 
 int64_t SimDevice::host_cache_bytes() const {
   return static_cast<int64_t>(parts_.cpu_cache_ratio * static_cast<double>(AvailableMemoryBytes()));
+}
+
+std::unique_ptr<Sampler> SimDevice::MakeSampler(int64_t vocab_size) const {
+  return std::make_unique<SimSampler>(host_.MakeSampler(vocab_size), *ops_, *memory_);
 }
 
 KvBlock SimDevice::At(KvBlock block) const {

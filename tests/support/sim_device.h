@@ -16,12 +16,6 @@
 
 namespace allspark::testing {
 
-// Counts what a device was asked for. Read only between requests.
-struct DeviceTraffic {
-  int64_t num_uploads = 0, num_downloads = 0, num_ops = 0;
-  int64_t bytes_uploaded = 0, bytes_downloaded = 0;
-};
-
 // The memory of a SimDevice. Every allocation also takes as much of `tickets`, which thereby counts
 // and may refuse it. Thread-safe.
 class SimMemory final : public Allocator {
@@ -67,8 +61,10 @@ class SimOps final : public DeviceOps {
     const std::lock_guard lock(mutex_);
     waiting_.push_back(std::move(run));
   }
-  const DeviceTraffic& traffic() const { return traffic_; }
-  void ResetTraffic() { traffic_ = {}; }
+  size_t num_waiting() {
+    const std::lock_guard lock(mutex_);
+    return waiting_.size();
+  }
 
   const char* name() const override { return cpu_.name(); }
   bool Has(OpKind kind, DType first, DType second) const override {
@@ -151,7 +147,6 @@ class SimOps final : public DeviceOps {
   // Queues an operation, which `run` does on the CPU's.
   template <typename Run>
   void Queue(Run run) {
-    ++traffic_.num_ops;
     Defer([this, run = std::move(run)]() mutable { run(cpu_); });
   }
 
@@ -159,7 +154,6 @@ class SimOps final : public DeviceOps {
   CpuOps cpu_;
   std::mutex mutex_;  // An adapter may be loaded while the model runs.
   std::vector<std::function<void()>> waiting_;
-  DeviceTraffic traffic_;
 };
 
 class SimDevice : public Device {
@@ -174,6 +168,7 @@ class SimDevice : public Device {
   void BlockFromHost(const void* host, const KvBlock& device) override;
   bool has_own_memory() const override { return true; }
   int64_t host_cache_bytes() const override;
+  std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override;
   ThreadPool& host_pool() const override { return host_.host_pool(); }
   const kernels::KernelTable& host_kernels() const override { return host_.host_kernels(); }
 

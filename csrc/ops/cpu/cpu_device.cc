@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "platform/system_limits.h"
+#include "sampling/host_sampler.h"
 
 namespace allspark {
 namespace {
@@ -24,6 +25,10 @@ DeviceRoom CpuDevice::room() const {
   const int64_t reserved = parts_.allocator->Stats().largest_free_bytes;
   MemoryBound available = reserved > 0 ? MemoryForReserved() : AvailableMemory();
   return {available.bytes, reserved > 0 ? reserved : available.bytes, std::move(available.source)};
+}
+
+std::unique_ptr<Sampler> CpuDevice::MakeSampler(int64_t vocab_size) const {
+  return std::make_unique<HostSampler>(vocab_size, *parts_.kernels, parts_.pool.get());
 }
 
 void CpuDevice::CopyBlock(const KvBlock& from, const KvBlock& to) {

@@ -30,6 +30,7 @@ class CpuDevice : public Device {
   void BlockFromHost(const void* host, const KvBlock& device) override;
   bool has_own_memory() const override { return false; }
   int64_t host_cache_bytes() const override { return 0; }
+  std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override;
   ThreadPool& host_pool() const override { return *parts_.pool; }
   const kernels::KernelTable& host_kernels() const override { return *parts_.kernels; }
 

@@ -63,8 +63,10 @@ TEST_F(DeviceTrafficTest, ADecodeIsOneUploadOneDownloadAndFewOperations) {
     ASSERT_GT(steps.size(), 5u);
     for (const CountingOps::Counts& step : steps) {
       EXPECT_EQ(step.uploads, 1);
+      // The tokens: logits stay on the device.
       EXPECT_EQ(step.downloads, 1);
-      // Besides the layers: embedding, norm and head.
+      EXPECT_EQ(step.bytes_downloaded, kBatch * 4);
+      // Besides the layers: embedding, norm, head and sampling.
       EXPECT_LE(step.launches, 12 * spec.num_layers() + 4);
       // Per sequence: its token, position, row and range, and a table of a few blocks.
       EXPECT_LE(step.bytes_uploaded, kBatch * 128);

@@ -2,13 +2,17 @@
 // steps.
 #pragma once
 
+#define XXH_INLINE_ALL
+
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <condition_variable>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -142,6 +146,12 @@ class HookGuard {
  private:
   Hook& hook_;
 };
+
+// Of the row of an event of StepPhase::kLogits.
+inline uint64_t LogitsDigest(const StepEvent& event) {
+  const std::span<const float> logits = event.ReadLogits();
+  return XXH3_64bits(logits.data(), logits.size_bytes());
+}
 
 // All tokens that a queue still gives. Requires: the request will end.
 inline Ids ReadAll(ResultQueue& queue) {

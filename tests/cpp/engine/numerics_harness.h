@@ -2,9 +2,6 @@
 // and compares their tokens and the bits of their logits.
 #pragma once
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <stdexcept>
 
@@ -70,8 +67,7 @@ class Runner {
   }
   void OnEvent(const StepEvent& event) {
     if (event.phase != StepPhase::kLogits) return;
-    digests_[event.request_id].push_back(
-        XXH3_64bits(event.logits, static_cast<size_t>(event.vocab_size) * sizeof(float)));
+    digests_[event.request_id].push_back(LogitsDigest(event));
   }
   Hook hook_;
   std::map<uint64_t, std::vector<uint64_t>> digests_;

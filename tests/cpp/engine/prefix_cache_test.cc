@@ -1,8 +1,5 @@
 // The prefix cache through the whole engine: found prefixes are reported, and change no bit.
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <atomic>
 #include <stdexcept>
@@ -268,8 +265,7 @@ class PrefixNumericsTest
 
   void OnEvent(const StepEvent& event) {
     if (event.phase != StepPhase::kLogits) return;
-    digests_[event.request_id].push_back(
-        XXH3_64bits(event.logits, static_cast<size_t>(event.vocab_size) * sizeof(float)));
+    digests_[event.request_id].push_back(testing::LogitsDigest(event));
   }
   std::vector<StartedRequest> StartAll(const std::vector<Ids>& prompts) {
     std::vector<StartedRequest> requests;

@@ -2,9 +2,6 @@
 // tokens. They give the rest of the same output, bit for bit, and only compute their last block
 // again.
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <optional>
 
 #include "cpp/engine/engine_harness.h"
@@ -60,8 +57,7 @@ class ResumeTest : public EngineTest {
 
   void Record(const StepEvent& event) {
     if (event.phase != StepPhase::kLogits) return;
-    digests_[event.request_id].push_back(
-        XXH3_64bits(event.logits, static_cast<size_t>(event.vocab_size) * sizeof(float)));
+    digests_[event.request_id].push_back(testing::LogitsDigest(event));
   }
   Ids Prompt(int64_t length) { return RandomPrompt(rng_, length, vocab_size_); }
   Outcome Read(const StartedRequest& request) {

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "kernels/kernel_table.h"
-#include "sampling/sampler.h"
+#include "sampling/host_sampler.h"
 
 namespace allspark {
 namespace {
@@ -108,16 +108,14 @@ TEST(BeamSearchTest, CandidatesAreProcessedLogProbabilities) {
   std::vector<float> logits{1, 3, -INFINITY, 2, NAN};
   const double total = std::log(std::exp(1.0) + std::exp(3.0) + std::exp(2.0));
   const LogitsProcessors processors{.logit_bias = {{0, 5.0f}}};
-  const int32_t banned = 3;
+  const int32_t banned[] = {3};
   RowLogprobs logprobs{.raw = true, .top = std::vector<TokenLogprob>(1)};
   RowCandidates candidates = Row(std::vector<TokenLogprob>(3));
   SamplingRow row{.logits = logits.data(),
-                  .processors = &processors,
-                  .banned = &banned,
-                  .num_banned = 1,
+                  .edits = {.processors = &processors, .banned = banned},
                   .logprobs = &logprobs,
                   .candidates = &candidates};
-  Sampler sampler(5, *kernels::DefaultTable(), nullptr);
+  HostSampler sampler(5, *kernels::DefaultTable(), nullptr);
   sampler.Sample(&row, 1);
   EXPECT_EQ(candidates.top[0].token, 0);
   EXPECT_NEAR(candidates.top[0].logprob, 1 - total + 5, 1e-6);

@@ -1,10 +1,11 @@
-#include "sampling/logits_processors.h"
+#include "sampling/logit_edits.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
 #include <random>
+#include <tuple>
 
 #include "base/check.h"
 #include "support/alloc_counter.h"
@@ -54,7 +55,12 @@ std::vector<float> Apply(const LogitsProcessors& processors, std::vector<int32_t
   if (processors.bad_words != nullptr) {
     for (int32_t token : prompt) state = processors.bad_words->Next(state, token);
   }
-  processors.Apply(prompt, &counts, state, logits);
+  const RowEdits edits{
+      .processors = &processors, .tokens = prompt, .counts = &counts, .bad_word_state = state};
+  edits.ForEach([&](const LogitEdit& edit) {
+    float& logit = logits.at(static_cast<size_t>(edit.token));
+    logit = edit.Of(logit);
+  });
   return logits;
 }
 
@@ -90,9 +96,32 @@ TEST(LogitsProcessors, Bans) {
   EXPECT_EQ(Apply(words, {1}, {2}, {0, 0, 0, 0}), (std::vector<float>{-kInf, -kInf, 0, -kInf}));
 }
 
-TEST(LogitsProcessors, IdsOutsideTheRowThrow) {
-  const LogitsProcessors bias{.logit_bias = {{3, 1}}};
-  EXPECT_THROW(Apply(bias, {1}, {}, {0, 0, 0}), InternalError);
+TEST(RowEdits, ComeInOrderAndBanLast) {
+  const std::vector<std::vector<int32_t>> bad_words = {{5}};
+  const LogitsProcessors all{.logit_bias = {{1, 7}},
+                             .repetition_penalty = 2,
+                             .frequency_penalty = 0.5,
+                             .presence_penalty = 0.25,
+                             .no_repeat_ngram_size = 2,
+                             .bad_words = std::make_shared<WordMatcher>(bad_words)};
+  const std::vector<int32_t> tokens = {1, 3, 1}, banned = {2, 4};
+  TokenCounts counts(9);
+  counts.Add(1, false), counts.Add(3, true), counts.Add(1, true);
+  const RowEdits edits{.processors = &all, .tokens = tokens, .counts = &counts, .banned = banned};
+  using Kind = LogitEdit::Kind;
+  using Listed = std::tuple<int32_t, Kind, float>;
+  std::vector<Listed> listed;
+  edits.ForEach(
+      [&](const LogitEdit& edit) { listed.emplace_back(edit.token, edit.kind, edit.value); });
+  const Listed expected[] = {{1, Kind::kAdd, 7},     {1, Kind::kPenalize, 2}, {1, Kind::kAdd, -0.5},
+                             {1, Kind::kAdd, -0.25}, {3, Kind::kPenalize, 2}, {3, Kind::kAdd, -0.5},
+                             {3, Kind::kAdd, -0.25}, {3, Kind::kBan, 0},      {5, Kind::kBan, 0},
+                             {2, Kind::kBan, 0},     {4, Kind::kBan, 0}};
+  EXPECT_TRUE(std::equal(listed.begin(), listed.end(), std::begin(expected), std::end(expected)));
+  // A ban holds whatever the logit is.
+  for (const float logit : {0.0f, kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_EQ((LogitEdit{.token = 1}).Of(logit), -kInf);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "sampling/sampler.h"
+#include "sampling/host_sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -25,12 +25,11 @@ class SamplerTest : public ::testing::TestWithParam<const kernels::KernelTable*>
  protected:
   int32_t SampleOne(std::vector<float> logits, const SamplingParams& params, int64_t position = 0,
                     std::vector<int32_t> banned = {}) {
-    Sampler sampler(static_cast<int64_t>(logits.size()), *GetParam(), nullptr);
+    HostSampler sampler(static_cast<int64_t>(logits.size()), *GetParam(), nullptr);
     SamplingRow row{.params = &params,
                     .logits = logits.data(),
                     .position = position,
-                    .banned = banned.data(),
-                    .num_banned = static_cast<int64_t>(banned.size())};
+                    .edits = {.banned = banned}};
     sampler.Sample(&row, 1);
     return row.token;
   }
@@ -102,7 +101,7 @@ TEST_P(SamplerTest, AMaskBansWhatItLeavesOut) {
           .greedy = seed % 2 == 0, .top_k = 20, .top_p = 0.9f, .seed = seed};
       std::vector<float> masked = logits;
       SamplingRow row{.params = &params, .logits = masked.data(), .mask = mask.data()};
-      Sampler(vocab, *GetParam(), nullptr).Sample(&row, 1);
+      HostSampler(vocab, *GetParam(), nullptr).Sample(&row, 1);
       EXPECT_EQ(row.token, SampleOne(logits, params, 0, banned)) << vocab << " " << seed;
     }
   }
@@ -150,8 +149,7 @@ class Batch {
       rows.push_back({.params = &params_[i],
                       .logits = logits.data() + static_cast<int64_t>(i) * kVocab,
                       .position = static_cast<int64_t>(i),
-                      .banned = banned_,
-                      .num_banned = 2});
+                      .edits = {.banned = banned_}});
     }
     return rows;
   }
@@ -167,11 +165,11 @@ TEST_P(SamplerTest, SameTokensForAnyNumberOfThreadsAndAnyNeighbours) {
   const Batch batch(kRows);
   std::vector<float> logits;
   std::vector<SamplingRow> expected = batch.Rows(logits);
-  Sampler alone(Batch::kVocab, *GetParam(), nullptr);
+  HostSampler alone(Batch::kVocab, *GetParam(), nullptr);
   for (SamplingRow& row : expected) alone.Sample(&row, 1);  // One row at a time.
   for (const int num_threads : {1, 2, 3, 8}) {
     ThreadPool pool(num_threads, /*pin=*/false);
-    Sampler sampler(Batch::kVocab, *GetParam(), &pool);
+    HostSampler sampler(Batch::kVocab, *GetParam(), &pool);
     std::vector<SamplingRow> rows = batch.Rows(logits);
     std::reverse(rows.begin(), rows.end());
     sampler.Sample(rows.data(), kRows);
@@ -186,7 +184,7 @@ TEST_P(SamplerTest, SamplingAllocatesNothing) {
   const Batch batch(24);
   ThreadPool pool(2, /*pin=*/false);
   for (ThreadPool* use : {static_cast<ThreadPool*>(nullptr), &pool}) {
-    Sampler sampler(Batch::kVocab, *GetParam(), use);
+    HostSampler sampler(Batch::kVocab, *GetParam(), use);
     std::vector<float> logits;
     std::vector<SamplingRow> rows = batch.Rows(logits);
     testing::AllocationCounter counter;
@@ -200,15 +198,15 @@ TEST_P(SamplerTest, SamplingAllocatesNothing) {
 
 TEST_P(SamplerTest, NoRowsIsNothing) {
   ThreadPool pool(2, /*pin=*/false);
-  Sampler(10, *GetParam(), &pool).Sample(nullptr, 0);
-  Sampler(10, *GetParam(), nullptr).Sample(nullptr, 0);
+  HostSampler(10, *GetParam(), &pool).Sample(nullptr, 0);
+  HostSampler(10, *GetParam(), nullptr).Sample(nullptr, 0);
 }
 
 TEST(SamplerConstruction, RefusesWhatCannotWork) {
   const kernels::KernelTable& table = *kernels::AvailableTables().front();
-  EXPECT_THROW(Sampler(0, table, nullptr), InternalError);
+  EXPECT_THROW(HostSampler(0, table, nullptr), InternalError);
   const kernels::KernelTable empty;
-  EXPECT_THROW(Sampler(10, empty, nullptr), InternalError);
+  EXPECT_THROW(HostSampler(10, empty, nullptr), InternalError);
 }
 
 }  // namespace

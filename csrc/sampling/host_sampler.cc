@@ -1,4 +1,4 @@
-#include "sampling/sampler.h"
+#include "sampling/host_sampler.h"
 
 #include <algorithm>
 #include <limits>
@@ -28,7 +28,7 @@ void ApplyMask(const uint32_t* mask, int64_t vocab_size, float* logits) {
 
 }  // namespace
 
-Sampler::Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, ThreadPool* pool)
+HostSampler::HostSampler(int64_t vocab_size, const kernels::KernelTable& kernels, ThreadPool* pool)
     : vocab_size_(vocab_size), kernels_(kernels), pool_(pool) {
   AS_CHECK(vocab_size >= 1 && vocab_size <= std::numeric_limits<int32_t>::max())
       << "vocab_size is " << vocab_size << ", outside [1, 2^31 - 1]";
@@ -39,7 +39,7 @@ Sampler::Sampler(int64_t vocab_size, const kernels::KernelTable& kernels, Thread
   raw_logits_.resize(scratch_.size());
 }
 
-void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
+void HostSampler::Sample(SamplingRow* rows, int64_t num_rows) {
   const auto sample = [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) SampleRow(rows[i], thread);
   };
@@ -50,7 +50,7 @@ void Sampler::Sample(SamplingRow* rows, int64_t num_rows) {
   }
 }
 
-void Sampler::SampleRow(SamplingRow& row, int thread) {
+void HostSampler::SampleRow(SamplingRow& row, int thread) {
   if (row.candidates != nullptr) {
     RankRow(row, thread);
     return;
@@ -67,7 +67,7 @@ void Sampler::SampleRow(SamplingRow& row, int thread) {
 }
 
 // As in transformers' beam search, logits processors are applied to log-probabilities here.
-void Sampler::RankRow(SamplingRow& row, int thread) {
+void HostSampler::RankRow(SamplingRow& row, int thread) {
   LogSoftmax(kernels_, row.logits, vocab_size_);
   float* reported = row.logits;
   if (row.logprobs != nullptr && row.logprobs->raw) {
@@ -84,21 +84,17 @@ void Sampler::RankRow(SamplingRow& row, int thread) {
   if (row.logprobs != nullptr) FindTop(reported, vocab_size_, row.logprobs->top);
 }
 
-void Sampler::Process(const SamplingRow& row) const {
-  if (row.processors != nullptr) {
-    row.processors->Apply({row.tokens, static_cast<size_t>(row.position)}, row.counts,
-                          row.bad_word_state, {row.logits, static_cast<size_t>(vocab_size_)});
-  }
-  for (int64_t i = 0; i < row.num_banned; ++i) {
-    const int32_t id = row.banned[i];
-    AS_CHECK(id >= 0 && id < vocab_size_)
-        << "banned id is " << id << ", outside [0, " << vocab_size_ << ")";
-    row.logits[id] = -kInfinity;
-  }
+void HostSampler::Process(const SamplingRow& row) const {
+  row.edits.ForEach([&](const LogitEdit& edit) {
+    AS_CHECK(edit.token >= 0 && edit.token < vocab_size_)
+        << "token id is " << edit.token << ", outside [0, " << vocab_size_ << ")";
+    float& logit = row.logits[edit.token];
+    logit = edit.Of(logit);
+  });
   if (row.mask != nullptr) ApplyMask(row.mask, vocab_size_, row.logits);
 }
 
-int32_t Sampler::Choose(const SamplingRow& row, TokenCandidate* scratch) const {
+int32_t HostSampler::Choose(const SamplingRow& row, TokenCandidate* scratch) const {
   const SamplingParams& params = *row.params;
   if (params.greedy || !(params.temperature >= kGreedyTemperature)) return ArgMax(row.logits);
   const TokenFilter filter{.temperature = params.temperature,
@@ -109,7 +105,7 @@ int32_t Sampler::Choose(const SamplingRow& row, TokenCandidate* scratch) const {
                      scratch);
 }
 
-int32_t Sampler::ArgMax(const float* logits) const {
+int32_t HostSampler::ArgMax(const float* logits) const {
   int32_t token = -1;
   kernels_.argmax(
       {.x = logits, .ldx = vocab_size_, .rows = 1, .cols = vocab_size_, .index = &token});
