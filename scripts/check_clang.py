@@ -10,16 +10,38 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+# Headers that this share of the sources with the same flags include are parsed once for all.
+_COMMON_SHARE = 0.1
+_MIN_SOURCES = 8
+_SYSTEM_INCLUDE = re.compile(r"^#include (<[^>]+>)", re.MULTILINE)
 
-def syntax_command(command: str, clang: list[str]) -> list[str]:
-    """The compiler's command of compile_commands.json as a check by clang: no object is written."""
-    words = shlex.split(command)
+
+@dataclass
+class Source:
+    """A source of compile_commands.json, with the flags that clang reads it with."""
+
+    path: str
+    directory: str
+    flags: list[str]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """The flags that a precompiled header must share: all but paths and warnings."""
+        return tuple(flag for flag in self.flags if not flag.startswith(("-I", "-W", "/")))
+
+
+def to_source(entry: dict[str, str]) -> Source:
+    words = shlex.split(entry["command"])
     # A launcher such as ccache may come first; the compiler is the word before the first flag.
     begin = next(index for index, word in enumerate(words) if word.startswith("-"))
     flags: list[str] = []
@@ -27,22 +49,42 @@ def syntax_command(command: str, clang: list[str]) -> list[str]:
     for word in rest:
         if word == "-o":
             next(rest, None)
-        elif word != "-c":
+        elif word not in ("-c", entry["file"]):
             flags.append(word)
-    return [*clang, "-fsyntax-only", *flags]
+    return Source(entry["file"], entry["directory"], flags)
 
 
-def problem(entry: dict[str, str], clang: list[str]) -> str:
+def precompile(sources: list[Source], clang: list[str], folder: Path) -> list[str]:
+    """Flags that give these sources, which are of one kind, their common headers precompiled; none
+    where it does not pay."""
+    if len(sources) < _MIN_SOURCES:
+        return []
+    counts = Counter(
+        header
+        for source in sources
+        for header in set(_SYSTEM_INCLUDE.findall(Path(source.directory, source.path).read_text()))
+    )
+    common = [name for name, count in counts.items() if count >= _COMMON_SHARE * len(sources)]
+    header = folder / f"{len(list(folder.iterdir()))}.h"
+    header.write_text("".join(f"#include {name}\n" for name in sorted(common)))
+    output = header.with_suffix(".pch")
+    first = sources[0]
+    command = [*clang, *first.flags, "-x", "c++-header", str(header), "-o", str(output)]
+    made = subprocess.run(command, cwd=first.directory, capture_output=True)
+    return ["-include-pch", str(output)] if made.returncode == 0 else []
+
+
+def problem(source: Source, clang: list[str], precompiled: list[str]) -> str:
     """What clang says of one source; empty where it accepts it."""
     result = subprocess.run(
-        syntax_command(entry["command"], clang),
-        cwd=entry["directory"],
+        [*clang, "-fsyntax-only", *source.flags, *precompiled, source.path],
+        cwd=source.directory,
         capture_output=True,
         text=True,
     )
     if result.returncode == 0:
         return ""
-    return result.stderr.strip() or f"{entry['file']}: {clang[0]} ended with {result.returncode}"
+    return result.stderr.strip() or f"{source.path}: {clang[0]} ended with {result.returncode}"
 
 
 def main() -> int:
@@ -57,8 +99,19 @@ def main() -> int:
     if not entries:
         print(f"check_clang: {database} names no source")
         return 1
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        problems = [text for text in pool.map(lambda entry: problem(entry, clang), entries) if text]
+    kinds: dict[tuple[str, ...], list[Source]] = {}
+    for entry in entries:
+        source = to_source(entry)
+        kinds.setdefault(source.kind, []).append(source)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
+        checks = []
+        for sources in kinds.values():
+            precompiled = precompile(sources, clang, Path(folder))
+            checks += [pool.submit(problem, source, clang, precompiled) for source in sources]
+        problems = [text for check in checks if (text := check.result())]
     for text in problems:
         print(text)
     print(f"check_clang: {len(entries)} source(s), {len(problems)} with problems")

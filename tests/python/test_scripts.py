@@ -377,6 +377,38 @@ def test_sources_are_read_with_more_flags(tmp_path: Path) -> None:
     assert result.returncode == 1 and "unused" in result.stdout
 
 
+def test_common_headers_are_parsed_once(tmp_path: Path) -> None:
+    log, header = tmp_path / "log", tmp_path / "header"
+    clang = tmp_path / "clang"
+    clang.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {log}
+case "$*" in
+  *c++-header*) for word; do case "$word" in *.h) cp "$word" {header} ;; esac; done ;;
+  *7.cc) echo "7.cc is wrong" >&2; exit 1 ;;
+esac
+"""
+    )
+    clang.chmod(0o755)
+    entries = []
+    for i in range(12):
+        name = f"{i}.cc"
+        rare = "#include <map>\n" if i == 3 else ""
+        (tmp_path / name).write_text(f'#include <vector>\n{rare}#include "own.h"\n')
+        flags = f"-I/{i} -std=c++20 {'-O3' if i == 11 else '-O2'}"
+        command = f"c++ {flags} -o {i}.o -c {name}"
+        entries.append({"directory": str(tmp_path), "file": name, "command": command})
+    (tmp_path / "compile_commands.json").write_text(json.dumps(entries))
+    result = run("check_clang.py", tmp_path, str(clang))
+    assert result.returncode == 1
+    assert result.stdout == "7.cc is wrong\ncheck_clang: 12 source(s), 1 with problems\n"
+    calls = log.read_text().splitlines()
+    assert len(calls) == 13
+    assert sum("c++-header" in call for call in calls) == 1
+    assert sum("-include-pch" in call for call in calls) == 11  # one has other flags, alone
+    assert header.read_text() == "#include <vector>\n"
+
+
 @pytest.mark.parametrize("database", [None, "[]"])
 def test_no_sources_are_a_problem(tmp_path: Path, database: str | None) -> None:
     if database is not None:
