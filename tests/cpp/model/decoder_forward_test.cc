@@ -1,4 +1,6 @@
 // The memory that Forward needs, and the batches that it refuses because they break an invariant.
+#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "base/check.h"
@@ -79,6 +81,33 @@ TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(All, DecoderMemoryTest,
                          ::testing::Combine(::testing::Range(0, 22), ::testing::Values(1, 2, 3)));
+
+// Of the last of three tokens, which lie at places 0 to 2 of the cache.
+std::vector<float> LogitsAt(const ModelReader& reader, const std::vector<int32_t>& positions) {
+  DecoderHarness harness(reader, SmallOptions(2));
+  harness.Add(RandomTokens(3, reader.spec().vocab_size(), 1));
+  harness.Prepare({{0, 3, true}});
+  std::copy(positions.begin(), positions.end(), harness.positions().begin());
+  harness.Run();
+  return harness.logits();
+}
+
+float MaxDifference(const std::vector<float>& a, const std::vector<float>& b) {
+  float most = 0;
+  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+  return most;
+}
+
+TEST(DecoderPositionsTest, ABatchMayGiveOthersThanThePlacesInTheCache) {
+  const auto reader = OpenRandomModel(testing::TinyLlamaSpec(proto::COMPUTE_FLOAT32), 1);
+  const std::vector<float> own = LogitsAt(*reader, {0, 1, 2});
+  // Rotations are relative: a distance that is added to all positions changes roundings alone.
+  const float shifted = MaxDifference(LogitsAt(*reader, {40, 41, 42}), own);
+  EXPECT_LT(shifted, 1e-5);
+  // Other distances change the scores.
+  EXPECT_GT(MaxDifference(LogitsAt(*reader, {0, 1, 50}), own), 1e-3);
+  EXPECT_GT(MaxDifference(LogitsAt(*reader, {7, 7, 7}), own), 1e-3);
+}
 
 class DecoderBatchTest : public ::testing::Test {
  protected:
