@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import signal
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: minutes, not seconds; run by scripts/test.sh --slow")
     config.addinivalue_line("markers", "torch: needs torch; left out by scripts/test.sh --fast")
+    # A shell without job control lets what it starts in the background ignore Ctrl-C, and all that
+    # is started from there. Tests are of programs in the foreground.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
