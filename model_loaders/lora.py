@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,7 +291,7 @@ def _modules(spec: Any) -> dict[str, Module]:
 def _source_rows(weight: RequiredTensor, num_sources: int) -> list[int]:
     """The rows of each source of a weight: of its modules, or all of them of a single source."""
     ends = weight.modules if num_sources > 1 else weight.modules[-1:]
-    return [end - begin for begin, end in zip((0, *ends), ends, strict=False)]
+    return [end - begin for begin, end in pairwise((0, *ends))]
 
 
 def open_adapters(

@@ -54,9 +54,9 @@ def to_source(entry: dict[str, str]) -> Source:
     return Source(entry["file"], entry["directory"], flags)
 
 
-def precompile(sources: list[Source], clang: list[str], folder: Path) -> list[str]:
+def precompile(sources: list[Source], clang: list[str], header: Path) -> list[str]:
     """Flags that give these sources, which are of one kind, their common headers precompiled; none
-    where it does not pay."""
+    where it does not pay. `header` is written, and the result beside it."""
     if len(sources) < _MIN_SOURCES:
         return []
     counts = Counter(
@@ -65,7 +65,6 @@ def precompile(sources: list[Source], clang: list[str], folder: Path) -> list[st
         for header in set(_SYSTEM_INCLUDE.findall(Path(source.directory, source.path).read_text()))
     )
     common = [name for name, count in counts.items() if count >= _COMMON_SHARE * len(sources)]
-    header = folder / f"{len(list(folder.iterdir()))}.h"
     header.write_text("".join(f"#include {name}\n" for name in sorted(common)))
     output = header.with_suffix(".pch")
     first = sources[0]
@@ -108,8 +107,8 @@ def main() -> int:
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
         checks = []
-        for sources in kinds.values():
-            precompiled = precompile(sources, clang, Path(folder))
+        for number, sources in enumerate(kinds.values()):
+            precompiled = precompile(sources, clang, Path(folder, f"{number}.h"))
             checks += [pool.submit(problem, source, clang, precompiled) for source in sources]
         problems = [text for check in checks if (text := check.result())]
     for text in problems:

@@ -99,8 +99,9 @@ def split_name(name: str) -> tuple[str, str]:
 
 def quantizable(spec: Any, layer: int) -> list[str]:
     """Those of a layer's tensors that the engine can quantise, by their names in it."""
-    named = [(*split_name(tensor.name), tensor.quantizable) for tensor in required_of(spec)]
-    return [name for prefix, name, can_be in named if can_be and prefix == f"layers.{layer}."]
+    weights = [tensor.name for tensor in required_of(spec) if tensor.quantizable]
+    prefix = f"layers.{layer}."
+    return [name.removeprefix(prefix) for name in weights if name.startswith(prefix)]
 
 
 def formats_of(spec: Any, layer: int) -> dict[str, WeightFormat]:

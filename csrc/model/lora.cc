@@ -118,9 +118,9 @@ class LoraBuilder {
   Target FindTarget(const std::string& tensor) {
     // Tied, the embedding is the head, too, as a matrix of other rows.
     const bool is_tied_head = tensor == "lm_head" && shape_.tie_embeddings;
-    const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& each) {
-      return each.name == (is_tied_head ? "embedding" : tensor);
-    });
+    const std::string_view listed = is_tied_head ? "embedding" : std::string_view(tensor);
+    const auto found = std::find_if(tensors_.begin(), tensors_.end(),
+                                    [&](const auto& each) { return each.name == listed; });
     if (found == tensors_.end() || found->modules.empty()) return {};
     const int64_t rows = found->shape[0], cols = found->shape[1];
     if (tensor == "lm_head") return {tensor, &adapter_->lm_head_, {rows}, cols};

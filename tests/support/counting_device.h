@@ -139,7 +139,8 @@ class CountingOps final : public DeviceOps {
   Counts counts_;
 };
 
-// The chosen tokens come back as one download.
+// The chosen tokens come back as one download. Rows, edits and masks, which a device without access
+// to the host's memory would be given for it, are not counted.
 class CountingSampler final : public Sampler {
  public:
   CountingSampler(std::unique_ptr<Sampler> sampler, CountingOps& ops)
