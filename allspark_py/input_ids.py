@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,18 @@ def _check_size(ids: np.ndarray) -> None:
     for index, token in enumerate(ids.ravel().tolist()):
         if isinstance(token, int) and not -_MAX_INT64 <= token <= _MAX_INT64:
             raise ValueError(f"input_ids[{index}] is {shown(token)}; token ids are below 2^31")
+
+
+def input_ids_of(inputs: Any) -> Any:
+    """The "input_ids" of a request's inputs, in a form that to_id_array takes."""
+    if not isinstance(inputs, Mapping):
+        raise wrong_type("inputs", inputs, "a dict with the key 'input_ids'")
+    if "input_ids" not in inputs:
+        raise ValueError(f"inputs has the keys {sorted(inputs)}; it must have 'input_ids'")
+    input_ids = inputs["input_ids"]
+    if type(input_ids).__name__ == "PyCapsule":
+        return np.from_dlpack(DLPackCapsule(input_ids))
+    return input_ids
 
 
 class DLPackCapsule:

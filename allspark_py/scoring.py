@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from allspark._allspark import AsStatus, GeneratedElements
-from allspark.engine_calls import to_exception
 from allspark.errors import AllSparkError
 from allspark.input_ids import BYTES, to_id_array, wrong_type
+from allspark.statuses import to_exception
 
 if TYPE_CHECKING:
     from allspark.engine import Engine

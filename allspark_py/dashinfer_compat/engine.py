@@ -22,9 +22,9 @@ from allspark.dashinfer_compat.generation_config import to_fields
 from allspark.dashinfer_compat.not_served import not_served
 from allspark.dashinfer_compat.result_queue import ResultQueue, TextQueue
 from allspark.dashinfer_compat.vocabulary import PlainVocabulary, Vocabulary
-from allspark.engine_calls import Handles
 from allspark.errors import AllSparkError
-from allspark.request_calls import Started
+from allspark.request_starts import Started
+from allspark.statuses import Handles
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class _Tokenizer:
 class Engine(allspark.engine.Engine):
     """allspark's Engine; the statuses of its queues wait for their readers (result_queue.py)."""
 
-    _queue_type = ResultQueue
-    _text_queue_type = TextQueue
+    _queue_types = (ResultQueue, TextQueue)
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +86,11 @@ class Engine(allspark.engine.Engine):
                 if model is None and fields.get("response_format") is not None:
                     model = self._loader_of(tokens, fields.get("eos_token_id", -1))
         except (NotImplementedError, TypeError, ValueError) as error:
-            return self._fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
-        return super().start_request_ids(model_name, model, input_ids, fields)
+            return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
+        started = super().start_request_ids(model_name, model, input_ids, fields)
+        queues = started[2] if isinstance(started[2], list) else [started[2]]
+        self._queues.update({(model_name, queue.request_id): queue for queue in queues if queue})
+        return started
 
     def _loader_of(self, tokens: Mapping[str, int] | None, eos_token_id: int) -> Any:
         """An object with the tokenizer of a vocabulary; None: the last vocabulary given."""
@@ -172,12 +174,6 @@ class Engine(allspark.engine.Engine):
 
     def dump_build_meta_to_proto(self, *args: Any, **kwargs: Any) -> None:
         raise not_served("dump_build_meta_to_proto", "model loaders serialise checkpoints")
-
-    def _wrap_queue(self, native: Any, model_name: str, *args: Any) -> ResultQueue:
-        queue = super()._wrap_queue(native, model_name, *args)
-        assert isinstance(queue, ResultQueue)
-        self._queues[model_name, queue.request_id] = queue
-        return queue
 
     def _queues_of(self, model_name: str, handles: Handles | None) -> list[ResultQueue]:
         if isinstance(handles, RequestHandle):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from allspark._allspark import AsStatus, GeneratedElements
-from allspark.engine_calls import to_exception
 from allspark.errors import AllSparkError
 from allspark.pipeline.served_model import ServedModel
+from allspark.statuses import to_exception
 
 _T = TypeVar("_T")
 # What Engine.start_request_ids returns.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from allspark._allspark import AsCacheMode, AsStatus
 from allspark.chat_template import ChatTemplate, ChatTemplateConfig, choose
 from allspark.engine import Engine, TargetDevice
-from allspark.engine_calls import to_exception
 from allspark.pipeline.engine_config import PRECISIONS, EngineConfig
 from allspark.pipeline.model_source import default_precision, open_loader
+from allspark.statuses import to_exception
 
 if TYPE_CHECKING:
     from allspark.model_loader import LLM

@@ -547,7 +547,7 @@ def test_a_context_that_memory_cannot_hold_is_shortened(demo_model, monkeypatch)
 
     def refuses_long_ones(self, config):
         if config.engine_max_length > 1024:
-            return self._fail(AsStatus.ALLSPARK_MEMORY_ERROR, "too long")
+            return self._statuses.fail(AsStatus.ALLSPARK_MEMORY_ERROR, "too long")
         return install(self, config)
 
     monkeypatch.setattr(Engine, "install_model", refuses_long_ones)

@@ -1,12 +1,12 @@
-"""The base of all calls of the Engine: the native engine, and statuses with their messages."""
+"""Statuses of native calls, with the messages of failures."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from allspark._allspark import AsStatus, NativeEngine, RequestHandle, Status
+from allspark._allspark import AsStatus, RequestHandle, Status
 from allspark.errors import AllSparkError, OutOfMemoryError
 from allspark.input_ids import BYTES, wrong_type
 
@@ -22,41 +22,41 @@ def to_exception(status: AsStatus, message: str) -> Exception:
     return AllSparkError(message)
 
 
-class EngineCalls:
-    """The base of Engine."""
+class Statuses:
+    """Turns what native calls return into AsStatus, and keeps each thread's last message."""
 
     def __init__(self) -> None:
-        self._native = NativeEngine()
-        # `message`: of the last failure. `gives_up`: called while a start waits for room.
         self._thread = threading.local()
 
     def last_error(self) -> str:
-        """The message of this thread's last failed call on this engine; '' if none failed."""
+        """The message of this thread's last failure; '' if nothing failed."""
         return getattr(self._thread, "message", "")
 
-    def _fail(self, status: AsStatus, message: str) -> AsStatus:
+    def fail(self, status: AsStatus, message: str) -> AsStatus:
+        """Keeps the message of a failure; returns its status."""
         self._thread.message = message
         return status
 
-    def _result(self, status: Status) -> AsStatus:
+    def of(self, status: Status) -> AsStatus:
+        """The status that a native call returned."""
         if status.ok:
             return AsStatus.ALLSPARK_SUCCESS
-        return self._fail(status.as_status, status.message)
+        return self.fail(status.as_status, status.message)
 
-    def _each(self, call: Any, model_name: str, handles: Handles) -> AsStatus:
+    def of_each(self, call: Callable[..., Status], model_name: str, handles: Handles) -> AsStatus:
         """Applies a call to one handle or to all of a list; the first failure is returned.
 
         Raises:
             TypeError: what is given is no handle, or an element is none.
         """
         if isinstance(handles, RequestHandle):
-            return self._result(call(model_name, handles))
+            return self.of(call(model_name, handles))
         # A str is made of strs without end.
         if isinstance(handles, (str, *BYTES, Mapping)) or not isinstance(handles, Iterable):
             raise wrong_type("request_handle", handles, "a RequestHandle or a list of them")
         result = AsStatus.ALLSPARK_SUCCESS
         for handle in handles:
-            status = self._each(call, model_name, handle)
+            status = self.of_each(call, model_name, handle)
             if result == AsStatus.ALLSPARK_SUCCESS:
                 result = status
         return result
