@@ -73,56 +73,58 @@ class Plan:
     parts: list[Part] = field(repr=False)
 
 
-def decoder_fields(
-    config: ModelConfig,
-) -> tuple[Architecture, dict[str, Any], dict[str, NDArray[Any]]]:
-    """What ``config`` describes: its architecture, DecoderSpec's fields, and computed tensors.
-    Errors name the file and the field.
-    """
+@dataclass(frozen=True)
+class DecoderDescription:
+    """What a configuration says of its decoder: the same for all conversions of the model."""
+
+    config: ModelConfig
+    architecture: Architecture
+    fields: dict[str, Any]  # of DecoderSpec
+    computed: dict[str, NDArray[Any]]  # tensors that are not in the checkpoint
+
+    def spec(self, data_type: str) -> Any:
+        """A new DecoderSpec message, not quantised."""
+        compute_type = COMPUTE_TYPES[checked_data_type(data_type)]
+        return message_class("DecoderSpec")(**self.fields, compute_type=compute_type)
+
+
+def describe_decoder(config: ModelConfig) -> DecoderDescription:
+    """The decoder that ``config`` describes. Errors name the file and the field."""
     checkpoint_format(config)
-    config = with_architecture(config)
-    config = find_architecture(config.architecture()).standard(config)
-    architecture = find_architecture(config.architecture())  # One name may mean several.
-    fields = {"architecture": architecture.name, **architecture.decoder(config)}
+    standard = with_architecture(config)
+    standard = find_architecture(standard.architecture()).standard(standard)
+    architecture = find_architecture(standard.architecture())  # One name may mean several.
+    fields = {"architecture": architecture.name, **architecture.decoder(standard)}
     computed = {}
     slopes = fields.pop("alibi_slopes", None)
     if slopes is not None:
         fields["alibi"] = True
         computed[ALIBI_SLOPES] = slopes
     rotary_dim = fields.setdefault("rotary_dim", fields["head_dim"])
-    if not rotary_dim:
-        return architecture, fields, computed
-    rope = compute_rope(config, fields["head_dim"], rotary_dim)
-    if fields.get("window_rope"):
-        rope = with_window_rope(rope, config, fields["head_dim"], rotary_dim)
-    computed[INV_FREQ] = rope.inv_freq
-    if rope.window_inv_freq is not None:
-        computed[WINDOW_INV_FREQ] = rope.window_inv_freq
-    return architecture, {**fields, "rope_attention_scaling": rope.attention_scaling}, computed
-
-
-def make_spec(config: ModelConfig, data_type: str) -> Any:
-    """The DecoderSpec message of ``config``, not quantised."""
-    return _spec_of(decoder_fields(config)[1], data_type)
-
-
-def _spec_of(fields: dict[str, Any], data_type: str) -> Any:
-    compute_type = COMPUTE_TYPES[checked_data_type(data_type)]
-    return message_class("DecoderSpec")(**fields, compute_type=compute_type)
+    if rotary_dim:
+        rope = compute_rope(standard, fields["head_dim"], rotary_dim)
+        if fields.get("window_rope"):
+            rope = with_window_rope(rope, standard, fields["head_dim"], rotary_dim)
+        computed[INV_FREQ] = rope.inv_freq
+        if rope.window_inv_freq is not None:
+            computed[WINDOW_INV_FREQ] = rope.window_inv_freq
+        fields["rope_attention_scaling"] = rope.attention_scaling
+    return DecoderDescription(config, architecture, fields, computed)
 
 
 def make_plan(
-    config: ModelConfig,
+    described: DecoderDescription,
     checkpoint: Checkpoint,
     data_type: str,
     required_tensors: Callable[[bytes], list[RequiredTensor]],
     quantization: Quantization | None = None,
 ) -> Plan:
-    """Checks that configuration and checkpoint make a complete model of ``data_type``, and that it
-    can be quantised as requested.
+    """Checks that decoder and checkpoint make a complete model of ``data_type``, and that it can be
+    quantised as requested.
     """
-    architecture, fields, computed = decoder_fields(config)
-    spec = _spec_of(fields, data_type)
+    config, architecture = described.config, described.architecture
+    computed = dict(described.computed)
+    spec = described.spec(data_type)
     required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
     named = architecture.arranged(checkpoint.tensors, spec)
     rules = expand(architecture.weights, spec.num_layers, spec.num_experts, named)

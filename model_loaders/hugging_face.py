@@ -14,7 +14,14 @@ from typing import Any
 
 from .checkpoint import Checkpoint, LoadFormat
 from .config import ModelConfig
-from .convert import Plan, checked_data_type, decoder_fields, make_plan, make_spec, write_model
+from .convert import (
+    DecoderDescription,
+    Plan,
+    checked_data_type,
+    describe_decoder,
+    make_plan,
+    write_model,
+)
 from .errors import PARAM_ERROR, ModelSerializerException
 from .export import companions, is_current
 from .gguf import GgufFile, find_gguf, open_gguf, read_gguf, tokenizer_files
@@ -58,6 +65,7 @@ class HuggingFaceModel(LLM):
         self._revision: str | None = None
         self._download_dir: str | None = None
         self._rope_override: dict[str, Any] | None = None
+        self._described: DecoderDescription | None = None  # what _config describes
         self._checkpoint: Checkpoint | None = None
         self._load_format = LoadFormat.AUTO
         self._quantization: tuple[bool, dict[str, Any] | None] = (False, None)
@@ -128,9 +136,15 @@ class HuggingFaceModel(LLM):
         config = self._read_config()
         if self._rope_override is not None:
             config = ModelConfig({**config, "rope_scaling": self._rope_override}, config.source)
-        decoder_fields(config)
+        self._described = describe_decoder(config)
         self._config = config
         return self
+
+    def _decoder(self) -> DecoderDescription:
+        if self._described is None:
+            self.read_model_config()
+        assert self._described is not None
+        return self._described
 
     def _read_config(self) -> ModelConfig:
         if is_meta(self.directory):
@@ -186,7 +200,7 @@ class HuggingFaceModel(LLM):
         )
 
     def decoder_spec(self) -> Any:
-        return make_spec(self._model_config(), self.data_type)
+        return self._decoder().spec(self.data_type)
 
     def checkpoint_tensors(self) -> Mapping[str, TensorEntry]:
         return (self._checkpoint or self._open_checkpoint()).tensors
@@ -353,7 +367,7 @@ class HuggingFaceModel(LLM):
                 "no model is loaded; call load_model() first", PARAM_ERROR, self.pretrain_model_name
             )
         return make_plan(
-            self._model_config(),
+            self._decoder(),
             self._checkpoint,
             self.data_type,
             native().required_tensors,

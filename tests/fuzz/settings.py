@@ -89,7 +89,7 @@ def run_config(data: bytes) -> None:
     from allspark._allspark import required_tensors
     from allspark.model_loader.checkpoint import Checkpoint
     from allspark.model_loader.config import ModelConfig
-    from allspark.model_loader.convert import make_plan
+    from allspark.model_loader.convert import describe_decoder, make_plan
 
     file_with("config.json", data)
     config = ModelConfig.read(scratch())
@@ -102,7 +102,7 @@ def run_config(data: bytes) -> None:
             raise errors.ConfigError(str(error)) from None
 
     try:
-        make_plan(config, nothing, "bfloat16", required)
+        make_plan(describe_decoder(config), nothing, "bfloat16", required)
     except errors.UnexplainedTensorError:
         pass  # There are no tensors.
 

@@ -21,7 +21,7 @@ pytest.importorskip("allspark._allspark")
 from allspark.engine import Engine, TargetDevice  # noqa: E402
 from allspark.model_loader import HuggingFaceModel, LoraAdapter  # noqa: E402
 from allspark.model_loader.config import ModelConfig  # noqa: E402
-from allspark.model_loader.convert import decoder_fields  # noqa: E402
+from allspark.model_loader.convert import describe_decoder  # noqa: E402
 from allspark.model_loader.errors import UnexplainedTensorError, UnsupportedModelError  # noqa: E402
 from safetensors.numpy import load  # noqa: E402
 from support.int8 import int8_model  # noqa: E402
@@ -162,7 +162,7 @@ def fields_of(family, **changes):
     if model.family is not None:
         config, _ = model.family(config, dict(model.state_dict()))
     config = json.loads(json.dumps({**config, **changes}))
-    return decoder_fields(ModelConfig(config))[1]
+    return describe_decoder(ModelConfig(config)).fields
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ pytest.importorskip("allspark._allspark")
 
 from allspark.model_loader import DashInferModel, HuggingFaceModel, LoraAdapter
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.convert import make_spec
+from allspark.model_loader.convert import describe_decoder
 from allspark.model_loader.errors import (
     ConfigError,
     ConfigFieldMissingError,
@@ -47,7 +47,7 @@ def base(tmp_path):
 
 
 def spec_bytes(**changes):
-    return make_spec(ModelConfig({**CONFIG, **changes}), "float32").SerializeToString()
+    return describe_decoder(ModelConfig({**CONFIG, **changes})).spec("float32").SerializeToString()
 
 
 def open_adapter(tmp_path, tensors=None, base=None, **fields):
@@ -320,11 +320,12 @@ def test_a_tied_models_ends(tmp_path):
 
 def test_an_adapter_with_added_tokens_is_refused(tmp_path):
     folder = shared_data() / "lora" / "fms_tuned_llama_with_added_tokens"
-    config = json.loads((folder / "base_config.json").read_text())
+    config = ModelConfig(json.loads((folder / "base_config.json").read_text()))
+    spec = describe_decoder(config).spec("bfloat16").SerializeToString()
     with pytest.raises(
         UnexplainedTensorError, match=r"base_model\.model\.(lm_head|model.embed).*whole"
     ):
-        LoraAdapter(folder, make_spec(ModelConfig(config), "bfloat16").SerializeToString())
+        LoraAdapter(folder, spec)
 
 
 # Refused adapters.

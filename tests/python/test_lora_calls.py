@@ -16,7 +16,7 @@ from allspark import AsStatus, HuggingFaceModel, TargetDevice
 from allspark.engine import Engine
 from allspark.model_loader import LoraAdapter
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.convert import make_spec
+from allspark.model_loader.convert import describe_decoder
 
 SUCCESS = AsStatus.ALLSPARK_SUCCESS
 
@@ -28,7 +28,7 @@ class FakeNative:
     def model_spec(self, model_name):
         if model_name != "m":
             raise KeyError(f"model '{model_name}' is not installed")
-        return make_spec(ModelConfig(CONFIG), "float32").SerializeToString()
+        return describe_decoder(ModelConfig(CONFIG)).spec("float32").SerializeToString()
 
     def __getattr__(self, name):
         def call(*arguments):

@@ -22,7 +22,7 @@ from allspark.model_loader import (
 from allspark.model_loader import spec as spec_module
 from allspark.model_loader.checkpoint import Checkpoint
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.convert import decoder_fields, make_plan, write_model
+from allspark.model_loader.convert import describe_decoder, make_plan, write_model
 from allspark.model_loader.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -59,12 +59,12 @@ def config_with(**fields):
 
 
 def fields_of(**changes):
-    return decoder_fields(ModelConfig(config_with(**changes)))[1]
+    return describe_decoder(ModelConfig(config_with(**changes))).fields
 
 
 def plan_for(directory, config=CONFIG, data_type="float32"):
     checkpoint = Checkpoint.open(directory)
-    return make_plan(ModelConfig(config), checkpoint, data_type, required_tensors)
+    return make_plan(describe_decoder(ModelConfig(config)), checkpoint, data_type, required_tensors)
 
 
 # Rules and resolver.

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import pytest
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.convert import decoder_fields, make_spec
+from allspark.model_loader.convert import describe_decoder
 from allspark.model_loader.errors import UnsupportedModelError
 from allspark.model_loader.quantized import checkpoint_format
 from allspark.model_loader.quantized.compressed import CompressedTensors
@@ -45,10 +45,11 @@ UNPUBLISHED = {"ChatGLMForConditionalGeneration", "GlmForCausalLM", "MptForCausa
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_configuration_asks_for_the_models_parameters(name):
     config = ModelConfig(PUBLISHED[name]["config"], f"{name}/config.json")
-    _, _, computed = decoder_fields(config)
-    tensors = required_tensors(make_spec(config, "bfloat16").SerializeToString())
+    described = describe_decoder(config)
+    tensors = required_tensors(described.spec("bfloat16").SerializeToString())
     elements = {tensor[0]: math.prod(tensor[3]) for tensor in tensors}
-    assert sum(n for t, n in elements.items() if t not in computed) == PUBLISHED[name]["parameters"]
+    weights = [n for tensor, n in elements.items() if tensor not in described.computed]
+    assert sum(weights) == PUBLISHED[name]["parameters"]
 
 
 def test_every_architecture_is_there():
@@ -72,9 +73,10 @@ def test_a_published_configuration_says_what_it_was_compared_with(name):
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "tensors" in PUBLISHED[name]])
 def test_tensors_are_named_as_the_index_of_the_checkpoint_names_them(name):
     config = ModelConfig(PUBLISHED[name]["config"], f"{name}/config.json")
-    architecture, _, computed = decoder_fields(config)
-    spec = make_spec(config, "bfloat16")
-    required = {tensor[0] for tensor in required_tensors(spec.SerializeToString())} - set(computed)
+    described = describe_decoder(config)
+    architecture, spec = described.architecture, described.spec("bfloat16")
+    tensors = required_tensors(spec.SerializeToString())
+    required = {tensor[0] for tensor in tensors} - described.computed.keys()
     there = PUBLISHED[name]["tensors"]
     layers = {n.replace("{i}", str(i)) for n in there["layer"] for i in range(spec.num_layers)}
     others = set(there["others"])

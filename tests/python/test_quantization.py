@@ -12,7 +12,7 @@ import pytest
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.checkpoint import Checkpoint
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.convert import make_plan
+from allspark.model_loader.convert import describe_decoder, make_plan
 from allspark.model_loader.export import read_graph
 from allspark.model_loader.quantization import parse_quantization
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
@@ -32,9 +32,9 @@ def checkpoint(tmp_path_factory):
 
 def planned(directory, config, quantization):
     """The WeightQuant messages of a plan."""
-    plan = make_plan(
-        ModelConfig(config), Checkpoint.open(directory), "bfloat16", required_tensors, quantization
-    )
+    described = describe_decoder(ModelConfig(config))
+    checkpoint = Checkpoint.open(directory)
+    plan = make_plan(described, checkpoint, "bfloat16", required_tensors, quantization)
     return plan.spec.weight_quant
 
 

@@ -187,10 +187,12 @@ def test_act_order_that_is_quantised_anew(tmp_path):
     pytest.importorskip("allspark._allspark")
     quantized, _ = write(tmp_path, "gptq-act-order-uint8")
     config = {"weight_format": "int8", "modules_to_not_convert": ["o_proj"]}
-    graph = convert(
-        tmp_path, tmp_path / "out", enable_quant=True, customized_quant_config=config
+    loader = HuggingFaceModel(str(tmp_path), "m", user_set_data_type="float32").load_model()
+    assert "layers.0.down_order" in loader.plan().computed  # of this plan alone
+    loader.serialize_to_path(
+        None, str(tmp_path / "out"), enable_quant=True, customized_quant_config=config
     )
-    file, tensors = read_tensors(graph)
+    file, tensors = read_tensors(tmp_path / "out" / "m.asgraph")
     assert file.format_version == 2 and not any(name.endswith("_order") for name in tensors)
     exact = quantized[parts_of("layers.1.o")[0]].weight()
     np.testing.assert_array_equal(tensors["layers.1.o"], exact.astype(np.float32))
