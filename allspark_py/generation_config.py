@@ -145,7 +145,7 @@ class ASGenerationConfigBuilder:
         return self._set("ignore_eos", flag)
 
     def max_length(self, num_tokens: int) -> ASGenerationConfigBuilder:
-        """Limit of prompt and output tokens together. Default: the engine's engine_max_length."""
+        """Limit of prompt and output tokens together. Default 0: engine_max_length."""
         return self._set("max_length", num_tokens)
 
     def min_length(self, num_tokens: int) -> ASGenerationConfigBuilder:
@@ -182,7 +182,7 @@ class ASGenerationConfigBuilder:
         return self._set("min_p", p)
 
     def repetition_penalty(self, value: float) -> ASGenerationConfigBuilder:
-        """Above 1 makes tokens of prompt and output less likely. Default 1."""
+        """Above 1 makes tokens of prompt and output less likely, in [0.01, 100]. Default 1."""
         return self._set("repetition_penalty", value)
 
     def suppress_repetition_in_generation(self, flag: bool = True) -> ASGenerationConfigBuilder:
@@ -194,7 +194,7 @@ class ASGenerationConfigBuilder:
         return self._set("presence_penalty", value)
 
     def frequency_penalty(self, value: float) -> ASGenerationConfigBuilder:
-        """As presence_penalty, times the number of occurrences. Default 0."""
+        """As presence_penalty, times the number of occurrences, in [-2, 2]. Default 0."""
         return self._set("frequency_penalty", value)
 
     def no_repeat_ngram_size(self, size: int) -> ASGenerationConfigBuilder:
@@ -209,9 +209,8 @@ class ASGenerationConfigBuilder:
         )
 
     def prompt_lookup_num_tokens(self, num_tokens: int) -> ASGenerationConfigBuilder:
-        """Speculative decoding by prompt lookup: the maximum of draft tokens per step. It changes
-        only the speed, where texts repeat, never the output. Default 0: off.
-        """
+        """Speculative decoding by prompt lookup: the maximum of draft tokens per step, in [0, 64].
+        It changes only the speed, where texts repeat, never the output. Default 0: off."""
         return self._set("prompt_lookup_num_tokens", num_tokens)
 
     def use_draft_model(self, enable: bool = True) -> ASGenerationConfigBuilder:
@@ -219,27 +218,28 @@ class ASGenerationConfigBuilder:
         return self._set("use_draft_model", enable)
 
     def logit_bias(self, biases: Mapping[int, float]) -> ASGenerationConfigBuilder:
-        """Added to the logits of these tokens, each in [-100, 100]."""
+        """Added to the logits of these tokens, each in [-100, 100]. Default {}."""
         return self._set("logit_bias", dict(biases))
 
     def bad_words_ids(self, words: Sequence[Sequence[int]]) -> ASGenerationConfigBuilder:
-        """Id sequences that are never generated."""
+        """Id sequences that are never generated. Default []."""
         return self._set("bad_words_ids", [list(word) for word in words])
 
     def seed(self, value: int) -> ASGenerationConfigBuilder:
-        """The same seed, prompt and config give the same tokens under any load."""
+        """The same seed, prompt and config give the same tokens under any load. Default -1: a
+        random seed."""
         return self._set("seed", value)
 
     def eos_token_id(self, token: int) -> ASGenerationConfigBuilder:
-        """The token that ends generation; -1 for none."""
+        """The token that ends generation. Default -1: none."""
         return self._set("eos_token_id", token)
 
     def stop_token_ids(self, tokens: Sequence[int]) -> ASGenerationConfigBuilder:
-        """Tokens after any of which generation ends; they stay in the output."""
+        """Tokens after any of which generation ends; they stay in the output. Default []."""
         return self._set("stop_token_ids", list(tokens))
 
     def stop_words_ids(self, words: Sequence[Sequence[int]]) -> ASGenerationConfigBuilder:
-        """Id sequences after any of which generation ends; they stay in the output."""
+        """Id sequences after any of which generation ends; they stay in the output. Default []."""
         return self._set("stop_words_ids", [list(word) for word in words])
 
     def response_format(self, form: Mapping[str, Any] | None) -> ASGenerationConfigBuilder:
@@ -266,7 +266,7 @@ class ASGenerationConfigBuilder:
 
     def length_penalty(self, exponent: float) -> ASGenerationConfigBuilder:
         """Sequences are ranked by the sum of their log-probabilities / length ** exponent;
-        exponents above 0 favour longer sequences. Default 1, the mean."""
+        exponents above 0 favour longer sequences, in [-10, 10]. Default 1, the mean."""
         return self._set("length_penalty", exponent)
 
     def beam_early_stopping(self, rule: bool | str) -> ASGenerationConfigBuilder:
@@ -296,12 +296,12 @@ class ASGenerationConfigBuilder:
         return self._set("logprobs", flag)
 
     def top_logprobs(self, count: int) -> ASGenerationConfigBuilder:
-        """With logprobs: also return this many of the likeliest tokens, at most 20. Default 0."""
+        """With logprobs: also return this many of the likeliest tokens, in [0, 20]. Default 0."""
         return self._set("top_logprobs", count)
 
     def logprobs_mode(self, mode: str) -> ASGenerationConfigBuilder:
-        """'processed': of the logits from which the token was chosen, before temperature (the
-        default). 'raw': of the model's own logits."""
+        """'processed': of the logits from which the token was chosen, before temperature. 'raw': of
+        the model's own logits. Default 'processed'."""
         return self._set("logprobs_mode", mode)
 
     def prompt_logprobs(self, flag: bool = True) -> ASGenerationConfigBuilder:
@@ -324,11 +324,11 @@ class ASGenerationConfigBuilder:
 
     def output_logits(self, which: str) -> ASGenerationConfigBuilder:
         """Which logits are returned in tensors_from_model_inference: "all" of prompt and output,
-        "generation" one row for each output token, "" none (the default)."""
+        "generation" one row for each output token. Default "": none."""
         return self._set("output_logits", which)
 
     def output_last_hidden_state(self, which: str) -> ASGenerationConfigBuilder:
-        """Which last hidden states are returned; values as for output_logits."""
+        """Which last hidden states are returned; values as for output_logits. Default "": none."""
         return self._set("output_last_hidden_state", which)
 
     def enable_tensors_from_model_inference(self, flag: bool = True) -> ASGenerationConfigBuilder:
@@ -336,8 +336,8 @@ class ASGenerationConfigBuilder:
         return self._set("enable_tensors_from_model_inference", flag)
 
     def pooling(self, kind: str) -> ASGenerationConfigBuilder:
-        """Returns an embedding of the prompt: the "mean" of its last hidden states, the "last" of
-        them, "" none (the default)."""
+        """Returns an embedding of the prompt: the "mean" of its last hidden states, or the "last"
+        of them. Default "": none."""
         return self._set("pooling", kind)
 
     def normalize(self, flag: bool = True) -> ASGenerationConfigBuilder:

@@ -13,6 +13,7 @@ from engine_fixture import MAX_LENGTH, VOCAB_SIZE, start_engine, write_small_che
 
 FIELDS = GenerateConfig.fields()
 DEFAULTS = GenerateConfig().to_dict()
+BOUNDS = {name: bounds for name, _, *bounds in FIELDS}
 TABLE = Path(__file__).parents[2] / "docs" / "generation.md"
 
 
@@ -140,13 +141,16 @@ def rows_of_the_table() -> dict[str, list[str]]:
     return rows
 
 
+def default_of(name: str) -> str:
+    default = DEFAULTS[name]
+    return f"{default:g}" if isinstance(default, float) else repr(default)
+
+
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_the_table_documents_the_field(name):
     row = rows_of_the_table()[name]
-    default = DEFAULTS[name]
-    shown = f"{default:g}" if isinstance(default, float) else repr(default)
-    assert f"`{shown}`" in row[2], f"the table says {row[2]}, the default is {shown}"
-    low, high = next(field[2:] for field in FIELDS if field[0] == name)
+    assert f"`{default_of(name)}`" in row[2], f"the table says {row[2]}"
+    low, high = BOUNDS[name]
     numbers = re.findall(r"-?\d+(?:\.\d+)?", row[3])
     if low is not None and high <= 100:
         assert [float(number) for number in numbers[:2]] == [low, high], row[3]
@@ -162,3 +166,14 @@ def test_the_builder_sets_the_field(name):
     assert getattr(builder, name)(DEFAULTS[name]) is builder
     assert builder.build() == {name: DEFAULTS[name]}
     assert GenerateConfig.from_dict(builder.build()) == GenerateConfig()
+
+
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if "repetition_ngram" not in name])
+def test_the_builder_documents_the_field(name):
+    text = " ".join(getattr(ASGenerationConfigBuilder, name).__doc__.split())
+    # Python writes the strings of beam_early_stopping as bools.
+    default = default_of(name).replace("'", '"') if name != "beam_early_stopping" else "False"
+    assert f"Default {default}" in text.replace("'", '"')
+    low, high = BOUNDS[name]
+    if low is not None and high <= 100:
+        assert f"in [{low:g}, {high:g}]" in text
