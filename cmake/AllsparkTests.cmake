@@ -50,12 +50,13 @@ function(as_add_test name label layers)
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
     ${as_test_filter} PROPERTIES LABELS ${label} ${as_test_properties})
   # Once more on a device whose memory the host cannot touch (tests/support/sim_device.h), but for
-  # what is about the CPU alone: its tables, and the heap and region of its steps.
-  if(name MATCHES "^test_engine(_slow)?$" AND NOT CMAKE_CROSSCOMPILING)
+  # what is about the CPU alone: its tables, how it splits work, and the heap and region of its
+  # steps; and for profiles by themselves.
+  if(name MATCHES "^test_(engine(_slow)?|ops)$" AND NOT CMAKE_CROSSCOMPILING)
     gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
       WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
       TEST_PREFIX sim. TEST_LIST ${name}_on_sim
-      TEST_FILTER "-*OnEveryTable*:*Emulated*:*MemoryFault*:*AllocationTest*:*DeathTest*"
+      TEST_FILTER "-*OnEveryTable*:*Emulated*:*MemoryFault*:*AllocationTest*:*DeathTest*:SplitLinearTest.*:*CacheOpsTest*:OpProfileTest.*"
       PROPERTIES LABELS ${label} ${as_test_properties} ENVIRONMENT ALLSPARK_TEST_DEVICE=sim)
   endif()
 endfunction()

@@ -1,13 +1,10 @@
 #include "ops/linear.h"
-#include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/linear_split.h"
 
 #include <atomic>
-#include <memory>
-#include <optional>
 #include <tuple>
 
 #include "cpp/ops/op_test_util.h"
+#include "ops/cpu/linear_split.h"
 #include "ops/gated_act.h"
 #include "tensor/tensor_view.h"
 
@@ -15,8 +12,8 @@ namespace allspark {
 namespace {
 
 using testing::ExpectCheck;
-using testing::FloatMatrix;
 using testing::kFloatSlot;
+using testing::OpDevice;
 
 std::atomic<int> num_calls;
 
@@ -36,13 +33,8 @@ void CountingGemm(const kernels::GemmArgs& args) noexcept {
 class LinearTest : public ::testing::Test {
  protected:
   LinearTest() { table_.gemm[kFloatSlot][kFloatSlot] = CountingGemm; }
-  OpContext Context(ThreadPool& pool) {
-    ops_.emplace(table_, pool);
-    return {&*ops_};
-  }
 
   kernels::KernelTable table_;
-  std::optional<CpuOps> ops_;
 };
 
 class LinearSplitTest : public LinearTest,
@@ -50,7 +42,7 @@ class LinearSplitTest : public LinearTest,
 
 TEST_P(LinearSplitTest, EveryElementIsMadeOnce) {
   const auto [threads, rows, n] = GetParam();
-  ThreadPool pool(threads, false);
+  OpDevice device(table_, threads);
   const int64_t k = 2048;  // Enough work to be split.
   const int64_t ldx = k + 3;
   const int64_t ldy = n + 5;
@@ -60,8 +52,10 @@ TEST_P(LinearSplitTest, EveryElementIsMadeOnce) {
   for (int64_t i = 0; i < n; ++i) bias[static_cast<size_t>(i)] = static_cast<float>(1000 * i);
   std::vector<float> y(static_cast<size_t>(rows * ldy));
   std::vector<float> w(1);
-  const LinearWeight weight{w.data(), DType::kFloat32, n, k, bias.data()};
-  Linear(Context(pool), FloatMatrix(x, rows, k, ldx), weight, true, FloatMatrix(y, rows, n, ldy));
+  const LinearWeight weight{device.Put(w), DType::kFloat32, n, k, device.Put(bias)};
+  Linear(device.context(), device.Floats(x, rows, k, ldx), weight, true,
+         device.Floats(y, rows, n, ldy));
+  device.Fetch(y);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < ldy; ++i) {
       const float expected = i < n ? static_cast<float>(1 + r + 1000 * i) : 0.0f;
@@ -100,57 +94,63 @@ TEST(SplitLinearTest, UsesTheThreadsAndCutsManyRows) {
 }
 
 TEST_F(LinearTest, SmallWorkRunsOnTheCaller) {
-  ThreadPool pool(2, false);
+  OpDevice device(table_, 2);
   std::vector<float> x(64), y(128), w(1);
   num_calls = 0;
-  Linear(Context(pool), FloatMatrix(x, 1, 64), {w.data(), DType::kFloat32, 128, 64, nullptr}, false,
-         FloatMatrix(y, 1, 128));
+  Linear(device.context(), device.Floats(x, 1, 64),
+         {device.Put(w), DType::kFloat32, 128, 64, nullptr}, false, device.Floats(y, 1, 128));
+  device.Fetch(y);
   EXPECT_EQ(num_calls, 1);
 }
 
 TEST_F(LinearTest, RefusesWhatDoesNotFit) {
-  ThreadPool pool(1, false);
-  const OpContext context = Context(pool);
+  OpDevice device(table_, 1);
   std::vector<float> x(8), y(8), w(8);
-  const LinearWeight weight{w.data(), DType::kFloat32, 4, 4, nullptr};
+  const LinearWeight weight{device.Put(w), DType::kFloat32, 4, 4, nullptr};
   const auto run = [&](ConstMatrix a, LinearWeight b, Matrix c) {
-    Linear(context, a, b, false, c);
+    Linear(device.context(), a, b, false, c);
   };
-  ExpectCheck([&] { run(FloatMatrix(x, 2, 3), weight, FloatMatrix(y, 2, 4)); },
+  ExpectCheck([&] { run(device.Floats(x, 2, 3), weight, device.Floats(y, 2, 4)); },
               "x has 3 columns; the weight reads 4");
-  ExpectCheck([&] { run(FloatMatrix(x, 2, 4), weight, FloatMatrix(y, 2, 3)); },
+  ExpectCheck([&] { run(device.Floats(x, 2, 4), weight, device.Floats(y, 2, 3)); },
               "y has 3 columns; the weight makes 4");
-  ExpectCheck([&] { run(FloatMatrix(x, 2, 4), weight, FloatMatrix(y, 1, 4)); },
+  ExpectCheck([&] { run(device.Floats(x, 2, 4), weight, device.Floats(y, 1, 4)); },
               "x has 2 rows, y has 1");
-  ExpectCheck([&] { run({x.data(), DType::kFloat32, 2, 4, 3}, weight, FloatMatrix(y, 2, 4)); },
-              "row stride 3");
-  ExpectCheck([&] { run({nullptr, DType::kFloat32, 2, 4, 4}, weight, FloatMatrix(y, 2, 4)); },
+  ExpectCheck(
+      [&] { run({device.Put(x), DType::kFloat32, 2, 4, 3}, weight, device.Floats(y, 2, 4)); },
+      "row stride 3");
+  ExpectCheck([&] { run({nullptr, DType::kFloat32, 2, 4, 4}, weight, device.Floats(y, 2, 4)); },
               "x has no data");
   ExpectCheck(
       [&] {
-        run(FloatMatrix(x, 2, 4), {w.data(), DType::kBFloat16, 4, 4, nullptr},
-            FloatMatrix(y, 2, 4));
+        run(device.Floats(x, 2, 4), {device.Put(w), DType::kBFloat16, 4, 4, nullptr},
+            device.Floats(y, 2, 4));
       },
       "no gemm for bfloat16 weights and float32 activations");
   ExpectCheck(
       [&] {
-        run({x.data(), DType::kBFloat16, 2, 3, 3}, {w.data(), DType::kBFloat16, 4, 3, nullptr},
-            FloatMatrix(y, 2, 4));
+        run({device.Put(x), DType::kBFloat16, 2, 3, 3},
+            {device.Put(w), DType::kBFloat16, 4, 3, nullptr}, device.Floats(y, 2, 4));
       },
       "k is 3");
   ExpectCheck(
-      [&] { run(FloatMatrix(x, 2, 4), {nullptr, DType::kFloat32, 4, 4}, FloatMatrix(y, 2, 4)); },
+      [&] {
+        run(device.Floats(x, 2, 4), {nullptr, DType::kFloat32, 4, 4}, device.Floats(y, 2, 4));
+      },
       "the weight is [4, 4]");
-  ExpectCheck([&] { run(FloatMatrix(x, 2, 4), weight, {y.data(), DType::kBFloat16, 2, 4, 4}); },
-              "y is bfloat16; expected float32");
+  ExpectCheck(
+      [&] { run(device.Floats(x, 2, 4), weight, {device.Put(y), DType::kBFloat16, 2, 4, 4}); },
+      "y is bfloat16; expected float32");
 }
 
 TEST_F(LinearTest, NoRowsIsNoWork) {
-  ThreadPool pool(1, false);
+  OpDevice device(table_, 1);
   std::vector<float> w(1);
   num_calls = 0;
-  Linear(Context(pool), {nullptr, DType::kFloat32, 0, 4, 4},
-         {w.data(), DType::kFloat32, 4, 4, nullptr}, false, {nullptr, DType::kFloat32, 0, 4, 4});
+  Linear(device.context(), {nullptr, DType::kFloat32, 0, 4, 4},
+         {device.Put(w), DType::kFloat32, 4, 4, nullptr}, false,
+         {nullptr, DType::kFloat32, 0, 4, 4});
+  device.Fetch(w);  // An op that waited would have run.
   EXPECT_EQ(num_calls, 0);
 }
 
@@ -164,7 +164,6 @@ class LinearGatedTest : public ::testing::TestWithParam<std::tuple<int, int, int
 TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndActivation) {
   const int threads = std::get<0>(GetParam());
   const int64_t rows = std::get<1>(GetParam()), cols = std::get<2>(GetParam());
-  ThreadPool pool(threads, false);
   const auto values = [](int64_t count) {
     std::vector<float> x(static_cast<size_t>(count));
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1009) / 504.5f - 1;
@@ -172,22 +171,22 @@ TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndActivation) {
   };
   std::vector<float> x = values(rows * kDepth), bias = values(2 * cols);
   const std::vector<float> w = values((2 * cols + 63) / 64 * 64 * kDepth);
-  const LinearWeight weight{w.data(), DType::kFloat32, 2 * cols, kDepth, bias.data()};
-  const LinearWeight up{w.data(), DType::kFloat32, cols, kDepth, bias.data()};
   const auto act = kernels::Activation::kGeluTanh;
   for (const kernels::KernelTable* table : kernels::AvailableTables()) {
     SCOPED_TRACE(table->name);
-    std::vector<float> row_scratch(static_cast<size_t>(threads * cols));
-    CpuOps ops(*table, pool);
-    const OpContext context{&ops, {row_scratch.data(), cols}};
+    OpDevice device(*table, threads, /*scratch_floats=*/cols);
+    const OpContext& context = device.context();
+    const LinearWeight weight{device.Put(w), DType::kFloat32, 2 * cols, kDepth, device.Put(bias)};
+    const LinearWeight up{device.Put(w), DType::kFloat32, cols, kDepth, device.Put(bias)};
+    const ConstMatrix in = device.Floats(x, rows, kDepth);
     const auto run = [&](bool fused, bool gated, DType dtype) {
       std::vector<float> scratch(static_cast<size_t>(rows * 2 * cols));
       std::vector<unsigned char> y(static_cast<size_t>(rows * cols * ElementBytes(dtype)));
       std::vector<float> scale(static_cast<size_t>(rows));
       std::vector<int32_t> row_sums(static_cast<size_t>(rows * kernels::RowSums(cols)));
-      const Matrix out{y.data(), dtype, rows, cols, cols, scale.data(), row_sums.data()};
-      const Matrix sums = FloatMatrix(scratch, rows, gated ? 2 * cols : cols);
-      const ConstMatrix in = FloatMatrix(x, rows, kDepth);
+      const Matrix out{device.Put(y),       dtype, rows, cols, cols, device.Put(scale),
+                       device.Put(row_sums)};
+      const Matrix sums = device.Floats(scratch, rows, gated ? 2 * cols : cols);
       if (fused) {
         (gated ? LinearGated : LinearActivated)(context, in, gated ? weight : up, act, sums, out,
                                                 {});
@@ -195,7 +194,7 @@ TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndActivation) {
         Linear(context, in, gated ? weight : up, false, sums);
         (gated ? GatedAct : Activate)(context, act, sums, out);
       }
-      return std::make_tuple(y, scale, row_sums);
+      return std::make_tuple(device.Fetch(y), device.Fetch(scale), device.Fetch(row_sums));
     };
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt8}) {
       for (const bool gated : {true, false}) {
@@ -211,13 +210,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearGatedTest,
                                             ::testing::Values(64, 100, 192)));
 
 TEST_F(LinearTest, RefusesAnOddWeightForGateAndUp) {
-  ThreadPool pool(1, false);
+  OpDevice device(table_, 1);
   std::vector<float> x(8), y(8), scratch(16), w(64 * 4);
-  const LinearWeight weight{w.data(), DType::kFloat32, 5, 4, nullptr};
+  const LinearWeight weight{device.Put(w), DType::kFloat32, 5, 4, nullptr};
   ExpectCheck(
       [&] {
-        LinearGated(Context(pool), FloatMatrix(x, 1, 4), weight, kernels::Activation::kSilu,
-                    FloatMatrix(scratch, 1, 5), FloatMatrix(y, 1, 2));
+        LinearGated(device.context(), device.Floats(x, 1, 4), weight, kernels::Activation::kSilu,
+                    device.Floats(scratch, 1, 5), device.Floats(y, 1, 2));
       },
       "5 columns");
 }

@@ -1,8 +1,8 @@
 #include "ops/lora.h"
-#include "ops/cpu/cpu_ops.h"
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <random>
 
 #include "base/int_math.h"
@@ -14,7 +14,7 @@ namespace allspark {
 namespace {
 
 using testing::ExpectCheck;
-using testing::FloatMatrix;
+using testing::OpDevice;
 
 constexpr int64_t kCols = 70, kOut = 200, kMaxRank = 48;
 
@@ -54,6 +54,13 @@ struct Adapter {
     return static_cast<size_t>(((column / 64 - part.panel_begin) * part.rank + r) * 64 +
                                column % 64);
   }
+  // `w`, whose matrices are this adapter's, on a device.
+  LoraWeight Put(OpDevice& device, LoraWeight w) const {
+    w.a = device.Put(a);
+    w.parts[0].b = device.Put(first_b);
+    w.parts[1].b = device.Put(second_b);
+    return w;
+  }
   // The adapter's sum for element `column`, and the sum of the terms' magnitudes.
   std::pair<double, double> Delta(const float* x, int64_t column) {
     double sum = 0, magnitude = 0;
@@ -88,18 +95,22 @@ class LoraOpTest : public ::testing::Test {
     return {{2, 1, &one_.weight}, {3, 70, &other_.weight}, {80, 33, &one_.weight}};
   }
   std::vector<float> Run(int threads, std::vector<LoraRows> rows) {
-    ThreadPool pool(threads, false);
-    CpuOps ops(*kernels::DefaultTable(), pool);
-    const OpContext context{&ops};
-    const Matrix sums = FloatMatrix(sums_, kRows, kMaxRank);
+    OpDevice device(*kernels::DefaultTable(), threads);
+    const OpContext& context = device.context();
+    std::deque<LoraWeight> weights;
+    for (LoraRows& range : rows) {
+      const Adapter& adapter = range.weight->a == one_.a.data() ? one_ : other_;
+      range.weight = &weights.emplace_back(adapter.Put(device, *range.weight));
+    }
+    const Matrix sums = device.Floats(sums_, kRows, kMaxRank);
     std::vector<kernels::LowRank> low_rank;
     low_rank.reserve(2 * rows.size());
-    const Matrix x = FloatMatrix(x_, kRows, kCols);
+    const Matrix x = device.Floats(x_, kRows, kCols);
     ShrinkLora(context, x, rows, {sums, sums, {}}, low_rank);
     std::vector<float> y = y_;
-    const LinearWeight zero{zeros_.data(), DType::kFloat32, kOut, kCols, nullptr};
-    Linear(context, x, zero, /*accumulate=*/true, FloatMatrix(y, kRows, kOut), low_rank);
-    return y;
+    const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kCols, nullptr};
+    Linear(context, x, zero, /*accumulate=*/true, device.Floats(y, kRows, kOut), low_rank);
+    return device.Fetch(y);
   }
 
   static constexpr int64_t kRows = 120;
@@ -159,19 +170,53 @@ TEST_F(LoraOpTest, RefusesWhatDoesNotFit) {
   weight = one_.weight;
   weight.dtype = DType::kBFloat16;
   ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "low is float32; expected bfloat16");
-  std::vector<kernels::LowRank> low_rank;
-  low_rank.push_back({0, 2, 0, 5, sums_.data(), kMaxRank, zeros_.data(), 4, DType::kFloat32});
-  ThreadPool pool(1, false);
-  CpuOps ops(*kernels::DefaultTable(), pool);
-  const OpContext context{&ops};
-  const LinearWeight zero{zeros_.data(), DType::kFloat32, kOut, kCols, nullptr};
+  OpDevice device(*kernels::DefaultTable(), 1);
+  const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kCols, nullptr};
+  const std::vector<kernels::LowRank> low_rank = {
+      {0, 2, 0, 5, device.Put(sums_), kMaxRank, zero.data, 4, DType::kFloat32}};
   std::vector<float> y = y_;
   ExpectCheck(
       [&] {
-        Linear(context, FloatMatrix(x_, kRows, kCols), zero, false, FloatMatrix(y, kRows, kOut),
-               low_rank);
+        Linear(device.context(), device.Floats(x_, kRows, kCols), zero, false,
+               device.Floats(y, kRows, kOut), low_rank);
       },
       "panels [0, 5) of 4");
+}
+
+// Row ids[i] of a, times b. Sums of small integers are exact.
+TEST(LoraEmbeddingTest, AddsTheRowOfEachId) {
+  constexpr int64_t kTokens = 90, kIds = 50, kRank = 8, kWidth = 128;
+  const auto values = [](int64_t count, size_t step) {
+    std::vector<float> x(static_cast<size_t>(count));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * step % 17);
+    return x;
+  };
+  const std::vector<float> a = values(kIds * kRank, 5), b = values(kWidth * kRank, 7);
+  const std::vector<float> before = values(kTokens * kWidth, 3);
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < kTokens; ++i) ids.push_back(i * 7 % kIds);
+  for (const int threads : {1, 3}) {
+    OpDevice device(*kernels::DefaultTable(), threads);
+    const LoraWeight weight{
+        device.Put(a), DType::kFloat32, kRank, kIds, {{0, kWidth / 64, 0, kRank, device.Put(b)}}};
+    std::vector<LoraRows> rows = {{1, 1, &weight}, {5, 80, &weight}};
+    std::vector<float> low(kTokens * kRank), y = before;
+    const Matrix sums = device.Floats(low, kTokens, kRank);
+    AddLoraEmbedding(device.context(), device.Put(ids), rows, {sums, sums, {}},
+                     device.Floats(y, kTokens, kWidth));
+    device.Fetch(y);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const bool adapted = t == 1 || (t >= 5 && t < 85);
+      for (int64_t i = 0; i < kWidth; ++i) {
+        float expected = before[static_cast<size_t>(t * kWidth + i)];
+        for (int64_t r = 0; adapted && r < kRank; ++r) {
+          expected += a[static_cast<size_t>(ids[static_cast<size_t>(t)] * kRank + r)] *
+                      b[static_cast<size_t>((i / 64 * kRank + r) * 64 + i % 64)];
+        }
+        ASSERT_EQ(y[static_cast<size_t>(t * kWidth + i)], expected) << t << ", " << i;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,8 +1,4 @@
 #include "ops/moe.h"
-#include "ops/cpu/cpu_ops.h"
-
-#include <cstring>
-#include <tuple>
 
 #include "cpp/ops/op_test_util.h"
 #include "ops/experts.h"
@@ -13,8 +9,10 @@ namespace allspark {
 namespace {
 
 using testing::ExpectCheck;
-using testing::FloatMatrix;
 using testing::kFloatSlot;
+using testing::OpDevice;
+using testing::OpTest;
+using testing::TestsUseSim;
 
 std::vector<float> Values(int64_t count) {
   std::vector<float> x(static_cast<size_t>(count));
@@ -30,8 +28,14 @@ struct RoutingRoom {
         rows(weights.size()),
         tokens(experts.size()),
         begins(static_cast<size_t>(router.num_experts + 1)) {}
-  Routing View() {
-    return {experts.data(), weights.data(), rows.data(), tokens.data(), begins.data()};
+  Routing Put(OpDevice& device) {
+    return {device.Put(experts), device.Put(weights), device.Put(rows), device.Put(tokens),
+            device.Put(begins)};
+  }
+  // What the ops made of it; pointers to the vectors.
+  Routing Fetch(OpDevice& device) {
+    return {device.Fetch(experts).data(), device.Fetch(weights).data(), device.Fetch(rows).data(),
+            device.Fetch(tokens).data(), device.Fetch(begins).data()};
   }
 
   std::vector<int32_t> experts;
@@ -39,12 +43,9 @@ struct RoutingRoom {
   std::vector<int32_t> rows, tokens, begins;
 };
 
-class MoeOpsTest : public ::testing::TestWithParam<int> {
+class MoeOpsTest : public OpTest {
  protected:
-  OpContext Context() { return {&ops_}; }
-
-  ThreadPool pool_{GetParam(), false};
-  CpuOps ops_{*kernels::DefaultTable(), pool_};
+  MoeOpsTest() : OpTest(*kernels::DefaultTable()) {}
 };
 
 TEST_P(MoeOpsTest, PairsLieByExpertThenToken) {
@@ -55,8 +56,8 @@ TEST_P(MoeOpsTest, PairsLieByExpertThenToken) {
   for (const int64_t tokens : {1, 5, 300}) {
     std::vector<float> logits = Values(tokens * 8);
     RoutingRoom room(tokens, router);
-    const Routing routing = room.View();
-    Route(Context(), FloatMatrix(logits, tokens, 8), router, routing);
+    Route(context_, Floats(logits, tokens, 8), router, room.Put(device_));
+    const Routing routing = room.Fetch(device_);
     EXPECT_EQ(routing.begins[0], 0);
     EXPECT_EQ(routing.begins[7], tokens * 3);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -79,17 +80,24 @@ TEST_P(MoeOpsTest, GathersRowsOfEveryDType) {
   std::vector<float> x = Values(4 * cols);
   const std::vector<int32_t> tokens = {2, 0, 3, 2, 2};
   std::vector<float> y(tokens.size() * static_cast<size_t>(cols));
-  GatherRows(Context(), FloatMatrix(x, 4, cols), tokens.data(), FloatMatrix(y, 5, cols));
+  GatherRows(context_, Floats(x, 4, cols), Put(tokens), Floats(y, 5, cols));
   std::vector<int8_t> q(x.size()), gathered(y.size());
   std::vector<float> scales(4), gathered_scales(5);
   const int64_t sums_cols = kernels::RowSums(cols);
   std::vector<int32_t> sums(static_cast<size_t>(4 * sums_cols)),
       gathered_sums(static_cast<size_t>(5 * sums_cols));
-  const Matrix quantized{q.data(), DType::kInt8, 4, cols, cols, scales.data(), sums.data()};
-  Quantize(Context(), FloatMatrix(x, 4, cols), quantized);
+  const Matrix quantized{Put(q), DType::kInt8, 4, cols, cols, Put(scales), Put(sums)};
+  Quantize(context_, Floats(x, 4, cols), quantized);
   GatherRows(
-      Context(), quantized, tokens.data(),
-      {gathered.data(), DType::kInt8, 5, cols, cols, gathered_scales.data(), gathered_sums.data()});
+      context_, quantized, Put(tokens),
+      {Put(gathered), DType::kInt8, 5, cols, cols, Put(gathered_scales), Put(gathered_sums)});
+  Fetch(y);
+  Fetch(q);
+  Fetch(scales);
+  Fetch(sums);
+  Fetch(gathered);
+  Fetch(gathered_scales);
+  Fetch(gathered_sums);
   for (size_t i = 0; i < tokens.size(); ++i) {
     const auto from = static_cast<size_t>(tokens[i]);
     for (size_t c = 0; c < cols; ++c) {
@@ -104,24 +112,54 @@ TEST_P(MoeOpsTest, GathersRowsOfEveryDType) {
   }
 }
 
+TEST_P(MoeOpsTest, CombinesTheRowsOfEachToken) {
+  constexpr int64_t kTokens = 150, kColumns = 3, kCols = 70;
+  RouterParams router;
+  router.num_experts = 4;
+  router.top_k = 2;
+  router.has_shared = true;
+  RoutingRoom room(kTokens, router);
+  // Sums of small integers are exact.
+  std::vector<float> x(kTokens * kColumns * kCols), y(kTokens * kCols, 1.0f);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1009);
+  for (size_t i = 0; i < room.rows.size(); ++i) {
+    room.rows[i] = static_cast<int32_t>(i * 77 % room.rows.size());  // 77 has no factor of 450.
+    room.weights[i] = static_cast<float>(i % 5);
+  }
+  const Matrix from = Floats(x, kTokens * kColumns, kCols), to = Floats(y, kTokens, kCols);
+  for (const bool accumulate : {false, true}) {
+    CombineExperts(context_, from, router, room.Put(device_), accumulate, to);
+    Fetch(y);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (int64_t i = 0; i < kCols; ++i) {
+        float expected = 0;
+        for (int64_t j = t * kColumns; j < (t + 1) * kColumns; ++j) {
+          const auto at = static_cast<size_t>(j);
+          expected += room.weights[at] * x[static_cast<size_t>(room.rows[at] * kCols + i)];
+        }
+        ASSERT_EQ(y[static_cast<size_t>(t * kCols + i)], expected * (accumulate ? 2 : 1));
+      }
+    }
+  }
+}
+
 TEST_P(MoeOpsTest, RefusesWhatDoesNotFit) {
   RouterParams router;
   router.num_experts = 4;
   router.top_k = 5;
   std::vector<float> logits(8);
   RoutingRoom room(2, router);
-  ExpectCheck([&] { Route(Context(), FloatMatrix(logits, 2, 4), router, room.View()); },
+  ExpectCheck([&] { Route(context_, Floats(logits, 2, 4), router, room.Put(device_)); },
               "5 of 4 experts");
   router.top_k = 2;
-  ExpectCheck([&] { Route(Context(), FloatMatrix(logits, 2, 3), router, room.View()); },
+  ExpectCheck([&] { Route(context_, Floats(logits, 2, 3), router, room.Put(device_)); },
               "3 logits; expected 4");
-  ExpectCheck(
-      [&] { GatherRows(Context(), FloatMatrix(logits, 2, 4), nullptr, FloatMatrix(logits, 2, 3)); },
-      "x has 4 columns, y has 3");
+  ExpectCheck([&] { GatherRows(context_, Floats(logits, 2, 4), nullptr, Floats(logits, 2, 3)); },
+              "x has 4 columns, y has 3");
   ExpectCheck(
       [&] {
-        CombineExperts(Context(), FloatMatrix(logits, 3, 2), router, room.View(), false,
-                       FloatMatrix(logits, 2, 2));
+        CombineExperts(context_, Floats(logits, 3, 2), router, room.Put(device_), false,
+                       Floats(logits, 2, 2));
       },
       "of 2 experts each");
 }
@@ -132,8 +170,9 @@ TEST_P(MoeOpsTest, ProductsAtOnceHaveTheBitsOfEach) {
   constexpr int64_t kDepth = 132, kInner = 128, kWide = 2 * kInner;
   constexpr auto kActivation = kernels::Activation::kSilu;
   enum class How { kAlone, kEach, kExperts };
-  // No token has this expert: its weight's address is not mapped.
-  const void* const nowhere = reinterpret_cast<const void*>(uintptr_t{4096});
+  // No token has this expert: its weight's address is not mapped. A simulated device refuses it.
+  const void* const nowhere =
+      TestsUseSim() ? nullptr : reinterpret_cast<const void*>(uintptr_t{4096});
   for (const std::vector<int64_t>& counts :
        std::vector<std::vector<int64_t>>{{1}, {0, 1, 0, 1}, {5, 0, 40, 1, 130, 2}, {200}, {0, 0}}) {
     std::vector<int32_t> begins = {0};
@@ -142,28 +181,30 @@ TEST_P(MoeOpsTest, ProductsAtOnceHaveTheBitsOfEach) {
     const int64_t rows = begins.back();
     RouterParams router;
     router.num_experts = static_cast<int64_t>(counts.size());
-    Routing routing;
-    routing.begins = begins.data();
     const int64_t size = kWide * kDepth;
     std::vector<float> x = Values(rows * kDepth), w = Values(router.num_experts * size);
-    const LinearWeight all{w.data(), DType::kFloat32, router.num_experts * kWide, kDepth};
     for (const kernels::KernelTable* table : kernels::AvailableTables()) {
       SCOPED_TRACE(table->name);
-      CpuOps ops(*table, pool_);
-      const OpContext context{&ops};
+      OpDevice device(*table, GetParam());
+      const OpContext& context = device.context();
+      const float* const inputs = device.Put(x);
+      const LinearWeight all{device.Put(w), DType::kFloat32, router.num_experts * kWide, kDepth};
+      Routing routing;
+      routing.begins = device.Put(begins);
       // The experts' results, then those of the shared one, whose weight is that of expert 0.
       const auto run = [&](How how, bool gated) {
         const int64_t cols = gated ? kInner : kWide;
         std::vector<float> y(static_cast<size_t>(2 * rows * cols)),
             scratch(static_cast<size_t>(2 * rows * kWide));
+        float* const results = device.Put(y);
+        float* const sums = device.Put(scratch);
         const auto task_of = [&](int64_t from, int64_t to, int64_t end, int64_t expert) {
           LinearWeight weight = WeightOf(all, router.num_experts, expert);
-          if (from == end) weight.data = nowhere;
-          return LinearTask{
-              {x.data() + from * kDepth, DType::kFloat32, end - from, kDepth, kDepth},
-              weight,
-              {y.data() + to * cols, DType::kFloat32, end - from, cols, cols},
-              {scratch.data() + to * kWide, DType::kFloat32, end - from, kWide, kWide}};
+          if (from == end && nowhere != nullptr) weight.data = nowhere;
+          return LinearTask{{inputs + from * kDepth, DType::kFloat32, end - from, kDepth, kDepth},
+                            weight,
+                            {results + to * cols, DType::kFloat32, end - from, cols, cols},
+                            {sums + to * kWide, DType::kFloat32, end - from, kWide, kWide}};
         };
         std::vector<LinearTask> tasks;
         for (int64_t e = 0; e < router.num_experts; ++e) {
@@ -191,7 +232,7 @@ TEST_P(MoeOpsTest, ProductsAtOnceHaveTheBitsOfEach) {
             LinearExperts(context, task, router, routing, &tasks.back());
           }
         }
-        return y;
+        return device.Fetch(y);
       };
       EXPECT_EQ(run(How::kEach, false), run(How::kAlone, false));
       EXPECT_EQ(run(How::kExperts, false), run(How::kAlone, false));
@@ -203,26 +244,24 @@ TEST_P(MoeOpsTest, ProductsAtOnceHaveTheBitsOfEach) {
 // Without a kernel for gate and up in one pass, they are written first.
 TEST_P(MoeOpsTest, GatedExpertsWithoutAFusedKernel) {
   constexpr int64_t kDepth = 64, kInner = 64, kExperts = 3, kRows = 7;
-  kernels::KernelTable table = *kernels::DefaultTable();
   std::vector<float> x = Values(kRows * kDepth), w = Values(kExperts * 2 * kInner * kDepth);
   std::vector<int32_t> begins = {0, 4, 4, kRows};
   RouterParams router;
   router.num_experts = kExperts;
   Routing routing;
-  routing.begins = begins.data();
+  routing.begins = Put(begins);
   const auto run = [&] {
-    CpuOps ops(table, pool_);
     std::vector<float> y(kRows * kInner), scratch(2 * kRows * kInner);
-    LinearGatedExperts({&ops},
-                       {FloatMatrix(x, kRows, kDepth),
-                        {w.data(), DType::kFloat32, kExperts * 2 * kInner, kDepth},
-                        FloatMatrix(y, kRows, kInner),
-                        FloatMatrix(scratch, kRows, 2 * kInner)},
+    LinearGatedExperts(context_,
+                       {Floats(x, kRows, kDepth),
+                        {Put(w), DType::kFloat32, kExperts * 2 * kInner, kDepth},
+                        Floats(y, kRows, kInner),
+                        Floats(scratch, kRows, 2 * kInner)},
                        router, routing, nullptr, kernels::Activation::kSilu);
-    return y;
+    return Fetch(y);
   };
   const std::vector<float> fused = run();
-  table.gemm_gated[kFloatSlot][kFloatSlot] = nullptr;
+  table_.gemm_gated[kFloatSlot][kFloatSlot] = nullptr;
   EXPECT_EQ(run(), fused);
 }
 

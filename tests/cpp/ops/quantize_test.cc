@@ -1,9 +1,7 @@
 // Ops that write or read int8 rows: on the real kernels, against the float op followed by the
 // quantiser, for any number of threads.
 #include "ops/quantize.h"
-#include "ops/cpu/cpu_ops.h"
 
-#include <memory>
 #include <random>
 
 #include "cpp/ops/op_test_util.h"
@@ -19,7 +17,8 @@ namespace allspark {
 namespace {
 
 using testing::ExpectCheck;
-using testing::FloatMatrix;
+using testing::OpDevice;
+using testing::OpTest;
 
 std::vector<float> Random(int64_t n, uint32_t seed) {
   std::mt19937 engine(seed);
@@ -29,56 +28,60 @@ std::vector<float> Random(int64_t n, uint32_t seed) {
   return x;
 }
 
-// An int8 matrix that owns its rows, scales and sums.
+// An int8 matrix on a device, and the vectors of its rows, scales and sums.
 struct Int8Rows {
+  OpDevice& device;
   std::vector<int8_t> q;
   std::vector<float> scale;
   std::vector<int32_t> sums;
   Matrix matrix;
 
-  Int8Rows(int64_t rows, int64_t cols, int64_t scale_group = 0)
-      : q(static_cast<size_t>(rows * cols), 99),
+  Int8Rows(OpDevice& on, int64_t rows, int64_t cols, int64_t scale_group = 0)
+      : device(on),
+        q(static_cast<size_t>(rows * cols), 99),
         scale(static_cast<size_t>(rows * kernels::RowScales(cols, scale_group)), -1.0f),
         sums(static_cast<size_t>(rows * kernels::RowSums(cols)), -1),
-        matrix{q.data(), DType::kInt8, rows, cols, cols, scale.data(), sums.data(), scale_group} {}
+        matrix{device.Put(q),     DType::kInt8,     rows,       cols, cols,
+               device.Put(scale), device.Put(sums), scale_group} {}
   Int8Rows(const Int8Rows&) = delete;
+
+  const Int8Rows& Fetch() {
+    device.Fetch(q);
+    device.Fetch(scale);
+    device.Fetch(sums);
+    return *this;
+  }
 
   bool operator==(const Int8Rows& other) const {
     return q == other.q && scale == other.scale && sums == other.sums;
   }
 };
 
-class QuantizeOpTest : public ::testing::TestWithParam<int> {
+class QuantizeOpTest : public OpTest {
  protected:
   static constexpr int64_t kCols = 200;
-  QuantizeOpTest() : pool_(GetParam(), false), scratch_(static_cast<size_t>(GetParam()) * kCols) {
-    context_ = {&ops_, {scratch_.data(), kCols}};
-  }
-
-  ThreadPool pool_;
-  CpuOps ops_{*kernels::AvailableTables().back(), pool_};
-  std::vector<float> scratch_;
-  OpContext context_;
+  QuantizeOpTest() : OpTest(*kernels::AvailableTables().back(), /*scratch_floats=*/kCols) {}
 };
 
 TEST_P(QuantizeOpTest, NormsAndActivationsAreThoseOfFloat32Quantised) {
   for (const int64_t rows : {1, 3, 150}) {
     std::vector<float> x = Random(rows * 2 * kCols, 1), weight = Random(kCols, 2);
     std::vector<float> y(static_cast<size_t>(rows * kCols));
-    const Matrix to_float = FloatMatrix(y, rows, kCols);
-    Int8Rows expected(rows, kCols), actual(rows, kCols);
+    const Matrix to_float = Floats(y, rows, kCols);
+    Int8Rows expected(device_, rows, kCols), actual(device_, rows, kCols);
 
-    const Matrix half = FloatMatrix(x, rows, kCols, 2 * kCols);
+    const Matrix half = Floats(x, rows, kCols, 2 * kCols);
     for (const bool centered : {false, true}) {
-      const NormWeight norm{weight.data(), 1e-5f, centered, centered ? weight.data() : nullptr};
+      const NormWeight norm{Put(weight), 1e-5f, centered, centered ? Put(weight) : nullptr};
       Norm(context_, half, norm, to_float);
       Quantize(context_, to_float, expected.matrix);
       Norm(context_, half, norm, actual.matrix);
-      EXPECT_TRUE(expected == actual) << rows << " rows of norms";
+      EXPECT_TRUE(expected.Fetch() == actual.Fetch()) << rows << " rows of norms";
 
       const std::vector<int64_t> ids = {rows - 1, 0};
-      Int8Rows gathered(2, kCols);
-      NormGather(context_, half, ids.data(), norm, gathered.matrix);
+      Int8Rows gathered(device_, 2, kCols);
+      NormGather(context_, half, Put(ids), norm, gathered.matrix);
+      gathered.Fetch();
       EXPECT_EQ(gathered.scale[0], expected.scale[static_cast<size_t>(rows - 1)]);
       EXPECT_EQ(gathered.scale[1], expected.scale[0]);
     }
@@ -86,11 +89,11 @@ TEST_P(QuantizeOpTest, NormsAndActivationsAreThoseOfFloat32Quantised) {
     Activate(context_, kernels::Activation::kGeluErf, half, to_float);
     Quantize(context_, to_float, expected.matrix);
     Activate(context_, kernels::Activation::kGeluErf, half, actual.matrix);
-    EXPECT_TRUE(expected == actual) << rows << " rows without gates";
-    GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, rows, 2 * kCols), to_float);
+    EXPECT_TRUE(expected.Fetch() == actual.Fetch()) << rows << " rows without gates";
+    GatedAct(context_, kernels::Activation::kSilu, Floats(x, rows, 2 * kCols), to_float);
     Quantize(context_, to_float, expected.matrix);
-    GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, rows, 2 * kCols), actual.matrix);
-    EXPECT_TRUE(expected == actual) << rows << " rows of activations";
+    GatedAct(context_, kernels::Activation::kSilu, Floats(x, rows, 2 * kCols), actual.matrix);
+    EXPECT_TRUE(expected.Fetch() == actual.Fetch()) << rows << " rows of activations";
   }
 }
 
@@ -100,17 +103,20 @@ TEST_P(QuantizeOpTest, GroupsOfColumnsHaveScalesOfTheirOwn) {
   for (const int64_t rows : {1, 3, 150}) {
     std::vector<float> x = Random(rows * cols, 1), weight = Random(cols, 2);
     for (size_t i = 0; i < x.size(); ++i) x[i] *= i % 192 < 64 ? 100.0f : 1.0f;
-    Int8Rows whole(rows, cols, group);
-    Quantize(context_, FloatMatrix(x, rows, cols), whole.matrix);
+    Int8Rows whole(device_, rows, cols, group);
+    Quantize(context_, Floats(x, rows, cols), whole.matrix);
     std::vector<float> wide(x.size());
-    Convert(context_, whole.matrix, FloatMatrix(wide, rows, cols));
+    Convert(context_, whole.matrix, Floats(wide, rows, cols));
+    whole.Fetch();
+    Fetch(wide);
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t begin = 0; begin < cols; begin += group) {
         const auto at = static_cast<size_t>(row * cols + begin);
         std::vector<float> part(x.begin() + static_cast<int64_t>(at),
                                 x.begin() + static_cast<int64_t>(at) + group);
-        Int8Rows alone(1, group);
-        Quantize(context_, FloatMatrix(part, 1, group), alone.matrix);
+        Int8Rows alone(device_, 1, group);
+        Quantize(context_, Floats(part, 1, group), alone.matrix);
+        alone.Fetch();
         const float scale = whole.scale[static_cast<size_t>(row * 3 + begin / group)];
         EXPECT_EQ(scale, alone.scale[0]);
         for (size_t i = 0; i < static_cast<size_t>(group); ++i) {
@@ -119,13 +125,14 @@ TEST_P(QuantizeOpTest, GroupsOfColumnsHaveScalesOfTheirOwn) {
         }
       }
     }
-    Int8Rows normed(rows, cols, group), expected(rows, cols, group);
-    const NormWeight norm{weight.data(), 1e-5f};
+    Int8Rows normed(device_, rows, cols, group), expected(device_, rows, cols, group);
+    const NormWeight norm{Put(weight), 1e-5f};
     std::vector<float> y(x.size());
-    Norm(context_, FloatMatrix(x, rows, cols), norm, FloatMatrix(y, rows, cols));
-    Quantize(context_, FloatMatrix(y, rows, cols), expected.matrix);
-    Norm(context_, FloatMatrix(x, rows, cols), norm, normed.matrix);
-    EXPECT_TRUE(normed == expected) << rows << " rows";
+    const Matrix from = Floats(x, rows, cols), to = Floats(y, rows, cols);
+    Norm(context_, from, norm, to);
+    Quantize(context_, to, expected.matrix);
+    Norm(context_, from, norm, normed.matrix);
+    EXPECT_TRUE(normed.Fetch() == expected.Fetch()) << rows << " rows";
   }
 }
 
@@ -135,29 +142,31 @@ TEST_P(QuantizeOpTest, ColumnsInAnotherOrderAreThoseOfFloat32Quantised) {
   for (const int64_t rows : {1, 3, 150}) {
     std::vector<float> x = Random(rows * kCols, 1);
     std::vector<float> moved(x.size(), -1.0f);
-    const Matrix from = FloatMatrix(x, rows, kCols), to = FloatMatrix(moved, rows, kCols);
-    GatherColumns(context_, from, order.data(), to);
+    const Matrix from = Floats(x, rows, kCols), to = Floats(moved, rows, kCols);
+    GatherColumns(context_, from, Put(order), to);
+    Fetch(moved);
     for (size_t i = 0; i < moved.size(); ++i) {
       const size_t row = i / kCols * kCols;
       ASSERT_EQ(moved[i], x[row + static_cast<size_t>(order[i % kCols])]) << rows << " rows, " << i;
     }
-    Int8Rows quantised(rows, kCols), expected(rows, kCols), actual(rows, kCols);
+    Int8Rows quantised(device_, rows, kCols), expected(device_, rows, kCols),
+        actual(device_, rows, kCols);
     Quantize(context_, to, expected.matrix);
     Quantize(context_, from, quantised.matrix);
-    GatherColumns(context_, quantised.matrix, order.data(), actual.matrix);
-    EXPECT_TRUE(expected == actual) << rows << " rows";
+    GatherColumns(context_, quantised.matrix, Put(order), actual.matrix);
+    EXPECT_TRUE(expected.Fetch() == actual.Fetch()) << rows << " rows";
   }
   std::vector<float> x(kCols), y(kCols);
-  const Matrix from = FloatMatrix(x, 1, kCols);
-  ExpectCheck([&] { GatherColumns(context_, from, nullptr, FloatMatrix(y, 1, kCols)); },
+  const Matrix from = Floats(x, 1, kCols);
+  ExpectCheck([&] { GatherColumns(context_, from, nullptr, Floats(y, 1, kCols)); },
               "gather_columns: there is no order");
-  ExpectCheck([&] { GatherColumns(context_, from, order.data(), FloatMatrix(y, 1, kCols - 1)); },
+  ExpectCheck([&] { GatherColumns(context_, from, Put(order), Floats(y, 1, kCols - 1)); },
               "gather_columns: x is [1, 200], y is [1, 199]");
-  Int8Rows quantised(1, kCols), bare(1, kCols);
+  Int8Rows quantised(device_, 1, kCols), bare(device_, 1, kCols);
   bare.matrix.row_sums = nullptr;
-  ExpectCheck([&] { GatherColumns(context_, quantised.matrix, order.data(), bare.matrix); },
+  ExpectCheck([&] { GatherColumns(context_, quantised.matrix, Put(order), bare.matrix); },
               "gather_columns: int8 rows without scales");
-  ExpectCheck([&] { GatherColumns(context_, from, order.data(), bare.matrix); },
+  ExpectCheck([&] { GatherColumns(context_, from, Put(order), bare.matrix); },
               "gather_columns: y is int8");
 }
 
@@ -180,6 +189,14 @@ struct Weight {
     linear.scales.zero = zero.data();
     linear.scales.group_size = k / groups;
   }
+  // The same on a device.
+  LinearWeight Put(OpDevice& device) const {
+    LinearWeight there = linear;
+    there.data = device.Put(w);
+    there.scales.scale = &device.Put(scale)->bits;
+    there.scales.zero = device.Put(zero);
+    return there;
+  }
 };
 
 TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
@@ -189,10 +206,12 @@ TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
          {std::pair<int64_t, int64_t>{1, 0}, {3, 0}, {1, 64}, {3, 32}}) {
       std::vector<float> x = Random(rows * k, 7);
       const Weight weight(n, k, groups, {DType::kInt8, scale_group});
-      Int8Rows q(rows, k, scale_group);
-      Quantize(context_, FloatMatrix(x, rows, k), q.matrix);
+      Int8Rows q(device_, rows, k, scale_group);
+      Quantize(context_, Floats(x, rows, k), q.matrix);
       std::vector<float> y(static_cast<size_t>(rows * n)), whole(y.size());
-      Linear(context_, q.matrix, weight.linear, false, FloatMatrix(y, rows, n));
+      Linear(context_, q.matrix, weight.Put(device_), false, Floats(y, rows, n));
+      Fetch(y);
+      q.Fetch();
       kernels::GemmArgs args{};
       args.a = q.q.data();
       args.lda = args.k = k;
@@ -214,36 +233,37 @@ TEST_P(QuantizeOpTest, LinearHandsEveryRowItsScales) {
 
 TEST_P(QuantizeOpTest, RefusesWhatDoesNotFit) {
   std::vector<float> x(2 * kCols), weight(kCols);
-  Int8Rows q(2, kCols);
+  Int8Rows q(device_, 2, kCols);
   Matrix bare = q.matrix;
   bare.row_sums = nullptr;
-  ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 2, kCols), bare); }, "room for its scales");
-  ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 1, kCols), q.matrix); }, "x is [1, 200]");
+  ExpectCheck([&] { Quantize(context_, Floats(x, 2, kCols), bare); }, "room for its scales");
+  ExpectCheck([&] { Quantize(context_, Floats(x, 1, kCols), q.matrix); }, "x is [1, 200]");
   OpContext context = context_;
   context.row_scratch.floats = kCols - 1;
-  const auto norm = [&] { Norm(context, FloatMatrix(x, 2, kCols), {weight.data()}, q.matrix); };
+  const auto norm = [&] { Norm(context, Floats(x, 2, kCols), {Put(weight)}, q.matrix); };
   ExpectCheck(norm, "scratch row of 199 elements for 200");
 
   std::vector<float> y(2 * 64);
-  Weight quantized(64, kCols, 1, DType::kInt8);
+  const Weight weights(64, kCols, 1, DType::kInt8);
+  LinearWeight quantized = weights.Put(device_);
   const auto linear = [&](const ConstMatrix& from) {
-    Linear(context_, from, quantized.linear, false, FloatMatrix(y, 2, 64));
+    Linear(context_, from, quantized, false, Floats(y, 2, 64));
   };
-  ExpectCheck([&] { linear(FloatMatrix(x, 2, kCols)); }, "x is float32; expected int8");
+  ExpectCheck([&] { linear(Floats(x, 2, kCols)); }, "x is float32; expected int8");
   ExpectCheck([&] { linear(bare); }, "int8 without scales");
-  Int8Rows scaled(2, kCols, 40);
+  Int8Rows scaled(device_, 2, kCols, 40);
   ExpectCheck([&] { linear(scaled.matrix); },
               "x has a scale for every 40 columns; the weight reads one for 0");
-  ExpectCheck([&] { Quantize(context_, FloatMatrix(x, 2, kCols), scaled.matrix); },
+  ExpectCheck([&] { Quantize(context_, Floats(x, 2, kCols), scaled.matrix); },
               "a scale for every 40 of 200 columns");
-  quantized.linear.scales.group_size = 8;
+  quantized.scales.group_size = 8;
   ExpectCheck([&] { linear(q.matrix); }, "a scale for every 8 of 200");
-  quantized.linear.scales = {};
+  quantized.scales = {};
   ExpectCheck([&] { linear(q.matrix); }, "a scale for every 0 of 200");
-  EmbeddingWeight table{quantized.w.data(), DType::kUInt8, 64, kCols, true};
-  const int32_t id = 0;
+  EmbeddingWeight table{Put(weights.w), DType::kUInt8, 64, kCols, true};
+  const std::vector<int32_t> ids = {0};
   std::vector<float> row(kCols);
-  ExpectCheck([&] { EmbeddingLookup(context_, table, &id, FloatMatrix(row, 1, kCols)); },
+  ExpectCheck([&] { EmbeddingLookup(context_, table, Put(ids), Floats(row, 1, kCols)); },
               "embedding: a scale for every 0");
 }
 

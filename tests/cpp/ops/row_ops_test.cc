@@ -2,15 +2,13 @@
 // threads, and refuse operands that do not fit. The kernels here are stand-ins that record their
 // calls.
 #include <cmath>
-#include <memory>
-#include <numeric>
 
 #include "cpp/ops/op_test_util.h"
 #include "ops/argmax.h"
 #include "ops/convert.h"
-#include "ops/cpu/cpu_ops.h"
 #include "ops/embedding.h"
 #include "ops/gated_act.h"
+#include "ops/hadamard.h"
 #include "ops/logn.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
@@ -20,8 +18,9 @@ namespace allspark {
 namespace {
 
 using testing::ExpectCheck;
-using testing::FloatMatrix;
 using testing::kFloatSlot;
+using testing::OpDevice;
+using testing::OpTest;
 
 void TraceNorm(const kernels::NormArgs& args) noexcept {
   float* y = static_cast<float*>(args.y);
@@ -93,9 +92,17 @@ void TraceArgMax(const kernels::ArgMaxArgs& args) noexcept {
   }
 }
 
-class RowOpsTest : public ::testing::TestWithParam<int> {
+void TraceHadamard(const kernels::HadamardArgs& args) noexcept {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t i = 0; i < args.cols; ++i) {
+      args.y[r * args.ldy + i] += args.x[r * args.ldx + i] + static_cast<float>(args.size);
+    }
+  }
+}
+
+class RowOpsTest : public OpTest {
  protected:
-  RowOpsTest() : pool_(GetParam(), false), ops_(table_, pool_), context_{&ops_} {
+  RowOpsTest() : OpTest({}) {
     table_.name = "trace";
     table_.rms_norm[kFloatSlot] = TraceNorm;
     table_.layer_norm[kFloatSlot] = TraceLayerNorm;
@@ -105,6 +112,7 @@ class RowOpsTest : public ::testing::TestWithParam<int> {
     table_.scale = TraceScale;
     table_.convert[kFloatSlot][static_cast<int>(DType::kBFloat16)] = TraceConvert;
     table_.argmax = TraceArgMax;
+    table_.hadamard = TraceHadamard;
   }
 
   // rows x cols values: row * 10000 + column.
@@ -115,11 +123,6 @@ class RowOpsTest : public ::testing::TestWithParam<int> {
     }
     return x;
   }
-
-  kernels::KernelTable table_;
-  ThreadPool pool_;
-  CpuOps ops_;
-  OpContext context_;
 };
 
 constexpr int64_t kRows = 37;
@@ -129,8 +132,9 @@ TEST_P(RowOpsTest, Norm) {
   std::vector<float> x = Numbered(kRows, kCols + 1);
   std::vector<float> y(static_cast<size_t>(kRows * (kCols + 2)), -1.0f);
   std::vector<float> weight(kCols, 0.5f);
-  Norm(context_, FloatMatrix(x, kRows, kCols, kCols + 1), {weight.data(), 0.25f},
-       FloatMatrix(y, kRows, kCols, kCols + 2));
+  Norm(context_, Floats(x, kRows, kCols, kCols + 1), {Put(weight), 0.25f},
+       Floats(y, kRows, kCols, kCols + 2));
+  Fetch(y);
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kCols + 2; ++i) {
       const float expected = i < kCols ? static_cast<float>(r * 10000 + i) + 0.75f : -1.0f;
@@ -142,38 +146,40 @@ TEST_P(RowOpsTest, Norm) {
 TEST_P(RowOpsTest, LayerNorm) {
   std::vector<float> x = Numbered(kRows, kCols), y(x.size());
   std::vector<float> weight(kCols, 0.5f), bias(kCols, 2.0f);
-  const Matrix from = FloatMatrix(x, kRows, kCols), to = FloatMatrix(y, kRows, kCols);
+  const Matrix from = Floats(x, kRows, kCols), to = Floats(y, kRows, kCols);
   for (const bool with_bias : {false, true}) {
-    const float* added = with_bias ? bias.data() : nullptr;
-    const NormWeight norm{weight.data(), 0.25f, /*centered=*/true, added};
+    const float* added = with_bias ? Put(bias) : nullptr;
+    const NormWeight norm{Put(weight), 0.25f, /*centered=*/true, added};
     Norm(context_, from, norm, to);
+    Fetch(y);
     const float extra = with_bias ? 2.75f : 0.75f;
     for (int64_t i = 0; i < kRows * kCols; ++i) {
       ASSERT_EQ(y[static_cast<size_t>(i)], x[static_cast<size_t>(i)] + extra) << i;
     }
-    const int64_t row = kRows - 1;
-    NormGather(context_, from, &row, norm, FloatMatrix(y, 1, kCols));
-    ASSERT_EQ(y[3], static_cast<float>(row * 10000 + 3) + extra);
+    const std::vector<int64_t> row = {kRows - 1};
+    NormGather(context_, from, Put(row), norm, Floats(y, 1, kCols));
+    ASSERT_EQ(Fetch(y)[3], static_cast<float>(row[0] * 10000 + 3) + extra);
   }
-  ExpectCheck([&] { Norm(context_, from, {weight.data(), 0, false, bias.data()}, to); },
+  ExpectCheck([&] { Norm(context_, from, {Put(weight), 0, false, Put(bias)}, to); },
               "rms_norm: it has no bias");
   table_.layer_norm[kFloatSlot] = nullptr;
-  ExpectCheck([&] { Norm(context_, from, {weight.data(), 0, true}, to); }, "layer_norm");
+  ExpectCheck([&] { Norm(context_, from, {Put(weight), 0, true}, to); }, "layer_norm");
 }
 
 TEST_P(RowOpsTest, Scale) {
   std::vector<float> x = Numbered(kRows, kCols + 1);
   std::vector<float> y(static_cast<size_t>(kRows * (kCols + 2)), 0.0f);
-  const Matrix from = FloatMatrix(x, kRows, kCols, kCols + 1);
-  const Matrix to = FloatMatrix(y, kRows, kCols, kCols + 2);
+  const Matrix from = Floats(x, kRows, kCols, kCols + 1);
+  const Matrix to = Floats(y, kRows, kCols, kCols + 2);
   Scale(context_, from, {2.0f, 0.25f, 4.0f}, /*accumulate=*/true, to);
+  Fetch(y);
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kCols + 2; ++i) {
       const float expected = i < kCols ? static_cast<float>(2 * (r * 10000 + i)) + 4.75f : 0.0f;
       ASSERT_EQ(y[static_cast<size_t>(r * (kCols + 2) + i)], expected) << r << ", " << i;
     }
   }
-  ExpectCheck([&] { Scale(context_, FloatMatrix(x, 3, kCols), {}, false, to); },
+  ExpectCheck([&] { Scale(context_, Floats(x, 3, kCols), {}, false, to); },
               "scale: x is [3, 1024], y is [37, 1024]");
   table_.scale = nullptr;
   ExpectCheck([&] { Scale(context_, from, {}, false, to); }, "scale");
@@ -183,7 +189,8 @@ TEST_P(RowOpsTest, LogN) {
   std::vector<float> x(static_cast<size_t>(kRows * kCols), 1.0f);
   std::vector<int32_t> positions;
   for (int32_t r = 0; r < int32_t{kRows}; ++r) positions.push_back(r * 3 % int32_t{kRows});
-  LogN(context_, positions.data(), 16, FloatMatrix(x, kRows, kCols - 8, kCols));
+  LogN(context_, Put(positions), 16, Floats(x, kRows, kCols - 8, kCols));
+  Fetch(x);
   for (int64_t r = 0; r < kRows; ++r) {
     const double length = positions[static_cast<size_t>(r)] + 1;
     const auto factor = static_cast<float>(std::log(length) / std::log(16.0));
@@ -193,19 +200,20 @@ TEST_P(RowOpsTest, LogN) {
     ASSERT_EQ(x[static_cast<size_t>(r * kCols + kCols - 9)], expected) << r;
     ASSERT_EQ(x[static_cast<size_t>(r * kCols + kCols - 8)], 1.0f) << r;
   }
-  ExpectCheck([&] { LogN(context_, positions.data(), 1, FloatMatrix(x, 3, kCols)); },
+  ExpectCheck([&] { LogN(context_, Put(positions), 1, Floats(x, 3, kCols)); },
               "logn: trained_length is 1");
 }
 
 TEST_P(RowOpsTest, Convert) {
   std::vector<float> x = Numbered(kRows, kCols);
   std::vector<BFloat16> y(static_cast<size_t>(kRows * kCols));
-  const Matrix to{y.data(), DType::kBFloat16, kRows, kCols, kCols};
-  Convert(context_, FloatMatrix(x, kRows, kCols), to);
+  const Matrix to{Put(y), DType::kBFloat16, kRows, kCols, kCols};
+  Convert(context_, Floats(x, kRows, kCols), to);
+  Fetch(y);
   for (int64_t r = 0; r < kRows; ++r) {
     ASSERT_EQ(y[static_cast<size_t>(r * kCols + 5)].bits, static_cast<uint16_t>(r));
   }
-  ExpectCheck([&] { Convert(context_, FloatMatrix(x, 3, kCols), to); },
+  ExpectCheck([&] { Convert(context_, Floats(x, 3, kCols), to); },
               "convert: x is [3, 1024], y is [37, 1024]");
 }
 
@@ -215,16 +223,17 @@ TEST_P(RowOpsTest, NormGather) {
   std::vector<float> weight(kCols, 0.0f);
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < 20; ++i) ids.push_back(i * 7 % kRows);
-  NormGather(context_, FloatMatrix(x, kRows, kCols), ids.data(), {weight.data(), 0.0f},
-             FloatMatrix(y, 20, kCols));
+  NormGather(context_, Floats(x, kRows, kCols), Put(ids), {Put(weight), 0.0f},
+             Floats(y, 20, kCols));
+  Fetch(y);
   for (int64_t r = 0; r < 20; ++r) {
     ASSERT_EQ(y[static_cast<size_t>(r * kCols + 3)],
               static_cast<float>(ids[static_cast<size_t>(r)] * 10000 + 3));
   }
   ExpectCheck(
       [&] {
-        NormGather(context_, FloatMatrix(x, kRows, kCols), nullptr, {weight.data(), 0.0f},
-                   FloatMatrix(y, 20, kCols));
+        NormGather(context_, Floats(x, kRows, kCols), nullptr, {Put(weight), 0.0f},
+                   Floats(y, 20, kCols));
       },
       "no rows are named");
 }
@@ -234,7 +243,8 @@ TEST_P(RowOpsTest, NormHeadsLeavesTheOthers) {
   std::vector<float> x = Numbered(kRows, kCols);
   const std::vector<float> before = x;
   std::vector<float> weight(head_dim, 1.0f);
-  NormHeads(context_, FloatMatrix(x, kRows, kCols), 2, 3, head_dim, {weight.data(), 0.0f});
+  NormHeads(context_, Floats(x, kRows, kCols), 2, 3, head_dim, {Put(weight), 0.0f});
+  Fetch(x);
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kCols; ++i) {
       const size_t at = static_cast<size_t>(r * kCols + i);
@@ -243,9 +253,7 @@ TEST_P(RowOpsTest, NormHeadsLeavesTheOthers) {
     }
   }
   ExpectCheck(
-      [&] {
-        NormHeads(context_, FloatMatrix(x, kRows, kCols), 6, 3, head_dim, {weight.data(), 0.0f});
-      },
+      [&] { NormHeads(context_, Floats(x, kRows, kCols), 6, 3, head_dim, {Put(weight), 0.0f}); },
       "do not lie in 1024 columns");
 }
 
@@ -253,19 +261,19 @@ TEST_P(RowOpsTest, Embedding) {
   std::vector<float> table(1), out(static_cast<size_t>(kRows * kCols));
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < kRows; ++i) ids.push_back(i * 5 % 50);
-  const EmbeddingWeight weight{table.data(), DType::kFloat32, 50, kCols, true};
-  EmbeddingLookup(context_, weight, ids.data(), FloatMatrix(out, kRows, kCols));
+  const EmbeddingWeight weight{Put(table), DType::kFloat32, 50, kCols, true};
+  EmbeddingLookup(context_, weight, Put(ids), Floats(out, kRows, kCols));
+  Fetch(out);
   for (int64_t r = 0; r < kRows; ++r) {
     ASSERT_EQ(out[static_cast<size_t>(r * kCols + kCols - 1)],
               static_cast<float>(1000 + r * 5 % 50));
   }
-  const EmbeddingWeight rows{table.data(), DType::kFloat32, 50, kCols, false};
-  EmbeddingLookup(context_, rows, ids.data(), FloatMatrix(out, kRows, kCols), /*accumulate=*/true);
-  ASSERT_EQ(out[kCols], static_cast<float>(1000 + 5 + 500 + 5));
-  ExpectCheck(
-      [&] { EmbeddingLookup(context_, weight, ids.data(), FloatMatrix(out, kRows, kCols), true); },
-      "rows of a packed table are not added");
-  ExpectCheck([&] { EmbeddingLookup(context_, weight, nullptr, FloatMatrix(out, kRows, kCols)); },
+  const EmbeddingWeight rows{Put(table), DType::kFloat32, 50, kCols, false};
+  EmbeddingLookup(context_, rows, Put(ids), Floats(out, kRows, kCols), /*accumulate=*/true);
+  ASSERT_EQ(Fetch(out)[kCols], static_cast<float>(1000 + 5 + 500 + 5));
+  ExpectCheck([&] { EmbeddingLookup(context_, weight, Put(ids), Floats(out, kRows, kCols), true); },
+              "rows of a packed table are not added");
+  ExpectCheck([&] { EmbeddingLookup(context_, weight, nullptr, Floats(out, kRows, kCols)); },
               "embedding: no ids");
 }
 
@@ -275,41 +283,43 @@ TEST_P(RowOpsTest, Rope) {
   std::vector<float> cos_sin(1);
   std::vector<int32_t> positions;
   for (int32_t i = 0; i < kRows; ++i) positions.push_back(i * 3);
-  const RopeView rope{cos_sin.data(), 3 * kRows, 32, false};
-  Rope(context_, FloatMatrix(x, kRows, kCols), 7, 128, positions.data(), rope);
+  const RopeView rope{Put(cos_sin), 3 * kRows, 32, false};
+  Rope(context_, Floats(x, kRows, kCols), 7, 128, Put(positions), rope);
+  Fetch(x);
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kCols; ++i) {
       const size_t at = static_cast<size_t>(r * kCols + i);
       ASSERT_EQ(x[at], before[at] + (i < 7 * 128 ? static_cast<float>(3 * r + 1) : 0.0f));
     }
   }
-  ExpectCheck([&] { Rope(context_, FloatMatrix(x, kRows, kCols), 7, 128, nullptr, rope); },
+  ExpectCheck([&] { Rope(context_, Floats(x, kRows, kCols), 7, 128, nullptr, rope); },
               "rope: no positions");
-  ExpectCheck([&] { Rope(context_, FloatMatrix(x, kRows, kCols), 9, 128, positions.data(), rope); },
+  ExpectCheck([&] { Rope(context_, Floats(x, kRows, kCols), 9, 128, Put(positions), rope); },
               "9 heads of 128 elements");
 }
 
 TEST_P(RowOpsTest, GatedAct) {
   std::vector<float> x = Numbered(kRows, 2 * kCols);
   std::vector<float> out(static_cast<size_t>(kRows * kCols));
-  GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, kRows, 2 * kCols),
-           FloatMatrix(out, kRows, kCols));
-  for (const float value : out) ASSERT_EQ(value, -static_cast<float>(kCols));
+  GatedAct(context_, kernels::Activation::kSilu, Floats(x, kRows, 2 * kCols),
+           Floats(out, kRows, kCols));
+  for (const float value : Fetch(out)) ASSERT_EQ(value, -static_cast<float>(kCols));
   ExpectCheck(
       [&] {
-        GatedAct(context_, kernels::Activation::kSilu, FloatMatrix(x, kRows, kCols),
-                 FloatMatrix(out, kRows, kCols));
+        GatedAct(context_, kernels::Activation::kSilu, Floats(x, kRows, kCols),
+                 Floats(out, kRows, kCols));
       },
       "x holds gate and up");
   std::fill(out.begin(), out.end(), 0.0f);
   std::vector<float> up = Numbered(kRows, kCols);
-  Activate(context_, kernels::Activation::kSilu, FloatMatrix(up, kRows, kCols),
-           FloatMatrix(out, kRows, kCols));
+  Activate(context_, kernels::Activation::kSilu, Floats(up, kRows, kCols),
+           Floats(out, kRows, kCols));
+  Fetch(out);
   for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], up[i] - 1);
   ExpectCheck(
       [&] {
-        Activate(context_, kernels::Activation::kSilu, FloatMatrix(x, kRows, 2 * kCols),
-                 FloatMatrix(out, kRows, kCols));
+        Activate(context_, kernels::Activation::kSilu, Floats(x, kRows, 2 * kCols),
+                 Floats(out, kRows, kCols));
       },
       "x holds up alone");
 }
@@ -317,36 +327,54 @@ TEST_P(RowOpsTest, GatedAct) {
 TEST_P(RowOpsTest, ArgMax) {
   std::vector<float> x = Numbered(kRows, kCols);
   std::vector<int32_t> index(kRows);
-  ArgMax(context_, FloatMatrix(x, kRows, kCols), index.data());
+  ArgMax(context_, Floats(x, kRows, kCols), Put(index));
+  Fetch(index);
   for (int32_t r = 0; r < kRows; ++r) ASSERT_EQ(index[static_cast<size_t>(r)], r * 10000);
+}
+
+TEST_P(RowOpsTest, Hadamard) {
+  std::vector<float> x = Numbered(kRows, kCols);
+  std::vector<float> y(static_cast<size_t>(kRows * (kCols + 2)), -1.0f);
+  const Matrix from = Floats(x, kRows, kCols), to = Floats(y, kRows, kCols, kCols + 2);
+  Hadamard(context_, from, /*head_dim=*/kCols / 4, to);
+  Fetch(y);
+  // The tracing kernel adds what it is to write, and the size of the matrix.
+  const auto size = static_cast<float>(HadamardSize(kCols / 4));
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t i = 0; i < kCols + 2; ++i) {
+      const float expected = i < kCols ? static_cast<float>(r * 10000 + i) + size - 1.0f : -1.0f;
+      ASSERT_EQ(y[static_cast<size_t>(r * (kCols + 2) + i)], expected) << r << ", " << i;
+    }
+  }
+  ExpectCheck([&] { Hadamard(context_, from, 100, to); }, "hadamard: heads of 100 elements");
 }
 
 TEST_P(RowOpsTest, MissingKernelsAreNamed) {
   const kernels::KernelTable empty{.name = "empty"};
-  CpuOps ops(empty, pool_);
-  const OpContext context{&ops};
+  OpDevice device(empty, GetParam());
+  const OpContext& context = device.context();
   std::vector<float> x(8), y(8), weight(4);
   std::vector<int32_t> ids(2);
-  const Matrix mx = FloatMatrix(x, 2, 4);
-  const Matrix my = FloatMatrix(y, 2, 4);
-  const Matrix half = FloatMatrix(y, 2, 2);
+  const Matrix mx = Floats(x, 2, 4);
+  const Matrix my = Floats(y, 2, 4);
+  const Matrix half = Floats(y, 2, 2);
   const std::string message = "kernel table 'empty' has no entry for float32";
-  ExpectCheck([&] { Norm(context, mx, {weight.data()}, my); }, message);
+  ExpectCheck([&] { Norm(context, mx, {Put(weight)}, my); }, message);
   ExpectCheck([&] { GatedAct(context, kernels::Activation::kRelu, mx, half); }, message);
-  ExpectCheck([&] { ArgMax(context, mx, ids.data()); }, message);
-  ExpectCheck([&] { Rope(context, mx, 1, 4, ids.data(), {x.data(), 8, 4, false}); }, message);
+  ExpectCheck([&] { ArgMax(context, mx, Put(ids)); }, message);
+  ExpectCheck([&] { Rope(context, mx, 1, 4, Put(ids), {Put(x), 8, 4, false}); }, message);
   ExpectCheck(
-      [&] { EmbeddingLookup(context, {x.data(), DType::kFloat32, 2, 4, false}, ids.data(), my); },
+      [&] { EmbeddingLookup(context, {Put(x), DType::kFloat32, 2, 4, false}, Put(ids), my); },
       message);
 }
 
 TEST_P(RowOpsTest, NormRefusesWhatDoesNotFit) {
   std::vector<float> x(8), y(8), weight(4);
-  ExpectCheck([&] { Norm(context_, FloatMatrix(x, 2, 4), {weight.data()}, FloatMatrix(y, 2, 3)); },
+  ExpectCheck([&] { Norm(context_, Floats(x, 2, 4), {Put(weight)}, Floats(y, 2, 3)); },
               "x has 4 columns, y has 3");
-  ExpectCheck([&] { Norm(context_, FloatMatrix(x, 2, 4), {weight.data()}, FloatMatrix(y, 1, 4)); },
+  ExpectCheck([&] { Norm(context_, Floats(x, 2, 4), {Put(weight)}, Floats(y, 1, 4)); },
               "x has 2 rows, y has 1");
-  ExpectCheck([&] { Norm(context_, FloatMatrix(x, 2, 4), {}, FloatMatrix(y, 2, 4)); }, "no weight");
+  ExpectCheck([&] { Norm(context_, Floats(x, 2, 4), {}, Floats(y, 2, 4)); }, "no weight");
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, RowOpsTest, ::testing::Values(1, 2, 3, 8));
