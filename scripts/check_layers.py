@@ -25,10 +25,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "kernels": (),  # and base/dtype.h, see EXTRA_HEADERS
     "proto": (),
     "sampling": ("kernels", "platform"),
-    "ops": ("sampling", "kernels", "tensor", "platform", "memory"),
-    "weights": ("tensor", "proto", "platform"),
     "kv_cache": ("base",),
-    "model": ("ops", "weights", "tensor", "kv_cache"),
+    "ops": ("sampling", "kv_cache", "kernels", "tensor", "platform", "memory"),
+    "weights": ("tensor", "proto", "platform"),
+    "model": ("ops", "weights", "tensor"),
     "scheduler": ("kv_cache", "base"),
     "engine": ("*",),
     "python": (),  # and the headers below

@@ -17,10 +17,10 @@
 
 #include "base/int_math.h"
 #include "kernels/kernel_table.h"
-#include "kv_cache/extent.h"
 #include "memory/bfc_allocator.h"
 #include "ops/attention.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/kv_layout.h"
 #include "ops/kv_write.h"
 
 namespace allspark {
@@ -108,48 +108,30 @@ class Layers {
   Layers(const OpContext& context, const Case& c) {
     const int64_t block_size = 32;
     const int64_t blocks = c.batch * CeilDiv(c.context, block_size);
-    const auto part = [&](DType side) {
-      return kernels::KvPartBytes(side, block_size, c.params.head_dim);
-    };
-    const int64_t keys = part(kernels::KeyDType(c.cache));
-    const int64_t values = part(kernels::ValueDType(c.cache));
-    const int64_t layer_bytes = c.params.kv_heads * (keys + values);  // of one block and layer
-    const int64_t extent = ExtentBlocks(blocks);
-    num_ = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes), 1, 24);
+    KvShape shape{c.cache, 1, c.params.kv_heads, c.params.head_dim, block_size};
+    layer_bytes_ = cpu::KvBlockBytes(shape);
+    shape.num_layers = std::clamp<int64_t>((int64_t{256} << 20) / (blocks * layer_bytes_), 1, 24);
     // The engine's allocator, which uses huge pages.
     allocator_ = std::move(*CreateCpuBfcAllocator({}, int64_t{2} << 30));
     memory_ = std::move(
-        *Buffer::Create(allocator_.get(), static_cast<size_t>(blocks * num_ * layer_bytes)));
+        *Buffer::Create(allocator_.get(), static_cast<size_t>(blocks * cpu::KvBlockBytes(shape))));
+    pool_ = {shape, static_cast<unsigned char*>(memory_.data()), blocks};
     for (int32_t i = 0; i < blocks; ++i) table_.push_back(i);
-    kv_ = {static_cast<unsigned char*>(memory_.data()),
-           extent,
-           extent * num_ * layer_bytes,
-           block_size,
-           {0, keys, extent * keys},
-           {extent * c.params.kv_heads * keys, values, extent * values}};
-    layer_bytes_ = layer_bytes;
-    layer_stride_ = extent * layer_bytes;
     const int64_t cols = c.params.kv_heads * c.params.head_dim;
     std::vector<float> x = Random(c.context * cols);
     const Matrix rows{x.data(), DType::kFloat32, c.context, cols, cols};
     for (int64_t s = 0; s < c.batch; ++s) {
       const int32_t* table = table_.data() + s * CeilDiv(c.context, block_size);
       const SequenceRange whole{0, c.context, 0, table};
-      for (int64_t layer = 0; layer < num_; ++layer) {
-        KvWrite(context, At(layer), c.cache, {{&whole, 1}, &whole}, rows, rows, c.params.kv_heads,
-                c.params.head_dim);
+      for (int64_t layer = 0; layer < num(); ++layer) {
+        KvWrite(context, At(layer), {{&whole, 1}, &whole}, rows, rows);
       }
       sequences_.push_back({s * c.tokens, c.tokens, c.context - c.tokens, table});
     }
   }
 
-  kernels::PagedKv At(int64_t layer) const {
-    kernels::PagedKv kv = kv_;
-    kv.k.offset += layer * layer_stride_;
-    kv.v.offset += layer * layer_stride_;
-    return kv;
-  }
-  int64_t num() const { return num_; }
+  KvLayer At(int64_t layer) const { return {pool_, layer}; }
+  int64_t num() const { return pool_.shape.num_layers; }
   int64_t layer_bytes() const { return layer_bytes_; }
   int64_t num_blocks() const { return static_cast<int64_t>(table_.size()); }
   SequenceRanges sequences() const { return {sequences_, sequences_.data()}; }
@@ -159,8 +141,8 @@ class Layers {
   Buffer memory_;
   std::vector<int32_t> table_;
   std::vector<SequenceRange> sequences_;
-  kernels::PagedKv kv_;
-  int64_t num_, layer_bytes_, layer_stride_;
+  KvPool pool_;
+  int64_t layer_bytes_;  // of one block
 };
 
 void Run(benchmark::State& state, const kernels::KernelTable* table, DType cache, DType out_dtype) {
@@ -178,7 +160,7 @@ void Run(benchmark::State& state, const kernels::KernelTable* table, DType cache
   std::vector<float> scratch(static_cast<size_t>(ops.AttentionScratch(c.params)));
   int64_t layer = 0;
   for (auto _ : state) {
-    PagedAttention(context, c.params, layers.At(layer), cache, layers.sequences(),
+    PagedAttention(context, c.params, layers.At(layer), layers.sequences(),
                    {q.data(), DType::kFloat32, rows, cols, cols}, scratch.data(),
                    {out.data(), out_dtype, rows, cols, cols});
     benchmark::ClobberMemory();
@@ -199,7 +181,7 @@ void RunWrite(benchmark::State& state, const kernels::KernelTable* table, DType 
   std::vector<float> x = Random(tokens * kv_heads * 64);
   const Matrix rows{x.data(), DType::kFloat32, tokens, kv_heads * 64, kv_heads * 64};
   for (auto _ : state) {
-    KvWrite(context, layers.At(0), cache, layers.sequences(), rows, rows, kv_heads, 64);
+    KvWrite(context, layers.At(0), layers.sequences(), rows, rows);
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * 2 * tokens * kv_heads * 64);

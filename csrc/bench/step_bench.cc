@@ -22,6 +22,7 @@
 #include "model/decoder.h"
 #include "model/lora.h"
 #include "ops/cpu/cpu_device.h"
+#include "ops/kv_memory.h"
 #include "ops/op_profile.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
@@ -205,7 +206,7 @@ class Bench {
   void Step(OpProfile* profile = nullptr) {
     batch_.profile = profile;
     arena_.Reset();
-    decoder_->Forward(batch_, kv_, arena_, logits_.data());
+    decoder_->Forward(batch_, kv_.pool(), arena_, logits_.data());
   }
 
   std::shared_ptr<const LoraAdapter> Load(const LoraFile& file) {
@@ -219,7 +220,7 @@ class Bench {
   int num_threads() const { return pool_.num_threads(); }
   int64_t weight_bytes() const { return weight_bytes_; }
   // Bytes of one token in the KV cache, all layers.
-  int64_t token_bytes() const { return decoder_->block_bytes() / kBlockSize; }
+  int64_t token_bytes() const { return kv_.block_bytes() / kBlockSize; }
   const char* table_name() const { return table_.name; }
 
  private:
@@ -254,9 +255,10 @@ class Bench {
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));
     const int64_t num_blocks = kPoolTokens / kBlockSize;
-    kv_buffer_ = Take(num_blocks * decoder_->block_bytes());
-    std::memset(kv_buffer_.data(), 0, kv_buffer_.bytes());
-    kv_ = {static_cast<unsigned char*>(kv_buffer_.data()), num_blocks};
+    auto kv = KvMemory::Create(*device_, decoder_->kv_shape(), num_blocks);
+    Require(kv.status());
+    kv_ = std::move(*kv);
+    std::memset(kv_.pool().data, 0, static_cast<size_t>(kv_.bytes()));
     for (int64_t b = 0; b < num_blocks; ++b) blocks_.push_back(static_cast<int32_t>(b));
     logits_.resize(static_cast<size_t>(kMaxBatch * ModelShape().vocab));
   }
@@ -275,8 +277,7 @@ class Bench {
   int64_t weight_bytes_ = 0;
   std::unique_ptr<Decoder> decoder_;
   StepArena arena_;
-  Buffer kv_buffer_;
-  KvPool kv_;
+  KvMemory kv_;
   std::vector<int32_t> blocks_;
   std::vector<int32_t> tokens_;
   std::vector<int32_t> positions_;

@@ -30,11 +30,9 @@ Result<std::unique_ptr<DraftModel>> DraftModel::Create(const ModelReader& weight
   Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(weights, decoder_options, device);
   if (!decoder.ok()) return decoder.status();
   model->decoder_ = std::move(*decoder);
-  Result<Buffer> kv = Buffer::Create(
-      device.allocator(), static_cast<size_t>(options.num_blocks * model->decoder_->block_bytes()));
+  Result<KvMemory> kv = KvMemory::Create(device, model->decoder_->kv_shape(), options.num_blocks);
   if (!kv.ok()) return kv.status();
-  model->kv_buffer_ = std::move(*kv);
-  model->kv_ = {static_cast<unsigned char*>(model->kv_buffer_.data()), options.num_blocks};
+  model->kv_ = std::move(*kv);
   const auto max_requests = static_cast<size_t>(options.decoder.max_logits_rows);
   model->requests_.reserve(max_requests);
   model->tokens_.reserve(static_cast<size_t>(decoder_options.max_tokens));
@@ -136,7 +134,7 @@ void DraftModel::Forward() {
                     .num_sequences = static_cast<int64_t>(sequences_.size()),
                     .num_logits_rows = static_cast<int64_t>(rows_.size())};
   scratch_.arena.Reset();
-  decoder_->Forward(batch, kv_, scratch_.arena, scratch_.logits.row(0));
+  decoder_->Forward(batch, kv_.pool(), scratch_.arena, scratch_.logits.row(0));
   scratch_.sampler.Sample(rows_.data(), static_cast<int64_t>(rows_.size()));
 }
 

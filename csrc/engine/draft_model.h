@@ -13,6 +13,7 @@
 #include "engine/logits_buffer.h"
 #include "memory/step_arena.h"
 #include "model/decoder.h"
+#include "ops/kv_memory.h"
 
 namespace allspark {
 
@@ -61,8 +62,7 @@ class DraftModel : public Drafter {
   AcceptanceRate chance_{DraftModelState::kWeight};  // of all requests; new ones start with it
   DraftScratch scratch_;
   std::unique_ptr<Decoder> decoder_;
-  Buffer kv_buffer_;
-  KvPool kv_;
+  KvMemory kv_;
   // One batch, reserved for the largest.
   std::vector<Request*> requests_;  // those that still draft
   std::vector<int32_t> tokens_, positions_;

@@ -27,13 +27,10 @@ Status ModelMemory::Take() {
   if (!decoder.ok()) return decoder.status();
   decoder_ = std::move(*decoder);
 
-  const int64_t block_bytes = decoder_->block_bytes();
-  Result<Buffer> kv =
-      Buffer::Create(allocator, static_cast<size_t>(sizes.num_blocks * block_bytes));
+  Result<KvMemory> kv = KvMemory::Create(device, decoder_->kv_shape(), sizes.num_blocks);
   if (!kv.ok()) return kv.status();
-  kv_buffer_ = std::move(*kv);
-  kv_ = {static_cast<unsigned char*>(kv_buffer_.data()), sizes.num_blocks};
-  host_blocks_.resize(static_cast<size_t>(sizes.num_host_blocks * block_bytes));
+  kv_ = std::move(*kv);
+  host_blocks_.resize(static_cast<size_t>(sizes.num_host_blocks * kv_.block_bytes()));
 
   const int64_t vocab_size = sizes.limits.vocab_size;
   sampler_ = device.MakeSampler(vocab_size);
@@ -59,8 +56,7 @@ void ModelMemory::GiveBack() {
   drafters_.clear();
   decoder_.reset();
   sampler_.reset();
-  kv_ = {};
-  kv_buffer_ = Buffer();
+  kv_ = KvMemory();
   std::vector<unsigned char>().swap(host_blocks_);
   arena_ = StepArena();
   logits_ = LogitsBuffer();
@@ -68,21 +64,19 @@ void ModelMemory::GiveBack() {
 
 void ModelMemory::Forward(const Batch& batch) {
   arena_.Reset();
-  decoder_->Forward(batch, kv_, arena_, logits_.row(0));
+  decoder_->Forward(batch, kv_.pool(), arena_, logits_.row(0));
 }
 
 void ModelMemory::Copy(const BlockCopy& copy) {
-  model_.device->CopyBlock(decoder_->BlockAt(kv_, copy.from), decoder_->BlockAt(kv_, copy.to));
+  model_.device->CopyBlock(kv_.pool(), copy.from, copy.to);
 }
 
 void ModelMemory::Copy(const HostCopy& copy) {
-  const auto bytes = static_cast<size_t>(decoder_->block_bytes());
-  const KvBlock block = decoder_->BlockAt(kv_, copy.block);
-  unsigned char* const host = host_blocks_.data() + static_cast<size_t>(copy.slot) * bytes;
+  unsigned char* const host = host_blocks_.data() + copy.slot * kv_.block_bytes();
   if (copy.to_host) {
-    model_.device->BlockToHost(block, host);
+    model_.device->BlockToHost(kv_.pool(), copy.block, host);
   } else {
-    model_.device->BlockFromHost(host, block);
+    model_.device->BlockFromHost(host, kv_.pool(), copy.block);
   }
 }
 

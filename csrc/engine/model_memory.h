@@ -11,6 +11,7 @@
 #include "kv_cache/prefix_cache.h"
 #include "memory/step_arena.h"
 #include "model/decoder.h"
+#include "ops/kv_memory.h"
 #include "sampling/sampler.h"
 
 namespace allspark {
@@ -35,7 +36,7 @@ class ModelMemory {
   Sampler& sampler() { return *sampler_; }
   std::span<const std::unique_ptr<Drafter>> drafters() const { return drafters_; }
   LogitsBuffer& logits() { return logits_; }
-  int64_t kv_bytes() const { return static_cast<int64_t>(kv_buffer_.bytes()); }
+  int64_t kv_bytes() const { return kv_.bytes(); }
   // Computes the batch; its logits are the first rows of logits(), on the host.
   void Forward(const Batch& batch);
   // Copies a block within the pool, or between the pool and the host tier.
@@ -50,9 +51,8 @@ class ModelMemory {
 
   const InstalledModel& model_;
   bool is_taken_ = false;
-  Buffer kv_buffer_;
   std::vector<unsigned char> host_blocks_;  // of the prefix cache's second tier
-  KvPool kv_;
+  KvMemory kv_;
   StepArena arena_;
   LogitsBuffer logits_;
   // These refer to the rest.

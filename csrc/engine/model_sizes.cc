@@ -111,13 +111,37 @@ DraftModelOptions DraftOptions(const RuntimeConfig& config, const ModelReader& r
   return options;
 }
 
+int64_t WorkBytes(const DecoderBytes& model, const DecoderBytes& draft, const ModelSizes& sizes) {
+  const int64_t logits = sizes.decoder.max_logits_rows * sizes.limits.vocab_size;
+  return std::max(model.arena, draft.arena) + model.tables + draft.tables + model.image +
+         draft.image + logits * static_cast<int64_t>(sizeof(float));
+}
+
+// The room that is left for the pool. A device with memory of its own also takes copies of the
+// weights, and all that its steps work in.
+Result<DeviceRoom> RoomForPool(const RuntimeConfig& config, const Device& device,
+                               int64_t weight_bytes, int64_t work_bytes) {
+  DeviceRoom room = device.room();
+  if (!device.has_own_memory()) return room;
+  const int64_t taken = weight_bytes + work_bytes;
+  if (taken >= room.largest) {
+    return Status::ResourceExhausted(
+        "model '" + config.model_name + "' takes " + std::to_string(weight_bytes >> 20) +
+        " MiB of the device's memory for weights and " + std::to_string(work_bytes >> 20) +
+        " MiB for its steps; there is room for " + std::to_string(room.largest >> 20) +
+        " MiB: " + room.source);
+  }
+  room.bytes -= taken;
+  room.largest -= taken;
+  return room;
+}
+
 // Sets num_blocks and num_host_blocks. block_bytes: a block of the model and, if there is one, of
 // the draft model.
-Status SizePool(const RuntimeConfig& config, const Device& device, int64_t block_bytes,
-                ModelSizes& sizes) {
+Status SizePool(const RuntimeConfig& config, const Device& device, const DeviceRoom& room,
+                int64_t block_bytes, ModelSizes& sizes) {
   const int64_t block_size = config.cache_span_size;
   const int64_t blocks_per_request = CeilDiv(config.engine_max_length, block_size);
-  const DeviceRoom room = device.room();
   int64_t& num_blocks = sizes.num_blocks;
   if (config.cache_span_num_init > 0) {
     num_blocks = config.cache_span_num_init;
@@ -197,14 +221,15 @@ Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelR
     }
   }
   const int64_t block_bytes = model->block + draft->block;
-  AS_RETURN_IF_ERROR(SizePool(config, device, block_bytes, sizes));
+  const int64_t work_bytes = WorkBytes(*model, *draft, sizes);
+  Result<DeviceRoom> room =
+      RoomForPool(config, device, model->weights + draft->weights, work_bytes);
+  if (!room.ok()) return room.status();
+  AS_RETURN_IF_ERROR(SizePool(config, device, *room, block_bytes, sizes));
   sizes.draft.num_blocks = sizes.num_blocks;
   FillInfo(config, reader, draft_reader, block_bytes, sizes);
   ModelInfo& info = sizes.info;
-  info.work_bytes =
-      std::max(model->arena, draft->arena) + model->tables + draft->tables + model->image +
-      draft->image +
-      sizes.decoder.max_logits_rows * sizes.limits.vocab_size * static_cast<int64_t>(sizeof(float));
+  info.work_bytes = work_bytes;
   AS_LOG(kInfo) << "model '" << config.model_name << "' is installed: " << (info.weight_bytes >> 20)
                 << " MiB of weights; its KV cache will hold "
                 << PoolText(sizes.num_blocks, config.cache_span_size, block_bytes) << ", room for "

@@ -7,6 +7,7 @@
 #include "kernels/kernel_table.h"
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
+#include "ops/kv_memory.h"
 #include "platform/thread_pool.h"
 #include "sampling/host_sampler.h"
 #include "weights/model_reader.h"
@@ -52,8 +53,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
   Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(**reader, decoder_options, device);
   if (!decoder.ok()) return decoder.status();
   const int64_t num_blocks = CeilDiv(num_tokens, options.block_size);
-  Result<Buffer> kv =
-      Buffer::Create(allocator->get(), static_cast<size_t>(num_blocks * (*decoder)->block_bytes()));
+  Result<KvMemory> kv = KvMemory::Create(device, (*decoder)->kv_shape(), num_blocks);
   if (!kv.ok()) return kv.status();
   Result<Buffer> scratch =
       Buffer::Create(allocator->get(), static_cast<size_t>((*decoder)->arena_bytes()));
@@ -66,7 +66,6 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
   for (size_t i = 0; i < ids.size(); ++i) positions[i] = static_cast<int32_t>(i);
   const int64_t vocab_size = (*decoder)->vocab_size();
   std::vector<float> logits(ids.size() * static_cast<size_t>(vocab_size));
-  const KvPool pool_view{static_cast<unsigned char*>(kv->data()), num_blocks};
 
   // A chunk is a batch of one-token sequences over the one block table: each layer stores the
   // chunk's keys and values before it attends, so every token sees those before it, and every row
@@ -94,7 +93,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
                       .num_sequences = count,
                       .num_logits_rows = count};
     arena.Reset();
-    (*decoder)->Forward(batch, pool_view, arena, logits.data() + begin * vocab_size);
+    (*decoder)->Forward(batch, kv->pool(), arena, logits.data() + begin * vocab_size);
     begin += count;
     ++chunk_index;
   }

@@ -1,6 +1,5 @@
 #include "model/attention.h"
 
-#include "kv_cache/extent.h"
 #include "model/latent_attention.h"
 #include "model/residual.h"
 #include "ops/hadamard.h"
@@ -11,14 +10,6 @@
 
 namespace allspark {
 namespace {
-
-// Of one head's part of a block.
-int64_t KeyBytes(const DecoderShape& shape, int64_t block_size) {
-  return kernels::KvPartBytes(kernels::KeyDType(shape.cache), block_size, shape.head_dim);
-}
-int64_t ValueBytes(const DecoderShape& shape, int64_t block_size) {
-  return kernels::KvPartBytes(kernels::ValueDType(shape.cache), block_size, shape.head_dim);
-}
 
 QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
                       const AttentionWeights& weights, const StepInput& step, const Workspace& w) {
@@ -49,35 +40,6 @@ QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
 
 }  // namespace
 
-int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size) {
-  return shape.num_layers * shape.kv_heads *
-         (KeyBytes(shape, block_size) + ValueBytes(shape, block_size));
-}
-
-kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
-                             const KvPool& pool) {
-  kernels::PagedKv kv{};
-  kv.pool = pool.data;
-  kv.extent_blocks = ExtentBlocks(pool.num_blocks);
-  kv.extent_stride = kv.extent_blocks * KvBlockBytes(shape, block_size);
-  kv.block_size = block_size;
-  kv.k.block_stride = KeyBytes(shape, block_size);
-  kv.v.block_stride = ValueBytes(shape, block_size);
-  kv.k.head_stride = kv.extent_blocks * kv.k.block_stride;
-  kv.v.head_stride = kv.extent_blocks * kv.v.block_stride;
-  kv.k.offset = layer * shape.kv_heads * (kv.k.head_stride + kv.v.head_stride);
-  kv.v.offset = kv.k.offset + shape.kv_heads * kv.k.head_stride;
-  return kv;
-}
-
-KvBlock MakeKvBlock(const DecoderShape& shape, int64_t block_size, const KvPool& pool, int64_t id) {
-  const kernels::PagedKv kv = MakePagedKv(shape, block_size, 0, pool);
-  return {{kv.PartAt(id, kv.k, 0), kv.k.block_stride, kv.k.head_stride, shape.kv_heads},
-          {kv.PartAt(id, kv.v, 0), kv.v.block_stride, kv.v.head_stride, shape.kv_heads},
-          shape.kv_heads * (kv.k.head_stride + kv.v.head_stride),
-          shape.num_layers};
-}
-
 AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
   AttentionParams params;
   params.q_heads = shape.q_heads;
@@ -90,8 +52,8 @@ AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
 }
 
 void RunAttention(const OpContext& context, const DecoderShape& shape,
-                  const AttentionWeights& weights, const kernels::PagedKv& kv,
-                  const StepInput& step, const Workspace& w) {
+                  const AttentionWeights& weights, const KvLayer& kv, const StepInput& step,
+                  const Workspace& w) {
   const bool latents = shape.has_latents();
   const QueryKeyValue qkv = latents ? ProjectLatents(context, shape, weights, step, w)
                                     : Project(context, shape, weights, step, w);
@@ -102,7 +64,7 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
     if (latents) keys = Columns(w.latent.rotated_keys, 0, shape.head_dim);
     Hadamard(context, qkv.k, shape.head_dim, keys);
   }
-  KvWrite(context, kv, shape.cache, step.sequences, keys, qkv.v, shape.kv_heads, shape.head_dim);
+  KvWrite(context, kv, step.sequences, keys, qkv.v);
   // Written in float32 if it is quantised next, otherwise in the compute type, in which v_up reads
   // latents.
   const InputFormat o_input = weights.o.activation;
@@ -110,7 +72,7 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
       w.attended.As(o_input.dtype == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);
   AttentionParams params = MakeAttentionParams(shape, weights.window);
   params.slopes = step.alibi_slopes;
-  PagedAttention(context, params, kv, shape.cache, step.sequences, qkv.q, w.scratch, attended);
+  PagedAttention(context, params, kv, step.sequences, qkv.q, w.scratch, attended);
   if (latents) attended = ValuesOfLatents(context, shape, weights, attended, *step.tasks, w);
   const ConstMatrix rounded = Rounded(context, attended, o_input, w.o_input);
   const ConstMatrix x = InOrder(context, rounded, weights.o, w);

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "model/decoder_weights.h"
-#include "model/kv_pool.h"
 #include "model/lora.h"
 #include "model/workspace.h"
 #include "ops/attention.h"
+#include "ops/kv_pool.h"
 #include "ops/linear_each.h"
 #include "ops/rope.h"
 #include "ops/sequence_range.h"
@@ -34,18 +34,11 @@ struct QueryKeyValue {
   ConstMatrix v;  // with latents, the same memory as k
 };
 
-// Where a layer's keys and values are: within an extent layer after layer, of each layer K of all
-// KV heads, then V of all, and of each head the extent's blocks one after another.
-kernels::PagedKv MakePagedKv(const DecoderShape& shape, int64_t block_size, int64_t layer,
-                             const KvPool& pool);
-KvBlock MakeKvBlock(const DecoderShape& shape, int64_t block_size, const KvPool& pool, int64_t id);
-int64_t KvBlockBytes(const DecoderShape& shape, int64_t block_size);
-
 AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window);
 
 // Adds the layer's attention to w.residual and leaves its keys and values in the cache.
 void RunAttention(const OpContext& context, const DecoderShape& shape,
-                  const AttentionWeights& weights, const kernels::PagedKv& kv,
-                  const StepInput& step, const Workspace& w);
+                  const AttentionWeights& weights, const KvLayer& kv, const StepInput& step,
+                  const Workspace& w);
 
 }  // namespace allspark

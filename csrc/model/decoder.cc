@@ -41,10 +41,18 @@ int64_t ImageBytes(const DecoderOptions& options) {
          16 * (4 + 3 * options.max_tokens);
 }
 
+KvShape KvShapeOf(const DecoderShape& shape, const DecoderOptions& options) {
+  return {.dtype = shape.cache,
+          .num_layers = shape.num_layers,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .block_size = options.block_size};
+}
+
 DecoderBytes BytesOf(const DecoderShape& shape, const DecoderOptions& options,
                      const Device& device) {
   const WorkspaceSize largest = SizeFor(options.max_tokens, options.lora_max_rank);
-  return {.block = KvBlockBytes(shape, options.block_size),
+  return {.block = device.KvBlockBytes(KvShapeOf(shape, options)),
           .arena = WorkspaceBytes(shape, largest, device.ops()),
           .tables = (shape.window_rope ? 2 : 1) * RopeTable::Bytes(shape, options.max_length),
           .image = device.has_own_memory() ? ImageBytes(options) : 0};
@@ -66,6 +74,7 @@ class DecoderImpl final : public Decoder {
   DecoderImpl(DecoderParts parts, StepImage image, Device& device)
       : parts_(std::move(parts)),
         device_(device),
+        kv_shape_(KvShapeOf(parts_.shape, parts_.options)),
         bytes_(BytesOf(parts_.shape, parts_.options, device)),
         image_(std::move(image)),
         lora_(parts_.options.lora_max_rank > 0 ? parts_.options.max_tokens : 0),
@@ -76,11 +85,8 @@ class DecoderImpl final : public Decoder {
 
   int64_t vocab_size() const override { return parts_.shape.vocab_size; }
   int64_t hidden_size() const override { return parts_.shape.hidden; }
-  int64_t block_bytes() const override { return bytes_.block; }
+  const KvShape& kv_shape() const override { return kv_shape_; }
   int64_t arena_bytes() const override { return bytes_.arena; }
-  KvBlock BlockAt(const KvPool& kv, int32_t block) const override {
-    return MakeKvBlock(parts_.shape, parts_.options.block_size, kv, block);
-  }
   void Forward(const Batch& batch, const KvPool& kv, StepArena& arena, float* logits) override;
   void ForwardLayers(const Batch& batch, const KvPool& kv, StepArena& arena, const float* in,
                      float* out) override;
@@ -104,6 +110,7 @@ class DecoderImpl final : public Decoder {
 
   const DecoderParts parts_;
   Device& device_;
+  const KvShape kv_shape_;
   const DecoderBytes bytes_;
   StepImage image_;
   LoraBatch lora_;
@@ -151,6 +158,10 @@ void DecoderImpl::CheckBatch(const Batch& batch, const KvPool& kv) const {
   AS_CHECK(batch.num_logits_rows >= 0 && batch.num_logits_rows <= options.max_logits_rows)
       << "batch: " << batch.num_logits_rows << " logits rows; at most " << options.max_logits_rows;
   AS_CHECK(kv.data != nullptr) << "batch: no KV pool";
+  AS_CHECK(kv.shape == kv_shape_) << "batch: a KV pool of " << kv.shape.num_layers << " layers, "
+                                  << kv.shape.kv_heads << " heads of " << kv.shape.head_dim
+                                  << ", in blocks of " << kv.shape.block_size
+                                  << ", is not the decoder's";
   for (int64_t i = 0; i < batch.num_tokens; ++i) {
     const int32_t position = batch.positions[i];
     AS_CHECK(position >= 0 && position < options.max_length)
@@ -259,8 +270,7 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
     if (shape.parallel_residual && !shape.shares_normed()) {
       ReadResidualInto(context_, weights.mlp.norm, weights.mlp.gate_up.activation, w.mlp_normed, w);
     }
-    RunAttention(context_, shape, weights.attention,
-                 MakePagedKv(shape, parts_.options.block_size, layer, kv), step, w);
+    RunAttention(context_, shape, weights.attention, {kv, layer}, step, w);
     if (weights.moe.router.data != nullptr) {
       RunExperts(context_, shape, weights.moe, layer, lora_, w);
     } else {
@@ -385,7 +395,13 @@ Result<DecoderBytes> Decoder::Measure(const ModelReader& weights, const DecoderO
   Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
   if (!shape.ok()) return shape.status();
   AS_RETURN_IF_ERROR(CheckLearnedPositions(*shape, options.max_length));
-  return BytesOf(*shape, options, device);
+  DecoderBytes bytes = BytesOf(*shape, options, device);
+  if (device.has_own_memory()) {
+    for (const proto::TensorRecord& tensor : weights.file().tensors()) {
+      bytes.weights += static_cast<int64_t>(tensor.bytes());
+    }
+  }
+  return bytes;
 }
 
 Result<std::unique_ptr<Decoder>> Decoder::Create(const ModelReader& weights,

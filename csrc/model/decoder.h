@@ -11,8 +11,8 @@
 #include "base/dtype.h"
 #include "memory/step_arena.h"
 #include "model/batch.h"
-#include "model/kv_pool.h"
 #include "ops/device.h"
+#include "ops/kv_pool.h"
 
 namespace allspark {
 
@@ -30,13 +30,13 @@ struct DecoderOptions {
   bool use_logn_attn = false;
 };
 
-// The device memory that a decoder needs, besides copies of the weights on a device with memory of
-// its own.
+// The device memory that a decoder needs.
 struct DecoderBytes {
-  int64_t block = 0;   // of one KV block, all layers, K and V
-  int64_t arena = 0;   // of the arena, for the largest batch (logits not included)
-  int64_t tables = 0;  // of the tables that it computes at its creation
-  int64_t image = 0;   // of a step's integers
+  int64_t weights = 0;  // of their copies; 0 where the device's memory is the host's
+  int64_t block = 0;    // of one KV block, all layers, K and V
+  int64_t arena = 0;    // of the arena, for the largest batch (logits not included)
+  int64_t tables = 0;   // of the tables that it computes at its creation
+  int64_t image = 0;    // of a step's integers
 };
 
 class Decoder {
@@ -53,10 +53,8 @@ class Decoder {
 
   virtual int64_t vocab_size() const = 0;
   virtual int64_t hidden_size() const = 0;
-  virtual int64_t block_bytes() const = 0;
+  virtual const KvShape& kv_shape() const = 0;  // of the pools that Forward takes
   virtual int64_t arena_bytes() const = 0;
-  // Where a block of the pool lies.
-  virtual KvBlock BlockAt(const KvPool& kv, int32_t block) const = 0;
   // Writes the KV of every token and logits[row, :] (float32, row stride vocab_size, in the
   // device's memory) for the sequences that want it. What the batch points at stays until the next
   // Forward.

@@ -14,6 +14,7 @@
 #include "model/decoder.h"
 #include "model/input_statistics.h"
 #include "ops/cpu/cpu_device.h"
+#include "ops/kv_memory.h"
 #include "platform/thread_pool.h"
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
@@ -62,7 +63,7 @@ class LayerRunnerImpl final : public LayerRunner {
   CpuDevice device_;
   std::unique_ptr<ModelReader> reader_;
   std::unique_ptr<Decoder> decoder_;
-  Buffer kv_;
+  KvMemory kv_;
   StepArena arena_;
   std::vector<int32_t> blocks_, positions_;
   std::vector<int64_t> tokens_;  // of a pass: all of them
@@ -86,8 +87,7 @@ Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image) {
   if (!decoder.ok()) return decoder.status();
   decoder_ = std::move(*decoder);
   const int64_t num_blocks = sequences_per_pass_ * CeilDiv(length_, kBlockSize);
-  Result<Buffer> kv =
-      Buffer::Create(&allocator_, static_cast<size_t>(num_blocks * decoder_->block_bytes()));
+  Result<KvMemory> kv = KvMemory::Create(device_, decoder_->kv_shape(), num_blocks);
   if (!kv.ok()) return kv.status();
   kv_ = std::move(*kv);
   Result<Buffer> scratch =
@@ -165,9 +165,8 @@ void LayerRunnerImpl::RunPass(const int32_t* ids, const float* in, int64_t num_s
                     .num_sequences = num_sequences,
                     .num_logits_rows = 0,
                     .observer = &collector_};
-  const KvPool pool{static_cast<unsigned char*>(kv_.data()), static_cast<int64_t>(blocks_.size())};
   arena_.Reset();
-  decoder_->ForwardLayers(batch, pool, arena_, in, out);
+  decoder_->ForwardLayers(batch, kv_.pool(), arena_, in, out);
   if (logits != nullptr) decoder_->Logits(tokens_.data(), batch.num_tokens, logits);
 }
 

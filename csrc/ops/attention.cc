@@ -8,9 +8,8 @@
 namespace allspark {
 namespace {
 
-void CheckAttention(const OpContext& context, const AttentionParams& params,
-                    const kernels::PagedKv& kv, DType kv_dtype, const ConstMatrix& q,
-                    const float* scratch, const Matrix& out) {
+void CheckAttention(const OpContext& context, const AttentionParams& params, const KvLayer& kv,
+                    const ConstMatrix& q, const float* scratch, const Matrix& out) {
   internal::CheckMatrix("attention", "q", q);
   internal::CheckMatrix("attention", "out", out);
   internal::CheckDType("attention", "q", q.dtype, DType::kFloat32);
@@ -26,13 +25,15 @@ void CheckAttention(const OpContext& context, const AttentionParams& params,
   AS_CHECK(params.scale > 0.0f) << "attention: scale is " << params.scale;
   AS_CHECK(params.window >= 0 && params.soft_cap >= 0.0f)
       << "attention: window is " << params.window << ", soft_cap is " << params.soft_cap;
-  AS_CHECK(kv.pool != nullptr && kv.block_size > 0 && kernels::kAttentionChunk % kv.block_size == 0)
-      << "attention: block_size is " << kv.block_size << "; it must divide "
-      << kernels::kAttentionChunk;
+  const KvShape& shape = kv.shape();
+  internal::CheckKvLayer("attention", kv);
+  AS_CHECK(params.kv_heads == shape.kv_heads && params.head_dim == shape.head_dim)
+      << "attention: " << params.kv_heads << " KV heads of " << params.head_dim
+      << "; the cache has " << shape.kv_heads << " of " << shape.head_dim;
   AS_CHECK(scratch != nullptr) << "attention: no scratch";
-  AS_CHECK(context.ops->Has(OpKind::kAttention, kv_dtype, out.dtype))
+  AS_CHECK(context.ops->Has(OpKind::kAttention, shape.dtype, out.dtype))
       << "attention: kernel table '" << context.ops->name() << "' has no entry for a "
-      << DTypeName(kv_dtype) << " cache and " << DTypeName(out.dtype) << " output";
+      << DTypeName(shape.dtype) << " cache and " << DTypeName(out.dtype) << " output";
 }
 
 // Counts the keys and values that a batch reads, and the operations on them.
@@ -56,11 +57,11 @@ void Count(const AttentionParams& params, DType kv_dtype, const SequenceRanges& 
 
 }  // namespace
 
-void PagedAttention(const OpContext& context, const AttentionParams& params,
-                    const kernels::PagedKv& kv, DType kv_dtype, const SequenceRanges& sequences,
-                    const ConstMatrix& q, float* scratch, const Matrix& out) {
+void PagedAttention(const OpContext& context, const AttentionParams& params, const KvLayer& kv,
+                    const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
+                    const Matrix& out) {
   OpTimer timer(context.profile, Op::kAttention);
-  CheckAttention(context, params, kv, kv_dtype, q, scratch, out);
+  CheckAttention(context, params, kv, q, scratch, out);
   for (size_t s = 0; s < sequences.host.size(); ++s) {
     const SequenceRange& sequence = sequences.host[s];
     AS_CHECK(sequence.token_begin >= 0 && sequence.num_tokens >= 0 && sequence.position >= 0 &&
@@ -68,8 +69,8 @@ void PagedAttention(const OpContext& context, const AttentionParams& params,
         << "attention: sequence " << s << " has rows [" << sequence.token_begin << ", +"
         << sequence.num_tokens << ") at position " << sequence.position << "; q has " << q.rows;
   }
-  if (timer.is_on()) Count(params, kv_dtype, sequences, timer);
-  context.ops->Attention(params, kv, kv_dtype, sequences, q, scratch, out);
+  if (timer.is_on()) Count(params, kv.shape().dtype, sequences, timer);
+  context.ops->Attention(params, kv, sequences, q, scratch, out);
 }
 
 }  // namespace allspark

@@ -1,8 +1,7 @@
 // PagedAttention: causal attention of a step's tokens against one layer of the paged cache.
 #pragma once
 
-#include <span>
-
+#include "ops/kv_pool.h"
 #include "ops/op_context.h"
 #include "ops/sequence_range.h"
 
@@ -19,11 +18,10 @@ struct AttentionParams {
   const float* slopes = nullptr;
 };
 
-// q, out: [tokens, q_heads * head_dim]; q float32, out in the compute dtype; kv_dtype: of the
-// cache. The keys of these tokens must be in the cache already. scratch:
-// DeviceOps::AttentionScratch(params) floats.
-void PagedAttention(const OpContext& context, const AttentionParams& params,
-                    const kernels::PagedKv& kv, DType kv_dtype, const SequenceRanges& sequences,
-                    const ConstMatrix& q, float* scratch, const Matrix& out);
+// q, out: [tokens, q_heads * head_dim]; q float32, out in the compute dtype. The keys of these
+// tokens must be in the cache already. scratch: DeviceOps::AttentionScratch(params) floats.
+void PagedAttention(const OpContext& context, const AttentionParams& params, const KvLayer& kv,
+                    const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
+                    const Matrix& out);
 
 }  // namespace allspark

@@ -11,7 +11,7 @@
 #include "kernels/kernel_table.h"
 #include "memory/allocator.h"
 #include "ops/device_ops.h"
-#include "ops/kv_block.h"
+#include "ops/kv_pool.h"
 #include "platform/thread_pool.h"
 #include "sampling/sampler.h"
 
@@ -32,12 +32,14 @@ class Device {
   virtual DeviceOps& ops() const = 0;
   virtual DeviceRoom room() const = 0;
 
-  // Copies of KV blocks, in the order of all operations; on the host, parts lie side by side in
-  // their order. BlockToHost may still be writing when it returns; BlockFromHost of the same memory
-  // waits for it. They throw on failure.
-  virtual void CopyBlock(const KvBlock& from, const KvBlock& to) = 0;
-  virtual void BlockToHost(const KvBlock& device, void* host) = 0;
-  virtual void BlockFromHost(const void* host, const KvBlock& device) = 0;
+  // Bytes of a block of the KV pool, all layers. How it lies in the pool is the device's choice; so
+  // is the order of its bytes on the host.
+  virtual int64_t KvBlockBytes(const KvShape& shape) const = 0;
+  // Copies of KV blocks, in the order of all operations. BlockToHost may still be writing when it
+  // returns; BlockFromHost of the same memory waits for it. They throw on failure.
+  virtual void CopyBlock(const KvPool& pool, int32_t from, int32_t to) = 0;
+  virtual void BlockToHost(const KvPool& pool, int32_t block, void* host) = 0;
+  virtual void BlockFromHost(const void* host, const KvPool& pool, int32_t block) = 0;
 
   // False: its memory is the host's.
   virtual bool has_own_memory() const = 0;

@@ -13,6 +13,7 @@
 #include "ops/attention.h"
 #include "ops/embedding.h"
 #include "ops/experts.h"
+#include "ops/kv_pool.h"
 #include "ops/linear.h"
 #include "ops/linear_each.h"
 #include "ops/lora.h"
@@ -82,10 +83,9 @@ class DeviceOps {
   virtual void AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows,
                                 const LoraScratch& scratch, const Matrix& y) = 0;
 
-  virtual void KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
-                       const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
-                       int64_t head_dim) = 0;
-  virtual void Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
+  virtual void KvWrite(const KvLayer& kv, const SequenceRanges& sequences, const ConstMatrix& k,
+                       const ConstMatrix& v) = 0;
+  virtual void Attention(const AttentionParams& params, const KvLayer& kv,
                          const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
                          const Matrix& out) = 0;
 

@@ -1,17 +1,15 @@
 // KvWrite: stores the keys and values of a step's tokens in one layer of the paged cache.
 #pragma once
 
-#include <span>
-
+#include "ops/kv_pool.h"
 #include "ops/op_context.h"
 #include "ops/sequence_range.h"
 
 namespace allspark {
 
-// k, v: [tokens, kv_heads * head_dim] float32 with the same row stride. dtype: the cache's.
+// k, v: [tokens, kv_heads * head_dim] float32 with the same row stride.
 // Requires: the ranges follow one another and begin at row 0.
-void KvWrite(const OpContext& context, const kernels::PagedKv& kv, DType dtype,
-             const SequenceRanges& sequences, const ConstMatrix& k, const ConstMatrix& v,
-             int64_t kv_heads, int64_t head_dim);
+void KvWrite(const OpContext& context, const KvLayer& kv, const SequenceRanges& sequences,
+             const ConstMatrix& k, const ConstMatrix& v);
 
 }  // namespace allspark

@@ -63,6 +63,19 @@ inline void CheckRowScratch(const char* op, const OpContext& context, int64_t co
       << op << ": a scratch row of " << context.row_scratch.floats << " elements for " << cols;
 }
 
+// Every block size of the KV pool is a multiple of this.
+inline constexpr int64_t kLeastBlockSize = 16;
+
+inline void CheckKvLayer(const char* op, const KvLayer& kv) {
+  const KvShape& shape = kv.shape();
+  AS_CHECK(kv.pool.data != nullptr) << op << ": no KV pool";
+  AS_CHECK(kv.layer >= 0 && kv.layer < shape.num_layers)
+      << op << ": layer " << kv.layer << " of " << shape.num_layers;
+  AS_CHECK(shape.block_size >= kLeastBlockSize && kernels::kAttentionChunk % shape.block_size == 0)
+      << op << ": block_size is " << shape.block_size << "; it must divide "
+      << kernels::kAttentionChunk << " and be " << kLeastBlockSize << " or more";
+}
+
 // Elements of a packed weight in one 32-bit lane; 0 where the dtype cannot be packed.
 inline int64_t PackedPerLane(DType dtype) {
   if (dtype == DType::kUInt4) return 8;

@@ -71,15 +71,13 @@ class CountingOps final : public DeviceOps {
                         const Matrix& y) override {
     Launch().AddLoraEmbedding(ids, rows, scratch, y);
   }
-  void KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
-               const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
-               int64_t head_dim) override {
-    Launch().KvWrite(kv, dtype, sequences, k, v, kv_heads, head_dim);
+  void KvWrite(const KvLayer& kv, const SequenceRanges& sequences, const ConstMatrix& k,
+               const ConstMatrix& v) override {
+    Launch().KvWrite(kv, sequences, k, v);
   }
-  void Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
-                 const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
-                 const Matrix& out) override {
-    Launch().Attention(params, kv, kv_dtype, sequences, q, scratch, out);
+  void Attention(const AttentionParams& params, const KvLayer& kv, const SequenceRanges& sequences,
+                 const ConstMatrix& q, float* scratch, const Matrix& out) override {
+    Launch().Attention(params, kv, sequences, q, scratch, out);
   }
   void Embedding(const EmbeddingWeight& table, const int32_t* ids, bool accumulate,
                  const Matrix& out) override {

@@ -168,8 +168,8 @@ LoraScratch SimOps::At(LoraScratch scratch) const {
 ExpertsTask SimOps::At(ExpertsTask task) const {
   return {At(task.x), At(task.w), At(task.y), At(task.scratch)};
 }
-kernels::PagedKv SimOps::At(kernels::PagedKv kv) const {
-  kv.pool = At(kv.pool);
+KvLayer SimOps::At(KvLayer kv) const {
+  kv.pool.data = At(kv.pool.data);
   return kv;
 }
 std::vector<kernels::LowRank> SimOps::At(std::span<const kernels::LowRank> low_rank) const {
@@ -266,22 +266,19 @@ void SimOps::AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows,
   Queue([ids = At(ids), copies = std::make_shared<AdapterRows>(At(rows)), scratch = At(scratch),
          y = At(y)](CpuOps& cpu) { cpu.AddLoraEmbedding(ids, copies->rows, scratch, y); });
 }
-void SimOps::KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
-                     const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
-                     int64_t head_dim) {
-  Queue([=, kv = At(kv), ranges = At(sequences), k = At(k), v = At(v)](CpuOps& cpu) {
-    cpu.KvWrite(kv, dtype, {ranges, ranges.data()}, k, v, kv_heads, head_dim);
+void SimOps::KvWrite(const KvLayer& kv, const SequenceRanges& sequences, const ConstMatrix& k,
+                     const ConstMatrix& v) {
+  Queue([kv = At(kv), ranges = At(sequences), k = At(k), v = At(v)](CpuOps& cpu) {
+    cpu.KvWrite(kv, {ranges, ranges.data()}, k, v);
   });
 }
-void SimOps::Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
+void SimOps::Attention(const AttentionParams& params, const KvLayer& kv,
                        const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
                        const Matrix& out) {
   AttentionParams own = params;
   own.slopes = At(params.slopes);
-  Queue([=, kv = At(kv), ranges = At(sequences), q = At(q), scratch = At(scratch),
-         out = At(out)](CpuOps& cpu) {
-    cpu.Attention(own, kv, kv_dtype, {ranges, ranges.data()}, q, scratch, out);
-  });
+  Queue([own, kv = At(kv), ranges = At(sequences), q = At(q), scratch = At(scratch), out = At(out)](
+            CpuOps& cpu) { cpu.Attention(own, kv, {ranges, ranges.data()}, q, scratch, out); });
 }
 void SimOps::Embedding(const EmbeddingWeight& table, const int32_t* ids, bool accumulate,
                        const Matrix& out) {
@@ -370,21 +367,20 @@ std::unique_ptr<Sampler> SimDevice::MakeSampler(int64_t vocab_size) const {
   return std::make_unique<SimSampler>(host_.MakeSampler(vocab_size), *ops_, *memory_);
 }
 
-KvBlock SimDevice::At(KvBlock block) const {
-  block.keys.data = memory_->Reach(block.keys.data);
-  block.values.data = memory_->Reach(block.values.data);
-  return block;
+KvPool SimDevice::At(KvPool pool) const {
+  pool.data = memory_->Reach(pool.data);
+  return pool;
 }
 
-void SimDevice::CopyBlock(const KvBlock& from, const KvBlock& to) {
-  ops_->Defer([this, from = At(from), to = At(to)] { host_.CopyBlock(from, to); });
+void SimDevice::CopyBlock(const KvPool& pool, int32_t from, int32_t to) {
+  ops_->Defer([=, this, pool = At(pool)] { host_.CopyBlock(pool, from, to); });
 }
-void SimDevice::BlockToHost(const KvBlock& device, void* host) {
-  ops_->Defer([this, device = At(device), host] { host_.BlockToHost(device, host); });
+void SimDevice::BlockToHost(const KvPool& pool, int32_t block, void* host) {
+  ops_->Defer([=, this, pool = At(pool)] { host_.BlockToHost(pool, block, host); });
 }
-void SimDevice::BlockFromHost(const void* host, const KvBlock& device) {
+void SimDevice::BlockFromHost(const void* host, const KvPool& pool, int32_t block) {
   ops_->Finish();
-  host_.BlockFromHost(host, At(device));
+  host_.BlockFromHost(host, At(pool), block);
 }
 
 bool TestsUseSim() {

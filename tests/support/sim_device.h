@@ -90,12 +90,10 @@ class SimOps final : public DeviceOps {
                   const LoraScratch& scratch) override;
   void AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows, const LoraScratch& scratch,
                         const Matrix& y) override;
-  void KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
-               const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
-               int64_t head_dim) override;
-  void Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
-                 const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
-                 const Matrix& out) override;
+  void KvWrite(const KvLayer& kv, const SequenceRanges& sequences, const ConstMatrix& k,
+               const ConstMatrix& v) override;
+  void Attention(const AttentionParams& params, const KvLayer& kv, const SequenceRanges& sequences,
+                 const ConstMatrix& q, float* scratch, const Matrix& out) override;
   void Embedding(const EmbeddingWeight& table, const int32_t* ids, bool accumulate,
                  const Matrix& out) override;
   void Norm(const ConstMatrix& x, const int64_t* row_ids, const NormWeight& norm,
@@ -136,7 +134,7 @@ class SimOps final : public DeviceOps {
   RowScratch At(RowScratch scratch) const;
   LoraScratch At(LoraScratch scratch) const;
   ExpertsTask At(ExpertsTask task) const;
-  kernels::PagedKv At(kernels::PagedKv kv) const;
+  KvLayer At(KvLayer kv) const;
   std::vector<kernels::LowRank> At(std::span<const kernels::LowRank> low_rank) const;
   std::vector<SequenceRange> At(const SequenceRanges& sequences) const;
   struct Task;
@@ -163,9 +161,10 @@ class SimDevice : public Device {
   Allocator* allocator() const override { return memory_.get(); }
   SimOps& ops() const override { return *ops_; }
   DeviceRoom room() const override { return host_.room(); }
-  void CopyBlock(const KvBlock& from, const KvBlock& to) override;
-  void BlockToHost(const KvBlock& device, void* host) override;
-  void BlockFromHost(const void* host, const KvBlock& device) override;
+  int64_t KvBlockBytes(const KvShape& shape) const override { return host_.KvBlockBytes(shape); }
+  void CopyBlock(const KvPool& pool, int32_t from, int32_t to) override;
+  void BlockToHost(const KvPool& pool, int32_t block, void* host) override;
+  void BlockFromHost(const void* host, const KvPool& pool, int32_t block) override;
   bool has_own_memory() const override { return true; }
   int64_t host_cache_bytes() const override;
   std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override;
@@ -173,7 +172,7 @@ class SimDevice : public Device {
   const kernels::KernelTable& host_kernels() const override { return host_.host_kernels(); }
 
  private:
-  KvBlock At(KvBlock block) const;
+  KvPool At(KvPool pool) const;
 
   const CpuDevice::Parts parts_;
   CpuDevice host_;

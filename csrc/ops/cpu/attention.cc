@@ -7,6 +7,7 @@
 
 #include "base/int_math.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/kv_layout.h"
 #include "ops/cpu/rows.h"
 
 namespace allspark {
@@ -218,18 +219,19 @@ int64_t CpuOps::AttentionScratch(const AttentionParams& params) const {
                                                    kernels::AttentionPartialFloats(params.head_dim);
 }
 
-void CpuOps::Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
+void CpuOps::Attention(const AttentionParams& params, const KvLayer& kv,
                        const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
                        const Matrix& out) {
-  const auto kernel = kernels_.attention[cpu::Slot(kv_dtype)][cpu::Slot(out.dtype)];
+  const auto kernel = kernels_.attention[cpu::Slot(kv.shape().dtype)][cpu::Slot(out.dtype)];
   const auto merge = kernels_.attention_merge[cpu::Slot(out.dtype)];
+  const kernels::PagedKv paged = cpu::PagedKvOf(kv);
   const int64_t num_threads = pool_.num_threads(), group = Group(params);
   const ItemWalk walk(params, sequences.host, num_threads, merge != nullptr);
   const int64_t scratch_stride = ScratchStride(params);
   float* const partials = scratch + scratch_stride * num_threads;
   const int64_t chunk_floats = group * kernels::AttentionPartialFloats(params.head_dim);
   pool_.ParallelFor(walk.parts(), 1, [&](int64_t begin, int64_t end, int) {
-    kernels::AttentionArgs args = CommonArgs(params, kv, q, out);
+    kernels::AttentionArgs args = CommonArgs(params, paged, q, out);
     args.scratch = scratch + begin * scratch_stride;
     for (int64_t part = begin; part < end; ++part) {
       const auto attend = [&](const Item& item, const Item* next) {

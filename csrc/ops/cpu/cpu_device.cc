@@ -3,11 +3,14 @@
 #include <cstring>
 #include <utility>
 
+#include "ops/cpu/kv_layout.h"
 #include "platform/system_limits.h"
 #include "sampling/host_sampler.h"
 
 namespace allspark {
 namespace {
+
+using kernels::PagedKv;
 
 template <typename T>
 std::shared_ptr<T> NotOwned(T& object) {
@@ -31,29 +34,29 @@ std::unique_ptr<Sampler> CpuDevice::MakeSampler(int64_t vocab_size) const {
   return std::make_unique<HostSampler>(vocab_size, *parts_.kernels, parts_.pool.get());
 }
 
-void CpuDevice::CopyBlock(const KvBlock& from, const KvBlock& to) {
-  for (int64_t i = 0; i < from.num_parts(); ++i) {
-    const KvBlock::Part part = from.part(i);
-    std::memcpy(to.part(i).data, part.data, static_cast<size_t>(part.bytes));
-  }
+int64_t CpuDevice::KvBlockBytes(const KvShape& shape) const { return cpu::KvBlockBytes(shape); }
+
+void CpuDevice::CopyBlock(const KvPool& pool, int32_t from, int32_t to) {
+  cpu::ForEachPart(pool, [&](const PagedKv& kv, const PagedKv::Side& side, int64_t head) {
+    std::memcpy(kv.PartAt(to, side, head), kv.PartAt(from, side, head),
+                static_cast<size_t>(side.block_stride));
+  });
 }
 
-void CpuDevice::BlockToHost(const KvBlock& device, void* host) {
+void CpuDevice::BlockToHost(const KvPool& pool, int32_t block, void* host) {
   auto* to = static_cast<unsigned char*>(host);
-  for (int64_t i = 0; i < device.num_parts(); ++i) {
-    const KvBlock::Part part = device.part(i);
-    std::memcpy(to, part.data, static_cast<size_t>(part.bytes));
-    to += part.bytes;
-  }
+  cpu::ForEachPart(pool, [&](const PagedKv& kv, const PagedKv::Side& side, int64_t head) {
+    std::memcpy(to, kv.PartAt(block, side, head), static_cast<size_t>(side.block_stride));
+    to += side.block_stride;
+  });
 }
 
-void CpuDevice::BlockFromHost(const void* host, const KvBlock& device) {
+void CpuDevice::BlockFromHost(const void* host, const KvPool& pool, int32_t block) {
   const auto* from = static_cast<const unsigned char*>(host);
-  for (int64_t i = 0; i < device.num_parts(); ++i) {
-    const KvBlock::Part part = device.part(i);
-    std::memcpy(part.data, from, static_cast<size_t>(part.bytes));
-    from += part.bytes;
-  }
+  cpu::ForEachPart(pool, [&](const PagedKv& kv, const PagedKv::Side& side, int64_t head) {
+    std::memcpy(kv.PartAt(block, side, head), from, static_cast<size_t>(side.block_stride));
+    from += side.block_stride;
+  });
 }
 
 }  // namespace allspark

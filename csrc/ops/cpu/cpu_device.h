@@ -25,9 +25,10 @@ class CpuDevice : public Device {
   Allocator* allocator() const override { return parts_.allocator.get(); }
   DeviceOps& ops() const override { return ops_; }
   DeviceRoom room() const override;
-  void CopyBlock(const KvBlock& from, const KvBlock& to) override;
-  void BlockToHost(const KvBlock& device, void* host) override;
-  void BlockFromHost(const void* host, const KvBlock& device) override;
+  int64_t KvBlockBytes(const KvShape& shape) const override;
+  void CopyBlock(const KvPool& pool, int32_t from, int32_t to) override;
+  void BlockToHost(const KvPool& pool, int32_t block, void* host) override;
+  void BlockFromHost(const void* host, const KvPool& pool, int32_t block) override;
   bool has_own_memory() const override { return false; }
   int64_t host_cache_bytes() const override { return 0; }
   std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override;

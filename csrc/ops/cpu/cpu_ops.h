@@ -36,12 +36,10 @@ class CpuOps final : public DeviceOps {
                   const LoraScratch& scratch) override;
   void AddLoraEmbedding(const int32_t* ids, std::span<LoraRows> rows, const LoraScratch& scratch,
                         const Matrix& y) override;
-  void KvWrite(const kernels::PagedKv& kv, DType dtype, const SequenceRanges& sequences,
-               const ConstMatrix& k, const ConstMatrix& v, int64_t kv_heads,
-               int64_t head_dim) override;
-  void Attention(const AttentionParams& params, const kernels::PagedKv& kv, DType kv_dtype,
-                 const SequenceRanges& sequences, const ConstMatrix& q, float* scratch,
-                 const Matrix& out) override;
+  void KvWrite(const KvLayer& kv, const SequenceRanges& sequences, const ConstMatrix& k,
+               const ConstMatrix& v) override;
+  void Attention(const AttentionParams& params, const KvLayer& kv, const SequenceRanges& sequences,
+                 const ConstMatrix& q, float* scratch, const Matrix& out) override;
   void Embedding(const EmbeddingWeight& table, const int32_t* ids, bool accumulate,
                  const Matrix& out) override;
   void Norm(const ConstMatrix& x, const int64_t* row_ids, const NormWeight& norm,

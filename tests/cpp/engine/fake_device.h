@@ -36,13 +36,13 @@ class LinkedDevice final : public Base {
   int64_t host_cache_bytes() const override {
     return static_cast<int64_t>(cache_ratio_ * static_cast<double>(AvailableMemoryBytes()));
   }
-  void BlockToHost(const KvBlock& device, void* host) override {
+  void BlockToHost(const KvPool& pool, int32_t block, void* host) override {
     link_->ToHost();
-    Base::BlockToHost(device, host);
+    Base::BlockToHost(pool, block, host);
   }
-  void BlockFromHost(const void* host, const KvBlock& device) override {
+  void BlockFromHost(const void* host, const KvPool& pool, int32_t block) override {
     link_->FromHost();
-    Base::BlockFromHost(host, device);
+    Base::BlockFromHost(host, pool, block);
   }
 
  private:

@@ -60,7 +60,7 @@ TEST_F(DecoderCreateTest, Sizes) {
   auto decoder = Decoder::Create(*reader_, kOptions, device_);
   ASSERT_TRUE(decoder.ok()) << decoder.status().ToString();
   EXPECT_EQ((*decoder)->vocab_size(), 131);
-  EXPECT_EQ((*decoder)->block_bytes(), 2 * 2 * 2 * 16 * 32 * 4);
+  EXPECT_EQ(device_.KvBlockBytes((*decoder)->kv_shape()), 2 * 2 * 2 * 16 * 32 * 4);
   EXPECT_GT((*decoder)->arena_bytes(), 64 * (64 * 4 + 2 * 96 * 4));
 }
 

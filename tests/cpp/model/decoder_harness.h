@@ -19,6 +19,7 @@
 #include "memory/system_allocator.h"
 #include "model/decoder.h"
 #include "ops/cpu/cpu_device.h"
+#include "ops/kv_memory.h"
 #include "support/random_model.h"
 #include "support/sim_device.h"
 #include "support/test_tables.h"
@@ -77,8 +78,10 @@ class DecoderHarness {
     if (!decoder.ok()) throw std::runtime_error(decoder.status().ToString());
     decoder_ = std::move(*decoder);
     arena_ = StepArena(Take(decoder_->arena_bytes()));
-    kv_buffer_ = Take(decoder_->block_bytes() * options_.num_blocks);
-    FillGarbage(kv_buffer_.data(), kv_buffer_.bytes());
+    auto kv = KvMemory::Create(*device_, decoder_->kv_shape(), options_.num_blocks);
+    if (!kv.ok()) throw std::runtime_error(kv.status().ToString());
+    kv_ = std::move(*kv);
+    for (int32_t block = 0; block < options_.num_blocks; ++block) FillGarbage(block);
     if (device_->has_own_memory()) {
       logits_buffer_ = Take(options.max_logits_rows * decoder_->vocab_size() * 4);
     }
@@ -119,10 +122,7 @@ class DecoderHarness {
     Sequence& s = sequences_[static_cast<size_t>(sequence)];
     s.done = 0;
     for (int32_t& block : s.blocks) {
-      const KvBlock memory = decoder_->BlockAt(kv(), block);
-      for (int64_t i = 0; i < memory.num_parts(); ++i) {
-        FillGarbage(memory.part(i).data, static_cast<size_t>(memory.part(i).bytes));
-      }
+      FillGarbage(block);
       block = free_blocks_.at(free_blocks_.size() - 1);
       free_blocks_.pop_back();
     }
@@ -197,9 +197,7 @@ class DecoderHarness {
   std::vector<int32_t>& tokens() { return tokens_; }
   std::vector<int32_t>& positions() { return positions_; }
   std::vector<float>& logits() { return logits_; }
-  KvPool kv() const {
-    return {static_cast<unsigned char*>(kv_buffer_.data()), options_.num_blocks};
-  }
+  const KvPool& kv() const { return kv_.pool(); }
 
  private:
   struct Sequence {
@@ -218,9 +216,9 @@ class DecoderHarness {
     return std::make_unique<SimDevice>(CpuDevice::Parts{
         std::shared_ptr<Allocator>(not_owned(allocator_)), not_owned(pool_), &table, 0});
   }
-  void FillGarbage(void* at, size_t bytes) {
-    const std::vector<unsigned char> garbage(bytes, 0xff);
-    device_->ops().Upload(at, garbage.data(), bytes);
+  void FillGarbage(int32_t block) {
+    const std::vector<unsigned char> garbage(static_cast<size_t>(kv_.block_bytes()), 0xff);
+    device_->BlockFromHost(garbage.data(), kv_.pool(), block);
   }
   Buffer Take(int64_t bytes) {
     auto buffer = Buffer::Create(device_->allocator(), static_cast<size_t>(bytes));
@@ -234,7 +232,8 @@ class DecoderHarness {
   std::unique_ptr<Device> device_;
   std::unique_ptr<Decoder> decoder_;
   StepArena arena_;
-  Buffer kv_buffer_, logits_buffer_;
+  KvMemory kv_;
+  Buffer logits_buffer_;
   std::vector<int32_t> free_blocks_;
   std::vector<Sequence> sequences_;
   // The step being prepared.

@@ -10,8 +10,10 @@
 
 #include "base/int_math.h"
 #include "cpp/ops/op_test_util.h"
+#include "memory/system_allocator.h"
 #include "ops/attention.h"
-#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/cpu_device.h"
+#include "ops/kv_memory.h"
 #include "ops/kv_write.h"
 
 namespace allspark {
@@ -67,9 +69,6 @@ class CacheOpsTest : public ::testing::TestWithParam<int> {
     table_.name = "trace";
     table_.kv_write[kFloatSlot] = TraceWrite;
     table_.attention[kFloatSlot][kFloatSlot] = TraceAttention;
-    kv_.pool = pool_bytes_.data();
-    kv_.extent_blocks = 1;
-    kv_.block_size = 16;
   }
 
   std::vector<SequenceRange> Ranges(const Layout& layout) {
@@ -92,9 +91,13 @@ class CacheOpsTest : public ::testing::TestWithParam<int> {
   ThreadPool pool_;
   CpuOps ops_;
   OpContext context_;
-  kernels::PagedKv kv_{};
+  // A pool of one layer. The stand-ins for kernels do not look into it.
+  KvLayer Cache(int64_t kv_heads, int64_t head_dim, int64_t block_size = 16) {
+    return {{{DType::kFloat32, 1, kv_heads, head_dim, block_size}, pool_bytes_.data(), 1}, 0};
+  }
   std::array<unsigned char, 16> pool_bytes_{};
   std::vector<int32_t> blocks_;
+  SystemAllocator allocator_{int64_t{1} << 28};
 };
 
 const Layout kLayouts[] = {
@@ -113,8 +116,7 @@ TEST_P(CacheOpsTest, KvWriteTakesEveryTokenOnce) {
     }
     const Matrix matrix = FloatMatrix(k, rows, kv_heads * head_dim);
     writes.clear();
-    KvWrite(context_, kv_, DType::kFloat32, {ranges, ranges.data()}, matrix, matrix, kv_heads,
-            head_dim);
+    KvWrite(context_, Cache(kv_heads, head_dim), {ranges, ranges.data()}, matrix, matrix);
     for (const SequenceRange& range : ranges) {
       std::vector<std::pair<int64_t, int64_t>> parts;
       for (const WriteCall& call : writes) {
@@ -149,8 +151,9 @@ TEST_P(CacheOpsTest, AttentionTakesEveryTokenAndHeadOnce) {
       std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
       scratches = {scratch.data()};
       part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
-      PagedAttention(context_, params, kv_, DType::kFloat32, {ranges, ranges.data()},
-                     FloatMatrix(q, rows, cols), scratch.data(), FloatMatrix(out, rows, cols));
+      PagedAttention(context_, params, Cache(params.kv_heads, params.head_dim),
+                     {ranges, ranges.data()}, FloatMatrix(q, rows, cols), scratch.data(),
+                     FloatMatrix(out, rows, cols));
       for (size_t i = 0; i < out.size(); ++i) {
         ASSERT_EQ(out[i], i % static_cast<size_t>(params.head_dim) == 0 ? 1.0f + q[i] : 0.0f);
       }
@@ -169,7 +172,7 @@ TEST_P(CacheOpsTest, AttentionBalancesKeys) {
   std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
   scratches = {scratch.data()};
   part_costs.assign(static_cast<size_t>(pool_.num_threads()), 0);
-  PagedAttention(context_, params, kv_, DType::kFloat32, {ranges, ranges.data()},
+  PagedAttention(context_, params, Cache(params.kv_heads, params.head_dim), {ranges, ranges.data()},
                  FloatMatrix(q, rows, cols), scratch.data(), FloatMatrix(out, rows, cols));
   int64_t total = 0, most = 0;
   for (const int64_t cost : part_costs) {
@@ -185,7 +188,8 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
   const int64_t kv_heads = 2, group = 7, head_dim = 64, block_size = 16, cols = kv_heads * head_dim;
   const kernels::KernelTable& table = *kernels::AvailableTables().back();
   CpuOps ops(table, pool_);
-  const int64_t part = block_size * head_dim * 4;
+  CpuDevice device(allocator_, pool_, table);
+  const KvShape shape{DType::kFloat32, 1, kv_heads, head_dim, block_size};
   for (const Layout& layout : {Layout{{1}, {5000}}, Layout{{1, 1, 1, 1}, {0, 3000, 511, 1700}},
                                Layout{{40, 1, 3}, {100, 2303, 2000}}}) {
     std::vector<SequenceRange> ranges = Ranges(layout);
@@ -197,10 +201,8 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
     }
     std::vector<int32_t> block_table(static_cast<size_t>(blocks));
     for (size_t i = 0; i < block_table.size(); ++i) block_table[i] = static_cast<int32_t>(i);
-    std::vector<unsigned char> memory(static_cast<size_t>(blocks * 2 * kv_heads * part));
-    const kernels::PagedKv kv{memory.data(),       1,
-                              2 * kv_heads * part, block_size,
-                              {0, part, part},     {kv_heads * part, part, part}};
+    const KvMemory memory = std::move(*KvMemory::Create(device, shape, blocks));
+    const KvLayer kv{memory.pool(), 0};
     std::vector<float> x(static_cast<size_t>(6000 * cols));
     for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
     for (size_t i = 0; i < ranges.size(); ++i) {
@@ -208,7 +210,7 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
       const int64_t tokens = ranges[i].position + ranges[i].num_tokens;
       const SequenceRange whole{0, tokens, 0, ranges[i].block_table};
       const Matrix rows = FloatMatrix(x, tokens, cols);
-      KvWrite({&ops}, kv, DType::kFloat32, {{&whole, 1}, &whole}, rows, rows, kv_heads, head_dim);
+      KvWrite({&ops}, kv, {{&whole, 1}, &whole}, rows, rows);
     }
     const int64_t rows = Rows(layout);
     const auto run = [&](ThreadPool& pool, const AttentionParams& params) {
@@ -216,7 +218,7 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
       const OpContext context{&own};
       std::vector<float> out(static_cast<size_t>(rows * cols * group)),
           scratch(static_cast<size_t>(own.AttentionScratch(params)));
-      PagedAttention(context, params, kv, DType::kFloat32, {ranges, ranges.data()},
+      PagedAttention(context, params, kv, {ranges, ranges.data()},
                      FloatMatrix(x, rows, cols * group), scratch.data(),
                      FloatMatrix(out, rows, cols * group));
       return out;
@@ -243,7 +245,7 @@ TEST_P(CacheOpsTest, ALongDecodeIsDividedEvenly) {
   std::vector<float> scratch(static_cast<size_t>(ops_.AttentionScratch(params)));
   scratches.clear();
   part_costs.clear();
-  PagedAttention(context_, params, kv_, DType::kFloat32, {ranges, ranges.data()},
+  PagedAttention(context_, params, Cache(params.kv_heads, params.head_dim), {ranges, ranges.data()},
                  FloatMatrix(q, 1, 7 * 64), scratch.data(), FloatMatrix(out, 1, 7 * 64));
   EXPECT_EQ(static_cast<int>(scratches.size()), pool_.num_threads());
   int64_t chunks = 0;
@@ -258,30 +260,30 @@ TEST_P(CacheOpsTest, RefusesWhatDoesNotFit) {
   std::vector<float> data(1024), out(1024);
   const std::vector<SequenceRange> ranges = Ranges({{4}, {0}});
   const Matrix k = FloatMatrix(data, 4, 16);
-  const auto write = [&](const kernels::PagedKv& kv, const Matrix& keys, int64_t heads) {
-    KvWrite(context_, kv, DType::kFloat32, {ranges, ranges.data()}, keys, keys, heads, 8);
+  const auto write = [&](const KvLayer& kv, const Matrix& keys) {
+    KvWrite(context_, kv, {ranges, ranges.data()}, keys, keys);
   };
-  ExpectCheck([&] { write(kv_, k, 3); }, "expected 3 heads of 8");
-  ExpectCheck([&] { write(kv_, FloatMatrix(data, 5, 16), 2); }, "have 4 tokens, k has 5 rows");
-  kernels::PagedKv odd = kv_;
-  odd.block_size = 24;
-  ExpectCheck([&] { write(odd, k, 2); }, "block_size is 24");
-  const auto attend = [&](const AttentionParams& params, const kernels::PagedKv& kv,
-                          const Matrix& q, float* scratch) {
-    PagedAttention(context_, params, kv, DType::kFloat32, {ranges, ranges.data()}, q, scratch,
+  ExpectCheck([&] { write(Cache(3, 8), k); }, "expected 3 heads of 8");
+  ExpectCheck([&] { write(Cache(2, 8), FloatMatrix(data, 5, 16)); }, "have 4 tokens, k has 5 rows");
+  ExpectCheck([&] { write(Cache(2, 8, 24), k); }, "block_size is 24");
+  ExpectCheck([&] { write({Cache(2, 8).pool, 1}, k); }, "layer 1 of 1");
+  ExpectCheck([&] { write({{Cache(2, 8).shape(), nullptr, 1}, 0}, k); }, "no KV pool");
+  const auto attend = [&](const AttentionParams& params, const KvLayer& kv, const Matrix& q,
+                          float* scratch) {
+    PagedAttention(context_, params, kv, {ranges, ranges.data()}, q, scratch,
                    FloatMatrix(out, 4, 16));
   };
   const AttentionParams good{2, 1, 8, 1.0f, 0, 0.0f};
-  ExpectCheck([&] { attend({2, 1, 6, 1.0f, 0, 0.0f}, kv_, k, data.data()); },
-              "expected 12 columns");
-  ExpectCheck([&] { attend({2, 3, 8, 1.0f, 0, 0.0f}, kv_, k, data.data()); },
+  const KvLayer kv = Cache(1, 8);
+  ExpectCheck([&] { attend({2, 1, 6, 1.0f, 0, 0.0f}, kv, k, data.data()); }, "expected 12 columns");
+  ExpectCheck([&] { attend(good, Cache(2, 8), k, data.data()); },
+              "1 KV heads of 8; the cache has 2 of 8");
+  ExpectCheck([&] { attend({2, 3, 8, 1.0f, 0, 0.0f}, kv, k, data.data()); },
               "2 query heads over 3 KV heads");
-  ExpectCheck([&] { attend(good, kv_, k, nullptr); }, "no scratch");
-  ExpectCheck([&] { attend({2, 1, 8, 0.0f, 0, 0.0f}, kv_, k, data.data()); }, "scale is 0");
-  ExpectCheck([&] { attend({2, 1, 8, 1.0f, -1, 0.0f}, kv_, k, data.data()); }, "window is -1");
-  kernels::PagedKv uneven = kv_;
-  uneven.block_size = 48;
-  ExpectCheck([&] { attend(good, uneven, k, data.data()); }, "it must divide 256");
+  ExpectCheck([&] { attend(good, kv, k, nullptr); }, "no scratch");
+  ExpectCheck([&] { attend({2, 1, 8, 0.0f, 0, 0.0f}, kv, k, data.data()); }, "scale is 0");
+  ExpectCheck([&] { attend({2, 1, 8, 1.0f, -1, 0.0f}, kv, k, data.data()); }, "window is -1");
+  ExpectCheck([&] { attend(good, Cache(1, 8, 48), k, data.data()); }, "it must divide 256");
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, CacheOpsTest, ::testing::Values(1, 2, 3, 8));
