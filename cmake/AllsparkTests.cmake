@@ -56,7 +56,7 @@ function(as_add_test name label layers)
     gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
       WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
       TEST_PREFIX sim. TEST_LIST ${name}_on_sim
-      TEST_FILTER "-*OnEveryTable*:*Emulated*:*MemoryFault*:*AllocationTest*:*DeathTest*:SplitLinearTest.*:*CacheOpsTest*:OpProfileTest.*"
+      TEST_FILTER "-*OnEveryTable*:*Emulated*:*MemoryFault*:*AllocationTest*:*DeathTest*:SplitLinearTest.*:OpProfileTest.*"
       PROPERTIES LABELS ${label} ${as_test_properties} ENVIRONMENT ALLSPARK_TEST_DEVICE=sim)
   endif()
 endfunction()

@@ -133,7 +133,7 @@ def in_sanitizer(machine: Machine, step: str) -> bool:
 ALLOWED_SKIPS = [
     # By design: what would be tested does not exist for this parameter.
     AllowedSkip(r"AttentionTest\.\w+/reference$", "^(has no tiles|has no partial results)$"),
-    AllowedSkip(r"^Threads/(ThreadPoolTest|CacheOpsTest)\.\w+/1$",
+    AllowedSkip(r"^(sim\.)?Threads/(ThreadPoolTest|CacheOpsTest)\.\w+/1$",
                 "^(one thread has no others|nothing to divide)$"),
     AllowedSkip(r"(GemmTest|QuantizedTest)\.\w+/reference\b",
                 "^(reference has no (gated GEMM|GEMM with activation)|nothing to compare)$"),

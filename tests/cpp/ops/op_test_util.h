@@ -21,10 +21,6 @@ namespace allspark::testing {
 inline constexpr int kFloatSlot = static_cast<int>(DType::kFloat32);
 inline constexpr int kBFloat16Slot = static_cast<int>(DType::kBFloat16);
 
-inline Matrix FloatMatrix(std::vector<float>& data, int64_t rows, int64_t cols, int64_t ld = 0) {
-  return {data.data(), DType::kFloat32, rows, cols, ld == 0 ? cols : ld};
-}
-
 // The device of an op test: the CPU, or the one that ALLSPARK_TEST_DEVICE names
 // (support/sim_device.h). A test keeps its operands in vectors. The CPU's ops work on these
 // themselves, so that a sanitizer sees where they end; those of a device with memory of its own
@@ -40,6 +36,7 @@ class OpDevice {
         context_{&device_->ops(), {Put(scratch_), scratch_floats}} {}
 
   const OpContext& context() const { return context_; }
+  Device& device() { return *device_; }
 
   // Returns: where ops find the vector's elements, as they are now. Null if there are none.
   template <typename T>
