@@ -83,21 +83,21 @@ class ItemRange {
  public:
   void Set(Range range) {
     word_.store(static_cast<uint64_t>(range.begin) << 32 | static_cast<uint64_t>(range.end),
-                std::memory_order_relaxed);
+                std::memory_order_release);
   }
   bool TakeFirst(int64_t* item) { return Take(item, uint64_t{1} << 32, /*first=*/true); }
   bool TakeLast(int64_t* item) { return Take(item, ~uint64_t{0}, /*first=*/false); }
 
  private:
-  // `step` is what taking an item adds to the word. Relaxed order is enough: a thread that sees the
-  // region sees everything that was set before it.
+  // `step` is what taking an item adds to the word.
   bool Take(int64_t* item, uint64_t step, bool first) {
     uint64_t word = word_.load(std::memory_order_relaxed);
     do {
       const uint64_t begin = word >> 32, end = word & 0xffffffffu;
       if (begin >= end) return false;
       *item = static_cast<int64_t>(first ? begin : end - 1);
-    } while (!word_.compare_exchange_weak(word, word + step, std::memory_order_relaxed));
+    } while (!word_.compare_exchange_weak(word, word + step, std::memory_order_acquire,
+                                          std::memory_order_relaxed));
     return true;
   }
 
@@ -106,10 +106,12 @@ class ItemRange {
 
 }  // namespace
 
-// How a region runs. The caller writes the region (fn_, the threads' items) and pending_, then
-// publishes them by changing word_, which holds the region's number and how many threads take part.
-// A worker that takes part may read them until it has counted itself out of pending_; one that does
-// not take part never reads them, so the caller need not wait for it.
+// How a region runs. The caller writes the region, gives each thread its items, and announces it by
+// changing word_, which holds the region's number and how many threads have items. A region is over
+// when all its items have run, whoever ran them: a worker whose core somebody else uses is not
+// waited for unless it is within an item, and the caller can run all of them itself. Such a worker
+// may come late and take an item of a later region; it looks at the region only after it has taken
+// an item, which keeps that region from ending.
 //
 // How a worker sleeps. It raises num_sleepers_ and its own `asleep`, looks at word_ once more, and
 // sleeps on `asleep`. The caller changes word_, then looks at num_sleepers_. All four are
@@ -122,7 +124,7 @@ class ThreadPool::Impl {
   int num_threads() const { return num_threads_; }
   void KeepCallerOffWorkers() const;
   using Function = FunctionRef<void(int64_t, int64_t, int)>;
-  using ItemFunction = FunctionRef<void(int64_t, int)>;
+  using ItemFunction = FunctionRef<void(int64_t, int)>;  // item, thread
 
   void ParallelFor(int64_t n, int64_t grain, Function fn);
   void ParallelForItems(int64_t n, ItemFunction fn);
@@ -130,13 +132,17 @@ class ThreadPool::Impl {
  private:
   struct alignas(kCacheLine) Worker {
     ItemRange items;
+    // Its thread's: how many items of which region it has run, as (region << 32 | count).
+    alignas(kCacheLine) std::atomic<uint64_t> finished{0};
     alignas(kCacheLine) std::atomic<uint32_t> asleep{0};
-    std::exception_ptr
-        error;  // Written by its thread within a region, read by the caller after it.
+    // Of the first item that failed on it. Written by its thread within a region, read by the
+    // caller after it.
+    std::exception_ptr error;
+    int64_t failed_item = 0;
     std::thread thread;
   };
 
-  // The low bits of word_: threads that take part, or kStop.
+  // The low bits of word_: threads that have items, or kStop.
   static constexpr int kPartsBits = 16;
   static constexpr uint64_t kPartsMask = (uint64_t{1} << kPartsBits) - 1;
   static constexpr uint64_t kStop = kPartsMask;
@@ -144,13 +150,15 @@ class ThreadPool::Impl {
   void PinWorker(int id, const std::vector<int>& cores);
   void WorkerLoop(int id);
   uint64_t WaitForChange(Worker& self, uint64_t seen);
-  // Runs a region of `parts` threads: fn(id) on each.
-  void RunRegion(int parts, FunctionRef<void(int)> fn);
-  // Runs part `id` and keeps what it throws.
-  void RunPart(int id);
+  // Runs fn(item, thread) for each of [0, n), on up to `parts` threads.
+  void RunRegion(int64_t n, int parts, ItemFunction fn);
+  // Runs a thread's own items, then those that others have not begun.
+  void RunItems(int id, int parts);
+  void RunItem(int64_t item, int id);
   void Publish(uint64_t parts);
-  void WaitForWorkers();
-  void RethrowFirstError(int parts);
+  bool IsFinished(int64_t n, int parts) const;
+  void WaitForOthers(int64_t n, int parts);
+  void RethrowFirstError();
   void Stop();
 
   // Constant after construction.
@@ -161,14 +169,13 @@ class ThreadPool::Impl {
 
   std::mutex caller_mutex_;  // One region at a time.
 
-  // The region, written by the caller before word_ and constant while it runs.
-  const FunctionRef<void(int)>* fn_ = nullptr;
+  // The region, written by the caller before any thread has items, and constant until all have run.
+  const ItemFunction* fn_ = nullptr;
+  uint32_t region_ = 0;  // its number
 
   alignas(kCacheLine) std::atomic<uint64_t> word_{0};
   alignas(kCacheLine) std::atomic<uint32_t> num_sleepers_{0};
-  alignas(kCacheLine) std::atomic<uint32_t> pending_{
-      0};  // Workers that have not finished their part.
-  std::atomic<uint32_t> caller_asleep_{0};
+  alignas(kCacheLine) std::atomic<uint32_t> caller_asleep_{0};
   std::atomic<bool> failed_{false};
 };
 
@@ -177,15 +184,15 @@ namespace {
 // The region this thread is inside of, for nested calls.
 struct CurrentRegion {
   const void* pool = nullptr;
-  int thread_id = 0;
+  int slot = 0;
 };
 thread_local CurrentRegion current_region;
 
 // Marks this thread as inside a region for the life of the object.
 class RegionScope {
  public:
-  RegionScope(const void* pool, int thread_id) : outer_(current_region) {
-    current_region = {pool, thread_id};
+  RegionScope(const void* pool, int slot) : outer_(current_region) {
+    current_region = {pool, slot};
   }
   ~RegionScope() { current_region = outer_; }
   RegionScope(const RegionScope&) = delete;
@@ -290,100 +297,125 @@ void ThreadPool::Impl::WorkerLoop(int id) {
     const uint64_t parts = seen & kPartsMask;
     if (parts == kStop) return;
     if (static_cast<uint64_t>(id) >= parts) continue;
-    RunPart(id);
-    // The last one out wakes the caller. Nothing of the region may be touched after this, but the
-    // pool itself outlives the worker.
-    if (pending_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
-        caller_asleep_.load(std::memory_order_seq_cst) != 0) {
-      FutexWake(&pending_);
+    RunItems(id, static_cast<int>(parts));
+    // After `finished`, before the look at caller_asleep_; the caller does it the other way round.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (caller_asleep_.load(std::memory_order_relaxed) != 0 &&
+        caller_asleep_.exchange(0, std::memory_order_seq_cst) != 0) {
+      FutexWake(&caller_asleep_);
     }
   }
 }
 
-void ThreadPool::Impl::RunPart(int id) {
-  const RegionScope scope(this, id);
-  try {
-    (*fn_)(id);
-  } catch (...) {
-    workers_[static_cast<size_t>(id)].error = std::current_exception();
-    failed_.store(true, std::memory_order_relaxed);
+void ThreadPool::Impl::RunItems(int id, int parts) {
+  int64_t item = 0;
+  while (workers_[static_cast<size_t>(id)].items.TakeFirst(&item)) RunItem(item, id);
+  for (int other = id + 1; other < id + parts; ++other) {
+    ItemRange& items = workers_[static_cast<size_t>(other % parts)].items;
+    while (items.TakeLast(&item)) RunItem(item, id);
   }
 }
 
-void ThreadPool::Impl::WaitForWorkers() {
-  const auto done = [&] { return pending_.load(std::memory_order_acquire) == 0; };
-  if (SpinUntil(spin_ns_, done)) return;
-  caller_asleep_.store(1, std::memory_order_seq_cst);
+void ThreadPool::Impl::RunItem(int64_t item, int id) {
+  Worker& self = workers_[static_cast<size_t>(id)];
+  const uint64_t region = uint64_t{region_} << 32;
+  const uint64_t finished = self.finished.load(std::memory_order_relaxed);
+  try {
+    (*fn_)(item, id);
+  } catch (...) {
+    if (self.error == nullptr || item < self.failed_item) {
+      self.error = std::current_exception();
+      self.failed_item = item;
+    }
+    failed_.store(true, std::memory_order_relaxed);
+  }
+  // Nothing of the region may be touched after this.
+  const uint64_t before = (finished ^ region) >> 32 == 0 ? finished : region;
+  self.finished.store(before + 1, std::memory_order_release);
+}
+
+bool ThreadPool::Impl::IsFinished(int64_t n, int parts) const {
+  int64_t sum = 0;
+  for (int id = 0; id < parts; ++id) {
+    const uint64_t finished =
+        workers_[static_cast<size_t>(id)].finished.load(std::memory_order_acquire);
+    if (finished >> 32 == region_) sum += static_cast<int64_t>(finished & 0xffffffffu);
+  }
+  return sum == n;
+}
+
+void ThreadPool::Impl::WaitForOthers(int64_t n, int parts) {
+  if (SpinUntil(spin_ns_, [&] { return IsFinished(n, parts); })) return;
   while (true) {
-    const uint32_t pending = pending_.load(std::memory_order_seq_cst);
-    if (pending == 0) break;
-    FutexWait(&pending_, pending);
+    caller_asleep_.store(1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (IsFinished(n, parts)) break;
+    FutexWait(&caller_asleep_, 1);
   }
   caller_asleep_.store(0, std::memory_order_relaxed);
 }
 
-void ThreadPool::Impl::RethrowFirstError(int parts) {
+// That of the first item: which one it is does not depend on time.
+void ThreadPool::Impl::RethrowFirstError() {
   if (!failed_.load(std::memory_order_relaxed)) return;
   failed_.store(false, std::memory_order_relaxed);
   std::exception_ptr first;
-  for (int id = 0; id < parts; ++id) {
-    std::exception_ptr error = std::move(workers_[static_cast<size_t>(id)].error);
-    workers_[static_cast<size_t>(id)].error = nullptr;
-    if (first == nullptr) first = std::move(error);
+  int64_t first_item = 0;
+  for (Worker& worker : workers_) {
+    std::exception_ptr error = std::move(worker.error);
+    worker.error = nullptr;
+    if (error != nullptr && (first == nullptr || worker.failed_item < first_item)) {
+      first = std::move(error);
+      first_item = worker.failed_item;
+    }
   }
   std::rethrow_exception(std::move(first));
 }
 
-void ThreadPool::Impl::RunRegion(int parts, FunctionRef<void(int)> fn) {
+void ThreadPool::Impl::RunRegion(int64_t n, int parts, ItemFunction fn) {
   fn_ = &fn;
-  pending_.store(static_cast<uint32_t>(parts - 1), std::memory_order_relaxed);
+  ++region_;
+  for (int id = 0; id < parts; ++id) {
+    workers_[static_cast<size_t>(id)].items.Set(PartOf(n, parts, id));
+  }
   Publish(static_cast<uint64_t>(parts));
-  RunPart(0);
-  WaitForWorkers();
-  RethrowFirstError(parts);
+  RunItems(0, parts);
+  WaitForOthers(n, num_threads_);
+  RethrowFirstError();
 }
 
 void ThreadPool::Impl::ParallelFor(int64_t n, int64_t grain, Function fn) {
   if (n <= 0) return;
   if (current_region.pool == this) {
-    // Nested: the others are busy with the outer region. The thread keeps its id, so that scratch
-    // by thread id stays its own.
-    fn(0, n, current_region.thread_id);
+    // Nested: the others are busy with the outer region. The thread keeps its slot, so that scratch
+    // by slot stays its own.
+    fn(0, n, current_region.slot);
     return;
   }
   const std::lock_guard<std::mutex> lock(caller_mutex_);
   const int parts = n <= grain ? 1 : static_cast<int>(std::min<int64_t>(n, num_threads_));
-  if (parts == 1) {
-    const RegionScope scope(this, 0);
-    fn(0, n, 0);
-    return;
-  }
-  RunRegion(parts, [&](int id) {
-    const Range range = PartOf(n, parts, id);
-    fn(range.begin, range.end, id);
-  });
+  const auto run_part = [&](int64_t part, int) {
+    const RegionScope scope(this, static_cast<int>(part));
+    const Range range = PartOf(n, parts, part);
+    fn(range.begin, range.end, static_cast<int>(part));
+  };
+  if (parts == 1) return run_part(0, 0);
+  RunRegion(parts, parts, run_part);
 }
 
 void ThreadPool::Impl::ParallelForItems(int64_t n, ItemFunction fn) {
   if (n <= 1 || num_threads_ == 1 || current_region.pool == this) {
-    ParallelFor(n, n, [&](int64_t begin, int64_t end, int id) {
-      for (int64_t item = begin; item < end; ++item) fn(item, id);
+    ParallelFor(n, n, [&](int64_t begin, int64_t end, int slot) {
+      for (int64_t item = begin; item < end; ++item) fn(item, slot);
     });
     return;
   }
   AS_CHECK(n <= UINT32_MAX) << "a region of " << n << " items";
   const std::lock_guard<std::mutex> lock(caller_mutex_);
   const int parts = static_cast<int>(std::min<int64_t>(n, num_threads_));
-  for (int id = 0; id < parts; ++id) {
-    workers_[static_cast<size_t>(id)].items.Set(PartOf(n, parts, id));
-  }
-  RunRegion(parts, [&](int id) {
-    int64_t item = 0;
-    while (workers_[static_cast<size_t>(id)].items.TakeFirst(&item)) fn(item, id);
-    for (int other = id + 1; other < id + parts; ++other) {
-      ItemRange& items = workers_[static_cast<size_t>(other % parts)].items;
-      while (items.TakeLast(&item)) fn(item, id);
-    }
+  RunRegion(n, parts, [&](int64_t item, int thread) {
+    const RegionScope scope(this, thread);
+    fn(item, thread);
   });
 }
 

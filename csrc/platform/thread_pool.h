@@ -49,14 +49,19 @@ class ThreadPool {
   void KeepCallerOffWorkers() const;
 
   // Splits [0, n) into num_threads() contiguous parts, the same every time for the same n, and runs
-  // fn(begin, end, thread_id) for each non-empty part; returns when all have. n <= grain runs on
-  // the caller alone. Allocates nothing. An exception in fn is rethrown here after all parts have
-  // ended.
+  // fn(begin, end, part) for each non-empty part; returns when all have. Each thread begins with
+  // its own part and then takes those that others have not begun, so nobody is waited for whose
+  // core somebody else uses. n <= grain runs on the caller alone. Allocates nothing. The exception
+  // of the first part that failed is rethrown here after all parts have ended.
   void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> fn);
-  // For items that take long: runs fn(item, thread_id) for each of [0, n). Items are split as by
+  // For items that take long: runs fn(item, thread) for each of [0, n). Items are split as by
   // ParallelFor, but a thread that has finished its own takes the last ones of others, one at a
   // time (work stealing). So a core that something else slows down delays the rest by one item at
   // most. n < 2^32.
+  //
+  // Of calls that run at the same time, no two have the same `part` or `thread`, which are below
+  // num_threads(): scratch memory by either is one's own. Within fn, both calls run on its thread
+  // alone, with its `part` or `thread`.
   void ParallelForItems(int64_t n, FunctionRef<void(int64_t, int)> fn);
 
  private:

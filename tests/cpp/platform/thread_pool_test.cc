@@ -29,20 +29,32 @@ namespace {
 
 struct Part {
   int64_t begin, end;
-  int thread_id;
+  int index;
   bool operator==(const Part&) const = default;
 };
 
 std::vector<Part> PartsOf(ThreadPool& pool, int64_t n, int64_t grain = 0) {
   std::mutex mutex;
   std::vector<Part> parts;
-  pool.ParallelFor(n, grain, [&](int64_t begin, int64_t end, int thread_id) {
+  pool.ParallelFor(n, grain, [&](int64_t begin, int64_t end, int index) {
     const std::lock_guard<std::mutex> lock(mutex);
-    parts.push_back({begin, end, thread_id});
+    parts.push_back({begin, end, index});
   });
   std::sort(parts.begin(), parts.end(),
-            [](const Part& a, const Part& b) { return a.thread_id < b.thread_id; });
+            [](const Part& a, const Part& b) { return a.index < b.index; });
   return parts;
+}
+
+// Runs fn(thread) on every thread of the pool. No part ends before all have begun, so no thread
+// takes the part of another.
+template <typename Run>
+void OnEveryThread(ThreadPool& pool, const Run& run) {
+  std::atomic<int> num_begun = 0;
+  pool.ParallelFor(pool.num_threads(), 0, [&](int64_t, int64_t, int part) {
+    ++num_begun;
+    while (num_begun < pool.num_threads()) std::this_thread::yield();
+    run(part);
+  });
 }
 
 class ThreadPoolTest : public ::testing::TestWithParam<int> {};
@@ -55,7 +67,7 @@ TEST_P(ThreadPoolTest, CoversTheRangeOnceInContiguousBalancedParts) {
     ASSERT_EQ(parts.size(), static_cast<size_t>(std::min<int64_t>(n, GetParam()))) << n;
     int64_t next = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
-      EXPECT_EQ(parts[i].thread_id, static_cast<int>(i));
+      EXPECT_EQ(parts[i].index, static_cast<int>(i));
       EXPECT_EQ(parts[i].begin, next);
       EXPECT_GT(parts[i].end, parts[i].begin);
       EXPECT_LE(parts[i].end - parts[i].begin, (n + GetParam() - 1) / GetParam());
@@ -76,23 +88,22 @@ TEST_P(ThreadPoolTest, NoMoreThanTheGrainRunsOnTheCallerAlone) {
   ThreadPool pool(GetParam());
   const std::thread::id caller = std::this_thread::get_id();
   std::thread::id ran_on;
-  pool.ParallelFor(100, 100, [&](int64_t begin, int64_t end, int thread_id) {
+  pool.ParallelFor(100, 100, [&](int64_t begin, int64_t end, int part) {
     ran_on = std::this_thread::get_id();
     EXPECT_EQ(begin, 0);
     EXPECT_EQ(end, 100);
-    EXPECT_EQ(thread_id, 0);
+    EXPECT_EQ(part, 0);
   });
   EXPECT_EQ(ran_on, caller);
   EXPECT_EQ(PartsOf(pool, 101, 100).size(), static_cast<size_t>(std::min(GetParam(), 101)));
 }
 
-TEST_P(ThreadPoolTest, TheCallerIsThreadZeroAndIdsAreThreads) {
+TEST_P(ThreadPoolTest, TheCallerIsThreadZeroAndEachBeginsWithItsOwnPart) {
   ThreadPool pool(GetParam());
   std::vector<std::thread::id> first(static_cast<size_t>(GetParam()));
   const auto note = [&](std::vector<std::thread::id>* ids) {
-    pool.ParallelFor(GetParam(), 0, [ids](int64_t, int64_t, int thread_id) {
-      (*ids)[static_cast<size_t>(thread_id)] = std::this_thread::get_id();
-    });
+    OnEveryThread(
+        pool, [ids](int part) { (*ids)[static_cast<size_t>(part)] = std::this_thread::get_id(); });
   };
   note(&first);
   EXPECT_EQ(first[0], std::this_thread::get_id());
@@ -140,15 +151,15 @@ TEST_P(ThreadPoolTest, TheFirstPartsExceptionIsRethrownAfterAllHaveEnded) {
     std::atomic<int> ended{0};
     std::string message;
     try {
-      pool.ParallelFor(GetParam(), 0, [&](int64_t, int64_t, int thread_id) {
-        if (thread_id == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      pool.ParallelFor(GetParam(), 0, [&](int64_t, int64_t, int part) {
+        if (part == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
         ++ended;
-        throw std::runtime_error("part " + std::to_string(thread_id));
+        throw std::runtime_error("part " + std::to_string(part));
       });
     } catch (const std::runtime_error& error) {
       message = error.what();
     }
-    EXPECT_EQ(message, "part 0") << "the lowest thread's, whichever came first";
+    EXPECT_EQ(message, "part 0") << "the first part's, whichever came first";
     EXPECT_EQ(ended, GetParam());
     EXPECT_EQ(PartsOf(pool, 100).size(), static_cast<size_t>(std::min(GetParam(), 100)))
         << "the pool works on";
@@ -158,13 +169,12 @@ TEST_P(ThreadPoolTest, TheFirstPartsExceptionIsRethrownAfterAllHaveEnded) {
 TEST_P(ThreadPoolTest, AnExceptionOfAWorkerAloneArrives) {
   ThreadPool pool(GetParam());
   const int thrower = GetParam() - 1;
-  EXPECT_THROW(
-      pool.ParallelFor(GetParam(), 0,
-                       [&](int64_t, int64_t, int thread_id) { AS_CHECK(thread_id != thrower); }),
-      InternalError);
+  EXPECT_THROW(pool.ParallelFor(GetParam(), 0,
+                                [&](int64_t, int64_t, int part) { AS_CHECK(part != thrower); }),
+               InternalError);
 }
 
-TEST_P(ThreadPoolTest, NestedRegionsRunInlineUnderTheSameThreadId) {
+TEST_P(ThreadPoolTest, NestedRegionsRunInlineAsTheSamePart) {
   ThreadPool pool(GetParam());
   std::atomic<int64_t> sum{0};
   pool.ParallelFor(GetParam() * 3, 0, [&](int64_t begin, int64_t end, int outer_id) {
@@ -192,7 +202,7 @@ TEST_P(ThreadPoolTest, PoolsNestInEachOther) {
 
 TEST_P(ThreadPoolTest, CallersTakeTurns) {
   ThreadPool pool(GetParam());
-  // Scratch by thread id is safe only if no two regions overlap.
+  // Scratch by part is safe only if no two regions overlap.
   std::vector<std::array<int64_t, 8>> scratch(static_cast<size_t>(GetParam()));
   std::atomic<int> num_inside{0}, num_errors{0};
   std::vector<std::thread> callers;
@@ -201,13 +211,13 @@ TEST_P(ThreadPoolTest, CallersTakeTurns) {
       for (int round = 0; round < 300; ++round) {
         const int64_t n = 1 + (round * 7 + caller) % 40;
         std::atomic<int64_t> sum{0};
-        pool.ParallelFor(n, round % 5, [&](int64_t begin, int64_t end, int thread_id) {
-          if (thread_id == 0 && num_inside.fetch_add(1) != 0) ++num_errors;
-          std::array<int64_t, 8>& mine = scratch[static_cast<size_t>(thread_id)];
+        pool.ParallelFor(n, round % 5, [&](int64_t begin, int64_t end, int part) {
+          if (part == 0 && num_inside.fetch_add(1) != 0) ++num_errors;
+          std::array<int64_t, 8>& mine = scratch[static_cast<size_t>(part)];
           mine.fill(caller);
           sum += end - begin;
           for (const int64_t value : mine) num_errors += value != caller;
-          if (thread_id == 0) num_inside.fetch_sub(1);
+          if (part == 0) num_inside.fetch_sub(1);
         });
         num_errors += sum != n;
       }
@@ -244,6 +254,29 @@ TEST_P(ThreadPoolTest, OthersTakeOverTheItemsOfAThreadThatIsHeldUp) {
   EXPECT_EQ(done, kItems);
 }
 
+// A thread that has begun nothing is not waited for: the caller runs what it was to do.
+TEST_P(ThreadPoolTest, OthersTakeOverThePartsOfAThreadThatIsHeldUp) {
+  if (GetParam() == 1) GTEST_SKIP() << "one thread has no others";
+  ThreadPool pool(GetParam());
+  const std::thread::id caller = std::this_thread::get_id();
+  for (int round = 0; round < 20; ++round) {
+    // Every worker stays within its first item until the caller has run all others.
+    std::atomic<int> num_held = 0, num_run = 0;
+    const int num_workers = GetParam() - 1;
+    pool.ParallelForItems(4 * GetParam(), [&](int64_t, int) {
+      if (std::this_thread::get_id() != caller) {
+        ++num_held;
+        while (num_run < 4 * GetParam() - num_held) std::this_thread::yield();
+      } else {
+        while (num_held + num_run == 0) std::this_thread::yield();
+        ++num_run;
+      }
+    });
+    EXPECT_LE(num_held, num_workers);
+    EXPECT_EQ(num_held + num_run, 4 * GetParam());
+  }
+}
+
 TEST_P(ThreadPoolTest, ItemsNestInlineAndTheirExceptionsArrive) {
   ThreadPool pool(GetParam());
   std::atomic<int> runs = 0;
@@ -270,16 +303,14 @@ TEST_P(ThreadPoolTest, ARegionAllocatesNothing) {
     });
   };
   // Allocations of the workers between two regions count too.
-  pool.ParallelFor(GetParam(), 0,
-                   [&](int64_t, int64_t, int id) { workers[static_cast<size_t>(id)].Start(); });
+  OnEveryThread(pool, [&](int id) { workers[static_cast<size_t>(id)].Start(); });
   caller.Start();
   for (int round = 0; round < 50; ++round) {
     region();
     if (round % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   caller.Stop();
-  pool.ParallelFor(GetParam(), 0,
-                   [&](int64_t, int64_t, int id) { workers[static_cast<size_t>(id)].Stop(); });
+  OnEveryThread(pool, [&](int id) { workers[static_cast<size_t>(id)].Stop(); });
   EXPECT_EQ(caller.count(), 0);
   for (const auto& worker : workers) EXPECT_EQ(worker.count(), 0);
   EXPECT_EQ(data[999], 50);
@@ -329,9 +360,7 @@ TEST(PinningTest, WorkersAreBoundToOneCoreEachAndTheCallerIsNot) {
   const int num_threads = static_cast<int>(std::min<size_t>(cores.size(), 4));
   ThreadPool pool(num_threads);
   std::vector<std::vector<int>> seen(static_cast<size_t>(num_threads));
-  pool.ParallelFor(num_threads, 0, [&](int64_t, int64_t, int thread_id) {
-    seen[static_cast<size_t>(thread_id)] = AffinityCores();
-  });
+  OnEveryThread(pool, [&](int id) { seen[static_cast<size_t>(id)] = AffinityCores(); });
   EXPECT_EQ(seen[0], cores);
   for (size_t id = 1; id < seen.size(); ++id) {
     EXPECT_EQ(seen[id], std::vector<int>{cores[id]});
@@ -366,9 +395,7 @@ TEST(PinningTest, TooManyThreadsOrNoPinLeaveTheMaskAlone) {
        {std::pair{static_cast<int>(cores.size()) + 1, true}, {2, false}}) {
     ThreadPool pool(num_threads, pin);
     std::vector<std::vector<int>> seen(static_cast<size_t>(num_threads));
-    pool.ParallelFor(num_threads, 0, [&](int64_t, int64_t, int thread_id) {
-      seen[static_cast<size_t>(thread_id)] = AffinityCores();
-    });
+    OnEveryThread(pool, [&](int id) { seen[static_cast<size_t>(id)] = AffinityCores(); });
     for (const std::vector<int>& mask : seen) EXPECT_EQ(mask, cores);
   }
 }
