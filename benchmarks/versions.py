@@ -1,10 +1,11 @@
 """Compares two installations of allspark, in turns of a second or two.
 
-Both serve from a process of their own that stays, with the same model files: what slows the machine
-down for a minute slows both. A ratio above 1 says that the second one is faster; the bounds are
-those of a 95 % interval of the median over all pairs.
+Both serve from a process of their own, with the same model files: what slows the machine down for a
+minute slows both. They are started anew several times, since where a process's memory lies makes
+some per cent of its speed. A ratio above 1 says that the second one is faster; the bounds are those
+of a 95 % interval of the median over all pairs.
 
-usage: versions.py BEFORE AFTER [--precisions bf16,A8W8] [--workloads single,b32] [--pairs N]
+usage: versions.py BEFORE AFTER [--precisions bf16,A8W8] [--workloads single,b32] [--starts N]
 BEFORE and AFTER are folders with a package allspark (pip install --target FOLDER .). The model
 files are those of compare.py, which makes them.
 """
@@ -97,11 +98,8 @@ def median_interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(values), ordered[low], ordered[high]
 
 
-def compare(
-    before: Worker, after: Worker, workloads: list[str], pairs: int
-) -> dict[str, list[float]]:
-    """The ratios of seconds, by workload."""
-    ratios: dict[str, list[float]] = {name: [] for name in workloads}
+def compare(before: Worker, after: Worker, pairs: int, ratios: dict[str, list[float]]) -> None:
+    """Adds the ratios of seconds, by workload."""
     for turn in range(pairs + 1):  # the first warms up
         for name, values in ratios.items():
             # Who comes first changes, since a turn warms the machine up for the next.
@@ -109,7 +107,6 @@ def compare(
             seconds = {id(worker): worker.seconds(name, turn) for worker in order}
             if turn > 0:
                 values.append(seconds[id(before)] / seconds[id(after)])
-    return ratios
 
 
 def main() -> None:
@@ -120,7 +117,8 @@ def main() -> None:
     parser.add_argument("after", type=Path)
     parser.add_argument("--precisions", default="bf16,A8W8,A8W4")
     parser.add_argument("--workloads", default=",".join(DIVISORS))
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=5, help="of each start")
+    parser.add_argument("--starts", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--shape", default="0.5B")
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
@@ -132,14 +130,17 @@ def main() -> None:
         model = options.work_dir / options.shape / f"allspark-{precision}"
         if not model.is_dir():
             parser.error(f"there is no {model}; compare.py makes it")
-        before, after = (
-            Worker(folder, model, options.threads) for folder in (options.before, options.after)
-        )
-        for name, ratios in compare(before, after, workloads, options.pairs).items():
-            median, low, high = median_interval(ratios)
+        ratios: dict[str, list[float]] = {name: [] for name in workloads}
+        for _ in range(options.starts):
+            before, after = (
+                Worker(folder, model, options.threads) for folder in (options.before, options.after)
+            )
+            compare(before, after, options.pairs, ratios)
+            before.close()
+            after.close()
+        for name, values in ratios.items():
+            median, low, high = median_interval(values)
             print(f"{precision:6} {name:7} {median:.3f} [{low:.3f}, {high:.3f}]", flush=True)
-        before.close()
-        after.close()
 
 
 if __name__ == "__main__":
