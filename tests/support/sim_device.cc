@@ -359,10 +359,6 @@ SimDevice::SimDevice(CpuDevice::Parts parts)
       memory_(std::make_unique<SimMemory>(parts_.allocator)),
       ops_(std::make_unique<SimOps>(parts_, *memory_)) {}
 
-int64_t SimDevice::host_cache_bytes() const {
-  return static_cast<int64_t>(parts_.cpu_cache_ratio * static_cast<double>(AvailableMemoryBytes()));
-}
-
 std::unique_ptr<Sampler> SimDevice::MakeSampler(int64_t vocab_size) const {
   return std::make_unique<SimSampler>(host_.MakeSampler(vocab_size), *ops_, *memory_);
 }

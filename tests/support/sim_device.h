@@ -166,7 +166,7 @@ class SimDevice : public Device {
   void BlockToHost(const KvPool& pool, int32_t block, void* host) override;
   void BlockFromHost(const void* host, const KvPool& pool, int32_t block) override;
   bool has_own_memory() const override { return true; }
-  int64_t host_cache_bytes() const override;
+  int64_t host_cache_bytes() const override { return parts_.host_cache_bytes(); }
   std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override;
   ThreadPool& host_pool() const override { return host_.host_pool(); }
   const kernels::KernelTable& host_kernels() const override { return host_.host_kernels(); }

@@ -13,16 +13,22 @@ namespace {
 using kernels::PagedKv;
 
 template <typename T>
-std::shared_ptr<T> NotOwned(T& object) {
+std::shared_ptr<T> PointerTo(T& object) {
   return std::shared_ptr<T>(std::shared_ptr<void>(), &object);
 }
 
 }  // namespace
 
-CpuDevice::CpuDevice(Parts parts) : parts_(std::move(parts)), ops_(*parts_.kernels, *parts_.pool) {}
+CpuDevice::Parts CpuDevice::Parts::NotOwned(Allocator& allocator, ThreadPool& pool,
+                                            const kernels::KernelTable& kernels) {
+  return {PointerTo(allocator), PointerTo(pool), &kernels, 0};
+}
 
-CpuDevice::CpuDevice(Allocator& allocator, ThreadPool& pool, const kernels::KernelTable& kernels)
-    : CpuDevice(Parts{NotOwned(allocator), NotOwned(pool), &kernels, 0}) {}
+int64_t CpuDevice::Parts::host_cache_bytes() const {
+  return static_cast<int64_t>(cpu_cache_ratio * static_cast<double>(AvailableMemoryBytes()));
+}
+
+CpuDevice::CpuDevice(Parts parts) : parts_(std::move(parts)), ops_(*parts_.kernels, *parts_.pool) {}
 
 DeviceRoom CpuDevice::room() const {
   const int64_t reserved = parts_.allocator->Stats().largest_free_bytes;

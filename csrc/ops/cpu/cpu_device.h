@@ -12,6 +12,12 @@ namespace allspark {
 class CpuDevice : public Device {
  public:
   struct Parts {
+    // Parts that outlive the device.
+    static Parts NotOwned(Allocator& allocator, ThreadPool& pool,
+                          const kernels::KernelTable& kernels);
+    // Of a device with memory of its own.
+    int64_t host_cache_bytes() const;
+
     std::shared_ptr<Allocator> allocator;
     std::shared_ptr<ThreadPool> pool;
     const kernels::KernelTable* kernels = nullptr;  // outlives the device
@@ -19,8 +25,8 @@ class CpuDevice : public Device {
     double cpu_cache_ratio = 0;
   };
   explicit CpuDevice(Parts parts);
-  // Of parts that outlive it.
-  CpuDevice(Allocator& allocator, ThreadPool& pool, const kernels::KernelTable& kernels);
+  CpuDevice(Allocator& allocator, ThreadPool& pool, const kernels::KernelTable& kernels)
+      : CpuDevice(Parts::NotOwned(allocator, pool, kernels)) {}
 
   Allocator* allocator() const override { return parts_.allocator.get(); }
   DeviceOps& ops() const override { return ops_; }

@@ -30,12 +30,10 @@ template <typename Base>
 class LinkedDevice final : public Base {
  public:
   LinkedDevice(CpuDevice::Parts parts, std::shared_ptr<HostLink> link)
-      : Base(parts), cache_ratio_(parts.cpu_cache_ratio), link_(std::move(link)) {}
+      : Base(parts), parts_(std::move(parts)), link_(std::move(link)) {}
 
   bool has_own_memory() const override { return true; }
-  int64_t host_cache_bytes() const override {
-    return static_cast<int64_t>(cache_ratio_ * static_cast<double>(AvailableMemoryBytes()));
-  }
+  int64_t host_cache_bytes() const override { return parts_.host_cache_bytes(); }
   void BlockToHost(const KvPool& pool, int32_t block, void* host) override {
     link_->ToHost();
     Base::BlockToHost(pool, block, host);
@@ -46,7 +44,7 @@ class LinkedDevice final : public Base {
   }
 
  private:
-  const double cache_ratio_;
+  const CpuDevice::Parts parts_;
   const std::shared_ptr<HostLink> link_;
 };
 

@@ -209,12 +209,7 @@ class DecoderHarness {
 
   std::unique_ptr<Device> MakeDevice(const kernels::KernelTable& table) {
     if (!options_.on_sim) return std::make_unique<CpuDevice>(allocator_, pool_, table);
-    const auto not_owned = [](auto& object) {
-      return std::shared_ptr<std::remove_reference_t<decltype(object)>>(std::shared_ptr<void>(),
-                                                                        &object);
-    };
-    return std::make_unique<SimDevice>(CpuDevice::Parts{
-        std::shared_ptr<Allocator>(not_owned(allocator_)), not_owned(pool_), &table, 0});
+    return std::make_unique<SimDevice>(CpuDevice::Parts::NotOwned(allocator_, pool_, table));
   }
   void FillGarbage(int32_t block) {
     const std::vector<unsigned char> garbage(static_cast<size_t>(kv_.block_bytes()), 0xff);
