@@ -117,9 +117,11 @@ def run_together(tests: list[Test], wrapper: list[str]) -> tuple[list[Result], s
             output = (late.stdout or b"").decode(errors="replace")
             return [], f"still running after {timeout_s:.0f} s\n{output[-KEPT_OUTPUT:]}"
         output = done.stdout.decode(errors="replace")[-KEPT_OUTPUT:]
-        if not file.exists():
+        try:
+            cases = ElementTree.parse(file).iter("testcase")
+        except (FileNotFoundError, ElementTree.ParseError):  # It may also end while it writes.
             return [], f"ended with {done.returncode} and no results\n{output}"
-        results = [result_of(case) for case in ElementTree.parse(file).iter("testcase")]
+        results = [result_of(case) for case in cases]
     names = {test.filter: test.name for test in tests}
     for result in results:
         result.name = names.get(result.name, result.name)

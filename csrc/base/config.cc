@@ -179,9 +179,9 @@ Status Validate(const RuntimeConfig& config) {
   }
   AS_RETURN_IF_ERROR(CheckFieldRanges(config));
   AS_RETURN_IF_ERROR(CheckComputeUnit(config.compute_unit));
-  const int64_t span = config.cache_span_size;
-  if (span != 16 && span != 32 && span != 64 && span != 128) {
-    return Malformed("cache_span_size", FormatValue(span), "16, 32, 64 or 128");
+  const int64_t size = config.block_size;
+  if (size != 16 && size != 32 && size != 64 && size != 128) {
+    return Malformed("cache_span_size", FormatValue(size), "16, 32, 64 or 128");
   }
   if (config.cache_mode < CacheMode::kDefault || config.cache_mode > CacheMode::kQuantK8V4) {
     return Malformed("cache_mode", FormatValue(config.cache_mode),

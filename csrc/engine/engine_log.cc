@@ -61,7 +61,7 @@ void EngineLog::OnStatus(const EngineStat& stat) const {
       << LogField("waiting", stat.pending_request)
       << LogField("generated_tokens_per_second", static_cast<int64_t>(stat.generate_token_persec))
       << LogField("prefill_tokens_per_second", static_cast<int64_t>(stat.process_token_persec))
-      << LogField("kv_blocks_used", stat.used_span) << LogField("kv_blocks", stat.total_span)
+      << LogField("kv_blocks_used", stat.used_blocks) << LogField("kv_blocks", stat.total_blocks)
       << LogField("preemptions", stat.num_preemptions);
 }
 

@@ -115,7 +115,7 @@ Status ModelInstance::Start() {
   }
   state_ = ModelState::kRunning;
   AS_LOG(kInfo) << "model '" << config.model_name
-                << "' is running: " << model_.sizes.num_blocks * config.cache_span_size
+                << "' is running: " << model_.sizes.num_blocks * config.block_size
                 << " tokens of KV cache (" << (loop_->kv_bytes() >> 20) << " MiB), batch "
                 << config.engine_max_batch << ", chunk " << model_.sizes.chunk_tokens << ", "
                 << model_.device->host_pool().num_threads() << " threads, "
@@ -188,8 +188,8 @@ EngineStat ModelInstance::Stat() const {
   EngineStat stat;
   stat.model_name = model_.config.model_name;
   stat.kernel_table = model_.device->ops().name();
-  stat.span_size = model_.config.cache_span_size;
-  stat.total_span = model_.sizes.num_blocks;
+  stat.block_size = model_.config.block_size;
+  stat.total_blocks = model_.sizes.num_blocks;
   statistics_.Report(stat, SteadyNowUs());
   const Mailbox::Counts counts = mailbox_.counts();
   stat.running_request = std::min(stat.running_request, counts.num_live);

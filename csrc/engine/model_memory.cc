@@ -91,7 +91,7 @@ void ModelMemory::WarmUp() {
 // The largest prefill: one chunk from position 0, sampled.
 void ModelMemory::WarmUpPrefill() {
   const int64_t chunk = model_.sizes.chunk_tokens;
-  const int64_t num_blocks = CeilDiv(chunk, model_.config.cache_span_size);
+  const int64_t num_blocks = CeilDiv(chunk, model_.config.block_size);
   std::vector<int32_t> table(static_cast<size_t>(num_blocks));
   for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
   const std::vector<int32_t> tokens(static_cast<size_t>(chunk));

@@ -85,7 +85,7 @@ void SetOptions(const RuntimeConfig& config, const ModelReader& reader, bool has
       std::max(config.engine_max_batch, config.max_draft_rows) + kLogitsSliceRows;
   decoder.max_tokens =
       std::max(sizes.chunk_tokens + config.engine_max_batch, decoder.max_logits_rows);
-  decoder.block_size = config.cache_span_size;
+  decoder.block_size = config.block_size;
   decoder.cache_mode = config.cache_mode;
   decoder.rope_scaling_factor = config.rope_scaling_factor;
   decoder.use_logn_attn = config.use_logn_attn;
@@ -94,7 +94,7 @@ void SetOptions(const RuntimeConfig& config, const ModelReader& reader, bool has
                   .hidden_size = reader.spec().hidden_size(),
                   .engine_max_length = config.engine_max_length,
                   .engine_max_batch = config.engine_max_batch,
-                  .block_size = config.cache_span_size,
+                  .block_size = config.block_size,
                   .num_draft_tokens = has_draft_model ? config.num_draft_tokens : 0};
 }
 
@@ -140,11 +140,11 @@ Result<DeviceRoom> RoomForPool(const RuntimeConfig& config, const Device& device
 // the draft model.
 Status SizePool(const RuntimeConfig& config, const Device& device, const DeviceRoom& room,
                 int64_t block_bytes, ModelSizes& sizes) {
-  const int64_t block_size = config.cache_span_size;
+  const int64_t block_size = config.block_size;
   const int64_t blocks_per_request = CeilDiv(config.engine_max_length, block_size);
   int64_t& num_blocks = sizes.num_blocks;
-  if (config.cache_span_num_init > 0) {
-    num_blocks = config.cache_span_num_init;
+  if (config.num_blocks > 0) {
+    num_blocks = config.num_blocks;
   } else {
     const int64_t budget = std::min(room.bytes / 2, room.largest);
     const int64_t wanted = RoundUpToExtents(config.engine_max_batch * blocks_per_request);
@@ -176,7 +176,7 @@ Status SizePool(const RuntimeConfig& config, const Device& device, const DeviceR
 void FillInfo(const RuntimeConfig& config, const ModelReader& reader, const ModelReader* draft,
               int64_t block_bytes, ModelSizes& sizes) {
   const proto::DecoderSpec& spec = reader.spec();
-  const int64_t block_size = config.cache_span_size;
+  const int64_t block_size = config.block_size;
   ModelInfo& info = sizes.info;
   info.model_name = config.model_name;
   info.architecture = spec.architecture();
@@ -189,8 +189,8 @@ void FillInfo(const RuntimeConfig& config, const ModelReader& reader, const Mode
   info.engine_max_batch = config.engine_max_batch;
   info.cache_mode = config.cache_mode;
   info.total_token = sizes.num_blocks * block_size;
-  info.total_span = sizes.num_blocks;
-  info.span_size = block_size;
+  info.total_blocks = sizes.num_blocks;
+  info.block_size = block_size;
   info.num_longest_request = sizes.num_blocks / CeilDiv(config.engine_max_length, block_size);
   info.bytes_per_token = block_bytes / block_size;  // a block's parts grow with its tokens
   info.kv_pool_bytes = sizes.num_blocks * block_bytes;
@@ -232,7 +232,7 @@ Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelR
   info.work_bytes = work_bytes;
   AS_LOG(kInfo) << "model '" << config.model_name << "' is installed: " << (info.weight_bytes >> 20)
                 << " MiB of weights; its KV cache will hold "
-                << PoolText(sizes.num_blocks, config.cache_span_size, block_bytes) << ", room for "
+                << PoolText(sizes.num_blocks, config.block_size, block_bytes) << ", room for "
                 << info.num_longest_request << " requests of engine_max_length "
                 << config.engine_max_length << "; " << (info.work_bytes >> 20)
                 << " MiB for its steps";

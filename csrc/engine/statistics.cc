@@ -37,13 +37,13 @@ void Statistics::SetUsage(const Usage& usage) {
 }
 
 void Statistics::Report(EngineStat& stat, int64_t now_us) const {
-  stat.used_span = used_blocks_;
-  stat.cached_span = cached_blocks_;
-  stat.free_span = stat.total_span - stat.used_span;
-  stat.total_token = stat.total_span * stat.span_size;
-  stat.free_token = stat.free_span * stat.span_size;
+  stat.used_blocks = used_blocks_;
+  stat.cached_blocks = cached_blocks_;
+  stat.free_blocks = stat.total_blocks - stat.used_blocks;
+  stat.total_token = stat.total_blocks * stat.block_size;
+  stat.free_token = stat.free_blocks * stat.block_size;
   stat.token_usage_percentage =
-      100.0 * static_cast<double>(stat.used_span) / static_cast<double>(stat.total_span);
+      100.0 * static_cast<double>(stat.used_blocks) / static_cast<double>(stat.total_blocks);
   stat.running_request = running_;
   stat.total_generated_token = generated_;
   stat.total_prefill_token = prefilled_;

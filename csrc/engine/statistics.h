@@ -34,7 +34,7 @@ class Statistics {
   // A request was denied. Any thread may call.
   void OnDenied() { ++denied_; }
 
-  // Fills in what is counted here; total_span and span_size are there already.
+  // Fills in what is counted here; total_blocks and block_size are there already.
   void Report(EngineStat& stat, int64_t now_us) const;
 
   // Histograms of times in seconds, of sequences and of tokens.

@@ -27,14 +27,13 @@ SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
       .max_batch = config.engine_max_batch,
       .chunk_tokens = sizes.chunk_tokens,
       .max_rows_beside_decodes = CeilDiv(sizes.chunk_tokens, kRowShareBesideDecodes),
-      .block_size = config.cache_span_size,
+      .block_size = config.block_size,
       .num_blocks = sizes.num_blocks,
       .max_draft_rows = config.max_draft_rows,
       .draft_row_cost = sizes.row_cost,
       .enable_prefix_cache = config.enable_prefix_cache,
       .prefix_cache_ttl_us = config.prefix_cache_ttl * 1000000,
-      .max_pinned_blocks =
-          sizes.num_blocks - CeilDiv(config.engine_max_length, config.cache_span_size),
+      .max_pinned_blocks = sizes.num_blocks - CeilDiv(config.engine_max_length, config.block_size),
       .num_host_blocks = sizes.num_host_blocks,
       .interrupts = config.interrupt_on_cache_exhaustion,
   };
@@ -307,7 +306,7 @@ Result<int64_t> StepLoop::CallPrefixCache(PrefixOp op, const std::vector<int32_t
                                           uint64_t salt) {
   PrefixCache& cache = scheduler_.prefix_cache();
   cache.Advance(SteadyNowUs());
-  const int64_t block_size = model_.config.cache_span_size;
+  const int64_t block_size = model_.config.block_size;
   switch (op) {
     case PrefixOp::kFind: {
       const PrefixCache::Match match = cache.FindAll(tokens, salt);

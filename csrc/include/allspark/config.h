@@ -53,10 +53,12 @@ struct RuntimeConfig {
   // Compute threads; 0: one for each core that the process may use.
   int64_t num_threads = 0;
   MatmulPrecision matmul_precision = MatmulPrecision::kAny;
-  // Tokens per KV block: 16, 32, 64 or 128.
-  int64_t cache_span_size = 32;
+  // Tokens per KV block: 16, 32, 64 or 128. Like the next, it has DashInfer's name in Python and in
+  // messages, where a block is a span: cache_span_size.
+  int64_t block_size = 32;
   // KV blocks in the pool; 0: sized from max_batch x max_length, at most half the memory available.
-  int64_t cache_span_num_init = 0;
+  // cache_span_num_init.
+  int64_t num_blocks = 0;
   // When blocks run out, the youngest request of the lowest priority ends as GenerateInterrupted
   // with the tokens so far. False: it is preempted, and gives the same tokens later.
   bool interrupt_on_cache_exhaustion = false;
@@ -108,8 +110,8 @@ struct RuntimeConfig {
         Field{"engine_max_prefill_length", &C::engine_max_prefill_length, 0, 1 << 20},
         Field{"num_threads", &C::num_threads, 0, 4096},
         Field{"matmul_precision", &C::matmul_precision},
-        Field{"cache_span_size", &C::cache_span_size, 16, 128},
-        Field{"cache_span_num_init", &C::cache_span_num_init, 0, 1 << 30},
+        Field{"cache_span_size", &C::block_size, 16, 128},
+        Field{"cache_span_num_init", &C::num_blocks, 0, 1 << 30},
         Field{"interrupt_on_cache_exhaustion", &C::interrupt_on_cache_exhaustion},
         Field{"enable_prefix_cache", &C::enable_prefix_cache},
         Field{"prefix_cache_ttl", &C::prefix_cache_ttl, 0, 1e9},

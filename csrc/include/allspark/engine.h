@@ -58,7 +58,7 @@ struct ModelInfo {
   int64_t engine_max_length = 0, engine_max_batch = 0;
   // What the KV pool will hold: tokens, blocks, and requests of engine_max_length at once.
   CacheMode cache_mode = CacheMode::kDefault;
-  int64_t total_token = 0, total_span = 0, span_size = 0;
+  int64_t total_token = 0, total_blocks = 0, block_size = 0;
   int64_t num_longest_request = 0;
   // A token's keys and values in all layers, those of the draft model included.
   int64_t bytes_per_token = 0;
@@ -74,8 +74,8 @@ struct ModelInfo {
         Field{"vocab_size", &C::vocab_size}, Field{"hidden_size", &C::hidden_size},
         Field{"num_layers", &C::num_layers}, Field{"engine_max_length", &C::engine_max_length},
         Field{"engine_max_batch", &C::engine_max_batch}, Field{"cache_mode", &C::cache_mode},
-        Field{"total_token", &C::total_token}, Field{"total_span", &C::total_span},
-        Field{"span_size", &C::span_size}, Field{"num_longest_request", &C::num_longest_request},
+        Field{"total_token", &C::total_token}, Field{"total_span", &C::total_blocks},
+        Field{"span_size", &C::block_size}, Field{"num_longest_request", &C::num_longest_request},
         Field{"bytes_per_token", &C::bytes_per_token}, Field{"weight_bytes", &C::weight_bytes},
         Field{"kv_pool_bytes", &C::kv_pool_bytes}, Field{"work_bytes", &C::work_bytes});
   }
@@ -83,12 +83,12 @@ struct ModelInfo {
 // "name=value, name=value", in the order of Fields().
 std::string ToString(const ModelInfo& info);
 
-// A snapshot of one model's counters (DashInfer's AsEngineStat; a span is a KV block).
+// A snapshot of one model's counters (DashInfer's AsEngineStat, whose spans are blocks here).
 struct EngineStat {
   std::string model_name;
   std::string kernel_table;  // the kernels that run it: "avx2", "neon_bf16", ...
-  // cached_span: free blocks that the prefix cache keeps.
-  int64_t total_span = 0, used_span = 0, free_span = 0, cached_span = 0, span_size = 0;
+  // cached_blocks: free blocks that the prefix cache keeps. block_size: in tokens.
+  int64_t total_blocks = 0, used_blocks = 0, free_blocks = 0, cached_blocks = 0, block_size = 0;
   int64_t total_token = 0, free_token = 0;
   int64_t pending_request = 0, running_request = 0;
   int64_t blocked_request = 0;      // StartRequest calls that wait for room
@@ -112,9 +112,9 @@ struct EngineStat {
     using C = EngineStat;
     return std::make_tuple(
         Field{"model_name", &C::model_name}, Field{"kernel_table", &C::kernel_table},
-        Field{"total_span", &C::total_span}, Field{"used_span", &C::used_span},
-        Field{"free_span", &C::free_span}, Field{"cached_span", &C::cached_span},
-        Field{"span_size", &C::span_size}, Field{"total_token", &C::total_token},
+        Field{"total_span", &C::total_blocks}, Field{"used_span", &C::used_blocks},
+        Field{"free_span", &C::free_blocks}, Field{"cached_span", &C::cached_blocks},
+        Field{"span_size", &C::block_size}, Field{"total_token", &C::total_token},
         Field{"free_token", &C::free_token}, Field{"pending_request", &C::pending_request},
         Field{"running_request", &C::running_request},
         Field{"blocked_request", &C::blocked_request},

@@ -78,11 +78,11 @@ TEST(RuntimeConfigTest, BoundsAreInclusive) {
 
 TEST(RuntimeConfigTest, SpanSizes) {
   for (const int64_t legal : {16, 32, 64, 128}) {
-    EXPECT_EQ(RuntimeError([&](auto& c) { c.cache_span_size = legal; }), "");
+    EXPECT_EQ(RuntimeError([&](auto& c) { c.block_size = legal; }), "");
   }
-  EXPECT_EQ(RuntimeError([](auto& c) { c.cache_span_size = 48; }),
+  EXPECT_EQ(RuntimeError([](auto& c) { c.block_size = 48; }),
             "cache_span_size is 48; it must be 16, 32, 64 or 128");
-  EXPECT_EQ(RuntimeError([](auto& c) { c.cache_span_size = 256; }),
+  EXPECT_EQ(RuntimeError([](auto& c) { c.block_size = 256; }),
             "cache_span_size is 256; it must be in [16, 128]");
 }
 

@@ -115,7 +115,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
   // A pool small enough for preemption, prompts of several chunks, stops in between, adapters, a
   // tier on the host: every path of a step.
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 16;
+  config.num_blocks = 16;
   config.cache_mode = std::get<0>(GetParam());
   const bool interrupts = std::get<1>(GetParam());
   config.interrupt_on_cache_exhaustion = interrupts;

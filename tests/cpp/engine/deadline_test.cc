@@ -49,7 +49,7 @@ TEST_F(DeadlineTest, ARunningRequestEndsWithWhatItHas) {
   const Ids ids = ReadAll(*request.queue);
   EXPECT_LT(ids.size(), whole.size());
   EXPECT_EQ(ids, Ids(whole.begin(), whole.begin() + static_cast<int64_t>(ids.size())));
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
   EXPECT_FALSE(request.queue->Get().has_value());
 }
 
@@ -95,7 +95,7 @@ TEST_F(DeadlineTest, APromptThatIsHalfComputedIsGivenUp) {
   ExpectExpired(prompt_only);
   EXPECT_LE(begun, 2);
   EXPECT_FALSE(prompt_only.queue->Get().has_value());
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 }
 
 TEST_F(DeadlineTest, WhatIsOverBeforeItBeganIsNotComputed) {
@@ -129,7 +129,7 @@ TEST_F(DeadlineTest, AMaskThatDoesNotComeHoldsNobodyElseAndNobodyBeyondADeadline
   EXPECT_EQ(guided.queue->GeneratedLength(), 0u);
   EXPECT_EQ(plain_ids, Run({1, 2, 3}, Greedy(9)));
   EXPECT_EQ(beam_ids, Run({1, 2, 3}, search));
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 }
 
 TEST_F(DeadlineTest, AGroupEndsAsAWhole) {
@@ -155,7 +155,7 @@ TEST_F(DeadlineTest, AGroupEndsAsAWhole) {
       EXPECT_EQ(other.queue->finish_reason(), FinishReason::kDeadline);
       EXPECT_FALSE(other.queue->Get().has_value());
     }
-    EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+    EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
   }
 }
 

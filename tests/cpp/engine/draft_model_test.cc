@@ -102,7 +102,7 @@ TEST_F(DraftModelTest, OneThatSaysTheSameIsAlwaysRight) {
     engine_ = std::make_unique<Engine>();
     RuntimeConfig config = SmallConfig();
     config.engine_max_prefill_length = c.chunk;
-    config.cache_span_num_init = c.blocks;
+    config.num_blocks = c.blocks;
     config.num_threads = c.threads;
     config.num_draft_tokens = 3;
     config.enable_prefix_cache = c.sharing;
@@ -170,7 +170,7 @@ TEST_F(DraftModelTest, StopsAtAnyMomentAndStartsAgain) {
       if (i % 3 == 1) EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
     }
     ASSERT_OK(engine_->SyncAllRequests("m"));
-    EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+    EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
     ASSERT_OK(engine_->StopModel("m"));
     ASSERT_OK(engine_->StartModel("m"));
   }

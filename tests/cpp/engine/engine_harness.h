@@ -61,7 +61,7 @@ inline RuntimeConfig SmallConfig(const std::string& name = "m") {
   config.engine_max_length = 256;
   config.engine_max_batch = 8;
   config.engine_max_prefill_length = 32;
-  config.cache_span_size = 16;
+  config.block_size = 16;
   config.num_threads = 2;
   return config;
 }

@@ -55,7 +55,7 @@ class FaultLife {
   static RuntimeConfig Config(int64_t num_threads) {
     RuntimeConfig config = SmallConfig();
     config.engine_max_length = 64;
-    config.cache_span_num_init = 16;
+    config.num_blocks = 16;
     config.num_threads = num_threads;
     config.draft_model = "draft";
     config.op_profiling = true;

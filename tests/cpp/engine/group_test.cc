@@ -84,7 +84,7 @@ class GroupTest : public EngineTest {
  protected:
   void ExpectNothingLeft() {
     const EngineStat stat = *engine_->GetEngineStat("m");
-    EXPECT_EQ(stat.used_span, 0);
+    EXPECT_EQ(stat.used_blocks, 0);
     EXPECT_EQ(stat.running_request, 0);
     EXPECT_EQ(stat.pending_request, 0);
   }
@@ -134,7 +134,7 @@ TEST_P(GroupNumericsTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
     config.engine_max_prefill_length = chunk;
     config.num_threads = threads;
     config.engine_max_batch = 16;
-    config.cache_span_num_init = 32;
+    config.num_blocks = 32;
     hook_.loop_gate.Close();
     InstallAndStart(config);
     std::vector<StartedRequest> requests;
@@ -144,7 +144,7 @@ TEST_P(GroupNumericsTest, BitsAreTheSameAloneAndInAPreemptedCrowd) {
     hook_.loop_gate.Open();
     for (size_t i = 0; i < jobs.size(); ++i) EXPECT_EQ(ReadGroup(requests[i]), alone[i]) << i;
     preemptions += engine_->GetEngineStat("crowd")->num_preemptions;
-    EXPECT_EQ(engine_->GetEngineStat("crowd")->used_span, 0);
+    EXPECT_EQ(engine_->GetEngineStat("crowd")->used_blocks, 0);
     ASSERT_OK(engine_->StopModel("crowd"));
     ASSERT_OK(engine_->ReleaseModel("crowd"));
   }
@@ -183,7 +183,7 @@ TEST_F(GroupTest, NothingComesBeforeTheEnd) {
 
 TEST_F(GroupTest, AStopAtAnyMomentEndsAllAndLeaksNothing) {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 40;
+  config.num_blocks = 40;
   InstallAndStart(config);
   for (int round = 0; round < 60; ++round) {
     std::vector<StartedRequest> requests;
@@ -234,7 +234,7 @@ TEST_F(GroupTest, AFailingStepEndsTheWholeGroup) {
 
 TEST_F(GroupTest, BeamsThatOutgrowThePoolAreInterrupted) {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 16;  // one sequence of 256 tokens
+  config.num_blocks = 16;  // one sequence of 256 tokens
   InstallAndStart(config);
   // The two later requests are still served.
   const StartedRequest large = Start(RandomPrompt(rng_, 100, vocab_size_), Beams(8, 150));

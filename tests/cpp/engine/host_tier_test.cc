@@ -22,7 +22,7 @@ class HostTierTest : public EngineTest {
     const CacheRatio cache_ratio(ratio);
     UseFakeDevice(*engine_, link_);
     RuntimeConfig config = SmallConfig();
-    config.cache_span_num_init = 16;
+    config.num_blocks = 16;
     InstallAndStart(config);
   }
   struct Outcome {

@@ -8,7 +8,7 @@ namespace {
 
 RuntimeConfig TightConfig() {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 20;  // 16 for the longest request
+  config.num_blocks = 20;  // 16 for the longest request
   config.interrupt_on_cache_exhaustion = true;
   return config;
 }
@@ -50,7 +50,7 @@ TEST_F(EngineTest, SomeAreInterruptedAndKeepWhatTheyGenerated) {
   EXPECT_GT(num_finished, 1);
   const EngineStat stat = *engine_->GetEngineStat("m");
   EXPECT_EQ(stat.num_preemptions, 0);
-  EXPECT_EQ(stat.used_span, 0);
+  EXPECT_EQ(stat.used_blocks, 0);
   EXPECT_EQ(stat.pending_request + stat.running_request, 0);
 }
 
@@ -63,7 +63,7 @@ TEST_F(EngineTest, AnInterruptedSearchLeavesNoBlocksInTheStatistics) {
   EXPECT_TRUE(ReadAll(*request.queue).empty());
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kInterrupted);
   const EngineStat stat = *engine_->GetEngineStat("m");
-  EXPECT_EQ(stat.used_span, 0);
+  EXPECT_EQ(stat.used_blocks, 0);
   EXPECT_EQ(stat.running_request, 0);
 }
 
@@ -97,7 +97,7 @@ TEST_F(EngineTest, AnInterruptedGroupEndsWhole) {
     }
     EXPECT_EQ(requests[0].queue->finish_reason(), FinishReason::kLength) << "the oldest one";
     ASSERT_OK(engine_->SyncAllRequests("m"));
-    EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+    EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
   }
   EXPECT_GT(num_interrupted, rounds);
 }

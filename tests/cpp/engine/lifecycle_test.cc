@@ -88,7 +88,7 @@ TEST_F(EngineTest, ServesSeveralModels) {
 
 TEST_F(EngineTest, RefusesAPoolThatCannotHoldOneRequest) {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 15;  // 256 tokens need 16 blocks of 16
+  config.num_blocks = 15;  // 256 tokens need 16 blocks of 16
   ASSERT_OK(engine_->RegisterImage("m", MakeRandomModel(TinyLlamaSpec(), 1)));
   const Status status = engine_->InstallModel(config);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
@@ -97,7 +97,7 @@ TEST_F(EngineTest, RefusesAPoolThatCannotHoldOneRequest) {
   EXPECT_NE(status.message().find("engine_max_length 256 needs 256 tokens (16 blocks of 16, "),
             std::string::npos)
       << status.message();
-  config.cache_span_num_init = int64_t{1} << 30;
+  config.num_blocks = int64_t{1} << 30;
   const Status large = engine_->InstallModel(config);
   EXPECT_EQ(large.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(large.message().find("cache_span_num_init is 1073741824, a KV cache pool of "
@@ -123,7 +123,7 @@ TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
       SCOPED_TRACE(CacheModeName(mode) + (drafts ? " with a draft model" : ""));
       RuntimeConfig config = SmallConfig();
       config.cache_mode = mode;
-      config.cache_span_num_init = 100;
+      config.num_blocks = 100;
       if (drafts) {
         config.draft_model = "draft";
         ASSERT_OK(engine_->RegisterImage("draft", draft));
@@ -134,7 +134,7 @@ TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
       EXPECT_EQ(info.architecture, "LlamaForCausalLM");
       EXPECT_EQ(info.vocab_size, 131);
       EXPECT_EQ(info.cache_mode, mode);
-      EXPECT_EQ(info.total_span, 100);
+      EXPECT_EQ(info.total_blocks, 100);
       EXPECT_EQ(info.total_token, 1600);
       EXPECT_EQ(info.num_longest_request, 6);
       // Two layers with 2 KV heads of 16; the draft model's two layers have one of 24.
@@ -210,7 +210,7 @@ TEST_F(EngineTest, RefusesBadRuntimeConfigs) {
   };
   refused([](RuntimeConfig& c) { c.engine_max_length = 0; }, "engine_max_length");
   refused([](RuntimeConfig& c) { c.engine_max_batch = -1; }, "engine_max_batch");
-  refused([](RuntimeConfig& c) { c.cache_span_size = 24; }, "cache_span_size");
+  refused([](RuntimeConfig& c) { c.block_size = 24; }, "cache_span_size");
   refused([](RuntimeConfig& c) { c.cache_mode = static_cast<CacheMode>(4); }, "cache_mode");
   refused([](RuntimeConfig& c) { c.matmul_precision = MatmulPrecision::kBFloat16; },
           "matmul_precision");

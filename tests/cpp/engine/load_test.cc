@@ -16,7 +16,7 @@ constexpr int kThreads = 8;
 TEST_F(EngineTest, EightThreadsWithRandomStopsAndReleases) {
   RuntimeConfig config = SmallConfig();
   config.engine_max_batch = 16;
-  config.cache_span_num_init = 48;
+  config.num_blocks = 48;
   InstallAndStart(config);
   const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
   std::atomic<int> ended{0};
@@ -58,7 +58,7 @@ TEST_F(EngineTest, EightThreadsWithRandomStopsAndReleases) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(ended, kThreads * kRequestsPerThread);
   const EngineStat stat = *engine_->GetEngineStat("m");
-  EXPECT_EQ(stat.used_span, 0);
+  EXPECT_EQ(stat.used_blocks, 0);
   EXPECT_EQ(stat.running_request + stat.pending_request, 0);
   EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->bytes_in_use, before.bytes_in_use);
 }
@@ -78,7 +78,7 @@ TEST_F(EngineTest, AQuarterOfTheMemoryGivesTheSameTokens) {
     RuntimeConfig config = SmallConfig();
     config.engine_max_batch = 16;
     config.engine_max_prefill_length = 64;  // prompts come in before others end
-    config.cache_span_num_init = num_blocks;
+    config.num_blocks = num_blocks;
     hook_.loop_gate.Close();
     InstallAndStart(config);
     std::vector<StartedRequest> requests;

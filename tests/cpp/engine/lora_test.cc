@@ -118,7 +118,7 @@ TEST_F(LoraTest, PrefixesBelongToTheAdapter) {
 // are preempted.
 TEST_F(LoraTest, ACrowdGivesWhatEachGivesAlone) {
   RuntimeConfig config = LoraConfig();
-  config.cache_span_num_init = 16;
+  config.num_blocks = 16;
   InstallAndStart(config);
   const std::string names[] = {"", "a", "b", "c"};
   for (uint64_t i = 1; i < 4; ++i) ASSERT_OK(Load(names[i], i, i == 2 ? 16 : 3));

@@ -46,7 +46,7 @@ TEST_F(ModelSizesTest, TheDevicesCopiesOfWeightsAndItsStepsComeFirst) {
   // Half of what is left, in whole extents.
   const int64_t left = device_.bytes - info.weight_bytes - info.work_bytes;
   EXPECT_LE(info.kv_pool_bytes, left / 2);
-  EXPECT_GT(info.kv_pool_bytes, left / 2 - 17 * info.bytes_per_token * info.span_size);
+  EXPECT_GT(info.kv_pool_bytes, left / 2 - 17 * info.bytes_per_token * info.block_size);
   device_.has_own = false;  // The weights are mapped, and the system lends memory for steps.
   const Result<ModelSizes> shared = Measure();
   ASSERT_TRUE(shared.ok()) << shared.status().ToString();

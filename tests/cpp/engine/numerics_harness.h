@@ -111,7 +111,7 @@ inline void ExpectInvariant(const proto::DecoderSpec& spec, int crowd, RuntimeCo
       RuntimeConfig changed = config;
       changed.engine_max_prefill_length = chunk;
       changed.num_threads = threads;
-      changed.cache_span_size = chunk == 7 ? 64 : 16;
+      changed.block_size = chunk == 7 ? 64 : 16;
       const std::vector<Trace> together = runner.Run(changed, image, jobs);
       for (size_t i = 0; i < jobs.size(); ++i) {
         EXPECT_EQ(together[i].tokens, alone[i].tokens)
@@ -123,7 +123,7 @@ inline void ExpectInvariant(const proto::DecoderSpec& spec, int crowd, RuntimeCo
   }
   // The pool holds one longest request: the others are preempted over and over.
   RuntimeConfig tight = config;
-  tight.cache_span_num_init = 16;
+  tight.num_blocks = 16;
   const std::vector<Trace> squeezed = runner.Run(tight, image, jobs);
   EXPECT_GT(runner.preemptions(), 0) << crowd;
   for (size_t i = 0; i < jobs.size(); ++i) {

@@ -51,7 +51,7 @@ TEST_P(NumericsTest, BitsAreTheSameWithDrafts) {
   const std::vector<Trace> expected = runner.Run(config, image, jobs);
   ASSERT_EQ(runner.drafts(), 0);
   RuntimeConfig tight = config;
-  tight.cache_span_num_init = 16;
+  tight.num_blocks = 16;
   for (const RuntimeConfig& drafts : {config, tight}) {
     const std::vector<Trace> traces = runner.Run(drafts, image, drafting);
     EXPECT_GT(runner.accepted_drafts(), 50);
@@ -93,7 +93,7 @@ TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
     for (int64_t blocks : {0, 16}) {
       config.engine_max_prefill_length = chunk;
       config.num_threads = chunk == 7 ? 1 : 2;
-      config.cache_span_num_init = blocks;
+      config.num_blocks = blocks;
       const std::vector<Trace> traces = runner.Run(config, image, jobs, draft_image);
       // Small chunks leave few steps without a prefill.
       EXPECT_GT(runner.accepted_drafts(), chunk == 7 ? 0 : 30);

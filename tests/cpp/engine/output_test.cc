@@ -204,7 +204,7 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
   alone.num_threads = 1;
   const std::vector<Outcome> expected = run(alone, false);
   RuntimeConfig tight = SmallConfig();
-  tight.cache_span_num_init = 16;
+  tight.num_blocks = 16;
   RuntimeConfig small_chunks = SmallConfig(), large_chunks = SmallConfig();
   small_chunks.engine_max_prefill_length = 7;
   large_chunks.engine_max_prefill_length = 256;
@@ -212,7 +212,7 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
   for (const RuntimeConfig& config : {tight, small_chunks, large_chunks}) {
     const std::vector<Outcome> outcomes = run(config, true);
     const EngineStat stat = *engine_->GetEngineStat("m");
-    EXPECT_EQ(stat.num_preemptions > 0, config.cache_span_num_init > 0);
+    EXPECT_EQ(stat.num_preemptions > 0, config.num_blocks > 0);
     if (config.engine_max_prefill_length != 7) {
       EXPECT_GT(stat.total_accepted_draft_token, 0);
     }
@@ -248,7 +248,7 @@ TEST_F(EngineTest, APromptAloneEndsWithItsLength) {
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kLength);
   EXPECT_EQ(request.queue->GeneratedLength(), 0u);
   EXPECT_EQ(engine_->GetEngineStat("m")->total_generated_token, 0);
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 
   // Options about generated tokens have no effect.
   GenerationConfig config = PromptOnly();

@@ -60,16 +60,16 @@ TEST_F(PrefixCacheTest, FindsFullBlocksOfPromptsAndAnswers) {
   EXPECT_EQ(stat.prefix_cache_miss_token, 70 + 6 + 38 + 16 + 1 + 70);
   EXPECT_DOUBLE_EQ(stat.prefix_cache_hit_rate, 208.0 / (208 + 201));
   EXPECT_DOUBLE_EQ(stat.prefix_cache_miss_rate, 201.0 / (208 + 201));
-  EXPECT_EQ(stat.used_span, 0);
-  EXPECT_EQ(stat.cached_span, 4 + 2 + 4);
-  EXPECT_EQ(stat.free_span, stat.total_span);
+  EXPECT_EQ(stat.used_blocks, 0);
+  EXPECT_EQ(stat.cached_blocks, 4 + 2 + 4);
+  EXPECT_EQ(stat.free_blocks, stat.total_blocks);
 
   // The next turn of a conversation: prompt and answer. The answer's last token was not computed.
   const Ids answer = Run(prompt, Greedy(42));
   EXPECT_EQ(Found(Join(Join(prompt, answer), Prompt(5))), (70 + 41) / 16 * 16);
 
   ASSERT_OK(engine_->StopModel("m"));
-  EXPECT_EQ(engine_->GetEngineStat("m")->cached_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->cached_blocks, 0);
   ASSERT_OK(engine_->StartModel("m"));
   EXPECT_EQ(Found(prompt), 0) << "a model starts with nothing";
 }
@@ -87,7 +87,7 @@ TEST_F(PrefixCacheTest, SequencesOfOnePromptShareIt) {
   hook_.Set([&](const StepEvent& event) {
     if (event.phase == StepPhase::kBegin) num_prefilled += event.num_prefill_tokens;
     if (event.phase == StepPhase::kEnd) {
-      most_blocks = std::max(most_blocks, engine_->GetEngineStat("m")->used_span);
+      most_blocks = std::max(most_blocks, engine_->GetEngineStat("m")->used_blocks);
     }
   });
   hook_.loop_gate.Close();
@@ -105,12 +105,12 @@ TEST_F(PrefixCacheTest, SequencesOfOnePromptShareIt) {
   // 6 of 7 blocks are shared: the rest of each is 4 tokens.
   EXPECT_EQ(num_prefilled, 100 + 4 * 4 + (100 - 32));
   EXPECT_LE(most_blocks, 6 + 5 * 3 + 7);
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 }
 
 TEST_F(PrefixCacheTest, SharingSurvivesPreemptionAndStops) {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 16;
+  config.num_blocks = 16;
   InstallAndStart(config);
   const Ids prompt = Prompt(70);
   std::vector<Ids> alone;
@@ -121,7 +121,7 @@ TEST_F(PrefixCacheTest, SharingSurvivesPreemptionAndStops) {
   for (size_t i = 1; i < 8; ++i) EXPECT_EQ(ReadAll(*together[i].queue), alone[i]) << i;
   EXPECT_GT(engine_->GetEngineStat("m")->num_preemptions, 0);
   ASSERT_OK(engine_->SyncAllRequests("m"));
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 }
 
 TEST_F(PrefixCacheTest, CanBeSwitchedOff) {
@@ -132,7 +132,7 @@ TEST_F(PrefixCacheTest, CanBeSwitchedOff) {
   EXPECT_EQ(Found(prompt), 0);
   EXPECT_EQ(Found(prompt), 0);
   EXPECT_EQ(engine_->GetEngineStat("m")->prefix_cache_hit_token, 0);
-  EXPECT_EQ(engine_->GetEngineStat("m")->cached_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->cached_blocks, 0);
   const Status status = engine_->FindPrefix("m", prompt).status();
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find("enable_prefix_cache"), std::string::npos);
@@ -156,7 +156,7 @@ TEST_F(PrefixCacheTest, WithoutTimeToLiveOnlyWhatRunsIsShared) {
 
 TEST_F(PrefixCacheTest, FindPinAndClear) {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 20;  // 16 for the longest request, and 4
+  config.num_blocks = 20;  // 16 for the longest request, and 4
   InstallAndStart(config);
   const Ids system = Prompt(70);
   EXPECT_EQ(*engine_->FindPrefix("m", system), 0);
@@ -166,7 +166,7 @@ TEST_F(PrefixCacheTest, FindPinAndClear) {
   EXPECT_EQ(*engine_->FindPrefix("m", Ids(system.begin(), system.begin() + 64)), 64);
   EXPECT_EQ(*engine_->FindPrefix("m", {}), 0);
   EXPECT_EQ(*engine_->PinPrefix("m", Join(system, Prompt(10))), 64);
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 4);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 4);
   // Other requests take all blocks; one of them has the greatest length.
   for (int64_t length : {100, 100, 100, 254}) Found(Prompt(length), 2);
   EXPECT_EQ(Found(system), 64);
@@ -178,14 +178,14 @@ TEST_F(PrefixCacheTest, FindPinAndClear) {
       << refused.message();
   EXPECT_EQ(*engine_->UnpinPrefix("m", system), 64);
   EXPECT_EQ(*engine_->UnpinPrefix("m", system), 0);
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
   for (int i = 0; i < 2; ++i) Found(Prompt(254), 2);
   EXPECT_EQ(*engine_->FindPrefix("m", system), 0);
   Found(system);
   EXPECT_EQ(*engine_->PinPrefix("m", system), 64);
   EXPECT_GE(*engine_->ClearPrefixCache("m"), 64);
   EXPECT_EQ(*engine_->FindPrefix("m", system), 0);
-  EXPECT_EQ(engine_->GetEngineStat("m")->cached_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->cached_blocks, 0);
 
   EXPECT_EQ(engine_->FindPrefix("other", system).status().code(), StatusCode::kNotFound);
   const Status bad = engine_->PinPrefix("m", Ids{1, vocab_size_}).status();
@@ -248,7 +248,7 @@ TEST_F(PrefixCacheTest, CallsFromManyThreadsWhileItRunsAndStops) {
   ASSERT_OK(engine_->StopModel("m"));
   stopped = true;
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 }
 
 // Tokens and digests of logits are the same whether the prefix was computed, found, found in part,
@@ -317,7 +317,7 @@ TEST_P(PrefixNumericsTest, AHitChangesNoBit) {
   // Room for all, and room for little more than the longest request: there blocks are evicted and
   // sequences preempted over and over.
   for (const int64_t num_blocks : {200, 18}) {
-    config.cache_span_num_init = num_blocks;
+    config.num_blocks = num_blocks;
     hook_.loop_gate.Close();
     InstallAndStart(config, spec);
     for (int round = 0; round < 3; ++round) {

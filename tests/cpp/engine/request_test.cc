@@ -304,7 +304,7 @@ TEST_F(EngineTest, StopDuringPrefill) {
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
   EXPECT_EQ(request.queue->GeneratedLength(), 0u);
   EXPECT_EQ(Run({1}, Greedy(2)).size(), 2u);
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 }
 
 TEST_F(EngineTest, StopWhileGeneratingKeepsWhatIsThere) {
@@ -340,7 +340,7 @@ TEST_F(EngineTest, ReleaseWhileRunningAndReadAfterwards) {
   ReadAll(*request.queue);
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
   ASSERT_OK(engine_->StopModel("m"));
-  EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
 }
 
 TEST_F(EngineTest, AnExceptionInAStepEndsItsRequestsOnly) {
@@ -360,7 +360,7 @@ TEST_F(EngineTest, AnExceptionInAStepEndsItsRequestsOnly) {
     EXPECT_LE(ReadAll(*request.queue).size(), 3u);
     EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
     EXPECT_EQ(Run({4, 5}, Greedy(6)), expected) << "the engine goes on";
-    EXPECT_EQ(engine_->GetEngineStat("m")->used_span, 0);
+    EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 0);
   }
   // The request is released before the step in which both its end and the exception occur.
   const HookGuard guard(hook_);

@@ -197,7 +197,7 @@ TEST_F(ResumeTest, AStoppedRequestCostsItsLastBlock) {
 
 TEST_F(ResumeTest, InterruptedRequestsComeToTheirEnds) {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 20;
+  config.num_blocks = 20;
   config.interrupt_on_cache_exhaustion = true;
   InstallAndStart(config);
   struct Job {

@@ -82,7 +82,7 @@ class Soak {
     config.queue_full_policy = blocks_ ? QueueFullPolicy::kBlock : QueueFullPolicy::kRefuse;
     config.max_output_tensor_bytes = 600 << 10;
     config.token_mask_timeout_ms = kMaskTimeoutMs;
-    config.cache_span_num_init = kSoakMaxLength / config.cache_span_size + 2;
+    config.num_blocks = kSoakMaxLength / config.block_size + 2;
     const CacheRatio cache_ratio("0.0005");
     TestingAccess::SetAllocator(engine_, faults_.allocator());
     UseFakeDevice(engine_, faults_.link());
@@ -350,8 +350,8 @@ class Soak {
     EXPECT_OK((draw_.Chance(0.5) ? engine_.ClearPrefixCache("m") : UnpinAll()).status());
     const EngineStat stat = *engine_.GetEngineStat("m");
     EXPECT_EQ(stat.running_request + stat.pending_request, 0);
-    EXPECT_EQ(stat.used_span, 0);
-    EXPECT_EQ(stat.free_span, stat.total_span);
+    EXPECT_EQ(stat.used_blocks, 0);
+    EXPECT_EQ(stat.free_blocks, stat.total_blocks);
     Held now = Measure();
     // A thread that was joined leaves the list of threads a moment later.
     for (int i = 0; i < 100 && !(now == at_start_); ++i) {

@@ -136,8 +136,8 @@ TEST_F(StatisticsTest, PrefillAndPrefixHitsAddUpToThePrompts) {
   EXPECT_EQ(stat.prefix_cache_miss_token, stat.total_prefill_token);
   EXPECT_DOUBLE_EQ(stat.prefix_cache_hit_rate, 2.0 * 96 / 300);
   EXPECT_DOUBLE_EQ(stat.prefix_cache_hit_rate + stat.prefix_cache_miss_rate, 1);
-  EXPECT_EQ(stat.total_token, stat.total_span * stat.span_size);
-  EXPECT_EQ(stat.free_token, stat.free_span * stat.span_size);
+  EXPECT_EQ(stat.total_token, stat.total_blocks * stat.block_size);
+  EXPECT_EQ(stat.free_token, stat.free_blocks * stat.block_size);
 }
 
 TEST_F(StatisticsTest, GroupsCountAsOneRequest) {
@@ -160,7 +160,7 @@ TEST_F(StatisticsTest, GroupsCountAsOneRequest) {
 TEST_F(StatisticsTest, DeniedAndInterruptedRequestsAreCounted) {
   RuntimeConfig config = SmallConfig();
   config.max_waiting_requests = 1;
-  config.cache_span_num_init = 16;  // one sequence of 256 tokens
+  config.num_blocks = 16;  // one sequence of 256 tokens
   Install(config);
   hook_.loop_gate.Close();
   ASSERT_OK(engine_->StartModel("m"));
@@ -214,7 +214,7 @@ TEST_F(StatisticsTest, ARequestsOwnStatisticsAreDefinedAlways) {
 
 TEST_F(StatisticsTest, PreemptionsKeepARequestsTimes) {
   RuntimeConfig config = SmallConfig();
-  config.cache_span_num_init = 16;
+  config.num_blocks = 16;
   Install(config);
   hook_.loop_gate.Close();
   ASSERT_OK(engine_->StartModel("m"));

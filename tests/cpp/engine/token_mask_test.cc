@@ -71,7 +71,7 @@ TEST_F(TokenMaskTest, NeighboursPreemptionAndLateAnswersChangeNoBit) {
   ASSERT_OK(engine_->StopModel("m"));
   ASSERT_OK(engine_->ReleaseModel("m"));
   RuntimeConfig crowded = SmallConfig();
-  crowded.cache_span_num_init = 16;  // one request of 256 tokens
+  crowded.num_blocks = 16;  // one request of 256 tokens
   Install(crowded);
   hook_.loop_gate.Close();
   ASSERT_OK(engine_->StartModel("m"));
@@ -259,7 +259,7 @@ TEST_F(TokenMaskTest, HeldRequestsEndAsOthersDo) {
 TEST_F(TokenMaskTest, WhoeverFitsRunsBesideHeldRequests) {
   RuntimeConfig config = SmallConfig();
   config.token_mask_timeout_ms = 1000000;
-  config.cache_span_num_init = 16;  // one request of 256 tokens
+  config.num_blocks = 16;  // one request of 256 tokens
   InstallAndStart(config);
   std::promise<FunctionMask*> asked;
   auto mask = std::make_shared<FunctionMask>([&asked, n = 0](FunctionMask& m, int32_t) mutable {

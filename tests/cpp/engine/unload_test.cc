@@ -110,7 +110,7 @@ TEST_F(UnloadTest, RequestsGoOnAfterTheLoadBitForBit) {
     opener.join();
     EXPECT_EQ(BytesInUse(), 0);
     const EngineStat stat = *engine_->GetEngineStat("m");
-    EXPECT_EQ(stat.used_span + stat.cached_span, 0);
+    EXPECT_EQ(stat.used_blocks + stat.cached_blocks, 0);
     EXPECT_EQ(stat.running_request, 0);
     EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kRunning);
     ASSERT_OK(engine_->LoadDeviceMemory("m"));
@@ -177,7 +177,7 @@ TEST_F(UnloadTest, AModelStaysUnloadedWhereMemoryIsShort) {
   setenv("BFC_LEFTOVER_MB", "0", 1);
   for (const char* name : {"m", "other"}) {
     RuntimeConfig config = SmallConfig(name);
-    config.cache_span_num_init = 26 * mib / (16 * 512);  // 512 bytes a token
+    config.num_blocks = 26 * mib / (16 * 512);  // 512 bytes a token
     Install(config);
   }
   unsetenv("BFC_MEM_RATIO");

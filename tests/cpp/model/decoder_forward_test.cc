@@ -7,6 +7,7 @@
 #include "cpp/model/decoder_harness.h"
 #include "ops/op_profile.h"
 #include "support/alloc_counter.h"
+#include "support/every_thread.h"
 
 namespace allspark {
 namespace {
@@ -71,9 +72,9 @@ TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
         std::vector<DecoderHarness::Chunk>{
             {0, 1, true}, {1, 1, true}, {2, 1, true}, {3, 1, true}, {4, 1, true}}}) {
     harness.Prepare(chunks);
-    harness.pool().ParallelFor(threads, 1, [&](int64_t, int64_t, int) { counter.Start(); });
+    testing::OnEveryThread(harness.pool(), [&](int) { counter.Start(); });
     harness.Run();
-    harness.pool().ParallelFor(threads, 1, [&](int64_t, int64_t, int) { counter.Stop(); });
+    testing::OnEveryThread(harness.pool(), [&](int) { counter.Stop(); });
   }
   EXPECT_EQ(counter.count(), 0);
   EXPECT_EQ(harness.allocator().Stats().num_allocs, device_allocs);

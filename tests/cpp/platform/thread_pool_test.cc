@@ -23,9 +23,12 @@
 #include "base/check.h"
 #include "platform/affinity.h"
 #include "support/alloc_counter.h"
+#include "support/every_thread.h"
 
 namespace allspark {
 namespace {
+
+using testing::OnEveryThread;
 
 struct Part {
   int64_t begin, end;
@@ -43,18 +46,6 @@ std::vector<Part> PartsOf(ThreadPool& pool, int64_t n, int64_t grain = 0) {
   std::sort(parts.begin(), parts.end(),
             [](const Part& a, const Part& b) { return a.index < b.index; });
   return parts;
-}
-
-// Runs fn(thread) on every thread of the pool. No part ends before all have begun, so no thread
-// takes the part of another.
-template <typename Run>
-void OnEveryThread(ThreadPool& pool, const Run& run) {
-  std::atomic<int> num_begun = 0;
-  pool.ParallelFor(pool.num_threads(), 0, [&](int64_t, int64_t, int part) {
-    ++num_begun;
-    while (num_begun < pool.num_threads()) std::this_thread::yield();
-    run(part);
-  });
 }
 
 class ThreadPoolTest : public ::testing::TestWithParam<int> {};
