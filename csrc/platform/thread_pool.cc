@@ -156,8 +156,8 @@ class ThreadPool::Impl {
   void RunItems(int id, int parts);
   void RunItem(int64_t item, int id);
   void Publish(uint64_t parts);
-  bool IsFinished(int64_t n, int parts) const;
-  void WaitForOthers(int64_t n, int parts);
+  bool IsFinished(int64_t n) const;  // all n items of the region
+  void WaitForOthers(int64_t n);
   void RethrowFirstError();
   void Stop();
 
@@ -334,22 +334,21 @@ void ThreadPool::Impl::RunItem(int64_t item, int id) {
   self.finished.store(before + 1, std::memory_order_release);
 }
 
-bool ThreadPool::Impl::IsFinished(int64_t n, int parts) const {
+bool ThreadPool::Impl::IsFinished(int64_t n) const {
   int64_t sum = 0;
-  for (int id = 0; id < parts; ++id) {
-    const uint64_t finished =
-        workers_[static_cast<size_t>(id)].finished.load(std::memory_order_acquire);
+  for (const Worker& worker : workers_) {
+    const uint64_t finished = worker.finished.load(std::memory_order_acquire);
     if (finished >> 32 == region_) sum += static_cast<int64_t>(finished & 0xffffffffu);
   }
   return sum == n;
 }
 
-void ThreadPool::Impl::WaitForOthers(int64_t n, int parts) {
-  if (SpinUntil(spin_ns_, [&] { return IsFinished(n, parts); })) return;
+void ThreadPool::Impl::WaitForOthers(int64_t n) {
+  if (SpinUntil(spin_ns_, [&] { return IsFinished(n); })) return;
   while (true) {
     caller_asleep_.store(1, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (IsFinished(n, parts)) break;
+    if (IsFinished(n)) break;
     FutexWait(&caller_asleep_, 1);
   }
   caller_asleep_.store(0, std::memory_order_relaxed);
@@ -380,7 +379,7 @@ void ThreadPool::Impl::RunRegion(int64_t n, int parts, ItemFunction fn) {
   }
   Publish(static_cast<uint64_t>(parts));
   RunItems(0, parts);
-  WaitForOthers(n, num_threads_);
+  WaitForOthers(n);
   RethrowFirstError();
 }
 
