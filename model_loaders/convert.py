@@ -283,6 +283,8 @@ def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
         # The lock of tqdm is common to a process and its forks. If one of them is killed while it
         # holds the lock, the others wait for ever.
         _lock = threading.RLock()
+        # No thread that redraws a bar of few steps: it would live as long as the process.
+        monitor_interval = 0
 
     with Bar(
         total=total_bytes,
@@ -290,6 +292,7 @@ def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
         unit="B",
         unit_scale=True,
         delay=_PROGRESS_DELAY_S,
+        miniters=1,
         leave=False,
         disable=None,  # unless stderr is a terminal
     ) as bar:

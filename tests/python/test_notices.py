@@ -6,8 +6,10 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import threading
 
 import pytest
+from allspark import HuggingFaceModel
 from allspark.pipeline import EngineConfig, pipeline
 
 gguf = pytest.importorskip("gguf")
@@ -59,6 +61,13 @@ def test_a_progress_bar_is_for_terminals(demo_model, monkeypatch):
         monkeypatch.setattr(sys, "stderr", stderr)
         with pipeline(str(demo_model), backend_config=EngineConfig(precision="A16W8")):
             assert ("serializing" in stderr.getvalue()) == is_terminal
+
+
+def test_a_conversion_leaves_no_thread(demo_model, tmp_path):
+    before = set(threading.enumerate())
+    model = HuggingFaceModel(str(demo_model), "m").load_model()
+    model.serialize_to_path(None, str(tmp_path))
+    assert set(threading.enumerate()) <= before
 
 
 def test_nothing_is_said_of_a_missing_torch(demo_model):
