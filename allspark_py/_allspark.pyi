@@ -104,6 +104,7 @@ class AsModelConfig:
     model_path: str
     num_threads: int
     op_profiling: bool
+    prefill_policy: str
     prefix_cache_ttl: int
     queue_full_policy: str
     rope_scaling_factor: float

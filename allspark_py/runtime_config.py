@@ -121,6 +121,11 @@ class AsModelRuntimeConfigBuilder:
         """The prefill chunk: limit of prompt tokens in one step. Default 0: 512."""
         return self._set("engine_max_prefill_length", num_tokens)
 
+    def prefill_policy(self, policy: str) -> AsModelRuntimeConfigBuilder:
+        """What a step computes where prompts wait and others decode: 'balanced' (the default),
+        'throughput', 'first_token' or 'smooth' (docs/configuration.md)."""
+        return self._set("prefill_policy", policy)
+
     def max_waiting_requests(self, num_requests: int) -> AsModelRuntimeConfigBuilder:
         """Limit of requests that wait beyond the running batch. Default 0: no limit."""
         return self._set("max_waiting_requests", num_requests)

@@ -48,6 +48,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "speculative": ["speculative.py", *rounds],
         "speculative-draft": ["speculative.py", *rounds, *draft],
         "prefix_cache": ["prefix_cache.py", *rounds],
+        "prefill_policy": ["prefill_policy.py", *rounds],
     }
     beside = {}
     workloads = options.workloads.split(",")

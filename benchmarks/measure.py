@@ -38,6 +38,7 @@ class Running(InProcess):
             max_batch=job["max_batch"], max_context_length=job["max_length"],
         )  # fmt: skip
         builder.num_threads(job["threads"]).max_prefill_length(job["chunk"])
+        builder.prefill_policy(job.get("prefill_policy", "balanced"))
         builder.kv_cache_mode(get_cache_mode_from_str(job["cache_mode"]))
         self.expect(self.engine.install_model(builder.build()), "install_model")
         self.expect(self.engine.start_model(MODEL), "start_model")

@@ -6,7 +6,7 @@ All engines share this code: a worker only notes times (peers/worker.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allspark.bench.metrics import gaps, percentile
@@ -31,18 +31,22 @@ def work_flops(shape: Shape, work: Workload) -> float:
 
 
 def from_times(work: Workload, measured: Mapping[str, Any]) -> dict[str, float]:
+    """What was measured of a workload: its speed, memory, and use of the cores."""
+    values = {key: measured[key] for key in ("load_s", "rss_mb", "core_share", "others_share")}
+    if "ttft_later_s" in measured:
+        values["ttft_later_ms"] = 1e3 * measured["ttft_later_s"]
+    return {**from_timelines(work, measured["requests"]), **values}
+
+
+def from_timelines(work: Workload, timelines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Throughput and percentiles of a workload, as docs/bench.md defines them."""
-    timelines = measured["requests"]
     first = [entry["times"][0] - entry["begin"] for entry in timelines]
     end = max(entry["times"][-1] for entry in timelines)
     values = {
         "output_tok_s": work.num_output / end,
         "ttft_ms": 1e3 * percentile(first, 50),
         "ttft_p99_ms": 1e3 * percentile(first, 99),
-        **{key: measured[key] for key in ("load_s", "rss_mb", "core_share", "others_share")},
     }
-    if "ttft_later_s" in measured:
-        values["ttft_later_ms"] = 1e3 * measured["ttft_later_s"]
     between = [gap for each in timelines for gap in gaps(each["times"], sum(each["counts"]))]
     if between:
         values["gap_ms"] = 1e3 * percentile(between, 50)

@@ -49,7 +49,8 @@ class Contestant:
             checkpoint = ensure_checkpoint(options.shape, folder / "checkpoint")
             self.engine.prepare(checkpoint, self.precision, self.model)
             (self.model / "prepared").touch()
-        self.work = make_workload("single", SHAPES[options.shape].vocab_size)
+        vocab_size = SHAPES[options.shape].vocab_size
+        self.work = make_workload("single", vocab_size, options.divisor)
         self.job = {
             "task": "requests",
             "model": str(self.model),
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--engines", default="allspark/A8W8,llama.cpp/Q8_0")
     parser.add_argument("--shape", default="0.5B", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
+    parser.add_argument("--divisor", type=int, default=1, help="shortens prompt and output")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
     options = parser.parse_args()

@@ -141,6 +141,21 @@ def hostile(record: Record) -> list[str]:
     return table([title, "p50", "p99", "longest", "hostile requests"], rows)
 
 
+def prefill_policy(record: Record) -> list[str]:
+    columns = ("output_tok_s", "ttft_ms", "ttft_p99_ms", "gap_ms", "gap_p99_ms")
+    rows = []
+    for workload, policy in itertools.product(keys(record, "workload"), keys(record, "policy")):
+        cells = [
+            _median(record, lambda v, of=name: v[of], "{:,.1f}", workload=workload, policy=policy)
+            for name in columns
+        ]
+        rows.append([workload, policy, *cells])
+    settings = record["settings"]
+    title = f"{settings['shape']} {settings['precision']}"
+    header = [title, "policy", "tokens/s", "TTFT p50, ms", "p99", "gap p50, ms", "p99"]
+    return table(header, rows)
+
+
 def speculative(record: Record) -> list[str]:
     settings = record["settings"]
     rows = []
@@ -283,6 +298,7 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "prefix_cache": prefix_cache,
     "lora": lora,
     "moe": moe,
+    "prefill_policy": prefill_policy,
     "guided": guided,
     "speculative": speculative,
     "conversion": conversion,

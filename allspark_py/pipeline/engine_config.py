@@ -24,6 +24,8 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     )
 }
 
+PREFILL_POLICIES = ("balanced", "throughput", "first_token", "smooth")
+
 
 @dataclass
 class EngineConfig:
@@ -73,6 +75,12 @@ class EngineConfig:
     )
     block_size: int = f.mapped(32, "tokens of a block", f.one_of(16, 32, 64, 128))
     prefill_chunk: int = f.mapped(0, "most prompt tokens in one step; 0: the engine's", f.whole(0))
+    prefill_policy: str = f.mapped(
+        "balanced",
+        "what a step computes where prompts wait and others decode: `balanced`, `throughput`, "
+        "`first_token` or `smooth`",
+        f.one_of(*PREFILL_POLICIES),
+    )
     threads: int = f.mapped(0, "compute threads; 0: one for each core", f.whole(0))
     adapters: dict[str, str] | None = f.mapped(None, "LoRA adapters: name -> directory", f.paths)
     draft_model: str | None = f.mapped(

@@ -204,6 +204,7 @@ def _install(engine: Engine, name: str, loader: LLM, config: EngineConfig) -> in
     builder.max_batch(config.max_batch_size or DEFAULT_BATCH)
     builder.max_waiting_requests(config.max_waiting_requests)
     builder.max_prefill_length(config.prefill_chunk)
+    builder.prefill_policy(config.prefill_policy)
     builder.kv_cache_mode(_CACHE_MODES[config.kv_cache_bits])
     builder.kv_cache_span_size(config.block_size)
     builder.rope_scaling_factor(config.rope_scaling_factor)

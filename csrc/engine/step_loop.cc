@@ -14,11 +14,28 @@
 namespace allspark {
 namespace {
 
-// A step with decodes and prefill has a quarter of the rows of a chunk: a stream then waits a
+// What a step with decodes has, as a share of the rows of a chunk. With a quarter a stream waits a
 // quarter as long for the prompts of others, whose tokens cost no more (benchmarks/notes.md).
-constexpr int64_t kRowShareBesideDecodes = 4;
+constexpr int64_t kBalancedShare = 4;
+constexpr int64_t kSmoothShare = 16;
+// With kFirstToken, how many steps in a row decodes may wait.
+constexpr int64_t kMostStepsWithoutDecodes = 8;
 // How long the thread waits for a mask before it looks for mail, if it has nothing else to compute.
 constexpr int64_t kMaskSliceUs = 1000;
+
+// The rows of decodes and prefill in a step that has both.
+int64_t RowsBesideDecodes(PrefillPolicy policy, int64_t chunk_tokens) {
+  switch (policy) {
+    case PrefillPolicy::kBalanced:
+      return CeilDiv(chunk_tokens, kBalancedShare);
+    case PrefillPolicy::kSmooth:
+      return CeilDiv(chunk_tokens, kSmoothShare);
+    case PrefillPolicy::kThroughput:
+    case PrefillPolicy::kFirstToken:
+      break;
+  }
+  return 2 * chunk_tokens;  // prefill has half of them at least: a whole chunk
+}
 
 SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
   const RuntimeConfig& config = model.config;
@@ -26,7 +43,9 @@ SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
   return {
       .max_batch = config.engine_max_batch,
       .chunk_tokens = sizes.chunk_tokens,
-      .max_rows_beside_decodes = CeilDiv(sizes.chunk_tokens, kRowShareBesideDecodes),
+      .max_rows_beside_decodes = RowsBesideDecodes(config.prefill_policy, sizes.chunk_tokens),
+      .max_steps_without_decodes =
+          config.prefill_policy == PrefillPolicy::kFirstToken ? kMostStepsWithoutDecodes : 0,
       .block_size = config.block_size,
       .num_blocks = sizes.num_blocks,
       .max_draft_rows = config.max_draft_rows,

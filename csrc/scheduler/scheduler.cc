@@ -16,6 +16,8 @@ const SchedulerConfig& Checked(const SchedulerConfig& config) {
       << "chunk_tokens is " << config.chunk_tokens << ", less than 1";
   AS_CHECK(config.max_rows_beside_decodes >= 1)
       << "max_rows_beside_decodes is " << config.max_rows_beside_decodes << ", less than 1";
+  AS_CHECK(config.max_steps_without_decodes >= 0)
+      << "max_steps_without_decodes is " << config.max_steps_without_decodes << ", less than 0";
   AS_CHECK(config.block_size >= 1) << "block_size is " << config.block_size << ", less than 1";
   AS_CHECK(config.num_blocks >= 1) << "num_blocks is " << config.num_blocks << ", less than 1";
   return config;
@@ -179,9 +181,14 @@ const std::vector<PlannedChunk>& Scheduler::Plan(int64_t now_us) {
   interrupted_.clear();
   plan_committed_ = false;
   preempted_in_plan_ = false;
-  PlanDecodes();
-  const size_t num_decodes = plan_.size();
-  PlanPrefill();
+  if (MayPutOffDecodes()) PlanPrefill();
+  decodes_wait_ = !plan_.empty();
+  size_t num_decodes = 0;
+  if (!decodes_wait_) {
+    PlanDecodes();
+    num_decodes = plan_.size();
+    PlanPrefill();
+  }
   // A step that prefills has enough arithmetic without drafts.
   if (plan_.size() == num_decodes && !preempted_in_plan_) PlanDrafts();
   if (preempted_in_plan_) DropPreemptedFromPlan();
@@ -192,6 +199,7 @@ const std::vector<PlannedChunk>& Scheduler::Plan(int64_t now_us) {
 void Scheduler::Commit() {
   AS_CHECK(!plan_committed_) << "Commit without a Plan before it";
   plan_committed_ = true;
+  steps_without_decodes_ = decodes_wait_ ? steps_without_decodes_ + 1 : 0;
   for (const PlannedChunk& chunk : plan_) {
     ScheduledSequence* sequence = chunk.sequence;
     if (sequence->state != State::kRunning) continue;  // removed since
@@ -218,6 +226,15 @@ void Scheduler::Hold(ScheduledSequence* sequence) {
   sequence->num_computed -= is_full ? config_.block_size : 1;
   if (is_full) ReleaseBlocks(sequence, BlocksFor(sequence->num_computed));
   sequence->held = true;
+}
+
+// Whether there are decodes, and prefills may still go before them.
+bool Scheduler::MayPutOffDecodes() const {
+  if (steps_without_decodes_ >= config_.max_steps_without_decodes) return false;
+  for (const auto* sequence = running_.head; sequence != nullptr; sequence = sequence->next) {
+    if (!sequence->held && sequence->decodes()) return true;
+  }
+  return false;
 }
 
 void Scheduler::PlanDecodes() {

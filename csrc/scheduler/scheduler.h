@@ -91,6 +91,8 @@ struct SchedulerConfig {
   // Bounds how long a decode waits for prefills: in a step with decodes, prefill has what they
   // leave of these rows, and at least half of them.
   int64_t max_rows_beside_decodes = 512;
+  // How many steps in a row decodes may wait for prefills: such a step prefills alone.
+  int64_t max_steps_without_decodes = 0;
   int64_t block_size = 32;
   int64_t num_blocks = 0;
   // Most decodes and drafts of a step with drafts; drafts beyond that are left out.
@@ -135,9 +137,9 @@ class Scheduler {
   void PreemptAll();
   // Plans the next step and takes blocks for it; the time must not go back. Empty when nothing can
   // run: there is no sequence, all running ones are held, or nothing runs and the first in line
-  // does not fit the pool. Valid until the next call. Decodes come first, then prefill chunks; at
-  // most max_batch chunks and max_batch + chunk_tokens tokens, or max_draft_rows. A plan that was
-  // not committed is planned again.
+  // does not fit the pool. Valid until the next call. Decodes come first, where they need not wait
+  // for prefills, then prefill chunks; at most max_batch chunks and max_batch + chunk_tokens
+  // tokens, or max_draft_rows. A plan that was not committed is planned again.
   const std::vector<PlannedChunk>& Plan(int64_t now_us = 0);
   // Sequences that the last Plan interrupted for lack of blocks, if the config says so: their state
   // is kNone, and they are in no plan. Valid until the next call.
@@ -190,6 +192,7 @@ class Scheduler {
   int64_t Capacity(const ScheduledSequence& sequence) const;
   int64_t Demand(const ScheduledSequence& sequence) const;
   int64_t KnownBlocks(const ScheduledSequence& sequence) const;
+  bool MayPutOffDecodes() const;
   void PlanDecodes();
   bool PlanDecode(ScheduledSequence* sequence);
   void PlanPrefill();
@@ -228,6 +231,8 @@ class Scheduler {
   std::vector<DraftGrant> grants_;  // the same
   std::vector<ScheduledSequence*> interrupted_;
   bool plan_committed_ = true;
+  bool decodes_wait_ = false;          // in this plan
+  int64_t steps_without_decodes_ = 0;  // the newest in a row, while there were decodes
   bool preempted_in_plan_ = false;
   // Blocks that admission may still promise in this plan.
   int64_t slack_ = 0;

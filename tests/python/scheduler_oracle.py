@@ -159,6 +159,7 @@ class Model:
     max_batch: int
     chunk: int
     rows_beside_decodes: int
+    steps_without_decodes: int
     pool: Pool
     interrupts: bool = False
     waiting: list[Sequence] = field(default_factory=list)
@@ -169,6 +170,8 @@ class Model:
     preempted_now: bool = False
     interrupted: list[Sequence] = field(default_factory=list)
     committed: bool = True
+    decodes_wait: bool = False
+    steps_waited: int = 0
 
     def add(self, name: int, priority: int, max_length: int, ids: list[int]) -> None:
         self.waiting.append(Sequence(name, priority, ids, max_length, self.arrivals))
@@ -230,11 +233,23 @@ class Model:
         self.interrupted = []
         self.preempted_now = self.committed = False
         self.pool.expire()
-        for s in [s for s in self.running if s.left == 1]:
+        decodes = [s for s in self.running if s.left == 1]
+        if decodes and self.steps_waited < self.steps_without_decodes:
+            self.plan_prefills()
+        self.decodes_wait = bool(self.plan)
+        if not self.decodes_wait:
+            self.plan_decodes(decodes)
+            self.plan_prefills()
+        return self.plan
+
+    def plan_decodes(self, decodes: list[Sequence]) -> None:
+        for s in decodes:
             while s in self.running and self.room(s, s.computed) == 0:
                 self.preempt_last()
             if s in self.running:
                 self.take(s, s.computed, 1)
+
+    def plan_prefills(self) -> None:
         budget = self.chunk
         if self.plan:
             half = -(-self.rows_beside_decodes // 2)
@@ -254,7 +269,6 @@ class Model:
                 break
             budget -= self.plan_prefill(s, budget)
             served.append(s)
-        return self.plan
 
     def plan_prefill(self, s: Sequence, budget: int) -> int:
         s.begin = s.computed
@@ -284,6 +298,7 @@ class Model:
 
     def commit(self) -> None:
         self.committed = True
+        self.steps_waited = self.steps_waited + 1 if self.decodes_wait else 0
         for chunk in self.plan:
             s, before = chunk.sequence, chunk.sequence.computed
             s.computed = chunk.begin + chunk.count
@@ -319,6 +334,7 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
                 values["max_batch"],
                 values["chunk"],
                 values["rows_beside_decodes"],
+                values["steps_without_decodes"],
                 pool,
                 bool(values["interrupts"]),
             )

@@ -136,6 +136,16 @@ def test_the_prefix_cache_is_compared(tmp_path: Path) -> None:
     check_kept(tmp_path, "prefix_cache", {"found": 0.96}, "with_ms", "without_ms")
 
 
+def test_prefill_policies_are_compared(tmp_path: Path) -> None:
+    script = [sys.executable, str(BENCHMARKS / "prefill_policy.py"), "--work-dir", str(tmp_path)]
+    sizes = ["--shape", "tiny", "--divisor", "8", "--rounds", "1"]
+    result = subprocess.run([*script, *sizes, *keeping(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"\| mixed \| smooth( \| [\d.,]+){5} \|", result.stdout)
+    of = {"workload": "b32", "policy": "first_token"}
+    check_kept(tmp_path, "prefill_policy", of, "ttft_p99_ms", "gap_p99_ms")
+
+
 def test_a_batch_is_compared_with_the_sdk(tmp_path: Path, demo_model: Path) -> None:
     script = [sys.executable, str(BENCHMARKS / "batch.py"), "--model", str(demo_model)]
     sizes = ["--lines", "20", "--output", "4", "--batch", "4", "--rounds", "1"]

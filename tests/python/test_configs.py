@@ -26,6 +26,7 @@ def test_runtime_builder_sets_every_field():
         .max_batch("32")
         .max_length(2048)
         .max_prefill_length(256)
+        .prefill_policy("smooth")
         .kv_cache_mode(AsCacheMode.AsCacheQuantU4)
         .kv_cache_span_size(64)
         .set_span_init_size(100)
@@ -53,6 +54,7 @@ def test_runtime_builder_sets_every_field():
         engine_max_batch=32,
         engine_max_length=2048,
         engine_max_prefill_length=256,
+        prefill_policy="smooth",
         cache_mode=AsCacheMode.AsCacheQuantU4,
         cache_span_size=64,
         cache_span_num_init=100,

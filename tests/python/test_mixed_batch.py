@@ -181,6 +181,7 @@ def test_mixed_batch_equals_each_alone(tmp_path, demo_model, blocks, cache_mode)
         tmp_path, engine_max_batch=64, engine_max_length=256, engine_max_prefill_length=64,
         cache_span_size=16, cache_span_num_init=blocks, kv_cache_mode=cache_mode,
         lora_max_num=len(adapters), lora_max_rank=8,
+        prefill_policy="first_token" if blocks else "balanced",
     )  # fmt: skip
     engine.start_model("m")
     for adapter in adapters:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from allspark import AsModelConfig
 from allspark.pipeline import (
     ChatTemplateConfig,
     EngineConfig,
@@ -17,6 +18,7 @@ from allspark.pipeline import (
     SpeculativeConfig,
     TurbomindEngineConfig,
 )
+from allspark.pipeline.engine_config import PREFILL_POLICIES
 from allspark.pipeline.fields import rules
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
@@ -90,6 +92,15 @@ def test_methods_have_the_documented_parameters():
         "prompt", "session", "gen_config", "stream_response", "adapter_name",
     ]  # fmt: skip
     assert parameters("get_ppl") == ["input_ids"]
+
+
+def test_prefill_policies_are_those_of_the_engine():
+    *others, last = (f'"{name}"' for name in PREFILL_POLICIES)
+    names = f"{', '.join(others)} or {last}"
+    with pytest.raises(ValueError, match=f"prefill_policy is .fast.; it must be {names}"):
+        AsModelConfig(model_name="m", prefill_policy="fast")
+    for name in PREFILL_POLICIES:
+        assert AsModelConfig(model_name="m", prefill_policy=name).prefill_policy == name
 
 
 @pytest.mark.parametrize("config_class", CLASSES)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from allspark import AsCacheMode, AsStatus, Engine, HuggingFaceModel, TargetDevice, guided
 from allspark._allspark import testing
+from allspark.pipeline.engine_config import PREFILL_POLICIES
 from test_mixed_batch import random_config
 
 OK = AsStatus.ALLSPARK_SUCCESS
@@ -204,6 +205,7 @@ class Soak:
             starts=False, cache_span_num_init=MAX_LENGTH // SPAN + 4,
             interrupt_on_cache_exhaustion=interrupts, token_mask_timeout_ms=MASK_TIMEOUT_MS,
             max_waiting_requests=4, queue_full_policy="block" if interrupts else "refuse",
+            prefill_policy=PREFILL_POLICIES[seed % len(PREFILL_POLICIES)],
         )  # fmt: skip
         testing.enable_step_faults(self.engine._native, "m")
         assert self.engine.start_model("m") == OK, self.engine.last_error()

@@ -57,6 +57,13 @@ struct Choices<QueueFullPolicy> {
   static constexpr const char* kNames[] = {"refuse", "block"};
 };
 
+// What a step computes where prompts wait and others decode (docs/configuration.md).
+enum class PrefillPolicy { kBalanced, kThroughput, kFirstToken, kSmooth };
+template <>
+struct Choices<PrefillPolicy> {
+  static constexpr const char* kNames[] = {"balanced", "throughput", "first_token", "smooth"};
+};
+
 // Log-probabilities of the logits after biases, penalties and masks, before temperature, or of the
 // model's own logits.
 enum class LogprobsMode { kProcessed, kRaw };

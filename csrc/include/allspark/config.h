@@ -47,9 +47,13 @@ struct RuntimeConfig {
   int64_t engine_max_length = 2048;
   // Most requests decoded in one step.
   int64_t engine_max_batch = 32;
-  // Most prompt tokens prefilled in one step (the chunk); 0: 512. In a step that also decodes, a
-  // quarter of it less the requests that decode, but at least an eighth.
+  // Most prompt tokens prefilled in one step (the chunk); 0: 512.
   int64_t engine_max_prefill_length = 0;
+  // What a step computes where prompts wait and others decode. kBalanced: decodes and prefill
+  // together have a quarter of the chunk, prefill at least an eighth; kSmooth: a sixteenth and a
+  // 32nd; kThroughput: all decodes and a whole chunk of prefill; kFirstToken: a whole chunk, and
+  // decodes in every ninth step at least.
+  PrefillPolicy prefill_policy = PrefillPolicy::kBalanced;
   // Compute threads; 0: one for each core that the process may use.
   int64_t num_threads = 0;
   MatmulPrecision matmul_precision = MatmulPrecision::kAny;
@@ -108,7 +112,7 @@ struct RuntimeConfig {
         Field{"engine_max_length", &C::engine_max_length, 2, 1 << 24},
         Field{"engine_max_batch", &C::engine_max_batch, 1, 65536},
         Field{"engine_max_prefill_length", &C::engine_max_prefill_length, 0, 1 << 20},
-        Field{"num_threads", &C::num_threads, 0, 4096},
+        Field{"prefill_policy", &C::prefill_policy}, Field{"num_threads", &C::num_threads, 0, 4096},
         Field{"matmul_precision", &C::matmul_precision},
         Field{"cache_span_size", &C::block_size, 16, 128},
         Field{"cache_span_num_init", &C::num_blocks, 0, 1 << 30},

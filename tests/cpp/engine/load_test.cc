@@ -102,34 +102,80 @@ TEST_F(EngineTest, AQuarterOfTheMemoryGivesTheSameTokens) {
   EXPECT_EQ(tight_tokens, free_tokens);
 }
 
-TEST_F(EngineTest, RunningDecodesWaitForOneChunkAtMost) {
-  RuntimeConfig config = SmallConfig();
-  config.engine_max_length = 1024;
-  config.engine_max_prefill_length = 16;
-  Install(config);
-  std::vector<StepEvent> steps;  // used by the step thread until it has stopped
-  const HookGuard guard(hook_);
-  hook_.Set([&](const StepEvent& event) {
-    if (event.phase != StepPhase::kBegin) return;
-    steps.push_back(event);
-    // The prompt arrives while the other request decodes.
-    if (steps.size() == 3) gate_.Pass();
-  });
-  gate_.Close();
-  ASSERT_OK(engine_->StartModel("m"));
-  const StartedRequest decoding = Start({1, 2}, Greedy(400));
-  gate_.WaitArrived();
-  const StartedRequest prefilling = Start(RandomPrompt(rng_, 1000, vocab_size_), Greedy(2));
-  gate_.Open();
-  ReadAll(*prefilling.queue);
-  ReadAll(*decoding.queue);
-  ASSERT_OK(engine_->StopModel("m"));
-  int64_t mixed = 0;
-  for (const StepEvent& step : steps) {
-    EXPECT_LE(step.num_prefill_tokens, 16);
-    mixed += step.num_prefill_tokens > 0 && step.num_decodes > 0;
+class PrefillPolicyTest : public EngineTest {
+ protected:
+  static constexpr int64_t kChunk = 32, kPrompt = 1000;
+
+  struct Steps {
+    int64_t most_beside_a_decode = 0;  // prompt tokens
+    int64_t with_both = 0;
+    int64_t most_without_decodes = 0;  // in a row, while there was one
+  };
+  // A prompt that arrives while another request decodes, until its first token.
+  Steps PrefillBesideADecode(PrefillPolicy policy) {
+    RuntimeConfig config = SmallConfig();
+    config.engine_max_length = 2048;
+    config.engine_max_prefill_length = kChunk;
+    config.prefill_policy = policy;
+    Install(config);
+    std::vector<StepEvent> events;  // used by the step thread until it has stopped
+    const HookGuard guard(hook_);
+    hook_.Set([&](const StepEvent& event) {
+      if (event.phase != StepPhase::kBegin) return;
+      events.push_back(event);
+      if (events.size() == 3) gate_.Pass();
+    });
+    gate_.Close();
+    EXPECT_OK(engine_->StartModel("m"));
+    const StartedRequest decoding = Start({1, 2}, Greedy(2000));
+    gate_.WaitArrived();
+    const StartedRequest prefilling = Start(RandomPrompt(rng_, kPrompt, vocab_size_), Greedy(2));
+    gate_.Open();
+    ReadAll(*prefilling.queue);
+    EXPECT_OK(engine_->StopRequest("m", decoding.handle));
+    ReadAll(*decoding.queue);
+    EXPECT_OK(engine_->StopModel("m"));
+    Steps steps;
+    int64_t without_decodes = 0, prefilled = 0;
+    for (const StepEvent& event : events) {
+      prefilled += event.num_prefill_tokens;
+      if (&event < &events[3] || event.num_prefill_tokens == 0) continue;
+      EXPECT_LE(event.num_prefill_tokens, kChunk);
+      without_decodes = event.num_decodes > 0 ? 0 : without_decodes + 1;
+      steps.most_without_decodes = std::max(steps.most_without_decodes, without_decodes);
+      if (event.num_decodes == 0) continue;
+      ++steps.with_both;
+      steps.most_beside_a_decode = std::max(steps.most_beside_a_decode, event.num_prefill_tokens);
+    }
+    EXPECT_EQ(prefilled, 2 + kPrompt);
+    return steps;
   }
-  EXPECT_GE(mixed, 1000 / 16) << "each prefill chunk shared its step with the running decode";
+};
+
+TEST_F(PrefillPolicyTest, BalancedHasAQuarterOfTheChunk) {
+  const Steps steps = PrefillBesideADecode(PrefillPolicy::kBalanced);
+  EXPECT_EQ(steps.most_beside_a_decode, kChunk / 4 - 1);
+  EXPECT_EQ(steps.most_without_decodes, 0);
+}
+
+TEST_F(PrefillPolicyTest, SmoothHasASixteenth) {
+  const Steps steps = PrefillBesideADecode(PrefillPolicy::kSmooth);
+  EXPECT_EQ(steps.most_beside_a_decode, kChunk / 16 - 1);
+  EXPECT_EQ(steps.most_without_decodes, 0);
+}
+
+TEST_F(PrefillPolicyTest, ThroughputHasAWholeChunk) {
+  const Steps steps = PrefillBesideADecode(PrefillPolicy::kThroughput);
+  EXPECT_EQ(steps.most_beside_a_decode, kChunk);
+  EXPECT_EQ(steps.with_both, kPrompt / kChunk + 1);
+  EXPECT_EQ(steps.most_without_decodes, 0);
+}
+
+TEST_F(PrefillPolicyTest, FirstTokenLetsDecodesWaitForEightChunks) {
+  const Steps steps = PrefillBesideADecode(PrefillPolicy::kFirstToken);
+  EXPECT_EQ(steps.most_beside_a_decode, kChunk);
+  EXPECT_EQ(steps.most_without_decodes, 8);
+  EXPECT_EQ(steps.with_both, (kPrompt / kChunk + 1) / 9);
 }
 
 }  // namespace

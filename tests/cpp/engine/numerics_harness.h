@@ -112,6 +112,7 @@ inline void ExpectInvariant(const proto::DecoderSpec& spec, int crowd, RuntimeCo
       changed.engine_max_prefill_length = chunk;
       changed.num_threads = threads;
       changed.block_size = chunk == 7 ? 64 : 16;
+      changed.prefill_policy = static_cast<PrefillPolicy>((chunk + threads) % 4);
       const std::vector<Trace> together = runner.Run(changed, image, jobs);
       for (size_t i = 0; i < jobs.size(); ++i) {
         EXPECT_EQ(together[i].tokens, alone[i].tokens)

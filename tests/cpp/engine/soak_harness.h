@@ -79,6 +79,7 @@ class Soak {
     config.draft_model = "draft";
     config.interrupt_on_cache_exhaustion = interrupts_;
     config.max_waiting_requests = 12;
+    config.prefill_policy = static_cast<PrefillPolicy>(seed_ % 4);
     config.queue_full_policy = blocks_ ? QueueFullPolicy::kBlock : QueueFullPolicy::kRefuse;
     config.max_output_tensor_bytes = 600 << 10;
     config.token_mask_timeout_ms = kMaskTimeoutMs;

@@ -192,6 +192,7 @@ class Harness {
   bool Finish(Ends&& ends) {
     Execute();
     scheduler_.Commit();
+    steps_without_decodes_ = decodes_wait_ ? steps_without_decodes_ + 1 : 0;
     if (trace_ != nullptr) *trace_ << "commit\n";
     ended_.clear();
     for (const PlannedChunk& chunk : *plan_) {
@@ -375,7 +376,7 @@ class Harness {
   void CheckPlan() {
     const SchedulerConfig& config = scheduler_.config();
     int64_t prefill = 0, rows = 0, drafts = 0;
-    bool after_prefill = false;
+    bool after_prefill = false, has_decodes = false;
     for (const PlannedChunk& chunk : *plan_) {
       auto* s = static_cast<TestSequence*>(chunk.sequence);
       Check(s->state == ScheduledSequence::State::kRunning, "planned but not running");
@@ -401,6 +402,7 @@ class Harness {
       const bool decode = ran && s->first_beam->was_decode;
       Check(!decode || !after_prefill, "a decode after a prefill");
       after_prefill |= !decode;
+      has_decodes |= decode;
       if (!decode) prefill += chunk.num_tokens;
       rows += chunk.num_tokens;
       // A sequence that was just admitted must not have overtaken a waiting one.
@@ -415,9 +417,15 @@ class Harness {
     Check(rows <= std::max(config.max_batch + config.chunk_tokens, config.max_draft_rows),
           "more rows than promised");
     Check(drafts == 0 || (prefill == 0 && rows <= config.max_draft_rows), "too many drafts");
+    // Whether a decode may be left out: prefill goes first.
+    const bool may_wait =
+        prefill > 0 && !has_decodes && steps_without_decodes_ < config.max_steps_without_decodes;
+    decodes_wait_ = false;
     for (const ScheduledSequence* s = scheduler_.first_running(); s != nullptr; s = s->next) {
-      const bool planned =
-          s->held || static_cast<const TestSequence*>(s)->last_planned_step == step_;
+      const bool in_step = static_cast<const TestSequence*>(s)->last_planned_step == step_;
+      const bool waits = may_wait && !in_step && !s->held && s->decodes();
+      decodes_wait_ |= waits;
+      const bool planned = s->held || in_step || waits;
       Check(planned || !s->decodes(), "a running decode is not in the step");
       Check(planned || s != scheduler_.first_running() || s->next_beam != nullptr,
             "the first in line is not in the step");
@@ -487,6 +495,8 @@ class Harness {
   int64_t now_us_ = 0;
   int32_t fresh_token_ = 1000;
   int64_t step_ = 0;
+  bool decodes_wait_ = false;          // in this step
+  int64_t steps_without_decodes_ = 0;  // before it, in a row
 };
 
 // "id:begin+count", with * where it samples.

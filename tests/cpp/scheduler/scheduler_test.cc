@@ -148,6 +148,28 @@ TEST(Scheduler, PrefillKeepsHalfOfTheRowsBesideManyDecodes) {
   EXPECT_EQ(Step(harness), "0:1+1* 1:1+1* 2:1+1* 3:1+1* 4:12+3");
 }
 
+TEST(Scheduler, DecodesWaitForPrefillsAFewStepsInARow) {
+  Harness harness({.max_batch = 4,
+                   .chunk_tokens = 8,
+                   .max_rows_beside_decodes = 4,
+                   .max_steps_without_decodes = 2,
+                   .block_size = 4,
+                   .num_blocks = 64});
+  harness.Add(0, 2, 40);
+  harness.Add(0, 40, 60);
+  EXPECT_EQ(Step(harness), "0:0+2* 1:0+6");
+  EXPECT_EQ(Step(harness), "1:6+8");
+  EXPECT_EQ(Step(harness), "1:14+8");
+  EXPECT_EQ(Step(harness), "0:2+1* 1:22+3");  // they have waited long enough
+  EXPECT_EQ(Step(harness), "1:25+8");
+  EXPECT_EQ(Step(harness), "1:33+7*");
+  EXPECT_EQ(Step(harness), "0:3+1* 1:40+1*");  // nothing else to compute
+  harness.Add(0, 9, 40);
+  EXPECT_EQ(Step(harness), "2:0+8");
+  harness.Remove(harness.sequences().back().get());
+  EXPECT_EQ(Step(harness), "0:4+1* 1:41+1*");
+}
+
 TEST(Scheduler, NewcomerOfHigherPriorityIsServedBeforeALongPrefill) {
   Harness harness({.max_batch = 4, .chunk_tokens = 8, .block_size = 4, .num_blocks = 64});
   harness.Add(0, 100, 120);
@@ -443,6 +465,7 @@ TEST(Scheduler, MisuseThrows) {
   EXPECT_THROW(Scheduler({.max_batch = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.chunk_tokens = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.max_rows_beside_decodes = 0, .num_blocks = 1}), InternalError);
+  EXPECT_THROW(Scheduler({.max_steps_without_decodes = -1, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.block_size = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.num_blocks = 0}), InternalError);
   Scheduler scheduler({.max_batch = 2, .chunk_tokens = 8, .block_size = 4, .num_blocks = 4});

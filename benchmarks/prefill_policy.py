@@ -1,0 +1,97 @@
+"""First tokens against gaps: each prefill policy under the same loads, interleaved.
+
+A model file is started once for each policy. In each round every policy serves every load: requests
+that all come at once. A request's ids change from round to round, so that the prefix cache holds
+nothing of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+
+import tables
+from allspark.pipeline.engine_config import PREFILL_POLICIES
+from bench import ENGINES
+from bench_engine import Recorder, make_parser
+from checkpoints import SHAPES, ensure_checkpoint
+from measure import MODEL, Running
+from metrics import from_timelines
+from peers.worker import measure
+from workloads import Workload, make_workload
+
+_FIRST_ID = 3  # those before it may be special
+_ID_STEP = 131
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__, rounds=5, precisions=True)
+    parser.set_defaults(precision="A8W8")
+    parser.add_argument("--workloads", default="b32,mixed")
+    parser.add_argument("--divisor", type=int, default=1, help="shortens prompts and outputs")
+    return parser.parse_args()
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        shape = SHAPES[options.shape]
+        self._num_ids = shape.vocab_size - _FIRST_ID
+        self.workloads = [
+            make_workload(name, shape.vocab_size, options.divisor)
+            for name in options.workloads.split(",")
+        ]
+        ours = ENGINES["allspark"](options.work_dir / "peers" / "allspark")
+        folder = options.work_dir / options.shape
+        model = folder / f"allspark-{options.precision}"
+        ours.prepare(ensure_checkpoint(options.shape, folder / "checkpoint"), options.precision,
+                     model)  # fmt: skip
+        self._job = {
+            "model": str(model),
+            "threads": options.threads or len(os.sched_getaffinity(0)),
+            "chunk": 0,
+            "cache_mode": ours.precisions[options.precision].cache_mode,
+            "max_batch": max(work.max_batch for work in self.workloads),
+            "max_length": max(work.max_length for work in self.workloads),
+        }
+        self.running = {
+            policy: Running({**self._job, "prefill_policy": policy})
+            for policy in PREFILL_POLICIES
+        }
+
+    def about(self) -> dict[str, str]:
+        engine = next(iter(self.running.values())).engine
+        isa = engine.get_as_engine_stat(MODEL).kernel_table
+        return {"version": engine.get_version_full(), "isa": isa}
+
+    def measure(self, policy: str, work: Workload, number: int) -> dict[str, float]:
+        def shifted(token: int) -> int:
+            return _FIRST_ID + (token + number * _ID_STEP) % self._num_ids
+
+        waves = [
+            [{"ids": [*map(shifted, each.ids)], "num_output": each.num_output} for each in wave]
+            for wave in work.waves
+        ]
+        job = {**self._job, "waves": waves, "warm_up": []}
+        return from_timelines(work, measure(self.running[policy], job)["requests"])
+
+
+def main() -> None:
+    options = parse_arguments()
+    bench = Bench(options)
+    recorder = Recorder("prefill_policy", options, bench.about())
+    for number in range(options.rounds + 1):  # Round 0 warms up.
+        for work in bench.workloads:
+            for policy in bench.running:
+                recorder.measure(
+                    number,
+                    {"workload": work.name, "policy": policy},
+                    functools.partial(bench.measure, policy, work, number),
+                )
+    print("\n".join(tables.prefill_policy(recorder.finish())))
+    for running in bench.running.values():
+        running.close()
+
+
+if __name__ == "__main__":
+    main()
