@@ -58,6 +58,9 @@ class Bench:
             policy: Running({**self._job, "prefill_policy": policy})
             for policy in PREFILL_POLICIES
         }
+        for running in self.running.values():
+            for work in self.workloads:
+                running.serve([vars(request) for request in work.warm_up()])
 
     def about(self) -> dict[str, str]:
         engine = next(iter(self.running.values())).engine
@@ -80,7 +83,7 @@ def main() -> None:
     options = parse_arguments()
     bench = Bench(options)
     recorder = Recorder("prefill_policy", options, bench.about())
-    for number in range(options.rounds + 1):  # Round 0 warms up.
+    for number in range(1, options.rounds + 1):
         for work in bench.workloads:
             for policy in bench.running:
                 recorder.measure(
