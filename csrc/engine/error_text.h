@@ -7,15 +7,19 @@
 
 namespace allspark {
 
-// `begin` followed by `end`; or "out of memory", which fits into a string without an allocation.
-inline std::string ErrorText(std::string_view begin, std::string_view end) noexcept {
+// The text that `make` returns; or "out of memory", which fits into a string without an allocation.
+template <typename Make>
+std::string ErrorText(Make make) noexcept {
   try {
-    std::string text(begin);
-    text += end;
-    return text;
+    return make();
   } catch (const std::bad_alloc&) {
     return "out of memory";
   }
+}
+
+// `begin` followed by `end`.
+inline std::string ErrorText(std::string_view begin, std::string_view end) noexcept {
+  return ErrorText([&] { return std::string(begin).append(end); });
 }
 
 }  // namespace allspark

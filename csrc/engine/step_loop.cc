@@ -144,7 +144,7 @@ void StepLoop::RunStep() {
     } else if (scheduler_.first_waiting() != nullptr) {
       // Nothing runs and the first in line cannot be admitted: it never will be.
       EndRequest(Request::Of(scheduler_.first_waiting()), FinishReason::kInterrupted,
-                 "the KV cache cannot hold this request");
+                 ErrorText("", "the KV cache cannot hold this request"));
     }
     return;
   }

@@ -69,16 +69,18 @@ StepLoop::MaskRead StepLoop::ReadMask(Request* request, int64_t until_us) {
       EndRequest(request, FinishReason::kStop, "");
       return MaskRead::kRequestEnded;
     case MaskAnswer::kFailed:
-      EndRequest(request, FinishReason::kError, ErrorText("token mask: ", request->mask->error()));
+      EndRequest(request, FinishReason::kError,
+                 ErrorText([&] { return "token mask: " + request->mask->error(); }));
       return MaskRead::kRequestEnded;
     case MaskAnswer::kNone:
       break;
   }
   if (SteadyNowUs() < request->mask_deadline_us) return MaskRead::kLate;
-  EndRequest(request, FinishReason::kError,
-             "the token mask of position " + std::to_string(request->num_tokens) +
-                 " did not come within token_mask_timeout_ms, which is " +
-                 std::to_string(model_.config.token_mask_timeout_ms));
+  EndRequest(request, FinishReason::kError, ErrorText([&] {
+               return "the token mask of position " + std::to_string(request->num_tokens) +
+                      " did not come within token_mask_timeout_ms, which is " +
+                      std::to_string(model_.config.token_mask_timeout_ms);
+             }));
   return MaskRead::kRequestEnded;
 }
 

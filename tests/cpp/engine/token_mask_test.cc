@@ -7,6 +7,7 @@
 
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/function_mask.h"
+#include "support/alloc_counter.h"
 
 namespace allspark::testing {
 namespace {
@@ -253,6 +254,44 @@ TEST_F(TokenMaskTest, HeldRequestsEndAsOthersDo) {
   ReadAll(*fails.queue);
   EXPECT_EQ(fails.queue->finish_reason(), FinishReason::kError);
   EXPECT_EQ(first->ids_from_generate.size() + ReadAll(*next.queue).size(), 200u);
+}
+
+class TokenMaskMemoryFaultTest : public TokenMaskTest {};
+
+// The text of its error is the only memory that the end of a held request takes on the step thread.
+TEST_F(TokenMaskMemoryFaultTest, HeldRequestsEnd) {
+  if (!CanInjectFailures()) GTEST_SKIP() << "a sanitizer owns malloc";
+  RuntimeConfig config = SmallConfig();
+  config.engine_max_length = 1 << 14;  // so that another request runs long enough
+  config.token_mask_timeout_ms = 50;
+  HeapFaults step_heap;
+  Install(config);
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
+    if (event.phase == StepPhase::kLoopBegin) step_heap.Enter();
+  });
+  ASSERT_OK(engine_->StartModel("m"));
+  std::promise<FunctionMask*> asked;
+  const auto answer_first = [&asked, n = 0](FunctionMask& mask, int32_t) mutable {
+    n++ == 0 ? mask.PublishEvery(1) : asked.set_value(&mask);
+  };
+  const StartedRequest other = Start({4, 5}, Greedy(16000));
+  const StartedRequest fails =
+      StartGuided({1, 2, 3}, Greedy(6), std::make_shared<FunctionMask>(answer_first));
+  const StartedRequest expires = StartGuided({1, 2, 3}, Greedy(6), HangingMask(1));
+  FunctionMask* const late = asked.get_future().get();
+  ASSERT_TRUE(expires.queue->Get().has_value());
+  step_heap.FailNth(1, /*sticky=*/true);
+  late->Fail("an error whose text a short string has no room for");
+  for (const StartedRequest& request : {fails, expires}) {
+    ReadAll(*request.queue);
+    EXPECT_EQ(request.queue->finish_reason(), FinishReason::kError);
+    EXPECT_FALSE(request.queue->error().empty());
+  }
+  EXPECT_GT(step_heap.num_refused(), 0);
+  step_heap.FailNth(0);
+  EXPECT_EQ(ReadAll(*other.queue).size(), 16000u);
+  ASSERT_OK(engine_->StopModel("m"));
 }
 
 // A request that waits for the blocks of held requests is not refused as too large for the cache.
