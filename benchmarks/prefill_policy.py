@@ -19,10 +19,7 @@ from checkpoints import SHAPES, ensure_checkpoint
 from measure import MODEL, Running
 from metrics import from_timelines
 from peers.worker import measure
-from workloads import Workload, make_workload
-
-_FIRST_ID = 3  # those before it may be special
-_ID_STEP = 131
+from workloads import FIRST_ID, Workload, make_workload
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -36,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
 class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         shape = SHAPES[options.shape]
-        self._num_ids = shape.vocab_size - _FIRST_ID
+        self._num_ids = shape.vocab_size - FIRST_ID
         self.workloads = [
             make_workload(name, shape.vocab_size, options.divisor)
             for name in options.workloads.split(",")
@@ -55,8 +52,7 @@ class Bench:
             "max_length": max(work.max_length for work in self.workloads),
         }
         self.running = {
-            policy: Running({**self._job, "prefill_policy": policy})
-            for policy in PREFILL_POLICIES
+            policy: Running({**self._job, "prefill_policy": policy}) for policy in PREFILL_POLICIES
         }
         for running in self.running.values():
             for work in self.workloads:
@@ -68,14 +64,7 @@ class Bench:
         return {"version": engine.get_version_full(), "isa": isa}
 
     def measure(self, policy: str, work: Workload, number: int) -> dict[str, float]:
-        def shifted(token: int) -> int:
-            return _FIRST_ID + (token + number * _ID_STEP) % self._num_ids
-
-        waves = [
-            [{"ids": [*map(shifted, each.ids)], "num_output": each.num_output} for each in wave]
-            for wave in work.waves
-        ]
-        job = {**self._job, "waves": waves, "warm_up": []}
+        job = {**self._job, "waves": work.turn(number, self._num_ids), "warm_up": []}
         return from_timelines(work, measure(self.running[policy], job)["requests"])
 
 

@@ -23,10 +23,7 @@ from pathlib import Path
 
 # By workload: what its requests are shortened by, so that a turn takes a second or two.
 DIVISORS = {"single": 8, "b32": 16, "mixed": 16, "long": 32}
-# Ids of repeated turns differ by this much, so that the prefix cache holds nothing of a turn.
-_ID_STEP = 131
 _NUM_IDS = 7000
-_FIRST_ID = 3
 
 
 def serve_turns(model: str, threads: int) -> None:
@@ -43,19 +40,10 @@ def serve_turns(model: str, threads: int) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         name, turn = line.split()
-        waves = make_workload(name, _NUM_IDS, DIVISORS[name]).waves
-        shift = int(turn) * _ID_STEP
+        waves = make_workload(name, _NUM_IDS, DIVISORS[name]).turn(int(turn), _NUM_IDS)
         begin = time.perf_counter()
         for wave in waves:
-            running.serve(
-                [
-                    {
-                        "ids": [_FIRST_ID + (token + shift) % _NUM_IDS for token in request.ids],
-                        "num_output": request.num_output,
-                    }
-                    for request in wave
-                ]
-            )
+            running.serve(wave)
         print(time.perf_counter() - begin, flush=True)
 
 

@@ -10,6 +10,7 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,12 @@ WORKLOADS = (
     "single", "p1024", "b8", "b32", "mixed", "azure", "shared", "shared_late", "long", "long16",
 )  # fmt: skip
 _SEED = 1234
+# Ids before it may be special tokens.
+FIRST_ID = 3
 # Output tokens of the requests that are served before timing starts. Their prompts repeat one id,
-# which is at least 3 to avoid special tokens, and differs between size classes.
+# which differs between size classes.
 _WARM_UP = 8
-_WARM_UP_ID = 3
+_TURN_STEP = 131  # between the ids of a turn and of the next
 _AZURE_REQUESTS = 64
 # The full trace would take a small machine minutes per engine.
 _AZURE_DIVISOR = 4
@@ -64,6 +67,18 @@ class Workload:
     def max_batch(self) -> int:
         return max(len(wave) for wave in self.waves)
 
+    def turn(self, number: int, num_ids: int) -> list[list[dict[str, Any]]]:
+        """The waves of a repeated turn, for a worker: with other ids in each, of `num_ids` beyond
+        the special ones, so that the prefix cache holds nothing of them."""
+
+        def shifted(token: int) -> int:
+            return FIRST_ID + (token + number * _TURN_STEP) % num_ids
+
+        return [
+            [{"ids": [*map(shifted, each.ids)], "num_output": each.num_output} for each in wave]
+            for wave in self.waves
+        ]
+
     def warm_up(self) -> list[Request]:
         """A request of every size class: prompts within a power of two are one class. Its prompt is
         as long as the longest of the class, with ids that no request has, so that the prefix cache
@@ -74,7 +89,7 @@ class Workload:
             if size not in longest or len(request.ids) > len(longest[size].ids):
                 longest[size] = request
         return [
-            Request([_WARM_UP_ID + size] * len(request.ids), min(request.num_output, _WARM_UP))
+            Request([FIRST_ID + size] * len(request.ids), min(request.num_output, _WARM_UP))
             for size, request in sorted(longest.items())
         ]
 
