@@ -53,6 +53,7 @@ Status ModelMemory::Take() {
 // Drafters and decoder first: they refer to the rest.
 void ModelMemory::GiveBack() {
   is_taken_ = false;
+  model_.device->Finish();
   drafters_.clear();
   decoder_.reset();
   sampler_.reset();

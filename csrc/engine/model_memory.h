@@ -20,6 +20,7 @@ class ModelMemory {
  public:
   // `model` outlives it.
   explicit ModelMemory(const InstalledModel& model) : model_(model) {}
+  ~ModelMemory() { GiveBack(); }
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
 

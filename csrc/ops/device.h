@@ -36,10 +36,14 @@ class Device {
   // is the order of its bytes on the host.
   virtual int64_t KvBlockBytes(const KvShape& shape) const = 0;
   // Copies of KV blocks, in the order of all operations. BlockToHost may still be writing when it
-  // returns; BlockFromHost of the same memory waits for it. They throw on failure.
+  // returns: BlockFromHost of the same memory waits for it, and Finish comes before the memory is
+  // freed. They throw on failure.
   virtual void CopyBlock(const KvPool& pool, int32_t from, int32_t to) = 0;
   virtual void BlockToHost(const KvPool& pool, int32_t block, void* host) = 0;
   virtual void BlockFromHost(const void* host, const KvPool& pool, int32_t block) = 0;
+  // Waits until nothing that it was given reads or writes memory any more. Does not throw: what
+  // failed has ended, too.
+  virtual void Finish() = 0;
 
   // False: its memory is the host's.
   virtual bool has_own_memory() const = 0;

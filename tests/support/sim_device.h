@@ -165,6 +165,7 @@ class SimDevice : public Device {
   void CopyBlock(const KvPool& pool, int32_t from, int32_t to) override;
   void BlockToHost(const KvPool& pool, int32_t block, void* host) override;
   void BlockFromHost(const void* host, const KvPool& pool, int32_t block) override;
+  void Finish() override { ops_->Finish(); }
   bool has_own_memory() const override { return true; }
   int64_t host_cache_bytes() const override { return parts_.host_cache_bytes(); }
   std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override;

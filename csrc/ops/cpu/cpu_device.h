@@ -35,6 +35,7 @@ class CpuDevice : public Device {
   void CopyBlock(const KvPool& pool, int32_t from, int32_t to) override;
   void BlockToHost(const KvPool& pool, int32_t block, void* host) override;
   void BlockFromHost(const void* host, const KvPool& pool, int32_t block) override;
+  void Finish() override {}
   bool has_own_memory() const override { return false; }
   int64_t host_cache_bytes() const override { return 0; }
   std::unique_ptr<Sampler> MakeSampler(int64_t vocab_size) const override;

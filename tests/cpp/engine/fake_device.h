@@ -17,12 +17,16 @@ namespace allspark::testing {
 // How blocks get from the device to the host and back: what a test counts, and lets fail.
 struct HostLink {
   virtual ~HostLink() = default;
-  virtual void ToHost() { ++num_out; }
+  virtual void ToHost() {
+    ++num_out;
+    ++num_unfinished;
+  }
   virtual void FromHost() {
     if (fails) throw std::runtime_error("the link is down");
     ++num_in;
   }
   int64_t num_out = 0, num_in = 0;  // blocks; read only between requests
+  int64_t num_unfinished = 0;       // blocks to the host since the last Finish
   bool fails = false;
 };
 
@@ -41,6 +45,10 @@ class LinkedDevice final : public Base {
   void BlockFromHost(const void* host, const KvPool& pool, int32_t block) override {
     link_->FromHost();
     Base::BlockFromHost(host, pool, block);
+  }
+  void Finish() override {
+    Base::Finish();
+    link_->num_unfinished = 0;
   }
 
  private:

@@ -1,5 +1,7 @@
 // The prefix cache's host tier, on a fake device with memory of its own: blocks that the device's
 // pool evicted come back from the host with the same bits.
+#include <thread>
+
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/fake_device.h"
 
@@ -91,6 +93,34 @@ TEST_F(HostTierTest, ACrowdGivesWhatEachGivesAlone) {
     EXPECT_EQ(ReadAll(*started[i].queue), Run(prompts[i], Greedy(60), "plain")) << "request " << i;
   }
   EXPECT_GT(link_->num_in, 0);
+}
+
+// The first steps of a long prompt move blocks to the host and ask for no result, so the copies may
+// still be on their way when the memory that they go to is given back.
+TEST_F(HostTierTest, AnUnloadWaitsForTheCopies) {
+  StartOnDevice("0.01");
+  const Ids prompt = RandomPrompt(rng_, 200, vocab_size_);
+  const Ids expected = RunAndLook(prompt).ids;
+  for (const int64_t at : {1, 2, 3}) {
+    for (int i = 0; i < 2; ++i) RunAndLook(RandomPrompt(rng_, 120, vocab_size_));
+    int64_t steps = 0;
+    gate_.Close();
+    hook_.Set([&](const StepEvent& event) {
+      if (event.phase == StepPhase::kBegin && ++steps == at) gate_.Pass();
+    });
+    const testing::HookGuard guard(hook_);
+    const StartedRequest request = Start(prompt, Greedy(4));
+    gate_.WaitArrived();
+    std::thread opener([&] { gate_.Open(); });
+    EXPECT_OK(engine_->UnloadDeviceMemory("m"));
+    opener.join();
+    EXPECT_EQ(link_->num_unfinished, 0) << "of " << link_->num_out;
+    EXPECT_OK(engine_->LoadDeviceMemory("m"));
+    EXPECT_EQ(ReadAll(*request.queue), expected) << "unloaded in step " << at;
+  }
+  EXPECT_GT(link_->num_out, 0);
+  ASSERT_OK(engine_->StopModel("m"));
+  EXPECT_EQ(link_->num_unfinished, 0);
 }
 
 TEST_F(HostTierTest, AFailedCopyEndsTheRequestsAndTheEngineGoesOn) {
