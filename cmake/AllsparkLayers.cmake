@@ -33,6 +33,7 @@ endmacro()
 # (scripts/check_isa_symbols.py).
 set(ALLSPARK_ISA_COMMON -O3 -fno-exceptions -fno-rtti -ffp-contract=off)
 set(ALLSPARK_ISA_avx2 -mavx2 -mfma -mf16c)
+set(ALLSPARK_ISA_avx2_vnni ${ALLSPARK_ISA_avx2} -mavxvnni)
 set(ALLSPARK_ISA_avx512
     -mavx512f -mavx512bw -mavx512vl -mavx512dq ${ALLSPARK_ISA_avx2})
 set(ALLSPARK_ISA_avx512_vnni ${ALLSPARK_ISA_avx512} -mavx512vnni)
@@ -42,7 +43,7 @@ set(ALLSPARK_ISA_amx ${ALLSPARK_ISA_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int
 set(ALLSPARK_ISA_neon $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 set(ALLSPARK_ISA_neon_dotprod ${ALLSPARK_ISA_neon} -march=armv8.2-a+dotprod)
 set(ALLSPARK_ISA_neon_bf16 ${ALLSPARK_ISA_neon} -march=armv8.2-a+bf16)
-set(ALLSPARK_ISAS_x86_64 avx2 avx512 avx512_vnni avx512_bf16 amx)
+set(ALLSPARK_ISAS_x86_64 avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 amx)
 set(ALLSPARK_ISAS_aarch64 neon neon_dotprod neon_bf16)
 
 # kernels/, kernels/ref/ and kernels/cpu/. Each kernels_ISA.cc gets the flags of its instruction

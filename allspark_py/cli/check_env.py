@@ -67,7 +67,7 @@ def _processor() -> str:
 
 def _instruction_sets() -> str:
     """Those for which there are kernels."""
-    known = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]
+    known = ["avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]
     known += ["asimd", "asimddp", "bf16"]
     for line in _lines("/proc/cpuinfo"):
         name, _, value = line.partition(":")

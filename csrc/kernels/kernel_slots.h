@@ -44,6 +44,7 @@ struct KernelTable {
 // Each sets the entries that its instruction set improves; one exported function per ISA file.
 void FillReference(KernelTable& table) noexcept;    // double precision, portable
 void FillAvx2(KernelTable& table) noexcept;         // AVX2 + FMA + F16C
+void FillAvx2Vnni(KernelTable& table) noexcept;     // + AVX-VNNI
 void FillAvx512(KernelTable& table) noexcept;       // AVX-512 F, BW, VL, DQ
 void FillAvx512Vnni(KernelTable& table) noexcept;   // + VNNI
 void FillAvx512Bf16(KernelTable& table) noexcept;   // + BF16

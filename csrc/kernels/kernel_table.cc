@@ -39,9 +39,15 @@ bool HaveAmx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
   return (edx & kAll) == kAll && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+
+// AVX's form of VNNI, which processors without AVX-512 have. GCC's builtin does not know its name.
+bool HaveAvxVnni() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & (1u << 4)) != 0;
+}
 #endif
 
-// Weakest first; each builds on the ones before it.
+// Weakest first; each is filled over the ones before it that are available.
 std::vector<Candidate> Candidates() {
   std::vector<Candidate> candidates = {{"reference", FillReference, true}};
 #if defined(__x86_64__)
@@ -53,6 +59,7 @@ std::vector<Candidate> Candidates() {
   const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   const bool avx512_bf16 = avx512_vnni && __builtin_cpu_supports("avx512bf16");
   candidates.push_back({"avx2", FillAvx2, avx2});
+  candidates.push_back({"avx2_vnni", FillAvx2Vnni, avx2 && HaveAvxVnni()});
   candidates.push_back({"avx512", FillAvx512, avx512});
   candidates.push_back({"avx512_vnni", FillAvx512Vnni, avx512_vnni});
   candidates.push_back({"avx512_bf16", FillAvx512Bf16, avx512_bf16});
@@ -74,7 +81,7 @@ struct TableSet {
   TableSet() {
     KernelTable table;
     for (const Candidate& candidate : Candidates()) {
-      if (!candidate.available) break;
+      if (!candidate.available) continue;
       candidate.fill(table);
       table.name = candidate.name;
       tables.push_back(table);

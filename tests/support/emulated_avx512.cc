@@ -1,6 +1,6 @@
-#include "support/emulated_avx512.h"
+#include "support/emulated_tables.h"
 
-#if AS_EMULATES_AVX512
+#if AS_EMULATES_TABLES
 
 #include "support/emulated_intrinsics.h"
 
@@ -10,9 +10,6 @@
 
 namespace allspark::testing {
 
-bool HaveEmulatedAvx512() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
 void FillEmulatedAvx512(kernels::KernelTable& table) { kernels::FillAvx512OnSimde(table); }
 
 }  // namespace allspark::testing
@@ -23,7 +20,6 @@ AS_END_OF_EMULATION
 
 namespace allspark::testing {
 
-bool HaveEmulatedAvx512() { return false; }
 void FillEmulatedAvx512(kernels::KernelTable&) {}
 
 }  // namespace allspark::testing

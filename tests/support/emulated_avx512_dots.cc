@@ -1,7 +1,7 @@
 // The emulated kernels with dot products: VNNI's of bytes, BF16's of pairs, AMX's of tiles.
-#include "support/emulated_avx512.h"
+#include "support/emulated_tables.h"
 
-#if AS_EMULATES_AVX512
+#if AS_EMULATES_TABLES
 
 #include "support/emulated_intrinsics.h"
 

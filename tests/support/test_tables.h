@@ -9,24 +9,25 @@
 #include <vector>
 
 #include "kernels/kernel_table.h"
-#include "support/emulated_avx512.h"
+#include "support/emulated_tables.h"
 
 namespace allspark::testing {
 
 using KernelTables = std::vector<const kernels::KernelTable*>;
 
-// AVX-512 and AMX emulated, weakest first: "avx512_emulated" and so on. Empty where they cannot
-// run.
+// AVX-VNNI, AVX-512 and AMX emulated, weakest first: "avx2_vnni_emulated" and so on. Empty where
+// they cannot run.
 inline const KernelTables& EmulatedTables() {
   static const KernelTables* const tables = [] {
     auto* all = new KernelTables;
-    if (!HaveEmulatedAvx512()) return all;
-    kernels::KernelTable table = *kernels::FindTable("reference");
+    if (!CanEmulateTables()) return all;
+    kernels::KernelTable table = *kernels::FindTable("avx2");
     const auto add = [&](void (*fill)(kernels::KernelTable&), const char* name) {
       fill(table);
       table.name = name;
       all->push_back(new kernels::KernelTable(table));
     };
+    add(FillEmulatedAvx2Vnni, "avx2_vnni_emulated");
     add(FillEmulatedAvx512, "avx512_emulated");
     add(FillEmulatedAvx512Vnni, "avx512_vnni_emulated");
     add(FillEmulatedAvx512Bf16, "avx512_bf16_emulated");

@@ -597,5 +597,11 @@ static AS_ALWAYS_INLINE void FillAttention(KernelTable& table, DType cache) {
   table.attention[i][static_cast<int>(DType::kBFloat16)] = Attention<Head, Dot, uint16_t>;
 }
 
+static AS_ALWAYS_INLINE void FillQuantizedAttention(KernelTable& table) {
+  FillAttention<QuantizedHead<8, 8>, DotInteger>(table, DType::kInt8);
+  FillAttention<QuantizedHead<4, 4>, DotInteger>(table, DType::kUInt4);
+  FillAttention<QuantizedHead<8, 4>, DotInteger>(table, DType::kInt8UInt4);
+}
+
 }  // namespace
 }  // namespace allspark::kernels

@@ -45,13 +45,7 @@ struct ByteRow {
 };
 static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) { return {Set1Int(FourBytes(a))}; }
 static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
-#if defined(__AVX512VNNI__)  // not where it is emulated
-  // As an intrinsic, GCC moves the sums from one register to another and back around each.
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(a.fours));
-  return acc;
-#else
-  return _mm512_dpbusd_epi32(acc, u, a.fours);
-#endif
+  return AddDotBytes(acc, u, a.fours);
 }
 #else
 // Bytes 0 and 2 of each lane, and bytes 1 and 3, widened to 16 bits.
@@ -64,7 +58,7 @@ static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
 }
 static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   const VecI even = DotPairs16(And(u, Set1Int(0x00ff00ff)), a.even);
-  return AddInt(acc, AddInt(even, DotPairs16(ShiftRight16(u), a.odd)));
+  return AddInt(acc, AddDotPairs16(even, ShiftRight16(u), a.odd));
 }
 #endif
 #endif

@@ -38,19 +38,18 @@ static AS_ALWAYS_INLINE void FillQuantizedWeights(KernelTable& table) {
   table.embedding[static_cast<int>(DType::kFloat8E4M3)] = EmbeddingQuantized<Form::kFloat8>;
 }
 
-template <int kKeyBits, int kValueBits>
-static AS_ALWAYS_INLINE void FillQuantizedCache(KernelTable& table, DType cache) {
-  table.kv_write[static_cast<int>(cache)] = KvWriteQuantized<kKeyBits, kValueBits>;
-  FillAttention<QuantizedHead<kKeyBits, kValueBits>, DotInteger>(table, cache);
+static AS_ALWAYS_INLINE void FillQuantizedCache(KernelTable& table) {
+  table.kv_write[static_cast<int>(DType::kInt8)] = KvWriteQuantized<8, 8>;
+  table.kv_write[static_cast<int>(DType::kUInt4)] = KvWriteQuantized<4, 4>;
+  table.kv_write[static_cast<int>(DType::kInt8UInt4)] = KvWriteQuantized<8, 4>;
+  FillQuantizedAttention(table);
 }
 
 static AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillDType<float, DotFloat>(table, DType::kFloat32);
   FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
   FillQuantizedWeights(table);
-  FillQuantizedCache<8, 8>(table, DType::kInt8);
-  FillQuantizedCache<4, 4>(table, DType::kUInt4);
-  FillQuantizedCache<8, 4>(table, DType::kInt8UInt4);
+  FillQuantizedCache(table);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
       Convert<float, uint16_t>;
   table.quantize = Quantize;

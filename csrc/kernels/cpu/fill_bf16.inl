@@ -18,9 +18,7 @@ static AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
   table.low_rank[static_cast<int>(bf16)] = AddLowRank<uint16_t, DotNative>;
   FillForms<Widened<uint16_t, DotNative>>(table, bf16);
   FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
-  FillAttention<QuantizedHead<8, 8>, DotInteger>(table, DType::kInt8);
-  FillAttention<QuantizedHead<4, 4>, DotInteger>(table, DType::kUInt4);
-  FillAttention<QuantizedHead<8, 4>, DotInteger>(table, DType::kInt8UInt4);
+  FillQuantizedAttention(table);
 }
 
 }  // namespace

@@ -106,6 +106,23 @@ static AS_ALWAYS_INLINE VecI ShiftLeft16(VecI x) { return _mm512_slli_epi16(x, 8
 static AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm512_srli_epi16(x, 8); }
 static AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm512_srai_epi16(x, 8); }
 static AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm512_madd_epi16(a, b); }
+#if defined(AS_KERNELS_NATIVE_VNNI)
+static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
+  return _mm512_dpwssd_epi32(acc, a, b);
+}
+static AS_ALWAYS_INLINE VecI AddDotBytes(VecI acc, VecI u, VecI s) {
+#if defined(__AVX512VNNI__)  // not where it is emulated
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));
+  return acc;
+#else
+  return _mm512_dpbusd_epi32(acc, u, s);
+#endif
+}
+#else
+static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
+  return _mm512_add_epi32(acc, DotPairs16(a, b));
+}
+#endif
 static AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) { return _mm512_sub_epi16(a, b); }
 static AS_ALWAYS_INLINE VecI AddPairs16(VecI a, VecI b) { return _mm512_add_epi16(a, b); }
 template <int N>

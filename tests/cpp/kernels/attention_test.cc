@@ -372,6 +372,38 @@ TEST_P(AttentionTest, MatchesSoftmaxInt8) { TestSizes<Int8>(table()); }
 TEST_P(AttentionTest, MatchesSoftmaxUInt4) { TestSizes<UInt4>(table()); }
 TEST_P(AttentionTest, MatchesSoftmaxInt8UInt4) { TestSizes<Int8UInt4>(table()); }
 
+template <class T>
+void ExpectSameBits(const KernelTable& table, const KernelTable& other) {
+  uint32_t seed = 1;
+  for (int64_t group : {1, 2, 3, 8}) {
+    for (int64_t head_dim : {64, 80}) {
+      Sizes sizes;
+      sizes.head_dim = head_dim;
+      sizes.group = group;
+      sizes.num_tokens = 300;
+      const Sequence s(sizes, seed);
+      Cache<T> cache(sizes, sizes.num_tokens, seed++);
+      cache.Write(table, s, 0, sizes.num_tokens);
+      std::vector<float> got(s.q.size()), want(s.q.size());
+      Attend(table, s, cache, 0, 0, sizes.num_tokens, sizes.num_tokens, &got);
+      Attend(other, s, cache, 0, 0, sizes.num_tokens, sizes.num_tokens, &want);
+      EXPECT_TRUE(SameBits(got.data(), want.data(), static_cast<int64_t>(got.size()))) << sizes;
+    }
+  }
+}
+// GEMM is in QuantizedTest.EveryInstructionSetGivesTheSameBitsForInt8Activations.
+TEST(AvxVnniTest, AttentionHasTheBitsOfAvx2) {
+  const auto& all = testing::AllTestTables();
+  const auto table = std::ranges::find_if(
+      all, [](const KernelTable* t) { return testing::IsOf(*t, "avx2_vnni"); });
+  if (table == all.end()) {
+    GTEST_SKIP() << "no SIMDe (libsimde-dev) at build time, a sanitizer build, or no AVX2";
+  }
+  ExpectSameBits<Int8>(**table, *FindTable("avx2"));
+  ExpectSameBits<UInt4>(**table, *FindTable("avx2"));
+  ExpectSameBits<Int8UInt4>(**table, *FindTable("avx2"));
+}
+
 TEST_P(AttentionTest, HeadDimsThatAreNoMultipleOfAVector) {
   for (int64_t head_dim : {2, 6, 20, 42, 72}) {
     Sizes sizes;

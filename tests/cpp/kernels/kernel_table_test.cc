@@ -1,5 +1,6 @@
 // Which tables there are and how one is chosen.
 #include <cstdlib>
+#include <cstring>
 #include <set>
 #include <string>
 
@@ -82,15 +83,29 @@ TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {
 }
 
 TEST(KernelTableTest, TheEmulationIsAmongTheTestedTables) {
-  if (!testing::HaveEmulatedAvx512()) {
+  if (!testing::CanEmulateTables()) {
     GTEST_SKIP()
-        << "no SIMDe (libsimde-dev) at build time, a sanitizer build, or no AVX2: the AVX-512 "
-           "kernels are tested only where the processor has them";
+        << "no SIMDe (libsimde-dev) at build time, a sanitizer build, or no AVX2: kernels of later "
+           "instruction sets are tested only where the processor has them";
   }
   std::vector<std::string> names;
   for (const KernelTable* table : testing::EmulatedTables()) names.push_back(table->name);
-  EXPECT_EQ(names, (std::vector<std::string>{"avx512_emulated", "avx512_vnni_emulated",
-                                             "avx512_bf16_emulated", "amx_emulated"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"avx2_vnni_emulated", "avx512_emulated",
+                                             "avx512_vnni_emulated", "avx512_bf16_emulated",
+                                             "amx_emulated"}));
+}
+
+// On a processor with AVX-512, nothing is left of what AVX-VNNI put into the table.
+TEST(KernelTableTest, Avx512ReplacesAllOfAvxVnni) {
+  if (!testing::CanEmulateTables()) {
+    GTEST_SKIP() << "no SIMDe (libsimde-dev) at build time, a sanitizer build, or no AVX2";
+  }
+  KernelTable over_avx2 = *FindTable("avx2"), over_vnni = over_avx2;
+  testing::FillEmulatedAvx2Vnni(over_vnni);
+  EXPECT_NE(std::memcmp(&over_avx2, &over_vnni, sizeof(KernelTable)), 0);
+  testing::FillEmulatedAvx512(over_avx2);
+  testing::FillEmulatedAvx512(over_vnni);
+  EXPECT_EQ(std::memcmp(&over_avx2, &over_vnni, sizeof(KernelTable)), 0);
 }
 
 TEST(KernelTableTest, AttentionSizesArePositive) {
