@@ -43,8 +43,9 @@ set(ALLSPARK_ISA_amx ${ALLSPARK_ISA_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int
 set(ALLSPARK_ISA_neon $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 set(ALLSPARK_ISA_neon_dotprod ${ALLSPARK_ISA_neon} -march=armv8.2-a+dotprod)
 set(ALLSPARK_ISA_neon_bf16 ${ALLSPARK_ISA_neon} -march=armv8.2-a+bf16)
+set(ALLSPARK_ISA_neon_i8mm ${ALLSPARK_ISA_neon} -march=armv8.2-a+bf16+i8mm)
 set(ALLSPARK_ISAS_x86_64 avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 amx)
-set(ALLSPARK_ISAS_aarch64 neon neon_dotprod neon_bf16)
+set(ALLSPARK_ISAS_aarch64 neon neon_dotprod neon_bf16 neon_i8mm)
 
 # kernels/, kernels/ref/ and kernels/cpu/. Each kernels_ISA.cc gets the flags of its instruction
 # set; files for other processors are left out.

@@ -31,6 +31,7 @@ ARM_TABLES = {
     "neon": {"asimd"},
     "neon_dotprod": {"asimd", "asimddp"},
     "neon_bf16": {"asimd", "asimddp", "bf16"},
+    "neon_i8mm": {"asimd", "asimddp", "bf16", "i8mm"},
 }
 TABLES = ["reference", *X86_TABLES, *ARM_TABLES]
 # The tables that tests/support emulates on any processor with AVX2.

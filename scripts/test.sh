@@ -132,7 +132,7 @@ dispatch_aarch64() {
     [ "$found" = "$tables reference " ] || return 1
   done <<<'cortex-a57 neon
 cortex-a76 neon neon_dotprod
-max neon neon_bf16 neon_dotprod'
+max neon neon_bf16 neon_dotprod neon_i8mm'
 }
 
 # Tests that take an emulator an hour and do not depend on the instruction set: the reference

@@ -68,7 +68,7 @@ def _processor() -> str:
 def _instruction_sets() -> str:
     """Those for which there are kernels."""
     known = ["avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]
-    known += ["asimd", "asimddp", "bf16"]
+    known += ["asimd", "asimddp", "bf16", "i8mm"]
     for line in _lines("/proc/cpuinfo"):
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

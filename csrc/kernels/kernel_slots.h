@@ -52,5 +52,6 @@ void FillAmx(KernelTable& table) noexcept;          // + AMX tiles, BF16, INT8
 void FillNeon(KernelTable& table) noexcept;         // 64-bit Arm
 void FillNeonDotprod(KernelTable& table) noexcept;  // + DotProd
 void FillNeonBf16(KernelTable& table) noexcept;     // + BF16
+void FillNeonI8mm(KernelTable& table) noexcept;     // + I8MM
 
 }  // namespace allspark::kernels

@@ -67,9 +67,11 @@ std::vector<Candidate> Candidates() {
 #elif defined(__aarch64__)
   const bool dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
   const bool bf16 = dotprod && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+  const bool i8mm = bf16 && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
   candidates.push_back({"neon", FillNeon, true});
   candidates.push_back({"neon_dotprod", FillNeonDotprod, dotprod});
   candidates.push_back({"neon_bf16", FillNeonBf16, bf16});
+  candidates.push_back({"neon_i8mm", FillNeonI8mm, i8mm});
 #endif
   return candidates;
 }

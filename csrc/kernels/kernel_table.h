@@ -20,7 +20,8 @@ int64_t AttentionPartialFloats(int64_t head_dim);
 int64_t AttentionTileTokens(int64_t group);
 
 // Tables this CPU can run, weakest first: "reference"; on x86-64 "avx2", "avx2_vnni",
-// "avx512", "avx512_vnni", "avx512_bf16", "amx"; on 64-bit Arm "neon", "neon_dotprod", "neon_bf16".
+// "avx512", "avx512_vnni", "avx512_bf16", "amx"; on 64-bit Arm "neon", "neon_dotprod", "neon_bf16",
+// "neon_i8mm".
 const std::vector<const KernelTable*>& AvailableTables();
 // Null if the name is unknown or the table is not available here.
 const KernelTable* FindTable(std::string_view name);

@@ -238,7 +238,7 @@ def test_sanitizers_and_emulators_are_held_to_what_they_run(tmp_path, capsys):
     expected = {"ctest": SUITES, "ctest-aarch64": SUITES}
     assert report(tmp_path, capsys, expected)[0] == 0
     write(tmp_path, ctest_aarch64=ctest_run(arm[:-1], emulated=()))
-    assert "with the kernel table neon_bf16" in report(tmp_path, capsys, expected)[1]
+    assert "with the kernel table neon_i8mm" in report(tmp_path, capsys, expected)[1]
 
 
 def test_files_that_lost_tests_fail(tmp_path, capsys):

@@ -51,7 +51,8 @@ inline bool IsAmx(const kernels::KernelTable& table) { return IsOf(table, "amx")
 
 // Whether attention multiplies in bfloat16.
 inline bool HasBf16Products(const kernels::KernelTable& table) {
-  return IsAmx(table) || IsOf(table, "avx512_bf16") || IsOf(table, "neon_bf16");
+  return IsAmx(table) || IsOf(table, "avx512_bf16") || IsOf(table, "neon_bf16") ||
+         IsOf(table, "neon_i8mm");
 }
 
 // Every table of this processor, and all emulated ones.

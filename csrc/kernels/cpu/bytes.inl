@@ -1,7 +1,8 @@
 // Dot products of unsigned bytes (weights) and signed bytes (activations), four to a 32-bit lane,
 // exact in int32. On x86 they use the VNNI instruction, or products of bytes widened to 16 bits.
-// Arm's products take two signed or two unsigned operands, so kByteBias is first subtracted from
-// the weights. The start value of the sum corrects for this (StartGroup in quantized.inl).
+// Arm's products without I8MM take two signed or two unsigned operands, so kByteBias is first
+// subtracted from the weights. The start value of the sum corrects for this (StartGroup in
+// quantized.inl).
 #pragma once
 
 // Include a vec_*.h before this file.
@@ -17,13 +18,20 @@ static AS_ALWAYS_INLINE int32_t FourBytes(const int8_t* a) {
 }
 
 #if defined(__aarch64__)
-constexpr int32_t kByteBias = 128;
-static AS_ALWAYS_INLINE VecI BiasBytes(VecI u) {
-  return vreinterpretq_u32_u8(veorq_u8(vreinterpretq_u8_u32(u), vdupq_n_u8(0x80)));
-}
 using ByteRow = int8x16_t;
 static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
   return vreinterpretq_s8_s32(vdupq_n_s32(FourBytes(a)));
+}
+#if defined(AS_KERNELS_NATIVE_I8MM)
+constexpr int32_t kByteBias = 0;
+static AS_ALWAYS_INLINE VecI BiasBytes(VecI u) { return u; }
+static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
+  return AsUnsigned(vusdotq_s32(AsSigned(acc), vreinterpretq_u8_u32(u), a));
+}
+#else
+constexpr int32_t kByteBias = 128;
+static AS_ALWAYS_INLINE VecI BiasBytes(VecI u) {
+  return vreinterpretq_u32_u8(veorq_u8(vreinterpretq_u8_u32(u), vdupq_n_u8(0x80)));
 }
 static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   const int8x16_t w = vreinterpretq_s8_u32(u);
@@ -36,6 +44,7 @@ static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   return AsUnsigned(vpadalq_s16(AsSigned(acc), vpaddq_s16(low, high)));
 #endif
 }
+#endif
 #else
 constexpr int32_t kByteBias = 0;
 static AS_ALWAYS_INLINE VecI BiasBytes(VecI u) { return u; }

@@ -222,6 +222,29 @@ void GroupTile(const ByteBlock& block) {
   }
 }
 
+// The integers of a group that begins here or in an earlier block.
+template <Form kForm, int R, int V>
+static AS_ALWAYS_INLINE void BeginGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
+  if (block.first) return StartGroup<kForm, R, V>(block, group, acc);
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      acc[r][v] = LoadI(block.partial + r * kPanelColumns + v * kLanes);
+    }
+  }
+}
+
+// And of one that ends here or in a later block.
+template <int R, int V>
+static AS_ALWAYS_INLINE void EndGroup(const ByteBlock& block, int64_t group,
+                                      const VecI (&acc)[R][V]) {
+  if (block.last) return AddGroupInMemory<R, V>(block, group, acc);
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      StoreI(block.partial + r * kPanelColumns + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
 // The same over any groups. Between groups the scaled sums are in memory, and between blocks also
 // the integers of a group.
 template <Form kForm, int R, int V>
@@ -231,25 +254,9 @@ void ByteTile(const ByteBlock& block) {
   Fetch fetch = block.fetch;
   for (int64_t group = 0; group < block.groups; ++group) {
     VecI acc[R][V];
-    if (block.first) {
-      StartGroup<kForm, R, V>(block, group, acc);
-    } else {
-      AS_UNROLL for (int r = 0; r < R; ++r) {
-        AS_UNROLL for (int v = 0; v < V; ++v) {
-          acc[r][v] = LoadI(block.partial + r * kPanelColumns + v * kLanes);
-        }
-      }
-    }
+    BeginGroup<kForm, R, V>(block, group, acc);
     DotGroup<kForm, R, V>(block, a, b, high, fetch, acc);
-    if (block.last) {
-      AddGroupInMemory<R, V>(block, group, acc);
-    } else {
-      AS_UNROLL for (int r = 0; r < R; ++r) {
-        AS_UNROLL for (int v = 0; v < V; ++v) {
-          StoreI(block.partial + r * kPanelColumns + v * kLanes, acc[r][v]);
-        }
-      }
-    }
+    EndGroup<R, V>(block, group, acc);
   }
 }
 
@@ -272,6 +279,16 @@ static AS_ALWAYS_INLINE int64_t StepsOf(const ByteBlock& block) {
   return block.groups * block.lanes * 4 / StepK(kForm);
 }
 
+// Goes on to the next `count` columns.
+static AS_ALWAYS_INLINE void PassColumns(ByteBlock& block, int64_t count) {
+  block.b += count * kLaneBytes;
+  if (block.high != nullptr) block.high += count * kLaneBytes;
+  block.c += count;
+  block.partial += count;
+  if (block.scale != nullptr) block.scale += count;
+  if (block.zero != nullptr) block.zero += count;
+}
+
 template <Form kForm, int R, int V, bool kGroups>
 static AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns) {
   while (columns >= V * kLanes) {
@@ -281,12 +298,7 @@ static AS_ALWAYS_INLINE void ByteTileColumns(ByteBlock& block, int64_t& columns)
       ByteTile<kForm, R, V>(block);
     }
     block.fetch.at += StepsOf<kForm>(block) * block.fetch.step;
-    block.b += V * kVecBytes;
-    if (block.high != nullptr) block.high += V * kVecBytes;
-    block.c += V * kLanes;
-    block.partial += V * kLanes;
-    if (block.scale != nullptr) block.scale += V * kLanes;
-    if (block.zero != nullptr) block.zero += V * kLanes;
+    PassColumns(block, V * kLanes);
     columns -= V * kLanes;
   }
   if constexpr (V > 1) ByteTileColumns<kForm, R, V / 2, kGroups>(block, columns);
