@@ -160,6 +160,8 @@ ALLOWED_SKIPS = [
                 lambda machine, step: "amx" not in machine.native_tables(step)
                 or not machine.emulated_tables(step),
                 "that emulated AMX gives the bits of a processor that has it"),
+    AllowedSkip(r"^MmlaTest\.", "^no I8MM$",
+                lambda machine, step: "neon_i8mm" not in machine.native_tables(step)),
     # What this machine lacks.
     AllowedSkip(r"^(ThreadPoolTest|PinningTest|EngineTest)\.", "^one core only$",
                 lambda machine, step: machine.num_cores < 2, "threads on several cores"),

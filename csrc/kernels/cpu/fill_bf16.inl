@@ -12,11 +12,16 @@
 namespace allspark::kernels {
 namespace {
 
-static AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
+template <class Dot>
+static AS_ALWAYS_INLINE void FillBf16Gemm(KernelTable& table) {
   const DType bf16 = DType::kBFloat16;
-  FillGemm<GemmPlain<uint16_t, DotNative>>(table, bf16, bf16);
-  table.low_rank[static_cast<int>(bf16)] = AddLowRank<uint16_t, DotNative>;
-  FillForms<Widened<uint16_t, DotNative>>(table, bf16);
+  FillGemm<GemmPlain<uint16_t, Dot>>(table, bf16, bf16);
+  table.low_rank[static_cast<int>(bf16)] = AddLowRank<uint16_t, Dot>;
+  FillForms<Widened<uint16_t, Dot>>(table, bf16);
+}
+
+static AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
+  FillBf16Gemm<DotNative>(table);
   FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
   FillQuantizedAttention(table);
 }

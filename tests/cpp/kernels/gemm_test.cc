@@ -286,6 +286,22 @@ TEST(AmxTest, TheEmulationGivesTheBitsOfTheProcessor) {
   EXPECT_TRUE(SameBits(real.data(), emulated.data(), static_cast<int64_t>(real.size())));
 }
 
+TEST(MmlaTest, BFloat16HasTheBitsOfTheDotProduct) {
+  const KernelTable *mmla = FindTable("neon_i8mm"), *dot = FindTable("neon_bf16");
+  if (mmla == nullptr) GTEST_SKIP() << "no I8MM";
+  constexpr int kSlot = kSlotOf<BFloat16>;
+  for (int64_t m = 1; m <= 20; ++m) {
+    for (int64_t k : {2, 6, 8, 14, 64, 1030}) {
+      const Problem<BFloat16> p(m, 50 + 5 * m, k, {.accumulate = m % 2 == 0}, 24);
+      std::vector<float> got = p.c, want = p.c;
+      mmla->gemm[kSlot][kSlot](p.Args(got));
+      dot->gemm[kSlot][kSlot](p.Args(want));
+      ASSERT_TRUE(SameBits(got.data(), want.data(), static_cast<int64_t>(got.size())))
+          << "m " << m << ", k " << k;
+    }
+  }
+}
+
 TEST_P(GemmTest, ScalesRowsBeforeTheyAreAdded) {
   const Problem<BFloat16> p(3, 20, 64, {.accumulate = true}, 18);
   std::vector<float> product(p.c.size()), scaled = p.c;
