@@ -83,7 +83,11 @@ struct DotInteger {
       __builtin_memcpy(&pair, a + r * lda, 4);
       const VecI x = Set1Int(pair);
       AS_UNROLL for (int v = 0; v < V; ++v) {
+#if defined(AS_KERNELS_NATIVE_VNNI)
         acc[r][v] = AsFloat(AddDotPairs16(AsInt(acc[r][v]), x, b[v]));
+#else
+        acc[r][v] = AsFloat(AddInt(AsInt(acc[r][v]), DotPairs16(x, b[v])));
+#endif
       }
     }
   }

@@ -67,7 +67,7 @@ static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
 }
 static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
   const VecI even = DotPairs16(And(u, Set1Int(0x00ff00ff)), a.even);
-  return AddInt(acc, AddDotPairs16(even, ShiftRight16(u), a.odd));
+  return AddInt(acc, AddInt(even, DotPairs16(ShiftRight16(u), a.odd)));
 }
 #endif
 #endif

@@ -222,29 +222,6 @@ void GroupTile(const ByteBlock& block) {
   }
 }
 
-// The integers of a group that begins here or in an earlier block.
-template <Form kForm, int R, int V>
-static AS_ALWAYS_INLINE void BeginGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
-  if (block.first) return StartGroup<kForm, R, V>(block, group, acc);
-  AS_UNROLL for (int r = 0; r < R; ++r) {
-    AS_UNROLL for (int v = 0; v < V; ++v) {
-      acc[r][v] = LoadI(block.partial + r * kPanelColumns + v * kLanes);
-    }
-  }
-}
-
-// And of one that ends here or in a later block.
-template <int R, int V>
-static AS_ALWAYS_INLINE void EndGroup(const ByteBlock& block, int64_t group,
-                                      const VecI (&acc)[R][V]) {
-  if (block.last) return AddGroupInMemory<R, V>(block, group, acc);
-  AS_UNROLL for (int r = 0; r < R; ++r) {
-    AS_UNROLL for (int v = 0; v < V; ++v) {
-      StoreI(block.partial + r * kPanelColumns + v * kLanes, acc[r][v]);
-    }
-  }
-}
-
 // The same over any groups. Between groups the scaled sums are in memory, and between blocks also
 // the integers of a group.
 template <Form kForm, int R, int V>
@@ -254,9 +231,25 @@ void ByteTile(const ByteBlock& block) {
   Fetch fetch = block.fetch;
   for (int64_t group = 0; group < block.groups; ++group) {
     VecI acc[R][V];
-    BeginGroup<kForm, R, V>(block, group, acc);
+    if (block.first) {
+      StartGroup<kForm, R, V>(block, group, acc);
+    } else {
+      AS_UNROLL for (int r = 0; r < R; ++r) {
+        AS_UNROLL for (int v = 0; v < V; ++v) {
+          acc[r][v] = LoadI(block.partial + r * kPanelColumns + v * kLanes);
+        }
+      }
+    }
     DotGroup<kForm, R, V>(block, a, b, high, fetch, acc);
-    EndGroup<R, V>(block, group, acc);
+    if (block.last) {
+      AddGroupInMemory<R, V>(block, group, acc);
+    } else {
+      AS_UNROLL for (int r = 0; r < R; ++r) {
+        AS_UNROLL for (int v = 0; v < V; ++v) {
+          StoreI(block.partial + r * kPanelColumns + v * kLanes, acc[r][v]);
+        }
+      }
+    }
   }
 }
 

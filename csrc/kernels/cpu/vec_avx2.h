@@ -108,28 +108,19 @@ static AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm256_srai_epi
 // Per lane, the sum of the products of its 16-bit halves.
 static AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm256_madd_epi16(a, b); }
 #if defined(AS_KERNELS_NATIVE_VNNI)
-#if defined(__AVXVNNI__)
 static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
   return _mm256_dpwssd_avx_epi32(acc, a, b);
 }
-// Adds, per lane, the products of its four bytes: unsigned ones of u, signed ones of s. As an
-// intrinsic, GCC moves the sums from one register to another and back around each. The prefix
-// keeps the assembler from AVX-512's form.
+// Adds, per lane, the products of its four bytes: unsigned ones of u, signed ones of s.
 static AS_ALWAYS_INLINE VecI AddDotBytes(VecI acc, VecI u, VecI s) {
+#if defined(__AVXVNNI__)  // not where it is emulated
+  // As an intrinsic, GCC moves the sums from one register to another and back around each. The
+  // prefix keeps the assembler from AVX-512's form.
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
   return acc;
-}
-#else  // emulated
-static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
-  return _mm256_dpwssd_epi32(acc, a, b);
-}
-static AS_ALWAYS_INLINE VecI AddDotBytes(VecI acc, VecI u, VecI s) {
-  return _mm256_dpbusd_epi32(acc, u, s);
-}
-#endif
 #else
-static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
-  return _mm256_add_epi32(acc, DotPairs16(a, b));
+  return _mm256_dpbusd_epi32(acc, u, s);
+#endif
 }
 #endif
 static AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) { return _mm256_sub_epi16(a, b); }

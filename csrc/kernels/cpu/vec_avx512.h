@@ -118,10 +118,6 @@ static AS_ALWAYS_INLINE VecI AddDotBytes(VecI acc, VecI u, VecI s) {
   return _mm512_dpbusd_epi32(acc, u, s);
 #endif
 }
-#else
-static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
-  return _mm512_add_epi32(acc, DotPairs16(a, b));
-}
 #endif
 static AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) { return _mm512_sub_epi16(a, b); }
 static AS_ALWAYS_INLINE VecI AddPairs16(VecI a, VecI b) { return _mm512_add_epi16(a, b); }

@@ -124,9 +124,6 @@ static AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) {
   const int16x8_t x = vreinterpretq_s16_u32(a), y = vreinterpretq_s16_u32(b);
   return AsUnsigned(vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
 }
-static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
-  return vaddq_u32(acc, DotPairs16(a, b));
-}
 static AS_ALWAYS_INLINE VecI SubPairs16(VecI a, VecI b) {
   return vreinterpretq_u32_u16(vsubq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
