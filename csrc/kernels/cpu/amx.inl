@@ -294,7 +294,7 @@ struct AmxByteTiles {
   static constexpr int64_t kAmxFewestLanes = kAmxGroups;
   static constexpr int kVecs = kPanelColumns / kLanes;
 
-  static AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
+  static AS_ALWAYS_INLINE bool Spreads(Form, int64_t rows) { return rows > kTileRows; }
 
   static AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t lanes) {
     return lanes < kAmxFewestLanes ? ByteTiles::NextRows(left, lanes)

@@ -162,7 +162,8 @@ void ScoreTile(const ScoreTileArgs<typename Dot::A>& args, int64_t first) {
       for (int i = 0; i < kLines; ++i) {
         const unsigned char* at = ahead[i];
         for (const int64_t end = args.groups * (i + 1) / kLines; g < end; ++g) {
-          AS_UNROLL for (int line = 0; line < kLines; ++line) Prefetch(at + line * ahead_step);
+          AS_UNROLL for (int line = 0; line < kLines; ++line)
+              PrefetchStream(at + line * ahead_step);
           at += kLines * ahead_step;
           step();
         }
@@ -233,7 +234,7 @@ void ValueTile(const ValueTileArgs<typename Dot::A>& args, int64_t column, Mask 
     const bool fetched = (args.fetched >> granule & 1) != 0;
     for (; group < end; ++group) {
       AS_UNROLL for (int64_t line = 0; line < V * kVecBytes; line += 64) {
-        if (fetched) Prefetch(ahead + line / 64 * ahead_step);
+        if (fetched) PrefetchStream(ahead + line / 64 * ahead_step);
       }
       ahead += args.group_lines * ahead_step;
       const VecI zeros = Lanes::ValueZeros(*args.values, group);

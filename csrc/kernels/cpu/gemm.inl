@@ -18,9 +18,9 @@ constexpr int64_t kGemmRows = 96;
 // Groups of K per block. With many rows, a block is 128 KiB of a panel, which stays in the
 // second-level cache. With blocks of 32 KiB, the start and end of a tile took up to a tenth of its
 // time. With few rows, every byte of the panel comes from memory and is used only a few times. A
-// block is then 8 KiB, so that what is fetched for the next block stays in the first-level cache.
+// block is then 16 KiB, which stays in the first-level cache.
 constexpr int64_t kGemmGroups = 512;
-constexpr int64_t kGemmFewGroups = 32;
+constexpr int64_t kGemmFewGroups = 64;
 constexpr int64_t kGemmFewRows = 2 * kTileRows;
 // How many bytes ahead a tile that streams the panel fetches.
 constexpr int64_t kStreamPrefetch = 4096;

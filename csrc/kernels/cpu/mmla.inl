@@ -237,7 +237,9 @@ static AS_ALWAYS_INLINE int64_t NextMmlaRows(int64_t left) {
 struct MmlaByteTiles {
   static AS_ALWAYS_INLINE bool Takes(int64_t lanes) { return lanes % kMmlaLanes == 0; }
 
-  static AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return ByteTiles::Spreads(rows); }
+  static AS_ALWAYS_INLINE bool Spreads(Form form, int64_t rows) {
+    return ByteTiles::Spreads(form, rows);
+  }
 
   static AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t lanes) {
     return Takes(lanes) ? NextMmlaRows(left) : ByteTiles::NextRows(left, lanes);

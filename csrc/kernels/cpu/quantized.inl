@@ -19,12 +19,12 @@
 namespace allspark::kernels {
 namespace {
 
-// Input features per block of the integer path: 64 KiB as bytes, or with few rows 8 KiB as stored
+// Input features per block of the integer path: 64 KiB as bytes, or with few rows 16 KiB as stored
 // (for the reason in gemm.inl).
 constexpr int64_t kByteBlock = 1024;
 template <Form kForm>
 static AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
-  constexpr int64_t kFew = kForm == Form::kSixBits ? 128 : 128 * 8 / LowBits(kForm);
+  constexpr int64_t kFew = kForm == Form::kSixBits ? 256 : 256 * 8 / LowBits(kForm);
   return rows > 1 && rows <= kGemmFewRows ? kFew : kByteBlock;
 }
 // Input features per widened block: 16 KiB of bfloat16, 32 of float32.
@@ -187,7 +187,9 @@ static AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a,
     if constexpr (StepK(kForm) > 8) {
       DotUnit<kForm, 2, R, V>(a, block.lda, b, high, table, acc);
       DotUnit<kForm, 3, R, V>(a, block.lda, b, high, table, acc);
-      AS_UNROLL for (int v = 0; v < V; ++v) Prefetch(high + v * kVecBytes + kStreamPrefetch / 2);
+      AS_UNROLL for (int v = 0; v < V; ++v) {
+        PrefetchStream(high + v * kVecBytes + kStreamPrefetch / 2);
+      }
       high += kPanelStride;
     }
     a += StepK(kForm);
@@ -307,14 +309,21 @@ static AS_ALWAYS_INLINE void ByteTilesOf(ByteBlock& block, int64_t& columns) {
   ByteTileColumns<kForm, R, TileVecs(R), false>(block, columns);
 }
 
-// Forms that take more work to unpack are spread to bytes before more than one row passes over
-// them.
-constexpr bool SpreadsEarly(Form form) { return form == Form::kSixBits || form == Form::kTable; }
+// The most rows whose tiles unpack a form as they go. For more rows, a block is spread to bytes
+// before. With a dot product of bytes for whole vectors of 512 bits, multipliers are the limit, and
+// unpacking takes other units.
+constexpr int64_t UnpackRows(Form form) {
+  const bool takes_more = form == Form::kSixBits || form == Form::kTable;
+#if defined(AS_KERNELS_NATIVE_VNNI)
+  if (kLanes == 16) return form == Form::kSixBits ? 40 : kGemmRows;
+#endif
+  return takes_more ? 1 : kTileRows;
+}
 
 template <Form kForm>
 void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
   static_assert(kTileRows == 6);
-  if constexpr (SpreadsEarly(kForm)) return ByteTilesOf<kForm, 1>(block, columns);
+  if constexpr (UnpackRows(kForm) == 1) return ByteTilesOf<kForm, 1>(block, columns);
   switch (rows) {
     case 1:
       return ByteTilesOf<kForm, 1>(block, columns);
@@ -355,8 +364,8 @@ static AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_
 
 // Tiles that use DotBytes (bytes.inl).
 struct ByteTiles {
-  // Whether other forms are spread to bytes before this many rows pass over a block.
-  static AS_ALWAYS_INLINE bool Spreads(int64_t rows) { return rows > kTileRows; }
+  // Whether a form is spread to bytes before this many rows pass over a block.
+  static AS_ALWAYS_INLINE bool Spreads(Form form, int64_t rows) { return rows > UnpackRows(form); }
 
   static AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t) {
     return TileShape<ByteTiles>::NextRows(left);
@@ -469,7 +478,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     const Destination fetched = k == 0 ? destination : Destination{};
     const unsigned char* next_block = block.b + bytes;
     if constexpr (kForm != Form::kBytes) {
-      if (SpreadsEarly(kForm) ? rows > 1 : Tiles::Spreads(rows)) {
+      if (Tiles::Spreads(kForm, rows)) {
         Spread<kForm>(block.b, block.high, table, next - k, spread);
         block.b = spread;
         // The weights are bytes now, but their zero point is still that of their form.
@@ -555,7 +564,7 @@ void WidenIntegers(const unsigned char* from, const uint8_t* zeros, int32_t symm
     AS_UNROLL for (int v = 0; v < kVecs; ++v) {
       const unsigned char* lanes = from + v * kVecBytes;
       unsigned char* to = out + v * kVecBytes;
-      Prefetch(lanes + kStreamPrefetch);
+      PrefetchStream(lanes + kStreamPrefetch);
       const VecI x = LoadI(lanes);
       if constexpr (kBits == 8) {
         StoreWide(Dot(), to, Widen<8, 0>(x, zero[v]), Widen<8, 8>(x, zero[v]));
@@ -583,11 +592,42 @@ static AS_ALWAYS_INLINE void StorePairs(Dot, unsigned char* out, VecI early, Vec
   StoreI(out + kPanelStride, late);
 }
 
+// The same for a form that LooksUp. kZeros: zero points differ.
+template <bool kZeros, class Dot>
+void WidenNibbles(const unsigned char* from, const uint8_t* zeros, const uint16_t* numbers,
+                  int64_t count, unsigned char* out);
+#if defined(AS_VEC_LOOKS_UP_PAIRS16)
+template <bool kZeros, class Dot>
+void WidenNibbles(const unsigned char* from, const uint8_t* zeros, const uint16_t* numbers,
+                  int64_t count, unsigned char* out) {
+  constexpr int kVecs = kPanelStride / kVecBytes;
+  const VecI table = LoadI(numbers);
+  VecI zero[kVecs];
+  AS_UNROLL for (int v = 0; v < kVecs; ++v) {
+    const VecI point = kZeros ? LoadBytes(zeros + v * kLanes) : Set1Int(0);
+    zero[v] = Or(point, ShiftLeft<16>(point));
+  }
+  for (int64_t k = 0; k < count; k += 8) {
+    AS_UNROLL for (int v = 0; v < kVecs; ++v) {
+      PrefetchStream(from + v * kVecBytes + kStreamPrefetch);
+      const VecI x = LoadI(from + v * kVecBytes);
+      VecI low[2], high[2];
+      NibblePairs<kZeros>(x, false, table, zero[v], &low[0], &high[0]);
+      NibblePairs<kZeros>(x, true, table, zero[v], &low[1], &high[1]);
+      StorePairs(Dot(), out + v * kVecBytes, low[0], low[1]);
+      StorePairs(Dot(), out + 4 / Dot::kGroup * kPanelStride + v * kVecBytes, high[0], high[1]);
+    }
+    from += kPanelStride;
+    out += 8 / Dot::kGroup * kPanelStride;
+  }
+}
+#endif
+
 template <class Dot>
 void WidenFloat8(const unsigned char* from, int64_t count, unsigned char* out) {
   for (int64_t k = 0; k < count; k += 4) {
     for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
-      Prefetch(from + line + kStreamPrefetch);
+      PrefetchStream(from + line + kStreamPrefetch);
       const VecI x = LoadI(from + line);
       StorePairs(Dot(), out + line, Float8Pairs(x, 0), Float8Pairs(x, 1));
     }
@@ -596,15 +636,22 @@ void WidenFloat8(const unsigned char* from, int64_t count, unsigned char* out) {
   }
 }
 
-// The block of `count` k that begins with element k of the panel.
+// The block of `count` k that begins with element k of the panel. numbers: NibbleNumbers.
 template <Form kForm, class Dot>
 static AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& scales,
-                                        int64_t k, int64_t count, unsigned char* out) {
+                                        const uint16_t* numbers, int64_t k, int64_t count,
+                                        unsigned char* out) {
   const unsigned char* from = panel.w + k * LowBytes(kForm);
   const uint8_t* zero =
       panel.zero == nullptr ? nullptr : panel.zero + k / scales.group_size * kPanelColumns;
   if constexpr (kForm == Form::kFloat8) {
     WidenFloat8<Dot>(from, count, out);
+  } else if constexpr (LooksUp(kForm)) {
+    if (zero != nullptr) {
+      WidenNibbles<true, Dot>(from, zero, numbers, count, out);
+    } else {
+      WidenNibbles<false, Dot>(from, zero, numbers, count, out);
+    }
   } else if constexpr (kForm == Form::kBytes || kForm == Form::kNibbles) {
     WidenIntegers<LowBits(kForm), Dot>(from, zero, panel.symmetric_zero, count, out);
   } else {
@@ -631,7 +678,7 @@ static AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
 
 template <class Element, class Dot, Form kForm>
 void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
-                     unsigned char* wide, float* partial, float* c,
+                     const uint16_t* numbers, unsigned char* wide, float* partial, float* c,
                      const Destination& destination) {
   alignas(64) float gathered[kTileRows * kWideBlock];
   const int64_t size = args.scales.group_size;
@@ -639,7 +686,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / size, group_end = (index + 1) * size;
     next = k + kWideBlock < group_end ? k + kWideBlock : group_end;
-    WidenBlock<kForm, Dot>(panel, args.scales, k, next - k, wide);
+    WidenBlock<kForm, Dot>(panel, args.scales, numbers, k, next - k, wide);
     TileArgs<typename Dot::A> tile;
     tile.groups = (next - k) / Dot::kGroup;
     tile.b = wide;
@@ -678,13 +725,15 @@ struct GemmWidened {
   template <class Store>
   static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
     alignas(64) float partial[kGemmRows * kPanelColumns] = {};
+    alignas(64) uint16_t numbers[32];
+    if (LooksUp(kForm)) NibbleNumbers<kForm>(args.scales, numbers);
     alignas(64) unsigned char wide[kWideBlock / Dot::kGroup * kPanelStride];
     ForEachRowBlock(
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
           for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
-          GemmWidenedRows<Element, Dot, kForm>(args, PanelOf<kForm>(args, p), row, rows, wide,
-                                               partial, sums, destination);
+          GemmWidenedRows<Element, Dot, kForm>(args, PanelOf<kForm>(args, p), row, rows, numbers,
+                                               wide, partial, sums, destination);
         });
   }
 };

@@ -98,6 +98,49 @@ static AS_ALWAYS_INLINE int32_t StoredAt(const unsigned char* w, const unsigned 
   return low | (high[k / 16 * kPanelStride + k % 4] >> (k % 16 / 4 * 2) & 3) << 4;
 }
 
+// Whether the elements of a form are looked up when they are widened.
+constexpr bool LooksUp(Form form) {
+#if defined(AS_VEC_LOOKS_UP_PAIRS16)
+  return form == Form::kNibbles || form == Form::kTable;
+#else
+  return static_cast<void>(form), false;
+#endif
+}
+
+// The numbers of a form of four bits as bfloat16, for NibblePairs.
+template <Form kForm>
+static AS_ALWAYS_INLINE void NibbleNumbers(const WeightScales& scales, uint16_t (&numbers)[32]) {
+  const int zero = scales.offset != nullptr ? 0 : ZeroOf(kForm);
+  for (int i = 0; i < 32; ++i) {
+    const int number = kForm == Form::kTable    ? scales.table[i % 16]
+                       : scales.zero != nullptr ? (i < 16 ? i : i - 32)
+                                                : i % 16 - zero;
+    numbers[i] = ToBFloat16(static_cast<float>(number)).bits;
+  }
+}
+
+#if defined(AS_VEC_LOOKS_UP_PAIRS16)
+// Bytes 0 and 1 of each lane, or bytes 2 and 3 where `late`, which hold four bits of k, k + 1 in
+// their low halves and of k + 4, k + 5 in their high ones: as two pairs of bfloat16. kZeros: `zero`
+// has the lane's zero point in both of its halves, and what is looked up is the difference, as five
+// bits of two's complement; otherwise the fifth bit does not matter.
+template <bool kZeros>
+static AS_ALWAYS_INLINE void NibblePairs(VecI x, bool late, VecI numbers, VecI zero, VecI* low,
+                                         VecI* high) {
+  alignas(16) static constexpr uint8_t kSpread[2][16] = {
+      {0, 128, 1, 128, 4, 128, 5, 128, 8, 128, 9, 128, 12, 128, 13, 128},
+      {2, 128, 3, 128, 6, 128, 7, 128, 10, 128, 11, 128, 14, 128, 15, 128}};
+  *low = LookUp(x, LoadTable(kSpread[late]));
+  *high = ShiftRight<4>(*low);
+  if constexpr (kZeros) {
+    *low = SubPairs16(And(*low, Set1Int(0x000f000f)), zero);
+    *high = SubPairs16(*high, zero);
+  }
+  *low = LookUpPairs16(numbers, *low);
+  *high = LookUpPairs16(numbers, *high);
+}
+#endif
+
 // Bytes 0 and 1 of each lane's four floats of 8 bits, or bytes 2 and 3 where `late`, as a pair of
 // bfloat16.
 static AS_ALWAYS_INLINE VecI Float8Pairs(VecI x, bool late) {

@@ -19,6 +19,10 @@ namespace {
 #endif
 
 static AS_ALWAYS_INLINE void Prefetch(const void* p) { __builtin_prefetch(p); }
+// The same into the second level only: for weights, keys and values, which come from memory. The
+// first level can wait for few lines at once. On a Zen 4, eight rows that fetched into it while
+// they multiplied took as long as fetching and multiplying in turn.
+static AS_ALWAYS_INLINE void PrefetchStream(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 constexpr int64_t kLaneBytes = 4;
 constexpr int64_t kVecBytes = kLanes * kLaneBytes;
@@ -105,7 +109,7 @@ template <int V>
 static AS_ALWAYS_INLINE void FetchStep(Fetch& fetch) {
   constexpr int64_t kRequests = V * kVecBytes / 64 > 0 ? V * kVecBytes / 64 : 1;
   const int64_t apart = fetch.step / kRequests;
-  AS_UNROLL for (int64_t i = 0; i < kRequests; ++i) { Prefetch(fetch.at + i * apart); }
+  AS_UNROLL for (int64_t i = 0; i < kRequests; ++i) { PrefetchStream(fetch.at + i * apart); }
   fetch.at += fetch.step;
 }
 

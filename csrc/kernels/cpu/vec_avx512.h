@@ -133,6 +133,11 @@ static AS_ALWAYS_INLINE VecI LoadTable(const uint8_t* p) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 static AS_ALWAYS_INLINE VecI LookUp(VecI table, VecI at) { return _mm512_shuffle_epi8(table, at); }
+// For each 16 bits of `at` the element of a table of 32 whose number is their lower five bits.
+#define AS_VEC_LOOKS_UP_PAIRS16 1
+static AS_ALWAYS_INLINE VecI LookUpPairs16(VecI table, VecI at) {
+  return _mm512_permutexvar_epi16(at, table);
+}
 static AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
   const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
