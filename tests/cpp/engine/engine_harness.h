@@ -14,6 +14,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "allspark/engine.h"
@@ -194,6 +195,22 @@ class EngineTest : public ::testing::Test {
     hook_.Set([this](const StepEvent& event) {
       if (event.phase == StepPhase::kBegin) gate_.Pass();
     });
+  }
+  // Calls start(), and unloads the model while the step thread is in the `at`-th step after it.
+  template <class StartRequests>
+  auto UnloadInStep(int64_t at, const StartRequests& start) {
+    int64_t steps = 0;
+    gate_.Close();
+    hook_.Set([&](const StepEvent& event) {
+      if (event.phase == StepPhase::kBegin && ++steps == at) gate_.Pass();
+    });
+    const HookGuard guard(hook_);
+    auto started = start();
+    gate_.WaitArrived();
+    std::thread opener([this] { gate_.Open(); });
+    EXPECT_OK(engine_->UnloadDeviceMemory("m"));
+    opener.join();
+    return started;
   }
 
   Hook hook_;

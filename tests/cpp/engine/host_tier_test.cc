@@ -1,7 +1,5 @@
 // The prefix cache's host tier, on a fake device with memory of its own: blocks that the device's
 // pool evicted come back from the host with the same bits.
-#include <thread>
-
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/fake_device.h"
 
@@ -103,17 +101,7 @@ TEST_F(HostTierTest, AnUnloadWaitsForTheCopies) {
   const Ids expected = RunAndLook(prompt).ids;
   for (const int64_t at : {1, 2, 3}) {
     for (int i = 0; i < 2; ++i) RunAndLook(RandomPrompt(rng_, 120, vocab_size_));
-    int64_t steps = 0;
-    gate_.Close();
-    hook_.Set([&](const StepEvent& event) {
-      if (event.phase == StepPhase::kBegin && ++steps == at) gate_.Pass();
-    });
-    const testing::HookGuard guard(hook_);
-    const StartedRequest request = Start(prompt, Greedy(4));
-    gate_.WaitArrived();
-    std::thread opener([&] { gate_.Open(); });
-    EXPECT_OK(engine_->UnloadDeviceMemory("m"));
-    opener.join();
+    const StartedRequest request = UnloadInStep(at, [&] { return Start(prompt, Greedy(4)); });
     EXPECT_EQ(link_->num_unfinished, 0) << "of " << link_->num_out;
     EXPECT_OK(engine_->LoadDeviceMemory("m"));
     EXPECT_EQ(ReadAll(*request.queue), expected) << "unloaded in step " << at;

@@ -7,7 +7,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <thread>
 
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/function_mask.h"
@@ -96,18 +95,7 @@ TEST_F(UnloadTest, RequestsGoOnAfterTheLoadBitForBit) {
   const int64_t loaded_bytes = BytesInUse();
   ASSERT_GT(loaded_bytes, 0);
   for (const int64_t at : {1, 9, 60}) {
-    // The step thread is inside a step when the unload is requested.
-    int64_t steps = 0;
-    gate_.Close();
-    hook_.Set([&](const StepEvent& event) {
-      if (event.phase == StepPhase::kBegin && ++steps == at) gate_.Pass();
-    });
-    const HookGuard guard(hook_);
-    const std::vector<StartedRequest> requests = StartAll();
-    gate_.WaitArrived();
-    std::thread opener([&] { gate_.Open(); });
-    ASSERT_OK(engine_->UnloadDeviceMemory("m"));
-    opener.join();
+    const std::vector<StartedRequest> requests = UnloadInStep(at, [&] { return StartAll(); });
     EXPECT_EQ(BytesInUse(), 0);
     const EngineStat stat = *engine_->GetEngineStat("m");
     EXPECT_EQ(stat.used_blocks + stat.cached_blocks, 0);
