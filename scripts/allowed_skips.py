@@ -147,9 +147,9 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"^Golden\.WriteWhenAsked$", "ALLSPARK_WRITE_GOLDEN"),
     AllowedSkip(r"^SchedulerTrace\.WritesTheTraceAskedFor$", "ALLSPARK_SCHEDULER_TRACE"),
     # Tests that sanitizers disturb, and tests that only AddressSanitizer can do.
-    AllowedSkip(r"^(UnloadTest|ModelWriter)\.", "sanitizer('s own memory| keeps memory)",
+    AllowedSkip(r"^((sim\.)?UnloadTest|ModelWriter)\.", "sanitizer('s own memory| keeps memory)",
                 in_sanitizer),
-    AllowedSkip(r"^(SystemAllocatorTest|BfcAllocatorTest|BfcRegionTest|AllocationCounterTest|HeapFaultsTest|MemoryFaultTest)\.",
+    AllowedSkip(r"^(((System|Bfc)Allocator|BfcRegion|AllocationCounter|HeapFaults|(TokenMask)?MemoryFault)Test)\.",
                 "^a sanitizer owns malloc$",
                 in_sanitizer),
     AllowedSkip(r"^BfcRegionTest\.", "^not built with AddressSanitizer$",

@@ -141,6 +141,8 @@ def test_a_skip_that_is_not_allowed_fails(tmp_path, capsys, case, changes, messa
         (gtest("KernelTableTest.TheEmulationIsAmongTheTestedTables", "no SIMDe (x)"), "ctest_asan",
          {}, "kernel table amx: not at all"),
         (gtest("BfcRegionTest.A", "a sanitizer owns malloc"), "ctest_tsan", {}, "GPUs"),
+        (gtest("TokenMaskMemoryFaultTest.A", "a sanitizer owns malloc"), "ctest_asan", {}, "GPUs"),
+        (gtest("sim.UnloadTest.A", "a sanitizer keeps memory"), "ctest_asan", {}, "GPUs"),
         (gtest("ModelWriter.AFullFileSystemIsAStatus", "mounting a small tmpfs needs privileges"),
          "ctest", {"can_mount": False}, "a full file system"),
         ('<testcase name="ctest-aarch64"><skipped message="there is no cross compiler, x"/>'
