@@ -99,11 +99,11 @@ static AS_ALWAYS_INLINE int32_t StoredAt(const unsigned char* w, const unsigned 
 }
 
 // Whether the elements of a form are looked up when they are widened.
-constexpr bool LooksUp(Form form) {
+constexpr bool LooksUp([[maybe_unused]] Form form) {
 #if defined(AS_VEC_LOOKS_UP_PAIRS16)
   return form == Form::kNibbles || form == Form::kTable;
 #else
-  return static_cast<void>(form), false;
+  return false;
 #endif
 }
 
