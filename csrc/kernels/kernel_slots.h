@@ -13,6 +13,10 @@ struct KernelTable {
   void (*gemm[kNumDTypes][kNumDTypes])(const GemmArgs&) noexcept = {};
   // Indexed as gemm. Null: gemm, then gated_act.
   void (*gemm_gated[kNumDTypes][kNumDTypes])(const GemmGatedArgs&) noexcept = {};
+  // From this many rows per thread on, a GEMM is better cut by rows than by panels: a thread then
+  // finds the rows that it computed itself in its own cache. The weights are read once more, but
+  // arrive in time.
+  int64_t local_rows = 128;
   // Of adapters, by the dtype of a and b.
   AddLowRankFunction low_rank[kNumDTypes] = {};
   // Output dtype.

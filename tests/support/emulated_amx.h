@@ -88,11 +88,13 @@ inline void DotBf16(int c, int a, int b) {
   });
 }
 
+// Right: of the bytes of b.
+template <class Right>
 inline void DotBytes(int c, int a, int b) {
   ForEachLane<int32_t>(c, a, b, [](const Tile& x, int m, const Tile& y, int n, int depth) {
     int32_t sum = 0;
     for (int k = 0; k < depth; ++k) {
-      for (int i = 0; i < 4; ++i) sum += x.At<int8_t>(m, 4 * k + i) * y.At<uint8_t>(k, 4 * n + i);
+      for (int i = 0; i < 4; ++i) sum += x.At<int8_t>(m, 4 * k + i) * y.At<Right>(k, 4 * n + i);
     }
     return sum;
   });
@@ -104,15 +106,19 @@ inline void DotBytes(int c, int a, int b) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
+#undef _tile_dpbssd
 #define _tile_loadconfig(config) allspark::testing::tiles::Configure(config)
 #define _tile_release() static_cast<void>(0)
 #define _tile_zero(t)                                     \
   std::memset(allspark::testing::tiles::tiles[t].data, 0, \
               sizeof(allspark::testing::tiles::Tile::data))
 #define _tile_loadd(t, from, stride) allspark::testing::tiles::Load(t, from, stride)
+#define _tile_stream_loadd(t, from, stride) _tile_loadd(t, from, stride)
 #define _tile_stored(t, to, stride) allspark::testing::tiles::Store(t, to, stride)
 #define _tile_dpbf16ps(c, a, b) allspark::testing::tiles::DotBf16(c, a, b)
-#define _tile_dpbsud(c, a, b) allspark::testing::tiles::DotBytes(c, a, b)
+#define _tile_dpbsud(c, a, b) allspark::testing::tiles::DotBytes<uint8_t>(c, a, b)
+#define _tile_dpbssd(c, a, b) allspark::testing::tiles::DotBytes<int8_t>(c, a, b)

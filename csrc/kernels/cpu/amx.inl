@@ -17,6 +17,12 @@ constexpr int64_t kAmxRows = 16;    // of a tile of A or C
 constexpr int64_t kAmxGroups = 16;  // of a tile of A or B
 constexpr int64_t kAmxColumns = 16;
 constexpr int64_t kAmxLine = 64;  // bytes of a row of a tile
+constexpr int64_t kAmxTileBytes = kAmxRows * kAmxLine;
+// Rows that a pass over a panel takes at a time, in two tiles.
+constexpr int64_t kAmxPairRows = 2 * kAmxRows;
+// Rows that pass over a block of K, of 128 KiB, before the next: their part of A, half a MiB, and
+// the block fit the second-level cache twice.
+constexpr int64_t kAmxBlockRows = 256;
 
 // Tiles 0 to 3 hold C, 4 and 5 hold A, 6 and 7 hold B. With more than 16 rows, tiles 2, 3 and 5
 // hold the rows after the first 16. Otherwise all tiles of C belong to the rows in tile 4.
@@ -74,7 +80,7 @@ struct AmxOperands {
   }
 
 static AS_ALWAYS_INLINE void AmxFetch(Fetch& fetch) {
-  for (int64_t i = 0; i < fetch.step; i += 64) Prefetch(fetch.at + i);
+  for (int64_t i = 0; i < fetch.step; i += 64) PrefetchStream(fetch.at + i);
   fetch.at += fetch.step;
 }
 

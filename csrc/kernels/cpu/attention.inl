@@ -103,8 +103,8 @@ void Scores(const AttentionArgs& args, const Head& head, const AttentionScratch&
     tile.begin = span.begin - begin;
     tile.end = span.end - begin;
     for (int64_t r = 0; r < rows;) {
-      const int64_t tile_rows = NextRows(rows - r);
-      tile.fetched = AheadGranules(r, r + tile_rows, rows);
+      const int64_t tile_rows = AttentionTileShape<Dot>::NextRows(rows - r);
+      tile.fetched = AheadGranules<Dot>(r, r + tile_rows, rows);
       tile.a = reinterpret_cast<const A*>(s.q) + r * tile.lda;
       tile.c = s.scores + r * kAttentionChunk + (begin - chunk);
       ScoreRows<Dot, Lanes>(tile_rows, tile);
@@ -177,55 +177,58 @@ static AS_ALWAYS_INLINE NextKeys<Head> KeysAfter(const AttentionArgs& args, cons
 
 // chunk_sum[r] = sum of weight[r][p] * v[p] over the chunk's positions p that row r sees,
 // ascending.
-template <class Head, class Dot, class Lanes>
-void AddValues(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
-               const RowBlock& rows, int64_t chunk, KeyRange seen, const NextKeys<Head>& next) {
-  using A = typename Dot::A;
-  constexpr int64_t kGroup = Dot::kGroup;
-  for (int64_t i = 0; i < rows.count * s.dim; i += kLanes) StoreF(s.chunk_sum + i, Zero());
-  const KeyRange whole{chunk, chunk + kAttentionChunk};
-  for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
-    const KeyRange span = Intersect(seen, {begin, begin + kSpan});
-    const Span values = head.template Values<Lanes>({begin, span.begin, span.end}, s.staging);
-    Ahead next_keys{};
-    const bool more = next.At(begin - chunk, &next_keys);
-    ValueTileArgs<A> tile;
-    tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
-    tile.values = &values;
-    tile.group_lines = args.head_dim * kLaneBytes / 64;
-    tile.ahead = &next_keys;
-    tile.ldc = s.dim;
-    for (int64_t r = 0; r < rows.count;) {
-      const int64_t tile_rows = NextRows(rows.count - r);
-      // The positions that every row of the tile sees, in whole groups. The last row's range begins
-      // last, and the first row's range ends first.
-      KeyRange common = Intersect(rows.visible[r + tile_rows - 1], whole);
-      common.end = Lower(common.end, rows.visible[r].end);
-      common = {(common.begin + kGroup - 1) / kGroup * kGroup, common.end / kGroup * kGroup};
-      if (Empty(common)) common = {whole.end, whole.end};
-      const KeyRange shared = Intersect(common, span);
-      for (int64_t i = r; i < r + tile_rows; ++i) {
-        const KeyRange visible = Intersect(rows.visible[i], span);
-        const KeyRange edge{visible.begin, Lower(visible.end, common.begin)};
-        if (!Empty(edge)) AddEdge<Dot, Lanes>(s, args.head_dim, i, chunk, values, begin, edge);
+template <class Dot>
+struct ChunkValues {
+  template <class Head, class Lanes>
+  static void Sum(const AttentionArgs& args, const Head& head, const AttentionScratch& s,
+                  const RowBlock& rows, int64_t chunk, KeyRange seen, const NextKeys<Head>& next) {
+    using A = typename Dot::A;
+    constexpr int64_t kGroup = Dot::kGroup;
+    for (int64_t i = 0; i < rows.count * s.dim; i += kLanes) StoreF(s.chunk_sum + i, Zero());
+    const KeyRange whole{chunk, chunk + kAttentionChunk};
+    for (int64_t begin = seen.begin / kSpan * kSpan; begin < seen.end; begin += kSpan) {
+      const KeyRange span = Intersect(seen, {begin, begin + kSpan});
+      const Span values = head.template Values<Lanes>({begin, span.begin, span.end}, s.staging);
+      Ahead next_keys{};
+      const bool more = next.At(begin - chunk, &next_keys);
+      ValueTileArgs<A> tile;
+      tile.lda = kAttentionChunk * 4 / static_cast<int64_t>(sizeof(A));
+      tile.values = &values;
+      tile.group_lines = args.head_dim * kLaneBytes / 64;
+      tile.ahead = &next_keys;
+      tile.ldc = s.dim;
+      for (int64_t r = 0; r < rows.count;) {
+        const int64_t tile_rows = AttentionTileShape<Dot>::NextRows(rows.count - r);
+        // The positions that every row of the tile sees, in whole groups. The last row's range
+        // begins last, and the first row's range ends first.
+        KeyRange common = Intersect(rows.visible[r + tile_rows - 1], whole);
+        common.end = Lower(common.end, rows.visible[r].end);
+        common = {(common.begin + kGroup - 1) / kGroup * kGroup, common.end / kGroup * kGroup};
+        if (Empty(common)) common = {whole.end, whole.end};
+        const KeyRange shared = Intersect(common, span);
+        for (int64_t i = r; i < r + tile_rows; ++i) {
+          const KeyRange visible = Intersect(rows.visible[i], span);
+          const KeyRange edge{visible.begin, Lower(visible.end, common.begin)};
+          if (!Empty(edge)) AddEdge<Dot, Lanes>(s, args.head_dim, i, chunk, values, begin, edge);
+        }
+        if (!Empty(shared)) {
+          tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
+          tile.c = s.chunk_sum + r * s.dim;
+          tile.fetched = more ? AheadGranules<Dot>(r, r + tile_rows, rows.count) : 0;
+          tile.group_begin = (shared.begin - begin) / kGroup;
+          tile.group_end = (shared.end - begin) / kGroup;
+          ValueRows<Dot, Lanes>(tile_rows, tile, args.head_dim);
+        }
+        for (int64_t i = r; i < r + tile_rows; ++i) {
+          const KeyRange visible = Intersect(rows.visible[i], span);
+          const KeyRange edge{Higher(visible.begin, common.end), visible.end};
+          if (!Empty(edge)) AddEdge<Dot, Lanes>(s, args.head_dim, i, chunk, values, begin, edge);
+        }
+        r += tile_rows;
       }
-      if (!Empty(shared)) {
-        tile.a = reinterpret_cast<const A*>(s.scores + r * kAttentionChunk) + (begin - chunk);
-        tile.c = s.chunk_sum + r * s.dim;
-        tile.fetched = more ? AheadGranules(r, r + tile_rows, rows.count) : 0;
-        tile.group_begin = (shared.begin - begin) / kGroup;
-        tile.group_end = (shared.end - begin) / kGroup;
-        ValueRows<Dot, Lanes>(tile_rows, tile, args.head_dim);
-      }
-      for (int64_t i = r; i < r + tile_rows; ++i) {
-        const KeyRange visible = Intersect(rows.visible[i], span);
-        const KeyRange edge{Higher(visible.begin, common.end), visible.end};
-        if (!Empty(edge)) AddEdge<Dot, Lanes>(s, args.head_dim, i, chunk, values, begin, edge);
-      }
-      r += tile_rows;
     }
   }
-}
+};
 
 // One row's softmax over one chunk. weight_scale: the factor of its sums, where values have scales.
 struct ChunkSoftmax {
@@ -478,9 +481,10 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   }
   const NextKeys<Head> next = KeysAfter(args, head, chunk, all, last_rows);
   if (stored) {
-    AddValues<Head, Dot, typename Head::StoredValues>(args, head, s, rows, chunk, seen, next);
+    ChunkValues<Dot>::template Sum<Head, typename Head::StoredValues>(args, head, s, rows, chunk,
+                                                                      seen, next);
   } else {
-    AddValues<Head, Dot, WideLanes>(args, head, s, rows, chunk, seen, next);
+    ChunkValues<Dot>::template Sum<Head, WideLanes>(args, head, s, rows, chunk, seen, next);
   }
   if constexpr (Head::kScaled) ScaleSums(s, rows.count);
 }

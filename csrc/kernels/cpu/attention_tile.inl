@@ -62,12 +62,17 @@ constexpr int64_t kUsualTileRows = kRegisters == 32 ? kTileRows : 5;
 // heads per KV head then passes over the cache once.
 constexpr int64_t kMostTileRows = kLanes == 16 ? 7 : kUsualTileRows;
 
-// The rows of the next tile when `left` remain.
-static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
-  if (left <= kMostTileRows) return left;
-  const int64_t tiles = (left + kUsualTileRows - 1) / kUsualTileRows;
-  return (left + tiles - 1) / tiles;
-}
+// How rows are divided into tiles.
+template <class Dot>
+struct AttentionTileShape {
+  static constexpr int64_t kMostRows = kMostTileRows;
+  // The rows of the next tile when `left` remain.
+  static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
+    if (left <= kMostTileRows) return left;
+    const int64_t tiles = (left + kUsualTileRows - 1) / kUsualTileRows;
+    return (left + tiles - 1) / tiles;
+  }
+};
 
 // Pairs of 16-bit integers, summed exactly in int32. Accumulators hold the bits of the sums.
 struct DotInteger {
@@ -103,10 +108,11 @@ struct Ahead {
 
 // The granules that the tile of rows [begin, end), out of `rows`, fetches: one bit each. The first
 // two tiles over a span share the granules, so that memory is busy most of the time.
+template <class Dot>
 static AS_ALWAYS_INLINE uint32_t AheadGranules(int64_t begin, int64_t end, int64_t rows) {
   constexpr uint32_t kAll = (1u << kSpanGranules) - 1, kEven = kAll / 3;
   if (begin == 0) return end == rows ? kAll : kEven;
-  return begin <= kMostTileRows ? kAll - kEven : 0;
+  return begin <= AttentionTileShape<Dot>::kMostRows ? kAll - kEven : 0;
 }
 
 // scores = q . k.

@@ -99,9 +99,9 @@ struct StoreSums {
             columns * 4};
   }
 
-  // Of rows [row, row + rows).
-  __attribute__((always_inline)) void Finish(const GemmArgs& args, const float* sums, int64_t row,
-                                             int64_t rows, int64_t column) const {
+  // Of rows [row, row + rows). A second panel's sums are `apart` floats further.
+  __attribute__((always_inline)) void Finish(const GemmArgs& args, const float* sums, int64_t,
+                                             int64_t row, int64_t rows, int64_t column) const {
     RowFinish finish(args);
     float* c = args.c + row * args.ldc + column;
     const int64_t columns = PanelWidth(args, column), ldc = args.ldc;
@@ -118,15 +118,14 @@ struct StoreSums {
   }
 };
 
-// Finishes rows of a panel of gates and of its panel of ups, whose sums are kGemmRows rows further
-// in `sums`. T: the C++ type of the result's elements.
+// Finishes rows of a panel of gates and of its panel of ups. T: the C++ type of the result's
+// elements.
 template <class T, class Act>
-void FinishGatedRows(const GemmGatedArgs& gated, const float* sums, int64_t row, int64_t rows,
-                     int64_t column) {
+void FinishGatedRows(const GemmGatedArgs& gated, const float* sums, const float* up_sums,
+                     int64_t row, int64_t rows, int64_t column) {
   RowFinish finish(gated.gemm);
   T* out = static_cast<T*>(gated.out) + row * gated.ldo + column;
   const int64_t ldo = gated.ldo, up_column = gated.gemm.n / 2 + column;
-  const float* up_sums = sums + kGemmRows * kPanelColumns;
   const Mask all = FirstLanes(kLanes);
   for (int64_t end = row + rows; row < end; ++row, out += ldo) {
     finish.Begin(row);
@@ -142,8 +141,8 @@ void FinishGatedRows(const GemmGatedArgs& gated, const float* sums, int64_t row,
 
 // As FinishGatedRows, for a panel without a gate. Its last columns may be missing.
 template <class T, class Act>
-void FinishActivatedRows(const GemmGatedArgs& args, const float* sums, int64_t row, int64_t rows,
-                         int64_t column) {
+void FinishActivatedRows(const GemmGatedArgs& args, const float* sums, const float*, int64_t row,
+                         int64_t rows, int64_t column) {
   RowFinish finish(args.gemm);
   T* out = static_cast<T*>(args.out) + row * args.ldo + column;
   const int64_t columns = PanelWidth(args.gemm, column), ldo = args.ldo;
@@ -161,8 +160,8 @@ void FinishActivatedRows(const GemmGatedArgs& args, const float* sums, int64_t r
   }
 }
 
-using FinishGated = void (*)(const GemmGatedArgs&, const float* sums, int64_t row, int64_t rows,
-                             int64_t column);
+using FinishGated = void (*)(const GemmGatedArgs&, const float* sums, const float* up_sums,
+                             int64_t row, int64_t rows, int64_t column);
 
 template <class T, class Act>
 FinishGated FinishGatedWith(bool gated) {
@@ -198,9 +197,9 @@ struct StoreGated {
             gated.ldo * element, PanelWidth(args, column) * element};
   }
 
-  __attribute__((always_inline)) void Finish(const GemmArgs&, const float* sums, int64_t row,
-                                             int64_t rows, int64_t column) const {
-    finish(gated, sums, row, rows, column);
+  __attribute__((always_inline)) void Finish(const GemmArgs&, const float* sums, int64_t apart,
+                                             int64_t row, int64_t rows, int64_t column) const {
+    finish(gated, sums, sums + apart, row, rows, column);
   }
 };
 
@@ -219,23 +218,23 @@ static AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, in
 }
 
 // Runs sums_of(panel, row, rows, sums, destination) for each block of rows of each of this call's
-// panels, and finishes the sums with `store`.
-template <class Store, class SumsOf>
+// panels, and finishes the sums with `store`. kRows: of a block.
+template <int64_t kRows = kGemmRows, class Store, class SumsOf>
 static AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& store,
                                              SumsOf sums_of) {
-  alignas(64) float sums[Store::kPanels * kGemmRows * kPanelColumns];
+  alignas(64) float sums[Store::kPanels * kRows * kPanelColumns];
   const int64_t apart = args.n / kPanelColumns / Store::kPanels;
   for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
-    for (int64_t row = 0; row < args.m; row += kGemmRows) {
-      const int64_t rows = args.m - row < kGemmRows ? args.m - row : kGemmRows;
+    for (int64_t row = 0; row < args.m; row += kRows) {
+      const int64_t rows = args.m - row < kRows ? args.m - row : kRows;
       Destination destination = store.At(args, row, p * args.panel_columns);
       for (int64_t i = 0; i < Store::kPanels; ++i) {
-        float* panel_sums = sums + i * kGemmRows * kPanelColumns;
+        float* panel_sums = sums + i * kRows * kPanelColumns;
         sums_of(p + i * apart, row, rows, panel_sums, destination);
         if (args.num_low_rank > 0) AddLowRanks(args, p + i * apart, row, rows, panel_sums);
         destination = {};  // The first panel has fetched it.
       }
-      store.Finish(args, sums, row, rows, p * args.panel_columns);
+      store.Finish(args, sums, kRows * kPanelColumns, row, rows, p * args.panel_columns);
     }
   }
 }

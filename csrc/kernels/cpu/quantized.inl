@@ -364,6 +364,9 @@ static AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_
 
 // Tiles that use DotBytes (bytes.inl).
 struct ByteTiles {
+  static constexpr int64_t kRows = kGemmRows;  // of a block
+  static constexpr bool kHasBlocks = false;    // whether Block computes some blocks as a whole
+
   // Whether a form is spread to bytes before this many rows pass over a block.
   static AS_ALWAYS_INLINE bool Spreads(Form form, int64_t rows) { return rows > UnpackRows(form); }
 
@@ -477,6 +480,9 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     const int64_t bytes = (next - k) * LowBytes(kForm);
     const Destination fetched = k == 0 ? destination : Destination{};
     const unsigned char* next_block = block.b + bytes;
+    if constexpr (Tiles::kHasBlocks) {
+      if (Tiles::template Block<kForm>(block, rows, spread, next_block, bytes, fetched)) continue;
+    }
     if constexpr (kForm != Form::kBytes) {
       if (Tiles::Spreads(kForm, rows)) {
         Spread<kForm>(block.b, block.high, table, next - k, spread);
@@ -513,9 +519,10 @@ template <Form kForm, class Tiles>
 struct GemmBytes {
   template <class Store>
   static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
-    alignas(64) int32_t partial[kGemmRows * kPanelColumns];
-    alignas(64) unsigned char spread[kForm == Form::kBytes ? 1 : kByteBlock * kPanelColumns];
-    ForEachRowBlock(
+    constexpr bool kSpreads = kForm != Form::kBytes || Tiles::kHasBlocks;
+    alignas(64) int32_t partial[Tiles::kRows * kPanelColumns];
+    alignas(64) unsigned char spread[kSpreads ? kByteBlock * kPanelColumns : 1];
+    ForEachRowBlock<Tiles::kRows>(
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
           GemmBytesRows<kForm, Tiles>(args, PanelOf<kForm>(args, p), row, rows, partial, spread,
@@ -676,13 +683,38 @@ static AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
   return ReduceAdd(sum);
 }
 
+// Adds the sums of group number `index`, times its scales, to c.
+static AS_ALWAYS_INLINE void AddScaledGroup(const QuantPanel& panel, bool half, int64_t index,
+                                            int64_t rows, const float* sums, float* c) {
+  for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+    const VecF scale = LoadScale(panel.scale + index * kPanelColumns + i, half);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* sum = c + r * kPanelColumns + i;
+      StoreF(sum, Fma(LoadF(sums + r * kPanelColumns + i), scale, LoadF(sum)));
+    }
+  }
+}
+
+// AddOffsets of float activations.
+template <class Element>
+static AS_ALWAYS_INLINE void AddWideOffsets(const GemmArgs& args, const QuantPanel& panel,
+                                            int64_t row_begin, int64_t rows, float* c) {
+  if (panel.offset == nullptr) return;
+  const int64_t size = args.scales.group_size;
+  AddOffsets(panel, args.scales.half, /*shift=*/0, args.k / size, rows, c,
+             [&](int64_t row, int64_t index) {
+               return SumOf(static_cast<const Element*>(args.a) + (row_begin + row) * args.lda +
+                                index * size,
+                            size);
+             });
+}
+
 template <class Element, class Dot, Form kForm>
 void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
                      const uint16_t* numbers, unsigned char* wide, float* partial, float* c,
                      const Destination& destination) {
   alignas(64) float gathered[kTileRows * kWideBlock];
   const int64_t size = args.scales.group_size;
-  const bool half = args.scales.half;
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / size, group_end = (index + 1) * size;
     next = k + kWideBlock < group_end ? k + kWideBlock : group_end;
@@ -703,20 +735,9 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
       TileRows<Dot>(tile_rows, tile, panel.columns);
       r += tile_rows;
     }
-    if (next != group_end) continue;
-    for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
-      const VecF scale = LoadScale(panel.scale + index * kPanelColumns + i, half);
-      for (int64_t r = 0; r < rows; ++r) {
-        float* sum = c + r * kPanelColumns + i;
-        StoreF(sum, Fma(LoadF(partial + r * kPanelColumns + i), scale, LoadF(sum)));
-      }
-    }
+    if (next == group_end) AddScaledGroup(panel, args.scales.half, index, rows, partial, c);
   }
-  if (panel.offset == nullptr) return;
-  AddOffsets(panel, half, /*shift=*/0, args.k / size, rows, c, [&](int64_t row, int64_t index) {
-    return SumOf(static_cast<const Element*>(args.a) + (row_begin + row) * args.lda + index * size,
-                 size);
-  });
+  AddWideOffsets<Element>(args, panel, row_begin, rows, c);
 }
 
 // Element: how A is stored.

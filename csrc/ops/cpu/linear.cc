@@ -11,10 +11,6 @@ namespace {
 
 // Row parts are multiples of this many rows, so that register tiles stay full.
 constexpr int64_t kRowGranule = 32;
-// From this many rows per part on, cutting rows is better than cutting panels: a thread then finds
-// the rows that it computed itself in its own cache. The weights are read once more, but arrive in
-// time.
-constexpr int64_t kLocalRows = 128;
 
 // Part number `part` of [0, count) cut into `parts` parts of whole granules.
 Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
@@ -31,7 +27,7 @@ void ForEachPart(const kernels::KernelTable& kernels, ThreadPool& pool, const Co
                  const Run& run) {
   const bool serial = x.rows * w.n <= kSerialLinearWork / w.k;
   const LinearSplit split =
-      serial ? LinearSplit{} : SplitLinear(x.rows, panels, pool.num_threads());
+      serial ? LinearSplit{} : SplitLinear(x.rows, panels, pool.num_threads(), kernels.local_rows);
   const int64_t items =
       serial ? 1 : std::min(kLinearItemsPerThread, CeilDiv(panels, split.panel_parts));
   pool.ParallelForItems(split.row_parts * split.panel_parts * items, [&](int64_t item, int) {
@@ -75,7 +71,7 @@ kernels::GemmArgs GemmArgsOf(const kernels::KernelTable& kernels, const ConstMat
   return args;
 }
 
-LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
+LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads, int64_t local_rows) {
   const int64_t row_granules = CeilDiv(rows, kRowGranule);
   LinearSplit best;
   int64_t best_cost = 0;
@@ -84,7 +80,7 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads) {
     // The work of the slowest part. Every row part reads the whole weight again; so with few rows,
     // more row parts must save a twentieth of the cost.
     const int64_t cost = CeilDiv(row_granules, row_parts) * CeilDiv(panels, panel_parts);
-    const bool local = rows >= row_parts * kLocalRows;
+    const bool local = rows >= row_parts * local_rows;
     if (row_parts == 1 || cost * 20 < best_cost * 19 || (local && cost <= best_cost)) {
       best = {row_parts, panel_parts};
       best_cost = cost;

@@ -21,12 +21,12 @@ struct Range {
 
 // How the work of one Linear is cut: row_parts x panel_parts rectangles, one per thread. Between
 // panels of output columns; between rows too if that balances the threads better, or if every part
-// still has many rows.
+// still has local_rows of them (KernelTable).
 struct LinearSplit {
   int64_t row_parts = 1;
   int64_t panel_parts = 1;
 };
-LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads);
+LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads, int64_t local_rows);
 
 // The arguments for these rows and panels of x * w^T; only the result's address is missing.
 kernels::GemmArgs GemmArgsOf(const kernels::KernelTable& kernels, const ConstMatrix& x,

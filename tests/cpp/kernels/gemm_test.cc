@@ -149,6 +149,22 @@ void TestRowsAreIndependent(const KernelTable& table) {
 TEST_P(GemmTest, ARowDependsOnNoOtherFloat32) { TestRowsAreIndependent<float>(table()); }
 TEST_P(GemmTest, ARowDependsOnNoOtherBFloat16) { TestRowsAreIndependent<BFloat16>(table()); }
 
+// More rows than any table takes together, over one and several blocks of K.
+template <class T>
+void TestManyRows(const KernelTable& table) {
+  for (int64_t k : {64, 1126}) {
+    const Problem<T> p(300, 130, k, {.bias = true, .accumulate = true, .pad_a = 2}, 12);
+    std::vector<float> whole = p.c;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
+    for (const auto& [begin, end] :
+         {std::pair<int64_t, int64_t>{0, 1}, {240, 290}, {256, 299}, {299, 300}}) {
+      ExpectRowsAlone(table, p, whole, begin, end);
+    }
+  }
+}
+TEST_P(GemmTest, ManyRowsGiveTheBitsOfFewFloat32) { TestManyRows<float>(table()); }
+TEST_P(GemmTest, ManyRowsGiveTheBitsOfFewBFloat16) { TestManyRows<BFloat16>(table()); }
+
 template <class T>
 void TestPanelSplits(const KernelTable& table) {
   const Problem<T> p(9, 300, 130, {.bias = true, .accumulate = true}, 12);
@@ -228,7 +244,7 @@ void TestLowRank(const KernelTable& table) {
   // For AMX k is a multiple of the tile's depth: otherwise the last tile of the weight would also
   // hold the adapter's first rows in the appended weight.
   const int64_t k = IsAmx(table) ? 64 : 66, rank = 16, n = 190;
-  for (const int64_t m : {1, 7, 130}) {
+  for (const int64_t m : {1, 7, 130, 280}) {
     const Problem<T> whole(m, n, k + rank, {.bias = true, .accumulate = true}, 19);
     const auto rows_of = [&](int64_t begin, int64_t count) {
       return std::vector<T>(whole.w.begin() + begin * n, whole.w.begin() + (begin + count) * n);
@@ -329,7 +345,7 @@ void TestGated(const KernelTable& table) {
   const auto gated = table.gemm_gated[kSlotOf<T>][kSlotOf<T>];
   if (gated == nullptr) GTEST_SKIP() << table.name << " has no gated GEMM";
   const int64_t cols = 2 * kPanelColumns;
-  for (int64_t m : {1, 5, 130}) {
+  for (int64_t m : {1, 5, 130, 280}) {
     const Problem<T> p(m, 2 * cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
     std::vector<float> both = p.c;
     table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(both));

@@ -376,6 +376,34 @@ TEST_P(QuantizedTest, ARowDependsOnNoOther) {
   }
 }
 
+// More rows than any table takes together.
+TEST_P(QuantizedTest, ManyRowsGiveTheBitsOfFew) {
+  std::vector<Shape> shapes;
+  for (const int bits : {8, 4}) {
+    for (const bool zeros : {false, true}) {
+      for (const Act act : {Act::kInt8, Act::kBFloat16}) {
+        for (const Depth depth : {Depth{1152, 64}, {1152, 1152}, {640, 32}, {2048, 1024}}) {
+          const int64_t scale_group = act == Act::kInt8 ? 64 : 0;
+          shapes.push_back(
+              {bits, act, 290, 66, depth.k, depth.group_size, zeros, true, false, scale_group});
+        }
+      }
+    }
+  }
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(Text(shape));
+    const Problem p(shape, 8);
+    const std::vector<float> whole = p.Run(table());
+    for (const auto& [begin, rows] : {std::pair<int64_t, int64_t>{0, 1}, {250, 20}, {289, 1}}) {
+      std::vector<float> out = p.c;
+      p.Run(table(), out, begin, rows);
+      ASSERT_TRUE(
+          SameBits(out.data() + begin * shape.n, whole.data() + begin * shape.n, rows * shape.n))
+          << "rows " << begin << " to " << begin + rows;
+    }
+  }
+}
+
 TEST_P(QuantizedTest, PanelsMayBeSplit) {
   for (const int bits : {8, 4}) {
     for (const Act act : {Act::kInt8, Act::kFloat32, Act::kBFloat16}) {

@@ -70,20 +70,22 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearSplitTest,
                                             ::testing::Values(1, 63, 64, 65, 200, 896)));
 
 TEST(SplitLinearTest, UsesTheThreadsAndCutsManyRows) {
-  EXPECT_EQ(cpu::SplitLinear(1, 14, 2).panel_parts, 2);
-  EXPECT_EQ(cpu::SplitLinear(1, 14, 2).row_parts, 1);
-  EXPECT_EQ(cpu::SplitLinear(128, 14, 2).row_parts, 1);
-  EXPECT_EQ(cpu::SplitLinear(256, 14, 2).row_parts, 2);
+  constexpr int64_t kLocalRows = 128;
+  EXPECT_EQ(cpu::SplitLinear(1, 14, 2, kLocalRows).panel_parts, 2);
+  EXPECT_EQ(cpu::SplitLinear(1, 14, 2, kLocalRows).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(128, 14, 2, kLocalRows).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(256, 14, 2, kLocalRows).row_parts, 2);
+  EXPECT_EQ(cpu::SplitLinear(256, 14, 2, /*local_rows=*/1 << 20).panel_parts, 2);
   // Many rows per part, but one thread would have a quarter more rows than the other.
-  EXPECT_EQ(cpu::SplitLinear(288, 14, 2).row_parts, 1);
-  EXPECT_EQ(cpu::SplitLinear(512, 14, 8).row_parts, 4);
+  EXPECT_EQ(cpu::SplitLinear(288, 14, 2, kLocalRows).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(512, 14, 8, kLocalRows).row_parts, 4);
   // One panel keeps one thread busy; the rows keep the others.
-  EXPECT_EQ(cpu::SplitLinear(1024, 1, 8).row_parts, 8);
-  EXPECT_EQ(cpu::SplitLinear(1, 1, 8).row_parts, 1);
+  EXPECT_EQ(cpu::SplitLinear(1024, 1, 8, kLocalRows).row_parts, 8);
+  EXPECT_EQ(cpu::SplitLinear(1, 1, 8, kLocalRows).row_parts, 1);
   for (int64_t threads = 1; threads <= 17; ++threads) {
     for (const int64_t rows : {1, 31, 32, 33, 64, 500}) {
       for (const int64_t panels : {1, 2, 3, 14, 2374}) {
-        const cpu::LinearSplit split = cpu::SplitLinear(rows, panels, threads);
+        const cpu::LinearSplit split = cpu::SplitLinear(rows, panels, threads, kLocalRows);
         EXPECT_LE(split.row_parts * split.panel_parts, threads);
         EXPECT_GE(split.row_parts, 1);
         EXPECT_GE(split.panel_parts, 1);
