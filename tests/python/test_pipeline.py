@@ -55,14 +55,16 @@ def collect(pieces):
     return [whole[index] for index in sorted(whole)]
 
 
-def running(pipe):
-    return pipe.model.engine.get_as_engine_stat(pipe.model.name).running_request
+def num_requests(pipe):
+    """Those that run or wait: between two steps, none may run."""
+    stat = pipe.model.engine.get_as_engine_stat(pipe.model.name)
+    return stat.running_request + stat.pending_request + stat.blocked_request
 
 
 def wait_until_idle(pipe):
     """A request ends after the step that runs."""
     end = time.monotonic() + 20
-    while running(pipe) > 0:
+    while num_requests(pipe) > 0:
         assert time.monotonic() < end
         time.sleep(0.001)
 
@@ -296,7 +298,7 @@ def test_a_stream_that_nobody_reads_any_more_stops_its_requests(pipe):
     # Many, so that some still run however long this thread is held up.
     stream = pipe.stream_infer(QUESTIONS * 100, gen_config=config)
     next(stream)
-    assert running(pipe) > 0
+    assert num_requests(pipe) > 0
     stream.close()
     wait_until_idle(pipe)
 
