@@ -8,16 +8,15 @@
 namespace allspark::kernels {
 namespace {
 
-// A tile store that comes long after the last one takes about 250 ns (Sapphire Rapids). So each
-// chain stores a tile that nobody reads every 16 steps, to this line.
-alignas(64) thread_local unsigned char amx_spare_line[kAmxLine];
-
 // `steps` steps of the products of 32 rows and 32 columns, or of 16 rows and 64 columns.
 // work.Step() runs once a step. A is kept in the first-level cache, B passes by it: two tiles of
 // each a step from the second level are more than it gives.
 template <class Work>
 static AS_ALWAYS_INLINE void AmxChain(bool two, AmxOperands x, Work& work) {
-  const int64_t b2 = two ? 0 : 2 * kAmxLine, c2 = two ? kAmxRows * x.c_stride : 2 * kAmxLine;
+  // A tile store that comes long after the last one takes about 250 ns (Sapphire Rapids). So a tile
+  // that nobody reads is stored every 16 steps, all of its rows to this line.
+  alignas(64) unsigned char spare[kAmxLine];
+  const int64_t c2 = two ? kAmxRows * x.c_stride : 2 * kAmxLine;
   if (x.resume) {
     _tile_loadd(0, x.c, x.c_stride);
     _tile_loadd(1, x.c + kAmxLine, x.c_stride);
@@ -41,12 +40,12 @@ static AS_ALWAYS_INLINE void AmxChain(bool two, AmxOperands x, Work& work) {
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     } else {
-      _tile_stream_loadd(6, x.b + b2, x.b_stride);
+      _tile_stream_loadd(6, x.b + 2 * kAmxLine, x.b_stride);
       _tile_dpbf16ps(2, 4, 6);
-      _tile_stream_loadd(7, x.b + b2 + kAmxLine, x.b_stride);
+      _tile_stream_loadd(7, x.b + 3 * kAmxLine, x.b_stride);
       _tile_dpbf16ps(3, 4, 7);
     }
-    if (step % 16 == 15) _tile_stored(4, amx_spare_line, 0);
+    if (step % 16 == 15) _tile_stored(4, spare, 0);
     x.a += kAmxLine;
     x.b += kAmxGroups * x.b_stride;
     work.Step();
@@ -159,8 +158,10 @@ struct AmxGemm {
       for (int64_t r = 0; r < rows; r += kAmxPairRows) {
         const int64_t count = rows - r < kAmxPairRows ? rows - r : kAmxPairRows;
         const int64_t row = row_begin + r, column = p * kPanelColumns;
-        if (group == 0) store.At(args, row, column).FetchRows(0, count);
-        if (group == 0) finisher.Release(sums + r * kPanelColumns);
+        if (group == 0) {
+          store.At(args, row, column).FetchRows(0, count);
+          finisher.Release(sums + r * kPanelColumns);
+        }
         for (int64_t i = 0; i < Store::kPanels; ++i) {
           const unsigned char* panel =
               static_cast<const unsigned char*>(args.w) + (p + i * apart) * groups * kPanelStride;
