@@ -136,7 +136,7 @@ def make_plan(
     weights = _matrix_weights(rules, spec.tie_embeddings, required)
     if is_quantized(tensors) and (quantization is None or quantization.keeps_checkpoint):
         activations = None if quantization is None else quantization.quantize_activations
-        parts, quants, orders = keep_quantized(parts, activations)
+        parts, quants, orders = keep_quantized(parts, activations, spec.tie_embeddings)
         if quantization is not None:
             quantization.check_kept(quants, spec.tie_embeddings)
             quantization.set_activation_groups(quants, weights)

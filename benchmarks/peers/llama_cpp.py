@@ -65,7 +65,9 @@ class LlamaCpp(Engine):
         run_command([self.python, convert, checkpoint, whole])
         flags, kind = _QUANTIZE.get(precision, ((), precision))
         program = self._program("llama-quantize")
-        run_command([program, *flags, whole, self.file(model), kind])
+        made = model / "unfinished.gguf"  # This engine is given the file as soon as it is there.
+        run_command([program, *flags, whole, made, kind])
+        made.replace(self.file(model))
         whole.unlink()
 
     @staticmethod

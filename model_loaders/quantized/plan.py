@@ -42,13 +42,14 @@ Orders = dict[str, NDArray[np.int32]]
 
 
 def keep_quantized(
-    parts: list[Part], quantize_activations: bool | None
+    parts: list[Part], quantize_activations: bool | None, tied: bool = False
 ) -> tuple[list[Part], list[Any], Orders]:
     """Plans which weights keep their integers.
 
     Returns the parts, where a kept weight has integers, scales, and zero points or offsets; the
     WeightQuant messages that describe them; and the column orders of reordered weights, by their
-    tensors' names. ``quantize_activations`` None: as the checkpoint was made for. A weight that
+    tensors' names. ``quantize_activations`` None: as the checkpoint was made for. ``tied``: the
+    embedding is the head, too, and so multiplied and not only looked up. A weight that
     cannot be kept is dequantised if its format mixes types; otherwise an error names it.
     """
     parts = _unified(parts)
@@ -66,7 +67,7 @@ def keep_quantized(
             activations = source.quantize_activations
             if quantize_activations is not None:
                 activations = quantize_activations
-            may_have = target != "embedding" and not source.is_float8
+            may_have = (target != "embedding" or tied) and not source.is_float8
             found = {
                 **_format(source),
                 "half_scales": target in halves,

@@ -162,12 +162,13 @@ def test_int8_activations(tmp_path, kind):
     assert 0 < change(kind) < 2 * change("Q8_0")
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("compute_method", "activated"),
     [(None, False), ("weight_only", False), ("activate_quant", True)],
 )
-def test_keeping_by_name(tmp_path, compute_method, activated):
-    llama_file(tmp_path / "m.gguf", {"": "Q4_K"}, LARGE)
+def test_keeping_by_name(tmp_path, compute_method, activated, tied):
+    llama_file(tmp_path / "m.gguf", {"": "Q4_K"}, {**LARGE, "tie_word_embeddings": tied})
     settings = {"quant_method": "gguf"}
     if compute_method is not None:
         settings["compute_method"] = compute_method
@@ -177,7 +178,9 @@ def test_keeping_by_name(tmp_path, compute_method, activated):
     assert len(quants) > 1
     for quant in quants:
         assert quant.offset
-        assert quant.quantize_activations == (activated and quant.tensor != "embedding")
+        # An embedding that is the head, too, is multiplied.
+        is_product = tied or quant.tensor != "embedding"
+        assert quant.quantize_activations == (activated and is_product)
 
 
 def test_another_method_is_refused(tmp_path):

@@ -79,12 +79,12 @@ def read(source):
         return np.array(array)
 
 
-def keep(*sources, target="layers.0.qkv", activations=None):
+def keep(*sources, target="layers.0.qkv", activations=None, tied=False):
     parts, row = [], 0
     for source in sources:
         parts.append(Part(Weight(target, ("w",)), row, source))
         row += source.shape[0]
-    kept, quants, orders = keep_quantized(parts, activations)
+    kept, quants, orders = keep_quantized(parts, activations, tied)
     return kept, {quant.tensor: quant for quant in quants}, orders
 
 
@@ -143,13 +143,16 @@ def test_formats(weight, fields, options, dtype):
 
 
 def test_int8_activations_are_for_matrix_products_of_integers(weight):
-    def found(target, **options):
-        _, quants, _ = keep(weight(8, 32, **options), target=target, activations=True)
+    def found(target, tied=False, **options):
+        source = weight(8, 32, **options)
+        _, quants, _ = keep(source, target=target, activations=True, tied=tied)
         return quants[target].quantize_activations
 
     assert found("layers.0.o") and found("layers.0.o", offsets=True)
     assert not found("layers.0.o", is_float8=True)
     assert not found("embedding")
+    assert found("embedding", tied=True)
+    assert not found("embedding", tied=True, is_float8=True)
 
 
 def test_scales_that_are_exact_in_float32_alone(entry):

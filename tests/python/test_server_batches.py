@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -493,6 +494,26 @@ def test_answers_and_errors_are_written_in_the_order_of_the_lines(tmp_path, monk
     assert b"".join(written).split() == [b"%d" % i for i in range(8)]
     assert (record.completed, record.failed) == (5, 3)
     assert store.path_of(names[2]).read_bytes() == b"2\n3\n6\n"
+
+
+def test_a_start_removes_the_temporary_files_of_servers_that_were_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    running = FileStore(None, 10, 1 << 20)
+    left = tmp_path / "allspark-files-left"
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "file-0").touch()
+    just_made = tmp_path / "allspark-files-new"
+    just_made.mkdir()
+    (tmp_path / "allspark-files-link").symlink_to(left)
+
+    store = FileStore(None, 10, 1 << 20)
+    assert not left.exists()
+    assert just_made.exists()
+    assert (running.folder / "lock").exists()
+    store.close()
+    running.close()
+    assert not store.folder.exists() and not running.folder.exists()
 
 
 def test_a_cancelled_batch_is_cancelled_after_a_restart(model, tmp_path):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -18,6 +19,21 @@ from allspark.serve.errors import ApiError
 from allspark.serve.ids import make_id
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+_TEMPORARY_PREFIX = "allspark-files-"
+_LOCK = "lock"
+
+
+def _remove_left_folders() -> None:
+    """Removes the temporary folders of this user's servers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY_PREFIX}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, just made, or removed by another server
 
 
 @dataclass(frozen=True)
@@ -54,16 +70,21 @@ class FileStore:
         self._max_bytes = max_bytes
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="allspark-files-")
+            _remove_left_folders()
+            self._temporary = tempfile.TemporaryDirectory(prefix=_TEMPORARY_PREFIX)
             folder = Path(self._temporary.name)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._lock = (folder / "lock").open("w")
+        lock = folder / _LOCK
+        # A temporary folder's lock gets its name when it is held: one that is free is left over.
+        made = lock if self._temporary is None else folder / "lock.new"
+        self._lock = made.open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
             raise OSError(f"{folder}: another server keeps its files there") from None
+        made.replace(lock)
         self._files: dict[str, FileRecord] = {}
         self._num_uploads = 0
         self._upload_bytes = 0
