@@ -56,10 +56,10 @@ PRECISIONS: Mapping[str, Precision] = {
 }
 # Files of others, as they are. Scale and offset of a group have 16 bits each.
 _OF_FILES: Mapping[str, Precision] = {
-    "A8Q4_K_M": _kept("Q4_K_M", 5.3, 7, **_INT8_ACTIVATIONS),
-    "A16Q4_K_M": _kept("Q4_K_M", 5.3, 7),
-    "A8MXFP4": _kept("MXFP4", 4.5, 8.5, **_INT8_ACTIVATIONS),
-    "A16MXFP4": _kept("MXFP4", 4.5, 8.5),
+    "A8Q4_K_M": _kept("Q4_K_M", 5.0, 6.56, **_INT8_ACTIVATIONS),
+    "A16Q4_K_M": _kept("Q4_K_M", 5.0, 6.56),
+    "A8MXFP4": _kept("MXFP4", 4.25, 8.5, **_INT8_ACTIVATIONS),
+    "A16MXFP4": _kept("MXFP4", 4.25, 8.5),
     "FP8": _kept("FP8", 8, 8, quant_method="fp8", lm_head="int8"),
 }
 

@@ -195,6 +195,7 @@ usual_tests() {
     if [ "$tier" != --fast ]; then
       step clang-syntax "$venv/bin/python" scripts/check_clang.py build/release \
         "$(clangxx)" -Wthread-safety || true
+      step arm-syntax "$venv/bin/python" scripts/check_arm_kernels.py "$(clangxx)" || true
     fi
   fi
   step ctest run_batches release || true

@@ -133,9 +133,9 @@ void GemmQuantized(benchmark::State& state, const KernelTable* table) {
   args.n = n;
   args.k = k;
   args.panel_end = n / kPanelColumns;
-  args.scales.scale = &scale.data()->bits;
+  args.scales.scale = scale.data();
   args.scales.group_size = group_size;
-  if (has_offset) args.scales.offset = &offset.data()->bits;
+  if (has_offset) args.scales.offset = offset.data();
   if (has_high) args.scales.high = reinterpret_cast<const unsigned char*>(high.data());
   if (part == kTable) args.scales.table = numbers.data();
   if (kAct == DType::kInt8) {

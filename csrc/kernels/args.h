@@ -40,6 +40,15 @@ static AS_ALWAYS_INLINE int64_t RowScales(int64_t cols, int64_t scale_group) {
 // The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
 static AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return 1 << (bits - 1); }
 
+// How scales and offsets are stored.
+enum class ScaleType : int32_t {
+  kBFloat16,
+  kFloat16,
+  kPower,  // a byte, which is the exponent of a float32: 2^(byte - 127), or 0; never an offset
+  kCode,   // a byte: byte - 128, times the float16 of its block of kScaleBlock k
+};
+inline constexpr int64_t kScaleBlock = 256;
+
 // What a quantised weight has beside its stored integers u (or codes, of float8). The weight is one
 // of
 //   scale * (u - zero)
@@ -49,18 +58,46 @@ static AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return 1 << (bits 
 // Slot uint4 also holds integers of 6 bits: `high` has their upper two. A scale, an offset and a
 // zero point belong to a column and group_size of k: [ceil(n/64)][k/group_size][64].
 struct WeightScales {
-  const uint16_t* scale = nullptr;   // bfloat16, or float16 where `half`
-  const uint8_t* zero = nullptr;     // null: SymmetricZero
-  const uint16_t* offset = nullptr;  // as scale
-  const int8_t* table = nullptr;     // [16]
+  const void* scale = nullptr;
+  const uint8_t* zero = nullptr;  // null: SymmetricZero
+  const void* offset = nullptr;
+  // Of kCode: [ceil(n/64)][k/kScaleBlock][64].
+  const uint16_t* block_scale = nullptr;
+  const uint16_t* block_offset = nullptr;
+  const int8_t* table = nullptr;  // [16]
   // [ceil(n/64)][k/16][64] lanes of 32 bits: bits 2 i and 2 i + 1 of byte j belong to k + 4 i + j.
   const unsigned char* high = nullptr;
   int64_t group_size = 0;  // divides k; a multiple of kSumBlock, or k
-  bool half = false;
+  ScaleType type = ScaleType::kBFloat16;
 };
-// A scale or an offset as it is stored.
-static AS_ALWAYS_INLINE float ScaleToFloat(const WeightScales& scales, uint16_t bits) {
-  return scales.half ? ToFloat(Float16{bits}) : ToFloat(BFloat16{bits});
+static AS_ALWAYS_INLINE int64_t ScaleBytes(ScaleType type) {
+  return type == ScaleType::kPower || type == ScaleType::kCode ? 1 : 2;
+}
+// Number `index` of `stored`: of scale, whose blocks are block_scale, or of offset. A group divides
+// a block.
+static AS_ALWAYS_INLINE float StoredScale(const WeightScales& scales, const void* stored,
+                                          const uint16_t* blocks, int64_t index) {
+  const auto* bytes = static_cast<const uint8_t*>(stored);
+  const auto* words = static_cast<const uint16_t*>(stored);
+  switch (scales.type) {
+    case ScaleType::kBFloat16:
+      return ToFloat(BFloat16{words[index]});
+    case ScaleType::kFloat16:
+      return ToFloat(Float16{words[index]});
+    case ScaleType::kPower:
+      return ToFloat(BFloat16{static_cast<uint16_t>(bytes[index] << 7)});
+    case ScaleType::kCode:
+      break;
+  }
+  const int64_t group = index / kPanelColumns * scales.group_size / kScaleBlock;
+  return static_cast<float>(bytes[index] - 128) *
+         ToFloat(Float16{blocks[group * kPanelColumns + index % kPanelColumns]});
+}
+static AS_ALWAYS_INLINE float ScaleAt(const WeightScales& scales, int64_t index) {
+  return StoredScale(scales, scales.scale, scales.block_scale, index);
+}
+static AS_ALWAYS_INLINE float OffsetAt(const WeightScales& scales, int64_t index) {
+  return StoredScale(scales, scales.offset, scales.block_offset, index);
 }
 // With offset, table or high, groups are a multiple of kSumBlock, and at most so large.
 inline constexpr int64_t kLargestFormGroup = 128;

@@ -124,6 +124,11 @@ class Binder {
     AS_CHECK(order.ok()) << order.status().ToString();
     return placed_.Place(*order, k);
   }
+  static kernels::ScaleType TypeOf(const proto::WeightQuant& quant) {
+    if (quant.power_scales()) return kernels::ScaleType::kPower;
+    if (quant.scale_codes()) return kernels::ScaleType::kCode;
+    return quant.half_scales() ? kernels::ScaleType::kFloat16 : kernels::ScaleType::kBFloat16;
+  }
   WeightScales Scales(const std::string& name, int64_t k) const {
     const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
     if (quant == nullptr) return {};
@@ -131,10 +136,15 @@ class Binder {
     const auto find = [&](const std::string& part) -> const void* {
       return Has(part) ? Find(part).data : nullptr;
     };
-    scales.scale = static_cast<const uint16_t*>(find(weights::ScaleName(name)));
-    scales.half = quant->half_scales();
+    const auto blocks = [&](const std::string& part) {
+      return static_cast<const uint16_t*>(find(part));
+    };
+    scales.scale = find(weights::ScaleName(name));
+    scales.offset = find(weights::OffsetName(name));
+    scales.block_scale = blocks(weights::BlockScaleName(name));
+    scales.block_offset = blocks(weights::BlockOffsetName(name));
+    scales.type = TypeOf(*quant);
     scales.zero = static_cast<const uint8_t*>(find(weights::ZeroName(name)));
-    scales.offset = static_cast<const uint16_t*>(find(weights::OffsetName(name)));
     scales.high = static_cast<const unsigned char*>(find(weights::HighName(name)));
     if (!quant->table().empty()) {
       scales.table = placed_.Place(reinterpret_cast<const int8_t*>(quant->table().data()),

@@ -98,9 +98,16 @@ LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i) {
   one.data = static_cast<const unsigned char*>(all.data) + PackedBytes(all.dtype, elements);
   if (!IsQuantized(all.dtype)) return one;
   const int64_t groups = i * one.n * (one.k / all.scales.group_size);
-  one.scales.scale += groups;
+  const int64_t blocks = i * one.n * (one.k / kernels::kScaleBlock);
+  const auto passed = [&](const void* stored) -> const void* {
+    if (stored == nullptr) return nullptr;
+    return static_cast<const unsigned char*>(stored) + groups * ScaleBytes(all.scales.type);
+  };
+  one.scales.scale = passed(all.scales.scale);
+  one.scales.offset = passed(all.scales.offset);
   if (one.scales.zero != nullptr) one.scales.zero += groups;
-  if (one.scales.offset != nullptr) one.scales.offset += groups;
+  if (one.scales.block_scale != nullptr) one.scales.block_scale += blocks;
+  if (one.scales.block_offset != nullptr) one.scales.block_offset += blocks;
   if (one.scales.high != nullptr) one.scales.high += PackedBytes(DType::kUInt2, elements);
   return one;
 }

@@ -40,6 +40,15 @@ inline void CheckScales(const char* op, const WeightScales& scales, DType weight
   AS_CHECK(!has_form || (size % kernels::kSumBlock == 0 && size <= kernels::kLargestFormGroup))
       << op << ": groups of " << size << "; offsets, tables and 6 bits need 16 to "
       << kernels::kLargestFormGroup;
+  if (scales.type == kernels::ScaleType::kCode) {
+    AS_CHECK(k % kernels::kScaleBlock == 0 && kernels::kScaleBlock % size == 0 &&
+             scales.block_scale != nullptr &&
+             (scales.offset == nullptr) == (scales.block_offset == nullptr))
+        << op << ": codes of scales for " << size << " of " << k
+        << " input features, which must be blocks of " << kernels::kScaleBlock;
+  }
+  AS_CHECK(scales.type != kernels::ScaleType::kPower || scales.offset == nullptr)
+      << op << ": offsets beside powers of two as scales";
   AS_CHECK((scales.table == nullptr && scales.high == nullptr) || weight == DType::kUInt4)
       << op << ": a table or upper bits beside " << DTypeName(weight) << " weights";
 }

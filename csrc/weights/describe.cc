@@ -16,6 +16,12 @@ const char* FormName(const proto::WeightQuant& quant) {
   return quant.asymmetric() ? " asymmetric" : " symmetric";
 }
 
+const char* ScaleName(const proto::WeightQuant& quant) {
+  if (quant.power_scales()) return ", powers of two as scales";
+  if (quant.scale_codes()) return ", 8-bit scales";
+  return quant.half_scales() ? ", float16 scales" : "";
+}
+
 void DescribeExperts(const proto::DecoderSpec& spec, std::ostream& out) {
   if (spec.num_experts() == 0) return;
   out << "num_experts: " << spec.num_experts()
@@ -65,7 +71,7 @@ void DescribeSpec(const proto::DecoderSpec& spec, std::ostream& out) {
   DescribeExperts(spec, out);
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
     out << "weight_quant " << quant.tensor() << ": bits " << quant.bits() << " group_size "
-        << quant.group_size() << FormName(quant) << (quant.half_scales() ? ", float16 scales" : "")
+        << quant.group_size() << FormName(quant) << ScaleName(quant)
         << (quant.reordered() ? ", reordered" : "")
         << (quant.quantize_activations() ? ", int8 activations" : "");
     if (quant.activation_group_size() != 0) {

@@ -37,7 +37,7 @@ Status CheckRecordCounts(const char* message, int size) {
 
 bool IsMadeElsewhere(const proto::WeightQuant& quant) {
   return quant.bits() == 6 || quant.offset() || !quant.table().empty() || quant.float8() ||
-         quant.half_scales();
+         quant.half_scales() || quant.power_scales() || quant.scale_codes();
 }
 
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
@@ -45,6 +45,9 @@ uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
     return std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(), is);
   };
   using Quant = proto::WeightQuant;
+  if (any_quant([](const Quant& quant) { return quant.power_scales() || quant.scale_codes(); })) {
+    return 7;
+  }
   if (any_quant(
           [](const Quant& quant) { return quant.group_size() == 16 || IsMadeElsewhere(quant); })) {
     return 6;

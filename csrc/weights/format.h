@@ -20,10 +20,10 @@ namespace allspark::weights {
 static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
-inline constexpr uint32_t kFormatVersion = 6;  // The newest that this build reads and writes.
+inline constexpr uint32_t kFormatVersion = 7;  // The newest that this build reads and writes.
 // The version to write a model in: the oldest that can hold it.
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
-// Whether the weight has a form of version 6, which floats are not quantised to here.
+// Whether the weight has a form of version 6 or 7, which floats are not quantised to here.
 bool IsMadeElsewhere(const proto::WeightQuant& quant);
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};
 inline constexpr char kParamMagic[kMagicBytes] = {'A', 'S', 'P', 'A', 'R', 'A', 'M', '\0'};
@@ -37,6 +37,8 @@ inline constexpr int64_t kMaxWeightQuants = 1 << 15;
 inline constexpr int64_t kTensorAlignment = 4096;
 inline constexpr int64_t kParamHeaderBytes = kTensorAlignment;  // 64 bytes of content, zero padding
 inline constexpr int64_t kPanelColumns = 64;
+// Input features that share a float16 of scale_codes.
+inline constexpr int64_t kScaleBlock = 256;
 // Bytes of one 32-bit lane of a PANEL64 panel.
 inline constexpr int64_t kLaneBytes = 4;
 // One k group of a PANEL64 panel: 64 columns x 4 bytes.

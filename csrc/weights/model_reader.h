@@ -76,11 +76,19 @@ inline DType QuantDType(const proto::WeightQuant& quant) {
   if (quant.bits() != 8) return DType::kUInt4;
   return quant.float8() ? DType::kFloat8E4M3 : DType::kUInt8;
 }
+// Of its scales and offsets.
+inline DType ScaleDType(const proto::WeightQuant& quant) {
+  if (quant.power_scales() || quant.scale_codes()) return DType::kUInt8;
+  return quant.half_scales() ? DType::kFloat16 : DType::kBFloat16;
+}
 // The tensors stored with the values of the quantised weight `name`.
 inline std::string ScaleName(const std::string& name) { return name + "_scale"; }
 inline std::string ZeroName(const std::string& name) { return name + "_zero"; }
 inline std::string OffsetName(const std::string& name) { return name + "_offset"; }
 inline std::string HighName(const std::string& name) { return name + "_high"; }
+// Of scale_codes.
+inline std::string BlockScaleName(const std::string& name) { return name + "_block_scale"; }
+inline std::string BlockOffsetName(const std::string& name) { return name + "_block_offset"; }
 inline std::string OrderName(const std::string& name) { return name + "_order"; }
 
 }  // namespace weights

@@ -195,8 +195,10 @@ Status Writer::Fail(Status status) {
 void Writer::AddQuant(const proto::WeightQuant& quant) {
   Quant& added = quants_.emplace_back();
   const std::string& tensor = quant.tensor();
-  for (const std::string& name : {tensor, weights::ScaleName(tensor), weights::ZeroName(tensor),
-                                  weights::OffsetName(tensor), weights::HighName(tensor)}) {
+  for (const std::string& name :
+       {tensor, weights::ScaleName(tensor), weights::ZeroName(tensor), weights::OffsetName(tensor),
+        weights::HighName(tensor), weights::BlockScaleName(tensor),
+        weights::BlockOffsetName(tensor)}) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) continue;  // Symmetric weights have no zero points, for example.
     added.tensors.push_back(found->second);

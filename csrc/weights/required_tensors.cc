@@ -196,10 +196,18 @@ Status CheckQuantForm(const proto::WeightQuant& quant) {
   if (quant.float8() && quant.quantize_activations()) {
     return QuantError(quant, "quantize_activations is true; it must be false with float8");
   }
-  if (quant.group_size() == 0 && (bits == 6 || quant.offset() || has_table)) {
+  if (quant.group_size() == 0 &&
+      (bits == 6 || quant.offset() || has_table || quant.scale_codes())) {
     return QuantError(quant,
-                      "group_size is 0; it must be 16, 32, 64 or 128 with 6 bits, offset or "
-                      "table");
+                      "group_size is 0; it must be 16, 32, 64 or 128 with 6 bits, offset, table or "
+                      "scale_codes");
+  }
+  if (quant.half_scales() + quant.power_scales() + quant.scale_codes() > 1) {
+    return QuantError(quant,
+                      "at most one of half_scales, power_scales and scale_codes may be true");
+  }
+  if (quant.power_scales() && quant.offset()) {
+    return QuantError(quant, "offset is true; it must be false with power_scales");
   }
   return Status::Ok();
 }
@@ -244,7 +252,9 @@ Status CheckQuantDepth(const proto::WeightQuant& quant, int64_t k) {
                                  std::to_string(quant.bits()) + " bits");
   }
   const std::pair<const char*, int64_t> groups[] = {
-      {"group_size", quant.group_size()}, {"activation_group_size", quant.activation_group_size()}};
+      {"group_size", quant.group_size()},
+      {"activation_group_size", quant.activation_group_size()},
+      {"the blocks of scale_codes", quant.scale_codes() ? weights::kScaleBlock : 0}};
   for (const auto& [field, size] : groups) {
     if (size == 0 || k % size == 0) continue;
     return QuantError(quant, subject + "a multiple of " + field + ", " + std::to_string(size));
@@ -315,7 +325,7 @@ class ListBuilder {
     if (!status_.ok()) return;
     const int64_t groups = quant.group_size() == 0 ? 1 : k / quant.group_size();
     const proto::Layout beside = proto::PANEL64_SCALE;
-    const DType scale = quant.half_scales() ? DType::kFloat16 : DType::kBFloat16;
+    const DType scale = weights::ScaleDType(quant);
     list_.push_back(
         {name, weights::QuantDType(quant), proto::PANEL64, {n, k}, true, std::move(modules)});
     if (quant.bits() == 6) {
@@ -324,6 +334,13 @@ class ListBuilder {
     list_.push_back({weights::ScaleName(name), scale, beside, {n, groups}});
     if (quant.offset()) {
       list_.push_back({weights::OffsetName(name), scale, beside, {n, groups}});
+    }
+    if (quant.scale_codes()) {
+      const int64_t blocks = k / weights::kScaleBlock;
+      list_.push_back({weights::BlockScaleName(name), DType::kFloat16, beside, {n, blocks}});
+      if (quant.offset()) {
+        list_.push_back({weights::BlockOffsetName(name), DType::kFloat16, beside, {n, blocks}});
+      }
     }
     if (quant.asymmetric()) {
       list_.push_back({weights::ZeroName(name), DType::kUInt8, beside, {n, groups}});

@@ -8,6 +8,7 @@ tensors that are part of the same weight and whose format cannot be the same (qu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 
 from ..derived import derive
 from ..errors import CheckpointError
-from ..quantized.tensor import QuantizedTensor, dequantized_view, quantize_view
+from ..quantized.tensor import QuantizedTensor, ScaleCodes, dequantized_view, quantize_view
 from ..storage import TensorEntry
 from .file import GgufTensor, library
-from .kept import KEPT_TYPES
+from .kept import KEPT_TYPES, Products
 
 # Only the first three can be weights; the rules refuse the others.
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
@@ -48,6 +49,23 @@ def _kept(tensor: GgufTensor, raw: TensorEntry) -> QuantizedTensor:
 
         return derive(compute, dtype, (rows, per_row), raw, by_rows=True)
 
+    def codes() -> ScaleCodes | None:
+        scales, offsets = kind.scales, kind.offsets
+        if not isinstance(scales, Products):
+            return None
+        blocks = cols // block.elements
+        found = ScaleCodes(
+            scales=derived(scales.codes, "uint8", groups),
+            scale_blocks=derived(scales.block, "float32", blocks),
+        )
+        if not isinstance(offsets, Products):
+            return found
+        return replace(
+            found,
+            offsets=derived(offsets.codes, "uint8", groups),
+            offset_blocks=derived(offsets.block, "float32", blocks),
+        )
+
     groups = cols // kind.group_size
     return quantize_view(
         kind.bits,
@@ -57,7 +75,9 @@ def _kept(tensor: GgufTensor, raw: TensorEntry) -> QuantizedTensor:
         stored_as=block.name,
         offsets=None if kind.offsets is None else derived(kind.offsets, "float32", groups),
         table=kind.table,
-        half_scales=kind.half_scales,
+        half_scales=not kind.power_scales,
+        power_scales=kind.power_scales,
+        codes=codes(),
     )
 
 

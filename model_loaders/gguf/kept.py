@@ -2,6 +2,7 @@
 
 Functions take blocks, uint8 [.., bytes of a block], and return one number for each element or
 group. Scales and offsets are exact in float32: they are products of a float16 and a small integer.
+The engine keeps such products as the two factors where a block has 256 elements.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ Numbers = Callable[[Octets], Floats]
 
 
 @dataclass(frozen=True)
+class Products:
+    """Numbers that are integers from -128 to 127 times a float16 of their block."""
+
+    half: Numbers
+    integers: Callable[[Octets], NDArray[Any]]
+    sign: int = 1  # of the float16
+
+    def __call__(self, blocks: Octets) -> Floats:
+        return self.block(blocks) * self.integers(blocks).astype(np.float32)
+
+    def block(self, blocks: Octets) -> Floats:
+        return np.float32(self.sign) * self.half(blocks)
+
+    def codes(self, blocks: Octets) -> Octets:
+        return (self.integers(blocks).astype(np.int16) + 128).astype(np.uint8)
+
+
+@dataclass(frozen=True)
 class KeptType:
     """The weight is values * scales + offsets; without offsets (values - 2^(bits - 1)) * scales,
     or with a table table[values] * scales."""
@@ -32,7 +51,7 @@ class KeptType:
     scales: Numbers
     offsets: Numbers | None = None
     table: tuple[int, ...] | None = None
-    half_scales: bool = True  # stored in float16; otherwise they are exact in bfloat16
+    power_scales: bool = False  # they are powers of two; otherwise float16, or Products
 
 
 def _fields(octets: Octets, bits: int, run: int) -> Octets:
@@ -56,10 +75,6 @@ def _half(begin: int) -> Numbers:
         return octets.view("<f2").astype(np.float32)
 
     return read
-
-
-def _times(half: Numbers, codes: Callable[[Octets], NDArray[Any]], sign: int = 1) -> Numbers:
-    return lambda blocks: half(blocks) * (np.float32(sign) * codes(blocks))
 
 
 # Q5_0 and Q5_1: a word with the fifth bit of each element before the lower four.
@@ -156,29 +171,29 @@ KEPT_TYPES = {
         4,
         16,
         lambda blocks: _fields(blocks[..., 16:80], 2, 32),
-        _times(_half(80), lambda blocks: blocks[..., :16] & 15),
-        _times(_half(82), lambda blocks: blocks[..., :16] >> 4, -1),
+        Products(_half(80), lambda blocks: blocks[..., :16] & 15),
+        Products(_half(82), lambda blocks: blocks[..., :16] >> 4, -1),
     ),
-    "Q3_K": KeptType(4, 16, _q3_k, _times(_half(108), _q3_k_codes)),
+    "Q3_K": KeptType(4, 16, _q3_k, Products(_half(108), _q3_k_codes)),
     "Q4_K": KeptType(
         4,
         32,
         _nibbles(16, 144, 32),
-        _times(_D, _k_codes(4, is_offset=False)),
-        _times(_M, _k_codes(4, is_offset=True), -1),
+        Products(_D, _k_codes(4, is_offset=False)),
+        Products(_M, _k_codes(4, is_offset=True), -1),
     ),
     "Q5_K": KeptType(
         6,
         32,
         _q5_k,
-        _times(_D, _k_codes(4, is_offset=False)),
-        _times(_M, _k_codes(4, is_offset=True), -1),
+        Products(_D, _k_codes(4, is_offset=False)),
+        Products(_M, _k_codes(4, is_offset=True), -1),
     ),
-    "Q6_K": KeptType(6, 16, _q6_k, _times(_half(208), _q6_k_codes)),
+    "Q6_K": KeptType(6, 16, _q6_k, Products(_half(208), _q6_k_codes)),
     "IQ4_NL": KeptType(4, 32, _nibbles(2, 18, 16), _D, table=_NON_LINEAR),
-    "IQ4_XS": KeptType(4, 32, _nibbles(8, 136, 16), _times(_D, _iq4_xs_codes), table=_NON_LINEAR),
+    "IQ4_XS": KeptType(4, 32, _nibbles(8, 136, 16), Products(_D, _iq4_xs_codes), table=_NON_LINEAR),
     "MXFP4": KeptType(
-        4, 32, _nibbles(1, 17, 16), _mxfp4_scales, table=E2M1_DOUBLED, half_scales=False
+        4, 32, _nibbles(1, 17, 16), _mxfp4_scales, table=E2M1_DOUBLED, power_scales=True
     ),
     "NVFP4": KeptType(4, 16, _nibbles(4, 36, 8), _nvfp4_scales, table=E2M1_DOUBLED),
 }

@@ -47,8 +47,7 @@ def _mxfp4(module: Tensors) -> QuantizedTensor:
             )
         return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - _EXPONENT_BIAS)
 
-    # Powers of two are exact in bfloat16.
-    return _view(module, "mxfp4", "uint8", scales, half_scales=False)
+    return _view(module, "mxfp4", "uint8", scales, half_scales=False, power_scales=True)
 
 
 def _nvfp4(module: Tensors) -> QuantizedTensor:
@@ -65,7 +64,12 @@ def _nvfp4(module: Tensors) -> QuantizedTensor:
 
 
 def _view(
-    module: Tensors, kind: str, dtype: str, scales: Any, half_scales: bool
+    module: Tensors,
+    kind: str,
+    dtype: str,
+    scales: Any,
+    half_scales: bool,
+    power_scales: bool = False,
 ) -> QuantizedTensor:
     packed, stored, size = module["weight_packed"], module["weight_scale"], GROUP_SIZES[kind]
     rows, octets = check(packed, ("uint8",), (None, None))
@@ -80,6 +84,7 @@ def _view(
         stored_as=kind,
         table=E2M1_DOUBLED,
         half_scales=half_scales,
+        power_scales=power_scales,
     )
 
 

@@ -70,7 +70,7 @@ def keep_quantized(
             may_have = (target != "embedding" or tied) and not source.is_float8
             found = {
                 **_format(source),
-                "half_scales": target in halves,
+                "half_scales": source.codes is None and target in halves,
                 "quantize_activations": activations and may_have,
             }
             kept += [_beside(part, end, entry) for end, entry in _stored(source).items()]
@@ -100,6 +100,8 @@ def _format(source: QuantizedTensor) -> dict[str, Any]:
         "offset": source.offsets is not None,
         "table": b"" if source.table is None else np.array(source.table, np.int8).tobytes(),
         "float8": source.is_float8,
+        "power_scales": source.power_scales,
+        "scale_codes": source.codes is not None,
     }
 
 
@@ -114,7 +116,19 @@ def _stored(source: QuantizedTensor) -> dict[str, TensorEntry]:
         stored["_zero"] = source.zeros
     if source.offsets is not None:
         stored["_offset"] = source.offsets
+    if source.power_scales:
+        scales = source.scales
+        stored["_scale"] = derive(_exponents, "uint8", scales.shape, scales, by_rows=True)
+    if (codes := source.codes) is not None:
+        stored |= {"_scale": codes.scales, "_block_scale": codes.scale_blocks}
+        if codes.offsets is not None and codes.offset_blocks is not None:
+            stored |= {"_offset": codes.offsets, "_block_offset": codes.offset_blocks}
     return stored
+
+
+def _exponents(scales: NDArray[Any]) -> NDArray[np.uint8]:
+    """Of powers of two in float32; zero for what is below its normal numbers."""
+    return (np.ascontiguousarray(scales).view(np.uint32) >> 23).astype(np.uint8)
 
 
 def _half_scaled(parts: Iterable[Part]) -> set[str]:

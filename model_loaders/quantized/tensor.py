@@ -27,6 +27,17 @@ _STRIP_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class ScaleCodes:
+    """Scales, and offsets if there are any, as products: (code - 128) * block. A block has 256
+    input features."""
+
+    scales: TensorEntry  # uint8 [out_features, groups]
+    scale_blocks: TensorEntry  # numbers of float16 [out_features, in_features / 256]
+    offsets: TensorEntry | None = None
+    offset_blocks: TensorEntry | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class QuantizedTensor(TensorEntry):
     """The weight (values - zeros) * scales, or one of the other forms below; reading it gives
     float32."""
@@ -35,7 +46,11 @@ class QuantizedTensor(TensorEntry):
     group_size: int  # input features per scale; 0: all
     values: TensorEntry  # uint8 [out_features, in_features]
     scales: TensorEntry  # a float dtype, [out_features, groups]
-    half_scales: bool  # the engine keeps scales and offsets as float16; otherwise as bfloat16
+    # How the engine keeps scales and offsets: as codes if there are any, as exponents of powers of
+    # two, as float16, and otherwise as bfloat16.
+    half_scales: bool
+    power_scales: bool = False
+    codes: ScaleCodes | None = None
     zeros: TensorEntry | None  # uint8, as scales; None: 2^(bits - 1) everywhere
     # Other forms. Each excludes zeros and the others.
     offsets: TensorEntry | None = None  # as scales: the weight is values * scales + offsets
@@ -135,6 +150,8 @@ def quantize_view(
     table: tuple[int, ...] | None = None,
     is_float8: bool = False,
     half_scales: bool | None = None,
+    power_scales: bool = False,
+    codes: ScaleCodes | None = None,
 ) -> QuantizedTensor:
     """``half_scales`` None: as the scales' dtype says."""
     size = group_size
@@ -152,6 +169,8 @@ def quantize_view(
         values=values,
         scales=scales,
         half_scales=scales.dtype == "float16" if half_scales is None else half_scales,
+        power_scales=power_scales,
+        codes=codes,
         zeros=zeros,
         offsets=offsets,
         table=table,

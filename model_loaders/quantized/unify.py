@@ -16,15 +16,20 @@ from numpy.typing import NDArray
 
 from ..derived import derive
 from ..storage import TensorEntry, as_float32
-from .tensor import QuantizedTensor
+from .tensor import QuantizedTensor, ScaleCodes
 
 
 def unify(parts: Sequence[QuantizedTensor]) -> list[QuantizedTensor] | None:
     """``parts``, which have the same input features, in one format; None where there is none.
 
     It has the most bits and the smallest groups of them all. Parts whose scales are rounded to
-    different types have no common format, nor have float8 and groups in act order.
+    different types have no common format, nor have float8 and groups in act order. Scales are codes
+    or powers of two only where they are in all parts.
     """
+    if any(part.codes is None for part in parts):
+        parts = [replace(part, codes=None) for part in parts]
+    if not all(part.power_scales and part.table == parts[0].table for part in parts):
+        parts = [replace(part, power_scales=False) for part in parts]
     if len({part.half_scales for part in parts}) > 1:
         return None
     if any(part.is_float8 or part.order is not None for part in parts):
@@ -72,9 +77,15 @@ def _same_groups(parts: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
             scales=of(part.scales),
             zeros=None if part.zeros is None else of(part.zeros),
             offsets=None if part.offsets is None else of(part.offsets),
+            codes=None if part.codes is None else _codes_of(part.codes, of),
         )
 
     return [regrouped(part) for part in parts]
+
+
+def _codes_of(codes: ScaleCodes, of: Callable[[TensorEntry], TensorEntry]) -> ScaleCodes:
+    offsets = None if codes.offsets is None else of(codes.offsets)
+    return replace(codes, scales=of(codes.scales), offsets=offsets)
 
 
 def _widened(part: QuantizedTensor, bits: int) -> QuantizedTensor:
@@ -93,7 +104,11 @@ def _with_offsets(part: QuantizedTensor) -> QuantizedTensor:
     def offsets(scales: NDArray[Any]) -> NDArray[Any]:
         return as_float32(scales, dtype) * factor
 
-    return replace(part, offsets=_mapped(offsets, part.scales, "float32"))
+    codes = part.codes
+    if codes is not None:
+        blocks = _mapped(lambda array: array * factor, codes.scale_blocks)
+        codes = replace(codes, offsets=codes.scales, offset_blocks=blocks)
+    return replace(part, offsets=_mapped(offsets, part.scales, "float32"), codes=codes)
 
 
 def _with_zeros(part: QuantizedTensor) -> QuantizedTensor:

@@ -94,18 +94,18 @@ def test_codes_are_kept(tmp_path, kind):
     pytest.importorskip("allspark._allspark")
     codes, weights = write(tmp_path, kind)
     file, tensors = read_tensors(convert(tmp_path, tmp_path / "out"))
-    assert file.format_version == 6
+    assert file.format_version == (7 if kind == "mxfp4" else 6)
     quants = {quant.tensor: quant for quant in file.spec.weight_quant}
     assert sorted(quants) == sorted(TARGETS)
     for target, quant in quants.items():
         assert (quant.bits, quant.group_size) == (4, 32 if kind == "mxfp4" else 16)
         np.testing.assert_array_equal(np.frombuffer(quant.table, np.int8), 2 * E2M1)
-        assert quant.half_scales == (kind == "nvfp4") and not quant.quantize_activations
+        assert (quant.half_scales, quant.power_scales) == (kind == "nvfp4", kind == "mxfp4")
+        assert not quant.quantize_activations
         stored = np.concatenate([codes[name] for name in parts_of(target)])
         np.testing.assert_array_equal(tensors[target], stored)
         expected = np.concatenate([weights[name] for name in parts_of(target)])
         error = np.abs(dequantise(tensors, quant)[0] - expected)
-        # Powers of two are exact in bfloat16.
         assert (error <= (0 if kind == "mxfp4" else rounding(expected))).all()
 
 

@@ -23,12 +23,11 @@ from support.gguf_files import SCALES, random_blocks  # noqa: E402
 from support.model_file import dequantise  # noqa: E402
 
 BLOCKS = {block.name: block for block in _BLOCK_TYPES.values() if block.name in KEPT_TYPES}
-# Their scales and offsets are numbers of the block itself, not products.
-AS_THEY_ARE = {"Q4_0", "Q8_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "NVFP4"}
 # Bits per weight in the engine, with scales and offsets.
 BITS_PER_WEIGHT = {
-    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 6.5, "Q5_1": 7, "Q2_K": 6, "Q3_K": 5, "Q4_K": 5,
-    "Q5_K": 7, "Q6_K": 7, "IQ4_NL": 4.5, "IQ4_XS": 4.5, "MXFP4": 4.5, "NVFP4": 5,
+    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 6.5, "Q5_1": 7, "Q2_K": 5.125, "Q3_K": 4.5625,
+    "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.25,
+    "NVFP4": 5,
 }  # fmt: skip
 
 
@@ -41,7 +40,7 @@ def blocks_of(kind, rows, count, seed=0):
         halves = rng.uniform(-1, 1, (rows, count)) * 2.0 ** rng.integers(-24, 9, (rows, count))
         raw[..., begin : begin + 2] = halves.astype("<f2")[..., None].view(np.uint8)
     if kind == "MXFP4":  # Twelve times the largest of all scales is beyond float32.
-        raw[..., 0] = rng.integers(0, 250, (rows, count))
+        raw[..., 0] = rng.integers(2, 250, (rows, count))
     return raw.reshape(rows, -1)
 
 
@@ -72,9 +71,11 @@ def kept(entry, target="layers.0.o"):
 
 def rounded(stored, quant):
     """``stored`` with scales and offsets as the writer stores them."""
-    dtype = np.float16 if quant.half_scales else np.float32
+    is_half = quant.half_scales or quant.scale_codes
     return {
-        quant.tensor + end: array.astype(dtype) if end in ("_scale", "_offset") else array
+        quant.tensor + end: array.astype(np.float16)
+        if array.dtype == np.float32 and is_half
+        else array
         for end, array in stored.items()
     }
 
@@ -126,17 +127,10 @@ def test_what_is_stored_stands_for_the_weights(tmp_path, kind):
         u += stored["_high"].astype(np.int64) << 4
     if kind == "Q3_K":
         assert u.min() == 4 and u.max() == 11
-    found, scale = dequantise(rounded(stored, quant), quant)
-    offset = 0.0
-    if quant.offset:
-        offset = np.repeat(stored["_offset"].astype(np.float64), quant.group_size, axis=1)
-    exact = dequantized(kind, raw).astype(np.float64)
-    # float32 rounds a sum once. A product of a float16 and an integer is a multiple of 2^-24, so of
-    # float16's subnormals, and rounding to float16 changes it by 2^-11 at most.
-    bound = 2.0**-24 * np.abs(exact)
-    if kind not in AS_THEY_ARE:
-        bound += 2.0**-11 * (np.abs(exact - offset) + np.abs(offset)) * (1 + 2.0**-20)
-    assert (np.abs(found - exact) <= bound).all()
+    found = dequantise(rounded(stored, quant), quant)[0]
+    # float32 holds a block's number times a scale's code, and that times an integer, and rounds the
+    # sum with an offset once.
+    np.testing.assert_array_equal(found.astype(np.float32), dequantized(kind, raw))
     assert not quant.asymmetric and not quant.float8 and not quant.quantize_activations
 
 
@@ -144,19 +138,24 @@ def test_what_is_stored_stands_for_the_weights(tmp_path, kind):
 def test_bits_per_weight(tmp_path, kind):
     stored, quant = kept(tensor_entry(tensor_of(tmp_path, kind, blocks_of(kind, 4, 2))))
     elements = stored[""].size
-    ends = {"": True, "_high": quant.bits == 6, "_scale": True, "_offset": quant.offset}
+    is_coded, has_offset = quant.scale_codes, quant.offset
+    ends = {"": True, "_high": quant.bits == 6, "_scale": True, "_offset": has_offset,
+            "_block_scale": is_coded, "_block_offset": is_coded and has_offset}  # fmt: skip
     assert stored.keys() == {end for end, is_there in ends.items() if is_there}
-    floats = sum(stored[name].size for name in stored.keys() & {"_scale", "_offset"})
-    assert quant.bits + 16 * floats / elements == BITS_PER_WEIGHT[kind]
+    beside = [array for end, array in stored.items() if end not in ("", "_high")]
+    bits = sum(array.size * (8 if array.dtype == np.uint8 else 16) for array in beside)
+    assert quant.bits + bits / elements == BITS_PER_WEIGHT[kind]
 
 
-def test_scales_of_mxfp4_are_exact_in_bfloat16(tmp_path):
+def test_scales_of_mxfp4_are_exponents(tmp_path):
     raw = blocks_of("MXFP4", 25, 10)
-    raw.reshape(25, 10, -1)[..., 0] = np.arange(250).reshape(25, 10)
+    raw.reshape(25, 10, -1)[..., 0] = np.arange(6, 256).reshape(25, 10)
+    raw.reshape(25, 10, -1)[0, :6, 0] = np.arange(6)
     stored, quant = kept(tensor_entry(tensor_of(tmp_path, "MXFP4", raw)))
-    assert not quant.half_scales
-    np.testing.assert_array_equal(stored["_scale"].ravel(), np.ldexp(1.0, np.arange(250) - 128))
-    assert not (stored["_scale"].view(np.uint32) & 0xFFFF).any()
+    assert quant.power_scales and not quant.half_scales
+    expected = np.arange(6, 256) - 1
+    expected[:6] = [0, 0, 1, 2, 3, 4]  # 2^-128 and 2^-127 are no normal numbers.
+    np.testing.assert_array_equal(stored["_scale"].ravel(), expected)
 
 
 @pytest.mark.parametrize("kind", KEPT_TYPES)
@@ -181,7 +180,7 @@ def test_large_tensors_are_unpacked_in_pieces(tmp_path, kind, monkeypatch):
     assert len(parts) > 2
     for part in parts:
         pieces = list(part.source.pieces())
-        if part.rule.target.endswith(("_scale", "_offset")):
+        if part.rule.target != "layers.0.o" and not part.rule.target.endswith("_high"):
             assert [begin for begin, _ in pieces] == [0]  # few elements
         else:
             assert [begin for begin, _ in pieces] == [0, 64, 128]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.gguf_files import SCALES, llama_file, metadata, write_gguf
-from support.model_file import dequantise, read_tensors, restore
+from support.model_file import PARTS, dequantise, read_tensors, restore
 from support.quantized import CONFIG
 
 gguf = pytest.importorskip("gguf")
@@ -22,7 +22,7 @@ from allspark.model_loader.gguf.kept import KEPT_TYPES  # noqa: E402
 from support.parity import FLOAT32_FACTOR, greedy, reference_for  # noqa: E402
 from support.read_back import reference_of, with_weights  # noqa: E402
 from test_gguf import serialize, write_row  # noqa: E402
-from test_gguf_blocks import AS_THEY_ARE, BITS_PER_WEIGHT  # noqa: E402
+from test_gguf_blocks import BITS_PER_WEIGHT  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*without a tokenizer"),
@@ -45,6 +45,7 @@ def forms(graph):
     for quant in read_tensors(graph)[0].spec.weight_quant:
         assert not quant.asymmetric and not quant.float8 and not quant.reordered
         form = "table" if quant.table else "offset" if quant.offset else ""
+        assert not (quant.half_scales and (quant.scale_codes or quant.power_scales))
         found[quant.tensor] = (quant.bits, quant.group_size, form)
     return found
 
@@ -80,9 +81,8 @@ def test_every_type(tmp_path, kind):
         *(f"layers.{i}.{name}" for i in range(2) for name in ("qkv", "o", "gate_up", "down")),
     }  # fmt: skip
     kept = check(graph, exact)
-    if kind in AS_THEY_ARE:
-        for name, values in exact.items():
-            np.testing.assert_array_equal(kept[name], values, err_msg=name)
+    for name, values in exact.items():
+        np.testing.assert_array_equal(kept[name], values, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", KEPT_TYPES)
@@ -122,6 +122,23 @@ def test_mixtures_of_types(tmp_path, row):
         assert found[f"layers.0.{name}"] == found[f"layers.1.{name}"] == form
     assert found["layers.1.down"] == form_of(kinds.get("down", kinds[""]))
     check(graph, exact)
+
+
+@pytest.mark.parametrize(
+    ("row", "coded"), [("Q4_K_M", True), ("Q2_K", True), ("IQ4_XS", True), ("Q8_0", False)]
+)
+def test_scales_of_8_bits_of_mixtures(tmp_path, row, coded):
+    """Only where all parts have them; then nothing is rounded."""
+    exact, _ = llama_file(tmp_path / "m.gguf", MIXTURES[row][0], LARGE)
+    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+    quants = {quant.tensor: quant for quant in read_tensors(graph)[0].spec.weight_quant}
+    assert quants["layers.0.qkv"].scale_codes == coded
+    assert quants["layers.0.qkv"].half_scales != coded
+    kept = dict(exact)
+    restore(kept, graph)
+    for part in PARTS["qkv"] if coded else ():
+        name = f"model.layers.0.{part}.weight"
+        np.testing.assert_array_equal(kept[name], exact[name], err_msg=name)
 
 
 @pytest.mark.parametrize("row", ["Q4_K_M", "IQ4_XS", "Q4_0"])
@@ -205,7 +222,7 @@ def test_memory(tmp_path, kind):
     exact, stored = llama_file(tmp_path / "m.gguf", {"": kind}, config)
     file, _ = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out"))
     names = [quant.tensor for quant in file.spec.weight_quant]
-    ends = ("", "_high", "_scale", "_offset")
+    ends = ("", "_high", "_scale", "_offset", "_block_scale", "_block_offset")
     own = {name + end for name in names for end in ends}
     bytes_here = sum(record.bytes for record in file.tensors if record.name in own)
     matrices = {name: entry[1] for name, entry in stored.items() if isinstance(entry, tuple)}
@@ -237,19 +254,20 @@ def test_experts(tmp_path, monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "Q4_1"])
-def test_scales_beyond_float16(tmp_path, kind):
+def test_infinite_scales(tmp_path, kind):
     exact, stored = llama_file(tmp_path / "m.gguf", {"o_proj": kind, "": "F32"}, LARGE)
     name = "blk.1.attn_output.weight"
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
-    begin, large = SCALES[kind][0], np.inf if kind == "Q4_1" else 65504
-    tensors[name][3, begin : begin + 2] = np.array([large], "<f2").view(np.uint8)
+    begin = SCALES[kind][0]
+    tensors[name][3, begin : begin + 2] = np.array([np.inf], "<f2").view(np.uint8)
     entries = {
         own: (kind, values) if values.dtype == np.uint8 else values
         for own, values in tensors.items()
     }
     write_gguf(tmp_path / "m.gguf", "llama", entries, metadata(LARGE))
-    message = rf"m.gguf: tensor '{name}': tensor \"layers.1.o_scale\": row 3, column \d+ is"
+    scale = "o_scale" if kind == "Q4_1" else "o_block_scale"
+    message = rf"m.gguf: tensor '{name}': tensor \"layers.1.{scale}\": row 3, column \d+ is"
     with pytest.raises(CheckpointError, match=message):
         serialize(tmp_path / "m.gguf", tmp_path / "out")
 

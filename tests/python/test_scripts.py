@@ -414,3 +414,40 @@ def test_no_sources_are_a_problem(tmp_path: Path, database: str | None) -> None:
     if database is not None:
         (tmp_path / "compile_commands.json").write_text(database)
     assert run("check_clang.py", tmp_path, "clang++").returncode == 1
+
+
+# --- check_arm_kernels.py ---
+
+
+CLANG = shutil.which("clang++-14") or shutil.which("clang++")
+
+
+@pytest.mark.skipif(CLANG is None, reason="there is no clang")
+@pytest.mark.parametrize("bad", [False, True])
+def test_kernels_of_arm_are_read_on_any_processor(tmp_path: Path, bad: bool) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "cmake" / "AllsparkLayers.cmake").write_text(
+        "set(ALLSPARK_ISA_avx2 -mavx2)\nset(ALLSPARK_ISA_neon $<$<X:Y>:-fno-z>)\n"
+        "set(ALLSPARK_ISA_neon_dotprod ${ALLSPARK_ISA_neon} -march=armv8.2-a+dotprod)\n"
+    )
+    folder = tmp_path / "csrc" / "kernels" / "cpu"
+    folder.mkdir(parents=True)
+    text = "#include <arm_neon.h>\n#include <cstdint>\nstatic_assert(sizeof(uintptr_t) == 8);\n"
+    (folder / "kernels_neon.cc").write_text(text)
+    dot = "int32x4_t Dot(int32x4_t c, int8x16_t x) { return vdotq_s32(c, x, x); }\n"
+    (folder / "kernels_neon_dotprod.cc").write_text(text + ("wrong\n" if bad else dot))
+    result = run("check_arm_kernels.py", CLANG, tmp_path)
+    assert result.returncode == bad, result.stdout
+    assert f"2 source(s), {int(bad)} with problems" in result.stdout
+    assert ("wrong" in result.stdout) == bad
+
+
+def test_there_must_be_kernels_of_arm(tmp_path: Path) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "cmake" / "AllsparkLayers.cmake").write_text("set(ALLSPARK_ISA_avx2 -mavx2)\n")
+    clang = tmp_path / "clang"
+    clang.write_text("#!/bin/sh\n")
+    clang.chmod(0o755)
+    result = run("check_arm_kernels.py", clang, tmp_path)
+    assert result.returncode == 1
+    assert "names no instruction set of Arm" in result.stdout

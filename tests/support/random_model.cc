@@ -420,12 +420,15 @@ proto::DecoderSpec TinyFormsSpec(proto::ComputeType compute) {
   Form(spec, "layers.0.qkv", 4, 32, true)->set_offset(true);
   Form(spec, "layers.0.o", 4, 32, false)->set_table(kFloat4Numbers, sizeof(kFloat4Numbers));
   Form(spec, "layers.0.gate_up", 8, 0, false)->set_float8(true);
-  Form(spec, "layers.0.down", 6, 32, true)->set_offset(true);
+  Form(spec, "layers.0.down", 6, 32, false)->set_offset(true);
   Form(spec, "layers.1.qkv", 6, 16, false);
   Form(spec, "layers.1.o", 8, 64, false)->set_float8(true);
   Form(spec, "layers.1.gate_up", 4, 16, true)->set_offset(true);
   Form(spec, "layers.1.down", 4, 16, false)->set_table(kFloat4Numbers, sizeof(kFloat4Numbers));
-  for (const int i : {1, 5, 7, 8}) spec.mutable_weight_quant(i)->set_quantize_activations(true);
+  spec.set_intermediate_size(256);  // a block of scale_codes
+  for (const int i : {4, 8}) spec.mutable_weight_quant(i)->set_scale_codes(true);
+  for (const int i : {2, 6}) spec.mutable_weight_quant(i)->set_power_scales(true);
+  for (const int i : {1, 2, 5, 7, 8}) spec.mutable_weight_quant(i)->set_quantize_activations(true);
   for (const int i : {5, 7}) spec.mutable_weight_quant(i)->set_activation_group_size(32);
   return spec;
 }
@@ -490,12 +493,24 @@ std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor&
     return static_cast<const unsigned char*>(view->data);
   };
   const unsigned char* values = bytes(tensor.name);
-  const auto* scales = reinterpret_cast<const uint16_t*>(bytes(tensor.name + "_scale"));
-  const uint16_t* offsets =
-      quant->offset() ? reinterpret_cast<const uint16_t*>(bytes(tensor.name + "_offset")) : nullptr;
+  const unsigned char* scales = bytes(tensor.name + "_scale");
+  const unsigned char* offsets = quant->offset() ? bytes(tensor.name + "_offset") : nullptr;
   const unsigned char* zeros = quant->asymmetric() ? bytes(tensor.name + "_zero") : nullptr;
   const unsigned char* high = quant->bits() == 6 ? bytes(tensor.name + "_high") : nullptr;
-  const auto as_float = [quant](uint16_t stored) {
+  const auto word = [](const unsigned char* from, int64_t i) {
+    return reinterpret_cast<const uint16_t*>(from)[i];
+  };
+  // Of a scale or an offset; `block`: the name's end of their blocks.
+  const auto as_float = [&](const unsigned char* from, int64_t row, int64_t col,
+                            const char* block) {
+    const int64_t group = (row / 64 * (k / group_size) + col / group_size) * 64 + row % 64;
+    if (quant->power_scales()) return std::ldexp(1.0f, from[group] - 127);
+    if (quant->scale_codes()) {
+      const int64_t at = (row / 64 * (k / 256) + col / 256) * 64 + row % 64;
+      return static_cast<float>(from[group] - 128) *
+             ToFloat(Float16{word(bytes(tensor.name + block), at)});
+    }
+    const uint16_t stored = word(from, group);
     return quant->half_scales() ? ToFloat(Float16{stored}) : ToFloat(BFloat16{stored});
   };
   std::vector<float> weight;
@@ -517,8 +532,8 @@ std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor&
                            : !quant->table().empty()
                                ? static_cast<float>(static_cast<int8_t>(quant->table()[u]))
                                : static_cast<float>(u - zero);
-      weight.push_back(number * as_float(scales[group]) +
-                       (offsets == nullptr ? 0.0f : as_float(offsets[group])));
+      weight.push_back(number * as_float(scales, row, col, "_block_scale") +
+                       (offsets == nullptr ? 0.0f : as_float(offsets, row, col, "_block_offset")));
     }
   }
   return weight;
@@ -592,15 +607,34 @@ void AddForm(ModelWriter& writer, const RequiredTensor& tensor, const proto::Wei
   const float step = quant.float8()           ? largest / 2
                      : !quant.table().empty() ? largest / 12
                                               : 2 * largest / top;
-  std::vector<float> scales, offsets;
-  for (int64_t i = 0; i < n * groups; ++i) {
-    scales.push_back(step * (0.75f + 0.125f * static_cast<float>(i % 5)));
-    offsets.push_back(-0.5f * top * scales.back());
-  }
   Add(writer, tensor.name, DType::kUInt8, low, tensor.shape);
   if (quant.bits() == 6) Add(writer, tensor.name + "_high", DType::kUInt8, high, tensor.shape);
-  Add(writer, tensor.name + "_scale", DType::kFloat32, scales, {n, groups});
-  if (quant.offset()) Add(writer, tensor.name + "_offset", DType::kFloat32, offsets, {n, groups});
+  std::vector<float> scales, offsets;
+  std::vector<uint8_t> exponents, codes, negative;
+  for (int64_t i = 0; i < n * groups; ++i) {
+    const auto part = static_cast<float>(6 + i % 5);
+    scales.push_back(step * part / 8);
+    offsets.push_back(-0.5f * top * scales.back());
+    exponents.push_back(static_cast<uint8_t>(127 + std::ilogb(step) - i % 2));
+    codes.push_back(static_cast<uint8_t>(128 + 10 * part));
+    negative.push_back(static_cast<uint8_t>(128 - 10 * part));
+  }
+  const std::vector<int64_t> shape = {n, groups}, blocks = {n, k / 256};
+  const auto block = [&](float value) {
+    return std::vector<float>(static_cast<size_t>(n * (k / 256)), value / 80);
+  };
+  if (quant.power_scales()) {
+    Add(writer, tensor.name + "_scale", DType::kUInt8, exponents, shape);
+  } else if (quant.scale_codes()) {
+    Add(writer, tensor.name + "_scale", DType::kUInt8, codes, shape);
+    Add(writer, tensor.name + "_block_scale", DType::kFloat32, block(step), blocks);
+    if (!quant.offset()) return;
+    Add(writer, tensor.name + "_offset", DType::kUInt8, negative, shape);
+    Add(writer, tensor.name + "_block_offset", DType::kFloat32, block(0.5f * top * step), blocks);
+  } else {
+    Add(writer, tensor.name + "_scale", DType::kFloat32, scales, shape);
+    if (quant.offset()) Add(writer, tensor.name + "_offset", DType::kFloat32, offsets, shape);
+  }
 }
 
 }  // namespace

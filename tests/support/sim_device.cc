@@ -134,6 +134,8 @@ WeightScales SimOps::At(WeightScales scales) const {
   scales.scale = At(scales.scale);
   scales.zero = At(scales.zero);
   scales.offset = At(scales.offset);
+  scales.block_scale = At(scales.block_scale);
+  scales.block_offset = At(scales.block_offset);
   scales.table = At(scales.table);
   scales.high = At(scales.high);
   return scales;

@@ -30,8 +30,7 @@ struct AmxGroupBlock {
   int64_t steps;  // of a group
   // As in ByteBlock.
   int64_t index;
-  const uint16_t* scale;
-  bool half;
+  PanelScales scale;
   int w_shift;
   const float* a_scale;
   int64_t ld_scales;
@@ -47,11 +46,11 @@ struct AmxGroupBlock {
 template <class Sum, bool kRowScales, bool kColumnScales>
 class AmxFolder {
  public:
-  // Of 32 columns of `rows` rows. a_scale, scale: where the block has them, of the first of both.
-  // `steps`: over how many steps.
-  AS_ALWAYS_INLINE void Begin(const AmxGroupBlock& block, const float* a_scale,
-                              const uint16_t* scale, float* c, int64_t group, int64_t run,
-                              int64_t rows, const Sum* sums, int64_t steps) {
+  // Of 32 columns from `column` on and `rows` rows. a_scale: where the block has them, of the first
+  // of these. `steps`: over how many steps.
+  AS_ALWAYS_INLINE void Begin(const AmxGroupBlock& block, const float* a_scale, int64_t column,
+                              float* c, int64_t group, int64_t run, int64_t rows, const Sum* sums,
+                              int64_t steps) {
     Rest();
     left_ = rows;
     run_ = run;
@@ -64,9 +63,10 @@ class AmxFolder {
       const int64_t index = block.index + group + g;
       if constexpr (kRowScales) a_scale_[g] = a_scale + (index >> block.a_shift);
       if constexpr (kColumnScales) {
-        const uint16_t* from = scale + (index >> block.w_shift) * kPanelColumns;
-        StoreF(scale_[g], LoadScale(from, block.half));
-        StoreF(scale_[g] + kLanes, LoadScale(from + kLanes, block.half));
+        VecF scale[2];
+        LoadScales<2>(block.scale, index >> block.w_shift, column, scale);
+        StoreF(scale_[g], scale[0]);
+        StoreF(scale_[g] + kLanes, scale[1]);
       }
     }
   }
@@ -196,7 +196,6 @@ void AmxGroups(const AmxGroupBlock& block) {
     for (int64_t i = 0; i < 2; ++i) {
       const unsigned char* a = block.a + row * block.a_stride;
       const unsigned char* b = block.b.at + i * block.b.half;
-      const uint16_t* const scale = kColumnScales ? block.scale + i * kAmxHalf : nullptr;
       float* const c = block.c + row * kPanelColumns + i * kAmxHalf;
       for (int64_t group = 0; group < block.groups; group += kAmxRun, ++turn) {
         const int64_t run = block.groups - group < kAmxRun ? block.groups - group : kAmxRun;
@@ -205,7 +204,8 @@ void AmxGroups(const AmxGroupBlock& block) {
           AmxGroupSums<Sum>(count > kAmxRows, block, a, b, fetch, begin + g * kAmxSums, folder);
         }
         __asm__ volatile("" ::: "memory");  // as in AmxConfigure
-        folder.Begin(block, a_scale, scale, c, group, run, count, begin, kAmxRun * block.steps);
+        folder.Begin(block, a_scale, i * kAmxHalf, c, group, run, count, begin,
+                     kAmxRun * block.steps);
       }
     }
   }
@@ -237,7 +237,7 @@ void MakeSignedTiles(const ByteBlock& block, int64_t count, unsigned char* out) 
       AS_UNROLL for (int v = 0; v < 4; ++v) {
         const VecI point = block.zero == nullptr
                                ? Set1Int(block.symmetric_zero)
-                               : LoadBytes(block.zero + ScaleAt(block, k / group) + v * kLanes);
+                               : LoadBytes(ZerosAt(block, k / group) + v * kLanes);
         zero[v] = MulInt(point, Set1Int(0x01010101));
       }
     }
@@ -284,7 +284,6 @@ struct AmxGroupTiles : AmxByteTiles {
     groups.steps = block.lanes / kAmxGroups;
     groups.index = block.index;
     groups.scale = block.scale;
-    groups.half = block.half;
     groups.w_shift = block.w_shift;
     groups.a_scale = block.a_scale;
     groups.ld_scales = block.ld_scales;
@@ -295,7 +294,7 @@ struct AmxGroupTiles : AmxByteTiles {
     groups.destination = destination;
     if (block.a_scale == nullptr) {
       AmxGroups<int32_t, false, true>(groups);
-    } else if (block.scale == nullptr) {
+    } else if (block.scale.at == nullptr) {
       AmxGroups<int32_t, true, false>(groups);
     } else {
       AmxGroups<int32_t, true, true>(groups);

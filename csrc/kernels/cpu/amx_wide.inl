@@ -49,7 +49,6 @@ void AmxWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_b
       groups.steps = size / (2 * kAmxGroups);
       groups.index = index;
       groups.scale = panel.scale;
-      groups.half = args.scales.half;
       groups.c = c;
       groups.fetch = fetch;
       if (k == 0) groups.destination = destination;
@@ -72,7 +71,7 @@ void AmxWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_b
       x.fetch.at += r / kAmxPairRows * (next - k) / kAmxGroups * fetch.step;
       AmxPanelBlock(count, x, (next - k) / DotAmx::kGroup, work);
     }
-    if (next == group_end) AddScaledGroup(panel, args.scales.half, index, rows, partial, c);
+    if (next == group_end) AddScaledGroup(panel.scale, index, rows, partial, c);
   }
   AddWideOffsets<uint16_t>(args, panel, row_begin, rows, c);
 }

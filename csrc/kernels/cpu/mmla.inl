@@ -143,7 +143,7 @@ struct MmlaByteTile {
       AS_UNROLL for (int v = 0; v < V; ++v) sums[p][2 * v] = sums[p][2 * v + 1] = start;
       if (block.zero == nullptr) continue;
       AS_UNROLL for (int v = 0; v < V; ++v) {
-        const VecI zero = LoadBytes(block.zero + ScaleAt(block, group) + v * kLanes);
+        const VecI zero = LoadBytes(ZerosAt(block, group) + v * kLanes);
         sums[p][2 * v] = MulInt(vzip1q_u32(zero, zero), sum);
         sums[p][2 * v + 1] = MulInt(vzip2q_u32(zero, zero), sum);
       }
@@ -153,13 +153,13 @@ struct MmlaByteTile {
   // As AddGroup.
   static AS_ALWAYS_INLINE void Add(const ByteBlock& block, int64_t group, const Pairs& sums,
                                    float* total) {
-    const bool scales_columns = block.scale != nullptr, scales_rows = block.a_scale != nullptr;
-    const uint16_t* at = block.scale + (scales_columns ? ScaleAt(block, group) : 0);
+    const bool scales_columns = block.scale.at != nullptr, scales_rows = block.a_scale != nullptr;
     const float* a_scale =
         block.a_scale + (scales_rows ? (block.index + group) >> block.a_shift : 0);
-    VecF scale[2 * V];
+    VecF columns[V], scale[2 * V];
+    if (scales_columns) LoadScales<V>(block.scale, ScaleGroup(block, group), block.column, columns);
     AS_UNROLL for (int v = 0; v < V; ++v) {
-      const VecF x = scales_columns ? LoadScale(at + v * kLanes, block.half) : Zero();
+      const VecF x = scales_columns ? columns[v] : Zero();
       Interleave(x, x, &scale[2 * v], &scale[2 * v + 1]);
     }
     AS_UNROLL for (int p = 0; p < kPairs; ++p) {
@@ -234,12 +234,8 @@ static AS_ALWAYS_INLINE int64_t NextMmlaRows(int64_t left) {
 }
 
 // For GemmBytes.
-struct MmlaByteTiles {
+struct MmlaByteTiles : ByteTiles {
   static AS_ALWAYS_INLINE bool Takes(int64_t lanes) { return lanes % kMmlaLanes == 0; }
-
-  static AS_ALWAYS_INLINE bool Spreads(Form form, int64_t rows) {
-    return ByteTiles::Spreads(form, rows);
-  }
 
   static AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t lanes) {
     return Takes(lanes) ? NextMmlaRows(left) : ByteTiles::NextRows(left, lanes);

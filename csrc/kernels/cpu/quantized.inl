@@ -30,34 +30,83 @@ static AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
 // Input features per widened block: 16 KiB of bfloat16, 32 of float32.
 constexpr int64_t kWideBlock = 128;
 
+// A panel's scales or offsets as they are stored (WeightScales).
+struct PanelScales {
+  const unsigned char* at;  // [groups][64]; null: none
+  const uint16_t* blocks;   // of ScaleType::kCode
+  ScaleType type;
+  int block_shift;  // a block has 2^block_shift groups
+};
+
+// Of one group, V vectors from `column` on.
+template <int V>
+static AS_ALWAYS_INLINE void LoadScales(const PanelScales& scales, int64_t group, int64_t column,
+                                        VecF (&out)[V]) {
+  const int64_t first = group * kPanelColumns + column;
+  const uint8_t* bytes = scales.at + first;
+  const auto* words = reinterpret_cast<const uint16_t*>(scales.at) + first;
+  if (scales.type == ScaleType::kFloat16) {
+    AS_UNROLL for (int v = 0; v < V; ++v) out[v] = LoadHalf(words + v * kLanes);
+  } else if (scales.type == ScaleType::kBFloat16) {
+    AS_UNROLL for (int v = 0; v < V; ++v) out[v] = LoadBf16(words + v * kLanes);
+  } else if (scales.type == ScaleType::kPower) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      out[v] = AsFloat(ShiftLeft<23>(LoadBytes(bytes + v * kLanes)));
+    }
+  } else {
+    const uint16_t* block = scales.blocks + (group >> scales.block_shift) * kPanelColumns + column;
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      const VecI code = SubInt(LoadBytes(bytes + v * kLanes), Set1Int(128));
+      out[v] = Mul(IntToFloat(code), LoadHalf(block + v * kLanes));
+    }
+  }
+}
+
+// Fetches what LoadScales<V> will load.
+template <int V>
+static AS_ALWAYS_INLINE void FetchScales(const PanelScales& scales, int64_t group, int64_t column) {
+  const int64_t size = ScaleBytes(scales.type);
+  const unsigned char* at = scales.at + (group * kPanelColumns + column) * size;
+  for (int64_t i = 0; i < V * kLanes * size; i += 64) PrefetchStream(at + i);
+  if (scales.type != ScaleType::kCode) return;
+  const uint16_t* block = scales.blocks + (group >> scales.block_shift) * kPanelColumns + column;
+  for (int64_t i = 0; i < V * kLanes; i += 32) PrefetchStream(block + i);
+}
+
 // One panel's weights, and what it has of WeightScales.
 struct QuantPanel {
   const unsigned char* w;
   const unsigned char* high;  // null: none
-  const uint16_t* scale;      // [groups][64]
-  const uint16_t* offset;     // the same, or null
-  const uint8_t* zero;        // the same, or null: all are symmetric_zero
+  PanelScales scale, offset;
+  const uint8_t* zero;  // [groups][64], or null: all are symmetric_zero
   int32_t symmetric_zero;
   int64_t columns;  // whole vectors
 };
 
+// `groups`: in a panel.
+static AS_ALWAYS_INLINE PanelScales ScalesOf(const WeightScales& scales, const void* stored,
+                                             const uint16_t* blocks, int64_t p, int64_t groups) {
+  PanelScales panel = {static_cast<const unsigned char*>(stored), blocks, scales.type, 0};
+  if (stored != nullptr) panel.at += p * groups * kPanelColumns * ScaleBytes(scales.type);
+  if (blocks == nullptr) return panel;
+  while (scales.group_size << panel.block_shift < kScaleBlock) ++panel.block_shift;
+  panel.blocks += p * (groups >> panel.block_shift) * kPanelColumns;
+  return panel;
+}
+
 template <Form kForm>
 static AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
   const WeightScales& scales = args.scales;
-  const int64_t first = p * (args.k / scales.group_size) * kPanelColumns;
+  const int64_t groups = args.k / scales.group_size;
   const int64_t wanted = args.n - p * kPanelColumns;
   const int64_t columns = wanted < kPanelColumns ? wanted : kPanelColumns;
   return {static_cast<const unsigned char*>(args.w) + p * args.k * LowBytes(kForm),
           scales.high == nullptr ? nullptr : scales.high + p * args.k * kHighBytes,
-          scales.scale + first,
-          scales.offset == nullptr ? nullptr : scales.offset + first,
-          scales.zero == nullptr ? nullptr : scales.zero + first,
+          ScalesOf(scales, scales.scale, scales.block_scale, p, groups),
+          ScalesOf(scales, scales.offset, scales.block_offset, p, groups),
+          scales.zero == nullptr ? nullptr : scales.zero + p * groups * kPanelColumns,
           scales.offset == nullptr ? ZeroOf(kForm) : 0,
           (columns + kLanes - 1) / kLanes * kLanes};
-}
-
-static AS_ALWAYS_INLINE VecF LoadScale(const uint16_t* p, bool half) {
-  return half ? LoadHalf(p) : LoadBf16(p);
 }
 
 // A block of the integer path: `groups` whole groups, or a part of one.
@@ -74,11 +123,12 @@ struct ByteBlock {
   const int32_t* a_sums;      // of the first row, the block's first group; see GroupSum
   int64_t ld_sums, sums_per_group;
   int64_t index;  // of the first group, from the row's begin
-  // Of the panel's first group. A scale belongs to 2^w_shift groups.
-  const uint16_t* scale;   // null: a scale for each column, which comes last
-  bool half;               // as in WeightScales
-  const uint8_t* zero;     // null: all are symmetric_zero
-  const uint16_t* offset;  // the same, which are only fetched; or null
+  // Of the panel's first group; the block's columns are those from `column` on. A scale belongs to
+  // 2^w_shift groups.
+  PanelScales scale;    // none: a scale for each column, which comes last
+  PanelScales offset;   // none, or only fetched
+  const uint8_t* zero;  // null: all are symmetric_zero
+  int64_t column;
   int32_t symmetric_zero;
   int w_shift;
   // Of the first row, [..][ld_scales]; a scale belongs to 2^a_shift groups. Null: one for each row,
@@ -91,21 +141,20 @@ struct ByteBlock {
   Fetch fetch;
 };
 
-// Where a group's weight scales and zero points begin.
-static AS_ALWAYS_INLINE int64_t ScaleAt(const ByteBlock& block, int64_t group) {
-  return ((block.index + group) >> block.w_shift) * kPanelColumns;
+// The number of a group's weight scales and zero points.
+static AS_ALWAYS_INLINE int64_t ScaleGroup(const ByteBlock& block, int64_t group) {
+  return (block.index + group) >> block.w_shift;
+}
+static AS_ALWAYS_INLINE const uint8_t* ZerosAt(const ByteBlock& block, int64_t group) {
+  return block.zero + ScaleGroup(block, group) * kPanelColumns + block.column;
 }
 
-// Fetches `count` offsets. AddOffsets needs them when the products are done: if it waited for them,
-// a row of four bits would take a sixth longer (Zen 4).
-static AS_ALWAYS_INLINE void FetchOffsets(const uint16_t* at, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(*at))) {
-    PrefetchStream(at + i);
-  }
-}
+// AddOffsets needs a group's offsets when the products are done: if it waited for them, a row of
+// four bits would take a sixth longer (Zen 4).
 template <int V>
 static AS_ALWAYS_INLINE void FetchOffsets(const ByteBlock& block, int64_t group) {
-  if (block.offset != nullptr) FetchOffsets(block.offset + ScaleAt(block, group), V * kLanes);
+  if (block.offset.at == nullptr) return;
+  FetchScales<V>(block.offset, ScaleGroup(block, group), block.column);
 }
 
 // The sum of a group's activations. Unsigned: a row with a NaN may overflow.
@@ -118,15 +167,21 @@ static AS_ALWAYS_INLINE int32_t GroupSum(const ByteBlock& block, int64_t group, 
 template <Form kForm, int R, int V>
 static AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, VecI (&acc)[R][V]) {
   constexpr int32_t kBias = Biased(kForm) ? kByteBias : 0;
+  if (block.zero == nullptr && block.symmetric_zero == kBias) {  // with offsets
+    AS_UNROLL for (int r = 0; r < R; ++r) {
+      AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Set1Int(0);
+    }
+    return;
+  }
   AS_UNROLL for (int r = 0; r < R; ++r) {
     const auto sum = -static_cast<uint32_t>(GroupSum(block, group, r));
     const auto start = sum * static_cast<uint32_t>(block.symmetric_zero - kBias);
     AS_UNROLL for (int v = 0; v < V; ++v) {
-      acc[r][v] = block.zero == nullptr
-                      ? Set1Int(static_cast<int32_t>(start))
-                      : MulInt(SubInt(LoadBytes(block.zero + ScaleAt(block, group) + v * kLanes),
-                                      Set1Int(kBias)),
-                               Set1Int(static_cast<int32_t>(sum)));
+      acc[r][v] =
+          block.zero == nullptr
+              ? Set1Int(static_cast<int32_t>(start))
+              : MulInt(SubInt(LoadBytes(ZerosAt(block, group) + v * kLanes), Set1Int(kBias)),
+                       Set1Int(static_cast<int32_t>(sum)));
     }
   }
 }
@@ -136,14 +191,12 @@ static AS_ALWAYS_INLINE void StartGroup(const ByteBlock& block, int64_t group, V
 template <int R, int V, class Get, class Put>
 static AS_ALWAYS_INLINE void AddGroup(const ByteBlock& block, int64_t group,
                                       const VecI (&acc)[R][V], const Get& get, const Put& put) {
-  const bool scales_columns = block.scale != nullptr, scales_rows = block.a_scale != nullptr;
-  const uint16_t* at = block.scale + (scales_columns ? ScaleAt(block, group) : 0);
+  const bool scales_columns = block.scale.at != nullptr, scales_rows = block.a_scale != nullptr;
   const float* a_scale = block.a_scale + (scales_rows ? (block.index + group) >> block.a_shift : 0);
   const int64_t ld_scales = block.ld_scales;
   VecF scale[V];
-  AS_UNROLL for (int v = 0; v < V; ++v) {
-    scale[v] = scales_columns ? LoadScale(at + v * kLanes, block.half) : Zero();
-  }
+  AS_UNROLL for (int v = 0; v < V; ++v) scale[v] = Zero();
+  if (scales_columns) LoadScales<V>(block.scale, ScaleGroup(block, group), block.column, scale);
   AS_UNROLL for (int r = 0; r < R; ++r) {
     const VecF row = scales_rows ? Set1(a_scale[r * ld_scales]) : Zero();
     AS_UNROLL for (int v = 0; v < V; ++v) {
@@ -295,9 +348,7 @@ static AS_ALWAYS_INLINE void PassColumns(ByteBlock& block, int64_t count) {
   if (block.high != nullptr) block.high += count * kLaneBytes;
   block.c += count;
   block.partial += count;
-  if (block.scale != nullptr) block.scale += count;
-  if (block.zero != nullptr) block.zero += count;
-  if (block.offset != nullptr) block.offset += count;
+  block.column += count;
 }
 
 template <Form kForm, int R, int V, bool kGroups>
@@ -369,7 +420,7 @@ static AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_
                                          ByteTileVecs(block, tile_rows));
     destination.FetchRows(r, tile_rows);
     Tiles::template Rows<kForm>(tile_rows, block, columns);
-    block.offset = nullptr;
+    block.offset.at = nullptr;
     block.a += tile_rows * block.lda;
     block.a_sums += tile_rows * block.ld_sums;
     if (block.a_scale != nullptr) block.a_scale += tile_rows * block.ld_scales;
@@ -415,17 +466,16 @@ constexpr int64_t kOffsetGroups = 64;
 
 // AddOffsets of one row.
 template <class SumOf>
-void AddOffsetsOfRow(const QuantPanel& panel, bool half, int shift, int64_t groups, float* c,
+void AddOffsetsOfRow(const PanelScales& offsets, int shift, int64_t groups, float* c,
                      const SumOf& sum_of) {
   constexpr int kVecs = kPanelColumns / kLanes;
   VecF sum[kVecs];
   AS_UNROLL for (int v = 0; v < kVecs; ++v) sum[v] = LoadF(c + v * kLanes);
   for (int64_t g = 0; g < groups; ++g) {
-    const uint16_t* from = panel.offset + (g >> shift) * kPanelColumns;
     const VecF a = Set1(sum_of(0, g));
-    AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-      sum[v] = Fma(a, LoadScale(from + v * kLanes, half), sum[v]);
-    }
+    VecF offset[kVecs];
+    LoadScales<kVecs>(offsets, g >> shift, 0, offset);
+    AS_UNROLL for (int v = 0; v < kVecs; ++v) sum[v] = Fma(a, offset[v], sum[v]);
   }
   AS_UNROLL for (int v = 0; v < kVecs; ++v) StoreF(c + v * kLanes, sum[v]);
 }
@@ -433,16 +483,17 @@ void AddOffsetsOfRow(const QuantPanel& panel, bool half, int shift, int64_t grou
 // Adds the products of the groups' sums of activations, sum_of(row, group), and their offsets, to
 // c: a chain over `groups` groups ascending. An offset belongs to 2^shift of them.
 template <class SumOf>
-void AddOffsets(const QuantPanel& panel, bool half, int shift, int64_t groups, int64_t rows,
-                float* c, const SumOf& sum_of) {
-  if (rows == 1) return AddOffsetsOfRow(panel, half, shift, groups, c, sum_of);
+void AddOffsets(const QuantPanel& panel, int shift, int64_t groups, int64_t rows, float* c,
+                const SumOf& sum_of) {
+  if (rows == 1) return AddOffsetsOfRow(panel.offset, shift, groups, c, sum_of);
   alignas(64) float offsets[kOffsetGroups * kPanelColumns], sums[kTileRows * kOffsetGroups];
   for (int64_t begin = 0; begin < groups; begin += kOffsetGroups) {
     const int64_t count = groups - begin < kOffsetGroups ? groups - begin : kOffsetGroups;
     for (int64_t g = 0; g < count; ++g) {
-      const uint16_t* from = panel.offset + ((begin + g) >> shift) * kPanelColumns;
       for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
-        StoreF(offsets + g * kPanelColumns + i, LoadScale(from + i, half));
+        VecF offset[1];
+        LoadScales<1>(panel.offset, (begin + g) >> shift, i, offset);
+        StoreF(offsets + g * kPanelColumns + i, offset[0]);
       }
     }
     TileArgs<float> tile;
@@ -473,7 +524,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   const int64_t group = SumGroup(args);
   const bool has_column_scales = args.scales.group_size == args.k;
   const bool has_row_scales = args.a_scale_group == 0;
-  const bool scales_last = has_column_scales && !has_row_scales && panel.offset == nullptr;
+  const bool scales_last = has_column_scales && !has_row_scales && panel.offset.at == nullptr;
   const int64_t features = ByteBlockFor<kForm>(rows);
   const int64_t whole_groups = features / group;  // 0: a group takes several blocks
   ByteBlock block;
@@ -485,8 +536,9 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   alignas(16) uint8_t table[16];
   if (kForm == Form::kTable) ByteTable(args.scales.table, table);
   block.table = table;
-  block.scale = scales_last ? nullptr : panel.scale;
-  block.half = args.scales.half;
+  block.scale = panel.scale;
+  if (scales_last) block.scale.at = nullptr;
+  block.column = 0;
   block.in_registers = rows > kGemmFewRows && whole_groups > 0;
   block.zero = panel.zero;
   block.offset = panel.offset;
@@ -530,23 +582,23 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     }
     ByteTilesOver<kForm, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
   }
-  if (panel.offset != nullptr) {
+  if (panel.offset.at != nullptr) {
     const float* a_scale =
         block.a_scale == nullptr ? nullptr : args.a_scale + row_begin * block.ld_scales;
     block.a_sums = sums;
-    AddOffsets(panel, block.half, block.w_shift, args.k / group, rows, c,
-               [&](int64_t row, int64_t index) {
-                 const auto sum = static_cast<float>(GroupSum(block, index, row));
-                 if (a_scale == nullptr) return sum;
-                 return sum * a_scale[row * block.ld_scales + (index >> block.a_shift)];
-               });
+    AddOffsets(panel, block.w_shift, args.k / group, rows, c, [&](int64_t row, int64_t index) {
+      const auto sum = static_cast<float>(GroupSum(block, index, row));
+      if (a_scale == nullptr) return sum;
+      return sum * a_scale[row * block.ld_scales + (index >> block.a_shift)];
+    });
   }
-  if (block.scale != nullptr) return;
+  if (block.scale.at != nullptr) return;
   for (int64_t i = 0; i < panel.columns; i += kLanes) {
-    const VecF scale = LoadScale(panel.scale + i, args.scales.half);
+    VecF scale[1];
+    LoadScales<1>(panel.scale, 0, i, scale);
     for (int64_t r = 0; r < rows; ++r) {
       float* sum = c + r * kPanelColumns + i;
-      StoreF(sum, Mul(LoadF(sum), scale));
+      StoreF(sum, Mul(LoadF(sum), scale[0]));
     }
   }
 }
@@ -720,13 +772,14 @@ static AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
 }
 
 // Adds the sums of group number `index`, times its scales, to c.
-static AS_ALWAYS_INLINE void AddScaledGroup(const QuantPanel& panel, bool half, int64_t index,
-                                            int64_t rows, const float* sums, float* c) {
+static AS_ALWAYS_INLINE void AddScaledGroup(const PanelScales& scales, int64_t index, int64_t rows,
+                                            const float* sums, float* c) {
   for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
-    const VecF scale = LoadScale(panel.scale + index * kPanelColumns + i, half);
+    VecF scale[1];
+    LoadScales<1>(scales, index, i, scale);
     for (int64_t r = 0; r < rows; ++r) {
       float* sum = c + r * kPanelColumns + i;
-      StoreF(sum, Fma(LoadF(sums + r * kPanelColumns + i), scale, LoadF(sum)));
+      StoreF(sum, Fma(LoadF(sums + r * kPanelColumns + i), scale[0], LoadF(sum)));
     }
   }
 }
@@ -735,14 +788,12 @@ static AS_ALWAYS_INLINE void AddScaledGroup(const QuantPanel& panel, bool half, 
 template <class Element>
 static AS_ALWAYS_INLINE void AddWideOffsets(const GemmArgs& args, const QuantPanel& panel,
                                             int64_t row_begin, int64_t rows, float* c) {
-  if (panel.offset == nullptr) return;
+  if (panel.offset.at == nullptr) return;
   const int64_t size = args.scales.group_size;
-  AddOffsets(panel, args.scales.half, /*shift=*/0, args.k / size, rows, c,
-             [&](int64_t row, int64_t index) {
-               return SumOf(static_cast<const Element*>(args.a) + (row_begin + row) * args.lda +
-                                index * size,
-                            size);
-             });
+  AddOffsets(panel, /*shift=*/0, args.k / size, rows, c, [&](int64_t row, int64_t index) {
+    return SumOf(static_cast<const Element*>(args.a) + (row_begin + row) * args.lda + index * size,
+                 size);
+  });
 }
 
 template <class Element, class Dot, Form kForm>
@@ -754,8 +805,8 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / size, group_end = (index + 1) * size;
     next = k + kWideBlock < group_end ? k + kWideBlock : group_end;
-    if (panel.offset != nullptr && k % size == 0) {
-      FetchOffsets(panel.offset + index * kPanelColumns, kPanelColumns);
+    if (panel.offset.at != nullptr && k % size == 0) {
+      FetchScales<kPanelColumns / kLanes>(panel.offset, index, 0);
     }
     WidenBlock<kForm, Dot>(panel, args.scales, numbers, k, next - k, wide);
     TileArgs<typename Dot::A> tile;
@@ -774,7 +825,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
       TileRows<Dot>(tile_rows, tile, panel.columns);
       r += tile_rows;
     }
-    if (next == group_end) AddScaledGroup(panel, args.scales.half, index, rows, partial, c);
+    if (next == group_end) AddScaledGroup(panel.scale, index, rows, partial, c);
   }
   AddWideOffsets<Element>(args, panel, row_begin, rows, c);
 }
@@ -859,8 +910,8 @@ void EmbeddingRows(const EmbeddingArgs& args) {
                                                       : scales.zero[group];
         number = static_cast<float>(u - zero);
       }
-      number *= ScaleToFloat(scales, scales.scale[group]);
-      if (scales.offset != nullptr) number += ScaleToFloat(scales, scales.offset[group]);
+      number *= ScaleAt(scales, group);
+      if (scales.offset != nullptr) number += OffsetAt(scales, group);
       args.out[r * args.ldo + i] = number;
     }
   }

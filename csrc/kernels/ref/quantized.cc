@@ -36,12 +36,9 @@ struct PackedWeight {
     if (scales.high == nullptr) return low;
     return low + (scales.high[LaneAt(k, n, 16) * 4 + k % 4] >> (k % 16 / 4 * 2) & 3) * 16;
   }
-  double FromBits(const uint16_t* x, int64_t k, int64_t n) const {
-    return static_cast<double>(ScaleToFloat(scales, x[GroupAt(k, n)]));
-  }
-  double Scale(int64_t k, int64_t n) const { return FromBits(scales.scale, k, n); }
+  double Scale(int64_t k, int64_t n) const { return ScaleAt(scales, GroupAt(k, n)); }
   double Offset(int64_t k, int64_t n) const {
-    return scales.offset == nullptr ? 0.0 : FromBits(scales.offset, k, n);
+    return scales.offset == nullptr ? 0.0 : OffsetAt(scales, GroupAt(k, n));
   }
   // The element before it is multiplied by its scale.
   double Number(int64_t k, int64_t n) const {

@@ -2,6 +2,7 @@
 // unpacked integers, and the independence of a row's bits from other rows and from the split.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "cpp/kernels/kernel_test_util.h"
@@ -26,7 +27,7 @@ struct Shape {
   bool asymmetric = false, bias = false, accumulate = false;
   int64_t scale_group = 0;  // of int8 activations
   Kind kind = Kind::kInteger;
-  bool half = false;
+  ScaleType scales = ScaleType::kBFloat16;
 };
 
 DType WeightDType(const Shape& s) {
@@ -39,7 +40,8 @@ std::string Text(const Shape& s) {
          ", m=" + std::to_string(s.m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) +
          " group=" + std::to_string(s.group_size) + (s.asymmetric ? " asymmetric" : "") +
          " scale_group=" + std::to_string(s.scale_group) + " kind " +
-         std::to_string(static_cast<int>(s.kind)) + (s.half ? " half" : "");
+         std::to_string(static_cast<int>(s.kind)) + " scales " +
+         std::to_string(static_cast<int>(s.scales));
 }
 
 // Packs stored integers u[k][n] into lanes, following the layout's description; of 6 bits, the
@@ -96,7 +98,8 @@ struct Problem {
   std::vector<float> x;              // [m][k]: activations before quantisation, or as they are
   std::vector<uint8_t> u, w, high;   // [k][n], and packed
   std::vector<float> scale, offset;  // [groups][n], of the stored type's values
-  std::vector<uint16_t> packed_scale, packed_offset;
+  std::vector<unsigned char> packed_scale, packed_offset;
+  std::vector<uint16_t> block_scale, block_offset;
   std::vector<uint8_t> zero, packed_zero;
   std::vector<int8_t> numbers;  // of a table
   std::vector<int8_t> q;
@@ -118,8 +121,8 @@ struct Problem {
     const int64_t groups = s.k / s.group_size;
     scale = data.Vector<float>(groups * s.n, s.kind == Kind::kFloat8 ? 1e-4f : 0.01f);
     offset = data.Vector<float>(groups * s.n, 0.1f);
-    packed_scale = PackGroups(Narrow(scale), groups, s.n);
-    packed_offset = PackGroups(Narrow(offset), groups, s.n);
+    packed_scale = Store(scale, block_scale, data);
+    packed_offset = Store(offset, block_offset, data);
     for (int i = 0; i < 16; ++i) numbers.push_back(static_cast<int8_t>(data.Below(256) - 128));
     numbers[3] = -128, numbers[4] = 127;
     zero.resize(static_cast<size_t>(groups * s.n));
@@ -137,11 +140,22 @@ struct Problem {
     if (shape.bits == 6) high = PackHigh(u, shape.k, shape.n);
   }
 
-  // The bits of the scales' type; values become what they stand for.
-  std::vector<uint16_t> Narrow(std::vector<float>& values) const {
+  // The packed bytes of scales or offsets; values become what these stand for.
+  std::vector<unsigned char> Store(std::vector<float>& values, std::vector<uint16_t>& blocks,
+                                   Data& data) const {
+    const int64_t groups = shape.k / shape.group_size;
+    if (shape.scales == ScaleType::kCode) return StoreCodes(values, blocks, data);
+    if (shape.scales == ScaleType::kPower) {
+      std::vector<unsigned char> bytes;
+      for (float& value : values) {
+        bytes.push_back(static_cast<unsigned char>(data.Below(8) == 0 ? 0 : data.Below(12) + 112));
+        value = bytes.back() == 0 ? 0.0f : std::ldexp(1.0f, bytes.back() - 127);
+      }
+      return PackGroups(bytes, groups, shape.n);
+    }
     std::vector<uint16_t> bits;
     for (float& value : values) {
-      if (shape.half) {
+      if (shape.scales == ScaleType::kFloat16) {
         bits.push_back(ToFloat16(value).bits);
         value = ToFloat(Float16{bits.back()});
       } else {
@@ -149,7 +163,28 @@ struct Problem {
         value = ToFloat(BFloat16{bits.back()});
       }
     }
-    return bits;
+    const std::vector<uint16_t> packed = PackGroups(bits, groups, shape.n);
+    std::vector<unsigned char> bytes(2 * packed.size());
+    std::memcpy(bytes.data(), packed.data(), bytes.size());
+    return bytes;
+  }
+  std::vector<unsigned char> StoreCodes(std::vector<float>& values, std::vector<uint16_t>& blocks,
+                                        Data& data) const {
+    const int64_t groups = shape.k / shape.group_size, num_blocks = shape.k / kScaleBlock;
+    std::vector<uint16_t> halves;
+    for (const float value : data.Vector<float>(num_blocks * shape.n, 0.0002f)) {
+      halves.push_back(ToFloat16(value).bits);
+    }
+    std::vector<unsigned char> codes;
+    for (size_t i = 0; i < values.size(); ++i) {
+      codes.push_back(static_cast<unsigned char>(data.Below(256)));
+      const int64_t group = static_cast<int64_t>(i) / shape.n * shape.group_size / kScaleBlock;
+      const int64_t at = group * shape.n + static_cast<int64_t>(i) % shape.n;
+      values[i] = static_cast<float>(codes.back() - 128) *
+                  ToFloat(Float16{halves[static_cast<size_t>(at)]});
+    }
+    blocks = PackGroups(halves, num_blocks, shape.n);
+    return PackGroups(codes, groups, shape.n);
   }
 
   WeightScales Scales() const {
@@ -159,8 +194,10 @@ struct Problem {
     scales.offset = shape.kind == Kind::kOffset ? packed_offset.data() : nullptr;
     scales.table = shape.kind == Kind::kTable ? numbers.data() : nullptr;
     scales.high = shape.bits == 6 ? high.data() : nullptr;
+    scales.block_scale = block_scale.empty() ? nullptr : block_scale.data();
+    scales.block_offset = scales.offset == nullptr ? nullptr : block_offset.data();
     scales.group_size = shape.group_size;
-    scales.half = shape.half;
+    scales.type = shape.scales;
     return scales;
   }
 
@@ -283,14 +320,18 @@ const std::vector<Depth>& Depths() {
   return depths;
 }
 
-// Offsets, tables, 6 bits, floats of 8 bits, groups of 16, scales of both types.
+// Offsets, tables, 6 bits, floats of 8 bits, groups of 16, scales of every type.
 void AddForms(std::vector<Shape>& shapes) {
   int index = 0;
-  const auto add = [&](int bits, Kind kind, Act act, Depth depth, int64_t scale_group) {
+  const auto add = [&](int bits, Kind kind, Act act, Depth depth, int64_t scale_group,
+                       bool codes = false) {
+    const ScaleType types[] = {ScaleType::kFloat16, ScaleType::kBFloat16, ScaleType::kPower};
+    const ScaleType type =
+        codes ? ScaleType::kCode : types[index % (kind == Kind::kOffset ? 2 : 3)];
     const int64_t rows[] = {1, 2, 3, 4, 6, 7, 13, 100};
     const int64_t columns[] = {1, 16, 17, 64, 65, 130};
     shapes.push_back({bits, act, rows[index % 8], columns[index % 6], depth.k, depth.group_size,
-                      false, index % 3 == 0, index % 5 == 0, scale_group, kind, index % 2 == 0});
+                      false, index % 3 == 0, index % 5 == 0, scale_group, kind, type});
     ++index;
   };
   const std::pair<int, Kind> forms[] = {
@@ -305,6 +346,14 @@ void AddForms(std::vector<Shape>& shapes) {
       }
       for (const int64_t scale_group : {32, 64}) {
         if (depth.k % scale_group == 0) add(bits, kind, Act::kInt8, depth, scale_group);
+      }
+    }
+    for (const Depth depth : {Depth{256, 32}, {768, 16}, {512, 128}, {2304, 64}}) {
+      for (const Act act : {Act::kInt8, Act::kFloat32, Act::kBFloat16}) {
+        add(bits, kind, act, depth, 0, /*codes=*/true);
+      }
+      for (const int64_t scale_group : {32, 64}) {
+        add(bits, kind, Act::kInt8, depth, scale_group, /*codes=*/true);
       }
     }
   }
@@ -570,8 +619,10 @@ TEST_P(QuantizedTest, EmbeddingReadsTheWeightExactly) {
       for (int64_t k = 0; k < shape.k; ++k) {
         const float found = out[r * static_cast<size_t>(shape.k) + static_cast<size_t>(k)];
         const double product = p.Scaled(k, ids[r]), offset = p.Offset(k, ids[r]);
-        // Exact without an offset; with one, the product and the sum are rounded.
-        const double bound = offset == 0 ? 0.0 : 0x1p-23 * (std::fabs(product) + std::fabs(offset));
+        // Exact without an offset, unless a scale is a product itself, of 18 bits; otherwise the
+        // product and the sum are rounded.
+        const bool exact = offset == 0 && shape.scales != ScaleType::kCode;
+        const double bound = exact ? 0.0 : 0x1p-23 * (std::fabs(product) + std::fabs(offset));
         ASSERT_NEAR(static_cast<double>(found), product + offset, bound) << k;
       }
     }

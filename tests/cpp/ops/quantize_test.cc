@@ -185,7 +185,7 @@ struct Weight {
     for (uint8_t& e : zero) e = static_cast<uint8_t>(engine());
     for (const float e : Random(padded * groups, 6)) scale.push_back(ToBFloat16(0.01f * e));
     linear = {w.data(), DType::kUInt8, n, k, nullptr, {}, activation};
-    linear.scales.scale = &scale.data()->bits;
+    linear.scales.scale = scale.data();
     linear.scales.zero = zero.data();
     linear.scales.group_size = k / groups;
   }
@@ -193,7 +193,7 @@ struct Weight {
   LinearWeight Put(OpDevice& device) const {
     LinearWeight there = linear;
     there.data = device.Put(w);
-    there.scales.scale = &device.Put(scale)->bits;
+    there.scales.scale = device.Put(scale);
     there.scales.zero = device.Put(zero);
     return there;
   }

@@ -254,9 +254,9 @@ TEST(ModelReaderHeaders, NewerVersionsSayWhatToDo) {
   std::string graph = good.graph;
   graph[8] = 8;
   ExpectError(OpenBytes(graph, good.param), StatusCode::kUnimplemented,
-              {"written by a newer version (format 8)", "this build reads up to 6"});
-  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {7, 0, good.file.file_id(), 36864})),
-              StatusCode::kUnimplemented, {"(format 7)", "up to 6"});
+              {"written by a newer version (format 8)", "this build reads up to 7"});
+  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {8, 0, good.file.file_id(), 36864})),
+              StatusCode::kUnimplemented, {"(format 8)", "up to 7"});
   graph[8] = 0;
   ExpectError(OpenBytes(graph, good.param), kDamaged, {"version 0"});
 }

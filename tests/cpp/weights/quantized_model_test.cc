@@ -167,6 +167,19 @@ TEST(QuantizedModel, RefusesInconsistentSpecsByTensorValueAndBound) {
          q.set_quantize_activations(true);
        },
        {"quantize_activations is true", "false with float8"}},
+      {[](S&, Q& q) { q.set_group_size(0), q.set_scale_codes(true); },
+       {"group_size is 0", "scale_codes"}},
+      {[](S&, Q& q) { q.set_group_size(32), q.set_scale_codes(true); },
+       {"64 input features", "multiple of the blocks of scale_codes, 256"}},
+      {[](S&, Q& q) { q.set_half_scales(true), q.set_power_scales(true); },
+       {"\"layers.0.qkv\"", "at most one of half_scales, power_scales and scale_codes"}},
+      {[](S&, Q& q) {
+         q.set_asymmetric(false);
+         q.set_group_size(32);
+         q.set_offset(true);
+         q.set_power_scales(true);
+       },
+       {"offset is true", "false with power_scales"}},
       {[](S&, Q& q) { q.set_quantize_activations(true), q.set_activation_group_size(16); },
        {"activation_group_size is 16", "0, 32, 64 or 128"}},
       {[](S&, Q& q) { q.set_tensor("layers.2.qkv"); }, {"\"layers.2.qkv\"", "neither"}},

@@ -65,6 +65,13 @@ def _spread(tensors, name, quant):
     """A scale, zero point or offset for each element of the weight ``quant``, as float64."""
     per_group, cols = floats(tensors[name]).astype(np.float64), tensors[quant.tensor].shape[1]
     size = cols // per_group.shape[1]
+    end = name.removeprefix(f"{quant.tensor}_")
+    if quant.scale_codes and end in ("scale", "offset"):
+        blocks = floats(tensors[f"{quant.tensor}_block_{end}"]).astype(np.float64)
+        assert cols == 256 * blocks.shape[1]
+        per_group = (per_group - 128) * np.repeat(blocks, 256 // size, axis=1)
+    elif quant.power_scales and end == "scale":
+        per_group = np.where(per_group == 0, 0, np.ldexp(1.0, per_group.astype(int) - 127))
     assert size == (quant.group_size or cols)
     return np.repeat(per_group, size, axis=1)
 
