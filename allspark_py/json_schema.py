@@ -22,6 +22,10 @@ _MAX_VALUES = 1_000_000
 # In a schema. What the compiler does with them grows with the third power of their number.
 MAX_PATTERN_PROPERTIES = 100
 
+# Numbers must be above this. The compiler makes floats of them and then integers of 64 bits, which
+# it negates; with the least of these it overflows its stack, which would end the process.
+NUMBER_BOUND = -(2**63) + 512
+
 # Keywords that hold values, not schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 # Keywords that hold schemas by names.
@@ -124,6 +128,7 @@ class _Writer:
         if isinstance(node, list):
             return [self.written(child, (place, index)) for index, child in enumerate(node)]
         if not isinstance(node, Mapping):
+            _check_number(node, place)
             return node
         schema: dict[str, Any] = {}
         parts: list[Mapping[str, Any]] = []  # schemas that must hold too
@@ -132,6 +137,8 @@ class _Writer:
             if keyword in _SAY_NOTHING and _SAY_NOTHING[keyword](value):
                 continue
             if keyword in _VALUES:
+                if keyword in ("const", "enum"):
+                    _check_numbers(value, here)
                 schema[keyword] = value
             elif keyword in _NAMED and isinstance(value, Mapping):
                 if keyword == "patternProperties":
@@ -162,6 +169,25 @@ class _Writer:
         if not self._may_rename or not isinstance(branches, list) or not branches:
             return False
         return self._one_of_is_any_of or self._prover.is_disjoint(schema)
+
+
+def _check_number(value: Any, place: _Place) -> None:
+    if isinstance(value, (int, float)) and value <= NUMBER_BOUND:
+        raise ValueError(
+            f"the schema has {value!r:.40} at {_pointer(place)}; numbers must be above "
+            f"{NUMBER_BOUND}"
+        )
+
+
+def _check_numbers(value: Any, place: _Place) -> None:
+    """Of a value and all that is in it."""
+    _check_number(value, place)
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            _check_numbers(child, (place, key))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            _check_numbers(child, (place, index))
 
 
 def _with_parts(schema: dict[str, Any], parts: list[Mapping[str, Any]]) -> dict[str, Any]:

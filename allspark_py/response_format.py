@@ -17,6 +17,7 @@ from allspark.structural_format import literal, quoted
 
 # A keyword that the compiler cannot enforce is an error, whatever options the schema contains.
 _STRICT = {"lenient": False, "coerce_one_of": False}
+_NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 # Allowed between the parts of a JSON text. Without a bound, small models emit blanks forever.
 _WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,32}"}
 
@@ -208,8 +209,16 @@ def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
 
 
 def _grammar(fields: Mapping[str, Any], _: _Conversion) -> str:
+    text = _field(fields, "grammar", str, "a str")
+    # A schema in a grammar has the bound of others.
+    for number in _NEGATIVE.findall(text) if "%json" in text else ():
+        if float(number) <= json_schema.NUMBER_BOUND:
+            raise ValueError(
+                f"response_format's 'grammar' has {number:.40} beside %json; numbers must be "
+                f"above {json_schema.NUMBER_BOUND}"
+            )
     # Lark syntax, or llama.cpp's EBNF, recognised by its '::='.
-    return llguidance.grammar_from("grammar", _field(fields, "grammar", str, "a str"))
+    return llguidance.grammar_from("grammar", text)
 
 
 def _structural_tag(fields: Mapping[str, Any], conversion: _Conversion) -> str:

@@ -356,6 +356,19 @@ def test_a_special_stop_word_ends_like_eos_and_others_follow_the_grammar(guided)
             {"type": "json_schema", "json_schema": {"not": {}, "x-guidance": {"lenient": True}}},
             ["not"],
         ),
+        # The compiler would overflow its stack.
+        (
+            {"type": "json_schema", "json_schema": {"items": {"enum": [1, {"a": -(2**63)}]}}},
+            ["-9223372036854775808 at #/items/enum/1/a", "must be above -9223372036854775296"],
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"minimum": -1e26, "maximum": -1e25}},
+            ["-1e+26 at #/minimum"],
+        ),
+        (
+            {"type": "grammar", "grammar": 'start: %json {"const": -9223372036854775807}'},
+            ["-9223372036854775807 beside %json", "must be above -9223372036854775296"],
+        ),
         ({"type": "json_schema", "json_schema": {"x-guidance": 3}}, ["x-guidance"]),
         ({"type": "json_schema", "json_schema": {"const": {1}}}, ["JSON"]),
         ({"type": "regex", "regex": "(a"}, ["unclosed"]),

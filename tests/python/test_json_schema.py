@@ -18,7 +18,14 @@ import pytest
 from allspark import grammar_compiler
 from allspark.grammar_compiler import MAX_GRAMMAR_CHARS, STACK_BYTES
 from allspark.json_formats import ENFORCED
-from allspark.json_schema import MAX_DEPTH, MAX_PATTERN_PROPERTIES, check_depth, prepare, read
+from allspark.json_schema import (
+    MAX_DEPTH,
+    MAX_PATTERN_PROPERTIES,
+    NUMBER_BOUND,
+    check_depth,
+    prepare,
+    read,
+)
 from allspark.one_of import Prover
 
 DATE = dict(ENFORCED["date"])
@@ -119,6 +126,26 @@ def test_texts_and_depths():
     endless["a"] = [endless]
     with pytest.raises(ValueError, match=bound):
         check_depth(endless, "x")
+
+
+def test_numbers_that_the_compiler_negates():
+    """The bound is the greatest float that it takes for the least integer of 64 bits."""
+    assert float(NUMBER_BOUND) == -(2.0**63) < float(NUMBER_BOUND + 1)
+    for number in (NUMBER_BOUND, -(2**63), -(10**400), -(2.0**63), -1e300, float("-inf")):
+        for schema in (
+            {"const": number}, {"enum": [[{"a": number}]]}, {"minimum": number},
+            {"properties": {"b": {"anyOf": [{"exclusiveMaximum": number}]}}},
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=f"; numbers must be above {NUMBER_BOUND}$"):
+                prepare(schema)
+        no_bound = {"default": number, "examples": [number]}
+        assert prepare(no_bound) == (no_bound, [])
+    for number in (NUMBER_BOUND + 1, 2**63, 10**400, True):
+        schema = {"const": number}
+        assert prepare(schema) == (schema, [])
+        llguidance.LLMatcher.validate_grammar(
+            llguidance.LLMatcher.grammar_from_json_schema({"const": min(number, 2**63)})
+        )
 
 
 # -- formats -----------------------------------------------------------------------------------
