@@ -136,10 +136,11 @@ class Scheduler {
   // Between steps: all running sequences give their blocks back and wait, at their old places.
   void PreemptAll();
   // Plans the next step and takes blocks for it; the time must not go back. Empty when nothing can
-  // run: there is no sequence, all running ones are held, or nothing runs and the first in line
-  // does not fit the pool. Valid until the next call. Decodes come first, where they need not wait
-  // for prefills, then prefill chunks; at most max_batch chunks and max_batch + chunk_tokens
-  // tokens, or max_draft_rows. A plan that was not committed is planned again.
+  // run: there is no sequence, all running ones are held or wait for blocks of held ones, or
+  // nothing runs and the first in line does not fit the pool. Valid until the next call. Decodes
+  // come first, where they need not wait for prefills, then prefill chunks; at most max_batch
+  // chunks and max_batch + chunk_tokens tokens, or max_draft_rows. A plan that was not committed is
+  // planned again.
   const std::vector<PlannedChunk>& Plan(int64_t now_us = 0);
   // Sequences that the last Plan interrupted for lack of blocks, if the config says so: their state
   // is kNone, and they are in no plan. Valid until the next call.

@@ -92,13 +92,12 @@ class SoakFaults {
 
   // Between rounds.
   SoakCoverage Coverage() {
-    NoteHeap();
     SoakCoverage coverage = coverage_;
     coverage.Count("block to the host", link_->num_out);
     coverage.Count("block from the host", link_->num_in);
     coverage.Count(kStepThrew, num_thrown_);
     coverage.Count(kCopyFailed, num_copies_failed_);
-    coverage.Count(kHeapInStep, num_heap_refused_);
+    coverage.Count(kHeapInStep, num_heap_refused_ + step_heap_.num_refused());
     return coverage;
   }
 
@@ -145,7 +144,7 @@ class SoakFaults {
   Draw draw_{0};
   SoakCoverage coverage_;  // of starts of the model
   // Counted on the step thread, so without an allocation.
-  int64_t num_thrown_ = 0, num_copies_failed_ = 0, num_heap_refused_ = 0;
+  std::atomic<int64_t> num_thrown_{0}, num_copies_failed_{0}, num_heap_refused_{0};
   std::atomic<bool> injects_{false};
   StepPhase throws_in_ = StepPhase::kLoopBegin;  // no step throws in this phase
 };

@@ -315,5 +315,29 @@ TEST_F(TokenMaskTest, WhoeverFitsRunsBesideHeldRequests) {
   EXPECT_EQ(ReadAll(*waits.queue).size(), 6u) << waits.queue->error();
 }
 
+// Nor does a prompt that has begun fail where it must wait for these blocks.
+TEST_F(TokenMaskTest, APrefillWaitsForBlocksOfAHeldRequest) {
+  RuntimeConfig config = SmallConfig();
+  config.token_mask_timeout_ms = 1000000;
+  config.num_blocks = 16;                // one request of 256 tokens
+  config.engine_max_prefill_length = 4;  // so that the prompt is still short when blocks are
+  Install(config);
+  hook_.loop_gate.Close();
+  ASSERT_OK(engine_->StartModel("m"));
+  std::promise<FunctionMask*> asked;
+  auto mask = std::make_shared<FunctionMask>([&asked, n = 0](FunctionMask& m, int32_t) mutable {
+    n++ == 100 ? asked.set_value(&m) : m.PublishEvery(1);
+  });
+  const StartedRequest held = StartGuided({1, 2, 3}, Greedy(150), mask);
+  const StartedRequest waits = Start(RandomPrompt(rng_, 200, vocab_size_), Greedy(6));
+  hook_.loop_gate.Open();
+  FunctionMask* late = asked.get_future().get();
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT_EQ(waits.queue->finish_reason(), FinishReason::kNone) << waits.queue->error();
+  late->PublishEvery(1);
+  EXPECT_EQ(ReadAll(*held.queue).size(), 150u) << held.queue->error();
+  EXPECT_EQ(ReadAll(*waits.queue).size(), 6u) << waits.queue->error();
+}
+
 }  // namespace
 }  // namespace allspark::testing
