@@ -143,7 +143,8 @@ def test_prefill_policies_are_compared(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert re.search(r"\| mixed \| smooth( \| [\d.,]+){5} \|", result.stdout)
     of = {"workload": "b32", "policy": "first_token"}
-    check_kept(tmp_path, "prefill_policy", of, "ttft_p99_ms", "gap_p99_ms")
+    # Gaps may be 0: where the reader is late, it finds several tokens at once.
+    check_kept(tmp_path, "prefill_policy", of, "ttft_p99_ms", "output_tok_s")
 
 
 def test_a_batch_is_compared_with_the_sdk(tmp_path: Path, demo_model: Path) -> None:
