@@ -68,12 +68,12 @@ class Bench:
         body["temperature"] = 0
         return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
-    def sdk(self) -> int:
+    def sdk(self, questions: list[str]) -> int:
         """Starts all requests, and reads each when it has ended. Returns the tokens."""
         model = self.pipe.model
         prompts = [
             model.template.encode(model.tokenizer, model.template.messages2prompt(question))
-            for question in self.questions
+            for question in questions
         ]
         config = {"do_sample": False, "max_new_tokens": self.options.output, "eos_token_id": -1}
         self.begin()
@@ -91,11 +91,11 @@ class Bench:
             model.engine.release_request(model.name, handle)
         return count
 
-    def batch(self, kind: str) -> int:
+    def batch(self, kind: str, questions: list[str]) -> int:
         """Answers a file. Returns the tokens."""
         source, target = self.folder / "in.jsonl", self.folder / "out.jsonl"
         with source.open("w") as file:
-            for number, question in enumerate(self.questions):
+            for number, question in enumerate(questions):
                 file.write(json.dumps(self.value(kind, question, str(number))) + "\n")
         config = GenerationConfig(max_new_tokens=self.options.output, ignore_eos=True)
         lines: Any = PromptLines(self.pipe, config)
@@ -123,8 +123,9 @@ class Bench:
         self.before = resident("VmRSS")
         self.clock, self.cpu = time.perf_counter(), time.process_time()
 
-    def measure(self, kind: str) -> dict[str, float]:
-        count = self.sdk() if kind == "sdk" else self.batch(kind)
+    def measure(self, kind: str, lines: int) -> dict[str, float]:
+        questions = self.questions[:lines]
+        count = self.sdk(questions) if kind == "sdk" else self.batch(kind, questions)
         seconds, cpu = time.perf_counter() - self.clock, time.process_time() - self.cpu
         # The kernel counts pages late: a peak may seem a few below the beginning.
         grown = max(0, resident("VmHWM") - self.before)
@@ -144,8 +145,10 @@ def main() -> None:
         about = {"version": model.engine.get_version_full(), "isa": isa}
         recorder = Recorder("batch", options, about)
         for number in range(options.rounds + 1):
+            # The first round only warms up.
+            lines = options.lines if number > 0 else min(options.lines, 4 * options.batch)
             for kind in KINDS:
-                call = functools.partial(bench.measure, kind)
+                call = functools.partial(bench.measure, kind, lines)
                 recorder.measure(number, {"kind": kind}, call)
         print("\n".join(page(recorder.finish())))
 
