@@ -54,7 +54,7 @@ PRECISIONS: Mapping[str, Precision] = {
     "A16W4": _quantised(4, "weight_only", group_size=64),
     "A8W4": _quantised(4, "activate_quant", group_size=64),
 }
-# Files of others, as they are. Scale and offset of a group have 16 bits each.
+# Files of others, as they are. Bits of weights count their scales and offsets.
 _OF_FILES: Mapping[str, Precision] = {
     "A8Q4_K_M": _kept("Q4_K_M", 5.0, 6.56, **_INT8_ACTIVATIONS),
     "A16Q4_K_M": _kept("Q4_K_M", 5.0, 6.56),
