@@ -9,6 +9,8 @@ namespace allspark {
 
 // The longest wait: more would overflow in the clock's own unit. A century.
 inline constexpr int64_t kLongestWaitMs = int64_t{100} * 365 * 24 * 3600 * 1000;
+// How often a waiting caller is asked whether it gives up.
+inline constexpr int64_t kCancelSliceMs = 100;
 
 inline int64_t SteadyNowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -12,8 +12,6 @@
 namespace allspark {
 namespace {
 
-// How often a waiting caller's `cancelled` is called.
-constexpr int64_t kSliceUs = 100000;
 // By default, output tensors may take 1 / kTensorShare of the memory. Weights and KV cache come
 // first, and tensors that finished requests handed out are not counted.
 constexpr int64_t kTensorShare = 8;
@@ -112,7 +110,7 @@ Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller
                       "timeout_ms was over while the request waited for room: " + DescribeQueue());
       }
       WaitUntil(caller.turn, lock,
-                cancelled ? std::min(now_us + kSliceUs, deadline_us) : deadline_us);
+                cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us);
     }
     if (!cancelled) continue;
     lock.unlock();

@@ -7,13 +7,6 @@
 #include "base/int_math.h"
 
 namespace allspark {
-namespace {
-
-// How often a waiting caller's `cancelled` is called.
-constexpr int64_t kSliceMs = 100;
-
-}  // namespace
-
 EndWaiter::EndWaiter(int64_t timeout_ms, const std::function<bool()>& cancelled)
     : timeout_ms_(timeout_ms),
       deadline_us_(SteadyNowUs() + std::min(timeout_ms, kLongestWaitMs) * 1000),
@@ -36,7 +29,7 @@ Status EndWaiter::Await(ResultQueueImpl& queue) const {
 }
 
 int64_t EndWaiter::NextWaitMs() const {
-  const int64_t slice_ms = cancelled_ ? kSliceMs : kLongestWaitMs;
+  const int64_t slice_ms = cancelled_ ? kCancelSliceMs : kLongestWaitMs;
   if (timeout_ms_ < 0) return slice_ms;
   return std::min(CeilDiv(std::max<int64_t>(deadline_us_ - SteadyNowUs(), 0), 1000), slice_ms);
 }

@@ -294,9 +294,11 @@ Status Engine::StartModel(const std::string& model_name) {
   return impl_->On(model_name, [](ModelInstance& instance) { return instance.Start(); });
 }
 
-Status Engine::StopModel(const std::string& model_name, StopMode mode, int64_t timeout_ms) {
-  return impl_->On(model_name,
-                   [&](ModelInstance& instance) { return instance.Stop(mode, timeout_ms); });
+Status Engine::StopModel(const std::string& model_name, StopMode mode, int64_t timeout_ms,
+                         const std::function<bool()>& cancelled) {
+  return impl_->On(model_name, [&](ModelInstance& instance) {
+    return instance.Stop(mode, timeout_ms, cancelled);
+  });
 }
 
 Status Engine::ReleaseModel(const std::string& model_name) {
@@ -344,9 +346,10 @@ Result<StartedRequest> Engine::StartRequest(const std::string& model_name,
   });
 }
 
-Status Engine::StopRequest(const std::string& model_name, RequestHandle handle) {
+Status Engine::StopRequest(const std::string& model_name, RequestHandle handle,
+                           FinishReason reason) {
   return impl_->On(model_name,
-                   [&](ModelInstance& instance) { return instance.StopRequest(handle); });
+                   [&](ModelInstance& instance) { return instance.StopRequest(handle, reason); });
 }
 
 Status Engine::ReleaseRequest(const std::string& model_name, RequestHandle handle) {
@@ -381,7 +384,7 @@ Status Engine::LoadLora(const std::string& model_name, const std::string& lora_n
 
 Status Engine::UnloadLora(const std::string& model_name, const std::string& lora_name) {
   return impl_->On(model_name,
-                   [&](ModelInstance& instance) { return instance.loras().Remove(lora_name); });
+                   [&](ModelInstance& instance) { return instance.UnloadLora(lora_name); });
 }
 
 Result<std::vector<std::string>> Engine::ListLoras(const std::string& model_name) const {

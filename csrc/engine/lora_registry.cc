@@ -43,7 +43,7 @@ Status LoraRegistry::Add(const std::string& name, std::shared_ptr<const LoraAdap
   return Status::Ok();
 }
 
-Status LoraRegistry::Remove(const std::string& name) {
+Result<uint64_t> LoraRegistry::Remove(const std::string& name) {
   std::shared_ptr<const LoadedLora> removed;  // dies after the lock
   MutexLock lock(mutex_);
   const auto it = loras_.find(name);
@@ -56,7 +56,7 @@ Status LoraRegistry::Remove(const std::string& name) {
   }
   removed = std::move(it->second);
   loras_.erase(it);
-  return Status::Ok();
+  return removed->cache_salt;
 }
 
 Result<std::shared_ptr<const LoadedLora>> LoraRegistry::Find(const std::string& name) const {

@@ -30,8 +30,9 @@ class LoraRegistry {
   // Whether Add would take the name now: LORA_ALREADY_LOADED, LORA_NUM_EXCEED_LIMIT_ERROR.
   Status Check(const std::string& name) const;
   Status Add(const std::string& name, std::shared_ptr<const LoraAdapter> adapter);
-  // LORA_NOT_FOUND; LORA_IN_USE while a request that has not ended uses it.
-  Status Remove(const std::string& name);
+  // Returns the adapter's cache_salt. LORA_NOT_FOUND; LORA_IN_USE while a request that has not
+  // ended uses it.
+  Result<uint64_t> Remove(const std::string& name);
   // LORA_NOT_FOUND, naming the loaded adapters. Null for the empty name.
   Result<std::shared_ptr<const LoadedLora>> Find(const std::string& name) const;
   // In alphabetical order.

@@ -18,39 +18,58 @@ void StepCall::Run() {
 
 void Mailbox::Open() {
   MutexLock lock(mutex_);
-  accepting_ = true;
   stopping_ = false;
   loop_running_ = true;
 }
 
-void Mailbox::Abandon() {
+void Mailbox::Accept() {
   MutexLock lock(mutex_);
-  accepting_ = loop_running_ = false;
+  accepting_ = true;
 }
 
-void Mailbox::Close(StopMode mode, int64_t timeout_ms) {
+void Mailbox::Abandon() {
+  MutexLock lock(mutex_);
+  loop_running_ = false;
+}
+
+void Mailbox::Close(StopMode mode, int64_t timeout_ms, const std::function<bool()>& cancelled) {
   MutexLock lock(mutex_);
   accepting_ = false;
   stopping_ = true;
   stop_mode_ = mode;
   admission_.Close();
   mail_.notify_all();
-  if (mode != StopMode::kDrain || timeout_ms < 0) return;
-  const std::chrono::milliseconds timeout(std::min(timeout_ms, kLongestWaitMs));
-  const auto until = std::chrono::steady_clock::now() + timeout;
+  if (mode == StopMode::kDrain) AwaitDrain(lock, timeout_ms, cancelled);
+}
+
+void Mailbox::AwaitDrain(MutexLock& lock, int64_t timeout_ms,
+                         const std::function<bool()>& cancelled) {
+  const int64_t longest_ms = timeout_ms < 0 ? kLongestWaitMs : std::min(timeout_ms, kLongestWaitMs);
+  const int64_t deadline_us = SteadyNowUs() + longest_ms * 1000;
   while (loop_running_) {
-    if (loop_ended_.wait_until(lock.native(), until) == std::cv_status::no_timeout) continue;
-    stop_mode_ = StopMode::kCancel;
-    mail_.notify_all();
-    return;
+    const int64_t now_us = SteadyNowUs();
+    bool is_over = now_us >= deadline_us;
+    if (cancelled && !is_over) {
+      lock.native().unlock();
+      is_over = cancelled();
+      lock.native().lock();
+    }
+    if (is_over) return CutShort();
+    const int64_t slice_us = cancelled ? kCancelSliceMs * 1000 : longest_ms * 1000;
+    const std::chrono::microseconds until(std::min(now_us + slice_us, deadline_us));
+    loop_ended_.wait_until(lock.native(), std::chrono::steady_clock::time_point(until));
   }
+}
+
+void Mailbox::CutShort() {
+  stop_mode_ = StopMode::kCancel;
+  mail_.notify_all();
 }
 
 bool Mailbox::CutDrainShort() {
   MutexLock lock(mutex_);
   if (!stopping_ || !loop_running_) return false;
-  stop_mode_ = StopMode::kCancel;
-  mail_.notify_all();
+  CutShort();
   return true;
 }
 
@@ -120,19 +139,21 @@ Result<std::shared_ptr<Request>> Mailbox::Find(RequestHandle handle) const {
   return it->second;
 }
 
-void Mailbox::PostStop(const std::shared_ptr<Request>& request) {
+void Mailbox::PostStop(const std::shared_ptr<Request>& request, FinishReason reason) {
   if (request->ended || request->stop_self != nullptr) return;
   request->stop_self = request;
+  request->stop_reason = reason;
   request->next_stop = stop_head_;
   stop_head_ = request.get();
   mail_.notify_one();
 }
 
-Status Mailbox::Stop(RequestHandle handle) {
+Status Mailbox::Stop(RequestHandle handle, FinishReason reason) {
   MutexLock lock(mutex_);
   Result<std::shared_ptr<Request>> request = Find(handle);
   if (!request.ok()) return request.status();
-  PostStop(*request);
+  // A group that is stopped gives nothing, so it was cancelled.
+  PostStop(*request, (*request)->group == nullptr ? reason : FinishReason::kCancelled);
   return Status::Ok();
 }
 
@@ -142,7 +163,7 @@ Status Mailbox::Release(RequestHandle handle) {
   Result<std::shared_ptr<Request>> request = Find(handle);
   if (!request.ok()) return request.status();
   released = std::move(*request);
-  PostStop(released);
+  PostStop(released, FinishReason::kCancelled);
   requests_.erase(handle.id);
   return Status::Ok();
 }

@@ -49,19 +49,23 @@ class Mailbox {
         statistics_(statistics),
         admission_(config) {}
 
-  // The model's life. Open: a step thread is about to run; Abandon: it could not be started. Close:
-  // nothing is taken from now on, and the loop ends: at once, or with kDrain after all requests. A
-  // drain with timeout_ms >= 0 waits here, and becomes a cancel when the time is over.
+  // The model's life. Open: a step thread is about to run; Accept: it does, and requests are taken;
+  // Abandon: it could not be started. Close: nothing is taken from now on, and the loop ends: at
+  // once, or with kDrain after all requests. A drain is awaited here; it becomes a cancel when
+  // timeout_ms >= 0 is over, or when `cancelled`, which is called from time to time, returns true.
   void Open() AS_EXCLUDES(mutex_);
+  void Accept() AS_EXCLUDES(mutex_);
   void Abandon() AS_EXCLUDES(mutex_);
-  void Close(StopMode mode, int64_t timeout_ms) AS_EXCLUDES(mutex_);
+  void Close(StopMode mode, int64_t timeout_ms, const std::function<bool()>& cancelled)
+      AS_EXCLUDES(mutex_);
   // True when a drain was under way, which now cancels.
   bool CutDrainShort() AS_EXCLUDES(mutex_);
 
   // Callers' calls. Submit waits for room if the config says so (Admission::Enter).
   Status Submit(const std::shared_ptr<Request>& request, const std::function<bool()>& cancelled)
       AS_EXCLUDES(mutex_);
-  Status Stop(RequestHandle handle) AS_EXCLUDES(mutex_);
+  // `reason`: kCancelled or kStop.
+  Status Stop(RequestHandle handle, FinishReason reason) AS_EXCLUDES(mutex_);
   // Stops the request and forgets its handle.
   Status Release(RequestHandle handle) AS_EXCLUDES(mutex_);
   Result<std::shared_ptr<ResultQueueImpl>> QueueOf(RequestHandle handle) const AS_EXCLUDES(mutex_);
@@ -108,7 +112,11 @@ class Mailbox {
   // Adds the request where handles and deadlines find it; all of it or nothing.
   void Enlist(const std::shared_ptr<Request>& request) AS_REQUIRES(mutex_);
   void Delist(const Request& request) AS_REQUIRES(mutex_);
-  void PostStop(const std::shared_ptr<Request>& request) AS_REQUIRES(mutex_);
+  void PostStop(const std::shared_ptr<Request>& request, FinishReason reason) AS_REQUIRES(mutex_);
+  void AwaitDrain(MutexLock& lock, int64_t timeout_ms, const std::function<bool()>& cancelled)
+      AS_REQUIRES(mutex_);
+  // A drain becomes a cancel.
+  void CutShort() AS_REQUIRES(mutex_);
   void FinishCalls(StepCall* calls) AS_REQUIRES(mutex_);
   bool IsMailThere() const AS_REQUIRES(mutex_);
 

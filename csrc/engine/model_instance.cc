@@ -63,7 +63,7 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
 }
 
 ModelInstance::~ModelInstance() {
-  if (step_thread_.joinable()) (void)Stop(StopMode::kCancel, -1);
+  if (step_thread_.joinable()) (void)Stop(StopMode::kCancel, -1, nullptr);
 }
 
 Result<std::unique_ptr<StepLoop>> ModelInstance::MakeLoop() {
@@ -114,6 +114,7 @@ Status ModelInstance::Start() {
     return Status::ResourceExhausted(std::string("start_model: no thread: ") + error.what());
   }
   state_ = ModelState::kRunning;
+  mailbox_.Accept();
   AS_LOG(kInfo) << "model '" << config.model_name
                 << "' is running: " << model_.sizes.num_blocks * config.block_size
                 << " tokens of KV cache (" << (loop_->kv_bytes() >> 20) << " MiB), batch "
@@ -134,7 +135,8 @@ Status ModelInstance::Release() {
   return Status::Ok();
 }
 
-Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
+Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms,
+                           const std::function<bool()>& cancelled) {
   const bool cut_short = mode == StopMode::kCancel && mailbox_.CutDrainShort();
   MutexLock lifecycle(lifecycle_mutex_);
   // Another thread's drain has ended meanwhile, and this call was part of it.
@@ -146,7 +148,7 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms) {
   }
   // Requests that wait for memory would wait for ever.
   if (mode == StopMode::kDrain) AS_RETURN_IF_ERROR(CheckMemory("stop_model with drain", true));
-  mailbox_.Close(mode, timeout_ms);
+  mailbox_.Close(mode, timeout_ms, cancelled);
   step_thread_.join();
   loop_.reset();
   statistics_.SetUsage({});
@@ -252,6 +254,15 @@ Status ModelInstance::LoadLora(const std::string& lora_name, const LoraFile& fil
   return Status::Ok();
 }
 
+Status ModelInstance::UnloadLora(const std::string& lora_name) {
+  const Result<uint64_t> salt = loras_.Remove(lora_name);
+  if (!salt.ok()) return salt.status();
+  // Nobody can name its pinned prefixes any more. A model that does not run has no pins.
+  (void)mailbox_.Call("unload_lora",
+                      [&] { return loop_->CallPrefixCache(PrefixOp::kUnpinAll, {}, *salt); });
+  return Status::Ok();
+}
+
 Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
                                              std::span<const int64_t> prompt_ids,
                                              const GenerationConfig& generation,
@@ -288,6 +299,15 @@ Result<int64_t> ModelInstance::CallPrefixCache(PrefixOp op, std::span<const int6
   const std::vector<int32_t> tokens(prompt_ids.begin(), prompt_ids.end());
   return mailbox_.Call("a call on the prefix cache",
                        [&] { return loop_->CallPrefixCache(op, tokens, salt); });
+}
+
+Status ModelInstance::StopRequest(RequestHandle handle, FinishReason reason) {
+  if (reason == FinishReason::kCancelled || reason == FinishReason::kStop) {
+    return mailbox_.Stop(handle, reason);
+  }
+  return Status::InvalidArgument("stop_request: reason is " +
+                                 std::string(FinishReasonName(reason)) +
+                                 "; it must be cancelled or stop");
 }
 
 Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms,

@@ -39,7 +39,7 @@ class ModelInstance {
 
   Status Start();
   // A cancel cuts another thread's drain short.
-  Status Stop(StopMode mode, int64_t timeout_ms);
+  Status Stop(StopMode mode, int64_t timeout_ms, const std::function<bool()>& cancelled);
   // Initial | Stop -> Released: no Start succeeds any more.
   Status Release();
   // Running: gives the memory of the device back, and takes it again.
@@ -50,7 +50,7 @@ class ModelInstance {
                                 const GenerationConfig& generation,
                                 std::shared_ptr<TokenMask> token_mask,
                                 const std::function<bool()>& cancelled);
-  Status StopRequest(RequestHandle handle) { return mailbox_.Stop(handle); }
+  Status StopRequest(RequestHandle handle, FinishReason reason);
   Status ReleaseRequest(RequestHandle handle) { return mailbox_.Release(handle); }
   // Wait for one request or for all to end.
   Status SyncRequest(RequestHandle handle, int64_t timeout_ms,
@@ -62,7 +62,8 @@ class ModelInstance {
                                   const std::string& lora_name);
   // Packs the adapter on the caller's thread.
   Status LoadLora(const std::string& lora_name, const LoraFile& file);
-  LoraRegistry& loras() { return loras_; }
+  Status UnloadLora(const std::string& lora_name);
+  const LoraRegistry& loras() const { return loras_; }
 
   EngineStat Stat() const;
   std::vector<Metric> Metrics() const { return MakeMetrics(Stat(), statistics_); }

@@ -152,7 +152,8 @@ struct Request : ScheduledSequence {
   bool ended = false;
   Request* next_new = nullptr;
   Request* next_stop = nullptr;
-  std::shared_ptr<Request> stop_self;  // keeps it alive while in the list of stops
+  std::shared_ptr<Request> stop_self;                   // keeps it alive while in the list of stops
+  FinishReason stop_reason = FinishReason::kCancelled;  // set before it enters that list
 
  private:
   // Sets `words` to the states after the prompt.

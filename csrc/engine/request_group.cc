@@ -110,6 +110,11 @@ void RequestGroup::KeepSample(const Request* sample, FinishReason reason) {
 }
 
 bool RequestGroup::TakeCandidates(Request* beam) {
+  // After a preemption all beams are computed again, perhaps in other steps than before.
+  if (num_preemptions_ != first()->num_preemptions) {
+    num_preemptions_ = first()->num_preemptions;
+    for (Request* member : members_) member->has_candidates = false;
+  }
   beam->has_candidates = true;
   return std::all_of(members_.begin(), members_.end(), [](const Request* member) {
     return member->num_tokens == 0 || member->has_candidates;

@@ -98,6 +98,7 @@ class RequestGroup {
   std::vector<ScheduledSequence*> sequences_;
   std::vector<const RowCandidates*> rows_;
   std::vector<int32_t> parents_;
+  int64_t num_preemptions_ = 0;  // when the first of the present candidates were taken
   std::vector<History> histories_;
 };
 

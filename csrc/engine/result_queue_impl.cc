@@ -174,7 +174,8 @@ std::optional<GeneratedElements> ResultQueueImpl::Get(int64_t timeout_ms) {
   MutexLock lock(mutex_);
   if (timeout_ms > 0) {
     ++num_waiters_;
-    changed_.wait_for(lock.native(), std::chrono::milliseconds(timeout_ms),
+    changed_.wait_for(lock.native(),
+                      std::chrono::milliseconds(std::min(timeout_ms, kLongestWaitMs)),
                       [this]() AS_REQUIRES(mutex_) { return Readable(); });
     --num_waiters_;
   }

@@ -1,5 +1,7 @@
 #include "engine/statistics.h"
 
+#include <algorithm>
+
 namespace allspark {
 
 void Statistics::OnComputed(const StepRecord& step, int64_t num_preemptions) {
@@ -13,14 +15,19 @@ void Statistics::OnComputed(const StepRecord& step, int64_t num_preemptions) {
 void Statistics::OnStepEnd(const StepRecord& step) {
   const int64_t now_us = step.delivered_us;
   step_seconds_.Observe(Seconds(now_us - step.begin_us));
-  const int64_t window_us = now_us - window_begin_us_;
-  if (window_us < 1000000) return;
-  const int64_t generated = generated_, prefilled = prefilled_;
-  generated_per_second_ = static_cast<double>(generated - window_generated_) / Seconds(window_us);
-  prefilled_per_second_ = static_cast<double>(prefilled - window_prefilled_) / Seconds(window_us);
-  window_begin_us_ = now_us;
-  window_generated_ = generated;
-  window_prefilled_ = prefilled;
+  const Mark now = {now_us, generated_, prefilled_};
+  if (step.begin_us - last_step_.us > kWindowUs) {
+    // After a pause, rates are those since its end.
+    window_ = next_window_ = {step.begin_us, last_step_.generated, last_step_.prefilled};
+  }
+  last_step_ = now;
+  last_step_us_ = now_us;
+  const double seconds = Seconds(std::max<int64_t>(now_us - window_.us, 1));
+  generated_per_second_ = static_cast<double>(now.generated - window_.generated) / seconds;
+  prefilled_per_second_ = static_cast<double>(now.prefilled - window_.prefilled) / seconds;
+  if (now_us - next_window_.us < kWindowUs) return;
+  window_ = next_window_;
+  next_window_ = now;
 }
 
 void Statistics::OnEnd(const RequestRecord& request) {
@@ -55,8 +62,8 @@ void Statistics::Report(EngineStat& stat, int64_t now_us) const {
         static_cast<double>(stat.prefix_cache_hit_token) / static_cast<double>(looked_up);
     stat.prefix_cache_miss_rate = 1 - stat.prefix_cache_hit_rate;
   }
-  // If no step has closed the window for two seconds, nothing runs, and its rates are too old.
-  if (now_us - window_begin_us_ < 2000000) {
+  // If no step has ended for two seconds, nothing runs, and the rates are too old.
+  if (now_us - last_step_us_ < 2 * kWindowUs) {
     stat.generate_token_persec = generated_per_second_;
     stat.process_token_persec = prefilled_per_second_;
   }

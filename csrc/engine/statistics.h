@@ -67,8 +67,14 @@ class Statistics {
   Histogram queue_seconds_{kSeconds}, ttft_seconds_{kSeconds}, gap_seconds_{kSeconds};
   Histogram request_seconds_{kSeconds}, step_seconds_{kSeconds};
   Histogram batch_size_{kCounts}, prompt_tokens_{kCounts}, output_tokens_{kCounts};
-  // The second over which rates are taken.
-  std::atomic<int64_t> window_begin_us_{0}, window_generated_{0}, window_prefilled_{0};
+  // Rates are over the last one to two seconds, from the end of one step to that of another. The
+  // step thread's:
+  static constexpr int64_t kWindowUs = 1000000;
+  struct Mark {
+    int64_t us = 0, generated = 0, prefilled = 0;
+  };
+  Mark window_, next_window_, last_step_;
+  std::atomic<int64_t> last_step_us_{0};
   std::atomic<double> generated_per_second_{0}, prefilled_per_second_{0};
 };
 

@@ -85,6 +85,15 @@ void StepBatch::Put(size_t to, const SamplingRow& row, Request* request) {
   sampled_[to] = request;
 }
 
+void StepBatch::DropEnded() {
+  size_t num_kept = 0;
+  for (size_t i = 0; i < num_rows(); ++i) {
+    if (sampled_[i]->state == ScheduledSequence::State::kNone) continue;
+    Put(num_kept++, rows_[i], sampled_[i]);
+  }
+  Truncate(num_kept);
+}
+
 void StepBatch::Truncate(size_t num_rows) {
   rows_.resize(num_rows);
   sampled_.resize(num_rows);

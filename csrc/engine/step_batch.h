@@ -36,6 +36,8 @@ class StepBatch {
   // Puts the row at place `to`, which is not behind its own, and drops those from num_rows on.
   void Put(size_t to, const SamplingRow& row, Request* request);
   void Truncate(size_t num_rows);
+  // Drops the rows of requests that have ended: what they point to is gone.
+  void DropEnded();
 
  private:
   // Sets chunks_.

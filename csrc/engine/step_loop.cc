@@ -88,6 +88,7 @@ void StepLoop::Run() {
     if (memory_.is_taken()) RunStep();
   }
   EndAll(FinishReason::kCancelled, "");
+  mailbox_.DropStops();
   mailbox_.CloseLoop();
 }
 
@@ -108,10 +109,8 @@ bool StepLoop::TakeMail() {
     }
     request = next;
   }
-  if (!mail.ends) {
-    for (Request* request = mail.stopped; request != nullptr; request = request->next_stop) {
-      EndRequest(request, FinishReason::kCancelled, "");
-    }
+  for (Request* request = mail.stopped; request != nullptr; request = request->next_stop) {
+    EndRequest(request, request->stop_reason, "");
   }
   Mailbox::DropStops(mail.stopped);
   if (mail.ends) return false;
@@ -260,6 +259,8 @@ void StepLoop::SampleAndAppend(StepRecord& step) {
       batch_.Put(num_next++, request->NextRow(next_logits), request);
     }
     batch_.Truncate(num_next);
+    // A request whose row was kept may have ended since, with another member of its group.
+    batch_.DropEnded();
   }
   step.sampled_us = SteadyNowUs();
   // All tokens are in their queues before the first reader wakes: one signal a step.
@@ -268,10 +269,11 @@ void StepLoop::SampleAndAppend(StepRecord& step) {
 
 bool StepLoop::AppendSampled(Request* request, const SamplingRow& row, int64_t now_us) {
   if (row.token < 0) {
-    const char* which = row.mask != nullptr ? "no token that the mask allows" : "no token";
-    EndRequest(
-        request, FinishReason::kError,
-        std::string(which) + " has a finite logit at position " + std::to_string(row.position));
+    EndRequest(request, FinishReason::kError, ErrorText([&] {
+                 const char* which = row.mask != nullptr ? " that the mask allows" : "";
+                 return "no token" + std::string(which) + " has a finite logit at position " +
+                        std::to_string(row.position);
+               }));
     return false;
   }
   const FinishReason reason = request->Append(row.token);
@@ -299,10 +301,11 @@ void StepLoop::AdvanceSearch(Request* beam, const SamplingRow& row) {
   } else if (group.has_enough()) {
     EndRequest(beam, FinishReason::kStop, "");
   } else {
-    EndRequest(beam, FinishReason::kError,
-               "too few tokens have a finite logit up to position " + std::to_string(row.position) +
-                   " for num_return_sequences, which is " +
-                   std::to_string(group.returned().size()));
+    EndRequest(beam, FinishReason::kError, ErrorText([&] {
+                 return "too few tokens have a finite logit up to position " +
+                        std::to_string(row.position) + " for num_return_sequences, which is " +
+                        std::to_string(group.returned().size());
+               }));
   }
 }
 
@@ -335,6 +338,9 @@ Result<int64_t> StepLoop::CallPrefixCache(PrefixOp op, const std::vector<int32_t
       return cache.Pin(tokens, salt);
     case PrefixOp::kUnpin:
       return cache.Unpin(tokens, salt);
+    case PrefixOp::kUnpinAll:
+      cache.UnpinAll(salt);
+      return 0;
     case PrefixOp::kClear:
       break;
   }

@@ -22,7 +22,7 @@
 
 namespace allspark {
 
-enum class PrefixOp { kFind, kPin, kUnpin, kClear };
+enum class PrefixOp { kFind, kPin, kUnpin, kUnpinAll, kClear };
 
 class StepLoop {
  public:

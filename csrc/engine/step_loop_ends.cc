@@ -54,8 +54,6 @@ bool StepLoop::EndSample(Request* sample, FinishReason reason) {
 }
 
 void StepLoop::EndAll(FinishReason reason, const std::string& error) {
-  // Requests posted for stopping are in the scheduler too.
-  mailbox_.DropStops();
   while (scheduler_.first_running() != nullptr) {
     EndRequest(Request::Of(scheduler_.first_running()), reason, error);
   }

@@ -205,7 +205,10 @@ Result<int64_t> PrefixCache::Pin(std::span<const int32_t> tokens, uint64_t salt)
 int64_t PrefixCache::Unpin(std::span<const int32_t> tokens, uint64_t salt) {
   int32_t end = FindAll(tokens, salt).last;
   while (end != kNone && At(end).num_pin_ends == 0) end = At(end).parent;
-  if (end == kNone) return 0;
+  return end != kNone ? UnpinChain(end) * options_.block_size : 0;
+}
+
+int64_t PrefixCache::UnpinChain(int32_t end) {
   --At(end).num_pin_ends;
   int64_t num_blocks = 0;
   for (int32_t block = end; block != kNone; block = At(block).parent, ++num_blocks) {
@@ -213,7 +216,13 @@ int64_t PrefixCache::Unpin(std::span<const int32_t> tokens, uint64_t salt) {
     Release(block);
     --num_pinned_;
   }
-  return num_blocks * options_.block_size;
+  return num_blocks;
+}
+
+void PrefixCache::UnpinAll(uint64_t salt) {
+  for (int32_t block = 0; block < pool_.num_blocks(); ++block) {
+    while (At(block).num_pin_ends > 0 && At(block).salt == salt) UnpinChain(block);
+  }
 }
 
 int64_t PrefixCache::Clear() {

@@ -103,6 +103,8 @@ class PrefixCache {
   // Undoes one Pin of these tokens, or else of the longest pinned prefix of them; returns its
   // length, 0 if none is pinned.
   int64_t Unpin(std::span<const int32_t> tokens, uint64_t salt);
+  // Undoes all pins of chains with this salt.
+  void UnpinAll(uint64_t salt);
   // Evicts every block that no sequence uses, pinned or not, and clears the host tier; returns how
   // many blocks of the pool were evicted.
   int64_t Clear();
@@ -124,6 +126,8 @@ class PrefixCache {
   ChainHash HashOf(int32_t parent) const;
   ChainHash HashOf(const ChainHash& before, uint64_t salt, const int32_t* tokens) const;
   bool Holds(int32_t block, int32_t parent, uint64_t salt, const int32_t* tokens) const;
+  // Undoes one pin that ends with this block; returns the number of the chain's blocks.
+  int64_t UnpinChain(int32_t end);
   void EraseFromIndex(int32_t block);
   // Evicts the oldest unused blocks for Allocate, where that is necessary or useful.
   void MakeRoom(int32_t after, bool grows);

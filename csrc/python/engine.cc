@@ -109,12 +109,13 @@ void BindEngine(py::module_& m) {
            })
       .def("install_model", &Engine::InstallModel, NoGil())
       .def("start_model", &Engine::StartModel, NoGil())
-      .def(
-          "stop_model",
-          [](Engine& engine, const std::string& name, bool drain, int64_t timeout_ms) {
-            return engine.StopModel(name, drain ? StopMode::kDrain : StopMode::kCancel, timeout_ms);
-          },
-          NoGil())
+      .def("stop_model",
+           [](Engine& engine, const std::string& name, bool drain, int64_t timeout_ms) {
+             const StopMode mode = drain ? StopMode::kDrain : StopMode::kCancel;
+             return SyncInterruptible([&](const auto& cancelled) {
+               return engine.StopModel(name, mode, timeout_ms, cancelled);
+             });
+           })
       .def("release_model", &Engine::ReleaseModel, NoGil())
       .def("unload_device_mem", &Engine::UnloadDeviceMemory, NoGil())
       .def("load_device_mem", &Engine::LoadDeviceMemory, NoGil())
@@ -137,7 +138,13 @@ void BindEngine(py::module_& m) {
            })
       .def("start_request", &StartRequest, py::arg("model_name"), py::arg("prompt_ids"),
            py::arg("config"), py::arg("token_mask") = nullptr, py::arg("gives_up") = py::none())
-      .def("stop_request", &Engine::StopRequest, NoGil())
+      .def(
+          "stop_request",
+          [](Engine& engine, const std::string& name, RequestHandle handle, bool is_complete) {
+            return engine.StopRequest(name, handle,
+                                      is_complete ? FinishReason::kStop : FinishReason::kCancelled);
+          },
+          py::arg("model_name"), py::arg("handle"), py::arg("is_complete") = false, NoGil())
       .def("release_request", &Engine::ReleaseRequest, NoGil())
       .def("sync_request",
            [](Engine& engine, const std::string& name, RequestHandle handle, int64_t timeout_ms) {

@@ -55,10 +55,17 @@ const std::vector<BlockCopy>& Scheduler::Fork(std::span<ScheduledSequence* const
       << "sequence " << beams[0]->id << " does not run";
   AS_CHECK(parents.size() >= 1 && parents.size() <= beams.size())
       << parents.size() << " beams are to go on, of " << beams.size();
-  const int64_t num_tokens = beams[0]->num_tokens;
+  // All checks come first: when one fails, the beams still have the blocks that their end releases.
   for (size_t i = 0; i < beams.size(); ++i) {
     AS_CHECK(beams[i]->num_computed == beams[i]->num_tokens)
         << "beam " << i << " of sequence " << beams[0]->id << " is not computed";
+  }
+  for (const int32_t parent : parents) {
+    AS_CHECK(!beams[static_cast<size_t>(parent)]->block_table.empty())
+        << "beam " << parent << " is not there";
+  }
+  const int64_t num_tokens = beams[0]->num_tokens;
+  for (size_t i = 0; i < beams.size(); ++i) {
     old_tables_[i].swap(beams[i]->block_table);
     beams[i]->sharing = nullptr;
     beams[i]->num_shared = beams[i]->plan_begin = 0;
@@ -70,7 +77,6 @@ const std::vector<BlockCopy>& Scheduler::Fork(std::span<ScheduledSequence* const
     const auto parent = static_cast<size_t>(parents[i]);
     beams[i]->num_tokens = num_tokens;
     if (heirs_[parent] != nullptr) continue;
-    AS_CHECK(!old_tables_[parent].empty()) << "beam " << parent << " is not there";
     heirs_[parent] = beams[i];
     beams[i]->num_computed = beams[i]->plan_begin = num_tokens;
     beams[i]->block_table.swap(old_tables_[parent]);

@@ -96,7 +96,7 @@ struct EngineStat {
   int64_t total_device_memory_pool_size = 0, used_device_memory_pool_size = 0;  // bytes
   int64_t total_generated_token = 0;
   int64_t total_prefill_token = 0;  // including recomputed ones after a preemption
-  double generate_token_persec = 0, process_token_persec = 0;  // over the last second
+  double generate_token_persec = 0, process_token_persec = 0;  // over the last seconds
   double token_usage_percentage = 0;
   int64_t prefix_cache_hit_token = 0, prefix_cache_miss_token = 0;  // from the cache; computed
   double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
@@ -170,9 +170,10 @@ class Engine {
   // Initial | Stop -> Running. Takes memory, starts the step thread, warms up. Blocks for that.
   Status StartModel(const std::string& model_name);
   // Running -> Stop. Blocks until the step thread has ended; timeout_ms < 0 waits for ever,
-  // otherwise a drain that takes longer turns into kCancel.
+  // otherwise a drain that takes longer turns into kCancel. So does one whose `cancelled` returns
+  // true; it is called several times a second and must not throw.
   Status StopModel(const std::string& model_name, StopMode mode = StopMode::kCancel,
-                   int64_t timeout_ms = -1);
+                   int64_t timeout_ms = -1, const std::function<bool()>& cancelled = nullptr);
   // Initial | Stop -> Released, and the name is free again.
   Status ReleaseModel(const std::string& model_name);
   // UnloadDeviceMemory frees the KV pool, scratch memory and mapped weights of a running model
@@ -199,7 +200,10 @@ class Engine {
                                       std::shared_ptr<TokenMask> token_mask = nullptr,
                                       const std::function<bool()>& cancelled = nullptr);
   // Ends the request after the running step at the latest; stopping a finished one is OK.
-  Status StopRequest(const std::string& model_name, RequestHandle handle);
+  // `reason`: kStop if the caller found its output complete, for example at a stop string. Beams
+  // and samples that are ranked at their end are always cancelled.
+  Status StopRequest(const std::string& model_name, RequestHandle handle,
+                     FinishReason reason = FinishReason::kCancelled);
   // Stops it if it runs and forgets the handle; the queue stays readable.
   Status ReleaseRequest(const std::string& model_name, RequestHandle handle);
   // Blocks until the request is terminal; timeout_ms < 0 waits for ever. `cancelled` ends the wait

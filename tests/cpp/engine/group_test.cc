@@ -232,6 +232,67 @@ TEST_F(GroupTest, AFailingStepEndsTheWholeGroup) {
   EXPECT_EQ(ReadGroup(Start({1, 2, 3}, Beams(4, 5)))[0].ids.size(), 5u);
 }
 
+// A search is unloaded while its beams are computed again beside decodes, a few rows at a time.
+// Then some of them have candidates. It is computed a third time without decodes, so that its beams
+// come in another order.
+TEST_F(GroupTest, ASearchIsUnloadedWhileItIsComputedAgain) {
+  RuntimeConfig config = SmallConfig();
+  config.engine_max_batch = 16;
+  config.engine_max_prefill_length = 64;
+  config.prefill_policy = PrefillPolicy::kSmooth;
+  InstallAndStart(config);
+  const auto load = [&] {
+    EXPECT_OK(engine_->LoadDeviceMemory("m"));
+    return 0;
+  };
+  GenerationConfig first = Greedy(200);
+  first.priority = 5;
+  for (int round = 0; round < 64; ++round) {
+    const Ids prompt = RandomPrompt(rng_, 10 + static_cast<int64_t>(rng_() % 6), vocab_size_);
+    const std::vector<Sequence> expected = ReadGroup(Start(prompt, Beams(4, 39)));
+    ASSERT_OK(engine_->UnloadDeviceMemory("m"));
+    std::vector<StartedRequest> others;
+    for (int64_t i = 0; i < 5; ++i) others.push_back(Start({1, 2, i}, first));
+    const StartedRequest search = Start(prompt, Beams(4, 39));
+    const int64_t at = 23 + static_cast<int64_t>(rng_() % 7);
+    (void)UnloadInStep(at, load);
+    (void)UnloadInStep(at + 26 + static_cast<int64_t>(rng_() % 16), load);
+    for (const StartedRequest& other : others) {
+      EXPECT_OK(engine_->StopRequest("m", other.handle));
+    }
+    const StartedRequest bystander = Start({4, 5, 6}, Greedy(5));
+    ASSERT_OK(engine_->LoadDeviceMemory("m"));
+    EXPECT_EQ(ReadGroup(search), expected) << "round " << round << ": " << search.queue->error();
+    EXPECT_EQ(ReadAll(*bystander.queue).size(), 5u) << bystander.queue->error();
+    ASSERT_OK(engine_->SyncAllRequests("m"));
+    ExpectNothingLeft();
+  }
+}
+
+// One sample runs into tokens that have no successor while others accept drafts.
+TEST_F(GroupTest, ASampleEndsTheGroupWhileOthersAcceptDrafts) {
+  InstallAndStart(SmallConfig());
+  GenerationConfig config = BestOf(6, 120);
+  config.prompt_lookup_num_tokens = 6;
+  config.no_repeat_ngram_size = 60;
+  config.logit_bias = {{7, 100}, {9, 95}};
+  for (int64_t token = 0; token < vocab_size_; ++token) config.bad_words_ids.push_back({9, token});
+  const Ids prompt = RandomPrompt(rng_, 100, vocab_size_);
+  const StartedRequest other = Start({1, 2, 3}, Greedy(200));
+  int64_t accepted = 0;
+  for (int64_t seed = 0; seed < 20; ++seed) {
+    config.seed = seed;
+    const StartedRequest group = Start(prompt, config);
+    for (const Sequence& sequence : ReadGroup(group)) {
+      EXPECT_EQ(sequence.reason, FinishReason::kError);
+    }
+    EXPECT_NE(group.queue->error().find("no token has a finite logit"), std::string::npos);
+    accepted = engine_->GetEngineStat("m")->total_accepted_draft_token;
+  }
+  EXPECT_GT(accepted, 0);
+  EXPECT_EQ(ReadAll(*other.queue).size(), 200u);
+}
+
 TEST_F(GroupTest, BeamsThatOutgrowThePoolAreInterrupted) {
   RuntimeConfig config = SmallConfig();
   config.num_blocks = 16;  // one sequence of 256 tokens

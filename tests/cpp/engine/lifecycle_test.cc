@@ -266,6 +266,22 @@ TEST_F(EngineTest, ADrainThatTakesTooLongTurnsIntoACancel) {
   EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
 }
 
+TEST_F(EngineTest, ADrainWhoseCallerGivesUpTurnsIntoACancel) {
+  InstallAndStart(SmallConfig());
+  GateSteps();
+  gate_.Close();
+  const StartedRequest request = Start({1, 2, 3}, Greedy(250));
+  gate_.WaitArrived();
+  int asked = 0;
+  const auto cancelled = [&] {
+    if (++asked == 2) gate_.Open();
+    return asked == 2;
+  };
+  ASSERT_OK(engine_->StopModel("m", StopMode::kDrain, /*timeout_ms=*/-1, cancelled));
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
+}
+
 TEST_F(EngineTest, ACancelCutsADrainOfAnotherThreadShort) {
   InstallAndStart(SmallConfig());
   hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });

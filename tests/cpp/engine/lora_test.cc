@@ -82,6 +82,22 @@ TEST_F(LoraTest, IsNotUnloadedWhileARequestUsesIt) {
   EXPECT_OK(engine_->UnloadLora("m", "a"));
 }
 
+TEST_F(LoraTest, AnUnloadUndoesThePinsOfItsPrefixes) {
+  InstallAndStart(LoraConfig());
+  const Ids prompt = RandomPrompt(rng_, 40, vocab_size_);
+  ASSERT_OK(Load("a", 1));
+  ASSERT_OK(Load("b", 2));
+  for (const char* lora : {"a", "b"}) {
+    (void)Run(prompt, With(lora));
+    EXPECT_EQ(*engine_->PinPrefix("m", prompt, lora), 32);
+  }
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 4);
+  ASSERT_OK(engine_->UnloadLora("m", "a"));
+  EXPECT_EQ(engine_->GetEngineStat("m")->used_blocks, 2);
+  ASSERT_OK(engine_->StopModel("m"));
+  EXPECT_OK(engine_->UnloadLora("m", "b"));  // A model that does not run has no pins.
+}
+
 TEST_F(LoraTest, NoneCanBeLoadedWhereTheLimitIsZero) {
   RuntimeConfig config = LoraConfig();
   config.lora_max_num = 0;

@@ -7,6 +7,7 @@
 
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/function_mask.h"
+#include "engine/statistics.h"
 
 namespace allspark::testing {
 namespace {
@@ -124,6 +125,80 @@ TEST_F(StatisticsTest, AgreeWithAnAccountOfTheRequests) {
   AwaitIdle();
   EXPECT_EQ(Count("allspark_step_seconds"), num_steps);
   EXPECT_GT(Sum("allspark_step_seconds"), 0);
+}
+
+TEST_F(StatisticsTest, AStopSaysWhy) {
+  InstallAndStart(SmallConfig());
+  GateSteps();
+  const HookGuard guard(hook_);
+  gate_.Close();
+  GenerationConfig samples = Greedy(100);
+  samples.do_sample = true;
+  samples.best_of = 2;
+  const StartedRequest complete = Start({1, 2, 3}, Greedy(100));
+  const StartedRequest cancelled = Start({1, 2, 3}, Greedy(100));
+  const StartedRequest group = Start({1, 2, 3}, samples);
+  gate_.WaitArrived();
+  const Status refused = engine_->StopRequest("m", complete.handle, FinishReason::kLength);
+  EXPECT_EQ(refused.message(), "stop_request: reason is length; it must be cancelled or stop");
+  EXPECT_OK(engine_->StopRequest("m", complete.handle, FinishReason::kStop));
+  EXPECT_OK(engine_->StopRequest("m", complete.handle));  // The first stop counts.
+  EXPECT_OK(engine_->StopRequest("m", cancelled.handle));
+  EXPECT_OK(engine_->StopRequest("m", group.handle, FinishReason::kStop));
+  gate_.Open();
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  EXPECT_EQ(complete.queue->finish_reason(), FinishReason::kStop);
+  EXPECT_EQ(cancelled.queue->finish_reason(), FinishReason::kCancelled);
+  EXPECT_EQ(group.queue->finish_reason(), FinishReason::kCancelled) << "it gives nothing";
+  EXPECT_EQ(Stat().finished_stop, 1);
+  EXPECT_EQ(Stat().finished_cancelled, 2);
+}
+
+// Rates of steps of 10 ms with 5 tokens each: 500 tokens a second from the first step on.
+TEST(Statistics, RatesBeginWithAPausesEnd) {
+  Statistics statistics;
+  int64_t now_us = 3600'000'000;
+  const auto rate = [&](int64_t at_us) {
+    EngineStat stat;
+    stat.total_blocks = 1;
+    statistics.Report(stat, at_us);
+    return stat.generate_token_persec;
+  };
+  EXPECT_EQ(rate(now_us), 0);
+  for (const int num_steps : {1, 20, 99, 450}) {
+    for (int i = 0; i < num_steps; ++i) {
+      for (int token = 0; token < 5; ++token) statistics.OnToken();
+      StepRecord step;
+      step.begin_us = now_us;
+      step.delivered_us = now_us += 10'000;
+      statistics.OnStepEnd(step);
+      EXPECT_DOUBLE_EQ(rate(now_us), 500) << "step " << i << " of " << num_steps;
+    }
+    EXPECT_EQ(rate(now_us + 3'000'000), 0);
+    now_us += 5'000'000;
+  }
+}
+
+// A rate forgets what was more than two seconds ago.
+TEST(Statistics, RatesFollowTheLastSeconds) {
+  Statistics statistics;
+  EngineStat stat;
+  stat.total_blocks = 1;
+  int64_t now_us = 5'000'000;
+  for (int i = 0; i < 60; ++i) {
+    if (i < 30) statistics.OnToken();
+    StepRecord step;
+    step.begin_us = now_us;
+    step.delivered_us = now_us += 100'000;
+    statistics.OnStepEnd(step);
+    statistics.Report(stat, now_us);
+    if (i < 30) {
+      EXPECT_DOUBLE_EQ(stat.generate_token_persec, 10);
+    }
+    if (i >= 50) {
+      EXPECT_EQ(stat.generate_token_persec, 0);
+    }
+  }
 }
 
 TEST_F(StatisticsTest, PrefillAndPrefixHitsAddUpToThePrompts) {

@@ -224,6 +224,27 @@ TEST(PrefixCache, PinnedBlocksStay) {
   EXPECT_EQ(cache.pool().num_free(), 8);
 }
 
+TEST(PrefixCache, AllPinsOfASaltAreUndone) {
+  PrefixCacheOptions options = Options(8);
+  options.max_pinned_blocks = 6;
+  PrefixCache cache(options);
+  for (const uint64_t salt : {1, 2}) {
+    End(cache, Use(cache, {1, 1, 2, 2}, salt));
+    EXPECT_EQ(*cache.Pin(Tokens{1, 1, 2, 2}, salt), 4);
+    EXPECT_EQ(*cache.Pin(Tokens{1, 1}, salt), 2);
+    EXPECT_EQ(*cache.Pin(Tokens{1, 1}, salt), 2);
+  }
+  cache.UnpinAll(1);
+  EXPECT_EQ(cache.num_pinned(), 2);
+  EXPECT_EQ(cache.num_available(), 6);
+  EXPECT_EQ(cache.Unpin(Tokens{1, 1, 2, 2}, 1), 0);
+  EXPECT_EQ(cache.Unpin(Tokens{1, 1, 2, 2}, 2), 4) << "those of others stay";
+  cache.UnpinAll(2);
+  EXPECT_EQ(cache.num_pinned(), 0);
+  cache.Clear();
+  EXPECT_EQ(cache.pool().num_free(), 8);
+}
+
 TEST(PrefixCache, MisuseThrows) {
   PrefixCache cache(Options(2));
   const Tokens tokens = {1, 1};

@@ -10,6 +10,7 @@
 #include <deque>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -519,6 +520,34 @@ TEST(Scheduler, AllocatesNothingAfterConstruction) {
   }
   EXPECT_EQ(counter.count(), 0);
   EXPECT_GT(scheduler.num_preemptions(), 0);
+}
+
+TEST(Scheduler, AFailedForkLeavesTheBlocksWithTheBeams) {
+  Harness harness({.max_batch = 4,
+                   .chunk_tokens = 16,
+                   .block_size = 2,
+                   .num_blocks = 32,
+                   .enable_prefix_cache = true,
+                   .prefix_cache_ttl_us = 100});
+  harness.set_parents([](const TestSequence&) { return std::vector<int32_t>{0, 0, 0}; });
+  TestSequence* search = harness.AddBeams(0, {1, 2, 3, 4, 5}, 20, 3);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(harness.Step()) << harness.error();
+  harness.Plan();
+  harness.scheduler().Commit();
+  const std::vector<int32_t> parents{0, 1, 2};
+  ScheduledSequence* const second = search->beams[1];
+  const std::vector<int32_t> table = search->beams[0]->block_table;
+  const int64_t num_computed = std::exchange(second->num_computed, second->num_computed - 1);
+  EXPECT_THROW(harness.scheduler().Fork(search->beams, parents), InternalError);
+  second->num_computed = num_computed;
+  EXPECT_EQ(search->beams[0]->block_table, table);
+  harness.Remove(search);
+  const PrefixCache& cache = harness.scheduler().prefix_cache();
+  EXPECT_EQ(cache.num_available(), 32) << "every block is free, or cached and unused";
+  // The next search finds no table of the failed one among its own.
+  harness.AddBeams(0, {6, 7, 8, 9}, 20, 3);
+  while (!harness.sequences().empty()) ASSERT_TRUE(harness.Step()) << harness.error();
+  EXPECT_EQ(cache.num_available(), 32);
 }
 
 // The number of waiting sequences must not slow a step. The test checks the ratio of two times, so
