@@ -49,6 +49,8 @@ _MAX_CACHE_BYTES = 1 << 30
 _BYTES_PER_CHAR = 32
 _GROWTH_BYTES = _MAX_LEXER_STATES * 512
 _BYTES_PER_SECOND = 100 << 20
+# Other numbers are no tokens; the engine refuses them.
+_TOKENS = range(2**31)
 # A thread that computes beside the engine's gets out of their way by so much.
 _NICENESS = 10
 # Text that most vocabularies can spell; with the others, the part that they can spell is used.
@@ -366,12 +368,13 @@ class Compiler:
             return matcher, time.thread_time() - begin
 
     def end_tokens(self, config: GenerateConfig) -> list[int]:
-        """Tokens that end the request and have no text: its EOS, and special stop tokens."""
-        stops = [*config.stop_token_ids, *(w[0] for w in config.stop_words_ids if len(w) == 1)]
-        ends = {token for token in stops if self._is_special(token)}
+        """Tokens that end the request, where its text is complete: EOS, stop tokens, and stop words
+        that are one special token."""
+        words = (word[0] for word in config.stop_words_ids if len(word) == 1)
+        ends = {*config.stop_token_ids, *filter(self._is_special, words)}
         if config.early_stopping and not config.ignore_eos and config.eos_token_id >= 0:
             ends.add(config.eos_token_id)
-        return sorted(ends)
+        return sorted(token for token in ends if token in _TOKENS)
 
     def _is_special(self, token: int) -> bool:
         return 0 <= token < self._vocabulary.vocab_size and self._vocabulary.is_special_token(token)

@@ -191,10 +191,14 @@ def _answer(executor: llguidance.LLExecutor, compiler: Compiler, asked: list[_As
         if matcher.is_error():
             compiler.forget(guide.response_format)
             mask.fail(_failure(matcher))
-        elif matcher.is_stopped() and not guide.can_end:
+            continue
+        is_complete = matcher.is_accepting()
+        # Before a token, a matcher is not stopped although none can follow.
+        ends_here = matcher.is_stopped() or (is_complete and not row.any())
+        if ends_here and not guide.can_end:
             mask.finish()
         else:
-            mask.publish(row, matcher.is_accepting())
+            mask.publish(row, is_complete)
 
 
 def _failure(matcher: llguidance.LLMatcher) -> str:

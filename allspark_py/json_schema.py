@@ -1,18 +1,23 @@
 """Prepares a JSON Schema for the grammar compiler without changing its meaning.
 
 The compiler refuses keywords that it does not know. So keywords without effect are dropped here,
-formats are enforced as their RFCs say (json_formats.py), and a `oneOf` becomes an `anyOf` where
-both mean the same (one_of.py). Nothing is compiled here. The work is linear in the size of the
-schema; the recursion depth is that of the schema, which is bounded.
+formats are enforced as their RFCs say (json_formats.py), patterns are translated from ECMA 262
+(json_patterns.py), and a `oneOf` becomes an `anyOf` where both mean the same (one_of.py). What the
+compiler would take and not keep is refused or narrowed. Nothing is compiled here. The work is
+linear in the size of the schema; the recursion depth is that of the schema, which is bounded.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeAlias
 
 from allspark.json_formats import ENFORCED
+from allspark.json_patterns import from_ecma
 from allspark.one_of import Prover
 
 # Nesting of lists and objects. The compiler's own reader stops at 128, and wraps the schema.
@@ -25,6 +30,16 @@ MAX_PATTERN_PROPERTIES = 100
 # Numbers must be above this. The compiler makes floats of them and then integers of 64 bits, which
 # it negates; with the least of these it overflows its stack, which would end the process.
 NUMBER_BOUND = -(2**63) + 512
+
+# Exclusive bounds, the bounds that draft 4 makes exclusive with them, and where they lead.
+_EXCLUSIVE = {"exclusiveMinimum": ("minimum", 1), "exclusiveMaximum": ("maximum", -1)}
+# Of a number that the compiler reads without rounding.
+NUM_DIGITS = 15
+
+# What names properties of an object.
+_NAMING = frozenset({"properties", "patternProperties", "required"})
+# Characters that JSON can only spell as \u and four digits.
+_NEEDS_DIGITS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 # Keywords that hold values, not schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
@@ -99,15 +114,27 @@ def _too_deep(name: str) -> ValueError:
     )
 
 
-def prepare(schema: Mapping[str, Any], one_of_is_any_of: bool = False) -> tuple[Any, list[str]]:
-    """A schema for the compiler, and the first places that still have a `oneOf`, as JSON pointers.
+class Prepared(NamedTuple):
+    """A schema for the compiler."""
+
+    schema: Any
+    undecided: list[str]  # the first places that still have a `oneOf`, as JSON pointers
+    # An object may have keys beside those that it names. The compiler compares such a key with the
+    # names as JSON usually spells them, so it must not be spelt otherwise: "\u0061" is "a".
+    is_open: bool
+
+
+def prepare(schema: Mapping[str, Any], one_of_is_any_of: bool = False) -> Prepared:
+    """The schema for the compiler. Raises ValueError for what the compiler would not keep.
 
     Args:
         schema: made of JSON values, at most MAX_DEPTH deep.
         one_of_is_any_of: turn each `oneOf` into an `anyOf`, whether its branches overlap or not.
     """
     writer = _Writer(schema, one_of_is_any_of)
-    return writer.written(schema, None), writer.undecided
+    written = writer.written(schema, None)
+    writer.check_spelling()
+    return Prepared(written, writer.undecided, writer.is_open)
 
 
 # A place in the schema: the parent's place, and the key or index in it. None: the root.
@@ -118,11 +145,21 @@ _MAX_NAMED = 3  # places in a message
 class _Writer:
     def __init__(self, root: Mapping[str, Any], one_of_is_any_of: bool):
         self.undecided: list[str] = []
+        self.is_open = False
         # A reference through a renamed oneOf would no longer find its target.
         self._may_rename = not any("/oneOf/" in reference for reference in _references(root))
         self._one_of_is_any_of = one_of_is_any_of
         self._num_pattern_properties = 0
         self._prover = Prover(root)
+        self._in_digits: list[_Place] = []  # constants that are spelt with digits
+
+    def check_spelling(self) -> None:
+        if self.is_open and self._in_digits:
+            raise ValueError(
+                f"the schema has a control character at {_pointer(self._in_digits[0])}; it can be "
+                "written only where each object with properties, patternProperties or required has "
+                "additionalProperties: false"
+            )
 
     def written(self, node: Any, place: _Place) -> Any:
         if isinstance(node, list):
@@ -134,16 +171,26 @@ class _Writer:
         parts: list[Mapping[str, Any]] = []  # schemas that must hold too
         for keyword, value in node.items():
             here = (place, keyword)
+            if keyword in _NAMING and value and node.get("additionalProperties") is not False:
+                self.is_open = True
+            elif keyword == "minProperties":
+                _check_least(node, here)
             if keyword in _SAY_NOTHING and _SAY_NOTHING[keyword](value):
                 continue
             if keyword in _VALUES:
                 if keyword in ("const", "enum"):
-                    _check_numbers(value, here)
+                    self._look_at_values(value, here)
                 schema[keyword] = value
             elif keyword in _NAMED and isinstance(value, Mapping):
+                named = {n: self.written(s, (here, n)) for n, s in value.items()}
+                schema[keyword] = named
                 if keyword == "patternProperties":
-                    self._count_pattern_properties(value)
-                schema[keyword] = {n: self.written(s, (here, n)) for n, s in value.items()}
+                    schema[keyword] = self._with_patterns(named, here)
+            elif keyword == "pattern" and isinstance(value, str):
+                schema[keyword] = from_ecma(value)
+            elif keyword in _EXCLUSIVE:
+                _check_number(value, here)
+                schema[keyword] = _exclusive(keyword, node)
             elif keyword == "format" and isinstance(value, str) and not ENFORCED.get(value):
                 if value in ENFORCED:
                     schema[keyword] = value
@@ -157,12 +204,28 @@ class _Writer:
                 schema[keyword] = self.written(value, here)
         return _with_parts(schema, parts)
 
-    def _count_pattern_properties(self, patterns: Mapping[str, Any]) -> None:
-        self._num_pattern_properties += len(patterns)
+    def _with_patterns(self, named: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+        self._num_pattern_properties += len(named)
         if self._num_pattern_properties > MAX_PATTERN_PROPERTIES:
             raise ValueError(
                 f"the schema has more than {MAX_PATTERN_PROPERTIES} patternProperties, the bound"
             )
+        patterns = {from_ecma(pattern): schema for pattern, schema in named.items()}
+        if len(patterns) < len(named):
+            raise ValueError(f"two patterns at {_pointer(place)} are the same")
+        return patterns
+
+    def _look_at_values(self, value: Any, place: _Place) -> None:
+        """Of a constant and all that is in it."""
+        _check_number(value, place)
+        if isinstance(value, str) and _NEEDS_DIGITS.search(value):
+            self._in_digits.append(place)
+        elif isinstance(value, Mapping):
+            for key, child in value.items():
+                self._look_at_values(child, (place, key))
+        elif isinstance(value, list):
+            for index, child in enumerate(value):
+                self._look_at_values(child, (place, index))
 
     def _is_any_of(self, schema: Mapping[str, Any]) -> bool:
         branches = schema["oneOf"]
@@ -179,15 +242,37 @@ def _check_number(value: Any, place: _Place) -> None:
         )
 
 
-def _check_numbers(value: Any, place: _Place) -> None:
-    """Of a value and all that is in it."""
-    _check_number(value, place)
-    if isinstance(value, Mapping):
-        for key, child in value.items():
-            _check_numbers(child, (place, key))
-    elif isinstance(value, list):
-        for index, child in enumerate(value):
-            _check_numbers(child, (place, index))
+def _check_least(schema: Mapping[str, Any], place: _Place) -> None:
+    """Of minProperties: the compiler counts a further key as often as it is written."""
+    least, required = schema["minProperties"], schema.get("required")
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if is_closed or not isinstance(least, int):
+        return
+    names = required if isinstance(required, list) else []
+    most = len({name for name in names if isinstance(name, str)}) + 1
+    if least > most:
+        raise ValueError(
+            f"the schema has {least} at {_pointer(place)}; beside patternProperties, or without "
+            f"additionalProperties: false, it may be at most {most}, one more than the required "
+            "properties"
+        )
+
+
+def _exclusive(keyword: str, schema: Mapping[str, Any]) -> Any:
+    """The value of an exclusive bound. Where it is whole and the other bound lies less than 1 from
+    it, the compiler lets it through; so it becomes the next number of NUM_DIGITS."""
+    bound, toward = _EXCLUSIVE[keyword]
+    value = schema[keyword]
+    if value is True:
+        value = schema.get(bound)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or schema.get("type") == "integer" or value != math.trunc(value):
+        return schema[keyword]
+    num_digits = len(str(abs(math.trunc(value))))
+    if num_digits > NUM_DIGITS:
+        return schema[keyword]
+    distance = Decimal(toward).scaleb(min(num_digits - NUM_DIGITS, -1))
+    return float(Decimal(value) + distance)
 
 
 def _with_parts(schema: dict[str, Any], parts: list[Mapping[str, Any]]) -> dict[str, Any]:

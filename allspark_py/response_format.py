@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -14,12 +15,16 @@ from typing import Any, TypeAlias
 import llguidance
 from allspark import json_schema, structural_format
 from allspark.structural_format import literal, quoted
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 # A keyword that the compiler cannot enforce is an error, whatever options the schema contains.
 _STRICT = {"lenient": False, "coerce_one_of": False}
 _NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 # Allowed between the parts of a JSON text. Without a bound, small models emit blanks forever.
 _WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,32}"}
+
+# The characters that may follow a backslash in a text, without an option of the schema.
+_ESCAPES = 'nrbtf\\"u'
 
 Schema = dict[str, Any]
 # Special tokens, by their text.
@@ -50,7 +55,7 @@ class Grammar:
     def explain(self, problem: str) -> str:
         """The compiler's message, in terms of a response format."""
         problem = _of_schema(problem)
-        if "coerce_one_of" not in problem:
+        if "oneOf constraints" not in problem:
             return explain(problem)
         places = ", ".join(self.undecided)
         if not places:
@@ -166,10 +171,16 @@ def _strict(schema: Any, conversion: _Conversion, key: str = "json_schema") -> s
     if not isinstance(options, Mapping):
         raise _wrong_type(f"{name}: 'x-guidance'", options, "a dict")
     blanks = _WHITESPACE if options.get("whitespace_flexible", True) else {}
-    prepared, undecided = json_schema.prepare(schema, conversion.one_of_is_any_of)
-    conversion.undecided += [key + place for place in undecided]
+    try:
+        prepared = json_schema.prepare(schema, conversion.one_of_is_any_of)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    conversion.undecided += [key + place for place in prepared.undecided]
+    escapes = options.get("json_allowed_escapes") or _ESCAPES
+    if prepared.is_open and isinstance(escapes, str):
+        options = {**options, "json_allowed_escapes": escapes.replace("u", "")}
     options = {**blanks, **options, **_STRICT}
-    return json.dumps({**prepared, "x-guidance": options}, separators=(",", ":"))
+    return json.dumps({**prepared.schema, "x-guidance": options}, separators=(",", ":"))
 
 
 def _json_object(fields: Mapping[str, Any], conversion: _Conversion) -> str:
@@ -202,10 +213,8 @@ def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
     for choice in choices:
         if not isinstance(choice, str):
             raise _wrong_type("an element of response_format's 'choice'", choice, "a str")
-    # As a terminal: its compilation is linear in their lengths, that of a rule is quadratic. One
-    # call quotes all: a call per text takes longer, which other threads of Python wait for.
-    texts = json.dumps(choices, ensure_ascii=False, separators=(" | ", ": "))[1:-1]
-    return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+    # As a terminal: its compilation is linear in their lengths, that of a rule is quadratic.
+    return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {quoted(*choices)}")
 
 
 def _grammar(fields: Mapping[str, Any], _: _Conversion) -> str:
@@ -218,7 +227,31 @@ def _grammar(fields: Mapping[str, Any], _: _Conversion) -> str:
                 f"above {json_schema.NUMBER_BOUND}"
             )
     # Lark syntax, or llama.cpp's EBNF, recognised by its '::='.
+    if "::=" in text and not is_lark_syntax(text):
+        text = _EBNF_PARTS.sub(_plain, text)
     return llguidance.grammar_from("grammar", text)
+
+
+# Comments, literals and classes of llama.cpp's EBNF, and escapes in the latter two.
+_EBNF_PARTS = re.compile(r'#[^\r\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
+_EBNF_ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def _plain(part: re.Match[str]) -> str:
+    """A part of EBNF without the escapes that llguidance converts to none of Lark's."""
+
+    def character(escape: re.Match[str]) -> str:
+        digits = escape[1] or escape[2]
+        if digits:
+            code = int(digits, 16)
+            if code < 0x80:
+                return f"\\x{code:02x}"
+            is_character = code < 0xD800 or 0xE000 <= code <= sys.maxunicode
+            return chr(code) if is_character else escape[0]
+        is_bracket = part[0][0] == '"' and escape[0] in (r"\[", r"\]")
+        return escape[0][1:] if is_bracket else escape[0]
+
+    return part[0] if part[0][0] == "#" else _EBNF_ESCAPES.sub(character, part[0])
 
 
 def _structural_tag(fields: Mapping[str, Any], conversion: _Conversion) -> str:

@@ -18,9 +18,11 @@ FormatText = Callable[[Any, str], str]
 ANY = r"/(?s:.*)/"
 
 
-def quoted(text: str) -> str:
-    """A literal of the Lark syntax."""
-    return json.dumps(text, ensure_ascii=False)
+def quoted(*texts: str) -> str:
+    """A literal of the Lark syntax, or several as alternatives."""
+    # One call quotes all: a call per text takes longer, which other threads of Python wait for.
+    written = json.dumps(texts, ensure_ascii=False, separators=(" | ", ": "))[1:-1]
+    return written.replace("\x7f", r"\u007f")  # which the compiler takes for no character
 
 
 def pieces(text: str, special_tokens: Mapping[str, int]) -> list[str]:

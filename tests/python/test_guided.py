@@ -143,6 +143,27 @@ def test_grammar(guided, grammar):
             assert re.fullmatch(r"\(+", text)
 
 
+@small
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (r'root ::= "\u00e9\U0001F600\u0041"', ["é😀A"], ["é"]),
+        (r'root ::= "\u0022\u005c\"\\"', ['"\\"\\'], []),
+        (r'root ::= "\[\]" "[]"', ["[][]"], []),
+        (r"root ::= [\u00e9\[\]\u005d\u002d\U00000078]", ["é", "[", "]", "-", "x"], ["u", "y"]),
+        (r"root ::= [^\u00e8-\u00ea]", ["z", "ë"], ["é"]),
+        ('root ::= ("a" # " [ \\q\n "b" | x) # \\u0\nx ::= "\\u0063"', ["ab", "c"], ["a"]),
+        ('start: "\\u00e9" | "::="', ["é", "::="], []),
+    ],
+)  # fmt: skip
+def test_escapes_of_ebnf(guided, grammar, good, bad):
+    matcher = guided.compiler.matcher({"type": "grammar", "grammar": grammar})
+    for text in good:
+        assert guided.accepts(matcher, text), text
+    for text in bad:
+        assert not guided.accepts(matcher, text), text
+
+
 TAGS = {
     "type": "structural_tag",
     "triggers": ["<tool_call>", "#f"],
@@ -298,6 +319,8 @@ def test_without_eos_a_complete_output_ends_by_itself(guided):
         ids, text, reason = guided.run(form, **settings)
         assert reason == "stop" and guided.eos not in ids
         assert re.fullmatch("[ab]{4}", text)
+        for empty in ({"type": "choice", "choice": [""]}, {"type": "regex", "regex": ""}):
+            assert guided.run(empty, **settings) == ([], "", "stop")
 
 
 def test_a_special_stop_word_ends_like_eos_and_others_follow_the_grammar(guided):
@@ -315,6 +338,20 @@ def test_a_special_stop_word_ends_like_eos_and_others_follow_the_grammar(guided)
         # Other tokens may contain the letter, too.
         assert re.fullmatch("[ab]{1,4}" if ids[-1] == a else "[ab]{4}", text)
     assert a in ends
+
+
+def test_a_stop_token_with_a_text_ends_like_eos(guided):
+    (a,) = guided.tokenizer.encode("a")
+    form = {"type": "regex", "regex": "[ab]{4}"}
+    for seed in SEEDS:
+        ids, text, reason = guided.run(form, seed=seed, eos_token_id=-1, stop_token_ids=[a])
+        assert reason == "stop" and ids[-1] == a and a not in ids[:-1]
+        assert re.fullmatch("[ab]{4}a", text)
+    status, _, queue = guided.start({"type": "regex", "regex": "a"}, stop_token_ids=[a])
+    assert status == OK and read_all(queue) == []
+    assert "no token that the mask allows" in queue.error
+    for token in (2**31, -1, 2**40):
+        assert f"stop_token_ids[0] is {token}; " in guided.refusal(form, stop_token_ids=[token])
 
 
 @pytest.mark.parametrize(
@@ -370,6 +407,14 @@ def test_a_special_stop_word_ends_like_eos_and_others_follow_the_grammar(guided)
             ["-9223372036854775807 beside %json", "must be above -9223372036854775296"],
         ),
         ({"type": "json_schema", "json_schema": {"x-guidance": 3}}, ["x-guidance"]),
+        (
+            {"type": "json_schema", "json_schema": {"x-guidance": {"foo": 1}}},
+            ["unknown field `foo`, expected one of `item_separator`"],
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"minProperties": 2}},
+            ["'json_schema': the schema has 2 at #/minProperties"],
+        ),
         ({"type": "json_schema", "json_schema": {"const": {1}}}, ["JSON"]),
         ({"type": "regex", "regex": "(a"}, ["unclosed"]),
         ({"type": "regex", "regex": "(?=a)b"}, ["look-around"]),
@@ -379,6 +424,7 @@ def test_a_special_stop_word_ends_like_eos_and_others_follow_the_grammar(guided)
         ({"type": "choice", "choice": "ab"}, ["list"]),
         ({"type": "grammar", "grammar": "start: nothing"}, ["nothing"]),
         ({"type": "grammar", "grammar": "root ::= nothing"}, ["nothing"]),
+        ({"type": "grammar", "grammar": r'root ::= "\ud83d"'}, ["cannot be enforced"]),
         ({**TAGS, "triggers": []}, ["no trigger"]),
         ({**TAGS, "triggers": ["<tool_call>"]}, ["#f1"]),
         ({**TAGS, "structures": []}, ["one another"]),

@@ -64,7 +64,7 @@ def test_long_honest_formats_are_served(model, compiler):
 
 
 def test_choices_may_begin_alike_or_be_empty(model):
-    choices = ["", "a", "ab", "abc\n\"", "é"]
+    choices = ["", "a", "ab", "abc\n\"", "é", "a\x7f\x01"]
     matcher = model.compiler.matcher({"type": "choice", "choice": choices})
     for text in choices:
         assert model.accepts(matcher, text), text

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import sys
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -27,9 +28,11 @@ from allspark.json_schema import (
     read,
 )
 from allspark.one_of import Prover
+from allspark.response_format import to_grammar
 
 DATE = dict(ENFORCED["date"])
 HOSTNAME = dict(ENFORCED["hostname"])
+DOT = r"[^\n\r\u2028\u2029]"
 A = {"type": "object", "required": ["k"], "properties": {"k": {"const": "a"}}}
 B = {"type": "object", "required": ["k"], "properties": {"k": {"enum": ["b", 3]}}}
 
@@ -65,6 +68,21 @@ B = {"type": "object", "required": ["k"], "properties": {"k": {"enum": ["b", 3]}
          {"components": {"schemas": {"s": {}}}}),
         ({"prefixItems": [{"format": "x"}, True], "not": {"format": "x"}},
          {"prefixItems": [{}, True], "not": {}}),
+        # Bounds that the compiler would let through, and others.
+        ({"exclusiveMinimum": 0}, {"exclusiveMinimum": 1e-14}),
+        ({"exclusiveMaximum": -0.0, "x": True}, {"exclusiveMaximum": -1e-14, "x": True}),
+        ({"exclusiveMaximum": 120}, {"exclusiveMaximum": 119.999999999999}),
+        ({"exclusiveMinimum": -1e13}, {"exclusiveMinimum": -9999999999999.9}),
+        ({"minimum": 5, "exclusiveMinimum": True},
+         {"minimum": 5, "exclusiveMinimum": 5.00000000000001}),
+        ({"exclusiveMinimum": 5, "type": "integer"},) * 2,
+        ({"minimum": 5, "exclusiveMinimum": False},) * 2,
+        ({"exclusiveMinimum": True, "exclusiveMaximum": 0.5},) * 2,
+        ({"exclusiveMinimum": 10**15, "exclusiveMaximum": 1e300},) * 2,
+        # Patterns.
+        ({"properties": {"pattern": {"pattern": r"\.."}}, "const": {"pattern": "."}},
+         {"properties": {"pattern": {"pattern": rf"\.{DOT}"}}, "const": {"pattern": "."}}),
+        ({"patternProperties": {".": {}}}, {"patternProperties": {DOT: {}}}),
         # oneOf.
         ({"oneOf": [A, B]}, {"anyOf": [A, B]}),
         ({"oneOf": [A, B], "anyOf": [{}]}, {"anyOf": [{}], "allOf": [{"anyOf": [A, B]}]}),
@@ -89,12 +107,12 @@ def test_places_of_what_is_not_decided():
     assert prepare({"properties": dict.fromkeys("abcdef", two)})[1] == [
         f"#/properties/{name}/oneOf" for name in "abc"
     ]
-    assert prepare(two) == (two, ["#/oneOf"])
-    assert prepare(two, one_of_is_any_of=True) == ({"anyOf": [{}, {}]}, [])
+    assert prepare(two)[:2] == (two, ["#/oneOf"])
+    assert prepare(two, one_of_is_any_of=True)[:2] == ({"anyOf": [{}, {}]}, [])
     # A reference through a oneOf still finds its target.
     for is_any_of in (False, True):
         through = {"oneOf": [A, B], "$defs": {"a": {"$ref": "#/oneOf/0"}}}
-        assert prepare(through, is_any_of) == (through, ["#/oneOf"])
+        assert prepare(through, is_any_of)[:2] == (through, ["#/oneOf"])
 
 
 def test_texts_and_depths():
@@ -139,13 +157,168 @@ def test_numbers_that_the_compiler_negates():
             with pytest.raises(ValueError, match=f"; numbers must be above {NUMBER_BOUND}$"):
                 prepare(schema)
         no_bound = {"default": number, "examples": [number]}
-        assert prepare(no_bound) == (no_bound, [])
+        assert prepare(no_bound)[:2] == (no_bound, [])
     for number in (NUMBER_BOUND + 1, 2**63, 10**400, True):
         schema = {"const": number}
-        assert prepare(schema) == (schema, [])
+        assert prepare(schema)[:2] == (schema, [])
         llguidance.LLMatcher.validate_grammar(
             llguidance.LLMatcher.grammar_from_json_schema({"const": min(number, 2**63)})
         )
+
+
+class Schema:
+    """A schema as it is compiled, for single bytes as tokens."""
+
+    def __init__(self, schema: dict):
+        grammar = to_grammar({"type": "json_schema", "json_schema": schema}, {})
+        self.matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.text)
+        assert not self.matcher.is_error(), self.matcher.get_error()
+
+    def takes(self, text: str) -> bool:
+        ids = list(text.encode())
+        matcher = self.matcher.deep_copy()
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def test_no_bound_lets_a_number_beyond_it_through():
+    rng = random.Random(5)
+    steps = list(map(Decimal, ("0", "0.0001", "0.01", "0.09", "0.1", "0.5", "1", "9", "10")))
+    starts = list(map(Decimal, ("0", "1", "-1", "5", "-5", "9", "10", "-99", "0.5", "-1.5")))
+    beside = [Decimal(0), *(Decimal(sign).scaleb(-n) for sign in (1, -1) for n in (1, 4))]
+    num_taken = num_left_out = 0
+    for _ in range(100):
+        least, most = sorted([start := rng.choice(starts), start + rng.choice(steps)])
+        low = rng.choice(["minimum", "exclusiveMinimum"])
+        high = rng.choice(["maximum", "exclusiveMaximum"])
+        if least == most and (low, high) != ("minimum", "maximum"):
+            continue
+        kind = rng.choice(["number", ["number", "string"]])
+        whole = Schema({"type": kind, low: float(least), high: float(most)})
+        parts = Schema({"allOf": [{low: float(least)}, {"type": kind, high: float(most)}]})
+        for number in {end + offset for end in (least, most) for offset in beside}:
+            valid = (least <= number if low == "minimum" else least < number) and (
+                number <= most if high == "maximum" else number < most
+            )
+            for text in {str(number), f"{number:.6f}", f"{number:f}"}:
+                taken = whole.takes(text)
+                assert taken == parts.takes(text) and taken <= valid, (low, least, high, most, text)
+                num_taken += taken
+                num_left_out += valid and not taken
+    assert num_taken > 300 and num_left_out < 0.25 * num_taken
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"properties": {"role": {"enum": ["user"]}}, "required": ["role"]},
+            ['{"role":"user"}', '{"role":"user","b\\n\\t\\"":1}'],
+            ['{"role":"user","\\u0072ole":"admin"}', '{"role":"user","b":"\\u0001"}'],
+        ),
+        ({"patternProperties": {"^x": {"type": "null"}}}, ['{"x":null,"y":1}'], ['{"\\u0078":1}']),
+        ({"required": ["a\x01"]}, ['{"a\\u0001":1}'], ['{"a\\u0001":1,"\\u0061\\u0001":1}']),
+        ({"allOf": [{"properties": {"a": {"type": "null"}}}, {"additionalProperties": {}}]},
+         ['{"b":1}'], ['{"\\u0061":1}']),
+        # Where no key can be taken for another, control characters stay.
+        ({"properties": {"a": {"const": "\x01"}}, "additionalProperties": False},
+         ['{"a":"\\u0001"}'], ['{"\\u0061":"\\u0001"}']),
+        ({}, ['{"a":"\\u0001"}'], []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("escapes", [None, 'nrbtf\\"u'])
+def test_keys_are_spelt_in_one_way(schema, good, bad, escapes):
+    compiled = Schema({"type": "object", **schema, "x-guidance": {"json_allowed_escapes": escapes}})
+    assert all(map(compiled.takes, good)) and not any(map(compiled.takes, bad))
+
+
+def test_what_would_be_spelt_with_digits_is_refused_in_open_objects():
+    constant = {"enum": ["a\n\t\b\f\r", {"k": ["a\x1b"]}]}
+    for beside in ({"required": ["a"]}, {"items": {"patternProperties": {"a": {}}}}):
+        with pytest.raises(ValueError, match=r"control character at #/anyOf/0/enum/1/k/0; it can"):
+            prepare({"anyOf": [constant], **beside})
+    assert prepare({"anyOf": [constant], "required": []}).is_open is False
+
+
+def test_a_repeated_key_counts_for_no_minimum():
+    a, b = ({"properties": {n: {"const": 1}}, "required": [n]} for n in "ab")
+    for schema in (
+        {"minProperties": 2},
+        {"minProperties": 3, **a},
+        {"minProperties": 3, "required": ["a", "a"]},
+        {"minProperties": 2, "additionalProperties": False, "patternProperties": {"a": {}}},
+        {"allOf": [{"minProperties": 3}, a, b]},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^the schema has \d at #(/allOf/0)?/minProperties; "):
+            prepare(schema)
+    two = Schema({"type": "object", "minProperties": 2, **a})
+    assert two.takes('{"a":1,"b":2}') and not two.takes('{"a":1}')
+    assert not two.takes('{"a":1,"a":1}')
+    one = Schema({"type": "object", "allOf": [{"minProperties": 1, "additionalProperties": {}}]})
+    assert one.takes('{"a":1}') and not one.takes("{}")
+    closed_one = Schema({"type": "object", **a, "minProperties": 1, "additionalProperties": False})
+    assert closed_one.takes('{"a":1}')
+
+
+# -- patterns ----------------------------------------------------------------------------------
+
+# White space of Unicode, or of ECMA 262, and neighbours.
+SPACES = "\t\n\x0b\x0c\r \xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+OTHERS = "\x85\u200b\x1ca-&~[]^b_"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "members"),
+    [
+        (".", OTHERS + "".join(s for s in SPACES if s not in "\n\r\u2028\u2029")),
+        (r"\s", SPACES),
+        (r"\S", OTHERS),
+        (r"[\s]", SPACES),
+        (r"[^\s]", OTHERS),
+        (r"[\Sa]", OTHERS),
+        (r"[^\S]", SPACES),
+        (r"[\s\S]", SPACES + OTHERS),
+        ("[^]", SPACES + OTHERS),
+        ("[]?a", "a"),
+        ("[.]?a", "a"),
+        (r"\.?a", "a"),
+        (r"\[?a", "a"),
+        (r"[\]]", "]"),
+        ("[[a]", "[a"),
+        ("[[a]?]", "]"),
+        ("[^[]]?", (SPACES + OTHERS).replace("[", "")),
+        ("[a&&b]", "a&b"),
+        ("[a~~b]", "a~b"),
+        ("[a--]", ""),
+        ("[--a]", OTHERS.translate(dict.fromkeys(map(ord, "\x85\u200b\x1c&~b")))),
+        ("[&--]", "&-"),
+        ("[a-]", "a-"),
+        ("[-a]", "-a"),
+        ("[a-b-]", "ab-"),
+        (r"[\]-a]", "]^_a"),
+        (r"[\x5d-\u{61}]", "]^_a"),
+        (r"[\d-a]", "-a"),
+        (r"[\p{Lu}-\-]", "-"),
+        (r"[^\w\s]", "".join(o for o in OTHERS if o not in "ab_")),
+        ("[\u2028]", "\u2028"),
+    ],
+)  # fmt: skip
+def test_patterns_are_those_of_ecma(pattern, members):
+    if pattern == "[a--]":  # from a to a hyphen
+        with pytest.raises(AssertionError, match="invalid character class range"):
+            Schema({"pattern": pattern})
+        return
+    compiled = Schema({"type": "string", "pattern": f"^{pattern}$"})
+    texts = {text: json.dumps(text, ensure_ascii=text < " ") for text in SPACES + OTHERS}
+    taken = {text for text, written in texts.items() if compiled.takes(written)}
+    assert taken == set(members)
+
+
+def test_keys_are_matched_by_patterns_of_ecma():
+    compiled = Schema({"type": "object", "patternProperties": {r"^\S$": {"type": "null"}}})
+    assert compiled.takes('{"\x85":null}') and not compiled.takes('{"\x85":1}')
+    assert compiled.takes('{"\ufeff":1}')
+    with pytest.raises(ValueError, match="two patterns at #/patternProperties are the same"):
+        prepare({"patternProperties": {"[&]": {}, r"[\&]": {}}})
 
 
 # -- formats -----------------------------------------------------------------------------------
@@ -156,7 +329,7 @@ class Format:
 
     def __init__(self, name: str):
         self.keywords = ENFORCED[name]
-        schema, _ = prepare({"type": "string", "format": name})
+        schema = prepare({"type": "string", "format": name}).schema
         grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
         self.matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
         assert not self.matcher.is_error(), self.matcher.get_error()
@@ -259,6 +432,12 @@ def test_hostnames_are_labels():
 )
 def test_what_the_documents_say_is_never_written(name, left_out, taken):
     assert Format(name).compiles_to(taken) and not Format(name).compiles_to(left_out)
+
+
+def test_an_email_has_no_bounds_on_lengths(repo_root):
+    assert Format("email").compiles_to("a" * 65 + "@" + "b" * 64)
+    row = "| `email` | RFC 5321, without its bounds on lengths |"
+    assert row in (repo_root / "docs" / "guided_decoding.md").read_text()
 
 
 def test_the_documents_name_what_is_enforced(repo_root):

@@ -50,6 +50,7 @@ def separated(tags=CALLS, **fields):
     [
         (text("a \"b\"\n/\\"), ['a "b"\n/\\'], ["", "a"]),
         (text(""), [""], ["a"]),
+        (text("\x00\x1f\x7f\u2028"), ["\x00\x1f\x7f\u2028"], [""]),
         (text("<tool_call>a</tool_call>"), ["<tool_call>a</tool_call>"], ["<tool_call>a"]),
         (INTEGER, ["12"], ["", "a", "1.5"]),
         ({"type": "json_schema", "json_schema": True}, ["{}", "3"], ["", "x"]),
