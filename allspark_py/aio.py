@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import threading
 import weakref
+from typing import NamedTuple
 
 from allspark._allspark import CompletionSet, NativeResultQueue
 
 
+class _Attached(NamedTuple):
+    """Whose set has a queue; a queue is in one at a time."""
+
+    dispatcher: weakref.ref[_Dispatcher]
+    only_end: bool  # whether the set hears of its end alone
+
+
+_attaching = threading.Lock()
+_attached: weakref.WeakKeyDictionary[NativeResultQueue, _Attached] = weakref.WeakKeyDictionary()
+# By request: the dispatchers that had its queue, and were not woken since. Changed without the
+# lock, too: one that is woken in vain looks, and waits again.
+_former: dict[int, list[weakref.ref[_Dispatcher]]] = {}
+
+
 class _Dispatcher:
-    """Wakes the coroutines of one event loop whose queues changed."""
+    """Wakes the coroutines of one event loop whose queues changed.
+
+    Several loops may wait for one queue: the last to wait takes it into its set, and wakes the
+    others, too.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = weakref.ref(loop)
         self._completions = CompletionSet()
         self._waiters: dict[int, list[asyncio.Future[None]]] = {}
-        # The queues of the set, and whether it hears of their ends alone.
-        self._attached_for_end: weakref.WeakKeyDictionary[NativeResultQueue, bool] = (
-            weakref.WeakKeyDictionary()
-        )
         loop.add_reader(self._completions.fileno(), self._drain)
 
     def _drain(self) -> None:
         for request_id in self._completions.drain():
-            for waiter in self._waiters.pop(request_id, ()):
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._wake(request_id)
+            _wake_former(request_id)
+
+    def _wake(self, request_id: int) -> None:
+        for waiter in self._waiters.pop(request_id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def wake_soon(self, request_id: int) -> None:
+        """From any thread."""
+        if (loop := self._loop()) is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits there
+                loop.call_soon_threadsafe(self._wake, request_id)
 
     async def changed(self, queue: NativeResultQueue, only_end: bool = False) -> None:
-        """Returns after the next change of `queue`. With `only_end` it may return at its end alone.
+        """Returns after the next change of `queue`; with `only_end` it may do so at its end alone.
+        It may return sooner where other loops wait for the queue, too.
 
         The caller checks the queue and then calls this, with no await in between. Completions are
         drained on this event loop, so a change after that check is seen only once the waiter below
@@ -44,12 +74,35 @@ class _Dispatcher:
                 waiters.remove(waiter)
                 if not waiters:
                     del self._waiters[queue.request_id]
+                    _wake_former(queue.request_id)  # this loop may be ending: one takes it back
 
     def _attach(self, queue: NativeResultQueue, only_end: bool) -> None:
-        attached = self._attached_for_end.get(queue)
-        if attached is None or (attached and not only_end):
-            self._attached_for_end[queue] = only_end
+        with _attaching:
+            attached = _attached.get(queue)
+            if attached is not None:
+                only_end = only_end and attached.only_end
+                holder = attached.dispatcher()
+                if holder is self and only_end == attached.only_end:
+                    return
+                if holder is not self:
+                    former = _former.get(queue.request_id, [])
+                    _former[queue.request_id] = [*former, attached.dispatcher]
             self._completions.attach(queue, only_end)
+            _attached[queue] = _Attached(weakref.ref(self), only_end)
+
+
+def _renew() -> None:
+    global _attaching
+    _attaching = threading.Lock()  # a thread of the parent may hold it
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+def _wake_former(request_id: int) -> None:
+    for reference in _former.pop(request_id, ()):
+        if (dispatcher := reference()) is not None:
+            dispatcher.wake_soon(request_id)
 
 
 _dispatchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Dispatcher] = (

@@ -112,7 +112,8 @@ class Engine:
         Args:
             drain: False ends running requests with the reason 'cancelled'; True lets them finish
                 and denies new ones.
-            timeout_ms: a drain that takes longer turns into a cancel. None: no limit.
+            timeout_ms: a drain that takes longer turns into a cancel, as does one at Ctrl-C. None:
+                no limit.
         """
         return self._statuses.of(
             self._native.stop_model(model_name, drain, -1 if timeout_ms is None else timeout_ms)
@@ -123,6 +124,7 @@ class Engine:
         status = self._statuses.of(self._native.release_model(model_name))
         if status == AsStatus.ALLSPARK_SUCCESS:
             self._loras.forget(model_name)
+            self._requests.end_thread(model_name)
         return status
 
     def unload_device_mem(self, model_name: str) -> AsStatus:

@@ -68,7 +68,7 @@ class ASGenerationConfigBuilder:
             transformers, sampling is off unless it says otherwise. Without a config the engine's
             defaults hold (sampling on).
         seed: 64-bit seed; None draws one for each request.
-        eos_token_id: overrides that of `hf_gen_config`.
+        eos_token_id: replaces that of `hf_gen_config`, or all where that has several.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class ASGenerationConfigBuilder:
                 )
         if hf.get("eos_token_id") is not None:
             self.process_eos_tokens(hf["eos_token_id"], self._fields)
-        # The stop words that are EOS tokens, and not from the caller.
-        self._eos_words: list[list[int]] = list(self._fields.get("stop_words_ids", []))
+        # The stop words that are EOS tokens of the config, beside those that the caller sets.
+        self._eos_words: list[list[int]] = self._fields.pop("stop_words_ids", [])
         if hf.get("stop_strings"):
             self.stop_words(hf["stop_strings"])
         if eos_token_id is not None:
-            self._fields["eos_token_id"] = eos_token_id
+            self._set("eos_token_id", eos_token_id)
         if seed is not None:
             self._fields["seed"] = seed
 
@@ -123,11 +123,14 @@ class ASGenerationConfigBuilder:
         self, fields: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> ASGenerationConfigBuilder:
         """Sets several fields; unknown names and bad values are refused when the request starts."""
-        self._fields.update({**(fields or {}), **kwargs})
+        for name, value in {**(fields or {}), **kwargs}.items():
+            self._set(name, value)
         return self
 
     def _set(self, name: str, value: Any) -> ASGenerationConfigBuilder:
         self._fields[name] = value
+        if name == "eos_token_id":
+            self._eos_words = []
         return self
 
     def do_sample(self, flag: bool = True) -> ASGenerationConfigBuilder:
@@ -231,7 +234,8 @@ class ASGenerationConfigBuilder:
         return self._set("seed", value)
 
     def eos_token_id(self, token: int) -> ASGenerationConfigBuilder:
-        """The token that ends generation. Default -1: none."""
+        """The token that ends generation, instead of all EOS tokens that came with a Hugging Face
+        config. Default -1: none."""
         return self._set("eos_token_id", token)
 
     def stop_token_ids(self, tokens: Sequence[int]) -> ASGenerationConfigBuilder:
@@ -239,7 +243,8 @@ class ASGenerationConfigBuilder:
         return self._set("stop_token_ids", list(tokens))
 
     def stop_words_ids(self, words: Sequence[Sequence[int]]) -> ASGenerationConfigBuilder:
-        """Id sequences after any of which generation ends; they stay in the output. Default []."""
+        """Id sequences after any of which generation ends, beside the EOS tokens; they stay in the
+        output. Default []."""
         return self._set("stop_words_ids", [list(word) for word in words])
 
     def response_format(self, form: Mapping[str, Any] | None) -> ASGenerationConfigBuilder:
@@ -279,7 +284,8 @@ class ASGenerationConfigBuilder:
         return self._set("stop_words", [words] if isinstance(words, str) else list(words))
 
     def include_stop_str_in_output(self, flag: bool = True) -> ASGenerationConfigBuilder:
-        """True keeps the stop string in the text. Default False."""
+        """True keeps the stop string, or the token at which the output ended, in the text. Default
+        False."""
         return self._set("include_stop_str_in_output", flag)
 
     def bad_words(self, words: Sequence[str]) -> ASGenerationConfigBuilder:
@@ -288,7 +294,8 @@ class ASGenerationConfigBuilder:
         return self._set("bad_words", list(words) if not isinstance(words, str) else [words])
 
     def skip_special_tokens(self, flag: bool = True) -> ASGenerationConfigBuilder:
-        """False keeps special tokens such as end-of-sequence in the text. Default True."""
+        """False keeps special tokens in the text; the one that ends the output, such as
+        end-of-sequence, needs include_stop_str_in_output, too. Default True."""
         return self._set("skip_special_tokens", flag)
 
     def logprobs(self, flag: bool = True) -> ASGenerationConfigBuilder:
@@ -360,14 +367,14 @@ class ASGenerationConfigBuilder:
     def build(self) -> dict[str, Any]:
         """A new dict of the fields that were set."""
         fields = dict(self._fields)
-        if fields.get("ignore_eos") and "stop_words_ids" in fields:
-            fields["stop_words_ids"] = [
-                word for word in fields["stop_words_ids"] if word not in self._eos_words
-            ]
+        words = fields.get("stop_words_ids", [])
+        if self._eos_words and isinstance(words, (list, tuple)):
+            own = [word for word in words if word not in self._eos_words]
+            fields["stop_words_ids"] = own if fields.get("ignore_eos") else self._eos_words + own
         return fields
 
     def __repr__(self) -> str:
-        return f"ASGenerationConfigBuilder({self._fields})"
+        return f"ASGenerationConfigBuilder({self.build()})"
 
 
 @dataclass(frozen=True)
@@ -397,7 +404,10 @@ class RequestConfig:
 
     def end_ids(self) -> list[int]:
         """The single tokens that end a request."""
-        ids = list(self.native.stop_token_ids)
+        ids = [
+            *self.native.stop_token_ids,
+            *(word[0] for word in self.native.stop_words_ids if len(word) == 1),
+        ]
         if self.native.early_stopping and not self.native.ignore_eos:
             ids.append(self.native.eos_token_id)
         return ids

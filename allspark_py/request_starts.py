@@ -29,6 +29,7 @@ from allspark.ordered_starts import OrderedStarts
 from allspark.result_queue import ResultQueue
 from allspark.statuses import Handles, Statuses
 from allspark.text_queue import TextQueue
+from allspark.unicode_text import check_unicode
 
 if TYPE_CHECKING:
     from allspark.guided import GuidedDecoding
@@ -51,7 +52,7 @@ class RequestStarts:
         self._queue_type, self._text_queue_type = queue_types
         self._guided: GuidedDecoding | None = None
         self._guided_lock = threading.Lock()
-        self._starts = OrderedStarts()
+        self._starts = OrderedStarts(lambda name: name in native.list_models())
         self._thread = threading.local()  # `gives_up`: called while a start waits for room
 
     def start(
@@ -101,13 +102,17 @@ class RequestStarts:
             return self._statuses.of(status), handles[0], queues[0]
 
         sequences = list(zip(config.sequences(), masks, strict=True))
-        if config.n == 1:
-            result = start(sequences[0])
-        else:
-            result = self._start_all(model_name, "sequence", start, sequences)
-        if result[0] != AsStatus.ALLSPARK_SUCCESS:
-            for mask in filter(None, masks):  # also the masks that were never passed to the engine
-                self._guided_decoding().forget(mask)
+        has_started = False
+        try:
+            if config.n == 1:
+                result = start(sequences[0])
+            else:
+                result = self._start_all(model_name, "sequence", start, sequences)
+            has_started = result[0] == AsStatus.ALLSPARK_SUCCESS
+        finally:
+            if not has_started:  # also the masks that were never passed to the engine
+                for mask in filter(None, masks):
+                    self._guided_decoding().forget(mask)
         return result
 
     @staticmethod
@@ -128,18 +133,27 @@ class RequestStarts:
             raise wrong_type(name, texts, "a str or a list of str")
         if model is None:
             raise wrong_type("model", model, "the loader, whose tokenizer reads the text")
+
+        def start_one(text: str) -> Started:
+            try:
+                check_unicode(text)
+            except ValueError as error:
+                return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
+            return start(text)
+
         if isinstance(texts, str):
-            return start(texts)
+            return start_one(texts)
         texts = list(texts)
         for index, text in enumerate(texts):
             if not isinstance(text, str):
                 raise wrong_type(f"{name}[{index}]", text, "a str")
-        return self._start_all(model_name, "input", start, texts)
+        return self._start_all(model_name, "input", start_one, texts)
 
     async def start_async(
         self, start: Callable[..., Started], model_name: str, *arguments: Any
     ) -> Started:
-        """Calls start(model_name, ...) on the thread on which the model's requests start."""
+        """Calls start(model_name, ...) on the thread on which the model's requests start. It is
+        refused at once where no such model is installed."""
         if not self._native.check_process().ok:  # a fork, which lacks the threads of the starts
             return start(model_name, *arguments)
 
@@ -159,6 +173,10 @@ class RequestStarts:
         if started[0] != AsStatus.ALLSPARK_SUCCESS:
             self._statuses.fail(started[0], message)
         return started
+
+    def end_thread(self, model_name: str) -> None:
+        """The model was released: nothing more starts on the thread of its starts."""
+        self._starts.end(model_name)
 
     def release(self, model_name: str, handles: Handles) -> AsStatus:
         """Engine.release_request."""
@@ -196,7 +214,11 @@ class RequestStarts:
         handles: list[Any] = []
         queues: list[Any] = []
         for index, item in enumerate(items):
-            status, handle, queue = start(item)
+            try:
+                status, handle, queue = start(item)
+            except BaseException:  # such as Ctrl-C while it waits for room
+                self.release(model_name, handles)
+                raise
             if status != AsStatus.ALLSPARK_SUCCESS:
                 message = self._statuses.last_error()
                 self.release(model_name, handles)
@@ -227,11 +249,12 @@ async def compile_grammar(
 
 
 def _weak_stop(native: NativeEngine, model_name: str, handle: RequestHandle) -> Callable[[], None]:
-    """Stops a request and does not keep the engine alive, since queues outlive the engine."""
+    """Ends a request whose output is complete. It does not keep the engine alive, since queues
+    outlive the engine."""
     reference = weakref.ref(native)
 
     def stop() -> None:
         if (engine := reference()) is not None:
-            engine.stop_request(model_name, handle)
+            engine.stop_request(model_name, handle, is_complete=True)
 
     return stop

@@ -17,6 +17,7 @@ from allspark._allspark import AsStatus, GeneratedElements
 from allspark.errors import AllSparkError
 from allspark.input_ids import BYTES, to_id_array, wrong_type
 from allspark.statuses import to_exception
+from allspark.unicode_text import check_unicode
 
 if TYPE_CHECKING:
     from allspark.engine import Engine
@@ -57,11 +58,12 @@ def to_prompts(inputs: Any, model: LLM | None) -> list[np.ndarray]:
         inputs = [inputs]
     prompts = []
     for index, item in enumerate(inputs):
-        if isinstance(item, str):
-            if model is None:
-                raise ValueError(f"model is None; inputs[{index}] is a text and needs a tokenizer")
-            item = model.get_tokenizer().encode(item)
         try:
+            if isinstance(item, str):
+                if model is None:
+                    raise ValueError("a text needs a tokenizer, and model is None")
+                check_unicode(item)
+                item = model.get_tokenizer().encode(item)
             prompts.append(to_id_array(item))
         except (TypeError, ValueError) as error:
             raise type(error)(f"inputs[{index}]: {error}") from None

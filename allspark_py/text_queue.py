@@ -134,21 +134,33 @@ class TextElements:
 
     def add_details(self, native: GeneratedElements, count: int) -> None:
         """Appends what came with the first `count` tokens of native elements, beside these."""
+        num_left_out = len(native.ids_from_generate) - count
         self.log_probs_list += native.log_probs_list[:count]
         self.token_logprobs_list += native.token_logprobs_list[:count]
         self.prompt_log_probs_list += native.prompt_log_probs_list
         self.prompt_token_logprobs_list += native.prompt_token_logprobs_list
-        self.tensors_from_model_inference += native.tensors_from_model_inference
+        self.tensors_from_model_inference += [
+            {name: _without_last_rows(tensor, num_left_out) for name, tensor in tensors.items()}
+            for tensors in native.tensors_from_model_inference
+        ]
+
+
+def _without_last_rows(tensor: np.ndarray, count: int) -> np.ndarray:
+    """Each output token has a row, that from which it was chosen; an embedding has one dimension,
+    and none."""
+    if count == 0 or tensor.ndim == 1:
+        return tensor
+    return tensor[: len(tensor) - count].copy()
 
 
 class TextQueue(ResultQueue):
     """A ResultQueue whose elements also have `text`, and whose request ends at a stop string.
 
     The joined text of all elements is the output's text, up to the stop string or including it; the
-    ids go up to the token that completes the stop string. Tokens in `end_ids` (EOS, stop tokens)
-    have text only where the stop is included. Stop strings are found by reading, so a request that
-    nobody reads goes on to its length; what is read is the same either way. For one reader at a
-    time.
+    ids go up to the token that completes the stop string. Tokens in `end_ids` (EOS, stop tokens,
+    stop words of one token) have text only where the stop is included. Stop strings are found by
+    reading, so a request that nobody reads goes on to its length; what is read is the same either
+    way. For one reader at a time.
 
     Args:
         native, tokenizer: the source of the tokens, and their decoder.

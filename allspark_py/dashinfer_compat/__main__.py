@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import allspark.dashinfer_compat
 
@@ -21,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
     sys.argv = list(argv)
     # A script imports modules from its own directory, as when Python runs it.
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+    # multiprocessing passes sys.path to the processes that it spawns, which find dashinfer there.
+    sys.path.append(str(Path(__file__).parent / "shim"))
     runpy.run_path(argv[0], run_name="__main__")
     return 0
 

@@ -78,7 +78,7 @@ def _target_of(fullname: str) -> str | None:
     name = "allspark" + fullname[len(_PREFIX) :]
     try:
         return name if importlib.util.find_spec(name) is not None else None
-    except ModuleNotFoundError:  # its parent is not a package
+    except (ModuleNotFoundError, ValueError):  # its parent, or itself, is no module of a file
         return None
 
 

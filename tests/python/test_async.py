@@ -166,6 +166,55 @@ def test_a_queue_is_attached_for_its_end_until_another_wants_its_tokens(running)
     running.release_request("m", handle)
 
 
+@pytest.mark.parametrize("second", ["reads", "gives up"])
+def test_one_queue_may_be_read_on_two_loops(running, second):
+    config = {"do_sample": False, "max_new_tokens": 8}
+    running.unload_device_mem("m")
+    _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    reads = [loop.create_task(queue.get()) for loop in loops]
+
+    def finish(index):
+        return loops[index].run_until_complete(asyncio.wait_for(reads[index], 30))
+
+    for loop in loops:  # now both wait
+        loop.run_until_complete(asyncio.sleep(0))
+    if second == "gives up":
+        reads[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            finish(1)
+    running.load_device_mem("m")
+    running.sync_request("m", handle)
+    found = [finish(1), finish(0)] if second == "reads" else [finish(0)]
+    assert [len(elements.ids_from_generate) for elements in found if elements] == [8]
+    for loop in loops:
+        loop.close()
+    running.release_request("m", handle)
+
+
+def test_a_queue_may_be_read_on_two_loops_in_turn(running):
+    running.unload_device_mem("m")
+    _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], GREEDY)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def begin_to_read():
+        read = asyncio.ensure_future(queue.get())
+        await asyncio.sleep(0)
+        read.cancel()
+        await asyncio.gather(read, return_exceptions=True)
+
+    for loop in (*loops, loops[0]):
+        loop.run_until_complete(begin_to_read())
+    read = loops[0].create_task(queue.get())
+    loops[0].run_until_complete(asyncio.sleep(0))
+    running.load_device_mem("m")
+    elements = loops[0].run_until_complete(asyncio.wait_for(read, 30))
+    assert elements.ids_from_generate
+    for loop in loops:
+        loop.close()
+    running.release_request("m", handle)
+
+
 def test_what_comes_beside_tokens_is_read_as_elements(running):
     config = {"do_sample": False, "max_new_tokens": 3, "logprobs": True}
     _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)

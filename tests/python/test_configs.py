@@ -174,6 +174,23 @@ def test_ignore_eos_drops_the_eos_tokens_of_a_hugging_face_config():
     assert builder.ignore_eos().build()["stop_words_ids"] == [[7, 8]]
 
 
+def test_stop_words_are_beside_the_eos_tokens_of_a_hugging_face_config():
+    builder = ASGenerationConfigBuilder({"eos_token_id": [5, 6]}).stop_words_ids([[7, 8]])
+    assert builder.build()["stop_words_ids"] == [[5], [6], [7, 8]]
+    assert builder.update(stop_words_ids=[[9]]).build()["stop_words_ids"] == [[5], [6], [9]]
+
+
+def test_an_eos_token_of_the_caller_is_the_only_one():
+    hf = {"eos_token_id": [5, 6]}
+    for builder in (
+        ASGenerationConfigBuilder(hf, eos_token_id=9),
+        ASGenerationConfigBuilder(hf).eos_token_id(9),
+        ASGenerationConfigBuilder(hf).update({"eos_token_id": 9}),
+    ):
+        assert builder.build() == {"do_sample": False, "eos_token_id": 9}
+        assert builder.stop_words_ids([[7]]).build()["stop_words_ids"] == [[7]]
+
+
 def test_update_chains():
     builder = ASGenerationConfigBuilder(seed=1).update({"top_k": 3}, top_p=0.5)
     assert builder.build() == {"seed": 1, "top_k": 3, "top_p": 0.5}

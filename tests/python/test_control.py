@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
@@ -61,12 +62,12 @@ def test_a_larger_priority_begins_earlier(checkpoint):
 
 
 class FullQueue:
-    """One request runs until it is stopped; one more waits."""
+    """One request runs until it is stopped; one more waits, and `room` more may."""
 
-    def __init__(self, checkpoint, policy="block"):
+    def __init__(self, checkpoint, policy="block", room=0):
         self.engine, self.loader = start_engine(
-            checkpoint, engine_max_batch=1, max_waiting_requests=1, queue_full_policy=policy,
-            token_mask_timeout_ms=10**6,
+            checkpoint, engine_max_batch=1, max_waiting_requests=1 + room,
+            queue_full_policy=policy, token_mask_timeout_ms=10**6,
         )  # fmt: skip
         self.engine.start_model("m")
         running = start_endless(self.engine)
@@ -77,6 +78,16 @@ class FullQueue:
 
     def make_room(self):
         assert self.engine.release_request("m", self.handles) == OK
+
+    def end_and_expect_that_nothing_ran(self):
+        self.make_room()
+        assert self.engine.sync_request("m", timeout_ms=30000) == OK
+        while True:  # A released request exists until the engine's own thread has ended it.
+            stat = self.engine.get_as_engine_stat("m")
+            if stat.blocked_request == stat.pending_request == stat.running_request == 0:
+                break
+            time.sleep(0.001)
+        assert stat.total_generated_token == 0, "a request ran that was withdrawn"
 
     def num_blocked(self):
         return self.engine.get_as_engine_stat("m").blocked_request
@@ -147,6 +158,26 @@ def test_ctrl_c_ends_the_wait(checkpoint):
     assert full.num_blocked() == 0
 
 
+def test_ctrl_c_leaves_none_of_several_requests(checkpoint):
+    full = FullQueue(checkpoint, room=1)  # of two sequences the second waits
+
+    def interrupt():
+        while full.num_blocked() == 0:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            full.engine.start_request_ids("m", None, [1], {"max_new_tokens": 8, "n": 2})
+    finally:
+        thread.join()
+        signal.signal(signal.SIGALRM, old)
+    full.end_and_expect_that_nothing_ran()
+
+
 def test_an_event_loop_is_not_blocked(checkpoint):
     full = FullQueue(checkpoint)
     order = []
@@ -189,14 +220,32 @@ def test_a_cancelled_start_leaves_no_request(checkpoint):
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
 
     asyncio.run(main())
-    full.make_room()
-    assert full.engine.sync_request("m", timeout_ms=30000) == OK
-    while True:  # A released request exists until the engine's own thread has ended it.
-        stat = full.engine.get_as_engine_stat("m")
-        if stat.blocked_request == stat.pending_request == stat.running_request == 0:
-            break
-        time.sleep(0.001)
-    assert stat.total_generated_token == 0, "a request ran that was withdrawn"
+    full.end_and_expect_that_nothing_ran()
+
+
+@pytest.mark.parametrize("end", ["release", "delete"])
+def test_a_model_has_one_thread_of_starts_until_it_ends(checkpoint, end):
+    engine, _ = start_engine(checkpoint)
+    engine.start_model("m")
+    before = set(threading.enumerate())
+
+    async def main():
+        for index in range(10):
+            status, _, queue = await engine.start_request_ids_async("m", None, [1], GREEDY)
+            assert status == OK and len(read_all(queue)) == 8
+            unknown = engine.start_request_ids_async(f"unknown {index}", None, [1], GREEDY)
+            status, handle, queue = await unknown
+            assert status == AsStatus.ALLSPARK_PARAM_ERROR and handle is queue is None
+            assert f"unknown {index}" in engine.last_error()
+
+    asyncio.run(main())
+    [thread] = set(threading.enumerate()) - before
+    if end == "release":
+        assert engine.stop_model("m") == engine.release_model("m") == OK
+    else:
+        del engine, main
+        gc.collect()
+    join_all([thread])
 
 
 def test_an_async_start_says_why_it_failed(checkpoint):

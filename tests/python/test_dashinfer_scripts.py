@@ -69,6 +69,33 @@ def test_server(demo_model, tmp_path):
     assert result.stdout.splitlines()[-8:] == expected * 4
 
 
+def test_every_name_of_the_binding_can_be_imported(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from dashinfer.allspark._allspark import *\nprint(testing.__name__)\n")
+    assert run(str(script), cwd=tmp_path).stdout == "allspark._allspark.testing\n"
+
+
+def test_spawned_processes_find_dashinfer(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import multiprocessing
+from dashinfer import allspark
+
+def work(queue):
+    import dashinfer.allspark.engine
+    queue.put(dashinfer.allspark.engine.Engine is allspark.Engine)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    process.join()
+    print(process.exitcode or queue.get())
+""")
+    assert run(str(script), cwd=tmp_path).stdout == "True\n"
+
+
 def test_a_script_imports_what_lies_beside_it(tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
     script = tmp_path / "script.py"

@@ -325,6 +325,12 @@ def test_lists_start_as_one_batch(checkpoint):
     status, handles, queues = engine.start_request_text("m", loader, ["a", "", "d"], GREEDY)
     assert status == AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR and handles == [] and queues == []
     assert engine.last_error().startswith("input 1:")
+    # Tokenizers raise at such a text.
+    status, handles, queues = engine.start_request_text("m", loader, ["a", "b\ud800"], GREEDY)
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR and handles == [] and queues == []
+    assert engine.last_error() == "input 1: the text has a lone surrogate at character 1"
+    status, handle, queue = engine.start_request_text("m", loader, "\udfff", GREEDY)
+    assert status == AsStatus.ALLSPARK_PARAM_ERROR and handle is None and queue is None
     status, handle, queue = engine.start_request_text("m", loader, "a bb", GREEDY)
     assert status == OK and read_all(queue) == run(engine, [1, 2])
     assert engine.sync_request("m", None) == OK

@@ -12,7 +12,7 @@ from engine_fixture import write_small_checkpoint
 # Threads that wait for long, and threads that return to Python all the time. The last argument says
 # how the process ends.
 PROGRAM = """
-import contextlib, itertools, sys, threading, time
+import asyncio, contextlib, itertools, sys, threading, time
 from allspark._allspark import MaskQueue
 from engine_fixture import GREEDY, start_endless, start_engine
 
@@ -45,6 +45,7 @@ CALLS = [
     lambda: stuck.sync_request("m", endless),
     lambda: stuck.sync_request("m", timeout_ms=1),
     lambda: stuck.start_request_ids("m", None, [1, 2], GREEDY),
+    lambda: asyncio.run(stuck.start_request_ids_async("m", None, [1, 2], GREEDY)),
     lambda: stuck.score("m", None, [[1, 2, 3]]),
     lambda: stuck.find_prefix("m", [1, 2, 3]),
     lambda: draining.stop_model("m", drain=True),

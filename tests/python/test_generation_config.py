@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from allspark import ASGenerationConfigBuilder
 from allspark._allspark import AsModelConfig, GenerateConfig
+from allspark.generation_config import GenerationConfigAdapter
 from engine_fixture import MAX_LENGTH, VOCAB_SIZE, start_engine, write_small_checkpoint
 
 FIELDS = GenerateConfig.fields()
@@ -123,6 +124,13 @@ def test_numbers_of_any_size_are_refused_by_name(engine, number):
 def test_a_seed_has_room_for_those_that_follow(engine):
     message = refusal(engine, {"seed": 2**63 - 1, "n": 2})
     assert "seed is 9223372036854775807; it must be in" in message
+
+
+def test_single_tokens_that_end_a_request_have_no_text():
+    config = {"eos_token_id": 2, "stop_token_ids": [3], "stop_words_ids": [[4], [5, 6]]}
+    assert GenerationConfigAdapter.parse(config).end_ids() == [3, 4, 2]
+    config = {**config, "ignore_eos": True}
+    assert GenerationConfigAdapter.parse(config).end_ids() == [3, 4]
 
 
 def test_neutral_values_of_fields_that_are_not_served_are_fine(engine):

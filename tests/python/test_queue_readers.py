@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from allspark.pipeline.runs import Request, Running
-from allspark.serve.choice import Choice
+from allspark.serve.choice import Choice, Own
 from allspark.text_queue import TextOptions, TextQueue
 from support.native_queue import NativeElements, SteppedNative
 
@@ -37,7 +37,7 @@ def test_a_choice_of_the_server_has_all_tokens(stop_words):
         engine = SimpleNamespace(release_request=lambda name, handle: None)
         entry = SimpleNamespace(model=SimpleNamespace(engine=engine, name="m"))
         queue = text_queue(random.Random(seed), stop_words)
-        choice = Choice(0, entry, None, queue, frozenset())
+        choice = Choice(0, entry, None, queue, Own())
         while not choice.is_finished:
             choice.read()
         return choice.token_ids, choice.take().text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_every_form_of_input(running):
         assert running.get_ppl("m", None, inputs) == expected[:1]
     assert running.get_ppl("m", None, []) == []
     assert running.embed("m", None, []).shape == (0, 0)
-    with pytest.raises(ValueError, match=r"model is None; inputs\[1\] is a text"):
+    with pytest.raises(ValueError, match=r"inputs\[1\]: a text needs a tokenizer, and model is None"):
         running.get_ppl("m", None, [ids, "text"])
 
 
@@ -86,6 +87,14 @@ def test_texts_are_tokenised(demo_model):
     assert engine.get_ppl("m", loader, texts[0]) == losses[:1]
     assert np.array_equal(engine.embed("m", loader, texts), engine.embed("m", None, ids))
     engine.stop_model("m")
+
+
+def test_a_text_that_is_no_unicode_is_refused(running):
+    loader = SimpleNamespace(get_tokenizer=lambda: None)
+    with pytest.raises(
+        ValueError, match=r"inputs\[0\]: the text has a lone surrogate at character 1"
+    ):
+        running.score("m", loader, ["a\ud800"])
 
 
 def test_refusals_name_the_input(running):

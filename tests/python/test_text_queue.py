@@ -348,9 +348,15 @@ def test_a_stop_string_ends_the_request(running):
     assert engine.sync_request("m", handle, timeout_ms=10000) == AsStatus.ALLSPARK_SUCCESS
 
     # Read late, or on an event loop: the same result.
-    handle, queue = run(engine, loader, {**CONFIG, "stop_words": word})
+    tensors = {"output_logits": "generation", "output_last_hidden_state": "all", "pooling": "last"}
+    handle, queue = run(engine, loader, {**CONFIG, "stop_words": word, **tensors})
     engine.sync_request("m", handle)
-    assert [e.text for e in queue] == [expected]
+    [element] = queue
+    assert element.text == expected
+    [tensors] = element.tensors_from_model_inference
+    assert tensors["logits"].argmax(axis=1).tolist() == kept
+    assert len(tensors["hidden_states"]) == len("abc") + len(kept) - 1
+    assert tensors["embedding"].ndim == 1
 
     async def stream():
         _, async_queue = run(engine, loader, {**CONFIG, "stop_words": [word]})

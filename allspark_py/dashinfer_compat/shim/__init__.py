@@ -1,0 +1,1 @@
+"""A folder for sys.path, in which spawned processes find `dashinfer`."""
