@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allspark.bench.workload import Lengths, Prompt, Request, generator
+from allspark.unicode_text import read_text
 
 # Of ShareGPT's conversations those outside are passed over, as LMDeploy's benchmark does.
 _LEAST_TOKENS = 4
@@ -80,7 +81,7 @@ def _is_usual(num_prompt: int, num_output: int) -> bool:
 
 
 def _entries(path: Path) -> Iterator[_Entry]:
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     if text.lstrip().startswith("["):
         try:
             items = json.loads(text)
@@ -91,8 +92,18 @@ def _entries(path: Path) -> Iterator[_Entry]:
         )
     else:
         places = _lines(path, text)
+    has_escapes = "\\u" in text  # one may be half a character
     for place, item in places:
+        if has_escapes:
+            _check_unicode(place, item)
         yield from _entry(place, item)
+
+
+def _check_unicode(place: str, item: Any) -> None:
+    try:
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{place} has a lone surrogate") from None
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from allspark.unicode_text import check_unicode
+
 
 def encode_exactly(tokenizer: Any, text: str) -> list[int]:
-    """The ids of the text and nothing else; special tokens that it names are these tokens."""
+    """The ids of the text and nothing else; special tokens that it names are these tokens. Raises
+    ValueError where it is no Unicode."""
+    check_unicode(text)
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 

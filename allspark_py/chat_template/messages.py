@@ -80,14 +80,31 @@ def _message(item: Any, place: str, form: MessageForm) -> dict[str, Any]:
         message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls", form)
     else:
         message.pop("tool_calls", None)  # Templates ask whether it is there.
-    if message.get("content") is None and not (role == "assistant" and "tool_calls" in message):
-        raise ValueError(f"{place}.content is None; only a message with tool_calls has no content")
-    message["content"] = _content(message.get("content"), f"{place}.content", form)
-    if form.none_content and "tool_calls" in message and not message["content"]:
-        message["content"] = None
     if role == "assistant":
         _set_reasoning(message, place)
+        _set_content(message, place)
+    if message.get("content") is None and not (role == "assistant" and "tool_calls" in message):
+        raise ValueError(
+            f"{place}.content is None; only an assistant's message with tool_calls, reasoning or a "
+            "refusal has no content"
+        )
+    message["content"] = _content(message.get("content"), f"{place}.content", form, role)
+    if form.none_content and "tool_calls" in message and not message["content"]:
+        message["content"] = None
     return message
+
+
+def _set_content(message: dict[str, Any], place: str) -> None:
+    """Gives an answer the content that servers leave out of a refusal, and of mere reasoning."""
+    refusal = message.get("refusal")
+    if not isinstance(refusal, (str, NoneType)):
+        raise wrong_type(f"{place}.refusal", refusal, "a str or None")
+    if message.get("content") is not None:
+        return
+    if refusal is not None:
+        message["content"] = refusal
+    elif message.get(_REASONING[0]) and "tool_calls" not in message:
+        message["content"] = ""
 
 
 def _set_reasoning(message: dict[str, Any], place: str) -> None:
@@ -100,19 +117,23 @@ def _set_reasoning(message: dict[str, Any], place: str) -> None:
         message[_REASONING[0]] = text
 
 
-def _content(content: Any, place: str, form: MessageForm) -> str | list[Any] | None:
+def _content(content: Any, place: str, form: MessageForm, role: str) -> str | list[Any] | None:
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
         raise wrong_type(place, content, "a str, None or a list of parts")
-    parts = [_part(part, f"{place}[{i}]") for i, part in enumerate(content)]
+    parts = [_part(part, f"{place}[{i}]", role) for i, part in enumerate(content)]
     return parts if form.content_parts else "\n".join(part["text"] for part in parts)
 
 
-def _part(part: Any, place: str) -> dict[str, Any]:
+def _part(part: Any, place: str, role: str) -> dict[str, Any]:
     if not isinstance(part, Mapping):
         raise wrong_type(place, part, "a dict with type and text")
     kind = part.get("type")
+    if kind == "refusal" and role == "assistant":
+        if not isinstance(part.get("refusal"), str):
+            raise wrong_type(f"{place}.refusal", part.get("refusal"), "a str")
+        return {"type": "text", "text": part["refusal"]}
     if kind != "text":
         raise ValueError(
             f"{place}.type is {shown(kind)}; it must be 'text', since only text is read"

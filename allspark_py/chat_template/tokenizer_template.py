@@ -178,7 +178,13 @@ class TokenizerTemplate(ChatTemplate):
             if "tool_calls" in message and "tool_calls" not in facts.strings:
                 place = f"messages[{index}].tool_calls"
                 raise ValueError(f"{place}: the chat template has no form for tool calls")
-        text = _apply(self.tokenizer, normalised, arguments)
+        try:
+            text = _apply(self.tokenizer, normalised, arguments)
+        except ValueError as error:
+            for name in ("tools", "documents"):
+                if arguments[name] and self._can_apply(normalised, {**arguments, name: None}):
+                    raise ValueError(f"{name} cannot be written: {error}") from None
+            raise
         if len(text) > MAX_TEXT_CHARACTERS:
             raise ValueError(
                 f"the chat template made {len(text)} characters; it must make at most "
@@ -186,6 +192,13 @@ class TokenizerTemplate(ChatTemplate):
             )
         self._check_roles(normalised, {"system", "user", "assistant", *facts.strings}, arguments)
         return text
+
+    def _can_apply(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> bool:
+        try:
+            _apply(self.tokenizer, messages, arguments)
+        except ValueError:
+            return False
+        return True
 
     def _check_roles(
         self, messages: list[dict[str, Any]], known: set[str], arguments: dict[str, Any]

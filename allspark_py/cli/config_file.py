@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from allspark.input_ids import shown
+from allspark.unicode_text import read_text
 
 # Not for a file: where the file is, and what ends the command.
 _NOT_KEYS = {"config", "help"}
@@ -43,7 +44,7 @@ def _keys(action: argparse.Action) -> set[str]:
 
 
 def _read(path: str) -> dict[Any, Any]:
-    text = Path(path).read_text(encoding="utf-8")
+    text = read_text(Path(path))
     try:
         if path.endswith(".json"):
             values = json.loads(text)

@@ -14,6 +14,7 @@ from typing import Any
 
 from allspark.pipeline.log import FORMAT, LEVELS
 from allspark.serve.settings import ServerSettings
+from allspark.unicode_text import read_text
 
 from . import lmdeploy_flags
 
@@ -130,7 +131,7 @@ def _keys(options: argparse.Namespace) -> list[str]:
     """Raises ValueError where a source of keys has none: the server would be open."""
     given = {"--api-keys": options.api_keys}
     if options.api_key_file is not None:
-        given[options.api_key_file] = Path(options.api_key_file).read_text().split("\n")
+        given[options.api_key_file] = read_text(Path(options.api_key_file)).split("\n")
     found = [key.strip() for key in os.environ.get("ALLSPARK_API_KEYS", "").split(",")]
     for source, keys in given.items():
         own = [key.strip() for key in keys if key.strip()]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from allspark.unicode_text import check_unicode
+
 from . import interrupt
 
 _HELP = """\
@@ -125,6 +127,11 @@ class Talk:
         if self._is_terminal:
             self._say(f"{self._backend.name}. {self._help.splitlines()[0]} /help has more.")
         for text in self._questions():
+            try:
+                check_unicode(text)
+            except ValueError as error:
+                self._say(f"[{error}]")
+                continue
             word = text.strip()
             if word == "exit":
                 return
@@ -164,7 +171,7 @@ class Talk:
                 if lines:
                     yield "\n".join(lines)
                 return
-            line = line.rstrip("\n")
+            line = line.rstrip("\r\n")
             if not lines and (line.startswith("/") or line.strip() in ("exit", "end")):
                 yield line
             elif line:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from allspark.input_ids import wrong_type
+from allspark.unicode_text import decode
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,4 @@ def _decoded(path: Path, data: bytes) -> str:
         raise ValueError(f"{path}: the file is empty; it must be a text in UTF-8")
     if (place := data.find(0)) >= 0:
         raise ValueError(f"{path}: byte {place} is 0; the file must be a text in UTF-8")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: byte {error.start} is {data[error.start]:#04x} ({error.reason}); the file "
-            "must be a text in UTF-8"
-        ) from None
+    return decode(path, data)

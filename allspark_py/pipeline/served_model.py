@@ -43,6 +43,7 @@ class ServedModel:
     # Tokens that end an output: the checkpoint's, and those of the template.
     end_ids: tuple[int, ...]
     prompt_lookup_num_tokens: int = 0
+    max_waiting_requests: int = 0  # beside the batch; 0: no bound
     # Of the checkpoint's generation_config.json: temperature, top_p, top_k, repetition_penalty.
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     is_closed: bool = False
@@ -103,6 +104,7 @@ class ServedModel:
             max_batch_size=config.max_batch_size or DEFAULT_BATCH,
             end_ids=_end_ids(loader, tokenizer, template),
             prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
+            max_waiting_requests=config.max_waiting_requests,
             sampling_defaults=_sampling_defaults(loader),
             adapter_digests=digests,
         )
@@ -118,6 +120,12 @@ class ServedModel:
         if status == AsStatus.ALLSPARK_SUCCESS:
             self.adapter_digests[name] = _digest(path)
         return status
+
+    @property
+    def max_outputs(self) -> int | None:
+        """Outputs that can run and wait at once; None: any number."""
+        waiting = self.max_waiting_requests
+        return self.max_batch_size + waiting if waiting else None
 
     @functools.cached_property
     def max_prompt_chars(self) -> int:

@@ -14,7 +14,7 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
 from allspark.serve.field_names import check_fields
-from allspark.serve.fields import naming, to_fields
+from allspark.serve.fields import naming, own_of, to_fields
 from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import chat_rows
 from allspark.serve.message import MessageBuilder
@@ -24,7 +24,13 @@ from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
 from allspark.serve.text_chunk import TextChunk
-from allspark.serve.text_work import SMALL, check_chars, size_of, template_variables
+from allspark.serve.text_work import (
+    SMALL,
+    check_chars,
+    size_of,
+    template_error,
+    template_variables,
+)
 from allspark.serve.tool_choice import THINKING_FLAGS, ToolPlan, plan_tools
 from allspark.serve.usage import usage
 from allspark.text_queue import TextElements
@@ -130,13 +136,13 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
             fields["response_format"] = prompt.tool_format.response_format
         return prompt.ids, fields
 
-    own_stop_ids = body.stop_token_ids or []
+    own = own_of(body)
     with naming(body):
         if _is_quick(body, plan, fields):
-            choices = await start_prepared(entry, prepare, own_stop_ids)
+            choices = await start_prepared(entry, prepare, own)
         else:
             ids, fields = await asyncio.to_thread(prepare)
-            choices = await start_choices(entry, ids, fields, own_stop_ids, 0)
+            choices = await start_choices(entry, ids, fields, own)
     (prompt,) = made
     log_prompt(state.settings, entry, prompt.ids)
     parsers = [plan.make_parser(entry, prompt.text) for _ in choices]
@@ -200,6 +206,9 @@ def _prepare(body: ChatBody, entry: Entry, plan: ToolPlan) -> _Prompt:
     """Makes the prompt. Runs on a thread: a long conversation takes milliseconds, and a new format
     is compiled."""
     text, ids = _prompt(body, entry, plan)
+    if not ids:
+        message = "messages have no tokens; there must be one at least"
+        raise ApiError(400, message, param="messages", code="invalid_value")
     if len(ids) >= entry.model.session_len:
         bound = entry.model.session_len
         message = f"messages have {len(ids)} tokens; the model's length, with output, is {bound}"
@@ -211,7 +220,7 @@ def _prompt(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int
     try:
         return _encode(body, entry, plan)
     except (TypeError, ValueError) as error:
-        raise ApiError(400, str(error), param="messages", code="invalid_value") from None
+        raise template_error(error) from None
 
 
 def _encode(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int]]:
@@ -336,7 +345,10 @@ class ChatStream:
         self._writer = writer
         writer.on_free = self._write
         first = {"role": "assistant", **({} if self._may_call else {"content": ""})}
-        writer.write(b"".join(self._chunk(c, first) for c in self._call.choices))
+        events = [self._event(choice, first) for choice in self._call.choices]
+        if self._call.body.return_token_ids:
+            events[0]["prompt_token_ids"] = self._call.prompt_ids
+        writer.write(b"".join(map(frame, events)))
         if self._text_choice is not None:
             self._text_choice.watch_text(self._put_text, self._write, writer.fail)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from allspark._allspark import GeneratedElements, RequestHandle
@@ -17,8 +18,10 @@ from allspark.text_queue import TextElements
 # An engine's finish reasons that have another name in HTTP.
 _FINISH_REASONS = {"deadline": "length", "cancelled": "abort"}
 
-# How the error begins of an output whose format was found to be too complex while it was computed.
+# How the error begins of an output whose format was found to be too complex while it was computed,
+# and of one to which the format and other fields leave no token.
 _FAILED_GRAMMAR = ("token mask: the grammar failed", "token mask: no token of the vocabulary")
+_NO_TOKEN = "no token that the mask allows"
 
 # The request of the task that runs, for /abort_request.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -32,6 +35,20 @@ def stop_choices(of_request: str | None) -> int:
     return sum(choice.stop() for choice in found)
 
 
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a request says of the ends of its outputs, beside what its model does.
+
+    Attributes:
+        stops: its stop strings and tokens.
+        format_name: what it calls the format of its outputs. Without one they may have that of
+            their tools.
+    """
+
+    stops: frozenset[str | int] = frozenset()
+    format_name: str = "tools"
+
+
 class Choice:
     """Text, ids and log-probabilities of one output. Used on the event loop alone.
 
@@ -40,7 +57,7 @@ class Choice:
 
     __slots__ = (
         "_details", "_entry", "_handle", "_is_released", "_is_stopped", "_num_taken",
-        "_own_stop_ids", "_queue", "_texts", "cached_tokens", "index", "is_finished",
+        "_own", "_queue", "_texts", "cached_tokens", "index", "is_finished",
         "num_tokens", "request_id", "token_ids",
     )  # fmt: skip
 
@@ -50,7 +67,7 @@ class Choice:
         entry: Entry,
         handle: RequestHandle,
         queue: ResultQueue,
-        own_stop_ids: frozenset[int],
+        own: Own,
     ):
         self.index = index
         self.request_id = request_id.get()
@@ -61,7 +78,7 @@ class Choice:
         self._entry = entry
         self._handle = handle
         self._queue = queue
-        self._own_stop_ids = own_stop_ids
+        self._own = own
         # What was not taken yet: texts, the begin of the ids, and what came with how many of them.
         self._texts: list[str] = []
         self._num_taken = 0
@@ -169,11 +186,14 @@ class Choice:
         """Why the output ended in an error; None if it did not."""
         if self._queue.finish_reason not in ("error", "interrupted"):
             return None
-        text = self._queue.error or "the request failed"
-        if text.startswith(_FAILED_GRAMMAR):
+        text, name = self._queue.error or "the request failed", self._own.format_name
+        if text.startswith(_NO_TOKEN):
+            text = "other fields, such as min_tokens or bad_words, leave no token that it allows"
+        elif text.startswith(_FAILED_GRAMMAR):
             text = text.removeprefix("token mask: ")
-            return ApiError(400, text, param="response_format", code="invalid_value")
-        return ApiError(500, text, code="internal_error")
+        else:
+            return ApiError(500, text, code="internal_error")
+        return ApiError(400, f"{name}: {text}", param=name, code="invalid_value")
 
     @property
     def finish_reason(self) -> str:
@@ -186,10 +206,10 @@ class Choice:
         """The stop string or token of the request at which the output ended, or "deadline"."""
         if self._queue.finish_reason == "deadline":
             return "deadline"
-        if self._queue.stop_word is not None:
-            return self._queue.stop_word
-        last = self.token_ids[-1] if self.token_ids else None
-        return last if last in self._own_stop_ids else None
+        end: str | int | None = self._queue.stop_word
+        if end is None and self.token_ids:
+            end = self.token_ids[-1]
+        return end if end in self._own.stops else None
 
     def stop(self) -> bool:
         """Ends the output with the tokens so far; it then ends as any other. False where it has
@@ -212,7 +232,7 @@ class Choice:
 
 
 async def start_choices(
-    entry: Entry, ids: list[int], fields: dict[str, Any], own_stop_ids: list[int], first_index: int
+    entry: Entry, ids: list[int], fields: dict[str, Any], own: Own, first_index: int = 0
 ) -> list[Choice]:
     """Starts a prompt's outputs, `n` of them.
 
@@ -221,11 +241,11 @@ async def start_choices(
     """
     model = entry.model
     started = await model.engine.start_request_ids_async(model.name, model.loader, ids, fields)
-    return _choices(entry, started, own_stop_ids, first_index)
+    return _choices(entry, started, own, first_index)
 
 
 async def start_prepared(
-    entry: Entry, prepare: Callable[[], tuple[list[int], dict[str, Any]]], own_stop_ids: list[int]
+    entry: Entry, prepare: Callable[[], tuple[list[int], dict[str, Any]]], own: Own
 ) -> list[Choice]:
     """As start_choices, with the ids and fields that `prepare` returns, which must be quick: it
     runs on the thread of the starts. The fields have no response_format.
@@ -235,11 +255,11 @@ async def start_prepared(
     """
     model = entry.model
     started = await model.engine.start_prepared_async(model.name, model.loader, prepare)
-    return _choices(entry, started, own_stop_ids, 0)
+    return _choices(entry, started, own, 0)
 
 
 def _choices(
-    entry: Entry, started: tuple[Any, Any, Any], own_stop_ids: list[int], first_index: int
+    entry: Entry, started: tuple[Any, Any, Any], own: Own, first_index: int
 ) -> list[Choice]:
     from allspark._allspark import AsStatus
     from allspark.serve.errors import refused
@@ -249,9 +269,8 @@ def _choices(
         raise refused(status, entry.model.engine.last_error())
     if not isinstance(handles, list):
         handles, queues = [handles], [queues]
-    stops = frozenset(own_stop_ids)
     return [
-        Choice(first_index + i, entry, handle, queue, stops)
+        Choice(first_index + i, entry, handle, queue, own)
         for i, (handle, queue) in enumerate(zip(handles, queues, strict=True))
     ]
 
@@ -269,5 +288,7 @@ async def finish(choices: Sequence[Choice]) -> None:
             done.set_exception(error)
 
     for choice in choices:
-        choice.watch(changed, failed, only_end=True)
+        if not choice.is_finished:
+            choice.watch(changed, failed, only_end=True)
+    changed()
     await done

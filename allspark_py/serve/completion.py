@@ -9,7 +9,7 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
 from allspark.serve.field_names import check_fields
-from allspark.serve.fields import naming, to_fields
+from allspark.serve.fields import check_outputs, naming, own_of, to_fields
 from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import CompletionRows
 from allspark.serve.prompt_log import log_prompt
@@ -143,7 +143,7 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
         fields.update(logprobs=True, top_logprobs=body.logprobs, prompt_logprobs=bool(body.echo))
     if is_scoring:
         fields.update(prompt_only=True, prompt_logprobs=True)
-    own_stop_ids = body.stop_token_ids or []
+    own = own_of(body)
     prompts: list[_Prompt] = []
 
     def prepare() -> tuple[list[int], dict[str, Any]]:
@@ -152,7 +152,7 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
 
     if _is_quick(body, fields):
         with naming(body):
-            choices = await start_prepared(entry, prepare, own_stop_ids)
+            choices = await start_prepared(entry, prepare, own)
         log_prompt(state.settings, entry, prompts[0].ids)
         return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices, ignored)
     await off_loop(size_of(body.prompt), prepare)
@@ -160,9 +160,7 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
     try:
         for prompt in prompts:
             with naming(body):
-                choices += await start_choices(
-                    entry, prompt.ids, fields, own_stop_ids, len(choices)
-                )
+                choices += await start_choices(entry, prompt.ids, fields, own, len(choices))
             log_prompt(state.settings, entry, prompt.ids)
     except BaseException:  # all of them run, or none
         for choice in choices:
@@ -186,6 +184,7 @@ def _encode(body: CompletionBody, entry: Entry, is_scoring: bool) -> list[_Promp
     if not given or len(given) > MAX_PROMPTS:
         message = f"prompt has {len(given)} entries; it must have 1 to {MAX_PROMPTS}"
         raise ApiError(400, message, param="prompt", code="invalid_value")
+    check_outputs("prompt", len(given) * (body.n or 1), entry)
     prompts = [_to_prompt(body, entry, index, each) for index, each in enumerate(given)]
     bound = entry.model.session_len
     for index, prompt in enumerate(prompts):

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 from allspark.serve.catalog import Entry
+from allspark.serve.choice import Own
 from allspark.serve.errors import ApiError
 from allspark.serve.field_names import not_served
 from allspark.serve.protocol.common import (
@@ -63,6 +64,7 @@ def to_fields(
     if entry.adapter is not None:
         fields["lora_name"] = entry.adapter
     if (n := body.n or 1) > 1:
+        check_outputs("n", n, entry)
         fields["n"] = n
         # The engine refuses n equal outputs where they are asked for by do_sample False. A
         # temperature of 0 gives them all the same.
@@ -73,6 +75,16 @@ def to_fields(
     if response_format is not None:
         fields["response_format"] = response_format
     return fields
+
+
+def check_outputs(name: str, count: int, entry: Entry) -> None:
+    """Raises ApiError where a request asks for more outputs than there is ever room for: it could
+    try again for ever."""
+    bound = entry.model.max_outputs
+    if bound is not None and count > bound:
+        flags = "--max-batch-size, --max-waiting-requests"
+        message = f"{name} asks for {count} outputs; at most {bound} run and wait at once ({flags})"
+        raise ApiError(400, message, param=name, code="invalid_value")
 
 
 def _sampling(body: GenerationBody, entry: Entry, settings: ServerSettings) -> dict[str, Any]:
@@ -88,8 +100,19 @@ def _sampling(body: GenerationBody, entry: Entry, settings: ServerSettings) -> d
     return found
 
 
+def own_of(body: GenerationBody) -> Own:
+    """What the outputs' ends are told by."""
+    stops = frozenset([*_own_stops(body), *(body.stop_token_ids or ())])
+    name = _format_name(body)
+    return Own(stops) if name is None else Own(stops, name)
+
+
+def _own_stops(body: GenerationBody) -> list[str]:
+    return [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+
+
 def _stops(body: GenerationBody, entry: Entry, settings: ServerSettings) -> list[str]:
-    own = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+    own = _own_stops(body)
     check_stops("stop", own, settings)
     return own if body.ignore_eos else [*own, *entry.model.stop_strings()]
 
@@ -119,10 +142,14 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
 
 def to_format(body: GenerationBody, settings: ServerSettings) -> dict[str, Any] | None:
     """The engine's response_format, whatever the request calls it. Raises ApiError where it is too
-    large."""
-    name = _format_name(body)
-    if name is None:
+    large, or not the only one."""
+    given = _given_formats(body)
+    if not given:
         return None
+    if len(given) > 1:
+        message = f"{given[0]} and {given[1]} are both given; there is one format"
+        raise ApiError(400, message, param=given[1], code="invalid_value")
+    (name,) = given
     value = getattr(body, name)
     plain = value.model_dump(by_alias=True) if isinstance(value, StructuredOutputs) else value
     check_schema_size(name, plain, settings)
@@ -241,4 +268,8 @@ def _request_name(field: str, body: GenerationBody) -> str | None:
 
 
 def _format_name(body: GenerationBody) -> str | None:
-    return next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), None)
+    return next(iter(_given_formats(body)), None)
+
+
+def _given_formats(body: GenerationBody) -> list[str]:
+    return [name for name in FORMAT_FIELDS if getattr(body, name) is not None]

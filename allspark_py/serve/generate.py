@@ -8,7 +8,7 @@ from typing import Any
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.field_names import check_fields
-from allspark.serve.fields import naming, to_fields
+from allspark.serve.fields import naming, own_of, to_fields
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.texts import GenerateBody
 from allspark.serve.sse import DONE, Writer, frame
@@ -60,7 +60,7 @@ async def start_generate(state: ServerState, body: GenerateBody) -> GenerateCall
     given = body.prompt if body.prompt is not None else body.input_ids
     (ids,) = await asyncio.to_thread(encode_inputs, entry, [given], "prompt")
     with naming(body):
-        (choice,) = await start_choices(entry, ids, fields, body.stop_token_ids or [], 0)
+        (choice,) = await start_choices(entry, ids, fields, own_of(body))
     log_prompt(state.settings, entry, ids)
     return GenerateCall(entry, len(ids), choice, ignored)
 

@@ -11,7 +11,7 @@ from allspark.pipeline.generation import count_without_end, end_ids
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError, model_not_found
-from allspark.serve.fields import naming, to_fields
+from allspark.serve.fields import naming, own_of, to_fields
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.interactive import InteractiveBody
 from allspark.serve.sessions import Session, Sessions
@@ -137,9 +137,8 @@ async def start_turn(
         turn.ends = end_ids(fields)
         turn.includes_end = bool(body.include_stop_str_in_output)
         if len(turn.ids) < entry.model.session_len:
-            stops = body.stop_token_ids or []
             with naming(body):
-                (turn.choice,) = await start_choices(entry, turn.ids, fields, stops, 0)
+                (turn.choice,) = await start_choices(entry, turn.ids, fields, own_of(body))
             turn.session.runs(turn.choice)
             log_prompt(state.settings, entry, turn.ids)
     except BaseException:

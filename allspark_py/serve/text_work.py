@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -64,6 +65,18 @@ _NO_VARIABLES = frozenset({
     "self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "chat_template",
 })  # fmt: skip
+
+
+# Fields beside the messages that an error of a chat template may begin with.
+_TEMPLATE_FIELD = re.compile(r"(?:tools|documents)\b")
+
+
+def template_error(error: Exception) -> ApiError:
+    """For what a chat template refuses: the error of the field that it names."""
+    text = str(error)
+    found = _TEMPLATE_FIELD.match(text)
+    param = found[0] if found is not None else "messages"
+    return ApiError(400, text, param=param, code="invalid_value")
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,10 +10,16 @@ from typing import Any
 
 import numpy as np
 from allspark.serve.catalog import Entry
-from allspark.serve.choice import Choice, finish, start_choices
+from allspark.serve.choice import Choice, Own, finish, start_choices
 from allspark.serve.errors import ApiError
 from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, TokenizeBody
-from allspark.serve.text_work import check_chars, off_loop, size_of, template_variables
+from allspark.serve.text_work import (
+    check_chars,
+    off_loop,
+    size_of,
+    template_error,
+    template_variables,
+)
 
 
 def invalid(message: str, param: str) -> ApiError:
@@ -34,7 +40,7 @@ async def run_prompts(
     choices: list[Choice] = []
     try:
         for index, ids in enumerate(prompts):
-            choices += await start_choices(entry, ids, fields, [], index)
+            choices += await _start(entry, ids, fields, index, choices)
         await finish(choices)
         for choice in choices:
             if choice.error is not None:
@@ -45,6 +51,20 @@ async def run_prompts(
     finally:
         for choice in choices:
             choice.release()
+
+
+async def _start(
+    entry: Entry, ids: list[int], fields: dict[str, Any], index: int, before: Sequence[Choice]
+) -> list[Choice]:
+    """Starts a prompt. Where there is no room, it waits for those of its own request."""
+    while True:
+        try:
+            return await start_choices(entry, ids, fields, Own(), index)
+        except ApiError as error:
+            running = [choice for choice in before if not choice.is_finished]
+            if error.status != 429 or not running:
+                raise
+        await finish(running[:1])
 
 
 def encode_inputs(entry: Entry, given: Any, name: str) -> list[list[int]]:
@@ -125,7 +145,7 @@ def tokenize(entry: Entry, body: TokenizeBody) -> dict[str, Any]:
             )
             ids = model.template.encode(model.tokenizer, text)
         except (TypeError, ValueError) as error:
-            raise invalid(str(error), "messages") from None
+            raise template_error(error) from None
     answer = {"count": len(ids), "max_model_len": model.session_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = model.tokenizer.convert_ids_to_tokens(ids)

@@ -12,7 +12,7 @@ from allspark.chat_template import TokenizerTemplate
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
-from allspark.serve.fields import check_schema_size, to_format
+from allspark.serve.fields import check_schema_size, own_of, to_format
 from allspark.serve.parsers import (
     MessageParser,
     ReasoningParser,
@@ -59,6 +59,7 @@ class ToolPlan:
     enable_thinking: bool | None
     parallel: bool
     content: dict[str, Any] | None  # the response_format of an answer without calls
+    content_name: str = "response_format"  # what the request calls it
 
     @property
     def has_format(self) -> bool:
@@ -83,11 +84,11 @@ class ToolPlan:
             self._begins_in_reasoning(prompt),
         )
         with exit_gate.passing():
-            asking = "response_format" if self.tool_parser is None else "tools"
+            asking = self.content_name if self.tool_parser is None else "tools"
             compiler = _checked(asking, Compiler.of, entry.model.tokenizer)
             if self.content is not None:
                 # By itself, so that an error is about what the request says.
-                _checked("response_format", compiler.prepare, self.content)
+                _checked(self.content_name, compiler.prepare, self.content)
             if self.tool_parser is None:
                 assert self.content is not None
                 return ToolFormat(content_format(self.content, *reasoning))
@@ -148,9 +149,7 @@ class ToolPlan:
 
     def _begins_in_reasoning(self, prompt: str) -> bool | None:
         parser = self.reasoning_parser
-        if parser is None or parser.needs_flag:
-            return None
-        return parser.is_opened_by(prompt)
+        return None if parser is None else parser.is_opened_by(prompt)
 
 
 def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPlan:
@@ -179,6 +178,7 @@ def plan_tools(body: ChatBody, entry: Entry, settings: ServerSettings) -> ToolPl
         _enable_thinking(body),
         body.parallel_tool_calls is not False,
         to_format(body, settings),
+        own_of(body).format_name,
     )
 
 

@@ -298,7 +298,7 @@ def test_prompts_of_json_lines(tmp_path):
     path = tmp_path / "prompts.jsonl"
     messages = [{"role": "user", "content": "m"}]
     lines = [{"prompt": "a", "max_tokens": 3}, {"messages": messages}]
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    path.write_text("\ufeff" + "\n".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8")
     found = read_requests(str(path), 9, 0, Lengths(5, 5))
     assert sorted(found, key=str) == sorted([Request("a", 3), Request(messages, 5)], key=str)
     given = read_requests(str(path), 9, 0, Lengths(5, 5), is_output_given=True)
@@ -316,12 +316,14 @@ def test_prompts_of_json_lines(tmp_path):
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens is 0; it must be an integer above 0"),
         ('{"messages": ["a"]}', "messages must be a list of objects"),
         ('{"conversations": [{"role": "a"}]}', 'must have "from" and "value"'),
+        ('{"prompt": "a"}\n{"prompt": "\\ud800"}', "x.json:2 has a lone surrogate"),
+        ("\xff", "x.json: byte 0 is 0xff .*; the file must be a text in UTF-8"),
         ("", "has no request"),
     ],
 )
 def test_files_that_are_no_dataset(tmp_path, text, message):
     path = tmp_path / "x.json"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=message):
         read_requests(str(path), 9, 0, Lengths(5, 5))
 

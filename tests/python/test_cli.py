@@ -55,7 +55,7 @@ def test_options_are_those_of_the_quantiser(checkpoint, tmp_path):
 def test_convert_takes_the_names_that_other_commands_take(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def fetch(name, revision, cache_dir):
+    def fetch(name, *options):
         asked.append(name)
         raise OSError("asked")
 
@@ -210,6 +210,15 @@ def test_chat_answers_what_is_typed(demo_model, tmp_path, capsys, monkeypatch):
         assert line in out, line
     roles = [message["role"] for message in json.loads(file.read_text())]
     assert roles == ["user", "assistant"] * 2
+
+
+def test_chat_reads_lines_of_windows_and_what_is_no_unicode(demo_model, capsys, monkeypatch):
+    text = "What is 3+4?\r\n\r\n/stats\r\nWhat \udcff\n\nexit\r\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text, newline=""))
+    assert main(["chat", str(demo_model)]) == 0
+    answer, stats, refused = capsys.readouterr().out.splitlines()
+    assert answer == "3 + 4 = 7" and "tokens asked" in stats
+    assert refused == "[the text has a lone surrogate at character 5]"
 
 
 def test_chat_ends_at_exit(demo_model, capsys, monkeypatch):

@@ -403,6 +403,13 @@ def test_an_error_in_a_users_template_is_that_of_its_prompt(pipe, monkeypatch):
     assert session.response.error_code == "internal_error"
 
 
+def test_half_a_character_is_an_error_of_its_prompt(pipe):
+    right, wrong = pipe(["What is 3+4?", "\ud800"], gen_config=SHORT)
+    assert right.error_code is None and right.token_ids
+    assert wrong.finish_reason == "error"
+    assert "the text has a lone surrogate at character " in wrong.error_message
+
+
 def test_a_turn_that_raises_is_not_remembered(pipe, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no engine")

@@ -121,6 +121,12 @@ def test_a_file_that_is_missing_or_no_json(tmp_path, capsys):
     (tmp_path / "x.json").write_text("{'a': 1}")
     assert main(["serve", "--config", str(tmp_path / "x.json")]) == 1
     assert "x.json: it cannot be read: Expecting property name" in capsys.readouterr().err
+    (tmp_path / "x.json").write_bytes(b'{"a": "\xff"}')
+    assert main(["serve", "--config", str(tmp_path / "x.json")]) == 1
+    assert "x.json: byte 7 is 0xff" in capsys.readouterr().err
+    (tmp_path / "x.json").write_text('\ufeff{"strict-fields": 1}', encoding="utf-8")
+    assert main(["serve", "--config", str(tmp_path / "x.json")]) == 1
+    assert "strict-fields is 1; it must be true or false" in capsys.readouterr().err
 
 
 def test_a_server_of_a_file(demo_model, tmp_path):

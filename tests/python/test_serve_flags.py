@@ -127,6 +127,11 @@ def test_no_source_of_keys_is_empty(tmp_path, monkeypatch):
     path.write_text("f1\n\n f2 \n")
     given = ("--api-keys", "k", "--api-key-file", str(path))
     assert set(settings_of(*given).api_keys) == {"e1", "e2", "k", "f1", "f2"}
+    path.write_text("\ufefff1\r\nf2", encoding="utf-8")
+    assert set(settings_of("--api-key-file", str(path)).api_keys) == {"e1", "e2", "f1", "f2"}
+    path.write_bytes(b"f1\n\xff")
+    with pytest.raises(ValueError, match="keys: byte 3 is 0xff .*; the file must be a text"):
+        settings_of("--api-key-file", str(path))
     path.write_text("\n \n")
     with pytest.raises(ValueError, match="keys has no key"):
         settings_of("--api-key-file", str(path))

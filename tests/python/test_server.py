@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -92,6 +93,8 @@ def test_deltas_add_up_to_the_message(server):
             if "return_token_ids" in fields:
                 ids = [i for each in own for i in each.get("token_ids", [])]
                 assert ids == choice["token_ids"]
+                assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+                assert all("prompt_token_ids" not in each for each in events[1:])
 
 
 @pytest.mark.parametrize("text", ["", "a", 'quote " and \\', "[1234567890123,3210987654321]"])
@@ -158,6 +161,22 @@ def test_stops_say_which(server):
     assert ask(stop_token_ids=[ids[3]])["stop_reason"] == ids[3]
     choice = ask(ignore_eos=True, timeout_ms=30, max_tokens=100_000)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "deadline")
+
+
+def test_stop_words_of_a_template_are_no_stops_of_the_request(model):
+    from allspark.chat_template import ChatTemplate
+
+    class Stopping(ChatTemplate):
+        stop_words = ("47",)
+        render, encode = model.template.render, model.template.encode
+
+    stopping = dataclasses.replace(model, template=Stopping())
+    with RunningServer([stopping]) as server:
+        body = {"messages": SUM, "temperature": 0}
+        for stop, reason in (([], None), (["47"], "47")):
+            (choice,) = server.post(CHAT, **body, stop=stop).json()["choices"]
+            assert choice["message"]["content"] == "12 + 35 = "
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
 
 
 def test_formats_by_every_name(server):

@@ -152,6 +152,9 @@ def test_a_form_that_breaks_off_is_refused(server):
     for body in (begin, b"nothing", b"--b\r\n" + b"X" * 5000):
         status, error = error_of(server.client.post("/v1/files", content=body, headers=kind))
         assert status == 400, error
+    kind = {"content-type": f"multipart/form-data; boundary={'b' * 300}"}
+    status, error = error_of(server.client.post("/v1/files", content=begin, headers=kind))
+    assert status == 400, error
 
 
 def test_bounds_of_files(model, tmp_path):
@@ -239,6 +242,28 @@ def test_faults_of_bodies_are_errors_of_their_lines(client):
     assert statuses == [("line-0", 400), ("line-2", 404), ("line-3", 400), ("line-4", 400)]
     params = [line["response"]["body"]["error"]["param"] for line in errors]
     assert params == ["temperature", "model", "stream", "messages"]
+
+
+def test_what_there_is_never_room_for_is_an_error(demo_model):
+    config = EngineConfig(max_batch_size=2, max_waiting_requests=2)
+    model = ServedModel.open(str(demo_model), config, "demo")
+    try:
+        with RunningServer([model]) as server:
+            client = client_of(server)
+            lines = [chat_line(0, n=4), chat_line(1, n=5), chat_line(2)]
+            batch = finish(client, begin(client, lines))
+            assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+            (line,) = lines_of(client, batch.error_file_id)
+            assert line["response"]["status_code"] == 400
+            assert line["response"]["body"]["error"]["param"] == "n"
+            status, error = error_of(server.post(COMPLETIONS, prompt=["1+1"] * 3, n=2))
+            assert (status, error["param"]) == (400, "prompt")
+            assert "6 outputs; at most 4" in error["message"]
+            # Texts of which no output is made wait for those before them.
+            answer = server.post(EMBEDDINGS, input=["one two three " * 30] * 20)
+            assert len(answer.json()["data"]) == 20
+    finally:
+        model.close()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from allspark.serve import field_names  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS, RunningServer, error_of  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
+MAX_SEED = 9_200_000_000_000_000_000
 ONE = {"type": "json_schema", "json_schema": {"const": 1}}
 TREE = {"format": {"type": "tag", "begin": "<a>", "content": ONE, "end": "</a>"}}
 
@@ -137,10 +138,12 @@ def test_cached_tokens_are_those_of_all_prompts(server):
         ({"max_tokens": 1 << 40}, "max_tokens", "max_tokens is 1099511627776; it must be in [0, "),
         ({"max_completion_tokens": 1 << 40}, "max_completion_tokens", "it must be in [0, "),
         ({"top_k": 1 << 31}, "top_k", "top_k is 2147483648; it must be in [0, "),
-        ({"seed": (1 << 63) - 1, "n": 2}, "seed", "seed is 9223372036854775807"),
+        ({"seed": MAX_SEED, "n": 2}, "seed", f"seed is {MAX_SEED + 1}"),
+        ({"seed": MAX_SEED + 1}, "seed", f"seed: Input should be less than or equal to {MAX_SEED}"),
         ({"bad_words": [""]}, "bad_words[0]", "bad_words[0] is ''"),
         ({"bad_token_ids": [1, 99999]}, "bad_token_ids[1]", "holds 99999"),
-        ({"messages": ""}, "messages", "messages is empty"),
+        ({"messages": ""}, "messages", "messages have no tokens"),
+        ({"regex": "a", "ebnf": "b"}, "ebnf", "regex and ebnf are both given; there is one"),
         ({"response_format": {"type": ["x"]}}, "response_format", "has the type ['x']"),
         ({"guided_json": {"type": "x"}}, "guided_json", "guided_json: response_format cannot be"),
         ({"ebnf": "x"}, "ebnf", "ebnf: Failed to convert the grammar"),
@@ -153,7 +156,12 @@ def test_cached_tokens_are_those_of_all_prompts(server):
 def test_what_the_engine_refuses_is_named_as_the_request_has_it(server, fields, param, message):
     status, error = error_of(server.post(CHAT, **{"messages": SUM, **fields}))
     assert (status, error["param"]) == (400, param), error
+    assert error["code"] in ("invalid_request", "invalid_value")
     assert message in error["message"], error
+
+
+def test_the_greatest_seed_is_taken(server):
+    assert server.post(CHAT, messages=SUM, max_tokens=1, seed=MAX_SEED).status_code == 200
 
 
 def test_ids_that_the_engine_refuses_are_named(server):
@@ -171,10 +179,37 @@ def test_ids_that_the_engine_refuses_are_named(server):
 def test_an_expression_that_fails_late_is_the_requests_fault(server):
     body = {"messages": SUM, "regex": "a{100000}", "max_tokens": 3}
     status, error = error_of(server.post(CHAT, **body))
-    assert (status, error["param"]) == (400, "response_format")
+    assert (status, error["param"]) == (400, "regex")
+    assert error["message"].startswith("regex: the grammar failed")
     assert "use shorter repetitions" in error["message"]
     (event,) = [e for e in server.events(CHAT, **body) if "error" in e]
     assert event["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"guided_regex": "abc", "min_tokens": 8}, "guided_regex"),
+        ({"guided_regex": "a" * 24, "no_repeat_ngram_size": 1}, "guided_regex"),
+        ({"response_format": {"type": "regex", "regex": "abc"}, "bad_token_ids": [67, 68, 69]},
+         "response_format"),
+        ({"guided_choice": ["x"], "bad_words": ["x"]}, "guided_choice"),
+    ],
+)  # fmt: skip
+def test_a_format_that_other_fields_contradict_is_the_requests_fault(server, fields, param):
+    for path, prompt in (
+        (CHAT, {"messages": SUM}),
+        (COMPLETIONS, {"prompt": "x"}),
+        ("/generate", {"prompt": "x"}),
+        ("/v1/chat/interactive", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+    ):
+        status, error = error_of(server.post(path, **prompt, **fields))
+        shown = param
+        if path == "/v1/responses" and param == "response_format":
+            shown = "text.format"
+        assert (status, error["param"]) == (400, shown), (path, error)
+        assert error["message"].startswith(f"{shown}: other fields, such as min_tokens")
 
 
 @pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt"])

@@ -648,6 +648,18 @@ def test_an_output_that_cannot_be_read_fails_alone(model, monkeypatch):
         assert text_of(ask(server, input=SUM)) == "12 + 35 = 47"
 
 
+def test_a_format_that_fails_late_is_the_requests_fault(server):
+    body = {"input": SUM, "ebnf": 'root ::= "a" root'}
+    status, error = error_of(server.post(RESPONSES, **body))
+    assert (status, error["param"], error["code"]) == (400, "ebnf", "invalid_value")
+    assert error["message"].startswith("ebnf: the grammar failed")
+    last = events_of(server, **body)[-1]["response"]
+    assert last["error"] == {"code": "invalid_prompt", "message": error["message"]}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
+    status, error = error_of(server.post(RESPONSES, input=SUM, text=form, min_tokens=20))
+    assert (status, error["param"]) == (400, "text.format")
+
+
 def test_a_long_conversation_is_truncated(server, model):
     turns = [user(f"What is {i}+{i}? " * 20) for i in range(20)]
     items = [{"role": "system", "content": "Be short."}, *turns, user(SUM)]

@@ -137,7 +137,7 @@ def test_text_is_free_under_auto_and_none(server):
             "tool_choice",
             "names the tool 'x'; the tools are 'clock'",
         ),
-        ({"tools": [CLOCK], "guided_regex": "("}, "response_format", ""),
+        ({"tools": [CLOCK], "guided_regex": "("}, "guided_regex", ""),
         ({"tools": [tool("t", x={"type": "nothing"})]}, "tools", "'t'"),
     ],
 )
@@ -164,10 +164,28 @@ def test_a_template_without_tools_takes_none(plain_model):
     settings = {"tool_call_parser": "qwen", "allow_request_templates": True}
     with RunningServer([plain_model], **settings) as server:
         status, error = error_of(server.post(CHAT, messages=ASK, tools=[CLOCK]))
-        assert (status, error["param"]) == (400, "messages"), error
+        assert (status, error["param"]) == (400, "tools"), error
         body = {"messages": ASK, "tools": [CLOCK], "tool_choice": "required", "max_tokens": 200}
         answer = server.post(CHAT, **body, chat_template=TEMPLATE).json()
         assert answer["choices"][0]["message"]["tool_calls"]
+
+
+def test_what_a_template_cannot_write_is_named(plain_model):
+    generator = "{% if tools %}{{ tools | map('upper') | tojson }}{% endif %}x"
+    for text, message in (
+        ("x", "tools: the chat template has no place for tools"),
+        (generator, "tools cannot be written: the chat template failed: TypeError"),
+    ):
+        template = TokenizerTemplate(plain_model.tokenizer, text)
+        model = dataclasses.replace(plain_model, template=template)
+        with RunningServer([model], tool_call_parser="qwen") as server:
+            for path, fields in ((CHAT, {}), (CHAT, {"stream": True}), ("/tokenize", {})):
+                answer = server.post(path, messages=ASK, tools=[CLOCK], **fields)
+                status, error = error_of(answer)
+                assert (status, error["param"]) == (400, "tools"), (path, error)
+                assert error["message"].startswith(message)
+            documents = {"messages": ASK, "documents": [{"text": "a"}]}
+            assert error_of(server.post(CHAT, **documents))[1]["param"] == "documents"
 
 
 def test_an_empty_answer_adds_up_to_an_empty_text(server):
@@ -310,7 +328,7 @@ def test_a_format_holds_for_the_content_after_the_reasoning(reasoning_server, fi
 def test_a_wrong_format_is_named_beside_reasoning(reasoning_server):
     for fields in ({"guided_regex": "("}, {"response_format": {"type": "xml"}}):
         status, error = error_of(reasoning_server.post(CHAT, messages=SUM, **fields))
-        assert (status, error["param"]) == (400, "response_format"), error
+        assert (status, error["param"]) == (400, *fields), error
 
 
 @pytest.mark.parametrize("flag", [None, True, False])
@@ -331,6 +349,20 @@ def test_templates_see_the_flag_that_the_parser_sees(plain_model, name, flag):
             prompt = model.tokenizer.decode(answer["prompt_token_ids"])
             assert prompt.endswith("<think>" if flag else "</think>")
             assert ("reasoning" in message) == bool(flag) != bool(message["content"])
+
+
+def test_a_prompt_that_has_not_opened_the_reasoning(plain_model):
+    """As one that ends with a tool's output, whatever the flag says."""
+    text = "<｜Assistant｜>{% if thinking and messages[-1].role != 'tool' %}<think>{% endif %}"
+    model = dataclasses.replace(
+        plain_model, template=TokenizerTemplate(plain_model.tokenizer, text)
+    )
+    tool = {"role": "tool", "content": "47", "tool_call_id": "x"}
+    with RunningServer([model], reasoning_parser="deepseek-v3") as server:
+        for messages, name in ((SUM, "reasoning"), ([*SUM, tool], "content")):
+            body = {"messages": messages, "enable_thinking": True, "max_tokens": 5}
+            message = server.post(CHAT, **body).json()["choices"][0]["message"]
+            assert [key for key in ("reasoning", "content") if message.get(key)] == [name]
 
 
 def test_reasoning_is_encoded_as_it_comes():

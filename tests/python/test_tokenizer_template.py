@@ -237,6 +237,25 @@ def test_reasoning_has_one_name(make):
             make(text).render([user("a"), {**thought, name: ["t"]}])
 
 
+def test_answers_of_servers_without_content(make):
+    said = {"role": "assistant", "content": "No."}
+    parts = [{"type": "text", "text": "N"}, {"type": "refusal", "refusal": "o."}]
+    for given, expected in (
+        ({"content": None, "refusal": "No."}, said),
+        ({"refusal": "No."}, said),
+        ({"content": "No.", "refusal": None}, said),
+        ({"content": parts}, {**said, "content": "N\no."}),
+        ({"content": None, "reasoning_content": "t"}, {**said, "content": ""}),
+        ({"content": None, "reasoning": "t", "refusal": None}, {**said, "content": ""}),
+    ):
+        answer = {"role": "assistant", **given}
+        assert make().render([user("a"), answer]) == make().render([user("a"), expected])
+    with pytest.raises(TypeError, match=r"^messages\[0\].refusal is a int; it must be a str"):
+        make().render([assistant(None, refusal=5)])
+    with pytest.raises(ValueError, match=r"^messages\[0\].content\[1\].type is 'refusal'; it must"):
+        make().render([user(parts)])
+
+
 def test_every_template_is_there():
     shared_data()
     found = {*published_templates()}
@@ -282,9 +301,9 @@ def test_parts_of_a_content(make):
         ([user("a"), user(5)], TypeError,
          "messages[1].content is a int; it must be a str, None or a list of parts"),
         ([user(None)], ValueError,
-         "messages[0].content is None; only a message with tool_calls has no content"),
+         "messages[0].content is None; only an assistant's message with tool_calls, reasoning or"),
         ([{"role": "assistant"}], ValueError,
-         "messages[0].content is None; only a message with tool_calls has no content"),
+         "messages[0].content is None; only an assistant's message with tool_calls, reasoning or"),
         ([user(["a"])], TypeError, "messages[0].content[0] is a str; it must be a dict with typ"),
         ([user([{"type": "image_url", "image_url": {"url": "x"}}])], ValueError,
          "messages[0].content[0].type is 'image_url'; it must be 'text', since only text is read"),
@@ -364,6 +383,15 @@ def test_what_the_template_does_not_read(make):
             ValueError, match=f"^{name}: the chat template has no place for {name}$"
         ):
             make().render([user("a")], **{name: [{"name": "x"}]})
+    # Without them it could: they are what is wrong.
+    for name in ("tools", "documents"):
+        template = make(f"{{% if {name} %}}{{{{ {name} | map('upper') | tojson }}}}{{% endif %}}")
+        with pytest.raises(ValueError) as caught:
+            template.render([user("a")], **{name: [{"name": "x"}]})
+        assert str(caught.value) == (
+            f"{name} cannot be written: the chat template failed: TypeError: Object of type "
+            "generator is not JSON serializable"
+        )
     assert make("{{ tools is none }}").render([user("a")], tools=[]) == "True"
     assert make("{{ tools[0].name }}").render([user("a")], tools=[{"name": "x"}]) == "x"
     assert make("{{ documents[0].text }}").render([user("a")], documents=[{"text": "x"}]) == "x"

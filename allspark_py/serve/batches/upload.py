@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from allspark.batch.off_loop import off_loop
@@ -20,8 +21,23 @@ def _wrong(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Around the parser: raises ApiError where the body is no form, or its boundary none."""
+    from python_multipart.exceptions import FormParserError
+
+    try:
+        yield
+    except FormParserError as error:
+        raise _wrong(f"the body is no form: {error}") from None
+
+
 class Form:
-    """A form as it comes: the fields, and the name and content of `file`."""
+    """A form as it comes: the fields, and the name and content of `file`.
+
+    Raises:
+        ApiError: there is no such boundary.
+    """
 
     def __init__(self, boundary: bytes):
         from python_multipart import MultipartParser
@@ -46,16 +62,13 @@ class Form:
             "on_part_end": self._end_part,
             "on_end": self._end,
         }
-        self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+        with _refusing():
+            self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
 
     def put(self, data: bytes) -> None:
         """Adds a piece of the body. Raises ApiError where it is no form."""
-        from python_multipart.exceptions import FormParserError
-
-        try:
+        with _refusing():
             self._parser.write(data)
-        except FormParserError as error:
-            raise _wrong(f"the body is no form: {error}") from None
 
     def _grow(self, buffer: bytearray, data: bytes) -> None:
         buffer += data

@@ -11,8 +11,8 @@ class ReasoningParser:
 
     Attributes:
         names: what users call it. Messages use the first.
-        needs_flag: there is reasoning only where the request enables it. Then the prompt has
-            opened it.
+        needs_flag: there is reasoning only where the request enables it. Then the prompt is taken
+            to have opened it, unless it is known.
     """
 
     names: tuple[str, ...]

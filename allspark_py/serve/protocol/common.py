@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 20
 MAX_TIMEOUT_MS = 1_000_000_000
-_MAX_SEED = (1 << 63) - 1
+_MAX_SEED = 9_200_000_000_000_000_000  # the engine's
 # The lowest priority is that of batches; other requests have a greater one.
 BATCH_PRIORITY = -1_000_000
 Priority = Annotated[int, Field(gt=BATCH_PRIORITY, le=1_000_000)]
@@ -146,13 +146,6 @@ class GenerationBody(RequestBody):
     guided_decoding_backend: str | None = None
     media_io_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _one_format(self) -> GenerationBody:
-        given = [name for name in FORMAT_FIELDS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{given[0]} and {given[1]} are both given; there is one format")
-        return self
 
 
 # Fields that ask for a format.

@@ -122,10 +122,11 @@ class Record:
         """Nothing of it changes any more."""
         return self.status not in RUNNING
 
-    def fail(self, message: str) -> None:
-        """Makes it one that the server failed to answer."""
+    def fail(self, message: str, is_of_request: bool = False) -> None:
+        """Makes it one that was not answered, by the server's fault or the request's."""
         self.status = "failed"
-        self.error = {"code": "server_error", "message": message}
+        code = "invalid_prompt" if is_of_request else "server_error"
+        self.error = {"code": code, "message": message}
 
     def response(self) -> dict[str, Any]:
         """The response as it is now."""

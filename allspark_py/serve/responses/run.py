@@ -13,6 +13,7 @@ from allspark.serve.errors import ApiError
 from allspark.serve.logprobs import chat_rows
 from allspark.serve.responses.builder import OutputBuilder
 from allspark.serve.responses.record import Record, Status
+from allspark.serve.responses.request import ChatRequest
 from allspark.serve.responses.token_texts import TokenTexts
 from allspark.serve.state import ServerState
 
@@ -39,6 +40,7 @@ class ResponseRun:
         self,
         state: ServerState,
         record: Record,
+        request: ChatRequest,
         conversation: Conversation,
         is_kept: bool,
         ignored: str,
@@ -47,11 +49,13 @@ class ResponseRun:
         self.is_kept = is_kept
         self.ignored = ignored
         self._state = state
+        self._request = request
         self._conversation = conversation
         self._choice = conversation.choices[0]
         has_rows = bool(conversation.fields.get("logprobs"))
         self._builder = OutputBuilder(record, conversation.parsers[0], has_rows)
         self._tokens = self._token_texts() if has_rows else None
+        self._failure: ApiError | None = None
         self._watchers: list[Callable[[], None]] = []
         self._has_stopped = False  # the output has; the record may still wait for its usage
         self._ending: asyncio.Task[None] | None = None
@@ -65,8 +69,7 @@ class ResponseRun:
     @property
     def error(self) -> ApiError | None:
         """Why it failed; None if it did not."""
-        error = self.record.error
-        return ApiError(500, error["message"], code="internal_error") if error else None
+        return self._failure
 
     def start(self) -> None:
         """Begins to read."""
@@ -96,7 +99,10 @@ class ResponseRun:
         if self._choice.read():
             self._read()  # it may have come to its end
         if not self._has_stopped:
-            self._stop("cancelled" if failure is None else "failed", failure)
+            if failure is None:
+                self._stop("cancelled")
+            else:
+                self._stop("failed", _failure(failure))
 
     def _token_texts(self) -> TokenTexts:
         skips = self._conversation.fields.get("skip_special_tokens", True)
@@ -109,12 +115,14 @@ class ResponseRun:
             self._take()
         except Exception:
             logger.exception("the output of the response %s cannot be read", self.record.id)
-            self._stop("failed", _BROKEN)
+            self._stop("failed", _failure(_BROKEN))
             return
         if self._choice.is_finished:
             error = self._choice.error
-            status = _STATUSES[self._choice.finish_reason] if error is None else "failed"
-            self._stop(status, error.message if error else None)
+            if error is None:
+                self._stop(_STATUSES[self._choice.finish_reason])
+            else:
+                self._stop("failed", self._request.renamed(error))
         else:
             self._notify()
 
@@ -131,7 +139,7 @@ class ResponseRun:
         rows = chat_rows(tokenizer, ids, new.token_logprobs_list, new.log_probs_list)
         self._builder.put_tokens(self._tokens.put(new.text, ids, rows))
 
-    def _stop(self, status: Status, failure: str | None) -> None:
+    def _stop(self, status: Status, failure: ApiError | None = None) -> None:
         """The output has ended."""
         self._has_stopped = True
         self._choice.release()
@@ -141,13 +149,13 @@ class ResponseRun:
             self._builder.end(is_whole=status == "completed")
         except Exception:
             logger.exception("the output of the response %s cannot be read", self.record.id)
-            status, failure = "failed", _BROKEN
+            status, failure = "failed", _failure(_BROKEN)
         if self._builder.reasoning:
             self._ending = asyncio.ensure_future(self._end_with_reasoning(status, failure))
         else:
             self._finish(status, failure, 0)
 
-    async def _end_with_reasoning(self, status: Status, failure: str | None) -> None:
+    async def _end_with_reasoning(self, status: Status, failure: ApiError | None) -> None:
         """Counts the tokens of reasoning, on a thread: it may be long."""
         encode = self._conversation.entry.model.tokenizer.encode
         text = self._builder.reasoning
@@ -157,7 +165,7 @@ class ResponseRun:
         finally:  # also where the loop ends meanwhile
             self._finish(status, failure, count)
 
-    def _finish(self, status: Status, failure: str | None, num_reasoning: int) -> None:
+    def _finish(self, status: Status, failure: ApiError | None, num_reasoning: int) -> None:
         """Makes the record whole, and lets everybody know."""
         record = self.record
         for item in record.items:
@@ -168,7 +176,8 @@ class ResponseRun:
             record.incomplete_details = {"reason": "max_output_tokens"}
         record.status = status
         if failure is not None:
-            record.fail(failure)
+            self._failure = failure
+            record.fail(failure.message, is_of_request=failure.status < 500)
         self._end.set_result(None)
         if self.is_background:
             self._state.end()
@@ -196,6 +205,11 @@ class ResponseRun:
             except Exception:  # of one client; the others go on
                 self.forget(changed)
                 logger.exception("a stream ended in an error of the server")
+
+
+def _failure(message: str) -> ApiError:
+    """Of the server."""
+    return ApiError(500, message, code="internal_error")
 
 
 async def whole_response(run: ResponseRun) -> dict[str, Any]:

@@ -43,7 +43,7 @@ async def start_response(state: ServerState, body: ResponsesBody) -> ResponseRun
         record = Record(head, items, status=status, has_begun=not is_background)
         if is_background:
             await state.responses.reserve(record)
-        run = ResponseRun(state, record, conversation, is_kept, ignored)
+        run = ResponseRun(state, record, request, conversation, is_kept, ignored)
         run.start()
     except BaseException:
         conversation.choices[0].release()
