@@ -21,6 +21,7 @@ from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import CheckpointError
 from .native import RequiredTensor
+from .notices import notice
 from .quantization import TABLES, MatrixWeight, Quantization
 from .quantized import (
     checkpoint_format,
@@ -42,7 +43,7 @@ from .spec import (
     resolve,
     with_architecture,
 )
-from .storage import as_float32
+from .storage import as_float32, same_values
 
 COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
 INV_FREQ = "rope.inv_freq"
@@ -110,6 +111,31 @@ def describe_decoder(config: ModelConfig) -> DecoderDescription:
             computed[WINDOW_INV_FREQ] = rope.window_inv_freq
         fields["rope_attention_scaling"] = rope.attention_scaling
     return DecoderDescription(config, architecture, fields, computed)
+
+
+def has_own_head(described: DecoderDescription, checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint has a head although ``described`` ties it to the embedding: a tensor
+    with other values. Such a head was trained, so the configuration is wrong.
+    """
+    if not described.fields["tie_embeddings"]:
+        return False
+    architecture = described.architecture
+    tensors = architecture.full_names(checkpoint.tensors)
+    found = {
+        rule.target: tensors[rule.sources[0]]
+        for rule in architecture.weights
+        if rule.target in ("embedding", "lm_head") and rule.sources[0] in tensors
+    }
+    if len(found) < 2:
+        return False
+    head, embedding = found["lm_head"], found["embedding"]
+    if head.shape == embedding.shape and same_values(head, embedding):
+        return False
+    notice(
+        f"{head.where} differs from {embedding.name!r}, which the configuration ties it to: it is "
+        "used as the head (tie_word_embeddings false)"
+    )
+    return True
 
 
 def make_plan(

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .companion_files import companion_names
 from .config import ModelConfig
 from .convert import Plan
 from .errors import CheckpointError, ModelSerializerException
 from .files import MAX_COMPANION_BYTES, check_file, file_size, read_file
+from .notices import notice
 from .spec import message_class
-from .tokenizer import TOKENIZER_FILES
-
-COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+from .tokenizer import needs_code
 
 GRAPH_MAGIC = b"ASGRAPH\0"
 _GRAPH_HEADER_BYTES = 16
@@ -82,10 +82,16 @@ def engine_accepts(graph: Path, param: Path, engine: Any = None) -> bool:
 
 @contextlib.contextmanager
 def companions(
-    source: Path, target: Path, config: ModelConfig, graph: Path, made: Mapping[str, str]
+    source: Path,
+    target: Path,
+    config: ModelConfig,
+    graph: Path,
+    made: Mapping[str, str],
+    with_code: bool = False,
 ) -> Iterator[None]:
-    """Copies tokenizer and configuration from ``source``, so that ``target`` is a complete model. A
-    ``config`` that is in no file is written, and so are the files in ``made``.
+    """Copies tokenizer and configuration from ``source``, so that ``target`` is a complete model;
+    ``with_code`` the Python files of both, too. A ``config`` that is in no file is written, and so
+    are the files in ``made``.
 
     Before the body of the ``with`` they are written to temporary files, which get their names after
     it. If either fails, ``target`` is as it was. Refuses to replace the files of another model in
@@ -93,21 +99,29 @@ def companions(
     """
     with contextlib.ExitStack() as stack:
         staged = []
-        for data, end in _contents(source, target, config, graph, made):
+        for data, end in _contents(source, target, config, graph, made, with_code):
             try:
-                staged.append((stack.enter_context(_temporary_file(data, end)), end))
+                staged.append((stack.enter_context(_temporary_file(data, target, end.name)), end))
             except OSError as error:
                 raise CheckpointError(f"{end}: cannot be written: {error.strerror}") from error
         yield
         for partial, end in staged:
+            end.parent.mkdir(exist_ok=True)
             os.replace(partial, end)
 
 
 def _contents(
-    source: Path, target: Path, config: ModelConfig, graph: Path, made: Mapping[str, str]
+    source: Path,
+    target: Path,
+    config: ModelConfig,
+    graph: Path,
+    made: Mapping[str, str],
+    with_code: bool,
 ) -> Iterator[tuple[bytes, Path]]:
+    if not with_code and needs_code(source):
+        notice(f"{source}: the tokenizer is code, which is copied only with trust_remote_code")
     others = [path.name for path in target.glob("*.asgraph") if path.name != graph.name]
-    for name in COMPANIONS:
+    for name in companion_names(source, config, with_code):
         begin, end = source / name, target / name
         if begin.is_file() and end.exists() and begin.samefile(end):
             continue
@@ -134,15 +148,15 @@ _counter = itertools.count()
 
 
 @contextlib.contextmanager
-def _temporary_file(data: bytes, end: Path) -> Iterator[Path]:
-    """A new file beside ``end``, which is locked: one without a lock is a killed process's, and the
-    next one for ``end`` removes it. Other file systems than those with locks keep it.
+def _temporary_file(data: bytes, folder: Path, name: str) -> Iterator[Path]:
+    """A new file for ``name``, which is locked: one without a lock is a killed process's, and the
+    next one for ``name`` removes it. Other file systems than those with locks keep it.
     """
-    for path in end.parent.glob(f".{glob.escape(end.name)}.*.tmp"):
+    for path in folder.glob(f".{glob.escape(name)}.*.tmp"):
         with contextlib.suppress(OSError), open(path, "r+b") as leftover:
             fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-    partial = end.with_name(f".{end.name}.{os.getpid()}-{next(_counter)}.tmp")
+    partial = folder / f".{name}.{os.getpid()}-{next(_counter)}.tmp"
     with open(partial, "xb") as file:
         try:
             with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     its directory, except those of a hub's cache into the same repository, and more than
     ``max_bytes``, however many the file said it had.
     """
-    _check_link(path)
+    check_link(path)
     # Without O_NONBLOCK, a pipe that nobody writes to is waited for.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
@@ -59,7 +59,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 def check_file(path: Path, max_bytes: int) -> None:
     """Refuses what ``read_file`` does, of a file that others are going to read."""
-    _check_link(path)
+    check_link(path)
     size = _regular_size(path)
     if size > max_bytes:
         raise CheckpointError(f"{path}: {size} bytes, more than {max_bytes}")
@@ -79,7 +79,8 @@ def _regular_size(path: Path) -> int:
     return info.st_size
 
 
-def _check_link(path: Path) -> None:
+def check_link(path: Path) -> None:
+    """Refuses a link out of its directory, except one of a hub's cache into the same repository."""
     if not path.is_symlink():
         return
     target = Path(os.path.realpath(path))

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .companion_files import CODE, ENDINGS
 from .errors import CheckpointNotFoundError, ModelSerializerException
 
-_METADATA = ("*.json", "*.model", "*.txt", "*.jinja")
+_METADATA = tuple(f"*{ending}" for ending in ENDINGS)
 # In order of preference; the second is downloaded only if there are no files of the first.
 _WEIGHTS = ("*.safetensors", "*.bin")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -44,11 +45,12 @@ def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
     return download(name_or_path)
 
 
-def _download(name: str, client: str, fetch: Callable[..., Any]) -> Path:
+def _download(name: str, client: str, fetch: Callable[..., Any], with_code: bool) -> Path:
+    metadata = (*_METADATA, CODE) if with_code else _METADATA
     try:
-        directory = Path(fetch(name, (*_METADATA, _WEIGHTS[0])))
+        directory = Path(fetch(name, (*metadata, _WEIGHTS[0])))
         if not any(directory.glob(_WEIGHTS[0])):
-            directory = Path(fetch(name, (*_METADATA, _WEIGHTS[1])))
+            directory = Path(fetch(name, (*metadata, _WEIGHTS[1])))
         return directory
     except Exception as error:  # each client has its own: offline, not found, not allowed
         raise CheckpointNotFoundError(
@@ -57,7 +59,10 @@ def _download(name: str, client: str, fetch: Callable[..., Any]) -> Path:
 
 
 def download_from_huggingface(
-    name: str, revision: str | None = None, cache_dir: str | None = None
+    name: str,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    with_code: bool = False,
 ) -> Path:
     try:
         from huggingface_hub import snapshot_download
@@ -72,11 +77,14 @@ def download_from_huggingface(
             repo, revision=revision, cache_dir=cache_dir, allow_patterns=list(patterns)
         )
 
-    return _download(name, "huggingface_hub", fetch)
+    return _download(name, "huggingface_hub", fetch, with_code)
 
 
 def download_from_modelscope(
-    name: str, revision: str | None = None, cache_dir: str | None = None
+    name: str,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    with_code: bool = False,
 ) -> Path:
     try:
         from modelscope import snapshot_download
@@ -93,4 +101,4 @@ def download_from_modelscope(
             )
         )
 
-    return _download(name, "modelscope", fetch)
+    return _download(name, "modelscope", fetch, with_code)

@@ -19,6 +19,7 @@ from .convert import (
     Plan,
     checked_data_type,
     describe_decoder,
+    has_own_head,
     make_plan,
     write_model,
 )
@@ -44,7 +45,8 @@ class HuggingFaceModel(LLM):
 
     ``in_memory_serialize`` decides where ``serialize`` puts the model. None: in memory, unless a
     directory is given. ``user_set_data_type`` is the compute type, "bfloat16" (default) or
-    "float32". Code that comes with a checkpoint is executed only with ``trust_remote_code``.
+    "float32". Code that comes with a checkpoint is downloaded, copied and executed only with
+    ``trust_remote_code``.
     """
 
     _download = staticmethod(download_from_huggingface)
@@ -67,6 +69,7 @@ class HuggingFaceModel(LLM):
         self._rope_override: dict[str, Any] | None = None
         self._described: DecoderDescription | None = None  # what _config describes
         self._checkpoint: Checkpoint | None = None
+        self._has_own_head = False  # although the configuration ties it to the embedding
         self._load_format = LoadFormat.AUTO
         self._quantization: tuple[bool, dict[str, Any] | None] = (False, None)
         self._image: Any = None
@@ -79,7 +82,9 @@ class HuggingFaceModel(LLM):
         if self._directory is None:
             self._directory = local_directory(
                 self.pretrain_model_name_or_path,
-                lambda name: self._download(name, self._revision, self._download_dir),
+                lambda name: self._download(
+                    name, self._revision, self._download_dir, self.trust_remote_code
+                ),
             )
         return self._directory
 
@@ -100,7 +105,8 @@ class HuggingFaceModel(LLM):
         load_format: LoadFormat | str = LoadFormat.AUTO,
         **kwargs: Any,
     ) -> HuggingFaceModel:
-        """Opens the checkpoint: reads and checks configuration and headers, and no weights yet.
+        """Opens the checkpoint: reads and checks configuration and headers, and no weights yet but
+        those of a head that the configuration ties to the embedding. If it differs, it is used.
 
         ``direct_load`` has no effect: every checkpoint is read directly. Of ``kwargs`` only
         ``revision`` and ``download_dir`` (of a download) are used; the others, which DashInfer
@@ -115,8 +121,12 @@ class HuggingFaceModel(LLM):
             self.data_type = checked_data_type(override_data_type)
         self._load_format = LoadFormat(load_format)
         self._gguf_file = None
+        self._has_own_head = False
         self.read_model_config()
         self._checkpoint = self._open_checkpoint()
+        if has_own_head(self._decoder(), self._checkpoint):
+            self._has_own_head = True
+            self.read_model_config()
         return self
 
     def _open_checkpoint(self) -> Checkpoint:
@@ -136,6 +146,8 @@ class HuggingFaceModel(LLM):
         config = self._read_config()
         if self._rope_override is not None:
             config = ModelConfig({**config, "rope_scaling": self._rope_override}, config.source)
+        if self._has_own_head:
+            config = config.with_fields(tie_word_embeddings=False)
         self._described = describe_decoder(config)
         self._config = config
         return self
@@ -320,6 +332,8 @@ class HuggingFaceModel(LLM):
         the current directory.
         """
         del multinode_mode
+        if model_output_dir is None:  # which would otherwise be the current directory
+            raise TypeError("model_output_dir is None; it must be a str or a path")
         quantization = self._parse_quantization(
             enable_quant, weight_only_quant, customized_quant_config
         )
@@ -352,7 +366,9 @@ class HuggingFaceModel(LLM):
         target.mkdir(parents=True, exist_ok=True)
         graph, param = self._files_in(target)
         made = self.made_companions()
-        with companions(self.directory, target, self._model_config(), graph, made):
+        with companions(
+            self.directory, target, self._model_config(), graph, made, self.trust_remote_code
+        ):
             if not keeps:
                 write_model(plan, native().ModelWriter, str(graph), str(param))
         return graph, param

@@ -24,7 +24,7 @@ from .native import RequiredTensor, native, required_of
 from .notices import notice
 from .peft_config import PeftConfig
 from .spec import WEIGHT_DTYPES, expand, find_architecture, message_class
-from .storage import TensorEntry, as_float32, round_float32
+from .storage import TensorEntry, as_float32, same_values
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -36,8 +36,6 @@ _LM_HEAD = "lm_head"
 _MATRIX = re.compile(r"(.+)\.lora_(A|B)(?:\.([^.]+))?\.weight")
 _EMBEDDING_MATRIX = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.([^.]+))?")
 _WEIGHT = re.compile(r"(.+?)(?:\.base_layer)?\.weight")
-# A weight and a copy of it are compared this many rows at a time.
-_COMPARED_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ class LoraAdapter:
                 f"a whole weight of shape {list(entry.shape)}, the base model's has "
                 f"{list(original.shape)}; changed vocabularies are not supported",
             )
-        if entry.dtype not in WEIGHT_DTYPES or not _same_values(entry, original):
+        if entry.dtype not in WEIGHT_DTYPES or not same_values(entry, original):
             raise _unexplained(
                 entry,
                 "a whole weight that differs from the base model's; only adapters are supported",
@@ -247,17 +245,6 @@ class LoraAdapter:
             embedding = next(m for m in self._modules.values() if m.tensor == _EMBEDDING)
             entry = tensors.get(f"{embedding.name}.weight")
         return entry
-
-
-def _same_values(copy: TensorEntry, original: TensorEntry) -> bool:
-    """Whether ``copy`` is ``original`` in the precision of the copy."""
-    with copy.open() as ours, original.open() as theirs:
-        for begin in range(0, len(ours), _COMPARED_ROWS):
-            rows = slice(begin, begin + _COMPARED_ROWS)
-            expected = round_float32(as_float32(theirs[rows], original.dtype), copy.dtype)
-            if not np.array_equal(as_float32(ours[rows], copy.dtype), expected):
-                return False
-    return True
 
 
 def _modules(spec: Any) -> dict[str, Module]:

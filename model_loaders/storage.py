@@ -13,7 +13,7 @@ import math
 import mmap
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,6 +46,9 @@ ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
 
 # Tensors of models have few dimensions; more mean a damaged header.
 MAX_RANK = 8
+
+# A weight and a copy of it are compared this many elements at a time.
+_COMPARED_ELEMENTS = 1 << 20
 
 
 class MappedFile:
@@ -176,6 +179,22 @@ def round_float32(values: NDArray[Any], dtype: str) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)
     return values
+
+
+def same_values(copy: TensorEntry, original: TensorEntry) -> bool:
+    """Whether ``copy``, of the same shape, is ``original`` in the precision of the copy. Reads no
+    further than the first difference, and nothing where both are one tensor of the file.
+    """
+    if replace(copy, name=original.name) == original:
+        return True
+    with copy.open() as ours, original.open() as theirs:
+        ours, theirs = ours.reshape(-1), theirs.reshape(-1)
+        for begin in range(0, len(ours), _COMPARED_ELEMENTS):
+            part = slice(begin, begin + _COMPARED_ELEMENTS)
+            expected = round_float32(as_float32(theirs[part], original.dtype), copy.dtype)
+            if not np.array_equal(as_float32(ours[part], copy.dtype), expected):
+                return False
+    return True
 
 
 def checked_shape(value: Any, where: str) -> tuple[int, ...]:

@@ -14,28 +14,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .config import read_json_object
+from .companion_files import ENDINGS, TOKENIZER_FILES, named_templates, tokenizer_settings
 from .errors import CheckpointNotFoundError, ModelSerializerException
 from .expressions import backend_expressions, check_expressions, expressions_in
 from .files import MAX_COMPANION_BYTES, check_file, check_no_pointer, read_file
-
-# The files of a tokenizer; they are copied into a serialised model's directory.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-
-# Ends of the names of all files that transformers may read for a tokenizer.
-_READ = frozenset((".json", ".jinja", ".model", ".txt"))
 
 # Classes that convert a SentencePiece model without torch.
 _SENTENCEPIECE_CLASSES = {
@@ -55,6 +37,12 @@ def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in TOKENIZER_FILES)
 
 
+def needs_code(directory: Path) -> bool:
+    """Whether the tokenizer is code that comes with the checkpoint."""
+    config = tokenizer_settings(directory)
+    return "auto_map" in config and _known_class(directory, config) is None
+
+
 def load_tokenizer(
     directory: Path, padding_side: str = "left", trust_remote_code: bool = False
 ) -> Any:
@@ -65,10 +53,9 @@ def load_tokenizer(
         raise CheckpointNotFoundError(
             f"{directory}: holds no tokenizer; looked for {', '.join(TOKENIZER_FILES)}"
         )
-    settings = directory / "tokenizer_config.json"
-    config = read_json_object(settings, "a tokenizer's settings") if settings.exists() else {}
-    for path in (*directory.iterdir(), *directory.glob("additional_chat_templates/*")):
-        if path.suffix in _READ and not path.is_dir():
+    config = tokenizer_settings(directory)
+    for path in (*directory.iterdir(), *named_templates(directory)):
+        if path.suffix in ENDINGS and not path.is_dir():
             check_file(path, MAX_COMPANION_BYTES)
     files = (path for path in directory.glob("*.json") if not path.is_dir())
     tried = expressions_in((read_file(path, MAX_COMPANION_BYTES) for path in files), directory)
@@ -115,11 +102,16 @@ def _tokenizer_class(directory: Path, config: dict[str, Any], trust_remote_code:
             f"tokenizers need the package 'transformers', which cannot be imported: {error}"
         ) from error
     remote = "auto_map" in config and trust_remote_code
-    if (directory / "tokenizer.json").exists() and not remote:
-        return transformers.PreTrainedTokenizerFast
+    known = None if remote else _known_class(directory, config)
+    return getattr(transformers, known or "AutoTokenizer")
+
+
+def _known_class(directory: Path, config: dict[str, Any]) -> str | None:
+    """The class that reads the files without AutoTokenizer; None if there is none."""
+    if (directory / "tokenizer.json").exists():
+        return "PreTrainedTokenizerFast"
+    if not (directory / "tokenizer.model").exists():
+        return None
     # No settings: a checkpoint from Meta.
     own = str(config.get("tokenizer_class")) if config else "LlamaTokenizer"
-    named = _SENTENCEPIECE_CLASSES.get(own)
-    if (directory / "tokenizer.model").exists() and named is not None and not remote:
-        return getattr(transformers, named)
-    return transformers.AutoTokenizer
+    return _SENTENCEPIECE_CLASSES.get(own)

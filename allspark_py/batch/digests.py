@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allspark.model_loader.companion_files import ENDINGS, named_templates
+
 if TYPE_CHECKING:
     from allspark.model_loader import LLM
 
 # Files of a model's folder on which outputs can depend.
 _SUFFIXES = {
-    ".asgraph", ".asparam", ".bin", ".gguf", ".jinja", ".json", ".model", ".pt", ".pth", ".py",
-    ".safetensors", ".txt",
+    *ENDINGS, ".asgraph", ".asparam", ".bin", ".gguf", ".pt", ".pth", ".py", ".safetensors",
 }  # fmt: skip
 # Of a large file so many pieces are read: two models of the same sizes differ everywhere.
 _NUM_PIECES = 32
@@ -43,7 +44,8 @@ def folder_digest(folder: Path) -> str:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file()]
+    paths = (*folder.iterdir(), *named_templates(folder))
+    return [path for path in paths if path.suffix in _SUFFIXES and path.is_file()]
 
 
 def _digest(files: Iterable[Path]) -> str:

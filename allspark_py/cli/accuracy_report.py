@@ -48,5 +48,6 @@ def write_report(options: argparse.Namespace, texts: Any) -> None:
         settings_of(options),
         options.report_context,
         options.report_tokens,
+        trust_remote_code=options.trust_remote_code,
     )
     print(f"\n{text_of(result)}")

@@ -17,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="DIR", help="where the model goes")
     add("--name", help="name of the files (default: the last part of MODEL)")
     add("--data-type", default="bfloat16", help="bfloat16 (default) or float32")
+    add("--trust-remote-code", action="store_true",
+        help="copy a tokenizer's own code, and run it for --report")  # fmt: skip
     add(
         "--weight-format",
         choices=WEIGHT_FORMATS,
@@ -38,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
 
     config = _quant_config(options)
     texts = report_texts(options)  # before the conversion, which takes longer
-    loader = open_checkpoint(options.model, options.name, options.data_type)
+    loader = open_checkpoint(
+        options.model, options.name, options.data_type, options.trust_remote_code
+    )
     loader.serialize_to_path(
         None,
         options.output,

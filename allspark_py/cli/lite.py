@@ -53,7 +53,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="what the model computes in; auto and float16: bfloat16")  # fmt: skip
     add("--revision", help="of a model on a hub")
     add("--download-dir", metavar="DIR", help="where such a model goes")
-    add("--trust-remote-code", action="store_true", help="run a tokenizer's own code")
+    add("--trust-remote-code", action="store_true",
+        help="run a tokenizer's own code, and copy it with the model")  # fmt: skip
 
 
 def _add_calibration(parser: argparse.ArgumentParser) -> None:

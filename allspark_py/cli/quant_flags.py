@@ -15,7 +15,8 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="directory of a checkpoint, a GGUF file, a name on a hub, or smollm2")
     add("--threads", type=not_negative, default=0, metavar="N", help="(default: all cores)")
-    add("--trust-remote-code", action="store_true", help="run a tokenizer's own code")
+    add("--trust-remote-code", action="store_true",
+        help="run a tokenizer's own code, and copy it with the model")  # fmt: skip
 
 
 def add_format_flags(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,7 @@ def write_accuracy(
     context: int = DEFAULT_CONTEXT,
     tokens: int | None = None,
     progress: Callable[[int], object] = lambda count: None,
+    trust_remote_code: bool = False,
 ) -> Comparison:
     """Compares a serialised model with the checkpoint that it was made of, which computes in
     float32, and writes accuracy.json and accuracy.md into the model's directory.
@@ -37,6 +38,7 @@ def write_accuracy(
         source: the checkpoint, as `allspark serve` takes it.
         settings: those of the conversion, for the report.
         texts, context, tokens, progress: those of `perplexity`.
+        trust_remote_code: run code that comes with the tokenizer.
 
     Raises:
         ValueError, OSError, OutOfMemoryError, AllSparkError: as `compare`, and where a model
@@ -44,11 +46,11 @@ def write_accuracy(
     """
     check_settings(context, tokens)
     found = to_texts(texts)
-    engine = Engine()
+    engine, config = Engine(), EngineConfig(trust_remote_code=trust_remote_code)
     with contextlib.ExitStack() as opened:
-        own = open_for_windows(str(model), EngineConfig(), context, "model", engine)
+        own = open_for_windows(str(model), config, context, "model", engine)
         opened.callback(own.close)
-        reference = open_reference(source, EngineConfig(), context, engine)
+        reference = open_reference(source, config, context, engine)
         opened.callback(reference.close)
         result = compare(own, reference, found, context, tokens, None, progress)
     folder = Path(model)

@@ -18,7 +18,6 @@ import numpy as np
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.config import ModelConfig
 from allspark.model_loader.export import companions
-from allspark.model_loader.files import MAX_COMPANION_BYTES, read_file
 from allspark.model_loader.safetensors_file import DTYPES
 from allspark.model_loader.spec import model_type_of
 from allspark.model_loader.storage import ELEMENT_TYPES, TensorEntry, round_float32
@@ -70,8 +69,8 @@ def write_checkpoint(
     outputs: Sequence[Output],
     output: Path,
 ) -> list[Path]:
-    """Writes the tensors, with config.json, tokenizer and the code of the loader's checkpoint.
-    Returns the files with weights.
+    """Writes the tensors, with config.json, tokenizer and, if it is trusted, the code of the
+    loader's checkpoint. Returns the files with weights.
 
     Raises:
         ValueError: the directory holds other weights. OSError: files cannot be written.
@@ -83,11 +82,11 @@ def write_checkpoint(
     if kind is not None:
         fields.setdefault("model_type", kind)
     made = loader.made_companions() | {"config.json": json.dumps(fields, indent=2) + "\n"}
-    with companions(loader.directory, output, ModelConfig(fields), output / _SINGLE, made):
-        paths = write_files(outputs, output)
-    for path in sorted(loader.directory.glob("*.py")):  # what auto_map in config.json refers to
-        (output / path.name).write_bytes(read_file(path, MAX_COMPANION_BYTES))
-    return paths
+    config, graph = ModelConfig(fields), output / _SINGLE
+    with companions(
+        loader.directory, output, config, graph, made, with_code=loader.trust_remote_code
+    ):
+        return write_files(outputs, output)
 
 
 def write_files(

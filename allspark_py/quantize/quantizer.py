@@ -81,7 +81,7 @@ def quantize_model(
             Hugging Face layout that other programs read, too.
         resume: go on with the layers that an earlier run finished.
         threads: 0: all cores.
-        trust_remote_code: run code that comes with the tokenizer.
+        trust_remote_code: run code that comes with the tokenizer, and copy it with the model.
         revision, download_dir: of a model on a hub.
         progress: called with the number of finished layers, and of all.
 

@@ -35,7 +35,12 @@ def standard(config: ModelConfig) -> ModelConfig:
     )
     if not config.flag("multi_query_attention", False):
         config = config.with_fields(num_key_value_heads=None)
-    return config.with_fields(rope_theta=DEFAULT_THETA * config.number("rope_ratio", 1.0))
+    ratio = config.number("rope_ratio", 1.0)
+    if "chatglm2" in config.text("_name_or_path", "").lower():
+        # Its own code divides positions by the ratio; that of the later models multiplies the base.
+        scaling = config.get("rope_scaling") or {"rope_type": "linear", "factor": ratio}
+        return config.with_fields(rope_scaling=scaling)
+    return config.with_fields(rope_theta=DEFAULT_THETA * ratio)
 
 
 def chatglm(config: ModelConfig) -> dict[str, Any]:

@@ -89,6 +89,15 @@ def older_names(config: ModelConfig, default_act: str, **names: str) -> ModelCon
     )
 
 
+def with_defaults(config: ModelConfig, **fields: Any) -> ModelConfig:
+    """``config`` with ``fields`` where it lacks them: the defaults of transformers' class. A null
+    is no lack.
+    """
+    return config.with_fields(
+        **{name: value for name, value in fields.items() if name not in config}
+    )
+
+
 def require(config: ModelConfig, **fields: Any) -> None:
     """Refuses a configuration where one of ``fields`` is present with another value."""
     for name, value in fields.items():

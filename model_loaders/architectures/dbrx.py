@@ -6,7 +6,15 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..spec import Architecture, Weight, register
-from .common import activation, optional_number, renamed, require, sizes, weights
+from .common import (
+    activation,
+    optional_number,
+    renamed,
+    require,
+    sizes,
+    weights,
+    with_defaults,
+)
 from .experts import split_experts, with_experts
 
 NAMES = {
@@ -45,6 +53,7 @@ def standard(config: ModelConfig) -> ModelConfig:
 
 def dbrx(config: ModelConfig) -> dict[str, Any]:
     attention, experts = config.part("attn_config"), config.part("ffn_config")
+    experts = with_defaults(experts, moe_normalize_expert_weights=1)
     require(experts, moe_normalize_expert_weights=1)
     fields = {
         **sizes(config),
@@ -58,7 +67,7 @@ def dbrx(config: ModelConfig) -> dict[str, Any]:
         num_experts=experts.integer("moe_num_experts", 4),
         experts_per_token=experts.integer("moe_top_k", 1),
         expert_intermediate_size=config.integer("intermediate_size"),
-        normalize_expert_weights=True,
+        normalize_expert_weights=experts["moe_normalize_expert_weights"] is not None,
     )
 
 

@@ -4,13 +4,14 @@ V3 also attend over latents (MLA), and V3 chooses its experts in groups, by sigm
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..rope import score_scale
 from ..spec import Architecture, Weight, register
 from . import llama
-from .common import require, weights
+from .common import require, weights, with_defaults
 from .experts import EXPERT_BIAS, expert_weights, routed_experts
 from .latents import LATENT_WEIGHTS, split_latents
 
@@ -78,6 +79,7 @@ register(
         deepseek_v3,
         LATENTS + (Weight("layers.{i}.router_bias", (EXPERT_BIAS,)),),
         (*llama.IGNORED, AHEAD),
+        partial(with_defaults, routed_scaling_factor=2.5, n_group=8, topk_group=4),
         view=split_latents,
     ),
     "deepseek_v3",

@@ -11,7 +11,15 @@ from typing import Any
 from ..config import ModelConfig
 from ..spec import Architecture, Weight, register
 from . import llama
-from .common import NORMS, changed, layer_windows, optional_number, require, weights
+from .common import (
+    NORMS,
+    changed,
+    layer_windows,
+    optional_number,
+    require,
+    weights,
+    with_defaults,
+)
 
 AROUND = {
     **llama.NAMES,
@@ -30,9 +38,18 @@ def standard(config: ModelConfig) -> ModelConfig:
     )
 
 
+def standard2(config: ModelConfig) -> ModelConfig:
+    return with_defaults(
+        standard(config),
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+        sliding_window=4096,
+    )
+
+
 def standard3(config: ModelConfig) -> ModelConfig:
     """Splits off the frequencies of layers with a window, wherever the configuration has them."""
-    config = standard(config)
+    config = with_defaults(standard(config), sliding_window=4096)
     both = config.section("rope_parameters") or ModelConfig({})
     whole, window = both.section("full_attention"), both.section("sliding_attention")
     local = config.number("rope_local_base_freq", 10000.0)
@@ -76,7 +93,7 @@ register(
     Architecture("GemmaForCausalLM", gemma, rules(llama.NAMES), llama.IGNORED, standard), "gemma"
 )
 register(
-    Architecture("Gemma2ForCausalLM", gemma2, rules(AROUND), llama.IGNORED, standard), "gemma2"
+    Architecture("Gemma2ForCausalLM", gemma2, rules(AROUND), llama.IGNORED, standard2), "gemma2"
 )
 register(
     Architecture("Gemma3ForCausalLM", gemma3, rules(QK_NORM), llama.IGNORED, standard3),

@@ -4,13 +4,14 @@ from April 2025 on (``Glm4``) have norms before and after attention and MLP.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..rope import partial_rotary_dim
 from ..spec import Architecture, register
 from . import llama
-from .common import weights
+from .common import weights, with_defaults
 
 WEIGHTS = weights(**{**llama.NAMES, "gate_up": "mlp.gate_up_proj"})
 
@@ -39,5 +40,6 @@ WEIGHTS4 = weights(
     }
 )
 
-register(Architecture("Glm4ForCausalLM", glm4, WEIGHTS4, llama.IGNORED), "glm4")
-register(Architecture("GlmForCausalLM", glm, WEIGHTS, llama.IGNORED), "glm")
+STANDARD = partial(with_defaults, rms_norm_eps=1.5625e-7)
+register(Architecture("Glm4ForCausalLM", glm4, WEIGHTS4, llama.IGNORED, STANDARD), "glm4")
+register(Architecture("GlmForCausalLM", glm, WEIGHTS, llama.IGNORED, STANDARD), "glm")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..rope import partial_rotary_dim
 from ..spec import Architecture, Weight, register
 from . import llama
-from .common import weights
+from .common import weights, with_defaults
 from .experts import EXPERT_BIAS, expert_weights, routed_experts
 
 
@@ -31,6 +32,7 @@ register(
         + (Weight("layers.{i}.router_bias", (EXPERT_BIAS,)),),
         # The multi-token prediction layer.
         (*llama.IGNORED, r"model\.layers\.(46|92)\..*"),
+        partial(with_defaults, rms_norm_eps=1e-5),
     ),
     "glm4_moe",
 )

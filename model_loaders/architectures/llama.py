@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..spec import Architecture, register
-from .common import activation, layer_windows, sizes, weights
+from .common import activation, layer_windows, sizes, weights, with_defaults
 
 # The names of modules; related architectures change some of them.
 NAMES = {
@@ -58,6 +59,11 @@ def qwen3(config: ModelConfig) -> dict[str, Any]:
 
 
 register(Architecture("LlamaForCausalLM", decoder, WEIGHTS, IGNORED), "llama")
-register(Architecture("MistralForCausalLM", mistral, WEIGHTS, IGNORED), "mistral")
+register(
+    Architecture(
+        "MistralForCausalLM", mistral, WEIGHTS, IGNORED, partial(with_defaults, sliding_window=4096)
+    ),
+    "mistral",
+)
 register(Architecture("Qwen2ForCausalLM", qwen2, WEIGHTS, IGNORED), "qwen2")
 register(Architecture("Qwen3ForCausalLM", qwen3, weights(**NAMES, **QK_NORM), IGNORED), "qwen3")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..spec import Architecture, Weight, register
 from . import llama
-from .common import weights
+from .common import weights, with_defaults
 from .experts import expert_weights, stacked_weights, with_experts
 
 LAYER = llama.NAMES["layer"]
@@ -33,6 +34,7 @@ register(
         + (Weight("layers.{i}.router", (f"{LAYER}mlp.gate.weight",)),)
         + stacked_weights(f"{LAYER}mlp.experts.gate_up_proj", f"{LAYER}mlp.experts.down_proj"),
         llama.IGNORED,
+        partial(with_defaults, rope_theta=1e6, rms_norm_eps=1e-5),
     ),
     "mixtral",
 )

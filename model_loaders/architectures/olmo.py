@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..spec import Architecture, register
 from . import llama
-from .common import weights
+from .common import weights, with_defaults
 
 NAMES = {
     **{name: module for name, module in llama.NAMES.items() if not name.endswith("_norm")},
@@ -23,4 +24,7 @@ def olmo2(config: ModelConfig) -> dict[str, Any]:
     return {**llama.decoder(config), **fields}
 
 
-register(Architecture("Olmo2ForCausalLM", olmo2, weights(**NAMES), llama.IGNORED), "olmo2")
+STANDARD = partial(with_defaults, rms_norm_eps=1e-5)
+register(
+    Architecture("Olmo2ForCausalLM", olmo2, weights(**NAMES), llama.IGNORED, STANDARD), "olmo2"
+)

@@ -5,13 +5,14 @@ LongRoPE's two lists of factors see ``rope.py``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..rope import partial_rotary_dim
 from ..spec import Architecture, register
 from . import llama
-from .common import layer_norm_decoder, layer_windows, require, weights
+from .common import layer_norm_decoder, layer_windows, require, weights, with_defaults
 
 WEIGHTS2 = weights(
     layer="model.layers.{i}.",
@@ -48,5 +49,7 @@ def phi3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-register(Architecture("PhiForCausalLM", phi2, WEIGHTS2, llama.IGNORED), "phi")
-register(Architecture("Phi3ForCausalLM", phi3, WEIGHTS, llama.IGNORED), "phi3")
+STANDARD2 = partial(with_defaults, hidden_act="gelu_new")
+STANDARD = partial(with_defaults, rms_norm_eps=1e-5)
+register(Architecture("PhiForCausalLM", phi2, WEIGHTS2, llama.IGNORED, STANDARD2), "phi")
+register(Architecture("Phi3ForCausalLM", phi3, WEIGHTS, llama.IGNORED, STANDARD), "phi3")

@@ -7,7 +7,7 @@ from typing import Any
 from ..config import ModelConfig
 from ..spec import Architecture, register
 from . import llama
-from .common import weights
+from .common import layer_windows, weights
 from .experts import expert_weights, with_experts
 
 MLP = llama.NAMES["layer"] + "mlp."
@@ -37,7 +37,10 @@ def qwen2_moe(config: ModelConfig) -> dict[str, Any]:
 
 
 def qwen3_moe(config: ModelConfig) -> dict[str, Any]:
-    return _experts(llama.qwen3(config), config)
+    """A window holds for all layers or for none, whatever ``max_window_layers`` says."""
+    windowed = config.flag("use_sliding_window", False)
+    windows = layer_windows(config.with_fields(layer_types=None), always=True) if windowed else []
+    return _experts({**llama.qwen3(config), "layer_window": windows}, config)
 
 
 def _standard(config: ModelConfig) -> ModelConfig:

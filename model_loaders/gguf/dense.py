@@ -68,6 +68,7 @@ def _gemma2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 
 def _gemma3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     return {
+        "sliding_window": None,  # unless the file has one
         **_gemma2(source, config),
         "sliding_window_pattern": source.integer("attention.sliding_window_pattern", 6),
         "rope_local_base_freq": source.number("rope.freq_base_swa", DEFAULT_THETA),

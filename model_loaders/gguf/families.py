@@ -25,6 +25,7 @@ from .family import LAYER, Family
 from .file import GgufTensor
 from .layer_norm import FALCON_TWO_NORMS, LAYER_NORM, SECOND_NORM
 from .source import Source
+from .tokenizer import end_tokens
 
 # Factors of the rope frequencies, which are read together with the metadata.
 _FREQUENCIES = "rope_freqs.weight"
@@ -87,16 +88,16 @@ def model_config(family: Family, source: Source) -> ModelConfig:
 
 
 def _token_ids(source: Source) -> dict[str, Any]:
-    ids = {}
-    for name, kinds in (("bos", ("bos",)), ("eos", ("eos", "eot", "eom"))):
-        found = {
-            source.config.integer(key, minimum=0): None
-            for key in (f"tokenizer.ggml.{kind}_token_id" for kind in kinds)
-            if key in source.config
-        }
-        if found:
-            ids[f"{name}_token_id"] = list(found) if len(found) > 1 else next(iter(found))
-    return ids
+    def named(*kinds: str) -> list[int]:
+        keys = (f"tokenizer.ggml.{kind}_token_id" for kind in kinds)
+        return [source.config.integer(key, minimum=0) for key in keys if key in source.config]
+
+    ids = {"bos": named("bos"), "eos": [*named("eos", "eot", "eom"), *end_tokens(source.config)]}
+    return {
+        f"{name}_token_id": list(dict.fromkeys(found)) if len(set(found)) > 1 else found[0]
+        for name, found in ids.items()
+        if found
+    }
 
 
 def _rope_scaling(source: Source, theta: float, latents: bool) -> dict[str, Any] | None:

@@ -117,6 +117,14 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 # Every way to cut a token in two is looked at, and one in which both parts are tokens is a merge.
 # Published vocabularies have pieces of 128 characters and fewer than 3 merges a token.
 _MAX_PIECE, _MAX_MERGES = 512, 16
+# Tokens that end a text or a turn. Many files name none but the end of a text, so llama.cpp finds
+# them by what they are called.
+_ENDS = frozenset(
+    (
+        "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<|endoftext|>",
+        "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>",
+    )
+)  # fmt: skip
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -135,8 +143,8 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, str]:
         "clean_up_tokenization_spaces": False,
         **special,
     }
-    if "tokenizer.chat_template" in config:
-        settings["chat_template"] = config.text("tokenizer.chat_template")
+    if templates := _chat_templates(config):
+        settings["chat_template"] = templates
     if "tokenizer.huggingface.json" in config:
         text = config.text("tokenizer.huggingface.json")
     else:
@@ -145,6 +153,25 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, str]:
         "tokenizer.json": text,
         "tokenizer_config.json": json.dumps(settings, indent=1, ensure_ascii=False),
     }
+
+
+def _chat_templates(config: ModelConfig) -> str | list[dict[str, str]]:
+    """As ``tokenizer_config.json`` has them: the only one as a text, several with their names."""
+    key = "tokenizer.chat_template"
+    names = {name.removeprefix(f"{key}."): name for name in config if name.startswith(f"{key}.")}
+    if key in config:
+        names["default"] = key
+    if names.keys() <= {"default"}:
+        return config.text(names["default"]) if names else ""
+    return [{"name": name, "template": config.text(own)} for name, own in names.items()]
+
+
+def end_tokens(config: ModelConfig) -> list[int]:
+    """The tokens of a file's vocabulary, if it has one, that end a text or a turn by their name."""
+    tokens = config.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        return []
+    return [token_id for token_id, token in enumerate(tokens) if token in _ENDS]
 
 
 def _strings(config: ModelConfig, key: str) -> list[str]:

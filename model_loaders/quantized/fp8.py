@@ -1,7 +1,8 @@
 """FP8 (E4M3): codes of floats with a scale for each row, or for blocks of rows and columns.
 
-A module has ``weight`` float8 [out, in] and scales: ``weight_scale_inv`` for blocks of
-``weight_block_size``, or ``weight_scale`` for the whole weight or for each output feature.
+A module has ``weight`` float8 [out, in] and scales, which multiply it under both of their names:
+``weight_scale_inv`` for blocks of ``weight_block_size``, or, without that, ``weight_scale_inv`` or
+``weight_scale`` for the whole weight or for each output feature.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..config import ModelConfig
 from ..derived import derive
 from ..errors import CheckpointError, UnsupportedModelError
 from ..storage import TensorEntry, as_float32, round_float32, shorten
-from .modules import ModuleRule, Tensors, replace_modules
+from .modules import ModuleRule, Tensors, modules_with, replace_modules
 from .tensor import FLOATS, KEPT_GROUP_SIZES, QuantizedTensor, check, quantize_view, strips
 
 _DTYPE = "float8_e4m3"
@@ -37,8 +38,10 @@ class Fp8:
         return cls(None if config.get(name) is None else checked_block(config, name))
 
     def view(self, tensors: Tensors) -> dict[str, TensorEntry]:
-        marker = "weight_scale" if self.block is None else "weight_scale_inv"
-        rule = float8_rule(marker, self.block, ("input_scale",))
+        marker = "weight_scale_inv"
+        if self.block is None and not any(modules_with(tensors, marker)):
+            marker = "weight_scale"
+        rule = float8_rule(marker, self.block, ("input_scale", "activation_scale"))
         return replace_modules(tensors, marker, lambda module: rule)
 
 
@@ -125,16 +128,17 @@ def _group_size(width: int, cols: int) -> int:
 
 def _half_is_closer(scale: TensorEntry) -> bool:
     """Whether the engine should have the scales in float16. It has 3 bits more than bfloat16, but
-    less range: the sums of the squared errors decide.
+    less range: the largest relative errors decide, since each scale is for weights of its own.
     """
 
     def error(values: NDArray[Any], dtype: str) -> float:
         with np.errstate(invalid="ignore"):  # What is infinite is no better.
-            difference = round_float32(values, dtype).astype(np.float64) - values
-        return float(np.square(difference).sum())
+            difference = np.abs(round_float32(values, dtype) - values)
+            return float((difference / np.abs(values)).max(initial=0))
 
     with scale.open() as array:
         values = as_float32(array, scale.dtype)
+        values = values[values != 0]
         return error(values, "float16") <= error(values, "bfloat16")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -615,6 +616,10 @@ def test_models_are_known_by_their_files(demo_model, tmp_path):
         (copy / path.name).write_bytes(path.read_bytes())
     (copy / "notes.md").write_text("no part of the model")
     assert digests.folder_digest(copy) == digest
+    (copy / "additional_chat_templates").mkdir()
+    (copy / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    assert digests.folder_digest(copy) != digest
+    shutil.rmtree(copy / "additional_chat_templates")
     weights = copy / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1

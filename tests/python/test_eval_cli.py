@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import types
@@ -22,6 +23,16 @@ from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 
 TEXT = "What is 12+35? 12 + 35 = 47. A ResultQueue is where tokens arrive. " * 12
+
+CODE_TOKENIZER = """
+from transformers import PreTrainedTokenizerFast
+
+class Own(PreTrainedTokenizerFast):
+    vocab_files_names = {"vocab_file": "own.tiktoken"}
+
+    def __init__(self, vocab_file=None, **settings):
+        super().__init__(**{**settings, "tokenizer_file": vocab_file})
+"""
 
 
 @pytest.fixture
@@ -237,6 +248,28 @@ def test_a_conversion_reports_what_it_cost(demo_model, text, tmp_path, capsys):
             model.close()
     assert found.kl_divergence.mean.value == record["kl_divergence"]["mean"]["value"]
     assert f"{found.perplexity.value:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["convert"], ["quantize", "--method", "rtn"]])
+def test_a_report_with_a_tokenizer_that_is_code(demo_model, text, tmp_path, monkeypatch, command):
+    """Nothing but the model that was made is needed to read it."""
+    dynamic_modules = pytest.importorskip("transformers.dynamic_module_utils")
+    monkeypatch.setattr(dynamic_modules, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(demo_model, source)
+    (source / "tokenizer.json").rename(source / "own.tiktoken")
+    (source / "tokenization_own.py").write_text(CODE_TOKENIZER)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    own = ["tokenization_own.Own", None]
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": own}}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    arguments = [*command, str(source), "--output", str(out), "--trust-remote-code",
+                 "--report", str(text), "--report-context", "64",
+                 "--report-tokens", "64"]  # fmt: skip
+    assert main(arguments) == 0
+    record = json.loads((out / "accuracy.json").read_text())
+    assert record["num_windows"] == 1 and record["settings"]["trust_remote_code"]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,20 @@ from allspark.engine import Engine, TargetDevice  # noqa: E402
 from allspark.model_loader import HuggingFaceModel, LoraAdapter  # noqa: E402
 from allspark.model_loader.config import ModelConfig  # noqa: E402
 from allspark.model_loader.convert import describe_decoder  # noqa: E402
-from allspark.model_loader.errors import UnexplainedTensorError, UnsupportedModelError  # noqa: E402
+from allspark.model_loader.errors import (  # noqa: E402
+    ConfigFieldMissingError,
+    UnexplainedTensorError,
+    UnsupportedModelError,
+)
 from safetensors.numpy import load  # noqa: E402
 from support.int8 import int8_model  # noqa: E402
 from test_architectures import NAME, ROWS, build, forward, prompt_ids, save  # noqa: E402
 from test_lora import Served  # noqa: E402
 from test_model_forms import FAMILIES, matrices  # noqa: E402
 
-SAME_WEIGHTS = ["internlm", "internlm2-bias", "internlm3", "baichuan", "qwen1", "chatglm3"]
+SAME_WEIGHTS = [
+    "internlm", "internlm2-bias", "internlm3", "baichuan", "qwen1", "chatglm3", "chatglm2-32k",
+]  # fmt: skip
 QUANTIZED = {
     "float32": {},
     "int8": {"enable_quant": True},
@@ -93,6 +99,36 @@ def test_int8_activations_where_norms_and_scales_are_elsewhere(tmp_path, row, da
         # new values of the same size. Its own errors are at most transformers' (support/parity.py).
         rounding = np.linalg.norm(parity.logits_of(model, ids) - exact)
         assert np.linalg.norm(ours - exact) <= costs + rounding
+
+
+@pytest.mark.parametrize("row", ["llama-tied", "gemma", "gpt2-hub"])
+def test_a_head_of_other_values_is_used_where_the_configuration_ties_it(tmp_path, row):
+    """As transformers does since version 5: fine-tunes that were merged have such heads."""
+    model = build(row)
+    directory = Path(save(model, tmp_path))
+    tensors = load((directory / "model.safetensors").read_bytes())
+    (embedding,) = (tensors[name] for name in tensors if "embed_tokens" in name or "wte" in name)
+    head = embedding.copy()
+    path = directory / "model.safetensors"
+
+    def opened():
+        path.write_bytes(safetensors_bytes({**tensors, "lm_head.weight": head}))
+        return HuggingFaceModel(str(directory), NAME, user_set_data_type="float32").load_model()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert opened().decoder_spec().tie_embeddings
+    head[-1] *= 2
+    with pytest.warns(
+        UserWarning, match="'lm_head.weight' differs from .*: it is used as the head"
+    ):
+        loader = opened()
+    assert loader.get_model_config()["tie_word_embeddings"] is False
+    loader.set_rope_scale_method("NO_SCALE").serialize_to_memory(Engine())
+    theirs = type(model).from_pretrained(directory, attn_implementation="eager").eval()
+    assert theirs.lm_head.weight is not theirs.get_input_embeddings().weight
+    ids = prompt_ids()
+    parity.reference_for(theirs, ids, parity.FLOAT32_FACTOR).check(forward(loader, ids))
 
 
 @pytest.mark.parametrize("row", FAMILIES)
@@ -163,6 +199,34 @@ def fields_of(family, **changes):
         config, _ = model.family(config, dict(model.state_dict()))
     config = json.loads(json.dumps({**config, **changes}))
     return describe_decoder(ModelConfig(config)).fields
+
+
+# Sizes of tensors: a wrong one is refused. DBRX's base of frequencies is in attn_config.
+SHOWN = {
+    "first_k_dense_replace", "head_dim", "layer_types", "n_positions", "n_routed_experts",
+    "n_shared_experts", "num_key_value_heads", "num_kv_heads", "q_lora_rank",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [row for row in FAMILIES if len(ROWS[row]) == 2])
+def test_a_field_that_is_left_out_has_the_value_of_transformers_class(row):
+    model = build(row)
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    defaults = type(model.config)().to_dict()
+
+    def described(fields):
+        found = describe_decoder(ModelConfig(json.loads(json.dumps(fields))))
+        return {**found.fields, **{name: list(rope) for name, rope in found.computed.items()}}
+
+    for name in config.keys() & defaults.keys() - SHOWN - {"model_type"}:
+        if (row, name) == ("dbrx", "rope_parameters"):
+            continue
+        without = {key: value for key, value in config.items() if key != name}
+        try:
+            found = described(without)
+        except ConfigFieldMissingError:
+            continue
+        assert found == described({**config, name: defaults[name]}), name
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ ROWS = {
         {"quant_method": "fp8", "weight_block_size": [128, 128]}, "weight_scale_inv", (128, 128),
     ),
     "tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, "weight_scale", (0, 0)),
+    "tensor-inv": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        "weight_scale_inv", (0, 0),
+    ),
     "compressed-tensor": (config_group(strategy="tensor"), "weight_scale", (0, 0)),
     "compressed-channel": (config_group(strategy="channel"), "weight_scale", (1, 0)),
     "compressed-blocks": (
@@ -53,7 +57,8 @@ ROWS = {
 # wide as the weight is one group.
 KEPT = {
     "blocks-32": (32, 32), "blocks-48": (16, 16), "blocks-64": (0, 32), "blocks-128": (0, 0),
-    "tensor": (0, 0), "compressed-tensor": (0, 0), "compressed-channel": (0, 0),
+    "tensor": (0, 0), "tensor-inv": (0, 0), "compressed-tensor": (0, 0),
+    "compressed-channel": (0, 0),
     "compressed-blocks": (32, 32), "compressed-groups": (16, 16),
 }  # fmt: skip
 # The checkpoint's parts of a weight have other blocks than the weight, so their rows cross.
@@ -80,6 +85,9 @@ def write(directory, row, edit=None, **fields):
         tensors[name.removesuffix("weight") + scale_name] = scales if block != (0, 0) else scales[0]
         if row == "tensor":
             tensors[name.removesuffix("weight") + "input_scale"] = np.ones(1, "<f4")
+        if row == "tensor-inv":  # as transformers writes it: numbers without a dimension
+            tensors[name.removesuffix("weight") + scale_name] = scales[0, 0]
+            tensors[name.removesuffix("weight") + "activation_scale"] = np.float32(1)
         factor = np.repeat(np.repeat(scales, height, 0), width, 1)
         factor = factor[: values.shape[0], : values.shape[1]]
         floats = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
@@ -184,6 +192,23 @@ def test_scales_have_the_type_that_is_closer(tmp_path, factor, dtype):
     _, tensors = convert(tmp_path, tmp_path / "out")
     scales = tensors["layers.0.o_scale"]
     assert scales.dtype == dtype and (floats(scales) > 0).all() == (factor > 0)
+
+
+@pytest.mark.parametrize("small", [1e-6, 2e-8])
+def test_rows_of_small_weights_are_as_exact_as_bfloat16(tmp_path, small):
+    pytest.importorskip("allspark._allspark")
+
+    def shrunk(tensors):
+        for name in tensors:
+            if name.endswith("weight_scale"):
+                tensors[name][5] = small
+
+    write(tmp_path, "compressed-channel", shrunk)
+    file, tensors = convert(tmp_path, tmp_path / "out")
+    quant = next(quant for quant in file.spec.weight_quant if quant.tensor == "layers.0.o")
+    found, _ = dequantise(tensors, quant)
+    expected = concatenated(weights_of(tmp_path), quant.tensor)
+    assert (np.abs(found - expected) <= 2.0**-8 * 1.001 * np.abs(expected)).all()
 
 
 @pytest.mark.filterwarnings("error")

@@ -243,6 +243,22 @@ def test_same_model_as_from_transformers_layout(tmp_path, row, monkeypatch):
         parity.reference_for(model, ids, parity.FLOAT32_FACTOR).check(logits)
 
 
+@pytest.mark.parametrize(
+    ("arch", "caps", "windows"), [("gemma2", (50.0, 30.0), [4096, 0]), ("gemma3", (0.0, 0.0), [])]
+)
+def test_a_gemma_without_its_caps_and_window_has_those_of_llama_cpp(tmp_path, arch, caps, windows):
+    from allspark.model_loader.convert import describe_decoder
+    from allspark.model_loader.gguf.families import find_family, model_config
+    from allspark.model_loader.gguf.source import Source
+
+    tensors = renamed("llama", llama_tensors(CONFIG), CONFIG)
+    write_gguf(tmp_path / "m.gguf", arch, tensors, metadata(CONFIG))
+    source = Source(read_gguf(tmp_path / "m.gguf"))
+    fields = describe_decoder(model_config(find_family(source), source)).fields
+    assert (fields["attention_soft_cap"], fields["logits_soft_cap"]) == caps
+    assert fields["layer_window"] == windows
+
+
 @pytest.mark.parametrize("said", [None, False, True])
 def test_weights_of_experts_are_normalised_where_the_file_says_so(tmp_path, said):
     """llama.cpp's converter writes the key only if it is true."""
@@ -538,6 +554,18 @@ def test_byte_level_tokenizers(tmp_path, name, pre):
         assert ours.encode(text) == tokenizer.encode(text)
 
 
+def test_named_chat_templates(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_directory("byte_level"))
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    whole = text_keys(tokenizer, "gpt2", "gpt-2", merges=merges)
+    named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "tools"}
+    ours = check_tokenizer(tmp_path, tokenizer, {**whole, "tokenizer.chat_template": "x", **named})
+    assert ours.chat_template == {"default": "x", "tool_use": "tools"}
+    assert ours.get_chat_template(tools=[{}]) == "tools"
+
+
 # How a text is split, by tokenizer.ggml.pre: written from the rules in the models' own
 # tokenizer.json. For Falcon, MPT and DeepSeek the splits give the tokens that transformers gives
 # with the published vocabularies.
@@ -661,6 +689,15 @@ def test_letters_of_deepseek():
 def test_a_file_that_does_not_say_how_it_splits(arch, pre):
     with pytest.warns(UserWarning, match=f"pre is missing; texts are split as '{pre}' says"):
         assert words_of(SPLIT_TEXT, None, arch) == words_of(SPLIT_TEXT, pre)
+
+
+def test_a_turn_ends_at_tokens_that_no_key_names(tmp_path):
+    """Files of Phi-3 name the end of a text, and their turns end at another token."""
+    tokens = ["<unk>", "<|end|>", "a", "<|endoftext|>", "<|user|>"]
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 3}
+    llama_file(tmp_path / "m.gguf", {"": "F32"}, whole=keys)
+    loader = HuggingFaceModel(str(tmp_path / "m.gguf"), "m")
+    assert loader.get_generation_config()["eos_token_id"] == [3, 1]
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "stories260K"])

@@ -87,6 +87,18 @@ def test_a_link_to_somebody_s_file_is_not_copied(checkpoint, tmp_path, name):
     assert not any(b"hunter2" in path.read_bytes() for path in out.glob("*"))
 
 
+@pytest.mark.parametrize("action", ["serialize", "tokenizer"])
+def test_a_link_to_somebody_s_folder_of_templates_is_not_followed(checkpoint, tmp_path, action):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "secret.jinja").write_text("hunter2")
+    (checkpoint / "tokenizer.json").write_text("{}")
+    folder = checkpoint / "additional_chat_templates"
+    folder.symlink_to(tmp_path / "else")
+    expected = f"{folder}: a link out of its directory, to {tmp_path / 'else'}"
+    assert expected in message_of(checkpoint, action)
+    assert not any((checkpoint / "out").glob("*"))
+
+
 def test_links_within_the_checkpoint_and_a_hub_s_cache_are_followed(checkpoint, tmp_path):
     text = (checkpoint / "config.json").read_bytes()
     (checkpoint / "own.json").write_bytes(text)

@@ -31,10 +31,12 @@ import numpy as np
 from allspark import model_loader
 loader_class = getattr(model_loader, sys.argv[1])
 for line in sys.stdin:
-    name, revision = json.loads(line)
+    name, revision, trusted = json.loads(line)
     try:
-        loader = loader_class(name, "m").load_model(revision=revision)
-        result = {"files": sorted(os.listdir(loader.directory)), "sums": {}}
+        loader = loader_class(name, "m", trust_remote_code=trusted).load_model(revision=revision)
+        paths = (os.path.relpath(os.path.join(folder, path), loader.directory)
+                 for folder, _, found in os.walk(loader.directory) for path in found)
+        result = {"files": sorted(paths), "sums": {}}
         for tensor, entry in loader.checkpoint_tensors().items():
             with entry.open() as array:
                 result["sums"][tensor] = float(array.astype(np.float64).sum())
@@ -74,8 +76,8 @@ class Client:
             text=True,
         )
 
-    def load(self, name=NAME, revision=None):
-        self.process.stdin.write(json.dumps([name, revision]) + "\n")
+    def load(self, name=NAME, revision=None, trusted=False):
+        self.process.stdin.write(json.dumps([name, revision, trusted]) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
@@ -157,6 +159,17 @@ def test_what_is_not_there(hub):
     assert client.load(revision="main").get("sums") == sums
     server.stop()
     assert_refused(client.load("org/third"), client, "org/third")
+
+
+def test_code_is_downloaded_only_if_it_is_trusted(hub):
+    server, client = hub
+    server.files, _ = model_files()
+    templates = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+    for name in ("own.tiktoken", "tokenization_own.py", *templates):
+        server.files[name] = b"something"
+    files = set(client.load()["files"])
+    assert {"own.tiktoken", *templates} <= files and "tokenization_own.py" not in files
+    assert "tokenization_own.py" in client.load(trusted=True)["files"]
 
 
 def test_weights_in_other_files(hub):

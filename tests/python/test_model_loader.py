@@ -524,6 +524,54 @@ def test_chain_to_path(tmp_path, fake_native):
     assert fake_native[0].spec.compute_type == 2  # bfloat16 by default
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_is_copied_if_it_is_trusted_and_its_vocabulary_always(tmp_path, fake_native, trusted):
+    source, out = write_checkpoint(tmp_path / "in"), tmp_path / "out"
+    settings = {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["tok.Tok", None]}}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name in ("tok.py", "helpers.py", "own.tiktoken", "own.model", "notes.md"):
+        (source / name).write_text(name)
+    loader = HuggingFaceModel(str(source), "m", trust_remote_code=trusted).load_model()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader.serialize_to_path(None, str(out))
+    vocabulary = {"config.json", "tokenizer_config.json", "own.tiktoken", "own.model"}
+    names = {path.name for path in out.iterdir() if not path.name.startswith("m.as")}
+    assert names == vocabulary | ({"tok.py", "helpers.py"} if trusted else set())
+    expected = f"{source}: the tokenizer is code, which is copied only with trust_remote_code"
+    assert [str(each.message) for each in caught] == ([] if trusted else [expected])
+
+
+def test_python_files_that_nothing_refers_to_stay(tmp_path, fake_native):
+    source, out = write_checkpoint(tmp_path / "in"), tmp_path / "out"
+    for name in ("json.py", "own.tiktoken"):
+        (source / name).write_text(name)
+    loader = HuggingFaceModel(str(source), "m", trust_remote_code=True).load_model()
+    loader.serialize_to_path(None, str(out))
+    assert {path.name for path in out.iterdir()} == {"config.json", "m.asgraph", "m.asparam"}
+
+
+def test_named_chat_templates_are_copied(tmp_path, fake_native):
+    source, out = write_checkpoint(tmp_path / "in"), tmp_path / "out"
+    (source / "additional_chat_templates").mkdir()
+    for name in ("chat_template", "additional_chat_templates/tool_use"):
+        (source / f"{name}.jinja").write_text(name)
+    loader = HuggingFaceModel(str(source), "m").load_model()
+    for _ in range(2):  # over what is there, too
+        loader.serialize_to_path(None, str(out))
+        for name in ("chat_template", "additional_chat_templates/tool_use"):
+            assert (out / f"{name}.jinja").read_text() == name
+        assert not any(path.suffix == ".tmp" for path in out.rglob("*"))
+
+
+def test_a_path_of_none_is_refused(tmp_path, fake_native, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loader = HuggingFaceModel(str(write_checkpoint(tmp_path / "in")), "m").load_model()
+    with pytest.raises(TypeError, match="^model_output_dir is None; it must be"):
+        loader.serialize_to_path(None, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_companions_of_another_model_are_kept(tmp_path, fake_native):
     write_checkpoint(tmp_path / "a")
     write_checkpoint(tmp_path / "b", config=config_with(vocab_size=50))

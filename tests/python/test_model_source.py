@@ -96,8 +96,8 @@ def test_hubs(monkeypatch):
     asked = []
 
     def download(hub):
-        def fetch(name, revision, cache_dir):
-            asked.append((hub, name, revision, cache_dir))
+        def fetch(name, *options):
+            asked.append((hub, name, *options))
             raise OSError("asked")
 
         return staticmethod(fetch)
@@ -109,11 +109,11 @@ def test_hubs(monkeypatch):
             open_loader(source, "m", revision="r", download_dir="d")
     monkeypatch.setenv("LMDEPLOY_USE_MODELSCOPE", "True")
     with pytest.raises(OSError, match="asked"):
-        open_loader("org/name", "m")
+        open_loader("org/name", "m", trust_remote_code=True)
     assert asked == [
-        ("hf", "org/name", "r", "d"),
-        ("ms", "org/name", "r", "d"),
-        ("ms", "org/name", None, None),
+        ("hf", "org/name", "r", "d", False),
+        ("ms", "org/name", "r", "d", False),
+        ("ms", "org/name", None, None, True),
     ]
 
 

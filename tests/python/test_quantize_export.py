@@ -320,12 +320,20 @@ def test_large_checkpoints_are_split(tmp_path, quantized, monkeypatch):
     assert sorted(tmp_path.glob("exported/.*")) == []
 
 
-def test_the_checkpoints_own_code_is_copied(tmp_path, quantized):
+@pytest.mark.parametrize("trusted", [False, True])
+def test_the_checkpoints_own_code_is_copied_if_it_is_trusted(tmp_path, trusted):
     source = checkpoint("llama", tmp_path / "source")
+    fields = json.loads((source / "config.json").read_text())
+    fields["auto_map"] = {"AutoModelForCausalLM": "modeling_x.Model"}
+    (source / "config.json").write_text(json.dumps(fields))
     (source / "modeling_x.py").write_text("pass\n")
-    _, export_as = quantized(source, method="rtn")
-    export_as("gptq")
-    assert (tmp_path / "exported" / "modeling_x.py").read_text() == "pass\n"
+    (source / "x.tiktoken").write_text("YQ== 0\n")
+    quantize_model(
+        str(source), tmp_path / "out", QuantizeConfig(method="rtn", **SMALL),
+        save_format="gptq", threads=1, trust_remote_code=trusted,
+    )  # fmt: skip
+    assert (tmp_path / "out" / "modeling_x.py").exists() == trusted
+    assert (tmp_path / "out" / "x.tiktoken").read_text() == "YQ== 0\n"
 
 
 @pytest.mark.parametrize(

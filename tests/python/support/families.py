@@ -230,6 +230,9 @@ def chatglm(config, weights):
         "seq_length": config["max_position_embeddings"],
         "vocab_size": config["vocab_size"] - 3,
     }
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "linear":  # ChatGLM2's, which divides positions by the ratio.
+        fields |= {"_name_or_path": "THUDM/chatglm2-6b-32k", "rope_ratio": rope["factor"]}
     others = ("num_hidden_layers", "intermediate_size", "max_position_embeddings", "rms_norm_eps")
     absent = dict.fromkeys((*others, "rope_theta", "hidden_act"))
     fused = _fused(weights, QKV, "self_attention.query_key_value")
