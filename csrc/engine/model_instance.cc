@@ -63,7 +63,7 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
 }
 
 ModelInstance::~ModelInstance() {
-  if (step_thread_.joinable()) (void)Stop(StopMode::kCancel, -1, nullptr);
+  if (step_thread_.joinable()) (void)Stop(StopMode::kCancel, -1);
 }
 
 Result<std::unique_ptr<StepLoop>> ModelInstance::MakeLoop() {

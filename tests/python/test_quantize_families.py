@@ -128,7 +128,7 @@ MOVES = {
     ),
     **dict.fromkeys(
         ["qwen2", "qwen2-tied", "qwen2-window", "qwen3-window-bias", "internlm2-bias", "glm",
-         "chatglm3", "glm4", "glm-4"],
+         "chatglm2-32k", "chatglm3", "glm4", "glm-4"],
         LLAMA_BIAS,
     ),
     **dict.fromkeys(["internlm", "qwen1"], LLAMA_BIAS_NO_GROUPS),
@@ -147,9 +147,10 @@ MOVES = {
     "mpt": (ATTENTION, "qkv -> o", "mlp_norm -> up"),
     # Values are cut off at a limit, after which a scale would be another limit.
     "mpt-limit": (ATTENTION, "mlp_norm -> up"),
-    "dbrx": (ATTENTION, *EXPERTS),
+    **dict.fromkeys(["dbrx", "dbrx-plain"], (ATTENTION, *EXPERTS)),
     **dict.fromkeys(
-        ["mixtral", "mixtral-window", "mixtral-stacked", "qwen3-moe", "qwen3-moe-stacked"],
+        ["mixtral", "mixtral-window", "mixtral-stacked", "qwen3-moe", "qwen3-moe-stacked",
+         "qwen3-moe-window"],
         (*LLAMA[:2], *EXPERTS),
     ),
     "qwen2-moe": (*LLAMA_BIAS[:2], *SHARED_EXPERTS),
