@@ -39,8 +39,7 @@ class ModelInstance {
 
   Status Start();
   // A cancel cuts another thread's drain short.
-  Status Stop(StopMode mode, int64_t timeout_ms,
-              const std::function<bool()>& cancelled = nullptr);
+  Status Stop(StopMode mode, int64_t timeout_ms, const std::function<bool()>& cancelled = nullptr);
   // Initial | Stop -> Released: no Start succeeds any more.
   Status Release();
   // Running: gives the memory of the device back, and takes it again.
