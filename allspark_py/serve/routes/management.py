@@ -95,7 +95,7 @@ def make_router(state: ServerState) -> APIRouter:
         headers = ignored_header(check_fields(body, settings))
         check_allowed()
         async with loading:
-            _unload(catalog, body.lora_name)
+            await _unload(catalog, body.lora_name)
         return Json({"status": "unloaded", "model": body.lora_name}, headers=headers)
 
     return router
@@ -119,11 +119,16 @@ async def _load(catalog: Catalog, body: LoadAdapterBody) -> None:
     catalog.add_adapter(model, name)
 
 
-def _unload(catalog: Catalog, name: str) -> None:
+async def _unload(catalog: Catalog, name: str) -> None:
     entry = catalog.get(name)
     if entry.adapter is None:
         raise ApiError(400, f"{name!r} is no adapter", param="lora_name", code="invalid_value")
-    engine = entry.model.engine
-    if engine.unload_lora(entry.model.name, entry.adapter) != AsStatus.ALLSPARK_SUCCESS:
-        raise ApiError(409, engine.last_error(), code="in_use")
-    catalog.remove_adapter(entry.model, entry.adapter)
+    model, adapter = entry.model, entry.adapter
+
+    def unload() -> tuple[AsStatus, str]:  # which waits for the running step
+        return model.engine.unload_lora(model.name, adapter), model.engine.last_error()
+
+    status, message = await asyncio.to_thread(unload)
+    if status != AsStatus.ALLSPARK_SUCCESS:
+        raise ApiError(409, message, code="in_use")
+    catalog.remove_adapter(model, adapter)
