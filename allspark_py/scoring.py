@@ -41,8 +41,11 @@ class PromptScore:
 
     @property
     def perplexity(self) -> float:
-        """exp(cross_entropy)."""
-        return math.exp(self.cross_entropy)
+        """exp(cross_entropy); inf beyond what a float holds."""
+        try:
+            return math.exp(self.cross_entropy)
+        except OverflowError:
+            return math.inf
 
 
 def to_prompts(inputs: Any, model: LLM | None) -> list[np.ndarray]:

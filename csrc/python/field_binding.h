@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "allspark/config.h"
@@ -65,6 +66,41 @@ py::object ToPython(const T& value) {
 }
 
 template <typename T>
+inline constexpr bool kIsList = false;
+template <typename T>
+inline constexpr bool kIsList<std::vector<T>> = true;
+
+// Throws cast_error for what is no T. Integers are ints and what has __index__, wherever they
+// stand: pybind11 takes bools for them, and cuts the fractions of NumPy's floats off.
+template <typename T>
+T Load(py::handle value) {
+  constexpr bool is_number = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
+  if (is_number && py::isinstance<py::bool_>(value)) throw py::cast_error();
+  if constexpr (is_number && std::is_integral_v<T>) {
+    const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+    if (index) return index.cast<T>();
+    PyErr_Clear();
+    throw py::cast_error();
+  } else if constexpr (kIsList<T>) {
+    T list;
+    for (const py::object& item : value.cast<std::vector<py::object>>()) {
+      list.push_back(Load<typename T::value_type>(item));
+    }
+    return list;
+  } else if constexpr (std::is_same_v<T, std::map<int64_t, double>>) {
+    if (!py::hasattr(value, "items")) throw py::cast_error();
+    T map;
+    for (const py::handle item : value.attr("items")()) {
+      const auto [key, number] = item.cast<std::pair<py::object, py::object>>();
+      map[Load<int64_t>(key)] = Load<double>(number);
+    }
+    return map;
+  } else {
+    return value.cast<T>();
+  }
+}
+
+template <typename T>
 T CastField(const char* name, py::handle value) {
   if constexpr (Choice<T>) {
     const auto text = CastField<std::string>(name, value);
@@ -82,7 +118,7 @@ T CastField(const char* name, py::handle value) {
     } else if (!is_bool && (!std::is_same_v<T, std::string> || py::isinstance<py::str>(value))) {
       // bytes would pass for a str.
       try {
-        return value.cast<T>();
+        return Load<T>(value);
       } catch (const py::cast_error&) {
       }
     }

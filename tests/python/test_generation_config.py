@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from allspark import ASGenerationConfigBuilder
 from allspark._allspark import AsModelConfig, GenerateConfig
@@ -119,6 +121,40 @@ def test_numbers_of_any_size_are_refused_by_name(engine, number):
     for name in ("n", "typical_p", "stop_words", "bad_words", "skip_special_tokens"):
         message = refusal(engine, {name: number})
         assert message.startswith(f"{name} is ") and len(message) < 400, message
+
+
+# NumPy's and torch's integers are integers; of what is none, nothing is cut off.
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", np.float32(3.7)),
+        ("max_new_tokens", Decimal(3)),
+        ("max_new_tokens", np.True_),
+        ("stop_token_ids", np.array([1.9, 2.9], np.float32)),
+        ("stop_token_ids", [True]),
+        ("stop_words_ids", [[np.float32(1.5)]]),
+        ("logit_bias", {np.float32(5.5): 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", {5: True}),
+    ],
+)
+def test_what_is_no_integer_is_refused_wherever_it_stands(engine, name, value):
+    assert refusal(engine, {name: value}).startswith(f"{name} is ")
+    with pytest.raises(TypeError, match=f"^{name} is "):
+        GenerateConfig.from_dict({name: value})
+
+
+def test_integers_of_numpy_are_integers():
+    config = GenerateConfig.from_dict(
+        {
+            "max_new_tokens": np.uint8(3),
+            "stop_token_ids": np.array([1, 2]),
+            "stop_words_ids": np.array([[1, 2], [3, 4]]),
+            "logit_bias": {np.int64(6): np.float32(2), 5: 1},
+        }
+    )
+    assert (config.max_new_tokens, config.stop_token_ids) == (3, [1, 2])
+    assert (config.stop_words_ids, config.logit_bias) == ([[1, 2], [3, 4]], {5: 1, 6: 2})
 
 
 def test_a_seed_has_room_for_those_that_follow(engine):
