@@ -40,6 +40,14 @@ void AddTensor(ModelSerializer& writer, const std::string& name, int64_t row_beg
                           std::to_string(data.itemsize()) + " bytes; " + dtype + " has " +
                           std::to_string(element_bytes));
   }
+  // Bytes are taken as they are. Types of 16 bits have no array of their own.
+  const char kind = dtype == "float32" ? 'f' : dtype == "int32" ? 'i' : 'u';
+  const bool is_kind = element_bytes == 2 || data.dtype().kind() == kind;
+  if (!is_kind || data.dtype().byteorder() == '>') {
+    throw py::value_error("tensor '" + name + "' is an array of '" +
+                          data.dtype().attr("str").cast<std::string>() + "'; it must be of " +
+                          dtype + " in this machine's byte order");
+  }
   const std::vector<int64_t> shape(data.shape(), data.shape() + data.ndim());
   const void* bytes = data.data();
   const Status status = [&] {

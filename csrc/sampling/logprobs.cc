@@ -22,7 +22,11 @@ class Normalizer {
   }
 
   bool has_any() const { return highest_ > -std::numeric_limits<float>::infinity(); }
-  float Logprob(float logit) const { return static_cast<float>(Relative(logit) - log_sum_); }
+  // A NaN has no probability, and in a row without a number no logit has.
+  float Logprob(float logit) const {
+    if (!has_any() || std::isnan(logit)) return -std::numeric_limits<float>::infinity();
+    return static_cast<float>(Relative(logit) - log_sum_);
+  }
 
  private:
   // Against the highest; the difference of equal infinities is 0 too.

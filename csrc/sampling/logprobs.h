@@ -45,8 +45,8 @@ size_t FindTop(const float* values, int64_t vocab_size, std::vector<TokenLogprob
 // In place. Nothing above -inf: the row stays as it is.
 void LogSoftmax(const kernels::KernelTable& kernels, float* logits, int64_t vocab_size);
 
-// logits: [vocab_size]. NaN counts as -inf; +inf logits share all probability. Requires: some logit
-// is above -inf. A token without probability has logprob -inf.
+// logits: [vocab_size]. NaN counts as -inf; +inf logits share all probability. A token without
+// probability has logprob -inf.
 void ComputeLogprobs(const kernels::KernelTable& kernels, const float* logits, int64_t vocab_size,
                      int32_t token, RowLogprobs& result);
 

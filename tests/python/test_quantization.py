@@ -383,6 +383,10 @@ def test_the_writer_takes_weights_that_are_quantised_already(checkpoint, tmp_pat
         values = np.ascontiguousarray(tensors[record.name])
         with pytest.raises(ValueError, match="elements of"):
             writer.add_tensor(record.name, 0, values.astype(np.float64), names[record.dtype])
+        wrong = {"float32": (">f4", "i4"), "uint8": ("i1", "?"), "bfloat16": (">u2",)}
+        for dtype in wrong[names[record.dtype]]:
+            with pytest.raises(ValueError, match="in this machine's byte order"):
+                writer.add_tensor(record.name, 0, values.view(dtype), names[record.dtype])
         writer.add_tensor(record.name, 0, values, names[record.dtype])
     assert writer.finish() is None
     for ending in (".asgraph", ".asparam"):

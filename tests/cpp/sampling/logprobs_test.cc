@@ -62,6 +62,13 @@ TEST(Logprobs, ValuesThatAreNoNumbers) {
   EXPECT_EQ(infinite.top[2].token, 3);
   EXPECT_EQ(infinite.top[2].logprob, -kInf);
   EXPECT_EQ(Logprobs({1, kInf}, 0, 0).chosen, -kInf) << "a raw one may be without probability";
+  // A prompt's next token is the prompt's choice, whatever its logit.
+  EXPECT_EQ(Logprobs({1, kNan}, 1, 0).chosen, -kInf);
+  for (const float none : {kNan, -kInf}) {
+    const RowLogprobs empty = Logprobs({none, none}, 1, 1);
+    EXPECT_EQ(empty.chosen, -kInf);
+    EXPECT_EQ(empty.top[0].token, -1);
+  }
 }
 
 }  // namespace
