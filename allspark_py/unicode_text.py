@@ -33,5 +33,9 @@ def read_text(path: Path) -> str:
     Raises:
         OSError: it cannot be read. ValueError: it is no UTF-8.
     """
-    text = decode(path, path.read_bytes()).removeprefix("\ufeff")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return plain(decode(path, path.read_bytes()))
+
+
+def plain(text: str) -> str:
+    """The text of a file without a byte order mark, and with "\\n" at the ends of its lines."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,68 +81,73 @@ def engine_accepts(graph: Path, param: Path, engine: Any = None) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def companions(
-    source: Path,
-    target: Path,
-    config: ModelConfig,
-    graph: Path,
-    made: Mapping[str, str],
-    with_code: bool = False,
-) -> Iterator[None]:
-    """Copies tokenizer and configuration from ``source``, so that ``target`` is a complete model;
-    ``with_code`` the Python files of both, too. A ``config`` that is in no file is written, and so
-    are the files in ``made``.
-
-    Before the body of the ``with`` they are written to temporary files, which get their names after
-    it. If either fails, ``target`` is as it was. Refuses to replace the files of another model in
-    ``target``.
+@dataclass(frozen=True)
+class Companions:
+    """Tokenizer and configuration of ``source``, with which ``target`` is a complete model;
+    ``with_code`` the Python files of both, too. A ``config`` that is in no file is one of them, and
+    so are the files in ``made``.
     """
-    with contextlib.ExitStack() as stack:
-        staged = []
-        for data, end in _contents(source, target, config, graph, made, with_code):
-            try:
-                staged.append((stack.enter_context(_temporary_file(data, target, end.name)), end))
-            except OSError as error:
-                raise CheckpointError(f"{end}: cannot be written: {error.strerror}") from error
-        yield
-        for partial, end in staged:
-            end.parent.mkdir(exist_ok=True)
-            os.replace(partial, end)
 
+    source: Path
+    target: Path
+    config: ModelConfig
+    graph: Path
+    made: Mapping[str, str]
+    with_code: bool = False
 
-def _contents(
-    source: Path,
-    target: Path,
-    config: ModelConfig,
-    graph: Path,
-    made: Mapping[str, str],
-    with_code: bool,
-) -> Iterator[tuple[bytes, Path]]:
-    if not with_code and needs_code(source):
-        notice(f"{source}: the tokenizer is code, which is copied only with trust_remote_code")
-    others = [path.name for path in target.glob("*.asgraph") if path.name != graph.name]
-    for name in companion_names(source, config, with_code):
-        begin, end = source / name, target / name
-        if begin.is_file() and end.exists() and begin.samefile(end):
-            continue
-        if name in made:
-            data = made[name].encode()
-        elif os.path.lexists(begin):
-            check_file(begin, MAX_COMPANION_BYTES)
-            data = read_file(begin, MAX_COMPANION_BYTES)
-        elif name == "config.json":
-            data = json.dumps(dict(config), indent=2).encode()
-        else:
-            continue
-        if end.exists() and end.read_bytes() == data:
-            continue
-        if end.exists() and others:
-            raise ModelSerializerException(
-                f"{end}: belongs to another model ({', '.join(sorted(others))}) and differs; "
-                "serialise each model to a directory of its own"
+    def check(self) -> None:
+        """Refuses to replace the files of another model in ``target``."""
+        for _ in self._contents():
+            pass
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """Before the body of the ``with`` they are written to temporary files, which get their
+        names after it. If either fails, ``target`` is as it was. Refuses what ``check`` refuses.
+        """
+        if not self.with_code and needs_code(self.source):
+            notice(
+                f"{self.source}: the tokenizer is code, which is copied only with trust_remote_code"
             )
-        yield data, end
+        with contextlib.ExitStack() as stack:
+            staged = []
+            for data, end in self._contents():
+                try:
+                    partial = stack.enter_context(_temporary_file(data, self.target, end.name))
+                except OSError as error:
+                    raise CheckpointError(f"{end}: cannot be written: {error.strerror}") from error
+                staged.append((partial, end))
+            yield
+            for partial, end in staged:
+                end.parent.mkdir(exist_ok=True)
+                os.replace(partial, end)
+
+    def _contents(self) -> Iterator[tuple[bytes, Path]]:
+        """The files that differ from what is there."""
+        others = [
+            path.name for path in self.target.glob("*.asgraph") if path.name != self.graph.name
+        ]
+        for name in companion_names(self.source, self.config, self.with_code):
+            begin, end = self.source / name, self.target / name
+            if begin.is_file() and end.exists() and begin.samefile(end):
+                continue
+            if name in self.made:
+                data = self.made[name].encode()
+            elif os.path.lexists(begin):
+                check_file(begin, MAX_COMPANION_BYTES)
+                data = read_file(begin, MAX_COMPANION_BYTES)
+            elif name == "config.json":
+                data = json.dumps(dict(self.config), indent=2).encode()
+            else:
+                continue
+            if end.exists() and end.read_bytes() == data:
+                continue
+            if end.exists() and others:
+                raise ModelSerializerException(
+                    f"{end}: belongs to another model ({', '.join(sorted(others))}) and differs; "
+                    "serialise each model to a directory of its own"
+                )
+            yield data, end
 
 
 _counter = itertools.count()

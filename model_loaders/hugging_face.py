@@ -24,7 +24,7 @@ from .convert import (
     write_model,
 )
 from .errors import PARAM_ERROR, ModelSerializerException
-from .export import companions, is_current
+from .export import Companions, is_current
 from .gguf import GgufFile, find_gguf, open_gguf, read_gguf, tokenizer_files
 from .hub import download_from_huggingface, download_from_modelscope, local_directory
 from .llm import LLM
@@ -64,6 +64,7 @@ class HuggingFaceModel(LLM):
         self.data_type = checked_data_type(user_set_data_type or DEFAULT_DATA_TYPE)
         self._directory: Path | None = None
         self._gguf_file: GgufFile | None = None
+        self._made_tokenizer: dict[str, str] | None = None  # of a GGUF file
         self._revision: str | None = None
         self._download_dir: str | None = None
         self._rope_override: dict[str, Any] | None = None
@@ -120,7 +121,7 @@ class HuggingFaceModel(LLM):
         if override_data_type is not None:
             self.data_type = checked_data_type(override_data_type)
         self._load_format = LoadFormat(load_format)
-        self._gguf_file = None
+        self._gguf_file = self._made_tokenizer = None
         self._has_own_head = False
         self.read_model_config()
         self._checkpoint = self._open_checkpoint()
@@ -233,10 +234,13 @@ class HuggingFaceModel(LLM):
             return {}
         made = {"config.json": json.dumps(dict(self._model_config()), indent=2)}
         if not has_tokenizer(self.directory):
-            try:
-                made |= tokenizer_files(file.metadata, str(file.paths[0]))
-            except ModelSerializerException as error:
-                notice(f"the model is serialised without a tokenizer: {error}")
+            if self._made_tokenizer is None:
+                self._made_tokenizer = {}
+                try:
+                    self._made_tokenizer = tokenizer_files(file.metadata, str(file.paths[0]))
+                except ModelSerializerException as error:
+                    notice(f"the model is serialised without a tokenizer: {error}")
+            made |= self._made_tokenizer
         return made
 
     # Serialising.
@@ -365,13 +369,21 @@ class HuggingFaceModel(LLM):
         """
         target.mkdir(parents=True, exist_ok=True)
         graph, param = self._files_in(target)
-        made = self.made_companions()
-        with companions(
-            self.directory, target, self._model_config(), graph, made, self.trust_remote_code
-        ):
+        with self._companions(target).written():
             if not keeps:
                 write_model(plan, native().ModelWriter, str(graph), str(param))
         return graph, param
+
+    def check_target(self, target: Path) -> None:
+        """Raises what ``write_plan`` raises where ``target`` holds files of another model."""
+        self._companions(target).check()
+
+    def _companions(self, target: Path) -> Companions:
+        graph, _ = self._files_in(target)
+        made = self.made_companions()
+        return Companions(
+            self.directory, target, self._model_config(), graph, made, self.trust_remote_code
+        )
 
     def _files_in(self, target: Path) -> tuple[Path, Path]:
         name = self.safe_model_name

@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import httptools
 from allspark.bench.outcome import RequestFailed
 from allspark.remote.address import Address
 
 _CONNECT_S = 30.0
+# A connection that was closed while it was idle is lost at once, when a request is sent over it. A
+# server that closes one later may have worked on the request.
+_STALE_S = 0.1
 
 
 class Reader(Protocol):
@@ -28,6 +31,13 @@ class Reader(Protocol):
         """The body has ended; `is_cut`: because the connection did."""
 
 
+class Limit(NamedTuple):
+    """The time for a whole answer. It includes opening a connection, and a second one."""
+
+    seconds: float
+    end: float  # by the clock of the loop
+
+
 class Connection(asyncio.Protocol):
     """One connection to a server, for one request at a time."""
 
@@ -37,29 +47,32 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._reader: Reader | None = None
         self._done: asyncio.Future[None] | None = None
+        self._sent = 0.0
         self._begin_answer()
 
     def _begin_answer(self) -> None:
         self._content_type = ""
         self._has_length = False
+        self._has_bytes = False
         self._has_head = False
         self._is_ended = False
 
-    async def exchange(self, data: bytes, reader: Reader, timeout: float) -> None:
+    async def exchange(self, data: bytes, reader: Reader, limit: Limit) -> None:
         """Sends a request, and gives its answer to the reader.
 
         Raises:
             RequestFailed: the reader's, or that of a connection that failed.
-            Stale: the server had closed the connection before.
+            Stale: the connection was lost before a server could have worked on the request.
         """
         loop = asyncio.get_running_loop()
         self._begin_answer()
         self._parser = httptools.HttpResponseParser(self)
         self._reader = reader
         self._done = loop.create_future()
-        late = RequestFailed(f"no whole answer within {timeout:g} s")
-        timer = loop.call_later(timeout, self._fail, late)
+        late = RequestFailed(f"no whole answer within {limit.seconds:g} s")
+        timer = loop.call_at(limit.end, self._fail, late)
         assert self._transport is not None
+        self._sent = loop.time()
         self._transport.write(data)
         try:
             await self._done
@@ -103,6 +116,7 @@ class Connection(asyncio.Protocol):
         if self._parser is None or self._reader is None:
             self.close()  # nobody asked for it
             return
+        self._has_bytes = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -114,7 +128,10 @@ class Connection(asyncio.Protocol):
         if self._done is None or self._done.done():
             return
         if not self._has_head:
-            self._fail(Stale("the server closed the connection without an answer"))
+            since = self._done.get_loop().time() - self._sent
+            is_stale = not self._has_bytes and since < _STALE_S
+            kind = Stale if is_stale else RequestFailed
+            self._fail(kind("the server closed the connection without an answer"))
         else:
             # A body without a length ends with its connection.
             self._finish(is_cut=self._has_length or exc is not None)
@@ -150,7 +167,7 @@ class Connection(asyncio.Protocol):
 
 
 class Stale(RequestFailed):
-    """The connection ended before the first byte of an answer."""
+    """The connection ended at once, before the first byte of an answer."""
 
 
 class Connections:
@@ -164,35 +181,36 @@ class Connections:
 
     async def exchange(self, data: bytes, reader: Reader, timeout: float) -> None:
         """Sends a request over a connection that is free, or a new one. Raises RequestFailed."""
+        limit = Limit(timeout, asyncio.get_running_loop().time() + timeout)
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_open:
                 continue
             try:
-                await self._exchange(connection, data, reader, timeout)
+                await self._exchange(connection, data, reader, limit)
                 return
             except Stale:  # it had been closed while it was idle
                 break
-        await self._exchange(await self._open(timeout), data, reader, timeout)
+        await self._exchange(await self._open(limit), data, reader, limit)
 
     async def _exchange(
-        self, connection: Connection, data: bytes, reader: Reader, timeout: float
+        self, connection: Connection, data: bytes, reader: Reader, limit: Limit
     ) -> None:
         try:
-            await connection.exchange(data, reader, timeout)
+            await connection.exchange(data, reader, limit)
         finally:  # also an answer that is an error leaves it usable
             if connection.is_open:
                 self._idle.append(connection)
 
-    async def _open(self, timeout: float) -> Connection:
+    async def _open(self, limit: Limit) -> Connection:
         address, loop = self._address, asyncio.get_running_loop()
-        wait = min(timeout, _CONNECT_S)
+        wait = min(limit.end - loop.time(), _CONNECT_S)
         try:
             _, connection = await asyncio.wait_for(
                 loop.create_connection(Connection, address.host, address.port, ssl=self._tls), wait
             )
         except asyncio.TimeoutError:
-            raise RequestFailed(f"cannot connect within {wait:g} s") from None
+            raise RequestFailed(f"cannot connect within {wait:.3g} s") from None
         except OSError as error:
             raise RequestFailed(f"cannot connect: {error}") from None
         return connection

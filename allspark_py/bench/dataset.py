@@ -45,7 +45,8 @@ def read_requests(
         output: lengths of outputs for which neither the file nor an answer in it has one.
         is_output_given: `output` is for all of them.
         count_tokens: how many tokens a text has. With it an output is as long as the answer in a
-            conversation, and conversations of unusual lengths are passed over.
+            conversation, and conversations of unusual lengths, as they are recorded, are passed
+            over.
 
     Raises:
         OSError: there is no such file. ValueError: it holds something else, or no request.
@@ -59,24 +60,25 @@ def read_requests(
             break
         prompt, answer, num_output = entries[index]
         drawn = next(lengths)
-        if is_output_given:
-            num_output = drawn
-        if num_output is None and answer is not None and count_tokens is not None:
+        if answer is not None and count_tokens is not None:
             assert isinstance(prompt, str)
-            num_prompt, num_output = count_tokens(prompt), count_tokens(answer)
-            if not _is_usual(num_prompt, num_output):
+            num_prompt, num_answer = count_tokens(prompt), count_tokens(answer)
+            if not _is_usual(num_prompt, num_answer):
                 continue
-        requests.append(Request(prompt, drawn if num_output is None else num_output))
+            num_output = num_output or num_answer
+        if is_output_given or num_output is None:
+            num_output = drawn
+        requests.append(Request(prompt, num_output))
     if not requests:
         raise ValueError(f"{path} has no request of usual length")
     return requests
 
 
-def _is_usual(num_prompt: int, num_output: int) -> bool:
+def _is_usual(num_prompt: int, num_answer: int) -> bool:
     return (
-        min(num_prompt, num_output) >= _LEAST_TOKENS
+        min(num_prompt, num_answer) >= _LEAST_TOKENS
         and num_prompt <= _MOST_PROMPT_TOKENS
-        and num_prompt + num_output <= _MOST_TOKENS
+        and num_prompt + num_answer <= _MOST_TOKENS
     )
 
 

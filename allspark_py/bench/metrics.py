@@ -119,8 +119,11 @@ def figures(outcomes: Sequence[Outcome], client_cpu_s: float = 0.0) -> Values:
         tokens_per_chunk=sum(each.num_output for each in counted) / chunks if chunks else None,
         without_usage=sum(each.output_tokens is None for each in completed),
         more_chunks_than_tokens=sum(len(each.times) > each.num_output for each in counted),
-        without_output=sum(each.num_output == 0 for each in completed),
-        shorter_than_asked=sum(each.num_output < each.asked for each in completed),
+        not_counted=sum(not each.is_counted for each in completed),
+        without_output=sum(each.is_empty for each in completed),
+        shorter_than_asked=sum(
+            each.output_tokens is not None and each.output_tokens < each.asked for each in completed
+        ),
         late_ms_max=1e3 * max(each.sent - each.due for each in outcomes),
         client_cpu_s=client_cpu_s,
         client_cpu_share=rate(client_cpu_s),

@@ -13,7 +13,7 @@ from allspark.bench.outcome import Outcome, RequestFailed
 from allspark.bench.workload import Prompt, Request
 from allspark.remote.address import Address
 from allspark.remote.errors import RemoteError, message_of
-from allspark.remote.events import DONE, EventReader, delta_of, usage_of
+from allspark.remote.events import DONE, Delta, EventReader, delta_of, usage_of
 
 ENDPOINTS = {"chat": "/chat/completions", "completions": "/completions"}
 _CUT = "the connection ended in the middle of the answer"
@@ -124,10 +124,7 @@ class _Reader:
         event = _to_object(payload)
         if event.get("error"):
             raise RequestFailed(f"in the stream: {message_of(event) or 'an error without words'}")
-        try:
-            delta = delta_of(event)
-        except RemoteError as error:
-            raise RequestFailed(error.message) from None
+        delta = _delta_of(event)
         if delta.has_output:
             self._outcome.times.append(arrived)
         self._has_ended = self._has_ended or delta.finish_reason is not None
@@ -155,7 +152,15 @@ class _Reader:
         answer = _to_object(body)
         if answer.get("error"):
             raise RequestFailed(f"in the answer: {message_of(answer)}")
+        self._outcome.whole_has_output = _delta_of(answer).has_output
         self._count(answer)
+
+
+def _delta_of(answer: dict[str, Any]) -> Delta:
+    try:
+        return delta_of(answer)
+    except RemoteError as error:
+        raise RequestFailed(error.message) from None
 
 
 def _to_object(data: bytes) -> dict[str, Any]:

@@ -23,8 +23,20 @@ class Outcome:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     error: str | None = None
+    # Whether there is output in an answer that came whole; None: it came in chunks.
+    whole_has_output: bool | None = None
 
     @property
     def num_output(self) -> int:
         """Output tokens: those of the server's count, else a token for each chunk."""
         return len(self.times) if self.output_tokens is None else self.output_tokens
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether anything says how many tokens there are: a count, or chunks."""
+        return self.output_tokens is not None or self.whole_has_output is None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the answer has no output."""
+        return self.num_output == 0 if self.is_counted else not self.whole_has_output

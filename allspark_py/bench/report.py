@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from allspark._allspark import __version__
 from allspark.bench.load import Run
 from allspark.bench.metrics import LATENCIES, PERCENTILES, Values, errors, figures
 from allspark.bench.outcome import Outcome
@@ -78,12 +79,14 @@ def notes(measurement: Measurement) -> list[str]:
         f"{count} failed: {_line(reason)}" for reason, count in errors(measurement.outcomes).items()
     ]
 
-    def count(name: str, sentence: str) -> None:
-        if values[name]:
-            found.append(f"{values[name]} of {values['completed']} answers {sentence}")
+    def count(name: str, sentence: str, but: str | None = None) -> None:
+        number = (values[name] or 0) - (0 if but is None else values[but] or 0)
+        if number:
+            found.append(f"{number} of {values['completed']} answers {sentence}")
 
     count("without_output", "have no output")
-    count("without_usage", "have no usage: their tokens are counted as chunks")
+    count("without_usage", "have no usage: their tokens are counted as chunks", "not_counted")
+    count("not_counted", "have neither usage nor chunks: their tokens are not counted")
     count("more_chunks_than_tokens", "came in more chunks than the usage has tokens")
     count("shorter_than_asked", "are shorter than they were allowed to be")
     per_chunk = values["tokens_per_chunk"]
@@ -139,6 +142,7 @@ def write_json(
     """Settings, figures, failures by their reason, and the times of every request."""
     record = {
         "benchmark": benchmark,
+        "version": __version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "settings": dict(settings),
         "measurements": [

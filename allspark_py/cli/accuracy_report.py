@@ -36,6 +36,14 @@ def report_texts(options: argparse.Namespace) -> Any:
     return to_texts(options.report)
 
 
+def check_report(options: argparse.Namespace, texts: Any, loader: Any) -> None:
+    """Raises before the work begins, where the texts or their windows do not fit the checkpoint."""
+    if texts is not None:
+        from allspark.eval.accuracy import check_accuracy
+
+        check_accuracy(loader, texts, options.report_context, options.report_tokens)
+
+
 def write_report(options: argparse.Namespace, texts: Any) -> None:
     """Measures the model in --output, writes the files and prints the figures."""
     from allspark.eval import write_accuracy

@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     _check(options)
     config = engine_flags.to_engine_config(options)
+    engine_flags.check_adapter_name(options, config)
     config.max_waiting_requests = 0  # the window is the bound
     generation = generation_flags.to_generation_config(options)
     template = engine_flags.to_chat_template(options)

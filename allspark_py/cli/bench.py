@@ -188,6 +188,7 @@ def _serve(options: argparse.Namespace) -> int:
     from allspark.bench.cases import allow_connections
 
     remote = to_remote(options.base_url, options)
+    options.model = remote.model  # results name the one that the server lists
     cases = _serve_cases(options)
     bound = max((case.load.concurrency or 0 for case in cases), default=0)
     allow_connections(bound or len(cases[0].requests), is_bound=bound > 0)

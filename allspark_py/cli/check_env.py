@@ -14,6 +14,8 @@ _PACKAGES = (
     "allspark", "numpy", "transformers", "tokenizers", "llguidance", "protobuf", "fastapi",
     "uvicorn", "torch", "modelscope",
 )  # fmt: skip
+# What is in the name of a setting that may be a secret.
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +52,10 @@ def describe() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     settings = ("ALLSPARK_", "BFC_", "CPU_CACHE_RATIO", "HIE_", "LMDEPLOY_")
-    secrets = ("ALLSPARK_API_KEY", "ALLSPARK_API_KEYS")
     for name in sorted(os.environ):
         if name.startswith(settings):
-            found[name] = "set" if name in secrets else os.environ[name]
+            is_secret = any(word in name.upper() for word in _SECRETS)
+            found[name] = "set" if is_secret else os.environ[name]
     return found
 
 

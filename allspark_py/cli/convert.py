@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .accuracy_report import add_report_flags, report_texts, write_report
+from .accuracy_report import add_report_flags, check_report, report_texts, write_report
 
 WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from allspark.eval.accuracy import remove_accuracy
     from allspark.quantize.source import open_checkpoint
 
     config = _quant_config(options)
@@ -43,12 +44,14 @@ def run(options: argparse.Namespace) -> int:
     loader = open_checkpoint(
         options.model, options.name, options.data_type, options.trust_remote_code
     )
+    check_report(options, texts, loader)
     loader.serialize_to_path(
         None,
         options.output,
         enable_quant=config is not None,
         customized_quant_config=config,
     )
+    remove_accuracy(options.output)
     for ending in ("asgraph", "asparam"):
         path = Path(options.output) / f"{loader.safe_model_name}.{ending}"
         print(f"{path}: {path.stat().st_size} bytes")

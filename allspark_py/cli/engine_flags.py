@@ -128,6 +128,16 @@ def _adapter(text: str) -> tuple[str, str]:
     return (name, path) if separator else (text.rstrip("/").rpartition("/")[2], text)
 
 
+def check_adapter_name(options: argparse.Namespace, config: Any) -> None:
+    """Raises ValueError where --adapter-name names none of --adapters."""
+    names = list(config.adapters or ())
+    if options.adapter_name is not None and options.adapter_name not in names:
+        raise ValueError(
+            f"--adapter-name is {options.adapter_name!r}; it must be one of --adapters, "
+            f"{', '.join(names) or 'of which there are none'}"
+        )
+
+
 def to_chat_template(options: argparse.Namespace) -> Any:
     """The chat template of the flags; None: the tokenizer's own."""
     from allspark.chat_template import ChatTemplateConfig

@@ -54,11 +54,7 @@ def _choose_adapter(options: argparse.Namespace, config: Any) -> None:
     names = list(config.adapters or ())
     if options.adapter_name is None and len(names) == 1:
         options.adapter_name = names[0]
-    if options.adapter_name is not None and options.adapter_name not in names:
-        raise ValueError(
-            f"--adapter-name is {options.adapter_name!r}; it must be one of --adapters, "
-            f"{', '.join(names) or 'of which there are none'}"
-        )
+    engine_flags.check_adapter_name(options, config)
     if options.adapter_name is None and names:
         raise ValueError(f"--adapters has {', '.join(names)}; --adapter-name must say which one")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bench_flags import positive
@@ -16,6 +14,7 @@ from .quant_flags import add_checkpoint_flags, add_format_flags, formats_of
 
 if TYPE_CHECKING:
     from allspark.quantize import Effect
+    from allspark.quantize.layer_effects import LayerEffects
 
 NAME = "layers"
 _HEADS = ("weight", "format", "error", "cosine", "product's", "cosine", "KL divergence")
@@ -35,35 +34,50 @@ def add_kind(kinds: Any) -> None:
     add_format_flags(parser)
     group = parser.add_argument_group("results")
     group.add_argument("--json", metavar="FILE", help="settings and all figures")
-    group.add_argument("--markdown", metavar="FILE", help="the table")
+    group.add_argument("--markdown", metavar="FILE", help="a page of them")
     parser.set_defaults(fail=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
-    from allspark.quantize import QuantizeConfig, layer_effects
+    from allspark.eval.report import as_page, as_record, write_files
+    from allspark.quantize import QuantizeConfig
+    from allspark.quantize.layer_effects import checkpoint_effects
+    from allspark.quantize.source import open_checkpoint
 
     config = QuantizeConfig(method="rtn", **formats_of(options))
+    loader = open_checkpoint(options.model, None, config.data_type, options.trust_remote_code)
     with layer_progress() as progress:
-        effects = layer_effects(
-            options.model,
+        found = checkpoint_effects(
+            loader,
             options.text,
             config,
             context=options.context,
             tokens=options.tokens,
             threads=options.threads,
-            trust_remote_code=options.trust_remote_code,
             progress=progress,
         )
-    rows = [_cells(effect) for effect in effects]
+    rows = [_cells(effect) for effect in found.weights]
     print(_text(rows))
     settings = settings_of(options)
-    if options.json is not None:
-        found = [dataclasses.asdict(effect) for effect in effects]
-        record = {"evaluation": NAME, "settings": settings, "weights": found}
-        Path(options.json).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if options.markdown is not None:
-        Path(options.markdown).write_text(_markdown(rows), encoding="utf-8")
+    write_files(
+        as_record(NAME, dataclasses.asdict(found), settings),
+        as_page("What quantising each weight does", _markdown(rows), _facts(found), settings),
+        options.json,
+        options.markdown,
+    )
     return 0
+
+
+def _facts(found: LayerEffects) -> list[tuple[str, str]]:
+    """What was measured, and of which files."""
+    from allspark.eval.report import shown_file
+
+    return [
+        ("model", f"{found.model.source} ({found.model.architecture})"),
+        ("  sha256", found.model.sha256),
+        *(("text", shown_file(text)) for text in found.texts),
+        ("sequences", f"{found.num_sequences} of {found.context} tokens"),
+    ]
 
 
 def _cells(effect: Effect) -> list[str]:
@@ -93,6 +107,6 @@ def _text(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     table = [_HEADS, ["---"] * len(_HEADS), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in table) + "\n"
+    return ["## Weights", "", *(f"| {' | '.join(row)} |" for row in table), ""]

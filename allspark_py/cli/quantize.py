@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .accuracy_report import add_report_flags, report_texts, write_report
+from .accuracy_report import add_report_flags, check_report, report_texts, write_report
 from .bench_flags import not_negative, positive, positive_real
 from .convert import WEIGHT_FORMATS
 from .layer_progress import layer_progress
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--calib-seqlen", type=positive, default=512, metavar="N",
         help="tokens of a sequence (default: 512)")  # fmt: skip
     add("--target-bits", type=positive_real, metavar="B",
-        help="bits per weight, scales included: weights whose rounding does most harm become int8 "
-        "until the mean is B (5.3, for example)")  # fmt: skip
+        help="bits per weight that is quantised, scales included: weights whose rounding does most "
+        "harm become int8 until the mean is B (5.3, for example)")  # fmt: skip
     add("--seed", type=not_negative, default=0, help="of the choice of sequences (default: 0)")
     add("--requantize", action="store_true",
         help="dequantise a checkpoint that is quantised, instead of refusing it")  # fmt: skip
@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from allspark.quantize import QuantizeConfig, quantize_model
+    from allspark.quantize import QuantizeConfig
+    from allspark.quantize.quantizer import quantize_checkpoint
+    from allspark.quantize.source import open_checkpoint
 
     texts = report_texts(options)
     config = QuantizeConfig(
@@ -66,20 +68,26 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.calib is None and config.needs_text:
         options.fail(f"--calib is missing; --method {config.method} reads a calibration text")
+    if options.calib is not None and not config.is_calibrated:
+        reason = f"--method {config.method}" if config.calib_samples else "--calib-samples 0"
+        options.fail(f"--calib is given; {reason} reads no text")
+    loader = open_checkpoint(
+        options.model, options.name, config.data_type, options.trust_remote_code
+    )
+    check_report(options, texts, loader)
     with layer_progress() as progress:
-        made = quantize_model(
-            options.model,
+        made = quantize_checkpoint(
+            loader,
             options.output,
             config,
             options.calib,
-            name=options.name,
             save_format=options.save_format,
             resume=options.resume,
             threads=options.threads,
-            trust_remote_code=options.trust_remote_code,
             progress=progress,
         )
     show_model(made, config.calib_samples)
     if texts is not None:
+        loader.free_model()
         write_report(options, texts)
     return 0

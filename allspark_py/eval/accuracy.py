@@ -1,4 +1,4 @@
-"""write_accuracy(): what a conversion cost, beside the model that it made."""
+"""What a conversion cost, in files beside the model that it made."""
 
 from __future__ import annotations
 
@@ -10,14 +10,28 @@ from typing import Any
 from allspark.engine import Engine
 from allspark.eval.divergence import Comparison, compare
 from allspark.eval.files import Texts, to_texts
-from allspark.eval.opening import open_for_windows, open_reference
+from allspark.eval.opening import check_length, open_for_windows, open_reference
 from allspark.eval.report import write
 from allspark.eval.text_perplexity import DEFAULT_CONTEXT
-from allspark.eval.windows import check_settings
+from allspark.eval.windows import check_settings, cut_texts
+from allspark.model_loader import LLM
 from allspark.pipeline.engine_config import EngineConfig
 
 # The names of the files, in the directory of the model.
 JSON_NAME, MARKDOWN_NAME = "accuracy.json", "accuracy.md"
+
+
+def remove_accuracy(model: str | Path) -> None:
+    """Removes the files from the directory of a new model: they are about an older one."""
+    for name in (JSON_NAME, MARKDOWN_NAME):
+        (Path(model).expanduser() / name).unlink(missing_ok=True)
+
+
+def check_accuracy(loader: LLM, texts: Texts, context: int, tokens: int | None) -> None:
+    """Raises the ValueErrors of write_accuracy about texts and lengths, before its model is made;
+    `loader` is that of the checkpoint."""
+    check_length(loader, context)
+    cut_texts(loader.get_tokenizer(), to_texts(texts), context, tokens)
 
 
 def write_accuracy(

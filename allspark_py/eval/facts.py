@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from allspark.batch.digests import model_files
+from allspark.model_loader import LLM
 from allspark.model_loader.native import required_of
 from allspark.model_loader.quantization import weight_formats
 from allspark.pipeline.served_model import ServedModel
@@ -32,6 +33,24 @@ class ModelFacts:
     bits_per_weight: float
     model_digest: str  # the engine's, of what it computes with
     adapter: str | None
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """A checkpoint whose weights are read, but which does not run."""
+
+    source: str
+    sha256: str  # as that of ModelFacts
+    architecture: str
+
+
+def checkpoint_facts(loader: LLM) -> CheckpointFacts:
+    """Reads the checkpoint's files, for their digest."""
+    return CheckpointFacts(
+        source=loader.pretrain_model_name_or_path,
+        sha256=digest_of(model_files(loader)),
+        architecture=loader.decoder_spec().architecture,
+    )
 
 
 def facts_of(model: ServedModel, adapter: str | None = None) -> ModelFacts:

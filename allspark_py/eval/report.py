@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from allspark._allspark import __version__
+from allspark.batch.output import write_whole
 from allspark.eval.divergence import Comparison
 from allspark.eval.facts import ModelFacts
 from allspark.eval.files import TextFacts
@@ -19,6 +20,7 @@ from allspark.eval.statistics import Estimate, Spread
 from allspark.eval.text_perplexity import Perplexity
 
 Result: TypeAlias = "Perplexity | Comparison | Choices"
+_VERSION = ("version", f"allspark {__version__}")
 _SHOWN_KL = ("50", "90", "99", "99.9")
 _SHOWN_CHANGE = ("1", "5", "25", "50", "75", "95", "99")
 
@@ -42,7 +44,7 @@ class Section:
 
 def text_of(result: Result) -> str:
     """For the terminal: what was measured, then the figures in columns."""
-    facts = _facts(result)
+    facts = [*_facts(result), _VERSION]
     width = max(len(name) for name, _ in facts)
     lines = [f"{name.ljust(width)}  {value}" for name, value in facts]
     sections = _sections(result)
@@ -58,12 +60,24 @@ def text_of(result: Result) -> str:
 
 def markdown_of(result: Result, settings: Mapping[str, Any]) -> str:
     """A page: the figures, what was measured, and the settings that were given."""
-    lines = [f"# {_title(result)}"]
+    lines = []
     for section in _sections(result):
-        lines += ["", f"## {section.title}", "", "| figure | value | ± |", "|---|---|---|"]
+        lines += [f"## {section.title}", "", "| figure | value | ± |", "|---|---|---|"]
         lines += [f"| {row.name} | {row.value} | {row.error} |" for row in section.rows]
-    lines += ["", "## What was measured", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in _facts(result)]
+        lines.append("")
+    return as_page(_title(result), lines, _facts(result), settings)
+
+
+def as_page(
+    title: str,
+    figures: Sequence[str],
+    facts: Sequence[tuple[str, str]],
+    settings: Mapping[str, Any],
+) -> str:
+    """A page in Markdown of these lines, what was measured, and the settings that were given."""
+    lines = [f"# {title}", "", *figures, "## What was measured", "", "| | |", "|---|---|"]
+    facts = [*facts, _VERSION]
+    lines += [f"| {name} | {_cell(value)} |" for name, value in facts]
     given = [(name, value) for name, value in settings.items()]
     if given:
         lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
@@ -72,10 +86,14 @@ def markdown_of(result: Result, settings: Mapping[str, Any]) -> str:
 
 
 def record_of(result: Result, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All figures, as JSON has them. What is not a number is null."""
-    kind = type(result).__name__.lower()
+    """All figures, as JSON has them."""
+    return as_record(type(result).__name__.lower(), dataclasses.asdict(result), settings)
+
+
+def as_record(kind: str, figures: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The object of a JSON file. What is not a number is null."""
     found = {"evaluation": kind, "version": __version__, "settings": dict(settings)}
-    record: dict[str, Any] = _without_nan({**found, **dataclasses.asdict(result)})
+    record: dict[str, Any] = _without_nan({**found, **figures})
     return record
 
 
@@ -83,11 +101,19 @@ def write(
     result: Result, settings: Mapping[str, Any], json_file: str | None, markdown_file: str | None
 ) -> None:
     """Writes the files that were asked for."""
+    record, page = record_of(result, settings), markdown_of(result, settings)
+    write_files(record, page, json_file, markdown_file)
+
+
+def write_files(
+    record: Mapping[str, Any], page: str, json_file: str | None, markdown_file: str | None
+) -> None:
+    """Writes the files that were asked for."""
     if json_file is not None:
-        text = json.dumps(record_of(result, settings), indent=1, ensure_ascii=False) + "\n"
-        Path(json_file).write_text(text, encoding="utf-8")
+        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+        write_whole(Path(json_file), text.encode())
     if markdown_file is not None:
-        Path(markdown_file).write_text(markdown_of(result, settings), encoding="utf-8")
+        write_whole(Path(markdown_file), page.encode())
 
 
 def _title(result: Result) -> str:
@@ -103,16 +129,16 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         facts += _model_facts("reference", result.reference)
     if isinstance(result, Choices):
         if result.tasks is not None:
-            facts.append(("tasks", _file(result.tasks)))
+            facts.append(("tasks", shown_file(result.tasks)))
         of_all = f" of {result.num_available}, chosen with seed {result.seed}"
         facts.append(("answered", f"{result.num_tasks}{of_all if result.seed is not None else ''}"))
     else:
-        facts += [("text", _file(text)) for text in result.texts]
+        facts += [("text", shown_file(text)) for text in result.texts]
         facts.append(
             ("windows", f"{result.num_windows} of {result.context} tokens, {result.num_scored} "
              "tokens scored")
         )  # fmt: skip
-    return [*facts, ("version", f"allspark {__version__}")]
+    return facts
 
 
 def _model_facts(name: str, model: ModelFacts) -> list[tuple[str, str]]:
@@ -128,7 +154,8 @@ def _model_facts(name: str, model: ModelFacts) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _file(facts: TextFacts) -> str:
+def shown_file(facts: TextFacts) -> str:
+    """Of a text or of tasks: name, bytes and digest."""
     return f"{facts.name}, {facts.num_bytes} bytes, sha256 {facts.sha256}"
 
 

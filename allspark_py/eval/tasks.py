@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from allspark.eval.files import Text, TextFacts
 from allspark.input_ids import shown
+from allspark.unicode_text import plain
 
 NUM_ENDINGS = 4  # of the text format
 _LINES = NUM_ENDINGS + 2
@@ -60,6 +61,7 @@ def read_tasks(path: str | Path) -> TaskFile:
             names file, line, field and value.
     """
     text = Text.read(path)
+    text = replace(text, content=plain(text.content))
     is_json = text.content.lstrip()[:1] == "{"
     tasks = (_from_json if is_json else _from_text)(text)
     if not tasks:
@@ -68,7 +70,7 @@ def read_tasks(path: str | Path) -> TaskFile:
 
 
 def _from_text(text: Text) -> list[Task]:
-    lines = [line.removesuffix("\r") for line in text.content.removesuffix("\n").split("\n")]
+    lines = text.content.removesuffix("\n").split("\n")
     name = text.facts.name
     if len(lines) % _LINES:
         raise ValueError(

@@ -64,13 +64,10 @@ def check_settings(context: int, max_tokens: int | None) -> None:
 
 
 def cut(model: ServedModel, texts: Sequence[Text], context: int, max_tokens: int | None) -> Windows:
-    """Cuts each text into windows of `context` tokens, and drops the rest of it.
-
-    What the tokenizer puts before a text (BOS) also begins every window, in place of as many of
-    its own tokens. With `max_tokens` no more windows are made than have so many tokens.
+    """The windows of texts for a model that is open.
 
     Raises:
-        ValueError: the context is longer than the model's, or a text shorter than a window.
+        ValueError: the context is longer than the model's. Else as cut_texts.
     """
     check_settings(context, max_tokens)
     if context > model.session_len:
@@ -78,13 +75,28 @@ def cut(model: ServedModel, texts: Sequence[Text], context: int, max_tokens: int
             f"context is {context}; it must be in [{MIN_CONTEXT}, {model.session_len}], the "
             "model's length"
         )
+    return cut_texts(model.tokenizer, texts, context, max_tokens)
+
+
+def cut_texts(
+    tokenizer: Any, texts: Sequence[Text], context: int, max_tokens: int | None
+) -> Windows:
+    """Cuts each text into windows of `context` tokens, and drops the rest of it.
+
+    What the tokenizer puts before a text (BOS) also begins every window, in place of as many of
+    its own tokens. With `max_tokens` no more windows are made than have so many tokens.
+
+    Raises:
+        ValueError: a text is shorter than a window.
+    """
+    check_settings(context, max_tokens)
     room = None if max_tokens is None else max_tokens // context
     windows: list[Window] = []
     used = []
     for text in texts:
         if room is not None and len(windows) >= room:
             break
-        windows += windows_of(text, model.tokenizer, context)
+        windows += windows_of(text, tokenizer, context)
         used.append(text.facts)
     return Windows(windows[:room], used, context, max_tokens)
 

@@ -24,7 +24,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
 # Modules and, with them, all of their submodules that are not served otherwise.
 MODULES: dict[str, str] = {
     "lmdeploy.cli": "the command is `allspark`",
-    "lmdeploy.lite": "`precision` of a config and `allspark convert` quantise weights",
+    "lmdeploy.lite": "`allspark lite`, or allspark.quantize.lite",
     "lmdeploy.pytorch": _MODELS_HERE,
     "lmdeploy.serve.async_engine": "generate of a pipeline is asynchronous",
     "lmdeploy.serve.gradio": _PAGE,

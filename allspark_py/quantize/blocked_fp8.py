@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from allspark.eval.accuracy import remove_accuracy
 from allspark.model_loader.native import required_of
 from allspark.model_loader.quantized.e4m3 import E4M3_VALUES
 from allspark.model_loader.spec import find_architecture
@@ -90,6 +91,7 @@ def blocked_fp8(
         "modules_to_not_convert": [*left, "lm_head"],
     }
     paths = write_checkpoint(loader, config, outputs, output)
+    remove_accuracy(output)
     progress(plan.spec.num_layers, plan.spec.num_layers)
     return paths
 

@@ -20,17 +20,31 @@ from allspark.model_loader.storage import TensorEntry, round_float32
 from allspark.quantize.arrays import Floats
 from allspark.quantize.config import QuantizeConfig
 from allspark.quantize.export_check import check_exportable, scheme_of
-from allspark.quantize.export_files import Output, stored_as, write_checkpoint
+from allspark.quantize.export_files import (
+    Output,
+    check_directory,
+    stored_as,
+    write_checkpoint,
+)
 from allspark.quantize.export_formats import SAVE_FORMATS, ModuleWeight, Scheme
 from allspark.quantize.export_places import Place, elements_in, places_of
 from allspark.quantize.work import Work
 from numpy.typing import NDArray
 
-__all__ = ["check_exportable", "export_checkpoint"]
+__all__ = ["check_export", "check_exportable", "export_checkpoint"]
 
 
 # Weights outside layers that no reader takes for those of nn.Linear.
 _TABLES = ("embedding", "position_embedding")
+
+
+def check_export(
+    plan: Plan, config: QuantizeConfig, loader: HuggingFaceModel, output: Path, save_format: str
+) -> None:
+    """Raises the ValueErrors of export_checkpoint; asked before any work is done."""
+    check_exportable(plan, config, save_format)
+    export = _Export(plan, None, scheme_of(plan, config, save_format), loader, save_format)
+    check_directory(loader, export.config(), list(export.outputs()), output)
 
 
 def export_checkpoint(
@@ -57,8 +71,16 @@ def export_checkpoint(
 
 
 class _Export:
+    """What a checkpoint has. Without `work` its tensors cannot be made; scales then have the first
+    type of their format, as nearly all have."""
+
     def __init__(
-        self, plan: Plan, work: Work, scheme: Scheme, loader: HuggingFaceModel, save_format: str
+        self,
+        plan: Plan,
+        work: Work | None,
+        scheme: Scheme,
+        loader: HuggingFaceModel,
+        save_format: str,
     ) -> None:
         self._spec = plan.spec
         self._work = work
@@ -141,18 +163,23 @@ class _Export:
         return make
 
     def _weight(self, place: Place) -> ModuleWeight:
+        rows, cols = place.part.source.shape
+
         def read(suffix: str) -> NDArray[Any]:
             return place.put_back(self._read(place, suffix), self._spec)
+
+        def scales() -> Floats:
+            if self._work is None:
+                groups = cols // (self._scheme.format.group_size or cols)
+                return np.zeros((rows, groups), np.float32)
+            return read("_scale")
 
         def zeros() -> NDArray[np.uint8]:
             if self._scheme.format.asymmetric:
                 return read("_zero")
             return np.full(read("_scale").shape, self._scheme.format.middle, np.uint8)
 
-        rows, cols = place.part.source.shape
-        return ModuleWeight(
-            (rows, cols), place.part.source.dtype, lambda: read(""), lambda: read("_scale"), zeros
-        )
+        return ModuleWeight((rows, cols), place.part.source.dtype, lambda: read(""), scales, zeros)
 
     def _read(self, place: Place, suffix: str) -> NDArray[Any]:
         """The rows of a place in a finished layer."""
@@ -162,6 +189,7 @@ class _Export:
 
     def _entries(self, layer: int) -> dict[str, TensorEntry]:
         if layer not in self._layers:
+            assert self._work is not None
             self._layers[layer] = self._work.entries(layer)
         return self._layers[layer]
 

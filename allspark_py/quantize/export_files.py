@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.export import companions
+from allspark.model_loader.export import Companions
 from allspark.model_loader.safetensors_file import DTYPES
 from allspark.model_loader.spec import model_type_of
 from allspark.model_loader.storage import ELEMENT_TYPES, TensorEntry, round_float32
@@ -76,6 +76,24 @@ def write_checkpoint(
         ValueError: the directory holds other weights. OSError: files cannot be written.
     """
     output.mkdir(parents=True, exist_ok=True)
+    with _companions(loader, quantization_config, output).written():
+        return write_files(outputs, output)
+
+
+def check_directory(
+    loader: HuggingFaceModel,
+    quantization_config: Mapping[str, Any],
+    outputs: Sequence[Output],
+    output: Path,
+) -> None:
+    """Raises ValueError where write_checkpoint would, since the directory holds other weights."""
+    _companions(loader, quantization_config, output).check()
+    _check_no_others(output, _names(len(_shards(outputs, MAX_SHARD_BYTES))))
+
+
+def _companions(
+    loader: HuggingFaceModel, quantization_config: Mapping[str, Any], output: Path
+) -> Companions:
     fields = loader.get_model_config() | {"quantization_config": dict(quantization_config)}
     # A GGUF file has architectures alone, and other programs ask for the type.
     kind = model_type_of(ModelConfig(fields).architecture())
@@ -83,10 +101,7 @@ def write_checkpoint(
         fields.setdefault("model_type", kind)
     made = loader.made_companions() | {"config.json": json.dumps(fields, indent=2) + "\n"}
     config, graph = ModelConfig(fields), output / _SINGLE
-    with companions(
-        loader.directory, output, config, graph, made, with_code=loader.trust_remote_code
-    ):
-        return write_files(outputs, output)
+    return Companions(loader.directory, output, config, graph, made, loader.trust_remote_code)
 
 
 def write_files(
@@ -100,11 +115,7 @@ def write_files(
         OSError: there is not enough space.
     """
     shards = _shards(outputs, max_bytes)
-    count = len(shards)
-    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    if count == 1:
-        names = [_SINGLE]
-    written = names if count == 1 else [*names, _INDEX]
+    written = _names(len(shards))
     _check_no_others(directory, written)
     _check_space(directory, sum(output.nbytes for output in outputs))
     partials = [directory / f".{name}.{os.getpid()}.tmp" for name in written]
@@ -112,8 +123,8 @@ def write_files(
         for partial, shard in zip(partials, shards, strict=False):
             with partial.open("wb") as file:
                 _write(file, shard)
-        if count > 1:
-            partials[-1].write_text(_index(names, shards), encoding="utf-8")
+        if len(shards) > 1:
+            partials[-1].write_text(_index(written, shards), encoding="utf-8")
         for partial, name in zip(partials, written, strict=True):
             partial.replace(directory / name)
     finally:
@@ -133,6 +144,14 @@ def _shards(outputs: Sequence[Output], max_bytes: int) -> list[list[Output]]:
         shards[-1].append(output)
         used += output.nbytes
     return shards
+
+
+def _names(num_shards: int) -> list[str]:
+    """Of the files: those of the shards, then of the index where there are several."""
+    if num_shards == 1:
+        return [_SINGLE]
+    names = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
+    return [*names, _INDEX]
 
 
 def _check_no_others(directory: Path, written: Sequence[str]) -> None:
@@ -187,7 +206,7 @@ def _bytes(output: Output) -> NDArray[np.uint8]:
 def _index(names: Sequence[str], shards: Sequence[Sequence[Output]]) -> str:
     total = sum(output.nbytes for shard in shards for output in shard)
     weight_map = {
-        output.name: name for name, shard in zip(names, shards, strict=True) for output in shard
+        output.name: name for name, shard in zip(names, shards, strict=False) for output in shard
     }
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     return json.dumps(index, indent=2)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from allspark.batch.output import write_whole
 from allspark.eval.files import Text
 from allspark.model_loader import HuggingFaceModel
 from allspark.pipeline.fields import whole
@@ -32,7 +33,7 @@ def write_input_ranges(
     Raises:
         ValueError: a text is too short, or a number is not finite.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     whole(1)("calib_samples", samples)
     plan = loader.plan()
@@ -54,5 +55,5 @@ def write_input_ranges(
         progress(layer + 1, plan.spec.num_layers)
     path = Path(output).expanduser() / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(found, path)
+    write_whole(path, save(found))
     return path

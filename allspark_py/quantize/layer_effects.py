@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from allspark.eval.files import Texts, to_texts
+from allspark.eval.facts import CheckpointFacts, checkpoint_facts
+from allspark.eval.files import TextFacts, Texts, to_texts
 from allspark.eval.windows import check_settings
+from allspark.model_loader import HuggingFaceModel
 from allspark.quantize.calibration import read_ids
 from allspark.quantize.config import QuantizeConfig
 from allspark.quantize.effects import Effect, weight_effects
 from allspark.quantize.source import open_checkpoint
 
 DEFAULT_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class LayerEffects:
+    """The effects, and what they were measured on."""
+
+    model: CheckpointFacts
+    texts: list[TextFacts]
+    context: int
+    num_sequences: int  # that were read, each of `context` tokens
+    weights: list[Effect]  # the worst first
 
 
 def layer_effects(
@@ -40,10 +54,33 @@ def layer_effects(
     Raises:
         TypeError, ValueError, OSError: as quantize_model.
     """
-    check_settings(context, tokens)
     config = config or QuantizeConfig()
     loader = open_checkpoint(model, None, config.data_type, trust_remote_code)
+    return checkpoint_effects(
+        loader, texts, config, context=context, tokens=tokens, threads=threads, progress=progress
+    ).weights
+
+
+def checkpoint_effects(
+    loader: HuggingFaceModel,
+    texts: Texts,
+    config: QuantizeConfig,
+    *,
+    context: int = 512,
+    tokens: int = DEFAULT_TOKENS,
+    threads: int = 0,
+    progress: Callable[[int, int], object] = lambda done, of: None,
+) -> LayerEffects:
+    """layer_effects() of a checkpoint that is open."""
+    check_settings(context, tokens)
     plan = loader.plan(config.customized_quant_config())
-    ids = read_ids(loader, to_texts(texts), tokens // context, context, field="context")
+    found = to_texts(texts)
+    ids = read_ids(loader, found, tokens // context, context, field="context")
     effects = weight_effects(plan, ids, threads, progress)
-    return sorted(effects, key=lambda effect: -np.nan_to_num(effect.kl_divergence))
+    return LayerEffects(
+        model=checkpoint_facts(loader),
+        texts=[text.facts for text in found],
+        context=context,
+        num_sequences=len(ids),
+        weights=sorted(effects, key=lambda effect: -np.nan_to_num(effect.kl_divergence)),
+    )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from allspark._allspark import __version__
+from allspark.eval.accuracy import remove_accuracy
 from allspark.eval.files import Texts, to_texts
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.convert import Plan
@@ -23,7 +24,7 @@ from allspark.quantize.calibration import read_ids
 from allspark.quantize.checks import check_others, check_space
 from allspark.quantize.config import QuantizeConfig
 from allspark.quantize.effects import weight_effects
-from allspark.quantize.export import check_exportable, export_checkpoint
+from allspark.quantize.export import check_export, export_checkpoint
 from allspark.quantize.layers import LayerSource, formats_of
 from allspark.quantize.solver import LayerSolver
 from allspark.quantize.source import check_floats, check_output, open_checkpoint
@@ -130,8 +131,10 @@ def quantize_checkpoint(
     folder = check_output(output, loader)
     plan = loader.plan(config.customized_quant_config())
     check_space(plan, folder, folder / FOLDER)
-    if save_format != SAVE_FORMAT:
-        check_exportable(plan, config, save_format)
+    if save_format == SAVE_FORMAT:
+        loader.check_target(folder)
+    else:
+        check_export(plan, config, loader, folder, save_format)
     ids, digests = _calibration(loader, config, texts)
     settings = _settings(config, plan, ids, digests)
     check_others(LayerSource(plan))
@@ -147,6 +150,7 @@ def quantize_checkpoint(
     else:
         paths = export_checkpoint(plan, work, config, loader, folder, save_format)
     work.remove()
+    remove_accuracy(folder)
     return QuantizedModel(paths, 0 if ids is None else len(ids), fallbacks)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import urllib.error
 import urllib.parse
@@ -43,10 +44,19 @@ class BlockingClient:
         self.headers = {"content-type": "application/json", **headers}
         self._opener = _opener(url, ssl_context)
 
-    def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The JSON that GET, or with a body POST, gives."""
-        with self._open(path, body) as response:
-            return _to_json(_read(response))
+    def call(
+        self, path: str, body: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> Any:
+        """The JSON that GET, or with a body POST, gives.
+
+        Args:
+            timeout: seconds in which something must come; None: those of the module `socket`.
+        """
+        try:
+            with self._open(path, body, timeout) as response:
+                return _to_json(_read(response))
+        except TimeoutError:
+            raise ConnectionError(f"{self.url} gives no answer in time") from None
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The JSON of a stream's events as they come, up to the one that ends it. Closing the
@@ -66,11 +76,14 @@ class BlockingClient:
                     return
                 yield _checked(_to_json(data))
 
-    def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+    def _open(
+        self, path: str, body: dict[str, Any] | None, timeout: float | None = None
+    ) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, self.headers)
         try:
-            response: http.client.HTTPResponse = self._opener.open(request)
+            wait = socket.getdefaulttimeout() if timeout is None else timeout
+            response: http.client.HTTPResponse = self._opener.open(request, timeout=wait)
         except urllib.error.HTTPError as error:
             with error:
                 raise RemoteError.of(error.code, error.read(), str(error.reason)) from None

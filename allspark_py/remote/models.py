@@ -5,6 +5,9 @@ from __future__ import annotations
 from allspark.remote.blocking import BlockingClient
 from allspark.remote.errors import RemoteError
 
+# Seconds in which a server must say something of its models.
+_WAIT_S = 30.0
+
 
 def authorization(api_key: str | None) -> dict[str, str]:
     """The headers that show a key."""
@@ -19,10 +22,10 @@ def first_model(client: BlockingClient) -> str:
     """The first model that a server lists.
 
     Raises:
-        ConnectionError: nothing answers. RemoteError: it lists none, or refuses to.
+        ConnectionError: nothing answers, or not in time. RemoteError: it lists none, or refuses to.
     """
     try:
-        answer = client.call("/models")
+        answer = client.call("/models", timeout=_WAIT_S)
         name = answer["data"][0]["id"]
     except RemoteError as error:
         raise RemoteError(

@@ -134,6 +134,16 @@ def test_requests_are_answered_by_the_server(batch, repo_root):
     assert len({line["id"] for line in found}) == len(found)
 
 
+def test_an_adapter_that_is_not_there_is_refused_at_once(demo_model, tmp_path, capsys):
+    source, target = write_lines(tmp_path / "in.jsonl", ["x"]), tmp_path / "out.jsonl"
+    command = ["batch", str(demo_model), str(source), str(target), "--adapter-name", "nothing"]
+    for flags, names in (([], "of which there are none"), (["--adapters", "a=x", "b=y"], "a, b")):
+        assert main([*command, *flags]) == 1
+        message = f"--adapter-name is 'nothing'; it must be one of --adapters, {names}"
+        assert message in capsys.readouterr().err
+    assert not target.exists()
+
+
 def test_errors_are_lines(batch, capsys):
     values = [
         b"{",
@@ -565,6 +575,19 @@ def test_the_end_of_a_line_that_is_torn_is_cut_off(tmp_path):
     with pytest.raises(OSError, match="another process writes it"):
         output.OutputFile(path)
     file.close()
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    output.write_whole(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    reader, writer = os.pipe()
+    output.write_whole(tmp_path / f"/dev/fd/{writer}", b"all of it")
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        assert pipe.read() == b"all of it"
 
 
 def test_a_system_that_takes_a_few_bytes_at_a_time(tmp_path, monkeypatch):

@@ -18,7 +18,9 @@ import pytest
 pytest.importorskip("allspark._allspark")
 pytest.importorskip("httptools")
 
+import allspark  # noqa: E402
 from allspark.bench import cases as bench_cases  # noqa: E402
+from allspark.bench import connection as bench_connection  # noqa: E402
 from allspark.bench.cases import Case, measure  # noqa: E402
 from allspark.bench.dataset import read_requests  # noqa: E402
 from allspark.bench.load import Load, Run, run_load  # noqa: E402
@@ -291,7 +293,9 @@ def test_conversations_of_sharegpt(tmp_path):
     # Without a tokenizer nobody knows how long an answer is.
     assert len(read()) == 9 and {each.num_output for each in read()} == {9}
     given = read(count_tokens=count, is_output_given=True)
-    assert {each.num_output for each in given} == {9}
+    assert given == [Request(each.prompt, 9) for each in found]
+    path.write_text(json.dumps([{**each, "max_tokens": 7} for each in others + usual]))
+    assert read(count_tokens=count) == [Request(each.prompt, 7) for each in found]
 
 
 def test_prompts_of_json_lines(tmp_path):
@@ -630,14 +634,53 @@ def test_a_connection_is_not_used_again_before_its_answer_has_ended():
     assert received == [b""] and server.num_connections == 2
 
 
-def test_a_connection_that_was_closed_meanwhile_is_opened_anew():
+def test_a_connection_that_was_closed_meanwhile_is_opened_anew(monkeypatch):
     def answer(request, connection):
         good(request, connection)
         connection.close()
 
+    monkeypatch.setattr(bench_connection, "_STALE_S", 60.0)  # the server's thread may be late
     with FakeServer(answer) as server:
         outcomes = ask(server, requests=5)
     assert errors(outcomes) == {} and server.num_connections == 5
+
+
+@pytest.mark.parametrize("stale_s, sent", [(0.0, b""), (60.0, b"HTTP/1.1 2")])
+def test_a_request_that_the_server_has_had_is_not_sent_again(stale_s, sent, monkeypatch):
+    """It has had it where the connection is lost late, or in the middle of an answer."""
+
+    def answer(request, connection):
+        if len(server.requests) == 1:
+            good(request, connection)
+        elif len(server.requests) == 2:
+            connection.send(sent)
+            connection.close()
+        else:
+            good(request, connection)
+
+    monkeypatch.setattr(bench_connection, "_STALE_S", stale_s)
+    with FakeServer(answer) as server:
+        outcomes = ask(server, requests=3)
+    message = "the server closed the connection without an answer"
+    assert [each.error for each in outcomes] == [None, message, None]
+    assert len(server.requests) == 3 and server.num_connections == 2
+
+
+def test_a_second_connection_is_part_of_the_time_limit(monkeypatch):
+    """The limit begins before a connection is looked for."""
+    limits = []
+
+    async def exchange(self, data, reader, limit):
+        limits.append(limit)
+        if len(limits) == 2:
+            raise bench_connection.Stale("closed")
+
+    monkeypatch.setattr(bench_connection.Connection, "exchange", exchange)
+
+    with FakeServer(good) as server:
+        outcomes = ask(server, requests=2, timeout=50.0)
+    assert errors(outcomes) == {} and len(limits) == 3
+    assert limits[1] == limits[2] != limits[0] and limits[1].seconds == 50.0
 
 
 def test_answers_without_a_length_and_with_interim_heads():
@@ -661,6 +704,29 @@ def test_whole_answers_have_no_first_token():
     assert "stream_options" not in server.requests[0]["body"]
     values = figures([outcome])
     assert values["ttft_ms_p50"] is None and values["e2e_ms_p50"] > 0
+
+
+def test_whole_answers_without_usage_are_not_counted():
+    def answer(request, connection):
+        text = "a b" if len(server.requests) == 1 else ""
+        connection.whole(200, {"choices": [{"message": {"content": text}}]})
+
+    with FakeServer(answer) as server:
+        outcomes = ask(server, requests=2, is_streamed=False)
+    found = notes(Measurement.of_run({}, Run(outcomes, 0.0)))
+    assert found[:3] == [
+        "1 of 2 answers have no output",
+        "2 of 2 answers have neither usage nor chunks: their tokens are not counted",
+        "the client took 0 % of a core",
+    ]
+    with FakeServer(whole(200, {"choices": ["a"]})) as server:
+        (outcome,) = ask(server, is_streamed=False)
+    assert outcome.error == "the server sent choices of another form: ['a']"
+
+
+def test_chunks_do_not_say_that_an_answer_is_short():
+    """Without usage: a chunk may hold several tokens."""
+    assert figures([Outcome(9, end=1.0, times=[0.5, 1.0])])["shorter_than_asked"] == 0
 
 
 def test_bodies():
@@ -688,7 +754,7 @@ def bench_server(server, *arguments, key="a key"):
 
 RESULT = {
     "type": "object",
-    "required": ["benchmark", "date", "settings", "measurements"],
+    "required": ["benchmark", "version", "date", "settings", "measurements"],
     "properties": {
         "measurements": {
             "type": "array",
@@ -737,6 +803,7 @@ def test_serve_measures_a_server(server, tmp_path, capsys):
             assert request["first_s"] <= request["last_s"] <= request["end_s"]
     assert "a key" not in files["json"].read_text()
     assert record["settings"]["seed"] == 0 and record["settings"]["input_len"] == "5:9"
+    assert record["settings"]["model"] == "demo" and record["version"] == allspark.__version__
     rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
     assert [row["concurrency"] for row in rows] == ["1", "3"]
     assert {"benchmark", "rate", *record["measurements"][0]["values"]} == {*rows[0]} - {

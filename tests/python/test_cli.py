@@ -163,6 +163,8 @@ def test_list_has_the_chat_templates(capsys):
 
 def test_check_env_says_what_is_here(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("ALLSPARK_API_KEYS", "secret")
+    for name in ("ALLSPARK_OTHER_KEY", "LMDEPLOY_HUB_TOKEN", "HIE_SECRET_1", "BFC_PASSWORD"):
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("ALLSPARK_CPU_ISA", "reference")
     assert main(["check_env"]) == 0
     out = capsys.readouterr().out

@@ -18,6 +18,7 @@ from allspark.cli.client import RemoteBackend  # noqa: E402
 from allspark.cli.talk import Talk  # noqa: E402
 from allspark.pipeline import pipeline  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from allspark.remote import models  # noqa: E402
 from allspark.remote.blocking import BlockingClient  # noqa: E402
 from support.fake_openai import STREAM, FakeServer, delta, usage  # noqa: E402
 from support.http_server import RunningServer  # noqa: E402
@@ -191,6 +192,19 @@ def test_an_answer_that_comes_whole_is_taken():
 
     with FakeServer(answer) as server:
         assert talk(remote(server), "q\n\n") == "all\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"])
+def test_a_server_that_says_nothing_of_its_models_is_not_waited_for(sent, monkeypatch, capsys):
+    def answer(request, connection):
+        connection.send(sent)
+        connection.sock.settimeout(5)
+        connection.sock.recv(1)  # until the client closes
+
+    monkeypatch.setattr(models, "_WAIT_S", 0.05)
+    with FakeServer(answer) as server:
+        assert main(["client", server.url]) == 1
+        assert f"{server.url}/v1 gives no answer in time" in capsys.readouterr().err
 
 
 def test_a_stream_of_lines_is_read():

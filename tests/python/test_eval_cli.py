@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import runpy
 import shutil
@@ -17,7 +18,7 @@ pytest.importorskip("allspark._allspark")
 
 from allspark.cli import main  # noqa: E402
 from allspark.eval import compare, perplexity  # noqa: E402
-from allspark.eval.report import markdown_of, record_of, text_of  # noqa: E402
+from allspark.eval.report import markdown_of, record_of, text_of, write  # noqa: E402
 from allspark.eval.statistics import mean  # noqa: E402
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
@@ -204,6 +205,24 @@ def test_what_is_no_number_is_null_and_a_dash(demo_model, text):
     assert "| `a` | x\\|y z |" in markdown_of(single, {"a": "x|y\nz"})
 
 
+def test_files_are_written_as_a_whole(demo_model, text, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError("no space left")
+
+    model = ServedModel.open(str(demo_model), EngineConfig())
+    result = perplexity(model, text, context=64)
+    model.close()
+    files = [tmp_path / "out.json", tmp_path / "out.md"]
+    for file, given in zip(files, ([files[0], None], [None, files[1]]), strict=True):
+        file.write_text("an older one")
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space left"):
+            patch.setattr(os, "fsync", full)
+            write(result, {}, *given)
+        assert file.read_text() == "an older one"
+        write(result, {}, *given)
+        assert "perplexity" in file.read_text()
+
+
 def test_the_opencompass_config_is_a_config(repo_root, monkeypatch):
     """OpenCompass is not here: that it is Python, and names a server's default port."""
     kind = type("OpenAISDK", (), {})
@@ -273,19 +292,41 @@ def test_a_report_with_a_tokenizer_that_is_code(demo_model, text, tmp_path, monk
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", "--output"],
+        ["quantize", "--method", "rtn", "--output"],
+        ["quantize", "--method", "rtn", "--save-format", "gptq", "--output"],
+        ["lite", "blocked_fp8", "--work-dir"],
+    ],
+)
+def test_a_new_model_removes_the_report_of_an_older_one(demo_model, tmp_path, command):
+    for name in ("accuracy.json", "accuracy.md", "notes.md"):
+        (tmp_path / name).write_text("of an older model")
+    kind, *more = command
+    tool = [more.pop(0)] if kind == "lite" else []
+    assert main([kind, *tool, str(demo_model), *more, str(tmp_path)]) == 0
+    assert not list(tmp_path.glob("accuracy.*")) and (tmp_path / "notes.md").exists()
+
+
+@pytest.mark.parametrize("command", [["convert"], ["quantize", "--method", "rtn"]])
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--report", "missing.txt"], "missing.txt"),
+        (["--report", "{text}", "--report-context", "4000"], "context is 4000; it must be in [8, "),
+        (["--report", "{short}", "--report-context", "64"], "3 tokens; it must have at least cont"),
         (["--report", "{text}", "--report-context", "4"], "context is 4; it must be"),
         (["--report", "{text}", "--report-tokens", "9"], "tokens is 9; it must be None or"),
     ],
 )
 def test_a_report_is_refused_before_the_conversion(
-    demo_model, text, tmp_path, capsys, arguments, message
+    demo_model, text, tmp_path, capsys, command, arguments, message
 ):
-    out = tmp_path / "out"
-    given = ["--output", str(out), *(each.format(text=text) for each in arguments)]
-    assert main(["convert", str(demo_model), *given]) == 1
+    out, short = tmp_path / "out", tmp_path / "short.txt"
+    short.write_text("1+2")
+    given = [each.format(text=text, short=short) for each in arguments]
+    assert main([*command, str(demo_model), "--output", str(out), *given]) == 1
     assert message in capsys.readouterr().err and not out.exists()
 
 

@@ -365,6 +365,18 @@ def test_choices_of_odd_forms(model):
         choices(model, tasks, limit=0)
 
 
+@pytest.mark.parametrize("space", [" ", "\n", "\t", " \n"])
+def test_white_space_at_the_end_of_a_context_belongs_to_the_choices(model, space):
+    """As lm-eval has it."""
+    task = Task(f"Sums: 1+2 is{space}", ("3", "4. A"), 0, "")
+    (result,) = choices(model, [task]).results
+    encode = model.tokenizer.encode
+    begin = len(encode(task.context.rstrip()))
+    wholes = [encode(f"{task.context}{choice}") for choice in task.choices]
+    sums = [sum(direct(model, ids[:begin], ids[begin:])[0]) for ids in wholes]
+    assert result.logprobs == pytest.approx(sums)
+
+
 def test_results_are_plain_values(model, repo_root):
     found = choices(model, repo_root / "tests" / "data" / "choices.jsonl")
     assert json.loads(json.dumps(dataclasses.asdict(found)))["num_tasks"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import hashlib
 import json
 import math
@@ -264,6 +265,10 @@ def test_both_forms_of_tasks_are_read(repo_root, tmp_path):
     windows = tmp_path / "crlf.txt"
     windows.write_bytes((data / "choices.txt").read_bytes().replace(b"\n", b"\r\n"))
     assert read_tasks(windows).tasks == file.tasks
+    for name in ("choices.txt", "choices.jsonl"):
+        marked = tmp_path / name
+        marked.write_bytes(codecs.BOM_UTF8 + (data / name).read_bytes())
+        assert read_tasks(marked).tasks == read_tasks(data / name).tasks
     found = read_tasks(data / "choices.jsonl").tasks
     assert [len(task.choices) for task in found] == [3, 3, 2] and found[2].delimiter == ""
 

@@ -439,6 +439,9 @@ def test_what_is_not_served_says_what_to_use():
         with pytest.raises(ModuleNotFoundError) as error:
             importlib.import_module(f"{module}.inner.part")
         assert instead in str(error.value)
+    with pytest.raises(ModuleNotFoundError, match="`allspark lite`, or allspark.quantize.lite"):
+        importlib.import_module("lmdeploy.lite.apis.auto_awq")
+    assert importlib.import_module("allspark.quantize.lite").auto_awq
     with pytest.raises(ModuleNotFoundError, match="lmdeploy.md"):
         importlib.import_module("lmdeploy.nothing")
     modules = [importlib.import_module(f"allspark.lmdeploy_compat.{name}")

@@ -46,11 +46,13 @@ def test_each_notice_is_a_short_line(tmp_path):
     assert "without a tokenizer" in "\n".join(notices)
 
 
-def test_the_commands_say_it_without_the_program(tmp_path):
+@pytest.mark.parametrize("command", [["convert"], ["quantize", "--method", "rtn", "--requantize"]])
+def test_the_commands_say_it_without_the_program(tmp_path, command):
     llama_file(tmp_path / "m.gguf", {"": "TQ2_0"}, LARGE)
     code = "import sys; from allspark.cli import main; sys.exit(main(sys.argv[1:]))"
-    lines = said_by(code, "convert", tmp_path / "m.gguf", "--output", tmp_path / "out")
-    assert len(lines) == 2 and all(line.startswith("allspark convert: ") for line in lines), lines
+    lines = said_by(code, *command, tmp_path / "m.gguf", "--output", tmp_path / "out")
+    start = f"allspark {command[0]}: "
+    assert len(lines) == 2 and all(line.startswith(start) for line in lines), lines
 
 
 def test_a_progress_bar_is_for_terminals(demo_model, monkeypatch):

@@ -22,6 +22,7 @@ native = pytest.importorskip("allspark._allspark")
 pytest.importorskip("tokenizers")
 
 from allspark.eval import Text  # noqa: E402
+from allspark.model_loader.errors import ModelSerializerException  # noqa: E402
 from allspark.quantize import QuantizeConfig, QuantizedModel, checks, quantize_model  # noqa: E402
 from allspark.quantize.work import FOLDER  # noqa: E402
 
@@ -435,6 +436,26 @@ def test_a_link_to_the_checkpoint_is_no_output(source, tmp_path):
     (tmp_path / "link").symlink_to(source)
     with pytest.raises(ValueError, match="must be another directory than the model"):
         run(source, tmp_path / "link")
+
+
+@pytest.mark.parametrize(
+    ("save_format", "name", "match"),
+    [
+        ("allspark", "other.asgraph", r"config.json: belongs to another model \(other.asgraph\)"),
+        ("gptq", "other.asgraph", r"config.json: belongs to another model \(other.asgraph\)"),
+        ("gptq", "model-00001-of-00002.safetensors", "holds model-00001-of-00002.safetensors"),
+        ("gptq", "pytorch_model.bin", "holds pytorch_model.bin, which loaders would mix up"),
+    ],
+)
+def test_a_directory_of_another_model_is_refused_before_the_work(
+    source, tmp_path, save_format, name, match
+):
+    before = {name: "weights", "config.json": "{}"}
+    for file, content in before.items():
+        (tmp_path / file).write_text(content)
+    with pytest.raises((ValueError, ModelSerializerException), match=match):
+        run(source, tmp_path, save_format=save_format, progress=lambda *done: pytest.fail("work"))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_a_model_that_is_not_there_or_serialised_is_refused(source, finished, tmp_path):

@@ -3,8 +3,11 @@ LMDeploy's tools by their names."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -12,8 +15,11 @@ import pytest
 native = pytest.importorskip("allspark._allspark")
 
 from allspark import Engine  # noqa: E402
+from allspark.batch.digests import model_files  # noqa: E402
 from allspark.cli import main  # noqa: E402
 from allspark.eval import Text  # noqa: E402
+from allspark.eval.facts import digest_of  # noqa: E402
+from allspark.eval.windows import windows_of  # noqa: E402
 from allspark.model_loader import HuggingFaceModel  # noqa: E402
 from allspark.model_loader.export import read_graph  # noqa: E402
 from allspark.model_loader.quantized.e4m3 import E4M3_VALUES  # noqa: E402
@@ -105,11 +111,40 @@ def test_eval_layers_prints_the_worst_first(demo_model, tmp_path, text_file, cap
     assert main([*arguments, "--markdown", str(files[1])]) == 0
     lines = capsys.readouterr().out.splitlines()
     record = json.loads(files[0].read_text())
-    assert record["settings"]["group_size"] == 32
+    assert record["evaluation"] == "layers" and record["settings"]["group_size"] == 32
     names = [weight["weight"] for weight in record["weights"]]
     assert [line.split()[0] for line in lines[1:]] == names
-    table = files[1].read_text().splitlines()
-    assert len(table) == len(names) + 2 and table[2].startswith(f"| {names[0]} |")
+    page = files[1].read_text()
+    rows = re.findall(r"^\| (layers\.\S+) \|", page, re.MULTILINE)
+    assert rows == names and "| `group_size` | 32 |" in page
+
+
+def test_the_files_of_eval_layers_say_what_was_measured(demo_model, tmp_path, text_file, capsys):
+    files = tmp_path / "layers.json", tmp_path / "layers.md"
+    arguments = ["eval", "layers", str(demo_model), "--text", str(text_file), "--context", "200"]
+    arguments += ["--tokens", "100000", "--group-size", "32", "--json", str(files[0])]
+    assert main([*arguments, "--markdown", str(files[1])]) == 0
+    record, page = json.loads(files[0].read_text()), files[1].read_text()
+    windows = windows_of(TEXT, HuggingFaceModel(str(demo_model), "m").get_tokenizer(), 200)
+    assert record["num_sequences"] == len(windows) < 500 and record["context"] == 200
+    assert record["version"] == native.__version__ and f"allspark {native.__version__}" in page
+    digest = hashlib.sha256(text_file.read_bytes()).hexdigest()
+    assert record["texts"][0]["sha256"] == digest and digest in page
+    loader = HuggingFaceModel(str(demo_model), "m").load_model()
+    digest = digest_of(model_files(loader))
+    assert record["model"]["sha256"] == digest and digest in page
+    assert record["model"]["architecture"] == loader.decoder_spec().architecture
+
+
+def test_what_no_token_reached_is_null(demo_model, tmp_path, text_file, monkeypatch, capsys):
+    module = sys.modules[layer_effects.__module__]
+    unseen = Effect("layers.0.up", WeightFormat(4, True, 32), 64, 0.1, 0.9, *3 * [float("nan")])
+    monkeypatch.setattr(module, "weight_effects", lambda *arguments: [unseen])
+    path = tmp_path / "layers.json"
+    arguments = ["eval", "layers", str(demo_model), "--text", str(text_file), "--context", "64"]
+    assert main([*arguments, "--group-size", "32", "--json", str(path)]) == 0
+    (found,) = json.loads(path.read_text(), parse_constant=pytest.fail)["weights"]
+    assert found["product_error"] is None and found["weight_error"] == 0.1
 
 
 # A target of bits per weight.
@@ -187,6 +222,7 @@ def test_a_chat_model_is_quantised_in_the_three_commands_of_the_guide(
 
 def test_what_the_command_lacks_is_named(demo_model, tmp_path, text_file, capsys):
     output = ["--output", str(tmp_path / "out")]
+    rtn, none = ["--method", "rtn"], ["--method", "search", "--calib-samples", "0"]
     cases = [
         ([], 2, "--calib is missing; --method awq+gptq reads a calibration text"),
         (["--method", "rtn", "--smooth", "0.5"], 1, "only 'activate_quant' has activations"),
@@ -195,6 +231,8 @@ def test_what_the_command_lacks_is_named(demo_model, tmp_path, text_file, capsys
         (["--method", "rtn", "--group-settings", "down"], 2, "it must be PATTERN=VALUE"),
         (["--method", "rtn", "--format-settings", "down=int5"], 1, "format_settings['down']"),
         (["--calib", str(text_file), "--target-bits", "3"], 1, "it must be at least 4."),
+        ([*rtn, "--calib", str(text_file)], 2, "--calib is given; --method rtn reads no text"),
+        ([*none, "--calib", str(text_file)], 2, "--calib is given; --calib-samples 0 reads no"),
     ]
     for more, status, message in cases:
         try:
@@ -203,6 +241,14 @@ def test_what_the_command_lacks_is_named(demo_model, tmp_path, text_file, capsys
             found = error.code
         assert (found, message in capsys.readouterr().err) == (status, True), more
         assert not list((tmp_path / "out").glob("*.asgraph"))
+
+
+def test_bits_are_those_of_the_weights_that_are_quantised(repo_root, capsys):
+    with pytest.raises(SystemExit):
+        main(["quantize", "--help"])
+    assert "bits per weight that is quantised" in " ".join(capsys.readouterr().out.split())
+    text = (repo_root / "docs" / "quantization.md").read_text("utf-8")
+    assert "the mean over the layers' weights that are quantised" in text
 
 
 # LMDeploy's tools.
@@ -242,6 +288,19 @@ def test_calibrate_writes_the_ranges_of_inputs(demo_model, tmp_path, text_file):
         mean, largest = found[f"{name}.absmean"], found[f"{name}.absmax"]
         assert found[f"{name}.num_tokens"].item() == 3 * 32
         assert (0 < mean).all() and (mean <= largest).all()
+
+
+def test_ranges_are_written_as_a_whole(demo_model, tmp_path, text_file, monkeypatch):
+    path = tmp_path / "inputs_stats.safetensors"
+    path.write_text("older ones")
+
+    def full(descriptor):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        lite.calibrate(str(demo_model), str(text_file), 1, 32, str(tmp_path))
+    assert path.read_text() == "older ones"
 
 
 def test_names_of_data_sets_mean_files(tmp_path):
