@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allspark.bench.workload import Lengths, Prompt, Request, generator
-from allspark.unicode_text import read_text
+from allspark.unicode_text import check_unicode, read_text
 
 # Of ShareGPT's conversations those outside are passed over, as LMDeploy's benchmark does.
 _LEAST_TOKENS = 4
@@ -103,8 +103,8 @@ def _entries(path: Path) -> Iterator[_Entry]:
 
 def _check_unicode(place: str, item: Any) -> None:
     try:
-        json.dumps(item, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
+        check_unicode(json.dumps(item, ensure_ascii=False))
+    except ValueError:
         raise ValueError(f"{place} has a lone surrogate") from None
 
 

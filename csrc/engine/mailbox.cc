@@ -55,8 +55,8 @@ void Mailbox::AwaitDrain(MutexLock& lock, int64_t timeout_ms,
       lock.native().lock();
     }
     if (is_over) return CutShort();
-    const int64_t slice_us = cancelled ? kCancelSliceMs * 1000 : longest_ms * 1000;
-    const std::chrono::microseconds until(std::min(now_us + slice_us, deadline_us));
+    const std::chrono::microseconds until(
+        cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us);
     loop_ended_.wait_until(lock.native(), std::chrono::steady_clock::time_point(until));
   }
 }

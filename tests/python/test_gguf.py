@@ -516,6 +516,13 @@ def text_keys(tokenizer, model, pre=None, **fields):
     return whole
 
 
+def bpe_keys(tokenizer, pre):
+    """The keys of a tokenizer that merges bytes."""
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    return text_keys(tokenizer, "gpt2", pre, merges=merges)
+
+
 TEXTS = (
     "Once upon a time, there was a girl called Lily.\nShe had 12345 red apples!",
     "It's  two   spaces, naïve café, 中文字符 and 🙂🙃\n\n\ttabs; don't WE'LL",
@@ -543,9 +550,7 @@ def test_byte_level_tokenizers(tmp_path, name, pre):
     transformers = pytest.importorskip("transformers")
     source = tokenizer_directory(name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    ours = check_tokenizer(tmp_path, tokenizer, text_keys(tokenizer, "gpt2", pre, merges=merges))
+    ours = check_tokenizer(tmp_path, tokenizer, bpe_keys(tokenizer, pre))
     assert ours.eos_token_id == tokenizer.eos_token_id
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "Hello <|im_end|>"}]
@@ -557,9 +562,7 @@ def test_byte_level_tokenizers(tmp_path, name, pre):
 def test_named_chat_templates(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_directory("byte_level"))
-    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    whole = text_keys(tokenizer, "gpt2", "gpt-2", merges=merges)
+    whole = bpe_keys(tokenizer, "gpt-2")
     named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "tools"}
     ours = check_tokenizer(tmp_path, tokenizer, {**whole, "tokenizer.chat_template": "x", **named})
     assert ours.chat_template == {"default": "x", "tool_use": "tools"}
@@ -830,9 +833,7 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch):
 def test_a_tokenizer_is_read_where_the_locale_is_ascii(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_directory("byte_level"))
-    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    keys = text_keys(tokenizer, "gpt2", "gpt-2", merges=merges)
+    keys = bpe_keys(tokenizer, "gpt-2")
     llama_file(tmp_path / "m.gguf", {"": "F32"}, whole=keys)
     script = (
         "import locale, sys\n"
