@@ -162,7 +162,7 @@ void ExpectSums(const kernels::KernelTable& table, DType dtype, const std::vecto
   }
 }
 
-TEST(InputCollector, SumsAreThoseOfAllRowsOnEveryTable) {
+TEST(InputCollector, SumsAreThoseOfAllRowsWithEveryKernel) {
   for (const kernels::KernelTable* table : kernels::AvailableTables()) {
     for (const int64_t features : {8, 64, 200}) {
       const int64_t ld = features + 3;
