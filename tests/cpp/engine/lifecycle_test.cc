@@ -268,7 +268,12 @@ TEST_F(EngineTest, ADrainThatTakesTooLongTurnsIntoACancel) {
 
 TEST_F(EngineTest, ADrainWhoseCallerGivesUpTurnsIntoACancel) {
   InstallAndStart(SmallConfig());
-  GateSteps();
+  // Once the gate is open, the request would run for five seconds.
+  hook_.Set([this](const StepEvent& event) {
+    if (event.phase != StepPhase::kBegin) return;
+    gate_.Pass();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
   gate_.Close();
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
   gate_.WaitArrived();
