@@ -112,6 +112,13 @@ struct LowRank {
   const void* b;  // [panel_end - panel_begin][k/group][64][group]
   int64_t k;
   DType dtype;  // of a and b
+  // int8 only: there, k is a multiple of kSumBlock; a has a scale for every kSumBlock of k, and
+  // sums (RowSums); b is as in slot uint8, with a bfloat16 scale for every kSumBlock of k.
+  const float* a_scale = nullptr;  // [..][ld_scales], of row 0
+  int64_t ld_scales = 0;
+  const int32_t* a_sums = nullptr;  // [..][ld_sums], of row 0
+  int64_t ld_sums = 0;
+  const uint16_t* b_scale = nullptr;  // [panel_end - panel_begin][k/kSumBlock][64]
 };
 // sums[rows][64] += of rows [row, row + rows) and one panel.
 using AddLowRankFunction = void (*)(const LowRank& args, int64_t row, int64_t rows, int64_t panel,
@@ -132,8 +139,9 @@ using AddLowRankFunction = void (*)(const LowRank& args, int64_t row, int64_t ro
 // a_sum is the sum of the group's a, times a_scale if dot is.
 //
 // Adapters (LowRank) continue the sums after the weight: for each of the row's adapter products
-// ascending, the chain above runs over the product's k and starts at the current sum. A row's
-// single a_scale multiplies these products too.
+// ascending, the chain above runs over the product's k and starts at the current sum. With int8
+// this is sum = fma(dot * a_scale, b_scale, sum) for each kSumBlock of k. A row's single a_scale
+// multiplies these products too.
 struct GemmArgs {
   const void* a;  // [m, k] row-major in the activation dtype; 64-byte aligned rows not required
   int64_t lda;
@@ -147,10 +155,12 @@ struct GemmArgs {
   int64_t m, n, k;                 // k is a multiple of group
   int64_t panel_begin, panel_end;  // this call's panels of 64 columns
   bool accumulate;
-  // Columns of a panel: 64, or kNarrowPanelColumns. Quantised weights always have 64.
+  // Columns of a panel: 64, or kNarrowPanelColumns, which scales and lanes then have instead of 64.
+  // Of quantised weights only slot uint8 under int8 activations has narrow panels, with a single
+  // scale per column.
   int64_t panel_columns = kPanelColumns;
   WeightScales scales = {};  // quantised weights only
-  // Of int8 activations, never null there; null: 1.
+  // Of int8 activations; null: 1, with a_scale_group 0.
   const float* a_scale = nullptr;  // [m][RowScales(k, a_scale_group)]
   // A multiple of scales.group_size or a divisor of it; 0: one scale per row.
   int64_t a_scale_group = 0;
@@ -194,17 +204,13 @@ struct QuantizeArgs {
   int64_t scale_group = 0;
 };
 
-// y[r, :] = x[r, :] in the dtypes of the table slot: float32 to bfloat16, rounded to nearest even;
-// int8 to float32 or bfloat16, exactly and without its scale, or where scale_group > 0 times its
-// scales, rounded to nearest even.
+// y[r, :] = x[r, :] in the dtypes of the table slot: float32 to bfloat16, rounded to nearest even.
 struct ConvertArgs {
   const void* x;
   int64_t ldx;
   void* y;
   int64_t ldy;
   int64_t rows, cols;
-  const float* scale = nullptr;  // [rows][RowScales(cols, scale_group)]; where scale_group > 0
-  int64_t scale_group = 0;
 };
 
 // y[r, j] = x[r, order[j]], in the slot's dtype. int8 rows also get their sums, as in QuantizeArgs.

@@ -208,14 +208,12 @@ Status CheckQuantOps(const DecoderShape& shape, const proto::DecoderSpec& spec,
       return Missing(ops, std::string(NormName(shape)) + ", gated_act or attention",
                      DType::kFloat32);
     }
-    // A sum of products of bytes stays below 2^31 up to here.
-    constexpr int64_t kMaxSumK = 65536;
     if (quant.group_size() == 0 && quant.activation_group_size() == 0 &&
-        shape.widest_input() > kMaxSumK) {
+        shape.widest_input() > kMostByteSum) {
       return Status::Unimplemented("weight_quant of '" + quant.tensor() +
                                    "': int8 activations with one scale per output feature need at "
                                    "most " +
-                                   std::to_string(kMaxSumK) +
+                                   std::to_string(kMostByteSum) +
                                    " input features; set a group_size or activation_group_size");
     }
   }

@@ -108,6 +108,9 @@ Status CheckLearnedPositions(const DecoderShape& shape, int64_t max_length);
 // Unimplemented naming op and dtype when `ops` lack one that the decoder of `spec` needs.
 Status CheckOps(const DecoderShape& shape, const proto::DecoderSpec& spec, const DeviceOps& ops);
 
+// A sum of so many products of bytes stays below 2^31.
+inline constexpr int64_t kMostByteSum = 65536;
+
 // How a spec quantises the weight `tensor`; null: it does not.
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
                                           const std::string& tensor);

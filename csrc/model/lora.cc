@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/int_math.h"
+#include "model/panel_matrix.h"
 #include "tensor/tensor_view.h"
 #include "weights/input_order.h"
 
@@ -32,40 +33,16 @@ constexpr std::pair<std::string_view, LoraWeight LoraLayer::*> kLayerWeights[] =
     {"shared_gate_up", &LoraLayer::gate_up},
     {"shared_down", &LoraLayer::down}};
 
-// Ranks are padded with zeros to a whole lane of the packed layouts.
-int64_t PaddedRank(int64_t rank, DType dtype) { return AlignUp(rank, 4 / ElementBytes(dtype)); }
-
-// Writes elements of the adapter's dtype; false once one is no longer finite.
-class ElementWriter {
- public:
-  explicit ElementWriter(DType dtype) : dtype_(dtype) {}
-
-  void Write(void* base, int64_t index, float value) {
-    if (dtype_ == DType::kFloat32) {
-      static_cast<float*>(base)[index] = value;
-    } else {
-      const BFloat16 rounded = ToBFloat16(value);
-      static_cast<BFloat16*>(base)[index] = rounded;
-      value = ToFloat(rounded);
-    }
-    finite_ = finite_ && std::isfinite(value);
-  }
-  bool finite() const { return finite_; }
-
- private:
-  DType dtype_;
-  bool finite_ = true;
-};
-
-// Where element (row, k) of a weight of k_total columns lies, packed in panels of `width` rows.
-int64_t PackedIndex(int64_t row, int64_t k, int64_t k_total, int64_t width, int64_t group) {
-  return ((row / width * (k_total / group) + k / group) * width + row % width) * group + k % group;
+// Ranks are padded with zeros to a whole lane of the packed layouts, in int8 to whole scales.
+int64_t PaddedRank(int64_t rank, DType dtype) {
+  return AlignUp(
+      rank, dtype == DType::kInt8 ? kernels::kSumBlock : kernels::PackGroup(ElementBytes(dtype)));
 }
 
 }  // namespace
 
 int64_t MaxLoraColumns(int64_t max_rank) {
-  return AlignUp(kMaxModules * AlignUp(max_rank, 2), kernels::kNarrowPanelColumns);
+  return kMaxModules * PaddedRank(max_rank, DType::kInt8);
 }
 
 // Packs an adapter into one allocation: counts the bytes of all targets, then fills them.
@@ -99,6 +76,7 @@ class LoraBuilder {
   struct Target {
     std::string tensor;
     LoraWeight* weight = nullptr;
+    InputFormat input;
     std::vector<int64_t> ends;  // of its modules' rows
     int64_t cols = 0;
     bool is_embedding = false;
@@ -114,6 +92,13 @@ class LoraBuilder {
                                    what);
   }
 
+  // How the weight's products read their input.
+  InputFormat InputOf(const std::string& tensor) const {
+    const proto::WeightQuant* quant = FindWeightQuant(model_.spec(), tensor);
+    return quant == nullptr ? InputFormat(shape_.compute)
+                            : ActivationFormat(*quant, shape_.compute);
+  }
+
   // The model's weight of that name; weight null: it has none that takes adapters.
   Target FindTarget(const std::string& tensor) {
     // Tied, the embedding is the head, too, as a matrix of other rows.
@@ -123,9 +108,11 @@ class LoraBuilder {
                                     [&](const auto& each) { return each.name == listed; });
     if (found == tensors_.end() || found->modules.empty()) return {};
     const int64_t rows = found->shape[0], cols = found->shape[1];
-    if (tensor == "lm_head") return {tensor, &adapter_->lm_head_, {rows}, cols};
+    const InputFormat input = InputOf(found->name);
+    if (tensor == "lm_head") return {tensor, &adapter_->lm_head_, input, {rows}, cols};
     if (tensor == "embedding") {
-      return {tensor, &adapter_->embedding_, found->modules, rows, /*is_embedding=*/true};
+      return {tensor, &adapter_->embedding_, shape_.compute, found->modules,
+              rows,   /*is_embedding=*/true};
     }
     const std::string_view in_layer = std::string_view(tensor).substr(kLayers.size());
     const size_t dot = in_layer.find('.');
@@ -135,7 +122,7 @@ class LoraBuilder {
                      [&](const auto& each) { return each.first == in_layer.substr(dot + 1); });
     AS_CHECK(slot != std::end(kLayerWeights))
         << tensor << " takes adapters, but LoraLayer lacks it";
-    return {tensor, &(adapter_->layers_[layer].*slot->second), found->modules, cols};
+    return {tensor, &(adapter_->layers_[layer].*slot->second), input, found->modules, cols};
   }
 
   Status FindOrders(Target& target) const {
@@ -185,6 +172,14 @@ class LoraBuilder {
       return std::find(target.ends.begin(), target.ends.end(), row) != target.ends.end();
     };
     const int64_t row_end = pair.row_begin + pair.rows;
+    if (target.input.dtype == DType::kInt8 && target.input.scale_group == 0 &&
+        pair.cols > kMostByteSum) {
+      return Status::Unimplemented(Error(pair, "reads " + std::to_string(pair.cols) +
+                                                   " int8 features with one scale; at most " +
+                                                   std::to_string(kMostByteSum) +
+                                                   " are supported, or an activation_group_size")
+                                       .message());
+    }
     if (pair.rows < 1 || (pair.row_begin != 0 && !ends_at(pair.row_begin)) || !ends_at(row_end)) {
       std::string ends;
       for (const int64_t end : target.ends) {
@@ -211,18 +206,17 @@ class LoraBuilder {
 
   int64_t Rank(const Target& target) const {
     int64_t rank = 0;
-    for (const LoraPair* pair : target.pairs) rank += PaddedRank(pair->rank, shape_.compute);
+    for (const LoraPair* pair : target.pairs) rank += PaddedRank(pair->rank, target.input.dtype);
     return rank;
   }
-  int64_t ABytes(const Target& target) const {
-    const int64_t rank = Rank(target);
-    const int64_t rows = target.is_embedding ? rank : AlignUp(rank, kernels::kNarrowPanelColumns);
-    return AlignUp(rows * target.cols * ElementBytes(shape_.compute), kAlignment);
+  PanelMatrix A(const Target& target) const {
+    return {target.input.dtype, Rank(target), target.cols, kernels::kNarrowPanelColumns,
+            /*scale_group=*/target.cols};
   }
-  // Bytes of b: of all panels that the pair's rows are in.
-  int64_t BBytes(const LoraPair& pair) const {
-    return (PanelEnd(pair) - PanelBegin(pair)) * kernels::kPanelColumns *
-           PaddedRank(pair.rank, shape_.compute) * ElementBytes(shape_.compute);
+  // Of all panels that the pair's rows are in.
+  PanelMatrix B(const Target& target, const LoraPair& pair) const {
+    return {target.input.dtype, (PanelEnd(pair) - PanelBegin(pair)) * kernels::kPanelColumns,
+            PaddedRank(pair.rank, target.input.dtype), kernels::kPanelColumns, kernels::kSumBlock};
   }
   static int64_t PanelBegin(const LoraPair& pair) {
     return pair.row_begin / kernels::kPanelColumns;
@@ -230,62 +224,91 @@ class LoraBuilder {
   static int64_t PanelEnd(const LoraPair& pair) {
     return CeilDiv(pair.row_begin + pair.rows, kernels::kPanelColumns);
   }
+  int64_t ABytes(const Target& target) const {
+    if (!target.is_embedding) return A(target).bytes();
+    return AlignUp(Rank(target) * target.cols * ElementBytes(target.input.dtype), kAlignment);
+  }
   int64_t TargetBytes(const Target& target) const {
     int64_t bytes = ABytes(target);
-    for (const LoraPair* pair : target.pairs) bytes += BBytes(*pair);
+    for (const LoraPair* pair : target.pairs) bytes += B(target, *pair).bytes();
     return bytes;
   }
 
   // Bytes of the adapter: where they are packed, and where they will lie on the device.
   struct Place {
-    void* packed;
-    const void* on_device;
+    unsigned char* packed;
+    const unsigned char* on_device;
   };
   Place TakeBytes(int64_t bytes) {
     const int64_t at = std::exchange(used_, used_ + bytes);
     return {packed_.data() + at, static_cast<unsigned char*>(adapter_->buffer_.data()) + at};
   }
+  static const uint16_t* ScalesOf(const Place& place, const PanelMatrix& matrix) {
+    return reinterpret_cast<const uint16_t*>(place.on_device + matrix.scale_offset());
+  }
+
+  // These return whether all values are finite.
+  static bool PackA(const Target& target, const LoraPair& pair, const PanelMatrix& matrix,
+                    int64_t rank_begin, void* a) {
+    bool finite = true;
+    std::vector<float> row(static_cast<size_t>(pair.cols));
+    for (int64_t r = 0; r < pair.rank; ++r) {
+      const float* from = pair.a + r * pair.cols;
+      for (int64_t k = 0; k < pair.cols; ++k) {
+        row[static_cast<size_t>(k)] = from[target.col_order == nullptr ? k : target.col_order[k]];
+      }
+      finite &= matrix.PutRow(a, rank_begin + r, row.data());
+    }
+    return finite;
+  }
+  static bool PackEmbedding(const Target& target, const LoraPair& pair, int64_t rank, void* a) {
+    bool finite = true;
+    for (int64_t k = 0; k < pair.cols; ++k) {
+      for (int64_t r = 0; r < pair.rank; ++r) {
+        finite &= StoreElement(target.input.dtype, a, k * rank + r, pair.a[k * pair.rank + r]);
+      }
+    }
+    return finite;
+  }
+  bool PackB(const Target& target, const LoraPair& pair, const PanelMatrix& matrix, void* b) const {
+    bool finite = true;
+    std::vector<float> padded(static_cast<size_t>(PaddedRank(pair.rank, target.input.dtype)));
+    const int64_t first = pair.row_begin % kernels::kPanelColumns;
+    for (int64_t row = 0; row < pair.rows; ++row) {
+      int64_t from = row;
+      if (target.row_order != nullptr) {  // Whole modules, of as many rows each.
+        const int64_t of_module = row % shape_.intermediate;
+        from += target.row_order[of_module] - of_module;
+      }
+      std::copy_n(pair.b + from * pair.rank, pair.rank, padded.begin());
+      finite &= matrix.PutRow(b, first + row, padded.data());
+    }
+    return finite;
+  }
 
   Status Pack(const Target& target) {
-    const DType dtype = shape_.compute;
-    const int64_t group = 4 / ElementBytes(dtype);
     LoraWeight& weight = *target.weight;
-    ElementWriter writer(dtype);
-    const auto [a, a_on_device] = TakeBytes(ABytes(target));
-    weight.a = a_on_device;
-    weight.dtype = dtype;
+    const PanelMatrix a_panels = A(target);
+    const Place a = TakeBytes(ABytes(target));
+    weight.a = a.on_device;
+    weight.dtype = target.input.dtype;
     weight.rank = Rank(target);
     weight.k = target.cols;
+    const bool quantized = weight.dtype == DType::kInt8;
+    if (quantized) weight.a_scale = ScalesOf(a, a_panels);
     int64_t rank_begin = 0;
     for (const LoraPair* pair : target.pairs) {
-      const int64_t rank = PaddedRank(pair->rank, dtype);
-      for (int64_t r = 0; r < pair->rank; ++r) {
-        for (int64_t k = 0; k < pair->cols; ++k) {
-          const int64_t to = rank_begin + r;
-          if (target.is_embedding) {
-            writer.Write(a, k * weight.rank + to, pair->a[k * pair->rank + r]);
-          } else {
-            const int64_t from = target.col_order == nullptr ? k : target.col_order[k];
-            writer.Write(a, PackedIndex(to, k, pair->cols, kernels::kNarrowPanelColumns, group),
-                         pair->a[r * pair->cols + from]);
-          }
-        }
+      const PanelMatrix b_panels = B(target, *pair);
+      const Place b = TakeBytes(b_panels.bytes());
+      const bool a_is_finite = target.is_embedding
+                                   ? PackEmbedding(target, *pair, weight.rank, a.packed)
+                                   : PackA(target, *pair, a_panels, rank_begin, a.packed);
+      if (!PackB(target, *pair, b_panels, b.packed) || !a_is_finite) {
+        return Error(*pair, "has a value that is not finite");
       }
-      const auto [b, b_on_device] = TakeBytes(BBytes(*pair));
-      const int64_t first = pair->row_begin % kernels::kPanelColumns;
-      for (int64_t row = 0; row < pair->rows; ++row) {
-        int64_t from = row;
-        if (target.row_order != nullptr) {  // Whole modules, of as many rows each.
-          const int64_t of_module = row % shape_.intermediate;
-          from += target.row_order[of_module] - of_module;
-        }
-        for (int64_t r = 0; r < pair->rank; ++r) {
-          writer.Write(b, PackedIndex(first + row, r, rank, kernels::kPanelColumns, group),
-                       pair->b[from * pair->rank + r]);
-        }
-      }
-      if (!writer.finite()) return Error(*pair, "has a value that is not finite");
-      weight.parts.push_back({PanelBegin(*pair), PanelEnd(*pair), rank_begin, rank, b_on_device});
+      const int64_t rank = PaddedRank(pair->rank, weight.dtype);
+      weight.parts.push_back({PanelBegin(*pair), PanelEnd(*pair), rank_begin, rank, b.on_device,
+                              quantized ? ScalesOf(b, b_panels) : nullptr});
       rank_begin += rank;
     }
     return Status::Ok();
@@ -307,8 +330,11 @@ Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(const LoraFile& f
                                                                const DecoderShape& shape,
                                                                int64_t max_rank, Device& device) {
   const DeviceOps& ops = device.ops();
+  if (shape.int8_activations && !ops.Has(OpKind::kLowRank, DType::kInt8)) {
+    return Status::Unimplemented("kernel table '" + std::string(ops.name()) +
+                                 "' has no low_rank of int8, which adapters need");
+  }
   if (!ops.Has(OpKind::kLowRank, shape.compute) ||
-      !ops.Has(OpKind::kConvert, DType::kInt8, shape.compute) ||
       (shape.compute != DType::kFloat32 &&
        !ops.Has(OpKind::kConvert, DType::kFloat32, shape.compute))) {
     return Status::Unimplemented("kernel table '" + std::string(ops.name()) +

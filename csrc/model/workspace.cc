@@ -112,11 +112,10 @@ Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, const Device
       common.Take(DType::kFloat32, ops.num_scratch_rows(), w.row_scratch.floats).data);
   if (lora_columns > 0) {
     w.lora.sums = common.Take(DType::kFloat32, tokens, lora_columns);
-    w.lora.low = shape.compute == DType::kFloat32
-                     ? w.lora.sums
-                     : common.Take(shape.compute, tokens, lora_columns);
-    if (shape.int8_activations) {
-      w.lora.wide = common.Take(shape.compute, tokens, shape.widest_input());
+    if (shape.compute != DType::kFloat32) {
+      w.lora.low = common.TakeActivations(shape.compute, tokens, lora_columns);
+    } else if (shape.int8_activations) {
+      w.lora.low = common.TakeActivations(DType::kInt8, tokens, lora_columns);
     }
   }
   ArenaLayout attention(base, common.offset());

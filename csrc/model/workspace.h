@@ -20,17 +20,6 @@ inline Matrix Columns(Matrix x, int64_t begin, int64_t cols) {
   return x;
 }
 
-// Input of a GEMM: room for [rows, cols] in any of its possible dtypes, and for the scales and sums
-// of int8 rows.
-struct ActivationBuffer {
-  Matrix room;  // in the widest dtype
-
-  Matrix As(const InputFormat& format) const {
-    return {room.data, format.dtype,   room.rows,     room.cols,
-            room.ld,   room.row_scale, room.row_sums, format.scale_group};
-  }
-};
-
 // The intermediate matrices of a mixture of experts. Pairs are in the order of Routing; the shared
 // expert has a row for every token.
 struct MoeWorkspace {

@@ -62,6 +62,17 @@ struct Matrix {
   }
 };
 
+// Input of a GEMM: room for [rows, cols] in any of its possible dtypes, and for the scales and sums
+// of int8 rows.
+struct ActivationBuffer {
+  Matrix room;  // in the widest dtype
+
+  Matrix As(const InputFormat& format) const {
+    return {room.data, format.dtype,   room.rows,     room.cols,
+            room.ld,   room.row_scale, room.row_sums, format.scale_group};
+  }
+};
+
 // Rows [begin, end) of a matrix, with their scales and sums.
 template <typename M>
 M RowsOf(M x, int64_t begin, int64_t end) {

@@ -165,7 +165,7 @@ RowScratch SimOps::At(RowScratch scratch) const {
   return scratch;
 }
 LoraScratch SimOps::At(LoraScratch scratch) const {
-  return {At(scratch.sums), At(scratch.low), At(scratch.wide)};
+  return {At(scratch.sums), {At(scratch.low.room)}};
 }
 ExpertsTask SimOps::At(ExpertsTask task) const {
   return {At(task.x), At(task.w), At(task.y), At(task.scratch)};
@@ -179,6 +179,9 @@ std::vector<kernels::LowRank> SimOps::At(std::span<const kernels::LowRank> low_r
   for (kernels::LowRank& low : copies) {
     low.a = At(low.a);
     low.b = At(low.b);
+    low.a_scale = At(low.a_scale);
+    low.a_sums = At(low.a_sums);
+    low.b_scale = At(low.b_scale);
   }
   return copies;
 }
@@ -196,7 +199,11 @@ SimOps::AdapterRows SimOps::At(std::span<LoraRows> rows) const {
   for (LoraRows range : rows) {
     auto weight = std::make_unique<LoraWeight>(*range.weight);
     weight->a = At(weight->a);
-    for (LoraPart& part : weight->parts) part.b = At(part.b);
+    weight->a_scale = At(weight->a_scale);
+    for (LoraPart& part : weight->parts) {
+      part.b = At(part.b);
+      part.b_scale = At(part.b_scale);
+    }
     range.weight = weight.get();
     copies.rows.push_back(range);
     copies.weights.push_back(std::move(weight));

@@ -25,7 +25,6 @@ static AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   table.embedding[i] = Embedding<T>;
   table.kv_write[i] = KvWrite<T>;
   table.attention_merge[i] = AttentionMerge<T>;
-  table.convert[static_cast<int>(DType::kInt8)][i] = Convert<int8_t, T>;
   FillAttention<CacheHead<T>, Dot>(table, dtype);
 }
 
@@ -51,7 +50,7 @@ static AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillQuantizedWeights(table);
   FillQuantizedCache(table);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
-      Convert<float, uint16_t>;
+      Convert<uint16_t>;
   table.quantize = Quantize;
   table.scale = Scale;
   table.route = Route;

@@ -91,6 +91,7 @@ static AS_ALWAYS_INLINE int64_t PanelWidth(const GemmArgs& args, int64_t column)
 // Writes the sums of a panel's rows to c, or adds them to it.
 struct StoreSums {
   static constexpr int kPanels = 1;
+  static constexpr bool kTakesNarrow = true;
 
   __attribute__((always_inline)) Destination At(const GemmArgs& args, int64_t row,
                                                 int64_t column) const {
@@ -187,6 +188,7 @@ FinishGated FinishGatedFor(const GemmGatedArgs& args) {
 template <int Panels>
 struct StoreGated {
   static constexpr int kPanels = Panels;
+  static constexpr bool kTakesNarrow = false;
   const GemmGatedArgs& gated;
   FinishGated finish;
 

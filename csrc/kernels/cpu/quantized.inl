@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kByteBlock = 1024;
 template <Form kForm>
 static AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
-  constexpr int64_t kFew = kForm == Form::kSixBits ? 256 : 256 * 8 / LowBits(kForm);
+  constexpr int64_t kFew = kForm == Form::kSixBits ? 256 : (16 << 10) / LowBytes(kForm);
   return rows > 1 && rows <= kGemmFewRows ? kFew : kByteBlock;
 }
 // Input features per widened block: 16 KiB of bfloat16, 32 of float32.
@@ -83,11 +83,12 @@ struct QuantPanel {
   int64_t columns;  // whole vectors
 };
 
-// `groups`: in a panel.
+// `groups`: in a panel of `columns`.
 static AS_ALWAYS_INLINE PanelScales ScalesOf(const WeightScales& scales, const void* stored,
-                                             const uint16_t* blocks, int64_t p, int64_t groups) {
+                                             const uint16_t* blocks, int64_t p, int64_t groups,
+                                             int64_t columns) {
   PanelScales panel = {static_cast<const unsigned char*>(stored), blocks, scales.type, 0};
-  if (stored != nullptr) panel.at += p * groups * kPanelColumns * ScaleBytes(scales.type);
+  if (stored != nullptr) panel.at += p * groups * columns * ScaleBytes(scales.type);
   if (blocks == nullptr) return panel;
   while (scales.group_size << panel.block_shift < kScaleBlock) ++panel.block_shift;
   panel.blocks += p * (groups >> panel.block_shift) * kPanelColumns;
@@ -98,12 +99,13 @@ template <Form kForm>
 static AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
   const WeightScales& scales = args.scales;
   const int64_t groups = args.k / scales.group_size;
-  const int64_t wanted = args.n - p * kPanelColumns;
-  const int64_t columns = wanted < kPanelColumns ? wanted : kPanelColumns;
+  constexpr int64_t kWidth = ColumnsOf(kForm);
+  const int64_t wanted = args.n - p * kWidth;
+  const int64_t columns = wanted < kWidth ? wanted : kWidth;
   return {static_cast<const unsigned char*>(args.w) + p * args.k * LowBytes(kForm),
           scales.high == nullptr ? nullptr : scales.high + p * args.k * kHighBytes,
-          ScalesOf(scales, scales.scale, scales.block_scale, p, groups),
-          ScalesOf(scales, scales.offset, scales.block_offset, p, groups),
+          ScalesOf(scales, scales.scale, scales.block_scale, p, groups, kWidth),
+          ScalesOf(scales, scales.offset, scales.block_offset, p, groups, kWidth),
           scales.zero == nullptr ? nullptr : scales.zero + p * groups * kPanelColumns,
           scales.offset == nullptr ? ZeroOf(kForm) : 0,
           (columns + kLanes - 1) / kLanes * kLanes};
@@ -571,7 +573,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     if constexpr (Tiles::kHasBlocks) {
       if (Tiles::template Block<kForm>(block, rows, spread, next_block, bytes, fetched)) continue;
     }
-    if constexpr (kForm != Form::kBytes) {
+    if constexpr (!IsBytes(kForm)) {
       if (Tiles::Spreads(kForm, rows)) {
         Spread<kForm>(block.b, block.high, table, next - k, spread);
         block.b = spread;
@@ -607,7 +609,12 @@ template <Form kForm, class Tiles>
 struct GemmBytes {
   template <class Store>
   static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
-    constexpr bool kSpreads = kForm != Form::kBytes || Tiles::kHasBlocks;
+    if constexpr (kForm == Form::kBytes && Store::kTakesNarrow) {
+      if (args.panel_columns == kNarrowPanelColumns) {
+        return GemmBytes<Form::kNarrowBytes, ByteTiles>::Run(args, store);
+      }
+    }
+    constexpr bool kSpreads = !IsBytes(kForm) || Tiles::kHasBlocks;
     alignas(64) int32_t partial[Tiles::kRows * kPanelColumns];
     alignas(64) unsigned char spread[kSpreads ? kByteBlock * kPanelColumns : 1];
     ForEachRowBlock<Tiles::kRows>(
@@ -618,6 +625,32 @@ struct GemmBytes {
         });
   }
 };
+
+// AddLowRankFunction of int8.
+template <class Tiles>
+void AddLowRankBytes(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
+                     float* sums) noexcept {
+  const int64_t groups = low.k / kSumBlock, first = (panel - low.panel_begin) * groups;
+  const int64_t bytes = low.k * LowBytes(Form::kBytes);
+  ByteBlock block{};
+  block.a = static_cast<const int8_t*>(low.a) + row * low.lda;
+  block.lda = low.lda;
+  block.b = static_cast<const unsigned char*>(low.b) + (panel - low.panel_begin) * bytes;
+  block.groups = groups;
+  block.lanes = kSumBlock / 4;
+  block.first = block.last = true;
+  block.a_sums = low.a_sums + row * low.ld_sums;
+  block.ld_sums = low.ld_sums;
+  block.sums_per_group = 1;
+  block.scale = {reinterpret_cast<const unsigned char*>(low.b_scale + first * kPanelColumns),
+                 nullptr, ScaleType::kBFloat16, 0};
+  block.symmetric_zero = ZeroOf(Form::kBytes);
+  block.a_scale = low.a_scale + row * low.ld_scales;
+  block.ld_scales = low.ld_scales;
+  block.partial = reinterpret_cast<int32_t*>(sums);  // No group takes several blocks.
+  block.c = sums;
+  ByteTilesOver<Form::kBytes, Tiles>(block, rows, kPanelColumns, block.b + bytes, bytes, {});
+}
 
 // 2^23, as bits and as a float. Adding an integer u < 2^23 to the bits gives the float 2^23 + u.
 constexpr int32_t kMagicBits = 0x4b000000;
@@ -881,6 +914,8 @@ static AS_ALWAYS_INLINE void FillForms(KernelTable& table, DType activation) {
   FillGemm<OfNibbles<Family::template Of>>(table, DType::kUInt4, activation);
   if constexpr (Family::kFloats) {
     FillGemm<typename Family::template Of<Form::kFloat8>>(table, DType::kFloat8E4M3, activation);
+  } else {
+    table.low_rank[static_cast<int>(activation)] = AddLowRankBytes<ByteTiles>;
   }
 }
 

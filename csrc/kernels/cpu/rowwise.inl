@@ -406,37 +406,19 @@ static AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, in
   }
 }
 
-static AS_ALWAYS_INLINE VecF LoadRow(const float* p) { return LoadF(p); }
-static AS_ALWAYS_INLINE VecF LoadRow(const int8_t* p) {
-  const VecI bytes = LoadBytes(reinterpret_cast<const uint8_t*>(p));
-  return IntToFloat(ShiftRightSigned<24>(ShiftLeft<24>(bytes)));
-}
-
-// From: float or int8_t.
-template <class From, class To>
+template <class To>
 void Convert(const ConvertArgs& args) noexcept {
-  if (args.scale_group > 0) {
-    // Scale groups are whole vectors.
-    const int64_t num_scales = RowScales(args.cols, args.scale_group);
-    for (int64_t r = 0; r < args.rows; ++r) {
-      const From* x = static_cast<const From*>(args.x) + r * args.ldx;
-      To* y = static_cast<To*>(args.y) + r * args.ldy;
-      const float* scale = args.scale + r * num_scales;
-      for (int64_t i = 0; i < args.cols; i += kLanes) {
-        StoreRow(y + i, Mul(LoadRow(x + i), Set1(scale[i / args.scale_group])));
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const float* x = static_cast<const float*>(args.x) + r * args.ldx;
+    To* y = static_cast<To*>(args.y) + r * args.ldy;
+    for (int64_t i = 0; i < args.cols; i += kLanes) {
+      const int64_t rest = args.cols - i;
+      if (rest >= kLanes) {
+        StoreRow(y + i, LoadF(x + i));
+      } else {
+        StoreRowFirst(y + i, rest, MaskLoadF(FirstLanes(rest), x + i));
       }
     }
-    return;
-  }
-  for (int64_t r = 0; r < args.rows; ++r) {
-    const From* x = static_cast<const From*>(args.x) + r * args.ldx;
-    To* y = static_cast<To*>(args.y) + r * args.ldy;
-    int64_t i = 0;
-    for (; i + kLanes <= args.cols; i += kLanes) StoreRow(y + i, LoadRow(x + i));
-    if (i == args.cols) continue;
-    From rest[kLanes] = {};
-    for (int64_t j = i; j < args.cols; ++j) rest[j - i] = x[j];
-    StoreRowFirst(y + i, args.cols - i, LoadRow(rest));
   }
 }
 

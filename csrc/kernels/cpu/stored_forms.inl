@@ -9,17 +9,23 @@ namespace allspark::kernels {
 namespace {
 
 enum class Form {
-  kBytes,    // u is a byte
-  kNibbles,  // four bits
-  kSixBits,  // four bits, and two in WeightScales::high
-  kTable,    // four bits: the index of one of 16 signed bytes
-  kFloat8,   // a byte that is a float; only under float activations
+  kBytes,        // u is a byte
+  kNibbles,      // four bits
+  kSixBits,      // four bits, and two in WeightScales::high
+  kTable,        // four bits: the index of one of 16 signed bytes
+  kFloat8,       // a byte that is a float; only under float activations
+  kNarrowBytes,  // a byte, in narrow panels; only under int8 activations
 };
 
 // Bits of an element in the panel itself.
-constexpr int LowBits(Form form) { return form == Form::kBytes || form == Form::kFloat8 ? 8 : 4; }
+constexpr int LowBits(Form form) {
+  return form == Form::kBytes || form == Form::kFloat8 || form == Form::kNarrowBytes ? 8 : 4;
+}
+constexpr int64_t ColumnsOf(Form form) {
+  return form == Form::kNarrowBytes ? kNarrowPanelColumns : kPanelColumns;
+}
 // Bytes of a k of a panel, and of its upper bits.
-constexpr int64_t LowBytes(Form form) { return kPanelColumns * LowBits(form) / 8; }
+constexpr int64_t LowBytes(Form form) { return ColumnsOf(form) * LowBits(form) / 8; }
 constexpr int64_t kHighBytes = kPanelColumns / 4;
 // A step is as many k as share stored lanes, in units of four k, and their bytes in the panel.
 constexpr int64_t StepK(Form form) {
@@ -31,8 +37,10 @@ constexpr int64_t StepBytes(Form form) { return StepK(form) * LowBytes(form); }
 constexpr int32_t ZeroOf(Form form) {
   return form == Form::kNibbles ? 8 : form == Form::kSixBits ? 32 : 128;
 }
+// Whether the elements are the bytes of a dot product as they are stored.
+constexpr bool IsBytes(Form form) { return form == Form::kBytes || form == Form::kNarrowBytes; }
 // Whether kByteBias is subtracted from the bytes of a unit (bytes.inl); others are small enough.
-constexpr bool Biased(Form form) { return form == Form::kBytes || form == Form::kTable; }
+constexpr bool Biased(Form form) { return IsBytes(form) || form == Form::kTable; }
 
 // The numbers of a table as Unit looks them up.
 static AS_ALWAYS_INLINE void ByteTable(const int8_t* numbers, uint8_t* table) {
@@ -44,7 +52,7 @@ static AS_ALWAYS_INLINE void ByteTable(const int8_t* numbers, uint8_t* table) {
 template <Form kForm, int kUnit>
 static AS_ALWAYS_INLINE VecI Unit(const unsigned char* b, const unsigned char* high, VecI table) {
   const VecI x = LoadI(b + kUnit / 2 * kPanelStride);
-  if constexpr (kForm == Form::kBytes) return BiasBytes(x);
+  if constexpr (IsBytes(kForm)) return BiasBytes(x);
   const VecI nibbles = kUnit % 2 == 0 ? LowNibbles(x) : HighNibbles(x);
   if constexpr (kForm == Form::kTable) return LookUp(table, nibbles);
   if constexpr (kForm == Form::kSixBits) {

@@ -16,16 +16,16 @@ struct PackedWeight {
   const unsigned char* w;
   const WeightScales& scales;
   int64_t k_total;
+  int64_t width = kPanelColumns;  // columns of a panel
 
-  // Index into the scales and what is laid out as they are: [ceil(n/64)][groups][64].
+  // Index into the scales and what is laid out as they are: [ceil(n/width)][groups][width].
   int64_t GroupAt(int64_t k, int64_t n) const {
     const int64_t groups = k_total / scales.group_size;
-    return (n / kPanelColumns * groups + k / scales.group_size) * kPanelColumns + n % kPanelColumns;
+    return (n / width * groups + k / scales.group_size) * width + n % width;
   }
   // Index of the lane that holds element k of column n, with per_lane elements to a lane.
   int64_t LaneAt(int64_t k, int64_t n, int64_t per_lane) const {
-    return n / kPanelColumns * (k_total / per_lane) * kPanelColumns + k / per_lane * kPanelColumns +
-           n % kPanelColumns;
+    return n / width * (k_total / per_lane) * width + k / per_lane * width + n % width;
   }
   int32_t Stored(int64_t k, int64_t n) const {
     constexpr int64_t kPerLane = 32 / kBits;
@@ -56,13 +56,13 @@ struct PackedWeight {
 
 template <DType kStored, typename A>
 void Gemm(const GemmArgs& args) noexcept {
-  const PackedWeight<kStored> weight{static_cast<const unsigned char*>(args.w), args.scales,
-                                     args.k};
-  const int64_t n_limit = args.panel_end * kPanelColumns;
+  const PackedWeight<kStored> weight{static_cast<const unsigned char*>(args.w), args.scales, args.k,
+                                     args.panel_columns};
+  const int64_t n_limit = args.panel_end * args.panel_columns;
   const int64_t n_end = n_limit < args.n ? n_limit : args.n;
   for (int64_t m = 0; m < args.m; ++m) {
     const A* a = static_cast<const A*>(args.a) + m * args.lda;
-    for (int64_t n = args.panel_begin * kPanelColumns; n < n_end; ++n) {
+    for (int64_t n = args.panel_begin * args.panel_columns; n < n_end; ++n) {
       double sum = 0;
       const int64_t group = args.a_scale_group;
       const float* a_scale =
@@ -78,6 +78,27 @@ void Gemm(const GemmArgs& args) noexcept {
       float* c = args.c + m * args.ldc + n;
       if (args.accumulate) sum += Load(c);
       *c = static_cast<float>(sum);
+    }
+  }
+}
+
+void AddLowRank(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
+                float* sums) noexcept {
+  const int64_t groups = low.k / kSumBlock, first = (panel - low.panel_begin) * groups;
+  WeightScales scales;
+  scales.scale = low.b_scale + first * kPanelColumns;
+  scales.group_size = kSumBlock;
+  const PackedWeight<DType::kUInt8> b{
+      static_cast<const unsigned char*>(low.b) + first * kSumBlock * kPanelColumns, scales, low.k};
+  for (int64_t r = row; r < row + rows; ++r, sums += kPanelColumns) {
+    const int8_t* a = static_cast<const int8_t*>(low.a) + r * low.lda;
+    const float* a_scale = low.a_scale + r * low.ld_scales;
+    for (int64_t n = 0; n < kPanelColumns; ++n) {
+      double sum = Load(sums + n);
+      for (int64_t k = 0; k < low.k; ++k) {
+        sum += Load(a + k) * Load(a_scale + k / kSumBlock) * b.Number(k, n) * b.Scale(k, n);
+      }
+      Store(sums + n, sum);
     }
   }
 }
@@ -141,6 +162,7 @@ void FillQuantizedReference(KernelTable& table) noexcept {
   FillStored<DType::kUInt8>(table);
   FillStored<DType::kUInt4>(table);
   FillStored<DType::kFloat8E4M3>(table);
+  table.low_rank[static_cast<int>(DType::kInt8)] = AddLowRank;
   table.quantize = Quantize;
 }
 

@@ -66,19 +66,12 @@ void AddLowRank(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
   }
 }
 
-template <typename From, typename To>
+template <typename To>
 void Convert(const ConvertArgs& args) noexcept {
   for (int64_t r = 0; r < args.rows; ++r) {
-    const From* x = static_cast<const From*>(args.x) + r * args.ldx;
+    const float* x = static_cast<const float*>(args.x) + r * args.ldx;
     To* y = static_cast<To*>(args.y) + r * args.ldy;
-    for (int64_t i = 0; i < args.cols; ++i) {
-      double value = Load(x + i);
-      if (args.scale_group > 0) {
-        value *=
-            Load(args.scale + r * RowScales(args.cols, args.scale_group) + i / args.scale_group);
-      }
-      Store(y + i, value);
-    }
+    for (int64_t i = 0; i < args.cols; ++i) Store(y + i, Load(x + i));
   }
 }
 
@@ -257,7 +250,6 @@ void FillType(KernelTable& table, DType dtype) {
   table.layer_norm[i] = LayerNorm<T>;
   table.gated_act[i] = GatedAct<T>;
   table.embedding[i] = Embedding<T>;
-  table.convert[static_cast<int>(DType::kInt8)][i] = Convert<int8_t, T>;
   table.gather_columns[i] = GatherColumns<T>;
 }
 
@@ -270,7 +262,7 @@ void FillReference(KernelTable& table) noexcept {
   FillQuantizedReference(table);
   FillMoeReference(table);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =
-      Convert<float, BFloat16>;
+      Convert<BFloat16>;
   table.gather_columns[static_cast<int>(DType::kInt8)] = GatherInt8Columns;
   table.scale = Scale;
   table.rope = Rope;

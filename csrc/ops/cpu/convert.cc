@@ -5,8 +5,7 @@ namespace allspark {
 namespace cpu {
 
 void ConvertRows(const kernels::KernelTable& kernels, const ConstMatrix& x, const Matrix& y) {
-  kernels.convert[Slot(x.dtype)][Slot(y.dtype)](
-      {x.data, x.ld, y.data, y.ld, x.rows, x.cols, x.row_scale, x.scale_group});
+  kernels.convert[Slot(x.dtype)][Slot(y.dtype)]({x.data, x.ld, y.data, y.ld, x.rows, x.cols});
 }
 
 }  // namespace cpu

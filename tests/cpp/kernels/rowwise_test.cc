@@ -449,35 +449,27 @@ TEST_P(RowwiseTest, SumExp) {
   EXPECT_EQ(sums[1], 2);
 }
 
-// Conversions are exact or round to nearest even: every table gives the same bits.
-template <class From, class To>
-void TestConvert(const KernelTable& table, DType from) {
-  const auto convert = table.convert[static_cast<int>(from)][kSlotOf<To>];
-  ASSERT_NE(convert, nullptr) << table.name;
+// Conversions round to nearest even: every table gives the same bits.
+TEST_P(RowwiseTest, ConvertFloatToBFloat16) {
+  const auto convert =
+      table().convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)];
+  ASSERT_NE(convert, nullptr);
   for (int64_t cols : {1, 7, 16, 33, 100}) {
     const int64_t rows = 3, ldx = cols + 2, ldy = cols + 5;
     Data data(static_cast<uint32_t>(cols));
-    std::vector<From> x;
-    for (int64_t i = 0; i < rows * ldx; ++i) x.push_back(static_cast<From>(data.Normal() * 40));
-    if (cols > 1) x[1] = static_cast<From>(-127);
-    std::vector<To> y(static_cast<size_t>(rows * ldy));
+    std::vector<float> x;
+    for (int64_t i = 0; i < rows * ldx; ++i) x.push_back(data.Normal() * 40);
+    std::vector<BFloat16> y(static_cast<size_t>(rows * ldy));
     convert({x.data(), ldx, y.data(), ldy, rows, cols});
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < ldy; ++i) {
-        To expected{};
-        if (i < cols) Set(&expected, static_cast<float>(x[static_cast<size_t>(r * ldx + i)]));
+        BFloat16 expected{};
+        if (i < cols) Set(&expected, x[static_cast<size_t>(r * ldx + i)]);
         ASSERT_EQ(Value(y[static_cast<size_t>(r * ldy + i)]), Value(expected))
-            << table.name << " row " << r << " column " << i << " of " << cols;
+            << "row " << r << " column " << i << " of " << cols;
       }
     }
   }
-}
-TEST_P(RowwiseTest, ConvertFloatToBFloat16) {
-  TestConvert<float, BFloat16>(table(), DType::kFloat32);
-}
-TEST_P(RowwiseTest, ConvertInt8) {
-  TestConvert<int8_t, float>(table(), DType::kInt8);
-  TestConvert<int8_t, BFloat16>(table(), DType::kInt8);
 }
 
 // Every table has the same sums of two, so the bits are equal; the reference computes in double.

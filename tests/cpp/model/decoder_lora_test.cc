@@ -207,7 +207,7 @@ TEST(LoraAdapterTest, RefusesWhatIsNotTheModels) {
       testing::OpenRandomModel(testing::TinyLlamaSpec(proto::COMPUTE_BFLOAT16), kSeed);
   expect(TryLoad(infinite, *rounded, allocator).status(), "not finite");
   kernels::KernelTable lacking = *kernels::DefaultTable();
-  lacking.convert[static_cast<int>(DType::kInt8)][static_cast<int>(DType::kFloat32)] = nullptr;
+  lacking.low_rank[static_cast<int>(DType::kFloat32)] = nullptr;
   EXPECT_EQ(TryLoad(RandomLora(1).Add("lm_head", 0, 131, 64, 2), *model, allocator, &lacking)
                 .status()
                 .code(),

@@ -41,8 +41,7 @@ class ReferenceDecoder {
     compute_unit_ = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 0x1p-8 : kFloatUnit;
   }
 
-  // Sets an adapter, which must outlive this object. Its values are rounded to the compute type, as
-  // the engine keeps them.
+  // Sets an adapter, which must outlive this object. Its values are those that the engine keeps.
   void SetLora(const LoraFile* lora) { lora_ = lora; }
 
   // Logits of every token, [tokens][vocab].
@@ -55,7 +54,7 @@ class ReferenceDecoder {
         row[static_cast<size_t>(i)].v =
             weights_.at("embedding")[static_cast<size_t>(token * hidden + i)];
       }
-      AddLora("embedding", Row(1, Num{static_cast<double>(token), 0}), row);
+      AddLora("embedding", Row(1, Num{static_cast<double>(token), 0}), /*quantized=*/false, row);
       if (spec_.embedding_scale() != 0) Scale(spec_.embedding_scale(), row);
       if (spec_.learned_positions()) {
         for (int64_t i = 0; i < hidden; ++i) {
@@ -201,30 +200,65 @@ class ReferenceDecoder {
     return y;
   }
 
-  double Kept(float x) const {
-    return static_cast<double>(compute_unit_ == kFloatUnit ? x : ToFloat(ToBFloat16(x)));
+  // Rows of an adapter's matrix as the engine keeps them: rounded to the compute type, or where the
+  // weight reads int8 in 8 bits, with a scale for every `group` elements.
+  const std::vector<double>& Kept(const float* values, int64_t rows, int64_t cols, bool quantized,
+                                  int64_t group) const {
+    std::vector<double>& kept = kept_[values];
+    if (!kept.empty()) return kept;
+    const auto count = static_cast<size_t>(rows * cols);
+    for (size_t i = 0; i < count; ++i) {
+      kept.push_back(static_cast<double>(
+          compute_unit_ == kFloatUnit ? values[i] : ToFloat(ToBFloat16(values[i]))));
+    }
+    for (size_t begin = 0; quantized && begin < count; begin += static_cast<size_t>(cols)) {
+      for (int64_t at = 0; at < cols; at += group) {
+        KeepBytes(values + begin + at, std::min(group, cols - at),
+                  &kept[begin + static_cast<size_t>(at)]);
+      }
+    }
+    return kept;
+  }
+  // The values in 8 bits: times the lowest bfloat16 with which none is beyond 127.
+  static void KeepBytes(const float* values, int64_t count, double* kept) {
+    double highest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      highest = std::max(highest, std::abs(static_cast<double>(values[i])));
+    }
+    BFloat16 scale = ToBFloat16(static_cast<float>(highest / 127));
+    if (static_cast<double>(ToFloat(scale)) < highest / 127) ++scale.bits;
+    for (int64_t i = 0; i < count; ++i) {
+      const float steps = std::nearbyint(values[i] / ToFloat(scale));
+      kept[i] = static_cast<double>(steps) * static_cast<double>(ToFloat(scale));
+    }
   }
 
   // y += b (a x) for the adapter's modules of `name`; for the embedding, x is the token's id.
-  void AddLora(const std::string& name, const Row& x, Row& y) const {
+  // quantized: x is int8.
+  void AddLora(const std::string& name, const Row& x, bool quantized, Row& y) const {
     if (lora_ == nullptr) return;
+    constexpr int64_t kGroup = 16;  // of the rank, to a scale
     for (const LoraPair& pair : lora_->pairs()) {
       if (pair.tensor != name) continue;
       const auto rank = static_cast<size_t>(pair.rank);
+      const std::vector<double>& a = Kept(pair.a, pair.rank, pair.cols, quantized, pair.cols);
+      const std::vector<double>& b = Kept(pair.b, pair.rows, pair.rank, quantized, kGroup);
       Row low(rank);
       for (size_t r = 0; r < rank; ++r) {
         if (name == "embedding") {
-          low[r].v = Kept(pair.a[static_cast<size_t>(x[0].v) * rank + r]);
+          low[r].v = a[static_cast<size_t>(x[0].v) * rank + r];
           continue;
         }
-        for (size_t k = 0; k < x.size(); ++k) {
-          AddProduct(Kept(pair.a[r * x.size() + k]), x[k], low[r]);
-        }
-        low[r] = Rounded(low[r], compute_unit_);
+        for (size_t k = 0; k < x.size(); ++k) AddProduct(a[r * x.size() + k], x[k], low[r]);
+        low[r] = Rounded(low[r], quantized ? kFloatUnit : compute_unit_);
+      }
+      if (quantized) {
+        low.resize((rank + kGroup - 1) / kGroup * kGroup);
+        QuantizeRow(low, kGroup);
       }
       for (size_t row = 0; row < static_cast<size_t>(pair.rows); ++row) {
         Num sum;
-        for (size_t r = 0; r < rank; ++r) AddProduct(Kept(pair.b[row * rank + r]), low[r], sum);
+        for (size_t r = 0; r < rank; ++r) AddProduct(b[row * rank + r], low[r], sum);
         Num& out = y[static_cast<size_t>(pair.row_begin) + row];
         out = Rounded({out.v + sum.v, out.e + sum.e}, kFloatUnit);
       }
@@ -244,7 +278,8 @@ class ReferenceDecoder {
   Row Gemm(const std::string& name, const std::string& bias, Row x, const std::string& module = "",
            int64_t expert = 0, int64_t experts = 1) const {
     const proto::WeightQuant* quant = QuantOf(spec_, name);
-    if (quant != nullptr && quant->quantize_activations()) {
+    const bool quantized = quant != nullptr && quant->quantize_activations();
+    if (quantized) {
       QuantizeRow(x, static_cast<size_t>(quant->activation_group_size()));
     }
     const std::vector<float>& w = weights_.at(name);
@@ -262,7 +297,7 @@ class ReferenceDecoder {
       }
       y[n] = sum;
     }
-    AddLora(module.empty() ? name : module, x, y);
+    AddLora(module.empty() ? name : module, x, quantized, y);
     return y;
   }
 
@@ -734,6 +769,7 @@ class ReferenceDecoder {
   std::map<std::string, std::vector<float>> weights_;
   double compute_unit_ = 0;
   const LoraFile* lora_ = nullptr;
+  mutable std::map<const float*, std::vector<double>> kept_;  // of its matrices
 };
 
 }  // namespace allspark::testing

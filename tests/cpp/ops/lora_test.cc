@@ -32,7 +32,7 @@ struct Adapter {
     for (int64_t r = 0; r < rank; ++r) {
       for (int64_t k = 0; k < kCols; ++k) *A(r, k) = normal(random);
     }
-    weight = {a.data(), DType::kFloat32, rank, kCols, {}};
+    weight = {a.data(), DType::kFloat32, rank, kCols, {}, nullptr};
     const auto add = [&](int64_t column, int64_t n, int64_t begin, int64_t count,
                          std::vector<float>& b) {
       const int64_t first = column / 64, end = CeilDiv(column + n, 64);
@@ -106,7 +106,7 @@ class LoraOpTest : public ::testing::Test {
     std::vector<kernels::LowRank> low_rank;
     low_rank.reserve(2 * rows.size());
     const Matrix x = device.Floats(x_, kRows, kCols);
-    ShrinkLora(context, x, rows, {sums, sums, {}}, low_rank);
+    ShrinkLora(context, x, rows, {sums, {}}, low_rank);
     std::vector<float> y = y_;
     const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kCols, nullptr};
     Linear(context, x, zero, /*accumulate=*/true, device.Floats(y, kRows, kOut), low_rank);
@@ -169,7 +169,7 @@ TEST_F(LoraOpTest, RefusesWhatDoesNotFit) {
   ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "elements [5, +17) of 21");
   weight = one_.weight;
   weight.dtype = DType::kBFloat16;
-  ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "low is float32; expected bfloat16");
+  ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "rows of rank 21 in bfloat16; there is room");
   OpDevice device(*kernels::DefaultTable(), 1);
   const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kCols, nullptr};
   const std::vector<kernels::LowRank> low_rank = {
@@ -202,7 +202,7 @@ TEST(LoraEmbeddingTest, AddsTheRowOfEachId) {
     std::vector<LoraRows> rows = {{1, 1, &weight}, {5, 80, &weight}};
     std::vector<float> low(kTokens * kRank), y = before;
     const Matrix sums = device.Floats(low, kTokens, kRank);
-    AddLoraEmbedding(device.context(), device.Put(ids), rows, {sums, sums, {}},
+    AddLoraEmbedding(device.context(), device.Put(ids), rows, {sums, {}},
                      device.Floats(y, kTokens, kWidth));
     device.Fetch(y);
     for (int64_t t = 0; t < kTokens; ++t) {

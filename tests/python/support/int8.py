@@ -17,10 +17,11 @@ def quantized_weight(weight):
     return (weight / scale).round() * scale
 
 
-def quantized_rows(x):
-    """Symmetric, with a scale for every 64 elements, or 32, or one per token: the largest number
-    that divides (model_loaders/quantization.py)."""
-    size = next(size for size in (64, 32, x.shape[-1]) if x.shape[-1] % size == 0)
+def quantized_rows(x, size=None):
+    """Symmetric, with a scale for every ``size`` elements. Default: 64 elements, or 32, or one per
+    token: the largest number that divides (model_loaders/quantization.py)."""
+    if size is None:
+        size = next(size for size in (64, 32, x.shape[-1]) if x.shape[-1] % size == 0)
     groups = x.reshape(*x.shape[:-1], -1, size)
     largest = groups.abs().amax(-1, keepdim=True)
     return ((groups * (127 / largest)).round() * (largest / 127)).reshape(x.shape)
