@@ -171,7 +171,7 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"^ParamStoreTest\.AFileWrittenInPiecesIsMappedInHugePages$",
                 "^the system does not cache .* in huge pages$",
                 not_covered="that model files lie in huge pages (this system caches none so)"),
-    AllowedSkip(r"test_lora_peft\.py", "peft, an oracle, is not installed",
+    AllowedSkip(r"test_lora_(peft|smollm2)\.py", "peft, an oracle, is not installed",
                 lambda machine, step: not machine.has_peft,
                 "LoRA against peft (scripts/setup.sh --slow installs it)"),
     AllowedSkip(r"test_hub\.py", r"^no (modelscope|huggingface_hub) here",
