@@ -18,7 +18,6 @@ namespace {
 
 // Queries, keys and values: no weight has more modules.
 constexpr int64_t kMaxModules = 3;
-constexpr int64_t kAlignment = 64;
 constexpr std::string_view kLayers = "layers.";
 
 // The weights of a layer by the names of their tensors; the shared expert is a layer's MLP.
@@ -226,7 +225,7 @@ class LoraBuilder {
   }
   int64_t ABytes(const Target& target) const {
     if (!target.is_embedding) return A(target).bytes();
-    return AlignUp(Rank(target) * target.cols * ElementBytes(target.input.dtype), kAlignment);
+    return AlignUp(Rank(target) * target.cols * ElementBytes(target.input.dtype), kPackedAlignment);
   }
   int64_t TargetBytes(const Target& target) const {
     int64_t bytes = ABytes(target);

@@ -9,11 +9,6 @@
 #include "weights/quantize.h"
 
 namespace allspark {
-namespace {
-
-constexpr int64_t kAlignment = 64;
-
-}  // namespace
 
 bool StoreElement(DType dtype, void* base, int64_t index, float value) {
   if (dtype == DType::kFloat32) {
@@ -28,9 +23,10 @@ bool StoreElement(DType dtype, void* base, int64_t index, float value) {
 PanelMatrix::PanelMatrix(DType dtype, int64_t rows, int64_t k, int64_t width, int64_t scale_group)
     : dtype_(dtype), k_(k), width_(width), scale_group_(scale_group) {
   const int64_t padded = AlignUp(rows, width);
-  element_bytes_ = AlignUp(padded * k * ElementBytes(dtype), kAlignment);
+  element_bytes_ = AlignUp(padded * k * ElementBytes(dtype), kPackedAlignment);
   if (dtype != DType::kInt8) return;
-  scale_bytes_ = AlignUp(padded * (k / scale_group) * ElementBytes(DType::kBFloat16), kAlignment);
+  scale_bytes_ =
+      AlignUp(padded * (k / scale_group) * ElementBytes(DType::kBFloat16), kPackedAlignment);
 }
 
 int64_t PanelMatrix::IndexOf(int64_t row, int64_t k, int64_t group) const {

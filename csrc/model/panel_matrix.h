@@ -8,13 +8,16 @@
 
 namespace allspark {
 
+// Where packed elements, and their scales, may begin.
+inline constexpr int64_t kPackedAlignment = 64;
+
 class PanelMatrix {
  public:
   // [rows, k], of an input in `dtype`, in panels of `width` rows. int8 only: every `scale_group` of
   // a row share a scale; k is a multiple of it, and it one of 4.
   PanelMatrix(DType dtype, int64_t rows, int64_t k, int64_t width, int64_t scale_group);
 
-  // Bytes of elements and scales, whose parts begin at multiples of 64.
+  // Bytes of elements and scales, each a multiple of kPackedAlignment.
   int64_t bytes() const { return scale_offset() + scale_bytes_; }
   // Where the scales begin: [panels][k/scale_group][width].
   int64_t scale_offset() const { return element_bytes_; }
