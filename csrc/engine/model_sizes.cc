@@ -22,6 +22,9 @@ struct WeightTotals {
   double bytes = 0;                          // of all tensors
   double bytes_read = 0, elements_read = 0;  // by a step of one token, about
   double next_bytes = 0;                     // that a second token's own experts add
+  // A token's products with the layers' weights. Those of int8 activations count half, which is
+  // about what they take.
+  double products = 0;
 };
 WeightTotals TotalsOf(const ModelReader& reader) {
   const proto::DecoderSpec& spec = reader.spec();
@@ -38,6 +41,11 @@ WeightTotals TotalsOf(const ModelReader& reader) {
     totals.bytes_read += share * bytes;
     totals.elements_read += share * size;
     totals.next_bytes += share * (1 - share) * bytes;
+    if (tensor.layout() == proto::PANEL64 && tensor.name().starts_with("layers.")) {
+      const proto::WeightQuant* const quant = FindWeightQuant(spec, tensor.name());
+      const bool int8 = quant != nullptr && quant->quantize_activations();
+      totals.products += share * size * (int8 ? 0.5 : 1);
+    }
   }
   return totals;
 }
@@ -48,6 +56,20 @@ WeightTotals TotalsOf(const ModelReader& reader) {
 double RowCost(const WeightTotals& weights) {
   return std::max(0.03, 0.5 * weights.elements_read / (8 * weights.bytes_read)) +
          weights.next_bytes / weights.bytes_read;
+}
+
+// How far into a sequence attention takes a token about as long as all other products of it. 0: no
+// layer reads more than a window.
+int64_t DoubleCostDepth(const WeightTotals& weights, const proto::DecoderSpec& spec) {
+  const auto& windows = spec.layer_window();
+  const auto num_full =
+      windows.empty() ? spec.num_layers() : std::count(windows.begin(), windows.end(), 0);
+  if (num_full == 0) return 0;
+  // A key is multiplied by a query, and a value by its weight.
+  const int64_t dims =
+      spec.kv_latent() > 0 ? 2 * spec.kv_latent() + spec.rotary_dim() : 2 * spec.head_dim();
+  const auto per_key = static_cast<double>(num_full * spec.num_heads() * dims);
+  return std::max<int64_t>(static_cast<int64_t>(weights.products / per_key), 1);
 }
 
 std::string DigestText(uint64_t digest) {
@@ -78,7 +100,9 @@ void SetOptions(const RuntimeConfig& config, const ModelReader& reader, bool has
   sizes.chunk_tokens =
       config.engine_max_prefill_length > 0 ? config.engine_max_prefill_length : kDefaultChunkTokens;
   sizes.chunk_tokens = std::min(sizes.chunk_tokens, config.engine_max_length);
-  sizes.row_cost = RowCost(TotalsOf(reader));
+  const WeightTotals weights = TotalsOf(reader);
+  sizes.row_cost = RowCost(weights);
+  sizes.double_cost_depth = DoubleCostDepth(weights, reader.spec());
   DecoderOptions& decoder = sizes.decoder;
   decoder.max_length = config.engine_max_length;
   decoder.max_logits_rows =

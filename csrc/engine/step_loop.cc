@@ -23,6 +23,11 @@ constexpr int64_t kMostStepsWithoutDecodes = 8;
 // How long the thread waits for a mask before it looks for mail, if it has nothing else to compute.
 constexpr int64_t kMaskSliceUs = 1000;
 
+// Whether steps with decodes have less than a whole chunk of prefill.
+bool BoundsGaps(PrefillPolicy policy) {
+  return policy == PrefillPolicy::kBalanced || policy == PrefillPolicy::kSmooth;
+}
+
 // The rows of decodes and prefill in a step that has both.
 int64_t RowsBesideDecodes(PrefillPolicy policy, int64_t chunk_tokens) {
   switch (policy) {
@@ -44,6 +49,7 @@ SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
       .max_batch = config.engine_max_batch,
       .chunk_tokens = sizes.chunk_tokens,
       .max_rows_beside_decodes = RowsBesideDecodes(config.prefill_policy, sizes.chunk_tokens),
+      .double_cost_depth = BoundsGaps(config.prefill_policy) ? sizes.double_cost_depth : 0,
       .max_steps_without_decodes =
           config.prefill_policy == PrefillPolicy::kFirstToken ? kMostStepsWithoutDecodes : 0,
       .block_size = config.block_size,

@@ -16,6 +16,8 @@ const SchedulerConfig& Checked(const SchedulerConfig& config) {
       << "chunk_tokens is " << config.chunk_tokens << ", less than 1";
   AS_CHECK(config.max_rows_beside_decodes >= 1)
       << "max_rows_beside_decodes is " << config.max_rows_beside_decodes << ", less than 1";
+  AS_CHECK(config.double_cost_depth >= 0)
+      << "double_cost_depth is " << config.double_cost_depth << ", less than 0";
   AS_CHECK(config.max_steps_without_decodes >= 0)
       << "max_steps_without_decodes is " << config.max_steps_without_decodes << ", less than 0";
   AS_CHECK(config.block_size >= 1) << "block_size is " << config.block_size << ", less than 1";
@@ -275,7 +277,9 @@ bool Scheduler::PlanDecode(ScheduledSequence* sequence) {
 void Scheduler::PlanPrefill() {
   slack_ = Slack();
   int64_t budget = config_.chunk_tokens;
+  double_cost_depth_ = 0;
   if (!plan_.empty()) {
+    double_cost_depth_ = config_.double_cost_depth;
     const int64_t rows = config_.max_rows_beside_decodes;
     const auto num_decodes = static_cast<int64_t>(plan_.size());
     budget = std::min(budget, std::max(rows - num_decodes, CeilDiv(rows, 2)));
@@ -295,9 +299,9 @@ void Scheduler::PlanPrefill() {
         budget -= PlanChunks(candidate, budget);
       }
     } else if (sequence != nullptr) {
-      const int64_t num_tokens = PlanChunks(sequence, budget);
-      budget -= num_tokens;
-      if (num_tokens == 0 && sequence->next_beam != nullptr && running_.size == 1) {
+      const int64_t cost = PlanChunks(sequence, budget);
+      budget -= cost;
+      if (cost == 0 && sequence->next_beam != nullptr && running_.size == 1) {
         // The whole pool is too small for these beams; it always holds one sequence.
         MakeRoom(sequence);
         admitting = true;
@@ -346,23 +350,29 @@ void Scheduler::TrimDrafts() {
   }
 }
 
-// Plans up to `budget` tokens of a sequence and its beams together, and returns how many.
+// Plans tokens of a sequence and its beams together that cost up to `budget`, and returns their
+// cost.
 int64_t Scheduler::PlanChunks(ScheduledSequence* sequence, int64_t budget) {
-  int64_t num_tokens = 0;
-  for (auto* beam = sequence; beam != nullptr && num_tokens < budget; beam = beam->next_beam) {
+  int64_t cost = 0;
+  for (auto* beam = sequence; beam != nullptr && cost < budget; beam = beam->next_beam) {
     if (Remaining(*beam) > 0 && TakeBeamBlocks(beam)) {
-      num_tokens += PlanChunk(sequence, beam, budget - num_tokens);
+      cost += PlanChunk(sequence, beam, budget - cost);
     }
   }
-  return num_tokens;
+  return cost;
 }
 
-// Plans up to `budget` tokens of a beam's prefill and returns how many: fewer where blocks are
+// Plans tokens of a beam's prefill that cost up to `budget`, at least one, and returns their cost,
+// at most `budget`. They are fewer where blocks are
 // short. If none is free and its own have no room, the sequences behind it are preempted; the last
 // of the list waits instead, and keeps its blocks.
 int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget) {
   const int64_t begin = TakeCached(beam);
-  int64_t num_tokens = std::min(beam->num_tokens - begin, budget);
+  // A token costs token / unit rows.
+  const int64_t unit = std::max<int64_t>(double_cost_depth_, 1);
+  const int64_t token = double_cost_depth_ == 0 ? 1 : std::min(unit + begin, kMostTokenCost * unit);
+  int64_t num_tokens =
+      std::min(beam->num_tokens - begin, std::max<int64_t>(budget * unit / token, 1));
   while (Capacity(*beam) < begin + num_tokens) {
     const int64_t room = Capacity(*beam) - begin;
     if (cache_.num_available() == 0 && (room > 0 || !SecureFreeBlock(sequence))) {
@@ -379,7 +389,7 @@ int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, ScheduledSequence* bea
     ReleaseBlocks(beam, BlocksFor(beam->num_computed));
     slack_ = Slack();
   }
-  return num_tokens;
+  return std::min(CeilDiv(num_tokens * token, unit), budget);
 }
 
 // Blocks that admission may promise. A block that a running sequence takes lowers the available

@@ -22,6 +22,9 @@
 
 namespace allspark {
 
+// So a prefill has at least an eighth of its rows as tokens, whatever their depth.
+inline constexpr int64_t kMostTokenCost = 8;
+
 inline constexpr int64_t kNoTokenLimit = std::numeric_limits<int64_t>::max();
 
 // The scheduler's view of one sequence. The owner reserves block_table for its longest length and
@@ -91,6 +94,9 @@ struct SchedulerConfig {
   // Bounds how long a decode waits for prefills: in a step with decodes, prefill has what they
   // leave of these rows, and at least half of them.
   int64_t max_rows_beside_decodes = 512;
+  // There, a prefill token counts for more rows the further it is into its sequence, since its
+  // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. 0: for one.
+  int64_t double_cost_depth = 0;
   // How many steps in a row decodes may wait for prefills: such a step prefills alone.
   int64_t max_steps_without_decodes = 0;
   int64_t block_size = 32;
@@ -233,6 +239,7 @@ class Scheduler {
   std::vector<ScheduledSequence*> interrupted_;
   bool plan_committed_ = true;
   bool decodes_wait_ = false;          // in this plan
+  int64_t double_cost_depth_ = 0;      // in this plan
   int64_t steps_without_decodes_ = 0;  // the newest in a row, while there were decodes
   bool preempted_in_plan_ = false;
   // Blocks that admission may still promise in this plan.

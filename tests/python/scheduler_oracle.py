@@ -7,8 +7,10 @@ write (tests/cpp/scheduler/harness.h): the events, and what the scheduler did.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 
 @dataclass(eq=False)
@@ -160,6 +162,7 @@ class Model:
     chunk: int
     rows_beside_decodes: int
     steps_without_decodes: int
+    double_cost_depth: int
     pool: Pool
     interrupts: bool = False
     waiting: list[Sequence] = field(default_factory=list)
@@ -171,6 +174,7 @@ class Model:
     interrupted: list[Sequence] = field(default_factory=list)
     committed: bool = True
     decodes_wait: bool = False
+    beside_decodes: bool = False
     steps_waited: int = 0
 
     def add(self, name: int, priority: int, max_length: int, ids: list[int]) -> None:
@@ -251,6 +255,7 @@ class Model:
 
     def plan_prefills(self) -> None:
         budget = self.chunk
+        self.beside_decodes = bool(self.plan)
         if self.plan:
             half = -(-self.rows_beside_decodes // 2)
             budget = min(budget, max(self.rows_beside_decodes - len(self.plan), half))
@@ -270,7 +275,14 @@ class Model:
             budget -= self.plan_prefill(s, budget)
             served.append(s)
 
+    def token_cost(self, depth: int) -> Fraction:
+        """The rows for which a prefill token counts: more the longer its attention takes."""
+        if not self.beside_decodes or self.double_cost_depth == 0:
+            return Fraction(1)
+        return min(1 + Fraction(depth, self.double_cost_depth), Fraction(8))
+
     def plan_prefill(self, s: Sequence, budget: int) -> int:
+        """Returns the rows for which the chunk counts."""
         s.begin = s.computed
         for block in self.pool.cached(s):
             self.pool.take_known(block)
@@ -278,13 +290,15 @@ class Model:
             s.begin += self.pool.block
         while self.room(s, s.begin) == 0 and s is not self.running[-1]:
             self.preempt_last()
-        count = min(s.tokens - s.begin, budget, self.room(s, s.begin))
+        cost = self.token_cost(s.begin)
+        most = max(int(budget / cost), 1)
+        count = min(s.tokens - s.begin, most, self.room(s, s.begin))
         if count > 0:
             self.take(s, s.begin, count)
             self.pool.announce(s, s.begin, s.begin + count)
         else:
             self.pool.trim(s, self.blocks_for(s.computed))
-        return count
+        return min(math.ceil(count * cost), budget)
 
     def may_admit(self, s: Sequence) -> bool:
         shared = sum(block.users > 0 for block in self.pool.cached(s))
@@ -335,6 +349,7 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
                 values["chunk"],
                 values["rows_beside_decodes"],
                 values["steps_without_decodes"],
+                values["double_cost_depth"],
                 pool,
                 bool(values["interrupts"]),
             )

@@ -53,6 +53,26 @@ TEST_F(ModelSizesTest, TheDevicesCopiesOfWeightsAndItsStepsComeFirst) {
   EXPECT_GT(shared->num_blocks, own->num_blocks);
 }
 
+TEST_F(ModelSizesTest, TheDepthWhereATokenCostsTwiceFollowsFromTheShape) {
+  device_.bytes = int64_t{256} << 20;
+  proto::DecoderSpec spec = testing::TinyLlamaSpec();
+  const auto measure = [&] {
+    reader_ = testing::OpenRandomModel(spec, 1);
+    const Result<ModelSizes> sizes = Measure();
+    EXPECT_TRUE(sizes.ok()) << sizes.status().ToString();
+    return sizes.ok() ? sizes->double_cost_depth : -1;
+  };
+  const int64_t heads = (2 * spec.num_heads() + 2 * spec.num_kv_heads()) * spec.head_dim();
+  const int64_t products = spec.hidden_size() * (heads + 3 * spec.intermediate_size());
+  const int64_t depth = products / (2 * spec.num_heads() * spec.head_dim());
+  EXPECT_EQ(measure(), depth);
+  // Of layers with a window, attention does not grow.
+  for (int64_t i = 0; i < spec.num_layers(); ++i) spec.add_layer_window(i == 0 ? 0 : 8);
+  EXPECT_EQ(measure(), products * spec.num_layers() / (2 * spec.num_heads() * spec.head_dim()));
+  spec.set_layer_window(0, 8);
+  EXPECT_EQ(measure(), 0);
+}
+
 TEST_F(ModelSizesTest, ADeviceThatWeightsAndStepsFillIsRefused) {
   device_.bytes = int64_t{256} << 20;
   const Result<ModelSizes> fits = Measure();

@@ -149,6 +149,30 @@ TEST(Scheduler, PrefillKeepsHalfOfTheRowsBesideManyDecodes) {
   EXPECT_EQ(Step(harness), "0:1+1* 1:1+1* 2:1+1* 3:1+1* 4:12+3");
 }
 
+TEST(Scheduler, ChunksBesideDecodesAreSmallerTheFurtherTheyAreIntoThePrompt) {
+  Harness harness({.max_batch = 4,
+                   .chunk_tokens = 32,
+                   .max_rows_beside_decodes = 17,
+                   .double_cost_depth = 16,
+                   .block_size = 4,
+                   .num_blocks = 128});
+  harness.Add(0, 2, 40);
+  harness.Add(0, 142, 200);
+  EXPECT_EQ(Step(harness), "0:0+2* 1:0+30");  // nobody decodes yet
+  EXPECT_EQ(Step(harness), "0:2+1* 1:30+5");  // 16 rows, a token costs 2.875
+  EXPECT_EQ(Step(harness), "0:3+1* 1:35+5");
+  harness.Add(0, 8, 40);
+  // Four tokens that cost 3.5 leave two rows to the next in line.
+  EXPECT_EQ(Step(harness), "0:4+1* 1:40+4 2:0+2");
+  harness.Remove(harness.sequences().front().get());
+  EXPECT_EQ(Step(harness), "1:44+32");  // nobody decodes
+  EXPECT_EQ(Step(harness), "1:76+32");
+  harness.Add(1, 1, 40);
+  EXPECT_EQ(Step(harness), "3:0+1* 1:108+31");
+  EXPECT_EQ(Step(harness), "3:1+1* 1:139+2");  // a token costs no more than 8 rows
+  EXPECT_EQ(Step(harness), "3:2+1* 1:141+1* 2:2+6*");
+}
+
 TEST(Scheduler, DecodesWaitForPrefillsAFewStepsInARow) {
   Harness harness({.max_batch = 4,
                    .chunk_tokens = 8,
@@ -466,6 +490,7 @@ TEST(Scheduler, MisuseThrows) {
   EXPECT_THROW(Scheduler({.max_batch = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.chunk_tokens = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.max_rows_beside_decodes = 0, .num_blocks = 1}), InternalError);
+  EXPECT_THROW(Scheduler({.double_cost_depth = -1, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.max_steps_without_decodes = -1, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.block_size = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.num_blocks = 0}), InternalError);
