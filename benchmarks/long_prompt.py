@@ -26,6 +26,7 @@ from verdicts import page
 
 _QUIET, _BESIDE = "quiet", "beside the prompt"
 _STREAM = 64  # words of a stream's prompt
+_QUIET_OUTPUT = 1024  # tokens of a quiet stream at most
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -34,9 +35,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, help="directory; default: one of bytes")
     parser.add_argument("--prompt", type=int, default=100_000, help="tokens of the long prompt")
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--output", type=int, default=1024, help="tokens of each stream")
+    parser.add_argument("--output", type=int, default=8192,
+                        help="tokens of each stream beside the prompt, which it must outlast")
     parser.add_argument("--delay", type=float, default=2.0, help="seconds until the prompt arrives")
-    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
+    parser.add_argument("--rounds", type=int, default=1, help="medians are shown")
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
     add_recording(parser)
     return parser.parse_args()
@@ -74,8 +76,9 @@ class Bench:
 
     def measure(self, number: int, kind: str) -> dict[str, float]:
         options = self.options
+        output = options.output if kind == _BESIDE else min(options.output, _QUIET_OUTPUT)
         streams = [
-            Request(self._text(_STREAM, 100 * number + index), options.output)
+            Request(self._text(_STREAM, 100 * number + index), output)
             for index in range(options.streams)
         ]
         due = [0.0] * len(streams)
@@ -94,10 +97,12 @@ class Bench:
         if kind == _BESIDE:
             prompt = outcomes.pop()
             begin, end = prompt.sent, prompt.times[0]
+            if min(stream.times[-1] for stream in outcomes) < end:
+                raise RuntimeError("a stream ended before the prompt; give it more --output")
             values = {"prompt_s": end - begin, "prompt_tokens": float(prompt.prompt_tokens or 0)}
         found = gaps(outcomes, begin, end)
         if not found:
-            raise RuntimeError("the streams ended before the prompt came; give them more --output")
+            raise RuntimeError("the streams ended within --delay; give them more --output")
         p50, p99 = (float(each) for each in np.percentile(found, [50, 99]))
         return {**values, "step": p50, "p99": p99, "most": max(found), "gaps": float(len(found))}
 
