@@ -2,7 +2,8 @@
 
 All requests come over HTTP, the long one as text, so that reading and tokenising it count. A step
 is the median gap between chunks of the streams while the prompt is computed: the engine computes a
-part of the prompt in each of its steps, and nobody can have less.
+part of the prompt in each of its steps, and nobody can have less. Newcomers with short prompts come
+after it, and in the quiet run, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from servers import own_server
 from verdicts import page
 
 _QUIET, _BESIDE = "quiet", "beside the prompt"
-_STREAM = 64  # words of a stream's prompt
+_SHORT = 64  # words of the prompt of a stream or newcomer
 _QUIET_OUTPUT = 1024  # tokens of a quiet stream at most
 
 
@@ -37,7 +38,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--output", type=int, default=8192,
                         help="tokens of each stream beside the prompt, which it must outlast")
-    parser.add_argument("--delay", type=float, default=2.0, help="seconds until the prompt arrives")
+    parser.add_argument("--newcomers", type=int, default=4)
+    parser.add_argument("--delay", type=float, default=2.0,
+                        help="seconds until the prompt arrives, and from then to each newcomer")
     parser.add_argument("--rounds", type=int, default=1, help="medians are shown")
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
     add_recording(parser)
@@ -77,30 +80,36 @@ class Bench:
     def measure(self, number: int, kind: str) -> dict[str, float]:
         options = self.options
         output = options.output if kind == _BESIDE else min(options.output, _QUIET_OUTPUT)
-        streams = [
-            Request(self._text(_STREAM, 100 * number + index), output)
-            for index in range(options.streams)
+        num_streams, num_short = options.streams, options.streams + options.newcomers
+        requests = [
+            Request(self._text(_SHORT, 100 * number + index), output if index < num_streams else 1)
+            for index in range(num_short)
         ]
-        due = [0.0] * len(streams)
+        due = [0.0] * num_streams
+        due += [options.delay * (2 + index) for index in range(options.newcomers)]
         if kind == _BESIDE:
-            streams.append(Request(self._text(options.prompt, number), 1))
+            requests.append(Request(self._text(options.prompt, number), 1))
             due.append(options.delay)
-        flags = ["--max-batch-size", str(options.streams + 1)]
+        flags = ["--max-batch-size", str(num_short + 1)]
         flags += ["--session-len", str(options.prompt + options.output)]
         with own_server(f"{self.model}=bench", *flags) as (_, port):
-            outcomes = asyncio.run(self._ask(port, streams, due))
+            outcomes = asyncio.run(self._ask(port, requests, due))
         failed = [each.error for each in outcomes if each.error]
         if failed:
             raise RuntimeError(failed[0])
-        begin, end = options.delay, float("inf")
+        streams, newcomers = outcomes[:num_streams], outcomes[num_streams:num_short]
         values = {}
+        if newcomers:
+            values["newcomer_s"] = max(each.times[0] - each.sent for each in newcomers)
+        begin, end = options.delay, float("inf")
         if kind == _BESIDE:
-            prompt = outcomes.pop()
+            prompt = outcomes[-1]
             begin, end = prompt.sent, prompt.times[0]
-            if min(stream.times[-1] for stream in outcomes) < end:
+            if min(stream.times[-1] for stream in streams) < end:
                 raise RuntimeError("a stream ended before the prompt; give it more --output")
-            values = {"prompt_s": end - begin, "prompt_tokens": float(prompt.prompt_tokens or 0)}
-        found = gaps(outcomes, begin, end)
+            values["prompt_s"] = end - begin
+            values["prompt_tokens"] = float(prompt.prompt_tokens or 0)
+        found = gaps(streams, begin, end)
         if not found:
             raise RuntimeError("the streams ended within --delay; give them more --output")
         p50, p99 = (float(each) for each in np.percentile(found, [50, 99]))

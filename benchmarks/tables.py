@@ -251,13 +251,15 @@ def long_prompt(record: Record) -> list[str]:
                 _median(record, lambda v, of=name: 1e3 * v[of], "{:,.1f}", kind=kind)
                 for name in ("step", "p99", "most")
             ),
+            _median(record, lambda v: v.get("newcomer_s"), "{:,.2f}", kind=kind),
             _median(record, lambda v: v.get("prompt_s"), "{:,.1f}", kind=kind),
         ]
         for kind in keys(record, "kind")
     ]
     streams, prompt = settings["streams"], settings["prompt"]
     title = f"{settings['shape']}, {streams} streams, a prompt of {prompt:,}"
-    return table([title, "gap p50, ms", "p99", "longest", "TTFT of the prompt, s"], rows)
+    heads = ["gap p50, ms", "p99", "longest", "longest TTFT of newcomers, s", "of the prompt, s"]
+    return table([title, *heads], rows)
 
 
 def server_start(record: Record) -> list[str]:

@@ -30,7 +30,8 @@ std::vector<std::shared_ptr<ResultQueue>> CompletionSetImpl::Drain() {
   size_t count_changed = 0;
   for (const CompletionHook* hook = head_; hook != nullptr; hook = hook->next) ++count_changed;
   changed.reserve(count_changed);
-  // Cleared under the lock: a Mark after this drain writes again because the list is empty then.
+  // Cleared under the lock: a Link after this drain asks for a signal because the list is empty
+  // then.
   uint64_t count = 0;
   [[maybe_unused]] ssize_t n = read(fd_, &count, sizeof count);
   while (head_ != nullptr) {
@@ -48,19 +49,23 @@ void CompletionSetImpl::Attach(const std::shared_ptr<ResultQueue>& queue, bool o
   impl->AttachSet(std::static_pointer_cast<CompletionSetImpl>(shared_from_this()), only_end);
 }
 
-void CompletionSetImpl::Mark(CompletionHook& hook) {
+bool CompletionSetImpl::Link(CompletionHook& hook) {
   MutexLock lock(mutex_);
-  if (hook.linked) return;
+  if (hook.linked) return false;
   const bool was_empty = head_ == nullptr;
   hook.linked = true;
   hook.next = nullptr;
   hook.prev = tail_;
   (tail_ != nullptr ? tail_->next : head_) = &hook;
   tail_ = &hook;
-  if (was_empty) {
-    const uint64_t one = 1;
-    [[maybe_unused]] ssize_t n = write(fd_, &one, sizeof one);
-  }
+  return was_empty;
+}
+
+void CompletionSetImpl::Signal() {
+  MutexLock lock(mutex_);
+  if (head_ == nullptr) return;  // drained already
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = write(fd_, &one, sizeof one);
 }
 
 void CompletionSetImpl::Unlink(CompletionHook& hook) {

@@ -31,8 +31,10 @@ class CompletionSetImpl final : public CompletionSet {
   std::vector<std::shared_ptr<ResultQueue>> Drain() override;
   void Attach(const std::shared_ptr<ResultQueue>& queue, bool only_end) override;
 
-  // Links the hook if it is not, and makes fd() readable if the set was empty.
-  void Mark(CompletionHook& hook);
+  // Links the hook if it is not. True: the set was empty, so Signal is to follow.
+  [[nodiscard]] bool Link(CompletionHook& hook);
+  // Makes fd() readable if a changed queue waits.
+  void Signal();
   void Unlink(CompletionHook& hook);
 
  private:
@@ -45,5 +47,9 @@ class CompletionSetImpl final : public CompletionSet {
   CompletionHook* head_ AS_GUARDED_BY(mutex_) = nullptr;
   CompletionHook* tail_ AS_GUARDED_BY(mutex_) = nullptr;
 };
+
+// Sets that changed and are not signalled yet. Whoever signals a set while others of its queues
+// still change wakes a reader for each of them: on busy processors it runs at once.
+using CompletionSets = std::vector<std::shared_ptr<CompletionSetImpl>>;
 
 }  // namespace allspark

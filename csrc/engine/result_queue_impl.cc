@@ -236,6 +236,16 @@ void ResultQueueImpl::AppendRanked(std::span<const int32_t> tokens, const Output
   if (capacity_.logprobs) output_logprobs_ = logprobs;
 }
 
+template <class OnSet>
+void ResultQueueImpl::AnnounceLocked(const OnSet& on_set) {
+  if (num_waiters_ > 0) changed_.notify_all();
+  if (engine_set_->Link(engine_hook_)) on_set(engine_set_);
+  const bool has_news = !attached_only_end_ || IsTerminal(status_);
+  if (attached_set_ != nullptr && has_news && attached_set_->Link(attached_hook_)) {
+    on_set(attached_set_);
+  }
+}
+
 void ResultQueueImpl::Finish(FinishReason reason, const std::string& error, int64_t now_us) {
   MutexLock lock(mutex_);
   if (IsTerminal(status_)) return;
@@ -252,20 +262,13 @@ void ResultQueueImpl::Finish(FinishReason reason, const std::string& error, int6
   reason_ = reason;
   error_ = ErrorText("", error);
   finished_us_ = now_us;
-  AnnounceLocked();
+  AnnounceLocked([](const std::shared_ptr<CompletionSetImpl>& set) { set->Signal(); });
 }
 
-void ResultQueueImpl::Announce() {
+void ResultQueueImpl::Announce(CompletionSets& unsignalled) {
   MutexLock lock(mutex_);
-  AnnounceLocked();
-}
-
-void ResultQueueImpl::AnnounceLocked() {
-  if (num_waiters_ > 0) changed_.notify_all();
-  engine_set_->Mark(engine_hook_);
-  if (attached_set_ != nullptr && (!attached_only_end_ || IsTerminal(status_))) {
-    attached_set_->Mark(attached_hook_);
-  }
+  AnnounceLocked(
+      [&](const std::shared_ptr<CompletionSetImpl>& set) { unsignalled.push_back(set); });
 }
 
 bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
@@ -290,7 +293,9 @@ void ResultQueueImpl::AttachSet(std::shared_ptr<CompletionSetImpl> set, bool onl
   attached_set_ = std::move(set);
   attached_only_end_ = only_end;
   const bool has_news = only_end ? IsTerminal(status_) : Readable();
-  if (attached_set_ != nullptr && has_news) attached_set_->Mark(attached_hook_);
+  if (attached_set_ != nullptr && has_news && attached_set_->Link(attached_hook_)) {
+    attached_set_->Signal();
+  }
 }
 
 }  // namespace allspark

@@ -49,8 +49,8 @@ class ResultQueueImpl final : public ResultQueue,
   std::optional<GeneratedElements> Get(int64_t timeout_ms) override;
   std::optional<GeneratedElements> GetNoWait() override;
 
-  // For the step thread. Announce() wakes readers and signals the completion sets; Finish includes
-  // it.
+  // For the step thread. Announce wakes those who wait for this queue, and adds the completion sets
+  // whose readers are to be woken to `unsignalled`; Finish does it and signals them.
   // A chunk of the prompt is about to be computed, after num_cached tokens that the prefix cache
   // had. num_on_host: how many of these had their blocks in the host's memory.
   void OnScheduled(int64_t now_us, int64_t num_cached, int64_t num_on_host);
@@ -63,7 +63,7 @@ class ResultQueueImpl final : public ResultQueue,
                     int64_t now_us);
   void OnDrafts(int64_t drafted, int64_t accepted);
   void Finish(FinishReason reason, const std::string& error, int64_t now_us);
-  void Announce();
+  void Announce(CompletionSets& unsignalled);
 
   // Blocks until terminal; false on timeout. timeout_ms < 0 waits for ever.
   // In a fork: at once.
@@ -80,7 +80,9 @@ class ResultQueueImpl final : public ResultQueue,
   std::optional<GeneratedElements> TakeLocked() AS_REQUIRES(mutex_);
   std::vector<std::vector<std::pair<int64_t, float>>> TopLocked(const OutputLogprobs& logprobs,
                                                                 size_t begin) const;
-  void AnnounceLocked() AS_REQUIRES(mutex_);
+  // Calls on_set(set) for each set that is to be signalled.
+  template <class OnSet>
+  void AnnounceLocked(const OnSet& on_set) AS_REQUIRES(mutex_);
 
   // Constant after construction.
   const HomeProcess home_;

@@ -18,6 +18,8 @@ namespace {
 // quarter as long for the prompts of others, whose tokens cost no more (benchmarks/notes.md).
 constexpr int64_t kBalancedShare = 4;
 constexpr int64_t kSmoothShare = 16;
+// A prompt is long from so many chunks on.
+constexpr int64_t kLongPrefillChunks = 8;
 // With kFirstToken, how many steps in a row decodes may wait.
 constexpr int64_t kMostStepsWithoutDecodes = 8;
 // How long the thread waits for a mask before it looks for mail, if it has nothing else to compute.
@@ -50,6 +52,7 @@ SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
       .chunk_tokens = sizes.chunk_tokens,
       .max_rows_beside_decodes = RowsBesideDecodes(config.prefill_policy, sizes.chunk_tokens),
       .double_cost_depth = BoundsGaps(config.prefill_policy) ? sizes.double_cost_depth : 0,
+      .long_prefill_tokens = kLongPrefillChunks * sizes.chunk_tokens,
       .max_steps_without_decodes =
           config.prefill_policy == PrefillPolicy::kFirstToken ? kMostStepsWithoutDecodes : 0,
       .block_size = config.block_size,
@@ -77,6 +80,7 @@ StepLoop::StepLoop(Context context)
   const auto max_batch = static_cast<size_t>(model_.config.engine_max_batch);
   drafting_.reserve(max_batch);
   changed_.reserve(max_batch);
+  unsignalled_.reserve(2 * max_batch);  // the engine's and an attached one
   ended_.reserve(max_batch);
 }
 
@@ -269,8 +273,10 @@ void StepLoop::SampleAndAppend(StepRecord& step) {
     batch_.DropEnded();
   }
   step.sampled_us = SteadyNowUs();
-  // All tokens are in their queues before the first reader wakes: one signal a step.
-  for (Request* request : changed_) request->queue->Announce();
+  // All tokens are in their queues, and all queues in their sets, before the first reader wakes.
+  for (Request* request : changed_) request->queue->Announce(unsignalled_);
+  for (const auto& set : unsignalled_) set->Signal();
+  unsignalled_.clear();
 }
 
 bool StepLoop::AppendSampled(Request* request, const SamplingRow& row, int64_t now_us) {

@@ -103,7 +103,8 @@ class StepLoop {
   StepBatch batch_;
   StepReporter reporter_;
   std::vector<Request*> drafting_;  // those of one drafter
-  std::vector<Request*> changed_;   // those that got tokens in this step and have not ended
+  CompletionSets unsignalled_;
+  std::vector<Request*> changed_;  // those that got tokens in this step and have not ended
   // Requests that ended within the running step, kept until it is over: its plan points at them.
   std::vector<std::shared_ptr<Request>> ended_;
   bool in_step_ = false;

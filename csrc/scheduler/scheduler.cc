@@ -18,6 +18,8 @@ const SchedulerConfig& Checked(const SchedulerConfig& config) {
       << "max_rows_beside_decodes is " << config.max_rows_beside_decodes << ", less than 1";
   AS_CHECK(config.double_cost_depth >= 0)
       << "double_cost_depth is " << config.double_cost_depth << ", less than 0";
+  AS_CHECK(config.long_prefill_tokens >= 1)
+      << "long_prefill_tokens is " << config.long_prefill_tokens << ", less than 1";
   AS_CHECK(config.max_steps_without_decodes >= 0)
       << "max_steps_without_decodes is " << config.max_steps_without_decodes << ", less than 0";
   AS_CHECK(config.block_size >= 1) << "block_size is " << config.block_size << ", less than 1";
@@ -285,6 +287,18 @@ void Scheduler::PlanPrefill() {
     budget = std::min(budget, std::max(rows - num_decodes, CeilDiv(rows, 2)));
   }
   bool admitting = true;
+  // The first long one keeps half of the budget; another has what nobody behind it needs.
+  bool has_long = false;
+  const auto plan = [&](ScheduledSequence* next) {
+    int64_t share = budget;
+    if (IsLong(*next)) {
+      share -= std::min(WantedBehind(*next, admitting), has_long ? budget : budget / 2);
+      has_long = true;
+    }
+    const int64_t cost = share > 0 ? PlanChunks(next, share) : 0;
+    budget -= cost;
+    return cost;
+  };
   ScheduledSequence* sequence = running_.head;
   while (budget > 0) {
     while (sequence != nullptr && (sequence->held || sequence->decodes())) {
@@ -296,11 +310,10 @@ void Scheduler::PlanPrefill() {
       admitting = CanAdmit(*candidate);
       if (admitting) {
         Admit(candidate);
-        budget -= PlanChunks(candidate, budget);
+        plan(candidate);
       }
     } else if (sequence != nullptr) {
-      const int64_t cost = PlanChunks(sequence, budget);
-      budget -= cost;
+      const int64_t cost = plan(sequence);
       if (cost == 0 && sequence->next_beam != nullptr && running_.size == 1) {
         // The whole pool is too small for these beams; it always holds one sequence.
         MakeRoom(sequence);
@@ -313,6 +326,24 @@ void Scheduler::PlanPrefill() {
       break;
     }
   }
+}
+
+bool Scheduler::IsLong(const ScheduledSequence& sequence) const {
+  return Remaining(sequence) > config_.long_prefill_tokens;
+}
+
+// Tokens that prefills behind a running one need, long ones apart: of those that run, and of the
+// next that can be admitted.
+int64_t Scheduler::WantedBehind(const ScheduledSequence& sequence, bool admitting) const {
+  int64_t wanted = 0;
+  for (const auto* s = sequence.next; s != nullptr; s = s->next) {
+    if (!s->held && !s->decodes() && !IsLong(*s)) wanted += Remaining(*s);
+  }
+  const ScheduledSequence* const candidate = waiting_.head;
+  if (admitting && candidate != nullptr && !IsLong(*candidate) && CanAdmit(*candidate)) {
+    wanted += Remaining(*candidate);
+  }
+  return wanted;
 }
 
 // Extends the planned decodes by drafts that are worth their rows, as far as there are blocks that

@@ -5,11 +5,12 @@
 //
 // Policy. Every running sequence that has only its newest token to compute (a decode) is in every
 // step. Apart from those, the step's prefill budget (chunk_tokens) goes to sequences with more to
-// compute, in order of (priority, arrival). When blocks run out, the youngest sequence of the
-// lowest priority gives back its blocks and waits again, at its old place in the queue; its tokens,
-// generated ones included, are recomputed later. If the config says so, it leaves the scheduler
-// instead. Full blocks are found again by their contents: by the next request with the same prefix,
-// and by a preempted sequence (kv_cache/prefix_cache.h).
+// compute, in order of (priority, arrival); a very long one leaves part of it to others. When
+// blocks run out, the youngest sequence of the lowest priority gives back its blocks and waits
+// again, at its old place in the queue; its tokens, generated ones included, are recomputed later.
+// If the config says so, it leaves the scheduler instead. Full blocks are found again by their
+// contents: by the next request with the same prefix, and by a preempted sequence
+// (kv_cache/prefix_cache.h).
 #pragma once
 
 #include <cstdint>
@@ -97,6 +98,9 @@ struct SchedulerConfig {
   // There, a prefill token counts for more rows the further it is into its sequence, since its
   // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. 0: for one.
   int64_t double_cost_depth = 0;
+  // A prefill with more tokens left leaves shorter ones behind it what they need, up to half of a
+  // step's budget: they do not wait for its end.
+  int64_t long_prefill_tokens = kNoTokenLimit;
   // How many steps in a row decodes may wait for prefills: such a step prefills alone.
   int64_t max_steps_without_decodes = 0;
   int64_t block_size = 32;
@@ -204,6 +208,8 @@ class Scheduler {
   bool PlanDecode(ScheduledSequence* sequence);
   void PlanPrefill();
   void PlanDrafts();
+  bool IsLong(const ScheduledSequence& sequence) const;
+  int64_t WantedBehind(const ScheduledSequence& sequence, bool admitting) const;
   int64_t PlanChunks(ScheduledSequence* sequence, int64_t budget);
   int64_t PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget);
   int64_t Slack() const;

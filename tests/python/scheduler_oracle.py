@@ -163,6 +163,7 @@ class Model:
     rows_beside_decodes: int
     steps_without_decodes: int
     double_cost_depth: int
+    long_prefill: int
     pool: Pool
     interrupts: bool = False
     waiting: list[Sequence] = field(default_factory=list)
@@ -175,6 +176,7 @@ class Model:
     committed: bool = True
     decodes_wait: bool = False
     beside_decodes: bool = False
+    has_long: bool = False
     steps_waited: int = 0
 
     def add(self, name: int, priority: int, max_length: int, ids: list[int]) -> None:
@@ -256,6 +258,7 @@ class Model:
     def plan_prefills(self) -> None:
         budget = self.chunk
         self.beside_decodes = bool(self.plan)
+        self.has_long = False
         if self.plan:
             half = -(-self.rows_beside_decodes // 2)
             budget = min(budget, max(self.rows_beside_decodes - len(self.plan), half))
@@ -272,8 +275,21 @@ class Model:
                 s = prefills[0]
             else:
                 break
-            budget -= self.plan_prefill(s, budget)
+            if share := self.share(s, budget):
+                budget -= self.plan_prefill(s, share)
             served.append(s)
+
+    def share(self, s: Sequence, budget: int) -> int:
+        """A long prefill leaves shorter ones behind it what they need: the first of them up to half
+        of the budget, others all."""
+        if s.left <= self.long_prefill:
+            return budget
+        behind = [r for r in self.running if r.rank > s.rank and r.left != 1]
+        behind += [r for r in self.waiting[:1] if self.may_admit(r)]
+        wanted = sum(r.left for r in behind if r.left <= self.long_prefill)
+        most = budget if self.has_long else budget // 2
+        self.has_long = True
+        return budget - min(wanted, most)
 
     def token_cost(self, depth: int) -> Fraction:
         """The rows for which a prefill token counts: more the longer its attention takes."""
@@ -350,6 +366,7 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
                 values["rows_beside_decodes"],
                 values["steps_without_decodes"],
                 values["double_cost_depth"],
+                values["long_prefill"],
                 pool,
                 bool(values["interrupts"]),
             )

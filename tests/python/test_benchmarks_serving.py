@@ -39,11 +39,13 @@ def test_the_start_of_the_server_is_measured(tmp_path: Path) -> None:
 
 
 def test_streams_are_measured_beside_a_long_prompt(tmp_path: Path) -> None:
-    sizes = ["--shape", "260K", "--prompt", 3000, "--output", 1500, "--streams", 2, "--delay", 0.1]
+    sizes = ["--shape", "260K", "--prompt", 1000, "--output", 4000, "--streams", 2, "--delay", 0.1]
+    sizes += ["--newcomers", 1]
     printed, found = run_script(tmp_path, "long_prompt", *sizes)
     quiet, beside = (each["values"] for each in found)
-    assert 0.9 * 3000 <= beside["prompt_tokens"] <= 3000 and "prompt_s" not in quiet
+    assert 0.9 * 1000 <= beside["prompt_tokens"] <= 1000 and "prompt_s" not in quiet
     assert 0 < beside["step"] <= beside["p99"] <= beside["most"]
+    assert 0 < quiet["newcomer_s"] and 0 < beside["newcomer_s"]
     bar = r"\| p99 gap, steps more than quiet \| at most 2 \| -?[\d.]+ \| (met|\*\*open\*\*) \|"
     assert re.search(bar, printed), printed
 

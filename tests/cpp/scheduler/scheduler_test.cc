@@ -173,6 +173,45 @@ TEST(Scheduler, ChunksBesideDecodesAreSmallerTheFurtherTheyAreIntoThePrompt) {
   EXPECT_EQ(Step(harness), "3:2+1* 1:141+1* 2:2+6*");
 }
 
+TEST(Scheduler, ALongPromptLeavesHalfOfTheBudgetToShorterOnes) {
+  Harness harness({.max_batch = 8,
+                   .chunk_tokens = 8,
+                   .long_prefill_tokens = 20,
+                   .block_size = 4,
+                   .num_blocks = 64});
+  harness.Add(0, 60, 64);
+  EXPECT_EQ(Step(harness), "0:0+8");  // nobody else is there
+  harness.Add(0, 6, 40);
+  EXPECT_EQ(Step(harness), "0:8+4 1:0+4");
+  harness.Add(0, 3, 40);
+  // Of those that wait, the first counts.
+  EXPECT_EQ(Step(harness), "0:12+4 1:4+2* 2:0+2");
+  harness.Add(0, 50, 64);  // another long one
+  EXPECT_EQ(Step(harness), "1:6+1* 2:2+1* 0:16+8");
+  EXPECT_EQ(Step(harness), "1:7+1* 2:3+1* 0:24+8");
+  EXPECT_EQ(Step(harness), "1:8+1* 2:4+1* 0:32+8");
+  harness.Remove(harness.sequences()[2].get());
+  harness.Remove(harness.sequences()[1].get());
+  EXPECT_EQ(Step(harness), "0:40+8");  // no longer a long one
+  EXPECT_EQ(Step(harness), "0:48+8");
+  EXPECT_EQ(Step(harness), "0:56+4* 3:0+4");
+}
+
+TEST(Scheduler, ASecondLongPromptLeavesAllThatShorterOnesNeed) {
+  Harness harness({.max_batch = 8,
+                   .chunk_tokens = 8,
+                   .long_prefill_tokens = 20,
+                   .block_size = 4,
+                   .num_blocks = 64});
+  harness.Add(0, 40, 64);
+  EXPECT_EQ(Step(harness), "0:0+8");
+  harness.Add(1, 40, 64);
+  harness.Add(0, 9, 40);
+  EXPECT_EQ(Step(harness), "1:0+4 2:0+4");
+  EXPECT_EQ(Step(harness), "1:4+4 2:4+4");
+  EXPECT_EQ(Step(harness), "2:8+1* 1:8+8");
+}
+
 TEST(Scheduler, DecodesWaitForPrefillsAFewStepsInARow) {
   Harness harness({.max_batch = 4,
                    .chunk_tokens = 8,
@@ -491,6 +530,7 @@ TEST(Scheduler, MisuseThrows) {
   EXPECT_THROW(Scheduler({.chunk_tokens = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.max_rows_beside_decodes = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.double_cost_depth = -1, .num_blocks = 1}), InternalError);
+  EXPECT_THROW(Scheduler({.long_prefill_tokens = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.max_steps_without_decodes = -1, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.block_size = 0, .num_blocks = 1}), InternalError);
   EXPECT_THROW(Scheduler({.num_blocks = 0}), InternalError);

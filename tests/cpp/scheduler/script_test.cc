@@ -103,6 +103,7 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
   const int64_t prompt_share = random.Range(1, 4);
   if (seed % 3 == 0) config.max_steps_without_decodes = 1 + static_cast<int64_t>(seed / 3 % 4);
   if (seed % 2 == 0) config.double_cost_depth = 1 + static_cast<int64_t>(seed / 2 % 8);
+  if (seed % 5 < 2) config.long_prefill_tokens = 1 + static_cast<int64_t>(seed / 5 % 12);
   config.interrupts = interrupts;
   config.enable_prefix_cache = cache;
   if (cache) config.prefix_cache_ttl_us = random.OneIn(3) ? random.Range(0, 9) : 1000000;
@@ -110,9 +111,10 @@ std::string RunScript(uint64_t seed, std::ostream* trace, Totals& totals, bool c
     *trace << "script " << seed << " max_batch " << config.max_batch << " chunk "
            << config.chunk_tokens << " rows_beside_decodes " << config.max_rows_beside_decodes
            << " steps_without_decodes " << config.max_steps_without_decodes << " double_cost_depth "
-           << config.double_cost_depth << " block " << config.block_size << " blocks "
-           << config.num_blocks << " cache " << (cache ? 1 : 0) << " ttl "
-           << config.prefix_cache_ttl_us << " interrupts " << (interrupts ? 1 : 0) << "\n";
+           << config.double_cost_depth << " long_prefill " << config.long_prefill_tokens
+           << " block " << config.block_size << " blocks " << config.num_blocks << " cache "
+           << (cache ? 1 : 0) << " ttl " << config.prefix_cache_ttl_us << " interrupts "
+           << (interrupts ? 1 : 0) << "\n";
   }
   if (drafts) config.max_draft_rows = random.Range(1, 12);
   Harness harness(config, trace);
