@@ -39,7 +39,7 @@ def test_the_start_of_the_server_is_measured(tmp_path: Path) -> None:
 
 
 def test_streams_are_measured_beside_a_long_prompt(tmp_path: Path) -> None:
-    sizes = ["--shape", "260K", "--prompt", 1000, "--output", 4000, "--streams", 2, "--delay", 0.1]
+    sizes = ["--shape", "260K", "--prompt", 1000, "--output", 9999, "--streams", 2, "--delay", 0.02]
     sizes += ["--newcomers", 1]
     printed, found = run_script(tmp_path, "long_prompt", *sizes)
     quiet, beside = (each["values"] for each in found)
