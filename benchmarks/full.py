@@ -38,7 +38,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "server_start": ["server_start.py", *rounds],
         "batch": ["batch.py", *rounds],
         "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "16"],
-        "long_prompt": ["long_prompt.py", "--rounds", "1", *tokenizer],
+        "long_prompt": ["long_prompt.py", *tokenizer],
         "conversion": ["conversion.py"],
         "choices": ["choices.py", *rounds],
         "moe": ["moe.py", *rounds],

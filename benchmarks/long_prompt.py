@@ -38,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--output", type=int, default=8192,
                         help="tokens of each stream beside the prompt, which it must outlast")
-    parser.add_argument("--newcomers", type=int, default=4)
+    parser.add_argument("--newcomers", type=int, default=4, help="with short prompts")
     parser.add_argument("--delay", type=float, default=2.0,
                         help="seconds until the prompt arrives, and from then to each newcomer")
     parser.add_argument("--rounds", type=int, default=1, help="medians are shown")

@@ -18,17 +18,12 @@ namespace {
 // quarter as long for the prompts of others, whose tokens cost no more (benchmarks/notes.md).
 constexpr int64_t kBalancedShare = 4;
 constexpr int64_t kSmoothShare = 16;
-// A prompt is long from so many chunks on.
+// A prompt is long with more than so many chunks left.
 constexpr int64_t kLongPrefillChunks = 8;
 // With kFirstToken, how many steps in a row decodes may wait.
 constexpr int64_t kMostStepsWithoutDecodes = 8;
 // How long the thread waits for a mask before it looks for mail, if it has nothing else to compute.
 constexpr int64_t kMaskSliceUs = 1000;
-
-// Whether steps with decodes have less than a whole chunk of prefill.
-bool BoundsGaps(PrefillPolicy policy) {
-  return policy == PrefillPolicy::kBalanced || policy == PrefillPolicy::kSmooth;
-}
 
 // The rows of decodes and prefill in a step that has both.
 int64_t RowsBesideDecodes(PrefillPolicy policy, int64_t chunk_tokens) {
@@ -47,11 +42,13 @@ int64_t RowsBesideDecodes(PrefillPolicy policy, int64_t chunk_tokens) {
 SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
   const RuntimeConfig& config = model.config;
   const ModelSizes& sizes = model.sizes;
+  const int64_t rows = RowsBesideDecodes(config.prefill_policy, sizes.chunk_tokens);
+  const bool bounds_gaps = rows <= sizes.chunk_tokens;
   return {
       .max_batch = config.engine_max_batch,
       .chunk_tokens = sizes.chunk_tokens,
-      .max_rows_beside_decodes = RowsBesideDecodes(config.prefill_policy, sizes.chunk_tokens),
-      .double_cost_depth = BoundsGaps(config.prefill_policy) ? sizes.double_cost_depth : 0,
+      .max_rows_beside_decodes = rows,
+      .double_cost_depth = bounds_gaps ? sizes.double_cost_depth : 0,
       .long_prefill_tokens = kLongPrefillChunks * sizes.chunk_tokens,
       .max_steps_without_decodes =
           config.prefill_policy == PrefillPolicy::kFirstToken ? kMostStepsWithoutDecodes : 0,

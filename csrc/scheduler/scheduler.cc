@@ -292,7 +292,7 @@ void Scheduler::PlanPrefill() {
   const auto plan = [&](ScheduledSequence* next) {
     int64_t share = budget;
     if (IsLong(*next)) {
-      share -= std::min(WantedBehind(*next, admitting), has_long ? budget : budget / 2);
+      share -= WantedBehind(*next, has_long ? budget : budget / 2, admitting);
       has_long = true;
     }
     const int64_t cost = share > 0 ? PlanChunks(next, share) : 0;
@@ -332,18 +332,18 @@ bool Scheduler::IsLong(const ScheduledSequence& sequence) const {
   return Remaining(sequence) > config_.long_prefill_tokens;
 }
 
-// Tokens that prefills behind a running one need, long ones apart: of those that run, and of the
-// next that can be admitted.
-int64_t Scheduler::WantedBehind(const ScheduledSequence& sequence, bool admitting) const {
+// Tokens that prefills behind a running one need, up to `most`, long ones apart: of those that run,
+// and of the next that can be admitted.
+int64_t Scheduler::WantedBehind(const ScheduledSequence& sequence, int64_t most,
+                                bool admitting) const {
   int64_t wanted = 0;
-  for (const auto* s = sequence.next; s != nullptr; s = s->next) {
+  for (const auto* s = sequence.next; s != nullptr && wanted < most; s = s->next) {
     if (!s->held && !s->decodes() && !IsLong(*s)) wanted += Remaining(*s);
   }
   const ScheduledSequence* const candidate = waiting_.head;
-  if (admitting && candidate != nullptr && !IsLong(*candidate) && CanAdmit(*candidate)) {
-    wanted += Remaining(*candidate);
-  }
-  return wanted;
+  const bool waits = wanted < most && admitting && candidate != nullptr && !IsLong(*candidate);
+  if (waits && CanAdmit(*candidate)) wanted += Remaining(*candidate);
+  return std::min(wanted, most);
 }
 
 // Extends the planned decodes by drafts that are worth their rows, as far as there are blocks that
@@ -394,9 +394,8 @@ int64_t Scheduler::PlanChunks(ScheduledSequence* sequence, int64_t budget) {
 }
 
 // Plans tokens of a beam's prefill that cost up to `budget`, at least one, and returns their cost,
-// at most `budget`. They are fewer where blocks are
-// short. If none is free and its own have no room, the sequences behind it are preempted; the last
-// of the list waits instead, and keeps its blocks.
+// at most `budget`: fewer where blocks are short. If none is free and its own have no room, the
+// sequences behind it are preempted; the last of the list waits instead, and keeps its blocks.
 int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget) {
   const int64_t begin = TakeCached(beam);
   // A token costs token / unit rows.

@@ -23,7 +23,7 @@
 
 namespace allspark {
 
-// So a prefill has at least an eighth of its rows as tokens, whatever their depth.
+// The most rows for which a prefill token counts (SchedulerConfig::double_cost_depth).
 inline constexpr int64_t kMostTokenCost = 8;
 
 inline constexpr int64_t kNoTokenLimit = std::numeric_limits<int64_t>::max();
@@ -96,7 +96,8 @@ struct SchedulerConfig {
   // leave of these rows, and at least half of them.
   int64_t max_rows_beside_decodes = 512;
   // There, a prefill token counts for more rows the further it is into its sequence, since its
-  // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. 0: for one.
+  // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. 0: each
+  // counts for one.
   int64_t double_cost_depth = 0;
   // A prefill with more tokens left leaves shorter ones behind it what they need, up to half of a
   // step's budget: they do not wait for its end.
@@ -209,7 +210,7 @@ class Scheduler {
   void PlanPrefill();
   void PlanDrafts();
   bool IsLong(const ScheduledSequence& sequence) const;
-  int64_t WantedBehind(const ScheduledSequence& sequence, bool admitting) const;
+  int64_t WantedBehind(const ScheduledSequence& sequence, int64_t most, bool admitting) const;
   int64_t PlanChunks(ScheduledSequence* sequence, int64_t budget);
   int64_t PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget);
   int64_t Slack() const;

@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <xxhash.h>
 
 #include <condition_variable>
@@ -42,6 +43,12 @@ inline const bool kOnSim = [] {
 }();
 
 using Ids = std::vector<int64_t>;
+
+// Whether a CompletionSet's fd() is.
+inline bool Readable(int fd) {
+  pollfd p{.fd = fd, .events = POLLIN, .revents = 0};
+  return poll(&p, 1, 0) == 1;
+}
 
 inline constexpr CacheMode kCacheModes[] = {CacheMode::kDefault, CacheMode::kQuantI8,
                                             CacheMode::kQuantU4, CacheMode::kQuantK8V4};

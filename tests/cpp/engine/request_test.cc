@@ -443,11 +443,6 @@ TEST_F(EngineTest, SampledTokensDependOnSeedAlone) {
   EXPECT_NE(Run({1, 2, 3}, config), Run({1, 2, 3}, config));
 }
 
-bool Readable(int fd) {
-  pollfd p{.fd = fd, .events = POLLIN, .revents = 0};
-  return poll(&p, 1, 0) == 1;
-}
-
 TEST_F(EngineTest, TheCompletionSetNamesEveryChangedQueueOnce) {
   InstallAndStart(SmallConfig());
   const auto& completions = engine_->completions();
