@@ -80,6 +80,27 @@ class Contestant:
         return self.engine.precisions[self.precision_name]
 
 
+def checkpoint_of(shape: str, work_dir: Path) -> Path:
+    return ensure_checkpoint(shape, work_dir / shape / "checkpoint")
+
+
+def model_of(contestant: Contestant, shape: str, work_dir: Path) -> Path:
+    """The folder of an engine's model."""
+    return work_dir / shape / contestant.label.replace(" ", "-")
+
+
+def prepared(contestant: Contestant, shape: str, work_dir: Path) -> Path:
+    """The same, with the model in it. A peer's is converted once: its version is pinned, while ours
+    may have changed since."""
+    model = model_of(contestant, shape, work_dir)
+    stamp = model / "prepared"
+    if contestant.engine.is_ours or not stamp.is_file():
+        checkpoint = checkpoint_of(shape, work_dir)
+        contestant.engine.prepare(checkpoint, contestant.precision_name, model)
+        stamp.touch()
+    return model
+
+
 @dataclass(frozen=True)
 class Row:
     """One workload on one shape, measured on all engines one after the other."""
@@ -149,30 +170,20 @@ class Bench:
         return contestants
 
     def _convert(self, shape: str, contestant: Contestant) -> bool:
-        model = self._model_dir(shape, contestant)
-        stamp = model / "prepared"
-        # Our version may have changed since; the versions of the others are pinned.
-        if stamp.is_file() and not contestant.engine.is_ours:
-            return True
         say(f"converting {shape} for {contestant.label}")
         try:
-            contestant.engine.prepare(self._checkpoint(shape), contestant.precision_name, model)
+            prepared(contestant, shape, self.options.work_dir)
         except EngineError as error:
             self._skip(f"{shape}, {contestant.label}: {error}")
             return False
-        stamp.touch()
         return True
 
     def _skip(self, reason: str) -> None:
         say(f"LEFT OUT: {reason}")
         self._skipped.append(reason)
 
-    def _checkpoint(self, shape: str) -> Path:
-        return ensure_checkpoint(shape, self.options.work_dir / shape / "checkpoint")
-
     def _model_dir(self, shape: str, contestant: Contestant) -> Path:
-        directory: Path = self.options.work_dir / shape
-        return directory / contestant.label.replace(" ", "-")
+        return model_of(contestant, shape, self.options.work_dir)
 
     def _begin(self) -> record.Record:
         """The record to write to: a new one, or the one to resume."""
@@ -397,7 +408,9 @@ class Bench:
         if task == "convert":
             engine, model = contestant.engine, self._model_dir(shape, contestant)
             assert isinstance(engine, Allspark)
-            job = engine.convert_job(self._checkpoint(shape), contestant.precision_name, model)
+            job = engine.convert_job(
+                checkpoint_of(shape, self.options.work_dir), contestant.precision_name, model
+            )
             return {"values": self._ask(contestant, job)}
         if task == "start":
             job = self._job(shape, contestant, "start", {})

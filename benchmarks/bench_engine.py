@@ -71,13 +71,13 @@ class Recorder:
         number: int,
         of: Mapping[str, Any],
         function: Callable[[], Mapping[str, float]],
-        in_process: bool = True,
+        begin_others: Callable[[], machine.Others] = lambda: machine.Others(in_process=True),
     ) -> None:
         """Calls the function until no other process disturbed it, and keeps what it returns. Round
-        0 is a warm-up and is not kept."""
+        0 is a warm-up and is not kept. `begin_others`: begins to watch other processes."""
         measurement = {"round": number, "of": dict(of)}
         for _ in range(self._options.retries + 1 if number else 1):
-            others = machine.Others(in_process)
+            others = begin_others()
             values = function()
             share = others.share()
             if share <= self._options.most_others:

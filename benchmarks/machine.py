@@ -99,9 +99,13 @@ def exclusive(path: Path | None) -> Iterator[None]:
 
 class Others:
     """How much of the machine other processes take during a measurement: all but this process's
-    children and, if `in_process`, this process itself."""
+    children that end and, if `in_process`, this process itself. `cpu_seconds`: of one that stays
+    and is none of the others, its processor time so far."""
 
-    def __init__(self, in_process: bool = False) -> None:
+    def __init__(
+        self, in_process: bool = False, cpu_seconds: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._cpu_seconds = cpu_seconds
         self._users = [resource.RUSAGE_CHILDREN]
         if in_process:
             self._users.append(resource.RUSAGE_SELF)
@@ -112,7 +116,8 @@ class Others:
         user, nice, system, _, _, irq, soft_irq, steal = map(int, fields)
         busy = (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
         own = [resource.getrusage(user) for user in self._users]
-        return time.monotonic(), busy, sum(each.ru_utime + each.ru_stime for each in own)
+        own_s = sum(each.ru_utime + each.ru_stime for each in own)
+        return time.monotonic(), busy, own_s + self._cpu_seconds()
 
     def share(self) -> float:
         """The share of all cores since the start; call it when the children have ended."""

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import bench
 from bench import ENGINES
-from checkpoints import SHAPES, ensure_checkpoint
+from checkpoints import SHAPES
 from metrics import from_times
 from peers.base import Engine
 from workloads import make_workload
@@ -40,23 +41,19 @@ def busy_loop() -> Iterator[None]:
 class Contestant:
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.name = name
-        engine, _, self.precision = name.partition("/")
+        engine, _, precision = name.partition("/")
         self.engine: Engine = ENGINES[engine](options.work_dir / "peers" / engine)
         self.engine.install()
-        folder = options.work_dir / options.shape
-        self.model = folder / name.replace("/", "-")
-        if self.engine.is_ours or not (self.model / "prepared").is_file():
-            checkpoint = ensure_checkpoint(options.shape, folder / "checkpoint")
-            self.engine.prepare(checkpoint, self.precision, self.model)
-            (self.model / "prepared").touch()
+        contestant = bench.Contestant(self.engine, precision)
+        model = bench.prepared(contestant, options.shape, options.work_dir)
         vocab_size = SHAPES[options.shape].vocab_size
         self.work = make_workload("single", vocab_size, options.divisor)
         self.job = {
             "task": "requests",
-            "model": str(self.model),
+            "model": str(model),
             "threads": options.threads,
             "chunk": 0,
-            "cache_mode": self.engine.precisions[self.precision].cache_mode,
+            "cache_mode": contestant.precision.cache_mode,
             "max_batch": 1,
             "max_length": self.work.max_length,
             "waves": [[vars(request) for request in wave] for wave in self.work.waves],

@@ -13,11 +13,12 @@ import os
 
 import tables
 from allspark.pipeline.engine_config import PREFILL_POLICIES
-from bench import ENGINES
+from bench import Contestant, prepared
 from bench_engine import Recorder, make_parser
-from checkpoints import SHAPES, ensure_checkpoint
+from checkpoints import SHAPES
 from measure import MODEL, Running
 from metrics import from_timelines
+from ours import Allspark
 from peers.worker import measure
 from workloads import FIRST_ID, Workload, make_workload
 
@@ -38,16 +39,12 @@ class Bench:
             make_workload(name, shape.vocab_size, options.divisor)
             for name in options.workloads.split(",")
         ]
-        ours = ENGINES["allspark"](options.work_dir / "peers" / "allspark")
-        folder = options.work_dir / options.shape
-        model = folder / f"allspark-{options.precision}"
-        ours.prepare(ensure_checkpoint(options.shape, folder / "checkpoint"), options.precision,
-                     model)  # fmt: skip
+        ours = Contestant(Allspark(options.work_dir / "peers" / Allspark.name), options.precision)
         self._job = {
-            "model": str(model),
+            "model": str(prepared(ours, options.shape, options.work_dir)),
             "threads": options.threads or len(os.sched_getaffinity(0)),
             "chunk": 0,
-            "cache_mode": ours.precisions[options.precision].cache_mode,
+            "cache_mode": ours.precision.cache_mode,
             "max_batch": max(work.max_batch for work in self.workloads),
             "max_length": max(work.max_length for work in self.workloads),
         }

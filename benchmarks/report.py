@@ -134,6 +134,19 @@ class Result:
         found = [each.get("values", {}) for each in self.measurements(shape, label, workload)]
         return [values[name] for values in found if name in values]
 
+    def pairs(self, shape: str, labels: tuple[str, str], metric: str) -> list[tuple[float, float]]:
+        """The values of two engines, of the rounds that have both."""
+        workload, _, name = metric.partition(".")
+        own, other = (
+            {
+                each["round"]: each["values"][name]
+                for each in self.measurements(shape, label, workload)
+                if name in each.get("values", {})
+            }
+            for label in labels
+        )
+        return [(own[number], other[number]) for number in own if number in other]
+
     def median(self, shape: str, label: str, metric: str) -> float | None:
         values = self.values(shape, label, metric)
         return statistics.median(values) if values else None
@@ -294,6 +307,10 @@ def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
     if bar.against == NOTHING:
         value = result.median(shape, bar.engine, bar.metric)
         return None if value is None else value * figure_of(bar.metric).scale
+    if bar.engine != BEST and bar.against != PEER:
+        pairs = result.pairs(shape, (bar.engine, bar.against), bar.metric)
+        ratios = [better_by(bar.metric, *pair) for pair in pairs]
+        return statistics.median(ratios) if ratios else None
     others = result.peers(shape) if bar.against == PEER else [bar.against]
     ours, peer = (result.best(shape, group, bar.metric) for group in (labels, others))
     if ours is None or peer is None:

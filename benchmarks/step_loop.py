@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tables
 from bench_engine import Recorder, about_engine, add_recording
+from machine import Others
 from peers.base import run_command
 
 PROGRAM = Path(__file__).resolve().parents[1] / "build" / "release" / "engine_bench"
@@ -42,7 +43,7 @@ def main() -> None:
             for threads in options.threads:
                 of = {"streams": streams, "threads": threads}
                 call = functools.partial(measure, options.program, streams, threads)
-                recorder.measure(number, of, call, in_process=False)
+                recorder.measure(number, of, call, begin_others=Others)
     print("\n".join(tables.step_loop(recorder.finish())))
 
 

@@ -11,6 +11,7 @@ from record import Measurement, Record, keys, select
 from report import table
 
 FREE = "free"  # In guided.py: decoding without a format.
+IN_PROCESS, OVER_HTTP = "in process", "over HTTP"  # In server_speed.py.
 Values = Mapping[str, float]
 
 
@@ -276,6 +277,21 @@ def server_start(record: Record) -> list[str]:
     return table([head, "s until it is up", "until it has answered", "resident memory, MB"], rows)
 
 
+def server_speed(record: Record) -> list[str]:
+    def row(precision: str, way: str) -> list[str]:
+        of = {"precision": precision, "way": way}
+        pairs = beside(record, of, {**of, "way": IN_PROCESS})
+        ratios = [own["output_tok_s"] / base["output_tok_s"] for own, base in pairs]
+        columns = ("output_tok_s", "ttft_ms", "gap_ms", "gap_p99_ms")
+        cells = [_median(record, lambda v, n=name: v[n], "{:,.1f}", **of) for name in columns]
+        return [precision, way, *cells, f"{statistics.median(ratios):.3f}" if ratios else "–"]
+
+    ways = itertools.product(keys(record, "precision"), (IN_PROCESS, OVER_HTTP))
+    header = [f"{record['settings']['shape']}, 32 streams", "", "tokens/s", "TTFT p50, ms",
+              "gap p50, ms", "p99", "tokens/s, of in process"]  # fmt: skip
+    return table(header, [row(*each) for each in ways])
+
+
 def choices(record: Record) -> list[str]:
     questions = record["settings"]["questions"]
 
@@ -306,6 +322,7 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "conversion": conversion,
     "step_loop": step_loop,
     "http_streams": http_streams,
+    "server_speed": server_speed,
     "server_start": server_start,
     "long_prompt": long_prompt,
     "batch": batch,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from bars import OWN_BARS
 from record import Record, values
 from report import cut, table, verdict
-from tables import TABLES, Values, beside
+from tables import IN_PROCESS, OVER_HTTP, TABLES, Values, beside
 
 
 def _paired(
@@ -35,6 +35,13 @@ def _steps(record: Record) -> float | None:
 def _batch_speed(kind: str) -> Callable[[Record], float | None]:
     kinds = ({"kind": kind}, {"kind": "sdk"})
     return lambda record: _paired(record, *kinds, lambda own, sdk: own["tok_s"] / sdk["tok_s"])
+
+
+def _server_speed(precision: str) -> Callable[[Record], float | None]:
+    ways = [{"precision": precision, "way": way} for way in (OVER_HTTP, IN_PROCESS)]
+    return lambda record: _paired(
+        record, *ways, lambda http, own: http["output_tok_s"] / own["output_tok_s"]
+    )
 
 
 def _batch_memory(kind: str) -> Callable[[Record], float | None]:
@@ -90,6 +97,8 @@ FIGURES: Mapping[str, Callable[[Record], float | None]] = {
     "questions/s, of transformers'": _choices_speed,
     "largest difference of log-likelihoods": _choices_worst("difference", max),
     "questions with the same answers": _choices_worst("same", min),
+    "bf16: tokens/s, of the SDK's": _server_speed("bf16"),
+    "A8W8: tokens/s, of the SDK's": _server_speed("A8W8"),
     "s until it answers": _start,
     "memory, MB above the engine's": _memory,
 }

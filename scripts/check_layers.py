@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 # Single headers that a layer may include beyond LAYERS.
 EXTRA_HEADERS = {
     "kernels": {"base/dtype.h"},
-    "python": {"engine/testing.h", "platform/mapping_watch.h"},
+    "python": {"base/json.h", "engine/testing.h", "platform/mapping_watch.h"},
 }
 # Layers that may not include public headers: kernels know only pointers.
 NO_PUBLIC_HEADERS = {"kernels"}

@@ -13,6 +13,7 @@ from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
+from allspark.serve.event_form import text_form
 from allspark.serve.field_names import check_fields
 from allspark.serve.fields import naming, own_of, to_fields
 from allspark.serve.ids import creation_time, make_id
@@ -23,7 +24,6 @@ from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_chunk import TextChunk
 from allspark.serve.text_work import (
     SMALL,
     check_chars,
@@ -334,7 +334,7 @@ class ChatStream:
         is_plain = not (call.body.logprobs or call.body.return_token_ids or self._has_each_usage)
         # By the choice's index; none where events have more than text.
         self._texts = [
-            TextChunk(partial(self._text_event, choice)) for choice in call.choices if is_plain
+            text_form(partial(self._text_event, choice)) for choice in call.choices if is_plain
         ]
         # An output that is nothing but text.
         is_text = is_plain and len(call.choices) == 1 and call.builders[0].is_plain
@@ -350,7 +350,8 @@ class ChatStream:
             events[0]["prompt_token_ids"] = self._call.prompt_ids
         writer.write(b"".join(map(frame, events)))
         if self._text_choice is not None:
-            self._text_choice.watch_text(self._put_text, self._write, writer.fail)
+            self._text_choice.watch_text(self._write, writer.fail)
+            self._text_choice.write_events(self._texts[0], writer.offer)
             return
         for choice in self._call.choices:
             choice.watch(self._write, writer.fail)
@@ -359,14 +360,6 @@ class ChatStream:
         """The client went away."""
         self._call.release()
 
-    def _put_text(self, text: str) -> None:
-        """Text of an output that is nothing but text."""
-        writer = self._writer
-        if writer is not None and writer.is_free:
-            writer.write(self._texts[0](text))
-        else:
-            self._call.choices[0].keep(text)
-
     def _write(self) -> None:
         """Everything that has come, as one event for each choice."""
         writer = self._writer
@@ -374,8 +367,7 @@ class ChatStream:
             return
         choice = self._text_choice
         if choice is not None and not choice.is_finished:
-            if text := choice.take_text():
-                writer.write(self._texts[0](text))
+            choice.write_event(self._texts[0], writer)
             return
         data = []
         ended = set()

@@ -8,11 +8,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from allspark._allspark import GeneratedElements, RequestHandle
+from allspark._allspark import EventForm, GeneratedElements, RequestHandle
 from allspark.result_queue import ResultQueue
 from allspark.serve.catalog import Entry
 from allspark.serve.errors import ApiError
 from allspark.serve.hub import Hub, News, PlainEnd, Watched
+from allspark.serve.sse import Writer
 from allspark.text_queue import TextElements
 
 # An engine's finish reasons that have another name in HTTP.
@@ -100,18 +101,30 @@ class Choice:
 
     def watch_text(
         self,
-        put: Callable[..., None],
         changed: Callable[[], None],
         failed: Callable[[Exception], None],
         with_ids: bool = False,
     ) -> None:
-        """As watch, for those who want nothing but text until the end, or text and ids: they may
-        come to `put`, which keeps what it does not write."""
+        """As watch, for those who take nothing but text until the end, or text and ids."""
         watched = Watched(
             self._queue, self._add, changed, failed,
-            put_text=put, with_ids=with_ids, read_end=self._add_end,
+            put_text=self._keep, with_ids=with_ids, read_end=self._add_end,
         )  # fmt: skip
         Hub.current().watch(watched)
+
+    def write_events(self, form: EventForm, offer: Callable[[bytes], bool]) -> None:
+        """After watch_text, where text alone makes the events: `offer` is called with each instead
+        of `changed`, and says whether it took it. What it did not take waits for `write_event`.
+        Where text is more than the decoded ids, there is no effect."""
+        Hub.current().write_events(self._queue, form, offer)
+
+    def write_event(self, form: EventForm, writer: Writer) -> None:
+        """Writes what has come since the last event, by `write_events` or this."""
+        Hub.current().resume(self._queue)
+        if writer.is_free:
+            text, ids = self.take_text(), self.take_ids()
+            if text or (ids and form.has_ids):
+                writer.write(form(text, ids))
 
     def read(self) -> bool:
         """Reads what has come since the hub did; False if that was nothing."""
@@ -139,14 +152,14 @@ class Choice:
         return bool(ids) or elements is not None
 
     def _add_end(self, news: PlainEnd) -> None:
-        _, ids, self.cached_tokens, _, _, text = news
-        self.keep(text, ids)
+        _, ids, self.cached_tokens, _, _, text, num_written = news
+        self._keep(text, ids)
+        self._num_taken += num_written
         self._queue._end_plain(self.num_tokens)
         self.is_finished = True
         self.release()
 
-    def keep(self, text: str, ids: Sequence[int] = ()) -> None:
-        """Keeps what came to `put` of watch_text, for the methods that take it."""
+    def _keep(self, text: str, ids: Sequence[int] = ()) -> None:
         if text:
             self._texts.append(text)
         self.num_tokens += len(ids)

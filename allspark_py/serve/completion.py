@@ -8,6 +8,7 @@ from typing import Any
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
+from allspark.serve.event_form import ids_form, text_form
 from allspark.serve.field_names import check_fields
 from allspark.serve.fields import check_outputs, naming, own_of, to_fields
 from allspark.serve.ids import creation_time, make_id
@@ -16,7 +17,6 @@ from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_chunk import IdsChunk, TextChunk
 from allspark.serve.text_work import SMALL, check_chars, off_loop, size_of
 from allspark.serve.usage import usage
 from allspark.text_queue import TextElements
@@ -251,55 +251,35 @@ class CompletionStream:
         # An output that is nothing but text, or text and ids.
         is_plain = len(call.choices) == 1 and not has_more
         has_ids = bool(body.return_token_ids)
-        self._text = TextChunk(self._text_event) if is_plain and not has_ids else None
-        self._ids = IdsChunk(self._ids_event) if is_plain and has_ids else None
+        form = ids_form(self._ids_event) if has_ids else text_form(self._text_event)
+        self._form = form if is_plain else None
 
     def start(self, writer: Writer) -> None:
         """Writes what comes as it comes."""
         self._writer = writer
         writer.on_free = self._write
-        if self._text is not None:
-            self._call.choices[0].watch_text(self._put_text, self._write, writer.fail)
-            return
-        if self._ids is not None:
-            choice = self._call.choices[0]
-            choice.watch_text(self._put_ids, self._write, writer.fail, with_ids=True)
-            return
         for choice in self._call.choices:
-            choice.watch(self._write, writer.fail)
+            if self._form is None:
+                choice.watch(self._write, writer.fail)
+                continue
+            choice.watch_text(self._write, writer.fail, self._form.has_ids)
+            if not self._form.has_ids:
+                choice.write_events(self._form, writer.offer)
 
     def abort(self) -> None:
         """The client went away."""
         self._call.release()
 
-    def _put_text(self, text: str) -> None:
-        """Text of an output that is nothing but text."""
-        writer = self._writer
-        if self._text is not None and writer is not None and writer.is_free:
-            writer.write(self._text(text))
-        else:
-            self._call.choices[0].keep(text)
-
-    def _put_ids(self, text: str, ids: list[int]) -> None:
-        """Text and ids of an output that is nothing else."""
-        self._call.choices[0].keep(text, ids)
-        self._write()
-
     def _write(self) -> None:
         writer = self._writer
         if writer is None or not writer.is_free:
             return
-        choice = self._call.choices[0]
-        if self._text is not None and not choice.is_finished:
-            if text := choice.take_text():
-                writer.write(self._text(text))
-            return
-        # The first event of ids has those of the prompt, too.
-        if self._ids is not None and not choice.is_finished and self._call.has_begun(choice):
-            ids, text = choice.take_ids(), choice.take_text()
-            if text or ids:
-                writer.write(self._ids(text, ids))
-            return
+        form, first = self._form, self._call.choices[0]
+        if form is not None and not first.is_finished:
+            # The first event of ids has those of the prompt, too.
+            if not form.has_ids or self._call.has_begun(first):
+                first.write_event(form, writer)
+                return
         data = []
         for choice in self._call.choices:
             # The log-probabilities of an echoed prompt come with the first output.
@@ -320,6 +300,8 @@ class CompletionStream:
             data.append(DONE)
         if data:
             writer.write(b"".join(data), more=not is_last)
+            if form is not None and not is_last:
+                first.write_events(form, writer.offer)
 
     def _text_event(self, text: str) -> dict[str, Any]:
         shown = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}

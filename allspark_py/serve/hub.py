@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from allspark._allspark import CompletionSet, GeneratedElements, TextStreams
+from allspark._allspark import CompletionSet, EventForm, GeneratedElements, TextStreams
 from allspark.result_queue import ResultQueue
 
 logger = logging.getLogger("allspark.serve")
@@ -21,8 +21,9 @@ logger = logging.getLogger("allspark.serve")
 # Of a queue: the request's id, new ids, how many tokens of the prompt the prefix cache had, the
 # elements where they hold more than ids, and whether these are the last.
 News: TypeAlias = "tuple[int, list[int], int, GeneratedElements | None, bool]"
-# Of one of which text is told, at its end: News with the ids that were not told, and the last text.
-PlainEnd: TypeAlias = "tuple[int, list[int], int, None, bool, str]"
+# Of one of which text is told, at its end: News with the ids that were not told, the last text, and
+# how many of these ids were in events.
+PlainEnd: TypeAlias = "tuple[int, list[int], int, None, bool, str, int]"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +36,7 @@ class Watched:
     failed: Callable[[Exception], None]  # one of the others raised
     only_end: bool = False  # whether nothing is read before the status is terminal
     # What takes text, or with with_ids text and ids, where these alone are told; the end then comes
-    # to read_end and `changed`.
+    # to read_end. `changed` is called after both.
     put_text: Callable[..., None] | None = None
     with_ids: bool = False
     read_end: Callable[[PlainEnd], None] | None = None
@@ -68,6 +69,17 @@ class Hub:
             self._texts.add(queue._native, *plain, watched.with_ids)
         self._completions.attach(queue._native, watched.only_end)
 
+    def write_events(
+        self, queue: ResultQueue, form: EventForm, offer: Callable[[bytes], bool]
+    ) -> None:
+        """From now on a queue's text, or text and ids, is not told: events of it are offered. What
+        is not taken waits for `resume`. No effect where text is not told."""
+        self._texts.write_events(queue._native, form, offer)
+
+    def resume(self, queue: ResultQueue) -> None:
+        """Offers what was not taken, as one event."""
+        self._texts.resume(queue._native)
+
     def forget(self, queue: ResultQueue) -> None:
         """Ends the calls for a queue."""
         if self._watched.pop(queue.request_id, None) is not None:
@@ -75,16 +87,19 @@ class Hub:
 
     def _drain(self) -> None:
         # First all is read, then all is written: each takes less while its code and its data are
-        # in the processor's caches. Text is written at once.
+        # in the processor's caches. Events of text are written by reading.
         changed = []
-        for news in self._completions.read(self._texts):
+        for news in iter(self._completions.read(self._texts).next, None):
             watched = self._watched.get(news[0])
             if watched is None:
                 continue
             try:
                 if len(news) <= 3:
+                    if isinstance(news[1], Exception):  # of writing an event
+                        raise news[1]
                     watched.put_text(*news[1:])  # type: ignore[misc]
-                elif len(news) == 6:
+                    changed.append(watched)
+                elif len(news) == 7:
                     watched.read_end(news)  # type: ignore[misc]
                     changed.append(watched)
                 elif watched.read(news):

@@ -83,6 +83,13 @@ class Writer:
         self._pending = self._loop.create_task(_finish(coroutine, future))
         self._pending.add_done_callback(self._finished)
 
+    def offer(self, data: bytes) -> bool:
+        """Sends data if the client takes it; False where it does not, and nothing is sent."""
+        if not self.is_free:
+            return False
+        self.write(data)
+        return True
+
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._pending = None
         self.is_free = True

@@ -27,6 +27,7 @@ void BindSerializer(pybind11::module_& module);
 void BindGuided(pybind11::module_& module);
 void BindWords(pybind11::module_& module);
 void BindByteLevel(pybind11::module_& module);
+void BindTextStreams(pybind11::module_& module);
 void BindEngine(pybind11::module_& module);
 void BindLayers(pybind11::module_& module);
 void BindMappings(pybind11::module_& module);

@@ -89,12 +89,21 @@ void ByteLevelText::Put(int64_t id) {
   if (EndsWithCharacter(held_)) num_certain_ = held_.size();
 }
 
-py::str ByteLevelText::Take(size_t size) {
+py::str ByteLevelText::Text(size_t size) const {
   PyObject* text = PyUnicode_DecodeUTF8(held_.data(), static_cast<Py_ssize_t>(size), "replace");
   if (text == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(text);
+}
+
+void ByteLevelText::Drop(size_t size) {
   held_.erase(0, size);
   num_certain_ = 0;
-  return py::reinterpret_steal<py::str>(text);
+}
+
+py::str ByteLevelText::Take(size_t size) {
+  py::str text = Text(size);
+  Drop(size);
+  return text;
 }
 
 void BindByteLevel(py::module_& m) {

@@ -45,11 +45,15 @@ class ByteLevelText {
   // Whether TakeCertain has any.
   bool has_certain() const { return num_certain_ > 0; }
   // The text that later tokens cannot change.
+  pybind11::str Certain() const { return Text(num_certain_); }
+  void DropCertain() { Drop(num_certain_); }
   pybind11::str TakeCertain() { return Take(num_certain_); }
   pybind11::str TakeAll() { return Take(held_.size()); }
 
  private:
-  // The first `size` of the bytes held, as text.
+  // Of the first `size` bytes held.
+  pybind11::str Text(size_t size) const;
+  void Drop(size_t size);
   pybind11::str Take(size_t size);
 
   const std::shared_ptr<const ByteLevelVocabulary> vocabulary_;

@@ -125,6 +125,7 @@ PYBIND11_MODULE(_allspark, m) {
   allspark::python::BindGuided(m);
   allspark::python::BindWords(m);
   allspark::python::BindByteLevel(m);
+  allspark::python::BindTextStreams(m);
   allspark::python::BindEngine(m);
   allspark::python::BindLayers(m);
   allspark::python::BindMappings(m);

@@ -6,12 +6,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "allspark/engine.h"
 #include "python/bindings.h"
-#include "python/byte_level.h"
 #include "python/gil.h"
+#include "python/text_streams.h"
 
 namespace py = pybind11;
 
@@ -46,14 +45,6 @@ bool HasTokensOnly(const GeneratedElements& elements) {
          elements.tensors_from_model_inference.empty();
 }
 
-py::list ToList(const std::vector<int64_t>& ids) {
-  py::list list(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(ids[i]));
-  }
-  return list;
-}
-
 // What a reader of many queues needs to know of one: whose it is, the ids, how many tokens of the
 // prompt the prefix cache had, the elements where there is more in them, and whether these are the
 // last. One call instead of a dozen, each of which would cost as much as it.
@@ -70,63 +61,6 @@ py::tuple Read(ResultQueue& queue) {
   return py::make_tuple(id, std::move(ids), cached, std::move(rest), is_end);
 }
 
-// Queues of which nothing but the text is wanted while they run, or the text and the ids: the text
-// is made here. Of a queue whose ids are not wanted, a step without text is not told. Guarded by
-// the GIL.
-class TextStreams {
- public:
-  // silent: ids that have no text. Requires: the request returns tokens alone; nobody else reads.
-  void Add(const ResultQueue& queue, std::shared_ptr<ByteLevelText> text,
-           std::vector<int64_t> silent, bool with_ids) {
-    streams_[queue.request_id()] = {.text = std::move(text),
-                                    .silent = std::move(silent),
-                                    .with_ids = with_ids,
-                                    .ids = {},
-                                    .cached = 0};
-  }
-  void Remove(const ResultQueue& queue) { streams_.erase(queue.request_id()); }
-
-  // Whether the queue is one of these. `news` is then its id, the text, and the ids where they are
-  // wanted; or at its end what Read makes, of the ids that were not told, and the last text; or
-  // nothing.
-  bool Read(ResultQueue& queue, std::optional<py::tuple>* news) {
-    const auto found = streams_.find(queue.request_id());
-    if (found == streams_.end()) return false;
-    Stream& stream = found->second;
-    // The status comes first, as in the function Read.
-    const bool is_end = IsTerminal(queue.GenerateStatus());
-    if (const std::optional<GeneratedElements> elements = queue.GetNoWait()) {
-      stream.cached = elements->prefix_cache_len;
-      for (const int64_t id : elements->ids_from_generate) {
-        stream.ids.push_back(id);
-        const std::vector<int64_t>& silent = stream.silent;
-        if (std::find(silent.begin(), silent.end(), id) == silent.end()) stream.text->Put(id);
-      }
-    }
-    if (is_end) {
-      *news = py::make_tuple(queue.request_id(), ToList(stream.ids), stream.cached, py::none(),
-                             true, stream.text->TakeAll());
-      streams_.erase(found);
-    } else if (stream.with_ids && !stream.ids.empty()) {
-      *news = py::make_tuple(queue.request_id(), stream.text->TakeCertain(), ToList(stream.ids));
-      stream.ids.clear();
-    } else if (stream.text->has_certain()) {
-      *news = py::make_tuple(queue.request_id(), stream.text->TakeCertain());
-    }
-    return true;
-  }
-
- private:
-  struct Stream {
-    std::shared_ptr<ByteLevelText> text;
-    std::vector<int64_t> silent;
-    bool with_ids;
-    std::vector<int64_t> ids;  // not told yet
-    int64_t cached;            // tokens of the prompt that the prefix cache had
-  };
-  std::unordered_map<uint64_t, Stream> streams_;
-};
-
 // Reads the queues that changed, one at a time: a list of what they hold, of thousands of objects,
 // would set Python's garbage collector going.
 class Reading {
@@ -134,14 +68,15 @@ class Reading {
   Reading(CompletionSet& set, std::shared_ptr<TextStreams> texts)
       : queues_(set.Drain()), texts_(std::move(texts)) {}
 
-  py::tuple Next() {
+  // Nothing at the end.
+  std::optional<py::tuple> Next() {
     while (next_ < queues_.size()) {
       ResultQueue& queue = *queues_[next_++];
       std::optional<py::tuple> news;
       if (texts_ == nullptr || !texts_->Read(queue, &news)) return Read(queue);
-      if (news.has_value()) return *news;
+      if (news.has_value()) return news;
     }
-    throw py::stop_iteration();
+    return std::nullopt;
   }
 
  private:
@@ -224,16 +159,9 @@ void BindResults(py::module_& m) {
       .def("get_nowait", &ResultQueue::GetNoWait)
       .def("read", &Read);
 
-  py::class_<TextStreams, std::shared_ptr<TextStreams>>(
-      m, "TextStreams", "Queues of which the text, or text and ids, are wanted while they run.")
-      .def(py::init())
-      .def("add", &TextStreams::Add, py::arg("queue"), py::arg("text"), py::arg("silent_ids"),
-           py::arg("with_ids") = false)
-      .def("remove", &TextStreams::Remove, py::arg("queue"));
-
-  py::class_<Reading>(m, "Reading", "What changed queues hold, read as it is iterated.")
-      .def("__iter__", [](py::object self) { return self; })
-      .def("__next__", &Reading::Next);
+  // Not an iterator: its end would be a C++ exception, which costs as much as ten queues.
+  py::class_<Reading>(m, "Reading", "What changed queues hold, read one at a time.")
+      .def("next", &Reading::Next);
 
   py::class_<CompletionSet, std::shared_ptr<CompletionSet>>(
       m, "CompletionSet", "Queues that changed, behind one pollable descriptor.")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import select
+import weakref
 
 import numpy as np
 import pytest
 from allspark import AsStatus, CompletionSet
-from allspark._allspark import ByteLevelText, ByteLevelVocabulary, TextStreams
+from allspark._allspark import ByteLevelText, ByteLevelVocabulary, EventForm, TextStreams
 from allspark.aio import _Dispatcher, wait_end
 from engine_fixture import GREEDY, start_engine, write_small_checkpoint
 
@@ -60,7 +62,7 @@ def test_a_set_reads_every_token_of_its_queues_once(running):
     ended = set()
     while len(ended) < len(queues):
         assert poller.poll(60_000), "nothing comes"
-        for request_id, ids, num_cached, elements, is_end in completions.read():
+        for request_id, ids, num_cached, elements, is_end in read(completions):
             assert elements is None and num_cached >= 0
             if request_id in ended:  # its end may be told again
                 assert is_end and not ids
@@ -76,54 +78,185 @@ def test_a_set_reads_every_token_of_its_queues_once(running):
         assert queue._native.read() == (request_id, [], 0, None, True)
 
 
-def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
-    # Bytes of é and of € alone, too: many tokens make no text until the next one.
-    letters = ["a", "\u00c3", "\u00a9", "\u00e2", "\u0124", "\u00ac", "!"]  # GPT-2's for bytes
-    vocabulary = ByteLevelVocabulary([letters[i % 7] for i in range(64)], [9])
-    silent = [14, 15]
-    completions, texts = CompletionSet(), TextStreams()
-    queues, found, ends, told = {}, {}, {}, {}
-    num_tokens = 100
-    for seed in range(600):  # so many that some are read while they run
-        config = {"seed": seed, "temperature": 100.0, "top_k": 0, "max_new_tokens": num_tokens}
-        _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
-        queues[queue.request_id] = handle, queue
-        found[queue.request_id], told[queue.request_id] = [], [] if seed % 2 else None
-        texts.add(queue._native, ByteLevelText(vocabulary, True), silent, with_ids=seed % 2 == 1)
-        completions.attach(queue._native)
+# Bytes of é and of € alone, too: many tokens make no text until the next one.
+LETTERS = ["a", "\u00c3", "\u00a9", "\u00e2", "\u0124", "\u00ac", "!"]  # GPT-2's for bytes
+VOCABULARY = ByteLevelVocabulary([LETTERS[i % 7] for i in range(64)], [9])
+SILENT = [14, 15]
+LONG = {"temperature": 100.0, "top_k": 0, "max_new_tokens": 100}
+
+
+def read(completions, texts=None):
+    """What changed, all of it."""
+    return iter(completions.read(texts).next, None)
+
+
+def text_of(ids):
+    whole = ByteLevelText(VOCABULARY, True)
+    return whole.put([i for i in ids if i not in SILENT]) + whole.flush()
+
+
+class Stream:
+    """A request with what was told of it, or offered."""
+
+    def __init__(self, engine, texts, seed, with_ids):
+        _, self.handle, self.queue = engine.start_request_ids(
+            "m", None, [1, 2, 3], {**LONG, "seed": seed}
+        )
+        self.native = self.queue._native
+        self.with_ids = with_ids
+        self.pieces = []
+        self.ids = []
+        self.has_ended = False
+        texts.add(self.native, ByteLevelText(VOCABULARY, True), SILENT, with_ids=with_ids)
+
+    def put(self, news):
+        if len(news) <= 2:
+            assert not self.has_ended and len(news) == 1 + self.with_ids
+            assert news[-1]  # no step without text, or ids, is told
+            self.add(*news)
+        elif self.has_ended:
+            assert news == [[], 0, None, True]
+        else:
+            ids, num_cached, elements, is_end, text, num_written = news
+            assert is_end and elements is None and num_cached >= 0
+            self.add(text, ids[num_written:])
+            self.has_ended = True
+            if not self.with_ids:
+                assert num_written == 0
+
+    def add(self, text, ids=()):
+        self.pieces.append(text)
+        self.ids += ids
+
+    def offer(self, event):
+        shown = json.loads(event)
+        assert set(shown) == ({"text", "ids"} if self.with_ids else {"text"})
+        self.add(**shown)
+        return True
+
+
+def run(streams, completions, texts):
+    """Reads until all have ended."""
+    by_id = {stream.queue.request_id: stream for stream in streams}
     poller = select.poll()
     poller.register(completions.fileno(), select.POLLIN)
-    while len(ends) < len(queues):
+    while not all(stream.has_ended for stream in streams):
         assert poller.poll(60_000), "nothing comes"
-        for request_id, *news in completions.read(texts):
-            if len(news) <= 2:
-                assert request_id not in ends
-                assert news[-1]  # no step without text, or ids, is told
-                found[request_id].append(news[0])
-                if told[request_id] is not None:
-                    told[request_id] += news[1]
-            elif request_id in ends:
-                assert news == [[], 0, None, True]
-            else:
-                ids, num_cached, elements, is_end, text = news
-                ids = (told[request_id] or []) + ids
-                assert is_end and elements is None and num_cached >= 0 and len(ids) == num_tokens
-                ends[request_id] = ids
-                found[request_id].append(text)
-    for request_id, ids in ends.items():
-        whole = ByteLevelText(vocabulary, True)
-        text = whole.put([i for i in ids if i not in silent]) + whole.flush()
-        assert "".join(found[request_id]) == text
-    assert any(len(pieces) > 2 for pieces in found.values())
-    assert len({tuple(ids) for ids in ends.values()}) > 50
+        for request_id, *news in read(completions, texts):
+            by_id[request_id].put(news)
 
-    handle, queue = queues.popitem()[1]
-    texts.add(queue._native, ByteLevelText(vocabulary, True), silent)
-    texts.remove(queue._native)
-    texts.remove(queue._native)  # a second call has no effect
-    completions.attach(queue._native)
-    assert [len(news) for news in completions.read(texts)] == [5]
-    running.release_request("m", [handle for handle, _ in queues.values()])
+
+def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
+    completions, texts = CompletionSet(), TextStreams()
+    # So many that some are read while they run.
+    streams = [Stream(running, texts, seed, seed % 2 == 1) for seed in range(600)]
+    for stream in streams:
+        completions.attach(stream.native)
+    run(streams, completions, texts)
+    for stream in streams:
+        assert len(stream.ids) == LONG["max_new_tokens"]
+        assert "".join(stream.pieces) == text_of(stream.ids)
+    assert any(len(stream.pieces) > 2 for stream in streams)
+    assert len({tuple(stream.ids) for stream in streams}) > 50
+
+    stream = streams.pop()
+    texts.add(stream.native, ByteLevelText(VOCABULARY, True), SILENT)
+    texts.remove(stream.native)
+    texts.remove(stream.native)  # a second call has no effect
+    completions.attach(stream.native)
+    assert [len(news) for news in read(completions, texts)] == [5]
+    running.release_request("m", [stream.handle, *(each.handle for each in streams)])
+
+
+FORMS = EventForm('{"text":', None, "}"), EventForm('{"text":', ',"ids":', "}")
+
+
+def test_events_are_offered_and_what_is_not_taken_waits(running):
+    completions, texts = CompletionSet(), TextStreams()
+    slow = []  # do not take every event
+
+    class Slow(Stream):
+        is_free = True
+
+        def offer(self, event):
+            if not self.is_free:
+                assert self not in slow, "offered before it is resumed"
+                slow.append(self)
+                return False
+            self.is_free = False
+            return super().offer(event)
+
+    streams = [
+        (Slow if seed % 3 == 0 else Stream)(running, texts, seed, seed % 2 == 1)
+        for seed in range(600)
+    ]
+    for number, stream in enumerate(streams):
+        if number % 5:  # the others begin with what is told
+            texts.write_events(stream.native, FORMS[stream.with_ids], stream.offer)
+        completions.attach(stream.native)
+    by_id = {stream.queue.request_id: stream for stream in streams}
+    poller = select.poll()
+    poller.register(completions.fileno(), select.POLLIN)
+    num_resumed = 0
+    while not all(stream.has_ended for stream in streams):
+        assert poller.poll(60_000), "nothing comes"
+        for request_id, *news in read(completions, texts):
+            stream = by_id[request_id]
+            stream.put(news)
+            texts.write_events(stream.native, FORMS[stream.with_ids], stream.offer)
+        for stream in slow[::2]:
+            slow.remove(stream)
+            stream.is_free = True
+            size = len(stream.pieces)
+            texts.resume(stream.native)
+            # One event with all that waited; nothing where the end has told it.
+            assert len(stream.pieces) == size + (not stream.has_ended)
+            num_resumed += 1
+    for stream in streams:
+        assert len(stream.ids) == LONG["max_new_tokens"]
+        assert "".join(stream.pieces) == text_of(stream.ids)
+    assert num_resumed > 0
+    running.release_request("m", [stream.handle for stream in streams])
+
+
+def test_an_event_that_cannot_be_offered_is_told(running):
+    class Broken(Stream):
+        def offer(self, event):
+            texts.remove(self.native)  # a stream may go while it is read
+            raise ValueError("it broke")
+
+        def put(self, news):
+            self.has_ended = True
+            if len(news) == 1:
+                errors.append(news[0])
+
+    completions, texts, errors = CompletionSet(), TextStreams(), []
+    streams = [Broken(running, texts, seed, True) for seed in range(600)]
+    for stream in streams:
+        texts.write_events(stream.native, FORMS[1], stream.offer)
+        completions.attach(stream.native)
+    run(streams, completions, texts)
+    assert errors and all(type(each) is ValueError for each in errors)
+    assert {str(each) for each in errors} == {"it broke"}
+    errors.clear()
+    for stream in streams:
+        texts.remove(stream.native)
+    running.release_request("m", [stream.handle for stream in streams])
+    references = [weakref.ref(stream) for stream in streams]
+    del streams, stream
+    assert not any(reference() for reference in references)
+
+
+def test_a_stream_has_one_form_of_events(running):
+    texts = TextStreams()
+    stream = Stream(running, texts, 2, False)
+    with pytest.raises(ValueError, match="form: .* must both have ids, or both have none"):
+        texts.write_events(stream.native, FORMS[1], stream.offer)
+    texts.remove(stream.native)
+    texts.write_events(stream.native, FORMS[0], stream.offer)  # no effect: it is none of them
+    texts.resume(stream.native)
+    assert not stream.pieces
+    running.release_request("m", stream.handle)
 
 
 def test_the_end_and_the_tokens_of_one_queue_may_be_waited_for(running):

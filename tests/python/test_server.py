@@ -16,10 +16,10 @@ pytest.importorskip("fastapi")
 
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.catalog import Catalog  # noqa: E402
+from allspark.serve.event_form import ids_form, text_form  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
 from allspark.serve.sse import frame  # noqa: E402
 from allspark.serve.state import ServerState  # noqa: E402
-from allspark.serve.text_chunk import IdsChunk  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -97,14 +97,21 @@ def test_deltas_add_up_to_the_message(server):
                 assert all("prompt_token_ids" not in each for each in events[1:])
 
 
-@pytest.mark.parametrize("text", ["", "a", 'quote " and \\', "[1234567890123,3210987654321]"])
+CONTROLS = "".join(map(chr, range(0x21)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", 'quote " and \\', "[1234567890123,3210987654321]", CONTROLS, "\x7f é€😀\u2028"],
+)
 @pytest.mark.parametrize("ids", [[], [0], [5, 151_935]])
 def test_events_of_text_and_ids_are_those_of_any_other(text, ids):
-    def make(text, ids):
-        choice = {"index": 0, "text": text, "token_ids": ids}
+    def make(text, ids=None):
+        choice = {"index": 0, "text": text} | ({} if ids is None else {"token_ids": ids})
         return {"id": "cmpl-1", "choices": [choice], "usage": None}
 
-    assert IdsChunk(make)(text, ids) == frame(make(text, ids))
+    assert ids_form(make)(text, ids) == frame(make(text, ids))
+    assert text_form(make)(text) == text_form(make)(text, ids) == frame(make(text))
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"echo": True}, {"n": 2}])

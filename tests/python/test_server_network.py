@@ -469,7 +469,7 @@ def test_who_pipelines_may_go_too(server, model, stream):
 
 def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
     """Also one of the server itself: no client waits for what never comes."""
-    from allspark.serve.text_chunk import TextChunk
+    from allspark.serve.sse import Writer
     from allspark.text_queue import TextQueue
 
     with RunningServer([model]) as server:
@@ -489,7 +489,7 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(model, monkeypatch):
                             raise RuntimeError("it broke")
 
                         patch.setattr(TextQueue, "_put", broken)
-                        patch.setattr(TextChunk, "__call__", broken)
+                        patch.setattr(Writer, "write", broken)
                     with raw:
                         if stream:
                             assert raw.head().status == 200

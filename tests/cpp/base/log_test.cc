@@ -135,7 +135,7 @@ TEST_F(LogTest, FieldsAreKeysAndValues) {
   const std::vector<std::string> lines = Lines();
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0][0], 'D');
-  EXPECT_TRUE(lines[0].ends_with(R"(] done model=m tokens=12 text="a \"b\"\u000a" none="")"))
+  EXPECT_TRUE(lines[0].ends_with(R"(] done model=m tokens=12 text="a \"b\"\n" none="")"))
       << lines[0];
 }
 
@@ -155,7 +155,7 @@ TEST_F(LogTest, LinesCanBeJson) {
                       "^[{]\"time\":\"[0-9T:.-]+Z\",\"level\":\"warning\","
                       "\"thread\":[0-9]+,\"source\":\"log_test[.]cc:[0-9]+\","))
       << lines[0];
-  EXPECT_TRUE(lines[0].ends_with(R"("message":"a \"b\"\\","model":"x\u0009y","tokens":-3})"))
+  EXPECT_TRUE(lines[0].ends_with(R"("message":"a \"b\"\\","model":"x\ty","tokens":-3})"))
       << lines[0];
 }
 
