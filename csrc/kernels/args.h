@@ -19,6 +19,10 @@ namespace allspark::kernels {
 inline constexpr int64_t kPanelColumns = 64;
 // Columns per panel of a weight with few columns: a wide panel would be mostly zeros.
 inline constexpr int64_t kNarrowPanelColumns = 16;
+// A panel may be computed in strips of a multiple of kStripColumns of its columns, for at most
+// kMostStripRows rows.
+inline constexpr int64_t kStripColumns = 16;
+inline constexpr int64_t kMostStripRows = 16;
 // Attention reduces over chunks of this many key positions, aligned at multiples of it, and merges
 // the chunks' partial results in ascending order. A multiple of every legal KV block size.
 inline constexpr int64_t kAttentionChunk = 256;
@@ -159,6 +163,9 @@ struct GemmArgs {
   // Of quantised weights only slot uint8 under int8 activations has narrow panels, with a single
   // scale per column.
   int64_t panel_columns = kPanelColumns;
+  // The columns of each panel that this call computes; others are left as they are. Fewer than all
+  // only without adapters, and not in narrow panels.
+  int64_t strip_begin = 0, strip_columns = kPanelColumns;
   WeightScales scales = {};  // quantised weights only
   // Of int8 activations; null: 1, with a_scale_group 0.
   const float* a_scale = nullptr;  // [m][RowScales(k, a_scale_group)]

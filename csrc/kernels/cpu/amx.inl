@@ -200,12 +200,20 @@ static AS_ALWAYS_INLINE void AmxConfigure(int64_t rows, int64_t groups) {
   amx_state.groups = groups;
 }
 
-// All columns of up to 32 rows, for which the tiles are configured. `columns` is 64 or 16.
+// All columns of up to 32 rows, for which the tiles are configured: 64, or fewer of which the last
+// tile is padded.
 template <bool kBytes>
 static AS_ALWAYS_INLINE void AmxColumns(int64_t rows, const AmxOperands& operands,
                                         int64_t columns) {
-  if (columns == kAmxColumns) {
-    AmxTwoByOne<kBytes>(operands, rows > kAmxRows);
+  if (columns < kPanelColumns) {
+    AmxOperands part = operands;
+    if (part.b_stride == kPanelStride) part.fetch.step = 0;  // The next lines are not contiguous.
+    for (; columns > 0; columns -= kAmxColumns) {
+      AmxTwoByOne<kBytes>(part, rows > kAmxRows);
+      part.b += kAmxLine;
+      part.c += kAmxLine;
+      part.fetch.step = 0;
+    }
   } else if (rows <= kAmxRows) {
     AmxOneByFour<kBytes>(operands);
   } else {
@@ -273,8 +281,7 @@ struct TileShape<DotAmx> {
 };
 
 template <>
-void TileRows<DotAmx>(int64_t rows, const TileArgs<uint16_t>& args, int64_t) {
-  // All columns of the panel: columns beyond n are stored as zeros.
+void TileRows<DotAmx>(int64_t rows, const TileArgs<uint16_t>& args, int64_t columns) {
   AmxOperands operands;
   operands.a = reinterpret_cast<const unsigned char*>(args.a);
   operands.a_stride = args.lda * 2;
@@ -284,7 +291,7 @@ void TileRows<DotAmx>(int64_t rows, const TileArgs<uint16_t>& args, int64_t) {
   operands.c_stride = args.ldc * 4;
   operands.resume = args.resume;
   operands.fetch = {args.fetch.at, args.fetch.step * kAmxGroups};
-  AmxTile<false>(rows, operands, args.groups, args.b_stride / kLaneBytes);
+  AmxTile<false>(rows, operands, args.groups, columns);
 }
 
 void AddLowRankOnAmx(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
@@ -298,7 +305,6 @@ void AddLowRankOnAmx(const LowRank& low, int64_t row, int64_t rows, int64_t pane
 // for one.
 struct AmxByteTiles {
   static constexpr int64_t kAmxFewestLanes = kAmxGroups;
-  static constexpr int kVecs = kPanelColumns / kLanes;
 
   static AS_ALWAYS_INLINE bool Spreads(Form, int64_t rows) { return rows > kTileRows; }
 
@@ -323,19 +329,34 @@ struct AmxByteTiles {
     operands.resume = !block.first;
     operands.fetch = {block.fetch.at, block.fetch.step * kAmxGroups};
     for (int64_t group = 0; group < block.groups; ++group) {
-      AmxTile<true>(rows, operands, block.lanes, kPanelColumns);
+      AmxTile<true>(rows, operands, block.lanes, columns);
       operands.a += block.lanes * kLaneBytes;
       operands.b += block.lanes * kPanelStride;
       operands.fetch.at += block.lanes * block.fetch.step;
-      if (block.last) {
-        FinishRows(rows, block, group);
-      } else if (block.first) {
-        StartRows(rows, block, group);
+      if (columns == kPanelColumns) {
+        EndGroup<kPanelColumns / kLanes>(rows, block, group);
+        continue;
+      }
+      ByteBlock part = block;
+      for (int64_t left = columns; left > 0; left -= kLanes) {
+        EndGroup<1>(rows, part, group);
+        PassColumns(part, kLanes);
       }
     }
   }
 
+  // What follows a group's products, of kVecs vectors of columns.
+  template <int kVecs>
+  static AS_ALWAYS_INLINE void EndGroup(int64_t rows, const ByteBlock& block, int64_t group) {
+    if (block.last) {
+      FinishRows<kVecs>(rows, block, group);
+    } else if (block.first) {
+      StartRows<kVecs>(rows, block, group);
+    }
+  }
+
   // Adds the start values of a group that goes on in the next block.
+  template <int kVecs>
   static AS_ALWAYS_INLINE void StartRows(int64_t rows, ByteBlock block, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) {
       VecI sums[1][kVecs];
@@ -350,6 +371,7 @@ struct AmxByteTiles {
   }
 
   // Adds a group's scaled sums to c, and before them the start values of a group that is whole.
+  template <int kVecs>
   static AS_ALWAYS_INLINE void FinishRows(int64_t rows, ByteBlock block, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) {
       VecI sums[1][kVecs];

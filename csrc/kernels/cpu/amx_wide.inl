@@ -71,7 +71,7 @@ void AmxWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_b
       x.fetch.at += r / kAmxPairRows * (next - k) / kAmxGroups * fetch.step;
       AmxPanelBlock(count, x, (next - k) / DotAmx::kGroup, work);
     }
-    if (next == group_end) AddScaledGroup(panel.scale, index, rows, partial, c);
+    if (next == group_end) AddScaledGroup(panel, index, rows, partial, c);
   }
   AddWideOffsets<uint16_t>(args, panel, row_begin, rows, c);
 }

@@ -83,9 +83,22 @@ struct Destination {
   }
 };
 
-// The columns of the panel that begins with `column`.
+// The first column that a call computes of a panel.
+static AS_ALWAYS_INLINE int64_t FirstColumn(const GemmArgs& args, int64_t panel) {
+  return panel * args.panel_columns + args.strip_begin;
+}
+// How many, from this first one on.
 static AS_ALWAYS_INLINE int64_t PanelWidth(const GemmArgs& args, int64_t column) {
-  return args.n - column < args.panel_columns ? args.n - column : args.panel_columns;
+  const int64_t whole =
+      args.panel_columns < args.strip_columns ? args.panel_columns : args.strip_columns;
+  return args.n - column < whole ? args.n - column : whole;
+}
+static AS_ALWAYS_INLINE bool IsStrip(const GemmArgs& args) {
+  return args.strip_columns < kPanelColumns;
+}
+// How far ahead a tile of one row fetches: as many bytes of a strip as of a panel.
+static AS_ALWAYS_INLINE int64_t StreamAhead(int64_t columns, int64_t panel_columns) {
+  return kStreamPrefetch * panel_columns / columns;
 }
 
 // Writes the sums of a panel's rows to c, or adds them to it.
@@ -127,10 +140,11 @@ void FinishGatedRows(const GemmGatedArgs& gated, const float* sums, const float*
   RowFinish finish(gated.gemm);
   T* out = static_cast<T*>(gated.out) + row * gated.ldo + column;
   const int64_t ldo = gated.ldo, up_column = gated.gemm.n / 2 + column;
+  const int64_t columns = PanelWidth(gated.gemm, column);
   const Mask all = FirstLanes(kLanes);
   for (int64_t end = row + rows; row < end; ++row, out += ldo) {
     finish.Begin(row);
-    for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+    for (int64_t i = 0; i < columns; i += kLanes) {
       const VecF gate = finish(sums + i, column + i, all);
       const VecF up = finish(up_sums + i, up_column + i, all);
       StoreRow(out + i, Mul(Act::Apply(gate), up));
@@ -229,14 +243,14 @@ static AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& 
   for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
     for (int64_t row = 0; row < args.m; row += kRows) {
       const int64_t rows = args.m - row < kRows ? args.m - row : kRows;
-      Destination destination = store.At(args, row, p * args.panel_columns);
+      Destination destination = store.At(args, row, FirstColumn(args, p));
       for (int64_t i = 0; i < Store::kPanels; ++i) {
         float* panel_sums = sums + i * kRows * kPanelColumns;
         sums_of(p + i * apart, row, rows, panel_sums, destination);
         if (args.num_low_rank > 0) AddLowRanks(args, p + i * apart, row, rows, panel_sums);
         destination = {};  // The first panel has fetched it.
       }
-      store.Finish(args, sums, kRows * kPanelColumns, row, rows, p * args.panel_columns);
+      store.Finish(args, sums, kRows * kPanelColumns, row, rows, FirstColumn(args, p));
     }
   }
 }
@@ -310,10 +324,14 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
       const Element* a =
           static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + group * Dot::kGroup;
       PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
-      tile.fetch = streams && !resume ? Fetch{tile.b + kStreamPrefetch, stride}
-                                      : FetchShare(tile.b + block * stride, tile.groups * stride,
-                                                   rows, r, tile_rows, tile.groups, columns,
-                                                   TileVecs(static_cast<int>(tile_rows)));
+      if (streams && !resume) {
+        tile.fetch = {tile.b + StreamAhead(columns, args.panel_columns), stride};
+      } else if (IsStrip(args)) {  // whose lines are `stride` apart
+        tile.fetch = {tile.b + block * stride, r == 0 ? stride : 0};
+      } else {
+        tile.fetch = FetchShare(tile.b + block * stride, tile.groups * stride, rows, r, tile_rows,
+                                tile.groups, columns, TileVecs(static_cast<int>(tile_rows)));
+      }
       tile.c = sums + r * kPanelColumns;
       if (group == 0) destination.FetchRows(r, tile_rows);
       TileRows<Dot>(tile_rows, tile, columns);
@@ -343,10 +361,11 @@ struct GemmPlain {
     ForEachRowBlock(
         args, store,
         [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
-          const unsigned char* panel = static_cast<const unsigned char*>(args.w) +
-                                       p * (args.k / Dot::kGroup) * args.panel_columns * kLaneBytes;
+          const int64_t lanes = p * (args.k / Dot::kGroup) * args.panel_columns + args.strip_begin;
+          const unsigned char* panel =
+              static_cast<const unsigned char*>(args.w) + lanes * kLaneBytes;
           // Whole vectors: the panel is padded with zeros.
-          const int64_t columns = PanelWidth(args, p * args.panel_columns);
+          const int64_t columns = PanelWidth(args, FirstColumn(args, p));
           GemmRowBlock<Element, Dot>(args, panel, (columns + kLanes - 1) / kLanes * kLanes, row,
                                      rows, sums, destination);
         });

@@ -83,15 +83,15 @@ struct QuantPanel {
   int64_t columns;  // whole vectors
 };
 
-// `groups`: in a panel of `columns`.
+// `groups`: in a panel of `columns`, from column `begin` on.
 static AS_ALWAYS_INLINE PanelScales ScalesOf(const WeightScales& scales, const void* stored,
                                              const uint16_t* blocks, int64_t p, int64_t groups,
-                                             int64_t columns) {
+                                             int64_t columns, int64_t begin) {
   PanelScales panel = {static_cast<const unsigned char*>(stored), blocks, scales.type, 0};
-  if (stored != nullptr) panel.at += p * groups * columns * ScaleBytes(scales.type);
+  if (stored != nullptr) panel.at += (p * groups * columns + begin) * ScaleBytes(scales.type);
   if (blocks == nullptr) return panel;
   while (scales.group_size << panel.block_shift < kScaleBlock) ++panel.block_shift;
-  panel.blocks += p * (groups >> panel.block_shift) * kPanelColumns;
+  panel.blocks += p * (groups >> panel.block_shift) * kPanelColumns + begin;
   return panel;
 }
 
@@ -100,13 +100,13 @@ static AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
   const WeightScales& scales = args.scales;
   const int64_t groups = args.k / scales.group_size;
   constexpr int64_t kWidth = ColumnsOf(kForm);
-  const int64_t wanted = args.n - p * kWidth;
-  const int64_t columns = wanted < kWidth ? wanted : kWidth;
-  return {static_cast<const unsigned char*>(args.w) + p * args.k * LowBytes(kForm),
-          scales.high == nullptr ? nullptr : scales.high + p * args.k * kHighBytes,
-          ScalesOf(scales, scales.scale, scales.block_scale, p, groups, kWidth),
-          ScalesOf(scales, scales.offset, scales.block_offset, p, groups, kWidth),
-          scales.zero == nullptr ? nullptr : scales.zero + p * groups * kPanelColumns,
+  const int64_t begin = args.strip_begin, lanes = begin * kLaneBytes;
+  const int64_t columns = PanelWidth(args, FirstColumn(args, p));
+  return {static_cast<const unsigned char*>(args.w) + p * args.k * LowBytes(kForm) + lanes,
+          scales.high == nullptr ? nullptr : scales.high + p * args.k * kHighBytes + lanes,
+          ScalesOf(scales, scales.scale, scales.block_scale, p, groups, kWidth, begin),
+          ScalesOf(scales, scales.offset, scales.block_offset, p, groups, kWidth, begin),
+          scales.zero == nullptr ? nullptr : scales.zero + p * groups * kPanelColumns + begin,
           scales.offset == nullptr ? ZeroOf(kForm) : 0,
           (columns + kLanes - 1) / kLanes * kLanes};
 }
@@ -122,6 +122,7 @@ struct ByteBlock {
   bool first, last;           // the group begins, and ends, in this block
   bool fresh;                 // c holds no sums before this block's first group
   bool in_registers;          // GroupTile's sums
+  bool is_strip;              // b has a part of each panel's line
   const int32_t* a_sums;      // of the first row, the block's first group; see GroupSum
   int64_t ld_sums, sums_per_group;
   int64_t index;  // of the first group, from the row's begin
@@ -417,9 +418,14 @@ static AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_
   const int64_t steps = StepsOf<kForm>(block);
   for (int64_t r = 0; r < rows;) {
     const int64_t tile_rows = Tiles::NextRows(rows - r, block.lanes);
-    block.fetch = rows == 1 ? Fetch{block.b + kStreamPrefetch, StepBytes(kForm)}
-                            : FetchShare(next, bytes, rows, r, tile_rows, steps, columns,
-                                         ByteTileVecs(block, tile_rows));
+    if (rows == 1) {
+      block.fetch = {block.b + StreamAhead(columns, ColumnsOf(kForm)), StepBytes(kForm)};
+    } else if (block.is_strip) {
+      block.fetch = {next, r == 0 ? bytes / steps : 0};
+    } else {
+      block.fetch = FetchShare(next, bytes, rows, r, tile_rows, steps, columns,
+                               ByteTileVecs(block, tile_rows));
+    }
     destination.FetchRows(r, tile_rows);
     Tiles::template Rows<kForm>(tile_rows, block, columns);
     block.offset.at = nullptr;
@@ -466,20 +472,19 @@ static AS_ALWAYS_INLINE int SharedBy(int64_t scale_group, int64_t group) {
 // Groups of K whose offsets are widened at a time: 16 KiB.
 constexpr int64_t kOffsetGroups = 64;
 
-// AddOffsets of one row.
-template <class SumOf>
-void AddOffsetsOfRow(const PanelScales& offsets, int shift, int64_t groups, float* c,
-                     const SumOf& sum_of) {
-  constexpr int kVecs = kPanelColumns / kLanes;
-  VecF sum[kVecs];
-  AS_UNROLL for (int v = 0; v < kVecs; ++v) sum[v] = LoadF(c + v * kLanes);
+// AddOffsets of one row, V vectors from `column` on.
+template <int V, class SumOf>
+void AddOffsetsOfRow(const PanelScales& offsets, int shift, int64_t groups, int64_t column,
+                     float* c, const SumOf& sum_of) {
+  VecF sum[V];
+  AS_UNROLL for (int v = 0; v < V; ++v) sum[v] = LoadF(c + column + v * kLanes);
   for (int64_t g = 0; g < groups; ++g) {
     const VecF a = Set1(sum_of(0, g));
-    VecF offset[kVecs];
-    LoadScales<kVecs>(offsets, g >> shift, 0, offset);
-    AS_UNROLL for (int v = 0; v < kVecs; ++v) sum[v] = Fma(a, offset[v], sum[v]);
+    VecF offset[V];
+    LoadScales<V>(offsets, g >> shift, column, offset);
+    AS_UNROLL for (int v = 0; v < V; ++v) sum[v] = Fma(a, offset[v], sum[v]);
   }
-  AS_UNROLL for (int v = 0; v < kVecs; ++v) StoreF(c + v * kLanes, sum[v]);
+  AS_UNROLL for (int v = 0; v < V; ++v) StoreF(c + column + v * kLanes, sum[v]);
 }
 
 // Adds the products of the groups' sums of activations, sum_of(row, group), and their offsets, to
@@ -487,12 +492,21 @@ void AddOffsetsOfRow(const PanelScales& offsets, int shift, int64_t groups, floa
 template <class SumOf>
 void AddOffsets(const QuantPanel& panel, int shift, int64_t groups, int64_t rows, float* c,
                 const SumOf& sum_of) {
-  if (rows == 1) return AddOffsetsOfRow(panel.offset, shift, groups, c, sum_of);
+  if (rows == 1) {
+    constexpr int kVecs = kPanelColumns / kLanes;
+    if (panel.columns == kPanelColumns) {
+      return AddOffsetsOfRow<kVecs>(panel.offset, shift, groups, 0, c, sum_of);
+    }
+    for (int64_t column = 0; column < panel.columns; column += kLanes) {
+      AddOffsetsOfRow<1>(panel.offset, shift, groups, column, c, sum_of);
+    }
+    return;
+  }
   alignas(64) float offsets[kOffsetGroups * kPanelColumns], sums[kTileRows * kOffsetGroups];
   for (int64_t begin = 0; begin < groups; begin += kOffsetGroups) {
     const int64_t count = groups - begin < kOffsetGroups ? groups - begin : kOffsetGroups;
     for (int64_t g = 0; g < count; ++g) {
-      for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+      for (int64_t i = 0; i < panel.columns; i += kLanes) {
         VecF offset[1];
         LoadScales<1>(panel.offset, (begin + g) >> shift, i, offset);
         StoreF(offsets + g * kPanelColumns + i, offset[0]);
@@ -542,6 +556,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   if (scales_last) block.scale.at = nullptr;
   block.column = 0;
   block.in_registers = rows > kGemmFewRows && whole_groups > 0;
+  block.is_strip = IsStrip(args);
   block.zero = panel.zero;
   block.offset = panel.offset;
   block.symmetric_zero = panel.symmetric_zero;
@@ -575,7 +590,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
     }
     if constexpr (!IsBytes(kForm)) {
       if (Tiles::Spreads(kForm, rows)) {
-        Spread<kForm>(block.b, block.high, table, next - k, spread);
+        Spread<kForm>(block.b, block.high, table, next - k, panel.columns, spread);
         block.b = spread;
         // The weights are bytes now, but their zero point is still that of their form.
         ByteTilesOver<Form::kBytes, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
@@ -675,14 +690,15 @@ static AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF 
   StoreI(out, Or(ShiftRight<16>(AsInt(even)), And(AsInt(odd), Set1Int(-65536))));
 }
 
-// Widens `count` k of a panel to [count / Dot::kGroup][64] lanes, and fetches the data after them.
-// zeros null: all are symmetric_zero.
-template <int kBits, class Dot>
+constexpr int kPanelVecs = kPanelStride / kVecBytes;
+
+// Widens kVecs vectors of `count` k of a panel to [count / Dot::kGroup][64] lanes, and fetches the
+// data after them. zeros null: all are symmetric_zero.
+template <int kBits, class Dot, int kVecs = kPanelVecs>
 void WidenIntegers(const unsigned char* from, const uint8_t* zeros, int32_t symmetric_zero,
                    int64_t count, unsigned char* out) {
   constexpr int64_t kStep = 32 / kBits;                      // k per stored lane
   constexpr int64_t kPair = 2 / Dot::kGroup * kPanelStride;  // bytes of two k
-  constexpr int kVecs = kPanelStride / kVecBytes;
   VecF zero[kVecs];
   AS_UNROLL for (int v = 0; v < kVecs; ++v) {
     const VecI point = zeros == nullptr ? Set1Int(symmetric_zero) : LoadBytes(zeros + v * kLanes);
@@ -721,14 +737,13 @@ static AS_ALWAYS_INLINE void StorePairs(Dot, unsigned char* out, VecI early, Vec
 }
 
 // The same for a form that LooksUp. kZeros: zero points differ.
-template <bool kZeros, class Dot>
+template <bool kZeros, class Dot, int kVecs = kPanelVecs>
 void WidenNibbles(const unsigned char* from, const uint8_t* zeros, const uint16_t* numbers,
                   int64_t count, unsigned char* out);
 #if defined(AS_VEC_LOOKS_UP_PAIRS16)
-template <bool kZeros, class Dot>
+template <bool kZeros, class Dot, int kVecs>
 void WidenNibbles(const unsigned char* from, const uint8_t* zeros, const uint16_t* numbers,
                   int64_t count, unsigned char* out) {
-  constexpr int kVecs = kPanelStride / kVecBytes;
   const VecI table = LoadI(numbers);
   VecI zero[kVecs];
   AS_UNROLL for (int v = 0; v < kVecs; ++v) {
@@ -751,10 +766,10 @@ void WidenNibbles(const unsigned char* from, const uint8_t* zeros, const uint16_
 }
 #endif
 
-template <class Dot>
+template <class Dot, int kVecs = kPanelVecs>
 void WidenFloat8(const unsigned char* from, int64_t count, unsigned char* out) {
   for (int64_t k = 0; k < count; k += 4) {
-    for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
+    for (int64_t line = 0; line < kVecs * kVecBytes; line += kVecBytes) {
       PrefetchStream(from + line + kStreamPrefetch);
       const VecI x = LoadI(from + line);
       StorePairs(Dot(), out + line, Float8Pairs(x, 0), Float8Pairs(x, 1));
@@ -764,31 +779,46 @@ void WidenFloat8(const unsigned char* from, int64_t count, unsigned char* out) {
   }
 }
 
-// The block of `count` k that begins with element k of the panel. numbers: NibbleNumbers.
-template <Form kForm, class Dot>
-static AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& scales,
-                                        const uint16_t* numbers, int64_t k, int64_t count,
-                                        unsigned char* out) {
-  const unsigned char* from = panel.w + k * LowBytes(kForm);
+// kVecs vectors from `column` on of the block of `count` k that begins with element k of the panel.
+template <Form kForm, class Dot, int kVecs>
+static AS_ALWAYS_INLINE void WidenColumns(const QuantPanel& panel, const WeightScales& scales,
+                                          const uint16_t* numbers, int64_t k, int64_t count,
+                                          int64_t column, unsigned char* out) {
+  const int64_t lanes = column * kLaneBytes;
+  const unsigned char* from = panel.w + k * LowBytes(kForm) + lanes;
   const uint8_t* zero =
-      panel.zero == nullptr ? nullptr : panel.zero + k / scales.group_size * kPanelColumns;
+      panel.zero == nullptr ? nullptr : panel.zero + k / scales.group_size * kPanelColumns + column;
+  out += lanes;
   if constexpr (kForm == Form::kFloat8) {
-    WidenFloat8<Dot>(from, count, out);
+    WidenFloat8<Dot, kVecs>(from, count, out);
   } else if constexpr (LooksUp(kForm)) {
     if (zero != nullptr) {
-      WidenNibbles<true, Dot>(from, zero, numbers, count, out);
+      WidenNibbles<true, Dot, kVecs>(from, zero, numbers, count, out);
     } else {
-      WidenNibbles<false, Dot>(from, zero, numbers, count, out);
+      WidenNibbles<false, Dot, kVecs>(from, zero, numbers, count, out);
     }
   } else if constexpr (kForm == Form::kBytes || kForm == Form::kNibbles) {
-    WidenIntegers<LowBits(kForm), Dot>(from, zero, panel.symmetric_zero, count, out);
+    WidenIntegers<LowBits(kForm), Dot, kVecs>(from, zero, panel.symmetric_zero, count, out);
   } else {
     alignas(64) unsigned char bytes[kWideBlock * kPanelColumns];
     alignas(16) uint8_t table[16];
     if (kForm == Form::kTable) ByteTable(scales.table, table);
-    Spread<kForm>(from, panel.high == nullptr ? nullptr : panel.high + k * kHighBytes, table, count,
-                  bytes);
-    WidenIntegers<8, Dot>(bytes, zero, panel.symmetric_zero, count, out);
+    Spread<kForm>(from, panel.high == nullptr ? nullptr : panel.high + k * kHighBytes + lanes,
+                  table, count, kVecs * kLanes, bytes);
+    WidenIntegers<8, Dot, kVecs>(bytes, zero, panel.symmetric_zero, count, out);
+  }
+}
+
+// All of the panel's columns. numbers: NibbleNumbers.
+template <Form kForm, class Dot>
+static AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& scales,
+                                        const uint16_t* numbers, int64_t k, int64_t count,
+                                        unsigned char* out) {
+  if (panel.columns == kPanelColumns) {
+    return WidenColumns<kForm, Dot, kPanelVecs>(panel, scales, numbers, k, count, 0, out);
+  }
+  for (int64_t column = 0; column < panel.columns; column += kLanes) {
+    WidenColumns<kForm, Dot, 1>(panel, scales, numbers, k, count, column, out);
   }
 }
 
@@ -805,11 +835,11 @@ static AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
 }
 
 // Adds the sums of group number `index`, times its scales, to c.
-static AS_ALWAYS_INLINE void AddScaledGroup(const PanelScales& scales, int64_t index, int64_t rows,
+static AS_ALWAYS_INLINE void AddScaledGroup(const QuantPanel& panel, int64_t index, int64_t rows,
                                             const float* sums, float* c) {
-  for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+  for (int64_t i = 0; i < panel.columns; i += kLanes) {
     VecF scale[1];
-    LoadScales<1>(scales, index, i, scale);
+    LoadScales<1>(panel.scale, index, i, scale);
     for (int64_t r = 0; r < rows; ++r) {
       float* sum = c + r * kPanelColumns + i;
       StoreF(sum, Fma(LoadF(sums + r * kPanelColumns + i), scale[0], LoadF(sum)));
@@ -858,7 +888,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
       TileRows<Dot>(tile_rows, tile, panel.columns);
       r += tile_rows;
     }
-    if (next == group_end) AddScaledGroup(panel.scale, index, rows, partial, c);
+    if (next == group_end) AddScaledGroup(panel, index, rows, partial, c);
   }
   AddWideOffsets<Element>(args, panel, row_begin, rows, c);
 }

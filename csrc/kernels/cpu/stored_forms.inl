@@ -67,25 +67,27 @@ static AS_ALWAYS_INLINE VecI Unit(const unsigned char* b, const unsigned char* h
 
 template <Form kForm, int kUnit>
 static AS_ALWAYS_INLINE void SpreadUnit(const unsigned char* b, const unsigned char* high,
-                                        VecI table, unsigned char* out) {
-  for (int64_t line = 0; line < kPanelStride; line += kVecBytes) {
+                                        VecI table, int64_t columns, unsigned char* out) {
+  for (int64_t line = 0; line < columns * kLaneBytes; line += kVecBytes) {
     const VecI unit =
         Unit<kForm, kUnit>(b + line, kForm == Form::kSixBits ? high + line : nullptr, table);
     StoreI(out + kUnit * kPanelStride + line, kForm == Form::kTable ? BiasBytes(unit) : unit);
   }
 }
 
-// `count` k to bytes, for blocks that many rows pass over. `table`: ByteTable.
+// `count` k of `columns` columns, whole vectors, to bytes: [count / 4][64][4]. For blocks that many
+// rows pass over. `table`: ByteTable.
 template <Form kForm>
 static AS_ALWAYS_INLINE void Spread(const unsigned char* b, const unsigned char* high,
-                                    const uint8_t* table, int64_t count, unsigned char* out) {
+                                    const uint8_t* table, int64_t count, int64_t columns,
+                                    unsigned char* out) {
   const VecI numbers = kForm == Form::kTable ? LoadTable(table) : Set1Int(0);
   for (int64_t k = 0; k < count; k += StepK(kForm)) {
-    SpreadUnit<kForm, 0>(b, high, numbers, out);
-    SpreadUnit<kForm, 1>(b, high, numbers, out);
+    SpreadUnit<kForm, 0>(b, high, numbers, columns, out);
+    SpreadUnit<kForm, 1>(b, high, numbers, columns, out);
     if constexpr (StepK(kForm) > 8) {
-      SpreadUnit<kForm, 2>(b, high, numbers, out);
-      SpreadUnit<kForm, 3>(b, high, numbers, out);
+      SpreadUnit<kForm, 2>(b, high, numbers, columns, out);
+      SpreadUnit<kForm, 3>(b, high, numbers, columns, out);
       high += kPanelStride;
     }
     b += StepBytes(kForm);

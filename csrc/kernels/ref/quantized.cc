@@ -63,6 +63,7 @@ void Gemm(const GemmArgs& args) noexcept {
   for (int64_t m = 0; m < args.m; ++m) {
     const A* a = static_cast<const A*>(args.a) + m * args.lda;
     for (int64_t n = args.panel_begin * args.panel_columns; n < n_end; ++n) {
+      if (!InStrip(args, n)) continue;
       double sum = 0;
       const int64_t group = args.a_scale_group;
       const float* a_scale =

@@ -37,6 +37,7 @@ void Gemm(const GemmArgs& args) noexcept {
   const int64_t n_end = n_limit < args.n ? n_limit : args.n;
   for (int64_t m = 0; m < args.m; ++m) {
     for (int64_t n = n_begin; n < n_end; ++n) {
+      if (!InStrip(args, n)) continue;
       double sum = 0;
       for (int64_t k = 0; k < args.k; ++k) {
         sum += Load(a + m * args.lda + k) * Load(PackedAt(w, args.k, k, n, args.panel_columns));

@@ -26,6 +26,12 @@ inline void SumBlocks(const int8_t* q, int64_t cols, int32_t* sums) {
   *sums = sum;
 }
 
+// Whether a GEMM's call computes column n.
+inline bool InStrip(const GemmArgs& args, int64_t n) {
+  const int64_t column = n % args.panel_columns - args.strip_begin;
+  return column >= 0 && column < args.strip_columns;
+}
+
 // The sum that adapters add to element (row, n) of a GEMM's result.
 inline double LowRankSum(const GemmArgs& args, int64_t row, int64_t n) {
   double sum = 0;

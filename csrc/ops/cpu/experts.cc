@@ -22,7 +22,7 @@ void ForEachExpert(const kernels::KernelTable& kernels, ThreadPool& pool, const 
         const int32_t* const begin = routing.begins + (i - first);
         return {begin[1] - begin[0], n, task.w.k, CeilDiv(n, columns_per_panel)};
       },
-      [&](int64_t i, cpu::Range panels) {
+      [&](int64_t i, cpu::Range panels, int64_t, int64_t) {
         if (i < first) {
           return run(cpu::GemmArgsOf(kernels, shared->x, shared->w, {0, shared->x.rows}, panels,
                                      shared->low_rank),

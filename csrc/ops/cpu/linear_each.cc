@@ -13,12 +13,15 @@ void CpuOps::LinearEach(std::span<const LinearTask> tasks) {
       [&](int64_t i) {
         const LinearTask& task = task_at(i);
         return cpu::Product{task.x.rows, task.w.n, task.w.k,
-                            CeilDiv(task.w.n, kernels::kPanelColumns)};
+                            CeilDiv(task.w.n, kernels::kPanelColumns),
+                            cpu::MayStrip(task.x.rows, task.low_rank)};
       },
-      [&](int64_t i, cpu::Range panels) {
+      [&](int64_t i, cpu::Range panels, int64_t first_column, int64_t columns) {
         const LinearTask& task = task_at(i);
         kernels::GemmArgs args =
             cpu::GemmArgsOf(kernels_, task.x, task.w, {0, task.x.rows}, panels, task.low_rank);
+        args.strip_begin = first_column;
+        args.strip_columns = columns;
         args.c = static_cast<float*>(task.y.data);
         args.ldc = task.y.ld;
         kernels_.gemm[cpu::Slot(task.w.dtype)][cpu::Slot(task.x.dtype)](args);

@@ -1,6 +1,7 @@
 // How products are cut between threads. Private to ops/cpu.
 #pragma once
 
+#include <algorithm>
 #include <span>
 
 #include "kernels/kernel_table.h"
@@ -21,12 +22,40 @@ struct Range {
 
 // How the work of one Linear is cut: row_parts x panel_parts rectangles, one per thread. Between
 // panels of output columns; between rows too if that balances the threads better, or if every part
-// still has local_rows of them (KernelTable).
+// still has local_rows of them (KernelTable). Few rows may be cut between strips of a panel, too.
 struct LinearSplit {
   int64_t row_parts = 1;
   int64_t panel_parts = 1;
+  int64_t strips = 1;  // per panel
 };
-LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads, int64_t local_rows);
+LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads, int64_t local_rows,
+                        bool may_strip = false);
+
+// Whether a product may be cut into strips.
+inline bool MayStrip(int64_t rows, std::span<const kernels::LowRank> low_rank) {
+  return rows <= kernels::kMostStripRows && low_rank.empty();
+}
+// The strips into which each of `panels` panels is cut, so that threads have equal parts: 1 or all.
+int64_t StripsFor(int64_t panels, int64_t num_threads);
+
+// Calls run(panels, first_column, columns) for a range of the strips of panels: whole panels at
+// once, and the strips of one panel.
+template <class Run>
+void ForEachStrip(Range strips, int64_t strips_per_panel, const Run& run) {
+  const int64_t width = kernels::kPanelColumns / strips_per_panel;
+  for (int64_t at = strips.begin; at < strips.end;) {
+    const int64_t panel = at / strips_per_panel, first = at % strips_per_panel;
+    const int64_t whole = (strips.end - at) / strips_per_panel;
+    if (first == 0 && whole > 0) {
+      run(Range{panel, panel + whole}, 0, kernels::kPanelColumns);
+      at += whole * strips_per_panel;
+    } else {
+      const int64_t count = std::min(strips_per_panel - first, strips.end - at);
+      run(Range{panel, panel + 1}, first * width, count * width);
+      at += count;
+    }
+  }
+}
 
 // The arguments for these rows and panels of x * w^T; only the result's address is missing.
 kernels::GemmArgs GemmArgsOf(const kernels::KernelTable& kernels, const ConstMatrix& x,

@@ -182,6 +182,41 @@ void TestPanelSplits(const KernelTable& table) {
 TEST_P(GemmTest, PanelsMayBeSplitFloat32) { TestPanelSplits<float>(table()); }
 TEST_P(GemmTest, PanelsMayBeSplitBFloat16) { TestPanelSplits<BFloat16>(table()); }
 
+// Calls run(args) for strips that together are all of the args' panels.
+template <class Run>
+void ForStrips(GemmArgs args, const Run& run) {
+  const int64_t begin = args.panel_begin, end = args.panel_end;
+  const int64_t strips[][2] = {{48, 16}, {0, 16}, {16, 32}};
+  for (int64_t panel = begin; panel < end; ++panel) {
+    for (const auto& [first, columns] : strips) {
+      if (panel * kPanelColumns + first >= args.n) continue;
+      args.panel_begin = panel;
+      args.panel_end = panel + 1;
+      args.strip_begin = first;
+      args.strip_columns = columns;
+      run(args);
+    }
+  }
+}
+
+template <class T>
+void TestStrips(const KernelTable& table) {
+  for (const int64_t m : {1, 2, 6, 7, 13, 16}) {
+    for (const int64_t n : {1, 40, 64, 130}) {
+      for (const int64_t k : {2, 130, 1026}) {
+        const Problem<T> p(m, n, k, {.bias = true, .accumulate = n == 64, .pad_a = 1}, 12);
+        std::vector<float> whole = p.c, split = p.c;
+        table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
+        ForStrips(p.Args(split), table.gemm[kSlotOf<T>][kSlotOf<T>]);
+        EXPECT_TRUE(SameBits(whole.data(), split.data(), static_cast<int64_t>(whole.size())))
+            << table.name << " m=" << m << " n=" << n << " k=" << k;
+      }
+    }
+  }
+}
+TEST_P(GemmTest, PanelsMayBeCutIntoStripsFloat32) { TestStrips<float>(table()); }
+TEST_P(GemmTest, PanelsMayBeCutIntoStripsBFloat16) { TestStrips<BFloat16>(table()); }
+
 // The number of columns must not change a column's bits.
 template <class T>
 void TestColumnTails(const KernelTable& table) {
@@ -366,6 +401,15 @@ void TestGated(const KernelTable& table) {
           gated(args);
         }
         EXPECT_TRUE(SameBits(expected.data(), out.data() + 1, m * cols));
+        if (m > kMostStripRows) return;
+        out.assign(out.size(), Out{});
+        args.gemm.panel_begin = 0;
+        args.gemm.panel_end = 2;
+        ForStrips(args.gemm, [&](const GemmArgs& strip) {
+          args.gemm = strip;
+          gated(args);
+        });
+        EXPECT_TRUE(SameBits(expected.data(), out.data() + 1, m * cols)) << "in strips";
       };
       expect_same(float{});
       expect_same(BFloat16{});

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <tuple>
 
+#include "base/int_math.h"
 #include "cpp/ops/op_test_util.h"
 #include "ops/cpu/linear_split.h"
 #include "ops/gated_act.h"
@@ -17,13 +18,15 @@ using testing::OpDevice;
 
 std::atomic<int> num_calls;
 
-// Adds 1 and the row's first input to each output element of its range. So the test sees a row or
-// panel that is computed twice, not at all, or from the wrong row.
+// Adds 1 and the row's first input to each output element of its range. So the test sees a row,
+// panel or strip that is computed twice, not at all, or from the wrong row.
 void CountingGemm(const kernels::GemmArgs& args) noexcept {
   ++num_calls;
   const float* a = static_cast<const float*>(args.a);
+  const int64_t strip_end = args.strip_begin + args.strip_columns;
   for (int64_t m = 0; m < args.m; ++m) {
     for (int64_t n = args.panel_begin * 64; n < std::min(args.n, args.panel_end * 64); ++n) {
+      if (n % 64 < args.strip_begin || n % 64 >= strip_end) continue;
       args.c[m * args.ldc + n] +=
           1.0f + a[m * args.lda] + (args.bias != nullptr ? args.bias[n] : 0.0f);
     }
@@ -65,8 +68,8 @@ TEST_P(LinearSplitTest, EveryElementIsMadeOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearSplitTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 5),
-                                            ::testing::Values(1, 7, 33, 64, 100, 300),
+                         ::testing::Combine(::testing::Values(1, 2, 3, 5, 16),
+                                            ::testing::Values(1, 7, 16, 33, 64, 100, 300),
                                             ::testing::Values(1, 63, 64, 65, 200, 896)));
 
 TEST(SplitLinearTest, UsesTheThreadsAndCutsManyRows) {
@@ -93,6 +96,70 @@ TEST(SplitLinearTest, UsesTheThreadsAndCutsManyRows) {
       }
     }
   }
+}
+
+TEST(SplitLinearTest, FewRowsAreCutIntoStripsOfPanels) {
+  constexpr int64_t kLocalRows = 128;
+  const auto split = [&](int64_t panels, int64_t threads) {
+    return cpu::SplitLinear(1, panels, threads, kLocalRows, /*may_strip=*/true);
+  };
+  EXPECT_EQ(split(14, 2).strips, 1);
+  EXPECT_EQ(split(18, 15).strips, 1);  // too few threads
+  EXPECT_EQ(split(14, 64).strips, 4);
+  EXPECT_EQ(split(14, 64).panel_parts, 56);
+  EXPECT_EQ(split(18, 16).panel_parts, 16);
+  EXPECT_EQ(split(2374, 64).strips, 1);  // a fiftieth is not worth it
+  EXPECT_EQ(cpu::SplitLinear(1, 14, 64, kLocalRows).strips, 1);
+  EXPECT_TRUE(cpu::MayStrip(kernels::kMostStripRows, {}));
+  EXPECT_FALSE(cpu::MayStrip(kernels::kMostStripRows + 1, {}));
+  const kernels::LowRank adapter{};
+  EXPECT_FALSE(cpu::MayStrip(1, {&adapter, 1}));
+}
+
+TEST(SplitLinearTest, StripsOfARangeAreWholePanelsAndTheRest) {
+  for (const int64_t per_panel : {1, 2, 4}) {
+    const int64_t width = 64 / per_panel;
+    for (int64_t begin = 0; begin < 13; ++begin) {
+      for (int64_t end = begin; end < 13; ++end) {
+        int64_t at = begin * width, calls = 0;
+        cpu::ForEachStrip({begin, end}, per_panel,
+                          [&](cpu::Range panels, int64_t first, int64_t columns) {
+                            EXPECT_EQ(panels.begin * 64 + first, at);
+                            EXPECT_TRUE(columns == 64 || panels.end == panels.begin + 1);
+                            at += (panels.end - panels.begin - 1) * 64 + columns;
+                            ++calls;
+                          });
+        EXPECT_EQ(at, end * width);
+        EXPECT_LE(calls, 3);
+      }
+    }
+  }
+}
+
+// The part of the time for which threads read weights, of one token of the 0.5B shape, if all read
+// as fast: each waits at the end of every product for the slowest.
+TEST(SplitLinearTest, ManyThreadsHaveEqualParts) {
+  struct Weight {
+    int64_t panels, k, times;
+  };
+  const Weight weights[] = {
+      {18, 896, 24}, {14, 896, 24}, {2 * 76, 896, 24}, {14, 4864, 24}, {2374, 896, 1}};
+  const auto used = [&](int64_t threads, bool may_strip) {
+    double work = 0, time = 0;
+    for (const Weight& w : weights) {
+      const bool gated = w.panels == 2 * 76;
+      const int64_t panels = gated ? 76 : w.panels, each = w.k * w.times * (gated ? 2 : 1);
+      const cpu::LinearSplit split = cpu::SplitLinear(1, panels, threads, 128, may_strip);
+      const int64_t strips = panels * split.strips;
+      work += static_cast<double>(panels * each);
+      time += static_cast<double>(CeilDiv(strips, split.panel_parts) * each) /
+              static_cast<double>(split.strips);
+    }
+    return work / (time * static_cast<double>(threads));
+  };
+  EXPECT_GE(used(2, true), 0.99);
+  for (const int64_t threads : {8, 16, 32, 64}) EXPECT_GE(used(threads, true), 0.9) << threads;
+  EXPECT_LT(used(64, false), 0.45);
 }
 
 TEST_F(LinearTest, SmallWorkRunsOnTheCaller) {
