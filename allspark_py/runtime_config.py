@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from allspark._allspark import AsCacheMode, AsModelConfig
@@ -89,6 +89,10 @@ class AsModelRuntimeConfigBuilder:
             raise NotImplementedError(
                 "target_device is CPU_NUMA, which is not built; CPU computes with every core that "
                 "the process may run on, of all NUMA nodes"
+            )
+        if device_id_array is not None and not isinstance(device_id_array, Iterable):
+            raise TypeError(
+                f"device_id_array is {device_id_array!r}; it must be a list of ids, such as [0]"
             )
         ids = ",".join(str(i) for i in device_id_array or [0])
         self._set("compute_unit", f"{device.value}:{ids}")

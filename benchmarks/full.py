@@ -41,6 +41,7 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "16"],
         "long_prompt": ["long_prompt.py", *tokenizer],
         "conversion": ["conversion.py"],
+        "quantizing": ["quantizing.py"],
         "choices": ["choices.py", *rounds],
         "moe": ["moe.py", *rounds],
         "guided": ["guided.py", *rounds, *tokenizer],

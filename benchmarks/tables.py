@@ -11,6 +11,9 @@ from record import Measurement, Record, keys, select
 from report import table
 
 FREE = "free"  # In guided.py: decoding without a format.
+# In quantizing.py; the types that the peer loads checkpoints in.
+OWN, HALF = "allspark awq+gptq", "half of the layers"
+PEERS = {f"llm-compressor GPTQ, {dtype}": dtype for dtype in ("float32", "bfloat16")}
 IN_PROCESS, OVER_HTTP = "in process", "over HTTP"  # In server_speed.py.
 Values = Mapping[str, float]
 
@@ -277,6 +280,20 @@ def server_start(record: Record) -> list[str]:
     return table([head, "s until it is up", "until it has answered", "resident memory, MB"], rows)
 
 
+def quantizing(record: Record) -> list[str]:
+    rows = [
+        [
+            name,
+            _median(record, lambda v: v["s"], "{:,.0f}", program=name),
+            _median(record, lambda v: v["peak_mb"], "{:,.0f}", program=name),
+        ]
+        for name in keys(record, "program")
+    ]
+    settings = record["settings"]
+    title = f"{settings['shape']}, {settings['samples']} x {settings['length']} tokens"
+    return table([title, "s", "peak memory, MB"], rows)
+
+
 def server_speed(record: Record) -> list[str]:
     def row(precision: str, way: str) -> list[str]:
         of = {"precision": precision, "way": way}
@@ -322,6 +339,7 @@ TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "conversion": conversion,
     "step_loop": step_loop,
     "http_streams": http_streams,
+    "quantizing": quantizing,
     "server_speed": server_speed,
     "server_start": server_start,
     "long_prompt": long_prompt,

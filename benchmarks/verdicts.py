@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bars import OWN_BARS
-from record import Record, values
+from record import Record, median, values
 from report import cut, table, verdict
-from tables import IN_PROCESS, OVER_HTTP, TABLES, Values, beside
+from tables import HALF, IN_PROCESS, OVER_HTTP, OWN, PEERS, TABLES, Values, beside
 
 
 def _paired(
@@ -86,6 +86,18 @@ def _choices_worst(
     return value
 
 
+def _quantizing(name: str, others: Collection[str]) -> Callable[[Record], float | None]:
+    """Of the least of the others."""
+
+    def value(record: Record) -> float | None:
+        found = [median(record, name, program=each) for each in others]
+        least = min((each for each in found if each is not None), default=None)
+        own = median(record, name, program=OWN)
+        return None if own is None or least is None else own / least
+
+    return value
+
+
 # By the names in bars.OWN_BARS.
 FIGURES: Mapping[str, Callable[[Record], float | None]] = {
     "CPU a frame, of the bare protocol's": _frames,
@@ -99,6 +111,9 @@ FIGURES: Mapping[str, Callable[[Record], float | None]] = {
     "questions with the same answers": _choices_worst("same", min),
     "bf16: tokens/s, of the SDK's": _server_speed("bf16"),
     "A8W8: tokens/s, of the SDK's": _server_speed("A8W8"),
+    "s, of llm-compressor's": _quantizing("s", PEERS),
+    "peak memory, of llm-compressor's": _quantizing("peak_mb", PEERS),
+    "peak memory, of that with half of the layers": _quantizing("peak_mb", [HALF]),
     "s until it answers": _start,
     "memory, MB above the engine's": _memory,
 }

@@ -190,7 +190,8 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"test_server_(clients|document|proxy)\.py", "^the oracle ",
                 not_covered="the server against LangChain, OpenAI's agents, lm-eval, "
                 "Schemathesis or nginx (scripts/oracles.sh installs them)"),
-    AllowedSkip(r"test_(eval_(lm_eval|models)|lora_smollm2)\.py", "^the oracle ",
+    AllowedSkip(r"test_(eval_(lm_eval|models)|(lora|quantize)_smollm2)\.py",
+                "^the oracle ",
                 not_covered="lm-eval with a model of this process, or what is measured on SmolLM2 "
                 "(scripts/oracles.sh installs both)"),
     AllowedSkip(r"test_server_process\.py", "^no network namespaces here",

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from allspark.batch.output import OutputFile, write_whole
+from allspark.batch.output import OutputFile
 from allspark.input_ids import shown
+from allspark.whole_file import write_whole
 
 _VERSION = 1
 Settings = Mapping[str, Any]  # name -> a value of JSON

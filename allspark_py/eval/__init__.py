@@ -13,7 +13,7 @@ from allspark.lazy_names import lazy_names
 if TYPE_CHECKING:
     from allspark.eval.accuracy import write_accuracy
     from allspark.eval.continuations import Likelihood, likelihoods
-    from allspark.eval.divergence import Comparison, compare
+    from allspark.eval.divergence import Comparison, compare, compare_all
     from allspark.eval.facts import ModelFacts
     from allspark.eval.files import Text
     from allspark.eval.multiple_choice import Choices, TaskResult, choices
@@ -35,6 +35,7 @@ _HOMES = {
     "Text": "allspark.eval.files",
     "choices": "allspark.eval.multiple_choice",
     "compare": "allspark.eval.divergence",
+    "compare_all": "allspark.eval.divergence",
     "likelihoods": "allspark.eval.continuations",
     "perplexity": "allspark.eval.text_perplexity",
     "read_tasks": "allspark.eval.tasks",

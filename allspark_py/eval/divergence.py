@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,28 +88,53 @@ def compare(
         ValueError: as `perplexity`, or the reference has another vocabulary.
         OutOfMemoryError, AllSparkError: the logits of a window have no room.
     """
+    (found,) = compare_all([model], reference, texts, context, tokens, adapter, progress)
+    return found
+
+
+def compare_all(
+    models: Sequence[ServedModel],
+    reference: ServedModel,
+    texts: Texts,
+    context: int = DEFAULT_CONTEXT,
+    tokens: int | None = None,
+    adapter: str | None = None,
+    progress: Callable[[int], object] = lambda count: None,
+) -> list[Comparison]:
+    """As `compare`, of several models with one reference, which computes each window once. The
+    logits of a window of all models are in memory.
+
+    Returns:
+        In the order of the models.
+    """
     check_settings(context, tokens)
     found = to_texts(texts)
-    windows = cut(model, found, context, tokens)
     if context > reference.session_len:
         raise ValueError(
             f"context is {context}; it must be at most {reference.session_len}, the reference's "
             "length"
         )
-    check_same_vocabulary(model, reference, found[: len(windows.texts)])
-    parts = []
-    for window in windows.windows:
-        own = _logits(model, window, adapter)
-        check_finite(own, window)
-        base = _logits(reference, window, None)
-        check_finite(base, window, "the reference")
+    all_windows = [cut(model, found, context, tokens) for model in models]
+    for model, windows in zip(models, all_windows, strict=True):
+        check_same_vocabulary(model, reference, found[: len(windows.texts)])
+    parts: list[list[TokenFigures]] = []
+    for window in all_windows[0].windows:
+        own = [_logits(model, window, adapter) for model in models]
+        base = _logits(reference, window, None, "the reference")
         parts.append(token_figures(own, base, window.targets))
         progress(1)
-    return _comparison(facts_of(model, adapter), facts_of(reference), windows, _joined(parts))
+    by_model = zip(models, all_windows, zip(*parts, strict=True), strict=True)
+    return [
+        _comparison(facts_of(model, adapter), facts_of(reference), windows, _joined(figures))
+        for model, windows, figures in by_model
+    ]
 
 
-def _logits(model: ServedModel, window: Window, adapter: str | None) -> np.ndarray:
-    """The rows from which the window's targets are predicted."""
+def _logits(
+    model: ServedModel, window: Window, adapter: str | None, whose: str = "the model"
+) -> np.ndarray:
+    """The rows from which the window's targets are predicted. Raises ValueError unless they are
+    finite."""
     fields = for_adapter(adapter, prompt_only=True, output_logits="all")
     ((_, elements),) = results(
         model,
@@ -117,33 +142,47 @@ def _logits(model: ServedModel, window: Window, adapter: str | None) -> np.ndarr
         lambda each: model.engine.start_request_ids(model.name, None, each.ids, fields),
     )
     logits: np.ndarray = elements.tensors_from_model_inference[0]["logits"]
-    return logits[window.first : -1]
+    rows = logits[window.first : -1]
+    check_finite(rows, window, whose)
+    return rows
 
 
-def token_figures(logits: np.ndarray, reference: np.ndarray, targets: Ids) -> TokenFigures:
-    """Of logits [tokens, vocabulary] of both models, and the tokens that followed."""
+def token_figures(
+    logits: Sequence[np.ndarray], reference: np.ndarray, targets: Ids
+) -> list[TokenFigures]:
+    """Of logits [tokens, vocabulary] of each model and of the reference, and the tokens that
+    followed."""
     parts = []
     for begin in range(0, len(targets), _ROWS):
         rows = slice(begin, begin + _ROWS)
-        parts.append(_figures_of_rows(logits[rows], reference[rows], targets[rows]))
-    return _joined(parts)
+        base = _Reference(reference[rows], targets[rows])
+        parts.append([base.figures_of(own[rows]) for own in logits])
+    return [_joined(figures) for figures in zip(*parts, strict=True)]
 
 
-def _figures_of_rows(logits: np.ndarray, reference: np.ndarray, targets: Ids) -> TokenFigures:
-    own, base = _log_softmax(logits), _log_softmax(reference)
-    rows = np.arange(len(targets))
-    own_targets, base_targets = own[rows, targets], base[rows, targets]
-    probabilities = np.exp(base)
-    top, base_top = _top(logits), _top(reference)
-    common = (top[:, :, None] == base_top[:, None, :]).any(axis=2)
-    return TokenFigures(
-        losses=-own_targets,
-        reference_losses=-base_targets,
-        kl_divergences=np.einsum("rv,rv->r", probabilities, base - own),
-        changes=np.exp(own_targets) - np.exp(base_targets),
-        is_same_top=logits.argmax(axis=1) == reference.argmax(axis=1),
-        overlaps=common.mean(axis=1),
-    )
+class _Reference:
+    """Some rows of the reference's logits, and what all models are compared with."""
+
+    def __init__(self, logits: np.ndarray, targets: Ids):
+        self._targets = np.arange(len(targets)), targets
+        self._logprobs = _log_softmax(logits)
+        self._probabilities = np.exp(self._logprobs)
+        self._top = _top(logits)
+
+    def figures_of(self, logits: np.ndarray) -> TokenFigures:
+        own, base = _log_softmax(logits), self._logprobs
+        own_targets, base_targets = own[self._targets], base[self._targets]
+        top = _top(logits)
+        common = (top[:, :, None] == self._top[:, None, :]).any(axis=2)
+        np.subtract(base, own, out=own)
+        return TokenFigures(
+            losses=-own_targets,
+            reference_losses=-base_targets,
+            kl_divergences=np.einsum("rv,rv->r", self._probabilities, own),
+            changes=np.exp(own_targets) - np.exp(base_targets),
+            is_same_top=top[:, 0] == self._top[:, 0],
+            overlaps=common.mean(axis=1),
+        )
 
 
 def _log_softmax(logits: np.ndarray) -> Floats:
@@ -154,16 +193,17 @@ def _log_softmax(logits: np.ndarray) -> Floats:
 
 
 def _top(logits: np.ndarray) -> NDArray[np.int64]:
-    """The likeliest tokens of each row; of equal ones those with the lowest ids."""
-    count = min(NUM_TOP, logits.shape[1])
-    top = np.argpartition(-logits, count - 1, axis=1)[:, :count]
-    least = np.take_along_axis(logits, top, axis=1).min(axis=1, keepdims=True)
-    for row in np.flatnonzero((logits >= least).sum(axis=1) > count):  # ties at the end
-        top[row] = np.argsort(-logits[row], kind="stable")[:count]
+    """The likeliest tokens of each row, the likeliest first; of equal ones those with the lowest
+    ids."""
+    rows, left = np.arange(len(logits)), logits.copy()
+    top = np.empty((len(logits), min(NUM_TOP, logits.shape[1])), np.int64)
+    for place in range(top.shape[1]):  # a fifth of the time that a partition of each row takes
+        top[:, place] = left.argmax(axis=1)
+        left[rows, top[:, place]] = -np.inf
     return top
 
 
-def _joined(parts: list[TokenFigures]) -> TokenFigures:
+def _joined(parts: Sequence[TokenFigures]) -> TokenFigures:
     return TokenFigures(
         *(np.concatenate(values) for values in zip(*(_fields(part) for part in parts), strict=True))
     )

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from allspark._allspark import __version__
-from allspark.batch.output import write_whole
 from allspark.eval.divergence import Comparison
 from allspark.eval.facts import ModelFacts
 from allspark.eval.files import TextFacts
 from allspark.eval.multiple_choice import Choices
 from allspark.eval.statistics import Estimate, Spread
 from allspark.eval.text_perplexity import Perplexity
+from allspark.whole_file import write_whole
 
 Result: TypeAlias = "Perplexity | Comparison | Choices"
 _VERSION = ("version", f"allspark {__version__}")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from allspark.batch.output import write_whole
 from allspark.eval.files import Text
 from allspark.model_loader import HuggingFaceModel
 from allspark.pipeline.fields import whole
@@ -14,6 +13,7 @@ from allspark.quantize.calibration import read_ids
 from allspark.quantize.layers import LayerSource, quantizable
 from allspark.quantize.moves import has_experts
 from allspark.quantize.stream import Stream
+from allspark.whole_file import write_whole
 from numpy.typing import NDArray
 
 FILE_NAME = "inputs_stats.safetensors"

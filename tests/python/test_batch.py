@@ -26,6 +26,7 @@ from allspark.batch.origin import Origin, line_seed  # noqa: E402
 from allspark.batch.window import Window  # noqa: E402
 from allspark.cli import main  # noqa: E402
 from allspark.pipeline import GenerationConfig, pipeline  # noqa: E402
+from allspark.whole_file import write_whole  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 
@@ -581,10 +582,10 @@ def test_links_and_pipes_stay_what_they_are(tmp_path):
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")
     link.symlink_to(target)
-    output.write_whole(link, b"new")
+    write_whole(link, b"new")
     assert link.is_symlink() and target.read_bytes() == b"new"
     reader, writer = os.pipe()
-    output.write_whole(tmp_path / f"/dev/fd/{writer}", b"all of it")
+    write_whole(tmp_path / f"/dev/fd/{writer}", b"all of it")
     os.close(writer)
     with open(reader, "rb") as pipe:
         assert pipe.read() == b"all of it"

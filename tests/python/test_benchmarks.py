@@ -147,6 +147,30 @@ def test_prefill_policies_are_compared(tmp_path: Path) -> None:
     check_kept(tmp_path, "prefill_policy", of, "ttft_p99_ms", "output_tok_s")
 
 
+def test_quantising_is_timed_and_its_memory_compared(tmp_path: Path, load) -> None:
+    script = [sys.executable, str(BENCHMARKS / "quantizing.py"), "--work-dir", str(tmp_path)]
+    (tmp_path / "text.txt").write_text("A queue has the tokens of a request. " * 40)
+    sizes = ["--shape", "tiny", "--own", "--samples", "4", "--length", "64", "--rounds", "1",
+             "--text", str(tmp_path / "text.txt")]  # fmt: skip
+    result = subprocess.run([*script, *sizes, *keeping(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for program in ("allspark awq+gptq", "half of the layers"):
+        assert re.search(rf"\| {re.escape(program)} \| \d+ \| \d+ \|", result.stdout)
+    check_kept(tmp_path, "quantizing", {"program": "half of the layers"}, "s", "peak_mb")
+
+    figures = load("verdicts").FIGURES
+    programs = {"allspark awq+gptq": (60.0, 1000.0), "half of the layers": (31.0, 990.0),
+                "llm-compressor GPTQ, float32": (100.0, 4000.0),
+                "llm-compressor GPTQ, bfloat16": (200.0, 2500.0)}  # fmt: skip
+    record = {"measurements": [
+        {"round": 1, "of": {"program": name}, "values": {"s": seconds, "peak_mb": peak}}
+        for name, (seconds, peak) in programs.items()
+    ]}  # fmt: skip
+    assert figures["s, of llm-compressor's"](record) == 0.6
+    assert figures["peak memory, of llm-compressor's"](record) == 0.4
+    assert figures["peak memory, of that with half of the layers"](record) == 1000 / 990
+
+
 def test_a_server_is_compared_with_its_engine(tmp_path: Path) -> None:
     script = [sys.executable, str(BENCHMARKS / "server_speed.py"), "--work-dir", str(tmp_path)]
     sizes = ["--shape", "tiny", "--divisor", "16", "--rounds", "1", "--precisions", "A8W8"]

@@ -108,6 +108,7 @@ def test_build_gives_a_copy():
     ("call", "error", "match"),
     [
         (lambda b: b.compute_unit("TPU"), ValueError, "TPU"),
+        (lambda b: b.compute_unit("CPU", 2), TypeError, "device_id_array is 2; it must be a list"),
         (lambda b: b.compute_unit("cpu_numa", [0]), NotImplementedError, "device is CPU_NUM"),
         (lambda b: b.compute_unit(TargetDevice.CPU_NUMA), NotImplementedError, "CPU computes with"),
         (lambda b: b.max_length("long"), ValueError, "long"),

@@ -19,6 +19,7 @@ from allspark.eval import (  # noqa: E402
     Text,
     choices,
     compare,
+    compare_all,
     likelihoods,
     perplexity,
     read_tasks,
@@ -28,6 +29,7 @@ from allspark.pipeline.engine_config import PRECISIONS  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support import oracles  # noqa: E402
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint  # noqa: E402
+from support.smollm2 import OPENED  # noqa: E402
 from support.tables import held_table  # noqa: E402
 
 CONTEXT = 32
@@ -111,6 +113,12 @@ def test_a_comparison_is_that_of_the_logits(model, reference):
     common = [len({*a} & {*b}) / 5 for a, b in zip(*map(np.ndarray.tolist, tops), strict=True)]
     assert found.top5_overlap.value == pytest.approx(np.mean(common))
     assert 0 < kl.mean.value < 0.1 and found.same_top.value > 0.8
+
+
+def test_several_models_are_compared_as_each_alone(model, reference):
+    found = compare_all([model, reference, model], reference, TEXT, CONTEXT)
+    assert found[0] == found[2] == compare(model, reference, TEXT, CONTEXT)
+    assert found[1].kl_divergence.largest == 0 and found[1].model == found[0].reference
 
 
 def test_both_ways_give_the_same_perplexity(model, reference):
@@ -385,26 +393,13 @@ def test_results_are_plain_values(model, repo_root):
 # A trained model.
 
 
-A8W8 = PRECISIONS["A8W8"]
-# Of each row of the table: what differs from the defaults, in the engine's config and in A8W8.
-SMOLLM2_FORMS: dict[str, tuple[dict, dict]] = {
-    "bfloat16": ({}, {}),
-    "int8, A16": ({"precision": "A16W8"}, {}),
-    "int8, A8, one scale per token": ({"precision": "A8W8"}, {"activation_group_size": 0}),
-    "int8, A8": ({"precision": "A8W8"}, {}),
-    "KV cache of 8 bits": ({"kv_cache_bits": 8}, {}),
-    "KV cache of 8 bits for keys, 4 bits for values": ({"kv_cache_bits": 6}, {}),
-    "KV cache of 4 bits": ({"kv_cache_bits": 4}, {}),
-}
-
-
 def documented_on_smollm2(repo_root):
     """{row: (change of perplexity in percent, KL, same first token in percent)}."""
     return held_table(repo_root / "docs" / "quantization.md", "test_eval_models.py")
 
 
 def test_the_table_has_every_form_of_smollm2(repo_root):
-    assert list(documented_on_smollm2(repo_root)) == list(SMOLLM2_FORMS)
+    assert list(documented_on_smollm2(repo_root)) == list(OPENED)
 
 
 @pytest.mark.slow
@@ -414,9 +409,9 @@ def test_quantising_smollm2_costs_what_the_table_says(engine, shared_data, repo_
     text = shared_data / "text" / "wikitext2_test.txt"
     config = EngineConfig(data_type="float32", session_len=512)
     exact = ServedModel.open(str(file), config, "exact", engine)
-    expected, divergences = documented_on_smollm2(repo_root), {}
-    for row, (fields, of_a8w8) in SMOLLM2_FORMS.items():
-        monkeypatch.setitem(PRECISIONS, "A8W8", {**A8W8, **of_a8w8})
+    expected, divergences, a8w8 = documented_on_smollm2(repo_root), {}, PRECISIONS["A8W8"]
+    for row, (fields, of_a8w8) in OPENED.items():
+        monkeypatch.setitem(PRECISIONS, "A8W8", {**a8w8, **of_a8w8})
         form = ServedModel.open(
             str(file), EngineConfig(session_len=512, **fields), "form", engine
         )

@@ -21,25 +21,8 @@ from allspark.quantize import QuantizeConfig, quantize_model  # noqa: E402
 from allspark.quantize.calibration import read_ids  # noqa: E402
 from allspark.quantize.export_files import Output, write_files  # noqa: E402
 from support import oracles  # noqa: E402
+from support.smollm2 import QUANTISED  # noqa: E402
 from support.tables import held_table  # noqa: E402
-
-UINT4 = {"weight_format": "uint4", "group_size": 64}
-INT4 = {"weight_format": "int4", "group_size": 32}
-A8W8 = {"weight_format": "int8", "group_size": 0, "compute_method": "activate_quant"}
-FEW = {"calib_samples": 10}  # Of 512 tokens.
-# By the table's rows.
-FORMS = {
-    "uint4, groups of 64: `rtn`": {**UINT4, "method": "rtn"},
-    "`awq`": {**UINT4, **FEW, "method": "awq"},
-    "`gptq`": {**UINT4, **FEW, "method": "gptq"},
-    "`awq+gptq`": {**UINT4, **FEW, "method": "awq+gptq"},
-    "`awq+gptq`, 128 sequences": {**UINT4, "method": "awq+gptq"},
-    "`awq+gptq`, 5.3 bits": {**UINT4, **FEW, "method": "awq+gptq", "target_bits": 5.3},
-    "int4, groups of 32: `rtn`": {**INT4, "method": "rtn"},
-    "int4, `awq+gptq`": {**INT4, **FEW, "method": "awq+gptq"},
-    "int8, A8, one scale per token: `rtn`": {**A8W8, "method": "rtn", "activation_group_size": 0},
-    "int8, A8: `rtn`, smoothed": {**A8W8, **FEW, "method": "rtn", "smooth": 0.5},
-}
 
 
 def documented(repo_root):
@@ -48,7 +31,7 @@ def documented(repo_root):
 
 
 def test_the_table_has_every_form(repo_root):
-    assert list(documented(repo_root)) == list(FORMS)
+    assert list(documented(repo_root)) == list(QUANTISED)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +50,8 @@ def measure(smollm2, shared_data, tmp_path_factory):
 
     @functools.cache
     def of(row):
-        settings = QuantizeConfig(requantize=True, **FORMS[row])
-        output = folder / str(list(FORMS).index(row))
+        settings = QuantizeConfig(requantize=True, **QUANTISED[row])
+        output = folder / str(list(QUANTISED).index(row))
         quantize_model(str(smollm2), output, settings, [texts / "wikitext2_valid.txt"], name="form")
         form = ServedModel.open(str(output), EngineConfig(session_len=512), "form", engine)
         names = ("wikitext2_test.txt", "tinystories_val.txt")
@@ -89,7 +72,7 @@ def rise(comparison):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", FORMS)
+@pytest.mark.parametrize("row", QUANTISED)
 def test_a_form_costs_what_the_table_says(measure, repo_root, row):
     """Processors round otherwise: a fourth of a divergence, and more of a perplexity."""
     found, _ = measure(row)
@@ -152,7 +135,7 @@ def test_at_equal_bits_it_is_no_worse_than_llm_compressor(measure, smollm2, shar
     """GPTQ on the same tokens; its AWQ is worse on this model, and takes eight times as long."""
     loader = write_floats(smollm2, tmp_path / "floats")
     texts = shared_data / "text"
-    own = QuantizeConfig(**FORMS["`awq+gptq`"])
+    own = QuantizeConfig(**QUANTISED["`awq+gptq`"])
     ids = read_ids(
         loader, to_texts([texts / "wikitext2_valid.txt"]), own.calib_samples, own.calib_seqlen
     )

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allspark.batch.output import write_whole
 from allspark.serve.batches.record import BatchRecord, read_record
 from allspark.serve.batches.requests import ENDPOINTS
 from allspark.serve.batches.run import BatchRun
@@ -19,6 +18,7 @@ from allspark.serve.batches.validation import validate_file
 from allspark.serve.errors import ApiError
 from allspark.serve.ids import make_id
 from allspark.serve.protocol.batches import BatchBody
+from allspark.whole_file import write_whole
 
 if TYPE_CHECKING:
     from allspark.serve.state import ServerState

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from allspark.batch.output import write_whole
 from allspark.serve.batches.record import read_record
 from allspark.serve.errors import ApiError
 from allspark.serve.ids import make_id
+from allspark.whole_file import write_whole
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _TEMPORARY_PREFIX = "allspark-files-"

@@ -1,5 +1,6 @@
 """Quantises a checkpoint by llm-compressor's GPTQ to 4 bits with zero points, in groups of 64:
-`gptq_of_ids.py CHECKPOINT IDS OUT`. IDS is a NumPy file of token ids, [sequences, length].
+`gptq_of_ids.py CHECKPOINT IDS OUT [DTYPE]`. IDS is a NumPy file of token ids, [sequences, length];
+DTYPE (default: float32) is what the model is loaded in.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from llmcompressor.modifiers.quantization import GPTQModifier
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def main(checkpoint, ids_file, out):
+def main(checkpoint, ids_file, out, dtype="float32"):
     ids = np.load(ids_file).tolist()
     weights = QuantizationArgs(num_bits=4, strategy="group", group_size=64, symmetric=False)
     groups = {"g": QuantizationScheme(targets=["Linear"], weights=weights)}
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     masks = [[1] * len(each) for each in ids]
     oneshot(
