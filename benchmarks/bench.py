@@ -95,6 +95,7 @@ def prepared(contestant: Contestant, shape: str, work_dir: Path) -> Path:
     model = model_of(contestant, shape, work_dir)
     stamp = model / "prepared"
     if contestant.engine.is_ours or not stamp.is_file():
+        say(f"converting {shape} for {contestant.label}")
         checkpoint = checkpoint_of(shape, work_dir)
         contestant.engine.prepare(checkpoint, contestant.precision_name, model)
         stamp.touch()
@@ -170,7 +171,6 @@ class Bench:
         return contestants
 
     def _convert(self, shape: str, contestant: Contestant) -> bool:
-        say(f"converting {shape} for {contestant.label}")
         try:
             prepared(contestant, shape, self.options.work_dir)
         except EngineError as error:

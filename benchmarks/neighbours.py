@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bench
-from bench import ENGINES
 from checkpoints import SHAPES
 from metrics import from_times
 from peers.base import Engine
@@ -42,7 +41,7 @@ class Contestant:
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.name = name
         engine, _, precision = name.partition("/")
-        self.engine: Engine = ENGINES[engine](options.work_dir / "peers" / engine)
+        self.engine: Engine = bench.ENGINES[engine](options.work_dir / "peers" / engine)
         self.engine.install()
         contestant = bench.Contestant(self.engine, precision)
         model = bench.prepared(contestant, options.shape, options.work_dir)

@@ -106,27 +106,32 @@ def compare_all(
 
     Returns:
         In the order of the models.
+
+    Raises:
+        ValueError: as `compare`, or there are no models. OutOfMemoryError, AllSparkError: as there.
     """
     check_settings(context, tokens)
+    if not models:
+        raise ValueError("models is empty; it must have at least one model")
     found = to_texts(texts)
+    for model in models:
+        windows = cut(model, found, context, tokens)
     if context > reference.session_len:
         raise ValueError(
             f"context is {context}; it must be at most {reference.session_len}, the reference's "
             "length"
         )
-    all_windows = [cut(model, found, context, tokens) for model in models]
-    for model, windows in zip(models, all_windows, strict=True):
+    for model in models:  # so all have the same windows
         check_same_vocabulary(model, reference, found[: len(windows.texts)])
     parts: list[list[TokenFigures]] = []
-    for window in all_windows[0].windows:
+    for window in windows.windows:
         own = [_logits(model, window, adapter) for model in models]
         base = _logits(reference, window, None, "the reference")
         parts.append(token_figures(own, base, window.targets))
         progress(1)
-    by_model = zip(models, all_windows, zip(*parts, strict=True), strict=True)
     return [
         _comparison(facts_of(model, adapter), facts_of(reference), windows, _joined(figures))
-        for model, windows, figures in by_model
+        for model, figures in zip(models, zip(*parts, strict=True), strict=True)
     ]
 
 

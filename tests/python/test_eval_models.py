@@ -119,6 +119,8 @@ def test_several_models_are_compared_as_each_alone(model, reference):
     found = compare_all([model, reference, model], reference, TEXT, CONTEXT)
     assert found[0] == found[2] == compare(model, reference, TEXT, CONTEXT)
     assert found[1].kl_divergence.largest == 0 and found[1].model == found[0].reference
+    with pytest.raises(ValueError, match="models is empty; it must have at least one model"):
+        compare_all([], reference, TEXT, CONTEXT)
 
 
 def test_both_ways_give_the_same_perplexity(model, reference):

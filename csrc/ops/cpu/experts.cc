@@ -22,9 +22,9 @@ void ForEachExpert(const kernels::KernelTable& kernels, ThreadPool& pool, const 
         const int32_t* const begin = routing.begins + (i - first);
         return {begin[1] - begin[0], n, task.w.k, CeilDiv(n, columns_per_panel)};
       },
-      [&](int64_t i, cpu::Range panels, int64_t, int64_t) {
+      [&](int64_t i, const cpu::Strip& strip) {
         if (i < first) {
-          return run(cpu::GemmArgsOf(kernels, shared->x, shared->w, {0, shared->x.rows}, panels,
+          return run(cpu::GemmArgsOf(kernels, shared->x, shared->w, {0, shared->x.rows}, strip,
                                      shared->low_rank),
                      *shared);
         }
@@ -32,7 +32,7 @@ void ForEachExpert(const kernels::KernelTable& kernels, ThreadPool& pool, const 
         const LinearTask expert{RowsOf(task.x, begin, end),
                                 WeightOf(task.w, num_experts, i - first),
                                 RowsOf(task.y, begin, end)};
-        run(cpu::GemmArgsOf(kernels, expert.x, expert.w, {0, end - begin}, panels, {}), expert);
+        run(cpu::GemmArgsOf(kernels, expert.x, expert.w, {0, end - begin}, strip, {}), expert);
       });
 }
 

@@ -16,12 +16,10 @@ void CpuOps::LinearEach(std::span<const LinearTask> tasks) {
                             CeilDiv(task.w.n, kernels::kPanelColumns),
                             cpu::MayStrip(task.x.rows, task.low_rank)};
       },
-      [&](int64_t i, cpu::Range panels, int64_t first_column, int64_t columns) {
+      [&](int64_t i, const cpu::Strip& strip) {
         const LinearTask& task = task_at(i);
         kernels::GemmArgs args =
-            cpu::GemmArgsOf(kernels_, task.x, task.w, {0, task.x.rows}, panels, task.low_rank);
-        args.strip_begin = first_column;
-        args.strip_columns = columns;
+            cpu::GemmArgsOf(kernels_, task.x, task.w, {0, task.x.rows}, strip, task.low_rank);
         args.c = static_cast<float*>(task.y.data);
         args.ldc = task.y.ld;
         kernels_.gemm[cpu::Slot(task.w.dtype)][cpu::Slot(task.x.dtype)](args);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "base/int_math.h"
 #include "kernels/kernel_table.h"
 #include "ops/linear.h"
 
@@ -38,28 +39,36 @@ inline bool MayStrip(int64_t rows, std::span<const kernels::LowRank> low_rank) {
 // The strips into which each of `panels` panels is cut, so that threads have equal parts: 1 or all.
 int64_t StripsFor(int64_t panels, int64_t num_threads);
 
-// Calls run(panels, first_column, columns) for a range of the strips of panels: whole panels at
-// once, and the strips of one panel.
+// The columns [begin, begin + columns) of each of these panels.
+struct Strip {
+  Range panels;
+  int64_t begin = 0;
+  int64_t columns = kernels::kPanelColumns;
+};
+
+// Calls run(strip) for a range of the strips of a weight [n, k]: whole panels at once, and the
+// strips of one panel. Those beyond n are left out.
 template <class Run>
-void ForEachStrip(Range strips, int64_t strips_per_panel, const Run& run) {
+void ForEachStrip(Range strips, int64_t strips_per_panel, int64_t n, const Run& run) {
   const int64_t width = kernels::kPanelColumns / strips_per_panel;
-  for (int64_t at = strips.begin; at < strips.end;) {
+  const int64_t end = std::min(strips.end, CeilDiv(n, width));
+  for (int64_t at = strips.begin; at < end;) {
     const int64_t panel = at / strips_per_panel, first = at % strips_per_panel;
-    const int64_t whole = (strips.end - at) / strips_per_panel;
-    if (first == 0 && whole > 0) {
-      run(Range{panel, panel + whole}, 0, kernels::kPanelColumns);
+    const int64_t whole = first == 0 ? (end - at) / strips_per_panel : 0;
+    if (whole > 0) {
+      run(Strip{{panel, panel + whole}});
       at += whole * strips_per_panel;
     } else {
-      const int64_t count = std::min(strips_per_panel - first, strips.end - at);
-      run(Range{panel, panel + 1}, first * width, count * width);
+      const int64_t count = std::min(strips_per_panel - first, end - at);
+      run(Strip{{panel, panel + 1}, first * width, count * width});
       at += count;
     }
   }
 }
 
-// The arguments for these rows and panels of x * w^T; only the result's address is missing.
+// The arguments for these rows and columns of x * w^T; only the result's address is missing.
 kernels::GemmArgs GemmArgsOf(const kernels::KernelTable& kernels, const ConstMatrix& x,
-                             const LinearWeight& w, Range rows, Range panels,
+                             const LinearWeight& w, Range rows, const Strip& strip,
                              std::span<const kernels::LowRank> low_rank);
 
 }  // namespace allspark::cpu

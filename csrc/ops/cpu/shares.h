@@ -20,9 +20,8 @@ struct Product {
 };
 
 // Cuts the panels of `count` products, one product after the other, into parts of equal cost, and
-// calls run(i, panels, first_column, columns) for each part's panels of product_at(i). Each is
-// computed for all rows. Where all products allow it and threads get more equal parts, panels are
-// cut into strips.
+// calls run(i, strip) for each part's strips of product_at(i), for all of its rows. These are whole
+// panels, unless all products allow less and threads get more equal parts by it.
 template <class ProductAt, class Run>
 void ForEachShare(ThreadPool& pool, int64_t count, const ProductAt& product_at, const Run& run) {
   int64_t cost = 0, panels = 0, work = 0;
@@ -53,9 +52,7 @@ void ForEachShare(ThreadPool& pool, int64_t count, const ProductAt& product_at, 
       const int64_t first = at >= begin ? 0 : std::min(all, CeilDiv(begin - at, each));
       const int64_t last = std::min(all, CeilDiv(end - at, each));
       at += all * each;
-      ForEachStrip({first, last}, strips, [&](Range of, int64_t column, int64_t columns) {
-        if (of.begin * kernels::kPanelColumns + column < product.n) run(i, of, column, columns);
-      });
+      ForEachStrip({first, last}, strips, product.n, [&](const Strip& strip) { run(i, strip); });
     }
   });
 }

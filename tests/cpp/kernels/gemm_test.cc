@@ -182,23 +182,6 @@ void TestPanelSplits(const KernelTable& table) {
 TEST_P(GemmTest, PanelsMayBeSplitFloat32) { TestPanelSplits<float>(table()); }
 TEST_P(GemmTest, PanelsMayBeSplitBFloat16) { TestPanelSplits<BFloat16>(table()); }
 
-// Calls run(args) for strips that together are all of the args' panels.
-template <class Run>
-void ForStrips(GemmArgs args, const Run& run) {
-  const int64_t begin = args.panel_begin, end = args.panel_end;
-  const int64_t strips[][2] = {{48, 16}, {0, 16}, {16, 32}};
-  for (int64_t panel = begin; panel < end; ++panel) {
-    for (const auto& [first, columns] : strips) {
-      if (panel * kPanelColumns + first >= args.n) continue;
-      args.panel_begin = panel;
-      args.panel_end = panel + 1;
-      args.strip_begin = first;
-      args.strip_columns = columns;
-      run(args);
-    }
-  }
-}
-
 template <class T>
 void TestStrips(const KernelTable& table) {
   for (const int64_t m : {1, 2, 6, 7, 13, 16}) {

@@ -36,6 +36,23 @@ class KernelTest : public ::testing::TestWithParam<const KernelTable*> {
 #define AS_INSTANTIATE_KERNEL_TEST(Suite) \
   INSTANTIATE_TEST_SUITE_P(Tables, Suite, ::testing::ValuesIn(TestTables()), testing::TableName)
 
+// Calls run(args) for strips that together are all of the args' panels.
+template <class Run>
+void ForStrips(GemmArgs args, const Run& run) {
+  const int64_t begin = args.panel_begin, end = args.panel_end;
+  const int64_t strips[][2] = {{48, 16}, {0, 16}, {16, 32}};
+  for (int64_t panel = begin; panel < end; ++panel) {
+    for (const auto& [first, columns] : strips) {
+      if (panel * kPanelColumns + first >= args.n) continue;
+      args.panel_begin = panel;
+      args.panel_end = panel + 1;
+      args.strip_begin = first;
+      args.strip_columns = columns;
+      run(args);
+    }
+  }
+}
+
 template <class T>
 constexpr DType kDTypeOf = std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16;
 template <class T>

@@ -481,19 +481,8 @@ TEST_P(QuantizedTest, PanelsMayBeCutIntoStrips) {
     const std::vector<float> whole = p.Run(table());
     std::vector<float> split = p.c;
     const DType dtype = WeightDType(shape);
-    GemmArgs args = p.Args(split, 0, shape.m);
-    const int64_t panels = args.panel_end;
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      for (const auto& [first, columns] :
-           {std::pair<int64_t, int64_t>{48, 16}, {0, 16}, {16, 32}}) {
-        if (panel * kPanelColumns + first >= shape.n) continue;
-        args.panel_begin = panel;
-        args.panel_end = panel + 1;
-        args.strip_begin = first;
-        args.strip_columns = columns;
-        table().gemm[static_cast<int>(dtype)][static_cast<int>(DTypeOf(shape.act))](args);
-      }
-    }
+    ForStrips(p.Args(split, 0, shape.m),
+              table().gemm[static_cast<int>(dtype)][static_cast<int>(DTypeOf(shape.act))]);
     ASSERT_TRUE(SameBits(whole.data(), split.data(), static_cast<int64_t>(whole.size())));
   }
 }

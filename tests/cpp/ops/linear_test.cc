@@ -7,6 +7,7 @@
 #include "cpp/ops/op_test_util.h"
 #include "ops/cpu/linear_split.h"
 #include "ops/gated_act.h"
+#include "ops/linear_each.h"
 #include "tensor/tensor_view.h"
 
 namespace allspark {
@@ -122,13 +123,13 @@ TEST(SplitLinearTest, StripsOfARangeAreWholePanelsAndTheRest) {
     for (int64_t begin = 0; begin < 13; ++begin) {
       for (int64_t end = begin; end < 13; ++end) {
         int64_t at = begin * width, calls = 0;
-        cpu::ForEachStrip({begin, end}, per_panel,
-                          [&](cpu::Range panels, int64_t first, int64_t columns) {
-                            EXPECT_EQ(panels.begin * 64 + first, at);
-                            EXPECT_TRUE(columns == 64 || panels.end == panels.begin + 1);
-                            at += (panels.end - panels.begin - 1) * 64 + columns;
-                            ++calls;
-                          });
+        cpu::ForEachStrip({begin, end}, per_panel, 13 * width, [&](const cpu::Strip& strip) {
+          const auto& [panels, first, columns] = strip;
+          EXPECT_EQ(panels.begin * 64 + first, at);
+          EXPECT_TRUE(columns == 64 || panels.end == panels.begin + 1);
+          at += (panels.end - panels.begin - 1) * 64 + columns;
+          ++calls;
+        });
         EXPECT_EQ(at, end * width);
         EXPECT_LE(calls, 3);
       }
@@ -270,6 +271,32 @@ TEST_P(LinearGatedTest, GivesTheBitsOfLinearAndActivation) {
         EXPECT_EQ(run(true, gated, dtype), run(false, gated, dtype))
             << DTypeName(dtype) << (gated ? " gated" : " without a gate");
       }
+    }
+  }
+}
+
+// Strips have the bits of whole panels, in one product and in several.
+TEST(LinearBitsTest, ManyThreadsGiveTheBitsOfOne) {
+  constexpr int64_t kDepth = 2048, kColumns = 200;
+  std::vector<float> w(256 * kDepth);
+  for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(i * 7919 % 1009) / 504.5f - 1;
+  for (const kernels::KernelTable* table : kernels::AvailableTables()) {
+    SCOPED_TRACE(table->name);
+    for (const int64_t rows : {1, 16}) {
+      std::vector<float> x(w.begin() + 5, w.begin() + 5 + rows * kDepth);
+      const auto run = [&](int threads) {
+        OpDevice device(*table, threads);
+        const LinearWeight weight{device.Put(w), DType::kFloat32, kColumns, kDepth, nullptr};
+        std::vector<float> y[3];
+        for (auto& each : y) each.resize(static_cast<size_t>(rows * kColumns));
+        const ConstMatrix in = device.Floats(x, rows, kDepth);
+        Linear(device.context(), in, weight, false, device.Floats(y[0], rows, kColumns));
+        const LinearTask tasks[] = {{in, weight, device.Floats(y[1], rows, kColumns)},
+                                    {in, weight, device.Floats(y[2], rows, kColumns)}};
+        LinearEach(device.context(), tasks);
+        return std::make_tuple(device.Fetch(y[0]), device.Fetch(y[1]), device.Fetch(y[2]));
+      };
+      EXPECT_EQ(run(1), run(16)) << rows << " rows";
     }
   }
 }
