@@ -279,9 +279,8 @@ bool Scheduler::PlanDecode(ScheduledSequence* sequence) {
 void Scheduler::PlanPrefill() {
   slack_ = Slack();
   int64_t budget = config_.chunk_tokens;
-  double_cost_depth_ = 0;
+  step_cost_ = plan_.empty() ? kStepCostAlone : 1;
   if (!plan_.empty()) {
-    double_cost_depth_ = config_.double_cost_depth;
     const int64_t rows = config_.max_rows_beside_decodes;
     const auto num_decodes = static_cast<int64_t>(plan_.size());
     budget = std::min(budget, std::max(rows - num_decodes, CeilDiv(rows, 2)));
@@ -399,8 +398,10 @@ int64_t Scheduler::PlanChunks(ScheduledSequence* sequence, int64_t budget) {
 int64_t Scheduler::PlanChunk(ScheduledSequence* sequence, ScheduledSequence* beam, int64_t budget) {
   const int64_t begin = TakeCached(beam);
   // A token costs token / unit rows.
-  const int64_t unit = std::max<int64_t>(double_cost_depth_, 1);
-  const int64_t token = double_cost_depth_ == 0 ? 1 : std::min(unit + begin, kMostTokenCost * unit);
+  const int64_t doubling = config_.double_cost_depth;
+  const int64_t unit = std::max<int64_t>(doubling * step_cost_, 1);
+  const int64_t token =
+      doubling == 0 ? 1 : std::clamp(doubling + begin, unit, kMostTokenCost * unit);
   int64_t num_tokens =
       std::min(beam->num_tokens - begin, std::max<int64_t>(budget * unit / token, 1));
   while (Capacity(*beam) < begin + num_tokens) {

@@ -25,6 +25,8 @@ namespace allspark {
 
 // The most rows for which a prefill token counts (SchedulerConfig::double_cost_depth).
 inline constexpr int64_t kMostTokenCost = 8;
+// A step without decodes may take so many times as long as with a chunk at the begin of a sequence.
+inline constexpr int64_t kStepCostAlone = 4;
 
 inline constexpr int64_t kNoTokenLimit = std::numeric_limits<int64_t>::max();
 
@@ -96,8 +98,8 @@ struct SchedulerConfig {
   // leave of these rows, and at least half of them.
   int64_t max_rows_beside_decodes = 512;
   // There, a prefill token counts for more rows the further it is into its sequence, since its
-  // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. 0: each
-  // counts for one.
+  // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. In a step without
+  // decodes it counts for a kStepCostAlone-th of that, and for one at least. 0: each counts for one.
   int64_t double_cost_depth = 0;
   // A prefill with more tokens left leaves shorter ones behind it what they need, up to half of a
   // step's budget: they do not wait for its end.
@@ -246,7 +248,7 @@ class Scheduler {
   std::vector<ScheduledSequence*> interrupted_;
   bool plan_committed_ = true;
   bool decodes_wait_ = false;          // in this plan
-  int64_t double_cost_depth_ = 0;      // in this plan
+  int64_t step_cost_ = 1;              // of this plan: kStepCostAlone without decodes
   int64_t steps_without_decodes_ = 0;  // the newest in a row, while there were decodes
   bool preempted_in_plan_ = false;
   // Blocks that admission may still promise in this plan.

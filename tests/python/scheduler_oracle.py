@@ -293,9 +293,12 @@ class Model:
 
     def token_cost(self, depth: int) -> Fraction:
         """The rows for which a prefill token counts: more the longer its attention takes."""
-        if not self.beside_decodes or self.double_cost_depth == 0:
+        if self.double_cost_depth == 0:
             return Fraction(1)
-        return min(1 + Fraction(depth, self.double_cost_depth), Fraction(8))
+        cost = 1 + Fraction(depth, self.double_cost_depth)
+        if not self.beside_decodes:
+            cost /= 4
+        return min(max(cost, Fraction(1)), Fraction(8))
 
     def plan_prefill(self, s: Sequence, budget: int) -> int:
         """Returns the rows for which the chunk counts."""

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/amx_gemm.inl"
 #include "kernels/cpu/amx_groups.inl"
+#include "kernels/cpu/widened.inl"
 
 namespace allspark::kernels {
 namespace {

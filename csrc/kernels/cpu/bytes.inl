@@ -1,5 +1,5 @@
 // Dot products of unsigned bytes (weights) and signed bytes (activations), four to a 32-bit lane,
-// exact in int32. On x86 they use the VNNI instruction, or products of bytes widened to 16 bits.
+// exact in int32. On x86 they use the VNNI instruction; without it, pairs16.inl has the products.
 // Arm's products without I8MM take two signed or two unsigned operands, so kByteBias is first
 // subtracted from the weights. The start value of the sum corrects for this (StartGroup in
 // quantized.inl).
@@ -48,27 +48,14 @@ static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
 #else
 constexpr int32_t kByteBias = 0;
 static AS_ALWAYS_INLINE VecI BiasBytes(VecI u) { return u; }
+using ByteRow = VecI;
+static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) { return Set1Int(FourBytes(a)); }
 #if defined(AS_KERNELS_NATIVE_VNNI)
-struct ByteRow {
-  VecI fours;
-};
-static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) { return {Set1Int(FourBytes(a))}; }
 static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
-  return AddDotBytes(acc, u, a.fours);
+  return AddDotBytes(acc, u, a);
 }
 #else
-// Bytes 0 and 2 of each lane, and bytes 1 and 3, widened to 16 bits.
-struct ByteRow {
-  VecI even, odd;
-};
-static AS_ALWAYS_INLINE ByteRow BroadcastBytes(const int8_t* a) {
-  const VecI x = Set1Int(FourBytes(a));
-  return {ShiftRightSigned16(ShiftLeft16(x)), ShiftRightSigned16(x)};
-}
-static AS_ALWAYS_INLINE VecI DotBytes(VecI acc, VecI u, ByteRow a) {
-  const VecI even = DotPairs16(And(u, Set1Int(0x00ff00ff)), a.even);
-  return AddInt(acc, AddInt(even, DotPairs16(ShiftRight16(u), a.odd)));
-}
+#define AS_BYTES_IN_PAIRS16 1  // no DotBytes
 #endif
 #endif
 

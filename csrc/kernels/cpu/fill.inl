@@ -8,6 +8,7 @@
 #include "kernels/cpu/moe.inl"
 #include "kernels/cpu/quantized.inl"
 #include "kernels/cpu/rowwise.inl"
+#include "kernels/cpu/widened.inl"
 #include "kernels/kernel_slots.h"
 
 namespace allspark::kernels {

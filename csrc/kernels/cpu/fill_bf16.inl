@@ -6,7 +6,7 @@
 
 #include "kernels/cpu/attention.inl"
 #include "kernels/cpu/gemm.inl"
-#include "kernels/cpu/quantized.inl"
+#include "kernels/cpu/widened.inl"
 #include "kernels/kernel_slots.h"
 
 namespace allspark::kernels {

@@ -1,19 +1,18 @@
-// GEMM over quantised panels: stored integers u with a scale, and perhaps a zero point or an
-// offset, per column and group of K (WeightScales in ../args.h).
+// GEMM over quantised panels with int8 activations: stored integers u with a scale, and perhaps a
+// zero point or an offset, per column and group of K (WeightScales in ../args.h). widened.inl, for
+// float activations, shares the panels, their scales and offsets.
 //
-// With int8 activations, the products of a group are summed exactly in int32, so tiles and blocks
-// cannot change a bit. A group's sum is then scaled and added to the float32 sum, group by group.
-// Activations may have scales for groups of K, too; a group of sums is then the smaller of both.
-// With float activations, a block of the panel is widened once, exactly, for all rows that pass
-// over it, and the tiles of tile.inl do the rest.
+// The products of a group are summed exactly in int32, so tiles and blocks cannot change a bit. A
+// group's sum is then scaled and added to the float32 sum, group by group. Activations may have
+// scales for groups of K, too; a group of sums is then the smaller of both.
 //
-// With int8 activations, the zero point is not in the inner loop, since
-// sum a (u - zero) = sum a u - zero * sum a. The sums of a come with the activations. Offsets take
-// the same sums, scaled.
+// The zero point is not in the inner loop, since sum a (u - zero) = sum a u - zero * sum a. The
+// sums of a come with the activations. Offsets take the same sums, scaled.
 #pragma once
 
 #include "kernels/cpu/bytes.inl"
 #include "kernels/cpu/gemm.inl"
+#include "kernels/cpu/pairs16.inl"
 #include "kernels/cpu/stored_forms.inl"
 
 namespace allspark::kernels {
@@ -22,13 +21,14 @@ namespace {
 // Input features per block of the integer path: 64 KiB as bytes, or with few rows 16 KiB as stored
 // (for the reason in gemm.inl).
 constexpr int64_t kByteBlock = 1024;
+// From one widened row to the next (WidensRows): a line more, so that rows do not share their cache
+// sets.
+constexpr int64_t kWidenedStride = 2 * kByteBlock + 64;
 template <Form kForm>
 static AS_ALWAYS_INLINE int64_t ByteBlockFor(int64_t rows) {
   constexpr int64_t kFew = kForm == Form::kSixBits ? 256 : (16 << 10) / LowBytes(kForm);
   return rows > 1 && rows <= kGemmFewRows ? kFew : kByteBlock;
 }
-// Input features per widened block: 16 KiB of bfloat16, 32 of float32.
-constexpr int64_t kWideBlock = 128;
 
 // A panel's scales or offsets as they are stored (WeightScales).
 struct PanelScales {
@@ -113,7 +113,7 @@ static AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
 
 // A block of the integer path: `groups` whole groups, or a part of one.
 struct ByteBlock {
-  const int8_t* a;
+  const int8_t* a;  // or widened rows, kWidenedStride apart
   int64_t lda;
   const unsigned char* b;  // [groups * lanes][64] lanes of four bytes, or half as many of nibbles
   const unsigned char* high;  // as the panel's
@@ -232,6 +232,9 @@ static AS_ALWAYS_INLINE void AddGroupInMemory(const ByteBlock& block, int64_t gr
 template <Form kForm, int kUnit, int R, int V>
 static AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigned char* b,
                                      const unsigned char* high, VecI table, VecI (&acc)[R][V]) {
+#if defined(AS_BYTES_IN_PAIRS16)
+  DotUnitInPairs<kForm, kUnit, R, V>(a, lda, b, high, table, acc);
+#else
   VecI u[V];
   AS_UNROLL for (int v = 0; v < V; ++v) {
     u[v] = Unit<kForm, kUnit>(b + v * kVecBytes,
@@ -241,6 +244,7 @@ static AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigne
     const ByteRow x = BroadcastBytes(a + r * lda + 4 * kUnit);
     AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = DotBytes(acc[r][v], u[v], x);
   }
+#endif
 }
 
 // Adds a group's products, from `a`, `b` and `high` on, which then point behind them.
@@ -248,20 +252,29 @@ template <Form kForm, int R, int V>
 static AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a,
                                       const unsigned char*& b, const unsigned char*& high,
                                       Fetch& fetch, VecI (&acc)[R][V]) {
+#if defined(AS_BYTES_IN_PAIRS16)
+  if constexpr (UnitBits(kForm) == 4) {
+    return DotNibbleGroup<kForm, R, V>(block.lanes * 4, a, block.lda, b, fetch, acc);
+  }
+  if constexpr (UnitBits(kForm) == 6) {
+    return DotSixBitGroup<kForm, R, V>(block.lanes * 4, a, block.lda, b, high, fetch, acc);
+  }
+#endif
   const VecI table = kForm == Form::kTable ? LoadTable(block.table) : Set1Int(0);
+  const int64_t lda = WidensRows(kForm, R) ? kWidenedStride : block.lda;
   for (int64_t k = 0; k < block.lanes * 4; k += StepK(kForm)) {
     FetchStep<V * StepBytes(kForm) / kPanelStride>(fetch);
-    DotUnit<kForm, 0, R, V>(a, block.lda, b, high, table, acc);
-    if constexpr (StepK(kForm) > 4) DotUnit<kForm, 1, R, V>(a, block.lda, b, high, table, acc);
+    DotUnit<kForm, 0, R, V>(a, lda, b, high, table, acc);
+    if constexpr (StepK(kForm) > 4) DotUnit<kForm, 1, R, V>(a, lda, b, high, table, acc);
     if constexpr (StepK(kForm) > 8) {
-      DotUnit<kForm, 2, R, V>(a, block.lda, b, high, table, acc);
-      DotUnit<kForm, 3, R, V>(a, block.lda, b, high, table, acc);
+      DotUnit<kForm, 2, R, V>(a, lda, b, high, table, acc);
+      DotUnit<kForm, 3, R, V>(a, lda, b, high, table, acc);
       AS_UNROLL for (int v = 0; v < V; ++v) {
         PrefetchStream(high + v * kVecBytes + kStreamPrefetch / 2);
       }
       high += kPanelStride;
     }
-    a += StepK(kForm);
+    a += StepK(kForm) * RowBytes(kForm, R);
     b += StepBytes(kForm);
   }
 }
@@ -410,12 +423,31 @@ void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
   }
 }
 
+// The rows of a tile as WidenRow leaves them.
+template <Form kForm>
+struct WidenedRows {
+#if defined(AS_BYTES_IN_PAIRS16)
+  alignas(64) int8_t rows[WidensRows(kForm, kTileRows) ? kTileRows * kWidenedStride : 1];
+
+  // Of `count` rows at `a`.
+  __attribute__((always_inline)) void Set(const int8_t* a, int64_t lda, int64_t count,
+                                          ByteBlock* block) {
+    const int64_t k = block->groups * block->lanes * 4;
+    for (int64_t r = 0; r < count; ++r) WidenRow(a + r * lda, k, rows + r * kWidenedStride);
+    block->a = rows;
+  }
+#endif
+};
+
 // Computes a block's rows in tiles: Tiles::NextRows gives a tile's rows, Tiles::Rows computes it.
 template <Form kForm, class Tiles>
 static AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_t columns,
                                            const unsigned char* next, int64_t bytes,
                                            const Destination& destination) {
   const int64_t steps = StepsOf<kForm>(block);
+  const int8_t* a = block.a;
+  const int64_t lda = block.lda;
+  [[maybe_unused]] WidenedRows<kForm> widened;
   for (int64_t r = 0; r < rows;) {
     const int64_t tile_rows = Tiles::NextRows(rows - r, block.lanes);
     if (rows == 1) {
@@ -427,9 +459,13 @@ static AS_ALWAYS_INLINE void ByteTilesOver(ByteBlock block, int64_t rows, int64_
                                ByteTileVecs(block, tile_rows));
     }
     destination.FetchRows(r, tile_rows);
+    block.a = a;
+    if constexpr (WidensRows(kForm, kTileRows)) {
+      if (tile_rows > 1) widened.Set(a, lda, tile_rows, &block);
+    }
     Tiles::template Rows<kForm>(tile_rows, block, columns);
     block.offset.at = nullptr;
-    block.a += tile_rows * block.lda;
+    a += tile_rows * lda;
     block.a_sums += tile_rows * block.ld_sums;
     if (block.a_scale != nullptr) block.a_scale += tile_rows * block.ld_scales;
     block.c += tile_rows * kPanelColumns;
@@ -593,7 +629,8 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
         Spread<kForm>(block.b, block.high, table, next - k, panel.columns, spread);
         block.b = spread;
         // The weights are bytes now, but their zero point is still that of their form.
-        ByteTilesOver<Form::kBytes, Tiles>(block, rows, panel.columns, next_block, bytes, fetched);
+        ByteTilesOver<SpreadForm(kForm), Tiles>(block, rows, panel.columns, next_block, bytes,
+                                                fetched);
         continue;
       }
     }
@@ -646,15 +683,10 @@ template <class Tiles>
 void AddLowRankBytes(const LowRank& low, int64_t row, int64_t rows, int64_t panel,
                      float* sums) noexcept {
   const int64_t groups = low.k / kSumBlock, first = (panel - low.panel_begin) * groups;
-  const int64_t bytes = low.k * LowBytes(Form::kBytes);
   ByteBlock block{};
-  block.a = static_cast<const int8_t*>(low.a) + row * low.lda;
   block.lda = low.lda;
-  block.b = static_cast<const unsigned char*>(low.b) + (panel - low.panel_begin) * bytes;
-  block.groups = groups;
   block.lanes = kSumBlock / 4;
   block.first = block.last = true;
-  block.a_sums = low.a_sums + row * low.ld_sums;
   block.ld_sums = low.ld_sums;
   block.sums_per_group = 1;
   block.scale = {reinterpret_cast<const unsigned char*>(low.b_scale + first * kPanelColumns),
@@ -664,253 +696,18 @@ void AddLowRankBytes(const LowRank& low, int64_t row, int64_t rows, int64_t pane
   block.ld_scales = low.ld_scales;
   block.partial = reinterpret_cast<int32_t*>(sums);  // No group takes several blocks.
   block.c = sums;
-  ByteTilesOver<Form::kBytes, Tiles>(block, rows, kPanelColumns, block.b + bytes, bytes, {});
-}
-
-// 2^23, as bits and as a float. Adding an integer u < 2^23 to the bits gives the float 2^23 + u.
-constexpr int32_t kMagicBits = 0x4b000000;
-constexpr float kMagic = 0x1p23f;
-
-// The element at bit `kShift` of every stored lane, less its zero point, as float32: exact.
-// `magic_zero` is kMagic + zero.
-template <int kBits, int kShift>
-static AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecF magic_zero) {
-  const VecI u = And(ShiftRight<kShift>(lanes), Set1Int((1 << kBits) - 1));
-  return Sub(AsFloat(Or(u, Set1Int(kMagicBits))), magic_zero);
-}
-
-// Stores the widened elements k and k + 1 of a lane as the tile reads them.
-static AS_ALWAYS_INLINE void StoreWide(DotFloat, unsigned char* out, VecF even, VecF odd) {
-  StoreF(reinterpret_cast<float*>(out), even);
-  StoreF(reinterpret_cast<float*>(out + kPanelStride), odd);
-}
-// Integers of magnitude below 256 are exact in bfloat16.
-template <class Dot>
-static AS_ALWAYS_INLINE void StoreWide(Dot, unsigned char* out, VecF even, VecF odd) {
-  StoreI(out, Or(ShiftRight<16>(AsInt(even)), And(AsInt(odd), Set1Int(-65536))));
-}
-
-constexpr int kPanelVecs = kPanelStride / kVecBytes;
-
-// Widens kVecs vectors of `count` k of a panel to [count / Dot::kGroup][64] lanes, and fetches the
-// data after them. zeros null: all are symmetric_zero.
-template <int kBits, class Dot, int kVecs = kPanelVecs>
-void WidenIntegers(const unsigned char* from, const uint8_t* zeros, int32_t symmetric_zero,
-                   int64_t count, unsigned char* out) {
-  constexpr int64_t kStep = 32 / kBits;                      // k per stored lane
-  constexpr int64_t kPair = 2 / Dot::kGroup * kPanelStride;  // bytes of two k
-  VecF zero[kVecs];
-  AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-    const VecI point = zeros == nullptr ? Set1Int(symmetric_zero) : LoadBytes(zeros + v * kLanes);
-    zero[v] = Add(Set1(kMagic), IntToFloat(point));
-  }
-  for (int64_t k = 0; k < count; k += kStep) {
-    AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-      const unsigned char* lanes = from + v * kVecBytes;
-      unsigned char* to = out + v * kVecBytes;
-      PrefetchStream(lanes + kStreamPrefetch);
-      const VecI x = LoadI(lanes);
-      if constexpr (kBits == 8) {
-        StoreWide(Dot(), to, Widen<8, 0>(x, zero[v]), Widen<8, 8>(x, zero[v]));
-        StoreWide(Dot(), to + kPair, Widen<8, 16>(x, zero[v]), Widen<8, 24>(x, zero[v]));
-      } else {
-        StoreWide(Dot(), to, Widen<4, 0>(x, zero[v]), Widen<4, 8>(x, zero[v]));
-        StoreWide(Dot(), to + kPair, Widen<4, 16>(x, zero[v]), Widen<4, 24>(x, zero[v]));
-        StoreWide(Dot(), to + 2 * kPair, Widen<4, 4>(x, zero[v]), Widen<4, 12>(x, zero[v]));
-        StoreWide(Dot(), to + 3 * kPair, Widen<4, 20>(x, zero[v]), Widen<4, 28>(x, zero[v]));
-      }
-    }
-    from += kPanelStride;
-    out += kStep / 2 * kPair;
+  for (int64_t k = 0, next; k < low.k; k = next) {
+    next = k + kByteBlock < low.k ? k + kByteBlock : low.k;
+    const int64_t bytes = (next - k) * LowBytes(Form::kBytes);
+    block.index = k / kSumBlock;
+    block.groups = (next - k) / kSumBlock;
+    block.a = static_cast<const int8_t*>(low.a) + row * low.lda + k;
+    block.a_sums = low.a_sums + row * low.ld_sums + block.index;
+    block.b = static_cast<const unsigned char*>(low.b) +
+              ((panel - low.panel_begin) * low.k + k) * LowBytes(Form::kBytes);
+    ByteTilesOver<Form::kBytes, Tiles>(block, rows, kPanelColumns, block.b + bytes, bytes, {});
   }
 }
-
-// Stores the pairs of bfloat16 k, k + 1 and k + 2, k + 3 of a lane as the tile reads them.
-static AS_ALWAYS_INLINE void StorePairs(DotFloat, unsigned char* out, VecI early, VecI late) {
-  StoreWide(DotFloat(), out, PairLow(early), PairHigh(early));
-  StoreWide(DotFloat(), out + 2 * kPanelStride, PairLow(late), PairHigh(late));
-}
-template <class Dot>
-static AS_ALWAYS_INLINE void StorePairs(Dot, unsigned char* out, VecI early, VecI late) {
-  StoreI(out, early);
-  StoreI(out + kPanelStride, late);
-}
-
-// The same for a form that LooksUp. kZeros: zero points differ.
-template <bool kZeros, class Dot, int kVecs = kPanelVecs>
-void WidenNibbles(const unsigned char* from, const uint8_t* zeros, const uint16_t* numbers,
-                  int64_t count, unsigned char* out);
-#if defined(AS_VEC_LOOKS_UP_PAIRS16)
-template <bool kZeros, class Dot, int kVecs>
-void WidenNibbles(const unsigned char* from, const uint8_t* zeros, const uint16_t* numbers,
-                  int64_t count, unsigned char* out) {
-  const VecI table = LoadI(numbers);
-  VecI zero[kVecs];
-  AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-    const VecI point = kZeros ? LoadBytes(zeros + v * kLanes) : Set1Int(0);
-    zero[v] = Or(point, ShiftLeft<16>(point));
-  }
-  for (int64_t k = 0; k < count; k += 8) {
-    AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-      PrefetchStream(from + v * kVecBytes + kStreamPrefetch);
-      const VecI x = LoadI(from + v * kVecBytes);
-      VecI low[2], high[2];
-      NibblePairs<kZeros>(x, false, table, zero[v], &low[0], &high[0]);
-      NibblePairs<kZeros>(x, true, table, zero[v], &low[1], &high[1]);
-      StorePairs(Dot(), out + v * kVecBytes, low[0], low[1]);
-      StorePairs(Dot(), out + 4 / Dot::kGroup * kPanelStride + v * kVecBytes, high[0], high[1]);
-    }
-    from += kPanelStride;
-    out += 8 / Dot::kGroup * kPanelStride;
-  }
-}
-#endif
-
-template <class Dot, int kVecs = kPanelVecs>
-void WidenFloat8(const unsigned char* from, int64_t count, unsigned char* out) {
-  for (int64_t k = 0; k < count; k += 4) {
-    for (int64_t line = 0; line < kVecs * kVecBytes; line += kVecBytes) {
-      PrefetchStream(from + line + kStreamPrefetch);
-      const VecI x = LoadI(from + line);
-      StorePairs(Dot(), out + line, Float8Pairs(x, 0), Float8Pairs(x, 1));
-    }
-    from += kPanelStride;
-    out += 4 / Dot::kGroup * kPanelStride;
-  }
-}
-
-// kVecs vectors from `column` on of the block of `count` k that begins with element k of the panel.
-template <Form kForm, class Dot, int kVecs>
-static AS_ALWAYS_INLINE void WidenColumns(const QuantPanel& panel, const WeightScales& scales,
-                                          const uint16_t* numbers, int64_t k, int64_t count,
-                                          int64_t column, unsigned char* out) {
-  const int64_t lanes = column * kLaneBytes;
-  const unsigned char* from = panel.w + k * LowBytes(kForm) + lanes;
-  const uint8_t* zero =
-      panel.zero == nullptr ? nullptr : panel.zero + k / scales.group_size * kPanelColumns + column;
-  out += lanes;
-  if constexpr (kForm == Form::kFloat8) {
-    WidenFloat8<Dot, kVecs>(from, count, out);
-  } else if constexpr (LooksUp(kForm)) {
-    if (zero != nullptr) {
-      WidenNibbles<true, Dot, kVecs>(from, zero, numbers, count, out);
-    } else {
-      WidenNibbles<false, Dot, kVecs>(from, zero, numbers, count, out);
-    }
-  } else if constexpr (kForm == Form::kBytes || kForm == Form::kNibbles) {
-    WidenIntegers<LowBits(kForm), Dot, kVecs>(from, zero, panel.symmetric_zero, count, out);
-  } else {
-    alignas(64) unsigned char bytes[kWideBlock * kPanelColumns];
-    alignas(16) uint8_t table[16];
-    if (kForm == Form::kTable) ByteTable(scales.table, table);
-    Spread<kForm>(from, panel.high == nullptr ? nullptr : panel.high + k * kHighBytes + lanes,
-                  table, count, kVecs * kLanes, bytes);
-    WidenIntegers<8, Dot, kVecs>(bytes, zero, panel.symmetric_zero, count, out);
-  }
-}
-
-// All of the panel's columns. numbers: NibbleNumbers.
-template <Form kForm, class Dot>
-static AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightScales& scales,
-                                        const uint16_t* numbers, int64_t k, int64_t count,
-                                        unsigned char* out) {
-  if (panel.columns == kPanelColumns) {
-    return WidenColumns<kForm, Dot, kPanelVecs>(panel, scales, numbers, k, count, 0, out);
-  }
-  for (int64_t column = 0; column < panel.columns; column += kLanes) {
-    WidenColumns<kForm, Dot, 1>(panel, scales, numbers, k, count, column, out);
-  }
-}
-
-// The sum of a row's elements, `count` of them: whole vectors. In lanes, then a fixed tree.
-static AS_ALWAYS_INLINE float SumOf(const float* a, int64_t count) {
-  VecF sum = Zero();
-  for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadF(a + i));
-  return ReduceAdd(sum);
-}
-static AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
-  VecF sum = Zero();
-  for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadBf16(a + i));
-  return ReduceAdd(sum);
-}
-
-// Adds the sums of group number `index`, times its scales, to c.
-static AS_ALWAYS_INLINE void AddScaledGroup(const QuantPanel& panel, int64_t index, int64_t rows,
-                                            const float* sums, float* c) {
-  for (int64_t i = 0; i < panel.columns; i += kLanes) {
-    VecF scale[1];
-    LoadScales<1>(panel.scale, index, i, scale);
-    for (int64_t r = 0; r < rows; ++r) {
-      float* sum = c + r * kPanelColumns + i;
-      StoreF(sum, Fma(LoadF(sums + r * kPanelColumns + i), scale[0], LoadF(sum)));
-    }
-  }
-}
-
-// AddOffsets of float activations.
-template <class Element>
-static AS_ALWAYS_INLINE void AddWideOffsets(const GemmArgs& args, const QuantPanel& panel,
-                                            int64_t row_begin, int64_t rows, float* c) {
-  if (panel.offset.at == nullptr) return;
-  const int64_t size = args.scales.group_size;
-  AddOffsets(panel, /*shift=*/0, args.k / size, rows, c, [&](int64_t row, int64_t index) {
-    return SumOf(static_cast<const Element*>(args.a) + (row_begin + row) * args.lda + index * size,
-                 size);
-  });
-}
-
-template <class Element, class Dot, Form kForm>
-void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_begin, int64_t rows,
-                     const uint16_t* numbers, unsigned char* wide, float* partial, float* c,
-                     const Destination& destination) {
-  alignas(64) float gathered[kTileRows * kWideBlock];
-  const int64_t size = args.scales.group_size;
-  for (int64_t k = 0, next; k < args.k; k = next) {
-    const int64_t index = k / size, group_end = (index + 1) * size;
-    next = k + kWideBlock < group_end ? k + kWideBlock : group_end;
-    if (panel.offset.at != nullptr && k % size == 0) {
-      FetchScales<kPanelColumns / kLanes>(panel.offset, index, 0);
-    }
-    WidenBlock<kForm, Dot>(panel, args.scales, numbers, k, next - k, wide);
-    TileArgs<typename Dot::A> tile;
-    tile.groups = (next - k) / Dot::kGroup;
-    tile.b = wide;
-    tile.b_stride = kPanelStride;
-    tile.ldc = kPanelColumns;
-    tile.resume = k % size != 0;
-    tile.fetch = {wide, 0};
-    for (int64_t r = 0; r < rows;) {
-      const int64_t tile_rows = TileShape<Dot>::NextRows(rows - r);
-      const Element* a = static_cast<const Element*>(args.a) + (row_begin + r) * args.lda + k;
-      PlaceRows<Element, Dot>(a, args.lda, tile_rows, gathered, &tile);
-      tile.c = partial + r * kPanelColumns;
-      if (k == 0) destination.FetchRows(r, tile_rows);
-      TileRows<Dot>(tile_rows, tile, panel.columns);
-      r += tile_rows;
-    }
-    if (next == group_end) AddScaledGroup(panel, index, rows, partial, c);
-  }
-  AddWideOffsets<Element>(args, panel, row_begin, rows, c);
-}
-
-// Element: how A is stored.
-template <class Element, class Dot, Form kForm>
-struct GemmWidened {
-  template <class Store>
-  static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
-    alignas(64) float partial[kGemmRows * kPanelColumns] = {};
-    alignas(64) uint16_t numbers[32];
-    if (LooksUp(kForm)) NibbleNumbers<kForm>(args.scales, numbers);
-    alignas(64) unsigned char wide[kWideBlock / Dot::kGroup * kPanelStride];
-    ForEachRowBlock(
-        args, store,
-        [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
-          for (int64_t i = 0; i < rows * kPanelColumns; i += kLanes) StoreF(sums + i, Zero());
-          GemmWidenedRows<Element, Dot, kForm>(args, PanelOf<kForm>(args, p), row, rows, numbers,
-                                               wide, partial, sums, destination);
-        });
-  }
-};
 
 // The kernels of slot uint4: which form a weight has, its WeightScales say.
 template <template <Form> class Kernel>
@@ -929,12 +726,6 @@ struct InBytes {
   static constexpr bool kFloats = false;
   template <Form kForm>
   using Of = GemmBytes<kForm, Tiles>;
-};
-template <class Element, class Dot>
-struct Widened {
-  static constexpr bool kFloats = true;
-  template <Form kForm>
-  using Of = GemmWidened<Element, Dot, kForm>;
 };
 
 // Puts a family into the slots of quantised weights.

@@ -15,11 +15,13 @@ enum class Form {
   kTable,        // four bits: the index of one of 16 signed bytes
   kFloat8,       // a byte that is a float; only under float activations
   kNarrowBytes,  // a byte, in narrow panels; only under int8 activations
+  kNibbleBytes,  // kNibbles that Spread has made bytes
+  kSixBitBytes,  // the same of kSixBits
 };
 
 // Bits of an element in the panel itself.
 constexpr int LowBits(Form form) {
-  return form == Form::kBytes || form == Form::kFloat8 || form == Form::kNarrowBytes ? 8 : 4;
+  return form == Form::kNibbles || form == Form::kSixBits || form == Form::kTable ? 4 : 8;
 }
 constexpr int64_t ColumnsOf(Form form) {
   return form == Form::kNarrowBytes ? kNarrowPanelColumns : kPanelColumns;
@@ -38,9 +40,25 @@ constexpr int32_t ZeroOf(Form form) {
   return form == Form::kNibbles ? 8 : form == Form::kSixBits ? 32 : 128;
 }
 // Whether the elements are the bytes of a dot product as they are stored.
-constexpr bool IsBytes(Form form) { return form == Form::kBytes || form == Form::kNarrowBytes; }
+constexpr bool IsBytes(Form form) {
+  return form == Form::kBytes || form == Form::kNarrowBytes || form == Form::kNibbleBytes ||
+         form == Form::kSixBitBytes;
+}
 // Whether kByteBias is subtracted from the bytes of a unit (bytes.inl); others are small enough.
 constexpr bool Biased(Form form) { return IsBytes(form) || form == Form::kTable; }
+// Bits of the bytes of a unit.
+constexpr int UnitBits(Form form) {
+  if (form == Form::kNibbles || form == Form::kNibbleBytes) return 4;
+  return form == Form::kSixBits || form == Form::kSixBitBytes ? 6 : 8;
+}
+// What Spread makes of a form.
+constexpr Form SpreadForm([[maybe_unused]] Form form) {
+#if defined(AS_BYTES_IN_PAIRS16)
+  if (form == Form::kNibbles) return Form::kNibbleBytes;
+  if (form == Form::kSixBits) return Form::kSixBitBytes;
+#endif
+  return Form::kBytes;
+}
 
 // The numbers of a table as Unit looks them up.
 static AS_ALWAYS_INLINE void ByteTable(const int8_t* numbers, uint8_t* table) {

@@ -107,6 +107,18 @@ static AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm256_srli_epi16(x, 
 static AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm256_srai_epi16(x, 8); }
 // Per lane, the sum of the products of its 16-bit halves.
 static AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm256_madd_epi16(a, b); }
+// Adds to 32-bit lanes, or to their 16-bit halves. As intrinsics, GCC adds products up before it
+// adds them to the sums, for which registers do not suffice, and moves sums from one register to
+// another and back.
+static AS_ALWAYS_INLINE void AddTo(VecI& sum, VecI x) {
+  __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));
+}
+static AS_ALWAYS_INLINE void AddToPairs16(VecI& sum, VecI x) {
+  __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x));
+}
+// Per 16-bit half, the sum of the products of its two bytes: unsigned ones of u, signed ones of s.
+// Saturating.
+static AS_ALWAYS_INLINE VecI DotBytePairs(VecI u, VecI s) { return _mm256_maddubs_epi16(u, s); }
 #if defined(AS_KERNELS_NATIVE_VNNI)
 static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
   return _mm256_dpwssd_avx_epi32(acc, a, b);

@@ -106,6 +106,9 @@ static AS_ALWAYS_INLINE VecI ShiftLeft16(VecI x) { return _mm512_slli_epi16(x, 8
 static AS_ALWAYS_INLINE VecI ShiftRight16(VecI x) { return _mm512_srli_epi16(x, 8); }
 static AS_ALWAYS_INLINE VecI ShiftRightSigned16(VecI x) { return _mm512_srai_epi16(x, 8); }
 static AS_ALWAYS_INLINE VecI DotPairs16(VecI a, VecI b) { return _mm512_madd_epi16(a, b); }
+static AS_ALWAYS_INLINE void AddTo(VecI& sum, VecI x) { sum = _mm512_add_epi32(sum, x); }
+static AS_ALWAYS_INLINE void AddToPairs16(VecI& sum, VecI x) { sum = _mm512_add_epi16(sum, x); }
+static AS_ALWAYS_INLINE VecI DotBytePairs(VecI u, VecI s) { return _mm512_maddubs_epi16(u, s); }
 #if defined(AS_KERNELS_NATIVE_VNNI)
 static AS_ALWAYS_INLINE VecI AddDotPairs16(VecI acc, VecI a, VecI b) {
   return _mm512_dpwssd_epi32(acc, a, b);

@@ -518,9 +518,10 @@ TEST_P(QuantizedTest, NarrowPanelsGiveTheSameBits) {
 
 // As GemmTest.AdaptersGoOnWithTheSums: the bits of a weight with the adapter's rows of k appended.
 TEST_P(QuantizedTest, AdaptersGoOnWithTheSums) {
-  const int64_t k = 128, rank = 32, n = 190, first_row = 5;
+  const int64_t k = 128, n = 190, first_row = 5;
   const auto gemm = table().gemm[static_cast<int>(DType::kUInt8)][static_cast<int>(DType::kInt8)];
-  for (const int64_t m : {1, 4, 7, 20, 130}) {
+  for (const auto& [m, rank] :
+       {std::pair<int64_t, int64_t>{1, 32}, {4, 32}, {7, 32}, {7, 1056}, {20, 32}, {130, 32}}) {
     const Problem whole(Shape{.bits = 8,
                               .act = Act::kInt8,
                               .m = m,
@@ -642,14 +643,18 @@ TEST_P(QuantizedTest, EveryInstructionSetGivesTheSameBitsForInt8Activations) {
 // point is subtracted.
 TEST_P(QuantizedTest, TheLargestIntegersAreExact) {
   for (const int bits : {8, 4}) {
-    Problem p({bits, Act::kInt8, 7, 64, 4096, 4096, true}, 3);
-    std::fill(p.u.begin(), p.u.end(), bits == 8 ? 255 : 15);
-    std::fill(p.packed_zero.begin(), p.packed_zero.end(), 0);
-    std::fill(p.zero.begin(), p.zero.end(), 0);
-    std::fill(p.x.begin(), p.x.end(), -1.0f);
-    p.Pack();
-    p.QuantizeRows();
-    ExpectCorrect(table(), p);
+    for (const int64_t m : {1, 3, 7}) {
+      for (const float value : {-1.0f, 1.0f}) {
+        Problem p({bits, Act::kInt8, m, 64, 4096, 4096, true}, 3);
+        std::fill(p.u.begin(), p.u.end(), bits == 8 ? 255 : 15);
+        std::fill(p.packed_zero.begin(), p.packed_zero.end(), 0);
+        std::fill(p.zero.begin(), p.zero.end(), 0);
+        std::fill(p.x.begin(), p.x.end(), value);
+        p.Pack();
+        p.QuantizeRows();
+        ExpectCorrect(table(), p);
+      }
+    }
   }
 }
 

@@ -149,7 +149,7 @@ TEST(Scheduler, PrefillKeepsHalfOfTheRowsBesideManyDecodes) {
   EXPECT_EQ(Step(harness), "0:1+1* 1:1+1* 2:1+1* 3:1+1* 4:12+3");
 }
 
-TEST(Scheduler, ChunksBesideDecodesAreSmallerTheFurtherTheyAreIntoThePrompt) {
+TEST(Scheduler, ChunksAreSmallerTheFurtherTheyAreIntoThePrompt) {
   Harness harness({.max_batch = 4,
                    .chunk_tokens = 32,
                    .max_rows_beside_decodes = 17,
@@ -157,7 +157,7 @@ TEST(Scheduler, ChunksBesideDecodesAreSmallerTheFurtherTheyAreIntoThePrompt) {
                    .block_size = 4,
                    .num_blocks = 128});
   harness.Add(0, 2, 40);
-  harness.Add(0, 142, 200);
+  harness.Add(0, 118, 200);
   EXPECT_EQ(Step(harness), "0:0+2* 1:0+30");  // nobody decodes yet
   EXPECT_EQ(Step(harness), "0:2+1* 1:30+5");  // 16 rows, a token costs 2.875
   EXPECT_EQ(Step(harness), "0:3+1* 1:35+5");
@@ -165,12 +165,12 @@ TEST(Scheduler, ChunksBesideDecodesAreSmallerTheFurtherTheyAreIntoThePrompt) {
   // Four tokens that cost 3.5 leave two rows to the next in line.
   EXPECT_EQ(Step(harness), "0:4+1* 1:40+4 2:0+2");
   harness.Remove(harness.sequences().front().get());
-  EXPECT_EQ(Step(harness), "1:44+32");  // nobody decodes
-  EXPECT_EQ(Step(harness), "1:76+32");
+  EXPECT_EQ(Step(harness), "1:44+32");  // nobody decodes: a token costs less than 4 rows
+  EXPECT_EQ(Step(harness), "1:76+22");  // 5.75 rows, of which a fourth counts
   harness.Add(1, 1, 40);
-  EXPECT_EQ(Step(harness), "3:0+1* 1:108+31");
-  EXPECT_EQ(Step(harness), "3:1+1* 1:139+2");  // a token costs no more than 8 rows
-  EXPECT_EQ(Step(harness), "3:2+1* 1:141+1* 2:2+6*");
+  EXPECT_EQ(Step(harness), "3:0+1* 1:98+17");
+  EXPECT_EQ(Step(harness), "3:1+1* 1:115+2");  // a token costs no more than 8 rows
+  EXPECT_EQ(Step(harness), "3:2+1* 1:117+1* 2:2+6*");
 }
 
 TEST(Scheduler, ALongPromptLeavesHalfOfTheBudgetToShorterOnes) {
