@@ -8,6 +8,7 @@ A step's JUnit file is RESULTS_DIR/STEP.xml. These count as failures, in additio
 - a failed step that no failed test explains (lint, a build, a crash of the runner),
 - a skipped test that allowed_skips.py does not allow,
 - a group (a suite of ctest, a file of pytest) with fewer tests than tests/expected_tests.json has,
+- a file of pytest that is not in it, and so could lose its tests unnoticed,
 - a step of a PART (default, fast, tests, clang, asan, tsan, fuzz, aarch64) that left no results.
 --update writes the counts of the steps in RESULTS_DIR into that file. What this machine cannot
 cover is listed at the end. The last line is `N passed, N failed, N skipped`; the exit status is 1
@@ -217,6 +218,9 @@ class Summary:
         if step in SAME_TESTS:
             return
         for name, group in groups.items():
+            if name.endswith(".py") and name not in expected:
+                self.problems.append(f"{step}: {name} is not expected (sum_results.py --update)")
+                continue
             for kind in ("tests", "torch"):
                 number, least = group.tests[kind], expected.get(name, {}).get(kind, 0)
                 if number > 1.2 * least + 5:

@@ -59,8 +59,13 @@ def report(
     of: tuple[str, ...] = (),
     **changes,
 ) -> tuple[int, str]:
-    """Exit status and output; a step that is not given has no expected counts."""
-    counts = {step: {} for step in ("ctest", "pytest", "ctest-slow", "fuzz")} | (expected or {})
+    """Exit status and output; of a step that is not given no counts are expected."""
+    counts = {}
+    for step in ("ctest", "pytest", "ctest-slow", "fuzz"):
+        junit = folder / f"{step}.xml"
+        cases = list(sum_results.cases_of(junit)) if junit.exists() else []
+        counts[step] = {group: {} for group in sum_results.groups_of(cases)}
+    counts |= expected or {}
     file = folder / "expected.json"
     file.write_text(json.dumps(counts))
     status = sum_results.report(folder, list(failed), list(of), file, machine(**changes))
@@ -252,12 +257,19 @@ def test_files_that_lost_tests_fail(tmp_path, capsys):
     assert out.splitlines()[-1] == "2 passed, 2 failed, 0 skipped"
 
 
+def test_a_file_that_nothing_is_expected_of_fails(tmp_path, capsys):
+    write(tmp_path, pytest=[pytest_case("test_a", "a"), pytest_case("test_b", "a")])
+    status, out = report(tmp_path, capsys, {"pytest": {"test_a.py": {"tests": 1}}})
+    assert status == 1
+    assert "pytest: test_b.py is not expected (sum_results.py --update)" in out
+
+
 def test_a_file_that_may_be_skipped_may_lack_its_tests(tmp_path, capsys):
     skipped = ('<testcase classname="" name="tests.python.test_lora_peft"><skipped message='
                "\"collection skipped\">('/x', 9, 'Skipped: the package peft, an oracle, is not "
                "installed')</skipped></testcase>")  # fmt: skip
     write(tmp_path, pytest=[skipped, pytest_case("test_a", "a")])
-    expected = {"pytest": {"test_lora_peft.py": {"tests": 9}}}
+    expected = {"pytest": {"test_lora_peft.py": {"tests": 9}, "test_a.py": {"tests": 1}}}
     assert report(tmp_path, capsys, expected, has_peft=False)[0] == 0
     file = tmp_path / "kept.json"
     file.write_text(json.dumps(expected))
