@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import signal
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,18 +16,34 @@ from pathlib import Path
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model"
 
 
+_LAST_LINES = 20
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """A benchmark that is killed leaves no server behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 @contextmanager
 def process(command: list[str]) -> Iterator[tuple[int, int]]:
     """Runs a server that prints its port; its pid and the port."""
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=_end_with_parent
+    )
     assert server.stderr is not None
+    last: deque[str] = deque(maxlen=_LAST_LINES)
     try:
         for line in server.stderr:
+            last.append(line)
             if found := re.search(r" on \S+:(\d+)", line):
+                # A pipe that nobody reads would hold up a server with much to say.
+                threading.Thread(target=deque, args=(server.stderr, 0), daemon=True).start()
                 yield server.pid, int(found[1])
                 break
         else:
-            raise RuntimeError(f"{command[2]} ended with status {server.wait()}")
+            status = server.wait()
+            raise RuntimeError(f"{command[2]} ended with status {status}:\n{''.join(last)}")
     finally:
         server.terminate()
         server.wait()

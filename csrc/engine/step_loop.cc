@@ -43,12 +43,12 @@ SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
   const RuntimeConfig& config = model.config;
   const ModelSizes& sizes = model.sizes;
   const int64_t rows = RowsBesideDecodes(config.prefill_policy, sizes.chunk_tokens);
-  const bool bounds_gaps = rows <= sizes.chunk_tokens;
+  const bool counts_depth = config.prefill_policy != PrefillPolicy::kThroughput;
   return {
       .max_batch = config.engine_max_batch,
       .chunk_tokens = sizes.chunk_tokens,
       .max_rows_beside_decodes = rows,
-      .double_cost_depth = bounds_gaps ? sizes.double_cost_depth : 0,
+      .double_cost_depth = counts_depth ? sizes.double_cost_depth : 0,
       .long_prefill_tokens = kLongPrefillChunks * sizes.chunk_tokens,
       .max_steps_without_decodes =
           config.prefill_policy == PrefillPolicy::kFirstToken ? kMostStepsWithoutDecodes : 0,

@@ -98,8 +98,9 @@ struct SchedulerConfig {
   // leave of these rows, and at least half of them.
   int64_t max_rows_beside_decodes = 512;
   // There, a prefill token counts for more rows the further it is into its sequence, since its
-  // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. In a step without
-  // decodes it counts for a kStepCostAlone-th of that, and for one at least. 0: each counts for one.
+  // attention takes longer: 1 + depth / double_cost_depth, at most kMostTokenCost. In a step
+  // without decodes it counts for a kStepCostAlone-th of that, and for one at least. 0: each counts
+  // for one.
   int64_t double_cost_depth = 0;
   // A prefill with more tokens left leaves shorter ones behind it what they need, up to half of a
   // step's budget: they do not wait for its end.

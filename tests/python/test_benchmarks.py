@@ -423,6 +423,54 @@ except ProcessLookupError:
     assert done.stdout == "True\n", done.stderr
 
 
+TALKATIVE_SERVER = """
+import sys, time
+print("listens on http://127.0.0.1:123", file=sys.stderr, flush=True)
+print("x" * (1 << 20), file=sys.stderr, flush=True)  # more than a pipe holds
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_a_server_may_say_much_and_ends_with_a_killed_benchmark(tmp_path: Path) -> None:
+    benchmark = """
+import sys
+from servers import process
+with process([sys.executable, "-c", *sys.argv[1:]]) as (pid, port):
+    print(pid, port, flush=True)
+    sys.stdin.read()
+"""
+    said = tmp_path / "said"
+    command = [sys.executable, "-c", benchmark, TALKATIVE_SERVER, str(said)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=BENCHMARKS, **pipes) as running:
+        pid, port = map(int, running.stdout.readline().split())
+        assert port == 123
+        end = time.monotonic() + 60
+        while not said.exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        running.kill()
+    while not has_ended(pid):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_server_that_ends_at_its_start_says_its_last_words(load) -> None:
+    server = "import sys; print('no room', file=sys.stderr); sys.exit(3)"
+    process = load("servers").process([sys.executable, "-c", server])
+    with pytest.raises(RuntimeError, match="status 3:\\nno room"), process:
+        pass
+
+
 def test_every_peer_is_registered_and_complete(load) -> None:
     registry, base = load("peers.registry"), load("peers.base")
     files = {path.stem for path in (BENCHMARKS / "peers").glob("*.py")}

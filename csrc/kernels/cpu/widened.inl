@@ -26,6 +26,16 @@ static AS_ALWAYS_INLINE VecF Widen(VecI lanes, VecF magic_zero) {
   return Sub(AsFloat(Or(u, Set1Int(kMagicBits))), magic_zero);
 }
 
+// The second operand of Widen for V vectors of columns. zeros null: all are symmetric_zero.
+template <int V>
+static AS_ALWAYS_INLINE void MagicZeros(const uint8_t* zeros, int32_t symmetric_zero,
+                                        VecF (&out)[V]) {
+  AS_UNROLL for (int v = 0; v < V; ++v) {
+    const VecI point = zeros == nullptr ? Set1Int(symmetric_zero) : LoadBytes(zeros + v * kLanes);
+    out[v] = Add(Set1(kMagic), IntToFloat(point));
+  }
+}
+
 // Stores the widened elements k and k + 1 of a lane as the tile reads them.
 static AS_ALWAYS_INLINE void StoreWide(DotFloat, unsigned char* out, VecF even, VecF odd) {
   StoreF(reinterpret_cast<float*>(out), even);
@@ -47,10 +57,7 @@ void WidenIntegers(const unsigned char* from, const uint8_t* zeros, int32_t symm
   constexpr int64_t kStep = 32 / kBits;                      // k per stored lane
   constexpr int64_t kPair = 2 / Dot::kGroup * kPanelStride;  // bytes of two k
   VecF zero[kVecs];
-  AS_UNROLL for (int v = 0; v < kVecs; ++v) {
-    const VecI point = zeros == nullptr ? Set1Int(symmetric_zero) : LoadBytes(zeros + v * kLanes);
-    zero[v] = Add(Set1(kMagic), IntToFloat(point));
-  }
+  MagicZeros<kVecs>(zeros, symmetric_zero, zero);
   for (int64_t k = 0; k < count; k += kStep) {
     AS_UNROLL for (int v = 0; v < kVecs; ++v) {
       const unsigned char* lanes = from + v * kVecBytes;
@@ -238,9 +245,13 @@ static AS_ALWAYS_INLINE VecI ByteOfLanes(VecI x) {
   alignas(16) static constexpr uint8_t kPlace[2][16] = {
       {1, 128, 128, 128, 5, 128, 128, 128, 9, 128, 128, 128, 13, 128, 128, 128},
       {2, 128, 128, 128, 6, 128, 128, 128, 10, 128, 128, 128, 14, 128, 128, 128}};
-  if constexpr (kByte == 0) return And(x, Set1Int(255));
-  if constexpr (kByte == 3) return ShiftRight<24>(x);
-  return LookUp(x, LoadTable(kPlace[kByte - 1]));
+  if constexpr (kByte == 0) {
+    return And(x, Set1Int(255));
+  } else if constexpr (kByte == 3) {
+    return ShiftRight<24>(x);
+  } else {
+    return LookUp(x, LoadTable(kPlace[kByte - 1]));
+  }
 }
 
 // Adds the products of one k, which has this byte of the lanes.
@@ -277,10 +288,7 @@ void WideningTile(const WideningArgs& args) {
       acc[r][v] = args.resume ? LoadF(args.c + r * kPanelColumns + v * kLanes) : Zero();
     }
   }
-  AS_UNROLL for (int v = 0; v < V; ++v) {
-    const VecI point = kZeros ? LoadBytes(args.zero + v * kLanes) : Set1Int(args.symmetric_zero);
-    zero[v] = Add(Set1(kMagic), IntToFloat(point));
-  }
+  MagicZeros<V>(kZeros ? args.zero : nullptr, args.symmetric_zero, zero);
   const float* a = args.a;
   const unsigned char* b = args.b;
   const int64_t lda = args.lda;

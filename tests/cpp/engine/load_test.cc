@@ -107,6 +107,7 @@ class PrefillPolicyTest : public EngineTest {
   static constexpr int64_t kChunk = 32, kPrompt = 1000;
 
   struct Steps {
+    int64_t first = 0;                 // prompt tokens of the prompt's first step
     int64_t most_beside_a_decode = 0;  // prompt tokens
     int64_t with_both = 0;
     int64_t most_without_decodes = 0;  // in a row, while there was one
@@ -141,6 +142,7 @@ class PrefillPolicyTest : public EngineTest {
       prefilled += event.num_prefill_tokens;
       if (&event < &events[3] || event.num_prefill_tokens == 0) continue;
       EXPECT_LE(event.num_prefill_tokens, kChunk);
+      if (steps.first == 0) steps.first = event.num_prefill_tokens;
       without_decodes = event.num_decodes > 0 ? 0 : without_decodes + 1;
       steps.most_without_decodes = std::max(steps.most_without_decodes, without_decodes);
       if (event.num_decodes == 0) continue;
@@ -171,11 +173,12 @@ TEST_F(PrefillPolicyTest, ThroughputHasAWholeChunk) {
   EXPECT_EQ(steps.most_without_decodes, 0);
 }
 
-TEST_F(PrefillPolicyTest, FirstTokenLetsDecodesWaitForEightChunks) {
+TEST_F(PrefillPolicyTest, FirstTokenLetsDecodesWaitForEightSteps) {
   const Steps steps = PrefillBesideADecode(PrefillPolicy::kFirstToken);
-  EXPECT_EQ(steps.most_beside_a_decode, kChunk);
+  EXPECT_EQ(steps.first, kChunk);
+  EXPECT_LT(steps.most_beside_a_decode, kChunk);  // eight chunks into the prompt
   EXPECT_EQ(steps.most_without_decodes, 8);
-  EXPECT_EQ(steps.with_both, (kPrompt / kChunk + 1) / 9);
+  EXPECT_GE(steps.with_both, (kPrompt / kChunk + 1) / 9);
 }
 
 }  // namespace
