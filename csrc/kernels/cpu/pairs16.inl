@@ -44,28 +44,25 @@ static AS_ALWAYS_INLINE void AddHalves(const int8_t* a, int64_t lda, const VecI 
   }
 }
 
-// DotUnit over widened rows, or one as it is.
+// DotUnit of weights of 8 bits over widened rows, or one as it is.
 template <Form kForm, int kUnit, int R, int V>
 static AS_ALWAYS_INLINE void DotUnitInPairs(const int8_t* a, int64_t lda, const unsigned char* b,
-                                            const unsigned char* high, VecI table,
-                                            VecI (&acc)[R][V]) {
-  const auto unit = [=](int v) __attribute__((always_inline)) {
-    return Unit<kForm, kUnit>(b + v * kVecBytes,
-                              kForm == Form::kSixBits ? high + v * kVecBytes : nullptr, table);
-  };
+                                            VecI table, VecI (&acc)[R][V]) {
+  static_assert(UnitBits(kForm) == 8 && (R == 1 || IsBytes(kForm)));
   if constexpr (R == 1) {
     const VecI x = BroadcastBytes(a + 4 * kUnit);
     const VecI even = ShiftRightSigned16(ShiftLeft16(x)), odd = ShiftRightSigned16(x);
     AS_UNROLL for (int v = 0; v < V; ++v) {
-      const VecI u = unit(v);
+      const VecI u = Unit<kForm, kUnit>(b + v * kVecBytes, nullptr, table);
       AddTo(acc[0][v], DotPairs16(And(u, Set1Int(0x00ff00ff)), even));
       AddTo(acc[0][v], DotPairs16(ShiftRight16(u), odd));
     }
     return;
   }
-  a += 8 * kUnit;
   VecI halves[V];
-  AS_UNROLL for (int v = 0; v < V; ++v) halves[v] = And(unit(v), Set1Int(0x00ff00ff));
+  AS_UNROLL for (int v = 0; v < V; ++v) {
+    halves[v] = And(LoadI(b + v * kVecBytes), Set1Int(0x00ff00ff));
+  }
   AddHalves<R, V>(a, lda, halves, acc);
   // Bytes are read again, since no register is free to keep them.
   __asm__("" : "+r"(b));

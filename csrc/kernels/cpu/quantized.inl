@@ -233,7 +233,8 @@ template <Form kForm, int kUnit, int R, int V>
 static AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigned char* b,
                                      const unsigned char* high, VecI table, VecI (&acc)[R][V]) {
 #if defined(AS_BYTES_IN_PAIRS16)
-  DotUnitInPairs<kForm, kUnit, R, V>(a, lda, b, high, table, acc);
+  static_cast<void>(high);
+  DotUnitInPairs<kForm, kUnit, R, V>(a, lda, b, table, acc);
 #else
   VecI u[V];
   AS_UNROLL for (int v = 0; v < V; ++v) {
@@ -247,19 +248,11 @@ static AS_ALWAYS_INLINE void DotUnit(const int8_t* a, int64_t lda, const unsigne
 #endif
 }
 
-// Adds a group's products, from `a`, `b` and `high` on, which then point behind them.
+// DotGroup in units of four k.
 template <Form kForm, int R, int V>
-static AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a,
+static AS_ALWAYS_INLINE void DotUnits(const ByteBlock& block, const int8_t*& a,
                                       const unsigned char*& b, const unsigned char*& high,
                                       Fetch& fetch, VecI (&acc)[R][V]) {
-#if defined(AS_BYTES_IN_PAIRS16)
-  if constexpr (UnitBits(kForm) == 4) {
-    return DotNibbleGroup<kForm, R, V>(block.lanes * 4, a, block.lda, b, fetch, acc);
-  }
-  if constexpr (UnitBits(kForm) == 6) {
-    return DotSixBitGroup<kForm, R, V>(block.lanes * 4, a, block.lda, b, high, fetch, acc);
-  }
-#endif
   const VecI table = kForm == Form::kTable ? LoadTable(block.table) : Set1Int(0);
   const int64_t lda = WidensRows(kForm, R) ? kWidenedStride : block.lda;
   for (int64_t k = 0; k < block.lanes * 4; k += StepK(kForm)) {
@@ -276,6 +269,23 @@ static AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a,
     }
     a += StepK(kForm) * RowBytes(kForm, R);
     b += StepBytes(kForm);
+  }
+}
+
+// Adds a group's products, from `a`, `b` and `high` on, which then point behind them.
+template <Form kForm, int R, int V>
+static AS_ALWAYS_INLINE void DotGroup(const ByteBlock& block, const int8_t*& a,
+                                      const unsigned char*& b, const unsigned char*& high,
+                                      Fetch& fetch, VecI (&acc)[R][V]) {
+#if defined(AS_BYTES_IN_PAIRS16)
+  if constexpr (UnitBits(kForm) == 4) {
+    DotNibbleGroup<kForm, R, V>(block.lanes * 4, a, block.lda, b, fetch, acc);
+  } else if constexpr (UnitBits(kForm) == 6) {
+    DotSixBitGroup<kForm, R, V>(block.lanes * 4, a, block.lda, b, high, fetch, acc);
+  } else
+#endif
+  {
+    DotUnits<kForm, R, V>(block, a, b, high, fetch, acc);
   }
 }
 
@@ -406,20 +416,23 @@ constexpr int64_t UnpackRows(Form form) {
 template <Form kForm>
 void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
   static_assert(kTileRows == 6);
-  if constexpr (UnpackRows(kForm) == 1) return ByteTilesOf<kForm, 1>(block, columns);
-  switch (rows) {
-    case 1:
-      return ByteTilesOf<kForm, 1>(block, columns);
-    case 2:
-      return ByteTilesOf<kForm, 2>(block, columns);
-    case 3:
-      return ByteTilesOf<kForm, 3>(block, columns);
-    case 4:
-      return ByteTilesOf<kForm, 4>(block, columns);
-    case 5:
-      return ByteTilesOf<kForm, 5>(block, columns);
-    default:
-      return ByteTilesOf<kForm, 6>(block, columns);
+  if constexpr (UnpackRows(kForm) == 1) {
+    ByteTilesOf<kForm, 1>(block, columns);
+  } else {
+    switch (rows) {
+      case 1:
+        return ByteTilesOf<kForm, 1>(block, columns);
+      case 2:
+        return ByteTilesOf<kForm, 2>(block, columns);
+      case 3:
+        return ByteTilesOf<kForm, 3>(block, columns);
+      case 4:
+        return ByteTilesOf<kForm, 4>(block, columns);
+      case 5:
+        return ByteTilesOf<kForm, 5>(block, columns);
+      default:
+        return ByteTilesOf<kForm, 6>(block, columns);
+    }
   }
 }
 
