@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -13,23 +11,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from peers.process_tree import end_with_parent
+
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model"
-
-
 _LAST_LINES = 20
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """A benchmark that is killed leaves no server behind."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 @contextmanager
 def process(command: list[str]) -> Iterator[tuple[int, int]]:
     """Runs a server that prints its port; its pid and the port."""
+    # A benchmark that is killed leaves no server behind.
     server = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, preexec_fn=_end_with_parent
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent
     )
     assert server.stderr is not None
     last: deque[str] = deque(maxlen=_LAST_LINES)

@@ -8,15 +8,25 @@ import os
 import signal
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def adopt_orphans() -> None:
     """What loses its parent below this process becomes its child. Only so can it be waited for, and
     only children that were waited for are in this process's resource usage."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Asks the system to end this process when its parent ends, also where that is killed."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def children(pid: int) -> list[int]:

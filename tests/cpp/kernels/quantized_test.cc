@@ -658,6 +658,20 @@ TEST_P(QuantizedTest, TheLargestIntegersAreExact) {
   }
 }
 
+// Two products of six bits, and two more, are close to what 16 bits hold.
+TEST_P(QuantizedTest, TheLargestIntegersOf6BitsAreExact) {
+  for (const int64_t m : {1, 3, 7}) {
+    for (const float value : {-1.0f, 1.0f}) {
+      Problem p({6, Act::kInt8, m, 64, 1152, 128}, 3);
+      std::fill(p.u.begin(), p.u.end(), 63);
+      std::fill(p.x.begin(), p.x.end(), value);
+      p.Pack();
+      p.QuantizeRows();
+      ExpectCorrect(table(), p);
+    }
+  }
+}
+
 // Every code of float8, exactly.
 TEST_P(QuantizedTest, EveryFloatOf8BitsIsExact) {
   Problem p({8, Act::kBFloat16, 1, 256, 4, 4, false, false, false, 0, Kind::kFloat8}, 9);
