@@ -12,7 +12,8 @@ from allspark._allspark import AsCacheMode, AsModelConfig
 
 
 class TargetDevice(enum.Enum):
-    """Where a model runs. CPU_NUMA, one process per NUMA node, is not supported."""
+    """Where a model runs. CPU_NUMA: on the CPU, with each thread's part of weights and KV cache on
+    its own NUMA node."""
 
     CUDA = "CUDA"
     CPU = "CPU"
@@ -82,35 +83,35 @@ class AsModelRuntimeConfigBuilder:
         device_id_array: Sequence[int] | None = None,
         compute_thread_in_device: int = 0,
     ) -> AsModelRuntimeConfigBuilder:
-        """Device, its ids (default [0], the only one of the CPU) and the number of compute threads
-        (0: one per core)."""
+        """Device, its ids (default [0], the only one of the CPU; of CPU_NUMA all nodes) and the
+        number of compute threads (0: one per core)."""
         device = to_device(target_device)
-        if device is TargetDevice.CPU_NUMA:
-            raise NotImplementedError(
-                "target_device is CPU_NUMA, which is not built; CPU computes with every core that "
-                "the process may run on, of all NUMA nodes"
-            )
         if device_id_array is not None and not isinstance(device_id_array, Iterable):
             raise TypeError(
                 f"device_id_array is {device_id_array!r}; it must be a list of ids, such as [0]"
             )
-        ids = ",".join(str(i) for i in device_id_array or [0])
-        self._set("compute_unit", f"{device.value}:{ids}")
+        default = () if device is TargetDevice.CPU_NUMA else (0,)
+        ids = ",".join(str(i) for i in device_id_array or default)
+        self._set("compute_unit", f"{device.value}:{ids}" if ids else device.value)
         return self._set("num_threads", compute_thread_in_device)
 
     def set_compute_unit_from_str(self, text: str) -> AsModelRuntimeConfigBuilder:
-        """A compute unit in its text form, such as 'CPU:0' or 'CUDA:0,1'."""
+        """A compute unit in its text form, such as 'CPU:0', 'CPU_NUMA' or 'CUDA:0,1'."""
         self.parse_device_type(text)
         return self._set("compute_unit", text)
 
     @staticmethod
     def parse_device_type(compute_unit: str) -> tuple[str, list[int]]:
-        """'CUDA:0,1' as ('CUDA', [0, 1])."""
+        """'CUDA:0,1' as ('CUDA', [0, 1]), and 'CPU_NUMA', which is all nodes, as
+        ('CPU_NUMA', [])."""
+        if compute_unit == TargetDevice.CPU_NUMA.value:
+            return compute_unit, []
         kind, _, ids = compute_unit.partition(":")
-        if kind in ("CPU", "CUDA") and all(part.isdigit() for part in ids.split(",")):
+        kinds = [device.value for device in TargetDevice]
+        if kind in kinds and all(part.isdigit() for part in ids.split(",")):
             return kind, [int(part) for part in ids.split(",")]
         raise ValueError(
-            f"compute_unit is {compute_unit!r}; it must be like 'CPU:0' or 'CUDA:0,1'"
+            f"compute_unit is {compute_unit!r}; it must be like 'CPU:0', 'CPU_NUMA' or 'CUDA:0,1'"
         )
 
     def max_length(self, num_tokens: int | str) -> AsModelRuntimeConfigBuilder:

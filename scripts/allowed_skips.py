@@ -163,7 +163,7 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"^MmlaTest\.", "^no I8MM$",
                 lambda machine, step: "neon_i8mm" not in machine.native_tables(step)),
     # What this machine lacks.
-    AllowedSkip(r"^(ThreadPoolTest|PinningTest|EngineTest)\.", "^one core only$",
+    AllowedSkip(r"^(sim\.)?(ThreadPoolTest|PinningTest|EngineTest|NumaTest)\.", "^one core only$",
                 lambda machine, step: machine.num_cores < 2, "threads on several cores"),
     AllowedSkip(r"^ModelWriter\.AFullFileSystemIsAStatus$", "needs privileges$",
                 lambda machine, step: not machine.can_mount or is_emulator(step),

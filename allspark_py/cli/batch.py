@@ -19,7 +19,7 @@ _STOPPED = "stopped; the same command goes on from here"
 # Settings of the engine on which no output depends: a run may go on with others.
 _FREE = {
     "adapters", "download_dir", "draft_model", "kv_cache_blocks", "kv_cache_memory",
-    "max_batch_size", "max_waiting_requests", "num_draft_tokens", "prefill_chunk",
+    "max_batch_size", "max_waiting_requests", "num_draft_tokens", "numa", "prefill_chunk",
     "prefill_policy", "prompt_lookup_num_tokens", "session_len", "threads",
 }  # fmt: skip
 _MAX_SEED = (1 << 63) - 1

@@ -60,17 +60,20 @@ def to_bool(value: Any) -> Any:
 
 
 def _to_cpu_unit(compute_unit: Any) -> Any:
-    """Turns every CPU unit into "CPU:0"; warns where the unit named something else."""
+    """Turns units of several NUMA nodes into all of them, and other CPU units into "CPU:0"; warns
+    where the unit named something else."""
     if not isinstance(compute_unit, str):
         return compute_unit
     kind, _, ids = compute_unit.partition(":")
     if kind != "CPU_NUMA" and (kind != "CPU" or ids == "0"):
         return compute_unit
-    warn(
-        f"compute_unit is {compute_unit!r}; NUMA nodes are not chosen, it runs as CPU:0 on every "
-        "core that the process may run on (num_threads says how many of them)"
-    )
-    return "CPU:0"
+    unit = "CPU_NUMA" if kind == "CPU_NUMA" or "," in ids else "CPU:0"
+    if unit != compute_unit:
+        warn(
+            f"compute_unit is {compute_unit!r}; nodes are not chosen, it runs as {unit} on every "
+            "core that the process may run on (num_threads says how many of them)"
+        )
+    return unit
 
 
 class AsModelConfig(NativeModelConfig):
@@ -146,21 +149,13 @@ class AsModelRuntimeConfigBuilder(allspark.runtime_config.AsModelRuntimeConfigBu
         device_id_array: Sequence[int] | None = None,
         compute_thread_in_device: int = 0,
     ) -> AsModelRuntimeConfigBuilder:
-        """As allspark's; CPU_NUMA and CPU ids other than 0 run as CPU:0, with a warning."""
+        """As allspark's; CPU_NUMA and several ids of the CPU run on all NUMA nodes, another id
+        as CPU:0, with a warning."""
         device = to_device(target_device)
         ids = ",".join(str(i) for i in device_id_array or [0])
         self._set("compute_unit", f"{device.value}:{ids}")
         self._set("num_threads", compute_thread_in_device)
         return self
-
-    @staticmethod
-    def parse_device_type(compute_unit: str) -> tuple[str, list[int]]:
-        """'CUDA:0,1' as ('CUDA', [0, 1])."""
-        kind, colon, ids = compute_unit.partition(":")
-        parse = allspark.runtime_config.AsModelRuntimeConfigBuilder.parse_device_type
-        if kind == "CPU_NUMA":
-            return kind, parse(f"CPU{colon}{ids}")[1]
-        return parse(compute_unit)
 
     def update_from_dict(self, fields: Mapping[str, Any]) -> AsModelRuntimeConfigBuilder:
         """As allspark's, but accepts the fields that change nothing."""

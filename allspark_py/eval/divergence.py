@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 NUM_TOP = 5
 KL_PERCENTS = ("1", "5", "10", "50", "90", "95", "99", "99.9")
 CHANGE_PERCENTS = ("0.1", "1", "5", "10", "25", "50", "75", "90", "95", "99", "99.9")
-# Rows of logits that are in float64 at a time.
+# Rows of logits that a thread has in float64 at a time.
 _ROWS = 32
 
 
@@ -82,7 +84,7 @@ def compare(
     """Compares two models window by window, as llama.cpp's `perplexity --kl-divergence` does.
 
     Of each window the logits of both models are in memory, and of no other. The arguments are
-    those of `perplexity`; `adapter` is the model's.
+    those of `perplexity`; `adapter` is the model's. Figures are computed by a thread on each core.
 
     Raises:
         ValueError: as `perplexity`, or the reference has another vocabulary.
@@ -124,11 +126,12 @@ def compare_all(
     for model in models:  # so all have the same windows
         check_same_vocabulary(model, reference, found[: len(windows.texts)])
     parts: list[list[TokenFigures]] = []
-    for window in windows.windows:
-        own = [_logits(model, window, adapter) for model in models]
-        base = _logits(reference, window, None, "the reference")
-        parts.append(token_figures(own, base, window.targets))
-        progress(1)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for window in windows.windows:
+            own = [_logits(model, window, adapter) for model in models]
+            base = _logits(reference, window, None, "the reference")
+            parts.append(token_figures(own, base, window.targets, pool))
+            progress(1)
     return [
         _comparison(facts_of(model, adapter), facts_of(reference), windows, _joined(figures))
         for model, figures in zip(models, zip(*parts, strict=True), strict=True)
@@ -153,15 +156,17 @@ def _logits(
 
 
 def token_figures(
-    logits: Sequence[np.ndarray], reference: np.ndarray, targets: Ids
+    logits: Sequence[np.ndarray], reference: np.ndarray, targets: Ids, pool: Executor
 ) -> list[TokenFigures]:
     """Of logits [tokens, vocabulary] of each model and of the reference, and the tokens that
-    followed."""
-    parts = []
-    for begin in range(0, len(targets), _ROWS):
+    followed. The threads do not change them: a row is computed by itself."""
+
+    def figures_of(begin: int) -> list[TokenFigures]:
         rows = slice(begin, begin + _ROWS)
         base = _Reference(reference[rows], targets[rows])
-        parts.append([base.figures_of(own[rows]) for own in logits])
+        return [base.figures_of(own[rows]) for own in logits]
+
+    parts = pool.map(figures_of, range(0, len(targets), _ROWS))
     return [_joined(figures) for figures in zip(*parts, strict=True)]
 
 

@@ -82,6 +82,12 @@ class EngineConfig:
         f.one_of(*PREFILL_POLICIES),
     )
     threads: int = f.mapped(0, "compute threads; 0: one for each core", f.whole(0))
+    numa: bool = f.mapped(
+        False,
+        "True: each thread's part of weights, and of keys and values, lies on its own NUMA node; "
+        "the weights take their memory once more",
+        f.flag,
+    )
     adapters: dict[str, str] | None = f.mapped(None, "LoRA adapters: name -> directory", f.paths)
     draft_model: str | None = f.mapped(
         None, "a smaller model of the same vocabulary, for speculative decoding", f.text

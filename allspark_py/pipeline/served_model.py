@@ -208,7 +208,8 @@ def _serialize(loader: LLM, engine: Engine, precision: str | None) -> None:
 def _install(engine: Engine, name: str, loader: LLM, config: EngineConfig) -> int:
     """Installs the model; returns how many tokens a request may have."""
     builder = loader.create_reference_runtime_config_builder(name, TargetDevice.CPU)
-    builder.compute_unit(TargetDevice.CPU, [0], config.threads)
+    device = TargetDevice.CPU_NUMA if config.numa else TargetDevice.CPU
+    builder.compute_unit(device, None, config.threads)
     builder.max_batch(config.max_batch_size or DEFAULT_BATCH)
     builder.max_waiting_requests(config.max_waiting_requests)
     builder.max_prefill_length(config.prefill_chunk)

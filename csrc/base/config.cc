@@ -48,17 +48,18 @@ bool AreDeviceIds(std::string_view text) {
 
 Status CheckComputeUnit(const std::string& unit) {
   const std::string_view text = unit;
+  if (text == "CPU_NUMA") return Status::Ok();
   const size_t colon = text.find(':');
   const std::string_view type = text.substr(0, colon);
-  if (colon == std::string_view::npos || (type != "CPU" && type != "CUDA") ||
-      !AreDeviceIds(text.substr(colon + 1))) {
+  const bool is_type = type == "CPU" || type == "CPU_NUMA" || type == "CUDA";
+  if (colon == std::string_view::npos || !is_type || !AreDeviceIds(text.substr(colon + 1))) {
     return Malformed("compute_unit", FormatValue(unit),
-                     "CPU:0 or CUDA:<ids>, ids separated by commas, such as CUDA:0,1");
+                     "CPU:0, CPU_NUMA, CPU_NUMA:<ids> or CUDA:<ids>, ids separated by commas, such "
+                     "as CUDA:0,1");
   }
   if (type == "CPU" && unit != "CPU:0") {
     return Malformed("compute_unit", FormatValue(unit),
-                     "CPU:0: NUMA nodes are not chosen by id; num_threads and the affinity of the "
-                     "process say which cores compute");
+                     "CPU:0, which is the whole CPU, or CPU_NUMA:<ids>, which are NUMA nodes");
   }
   return Status::Ok();
 }

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "base/log.h"
+#include "engine/compute_unit.h"
 #include "engine/metrics.h"
 #include "engine/model_instance.h"
 #include "engine/testing.h"
@@ -79,7 +80,7 @@ class Engine::Impl {
 
   // The device with its memory region. The region is made when it is first needed: after the first
   // model's weights are mapped, so that it leaves address space for them.
-  Result<std::shared_ptr<Device>> MakeDevice(std::shared_ptr<ThreadPool> pool) {
+  Result<std::shared_ptr<Device>> MakeDevice(Compute compute) {
     if (allocator_ == nullptr) {
       Result<BfcOptions> options = BfcOptions::FromEnv();
       if (!options.ok()) return options.status();
@@ -100,25 +101,36 @@ class Engine::Impl {
       return Status::InvalidArgument(
           "ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
     }
-    CpuDevice::Parts parts{allocator_, std::move(pool), table, cpu_cache_ratio_};
+    CpuDevice::Parts parts{allocator_, std::move(compute.pool), table, cpu_cache_ratio_,
+                           std::move(compute.numa)};
     if (make_device_ != nullptr) return make_device_(std::move(parts));
     return std::shared_ptr<Device>(std::make_shared<CpuDevice>(std::move(parts)));
   }
 
-  // The compute pool with the config's number of threads; made when first needed.
-  Result<std::shared_ptr<ThreadPool>> Pool(const RuntimeConfig& config) {
-    const int num_threads =
-        config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();
-    std::shared_ptr<ThreadPool> pool = pools_[num_threads].lock();
-    if (pool != nullptr) return pool;
+  // The compute pool with the config's number of threads, on the nodes that it names; made when
+  // first needed.
+  Result<Compute> MakeCompute(const RuntimeConfig& config) {
+    Result<std::shared_ptr<const NumaPlacement>> numa = PlacementFor(config, numa_directory_);
+    if (!numa.ok()) return numa.status();
+    const NumaPlacement* const placement = numa->get();
+    int num_threads = config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();
+    std::vector<int> cores;
+    if (placement != nullptr) {
+      cores = placement->cores();
+      num_threads = placement->num_threads();
+    }
+    std::weak_ptr<ThreadPool>& known = pools_[{num_threads, cores}];
+    std::shared_ptr<ThreadPool> pool = known.lock();
+    if (pool != nullptr) return Compute{std::move(pool), std::move(*numa)};
     try {
-      pool = std::make_shared<ThreadPool>(num_threads);
+      pool = placement == nullptr ? std::make_shared<ThreadPool>(num_threads)
+                                  : std::make_shared<ThreadPool>(cores, placement->caller_cores());
     } catch (const std::system_error& error) {
       return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
                                        ", but the system gives no more threads: " + error.what());
     }
-    pools_[num_threads] = pool;
-    return pool;
+    known = pool;
+    return Compute{std::move(pool), std::move(*numa)};
   }
 
   std::shared_ptr<const ModelImage> FindImage(const std::string& name) {
@@ -141,7 +153,9 @@ class Engine::Impl {
   DeviceMaker make_device_ = TestingAccess::DefaultDeviceMaker();  // a test's; null: the CPU
   const kernels::KernelTable* test_table_ = nullptr;  // a test's, in place of the processor's
   double cpu_cache_ratio_ = 0;
-  std::map<int, std::weak_ptr<ThreadPool>> pools_;
+  std::string numa_directory_ = kNumaDirectory;  // a test's, in place of the machine's
+  // By the number of threads, and their cores on chosen nodes.
+  std::map<std::pair<int, std::vector<int>>, std::weak_ptr<ThreadPool>> pools_;
   std::map<std::string, std::weak_ptr<const ModelImage>> images_;
   std::map<std::string, std::shared_ptr<const ModelImage>> registered_;  // not installed yet
 
@@ -160,17 +174,6 @@ namespace {
 
 // Of all engines: an event loop tells the queues of several engines apart by their ids.
 std::atomic<uint64_t> next_request_id{1};
-
-// "CPU:0" stays as it is. CUDA falls back to the CPU with a warning, since there is no such device.
-Status ResolveComputeUnit(RuntimeConfig& config) {
-  if (config.compute_unit.starts_with("CUDA")) {
-    AS_LOG(kWarning) << "compute_unit is '" << config.compute_unit
-                     << "', but this build has no CUDA device; model '" << config.model_name
-                     << "' runs on CPU:0";
-    config.compute_unit = "CPU:0";
-  }
-  return Status::Ok();
-}
 
 constexpr std::string_view kGraphEnding = ".asgraph";
 
@@ -223,19 +226,19 @@ Status Engine::Impl::Install(RuntimeConfig config) {
   if (config.model_name.empty()) {
     return Status::InvalidArgument("model_name is empty; an installed model needs a name");
   }
-  AS_RETURN_IF_ERROR(ResolveComputeUnit(config));
+  ResolveComputeUnit(config);
   std::lock_guard lifecycle(lifecycle_);
   if (Find(config.model_name).ok()) {
     return Status::FailedPrecondition("a model '" + config.model_name +
                                       "' is installed already; names are unique in an engine");
   }
-  Result<std::shared_ptr<ThreadPool>> pool = Pool(config);
-  if (!pool.ok()) return pool.status();
-  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, pool->get());
+  Result<Compute> compute = MakeCompute(config);
+  if (!compute.ok()) return compute.status();
+  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, compute->pool.get());
   if (!reader.ok()) return reader.status();
-  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, pool->get());
+  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, compute->pool.get());
   if (!draft.ok()) return draft.status();
-  Result<std::shared_ptr<Device>> device = MakeDevice(std::move(*pool));
+  Result<std::shared_ptr<Device>> device = MakeDevice(std::move(*compute));
   if (!device.ok()) return device.status();
   Result<std::unique_ptr<ModelInstance>> instance = ModelInstance::Create(
       config, std::move(*reader), std::move(*draft), std::move(*device), completions_);
@@ -475,6 +478,11 @@ void TestingAccess::SetAllocator(Engine& engine, std::shared_ptr<Allocator> allo
 void TestingAccess::SetKernelTable(Engine& engine, const kernels::KernelTable* table) {
   std::lock_guard lifecycle(engine.impl_->lifecycle_);
   engine.impl_->test_table_ = table;
+}
+
+void TestingAccess::SetNumaDirectory(Engine& engine, std::string directory) {
+  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  engine.impl_->numa_directory_ = std::move(directory);
 }
 
 Result<AllocatorStats> TestingAccess::DeviceStats(Engine& engine) {

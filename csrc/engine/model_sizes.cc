@@ -141,12 +141,12 @@ int64_t WorkBytes(const DecoderBytes& model, const DecoderBytes& draft, const Mo
          draft.image + logits * static_cast<int64_t>(sizeof(float));
 }
 
-// The room that is left for the pool. A device with memory of its own also takes copies of the
-// weights, and all that its steps work in.
+// The room that is left for the pool. A device that computes with copies of the weights has less by
+// these, and by all that its steps work in.
 Result<DeviceRoom> RoomForPool(const RuntimeConfig& config, const Device& device,
                                int64_t weight_bytes, int64_t work_bytes) {
   DeviceRoom room = device.room();
-  if (!device.has_own_memory()) return room;
+  if (!device.copies_weights()) return room;
   const int64_t taken = weight_bytes + work_bytes;
   if (taken >= room.largest) {
     return Status::ResourceExhausted(

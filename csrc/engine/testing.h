@@ -31,6 +31,8 @@ struct TestingAccess {
   // Models installed from now on compute with `table`, which outlives them; null: with the table
   // of this processor.
   static void SetKernelTable(Engine& engine, const kernels::KernelTable* table);
+  // Models installed from now on find the machine's NUMA nodes in `directory` (ReadNumaNodes).
+  static void SetNumaDirectory(Engine& engine, std::string directory);
   // The device allocator's statistics.
   static Result<AllocatorStats> DeviceStats(Engine& engine);
 };

@@ -369,6 +369,7 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
   Result<DecoderWeights> bound = BindWeights(weights, parts.shape, parts.placed);
   if (!bound.ok()) return bound.status();
   parts.weights = std::move(*bound);
+  if (device.copies_weights()) weights.ReleasePages();  // They have been read.
   const auto make_rope = [&](const char* name, const float* inv_freq, RopeTable& table) {
     Result<RopeTable> rope =
         RopeTable::Create(parts.shape, name, inv_freq, options.max_length, device);
@@ -396,7 +397,7 @@ Result<DecoderBytes> Decoder::Measure(const ModelReader& weights, const DecoderO
   if (!shape.ok()) return shape.status();
   AS_RETURN_IF_ERROR(CheckLearnedPositions(*shape, options.max_length));
   DecoderBytes bytes = BytesOf(*shape, options, device);
-  if (device.has_own_memory()) {
+  if (device.copies_weights()) {
     for (const proto::TensorRecord& tensor : weights.file().tensors()) {
       bytes.weights += static_cast<int64_t>(tensor.bytes());
     }

@@ -84,9 +84,10 @@ class Binder {
   const float* OnHost(const std::string& name) const {
     return Has(name) ? static_cast<const float*>(Look(name).data) : nullptr;
   }
-  LinearWeight Linear(Op op, const std::string& name) const {
+  LinearWeight Linear(Op op, const std::string& name, bool gated = false) const {
     if (!Has(name)) return {};
-    const WeightView view = Find(name);
+    const int pieces = gated ? 2 : 1;  // gate and up
+    const WeightView view = Find(name, pieces);
     AS_CHECK(view.layout == proto::PANEL64) << "tensor '" << name << "' is not packed";
     const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
     const int64_t n = view.shape[0], k = view.shape[1];
@@ -95,7 +96,7 @@ class Binder {
             n,
             k,
             Vector(name + "_bias"),
-            Scales(name, k),
+            Scales(name, k, pieces),
             quant == nullptr ? InputFormat(compute_) : ActivationFormat(*quant, compute_),
             op,
             Order(name, k)};
@@ -129,12 +130,12 @@ class Binder {
     if (quant.scale_codes()) return kernels::ScaleType::kCode;
     return quant.half_scales() ? kernels::ScaleType::kFloat16 : kernels::ScaleType::kBFloat16;
   }
-  WeightScales Scales(const std::string& name, int64_t k) const {
+  WeightScales Scales(const std::string& name, int64_t k, int pieces = 1) const {
     const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
     if (quant == nullptr) return {};
     WeightScales scales;
     const auto find = [&](const std::string& part) -> const void* {
-      return Has(part) ? Find(part).data : nullptr;
+      return Has(part) ? Find(part, pieces).data : nullptr;
     };
     const auto blocks = [&](const std::string& part) {
       return static_cast<const uint16_t*>(find(part));
@@ -153,9 +154,9 @@ class Binder {
     scales.group_size = quant->group_size() == 0 ? k : quant->group_size();
     return scales;
   }
-  WeightView Find(const std::string& name) const {
+  WeightView Find(const std::string& name, int pieces = 1) const {
     WeightView view = Look(name);
-    view.data = placed_.PlaceBytes(view.data, view.bytes);
+    view.data = placed_.PlaceBytes(view.data, view.bytes, pieces);
     return view;
   }
   WeightView Look(const std::string& name) const {
@@ -225,7 +226,7 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   }
   MlpWeights& mlp = weights.mlp;
   mlp.norm = mlp_norm;
-  mlp.gate_up = binder.Linear(Op::kGateUp, prefix + shape.up_name());
+  mlp.gate_up = binder.Linear(Op::kGateUp, prefix + shape.up_name(), shape.gated_mlp);
   mlp.down = binder.Linear(Op::kDown, prefix + "down");
   mlp.down.order = nullptr;  // The rows of gate and up have that order.
   mlp.post_norm = mlp_post_norm;

@@ -4,8 +4,8 @@
 
 namespace allspark {
 
-const void* PlacedWeights::PlaceBytes(const void* host, int64_t bytes) {
-  if (host == nullptr || !device_->has_own_memory()) return host;
+const void* PlacedWeights::PlaceBytes(const void* host, int64_t bytes, int pieces) {
+  if (host == nullptr || !device_->copies_weights()) return host;
   const auto known = places_.find(host);
   if (known != places_.end()) return known->second;
   if (!status_.ok()) return nullptr;
@@ -14,7 +14,7 @@ const void* PlacedWeights::PlaceBytes(const void* host, int64_t bytes) {
     status_ = copy.status();
     return nullptr;
   }
-  device_->ops().Upload(copy->data(), host, static_cast<size_t>(bytes));
+  device_->CopyWeight(copy->data(), host, static_cast<size_t>(bytes), pieces);
   copies_.push_back(std::move(*copy));
   places_.emplace(host, copies_.back().data());
   return copies_.back().data();

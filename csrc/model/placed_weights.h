@@ -1,5 +1,5 @@
-// PlacedWeights: where a model's tensors lie for a device. Where its memory is the host's this is
-// where they are, mapped from the file or in an image; otherwise they are copied.
+// PlacedWeights: where a model's tensors lie for a device. Unless it computes with copies, this is
+// where they are, mapped from the file or in an image.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ class PlacedWeights {
   explicit PlacedWeights(Device& device) : device_(&device) {}
 
   // Returns the address on the device; the same for the same bytes. Null after a failure, which
-  // status() says.
+  // status() says. `pieces`: Device::CopyWeight.
   template <typename T>
   const T* Place(const T* host, int64_t count) {
     return static_cast<const T*>(PlaceBytes(host, count * static_cast<int64_t>(sizeof(T))));
   }
-  const void* PlaceBytes(const void* host, int64_t bytes);
+  const void* PlaceBytes(const void* host, int64_t bytes, int pieces = 1);
   // ResourceExhausted once the device had no room.
   const Status& status() const { return status_; }
 

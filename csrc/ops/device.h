@@ -35,6 +35,8 @@ class Device {
   // Bytes of a block of the KV pool, all layers. How it lies in the pool is the device's choice; so
   // is the order of its bytes on the host.
   virtual int64_t KvBlockBytes(const KvShape& shape) const = 0;
+  // Puts a new pool's memory where its operations want it.
+  virtual void PlaceKv(const KvPool& /*pool*/) {}
   // Copies of KV blocks, in the order of all operations. BlockToHost may still be writing when it
   // returns: BlockFromHost of the same memory waits for it, and Finish comes before the memory is
   // freed. They throw on failure.
@@ -47,6 +49,13 @@ class Device {
 
   // False: its memory is the host's.
   virtual bool has_own_memory() const = 0;
+  // Whether it computes with copies of weights; otherwise it reads them where the host has them.
+  virtual bool copies_weights() const { return has_own_memory(); }
+  // Copies a weight to its memory. The weight has `pieces` of equal size that a product reads side
+  // by side, such as gate and up.
+  virtual void CopyWeight(void* device, const void* host, size_t bytes, int /*pieces*/) {
+    ops().Upload(device, host, bytes);
+  }
   // Room in the host's memory for blocks of the prefix cache that the device has none for.
   virtual int64_t host_cache_bytes() const = 0;
 

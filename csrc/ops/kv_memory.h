@@ -24,6 +24,7 @@ class KvMemory {
     memory.buffer_ = std::move(*buffer);
     memory.block_bytes_ = block_bytes;
     memory.pool_ = {shape, static_cast<unsigned char*>(memory.buffer_.data()), num_blocks};
+    device.PlaceKv(memory.pool_);
     return memory;
   }
 

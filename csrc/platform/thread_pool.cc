@@ -77,24 +77,30 @@ Range PartOf(int64_t n, int64_t parts, int64_t index) {
   return {begin, begin + size + (index < longer ? 1 : 0)};
 }
 
+// Whether others take a thread's items that it has not begun.
+enum class Stealing : bool { kNo, kYes };
+
 // Items of a region that a thread still has to begin, [begin, end) in one word: the thread takes
-// the first, others the last.
+// the first, others the last, unless the word says that they must not.
 class ItemRange {
  public:
-  void Set(Range range) {
-    word_.store(static_cast<uint64_t>(range.begin) << 32 | static_cast<uint64_t>(range.end),
+  void Set(Range range, Stealing stealing) {
+    word_.store(static_cast<uint64_t>(range.begin) << 32 | static_cast<uint64_t>(range.end) |
+                    (stealing == Stealing::kYes ? 0 : kOwn),
                 std::memory_order_release);
   }
   bool TakeFirst(int64_t* item) { return Take(item, uint64_t{1} << 32, /*first=*/true); }
   bool TakeLast(int64_t* item) { return Take(item, ~uint64_t{0}, /*first=*/false); }
 
  private:
+  static constexpr uint64_t kOwn = uint64_t{1} << 31;
+
   // `step` is what taking an item adds to the word.
   bool Take(int64_t* item, uint64_t step, bool first) {
     uint64_t word = word_.load(std::memory_order_relaxed);
     do {
-      const uint64_t begin = word >> 32, end = word & 0xffffffffu;
-      if (begin >= end) return false;
+      const uint64_t begin = word >> 32, end = word & (kOwn - 1);
+      if (begin >= end || (!first && (word & kOwn) != 0)) return false;
       *item = static_cast<int64_t>(first ? begin : end - 1);
     } while (!word_.compare_exchange_weak(word, word + step, std::memory_order_acquire,
                                           std::memory_order_relaxed));
@@ -118,7 +124,8 @@ class ItemRange {
 // sequentially consistent, so at least one of the two sees the other.
 class ThreadPool::Impl {
  public:
-  Impl(int num_threads, bool pin);
+  // Thread `id` is pinned to cores[id], unless there are fewer cores than threads.
+  Impl(int num_threads, bool pin, const std::vector<int>& cores, std::vector<int> caller_cores);
   ~Impl() { Stop(); }
 
   int num_threads() const { return num_threads_; }
@@ -128,6 +135,7 @@ class ThreadPool::Impl {
 
   void ParallelFor(int64_t n, int64_t grain, Function fn);
   void ParallelForItems(int64_t n, ItemFunction fn);
+  void ForEachThread(FunctionRef<void(int)> fn);
 
  private:
   struct alignas(kCacheLine) Worker {
@@ -151,7 +159,7 @@ class ThreadPool::Impl {
   void WorkerLoop(int id);
   uint64_t WaitForChange(Worker& self, uint64_t seen);
   // Runs fn(item, thread) for each of [0, n), on up to `parts` threads.
-  void RunRegion(int64_t n, int parts, ItemFunction fn);
+  void RunRegion(int64_t n, int parts, ItemFunction fn, Stealing stealing = Stealing::kYes);
   // Runs a thread's own items, then those that others have not begun.
   void RunItems(int id, int parts);
   void RunItem(int64_t item, int id);
@@ -164,6 +172,7 @@ class ThreadPool::Impl {
   // Constant after construction.
   int num_threads_;
   int64_t spin_ns_;
+  std::vector<int> caller_cores_;  // empty: those of the caller's affinity mask
   std::vector<int> worker_cores_;  // ascending; those of pinned workers
   std::vector<Worker> workers_;    // [num_threads]; entry 0 is the caller and has no thread.
 
@@ -204,10 +213,11 @@ class RegionScope {
 
 }  // namespace
 
-ThreadPool::Impl::Impl(int num_threads, bool pin) : num_threads_(num_threads) {
+ThreadPool::Impl::Impl(int num_threads, bool pin, const std::vector<int>& cores,
+                       std::vector<int> caller_cores)
+    : num_threads_(num_threads), caller_cores_(std::move(caller_cores)) {
   AS_CHECK(num_threads >= 1 && static_cast<uint64_t>(num_threads) < kStop)
       << "num_threads is " << num_threads;
-  const std::vector<int> cores = AffinityCores();
   const bool enough_cores = static_cast<size_t>(num_threads) <= cores.size();
   // With more threads than cores, spinning takes the core from the thread that is waited for.
   spin_ns_ = enough_cores && CpuCount() >= num_threads ? kSpinNs : 0;
@@ -221,7 +231,7 @@ ThreadPool::Impl::Impl(int num_threads, bool pin) : num_threads_(num_threads) {
       std::thread& thread = workers_[static_cast<size_t>(id)].thread;
       thread = std::thread([this, id] { WorkerLoop(id); });
       pthread_setname_np(thread.native_handle(), ("as-pool-" + std::to_string(id)).c_str());
-      // Core 0 of the mask is left to the callers. A refused pin costs speed only.
+      // The first core is left to the callers. A refused pin costs speed only.
       if (pin && enough_cores) PinWorker(id, cores);
     }
   } catch (...) {
@@ -230,6 +240,7 @@ ThreadPool::Impl::Impl(int num_threads, bool pin) : num_threads_(num_threads) {
     throw;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  std::sort(worker_cores_.begin(), worker_cores_.end());
 }
 
 void ThreadPool::Impl::PinWorker(int id, const std::vector<int>& cores) {
@@ -241,10 +252,11 @@ void ThreadPool::Impl::PinWorker(int id, const std::vector<int>& cores) {
 
 void ThreadPool::Impl::KeepCallerOffWorkers() const {
   std::vector<int> others;
-  const std::vector<int> cores = AffinityCores();
+  const std::vector<int> cores = caller_cores_.empty() ? AffinityCores() : caller_cores_;
   std::set_difference(cores.begin(), cores.end(), worker_cores_.begin(), worker_cores_.end(),
                       std::back_inserter(others));
-  if (!others.empty() && others.size() < cores.size()) PinThread(pthread_self(), others);
+  const bool is_bound = !caller_cores_.empty() || others.size() < cores.size();
+  if (!others.empty() && is_bound) PinThread(pthread_self(), others);
 }
 
 void ThreadPool::Impl::Stop() {
@@ -371,11 +383,11 @@ void ThreadPool::Impl::RethrowFirstError() {
   std::rethrow_exception(std::move(first));
 }
 
-void ThreadPool::Impl::RunRegion(int64_t n, int parts, ItemFunction fn) {
+void ThreadPool::Impl::RunRegion(int64_t n, int parts, ItemFunction fn, Stealing stealing) {
   fn_ = &fn;
   ++region_;
   for (int id = 0; id < parts; ++id) {
-    workers_[static_cast<size_t>(id)].items.Set(PartOf(n, parts, id));
+    workers_[static_cast<size_t>(id)].items.Set(PartOf(n, parts, id), stealing);
   }
   Publish(static_cast<uint64_t>(parts));
   RunItems(0, parts);
@@ -409,7 +421,7 @@ void ThreadPool::Impl::ParallelForItems(int64_t n, ItemFunction fn) {
     });
     return;
   }
-  AS_CHECK(n <= UINT32_MAX) << "a region of " << n << " items";
+  AS_CHECK(n <= INT32_MAX) << "a region of " << n << " items";
   const std::lock_guard<std::mutex> lock(caller_mutex_);
   const int parts = static_cast<int>(std::min<int64_t>(n, num_threads_));
   RunRegion(n, parts, [&](int64_t item, int thread) {
@@ -418,8 +430,23 @@ void ThreadPool::Impl::ParallelForItems(int64_t n, ItemFunction fn) {
   });
 }
 
+void ThreadPool::Impl::ForEachThread(FunctionRef<void(int)> fn) {
+  AS_CHECK(current_region.pool != this) << "a region of each thread within a region";
+  const std::lock_guard<std::mutex> lock(caller_mutex_);
+  const auto run = [&](int64_t, int thread) {
+    const RegionScope scope(this, thread);
+    fn(thread);
+  };
+  if (num_threads_ == 1) return run(0, 0);
+  RunRegion(num_threads_, num_threads_, run, Stealing::kNo);
+}
+
 ThreadPool::ThreadPool(int num_threads, bool pin)
-    : impl_(std::make_unique<Impl>(num_threads == 0 ? CpuCount() : num_threads, pin)) {}
+    : impl_(std::make_unique<Impl>(num_threads == 0 ? CpuCount() : num_threads, pin,
+                                   AffinityCores(), std::vector<int>())) {}
+ThreadPool::ThreadPool(std::vector<int> cores, std::vector<int> caller_cores)
+    : impl_(std::make_unique<Impl>(static_cast<int>(cores.size()), /*pin=*/true, cores,
+                                   std::move(caller_cores))) {}
 ThreadPool::~ThreadPool() {
   if (!home_.IsHere()) (void)impl_.release();
 }
@@ -436,5 +463,7 @@ void ThreadPool::ParallelFor(int64_t n, int64_t grain,
 void ThreadPool::ParallelForItems(int64_t n, FunctionRef<void(int64_t, int)> fn) {
   impl_->ParallelForItems(n, fn);
 }
+
+void ThreadPool::ForEachThread(FunctionRef<void(int)> fn) { impl_->ForEachThread(fn); }
 
 }  // namespace allspark

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "platform/home_process.h"
 
@@ -36,6 +37,9 @@ class ThreadPool {
   // num_threads includes the caller of ParallelFor; 0: CpuCount(). `pin` gives each worker one core
   // of this process's affinity mask.
   explicit ThreadPool(int num_threads, bool pin = true);
+  // A thread for each of `cores`, which its worker has alone. caller_cores: where callers may be;
+  // the first of `cores` is one of them.
+  ThreadPool(std::vector<int> cores, std::vector<int> caller_cores);
   // In a fork, which has no workers to wait for, it ends nothing.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -43,9 +47,10 @@ class ThreadPool {
 
   int num_threads() const;
 
-  // Binds the calling thread to the cores of its affinity mask that have no pinned worker; for a
-  // thread that calls ParallelFor for as long as it lives. On a worker's core, each of the two may
-  // spin for a time slice while it waits for the other. Threads that it creates inherit the mask.
+  // Binds the calling thread to the cores of its affinity mask, or of caller_cores, that have no
+  // pinned worker; for a thread that calls ParallelFor for as long as it lives. On a worker's core,
+  // each of the two may spin for a time slice while it waits for the other. Threads that it creates
+  // inherit the mask.
   void KeepCallerOffWorkers() const;
 
   // Splits [0, n) into num_threads() contiguous parts, the same every time for the same n, and runs
@@ -57,8 +62,12 @@ class ThreadPool {
   // For items that take long: runs fn(item, thread) for each of [0, n). Items are split as by
   // ParallelFor, but a thread that has finished its own takes the last ones of others, one at a
   // time (work stealing). So a core that something else slows down delays the rest by one item at
-  // most. n < 2^32.
+  // most. n < 2^31.
   //
+  // Runs fn(thread) once on each thread, and none for another: for memory that belongs to those who
+  // touch it first. Not within a region.
+  void ForEachThread(FunctionRef<void(int)> fn);
+
   // Of calls that run at the same time, no two have the same `part` or `thread`, which are below
   // num_threads(): scratch memory by either is one's own. Within fn, both calls run on its thread
   // alone, with its `part` or `thread`.

@@ -109,8 +109,7 @@ def test_build_gives_a_copy():
     [
         (lambda b: b.compute_unit("TPU"), ValueError, "TPU"),
         (lambda b: b.compute_unit("CPU", 2), TypeError, "device_id_array is 2; it must be a list"),
-        (lambda b: b.compute_unit("cpu_numa", [0]), NotImplementedError, "device is CPU_NUM"),
-        (lambda b: b.compute_unit(TargetDevice.CPU_NUMA), NotImplementedError, "CPU computes with"),
+        (lambda b: b.set_compute_unit_from_str("CPU_NUMA:-1"), ValueError, "is 'CPU_NUMA:-1'; it"),
         (lambda b: b.max_length("long"), ValueError, "long"),
         (lambda b: b.max_length(1.5), TypeError, "engine_max_length"),
         (lambda b: b.kv_cache_mode(9), TypeError, "cache_mode"),
@@ -144,7 +143,21 @@ def test_nodes_of_the_cpu_are_refused(ids):
 
 
 def test_parse_device_type():
-    assert AsModelRuntimeConfigBuilder.parse_device_type("CUDA:0,1") == ("CUDA", [0, 1])
+    parse = AsModelRuntimeConfigBuilder.parse_device_type
+    assert parse("CUDA:0,1") == ("CUDA", [0, 1])
+    assert parse("CPU_NUMA:1") == ("CPU_NUMA", [1])
+    assert parse("CPU_NUMA") == ("CPU_NUMA", [])
+    for text in ("CPU_NUMA:", "NUMA:0", "CPU"):
+        with pytest.raises(ValueError, match="must be like 'CPU:0', 'CPU_NUMA' or 'CUDA:0,1'"):
+            parse(text)
+
+
+def test_numa_nodes():
+    builder = AsModelRuntimeConfigBuilder()
+    assert builder.compute_unit(TargetDevice.CPU_NUMA).build().compute_unit == "CPU_NUMA"
+    config = builder.compute_unit("cpu_numa", [0, 1], 4).build()
+    assert (config.compute_unit, config.num_threads) == ("CPU_NUMA:0,1", 4)
+    assert builder.set_compute_unit_from_str("CPU_NUMA:1").build().compute_unit == "CPU_NUMA:1"
 
 
 def test_generation_builder_starts_from_a_hugging_face_config():

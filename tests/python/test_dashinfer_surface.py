@@ -351,7 +351,7 @@ def check_model_in_memory(dashinfer, call, demo_model, tmp_path):
         device_type="CPU_NUMA", device_ids=[0, 1], max_batch=2, max_context_length=256,
     )  # fmt: skip
     config = builder.build()
-    assert config.compute_unit == "CPU:0" and config.engine_max_length == 256
+    assert config.compute_unit == "CPU_NUMA" and config.engine_max_length == 256
     assert call(engine, "install_model", as_model_config_struct=config) == success
     call(loader, "free_memory_serialize_file")
     assert call(engine, "start_model", model_name="m") == success, engine.last_error()

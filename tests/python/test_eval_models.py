@@ -25,11 +25,9 @@ from allspark.eval import (  # noqa: E402
     read_tasks,
 )
 from allspark.pipeline import EngineConfig  # noqa: E402
-from allspark.pipeline.engine_config import PRECISIONS  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
-from support import oracles  # noqa: E402
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint  # noqa: E402
-from support.smollm2 import OPENED  # noqa: E402
+from support.smollm2 import OPENED, Forms, divergence, rise  # noqa: E402
 from support.tables import held_table  # noqa: E402
 
 CONTEXT = 32
@@ -144,7 +142,9 @@ def test_a_model_is_no_distance_from_itself(reference, engine, demo_model):
     assert found.ratio.value == 1 and found.rms_probability_change.value == 0
 
 
-@pytest.mark.parametrize("config", [{"max_batch_size": 1}, {"prefill_chunk": 16, "threads": 1}])
+@pytest.mark.parametrize(
+    "config", [{"max_batch_size": 1}, {"prefill_chunk": 16, "threads": 1}, {"numa": True}]
+)
 def test_figures_do_not_depend_on_what_runs_together(model, demo_model, repo_root, config):
     given = {"precision": "A8W8", "session_len": 256, "block_size": 32, **config}
     other = ServedModel.open(str(demo_model), EngineConfig(**given))
@@ -405,25 +405,19 @@ def test_the_table_has_every_form_of_smollm2(repo_root):
 
 
 @pytest.mark.slow
-def test_quantising_smollm2_costs_what_the_table_says(engine, shared_data, repo_root, monkeypatch):
+def test_quantising_smollm2_costs_what_the_table_says(shared_data, repo_root, tmp_path):
     """Processors round otherwise: a fourth of a divergence, and a percent of the others."""
-    (file,) = oracles.environment("smollm2").rglob("SmolLM2-135M-Instruct.Q4_1.gguf")
     text = shared_data / "text" / "wikitext2_test.txt"
-    config = EngineConfig(data_type="float32", session_len=512)
-    exact = ServedModel.open(str(file), config, "exact", engine)
-    expected, divergences, a8w8 = documented_on_smollm2(repo_root), {}, PRECISIONS["A8W8"]
-    for row, (fields, of_a8w8) in OPENED.items():
-        monkeypatch.setitem(PRECISIONS, "A8W8", {**a8w8, **of_a8w8})
-        form = ServedModel.open(
-            str(file), EngineConfig(session_len=512, **fields), "form", engine
-        )
-        found = compare(form, exact, text, tokens=6 * 512)
+    forms, expected, divergences = Forms(tmp_path, text), documented_on_smollm2(repo_root), {}
+    for row in OPENED:
+        form = forms.opened(row)
+        found = compare(form, forms.exact, text, tokens=6 * 512)
         form.close()
-        change, divergence, same_top = expected[row]
-        divergences[row] = found.kl_divergence.mean.value
-        assert divergences[row] == pytest.approx(divergence, rel=0.25, abs=1e-4), row
-        assert 100 * np.expm1(found.log_ratio.value) == pytest.approx(change, abs=1), row
+        change, expected_divergence, same_top = expected[row]
+        divergences[row] = divergence(found)
+        assert divergences[row] == pytest.approx(expected_divergence, rel=0.25, abs=1e-4), row
+        assert 100 * rise(found) == pytest.approx(change, abs=1), row
         assert 100 * found.same_top.value == pytest.approx(same_top, abs=1.5), row
         assert 15 < found.perplexity.value < 30 and found.correlation > 0.99
-    exact.close()
+    forms.exact.close()
     assert divergences["int8, A8"] <= 0.3 * divergences["int8, A8, one scale per token"]

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -112,7 +113,8 @@ def test_token_figures_are_those_of_the_formulas():
     base = (RNG.standard_normal((70, 90)) * 3).astype(np.float32)
     own = (base + RNG.standard_normal((70, 90)) * 0.4).astype(np.float32)
     targets = RNG.integers(0, 90, 70)
-    _, found = token_figures([base, own], base, targets)
+    with ThreadPoolExecutor(3) as pool:
+        _, found = token_figures([base, own], base, targets, pool)
     for row, target in enumerate(targets.tolist()):
         p, q = softmax(base[row].tolist()), softmax(own[row].tolist())
         divergence = math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
@@ -129,7 +131,8 @@ def test_extreme_logits_stay_numbers():
     base = np.zeros((2, 50), np.float32)
     base[:, 3] = 1e4
     own = -base
-    found, same = token_figures([own, base], base, np.array([3, 4]))
+    with ThreadPoolExecutor(1) as pool:
+        found, same = token_figures([own, base], base, np.array([3, 4]), pool)
     assert np.isfinite(found.kl_divergences).all() and found.kl_divergences[0] > 9e3
     assert (same.kl_divergences == 0).all() and (same.overlaps == 1).all()
 

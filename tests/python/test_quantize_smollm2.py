@@ -17,11 +17,11 @@ from allspark.eval.files import to_texts  # noqa: E402
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.model_source import open_loader  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
-from allspark.quantize import QuantizeConfig, quantize_model  # noqa: E402
+from allspark.quantize import QuantizeConfig  # noqa: E402
 from allspark.quantize.calibration import read_ids  # noqa: E402
 from allspark.quantize.export_files import Output, write_files  # noqa: E402
 from support import oracles  # noqa: E402
-from support.smollm2 import QUANTISED  # noqa: E402
+from support.smollm2 import QUANTISED, Forms, divergence, gguf_file, rise  # noqa: E402
 from support.tables import held_table  # noqa: E402
 
 
@@ -35,40 +35,21 @@ def test_the_table_has_every_form(repo_root):
 
 
 @pytest.fixture(scope="module")
-def smollm2():
-    (file,) = oracles.environment("smollm2").rglob("SmolLM2-135M-Instruct.Q4_1.gguf")
-    return file
-
-
-@pytest.fixture(scope="module")
-def measure(smollm2, shared_data, tmp_path_factory):
+def measure(shared_data, tmp_path_factory):
     """Compares a row's form with float32 on WikiText-2's test text and on stories; each once."""
-    engine, folder = Engine(), tmp_path_factory.mktemp("smollm2")
-    config = EngineConfig(data_type="float32", session_len=512)
-    exact = ServedModel.open(str(smollm2), config, "exact", engine)
     texts = shared_data / "text"
+    forms = Forms(tmp_path_factory.mktemp("smollm2"), texts / "wikitext2_valid.txt")
 
     @functools.cache
     def of(row):
-        settings = QuantizeConfig(requantize=True, **QUANTISED[row])
-        output = folder / str(list(QUANTISED).index(row))
-        quantize_model(str(smollm2), output, settings, [texts / "wikitext2_valid.txt"], name="form")
-        form = ServedModel.open(str(output), EngineConfig(session_len=512), "form", engine)
+        form = forms.quantised(row)
         names = ("wikitext2_test.txt", "tinystories_val.txt")
-        found = [compare(form, exact, texts / name, tokens=6 * 512) for name in names]
+        found = [compare(form, forms.exact, texts / name, tokens=6 * 512) for name in names]
         form.close()
         return found
 
     yield of
-    exact.close()
-
-
-def divergence(comparison):
-    return comparison.kl_divergence.mean.value
-
-
-def rise(comparison):
-    return np.expm1(comparison.log_ratio.value)
+    forms.exact.close()
 
 
 @pytest.mark.slow
@@ -131,9 +112,9 @@ def write_floats(file, folder):
 
 
 @pytest.mark.slow
-def test_at_equal_bits_it_is_no_worse_than_llm_compressor(measure, smollm2, shared_data, tmp_path):
+def test_at_equal_bits_it_is_no_worse_than_llm_compressor(measure, shared_data, tmp_path):
     """GPTQ on the same tokens; its AWQ is worse on this model, and takes eight times as long."""
-    loader = write_floats(smollm2, tmp_path / "floats")
+    loader = write_floats(gguf_file(), tmp_path / "floats")
     texts = shared_data / "text"
     own = QuantizeConfig(**QUANTISED["`awq+gptq`"])
     ids = read_ids(
@@ -148,7 +129,7 @@ def test_at_equal_bits_it_is_no_worse_than_llm_compressor(measure, smollm2, shar
     models = [
         ServedModel.open(str(path), EngineConfig(session_len=512, **fields), name, engine)
         for path, fields, name in (
-            (tmp_path / "peer", {}, "peer"), (smollm2, {"data_type": "float32"}, "exact")
+            (tmp_path / "peer", {}, "peer"), (gguf_file(), {"data_type": "float32"}, "exact")
         )
     ]  # fmt: skip
     peer = compare(*models, texts / "wikitext2_test.txt", tokens=6 * 512)

@@ -40,8 +40,9 @@ struct RuntimeConfig {
   std::string model_path;
   // Path of NAME.asparam; empty: model_path with that ending.
   std::string weights_path;
-  // "CPU:0": the whole CPU. "CUDA:<ids>" needs a device that is built in; without it, the model
-  // runs on CPU:0 and a warning is logged.
+  // "CPU:0": the whole CPU. "CPU_NUMA": the same, with each thread's part of weights and KV cache
+  // on its own NUMA node; "CPU_NUMA:<ids>": these nodes. "CUDA:<ids>" needs a device that is built
+  // in; without it, the model runs on CPU:0 and a warning is logged.
   std::string compute_unit = "CPU:0";
   // Most tokens (prompt + output) of one request.
   int64_t engine_max_length = 2048;

@@ -1,8 +1,8 @@
-// The work items of attention are (sequence, KV head, tile of tokens); each thread takes a
-// contiguous run of them. The cuts between threads balance the number of keys. A cut that falls
-// into a decode divides the decode at a chunk of the cache; the chunks' partial results are then
-// merged in chunk order. The cuts depend on the batch alone, never on timing, and do not change the
-// bits of the result.
+// The work items of attention are (KV head, sequence, tile of tokens), head after head; each thread
+// takes a contiguous run of them, so it reads the same heads in every step. The cuts between
+// threads balance the number of keys. A cut that falls into a decode divides the decode at a chunk
+// of the cache; the chunks' partial results are then merged in chunk order. The cuts depend on the
+// batch alone, never on timing, and do not change the bits of the result.
 #include <algorithm>
 
 #include "base/int_math.h"
@@ -127,24 +127,22 @@ class ItemWalk {
   }
 
  private:
-  // Calls run(item, cost_begin, cost_end) for every sequence and KV head whose cost begins before
+  // Calls run(item, cost_begin, cost_end) for every KV head and sequence whose cost begins before
   // `cost_end`; the item's tile is one token, as for a decode.
   template <typename Run>
   void ForEachHead(int64_t cost_end, Run&& run) const {
     int64_t cost = 0, next_part = 1, divided = 0, partial_chunks = 0;
-    for (const SequenceRange& sequence : sequences_) {
-      const int64_t head_cost = HeadCost(sequence);
-      const int64_t last = sequence.position;
-      Item item{&sequence,
-                0,
-                {0, 1},
-                FirstKey(last) / kernels::kAttentionChunk,
-                last / kernels::kAttentionChunk + 1};
-      const int64_t chunks = item.chunk_end - item.chunk_begin;
-      for (int64_t head = 0; head < params_.kv_heads; ++head, cost += head_cost) {
+    for (int64_t head = 0; head < params_.kv_heads; ++head) {
+      for (const SequenceRange& sequence : sequences_) {
         if (cost >= cost_end) return;
-        item.kv_head = head;
-        item.divided = -1;
+        const int64_t head_cost = HeadCost(sequence);
+        const int64_t last = sequence.position;
+        Item item{&sequence,
+                  head,
+                  {0, 1},
+                  FirstKey(last) / kernels::kAttentionChunk,
+                  last / kernels::kAttentionChunk + 1};
+        const int64_t chunks = item.chunk_end - item.chunk_begin;
         while (Cut(next_part) <= cost) ++next_part;
         if (sequence.num_tokens == 1 && partial_chunks + chunks <= most_partial_chunks_ &&
             IsDivided(item, next_part, cost, cost + head_cost)) {
@@ -153,6 +151,7 @@ class ItemWalk {
           partial_chunks += chunks;
         }
         run(item, cost, cost + head_cost);
+        cost += head_cost;
       }
     }
   }

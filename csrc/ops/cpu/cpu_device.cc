@@ -21,7 +21,7 @@ std::shared_ptr<T> PointerTo(T& object) {
 
 CpuDevice::Parts CpuDevice::Parts::NotOwned(Allocator& allocator, ThreadPool& pool,
                                             const kernels::KernelTable& kernels) {
-  return {PointerTo(allocator), PointerTo(pool), &kernels, 0};
+  return {PointerTo(allocator), PointerTo(pool), &kernels};
 }
 
 int64_t CpuDevice::Parts::host_cache_bytes() const {
@@ -41,6 +41,30 @@ std::unique_ptr<Sampler> CpuDevice::MakeSampler(int64_t vocab_size) const {
 }
 
 int64_t CpuDevice::KvBlockBytes(const KvShape& shape) const { return cpu::KvBlockBytes(shape); }
+
+void CpuDevice::PlaceKv(const KvPool& pool) {
+  if (parts_.numa == nullptr) return;
+  parts_.numa->Bind(pool.data, pool.shape.kv_heads, pool.num_blocks * cpu::KvHeadBytes(pool.shape));
+}
+
+// Threads copy what they will read. So their memory is theirs also where it cannot be bound.
+void CpuDevice::CopyWeight(void* device, const void* host, size_t bytes, int pieces) {
+  if (parts_.numa == nullptr) return ops_.Upload(device, host, bytes);
+  auto* const to = static_cast<unsigned char*>(device);
+  const auto* const from = static_cast<const unsigned char*>(host);
+  const int64_t piece_bytes = static_cast<int64_t>(bytes) / pieces;
+  for (int piece = 0; piece < pieces; ++piece) {
+    parts_.numa->Bind(to + piece * piece_bytes, piece_bytes, 1);
+  }
+  const int64_t num_threads = parts_.pool->num_threads();
+  parts_.pool->ForEachThread([&](int thread) {
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int64_t begin = piece * piece_bytes + piece_bytes * thread / num_threads;
+      const int64_t end = piece * piece_bytes + piece_bytes * (thread + 1) / num_threads;
+      std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
+    }
+  });
+}
 
 void CpuDevice::CopyBlock(const KvPool& pool, int32_t from, int32_t to) {
   cpu::ForEachPart(pool, [&](const PagedKv& kv, const PagedKv::Side& side, int64_t head) {

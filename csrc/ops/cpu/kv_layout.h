@@ -1,6 +1,6 @@
-// How the KV pool lies in the CPU's memory: in extents (kv_cache/extent.h). Within an extent there
-// is layer after layer, of each layer K of all KV heads, then V of all, and of each head the
-// extent's blocks one after another.
+// How the KV pool lies in the CPU's memory: KV head after KV head, so that a node of a NUMA machine
+// can hold whole heads. Within a head there are extents (kv_cache/extent.h), within an extent layer
+// after layer, and of each layer the extent's blocks of K, then those of V.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,26 @@ inline int64_t ValueBytes(const KvShape& shape) {
   return kernels::KvPartBytes(kernels::ValueDType(shape.dtype), shape.block_size, shape.head_dim);
 }
 
-inline int64_t KvBlockBytes(const KvShape& shape) {
-  return shape.num_layers * shape.kv_heads * (KeyBytes(shape) + ValueBytes(shape));
+// Of one head in a block, all layers.
+inline int64_t KvHeadBytes(const KvShape& shape) {
+  return shape.num_layers * (KeyBytes(shape) + ValueBytes(shape));
 }
+
+inline int64_t KvBlockBytes(const KvShape& shape) { return shape.kv_heads * KvHeadBytes(shape); }
 
 inline kernels::PagedKv PagedKvOf(const KvLayer& kv) {
   const KvShape& shape = kv.shape();
   kernels::PagedKv paged{};
   paged.pool = kv.pool.data;
   paged.extent_blocks = ExtentBlocks(kv.pool.num_blocks);
-  paged.extent_stride = paged.extent_blocks * KvBlockBytes(shape);
+  paged.extent_stride = paged.extent_blocks * KvHeadBytes(shape);
   paged.block_size = shape.block_size;
   paged.k.block_stride = KeyBytes(shape);
   paged.v.block_stride = ValueBytes(shape);
-  paged.k.head_stride = paged.extent_blocks * paged.k.block_stride;
-  paged.v.head_stride = paged.extent_blocks * paged.v.block_stride;
-  paged.k.offset = kv.layer * shape.kv_heads * (paged.k.head_stride + paged.v.head_stride);
-  paged.v.offset = paged.k.offset + shape.kv_heads * paged.k.head_stride;
+  paged.k.head_stride = kv.pool.num_blocks * KvHeadBytes(shape);
+  paged.v.head_stride = paged.k.head_stride;
+  paged.k.offset = kv.layer * paged.extent_blocks * (paged.k.block_stride + paged.v.block_stride);
+  paged.v.offset = paged.k.offset + paged.extent_blocks * paged.k.block_stride;
   return paged;
 }
 

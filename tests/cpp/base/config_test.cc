@@ -99,21 +99,25 @@ TEST(RuntimeConfigTest, MatmulPrecision) {
 }
 
 TEST(RuntimeConfigTest, ComputeUnit) {
-  for (const char* legal : {"CPU:0", "CUDA:0", "CUDA:0,1,2,3", "CUDA:12"}) {
+  for (const char* legal :
+       {"CPU:0", "CPU_NUMA", "CPU_NUMA:0", "CPU_NUMA:3,1", "CUDA:0", "CUDA:0,1,2,3", "CUDA:12"}) {
     EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = legal; }), "") << legal;
   }
   for (const char* illegal :
-       {"", "CPU", "CPU:", ":0", "cpu:0", "CPU:a", "CPU:-1", "CPU:0,", "CPU:,0", "CPU:0,,1",
-        "CPU:0,0", "CPU: 0", "CPU:00", "CPU:0x1", "GPU:0", "CPU:999999", "CPU:0 ", "CPU:0:1"}) {
+       {"",          "CPU",        "CPU:",         ":0",         "cpu:0",   "CPU:a",
+        "CPU:-1",    "CPU:0,",     "CPU:,0",       "CPU:0,,1",   "CPU:0,0", "CPU: 0",
+        "CPU:00",    "CPU:0x1",    "GPU:0",        "CPU:999999", "CPU:0 ",  "CPU:0:1",
+        "CPU_NUMA:", "CPU_NUMA:a", "CPU_NUMA:0,0", "CPU_NUMA0",  "cpu_numa"}) {
     EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = illegal; }),
               "compute_unit is \"" + std::string(illegal) +
-                  "\"; it must be CPU:0 or CUDA:<ids>, ids separated by commas, such as CUDA:0,1");
+                  "\"; it must be CPU:0, CPU_NUMA, CPU_NUMA:<ids> or CUDA:<ids>, ids separated by "
+                  "commas, such as CUDA:0,1");
   }
-  for (const char* not_built : {"CPU:1", "CPU:0,1", "CPU:1,0"}) {
-    EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = not_built; }),
-              "compute_unit is \"" + std::string(not_built) +
-                  "\"; it must be CPU:0: NUMA nodes are not chosen by id; num_threads and the "
-                  "affinity of the process say which cores compute");
+  for (const char* whole : {"CPU:1", "CPU:0,1", "CPU:1,0"}) {
+    EXPECT_EQ(RuntimeError([&](auto& c) { c.compute_unit = whole; }),
+              "compute_unit is \"" + std::string(whole) +
+                  "\"; it must be CPU:0, which is the whole CPU, or CPU_NUMA:<ids>, which are NUMA "
+                  "nodes");
   }
 }
 

@@ -7,7 +7,6 @@
 #include "cpp/model/decoder_harness.h"
 #include "ops/op_profile.h"
 #include "support/alloc_counter.h"
-#include "support/every_thread.h"
 
 namespace allspark {
 namespace {
@@ -72,9 +71,9 @@ TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
         std::vector<DecoderHarness::Chunk>{
             {0, 1, true}, {1, 1, true}, {2, 1, true}, {3, 1, true}, {4, 1, true}}}) {
     harness.Prepare(chunks);
-    testing::OnEveryThread(harness.pool(), [&](int) { counter.Start(); });
+    harness.pool().ForEachThread([&](int) { counter.Start(); });
     harness.Run();
-    testing::OnEveryThread(harness.pool(), [&](int) { counter.Stop(); });
+    harness.pool().ForEachThread([&](int) { counter.Stop(); });
   }
   EXPECT_EQ(counter.count(), 0);
   EXPECT_EQ(harness.allocator().Stats().num_allocs, device_allocs);

@@ -174,6 +174,34 @@ TEST_P(CacheOpsTest, AttentionBalancesKeys) {
   EXPECT_LE(most, total / GetParam() * 12 / 10);
 }
 
+// A node of a NUMA machine holds the heads that its threads read.
+TEST_P(CacheOpsTest, AThreadReadsTheSameHeadsWhateverTheSequences) {
+  static std::map<const float*, std::pair<int64_t, int64_t>> heads;  // by a thread's scratch
+  table_.attention[kFloatSlot][kFloatSlot] = [](const kernels::AttentionArgs& args) noexcept {
+    const std::lock_guard<std::mutex> lock(trace_mutex);
+    const auto [at, is_new] = heads.try_emplace(args.scratch, args.kv_head, args.kv_head);
+    at->second.first = std::min(at->second.first, args.kv_head);
+    at->second.second = std::max(at->second.second, args.kv_head);
+  };
+  table_.attention_merge[kFloatSlot] = [](const kernels::AttentionMergeArgs&) noexcept {};
+  const int64_t kv_heads = 6;
+  const AttentionParams params{kv_heads, kv_heads, 64, 1.0f, 0, 0.0f};
+  for (const Layout& layout : {Layout{{1}, {5000}}, Layout{{1, 1, 1, 1}, {10, 3000, 511, 1700}},
+                               Layout{{40, 1, 300}, {100, 2303, 0}}}) {
+    std::vector<SequenceRange> ranges = Ranges(layout);
+    std::vector<float> q(static_cast<size_t>(Rows(layout) * kv_heads * 64)), out(q.size());
+    heads.clear();
+    Attend(params, ranges, Rows(layout), q, out);
+    ASSERT_EQ(static_cast<int>(heads.size()), GetParam());
+    int64_t thread = 0;
+    for (const auto& [scratch, range] : heads) {  // in the order of the threads
+      EXPECT_GE(range.first, kv_heads * thread / GetParam());
+      ++thread;
+      EXPECT_LT(range.second, (kv_heads * thread + GetParam() - 1) / GetParam());
+    }
+  }
+}
+
 // Decodes of very different lengths, some divided between threads, have the bits of one thread.
 TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
   const int64_t kv_heads = 2, group = 7, head_dim = 64, block_size = 16, cols = kv_heads * head_dim;

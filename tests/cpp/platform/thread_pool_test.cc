@@ -23,12 +23,9 @@
 #include "base/check.h"
 #include "platform/affinity.h"
 #include "support/alloc_counter.h"
-#include "support/every_thread.h"
 
 namespace allspark {
 namespace {
-
-using testing::OnEveryThread;
 
 struct Part {
   int64_t begin, end;
@@ -93,8 +90,13 @@ TEST_P(ThreadPoolTest, TheCallerIsThreadZeroAndEachBeginsWithItsOwnPart) {
   ThreadPool pool(GetParam());
   std::vector<std::thread::id> first(static_cast<size_t>(GetParam()));
   const auto note = [&](std::vector<std::thread::id>* ids) {
-    OnEveryThread(
-        pool, [ids](int part) { (*ids)[static_cast<size_t>(part)] = std::this_thread::get_id(); });
+    std::atomic<int> num_begun = 0;
+    pool.ParallelFor(pool.num_threads(), 0, [&](int64_t, int64_t, int part) {
+      ++num_begun;
+      // No part ends before all have begun, so no thread takes the part of another.
+      while (num_begun < pool.num_threads()) std::this_thread::yield();
+      (*ids)[static_cast<size_t>(part)] = std::this_thread::get_id();
+    });
   };
   note(&first);
   EXPECT_EQ(first[0], std::this_thread::get_id());
@@ -102,6 +104,30 @@ TEST_P(ThreadPoolTest, TheCallerIsThreadZeroAndEachBeginsWithItsOwnPart) {
   std::vector<std::thread::id> second(first.size());
   note(&second);
   EXPECT_EQ(first, second);
+  // So it is where each thread runs something for itself.
+  std::vector<std::thread::id> third(first.size());
+  pool.ForEachThread(
+      [&](int thread) { third[static_cast<size_t>(thread)] = std::this_thread::get_id(); });
+  EXPECT_EQ(first, third);
+}
+
+TEST_P(ThreadPoolTest, NoThreadRunsWhatIsAnothersAlone) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 500; ++round) {
+    std::vector<std::thread::id> ran_on(static_cast<size_t>(GetParam()));
+    // Late workers of a region whose items anyone may take come into the next one.
+    pool.ParallelForItems(3 * GetParam(), [](int64_t, int) {});
+    pool.ForEachThread([&](int thread) {
+      if (thread == round % GetParam()) std::this_thread::yield();
+      ran_on[static_cast<size_t>(thread)] = std::this_thread::get_id();
+    });
+    ASSERT_EQ(ran_on[0], std::this_thread::get_id());
+    ASSERT_EQ(std::set<std::thread::id>(ran_on.begin(), ran_on.end()).size(), ran_on.size());
+  }
+  EXPECT_THROW(pool.ForEachThread([](int) { throw std::runtime_error("of a thread"); }),
+               std::runtime_error);
+  EXPECT_THROW(pool.ForEachThread([&](int) { pool.ForEachThread([](int) {}); }), InternalError);
+  EXPECT_EQ(PartsOf(pool, 100).size(), static_cast<size_t>(std::min(GetParam(), 100)));
 }
 
 // Writes of one region are seen by every thread of the next, without other synchronisation.
@@ -294,14 +320,14 @@ TEST_P(ThreadPoolTest, ARegionAllocatesNothing) {
     });
   };
   // Allocations of the workers between two regions count too.
-  OnEveryThread(pool, [&](int id) { workers[static_cast<size_t>(id)].Start(); });
+  pool.ForEachThread([&](int id) { workers[static_cast<size_t>(id)].Start(); });
   caller.Start();
   for (int round = 0; round < 50; ++round) {
     region();
     if (round % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   caller.Stop();
-  OnEveryThread(pool, [&](int id) { workers[static_cast<size_t>(id)].Stop(); });
+  pool.ForEachThread([&](int id) { workers[static_cast<size_t>(id)].Stop(); });
   EXPECT_EQ(caller.count(), 0);
   for (const auto& worker : workers) EXPECT_EQ(worker.count(), 0);
   EXPECT_EQ(data[999], 50);
@@ -351,7 +377,7 @@ TEST(PinningTest, WorkersAreBoundToOneCoreEachAndTheCallerIsNot) {
   const int num_threads = static_cast<int>(std::min<size_t>(cores.size(), 4));
   ThreadPool pool(num_threads);
   std::vector<std::vector<int>> seen(static_cast<size_t>(num_threads));
-  OnEveryThread(pool, [&](int id) { seen[static_cast<size_t>(id)] = AffinityCores(); });
+  pool.ForEachThread([&](int id) { seen[static_cast<size_t>(id)] = AffinityCores(); });
   EXPECT_EQ(seen[0], cores);
   for (size_t id = 1; id < seen.size(); ++id) {
     EXPECT_EQ(seen[id], std::vector<int>{cores[id]});
@@ -380,13 +406,34 @@ TEST(PinningTest, ACallerKeepsOffTheWorkersCores) {
   EXPECT_EQ(AffinityCores(), cores);
 }
 
+TEST(PinningTest, ChosenCoresAreTheThreadsInTheirOrder) {
+  const std::vector<int> cores = AffinityCores();
+  if (cores.size() < 2) GTEST_SKIP() << "one core only";
+  ThreadPool pool({cores[1], cores[0]}, {cores[1]});
+  std::vector<int> worker, caller;
+  std::thread([&] {
+    pool.KeepCallerOffWorkers();
+    pool.ForEachThread([&](int thread) { (thread == 0 ? caller : worker) = AffinityCores(); });
+  }).join();
+  EXPECT_EQ(worker, std::vector<int>{cores[0]});
+  EXPECT_EQ(caller, std::vector<int>{cores[1]});
+  // Also without workers, callers stay among their cores.
+  const std::vector<int> second = {cores[1]};
+  ThreadPool alone(second, second);
+  std::thread([&] {
+    alone.KeepCallerOffWorkers();
+    caller = AffinityCores();
+  }).join();
+  EXPECT_EQ(caller, std::vector<int>{cores[1]});
+}
+
 TEST(PinningTest, TooManyThreadsOrNoPinLeaveTheMaskAlone) {
   const std::vector<int> cores = AffinityCores();
   for (const auto& [num_threads, pin] :
        {std::pair{static_cast<int>(cores.size()) + 1, true}, {2, false}}) {
     ThreadPool pool(num_threads, pin);
     std::vector<std::vector<int>> seen(static_cast<size_t>(num_threads));
-    OnEveryThread(pool, [&](int id) { seen[static_cast<size_t>(id)] = AffinityCores(); });
+    pool.ForEachThread([&](int id) { seen[static_cast<size_t>(id)] = AffinityCores(); });
     for (const std::vector<int>& mask : seen) EXPECT_EQ(mask, cores);
   }
 }

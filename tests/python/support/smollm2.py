@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
+from allspark import Engine
+from allspark.pipeline import EngineConfig
+from allspark.pipeline.engine_config import PRECISIONS
+from allspark.pipeline.served_model import ServedModel
+from allspark.quantize import QuantizeConfig, quantize_model
+from support import oracles
+
 _UINT4 = {"weight_format": "uint4", "group_size": 64}
 _INT4 = {"weight_format": "int4", "group_size": 32}
 _A8W8 = {"weight_format": "int8", "group_size": 0, "compute_method": "activate_quant"}
@@ -32,3 +41,47 @@ QUANTISED: dict[str, dict[str, Any]] = {
     "int8, A8, one scale per token: `rtn`": {**_A8W8, "method": "rtn", "activation_group_size": 0},
     "int8, A8: `rtn`, smoothed": {**_A8W8, **_FEW, "method": "rtn", "smooth": 0.5},
 }
+
+
+def gguf_file():
+    """The checkpoint, of which the forms are made; skips where it is not installed."""
+    (file,) = oracles.environment("smollm2").rglob("SmolLM2-135M-Instruct.Q4_1.gguf")
+    return file
+
+
+def rise(comparison):
+    """The change of perplexity against float32, as a part of that."""
+    return np.expm1(comparison.log_ratio.value)
+
+
+def divergence(comparison):
+    return comparison.kl_divergence.mean.value
+
+
+class Forms:
+    """Opens the forms in one engine, and the model in float32, which they are compared with."""
+
+    def __init__(self, folder, calibration_text):
+        self._file = gguf_file()
+        self._folder, self._text = folder, calibration_text
+        self._engine = Engine()
+        self.exact = self._open(self._file, "exact", data_type="float32")
+
+    def opened(self, row):
+        """A form of OPENED."""
+        fields, of_a8w8 = OPENED[row]
+        name = f"opened {list(OPENED).index(row)}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(PRECISIONS, "A8W8", {**PRECISIONS["A8W8"], **of_a8w8})
+            return self._open(self._file, name, **fields)
+
+    def quantised(self, row):
+        """A form of QUANTISED, which is made anew."""
+        settings = QuantizeConfig(requantize=True, **QUANTISED[row])
+        output = self._folder / f"quantised {list(QUANTISED).index(row)}"
+        quantize_model(str(self._file), output, settings, [self._text], name="form")
+        return self._open(output, output.name)
+
+    def _open(self, path, name, **fields):
+        config = EngineConfig(session_len=512, **fields)
+        return ServedModel.open(str(path), config, name, self._engine)
