@@ -50,6 +50,7 @@ void CpuDevice::PlaceKv(const KvPool& pool) {
 // Threads copy what they will read. So their memory is theirs also where it cannot be bound.
 void CpuDevice::CopyWeight(void* device, const void* host, size_t bytes, int pieces) {
   if (parts_.numa == nullptr) return ops_.Upload(device, host, bytes);
+  if (bytes == 0) return;
   auto* const to = static_cast<unsigned char*>(device);
   const auto* const from = static_cast<const unsigned char*>(host);
   const int64_t piece_bytes = static_cast<int64_t>(bytes) / pieces;
