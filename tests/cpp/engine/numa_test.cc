@@ -1,35 +1,20 @@
 // CPU_NUMA: models whose threads, weights and cache lie on NUMA nodes give the bits of CPU:0. The
 // nodes are made up of this machine's cores, so the system may refuse to bind memory to them.
-#include <filesystem>
-#include <fstream>
-#include <tuple>
-
 #include "cpp/engine/engine_harness.h"
 #include "platform/affinity.h"
+#include "support/numa_folder.h"
 
 namespace allspark::testing {
 namespace {
 
 class NumaTest : public EngineTest {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/allspark_numa_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   // Node 2 has this machine's first core, node 5 the second.
   void MakeTwoNodes() {
-    std::ofstream(folder_ + "/online") << "2,5\n";
-    for (const auto& [node, core] : {std::pair{2, cores_[0]}, std::pair{5, cores_[1]}}) {
-      const std::string folder = folder_ + "/node" + std::to_string(node);
-      std::filesystem::create_directories(folder);
-      std::ofstream(folder + "/cpulist") << core << '\n';
-    }
+    folder_.Write("2,5", {{2, std::to_string(cores_[0])}, {5, std::to_string(cores_[1])}});
     // Cores that the process has besides are of no node, so they must not be there.
     ASSERT_TRUE(PinThread(pthread_self(), {cores_[0], cores_[1]}));
-    TestingAccess::SetNumaDirectory(*engine_, folder_);
+    TestingAccess::SetNumaDirectory(*engine_, folder_.path());
   }
   ~NumaTest() override { PinThread(pthread_self(), cores_); }
 
@@ -46,7 +31,7 @@ class NumaTest : public EngineTest {
   }
 
   const std::vector<int> cores_ = AffinityCores();
-  std::string folder_;
+  const NumaFolder folder_;
 };
 
 TEST_F(NumaTest, ModelsGiveTheSameTokensOnNodes) {
@@ -116,7 +101,7 @@ TEST_F(NumaTest, RefusesNodesAndThreadsThatAreNotThere) {
 }
 
 TEST_F(NumaTest, OneNodeIsTheWholeCpu) {
-  TestingAccess::SetNumaDirectory(*engine_, folder_);  // It says nothing of nodes.
+  TestingAccess::SetNumaDirectory(*engine_, folder_.path());  // It says nothing of nodes.
   RuntimeConfig config = On("CPU_NUMA:0", "m");
   config.num_threads = static_cast<int64_t>(cores_.size()) + 1;
   InstallAndStart(config);

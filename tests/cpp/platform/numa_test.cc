@@ -2,17 +2,13 @@
 
 #include <errno.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
-#include <initializer_list>
 #include <numeric>
-#include <utility>
 
 #include "base/check.h"
+#include "support/numa_folder.h"
 
 namespace allspark {
 namespace {
@@ -36,65 +32,48 @@ TEST(NumberListTest, AnythingElseIsNone) {
   }
 }
 
-// A folder of nodes as the kernel has them.
 class NumaNodesTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/allspark_numa_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  void Write(const std::string& online,
-             std::initializer_list<std::pair<int, const char*>> core_lists) {
-    std::ofstream(folder_ + "/online") << online << '\n';
-    for (const auto& [node, list] : core_lists) {
-      const std::string folder = folder_ + "/node" + std::to_string(node);
-      std::filesystem::create_directories(folder);
-      std::ofstream(folder + "/cpulist") << list << '\n';
-    }
-  }
   std::vector<NumaNode> Nodes(const std::vector<int>& cores) const {
-    return ReadNumaNodes(folder_, cores);
+    return ReadNumaNodes(folder_.path(), cores);
   }
 
-  std::string folder_;
+  testing::NumaFolder folder_;
 };
 
 TEST_F(NumaNodesTest, OneTwoAndFourNodes) {
-  Write("0", {{0, "0-7"}});
+  folder_.Write("0", {{0, "0-7"}});
   EXPECT_EQ(Nodes(From(0, 8)), (std::vector<NumaNode>{{0, From(0, 8)}}));
-  Write("0-1", {{0, "0-3"}, {1, "4-7"}});
+  folder_.Write("0-1", {{0, "0-3"}, {1, "4-7"}});
   EXPECT_EQ(Nodes(From(0, 8)), (std::vector<NumaNode>{{0, From(0, 4)}, {1, From(4, 8)}}));
-  Write("0-3", {{0, "0,4"}, {1, "1,5"}, {2, "2,6"}, {3, "3,7"}});
+  folder_.Write("0-3", {{0, "0,4"}, {1, "1,5"}, {2, "2,6"}, {3, "3,7"}});
   EXPECT_EQ(Nodes(From(0, 8)),
             (std::vector<NumaNode>{{0, {0, 4}}, {1, {1, 5}}, {2, {2, 6}}, {3, {3, 7}}}));
 }
 
 TEST_F(NumaNodesTest, IdsMayHaveHoles) {
-  Write("0,2,8", {{0, "0-1"}, {2, "2-3"}, {8, "8-9"}});
+  folder_.Write("0,2,8", {{0, "0-1"}, {2, "2-3"}, {8, "8-9"}});
   EXPECT_EQ(Nodes({0, 1, 2, 3, 8, 9}),
             (std::vector<NumaNode>{{0, {0, 1}}, {2, {2, 3}}, {8, {8, 9}}}));
 }
 
 TEST_F(NumaNodesTest, ACpusetLeavesSomeCoresAndNodesOut) {
-  Write("0-2", {{0, "0-3"}, {1, "4-7"}, {2, "8-11"}});
+  folder_.Write("0-2", {{0, "0-3"}, {1, "4-7"}, {2, "8-11"}});
   EXPECT_EQ(Nodes({1, 3, 9}), (std::vector<NumaNode>{{0, {1, 3}}, {2, {9}}}));
 }
 
 TEST_F(NumaNodesTest, NodesOfMemoryAloneHaveNoThreads) {
-  Write("0-1", {{0, "0-3"}, {1, ""}});
+  folder_.Write("0-1", {{0, "0-3"}, {1, ""}});
   EXPECT_EQ(Nodes(From(0, 4)), (std::vector<NumaNode>{{0, From(0, 4)}}));
 }
 
 TEST_F(NumaNodesTest, WhatCannotBeReadIsOneNode) {
   const std::vector<NumaNode> one = {{0, From(0, 4)}};
-  EXPECT_EQ(ReadNumaNodes(folder_ + "/missing", From(0, 4)), one);
+  EXPECT_EQ(ReadNumaNodes(folder_.path() + "/missing", From(0, 4)), one);
   EXPECT_EQ(Nodes(From(0, 4)), one);
-  Write("0-1", {{0, "0-1"}});  // The cores of node 1 are unknown.
+  folder_.Write("0-1", {{0, "0-1"}});  // The cores of node 1 are unknown.
   EXPECT_EQ(Nodes(From(0, 4)), one);
-  Write("zero", {{0, "0-3"}});
+  folder_.Write("zero", {{0, "0-3"}});
   EXPECT_EQ(Nodes(From(0, 4)), one);
 }
 
