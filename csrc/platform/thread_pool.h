@@ -64,14 +64,13 @@ class ThreadPool {
   // time (work stealing). So a core that something else slows down delays the rest by one item at
   // most. n < 2^31.
   //
-  // Runs fn(thread) once on each thread, and none for another: for memory that belongs to those who
-  // touch it first. Not within a region.
-  void ForEachThread(FunctionRef<void(int)> fn);
-
   // Of calls that run at the same time, no two have the same `part` or `thread`, which are below
   // num_threads(): scratch memory by either is one's own. Within fn, both calls run on its thread
   // alone, with its `part` or `thread`.
   void ParallelForItems(int64_t n, FunctionRef<void(int64_t, int)> fn);
+  // Runs fn(thread) once on each thread, and none for another: for memory that belongs to those who
+  // touch it first. Not within a region.
+  void ForEachThread(FunctionRef<void(int)> fn);
 
  private:
   class Impl;

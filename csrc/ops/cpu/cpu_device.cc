@@ -53,15 +53,16 @@ void CpuDevice::CopyWeight(void* device, const void* host, size_t bytes, int pie
   if (bytes == 0) return;
   auto* const to = static_cast<unsigned char*>(device);
   const auto* const from = static_cast<const unsigned char*>(host);
-  const int64_t piece_bytes = static_cast<int64_t>(bytes) / pieces;
+  const auto size = static_cast<int64_t>(bytes);
   for (int piece = 0; piece < pieces; ++piece) {
-    parts_.numa->Bind(to + piece * piece_bytes, piece_bytes, 1);
+    const int64_t begin = size * piece / pieces, end = size * (piece + 1) / pieces;
+    parts_.numa->Bind(to + begin, end - begin, 1);
   }
-  const int64_t num_threads = parts_.pool->num_threads();
+  // The threads' shares of the first piece, then those of the next.
+  const int64_t num_threads = parts_.pool->num_threads(), shares = pieces * num_threads;
   parts_.pool->ForEachThread([&](int thread) {
-    for (int piece = 0; piece < pieces; ++piece) {
-      const int64_t begin = piece * piece_bytes + piece_bytes * thread / num_threads;
-      const int64_t end = piece * piece_bytes + piece_bytes * (thread + 1) / num_threads;
+    for (int64_t share = thread; share < shares; share += num_threads) {
+      const int64_t begin = size * share / shares, end = size * (share + 1) / shares;
       std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
     }
   });

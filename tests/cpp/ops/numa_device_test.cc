@@ -57,11 +57,11 @@ TEST_F(NumaDeviceTest, WeightsAreCopiedToTheThreadsThatReadThem) {
     std::vector<unsigned char> weight(bytes);
     std::iota(weight.begin(), weight.end(), static_cast<unsigned char>(3));
     for (const int pieces : {1, 2}) {
-      if (bytes % static_cast<size_t>(pieces) != 0) continue;
       std::vector<unsigned char> copy(bytes);
       nodes_.clear();
       device_->CopyWeight(copy.data(), weight.data(), bytes, pieces);
-      EXPECT_EQ(copy, weight) << bytes;
+      EXPECT_EQ(copy, weight) << bytes << " bytes in " << pieces;
+      if (bytes % static_cast<size_t>(pieces) != 0) continue;
       const int64_t piece_bytes = static_cast<int64_t>(bytes) / pieces;
       for (int piece = 0; piece < pieces; ++piece) {
         const unsigned char* const begin = copy.data() + piece * piece_bytes;
