@@ -16,8 +16,9 @@ if(as_support_sources)
   add_dependencies(as_test_support as_proto)
   # GCC warns of 64-byte vectors passed by value, which emulated AVX-512 does within one file.
   target_compile_options(as_test_support PRIVATE -Wno-psabi)
-  # Emulated kernels take GCC minutes to optimise; what -O3 adds, their tests do not win back.
-  target_compile_options(as_test_support PRIVATE $<$<CONFIG:Release>:-O2>)
+  # More optimisation takes minutes for the emulated kernels, which their tests do not win back.
+  target_compile_options(as_test_support PRIVATE $<$<CONFIG:Release>:-O1>
+    $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions>)
 else()
   add_library(as_test_support INTERFACE)
   target_link_libraries(as_test_support INTERFACE as_flags GTest::gtest)

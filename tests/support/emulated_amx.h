@@ -3,7 +3,6 @@
 // the processor.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -21,8 +20,7 @@ struct Tile {
     return x;
   }
   template <class T>
-  void Add(int row, int64_t element, T x) {
-    x += At<T>(row, element);
+  void Set(int row, int64_t element, T x) {
     std::memcpy(data[row] + element * static_cast<int64_t>(sizeof(T)), &x, sizeof(T));
   }
 };
@@ -56,48 +54,53 @@ inline void Store(int tile, void* to, int64_t stride) {
   }
 }
 
-// c[m][n] += sum_of over all lanes a[m][k] and b[k][n]; one value per lane of c.
-template <class T, class SumOf>
-void ForEachLane(int c, int a, int b, SumOf sum_of) {
+inline void CheckShapes(const Tile& to, const Tile& left, const Tile& right) {
+  if (to.rows != left.rows || left.bytes != 4 * right.rows || to.bytes != right.bytes) std::abort();
+}
+
+// Sums of the even and of the odd products, each product fused, then c + (even + odd). Lanes that c
+// does not have come out as anything: nobody stores them.
+inline void DotBf16(int c, int a, int b) {
   Tile& to = tiles[c];
   const Tile &left = tiles[a], &right = tiles[b];
-  const int depth = left.bytes / 4;
-  if (to.rows != left.rows || depth != right.rows || to.bytes != right.bytes) std::abort();
+  CheckShapes(to, left, right);
+  const __m256i high = _mm256_set1_epi32(-65536);
+  const auto floats = [](__m256i x) { return _mm256_castsi256_ps(x); };
   for (int m = 0; m < to.rows; ++m) {
-    for (int n = 0; n < to.bytes / 4; ++n) to.Add<T>(m, n, sum_of(left, m, right, n, depth));
-  }
-}
-
-inline float Widened(uint16_t bf16) {
-  const uint32_t bits = uint32_t{bf16} << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-inline void DotBf16(int c, int a, int b) {
-  ForEachLane<float>(c, a, b, [](const Tile& x, int m, const Tile& y, int n, int depth) {
-    float sums[2] = {};
-    for (int k = 0; k < depth; ++k) {
-      for (int i = 0; i < 2; ++i) {
-        sums[i] = std::fma(Widened(x.At<uint16_t>(m, 2 * k + i)),
-                           Widened(y.At<uint16_t>(k, 2 * n + i)), sums[i]);
+    for (int part = 0; part < 64; part += 32) {
+      __m256 even = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
+      for (int k = 0; k < left.bytes / 4; ++k) {
+        const __m256i x = _mm256_set1_epi32(left.At<int32_t>(m, k));
+        const __m256i y =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(right.data[k] + part));
+        even = _mm256_fmadd_ps(floats(_mm256_slli_epi32(x, 16)), floats(_mm256_slli_epi32(y, 16)),
+                               even);
+        odd = _mm256_fmadd_ps(floats(_mm256_and_si256(x, high)), floats(_mm256_and_si256(y, high)),
+                              odd);
       }
+      auto* sums = reinterpret_cast<float*>(to.data[m] + part);
+      _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums), _mm256_add_ps(even, odd)));
     }
-    return sums[0] + sums[1];
-  });
+  }
 }
 
 // Right: of the bytes of b.
 template <class Right>
 inline void DotBytes(int c, int a, int b) {
-  ForEachLane<int32_t>(c, a, b, [](const Tile& x, int m, const Tile& y, int n, int depth) {
-    int32_t sum = 0;
-    for (int k = 0; k < depth; ++k) {
-      for (int i = 0; i < 4; ++i) sum += x.At<int8_t>(m, 4 * k + i) * y.At<Right>(k, 4 * n + i);
+  Tile& to = tiles[c];
+  const Tile &left = tiles[a], &right = tiles[b];
+  CheckShapes(to, left, right);
+  for (int m = 0; m < to.rows; ++m) {
+    for (int n = 0; n < to.bytes / 4; ++n) {
+      int32_t sum = to.At<int32_t>(m, n);
+      for (int k = 0; k < left.bytes / 4; ++k) {
+        for (int i = 0; i < 4; ++i) {
+          sum += left.At<int8_t>(m, 4 * k + i) * right.At<Right>(k, 4 * n + i);
+        }
+      }
+      to.Set(m, n, sum);
     }
-    return sum;
-  });
+  }
 }
 
 }  // namespace allspark::testing::tiles

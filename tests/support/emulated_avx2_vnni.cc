@@ -12,7 +12,9 @@ bool CanEmulateTables() { return AS_EMULATES_TABLES != 0 && kernels::FindTable("
 
 #include "support/emulated_intrinsics.h"
 
-#define _mm256_dpwssd_avx_epi32 _mm256_dpwssd_epi32
+#undef _mm256_dpbusd_epi32
+#define _mm256_dpbusd_epi32 AS_WIDE::DotBytes
+#define _mm256_dpwssd_avx_epi32 AS_WIDE::DotWords
 #define FillAvx2Vnni FillAvx2VnniOnSimde
 #include "kernels/cpu/kernels_avx2_vnni.cc"
 

@@ -19,11 +19,16 @@
 #define AS_END_OF_EMULATION
 #endif
 #pragma GCC diagnostic ignored "-Wpsabi"
+#define SIMDE_NO_INLINE  // what is often called, avx512_on_avx2.h has; the rest compiles faster so
 #define SIMDE_X86_AVX2_NATIVE 1
 #define SIMDE_X86_FMA_NATIVE 1
 #define SIMDE_ENABLE_NATIVE_ALIASES 1
 #include <simde/x86/avx512.h>
 
 #include "base/dtype.h"
+// The kernels are inlined where the compiler likes: everything in everything takes it minutes.
+#undef AS_ALWAYS_INLINE
+#define AS_ALWAYS_INLINE inline
+
+#include "support/avx512_on_avx2.h"
 #include "support/emulated_amx.h"
-#include "support/simde_avx512_gaps.h"
